@@ -1,0 +1,1 @@
+//! The operator's files: schema, strict parsing, layers, and the Settings snapshot.

@@ -1,0 +1,210 @@
+//! What is written down about a decision or an event, before it has a place in the chain.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{RequestId, SandboxId};
+use crate::reason::Reason;
+use crate::verdict::{RuleName, Word};
+
+/// One thing worth remembering. Holds no secret, no body and no query string.
+///
+/// Fields stand in alphabetical order because they are serialised in that order and
+/// the audit chain hashes the bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AuditEvent {
+    /// The policy bundle that decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<String>,
+    /// Bytes from the sandbox.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_in: u64,
+    /// Bytes to the sandbox.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_out: u64,
+    /// How many alike this record stands for.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub count: u32,
+    /// The name of the credential that was added, never its value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credential: Option<String>,
+    /// What happened, for records that are not about a request: `registered`, `reloaded`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event: Option<String>,
+    /// The host that was meant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Which plane speaks.
+    pub kind: Kind,
+    /// The method, query type, git command or tool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// Milliseconds spent in each stage.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ms: BTreeMap<String, f64>,
+    /// The path, without its query.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The port that was meant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// The reason code of a refusal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// The request this is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<RequestId>,
+    /// The rule that decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<RuleName>,
+    /// The sandbox this is about; none for the gate itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxId>,
+    /// The stage that ended the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<String>,
+    /// The status the sandbox saw.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// Whether the content passed unread.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unread: bool,
+    /// The verdict.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Word>,
+}
+
+impl AuditEvent {
+    /// An event of `kind` with everything else empty.
+    pub fn new(kind: Kind) -> Self {
+        Self {
+            bundle: None,
+            bytes_in: 0,
+            bytes_out: 0,
+            count: 1,
+            credential: None,
+            event: None,
+            host: None,
+            kind,
+            method: None,
+            ms: BTreeMap::new(),
+            path: None,
+            port: None,
+            reason: None,
+            request_id: None,
+            rule: None,
+            sandbox: None,
+            stage: None,
+            status: None,
+            unread: false,
+            verdict: None,
+        }
+    }
+
+    /// Something that happened to a sandbox or to the gate itself.
+    pub fn lifecycle(event: &str, sandbox: Option<SandboxId>) -> Self {
+        Self {
+            event: Some(event.to_owned()),
+            sandbox,
+            ..Self::new(Kind::Lifecycle)
+        }
+    }
+}
+
+/// The plane a record comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A request through the proxy.
+    Http,
+    /// A DNS query.
+    Dns,
+    /// A git operation.
+    Git,
+    /// A tool call.
+    Mcp,
+    /// A question to the operator, or its answer.
+    Approval,
+    /// A start, stop, registration or expiry.
+    Lifecycle,
+    /// A configuration that was loaded or refused.
+    Config,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: &[Kind] = &[
+        Kind::Http,
+        Kind::Dns,
+        Kind::Git,
+        Kind::Mcp,
+        Kind::Approval,
+        Kind::Lifecycle,
+        Kind::Config,
+    ];
+
+    /// The word in records and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Kind::Http => "http",
+            Kind::Dns => "dns",
+            Kind::Git => "git",
+            Kind::Mcp => "mcp",
+            Kind::Approval => "approval",
+            Kind::Lifecycle => "lifecycle",
+            Kind::Config => "config",
+        }
+    }
+
+    /// Whether records of this kind are many and cheap (verdicts on traffic), so that a
+    /// run of alike ones may be written as one with a count.
+    pub const fn is_traffic(self) -> bool {
+        matches!(self, Kind::Http | Kind::Dns | Kind::Git | Kind::Mcp)
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature serde asks for"
+)]
+fn is_one(count: &u32) -> bool {
+    *count == 1
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature serde asks for"
+)]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_serialised_in_alphabetical_order() {
+        let mut event = AuditEvent::lifecycle("registered", Some(SandboxId::parse("a").unwrap()));
+        event.bytes_in = 1;
+        event.count = 2;
+        event.unread = true;
+        event.verdict = Some(Word::Deny);
+        event.reason = Some(Reason::HostDenied);
+        let text = serde_json::to_string(&event).unwrap();
+        let value: BTreeMap<String, serde_json::Value> = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&value).unwrap(), text);
+        assert_eq!(serde_json::from_str::<AuditEvent>(&text).unwrap(), event);
+    }
+
+    #[test]
+    fn an_empty_event_says_only_its_kind() {
+        let event = AuditEvent::new(Kind::Dns);
+        assert_eq!(serde_json::to_string(&event).unwrap(), r#"{"kind":"dns"}"#);
+    }
+}

@@ -1,0 +1,86 @@
+//! Time as a value. Nothing in this crate reads a clock.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A moment on the monotonic clock: nanoseconds since an origin the caller chose.
+///
+/// Rate limits and breakers use this one, because wall time jumps. 64 bits of
+/// nanoseconds last 584 years.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tick(u64);
+
+impl Tick {
+    /// The moment `nanos` nanoseconds after the origin.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Nanoseconds since the origin.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Time from `earlier` to `self`; zero when `earlier` is later.
+    pub const fn since(self, earlier: Tick) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl std::ops::Add<Duration> for Tick {
+    type Output = Tick;
+
+    fn add(self, by: Duration) -> Tick {
+        Tick(
+            self.0
+                .saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)),
+        )
+    }
+}
+
+/// A moment on the wall clock: milliseconds since 1970 in UTC. Expiry and audit use it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct UnixMillis(i64);
+
+impl UnixMillis {
+    /// The moment `millis` milliseconds after 1970.
+    pub const fn new(millis: i64) -> Self {
+        Self(millis)
+    }
+
+    /// Milliseconds since 1970.
+    pub const fn get(self) -> i64 {
+        self.0
+    }
+
+    /// `by` later, or the end of time.
+    pub fn plus(self, by: Duration) -> Self {
+        Self(
+            self.0
+                .saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_saturate_instead_of_wrapping() {
+        let end = Tick::from_nanos(u64::MAX);
+        assert_eq!(end + Duration::from_secs(1), end);
+        assert_eq!(
+            Tick::from_nanos(5).since(Tick::from_nanos(9)),
+            Duration::ZERO
+        );
+        assert_eq!(
+            UnixMillis::new(i64::MAX).plus(Duration::from_secs(1)).get(),
+            i64::MAX
+        );
+    }
+}

@@ -1,0 +1,1 @@
+//! SQLite: registry and audit; the only SQL.
