@@ -39,6 +39,16 @@ impl std::ops::Add<Duration> for Tick {
     }
 }
 
+/// Rounds up to whole seconds, at least one: what `Retry-After` may say without lying.
+pub const fn round_up_to_seconds(wait: Duration) -> u64 {
+    let whole = wait.as_secs();
+    if wait.subsec_nanos() > 0 || whole == 0 {
+        whole.saturating_add(1)
+    } else {
+        whole
+    }
+}
+
 /// A moment on the wall clock: milliseconds since 1970 in UTC. Expiry and audit use it.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -69,6 +79,20 @@ impl UnixMillis {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seconds_are_rounded_up_and_never_zero() {
+        for (nanos, seconds) in [
+            (0, 1),
+            (1, 1),
+            (1_000_000_000, 1),
+            (1_000_000_001, 2),
+            (u64::MAX, 18_446_744_074),
+        ] {
+            assert_eq!(round_up_to_seconds(Duration::from_nanos(nanos)), seconds);
+        }
+        assert_eq!(round_up_to_seconds(Duration::MAX), u64::MAX);
+    }
 
     #[test]
     fn ticks_saturate_instead_of_wrapping() {

@@ -1,15 +1,34 @@
 //! The vocabulary of Palisade, and every decision that needs nothing but its inputs.
 //!
-//! Identifiers, verdicts, reasons, registrations, audit events; host and path
-//! normalisation; allowlist, endpoint and ref rules; rate and breaker arithmetic.
-//! Higher crates gather facts, ask here, and act on the answer.
+//! Higher crates gather facts, ask here, and act on the answer. What is here:
+//!
+//! - **words**: [`id`], [`verdict`], [`reason`], [`registration`], [`audit`], [`clock`];
+//! - **spellings**, each normalised once, where it enters: [`host`], [`path`];
+//! - **rules**: [`allowlist`] over [`endpoint`], and [`refs`] for pushes;
+//! - **arithmetic**: [`bucket`], [`window`], [`breaker`];
+//! - **proofs**, which the next stage demands: [`identity`], [`proof`].
+//!
+//! A rule that opens something must hold in every way the other side could read a request;
+//! a rule that closes something bites in any (`covers` and `touches`). What cannot be read
+//! in one way by everybody is refused.
 //!
 //! **Never here:** I/O, an async runtime, a lock, a clock or randomness. Time is a
 //! parameter ([`clock`]), so every decision can be replayed in a test.
 
+pub mod allowlist;
 pub mod audit;
+pub mod breaker;
+pub mod bucket;
 pub mod clock;
+pub mod endpoint;
+mod glob;
+pub mod host;
 pub mod id;
+pub mod identity;
+pub mod path;
+pub mod proof;
 pub mod reason;
+pub mod refs;
 pub mod registration;
 pub mod verdict;
+pub mod window;

@@ -1,6 +1,5 @@
 //! A registration: what the gate knows of one sandbox or container.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -26,7 +25,7 @@ pub struct Registration {
     pub expires: UnixMillis,
     /// What the registering program wanted to remember. Never interpreted.
     #[serde(default)]
-    pub metadata: BTreeMap<String, String>,
+    pub metadata: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Registration {
@@ -157,7 +156,7 @@ mod tests {
             auth_mode: AuthMode::User,
             created: UnixMillis::new(0),
             expires: at,
-            metadata: BTreeMap::new(),
+            metadata: serde_json::Map::new(),
         };
         assert!(row.is_live(UnixMillis::new(999)));
         assert!(!row.is_live(at));

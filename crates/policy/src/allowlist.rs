@@ -1,0 +1,386 @@
+//! The allowlist: which hosts, ports, methods, paths and programs.
+//!
+//! One table answers for HTTP, CONNECT and DNS, so that they cannot drift apart. A host is
+//! looked up in time that does not depend on the number of rules: exact names in one hash
+//! table, suffixes of wildcards in another, which is probed at the label boundaries where
+//! some rule ends.
+//!
+//! **Who decides.** What is allowed is said by the most specific pattern: an exact name
+//! beats a wildcard and a longer wildcard a shorter one, and the rules that share the
+//! winning pattern are all asked, in the order of the file. What is denied is denied by
+//! every pattern that names the host: a grant for `a.x.com` must not lift what the
+//! operator denied on `*.x.com`.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use foldhash::fast::FixedState;
+
+use crate::endpoint::{EndpointRefusal, EndpointRule, EndpointRules, Method};
+use crate::host::{Host, HostName, HostPattern};
+use crate::id::SandboxId;
+use crate::path::CleanPath;
+use crate::reason::Reason;
+use crate::verdict::{Denial, RuleName};
+
+/// The ports of a rule that names none.
+pub const DEFAULT_PORTS: [u16; 2] = [80, 443];
+
+/// The name in denials that no single rule decided.
+const TABLE: &str = "allowlist";
+
+/// One entry of the allowlist, as configuration resolved it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostRule {
+    /// The hosts.
+    pub pattern: HostPattern,
+    /// The ports; empty for [`DEFAULT_PORTS`].
+    pub ports: Vec<u16>,
+    /// What may be done there.
+    pub endpoints: EndpointRules,
+    /// The programs; empty for all. A name is compared with the executable's file name,
+    /// an absolute path with the whole path. A convenience, not a boundary: an agent can
+    /// call its programs what it likes.
+    pub programs: Vec<String>,
+    /// What an operator calls it.
+    pub name: RuleName,
+    /// A scan profile that replaces the general one. Not interpreted here.
+    pub scan: Option<String>,
+}
+
+impl HostRule {
+    /// A rule that allows everything on the default ports of `pattern`.
+    pub fn new(pattern: HostPattern) -> Self {
+        Self {
+            name: format!("{TABLE}:{pattern}").into(),
+            pattern,
+            ports: Vec::new(),
+            endpoints: EndpointRules::default(),
+            programs: Vec::new(),
+            scan: None,
+        }
+    }
+
+    /// The ports it allows.
+    pub fn ports(&self) -> &[u16] {
+        if self.ports.is_empty() {
+            &DEFAULT_PORTS
+        } else {
+            &self.ports
+        }
+    }
+
+    /// Whether it speaks for `program`; an unknown program only where none is named.
+    fn names_program(&self, program: Option<&str>) -> bool {
+        self.programs.is_empty()
+            || program.is_some_and(|program| {
+                let file = program.rsplit('/').next().unwrap_or(program);
+                self.programs
+                    .iter()
+                    .any(|named| named == program || named == file)
+            })
+    }
+}
+
+/// What a request wants, normalised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Whose request it is. A permit for one sandbox is worth nothing to another.
+    pub sandbox: SandboxId,
+    /// The method.
+    pub method: Method,
+    /// The host.
+    pub host: Host,
+    /// The port.
+    pub port: u16,
+    /// The path and query.
+    pub path: CleanPath,
+    /// The executable that opened the connection, where it is known for certain.
+    pub program: Option<String>,
+}
+
+/// Proof that a target was judged and allowed. It owns the target: what was checked is
+/// what is sent. Only [`Allowlist::judge`] makes one.
+///
+/// ```compile_fail,E0451
+/// fn forge(target: policy::allowlist::Target) -> policy::allowlist::Permit {
+///     policy::allowlist::Permit { target, rule: "mine".into(), scan: None }
+/// }
+/// ```
+#[must_use = "a permit is only worth something to the stage that demands it"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Permit {
+    target: Target,
+    rule: RuleName,
+    scan: Option<String>,
+}
+
+impl Permit {
+    /// What was allowed.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The rule that allowed it.
+    pub fn rule(&self) -> &RuleName {
+        &self.rule
+    }
+
+    /// The rule's scan profile, where it has one.
+    pub fn scan(&self) -> Option<&str> {
+        self.scan.as_deref()
+    }
+
+    /// Gives up the proof and returns the target.
+    pub fn into_target(self) -> Target {
+        self.target
+    }
+}
+
+/// The table of all host rules.
+///
+/// The hash has no secret: only the operator puts names in, and a name that is looked up
+/// cannot lengthen a chain.
+#[derive(Clone, Debug, Default)]
+pub struct Allowlist {
+    /// Rules that share a pattern, in file order.
+    groups: Vec<Vec<HostRule>>,
+    exact: HashMap<HostName, usize, FixedState>,
+    below: HashMap<HostName, usize, FixedState>,
+    ips: HashMap<IpAddr, usize, FixedState>,
+    /// Bit `n` is set when some wildcard has a suffix of `n` labels (127 at most), so that
+    /// a hostile name with all of them does not cost 126 probes.
+    depths: u128,
+}
+
+impl Allowlist {
+    /// Builds the table from the rules of a file, in their order.
+    pub fn new(rules: Vec<HostRule>) -> Self {
+        let mut list = Self::default();
+        for rule in rules {
+            let next = list.groups.len();
+            let group = match &rule.pattern {
+                HostPattern::Exact(name) => *list.exact.entry(name.clone()).or_insert(next),
+                HostPattern::Below(suffix) => {
+                    list.depths |= 1_u128 << (count_labels(suffix.as_str()) & 127);
+                    *list.below.entry(suffix.clone()).or_insert(next)
+                }
+                HostPattern::Ip(ip) => *list.ips.entry(*ip).or_insert(next),
+            };
+            match list.groups.get_mut(group) {
+                Some(rules) => rules.push(rule),
+                None => list.groups.push(vec![rule]),
+            }
+        }
+        list
+    }
+
+    /// All rules, those of one pattern together.
+    pub fn rules(&self) -> impl Iterator<Item = &HostRule> {
+        self.groups.iter().flatten()
+    }
+
+    /// The rules of the most specific pattern that names `host`, in file order.
+    pub fn lookup(&self, host: &Host) -> Option<&[HostRule]> {
+        let group = match host {
+            Host::Name(name) => match self.exact.get(name) {
+                Some(group) => *group,
+                None => self.lookup_below(name.as_str())?,
+            },
+            Host::Ip(ip) => *self.ips.get(ip)?,
+        };
+        self.groups.get(group).map(Vec::as_slice)
+    }
+
+    fn lookup_below(&self, name: &str) -> Option<usize> {
+        let mut longest = None;
+        self.visit_below(name, |group| longest = Some(group));
+        longest
+    }
+
+    /// Visits the groups of all wildcards above `name`, the longest suffix last. From the
+    /// end of the name, so that one of many labels costs no more than the rules do.
+    fn visit_below(&self, name: &str, mut visit: impl FnMut(usize)) {
+        let mut labels = 0_u32;
+        for (at, byte) in name.bytes().enumerate().rev() {
+            if byte != b'.' {
+                continue;
+            }
+            labels += 1;
+            let deeper = self.depths.checked_shr(labels).unwrap_or(0);
+            if deeper & 1 == 1
+                && let Some(suffix) = name.get(at + 1..)
+                && let Some(group) = self.below.get(suffix)
+            {
+                visit(*group);
+            }
+            if deeper <= 1 {
+                break;
+            }
+        }
+    }
+
+    /// The first deny rule that matches, of any pattern that names the host.
+    fn find_deny<'a>(
+        &'a self,
+        target: &Target,
+        specific: &'a [HostRule],
+    ) -> Option<(&'a EndpointRule, &'a HostRule)> {
+        let program = target.program.as_deref();
+        let deny_of = |rules: &'a [HostRule]| {
+            let on_port = |rule: &&HostRule| rule.ports().contains(&target.port);
+            rules.iter().filter(on_port).find_map(|rule| {
+                // A rule for some programs also denies when nobody knows the program:
+                // making the socket's owner ambiguous must not open a door.
+                let speaks = program.is_none() || rule.names_program(program);
+                let endpoints = speaks.then_some(&rule.endpoints)?;
+                Some((endpoints.find_deny(&target.method, &target.path)?, rule))
+            })
+        };
+        let mut found = deny_of(specific);
+        if let Host::Name(name) = &target.host {
+            self.visit_below(name.as_str(), |group| {
+                let rules = self.groups.get(group).map(Vec::as_slice);
+                found = found.or_else(|| deny_of(rules.unwrap_or_default()));
+            });
+        }
+        found
+    }
+
+    /// Decides about the host alone. DNS asks this.
+    pub fn judge_host(&self, host: &Host) -> Result<&[HostRule], Denial> {
+        self.lookup(host).ok_or_else(|| self.refuse_host(host))
+    }
+
+    /// Decides about host and port, when no more is known: CONNECT, before the request
+    /// inside, and passthrough, for good.
+    pub fn judge_port(&self, host: &Host, port: u16) -> Result<&[HostRule], Denial> {
+        let rules = self.judge_host(host)?;
+        if rules.iter().any(|rule| rule.ports().contains(&port)) {
+            Ok(rules)
+        } else {
+            Err(refuse_port(host, port, rules))
+        }
+    }
+
+    /// Decides about a request.
+    ///
+    /// Rules for other ports and programs stand aside. Then the first deny rule that
+    /// matches wins, also one of a wider pattern, and after that the first rule of the
+    /// most specific pattern that allows.
+    pub fn judge(&self, target: Target) -> Result<Permit, Denial> {
+        let rules = self.judge_port(&target.host, target.port)?;
+        let program = target.program.as_deref();
+        if let Some((deny, rule)) = self.find_deny(&target, rules) {
+            let refusal = EndpointRefusal::Denied(deny);
+            return Err(refuse_endpoint(refusal, rule, &target));
+        }
+
+        let on_port = rules
+            .iter()
+            .filter(|rule| rule.ports().contains(&target.port));
+        let mut nearest: Option<(EndpointRefusal<'_>, &HostRule)> = None;
+        for rule in on_port.filter(|rule| rule.names_program(program)) {
+            match rule.endpoints.check_allow(&target.method, &target.path) {
+                Ok(()) => {
+                    return Ok(Permit {
+                        rule: rule.name.clone(),
+                        scan: rule.scan.clone(),
+                        target,
+                    });
+                }
+                // 'Wrong method' says more than 'unknown path'.
+                Err(refusal) => {
+                    if nearest.is_none_or(|(other, _)| other == EndpointRefusal::Path) {
+                        nearest = Some((refusal, rule));
+                    }
+                }
+            }
+        }
+        Err(match nearest {
+            Some((refusal, rule)) => refuse_endpoint(refusal, rule, &target),
+            None => refuse_program(rules, &target),
+        })
+    }
+
+    fn refuse_host(&self, host: &Host) -> Denial {
+        match host {
+            Host::Ip(ip) => Denial::new(Reason::IpLiteral, TABLE).saying(format!(
+                "The address {ip} is not on the allowlist. Use the host's name, or ask the \
+                 operator to list the address."
+            )),
+            Host::Name(name) if self.below.contains_key(name) => {
+                Denial::new(Reason::HostDenied, format!("{TABLE}:*.{name}")).saying(format!(
+                    "The rule '*.{name}' is for names below {name} and not for {name} itself. \
+                     Ask the operator to list it too."
+                ))
+            }
+            Host::Name(name) => Denial::new(Reason::HostDenied, TABLE).saying(format!(
+                "The host {name} is not on the allowlist. Ask the operator to list it."
+            )),
+        }
+    }
+}
+
+fn count_labels(name: &str) -> usize {
+    1 + name.bytes().filter(|b| *b == b'.').count()
+}
+
+fn name_of(rules: &[HostRule]) -> RuleName {
+    rules
+        .first()
+        .map_or_else(|| TABLE.into(), |rule| rule.name.clone())
+}
+
+fn refuse_port(host: &Host, port: u16, rules: &[HostRule]) -> Denial {
+    let mut ports: Vec<u16> = rules.iter().flat_map(HostRule::ports).copied().collect();
+    ports.sort_unstable();
+    ports.dedup();
+    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+    Denial::new(Reason::PortDenied, name_of(rules)).saying(format!(
+        "Port {port} of {host} is not allowed, only {}. Ask the operator to add the port to the \
+         host's rule.",
+        ports.join(", ")
+    ))
+}
+
+fn refuse_program(rules: &[HostRule], target: &Target) -> Denial {
+    let host = &target.host;
+    let sentence = match &target.program {
+        Some(_) => format!("This program may not speak to {host}. Use one the rule names."),
+        None => format!(
+            "Only certain programs may speak to {host}, and it is not certain which one this is."
+        ),
+    };
+    let denial = Denial::new(Reason::ProgramDenied, name_of(rules)).saying(sentence);
+    match &target.program {
+        Some(program) => denial.because(format!("the program is {program}")),
+        None => denial,
+    }
+}
+
+fn refuse_endpoint(refusal: EndpointRefusal<'_>, rule: &HostRule, target: &Target) -> Denial {
+    let Target {
+        method, host, path, ..
+    } = target;
+    let sentence = match refusal {
+        EndpointRefusal::Denied(_) => {
+            format!("{method} {path} on {host} is denied by a rule. Do not retry.")
+        }
+        EndpointRefusal::Method => {
+            format!("{method} is not allowed on {path} of {host}, other methods are.")
+        }
+        EndpointRefusal::Path => format!(
+            "{method} {path} is not among the endpoints allowed on {host}. Ask the operator to \
+             add it to the host's rule."
+        ),
+    };
+    let denial = Denial::new(refusal.reason(), rule.name.clone()).saying(sentence);
+    match refusal {
+        EndpointRefusal::Denied(deny) => denial.because(format!("deny {deny}")),
+        EndpointRefusal::Method | EndpointRefusal::Path => denial,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,280 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::endpoint::{EndpointRule, MethodSet, PathPattern};
+
+fn host(text: &str) -> Host {
+    Host::parse(text).unwrap()
+}
+
+fn rule(pattern: &str) -> HostRule {
+    HostRule::new(HostPattern::parse(pattern).unwrap())
+}
+
+fn endpoint(methods: &[&str], paths: &[&str]) -> EndpointRule {
+    EndpointRule {
+        methods: MethodSet::parse(methods.iter().copied()).unwrap(),
+        paths: paths
+            .iter()
+            .map(|text| PathPattern::parse(text).unwrap())
+            .collect(),
+    }
+}
+
+fn target(method: &str, host_text: &str, port: u16, path: &str) -> Target {
+    Target {
+        sandbox: SandboxId::parse("a").unwrap(),
+        method: Method::parse(method).unwrap(),
+        host: host(host_text),
+        port,
+        path: CleanPath::parse(path).unwrap(),
+        program: None,
+    }
+}
+
+fn winner(list: &Allowlist, text: &str) -> Option<String> {
+    list.lookup(&host(text))
+        .map(|rules| rules[0].pattern.to_string())
+}
+
+#[test]
+fn the_most_specific_pattern_wins() {
+    let list = Allowlist::new(vec![
+        rule("*.x.com"),
+        rule("*.b.x.com"),
+        rule("a.b.x.com"),
+        rule("192.0.2.7"),
+    ]);
+    for (given, wins) in [
+        ("a.b.x.com", Some("a.b.x.com")),
+        ("A.B.X.com.", Some("a.b.x.com")),
+        ("z.b.x.com", Some("*.b.x.com")),
+        ("y.z.b.x.com", Some("*.b.x.com")),
+        ("b.x.com", Some("*.x.com")),
+        ("x.a.b.x.com", Some("*.b.x.com")),
+        ("x.com", None),
+        ("com", None),
+        ("ax.com", None),
+        ("x.com.evil.example", None),
+        ("192.0.2.7", Some("192.0.2.7")),
+        ("0xc0000207", Some("192.0.2.7")),
+        ("::ffff:192.0.2.7", Some("192.0.2.7")),
+        ("64:ff9b::192.0.2.7", None),
+        ("192.0.2.8", None),
+    ] {
+        assert_eq!(winner(&list, given).as_deref(), wins, "{given}");
+    }
+}
+
+#[test]
+fn a_refusal_has_a_code_a_rule_and_a_hint() {
+    let mut limited = rule("api.x.com");
+    limited.endpoints.allow = vec![endpoint(&["GET"], &["/v1/**"])];
+    limited.endpoints.deny = vec![endpoint(&[], &["/v1/admin/**"])];
+    let mut git = rule("git.x.com");
+    git.programs = vec!["git".into(), "/opt/git-lfs".into()];
+    let mut wide = rule("*.y.com");
+    wide.ports = vec![8443];
+    let list = Allowlist::new(vec![limited, git, wide]);
+
+    for (wanted, reason, name) in [
+        (
+            target("GET", "x.com", 443, "/"),
+            Reason::HostDenied,
+            "allowlist",
+        ),
+        (
+            target("GET", "y.com", 8443, "/"),
+            Reason::HostDenied,
+            "allowlist:*.y.com",
+        ),
+        (
+            target("GET", "10.0.0.1", 80, "/"),
+            Reason::IpLiteral,
+            "allowlist",
+        ),
+        (
+            target("GET", "a.y.com", 443, "/"),
+            Reason::PortDenied,
+            "allowlist:*.y.com",
+        ),
+        (
+            target("GET", "api.x.com", 22, "/v1/a"),
+            Reason::PortDenied,
+            "allowlist:api.x.com",
+        ),
+        (
+            target("POST", "api.x.com", 443, "/v1/a"),
+            Reason::MethodDenied,
+            "allowlist:api.x.com",
+        ),
+        (
+            target("get", "api.x.com", 443, "/v1/a"),
+            Reason::MethodDenied,
+            "allowlist:api.x.com",
+        ),
+        (
+            target("GET", "api.x.com", 443, "/v2"),
+            Reason::PathDenied,
+            "allowlist:api.x.com",
+        ),
+        (
+            target("GET", "api.x.com", 443, "/v1/%61dmin;x/y"),
+            Reason::PathDenied,
+            "allowlist:api.x.com",
+        ),
+        (
+            target("GET", "git.x.com", 443, "/"),
+            Reason::ProgramDenied,
+            "allowlist:git.x.com",
+        ),
+    ] {
+        let denial = list.judge(wanted.clone()).unwrap_err();
+        assert_eq!(
+            (denial.reason, denial.rule.as_str()),
+            (reason, name),
+            "{wanted:?}"
+        );
+        assert!(denial.message.ends_with('.'), "{}", denial.message);
+    }
+}
+
+#[test]
+fn a_permit_owns_what_was_judged_and_names_the_rule() {
+    let mut scanned = rule("*.x.com");
+    scanned.scan = Some("strict".into());
+    let list = Allowlist::new(vec![scanned]);
+    let wanted = target("GET", "a.x.com", 80, "/a/../b?q=1");
+    let permit = list.judge(wanted.clone()).unwrap();
+    assert_eq!(permit.target(), &wanted);
+    assert_eq!(permit.rule().as_str(), "allowlist:*.x.com");
+    assert_eq!(permit.scan(), Some("strict"));
+    assert_eq!(permit.into_target().path.target(), "/b?q=1");
+}
+
+#[test]
+fn rules_for_one_host_are_asked_in_file_order_and_any_deny_wins() {
+    let mut first = rule("x.com");
+    first.name = "first".into();
+    first.endpoints.allow = vec![endpoint(&["GET"], &["/a/**"])];
+    let mut second = rule("x.com");
+    second.name = "second".into();
+    second.endpoints.allow = vec![endpoint(&["POST"], &["/b"]), endpoint(&["GET"], &["/a/x"])];
+    second.endpoints.deny = vec![endpoint(&[], &["/a/secret"])];
+    let list = Allowlist::new(vec![first, rule("y.com"), second]);
+
+    let judged = |method, path| list.judge(target(method, "x.com", 443, path));
+    assert_eq!(judged("GET", "/a/x").unwrap().rule().as_str(), "first");
+    assert_eq!(judged("POST", "/b").unwrap().rule().as_str(), "second");
+    let denial = judged("GET", "/a/secret").unwrap_err();
+    assert_eq!(
+        (denial.reason, denial.rule.as_str()),
+        (Reason::PathDenied, "second")
+    );
+    assert_eq!(
+        denial.evidence.as_deref(),
+        Some("deny any method /a/secret")
+    );
+    let denial = judged("GET", "/b").unwrap_err();
+    assert_eq!(
+        (denial.reason, denial.rule.as_str()),
+        (Reason::MethodDenied, "second")
+    );
+    assert_eq!(list.rules().count(), 3);
+}
+
+#[test]
+fn a_deny_of_a_wider_pattern_is_not_lifted_by_a_narrower_one() {
+    let mut wide = rule("*.x.com");
+    wide.endpoints.deny = vec![endpoint(&["DELETE"], &[])];
+    let list = Allowlist::new(vec![wide, rule("*.b.x.com"), rule("a.b.x.com")]);
+    for name in ["a.b.x.com", "z.b.x.com", "z.x.com"] {
+        let denial = list.judge(target("DELETE", name, 443, "/")).unwrap_err();
+        assert_eq!(denial.reason, Reason::MethodDenied, "{name}");
+        assert_eq!(denial.rule.as_str(), "allowlist:*.x.com", "{name}");
+        let allowed = list.judge(target("GET", name, 443, "/"));
+        assert!(allowed.is_ok(), "{name}: {allowed:?}");
+    }
+}
+
+#[test]
+fn a_rule_for_another_port_stands_aside() {
+    let mut odd = rule("x.com");
+    odd.ports = vec![8080];
+    odd.endpoints.deny = vec![endpoint(&[], &["/**"])];
+    let list = Allowlist::new(vec![odd, rule("x.com")]);
+    assert!(list.judge(target("GET", "x.com", 443, "/a")).is_ok());
+    assert!(list.judge(target("GET", "x.com", 8080, "/a")).is_err());
+    assert!(list.judge_port(&host("x.com"), 8080).is_ok());
+    assert!(list.judge_port(&host("x.com"), 22).is_err());
+    assert!(list.judge_host(&host("x.com")).is_ok());
+}
+
+#[test]
+fn a_program_is_known_by_file_name_or_path_and_an_unknown_one_gains_nothing() {
+    let mut git = rule("x.com");
+    git.programs = vec!["git".into(), "/opt/lfs".into()];
+    git.endpoints.deny = vec![endpoint(&[], &["/secret"])];
+    let mut all = rule("x.com");
+    all.endpoints.allow = vec![endpoint(&[], &["/open/**"]), endpoint(&[], &["/secret"])];
+    let list = Allowlist::new(vec![git, all]);
+    let judged = |program: Option<&str>, path| {
+        let wanted = target("GET", "x.com", 443, path);
+        let program = program.map(str::to_owned);
+        list.judge(Target { program, ..wanted }).is_ok()
+    };
+    for (program, path, yes) in [
+        (Some("git"), "/a", true),
+        (Some("/usr/bin/git"), "/a", true),
+        (Some("/opt/lfs"), "/a", true),
+        (Some("/home/lfs"), "/a", false),
+        (Some("/usr/bin/git/x"), "/a", false),
+        (Some("git "), "/a", false),
+        (None, "/a", false),
+        (None, "/open/x", true),
+        (Some("curl"), "/secret", true),
+        (Some("git"), "/secret", false),
+        (None, "/secret", false),
+    ] {
+        assert_eq!(judged(program, path), yes, "{program:?} {path}");
+    }
+}
+
+#[test]
+fn an_empty_list_allows_nothing() {
+    let list = Allowlist::default();
+    assert!(list.lookup(&host("a.b.c.example")).is_none());
+    assert_eq!(
+        list.judge(target("GET", "a", 80, "/")).unwrap_err().reason,
+        Reason::HostDenied
+    );
+}
+
+#[test]
+fn the_deepest_name_there_is_can_be_listed() {
+    let deepest = "a.".repeat(126) + "b";
+    let list = Allowlist::new(vec![rule(&format!("*.{}", &deepest[2..]))]);
+    assert!(list.lookup(&host(&deepest)).is_some());
+    assert!(list.lookup(&host(&deepest[2..])).is_none());
+}
+
+proptest! {
+    #[test]
+    fn lookup_agrees_with_asking_every_pattern(
+        patterns in proptest::collection::vec("(\\*\\.)?([ab]\\.){0,3}[ab]\\.[cd]", 0..12),
+        name in "([ab]\\.){0,5}[cd]",
+    ) {
+        let list = Allowlist::new(patterns.iter().map(|text| rule(text)).collect());
+        let host = host(&name);
+        let best = patterns
+            .iter()
+            .map(|text| HostPattern::parse(text).unwrap())
+            .filter(|pattern| pattern.matches(&host))
+            .max_by_key(|pattern| match pattern {
+                HostPattern::Exact(_) | HostPattern::Ip(_) => usize::MAX,
+                HostPattern::Below(suffix) => suffix.as_str().len(),
+            });
+        let found = list.lookup(&host).map(|rules| rules[0].pattern.clone());
+        prop_assert_eq!(found, best);
+    }
+}

@@ -1,0 +1,426 @@
+//! Endpoint rules: which methods on which paths of a host.
+//!
+//! Patterns are written as paths. `*` is exactly one segment, or any run of characters
+//! inside one; `**` is any number of whole segments, also none:
+//!
+//! | pattern | matches | does not match |
+//! | --- | --- | --- |
+//! | `/*` | `/a` | `/`, `/a/`, `/a/b` |
+//! | `/**` | `/`, `/a`, `/a/`, `/a/b` | |
+//! | `/a/**` | `/a`, `/a/`, `/a/b/c` | `/ab` |
+//! | `/v*/x` | `/v1/x`, `/v/x` | `/v1/2/x` |
+//! | `/*%2F*` | `/a%2Fb` | `/a/b` |
+//!
+//! **A trailing slash** is a resource of its own to some servers and noise to others. An
+//! allow rule therefore takes it literally (`/a` does not allow `/a/`; `/a/**` allows
+//! both), and a deny rule ignores it (`/a` also denies `/a/`). **Encoded slashes and path
+//! parameters** work alike: an allow rule must match however the server reads them, a deny
+//! rule bites if it matches in any reading. Letters are compared exactly.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use crate::glob::{self, Segment, Token};
+use crate::path::{BadPath, CleanPath, Reading, is_encoded_again, next_unit, vanishes};
+use crate::reason::Reason;
+
+/// A path pattern, ready to be compared.
+#[derive(Clone)]
+pub struct PathPattern {
+    /// As it was written.
+    source: Arc<str>,
+    /// One form for each of [`Reading::ALL`]; for most patterns the same one four times.
+    forms: [Arc<[Segment]>; 4],
+    has_one_reading: bool,
+    has_trailing_slash: bool,
+}
+
+/// What is wrong with a path pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPattern {
+    /// It is not written as a path.
+    #[error("a path pattern must start with '/'")]
+    NotAbsolute,
+    /// `/a**`.
+    #[error("'**' must stand alone between slashes; use '*' inside a segment")]
+    DoubleStarPlace,
+    /// `/a//b`.
+    #[error("a path pattern must not contain an empty segment ('//')")]
+    EmptySegment,
+    /// `/a/../b`.
+    #[error("a path pattern must not contain '.' or '..' segments: paths are resolved first")]
+    DotSegment,
+    /// `/a?b`.
+    #[error("a path pattern does not see the query: '?' must be written '%3F'")]
+    Query,
+    /// What no path could be.
+    #[error(transparent)]
+    Path(#[from] BadPath),
+}
+
+impl PathPattern {
+    /// Reads a pattern. Percent-encoding is undone as it is in paths, so that `%2A` is a
+    /// star and `%2F` an encoded slash.
+    pub fn parse(text: &str) -> Result<Self, BadPattern> {
+        let body = text.strip_prefix('/').ok_or(BadPattern::NotAbsolute)?;
+        if body.contains('?') {
+            return Err(BadPattern::Query);
+        }
+        let has_trailing_slash = body.is_empty() || body.ends_with('/');
+        let mut segments = Vec::new();
+        if !body.is_empty() {
+            for raw in body.strip_suffix('/').unwrap_or(body).split('/') {
+                segments.push(parse_segment(raw)?);
+            }
+        }
+        let literal = compile(&segments, Reading::LITERAL);
+        let has_one_reading = !segments
+            .iter()
+            .flatten()
+            .flatten()
+            .any(|token| matches!(token, Token::Byte(b'/' | b';')));
+        Ok(Self {
+            source: text.into(),
+            forms: Reading::ALL.map(|reading| {
+                if has_one_reading {
+                    literal.clone()
+                } else {
+                    compile(&segments, reading)
+                }
+            }),
+            has_one_reading,
+            has_trailing_slash,
+        })
+    }
+
+    /// The pattern as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether `path` matches however a server reads it. Allow rules ask this.
+    pub fn covers(&self, path: &CleanPath) -> bool {
+        let slash_fits = self.has_trailing_slash == path.has_trailing_slash() || self.is_open();
+        slash_fits
+            && if self.has_one_reading && path.has_one_reading() {
+                matches(self.form(Reading::LITERAL), path, Reading::LITERAL)
+            } else {
+                Reading::ALL
+                    .into_iter()
+                    .all(|reading| matches(self.form(reading), path, reading))
+            }
+    }
+
+    /// Whether `path` matches in any reading. Deny rules ask this.
+    pub fn touches(&self, path: &CleanPath) -> bool {
+        if self.has_one_reading && path.has_one_reading() {
+            return matches(self.form(Reading::LITERAL), path, Reading::LITERAL);
+        }
+        Reading::ALL.into_iter().any(|reading| {
+            // Parameters in the pattern stay: `/a;v=1` is not meant to deny all of `/a`.
+            let form = self.form(Reading {
+                bare: false,
+                ..reading
+            });
+            matches(form, path, reading)
+        })
+    }
+
+    /// Whether it ends in `**`, which also stands for what follows a last slash.
+    fn is_open(&self) -> bool {
+        !self.has_trailing_slash && self.form(Reading::LITERAL).last() == Some(&Segment::Many)
+    }
+
+    fn form(&self, reading: Reading) -> &[Segment] {
+        let [literal, split, bare, split_bare] = &self.forms;
+        match (reading.split, reading.bare) {
+            (false, false) => literal,
+            (true, false) => split,
+            (false, true) => bare,
+            (true, true) => split_bare,
+        }
+    }
+}
+
+impl std::fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.source)
+    }
+}
+
+impl std::fmt::Debug for PathPattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PathPattern({:?})", self.source)
+    }
+}
+
+/// Two patterns are the same when they are written alike.
+impl PartialEq for PathPattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.source == other.source
+    }
+}
+
+impl Eq for PathPattern {}
+
+/// An HTTP method. Methods are case-sensitive (RFC 9110, 9.1): `get` is not `GET`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Method(Cow<'static, str>);
+
+/// A method that cannot be one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadMethod {
+    /// Not a token.
+    #[error("a method is 1 to 32 letters, digits or any of !#$%&'*+-.^_`|~")]
+    NotToken,
+    /// `get`.
+    #[error("methods are case-sensitive: write {0}")]
+    Case(String),
+}
+
+const METHODS: [&str; 9] = [
+    "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE",
+];
+
+impl Method {
+    /// Checks and takes `text`, from a request.
+    pub fn parse(text: &str) -> Result<Self, BadMethod> {
+        if let Some(known) = METHODS.into_iter().find(|known| *known == text) {
+            return Ok(Self(Cow::Borrowed(known)));
+        }
+        let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+        if (1..=32).contains(&text.len()) && text.bytes().all(is_token) {
+            Ok(Self(Cow::Owned(text.to_owned())))
+        } else {
+            Err(BadMethod::NotToken)
+        }
+    }
+
+    /// The method as it is sent.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Method {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The methods a rule is about. `GET` does not include `HEAD`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MethodSet(Option<Vec<Method>>);
+
+impl MethodSet {
+    /// Every method.
+    pub const ANY: MethodSet = MethodSet(None);
+
+    /// The methods written in `names`; all of them if there are none. A well-known method
+    /// in lower case is refused: the rule would never match.
+    pub fn parse<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Self, BadMethod> {
+        let mut methods = Vec::new();
+        for name in names {
+            let upper = name.to_ascii_uppercase();
+            if upper != name && METHODS.contains(&upper.as_str()) {
+                return Err(BadMethod::Case(upper));
+            }
+            methods.push(Method::parse(name)?);
+        }
+        Ok(Self((!methods.is_empty()).then_some(methods)))
+    }
+
+    /// Whether `method` is one of them.
+    pub fn contains(&self, method: &Method) -> bool {
+        self.0.as_ref().is_none_or(|set| set.contains(method))
+    }
+
+    /// Whether every method is.
+    pub fn is_any(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+/// `GET POST`, or `any method`.
+impl std::fmt::Display for MethodSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some(methods) = &self.0 else {
+            return f.write_str("any method");
+        };
+        for (place, method) in methods.iter().enumerate() {
+            let space = if place == 0 { "" } else { " " };
+            write!(f, "{space}{method}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Some methods on some paths.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointRule {
+    /// The methods.
+    pub methods: MethodSet,
+    /// The paths; empty for every path.
+    pub paths: Vec<PathPattern>,
+}
+
+impl EndpointRule {
+    fn covers(&self, path: &CleanPath) -> bool {
+        self.paths.is_empty() || self.paths.iter().any(|pattern| pattern.covers(path))
+    }
+
+    fn touches(&self, path: &CleanPath) -> bool {
+        self.paths.is_empty() || self.paths.iter().any(|pattern| pattern.touches(path))
+    }
+}
+
+/// `GET /a /b`.
+impl std::fmt::Display for EndpointRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.methods)?;
+        if self.paths.is_empty() {
+            return f.write_str(" on any path");
+        }
+        self.paths
+            .iter()
+            .try_for_each(|pattern| write!(f, " {pattern}"))
+    }
+}
+
+/// What may be done on a host. Deny rules come first; an empty allow list allows what was
+/// not denied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointRules {
+    /// What may be done.
+    pub allow: Vec<EndpointRule>,
+    /// What may not, whatever `allow` says.
+    pub deny: Vec<EndpointRule>,
+}
+
+/// Why endpoint rules refuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndpointRefusal<'a> {
+    /// This deny rule matched.
+    Denied(&'a EndpointRule),
+    /// An allow rule knows the path, none with this method.
+    Method,
+    /// No allow rule knows the path.
+    Path,
+}
+
+impl EndpointRefusal<'_> {
+    /// The reason code.
+    pub fn reason(&self) -> Reason {
+        match self {
+            // A deny rule that names no path is about its methods.
+            EndpointRefusal::Denied(rule) if rule.paths.is_empty() => Reason::MethodDenied,
+            EndpointRefusal::Denied(_) | EndpointRefusal::Path => Reason::PathDenied,
+            EndpointRefusal::Method => Reason::MethodDenied,
+        }
+    }
+}
+
+impl EndpointRules {
+    /// Decides: the first matching deny rule wins, then an allow rule must match.
+    pub fn judge(&self, method: &Method, path: &CleanPath) -> Result<(), EndpointRefusal<'_>> {
+        match self.find_deny(method, path) {
+            Some(rule) => Err(EndpointRefusal::Denied(rule)),
+            None => self.check_allow(method, path),
+        }
+    }
+
+    /// The first deny rule that matches.
+    pub fn find_deny(&self, method: &Method, path: &CleanPath) -> Option<&EndpointRule> {
+        self.deny
+            .iter()
+            .find(|rule| rule.methods.contains(method) && rule.touches(path))
+    }
+
+    /// Whether an allow rule matches; deny rules are not asked.
+    pub fn check_allow(
+        &self,
+        method: &Method,
+        path: &CleanPath,
+    ) -> Result<(), EndpointRefusal<'static>> {
+        if self.allow.is_empty() {
+            return Ok(());
+        }
+        let mut refusal = EndpointRefusal::Path;
+        for rule in &self.allow {
+            if rule.covers(path) {
+                if rule.methods.contains(method) {
+                    return Ok(());
+                }
+                refusal = EndpointRefusal::Method;
+            }
+        }
+        Err(refusal)
+    }
+}
+
+/// `None` is `**`; an encoded slash is a `Byte(b'/')`.
+type Raw = Option<Vec<Token>>;
+
+fn parse_segment(raw: &str) -> Result<Raw, BadPattern> {
+    match raw {
+        "" => return Err(BadPattern::EmptySegment),
+        "**" => return Ok(None),
+        _ if raw.contains("**") => return Err(BadPattern::DoubleStarPlace),
+        _ => {}
+    }
+    let (mut tokens, mut text) = (Vec::new(), Vec::new());
+    let mut rest = raw.as_bytes();
+    while let Some((unit, after)) = next_unit(rest)? {
+        rest = after;
+        text.push(unit.byte);
+        tokens.push(if unit.byte == b'*' && !unit.encoded {
+            Token::Run
+        } else {
+            Token::Byte(unit.byte)
+        });
+    }
+    match text.as_slice() {
+        b"." | b".." => return Err(BadPattern::DotSegment),
+        text if is_encoded_again(text) => return Err(BadPath::DoubleEncoded.into()),
+        text if text.contains(&b'/') && text.split(|b| *b == b'/').any(vanishes) => {
+            return Err(BadPath::EncodedSlash.into());
+        }
+        text if vanishes(text) => return Err(BadPath::HiddenSegment.into()),
+        _ => {}
+    }
+    match str::from_utf8(&text) {
+        Ok(text) if text.chars().any(char::is_control) => Err(BadPath::Control.into()),
+        Ok(_) => Ok(Some(tokens)),
+        Err(_) => Err(BadPath::NotUtf8.into()),
+    }
+}
+
+fn compile(segments: &[Raw], reading: Reading) -> Arc<[Segment]> {
+    let mut compiled = Vec::new();
+    for raw in segments {
+        let Some(tokens) = raw else {
+            compiled.push(Segment::Many);
+            continue;
+        };
+        for part in tokens.split(|token| reading.split && *token == Token::Byte(b'/')) {
+            let end = part
+                .iter()
+                .position(|token| reading.bare && *token == Token::Byte(b';'));
+            compiled.push(Segment::new(match end {
+                Some(end) => part.get(..end).unwrap_or(part),
+                None => part,
+            }));
+        }
+    }
+    compiled.into()
+}
+
+fn matches(pattern: &[Segment], path: &CleanPath, reading: Reading) -> bool {
+    glob::matches(pattern, |at| {
+        let (segment, next) = path.segment_at(at, reading)?;
+        Some((segment.as_bytes(), next))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,585 @@
+//! Host names and addresses, in the one spelling that rules are compared with.
+//!
+//! Every name from outside passes [`Host::parse`] once. What comes out is either a lower
+//! case ASCII name without a trailing dot, or an address; never a name that some resolver
+//! would read as an address. That is the rule of the WHATWG URL standard ('ends in a
+//! number'), because a browser, libc and we must agree on what `0x7f.1` is.
+
+use std::borrow::{Borrow, Cow};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
+
+/// A normalised host: a name or an address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Host {
+    /// A DNS name.
+    Name(HostName),
+    /// An address. IPv4 written as IPv4-mapped IPv6 is the IPv4 address; other addresses
+    /// that carry one (NAT64, 6to4) stay what they are, because a packet to them takes
+    /// another way. [`classify`] looks inside.
+    Ip(IpAddr),
+}
+
+/// A DNS name: lower case ASCII, no trailing dot, not readable as an address.
+/// Only this module makes one. Cloning is cheap.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostName(Arc<str>);
+
+/// What is wrong with a host, an authority or a host pattern.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadHost {
+    /// Nothing, or nothing but a dot.
+    #[error("a host must not be empty")]
+    Empty,
+    /// More than DNS can carry.
+    #[error("a host name has at most 253 characters")]
+    TooLong,
+    /// A label longer than DNS can carry.
+    #[error("a label of a host name has at most 63 characters")]
+    LabelTooLong,
+    /// Two dots in a row, or one at the start.
+    #[error("a host name must not contain an empty label ('..' or a leading dot)")]
+    EmptyLabel,
+    /// A character no host name has.
+    #[error("a host name must not contain {0:?}")]
+    Forbidden(char),
+    /// Programs would take it for an option.
+    #[error("a host name must not start with '-'")]
+    LeadingHyphen,
+    /// UTS-46 refuses it.
+    #[error("the name is not a valid internationalised host name")]
+    NotIdna,
+    /// `user@host`.
+    #[error("user information ('user@') is not accepted in front of a host")]
+    UserInfo,
+    /// A percent sign that is no zone id.
+    #[error("a host name must not contain percent-encoding")]
+    Percent,
+    /// `fe80::1%eth0`.
+    #[error("an IPv6 address must not carry a zone id ('%')")]
+    ZoneId,
+    /// It ends in a number but is no IPv4 address.
+    #[error("a host that ends in a number must be an IPv4 address, and this is not one")]
+    BadIpv4,
+    /// It has colons or brackets but is no IPv6 address.
+    #[error("the text is not an IPv6 address")]
+    BadIpv6,
+    /// A URL where only a host belongs.
+    #[error("a URL does not belong here: give the host alone, without scheme and path")]
+    Url,
+    /// A port where only a host belongs.
+    #[error("a port does not belong here: give the host alone")]
+    UnexpectedPort,
+    /// A port that is no port.
+    #[error("a port is a number from 1 to 65535")]
+    BadPort,
+    /// `*` alone.
+    #[error("'*' alone would match every host: name the hosts, or use '*.example.com'")]
+    BareWildcard,
+    /// A star that is not the whole first label.
+    #[error("'*' may only stand as the whole first label, as in '*.example.com'")]
+    WildcardPlace,
+    /// `*.com`.
+    #[error("'*.{0}' would match everything under a top-level domain: name at least two labels")]
+    WildcardOverTopLevel(String),
+    /// `*.1.2.3.4`.
+    #[error("a wildcard cannot stand in front of an address")]
+    WildcardOverAddress,
+}
+
+/// The longest text worth looking at: a name of 253 characters whose every character was
+/// written in its longest way.
+const LONGEST_SPELLING: usize = 253 * 6;
+
+impl Host {
+    /// Normalises `text`: a name, an IPv4 address in any spelling that `inet_aton` takes,
+    /// or an IPv6 address with or without brackets.
+    pub fn parse(text: &str) -> Result<Self, BadHost> {
+        if text.len() > LONGEST_SPELLING {
+            return Err(BadHost::TooLong);
+        }
+        if text.starts_with('[') || text.contains(':') {
+            return parse_ipv6(text);
+        }
+        let name = normalise_name(text)?;
+        if ends_in_number(&name) {
+            return parse_ipv4(&name)
+                .map(|ip| Host::Ip(ip.into()))
+                .ok_or(BadHost::BadIpv4);
+        }
+        Ok(Host::Name(HostName(name.as_ref().into())))
+    }
+
+    /// The address, if it is one.
+    pub fn as_ip(&self) -> Option<IpAddr> {
+        match self {
+            Host::Name(_) => None,
+            Host::Ip(ip) => Some(*ip),
+        }
+    }
+
+    /// The name, if it is one.
+    pub fn as_name(&self) -> Option<&HostName> {
+        match self {
+            Host::Name(name) => Some(name),
+            Host::Ip(_) => None,
+        }
+    }
+}
+
+/// As in a URL: an IPv6 address stands in brackets.
+impl std::fmt::Display for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Host::Name(name) => f.write_str(name.as_str()),
+            Host::Ip(IpAddr::V4(ip)) => write!(f, "{ip}"),
+            Host::Ip(IpAddr::V6(ip)) => write!(f, "[{ip}]"),
+        }
+    }
+}
+
+impl HostName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether the name lies below `suffix`, at any depth. A name is not below itself.
+    pub fn is_below(&self, suffix: &HostName) -> bool {
+        self.0
+            .strip_suffix(suffix.as_str())
+            .is_some_and(|front| front.ends_with('.'))
+    }
+}
+
+/// Lets a table of names be asked with a part of a name, without making one.
+impl Borrow<str> for HostName {
+    fn borrow(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl std::fmt::Display for HostName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A host and perhaps a port, as CONNECT, `Host` and `:authority` carry them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Authority {
+    /// The host.
+    pub host: Host,
+    /// The port, where one was written.
+    pub port: Option<u16>,
+}
+
+impl Authority {
+    /// Reads `host`, `host:port`, `[v6]` or `[v6]:port`. User information is refused, and
+    /// so is an IPv6 address without brackets: nobody can tell where its port begins.
+    pub fn parse(text: &str) -> Result<Self, BadHost> {
+        if text.contains('@') {
+            return Err(BadHost::UserInfo);
+        }
+        let (host, port) = if text.starts_with('[') {
+            let end = text.find(']').ok_or(BadHost::BadIpv6)?;
+            let (host, rest) = text.split_at(end + 1);
+            match rest.strip_prefix(':') {
+                Some(port) => (host, Some(port)),
+                None if rest.is_empty() => (host, None),
+                None => return Err(BadHost::BadIpv6),
+            }
+        } else {
+            match text.split_once(':') {
+                Some((_, rest)) if rest.contains(':') => return Err(BadHost::BadIpv6),
+                Some((host, port)) => (host, Some(port)),
+                None => (text, None),
+            }
+        };
+        let port = port.map(parse_port).transpose()?;
+        Ok(Self {
+            host: Host::parse(host)?,
+            port,
+        })
+    }
+}
+
+impl std::fmt::Display for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.port {
+            Some(port) => write!(f, "{}:{port}", self.host),
+            None => write!(f, "{}", self.host),
+        }
+    }
+}
+
+/// What an operator writes to name hosts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HostPattern {
+    /// This name and no other.
+    Exact(HostName),
+    /// Every name below this one, at any depth, but not the name itself.
+    Below(HostName),
+    /// This address, however it is spelled.
+    Ip(IpAddr),
+}
+
+impl HostPattern {
+    /// Reads `example.com`, `*.example.com` or an address.
+    ///
+    /// A wildcard needs two labels after the star. Which longer suffixes belong to nobody
+    /// (`*.co.uk`) changes from month to month and is left to the operator.
+    pub fn parse(text: &str) -> Result<Self, BadHost> {
+        if text == "*" || text == "*." {
+            return Err(BadHost::BareWildcard);
+        }
+        let Some(suffix) = text.strip_prefix("*.") else {
+            if text.contains('*') {
+                return Err(BadHost::WildcardPlace);
+            }
+            return Ok(match Host::parse(text)? {
+                Host::Name(name) => HostPattern::Exact(name),
+                Host::Ip(ip) => HostPattern::Ip(ip),
+            });
+        };
+        if suffix.contains('*') {
+            return Err(BadHost::WildcardPlace);
+        }
+        match Host::parse(suffix)? {
+            Host::Ip(_) => Err(BadHost::WildcardOverAddress),
+            Host::Name(name) if !name.as_str().contains('.') => {
+                Err(BadHost::WildcardOverTopLevel(name.as_str().to_owned()))
+            }
+            Host::Name(name) => Ok(HostPattern::Below(name)),
+        }
+    }
+
+    /// Whether `host` is one of those named.
+    pub fn matches(&self, host: &Host) -> bool {
+        match (self, host) {
+            (HostPattern::Exact(name), Host::Name(host)) => name == host,
+            (HostPattern::Below(suffix), Host::Name(host)) => host.is_below(suffix),
+            (HostPattern::Ip(ip), Host::Ip(host)) => ip == host,
+            (HostPattern::Ip(_), Host::Name(_))
+            | (HostPattern::Exact(_) | HostPattern::Below(_), Host::Ip(_)) => false,
+        }
+    }
+}
+
+impl std::fmt::Display for HostPattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            HostPattern::Exact(name) => write!(f, "{name}"),
+            HostPattern::Below(suffix) => write!(f, "*.{suffix}"),
+            HostPattern::Ip(ip) => write!(f, "{ip}"),
+        }
+    }
+}
+
+/// Where an address leads. Everything but [`AddressClass::Global`] is refused by the
+/// dialer unless the operator opened an exact hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AddressClass {
+    /// The public internet. Documentation ranges count as public, so that tests can use
+    /// them; nothing answers there.
+    Global,
+    /// This host.
+    Loopback,
+    /// 0.0.0.0/8 and `::`, which many systems take for this host.
+    ThisNetwork,
+    /// RFC 1918.
+    Private,
+    /// fc00::/7.
+    UniqueLocal,
+    /// fec0::/10, deprecated and still routed by some.
+    SiteLocal,
+    /// 169.254.0.0/16 and fe80::/10.
+    LinkLocal,
+    /// Where clouds hand out credentials to whoever asks.
+    Metadata,
+    /// 100.64.0.0/10, the carrier's own.
+    CarrierNat,
+    /// 198.18.0.0/15 and 2001:2::/48. The gate's synthetic DNS answers live here.
+    Benchmark,
+    /// Many hosts at once.
+    Multicast,
+    /// Not assigned to anyone one could want to reach.
+    Reserved,
+}
+
+impl AddressClass {
+    /// Whether the dialer may connect there without a hole.
+    pub const fn is_dialable(self) -> bool {
+        matches!(self, AddressClass::Global)
+    }
+
+    /// The class in a word, for messages and audit records.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            AddressClass::Global => "global",
+            AddressClass::Loopback => "loopback",
+            AddressClass::ThisNetwork => "this network",
+            AddressClass::Private => "private",
+            AddressClass::UniqueLocal => "unique local",
+            AddressClass::SiteLocal => "site local",
+            AddressClass::LinkLocal => "link local",
+            AddressClass::Metadata => "cloud metadata",
+            AddressClass::CarrierNat => "carrier NAT",
+            AddressClass::Benchmark => "benchmark",
+            AddressClass::Multicast => "multicast",
+            AddressClass::Reserved => "reserved",
+        }
+    }
+}
+
+/// Says where `ip` leads. An IPv6 address that carries an IPv4 address (mapped,
+/// compatible, translated, NAT64, 6to4, Teredo) is judged by what it carries: a router on
+/// the way may unwrap it.
+pub fn classify(ip: IpAddr) -> AddressClass {
+    match ip {
+        IpAddr::V4(ip) => classify_v4(ip),
+        IpAddr::V6(ip) => classify_v6(ip),
+    }
+}
+
+fn classify_v4(ip: Ipv4Addr) -> AddressClass {
+    match ip.octets() {
+        // Link-local metadata of most clouds, of container and pod credentials; a platform
+        // service inside public space; one inside carrier NAT; one inside 192.0.0.0/24.
+        [169, 254, 169, 254 | 253 | 123]
+        | [169, 254, 170, 2 | 23]
+        | [168, 63, 129, 16]
+        | [100, 100, 100, 200]
+        | [192, 0, 0, 192] => AddressClass::Metadata,
+        [0, ..] => AddressClass::ThisNetwork,
+        [127, ..] => AddressClass::Loopback,
+        [10, ..] | [172, 16..=31, ..] | [192, 168, ..] => AddressClass::Private,
+        [169, 254, ..] => AddressClass::LinkLocal,
+        [100, 64..=127, ..] => AddressClass::CarrierNat,
+        [198, 18..=19, ..] => AddressClass::Benchmark,
+        [224..=239, ..] => AddressClass::Multicast,
+        // Protocol assignments, the retired 6to4 relay, and class E with broadcast.
+        [192, 0, 0, _] | [192, 88, 99, _] | [240..=255, ..] => AddressClass::Reserved,
+        _ => AddressClass::Global,
+    }
+}
+
+fn classify_v6(ip: Ipv6Addr) -> AddressClass {
+    if ip.is_unspecified() {
+        return AddressClass::ThisNetwork;
+    }
+    if ip.is_loopback() {
+        return AddressClass::Loopback;
+    }
+    let bits = ip.to_bits();
+    match ip.segments() {
+        // Compatible (::/96), mapped (::ffff:0:0/96), translated (::ffff:0:0:0/96), NAT64.
+        [0, 0, 0, 0, 0, 0, ..]
+        | [0, 0, 0, 0, 0, 0xffff, ..]
+        | [0, 0, 0, 0, 0xffff, 0, ..]
+        | [0x64, 0xff9b, 0, 0, 0, 0, ..] => classify_v4(carried(bits, 96)),
+        // NAT64 for local use (RFC 8215): how long the prefix is, and so where the address
+        // sits (RFC 6052, 2.2), is the network's own choice. Every place must be harmless;
+        // a translator drops 0/8, so zeros in a place mean it is not the one in use.
+        [0x64, 0xff9b, 1, ..] => [carried_48(bits), carried_56(bits), carried_64(bits)]
+            .into_iter()
+            .map(classify_v4)
+            .filter(|class| *class != AddressClass::ThisNetwork)
+            .chain([classify_v4(carried(bits, 96))])
+            .find(|class| !class.is_dialable())
+            .unwrap_or(AddressClass::Global),
+        [0x2002, ..] => classify_v4(carried(bits, 16)),
+        // Teredo carries its server, and its client with every bit turned.
+        [0x2001, 0, ..] => [carried(bits, 32), carried(!bits, 96)]
+            .into_iter()
+            .map(classify_v4)
+            .find(|class| !class.is_dialable())
+            .unwrap_or(AddressClass::Global),
+        [0x2001, 2, 0, ..] => AddressClass::Benchmark,
+        // The rest of the protocol assignments, 2001::/23.
+        [0x2001, 0..=0x1ff, ..] => AddressClass::Reserved,
+        [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254]
+        | [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254]
+        | [0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42] => AddressClass::Metadata,
+        [0xfc00..=0xfdff, ..] => AddressClass::UniqueLocal,
+        [0xfe80..=0xfebf, ..] => AddressClass::LinkLocal,
+        [0xfec0..=0xfeff, ..] => AddressClass::SiteLocal,
+        [0xff00..=0xffff, ..] => AddressClass::Multicast,
+        // Global unicast is 2000::/3; nothing else was given to anyone.
+        [0x2000..=0x3fff, ..] => AddressClass::Global,
+        _ => AddressClass::Reserved,
+    }
+}
+
+/// The 32 bits that start at bit `at`, counted from the left.
+const fn carried(bits: u128, at: u32) -> Ipv4Addr {
+    let [a, b, c, d, ..] = (bits << at).to_be_bytes();
+    Ipv4Addr::new(a, b, c, d)
+}
+
+/// RFC 6052: the address skips bits 64 to 71, which are zero.
+const fn carried_48(bits: u128) -> Ipv4Addr {
+    let [a, b, _, c, d, ..] = (bits << 48).to_be_bytes();
+    Ipv4Addr::new(a, b, c, d)
+}
+
+const fn carried_56(bits: u128) -> Ipv4Addr {
+    let [a, _, b, c, d, ..] = (bits << 56).to_be_bytes();
+    Ipv4Addr::new(a, b, c, d)
+}
+
+const fn carried_64(bits: u128) -> Ipv4Addr {
+    carried(bits, 72)
+}
+
+fn normalise_name(text: &str) -> Result<Cow<'_, str>, BadHost> {
+    let mapped = if is_settled(text) {
+        Cow::Borrowed(text)
+    } else {
+        map_name(text)?
+    };
+    // Looked at after mapping, because full-width letters map to these too.
+    let name = match mapped {
+        Cow::Borrowed(name) => Cow::Borrowed(name.strip_suffix('.').unwrap_or(name)),
+        Cow::Owned(mut name) => {
+            if name.ends_with('.') {
+                name.pop();
+            }
+            Cow::Owned(name)
+        }
+    };
+    if name.is_empty() {
+        return Err(BadHost::Empty);
+    }
+    if name.starts_with('-') {
+        return Err(BadHost::LeadingHyphen);
+    }
+    if name.len() > 253 {
+        return Err(BadHost::TooLong);
+    }
+    for label in name.split('.') {
+        match label.len() {
+            0 => return Err(BadHost::EmptyLabel),
+            1..=63 => {}
+            _ => return Err(BadHost::LabelTooLong),
+        }
+        if let Some(bad) = label.bytes().find(|b| !is_name_byte(*b)) {
+            return Err(BadHost::Forbidden(bad.into()));
+        }
+    }
+    Ok(name)
+}
+
+/// Whether UTS-46 would leave the name as it is: most names are written so.
+fn is_settled(text: &str) -> bool {
+    text.bytes().all(|b| is_name_byte(b) || b == b'.')
+        && !text.split('.').any(|label| label.starts_with("xn--"))
+}
+
+fn map_name(text: &str) -> Result<Cow<'_, str>, BadHost> {
+    if let Some(bad) = text
+        .chars()
+        .find(|c| c.is_control() || c.is_whitespace() || matches!(c, '\\' | '/' | '@' | '%'))
+    {
+        return Err(match bad {
+            '@' => BadHost::UserInfo,
+            '%' => BadHost::Percent,
+            other => BadHost::Forbidden(other),
+        });
+    }
+    // Hyphens in the third and fourth place are in daily use (`r3---sn.example`), and
+    // underscores name services: the strict profile (STD3) would refuse both.
+    Uts46::new()
+        .to_ascii(
+            text.as_bytes(),
+            AsciiDenyList::URL,
+            Hyphens::Allow,
+            DnsLength::Ignore,
+        )
+        .map_err(|_| BadHost::NotIdna)
+}
+
+const fn is_name_byte(byte: u8) -> bool {
+    matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_')
+}
+
+/// The WHATWG test: the last label is all digits, or a hexadecimal number.
+fn ends_in_number(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    last.bytes().all(|b| b.is_ascii_digit())
+        || last
+            .strip_prefix("0x")
+            .is_some_and(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// What `inet_aton` takes: one to four numbers, decimal, octal or hexadecimal, the last
+/// one filling all places that are left.
+fn parse_ipv4(name: &str) -> Option<Ipv4Addr> {
+    let mut parts = name.split('.');
+    let last = parts.next_back()?;
+    let mut value: u32 = 0;
+    let mut left: u32 = 32;
+    for part in parts {
+        left = left.checked_sub(8).filter(|left| *left > 0)?;
+        let byte = parse_number(part).filter(|number| *number <= 255)?;
+        value |= u32::try_from(byte).ok()? << left;
+    }
+    let rest = parse_number(last).filter(|number| *number < 1 << left)?;
+    Some(Ipv4Addr::from_bits(value | u32::try_from(rest).ok()?))
+}
+
+fn parse_number(text: &str) -> Option<u64> {
+    let (digits, radix) = if let Some(hex) = text.strip_prefix("0x") {
+        (hex, 16)
+    } else if text.len() > 1 && text.starts_with('0') {
+        (text, 8)
+    } else {
+        (text, 10)
+    };
+    if digits.is_empty() {
+        // `0x` alone is zero to inet_aton.
+        return (radix == 16).then_some(0);
+    }
+    if !digits.bytes().all(|b| b.is_ascii_alphanumeric()) {
+        return None;
+    }
+    u64::from_str_radix(digits, radix).ok()
+}
+
+fn parse_ipv6(text: &str) -> Result<Host, BadHost> {
+    let inner = match text.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').ok_or(BadHost::BadIpv6)?,
+        None => text,
+    };
+    if inner.contains("://") {
+        return Err(BadHost::Url);
+    }
+    if inner.contains('%') {
+        return Err(BadHost::ZoneId);
+    }
+    if inner.contains('@') {
+        return Err(BadHost::UserInfo);
+    }
+    match inner.parse::<Ipv6Addr>() {
+        Ok(ip) => Ok(Host::Ip(IpAddr::V6(ip).to_canonical())),
+        Err(_) if inner.bytes().filter(|b| *b == b':').count() == 1 && inner == text => {
+            Err(BadHost::UnexpectedPort)
+        }
+        Err(_) => Err(BadHost::BadIpv6),
+    }
+}
+
+fn parse_port(text: &str) -> Result<u16, BadHost> {
+    if text.is_empty() || text.len() > 5 || !text.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(BadHost::BadPort);
+    }
+    match text.parse() {
+        Ok(0) | Err(_) => Err(BadHost::BadPort),
+        Ok(port) => Ok(port),
+    }
+}
+
+#[cfg(test)]
+mod tests;

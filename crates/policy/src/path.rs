@@ -1,0 +1,473 @@
+//! Request paths, in the one spelling that is compared with rules and then sent.
+//!
+//! ```text
+//! raw target ──parse──▶ text  (decoded once)    ──▶ rules look at this
+//!                  └──▶ wire  (encoded again)   ──▶ the upstream receives this
+//! ```
+//!
+//! Servers do not agree on every path, and a rule is only worth something if it holds for
+//! the server that will answer. Where one spelling is read in one way by everybody, it is
+//! normalised; where it could climb, hide or change what a rule saw, it is refused. Two
+//! disagreements are in daily use and stay, as readings: an encoded slash may
+//! be a separator or a character, and a path parameter (`;v=1`) may be part of its segment
+//! or dropped.
+
+/// The path and query of a request target, checked and normalised.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct CleanPath {
+    /// `path` or `path?query`, as it is sent.
+    target: Box<str>,
+    /// Where the path ends in `target`.
+    path_len: usize,
+    /// The path decoded, where that differs. Encoded slashes are slashes here, too.
+    decoded: Option<Box<str>>,
+    /// Which slashes of `decoded` were encoded.
+    encoded_slashes: Box<[usize]>,
+    /// Whether the text holds a `;`.
+    has_parameters: bool,
+    /// Whether the text ends in a slash.
+    has_trailing_slash: bool,
+}
+
+/// What is wrong with a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPath {
+    /// `*`, a URL, or nothing.
+    #[error("a path must start with '/'")]
+    NotAbsolute,
+    /// `#`.
+    #[error("a request must not carry a fragment ('#')")]
+    Fragment,
+    /// `%` without two hexadecimal digits.
+    #[error("'%' must be followed by two hexadecimal digits")]
+    BadPercent,
+    /// `%2541`.
+    #[error("the path is percent-encoded twice")]
+    DoubleEncoded,
+    /// `\` or `%5C`.
+    #[error("a path must not contain a backslash, encoded or not")]
+    Backslash,
+    /// A control character.
+    #[error("a path must not contain control characters, encoded or not")]
+    Control,
+    /// A raw space.
+    #[error("a path must not contain whitespace that is not percent-encoded")]
+    Whitespace,
+    /// `%FF`, or an overlong `%C0%AF`.
+    #[error("the path does not decode to UTF-8")]
+    NotUtf8,
+    /// `/..`.
+    #[error("the path climbs above its root")]
+    AboveRoot,
+    /// `/..;/` or `/;x`.
+    #[error("a path parameter (';') must not follow an empty or dot segment")]
+    HiddenSegment,
+    /// `/a%2F..` or `/%2Fa`.
+    #[error("an encoded slash ('%2F') must not make an empty or dot segment")]
+    EncodedSlash,
+}
+
+/// One of the ways in which a server may read a path.
+///
+/// An allow rule must hold in all of them, a deny rule bites in any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reading {
+    /// An encoded slash separates segments.
+    pub(crate) split: bool,
+    /// A segment ends before its first `;`.
+    pub(crate) bare: bool,
+}
+
+impl Reading {
+    /// The literal one, in which an encoded slash is a character.
+    pub(crate) const LITERAL: Reading = Reading {
+        split: false,
+        bare: false,
+    };
+
+    /// All of them, the literal one first.
+    pub(crate) const ALL: [Reading; 4] = [
+        Reading::LITERAL,
+        Reading {
+            split: true,
+            bare: false,
+        },
+        Reading {
+            split: false,
+            bare: true,
+        },
+        Reading {
+            split: true,
+            bare: true,
+        },
+    ];
+}
+
+impl CleanPath {
+    /// Checks and normalises the path and query of a request target (origin form).
+    ///
+    /// The path is decoded exactly once, `//` becomes `/`, and dot segments are resolved.
+    /// The query is kept as it came: no rule looks at it.
+    pub fn parse(target: &str) -> Result<Self, BadPath> {
+        let (path, query) = match target.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (target, None),
+        };
+        let segments = path.strip_prefix('/').ok_or(BadPath::NotAbsolute)?;
+        if let Some(query) = query {
+            check_query(query)?;
+        }
+
+        if is_clean(path) {
+            return Ok(Self {
+                target: target.into(),
+                path_len: path.len(),
+                decoded: None,
+                encoded_slashes: Box::default(),
+                has_parameters: path.contains(';'),
+                has_trailing_slash: path.ends_with('/'),
+            });
+        }
+        let mut draft = Draft::with_capacity(target.len());
+        for segment in segments.split('/') {
+            draft.push(segment)?;
+        }
+        draft.finish(query)
+    }
+
+    /// The path as it is sent, without the query: upper case hexadecimal digits, nothing
+    /// encoded that need not be.
+    ///
+    /// A reserved character stays encoded or not, as the client wrote it: to RFC 3986
+    /// (2.2) `:` and `%3A` differ, and signatures over the path rely on it.
+    pub fn wire(&self) -> &str {
+        self.target.get(..self.path_len).unwrap_or(&self.target)
+    }
+
+    /// The query as it is sent, without its `?`.
+    pub fn query(&self) -> Option<&str> {
+        self.target.get(self.path_len + 1..)
+    }
+
+    /// Path and query as they are sent.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// The path decoded. An encoded slash is a slash here: ask
+    /// [`has_encoded_slash`](Self::has_encoded_slash) before relying on a segment.
+    pub fn text(&self) -> &str {
+        self.decoded.as_deref().unwrap_or_else(|| self.wire())
+    }
+
+    /// The decoded segments; an encoded slash is a character of its segment.
+    pub fn segments(&self) -> impl Iterator<Item = &str> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let (segment, next) = self.segment_at(at, Reading::LITERAL)?;
+            at = next;
+            Some(segment)
+        })
+    }
+
+    /// Whether the path ends in a slash. The root does.
+    pub fn has_trailing_slash(&self) -> bool {
+        self.has_trailing_slash
+    }
+
+    /// Whether a slash was encoded.
+    pub fn has_encoded_slash(&self) -> bool {
+        !self.encoded_slashes.is_empty()
+    }
+
+    /// Whether every server reads it in the same way.
+    pub(crate) fn has_one_reading(&self) -> bool {
+        self.encoded_slashes.is_empty() && !self.has_parameters
+    }
+
+    /// The segment that starts at `at` (zero for the first), and where the next one does.
+    pub(crate) fn segment_at(&self, at: usize, reading: Reading) -> Option<(&str, usize)> {
+        // Between the first slash and the last, if there is one.
+        let text = self.text();
+        let end = text.len() - usize::from(self.has_trailing_slash);
+        let rest = text.get(1 + at..end).filter(|_| end > 1)?;
+        let mut slashes = rest.bytes().enumerate().filter(|(_, b)| *b == b'/');
+        let end = if reading.split || self.encoded_slashes.is_empty() {
+            slashes.next()
+        } else {
+            slashes.find(|(end, _)| self.encoded_slashes.binary_search(&(1 + at + end)).is_err())
+        };
+        let end = end.map_or(rest.len(), |(end, _)| end);
+        let segment = rest.get(..end)?;
+        let segment = match segment.split_once(';') {
+            Some((bare, _)) if reading.bare => bare,
+            _ => segment,
+        };
+        Some((segment, at + end + 1))
+    }
+}
+
+impl std::fmt::Debug for CleanPath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CleanPath({:?})", self.target)
+    }
+}
+
+/// The path without its query: what may be shown and written down.
+impl std::fmt::Display for CleanPath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.wire())
+    }
+}
+
+/// Whether nothing has to be done to a path. Most are written so.
+fn is_clean(path: &str) -> bool {
+    let Some(body) = path.strip_prefix('/') else {
+        return false;
+    };
+    body.is_empty()
+        || body
+            .strip_suffix('/')
+            .unwrap_or(body)
+            .as_bytes()
+            .split(|b| *b == b'/')
+            .all(|segment| segment.iter().all(|b| is_plain(*b)) && !vanishes(segment))
+}
+
+/// A path on its way through [`CleanPath::parse`].
+struct Draft {
+    wire: Vec<u8>,
+    text: Vec<u8>,
+    encoded_slashes: Vec<usize>,
+    /// Whether the last segment was empty or a dot segment, which both mean 'the
+    /// directory', with a slash at the end.
+    ends_in_slash: bool,
+}
+
+impl Draft {
+    fn with_capacity(len: usize) -> Self {
+        Self {
+            wire: Vec::with_capacity(len),
+            text: Vec::with_capacity(len),
+            encoded_slashes: Vec::new(),
+            ends_in_slash: true,
+        }
+    }
+
+    /// Adds one raw segment.
+    fn push(&mut self, raw: &str) -> Result<(), BadPath> {
+        let (wire_start, text_start) = (self.wire.len(), self.text.len());
+        self.wire.push(b'/');
+        self.text.push(b'/');
+
+        let mut rest = raw.as_bytes();
+        let (mut has_percent, mut has_encoded_slash) = (false, false);
+        loop {
+            let end = rest.iter().position(|b| !is_plain(*b));
+            let (run, after) = rest.split_at(end.unwrap_or(rest.len()));
+            self.wire.extend_from_slice(run);
+            self.text.extend_from_slice(run);
+            let Some((unit, after)) = next_unit(after)? else {
+                break;
+            };
+            rest = after;
+            has_percent |= unit.byte == b'%';
+            if unit.byte == b'/' {
+                has_encoded_slash = true;
+                self.encoded_slashes.push(self.text.len());
+            }
+            self.text.push(unit.byte);
+            unit.write_to(&mut self.wire);
+        }
+
+        let segment = self.text.get(text_start + 1..).unwrap_or_default();
+        if has_percent && is_encoded_again(segment) {
+            return Err(BadPath::DoubleEncoded);
+        }
+        if has_encoded_slash {
+            if segment.split(|b| *b == b'/').any(vanishes) {
+                return Err(BadPath::EncodedSlash);
+            }
+            self.ends_in_slash = false;
+            return Ok(());
+        }
+        self.ends_in_slash = matches!(segment, b"" | b"." | b"..");
+        if !self.ends_in_slash {
+            return if vanishes(segment) {
+                Err(BadPath::HiddenSegment)
+            } else {
+                Ok(())
+            };
+        }
+        let climbs = segment == b"..";
+        self.wire.truncate(wire_start);
+        self.text.truncate(text_start);
+        if climbs { self.pop() } else { Ok(()) }
+    }
+
+    /// Takes the last segment off again.
+    fn pop(&mut self) -> Result<(), BadPath> {
+        // In the wire form an encoded slash is `%2F`, so the last slash is the one.
+        let at = self.wire.iter().rposition(|b| *b == b'/');
+        self.wire.truncate(at.ok_or(BadPath::AboveRoot)?);
+        while let Some(at) = self.text.iter().rposition(|b| *b == b'/') {
+            self.text.truncate(at);
+            if self.encoded_slashes.last() == Some(&at) {
+                self.encoded_slashes.pop();
+            } else {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the path and adds the query.
+    fn finish(mut self, query: Option<&str>) -> Result<CleanPath, BadPath> {
+        if self.ends_in_slash {
+            self.wire.push(b'/');
+            self.text.push(b'/');
+        }
+        let text = String::from_utf8(self.text).map_err(|_| BadPath::NotUtf8)?;
+        // ASCII ones were caught on the way; these are U+0080 to U+009F.
+        if !text.is_ascii() && text.chars().any(char::is_control) {
+            return Err(BadPath::Control);
+        }
+        let path_len = self.wire.len();
+        let has_parameters = text.contains(';');
+        let decoded = (text.as_bytes() != self.wire).then(|| text.into());
+        if let Some(query) = query {
+            self.wire.push(b'?');
+            self.wire.extend_from_slice(query.as_bytes());
+        }
+        let target = String::from_utf8(self.wire).map_err(|_| BadPath::NotUtf8)?;
+        Ok(CleanPath {
+            target: target.into(),
+            path_len,
+            decoded,
+            has_parameters,
+            has_trailing_slash: self.ends_in_slash,
+            encoded_slashes: self.encoded_slashes.into(),
+        })
+    }
+}
+
+/// One byte of a path, and whether it came as `%XX`.
+#[derive(Clone, Copy)]
+pub(crate) struct Unit {
+    pub(crate) byte: u8,
+    pub(crate) encoded: bool,
+}
+
+impl Unit {
+    fn write_to(self, wire: &mut Vec<u8>) {
+        if is_unreserved(self.byte) || (is_plain(self.byte) && !self.encoded) {
+            wire.push(self.byte);
+        } else {
+            let digit = |n: u8| if n < 10 { b'0' + n } else { b'A' + n - 10 };
+            wire.extend([b'%', digit(self.byte >> 4), digit(self.byte & 15)]);
+        }
+    }
+}
+
+/// What RFC 3986 never wants encoded.
+const fn is_unreserved(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
+}
+
+/// What may stand in a segment as it is.
+const fn is_plain(byte: u8) -> bool {
+    is_unreserved(byte)
+        || matches!(
+            byte,
+            b'!' | b'$'
+                | b'&'
+                | b'\''
+                | b'('
+                | b')'
+                | b'*'
+                | b'+'
+                | b','
+                | b';'
+                | b'='
+                | b':'
+                | b'@'
+        )
+}
+
+/// Decodes the first byte of `raw` and gives what comes after it.
+///
+/// A `/` it returns was encoded: raw ones separate segments and never get here.
+pub(crate) fn next_unit(raw: &[u8]) -> Result<Option<(Unit, &[u8])>, BadPath> {
+    let (unit, rest) = match raw {
+        [] => return Ok(None),
+        [b'%', rest @ ..] => {
+            let [high, low, rest @ ..] = rest else {
+                return Err(BadPath::BadPercent);
+            };
+            let (high, low) = (hex_value(*high), hex_value(*low));
+            let byte = high.zip(low).map(|(high, low)| (high << 4) | low);
+            let byte = byte.ok_or(BadPath::BadPercent)?;
+            (
+                Unit {
+                    byte,
+                    encoded: true,
+                },
+                rest,
+            )
+        }
+        [b'#', ..] => return Err(BadPath::Fragment),
+        [b' ', ..] => return Err(BadPath::Whitespace),
+        [byte, rest @ ..] => (
+            Unit {
+                byte: *byte,
+                encoded: false,
+            },
+            rest,
+        ),
+    };
+    match unit.byte {
+        b'\\' => Err(BadPath::Backslash),
+        byte if byte.is_ascii_control() => Err(BadPath::Control),
+        _ => Ok(Some((unit, rest))),
+    }
+}
+
+/// Whether decoded text could be decoded once more.
+pub(crate) fn is_encoded_again(text: &[u8]) -> bool {
+    text.windows(3).any(|three| {
+        matches!(three, [b'%', high, low] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit())
+    })
+}
+
+/// Whether a server that drops parameters is left with an empty or dot segment.
+pub(crate) fn vanishes(segment: &[u8]) -> bool {
+    let bare = segment.split(|b| *b == b';').next().unwrap_or(segment);
+    matches!(bare, b"" | b"." | b"..")
+}
+
+const fn hex_value(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        b'A'..=b'F' => Some(digit - b'A' + 10),
+        _ => None,
+    }
+}
+
+fn check_query(query: &str) -> Result<(), BadPath> {
+    for c in query.chars() {
+        if c == '#' {
+            return Err(BadPath::Fragment);
+        }
+        if c.is_control() {
+            return Err(BadPath::Control);
+        }
+        if c.is_whitespace() {
+            return Err(BadPath::Whitespace);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

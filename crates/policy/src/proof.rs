@@ -1,0 +1,448 @@
+//! A request's way through the gate, as types.
+//!
+//! ```text
+//! Identified ──admit(Pass, Guard)──▶ Admitted ──permit(Permit)──▶ Permitted ──clear(Clearance)──▶ Cleared
+//! ```
+//!
+//! Each stage takes what only the check before it can make, so forgetting a check does not
+//! compile, and credentials are added to a [`Cleared`] request and nothing else:
+//!
+//! ```
+//! use policy::{allowlist::Permit, bucket::Pass, identity::Identity, proof::*};
+//!
+//! fn pass(identity: Identity, pass: Pass, permit: Permit, clearance: Clearance) {
+//!     let admitted = Identified::new("request", identity).admit(pass, Guard::NoBreaker);
+//!     let permitted = admitted.permit(permit).expect("judged for this sandbox");
+//!     let cleared: Cleared<&str> = permitted.clear(clearance);
+//! }
+//! ```
+//!
+//! No stage can be skipped:
+//!
+//! ```compile_fail,E0599
+//! use policy::{allowlist::Permit, identity::Identity, proof::*};
+//!
+//! fn skip_the_rate_limit(identity: Identity, permit: Permit) {
+//!     let permitted = Identified::new("request", identity).permit(permit);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0599
+//! use policy::{bucket::Pass, identity::Identity, proof::*};
+//!
+//! fn skip_the_allowlist(identity: Identity, pass: Pass, clearance: Clearance) {
+//!     let admitted = Identified::new("request", identity).admit(pass, Guard::NoBreaker);
+//!     let cleared = admitted.clear(clearance);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0308
+//! use policy::{identity::Identity, proof::*};
+//!
+//! fn skip_all(request: u8, identity: Identity) -> Cleared<u8> {
+//!     Identified::new(request, identity)
+//! }
+//! ```
+//!
+//! And no proof serves two requests:
+//!
+//! ```compile_fail,E0382
+//! use policy::{bucket::Pass, identity::Identity, proof::*};
+//!
+//! fn twice(one: Identity, two: Identity, pass: Pass) {
+//!     let first = Identified::new(1, one).admit(pass, Guard::NoBreaker);
+//!     let second = Identified::new(2, two).admit(pass, Guard::NoBreaker);
+//! }
+//! ```
+
+use crate::allowlist::Permit;
+use crate::breaker::Ticket;
+use crate::bucket::Pass;
+use crate::identity::Identity;
+use crate::reason::Reason;
+use crate::verdict::{Denial, RuleName, Verdict};
+
+/// The breaker's part in a request. It comes back at the end of the request's way,
+/// wherever that is, because a ticket has to be settled.
+#[must_use = "settle the ticket with the outcome of the request"]
+#[derive(Debug, PartialEq, Eq)]
+pub enum Guard {
+    /// The breaker admitted it.
+    Ticket(Ticket),
+    /// No breaker watches this upstream. Said, not forgotten.
+    NoBreaker,
+}
+
+/// A request whose sender is known.
+#[must_use = "a request goes on or is refused"]
+#[derive(Debug)]
+pub struct Identified<R> {
+    request: R,
+    identity: Identity,
+}
+
+/// A request that the rate limit and the breaker let in.
+#[must_use = "a request goes on or is refused"]
+#[derive(Debug)]
+pub struct Admitted<R> {
+    request: R,
+    identity: Identity,
+    guard: Guard,
+}
+
+/// A request that policy allows.
+#[must_use = "a request goes on or is refused"]
+#[derive(Debug)]
+pub struct Permitted<R> {
+    request: R,
+    identity: Identity,
+    guard: Guard,
+    permit: Permit,
+}
+
+/// A request whose content was checked. Only this may receive a credential and leave.
+#[must_use = "a request goes on or is refused"]
+#[derive(Debug)]
+pub struct Cleared<R> {
+    request: R,
+    identity: Identity,
+    guard: Guard,
+    permit: Permit,
+    clearance: Clearance,
+}
+
+impl<R> Identified<R> {
+    /// Ties a request to its sender.
+    pub fn new(request: R, identity: Identity) -> Self {
+        Self { request, identity }
+    }
+
+    /// The request.
+    pub fn request(&self) -> &R {
+        &self.request
+    }
+
+    /// Its sender.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Lets it in: a token was taken and the breaker asked.
+    pub fn admit(self, pass: Pass, guard: Guard) -> Admitted<R> {
+        // The token is spent.
+        let Pass { .. } = pass;
+        Admitted {
+            request: self.request,
+            identity: self.identity,
+            guard,
+        }
+    }
+
+    /// Ends its way here.
+    pub fn refuse(self) -> R {
+        self.request
+    }
+}
+
+/// A permit that was judged for another sandbox, and the request it was meant for.
+#[derive(Debug)]
+pub struct Misused<R> {
+    /// What to answer.
+    pub denial: Denial,
+    /// The request, as far as it came.
+    pub request: Admitted<R>,
+}
+
+impl<R> Admitted<R> {
+    /// The request.
+    pub fn request(&self) -> &R {
+        &self.request
+    }
+
+    /// Its sender.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Joins it with the permit for its target. A permit that was judged by the rules of
+    /// another sandbox is refused: the fault is ours, and it must not open a door.
+    pub fn permit(self, permit: Permit) -> Result<Permitted<R>, Misused<R>> {
+        let judged_for = &permit.target().sandbox;
+        if judged_for != self.identity.sandbox() {
+            let denial = Denial::new(Reason::Internal, "proof:permit").because(format!(
+                "a permit for {judged_for} was used for {}",
+                self.identity.sandbox()
+            ));
+            return Err(Misused {
+                denial,
+                request: self,
+            });
+        }
+        Ok(Permitted {
+            request: self.request,
+            identity: self.identity,
+            guard: self.guard,
+            permit,
+        })
+    }
+
+    /// Ends its way here.
+    pub fn refuse(self) -> (R, Guard) {
+        (self.request, self.guard)
+    }
+}
+
+impl<R> Permitted<R> {
+    /// The request.
+    pub fn request(&self) -> &R {
+        &self.request
+    }
+
+    /// The request, for stages that rewrite its content.
+    pub fn request_mut(&mut self) -> &mut R {
+        &mut self.request
+    }
+
+    /// Its sender.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// What was allowed, and by which rule.
+    pub fn permit(&self) -> &Permit {
+        &self.permit
+    }
+
+    /// Joins it with the result of the content checks.
+    pub fn clear(self, clearance: Clearance) -> Cleared<R> {
+        Cleared {
+            request: self.request,
+            identity: self.identity,
+            guard: self.guard,
+            permit: self.permit,
+            clearance,
+        }
+    }
+
+    /// Ends its way here.
+    pub fn refuse(self) -> (R, Guard) {
+        (self.request, self.guard)
+    }
+}
+
+/// What is left of a [`Cleared`] request once it is sent.
+#[derive(Debug)]
+pub struct Parts<R> {
+    /// The request.
+    pub request: R,
+    /// Its sender.
+    pub identity: Identity,
+    /// The breaker's part, to be settled.
+    pub guard: Guard,
+    /// What was allowed: the target to dial and to send.
+    pub permit: Permit,
+    /// What the content checks said.
+    pub clearance: Clearance,
+}
+
+impl<R> Cleared<R> {
+    /// The request.
+    pub fn request(&self) -> &R {
+        &self.request
+    }
+
+    /// The request, for the stage that adds credentials.
+    pub fn request_mut(&mut self) -> &mut R {
+        &mut self.request
+    }
+
+    /// Its sender.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// What was allowed, and by which rule.
+    pub fn permit(&self) -> &Permit {
+        &self.permit
+    }
+
+    /// What the content checks said.
+    pub fn clearance(&self) -> &Clearance {
+        &self.clearance
+    }
+
+    /// Takes it apart, to send it.
+    pub fn into_parts(self) -> Parts<R> {
+        Parts {
+            request: self.request,
+            identity: self.identity,
+            guard: self.guard,
+            permit: self.permit,
+            clearance: self.clearance,
+        }
+    }
+
+    /// Ends its way here.
+    pub fn refuse(self) -> (R, Guard) {
+        (self.request, self.guard)
+    }
+}
+
+/// Proof that the content checks were made, or that none was configured.
+///
+/// ```compile_fail,E0451
+/// let clearance = policy::proof::Clearance { checks: 1, modified_by: Vec::new() };
+/// ```
+#[must_use = "a clearance is only worth something to the stage that demands it"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Clearance {
+    checks: usize,
+    modified_by: Vec<RuleName>,
+}
+
+impl Clearance {
+    /// Clears content that every check allowed or changed; the first other verdict comes
+    /// back. No verdicts clear nothing: a loop that ran over an empty list is a mistake,
+    /// and a gate without checks says so with
+    /// [`nothing_configured`](Self::nothing_configured).
+    pub fn from_checks(verdicts: &[Verdict]) -> Result<Self, Verdict> {
+        if verdicts.is_empty() {
+            let denial = Denial::new(Reason::Internal, "proof:clearance");
+            return Err(denial.because("no content check was made").into());
+        }
+        let mut modified_by = Vec::new();
+        for verdict in verdicts {
+            match verdict {
+                Verdict::Allow { .. } => {}
+                Verdict::Modify { rule, .. } => modified_by.push(rule.clone()),
+                Verdict::Ask { .. } | Verdict::Deny(_) => return Err(verdict.clone()),
+            }
+        }
+        Ok(Self {
+            checks: verdicts.len(),
+            modified_by,
+        })
+    }
+
+    /// No check is configured for this content. Audit tells it apart from 'checked'.
+    pub fn nothing_configured() -> Self {
+        Self {
+            checks: 0,
+            modified_by: Vec::new(),
+        }
+    }
+
+    /// Whether any check was made.
+    pub fn is_checked(&self) -> bool {
+        self.checks > 0
+    }
+
+    /// The rules that had the content changed.
+    pub fn modified_by(&self) -> &[RuleName] {
+        &self.modified_by
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::allowlist::{Allowlist, HostRule, Target};
+    use crate::breaker::{Breaker, BreakerConfig, Outcome};
+    use crate::bucket::{Rate, TokenBucket};
+    use crate::clock::{Tick, UnixMillis};
+    use crate::endpoint::Method;
+    use crate::host::{Host, HostPattern};
+    use crate::id::SandboxId;
+    use crate::identity::{Lookup, identify};
+    use crate::path::CleanPath;
+    use crate::registration::{AuthMode, Registration};
+
+    fn identity(id: &str) -> Identity {
+        let row = Registration {
+            id: SandboxId::parse(id).unwrap(),
+            ip: None,
+            repos: Vec::new(),
+            auth_mode: AuthMode::User,
+            created: UnixMillis::new(0),
+            expires: UnixMillis::new(1),
+            metadata: serde_json::Map::new(),
+        };
+        identify(Lookup::Found(Arc::new(row)), None, UnixMillis::new(0)).unwrap()
+    }
+
+    fn admitted(id: &str) -> Admitted<&'static str> {
+        let rate = Rate::new(1.0, 1).unwrap();
+        let pass = TokenBucket::new().take(&rate, Tick::default()).unwrap();
+        let ticket = Breaker::new()
+            .admit(&BreakerConfig::default(), Tick::default())
+            .unwrap();
+        Identified::new("request", identity(id)).admit(pass, Guard::Ticket(ticket))
+    }
+
+    fn permit(id: &str) -> Permit {
+        let rule = HostRule::new(HostPattern::parse("x.example").unwrap());
+        let target = Target {
+            sandbox: SandboxId::parse(id).unwrap(),
+            method: Method::parse("GET").unwrap(),
+            host: Host::parse("x.example").unwrap(),
+            port: 443,
+            path: CleanPath::parse("/").unwrap(),
+            program: None,
+        };
+        Allowlist::new(vec![rule]).judge(target).unwrap()
+    }
+
+    #[test]
+    fn a_request_that_passed_every_stage_carries_every_proof() {
+        let permitted = admitted("a").permit(permit("a")).unwrap();
+        let cleared = permitted.clear(Clearance::nothing_configured());
+        assert_eq!(cleared.request(), &"request");
+        assert_eq!(cleared.identity().sandbox().as_str(), "a");
+        assert!(!cleared.clearance().is_checked());
+        let parts = cleared.into_parts();
+        assert_eq!(parts.permit.target().port, 443);
+        let Guard::Ticket(ticket) = parts.guard else {
+            panic!("the ticket is lost")
+        };
+        Breaker::new().settle(
+            &BreakerConfig::default(),
+            ticket,
+            Outcome::Success,
+            Tick::default(),
+        );
+    }
+
+    #[test]
+    fn a_permit_for_another_sandbox_is_refused_and_the_ticket_comes_back() {
+        let misused = admitted("a").permit(permit("b")).unwrap_err();
+        assert_eq!(misused.denial.reason, Reason::Internal);
+        let (request, guard) = misused.request.refuse();
+        assert_eq!(request, "request");
+        assert!(matches!(guard, Guard::Ticket(_)));
+    }
+
+    #[test]
+    fn only_checks_that_all_agree_clear_content() {
+        let allow = Verdict::Allow { rule: None };
+        let modify = Verdict::Modify {
+            rule: "scan:redact".into(),
+            reason: Reason::SecretFound,
+        };
+        let ask = Verdict::Ask {
+            rule: "scan:ask".into(),
+            reason: Reason::SecretFound,
+        };
+        let deny = Verdict::Deny(Denial::new(Reason::SecretFound, "scan:deny"));
+
+        let clearance = Clearance::from_checks(&[allow.clone(), modify]).unwrap();
+        assert!(clearance.is_checked());
+        assert_eq!(clearance.modified_by(), ["scan:redact".into()]);
+        for bad in [ask, deny] {
+            let verdicts = [allow.clone(), bad.clone(), allow.clone()];
+            assert_eq!(Clearance::from_checks(&verdicts), Err(bad));
+        }
+        assert!(Clearance::from_checks(&[]).is_err());
+    }
+}

@@ -1,0 +1,489 @@
+//! Which refs a push may touch.
+//!
+//! Every command of a push is judged by itself; one denial refuses them all, and each is
+//! told, because git shows a reason for every ref.
+
+use std::collections::BTreeSet;
+
+use crate::glob::{self, Segment, Token};
+use crate::reason::Reason;
+use crate::registration::AuthMode;
+use crate::verdict::{Denial, RuleName};
+
+/// A full ref name, as bytes, that `git check-ref-format` would take.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RefName(Box<[u8]>);
+
+/// What is wrong with a ref name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRef {
+    /// Not below `refs/`.
+    #[error("a ref must start with 'refs/'")]
+    NotARef,
+    /// `//`, or a slash at the end.
+    #[error("a ref must not contain an empty component")]
+    EmptyComponent,
+    /// `/.a`, `a.` or `..`.
+    #[error(
+        "a ref must not contain '..', nor a component that starts or a name that ends with '.'"
+    )]
+    Dot,
+    /// `.lock`.
+    #[error("a component of a ref must not end in '.lock'")]
+    Lock,
+    /// `@{`.
+    #[error("a ref must not contain '@{{'")]
+    Reflog,
+    /// A control character, a space, or one of `~^:?*[\`.
+    #[error("a ref must not contain control characters, spaces or any of ~^:?*[\\")]
+    Forbidden,
+}
+
+impl RefName {
+    /// Checks and takes `name`. Bytes that are not UTF-8 pass, as they do in git; the
+    /// rules refuse them.
+    pub fn parse(name: &[u8]) -> Result<Self, BadRef> {
+        let short = name.strip_prefix(b"refs/").ok_or(BadRef::NotARef)?;
+        for component in short.split(|b| *b == b'/') {
+            match component {
+                [] => return Err(BadRef::EmptyComponent),
+                [b'.', ..] => return Err(BadRef::Dot),
+                _ if component.ends_with(b".lock") => return Err(BadRef::Lock),
+                _ => {}
+            }
+        }
+        if name.ends_with(b".") || has_pair(name, *b"..") {
+            return Err(BadRef::Dot);
+        }
+        if has_pair(name, *b"@{") {
+            return Err(BadRef::Reflog);
+        }
+        if name
+            .iter()
+            .any(|b| b.is_ascii_control() || b" ~^:?*[\\".contains(b))
+        {
+            return Err(BadRef::Forbidden);
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// The name's bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn is_below(&self, prefix: &[u8]) -> bool {
+        self.0.starts_with(prefix)
+    }
+}
+
+fn has_pair(text: &[u8], pair: [u8; 2]) -> bool {
+    text.windows(2).any(|two| two == pair)
+}
+
+/// Bytes that are not UTF-8 are shown as U+FFFD.
+impl std::fmt::Display for RefName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.0))
+    }
+}
+
+impl std::fmt::Debug for RefName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RefName({self})")
+    }
+}
+
+/// The name of a git object: SHA-1 or SHA-256.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ObjectId {
+    /// 40 hexadecimal digits.
+    Sha1([u8; 20]),
+    /// 64 hexadecimal digits.
+    Sha256([u8; 32]),
+}
+
+/// Text that names no object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an object id is 40 or 64 hexadecimal digits")]
+pub struct BadObjectId;
+
+impl ObjectId {
+    /// Reads 40 or 64 hexadecimal digits.
+    pub fn parse(hex: &[u8]) -> Result<Self, BadObjectId> {
+        match hex.len() {
+            40 => decode_hex(hex).map(ObjectId::Sha1),
+            64 => decode_hex(hex).map(ObjectId::Sha256),
+            _ => None,
+        }
+        .ok_or(BadObjectId)
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            ObjectId::Sha1(bytes) => bytes,
+            ObjectId::Sha256(bytes) => bytes,
+        }
+    }
+
+    /// Whether it is all zeros, which stands for 'no object'.
+    pub fn is_zero(&self) -> bool {
+        self.as_bytes().iter().all(|byte| *byte == 0)
+    }
+}
+
+fn decode_hex<const N: usize>(hex: &[u8]) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(hex.chunks_exact(2)) {
+        let text = str::from_utf8(pair).ok()?;
+        // `from_str_radix` would take a sign.
+        if !pair.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        *byte = u8::from_str_radix(text, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+impl std::fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.as_bytes()
+            .iter()
+            .try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl std::fmt::Debug for ObjectId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ObjectId({self})")
+    }
+}
+
+/// One command of a push: move `name` from `old` to `new`. Zero stands for 'no ref'.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefUpdate {
+    /// The ref.
+    pub name: RefName,
+    /// Where the client believes it is.
+    pub old: ObjectId,
+    /// Where it shall be.
+    pub new: ObjectId,
+}
+
+impl RefUpdate {
+    /// Whether the ref shall be gone.
+    pub fn is_deletion(&self) -> bool {
+        self.new.is_zero()
+    }
+}
+
+/// What the gate found out about the ref of one update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RefFacts {
+    /// Whether upstream has it; none where nobody looked.
+    pub exists_upstream: Option<bool>,
+    /// Whether this sandbox made it.
+    pub made_by_this_sandbox: bool,
+    /// Whether `new` descends from `old`; none where the history is not known.
+    pub is_fast_forward: Option<bool>,
+}
+
+/// Names branches (`main`, `release/*`) or, written in full, any refs (`refs/tags/v*`).
+///
+/// `*` is a run of characters within a segment, `**` any number of segments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefPattern {
+    source: Box<str>,
+    segments: Vec<Segment>,
+    /// The same in lower case.
+    folded: Vec<Segment>,
+    /// The same in lower case, with stars that cross slashes.
+    crossing: Vec<Token>,
+}
+
+/// What is wrong with a ref pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRefPattern {
+    /// `a**`.
+    #[error("'**' must stand alone between slashes; use '*' inside a segment")]
+    DoubleStarPlace,
+    /// No ref could be called that.
+    #[error(transparent)]
+    Ref(#[from] BadRef),
+}
+
+impl RefPattern {
+    /// Reads a pattern. What does not start with `refs/` is a branch.
+    pub fn parse(text: &str) -> Result<Self, BadRefPattern> {
+        let full = if text.starts_with("refs/") {
+            text.to_owned()
+        } else {
+            format!("refs/heads/{text}")
+        };
+        RefName::parse(full.replace('*', "x").as_bytes())?;
+        if full.split('/').any(|s| s.contains("**") && s != "**") {
+            return Err(BadRefPattern::DoubleStarPlace);
+        }
+        let folded = full.to_ascii_lowercase();
+        Ok(Self {
+            source: text.into(),
+            segments: compile(&full),
+            crossing: tokens(&folded),
+            folded: compile(&folded),
+        })
+    }
+
+    /// The pattern as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether it names exactly this ref. What opens something asks this.
+    pub fn covers(&self, name: &RefName) -> bool {
+        matches(&self.segments, name.as_bytes())
+    }
+
+    /// Whether it could mean this ref. What protects something asks this: `*` crosses
+    /// slashes, so that `release/*` also protects `release/1/hotfix`, and ASCII letters
+    /// are compared without case, because some forges keep refs on file systems where
+    /// `Main` is `main`. Protecting more is the safe side.
+    pub fn touches(&self, name: &RefName) -> bool {
+        let folded = name.as_bytes().to_ascii_lowercase();
+        glob::matches_run(&self.crossing, &folded) || matches(&self.folded, &folded)
+    }
+}
+
+impl std::fmt::Display for RefPattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.source)
+    }
+}
+
+fn tokens(text: &str) -> Vec<Token> {
+    text.bytes()
+        .map(|byte| match byte {
+            b'*' => Token::Run,
+            other => Token::Byte(other),
+        })
+        .collect()
+}
+
+fn compile(text: &str) -> Vec<Segment> {
+    text.split('/')
+        .map(|segment| match segment {
+            "**" => Segment::Many,
+            other => Segment::new(&tokens(other)),
+        })
+        .collect()
+}
+
+fn matches(pattern: &[Segment], name: &[u8]) -> bool {
+    glob::matches(pattern, |at| {
+        let rest = name.get(at..)?;
+        let end = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
+        Some((rest.get(..end)?, at + end + 1))
+    })
+}
+
+/// The branches that are protected where nothing else is configured.
+pub const DEFAULT_PROTECTED: [&str; 4] = ["main", "master", "release/*", "production"];
+
+/// Where a bot may push.
+pub const BOT_NAMESPACES: [&str; 2] = ["refs/heads/sandbox/", "refs/heads/palisade/"];
+
+/// The rules for refs, for one sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefRules {
+    /// Whether branches may be deleted. Never protected ones, and never tags: deleting and
+    /// making a tag anew is moving it.
+    pub allow_deletion: bool,
+    /// As whom the sandbox pushes.
+    pub auth_mode: AuthMode,
+    /// Refs nobody pushes to.
+    pub protected: Vec<RefPattern>,
+    /// Existing branches that `user` mode may push to although it did not make them.
+    pub listed: Vec<RefPattern>,
+    /// Whether history may only be added to. A push whose history is not known is then
+    /// refused: a check that was asked for and cannot be made fails closed.
+    pub deny_force_push: bool,
+}
+
+impl RefRules {
+    /// The rules as they are where nothing is configured.
+    pub fn new(auth_mode: AuthMode) -> Self {
+        Self {
+            allow_deletion: false,
+            auth_mode,
+            protected: DEFAULT_PROTECTED
+                .iter()
+                .filter_map(|text| RefPattern::parse(text).ok())
+                .collect(),
+            listed: Vec::new(),
+            deny_force_push: false,
+        }
+    }
+
+    /// Decides about one update.
+    pub fn judge(&self, update: &RefUpdate, facts: RefFacts) -> Result<(), Denial> {
+        let name = check_form(update)?;
+        // The server compares `old` with what it has, so a client cannot pass an existing
+        // ref off as new; upstream's own word counts where we have it.
+        let exists = facts.exists_upstream == Some(true) || !update.old.is_zero();
+        let is_branch = update.name.is_below(b"refs/heads/");
+
+        if update.is_deletion() && !(self.allow_deletion && is_branch) {
+            return Err(refuse(Reason::GitDelete, "git:deletion").saying(format!(
+                "Deleting {name} is not allowed: refs are not deleted from a sandbox."
+            )));
+        }
+        if !is_branch && !update.name.is_below(b"refs/tags/") {
+            return Err(
+                refuse(Reason::GitNamespace, "git:namespace").saying(format!(
+                    "Pushing {name} is not allowed: only branches and tags may be pushed."
+                )),
+            );
+        }
+        if self.auth_mode == AuthMode::Bot
+            && !BOT_NAMESPACES
+                .iter()
+                .any(|space| update.name.is_below(space.as_bytes()))
+        {
+            return Err(
+                refuse(Reason::GitNamespace, "git:bot-namespace").saying(format!(
+                    "Pushing {name} is not allowed: a bot pushes to sandbox/* and palisade/* only."
+                )),
+            );
+        }
+        if let Some(pattern) = self.protected.iter().find(|p| p.touches(&update.name)) {
+            let rule = format!("git:protected:{pattern}");
+            return Err(refuse(Reason::GitProtected, rule).saying(format!(
+                "{name} is protected. Push to a branch of your own and open a pull request."
+            )));
+        }
+        if !is_branch && exists {
+            return Err(
+                refuse(Reason::GitProtected, "git:existing-tag").saying(format!(
+                    "{name} exists, and existing tags are not moved. Choose a new name."
+                )),
+            );
+        }
+        if self.auth_mode == AuthMode::User
+            && exists
+            && !facts.made_by_this_sandbox
+            && !self
+                .listed
+                .iter()
+                .any(|pattern| pattern.covers(&update.name))
+        {
+            return Err(
+                refuse(Reason::GitProtected, "git:own-branches").saying(format!(
+                    "{name} exists and was not made by this sandbox. Push to a new branch, or ask \
+                 the operator to list this one."
+                )),
+            );
+        }
+        if self.deny_force_push && exists && !update.is_deletion() {
+            match facts.is_fast_forward {
+                Some(true) => {}
+                Some(false) => {
+                    return Err(
+                        refuse(Reason::GitProtected, "git:force-push").saying(format!(
+                            "This push would rewrite {name}. Merge or rebase onto it, then push \
+                         without force."
+                        )),
+                    );
+                }
+                None => {
+                    return Err(
+                        refuse(Reason::GitProtected, "git:force-push").saying(format!(
+                            "Force pushes are not allowed, and whether this is one cannot be told \
+                         because the history of {name} is not known here."
+                        )),
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides about a whole push. All updates are judged; one denial refuses the push.
+    pub fn judge_push(&self, push: &[(RefUpdate, RefFacts)]) -> Result<(), PushDenied> {
+        let mut denials = Vec::new();
+        let mut seen = BTreeSet::new();
+        for (update, facts) in push {
+            let judged = if seen.insert(&update.name) {
+                self.judge(update, *facts)
+            } else {
+                Err(refuse(Reason::GitMalformed, "git:form")
+                    .saying(format!("{} appears twice in one push.", update.name)))
+            };
+            if let Err(denial) = judged {
+                denials.push(RefDenial {
+                    name: update.name.clone(),
+                    denial,
+                });
+            }
+        }
+        let mut denials = denials.into_iter();
+        match denials.next() {
+            None => Ok(()),
+            Some(first) => Err(PushDenied {
+                first,
+                others: denials.collect(),
+            }),
+        }
+    }
+}
+
+/// One ref that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefDenial {
+    /// The ref.
+    pub name: RefName,
+    /// Why.
+    pub denial: Denial,
+}
+
+/// A push that was refused: at least one of its refs was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PushDenied {
+    /// The denial that names the push, in logs and audit.
+    pub first: RefDenial,
+    /// The others, in the order of the push.
+    pub others: Vec<RefDenial>,
+}
+
+impl PushDenied {
+    /// All denials, in the order of the push.
+    pub fn iter(&self) -> impl Iterator<Item = &RefDenial> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+}
+
+fn refuse(reason: Reason, rule: impl Into<RuleName>) -> Denial {
+    Denial::new(reason, rule)
+}
+
+/// Refuses what no rule could speak about, and gives the name as text.
+fn check_form(update: &RefUpdate) -> Result<&str, Denial> {
+    let malformed = |why: &str| refuse(Reason::GitMalformed, "git:form").saying(why.to_owned());
+    let name = str::from_utf8(update.name.as_bytes())
+        .map_err(|_| malformed("The name of a ref is not UTF-8."))?;
+    // The ASCII ones cannot be in a ref; U+009B starts an escape sequence, too.
+    if name.chars().any(char::is_control) {
+        return Err(malformed("The name of a ref contains control characters."));
+    }
+    if update.old.as_bytes().len() != update.new.as_bytes().len() {
+        return Err(malformed("The object ids of an update differ in length."));
+    }
+    if update.old.is_zero() && update.new.is_zero() {
+        return Err(malformed(
+            "An update neither makes, moves nor deletes its ref.",
+        ));
+    }
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests;
