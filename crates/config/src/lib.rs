@@ -1,1 +1,72 @@
 //! The operator's files: schema, strict parsing, layers, and the Settings snapshot.
+//!
+//! Bytes become a tree that knows every line; variables are filled into its scalars; the
+//! tree is checked against a schema derived from the types; what remains is deserialised
+//! and checked against itself. Every mistake of every file is reported in one go.
+//!
+//! This crate reads files when it is told to.
+//!
+//! **Never here:** watching, starting anything, the process environment (the caller passes
+//! one), following a link in a repository, the value of a secret or variable in a message.
+
+mod consistency;
+mod expansion;
+mod file;
+mod layer;
+pub mod leaf;
+mod origin;
+pub mod policy_file;
+mod problem;
+mod reference;
+mod repository;
+mod schema;
+mod secret;
+pub mod section;
+mod settings;
+mod sources;
+mod tree;
+mod trust;
+mod validation;
+
+use std::path::Path;
+
+pub use expansion::Env;
+pub use origin::Origin;
+pub use problem::{Problem, Problems};
+pub use repository::{FILE_NAME, RepoFile, RepoSettings, TrustedRepoFile};
+pub use secret::Secret;
+pub use settings::{Domain, Settings, ShownValue};
+pub use sources::Sources;
+pub use trust::{TrustEntry, TrustError, TrustStore};
+
+/// Reads palisade.yaml at `path`, and everything that belongs to it. Without a path, every
+/// value has its default.
+pub fn load(path: Option<&Path>, env: Env<'_>) -> Result<Settings, Problems> {
+    Sources::read(path, env)?.settings(env)
+}
+
+/// Every value, its origin, and secrets only as set or not.
+pub fn show(settings: &Settings) -> Vec<ShownValue> {
+    settings.show()
+}
+
+/// JSON Schema of palisade.yaml, with descriptions and defaults, for editors.
+pub fn schema() -> serde_json::Value {
+    schema::PALISADE.schema.clone()
+}
+
+/// What `palisade config init` writes: a starter that loads as it is.
+pub const TEMPLATE: &str = include_str!("template.yaml");
+
+/// The text of docs/config.md: every key of every file, with type, default and description.
+pub fn reference_markdown() -> String {
+    reference::write()
+}
+
+/// Reads `bytes` as each kind of file in turn and forgets the answer: for fuzzing, where
+/// only a panic or a hang is news.
+pub fn exercise(bytes: &[u8]) {
+    let env = |name: &str| (name.len() == 1).then(|| "1".to_owned());
+    sources::exercise(bytes, &env);
+    repository::exercise(bytes);
+}

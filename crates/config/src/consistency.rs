@@ -1,0 +1,411 @@
+//! What no schema can say: values that contradict each other.
+//!
+//! These checks also run on what is left of a file with other mistakes. A check that asks
+//! whether something is absent therefore asks the file, not the value: a token that was
+//! written wrongly has been reported already, and is not missing as well.
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use policy::breaker::BreakerConfig;
+use policy::bucket::Rate;
+use policy::host::Host;
+use policy::registration::MAX_RECEIVE_PACK_BYTES;
+
+use crate::layer::Layer;
+use crate::leaf::Leaf;
+use crate::policy_file::PolicyFile;
+use crate::problem::{Problem, quote};
+use crate::section::sandbox::Backend;
+use crate::section::tools::RuntimeKind;
+use crate::settings::{Compiled, File};
+use crate::tree::{dotted, join};
+
+/// Checks palisade.yaml. An address without a host and without a token is moved to
+/// loopback, with a warning.
+pub(crate) fn check_file(
+    layer: &mut Layer<File>,
+    problems: &mut Vec<Problem>,
+    warnings: &mut Vec<Problem>,
+) {
+    move_to_loopback(layer, warnings);
+    let mut check = Check { layer, problems };
+    check.server();
+    check.names();
+    check.tools();
+    check.egress();
+    check.credentials();
+    check.mirrors();
+    check.remote();
+    check.positive();
+    if layer.value.metrics.tracing.is_jaeger_thrift() {
+        let pointer = "/metrics/tracing/endpoint";
+        let problem = layer.problem(pointer, "port 14268 is Jaeger's Thrift port");
+        warnings.push(problem.hinting("traces go to port 4318 of the same host, by OTLP"));
+    }
+}
+
+const ADDRESSES: [&str; 3] = ["interceptor_addr", "mcp_server_addr", "single_port"];
+
+fn address<'f>(file: &'f mut File, key: &str) -> Option<&'f mut SocketAddr> {
+    match key {
+        "interceptor_addr" => Some(&mut file.server.interceptor_addr),
+        "mcp_server_addr" => Some(&mut file.server.mcp_server_addr),
+        _ => file.server.single_port.as_mut(),
+    }
+}
+
+/// Whether clients are asked for a token; a token that is empty or was refused counts as
+/// absent or present respectively.
+fn has_token(layer: &Layer<File>) -> bool {
+    match &layer.value.server.auth_token {
+        Some(token) => !token.is_empty(),
+        None => layer.is_written("/server/auth_token"),
+    }
+}
+
+/// `:8090` without a token: a seed's file, written for a container's own network. It is
+/// accepted and kept to this machine, rather than refused or opened to everybody.
+fn move_to_loopback(layer: &mut Layer<File>, warnings: &mut Vec<Problem>) {
+    if has_token(layer) {
+        return;
+    }
+    for key in ADDRESSES {
+        let pointer = join("/server", key);
+        if !layer
+            .text(&pointer)
+            .is_some_and(|text| text.starts_with(':'))
+        {
+            continue;
+        }
+        let Some(address) = address(&mut layer.value, key) else {
+            continue;
+        };
+        *address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port());
+        let message = format!(
+            "{} names every address but there is no server.auth_token: listening on {address} only",
+            dotted(&pointer)
+        );
+        let warning = layer.problem(&pointer, message);
+        warnings.push(warning.hinting("set server.auth_token to open it, or write the address"));
+    }
+}
+
+struct Check<'a> {
+    layer: &'a Layer<File>,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl Check<'_> {
+    fn report(&mut self, pointer: &str, message: impl Into<String>, hint: &str) {
+        let mut problem = self.layer.problem(pointer, message);
+        problem.hint = (!hint.is_empty()).then(|| hint.to_owned());
+        self.problems.push(problem);
+    }
+
+    fn server(&mut self) {
+        let file = &self.layer.value;
+        let open: Vec<(&str, SocketAddr)> = ADDRESSES
+            .into_iter()
+            .zip([
+                Some(file.server.interceptor_addr),
+                Some(file.server.mcp_server_addr),
+                file.server.single_port,
+            ])
+            .filter_map(|(key, address)| Some((key, address?)))
+            .filter(|(_, address)| !address.ip().to_canonical().is_loopback())
+            .collect();
+        if !has_token(self.layer) {
+            for (key, address) in open {
+                let pointer = join("/server", key);
+                self.report(
+                    &pointer,
+                    format!("{} is {address}, which others can reach, and there is no server.auth_token", dotted(&pointer)),
+                    "set server.auth_token, or use 127.0.0.1",
+                );
+            }
+        }
+        let written = |key: &&&str| self.layer.is_written(&join("/server", key));
+        let others = ["interceptor_addr", "mcp_server_addr"];
+        if self.layer.is_written("/server/single_port")
+            && let Some(other) = others.iter().find(written)
+        {
+            self.report(
+                "/server/single_port",
+                format!("server.single_port stands instead of server.{other}, not beside it"),
+                "remove one of them",
+            );
+        }
+    }
+
+    fn names(&mut self) {
+        let file = &self.layer.value;
+        let tools = file.tools.iter().map(|tool| tool.name.as_str());
+        self.unique("/tools", "name", "tool", tools);
+        let bundles = file
+            .policies
+            .bundles
+            .iter()
+            .map(|bundle| bundle.id.as_str());
+        self.unique("/policies/bundles", "id", "bundle", bundles);
+        let rows = file.credentials.rows.iter().map(|row| row.name.as_str());
+        self.unique("/credentials/rows", "name", "credential row", rows);
+        let mirrors = file.git.mirrors.iter().map(|mirror| mirror.name.as_str());
+        self.unique("/git/mirrors", "name", "mirror", mirrors);
+    }
+
+    fn unique<'n>(
+        &mut self,
+        list: &str,
+        key: &str,
+        what: &str,
+        names: impl Iterator<Item = &'n str>,
+    ) {
+        let mut seen: HashMap<&str, usize> = HashMap::new();
+        for (index, name) in names.enumerate() {
+            let pointer = format!("{list}/{index}/{key}");
+            if let Some(first) = seen.get(name) {
+                let first = self
+                    .layer
+                    .problem(&format!("{list}/{first}/{key}"), "")
+                    .line;
+                let message = format!("another {what} is called {} on line {first}", quote(name));
+                self.report(&pointer, message, "");
+            } else {
+                seen.insert(name, index);
+            }
+        }
+    }
+
+    fn tools(&mut self) {
+        for (index, tool) in self.layer.value.tools.iter().enumerate() {
+            let pointer = format!("/tools/{index}");
+            if tool
+                .command
+                .first()
+                .is_some_and(|program| program.trim().is_empty())
+            {
+                self.report(
+                    &format!("{pointer}/command/0"),
+                    format!("tool {} has no program to run", quote(&tool.name)),
+                    "",
+                );
+            }
+            if tool.command.iter().any(|word| word.contains('\0')) {
+                let message = format!("the command of tool {} contains U+0000", quote(&tool.name));
+                self.report(&format!("{pointer}/command"), message, "");
+            }
+            let template = format!("{pointer}/runtime/template");
+            if tool.runtime.kind == RuntimeKind::E2b && !self.layer.is_written(&template) {
+                self.report(
+                    &format!("{pointer}/runtime"),
+                    format!(
+                        "tool {} runs in e2b but names no template",
+                        quote(&tool.name)
+                    ),
+                    "add runtime.template",
+                );
+            }
+        }
+    }
+
+    fn egress(&mut self) {
+        for (from, to) in self.layer.value.egress.resolve.iter() {
+            if to.ip().is_unspecified() || to.port() == 0 {
+                // The key may be spelt in another way than the host prints.
+                let key = self.written_key("/egress/resolve", from);
+                let pointer = join("/egress/resolve", &key.unwrap_or_default());
+                let message = format!("{} cannot be connected to", dotted(&pointer));
+                self.report(&pointer, message, "write an address and a port");
+            }
+        }
+    }
+
+    fn written_key<T: Leaf + PartialEq>(&self, pointer: &str, wanted: &T) -> Option<String> {
+        let node = self.layer.tree.get(pointer)?;
+        let crate::tree::Content::Map(entries) = &node.content else {
+            return None;
+        };
+        let same = |text: &str| T::read(text).is_ok_and(|read| read == *wanted);
+        let entry = entries.iter().find(|entry| same(&entry.key))?;
+        Some(entry.key.clone())
+    }
+
+    fn credentials(&mut self) {
+        for (index, row) in self.layer.value.credentials.rows.iter().enumerate() {
+            for (name, value) in &row.extra_headers {
+                if value.contains(|c: char| c.is_control() && c != '\t') {
+                    let pointer = format!("/credentials/rows/{index}/extra_headers");
+                    let pointer = join(&pointer, name);
+                    let message = format!("{} contains a control character", dotted(&pointer));
+                    self.report(&pointer, message, "");
+                }
+            }
+        }
+    }
+
+    fn mirrors(&mut self) {
+        for (index, mirror) in self.layer.value.git.mirrors.iter().enumerate() {
+            let pointer = format!("/git/mirrors/{index}");
+            if mirror.is_ssh() && !self.layer.is_written(&format!("{pointer}/host_key")) {
+                self.report(
+                    &pointer,
+                    format!(
+                        "mirror {} is reached by ssh but has no host_key",
+                        quote(&mirror.name)
+                    ),
+                    "add the server's public key, as ssh-keyscan prints it",
+                );
+            }
+        }
+    }
+
+    fn remote(&mut self) {
+        let pointer = "/sandbox/remote";
+        let sandbox = &self.layer.value.sandbox;
+        if sandbox.backend == Backend::Remote && !self.layer.is_written(pointer) {
+            self.report(
+                "/sandbox/backend",
+                "the backend is remote but sandbox.remote says nothing of where",
+                "add sandbox.remote.socket_path or sandbox.remote.tcp",
+            );
+        }
+        let Some(remote) = &sandbox.remote else {
+            return;
+        };
+        let socket = self.layer.is_written("/sandbox/remote/socket_path");
+        let tcp = self.layer.is_written("/sandbox/remote/tcp");
+        if socket == tcp {
+            let message = if socket {
+                "sandbox.remote has two addresses, socket_path and tcp"
+            } else {
+                "sandbox.remote has no address"
+            };
+            self.report(pointer, message, "give exactly one of socket_path and tcp");
+        }
+        let token = remote.auth.token.as_ref().map(|token| !token.is_empty());
+        let token = token.unwrap_or_else(|| self.layer.is_written("/sandbox/remote/auth/token"));
+        if remote.auth.required && !token {
+            self.report(
+                "/sandbox/remote/auth/required",
+                "sandbox.remote.auth.required is true but there is no token",
+                "set sandbox.remote.auth.token",
+            );
+        }
+    }
+
+    fn positive(&mut self) {
+        let file = &self.layer.value;
+        let timeouts = &file.egress.timeouts;
+        let zero = [
+            ("/policies/timeout", file.policies.timeout.is_zero()),
+            ("/egress/timeouts/connect", timeouts.connect.is_zero()),
+            ("/egress/timeouts/header", timeouts.header.is_zero()),
+            ("/egress/timeouts/response", timeouts.response.is_zero()),
+            ("/egress/timeouts/idle", timeouts.idle.is_zero()),
+            ("/scan/budget/bytes", file.scan.budget.bytes == 0),
+            ("/sandbox/limits/memory", file.sandbox.limits.memory == 0),
+            ("/sandbox/limits/disk", file.sandbox.limits.disk == 0),
+            ("/audit/max_bytes", file.audit.max_bytes == 0),
+        ];
+        for (pointer, is_zero) in zero {
+            if is_zero {
+                let message = format!("{} must be more than 0", dotted(pointer));
+                self.report(pointer, message, "");
+            }
+        }
+    }
+}
+
+/// Checks policy.yaml and works its rates and breakers out. Without a file there is only
+/// the arithmetic.
+pub(crate) fn compile_policy(
+    policy: &PolicyFile,
+    layer: Option<&Layer<PolicyFile>>,
+    compiled: &mut Compiled,
+    problems: &mut Vec<Problem>,
+) {
+    let mut report = |pointer: &str, message: String| {
+        problems.extend(layer.map(|layer| layer.problem(pointer, message)));
+    };
+    let limits = &policy.git.push_limits;
+    if limits.hard_limit_bytes > MAX_RECEIVE_PACK_BYTES {
+        let most = MAX_RECEIVE_PACK_BYTES.write();
+        let message = format!("git.push_limits.hard_limit_bytes must be at most {most}");
+        report("/git/push_limits/hard_limit_bytes", message);
+    }
+    if limits.warning_bytes > limits.hard_limit_bytes {
+        let message = format!(
+            "git.push_limits.warning_bytes must be at most hard_limit_bytes, which is {}",
+            limits.hard_limit_bytes.write()
+        );
+        report("/git/push_limits/warning_bytes", message);
+    }
+
+    let breakers = &policy.circuit_breakers;
+    let defaults = &breakers.defaults;
+    if defaults.recovery_timeout.is_zero() {
+        let message = "circuit_breakers.defaults.recovery_timeout must be more than 0".to_owned();
+        report("/circuit_breakers/defaults/recovery_timeout", message);
+    }
+    compiled.breaker = BreakerConfig {
+        failure_threshold: defaults.failure_threshold,
+        recovery: defaults.recovery_timeout,
+        success_threshold: defaults.success_threshold,
+        ..BreakerConfig::default()
+    };
+    for (host, row) in &breakers.upstreams {
+        let pointer = join("/circuit_breakers/upstreams", host);
+        let row = row.clone().unwrap_or_default();
+        if row
+            .recovery_timeout
+            .is_some_and(|timeout| timeout.is_zero())
+        {
+            let pointer = join(&pointer, "recovery_timeout");
+            report(
+                &pointer,
+                format!("{} must be more than 0", dotted(&pointer)),
+            );
+        }
+        let config = BreakerConfig {
+            failure_threshold: row.failure_threshold.unwrap_or(defaults.failure_threshold),
+            recovery: row.recovery_timeout.unwrap_or(defaults.recovery_timeout),
+            success_threshold: row.success_threshold.unwrap_or(defaults.success_threshold),
+            ..compiled.breaker
+        };
+        if let Ok(host) = Host::parse(host)
+            && compiled.breakers.insert(host, config).is_some()
+        {
+            report(
+                &pointer,
+                "this host is listed twice, in two spellings".to_owned(),
+            );
+        }
+    }
+
+    let rates = &policy.rate_limits;
+    let mut rate = |pointer: &str, row: &crate::policy_file::RateRow| match Rate::new(
+        row.requests_per_second,
+        row.burst(),
+    ) {
+        Ok(rate) => Some(rate),
+        Err(error) => {
+            report(pointer, format!("{}: {error}", dotted(pointer)));
+            None
+        }
+    };
+    let default = rate("/rate_limits/defaults", &rates.defaults);
+    let mut own = HashMap::new();
+    for (host, row) in &rates.per_upstream {
+        let pointer = join("/rate_limits/per_upstream", host);
+        let row = row.as_ref().unwrap_or(&rates.defaults);
+        let (Ok(host), Some(rate)) = (Host::parse(host), rate(&pointer, row)) else {
+            continue;
+        };
+        own.insert(host, rate);
+    }
+    if rates.enabled {
+        compiled.rate = default;
+        compiled.rates = own;
+    }
+}

@@ -1,0 +1,203 @@
+//! `${VAR}` in values.
+//!
+//! Only the text of a scalar changes, after the file has been parsed, and the result is
+//! never parsed again. A variable therefore cannot add a key, a line or a list, whatever
+//! it holds.
+
+use crate::problem::Problem;
+use crate::tree::{Content, Node, Tree, join};
+
+/// Looks a variable up. The loader never reads the process environment by itself.
+pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The longest text a value may expand to: 1 MiB.
+const LONGEST: usize = 1024 * 1024;
+
+/// Expands every value of `tree`. A value that cannot be expanded is reported and
+/// becomes faulty.
+pub(crate) fn expand(tree: &mut Tree, env: Env<'_>, problems: &mut Vec<Problem>) {
+    let mut faults = Vec::new();
+    walk(&mut tree.root, "", env, &mut faults);
+    for (pointer, fault) in faults {
+        let (message, hint) = fault.say();
+        problems.push(tree.problem(&pointer, message).hinting(hint));
+    }
+}
+
+fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, Fault)>) {
+    match &mut node.content {
+        Content::Text(text) if text.contains("${") => match expand_text(text, env) {
+            Ok(expanded) => {
+                node.variable = expanded.variable;
+                node.content = Content::Text(expanded.text);
+            }
+            Err(fault) => {
+                node.content = Content::Faulty;
+                faults.push((pointer.to_owned(), fault));
+            }
+        },
+        Content::List(items) => {
+            for (index, item) in items.iter_mut().enumerate() {
+                walk(item, &join(pointer, &index.to_string()), env, faults);
+            }
+        }
+        Content::Map(entries) => {
+            for entry in entries {
+                walk(&mut entry.value, &join(pointer, &entry.key), env, faults);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Text with its variables filled in.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Expanded {
+    pub(crate) text: String,
+    /// The first variable whose value is part of the text.
+    pub(crate) variable: Option<String>,
+}
+
+/// Why a text cannot be expanded.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Unset(String),
+    Malformed,
+    TooLong,
+}
+
+impl Fault {
+    fn say(&self) -> (String, String) {
+        match self {
+            Fault::Unset(name) => (
+                format!("the environment variable {name} is not set"),
+                format!("set it, or write ${{{name}:-default}}"),
+            ),
+            Fault::Malformed => (
+                "this ${…} does not name a variable".to_owned(),
+                "write ${NAME} or ${NAME:-default}, and $${ for a plain ${".to_owned(),
+            ),
+            Fault::TooLong => (
+                format!("longer than {LONGEST} bytes once its variables are filled in"),
+                "use a shorter value".to_owned(),
+            ),
+        }
+    }
+}
+
+/// Fills the variables of one text in. As in a shell, `:-` also stands in for a
+/// variable that is set to nothing.
+pub(crate) fn expand_text(text: &str, env: Env<'_>) -> Result<Expanded, Fault> {
+    let mut expanded = Expanded {
+        text: String::with_capacity(text.len()),
+        variable: None,
+    };
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${") {
+        if let Some(before) = before.strip_suffix('$') {
+            expanded.text.push_str(before);
+            expanded.text.push_str("${");
+            rest = after;
+            continue;
+        }
+        expanded.text.push_str(before);
+        let (inside, after) = after.split_once('}').ok_or(Fault::Malformed)?;
+        rest = after;
+        let (name, default) = match inside.split_once(":-") {
+            Some((name, default)) => (name, Some(default)),
+            None => (inside, None),
+        };
+        if !is_variable(name) || default.is_some_and(|default| default.contains("${")) {
+            return Err(Fault::Malformed);
+        }
+        let value = env(name).filter(|value| !(value.is_empty() && default.is_some()));
+        match (value, default) {
+            (Some(value), _) => {
+                expanded.text.push_str(&value);
+                expanded.variable.get_or_insert_with(|| name.to_owned());
+            }
+            (None, Some(default)) => expanded.text.push_str(default),
+            (None, None) => return Err(Fault::Unset(name.to_owned())),
+        }
+        if expanded.text.len() > LONGEST {
+            return Err(Fault::TooLong);
+        }
+    }
+    expanded.text.push_str(rest);
+    Ok(expanded)
+}
+
+/// Whether `name` can name a variable: a letter or `_`, then letters, digits and `_`.
+pub(crate) fn is_variable(name: &str) -> bool {
+    let mut bytes = name.bytes();
+    bytes
+        .next()
+        .is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
+        && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && name.len() <= 256
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(name: &str) -> Option<String> {
+        match name {
+            "A" => Some("alpha".into()),
+            "EMPTY" => Some(String::new()),
+            "NESTED" => Some("${A}".into()),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn variables_defaults_and_escapes() {
+        for (given, expected) in [
+            ("${A}", "alpha"),
+            ("x${A}y${A}z", "xalphayalphaz"),
+            ("${NOPE:-d}", "d"),
+            ("${NOPE:-}", ""),
+            ("${EMPTY}", ""),
+            ("${EMPTY:-d}", "d"),
+            ("${A:-d}", "alpha"),
+            ("${NOPE:-a:-b c}", "a:-b c"),
+            ("$${A}", "${A}"),
+            ("$$${A}", "$${A}"),
+            ("$A $ $$ {A}", "$A $ $$ {A}"),
+            ("${NESTED}", "${A}"),
+        ] {
+            assert_eq!(expand_text(given, &env).unwrap().text, expected, "{given}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_variable_is_refused_by_name_only() {
+        assert_eq!(
+            expand_text("${NOPE}", &env),
+            Err(Fault::Unset("NOPE".into()))
+        );
+        for bad in [
+            "${",
+            "${}",
+            "${1A}",
+            "${A",
+            "${a-b}",
+            "${ A}",
+            "${X:-${A}}",
+            "${:-d}",
+        ] {
+            assert_eq!(expand_text(bad, &env), Err(Fault::Malformed), "{bad}");
+        }
+        let long = |_: &str| Some("x".repeat(LONGEST));
+        assert_eq!(expand_text("${A}${A}", &long), Err(Fault::TooLong));
+    }
+
+    #[test]
+    fn the_variable_is_remembered_only_where_its_value_is_used() {
+        assert_eq!(
+            expand_text("${A}", &env).unwrap().variable.as_deref(),
+            Some("A")
+        );
+        assert_eq!(expand_text("${NOPE:-d}", &env).unwrap().variable, None);
+    }
+}

@@ -1,0 +1,115 @@
+//! Reading a file that may not be one.
+
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::libc::{O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK};
+
+/// The largest file of the operator's: 4 MiB.
+pub(crate) const OPERATOR_LIMIT: u64 = 4 * 1024 * 1024;
+
+/// The largest file of a repository's: 64 KiB.
+pub(crate) const REPOSITORY_LIMIT: u64 = 64 * 1024;
+
+/// Why there are no bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub(crate) enum Unreadable {
+    /// Nothing is there.
+    #[error("no such file")]
+    Missing,
+    /// A directory, a FIFO, a device, or a link where none may be.
+    #[error("not a regular file")]
+    NotRegular,
+    /// More than the limit.
+    #[error("larger than {0} bytes")]
+    TooLarge(u64),
+    /// What the system said.
+    #[error("{0}")]
+    Io(String),
+}
+
+/// Whether the last component of the path may be a symbolic link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    /// The operator's files may be links: that is how some editors and Kubernetes
+    /// replace them.
+    Follow,
+    /// A repository's file may not: it could point at anything the operator can read.
+    Refuse,
+}
+
+/// The bytes of the regular file at `path`, at most `limit` of them.
+///
+/// Opened without blocking, so that a FIFO cannot hang the loader, and judged by the
+/// descriptor, so that what was checked is what is read.
+pub(crate) fn read(path: &Path, limit: u64, links: Links) -> Result<Vec<u8>, Unreadable> {
+    let flags = match links {
+        Links::Follow => O_NONBLOCK | O_CLOEXEC,
+        Links::Refuse => O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW,
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(|error| say(&error))?;
+    let metadata = file.metadata().map_err(|error| say(&error))?;
+    if !metadata.is_file() {
+        return Err(Unreadable::NotRegular);
+    }
+    if metadata.len() > limit {
+        return Err(Unreadable::TooLarge(limit));
+    }
+    let mut bytes = Vec::new();
+    file.take(limit + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| say(&error))?;
+    if bytes.len() as u64 > limit {
+        return Err(Unreadable::TooLarge(limit));
+    }
+    Ok(bytes)
+}
+
+fn say(error: &std::io::Error) -> Unreadable {
+    match error.raw_os_error() {
+        Some(nix::libc::ENOENT | nix::libc::ENOTDIR) => Unreadable::Missing,
+        Some(nix::libc::ELOOP | nix::libc::ENXIO) => Unreadable::NotRegular,
+        _ => Unreadable::Io(error.kind().to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_regular_file_of_decent_size_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "12345678").unwrap();
+        assert_eq!(read(&file, 8, Links::Refuse).unwrap(), b"12345678");
+        assert_eq!(read(&file, 7, Links::Follow), Err(Unreadable::TooLarge(7)));
+        assert_eq!(
+            read(dir.path(), 8, Links::Follow),
+            Err(Unreadable::NotRegular)
+        );
+        assert_eq!(
+            read(&dir.path().join("none"), 8, Links::Follow),
+            Err(Unreadable::Missing)
+        );
+
+        let fifo = dir.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(read(&fifo, 8, Links::Follow), Err(Unreadable::NotRegular));
+
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(read(&link, 8, Links::Follow).unwrap(), b"12345678");
+        assert_eq!(read(&link, 8, Links::Refuse), Err(Unreadable::NotRegular));
+        assert_eq!(
+            read(Path::new("/dev/zero"), 8, Links::Follow),
+            Err(Unreadable::NotRegular)
+        );
+    }
+}

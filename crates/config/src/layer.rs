@@ -1,0 +1,71 @@
+//! One file on its way from bytes to a typed value.
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+
+use crate::expansion::{Env, expand};
+use crate::problem::Problem;
+use crate::schema::Shape;
+use crate::tree::{Content, Tree};
+use crate::validation::{Valid, validate};
+
+/// A file that was read: its value, and the tree that says where each part stood.
+#[derive(Debug)]
+pub(crate) struct Layer<T> {
+    pub(crate) value: T,
+    pub(crate) tree: Tree,
+    valid: Valid,
+}
+
+impl<T: DeserializeOwned> Layer<T> {
+    /// Parses, expands (where there is an environment), validates and deserialises. All
+    /// mistakes go to `problems`; where a value can be had all the same, later checks can
+    /// go on with it. None when the file is not YAML.
+    pub(crate) fn read(
+        shape: &Shape,
+        file: &Path,
+        bytes: &[u8],
+        env: Option<Env<'_>>,
+        problems: &mut Vec<Problem>,
+    ) -> Option<Self> {
+        let mut tree = Tree::parse(file, bytes, problems)?;
+        if let Some(env) = env {
+            expand(&mut tree, env, problems);
+        }
+        let valid = validate(shape, &mut tree, problems);
+        match serde_json::from_value(valid.value.clone()) {
+            Ok(value) => Some(Self { value, tree, valid }),
+            Err(error) => {
+                // serde's own words may quote a value, so they stay out of the message.
+                debug_assert!(false, "the schema accepted what the types refuse: {error}");
+                problems.push(tree.problem("", "cannot be read, although its schema accepts it"));
+                None
+            }
+        }
+    }
+}
+
+impl<T> Layer<T> {
+    /// A problem with the value at `pointer`, which is a pointer into `value`.
+    pub(crate) fn problem(&self, pointer: &str, message: impl Into<String>) -> Problem {
+        self.tree.problem(&self.valid.original(pointer), message)
+    }
+
+    /// Whether something was written at `pointer`, even if it was wrong.
+    pub(crate) fn is_written(&self, pointer: &str) -> bool {
+        self.tree
+            .get(&self.valid.original(pointer))
+            .is_some_and(|node| !matches!(node.content, Content::Absent | Content::Null))
+    }
+
+    /// The text at `pointer`, as it stands in the file once variables are filled in.
+    pub(crate) fn text(&self, pointer: &str) -> Option<&str> {
+        self.tree.get(&self.valid.original(pointer))?.text()
+    }
+
+    /// The pointer in the file for a pointer into `value`.
+    pub(crate) fn original(&self, pointer: &str) -> String {
+        self.valid.original(pointer)
+    }
+}

@@ -1,0 +1,150 @@
+//! Paths and URLs.
+
+use std::path::PathBuf;
+
+use policy::host::Authority;
+
+use super::{Format, Leaf, detail, plain, when};
+
+impl Format for PathBuf {
+    const NAME: &'static str = "file-path";
+    const WHAT: &'static str = "a path";
+
+    fn check(text: &str) -> Result<(), String> {
+        when(!text.is_empty() && text.len() <= 4096 && !text.contains(char::is_control))
+    }
+}
+
+impl Leaf for PathBuf {
+    fn read(text: &str) -> Result<Self, String> {
+        Self::check(text).map(|()| Self::from(text))
+    }
+
+    fn write(&self) -> String {
+        self.display().to_string()
+    }
+}
+
+/// The path of a URL.
+pub(crate) struct UrlPath;
+
+impl Format for UrlPath {
+    const NAME: &'static str = "url-path";
+    const WHAT: &'static str = "a path that begins with '/'";
+
+    fn check(text: &str) -> Result<(), String> {
+        when(text.starts_with('/') && !text.contains(|c: char| c.is_control() || " ?#".contains(c)))
+    }
+}
+
+/// A URL with scheme http or https.
+pub(crate) struct HttpUrl;
+
+impl Format for HttpUrl {
+    const NAME: &'static str = "http-url";
+    const WHAT: &'static str = "an http or https URL";
+
+    fn check(text: &str) -> Result<(), String> {
+        let rest = text
+            .strip_prefix("http://")
+            .or_else(|| text.strip_prefix("https://"));
+        let rest = plain(rest)?;
+        when(!text.contains(|c: char| c.is_control() || c.is_whitespace()))?;
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, _) = plain(rest.split_at_checked(end))?;
+        detail(Authority::parse(authority)).map(drop)
+    }
+}
+
+/// The same, where the URL itself is a key to something.
+pub(crate) struct WebhookUrl;
+
+impl Format for WebhookUrl {
+    const NAME: &'static str = "webhook-url";
+    const WHAT: &'static str = HttpUrl::WHAT;
+    const SENSITIVE: bool = true;
+
+    fn check(text: &str) -> Result<(), String> {
+        HttpUrl::check(text)
+    }
+}
+
+/// A path inside a repository, as git spells it.
+pub(crate) struct TreePath;
+
+impl Format for TreePath {
+    const NAME: &'static str = "tree-path";
+    const WHAT: &'static str = "a path inside a repository, without a leading '/' or '..'";
+
+    fn check(text: &str) -> Result<(), String> {
+        let parts = text.strip_suffix('/').unwrap_or(text).split('/');
+        when(!text.contains(char::is_control))?;
+        when(
+            parts
+                .into_iter()
+                .all(|part| !matches!(part, "" | "." | "..")),
+        )
+    }
+}
+
+/// Where a mirrored repository lives: `ssh://`, `https://`, `git://` or `user@host:path`.
+pub(crate) struct GitUrl;
+
+impl GitUrl {
+    /// The parts: whether ssh is spoken, the user, the host and perhaps port, the path.
+    pub(crate) fn split(text: &str) -> Option<(bool, Option<&str>, &str, &str)> {
+        let split_user = |authority: &'_ str| -> (Option<usize>, usize) {
+            match authority.rfind('@') {
+                Some(at) => (Some(at), at + 1),
+                None => (None, 0),
+            }
+        };
+        let (ssh, authority, path) = match text.split_once("://") {
+            Some((scheme, rest)) => {
+                let (authority, path) = rest.split_once('/')?;
+                let ssh = match scheme {
+                    "ssh" => true,
+                    "http" | "https" | "git" => false,
+                    _ => return None,
+                };
+                (ssh, authority, path)
+            }
+            None => {
+                let (authority, path) = text.split_once(':')?;
+                (true, authority, path)
+            }
+        };
+        let (user_end, host_start) = split_user(authority);
+        let user = match user_end {
+            Some(end) => Some(authority.get(..end)?),
+            None => None,
+        };
+        let host = authority.get(host_start..)?;
+        (!path.is_empty()).then_some((ssh, user, host, path))
+    }
+
+    /// Whether the upstream is reached by ssh.
+    pub(crate) fn is_ssh(text: &str) -> bool {
+        Self::split(text).is_some_and(|(ssh, ..)| ssh)
+    }
+}
+
+impl Format for GitUrl {
+    const NAME: &'static str = "git-url";
+    const WHAT: &'static str = "a git URL such as ssh://git@git.example/app.git";
+    // A password in the URL is refused, and must not be repeated while saying so.
+    const SENSITIVE: bool = true;
+
+    fn check(text: &str) -> Result<(), String> {
+        // ssh and git take a leading dash for an option.
+        let clean =
+            !text.starts_with('-') && !text.contains(|c: char| c.is_control() || c.is_whitespace());
+        let (_, user, host, path) = plain(Self::split(text).filter(|_| clean))?;
+        if user.is_some_and(|user| user.contains(':')) {
+            return Err("a password does not belong in it".to_owned());
+        }
+        when(!user.is_some_and(|user| user.is_empty() || user.starts_with('-')))?;
+        when(!path.starts_with('-'))?;
+        detail(Authority::parse(host)).map(drop)
+    }
+}

@@ -1,0 +1,101 @@
+//! Names.
+
+use super::{Format, when};
+
+/// A name for people: printable, one line.
+pub(crate) struct Name;
+
+impl Format for Name {
+    const NAME: &'static str = "name";
+    const WHAT: &'static str = "a name of 1 to 128 printable characters";
+
+    fn check(text: &str) -> Result<(), String> {
+        let printable =
+            |c: char| !c.is_control() && c.escape_debug().count() == 1 || "'\"\\".contains(c);
+        when(
+            !text.is_empty()
+                && text.chars().count() <= 128
+                && text.trim() == text
+                && text.chars().all(printable),
+        )
+    }
+}
+
+/// A name that becomes part of a path, a URL or a placeholder.
+pub(crate) struct Slug;
+
+impl Format for Slug {
+    const NAME: &'static str = "slug";
+    const WHAT: &'static str =
+        "a name of 1 to 64 letters, digits, '_', '.' or '-' that starts with a letter or digit";
+
+    fn check(text: &str) -> Result<(), String> {
+        when(
+            text.len() <= 64
+                && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && text
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-')),
+        )
+    }
+}
+
+/// A container image.
+pub(crate) struct Image;
+
+impl Format for Image {
+    const NAME: &'static str = "image";
+    const WHAT: &'static str = "a container image such as busybox:latest";
+
+    fn check(text: &str) -> Result<(), String> {
+        when(
+            text.len() <= 512
+                && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && text
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"._-/:@".contains(&b)),
+        )
+    }
+}
+
+/// The name of a header.
+pub(crate) struct HeaderName;
+
+impl Format for HeaderName {
+    const NAME: &'static str = "header-name";
+    const WHAT: &'static str = "the name of a header";
+
+    fn check(text: &str) -> Result<(), String> {
+        when(
+            !text.is_empty()
+                && text
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)),
+        )
+    }
+}
+
+/// The public key of an ssh server.
+pub(crate) struct HostKey;
+
+impl Format for HostKey {
+    const NAME: &'static str = "host-key";
+    const WHAT: &'static str = "a public host key such as 'ssh-ed25519 AAAA…'";
+
+    fn check(text: &str) -> Result<(), String> {
+        let mut words = text.split(' ');
+        let kind = words.next().unwrap_or_default();
+        let key = words.next().unwrap_or_default();
+        let known = ["ssh-", "ecdsa-", "sk-"]
+            .iter()
+            .any(|start| kind.starts_with(start));
+        when(
+            known
+                && !text.contains(char::is_control)
+                && !key.is_empty()
+                && key
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"+/=".contains(&b)),
+        )
+    }
+}

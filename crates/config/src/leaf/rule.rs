@@ -1,0 +1,194 @@
+//! What rules are made of.
+
+use policy::endpoint::{EndpointRule, MethodSet, PathPattern};
+use policy::refs::RefPattern;
+
+use super::{Format, Leaf, detail, parsed, plain};
+
+parsed! {
+    PathPattern, "path-pattern", "a path such as /api/*, or /api/** for everything below";
+    RefPattern, "ref-pattern", "a branch such as main, or release/*";
+}
+
+/// The name of a method.
+pub(crate) struct MethodName;
+
+impl Format for MethodName {
+    const NAME: &'static str = "method";
+    const WHAT: &'static str = "an HTTP method such as GET";
+
+    fn check(text: &str) -> Result<(), String> {
+        detail(MethodSet::parse([text])).map(drop)
+    }
+}
+
+/// A method on paths, written `GET /api/**`; the path alone means any method.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// As it was written.
+    text: String,
+    /// What it means.
+    pub rule: EndpointRule,
+}
+
+impl Format for Endpoint {
+    const NAME: &'static str = "endpoint";
+    const WHAT: &'static str = "a method and a path such as 'GET /api/**'";
+
+    fn check(text: &str) -> Result<(), String> {
+        Self::read(text).map(drop)
+    }
+}
+
+impl Leaf for Endpoint {
+    fn read(text: &str) -> Result<Self, String> {
+        let (method, path) = match text.split_once(' ') {
+            Some((method, path)) => (Some(method), path.trim_start()),
+            None => (None, text),
+        };
+        Ok(Self {
+            text: text.to_owned(),
+            rule: EndpointRule {
+                methods: detail(MethodSet::parse(method))?,
+                paths: vec![detail(PathPattern::parse(path))?],
+            },
+        })
+    }
+
+    fn write(&self) -> String {
+        self.text.clone()
+    }
+}
+
+/// How a credential stands in its header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AuthScheme {
+    /// `Bearer VALUE`.
+    Bearer,
+    /// `Basic`, with this user and the value as password.
+    Basic(String),
+    /// The value alone.
+    Raw,
+}
+
+impl Format for AuthScheme {
+    const NAME: &'static str = "auth-scheme";
+    const WHAT: &'static str = "Bearer, Basic:USER or raw";
+
+    fn check(text: &str) -> Result<(), String> {
+        Self::read(text).map(drop)
+    }
+}
+
+impl Leaf for AuthScheme {
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "Bearer" | "bearer" => Ok(Self::Bearer),
+            "raw" => Ok(Self::Raw),
+            _ => {
+                let user = text.strip_prefix("Basic:").filter(|user| {
+                    !user.is_empty() && !user.contains(|c: char| c.is_control() || c == ':')
+                });
+                plain(user.map(|user| Self::Basic(user.to_owned())))
+            }
+        }
+    }
+
+    fn write(&self) -> String {
+        match self {
+            Self::Bearer => "Bearer".to_owned(),
+            Self::Basic(user) => format!("Basic:{user}"),
+            Self::Raw => "raw".to_owned(),
+        }
+    }
+}
+
+/// A port of the host's loopback that leads to one inside a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Publish {
+    /// The port on the host.
+    pub host: u16,
+    /// The port inside.
+    pub inside: u16,
+}
+
+impl Format for Publish {
+    const NAME: &'static str = "publish";
+    const WHAT: &'static str = "a port, or HOST:INSIDE such as 8080:3000";
+    const INTEGER: Option<u64> = Some(65535);
+
+    fn check(text: &str) -> Result<(), String> {
+        Self::read(text).map(drop)
+    }
+}
+
+impl Leaf for Publish {
+    fn read(text: &str) -> Result<Self, String> {
+        let (host, inside) = text.split_once(':').unwrap_or((text, text));
+        let port = |text: &str| -> Option<u16> {
+            let clean = text.bytes().all(|b| b.is_ascii_digit());
+            text.parse().ok().filter(|port| clean && *port > 0)
+        };
+        plain(
+            port(host)
+                .zip(port(inside))
+                .map(|(host, inside)| Self { host, inside }),
+        )
+    }
+
+    fn write(&self) -> String {
+        if self.host == self.inside {
+            self.host.to_string()
+        } else {
+            format!("{}:{}", self.host, self.inside)
+        }
+    }
+}
+
+/// A regular expression, compiled once.
+#[derive(Clone, Debug)]
+pub struct Pattern(regex::Regex);
+
+impl Pattern {
+    /// The compiled expression.
+    pub fn regex(&self) -> &regex::Regex {
+        &self.0
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl Format for Pattern {
+    const NAME: &'static str = "regex";
+    const WHAT: &'static str = "a regular expression";
+
+    fn check(text: &str) -> Result<(), String> {
+        Self::read(text).map(drop)
+    }
+}
+
+impl Leaf for Pattern {
+    fn read(text: &str) -> Result<Self, String> {
+        regex::RegexBuilder::new(text)
+            .size_limit(1 << 20)
+            .build()
+            .map(Self)
+            .map_err(|error| match error {
+                regex::Error::CompiledTooBig(_) => "it compiles to too much".to_owned(),
+                // The last line of the picture is the sentence.
+                error => {
+                    let text = error.to_string();
+                    let last = text.lines().last().unwrap_or_default().trim();
+                    last.strip_prefix("error: ").unwrap_or(last).to_owned()
+                }
+            })
+    }
+
+    fn write(&self) -> String {
+        self.0.as_str().to_owned()
+    }
+}

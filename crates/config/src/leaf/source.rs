@@ -1,0 +1,106 @@
+//! Where values come from.
+
+use std::path::PathBuf;
+
+use serde::{Serialize, Serializer};
+
+use super::{Format, Leaf, plain, when};
+use crate::expansion::is_variable;
+use crate::secret::Secret;
+
+/// Where a credential is read from, each time it is needed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// An environment variable.
+    Env(String),
+    /// A file's content.
+    File(PathBuf),
+    /// What a command prints.
+    Command(String),
+}
+
+impl Format for Source {
+    const NAME: &'static str = "credential-source";
+    const WHAT: &'static str = "env:NAME, file:PATH or command:LINE";
+    // Whoever pastes the token itself here must not find it in a log.
+    const SENSITIVE: bool = true;
+
+    fn check(text: &str) -> Result<(), String> {
+        Self::read(text).map(drop)
+    }
+}
+
+impl Leaf for Source {
+    fn read(text: &str) -> Result<Self, String> {
+        let (kind, rest) = plain(text.split_once(':'))?;
+        match kind {
+            "env" => plain(is_variable(rest).then(|| Self::Env(rest.to_owned()))),
+            "file" => PathBuf::read(rest).map(Self::File),
+            "command" => {
+                let clean = !rest.trim().is_empty() && !rest.contains(char::is_control);
+                plain(clean.then(|| Self::Command(rest.trim().to_owned())))
+            }
+            _ => Err(String::new()),
+        }
+    }
+
+    fn write(&self) -> String {
+        match self {
+            Self::Env(name) => format!("env:{name}"),
+            Self::File(path) => format!("file:{}", path.display()),
+            Self::Command(line) => format!("command:{line}"),
+        }
+    }
+}
+
+/// The name of an environment variable.
+pub(crate) struct EnvName;
+
+impl Format for EnvName {
+    const NAME: &'static str = "env-name";
+    const WHAT: &'static str = "the name of an environment variable";
+
+    fn check(text: &str) -> Result<(), String> {
+        when(is_variable(text))
+    }
+}
+
+/// `NAME=value` for a tool's environment. The value may well be a key, so it is kept as
+/// one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EnvEntry {
+    /// The variable.
+    pub name: String,
+    /// What it is set to.
+    pub value: Secret,
+}
+
+impl Format for EnvEntry {
+    const NAME: &'static str = "env-entry";
+    const WHAT: &'static str = "NAME=value";
+    const SENSITIVE: bool = true;
+
+    fn check(text: &str) -> Result<(), String> {
+        Self::read(text).map(drop)
+    }
+}
+
+impl Leaf for EnvEntry {
+    fn read(text: &str) -> Result<Self, String> {
+        let (name, value) = plain(text.split_once('='))?;
+        plain((is_variable(name) && !value.contains('\0')).then(|| Self {
+            name: name.to_owned(),
+            value: Secret::new(value),
+        }))
+    }
+
+    fn write(&self) -> String {
+        format!("{}={}", self.name, self.value.shown())
+    }
+}
+
+impl Serialize for EnvEntry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.write())
+    }
+}

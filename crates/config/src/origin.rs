@@ -1,0 +1,86 @@
+//! Where a value came from.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::tree::{Content, Node, Tree, join};
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It stands in a file.
+    File {
+        /// The file.
+        file: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The column, from 1.
+        column: usize,
+    },
+    /// Nobody wrote it.
+    Default,
+    /// A file names a variable, and the variable holds it.
+    Env {
+        /// The variable.
+        name: String,
+        /// The file that names it.
+        file: PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
+}
+
+impl Origin {
+    pub(crate) fn of(tree: &Tree, node: &Node) -> Self {
+        match &node.variable {
+            Some(name) => Origin::Env {
+                name: name.clone(),
+                file: tree.file.clone(),
+                line: node.place.line,
+            },
+            None => Origin::File {
+                file: tree.file.clone(),
+                line: node.place.line,
+                column: node.place.column,
+            },
+        }
+    }
+}
+
+/// `palisade.yaml:3:5`, `default`, `$NAME (palisade.yaml:3)`.
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::File { file, line, column } => {
+                write!(f, "{}:{line}:{column}", file.display())
+            }
+            Origin::Default => f.write_str("default"),
+            Origin::Env { name, file, line } => write!(f, "${name} ({}:{line})", file.display()),
+        }
+    }
+}
+
+/// The origin of every value of `tree`, under `prefix`.
+pub(crate) fn record(tree: &Tree, prefix: &str, origins: &mut BTreeMap<String, Origin>) {
+    fn walk(tree: &Tree, node: &Node, pointer: &str, origins: &mut BTreeMap<String, Origin>) {
+        if matches!(node.content, Content::Absent | Content::Faulty) {
+            return;
+        }
+        origins.insert(pointer.to_owned(), Origin::of(tree, node));
+        match &node.content {
+            Content::List(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    walk(tree, item, &join(pointer, &index.to_string()), origins);
+                }
+            }
+            Content::Map(entries) => {
+                for entry in entries {
+                    walk(tree, &entry.value, &join(pointer, &entry.key), origins);
+                }
+            }
+            _ => {}
+        }
+    }
+    walk(tree, &tree.root, prefix, origins);
+}

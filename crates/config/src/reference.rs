@@ -1,0 +1,216 @@
+//! docs/config.md, written from the schemas so that it cannot disagree with them.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value};
+
+use crate::leaf::FORMATS;
+use crate::schema::{ALLOWLIST, PALISADE, POLICY, REPOSITORY, Shape};
+
+const INTRODUCTION: &str = include_str!("reference.md");
+
+/// The whole page.
+pub(crate) fn write() -> String {
+    let mut page = INTRODUCTION.to_owned();
+    let files = [
+        ("palisade.yaml", &PALISADE.schema, &*PALISADE),
+        (
+            "allowlist.yaml and grants.yaml",
+            &ALLOWLIST.schema,
+            &*ALLOWLIST,
+        ),
+        ("policy.yaml", &POLICY.schema, &*POLICY),
+        (".palisade.yaml", &REPOSITORY.schema, &*REPOSITORY),
+    ];
+    for (name, schema, shape) in files {
+        let _ = write!(page, "\n## {name}\n");
+        let mut rows = Vec::new();
+        keys(shape, schema, "", &mut rows);
+        // One table a section; keys that stand alone share the first.
+        let mut heading = None;
+        for row in rows {
+            let section = row.section();
+            if heading.as_deref() != Some(section) {
+                if !section.is_empty() {
+                    let _ = write!(page, "\n### {section}\n");
+                }
+                page.push_str("\n| key | type | default | |\n| --- | --- | --- | --- |\n");
+                heading = Some(section.to_owned());
+            }
+            let _ = writeln!(
+                page,
+                "| `{}` | {} | {} | {} |",
+                row.key, row.kind, row.default, row.description
+            );
+        }
+    }
+    page.push_str("\n## Types\n\n| type | written as |\n| --- | --- |\n");
+    for format in FORMATS {
+        let _ = writeln!(page, "| {} | {} |", format.name, escape(format.what));
+    }
+    page
+}
+
+struct Row {
+    key: String,
+    kind: String,
+    default: String,
+    description: String,
+    is_parent: bool,
+}
+
+impl Row {
+    fn section(&self) -> &str {
+        let end = self.key.find(['.', '[']);
+        match end {
+            Some(end) => self.key.get(..end).unwrap_or_default(),
+            None if self.is_parent => &self.key,
+            None => "",
+        }
+    }
+}
+
+/// A row for every key below `schema`.
+fn keys(shape: &Shape, schema: &Value, prefix: &str, rows: &mut Vec<Row>) {
+    let Some(object) = resolve(shape, schema).as_object() else {
+        return;
+    };
+    let properties = object.get("properties").and_then(Value::as_object);
+    let required: Vec<&str> = object
+        .get("required")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    for (name, property) in properties.into_iter().flatten() {
+        let key = match prefix {
+            "" => name.clone(),
+            prefix => format!("{prefix}.{name}"),
+        };
+        let (inner, suffix) = inside(shape, property);
+        let kind = kind(shape, property);
+        rows.push(Row {
+            is_parent: inner.is_some() || kind.starts_with("mapping"),
+            kind,
+            default: default(property, required.contains(&name.as_str()), inner.is_some()),
+            description: escape(text(property.as_object(), "description")),
+            key: key.clone(),
+        });
+        if let Some(inner) = inner {
+            keys(shape, inner, &format!("{key}{suffix}"), rows);
+        }
+    }
+}
+
+/// The schema with keys of its own inside `schema`, and what stands between.
+fn inside<'a>(shape: &'a Shape, schema: &'a Value) -> (Option<&'a Value>, &'static str) {
+    for branch in branches(shape, schema) {
+        if branch.get("properties").is_some() {
+            return (Some(branch), "");
+        }
+        for (keyword, suffix) in [("items", "[]"), ("additionalProperties", ".<name>")] {
+            let inner = branch.get(keyword).filter(|inner| inner.is_object());
+            if let Some((Some(found), _)) = inner.map(|inner| inside(shape, inner)) {
+                return (Some(found), suffix);
+            }
+        }
+    }
+    (None, "")
+}
+
+fn resolve<'a>(shape: &'a Shape, schema: &'a Value) -> &'a Value {
+    let target = schema.get("$ref").and_then(Value::as_str);
+    let target = target.and_then(|target| target.strip_prefix('#'));
+    target
+        .and_then(|target| shape.schema.pointer(target))
+        .unwrap_or(schema)
+}
+
+fn branches<'a>(shape: &'a Shape, schema: &'a Value) -> Vec<&'a Value> {
+    let schema = resolve(shape, schema);
+    match schema.get("anyOf").and_then(Value::as_array) {
+        Some(list) => list
+            .iter()
+            .flat_map(|branch| branches(shape, branch))
+            .collect(),
+        None => vec![schema],
+    }
+}
+
+fn kind(shape: &Shape, schema: &Value) -> String {
+    let words: Vec<String> = branches(shape, schema)
+        .into_iter()
+        .filter_map(|branch| kind_of(shape, branch))
+        .collect();
+    words.join(" or ")
+}
+
+fn kind_of(shape: &Shape, schema: &Value) -> Option<String> {
+    if let Some(words) = schema.get("enum").and_then(Value::as_array) {
+        let words = words.iter().filter(|word| !word.is_null());
+        let mut words: Vec<String> = words.map(|word| format!("`{}`", plain(word))).collect();
+        words.dedup();
+        return Some(words.join(" \\| "));
+    }
+    if let Some(format) = schema.get("format").and_then(Value::as_str) {
+        return Some(format.to_owned());
+    }
+    let kinds: Vec<&str> = match schema.get("type") {
+        Some(Value::String(kind)) => vec![kind],
+        Some(Value::Array(kinds)) => kinds.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    let kind = kinds.into_iter().find(|kind| *kind != "null")?;
+    Some(match kind {
+        "array" => {
+            let items = schema.get("items").map(|items| kind_in_list(shape, items));
+            format!("list of {}", items.unwrap_or_default())
+        }
+        "object" if schema.get("properties").is_none() => {
+            let values = schema.get("additionalProperties");
+            let values = values.map(|values| kind_in_list(shape, values));
+            format!("mapping to {}", values.unwrap_or_default())
+        }
+        "object" => "mapping".to_owned(),
+        "string" if schema.get("writeOnly").is_some() => "secret".to_owned(),
+        "string" => "text".to_owned(),
+        "integer" => "whole number".to_owned(),
+        "boolean" => "`true` \\| `false`".to_owned(),
+        other => other.to_owned(),
+    })
+}
+
+fn kind_in_list(shape: &Shape, schema: &Value) -> String {
+    kind(shape, schema).replace("mapping", "mappings")
+}
+
+fn default(property: &Value, required: bool, has_keys: bool) -> String {
+    match property.get("default") {
+        _ if required => "required".to_owned(),
+        Some(Value::Object(object)) if has_keys && !object.is_empty() => String::new(),
+        None | Some(Value::Null) => "none".to_owned(),
+        Some(value) => format!("`{}`", plain(value)),
+    }
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(plain).collect();
+            format!("[{}]", items.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+fn text<'a>(object: Option<&'a Map<String, Value>>, key: &str) -> &'a str {
+    let value = object.and_then(|object| object.get(key));
+    value.and_then(Value::as_str).unwrap_or_default()
+}
+
+/// One line that a table can hold.
+fn escape(text: &str) -> String {
+    text.replace('\n', " ").replace('|', "\\|")
+}

@@ -1,0 +1,162 @@
+//! A repository's own `.palisade.yaml`: wishes, worth nothing until they are trusted.
+//!
+//! The file comes with a clone, so whoever wrote the repository wrote it. It is read
+//! without following a link, variables in it are not filled in, and its content can only
+//! be had through a [`TrustStore`] that knows this exact content.
+
+use std::path::{Path, PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::file::{self, Links, REPOSITORY_LIMIT, Unreadable};
+use crate::layer::Layer;
+use crate::leaf::{self, EnvName, Image, Publish, Text};
+use crate::problem::{Problem, Problems};
+use crate::schema::REPOSITORY;
+use crate::section::egress::DomainRule;
+use crate::settings::{Settings, Version};
+use crate::trust::TrustStore;
+
+/// The name of the file.
+pub const FILE_NAME: &str = ".palisade.yaml";
+
+/// The keys a repository may set.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[schemars(title = ".palisade.yaml")]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct RepoKeys {
+    /// The version of this file's shape.
+    version: Version,
+    /// The image of Docker sandboxes for this repository.
+    #[schemars(with = "Option<Text<Image>>")]
+    image: Option<String>,
+    /// A shell command that runs once in a new sandbox.
+    setup_command: Option<String>,
+    /// Ports to publish: a port, or HOST:INSIDE.
+    #[serde(with = "leaf::list")]
+    #[schemars(with = "Vec<Text<Publish>>", inner(range(min = 1)))]
+    ports: Vec<Publish>,
+    /// Names of variables to pass on; the operator's `sandbox.env` must have them too.
+    #[schemars(with = "Vec<Text<EnvName>>")]
+    env: Vec<String>,
+    /// What it would like to reach.
+    egress: RepoEgress,
+}
+
+/// What a repository would like to reach.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct RepoEgress {
+    /// Hosts, as in egress.domains. A wish: the operator grants it or not.
+    domains: Vec<DomainRule>,
+}
+
+/// A `.palisade.yaml` that was read and is well formed, and nothing more.
+#[derive(Clone, Debug)]
+pub struct RepoFile {
+    directory: PathBuf,
+    text: String,
+    digest: [u8; 32],
+    keys: RepoKeys,
+}
+
+impl RepoFile {
+    /// Reads the file of the repository in `directory`; none where there is none.
+    pub fn load(directory: &Path) -> Result<Option<Self>, Problems> {
+        let path = directory.join(FILE_NAME);
+        let failed = |why: String| Problems::from(Problem::with_file(&path, why));
+        let bytes = match file::read(&path, REPOSITORY_LIMIT, Links::Refuse) {
+            Ok(bytes) => bytes,
+            Err(Unreadable::Missing) => return Ok(None),
+            Err(why) => return Err(failed(format!("cannot be read: {why}"))),
+        };
+        let canonical = std::fs::canonicalize(directory).map_err(|error| {
+            failed(format!(
+                "its directory cannot be resolved: {}",
+                error.kind()
+            ))
+        })?;
+        let mut problems = Vec::new();
+        let layer = Layer::<RepoKeys>::read(&REPOSITORY, &path, &bytes, None, &mut problems);
+        let digest = Sha256::digest(&bytes).into();
+        match (layer, String::from_utf8(bytes)) {
+            (Some(layer), Ok(text)) if problems.is_empty() => Ok(Some(Self {
+                directory: canonical,
+                text,
+                digest,
+                keys: layer.value,
+            })),
+            _ => Err(problems.into()),
+        }
+    }
+
+    /// The repository's directory, canonical.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The text, to be shown before it is trusted. A stranger wrote it: take terminal
+    /// controls out first.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// SHA-256 of the exact content.
+    pub fn digest(&self) -> [u8; 32] {
+        self.digest
+    }
+
+    /// The content, if the operator trusts exactly this.
+    pub fn trusted(&self, store: &TrustStore) -> Option<TrustedRepoFile> {
+        store.is_trusted(self).then(|| TrustedRepoFile {
+            keys: self.keys.clone(),
+        })
+    }
+}
+
+/// A `.palisade.yaml` whose exact content the operator trusts.
+#[derive(Clone, Debug)]
+pub struct TrustedRepoFile {
+    keys: RepoKeys,
+}
+
+/// What of a trusted file takes effect.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RepoSettings {
+    /// The image, instead of `sandbox.image`.
+    pub image: Option<String>,
+    /// The set-up command, instead of `sandbox.setup_command`.
+    pub setup_command: Option<String>,
+    /// Ports to publish.
+    pub ports: Vec<Publish>,
+    /// Names of variables to pass on. Each is in the operator's `sandbox.env` too.
+    pub env: Vec<String>,
+    /// What it would like to reach. Still wishes: they become rules when they are granted.
+    pub wishes: Vec<DomainRule>,
+    /// Names of variables that were asked for and are not passed on.
+    pub dropped: Vec<String>,
+}
+
+impl TrustedRepoFile {
+    /// What takes effect under the operator's settings.
+    pub fn effective(&self, settings: &Settings) -> RepoSettings {
+        let allowed = |name: &String| settings.sandbox.env.contains(name);
+        let (env, dropped) = self.keys.env.iter().cloned().partition(allowed);
+        RepoSettings {
+            image: self.keys.image.clone(),
+            setup_command: self.keys.setup_command.clone(),
+            ports: self.keys.ports.clone(),
+            env,
+            wishes: self.keys.egress.domains.clone(),
+            dropped,
+        }
+    }
+}
+
+/// See [`crate::exercise`].
+pub(crate) fn exercise(bytes: &[u8]) {
+    let path = Path::new(FILE_NAME);
+    Layer::<RepoKeys>::read(&REPOSITORY, path, bytes, None, &mut Vec::new());
+}

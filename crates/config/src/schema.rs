@@ -1,0 +1,239 @@
+//! The shape of each file, as JSON Schema.
+
+use std::sync::LazyLock;
+
+use jsonschema::Validator;
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value, json};
+
+use crate::leaf::{self, FORMATS, FormatRow};
+use crate::policy_file::{AllowlistFile, PolicyFile};
+use crate::repository::RepoKeys;
+use crate::settings::File;
+use crate::tree::segments;
+
+/// palisade.yaml.
+pub(crate) static PALISADE: LazyLock<Shape> = LazyLock::new(Shape::of::<File>);
+/// allowlist.yaml and grants.yaml.
+pub(crate) static ALLOWLIST: LazyLock<Shape> = LazyLock::new(Shape::of::<AllowlistFile>);
+/// policy.yaml.
+pub(crate) static POLICY: LazyLock<Shape> = LazyLock::new(Shape::of::<PolicyFile>);
+/// A repository's .palisade.yaml.
+pub(crate) static REPOSITORY: LazyLock<Shape> = LazyLock::new(Shape::of::<RepoKeys>);
+
+/// The schema of one kind of file, ready to be used.
+pub(crate) struct Shape {
+    pub(crate) schema: Value,
+    pub(crate) validator: Validator,
+}
+
+impl Shape {
+    #[expect(
+        clippy::expect_used,
+        reason = "the schema is derived from our own types, and a test builds each"
+    )]
+    fn of<T: JsonSchema>() -> Self {
+        let generator = SchemaSettings::draft2020_12().into_generator();
+        let mut schema = generator.into_root_schema_for::<T>().to_value();
+        tidy(&mut schema);
+        let mut options = jsonschema::options()
+            .should_validate_formats(true)
+            .should_ignore_unknown_formats(false);
+        for row in FORMATS {
+            options = options.with_format(row.name, |text: &str| (row.check)(text).is_ok());
+        }
+        let validator = options.build(&schema).expect("a derived schema is valid");
+        Self { schema, validator }
+    }
+
+    /// What may stand at `pointer`: the schemas of that place, with references and
+    /// alternatives opened.
+    pub(crate) fn at(&self, pointer: &str) -> Place<'_> {
+        let mut place = self.open(&self.schema);
+        for segment in segments(pointer) {
+            place = place.enter(&segment);
+        }
+        place
+    }
+
+    fn open<'a>(&'a self, schema: &'a Value) -> Place<'a> {
+        let mut place = Place {
+            shape: self,
+            schemas: Vec::new(),
+        };
+        place.add(schema);
+        place
+    }
+}
+
+/// One place of a file.
+pub(crate) struct Place<'a> {
+    shape: &'a Shape,
+    schemas: Vec<&'a Map<String, Value>>,
+}
+
+impl<'a> Place<'a> {
+    fn add(&mut self, schema: &'a Value) {
+        let Value::Object(schema) = schema else {
+            return;
+        };
+        self.schemas.push(schema);
+        if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
+            let target = target.strip_prefix('#').unwrap_or(target);
+            if let Some(target) = self.shape.schema.pointer(target) {
+                self.add(target);
+            }
+        }
+        for keyword in ["anyOf", "oneOf", "allOf"] {
+            let branches = schema.get(keyword).and_then(Value::as_array);
+            for branch in branches.into_iter().flatten() {
+                self.add(branch);
+            }
+        }
+    }
+
+    /// What may stand under `segment`, a key or an index.
+    pub(crate) fn enter(&self, segment: &str) -> Place<'a> {
+        let mut inner = Place {
+            shape: self.shape,
+            schemas: Vec::new(),
+        };
+        for schema in &self.schemas {
+            let property = schema
+                .get("properties")
+                .and_then(|properties| properties.get(segment));
+            if let Some(property) = property {
+                inner.add(property);
+            } else {
+                for keyword in ["additionalProperties", "items"] {
+                    if let Some(schema) = schema.get(keyword) {
+                        inner.add(schema);
+                    }
+                }
+            }
+        }
+        inner
+    }
+
+    /// The keys that are known here.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.schemas
+            .iter()
+            .filter_map(|schema| schema.get("properties").and_then(Value::as_object))
+            .flat_map(|properties| properties.keys().map(String::as_str))
+    }
+
+    /// The format that is asked for here.
+    pub(crate) fn format(&self) -> Option<&'static FormatRow> {
+        self.schemas
+            .iter()
+            .filter_map(|schema| schema.get("format").and_then(Value::as_str))
+            .find_map(leaf::format)
+    }
+
+    /// Whether a value here, or a value that belongs somewhere below, must not be shown.
+    pub(crate) fn is_secret(&self) -> bool {
+        let sensitive = |schema: &Map<String, Value>| {
+            schema.get("writeOnly") == Some(&Value::Bool(true))
+                || schema
+                    .get("format")
+                    .and_then(Value::as_str)
+                    .and_then(leaf::format)
+                    .is_some_and(|row| row.sensitive)
+        };
+        self.schemas.iter().any(|schema| {
+            if sensitive(schema) {
+                return true;
+            }
+            let properties = schema.get("properties").and_then(Value::as_object);
+            let inner = properties.into_iter().flat_map(Map::values);
+            let inner = inner.chain(schema.get("additionalProperties"));
+            let mut inner = inner.chain(schema.get("items"));
+            inner.any(|schema| self.shape.open(schema).is_secret())
+        })
+    }
+}
+
+/// Makes what schemars derives easier on editors and on our messages: a choice of
+/// documented words becomes an `enum`, and Rust's number types are not formats.
+fn tidy(schema: &mut Value) {
+    match schema {
+        Value::Object(object) => {
+            if object
+                .get("format")
+                .and_then(Value::as_str)
+                .is_some_and(is_rust_number)
+            {
+                object.shift_remove("format");
+            }
+            if let Some((words, descriptions)) = words(object) {
+                object.shift_remove("oneOf");
+                object.insert("type".into(), "string".into());
+                object.insert("enum".into(), words.into());
+                object.insert("enumDescriptions".into(), descriptions.into());
+            }
+            object.values_mut().for_each(tidy);
+        }
+        Value::Array(items) => items.iter_mut().for_each(tidy),
+        _ => {}
+    }
+}
+
+fn is_rust_number(format: &str) -> bool {
+    matches!(
+        format,
+        "uint8" | "uint16" | "uint32" | "uint64" | "int64" | "float" | "double" | "uint"
+    )
+}
+
+fn words(object: &Map<String, Value>) -> Option<(Vec<Value>, Vec<Value>)> {
+    let branches = object.get("oneOf")?.as_array()?;
+    branches
+        .iter()
+        .map(|branch| {
+            let word = branch.get("const")?.clone();
+            let description = branch.get("description").cloned();
+            Some((word, description.unwrap_or_else(|| json!(""))))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_schema_builds_and_every_format_is_known() {
+        for shape in [&PALISADE, &ALLOWLIST, &POLICY, &REPOSITORY] {
+            assert!(shape.schema.get("properties").is_some());
+            assert!(!shape.schema.to_string().contains("\"oneOf\""));
+        }
+    }
+
+    #[test]
+    fn a_place_knows_its_keys_its_format_and_its_secrets() {
+        let keys: Vec<_> = PALISADE.at("/egress/domains/3").keys().collect();
+        assert!(keys.contains(&"methods"), "{keys:?}");
+        let format = PALISADE.at("/egress/timeouts/connect").format().unwrap();
+        assert_eq!(format.name, "duration");
+        for secret in [
+            "/secrets/anything",
+            "/secrets",
+            "/server/auth_token",
+            "/sandbox/remote/auth/token",
+            "/sandbox/remote",
+            "/approvals/webhook",
+            "/tools/0/env/0",
+        ] {
+            assert!(PALISADE.at(secret).is_secret(), "{secret}");
+        }
+        for open in [
+            "/egress/domains/0",
+            "/logging/level",
+            "/server/interceptor_addr",
+        ] {
+            assert!(!PALISADE.at(open).is_secret(), "{open}");
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! `egress`: what may leave a sandbox.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use policy::endpoint::PathPattern;
+use policy::host::{Authority, Host, HostPattern};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::leaf::{self, Cidr, DnsType, DnsUpstream, Keyed, Leaf, MethodName, Name, Slug, Text};
+use crate::section::scan::ScanAction;
+
+/// The gate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Egress {
+    /// Addresses of an explicit proxy for containers on a shared network.
+    #[serde(with = "leaf::list")]
+    #[schemars(with = "Vec<Text<SocketAddr>>")]
+    pub listen: Vec<SocketAddr>,
+    /// Ports that are captured inside each sandbox, beside the proxy on 8080 and DNS on 53.
+    #[schemars(inner(range(min = 1)))]
+    pub transparent_ports: Vec<u16>,
+    /// What happens to hosts no rule names.
+    pub unknown: Unknown,
+    /// A file of domains, `{version: 1, domains: [...]}`; relative to this file.
+    #[serde(with = "leaf::maybe")]
+    #[schemars(with = "Option<Text<PathBuf>>")]
+    pub allowlist: Option<PathBuf>,
+    /// Hosts that may be reached: a name, or a rule.
+    pub domains: Vec<DomainRule>,
+    /// A file of limits and blocked API calls; relative to this file.
+    #[serde(with = "leaf::maybe")]
+    #[schemars(with = "Option<Text<PathBuf>>")]
+    pub policy: Option<PathBuf>,
+    /// The built-in rules for the GitHub API.
+    pub github: Github,
+    /// Hosts whose TLS is passed on unread. They get no credentials.
+    #[serde(with = "leaf::list")]
+    #[schemars(with = "Vec<Text<HostPattern>>")]
+    pub passthrough: Vec<HostPattern>,
+    /// Fixed addresses: a host, or host:port, and where to connect instead of resolving
+    /// it. That address is then allowed.
+    #[schemars(with = "Keyed<Authority, Text<SocketAddr>>")]
+    pub resolve: Resolve,
+    /// Private addresses that named hosts may resolve to.
+    pub allow_private: Vec<PrivateHole>,
+    /// PEM files of roots that are trusted for upstream TLS, beside the system's.
+    #[serde(with = "leaf::list")]
+    #[schemars(with = "Vec<Text<PathBuf>>")]
+    pub extra_roots: Vec<PathBuf>,
+    /// How long each step may take.
+    pub timeouts: Timeouts,
+    /// How names are answered.
+    pub dns: Dns,
+}
+
+impl Default for Egress {
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            transparent_ports: vec![80, 443],
+            unknown: Unknown::Deny,
+            allowlist: None,
+            domains: Vec::new(),
+            policy: None,
+            github: Github::default(),
+            passthrough: Vec::new(),
+            resolve: Resolve::default(),
+            allow_private: Vec::new(),
+            extra_roots: Vec::new(),
+            timeouts: Timeouts::default(),
+            dns: Dns::default(),
+        }
+    }
+}
+
+/// What happens to a host no rule names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Unknown {
+    /// It is refused.
+    Deny,
+    /// The operator is asked.
+    Ask,
+}
+
+/// One host, or the hosts below one, and what may be done there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "DomainForm", into = "DomainForm")]
+#[schemars(with = "DomainForm")]
+pub struct DomainRule {
+    /// The hosts.
+    pub host: HostPattern,
+    /// The ports; empty for 80 and 443.
+    pub ports: Vec<u16>,
+    /// The methods; empty for all.
+    pub methods: Vec<String>,
+    /// The paths; empty for all.
+    pub paths: Vec<PathPattern>,
+    /// The programs; empty for all.
+    pub programs: Vec<String>,
+    /// What is refused although the rest of the rule allows it.
+    pub deny: Vec<DenyRule>,
+    /// What the scanner does here, instead of `scan.outbound`.
+    pub scan: Option<ScanAction>,
+}
+
+/// The two ways to write a domain.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum DomainForm {
+    Host(
+        #[serde(with = "leaf::one")]
+        #[schemars(with = "Text<HostPattern>")]
+        HostPattern,
+    ),
+    Rule(Box<DomainTable>),
+}
+
+/// A host and what may be done there. The first matching `deny` wins.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct DomainTable {
+    /// A name, `*.` and a name for everything below it, or an address.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<HostPattern>")]
+    host: HostPattern,
+    /// The ports; 80 and 443 when not given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(range(min = 1)))]
+    ports: Vec<u16>,
+    /// The methods; all when not given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<Text<MethodName>>")]
+    methods: Vec<String>,
+    /// The paths: `*` is one segment, `**` any number; all when not given.
+    #[serde(default, with = "leaf::list", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<Text<PathPattern>>")]
+    paths: Vec<PathPattern>,
+    /// Names of programs inside the sandbox; a convenience, not a boundary.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<Text<Name>>")]
+    programs: Vec<String>,
+    /// What is refused all the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    deny: Vec<DenyRule>,
+    /// What the scanner does here, instead of `scan.outbound`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    scan: Option<ScanAction>,
+}
+
+/// Methods and paths that are refused.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DenyRule {
+    /// The methods; all when not given.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<Text<MethodName>>")]
+    pub methods: Vec<String>,
+    /// The paths; all when not given.
+    #[serde(with = "leaf::list", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<Text<PathPattern>>")]
+    pub paths: Vec<PathPattern>,
+}
+
+impl DomainRule {
+    /// A rule that allows everything on `host`.
+    pub fn of(host: HostPattern) -> Self {
+        Self {
+            host,
+            ports: Vec::new(),
+            methods: Vec::new(),
+            paths: Vec::new(),
+            programs: Vec::new(),
+            deny: Vec::new(),
+            scan: None,
+        }
+    }
+}
+
+impl From<DomainForm> for DomainRule {
+    fn from(form: DomainForm) -> Self {
+        match form {
+            DomainForm::Host(host) => Self::of(host),
+            DomainForm::Rule(table) => Self {
+                host: table.host,
+                ports: table.ports,
+                methods: table.methods,
+                paths: table.paths,
+                programs: table.programs,
+                deny: table.deny,
+                scan: table.scan,
+            },
+        }
+    }
+}
+
+impl From<DomainRule> for DomainForm {
+    fn from(rule: DomainRule) -> Self {
+        if rule == DomainRule::of(rule.host.clone()) {
+            return DomainForm::Host(rule.host);
+        }
+        DomainForm::Rule(Box::new(DomainTable {
+            host: rule.host,
+            ports: rule.ports,
+            methods: rule.methods,
+            paths: rule.paths,
+            programs: rule.programs,
+            deny: rule.deny,
+            scan: rule.scan,
+        }))
+    }
+}
+
+/// The built-in rules for the GitHub API.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Github {
+    /// Names of built-in rules to switch off.
+    #[schemars(with = "Vec<Text<Slug>>")]
+    pub allow: Vec<String>,
+}
+
+/// Where to connect for a host, instead of resolving it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resolve(Vec<(Authority, SocketAddr)>);
+
+impl Resolve {
+    /// The address for `host` and `port`; an entry that names the port comes first.
+    pub fn get(&self, host: &Host, port: u16) -> Option<SocketAddr> {
+        let find = |port| {
+            let mut entries = self.0.iter();
+            entries.find(|(from, _)| from.host == *host && from.port == port)
+        };
+        find(Some(port)).or_else(|| find(None)).map(|(_, to)| *to)
+    }
+
+    /// Every entry.
+    pub fn iter(&self) -> impl Iterator<Item = &(Authority, SocketAddr)> {
+        self.0.iter()
+    }
+}
+
+impl Serialize for Resolve {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(from, to)| (from.write(), to.write())))
+    }
+}
+
+impl<'de> Deserialize<'de> for Resolve {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::Error as _;
+        let table = BTreeMap::<String, leaf::Taken<SocketAddr>>::deserialize(deserializer)?;
+        let read = |(from, leaf::Taken(to)): (String, _)| match Authority::read(&from) {
+            Ok(from) => Ok((from, to)),
+            Err(detail) => Err(D::Error::custom(detail)),
+        };
+        table
+            .into_iter()
+            .map(read)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+/// A host that may resolve to private addresses.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PrivateHole {
+    /// The host.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<HostPattern>")]
+    pub host: HostPattern,
+    /// The addresses it may have.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<Cidr>")]
+    pub cidr: Cidr,
+}
+
+/// How long each step of a request may take.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Timeouts {
+    /// Connecting to the upstream, TLS included.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<Duration>")]
+    pub connect: Duration,
+    /// The client's own head.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<Duration>")]
+    pub header: Duration,
+    /// The first byte from upstream.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<Duration>")]
+    pub response: Duration,
+    /// Silence in either direction.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<Duration>")]
+    pub idle: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(10),
+            header: Duration::from_secs(30),
+            response: Duration::from_secs(600),
+            idle: Duration::from_secs(300),
+        }
+    }
+}
+
+/// How names are answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Dns {
+    /// From where.
+    pub mode: DnsMode,
+    /// Resolvers the gate asks: `system`, or addresses.
+    #[serde(with = "leaf::list")]
+    #[schemars(with = "Vec<Text<DnsUpstream>>")]
+    pub upstreams: Vec<DnsUpstream>,
+    /// Record types that are answered beside A and AAAA.
+    #[schemars(with = "Vec<Text<DnsType>>")]
+    pub extra_types: Vec<String>,
+}
+
+impl Default for Dns {
+    fn default() -> Self {
+        Self {
+            mode: DnsMode::Synthetic,
+            upstreams: vec![DnsUpstream::System],
+            extra_types: Vec::new(),
+        }
+    }
+}
+
+/// Where answers come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DnsMode {
+    /// From a reserved range; nothing leaves, and the refusal comes on connect.
+    Synthetic,
+    /// From the upstream resolvers, for allowed names only.
+    Forward,
+}

@@ -1,0 +1,91 @@
+//! `metrics`: counters and traces.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::leaf::{HttpUrl, Text, UrlPath};
+
+/// Prometheus metrics, and traces.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Metrics {
+    /// Whether they are served.
+    pub enabled: bool,
+    /// Under which path.
+    #[schemars(with = "Text<UrlPath>")]
+    pub path: String,
+    /// Traces by OTLP.
+    pub tracing: Tracing,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            path: "/metrics".to_owned(),
+            tracing: Tracing::default(),
+        }
+    }
+}
+
+/// Where traces go.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tracing {
+    /// Whether traces are sent.
+    pub enabled: bool,
+    /// The OTLP endpoint over HTTP. Jaeger's old `:14268/api/traces` is accepted; port
+    /// 4318 of the same host is used then.
+    #[schemars(with = "Text<HttpUrl>")]
+    pub endpoint: String,
+}
+
+impl Default for Tracing {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            endpoint: "http://localhost:4318".to_owned(),
+        }
+    }
+}
+
+impl Tracing {
+    /// The endpoint to send to. Port 14268 is Jaeger's Thrift port, which speaks no
+    /// OTLP; the same host does on 4318.
+    pub fn otlp_endpoint(&self) -> String {
+        match self.jaeger_host() {
+            Some(host) => format!("{host}:4318"),
+            None => self.endpoint.clone(),
+        }
+    }
+
+    /// Whether the endpoint names Jaeger's old port.
+    pub fn is_jaeger_thrift(&self) -> bool {
+        self.jaeger_host().is_some()
+    }
+
+    fn jaeger_host(&self) -> Option<&str> {
+        let (host, path) = self.endpoint.split_once(":14268")?;
+        (path.is_empty() || path.starts_with('/')).then_some(host)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jaegers_old_port_becomes_otlps() {
+        for (given, used) in [
+            ("http://jaeger:14268/api/traces", "http://jaeger:4318"),
+            ("http://localhost:4318", "http://localhost:4318"),
+            ("http://h:142689/x", "http://h:142689/x"),
+        ] {
+            let tracing = Tracing {
+                enabled: true,
+                endpoint: given.to_owned(),
+            };
+            assert_eq!(tracing.otlp_endpoint(), used);
+        }
+    }
+}

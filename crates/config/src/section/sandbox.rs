@@ -1,0 +1,158 @@
+//! `sandbox`: where agents run.
+
+use std::path::PathBuf;
+
+use policy::host::Host;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::leaf::{self, EnvName, Image, Text};
+use crate::secret::Secret;
+
+/// Where agents run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sandbox {
+    /// What keeps them in.
+    pub backend: Backend,
+    /// Names of variables that are passed on from the operator's environment.
+    #[schemars(with = "Vec<Text<EnvName>>")]
+    pub env: Vec<String>,
+    /// Directories of the host that are visible inside, read-only.
+    #[serde(with = "leaf::list")]
+    #[schemars(with = "Vec<Text<PathBuf>>")]
+    pub host_paths: Vec<PathBuf>,
+    /// A directory tree to use as root file system instead of the host's.
+    #[serde(with = "leaf::maybe")]
+    #[schemars(with = "Option<Text<PathBuf>>")]
+    pub rootfs: Option<PathBuf>,
+    /// The image of Docker sandboxes.
+    #[schemars(with = "Text<Image>")]
+    pub image: String,
+    /// A shell command that runs once in a new sandbox.
+    pub setup_command: Option<String>,
+    /// What one sandbox may use.
+    pub limits: Limits,
+    /// A running container that is connected to; for the backend `remote`.
+    pub remote: Option<Remote>,
+}
+
+impl Default for Sandbox {
+    fn default() -> Self {
+        Self {
+            backend: Backend::Namespace,
+            env: Vec::new(),
+            host_paths: Vec::new(),
+            rootfs: None,
+            image: "busybox:latest".to_owned(),
+            setup_command: None,
+            limits: Limits::default(),
+            remote: None,
+        }
+    }
+}
+
+/// What keeps agents in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// Linux namespaces, without a daemon or root.
+    Namespace,
+    /// Docker.
+    Docker,
+    /// A container that somebody else manages.
+    Remote,
+}
+
+impl Backend {
+    /// The word in files, rows and on the command line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Backend::Namespace => "namespace",
+            Backend::Docker => "docker",
+            Backend::Remote => "remote",
+        }
+    }
+}
+
+/// What one sandbox may use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Memory.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<u64>")]
+    pub memory: u64,
+    /// Processes and threads.
+    #[schemars(range(min = 1, max = 4_194_304))]
+    pub pids: u32,
+    /// Processors, in parts if need be; all when not set.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub cpus: Option<f64>,
+    /// Disk.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<u64>")]
+    pub disk: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory: 4 << 30,
+            pids: 1024,
+            cpus: None,
+            disk: 20 << 30,
+        }
+    }
+}
+
+/// A workbench that runs elsewhere. Exactly one of `socket_path` and `tcp` is given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Remote {
+    /// Its Unix socket.
+    #[serde(with = "leaf::maybe")]
+    #[schemars(with = "Option<Text<PathBuf>>")]
+    pub socket_path: Option<PathBuf>,
+    /// Its TCP address.
+    pub tcp: Option<RemoteTcp>,
+    /// How long to wait for it, in milliseconds.
+    #[schemars(range(max = 86_400_000))]
+    pub wait_for_ready_ms: u64,
+    /// What it wants to see.
+    pub auth: RemoteAuth,
+}
+
+impl Default for Remote {
+    fn default() -> Self {
+        Self {
+            socket_path: None,
+            tcp: None,
+            wait_for_ready_ms: 10_000,
+            auth: RemoteAuth::default(),
+        }
+    }
+}
+
+/// The TCP address of a workbench.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RemoteTcp {
+    /// The host.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<Host>")]
+    pub host: Host,
+    /// The port.
+    #[schemars(range(min = 1))]
+    pub port: u16,
+}
+
+/// How a workbench knows us.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RemoteAuth {
+    /// The bearer token.
+    pub token: Option<Secret>,
+    /// Whether to refuse to connect without one.
+    pub required: bool,
+}

@@ -1,0 +1,62 @@
+//! `server`: the interceptor's and the MCP server's addresses.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::leaf::{self, Text};
+use crate::secret::Secret;
+
+/// The interceptor API and the MCP server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Server {
+    /// Where the before and after hooks listen. `:8090` means every address.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<SocketAddr>")]
+    pub interceptor_addr: SocketAddr,
+    /// Where MCP clients connect; may be the same address.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<SocketAddr>")]
+    pub mcp_server_addr: SocketAddr,
+    /// One address for both, instead of the two above.
+    #[serde(with = "leaf::maybe")]
+    #[schemars(with = "Option<Text<SocketAddr>>")]
+    pub single_port: Option<SocketAddr>,
+    /// How long requests in flight may take to finish when the gate stops.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<Duration>")]
+    pub shutdown_timeout: Duration,
+    /// Bearer token that clients must present. Required when an address is not loopback.
+    pub auth_token: Option<Secret>,
+    /// Refuse clients that do not say which agent they are.
+    pub enforce_agent_id: bool,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 8090);
+        Self {
+            interceptor_addr: address,
+            mcp_server_addr: address,
+            single_port: None,
+            shutdown_timeout: Duration::from_secs(10),
+            auth_token: None,
+            enforce_agent_id: false,
+        }
+    }
+}
+
+impl Server {
+    /// Where the interceptor listens, with `single_port` taken into account.
+    pub fn interceptor(&self) -> SocketAddr {
+        self.single_port.unwrap_or(self.interceptor_addr)
+    }
+
+    /// Where the MCP server listens, with `single_port` taken into account.
+    pub fn mcp(&self) -> SocketAddr {
+        self.single_port.unwrap_or(self.mcp_server_addr)
+    }
+}

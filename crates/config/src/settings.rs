@@ -1,0 +1,474 @@
+//! The snapshot everything else is built from.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use policy::allowlist::{Allowlist, HostRule};
+use policy::breaker::BreakerConfig;
+use policy::bucket::Rate;
+use policy::endpoint::{EndpointRule, EndpointRules, MethodSet};
+use policy::host::Host;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::consistency::compile_policy;
+use crate::leaf::{self, Keyed, Source};
+use crate::origin::Origin;
+use crate::policy_file::PolicyFile;
+use crate::problem::Problem;
+use crate::secret::Secret;
+use crate::section::approvals::Approvals;
+use crate::section::audit::Audit;
+use crate::section::credentials::Credentials;
+use crate::section::egress::{DomainRule, Egress};
+use crate::section::git::Git;
+use crate::section::logging::Logging;
+use crate::section::metrics::Metrics;
+use crate::section::policies::Policies;
+use crate::section::sandbox::Sandbox;
+use crate::section::scan::Scan;
+use crate::section::server::Server;
+use crate::section::tools::Tool;
+use crate::tree::join;
+
+/// palisade.yaml as it is written.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[schemars(title = "palisade.yaml", extend("required" = ["version"]))]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct File {
+    /// The version of this file's shape. The one key that must be there.
+    pub(crate) version: Version,
+    /// The interceptor API and the MCP server.
+    pub(crate) server: Server,
+    /// Policy bundles and how they are evaluated.
+    pub(crate) policies: Policies,
+    /// MCP servers behind the bridge.
+    pub(crate) tools: Vec<Tool>,
+    /// Prometheus metrics, and traces.
+    pub(crate) metrics: Metrics,
+    /// The gate's log on stderr.
+    pub(crate) logging: Logging,
+    /// Values by name, taken from the environment: `e2b_api_key: "${E2B_API_KEY}"`.
+    #[schemars(with = "Keyed<leaf::Slug, Secret>")]
+    pub(crate) secrets: BTreeMap<String, Secret>,
+    /// What may leave a sandbox.
+    pub(crate) egress: Egress,
+    /// Which host gets which credential from where, beside the built-in rows.
+    pub(crate) credentials: Credentials,
+    /// Git through the gate.
+    pub(crate) git: Git,
+    /// What happens when a secret or an injection is found.
+    pub(crate) scan: Scan,
+    /// How the operator is asked.
+    pub(crate) approvals: Approvals,
+    /// Where agents run.
+    pub(crate) sandbox: Sandbox,
+    /// The record of what was decided.
+    pub(crate) audit: Audit,
+}
+
+/// The one version there is, however it is spelt.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Value", into = "&'static str")]
+pub(crate) struct Version;
+
+impl From<Value> for Version {
+    fn from(_: Value) -> Self {
+        Self
+    }
+}
+
+impl From<Version> for &'static str {
+    fn from(_: Version) -> Self {
+        "1.0"
+    }
+}
+
+impl JsonSchema for Version {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Version".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["string", "number"], "enum": ["1.0", "1", 1] })
+    }
+}
+
+/// A validated configuration, whole and immutable. Requests hold the one they began with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The interceptor API and the MCP server.
+    pub server: Server,
+    /// Policy bundles.
+    pub policies: Policies,
+    /// MCP servers behind the bridge.
+    pub tools: Vec<Tool>,
+    /// Metrics and traces.
+    pub metrics: Metrics,
+    /// The log.
+    pub logging: Logging,
+    /// Secrets by name.
+    pub secrets: BTreeMap<String, Secret>,
+    /// What may leave a sandbox.
+    pub egress: Egress,
+    /// Credentials.
+    pub credentials: Credentials,
+    /// Git.
+    pub git: Git,
+    /// The scanner.
+    pub scan: Scan,
+    /// How the operator is asked.
+    pub approvals: Approvals,
+    /// Where agents run.
+    pub sandbox: Sandbox,
+    /// The audit log.
+    pub audit: Audit,
+    /// Every domain rule: inline, then allowlist.yaml's, then grants.yaml's.
+    pub domains: Vec<Domain>,
+    /// What policy.yaml says.
+    pub policy: PolicyFile,
+    /// What was accepted and should be looked at.
+    pub warnings: Vec<Problem>,
+    compiled: Compiled,
+    origins: BTreeMap<String, Origin>,
+}
+
+/// A domain rule and who wrote it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Domain {
+    /// The rule.
+    pub rule: DomainRule,
+    /// Where it stands.
+    pub origin: Origin,
+}
+
+/// One line of `palisade config show`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShownValue {
+    /// JSON pointer to the value.
+    pub pointer: String,
+    /// The value; a secret only says whether it is set.
+    pub value: Value,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+/// What is worked out once, at load.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Compiled {
+    pub(crate) allowlist: Allowlist,
+    pub(crate) rate: Option<Rate>,
+    pub(crate) rates: HashMap<Host, Rate>,
+    pub(crate) breaker: BreakerConfig,
+    pub(crate) breakers: HashMap<Host, BreakerConfig>,
+}
+
+/// What holds when nobody wrote anything: limits and breakers are on.
+impl Default for Settings {
+    fn default() -> Self {
+        let policy = PolicyFile::default();
+        let mut compiled = Compiled::default();
+        compile_policy(&policy, None, &mut compiled, &mut Vec::new());
+        Self::new(
+            File::default(),
+            policy,
+            Vec::new(),
+            compiled,
+            BTreeMap::new(),
+            Vec::new(),
+        )
+    }
+}
+
+impl Settings {
+    pub(crate) fn new(
+        file: File,
+        policy: PolicyFile,
+        domains: Vec<Domain>,
+        compiled: Compiled,
+        origins: BTreeMap<String, Origin>,
+        warnings: Vec<Problem>,
+    ) -> Self {
+        Self {
+            server: file.server,
+            policies: file.policies,
+            tools: file.tools,
+            metrics: file.metrics,
+            logging: file.logging,
+            secrets: file.secrets,
+            egress: file.egress,
+            credentials: file.credentials,
+            git: file.git,
+            scan: file.scan,
+            approvals: file.approvals,
+            sandbox: file.sandbox,
+            audit: file.audit,
+            domains,
+            policy,
+            warnings,
+            compiled,
+            origins,
+        }
+    }
+
+    /// The table that answers for HTTP, CONNECT and DNS.
+    pub fn allowlist(&self) -> &Allowlist {
+        &self.compiled.allowlist
+    }
+
+    /// How fast one sandbox may send to `host`; none where limits are off.
+    pub fn rate_for(&self, host: &Host) -> Option<Rate> {
+        let default = self.compiled.rate?;
+        Some(self.compiled.rates.get(host).copied().unwrap_or(default))
+    }
+
+    /// When `host` is left alone because it fails.
+    pub fn breaker_for(&self, host: &Host) -> BreakerConfig {
+        let own = self.compiled.breakers.get(host);
+        own.copied().unwrap_or(self.compiled.breaker)
+    }
+
+    /// Whether the interceptor and the MCP server have something to do: tools, bundles or
+    /// an address of their own are configured. Otherwise their port stays closed, so that
+    /// two gates do not fight over it.
+    pub fn serves_mcp(&self) -> bool {
+        let addresses = ["interceptor_addr", "mcp_server_addr", "single_port"];
+        let written = |key: &&str| self.origin(&join("/server", key)) != Origin::Default;
+        !self.tools.is_empty() || !self.policies.bundles.is_empty() || addresses.iter().any(written)
+    }
+
+    /// Where the value at `pointer` came from. Values of policy.yaml stand under `/policy`,
+    /// merged domain rules under `/domains`.
+    pub fn origin(&self, pointer: &str) -> Origin {
+        let domain = pointer.strip_prefix("/domains/").and_then(|rest| {
+            let index = rest.split('/').next()?;
+            self.domains.get(index.parse::<usize>().ok()?)
+        });
+        match domain {
+            Some(domain) => domain.origin.clone(),
+            None => self
+                .origins
+                .get(pointer)
+                .cloned()
+                .unwrap_or(Origin::Default),
+        }
+    }
+
+    /// Every secret with its name, for the log's redactor. Empty ones are left out:
+    /// replacing nothing would replace everything.
+    pub fn secret_values(&self) -> Vec<(String, &Secret)> {
+        self.secret_fields()
+            .into_iter()
+            .filter(|(pointer, secret)| !pointer.starts_with("/tools/") && !secret.is_empty())
+            .map(|(pointer, secret)| (crate::tree::dotted(&pointer), secret))
+            .collect()
+    }
+
+    /// The pointers whose values differ, for the log line of a reload. Never a value.
+    pub fn diff(&self, other: &Settings) -> Vec<String> {
+        let (ours, theirs) = (self.flat(), other.flat());
+        let (our_secrets, their_secrets): (BTreeMap<_, _>, BTreeMap<_, _>) = (
+            self.secret_fields().into_iter().collect(),
+            other.secret_fields().into_iter().collect(),
+        );
+        let mut changed: Vec<String> = differing(&ours, &theirs)
+            .chain(differing(&our_secrets, &their_secrets))
+            .cloned()
+            .collect();
+        changed.sort();
+        changed.dedup();
+        changed
+    }
+
+    pub(crate) fn show(&self) -> Vec<ShownValue> {
+        let shown = |(pointer, value): (String, Value)| ShownValue {
+            origin: self.origin(&pointer),
+            pointer,
+            value,
+        };
+        self.leaves().into_iter().map(shown).collect()
+    }
+
+    fn flat(&self) -> BTreeMap<String, Value> {
+        self.leaves().into_iter().collect()
+    }
+
+    fn secret_fields(&self) -> Vec<(String, &Secret)> {
+        let mut fields = Vec::new();
+        if let Some(token) = &self.server.auth_token {
+            fields.push(("/server/auth_token".to_owned(), token));
+        }
+        for (name, secret) in &self.secrets {
+            fields.push((join("/secrets", name), secret));
+        }
+        if let Some(webhook) = &self.approvals.webhook {
+            fields.push(("/approvals/webhook".to_owned(), webhook));
+        }
+        let remote = self.sandbox.remote.as_ref();
+        if let Some(token) = remote.and_then(|remote| remote.auth.token.as_ref()) {
+            fields.push(("/sandbox/remote/auth/token".to_owned(), token));
+        }
+        for (index, tool) in self.tools.iter().enumerate() {
+            for (place, entry) in tool.env.iter().enumerate() {
+                fields.push((format!("/tools/{index}/env/{place}"), &entry.value));
+            }
+        }
+        fields
+    }
+
+    /// Every value that has no parts, in the order of the file.
+    fn leaves(&self) -> Vec<(String, Value)> {
+        fn value<T: Serialize>(section: &T) -> Value {
+            serde_json::to_value(section).unwrap_or(Value::Null)
+        }
+        let mut egress = value(&self.egress);
+        // The merged list says more.
+        if let Value::Object(egress) = &mut egress {
+            egress.shift_remove("domains");
+        }
+        let sections = [
+            ("server", value(&self.server)),
+            ("policies", value(&self.policies)),
+            ("tools", value(&self.tools)),
+            ("metrics", value(&self.metrics)),
+            ("logging", value(&self.logging)),
+            ("secrets", value(&self.secrets)),
+            ("egress", egress),
+            ("credentials", value(&self.credentials)),
+            ("git", value(&self.git)),
+            ("scan", value(&self.scan)),
+            ("approvals", value(&self.approvals)),
+            ("sandbox", value(&self.sandbox)),
+            ("audit", value(&self.audit)),
+            ("policy", value(&self.policy)),
+        ];
+        let mut leaves = Vec::new();
+        for (name, section) in sections {
+            flatten(&join("", name), section, &mut leaves);
+        }
+        for (index, domain) in self.domains.iter().enumerate() {
+            leaves.push((format!("/domains/{index}"), value(&domain.rule)));
+        }
+        leaves
+    }
+}
+
+fn flatten(pointer: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
+    match value {
+        Value::Object(object) if !object.is_empty() => {
+            for (key, value) in object {
+                flatten(&join(pointer, &key), value, leaves);
+            }
+        }
+        Value::Array(items) if !items.is_empty() => {
+            for (index, item) in items.into_iter().enumerate() {
+                flatten(&join(pointer, &index.to_string()), item, leaves);
+            }
+        }
+        leaf => leaves.push((pointer.to_owned(), leaf)),
+    }
+}
+
+fn differing<'a, T: PartialEq>(
+    ours: &'a BTreeMap<String, T>,
+    theirs: &'a BTreeMap<String, T>,
+) -> impl Iterator<Item = &'a String> {
+    let changed = ours
+        .iter()
+        .filter(|(key, value)| theirs.get(*key) != Some(value));
+    let added = theirs.keys().filter(|key| !ours.contains_key(*key));
+    changed.map(|(key, _)| key).chain(added)
+}
+
+impl File {
+    /// Makes every relative path relative to `base` and `~/` the operator's home, so that
+    /// nobody after the loader needs to know where the file was.
+    pub(crate) fn resolve_paths(&mut self, base: &Path, home: Option<&Path>) {
+        let resolve = |path: &mut PathBuf| *path = resolve(path, base, home);
+        let resolve_source = |source: &mut Source| {
+            if let Source::File(path) = source {
+                resolve(path);
+            }
+        };
+        self.policies
+            .bundles
+            .iter_mut()
+            .for_each(|b| resolve(&mut b.path));
+        self.tools
+            .iter_mut()
+            .filter_map(|t| t.work_dir.as_mut())
+            .for_each(resolve);
+        self.egress.allowlist.iter_mut().for_each(resolve);
+        self.egress.policy.iter_mut().for_each(resolve);
+        self.egress.extra_roots.iter_mut().for_each(resolve);
+        self.scan.rules.iter_mut().for_each(resolve);
+        self.sandbox.host_paths.iter_mut().for_each(resolve);
+        self.sandbox.rootfs.iter_mut().for_each(resolve);
+        let remote = self.sandbox.remote.iter_mut();
+        remote
+            .filter_map(|r| r.socket_path.as_mut())
+            .for_each(resolve);
+        self.audit.jsonl.iter_mut().for_each(resolve);
+        let oauth = &mut self.credentials.oauth;
+        let files = [
+            &mut oauth.claude,
+            &mut oauth.codex,
+            &mut oauth.gemini,
+            &mut oauth.opencode,
+        ];
+        files
+            .into_iter()
+            .flatten()
+            .for_each(|f| resolve(&mut f.file));
+        let app = self.credentials.github_app.iter_mut();
+        app.for_each(|app| resolve_source(&mut app.key));
+        let rows = self.credentials.rows.iter_mut();
+        rows.for_each(|row| resolve_source(&mut row.source));
+        let mirrors = self.git.mirrors.iter_mut();
+        mirrors
+            .filter_map(|m| m.identity.as_mut())
+            .for_each(resolve_source);
+    }
+}
+
+/// `path` seen from `base`, with `~/` as the operator's home.
+pub(crate) fn resolve(path: &Path, base: &Path, home: Option<&Path>) -> PathBuf {
+    match (path.strip_prefix("~"), home) {
+        (Ok(rest), Some(home)) => home.join(rest),
+        (Ok(_), None) => path.to_owned(),
+        // `.` goes, so that a path looks the same however it was written.
+        _ => base.join(path.strip_prefix(".").unwrap_or(path)),
+    }
+}
+
+/// The policy crate's rule for one domain.
+pub(crate) fn host_rule(rule: &DomainRule) -> HostRule {
+    let endpoint = |methods: &[String], paths: &[_]| EndpointRule {
+        // Each name passed the schema's check, which is this same parser.
+        methods: MethodSet::parse(methods.iter().map(String::as_str)).unwrap_or_default(),
+        paths: paths.to_vec(),
+    };
+    let allows_all = rule.methods.is_empty() && rule.paths.is_empty();
+    HostRule {
+        ports: rule.ports.clone(),
+        endpoints: EndpointRules {
+            allow: (!allows_all)
+                .then(|| endpoint(&rule.methods, &rule.paths))
+                .into_iter()
+                .collect(),
+            deny: rule
+                .deny
+                .iter()
+                .map(|deny| endpoint(&deny.methods, &deny.paths))
+                .collect(),
+        },
+        programs: rule.programs.clone(),
+        scan: rule.scan.map(|action| action.as_str().to_owned()),
+        ..HostRule::new(rule.host.clone())
+    }
+}

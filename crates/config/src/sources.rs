@@ -1,0 +1,293 @@
+//! The bytes of every layer, read at one moment.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::consistency::{check_file, compile_policy};
+use crate::expansion::{Env, expand_text};
+use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
+use crate::layer::Layer;
+use crate::origin::{self, Origin};
+use crate::policy_file::{AllowlistFile, PolicyFile};
+use crate::problem::{Problem, Problems};
+use crate::schema::{ALLOWLIST, PALISADE, POLICY};
+use crate::settings::{Compiled, Domain, File, Settings, host_rule, resolve};
+use crate::tree::Tree;
+
+/// What 'allow always' and grants are written to, beside palisade.yaml.
+const GRANTS: &str = "grants.yaml";
+
+/// Every file a configuration is made of, as it was when it was read.
+///
+/// A reload compares [`Sources::fingerprint`] and builds from these very bytes, so that
+/// a file which changes in between is either seen whole or next time.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    main: Option<SourceFile>,
+    allowlist: Option<SourceFile>,
+    policy: Option<SourceFile>,
+    grants: Option<SourceFile>,
+}
+
+#[derive(Clone, Debug)]
+struct SourceFile {
+    path: PathBuf,
+    content: Result<Vec<u8>, Unreadable>,
+}
+
+impl SourceFile {
+    fn read(path: PathBuf) -> Self {
+        let content = file::read(&path, OPERATOR_LIMIT, Links::Follow);
+        Self { path, content }
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        self.content.as_deref().ok()
+    }
+}
+
+impl Sources {
+    /// Reads palisade.yaml at `path`, the files it includes, and the grants beside it.
+    /// Variables in the includes' paths come from `env`.
+    ///
+    /// A file that cannot be read is no error yet: its absence is part of the
+    /// fingerprint, and [`Sources::settings`] reports it.
+    pub fn read(path: Option<&Path>, env: Env<'_>) -> Result<Self, Problems> {
+        let Some(path) = path else {
+            return Ok(Self {
+                main: None,
+                allowlist: None,
+                policy: None,
+                grants: None,
+            });
+        };
+        if path.file_name().is_none() {
+            return Err(Problem::with_file(path, "does not name a file").into());
+        }
+        let main = SourceFile::read(path.to_owned());
+        let tree = main
+            .bytes()
+            .and_then(|bytes| Tree::parse(path, bytes, &mut Vec::new()));
+        let include = |pointer: &str| {
+            let text = tree.as_ref()?.get(pointer)?.text()?;
+            let text = expand_text(text, env).ok()?.text;
+            Some(SourceFile::read(from_file(path, Path::new(&text), env)))
+        };
+        Ok(Self {
+            allowlist: include("/egress/allowlist"),
+            policy: include("/egress/policy"),
+            grants: Some(SourceFile::read(path.with_file_name(GRANTS))),
+            main: Some(main),
+        })
+    }
+
+    /// A hash of every file's path and content, or of why it has none.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        let mut add = |bytes: &[u8]| {
+            hash.update((bytes.len() as u64).to_be_bytes());
+            hash.update(bytes);
+        };
+        for source in [&self.main, &self.allowlist, &self.policy, &self.grants] {
+            match source {
+                None => add(b"none"),
+                Some(source) => {
+                    add(source.path.as_os_str().as_encoded_bytes());
+                    match &source.content {
+                        Ok(bytes) => {
+                            add(b"read");
+                            add(bytes);
+                        }
+                        Err(why) => {
+                            add(b"unreadable");
+                            add(why.to_string().as_bytes());
+                        }
+                    }
+                }
+            }
+        }
+        hash.finalize().into()
+    }
+
+    /// Every path that was read or could appear, for watching.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        [&self.main, &self.allowlist, &self.policy, &self.grants]
+            .into_iter()
+            .flatten()
+            .map(|source| source.path.clone())
+            .collect()
+    }
+
+    /// Builds the settings from these bytes, or says everything that is wrong with them.
+    pub fn settings(&self, env: Env<'_>) -> Result<Settings, Problems> {
+        let mut problems = Vec::new();
+        let mut warnings = Vec::new();
+        let mut origins = BTreeMap::new();
+        let mut domains = Vec::new();
+        let mut compiled = Compiled::default();
+
+        let mut main = self.read_main(env, &mut problems);
+        if let Some(main) = &mut main {
+            check_file(main, &mut problems, &mut warnings);
+            origin::record(&main.tree, "", &mut origins);
+            add_domains(
+                main,
+                "/egress/domains",
+                |file| &file.egress.domains,
+                &mut domains,
+            );
+        }
+
+        let allowlist = self.include(
+            &self.allowlist,
+            main.as_ref(),
+            "/egress/allowlist",
+            &mut problems,
+        );
+        let allowlist = allowlist.and_then(|(path, bytes)| {
+            Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, Some(env), &mut problems)
+        });
+        // Grants are written by the gate, from what agents ask for: nothing in them is a
+        // variable.
+        let grants = self.grants(&mut problems);
+        let grants = grants.and_then(|(path, bytes)| {
+            Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, None, &mut problems)
+        });
+        for layer in [&allowlist, &grants].into_iter().flatten() {
+            add_domains(layer, "/domains", |file| &file.domains, &mut domains);
+        }
+
+        let policy = self.include(&self.policy, main.as_ref(), "/egress/policy", &mut problems);
+        let policy = policy.and_then(|(path, bytes)| {
+            Layer::<PolicyFile>::read(&POLICY, path, bytes, Some(env), &mut problems)
+        });
+        if let Some(layer) = &policy {
+            origin::record(&layer.tree, "/policy", &mut origins);
+        }
+        let default = PolicyFile::default();
+        let rules = policy.as_ref().map_or(&default, |layer| &layer.value);
+        compile_policy(rules, policy.as_ref(), &mut compiled, &mut problems);
+
+        if !problems.is_empty() {
+            return Err(problems.into());
+        }
+        let mut file = main.map(|layer| layer.value).unwrap_or_default();
+        if let Some(source) = &self.main {
+            let home = env("HOME").map(PathBuf::from);
+            file.resolve_paths(&directory(&source.path), home.as_deref());
+        }
+        compiled.allowlist = policy::allowlist::Allowlist::new(
+            domains
+                .iter()
+                .map(|domain: &Domain| host_rule(&domain.rule))
+                .collect(),
+        );
+        let policy = policy.map_or(default, |layer| layer.value);
+        Ok(Settings::new(
+            file, policy, domains, compiled, origins, warnings,
+        ))
+    }
+
+    fn read_main(&self, env: Env<'_>, problems: &mut Vec<Problem>) -> Option<Layer<File>> {
+        let source = self.main.as_ref()?;
+        match &source.content {
+            Ok(bytes) => Layer::read(&PALISADE, &source.path, bytes, Some(env), problems),
+            Err(why) => {
+                let message = format!("cannot be read: {why}");
+                problems.push(Problem::with_file(&source.path, message));
+                None
+            }
+        }
+    }
+
+    /// The bytes of an include. A path that was set must lead to a file.
+    fn include<'s>(
+        &self,
+        source: &'s Option<SourceFile>,
+        main: Option<&Layer<File>>,
+        pointer: &str,
+        problems: &mut Vec<Problem>,
+    ) -> Option<(&'s Path, &'s [u8])> {
+        let source = source.as_ref()?;
+        match &source.content {
+            Ok(bytes) => Some((&source.path, bytes)),
+            Err(why) => {
+                let message = format!("{} cannot be read: {why}", source.path.display());
+                problems.extend(main.map(|main| main.problem(pointer, message)));
+                None
+            }
+        }
+    }
+
+    /// The bytes of the grants, which need not be there.
+    fn grants(&self, problems: &mut Vec<Problem>) -> Option<(&Path, &[u8])> {
+        let source = self.grants.as_ref()?;
+        match &source.content {
+            Ok(bytes) => Some((&source.path, bytes)),
+            Err(Unreadable::Missing) => None,
+            Err(why) => {
+                let message = format!("cannot be read: {why}");
+                problems.push(Problem::with_file(&source.path, message));
+                None
+            }
+        }
+    }
+}
+
+fn add_domains<T>(
+    layer: &Layer<T>,
+    pointer: &str,
+    list: impl Fn(&T) -> &Vec<crate::section::egress::DomainRule>,
+    domains: &mut Vec<Domain>,
+) {
+    for (index, rule) in list(&layer.value).iter().enumerate() {
+        let original = layer.original(&format!("{pointer}/{index}"));
+        let node = layer.tree.get(&original);
+        domains.push(Domain {
+            rule: rule.clone(),
+            origin: node.map_or(Origin::Default, |node| Origin::of(&layer.tree, node)),
+        });
+    }
+}
+
+fn from_file(including: &Path, path: &Path, env: Env<'_>) -> PathBuf {
+    let home = env("HOME").map(PathBuf::from);
+    let base = including.parent().unwrap_or(Path::new(""));
+    resolve(path, base, home.as_deref())
+}
+
+/// The directory of `file`, absolute.
+fn directory(file: &Path) -> PathBuf {
+    let directory = file.parent().unwrap_or(Path::new(""));
+    std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned())
+}
+
+/// See [`crate::exercise`].
+pub(crate) fn exercise(bytes: &[u8], env: Env<'_>) {
+    let file = |name: &str| {
+        Some(SourceFile {
+            path: PathBuf::from(name),
+            content: Ok(bytes.to_vec()),
+        })
+    };
+    let sources = Sources {
+        main: file("palisade.yaml"),
+        allowlist: file("allowlist.yaml"),
+        policy: file("policy.yaml"),
+        grants: file(GRANTS),
+    };
+    let empty = Sources {
+        allowlist: None,
+        policy: None,
+        grants: None,
+        ..sources.clone()
+    };
+    for sources in [sources, empty] {
+        if let Ok(settings) = sources.settings(env) {
+            settings.diff(&Settings::default());
+            settings.show();
+        }
+    }
+}

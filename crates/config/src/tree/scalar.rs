@@ -1,0 +1,112 @@
+//! From bytes to text, and from text to null, true, a number or text.
+
+use serde_json::Number;
+
+use super::{Content, Place};
+
+/// The bytes as text, if all of it may stand in a YAML file (YAML 1.2.2, 5.1). The
+/// parser takes a NUL for the end of the file, so what follows one would go unread.
+pub(super) fn printable(bytes: &[u8]) -> Result<&str, (Place, String)> {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let (valid, whole) = match std::str::from_utf8(bytes) {
+        Ok(text) => (text, true),
+        Err(error) => {
+            let valid = bytes.split_at_checked(error.valid_up_to());
+            let valid = valid.map_or(&b""[..], |(valid, _)| valid);
+            (std::str::from_utf8(valid).unwrap_or_default(), false)
+        }
+    };
+    let mut place = Place { line: 1, column: 1 };
+    for c in valid.chars() {
+        match c {
+            '\n' => {
+                place.line += 1;
+                place.column = 1;
+                continue;
+            }
+            '\t' | '\r' | '\u{85}' => {}
+            c if c.is_control() || matches!(c, '\u{feff}' | '\u{fffe}' | '\u{ffff}') => {
+                let code = u32::from(c);
+                return Err((place, format!("the character U+{code:04X} is not allowed")));
+            }
+            _ => {}
+        }
+        place.column += 1;
+    }
+    if whole {
+        Ok(valid)
+    } else {
+        Err((place, "not UTF-8 text".to_owned()))
+    }
+}
+
+/// A plain scalar by the core schema: null, true, 80, 0x50, 1.5 or text. None for the
+/// numbers JSON lacks.
+pub(super) fn resolve(text: &str) -> Option<Content> {
+    Some(match text {
+        "" | "~" | "null" | "Null" | "NULL" => Content::Null,
+        "true" | "True" | "TRUE" => Content::Bool(true),
+        "false" | "False" | "FALSE" => Content::Bool(false),
+        _ => match number(text) {
+            Numeral::Number(number) => Content::Number(number),
+            Numeral::NotFinite => return None,
+            Numeral::Text => Content::Text(text.to_owned()),
+        },
+    })
+}
+
+enum Numeral {
+    Number(Number),
+    NotFinite,
+    Text,
+}
+
+fn number(text: &str) -> Numeral {
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if matches!(unsigned, ".inf" | ".Inf" | ".INF") || matches!(text, ".nan" | ".NaN" | ".NAN") {
+        return Numeral::NotFinite;
+    }
+    let radix = |prefix, radix| {
+        let digits: &str = text.strip_prefix(prefix)?;
+        let clean = digits.bytes().all(|b| b.is_ascii_alphanumeric());
+        clean.then(|| u64::from_str_radix(digits, radix).ok())?
+    };
+    if let Some(value) = radix("0x", 16).or_else(|| radix("0o", 8)) {
+        return Numeral::Number(value.into());
+    }
+    let shaped = unsigned
+        .bytes()
+        .next()
+        .is_some_and(|b| b.is_ascii_digit() || b == b'.')
+        && unsigned.bytes().any(|b| b.is_ascii_digit())
+        && unsigned
+            .bytes()
+            .all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'e' | b'E' | b'+' | b'-'));
+    if !shaped {
+        return Numeral::Text;
+    }
+    let bare = text.strip_prefix('+').unwrap_or(text);
+    if let Ok(value) = bare.parse::<i64>() {
+        return Numeral::Number(value.into());
+    }
+    if let Ok(value) = bare.parse::<u64>() {
+        return Numeral::Number(value.into());
+    }
+    match bare.parse::<f64>() {
+        Ok(value) => whole(value)
+            .map(Number::from)
+            .or_else(|| Number::from_f64(value))
+            .map_or(Numeral::NotFinite, Numeral::Number),
+        Err(_) => Numeral::Text,
+    }
+}
+
+/// `5.0` is the integer 5, as JSON Schema has it, so that serde agrees.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "only whole values that a double holds exactly get there"
+)]
+fn whole(value: f64) -> Option<i64> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    (value.fract() == 0.0 && value.abs() < EXACT).then_some(value as i64)
+}

@@ -1,0 +1,197 @@
+//! Which repository files the operator has read and trusts.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
+use crate::repository::RepoFile;
+
+/// Exact contents, by the directory they were seen in. Kept in a JSON file that only the
+/// operator can read or write.
+#[derive(Debug)]
+pub struct TrustStore {
+    path: PathBuf,
+    entries: BTreeMap<PathBuf, String>,
+}
+
+/// One trusted file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustEntry {
+    /// The repository's directory, canonical.
+    pub directory: PathBuf,
+    /// SHA-256 of the content, in hexadecimal.
+    pub sha256: String,
+}
+
+/// Why the list of trusted files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustError {
+    /// It cannot be read.
+    #[error("the list of trusted repositories {path} cannot be read: {why}")]
+    Unreadable {
+        /// The list.
+        path: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// It is not what this program wrote. Going on with an empty list would forget
+    /// revocations and trust alike, so the operator decides.
+    #[error("the list of trusted repositories {path} is damaged; move it away to begin a new one")]
+    Damaged {
+        /// The list.
+        path: PathBuf,
+    },
+    /// The repository's path cannot be written down.
+    #[error("the path of the repository {path} is not UTF-8 text")]
+    NotText {
+        /// The repository.
+        path: PathBuf,
+    },
+    /// It cannot be written.
+    #[error("the list of trusted repositories {path} cannot be written: {source}")]
+    Unwritable {
+        /// The list.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    version: u32,
+    trusted: BTreeMap<PathBuf, String>,
+}
+
+impl TrustStore {
+    /// Reads the list at `path`; a list that is not there is empty.
+    pub fn load(path: &Path) -> Result<Self, TrustError> {
+        let entries = match file::read(path, OPERATOR_LIMIT, Links::Refuse) {
+            Err(Unreadable::Missing) => BTreeMap::new(),
+            Err(why) => {
+                return Err(TrustError::Unreadable {
+                    path: path.to_owned(),
+                    why: why.to_string(),
+                });
+            }
+            Ok(bytes) => match serde_json::from_slice::<Stored>(&bytes) {
+                Ok(stored)
+                    if stored.version == 1
+                        && stored.trusted.values().all(|digest| is_digest(digest)) =>
+                {
+                    stored.trusted
+                }
+                _ => {
+                    return Err(TrustError::Damaged {
+                        path: path.to_owned(),
+                    });
+                }
+            },
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            entries,
+        })
+    }
+
+    /// Whether exactly this content, in exactly this directory, is trusted.
+    pub fn is_trusted(&self, file: &RepoFile) -> bool {
+        self.entries.get(file.directory()) == Some(&hex(file.digest()))
+    }
+
+    /// Trusts this content in place of whatever was trusted in that directory, and writes
+    /// the list.
+    pub fn trust(&mut self, file: &RepoFile) -> Result<(), TrustError> {
+        if file.directory().to_str().is_none() {
+            return Err(TrustError::NotText {
+                path: file.directory().to_owned(),
+            });
+        }
+        let mut entries = self.entries.clone();
+        entries.insert(file.directory().to_owned(), hex(file.digest()));
+        self.replace(entries)
+    }
+
+    /// Trusts nothing in `directory` any more, and writes the list. Says whether anything
+    /// was trusted there.
+    pub fn revoke(&mut self, directory: &Path) -> Result<bool, TrustError> {
+        // The directory may be gone, and must still be revocable by its written path.
+        let canonical = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+        let mut entries = self.entries.clone();
+        if entries.remove(&canonical).is_none() {
+            return Ok(false);
+        }
+        self.replace(entries).map(|()| true)
+    }
+
+    /// Everything that is trusted, by directory.
+    pub fn list(&self) -> Vec<TrustEntry> {
+        let entry = |(directory, sha256): (&PathBuf, &String)| TrustEntry {
+            directory: directory.clone(),
+            sha256: sha256.clone(),
+        };
+        self.entries.iter().map(entry).collect()
+    }
+
+    /// Writes first and believes afterwards.
+    fn replace(&mut self, entries: BTreeMap<PathBuf, String>) -> Result<(), TrustError> {
+        let unwritable = |source: std::io::Error| TrustError::Unwritable {
+            path: self.path.clone(),
+            source,
+        };
+        let stored = Stored {
+            version: 1,
+            trusted: entries,
+        };
+        let text = serde_json::to_vec_pretty(&stored).map_err(|error| unwritable(error.into()))?;
+        write_atomically(&self.path, &text).map_err(unwritable)?;
+        self.entries = stored.trusted;
+        Ok(())
+    }
+}
+
+/// A reader sees the old file or the new one, also after a crash.
+fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let temporary = directory.join(name);
+    // Left over from a process that had this id and died.
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let written = (|| {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)?;
+        File::open(directory)?.sync_all()
+    })();
+    if written.is_err() {
+        // The rename may have happened; what is left to remove is only the temporary file.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written
+}
+
+fn hex(digest: [u8; 32]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn is_digest(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}

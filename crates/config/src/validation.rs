@@ -1,0 +1,371 @@
+//! A tree against its schema: every mistake, each in a sentence.
+
+mod sentence;
+
+use std::collections::{BTreeSet, HashMap};
+
+use jsonschema::error::{TypeKind, ValidationErrorKind};
+use jsonschema::{JsonType, ValidationError};
+use serde_json::{Map, Number, Value};
+
+use crate::problem::Problem;
+use crate::schema::{Place, Shape};
+use crate::tree::{Content, Node, Tree, join, segments};
+
+/// More mistakes than anybody reads in one go.
+const MOST_PROBLEMS: usize = 200;
+
+/// What is left of a file once everything faulty is taken out. It fits the schema.
+#[derive(Debug)]
+pub(crate) struct Valid {
+    pub(crate) value: Value,
+    kept: Kept,
+}
+
+impl Valid {
+    /// The pointer in the file for a pointer into the value: list items that were taken
+    /// out moved the others up.
+    pub(crate) fn original(&self, pointer: &str) -> String {
+        self.kept.original(pointer)
+    }
+}
+
+/// Checks `tree` against `shape`. Every mistake is added to `problems`; what remains is
+/// fit to be deserialised, with defaults where the mistakes were, so that later checks
+/// can go on and report theirs in the same run.
+pub(crate) fn validate(shape: &Shape, tree: &mut Tree, problems: &mut Vec<Problem>) -> Valid {
+    drop_nulls(&mut tree.root, &shape.at(""));
+    if matches!(tree.root.content, Content::Null) {
+        tree.root.content = Content::Map(Vec::new());
+    }
+    let faults = loop {
+        let (value, kept) = to_value(tree, &BTreeSet::new());
+        let faults = find(shape, &value, &kept);
+        if !coerce(tree, &faults) {
+            break faults;
+        }
+    };
+    let said = faults.iter().take(MOST_PROBLEMS);
+    problems.extend(said.filter_map(|fault| fault.say(shape, tree)));
+    if let Some(more) = faults
+        .len()
+        .checked_sub(MOST_PROBLEMS)
+        .filter(|more| *more > 0)
+    {
+        problems.push(Problem::with_file(
+            &tree.file,
+            format!("and {more} more mistakes"),
+        ));
+    }
+    prune(shape, tree, faults)
+}
+
+/// Takes faulty values out until the rest fits. A value whose required part is gone
+/// goes as well.
+fn prune(shape: &Shape, tree: &Tree, mut faults: Vec<Fault>) -> Valid {
+    let mut gone = BTreeSet::new();
+    loop {
+        let before = gone.len();
+        for fault in &faults {
+            gone.insert(match &fault.kind {
+                Kind::UnknownKey(key) | Kind::BadKey { key, .. } => join(&fault.pointer, key),
+                _ => fault.pointer.clone(),
+            });
+        }
+        // The root itself cannot go: whatever it lacks has a default.
+        gone.remove("");
+        let (value, kept) = to_value(tree, &gone);
+        if gone.len() == before {
+            let value = if value.is_object() {
+                value
+            } else {
+                Value::Object(Map::new())
+            };
+            return Valid { value, kept };
+        }
+        faults = find(shape, &value, &kept);
+    }
+}
+
+/// A key that the schema knows, with nothing behind its colon, was left open on purpose.
+fn drop_nulls(node: &mut Node, place: &Place<'_>) {
+    match &mut node.content {
+        Content::Map(entries) => {
+            let known: BTreeSet<&str> = place.keys().collect();
+            for entry in entries {
+                if known.contains(entry.key.as_str())
+                    && matches!(entry.value.content, Content::Null)
+                {
+                    entry.value.content = Content::Absent;
+                } else {
+                    drop_nulls(&mut entry.value, &place.enter(&entry.key));
+                }
+            }
+        }
+        Content::List(items) => {
+            let place = place.enter("0");
+            for item in items {
+                drop_nulls(item, &place);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Which items of each shortened list are left.
+#[derive(Debug, Default)]
+struct Kept(HashMap<String, Vec<usize>>);
+
+impl Kept {
+    fn original(&self, pointer: &str) -> String {
+        let (mut pruned, mut original) = (String::new(), String::new());
+        for segment in segments(pointer) {
+            let index = self.0.get(&pruned).and_then(|indices| {
+                let place: usize = segment.parse().ok()?;
+                indices.get(place)
+            });
+            original = match index {
+                Some(index) => join(&original, &index.to_string()),
+                None => join(&original, &segment),
+            };
+            pruned = join(&pruned, &segment);
+        }
+        original
+    }
+}
+
+/// The tree as JSON, without what is faulty or `gone`.
+fn to_value(tree: &Tree, gone: &BTreeSet<String>) -> (Value, Kept) {
+    let mut kept = Kept::default();
+    let value = convert(&tree.root, "", "", gone, &mut kept).unwrap_or(Value::Null);
+    (value, kept)
+}
+
+fn convert(
+    node: &Node,
+    original: &str,
+    pruned: &str,
+    gone: &BTreeSet<String>,
+    kept: &mut Kept,
+) -> Option<Value> {
+    if gone.contains(original) {
+        return None;
+    }
+    Some(match &node.content {
+        Content::Faulty | Content::Absent => return None,
+        Content::Null => Value::Null,
+        Content::Bool(value) => Value::Bool(*value),
+        Content::Number(number) => Value::Number(number.clone()),
+        Content::Text(text) => Value::String(text.clone()),
+        Content::List(items) => {
+            let mut values = Vec::with_capacity(items.len());
+            let mut indices = Vec::with_capacity(items.len());
+            for (index, item) in items.iter().enumerate() {
+                let inner = join(original, &index.to_string());
+                let shifted = join(pruned, &values.len().to_string());
+                if let Some(value) = convert(item, &inner, &shifted, gone, kept) {
+                    values.push(value);
+                    indices.push(index);
+                }
+            }
+            if values.len() < items.len() {
+                kept.0.insert(pruned.to_owned(), indices);
+            }
+            Value::Array(values)
+        }
+        Content::Map(entries) => {
+            let mut object = Map::new();
+            for entry in entries {
+                let (inner, same) = (join(original, &entry.key), join(pruned, &entry.key));
+                if let Some(value) = convert(&entry.value, &inner, &same, gone, kept) {
+                    object.insert(entry.key.clone(), value);
+                }
+            }
+            Value::Object(object)
+        }
+    })
+}
+
+/// One mistake, before it is put into words.
+#[derive(Debug)]
+struct Fault {
+    /// Where, in the file.
+    pointer: String,
+    /// What stands there.
+    found: Value,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    UnknownKey(String),
+    BadKey { key: String, format: Option<String> },
+    Missing(String),
+    Type(Vec<JsonType>),
+    Word(Vec<Value>),
+    Format(String),
+    Least(Value),
+    Above(Value),
+    Most(Value),
+    Below(Value),
+    TooFew(u64),
+    TooMany(u64),
+    Repeats,
+    Other,
+}
+
+fn find(shape: &Shape, value: &Value, kept: &Kept) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for error in shape.validator.iter_errors(value) {
+        collect(&error, kept, &mut faults);
+    }
+    faults
+}
+
+fn collect(error: &ValidationError<'_>, kept: &Kept, faults: &mut Vec<Fault>) {
+    let kind = match error.kind() {
+        ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
+            match choose(error, context) {
+                Ok(branch) => {
+                    for error in branch {
+                        collect(error, kept, faults);
+                    }
+                    return;
+                }
+                Err(types) => Kind::Type(types),
+            }
+        }
+        ValidationErrorKind::AdditionalProperties { unexpected }
+        | ValidationErrorKind::UnevaluatedProperties { unexpected } => {
+            for key in unexpected {
+                faults.push(Fault {
+                    pointer: kept.original(error.instance_path().as_str()),
+                    found: Value::Null,
+                    kind: Kind::UnknownKey(key.clone()),
+                });
+            }
+            return;
+        }
+        ValidationErrorKind::PropertyNames { error } => Kind::BadKey {
+            key: error.instance().as_str().unwrap_or_default().to_owned(),
+            format: match error.kind() {
+                ValidationErrorKind::Format { format } => Some(format.clone()),
+                _ => None,
+            },
+        },
+        ValidationErrorKind::Required { property } => {
+            Kind::Missing(property.as_str().unwrap_or_default().to_owned())
+        }
+        ValidationErrorKind::Type { kind } => Kind::Type(types(kind)),
+        ValidationErrorKind::Enum { options } => {
+            Kind::Word(options.as_array().cloned().unwrap_or_default())
+        }
+        ValidationErrorKind::Constant { expected_value } => {
+            Kind::Word(vec![expected_value.as_ref().clone()])
+        }
+        ValidationErrorKind::Format { format } => Kind::Format(format.clone()),
+        ValidationErrorKind::Minimum { limit } => Kind::Least(limit.clone()),
+        ValidationErrorKind::ExclusiveMinimum { limit } => Kind::Above(limit.clone()),
+        ValidationErrorKind::Maximum { limit } => Kind::Most(limit.clone()),
+        ValidationErrorKind::ExclusiveMaximum { limit } => Kind::Below(limit.clone()),
+        ValidationErrorKind::MinItems { limit } => Kind::TooFew(*limit),
+        ValidationErrorKind::MaxItems { limit } => Kind::TooMany(*limit),
+        ValidationErrorKind::UniqueItems => Kind::Repeats,
+        _ => Kind::Other,
+    };
+    faults.push(Fault {
+        pointer: kept.original(error.instance_path().as_str()),
+        found: error.instance().as_ref().clone(),
+        kind,
+    });
+}
+
+/// The alternative that was meant: the one whose type fits, and of several the one with
+/// the fewest mistakes. If none fits, the types that would.
+fn choose<'e>(
+    error: &ValidationError<'_>,
+    branches: &'e [Vec<ValidationError<'static>>],
+) -> Result<&'e [ValidationError<'static>], Vec<JsonType>> {
+    let here = error.instance_path();
+    let mut wanted = Vec::new();
+    let mut best: Option<&[ValidationError<'static>]> = None;
+    for branch in branches {
+        let mismatch = branch.iter().find_map(|error| match error.kind() {
+            ValidationErrorKind::Type { kind } if error.instance_path() == here => Some(kind),
+            _ => None,
+        });
+        match mismatch {
+            Some(kind) => wanted.extend(types(kind)),
+            None if best.is_none_or(|best| branch.len() < best.len()) => best = Some(branch),
+            None => {}
+        }
+    }
+    best.ok_or(wanted)
+}
+
+fn types(kind: &TypeKind) -> Vec<JsonType> {
+    match kind {
+        TypeKind::Single(kind) => vec![*kind],
+        TypeKind::Multiple(kinds) => kinds.iter().collect(),
+    }
+}
+
+/// An expanded variable is text. Where a number or a truth value is wanted and the text
+/// spells one, it becomes that; it can never become a list or a mapping. Says whether
+/// anything changed.
+fn coerce(tree: &mut Tree, faults: &[Fault]) -> bool {
+    let mut wanted: HashMap<&str, &[JsonType]> = HashMap::new();
+    for fault in faults {
+        if let Kind::Type(types) = &fault.kind {
+            wanted.insert(&fault.pointer, types);
+        }
+    }
+    let mut changed = false;
+    each_expanded(&mut tree.root, "", &mut |pointer, node| {
+        let Some(types) = wanted.get(pointer) else {
+            return;
+        };
+        let content = node.text().and_then(|text| {
+            types.iter().find_map(|wanted| match wanted {
+                JsonType::Boolean => text.parse().ok().map(Content::Bool),
+                JsonType::Integer => integer(text).map(Content::Number),
+                JsonType::Number => {
+                    let float = || Number::from_f64(text.parse().ok()?);
+                    integer(text).or_else(float).map(Content::Number)
+                }
+                _ => None,
+            })
+        });
+        if let Some(content) = content {
+            node.content = content;
+            changed = true;
+        }
+    });
+    changed
+}
+
+/// Every value that holds a variable's, with its pointer. One walk, because looking each
+/// fault up would be slow in a file that has very many.
+fn each_expanded(node: &mut Node, pointer: &str, visit: &mut dyn FnMut(&str, &mut Node)) {
+    if node.variable.is_some() {
+        visit(pointer, node);
+    }
+    match &mut node.content {
+        Content::List(items) => {
+            for (index, item) in items.iter_mut().enumerate() {
+                each_expanded(item, &join(pointer, &index.to_string()), visit);
+            }
+        }
+        Content::Map(entries) => {
+            for entry in entries {
+                each_expanded(&mut entry.value, &join(pointer, &entry.key), visit);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn integer(text: &str) -> Option<Number> {
+    let signed = text.parse::<i64>().ok().map(Number::from);
+    signed.or_else(|| text.parse::<u64>().ok().map(Number::from))
+}

@@ -1,0 +1,232 @@
+//! Mistakes in words.
+
+use std::collections::BTreeSet;
+
+use jsonschema::JsonType;
+use serde_json::Value;
+
+use super::{Fault, Kind};
+use crate::problem::{Problem, closest, quote};
+use crate::schema::{Place, Shape};
+use crate::tree::{Content, Tree, dotted, join};
+
+impl Fault {
+    /// The sentence, with its place. None for what was already reported.
+    pub(super) fn say(&self, shape: &Shape, tree: &Tree) -> Option<Problem> {
+        let place = shape.at(&self.pointer);
+        let variable = tree
+            .get(&self.pointer)
+            .and_then(|node| node.variable.as_deref());
+        let said = Said {
+            fault: self,
+            name: match self.pointer.as_str() {
+                "" => "the file".to_owned(),
+                pointer => dotted(pointer),
+            },
+            hidden: variable.is_some() || place.is_secret(),
+            place,
+        };
+        let (message, hint) = match &self.kind {
+            Kind::UnknownKey(key) => {
+                let at = tree.key_place(&self.pointer, key);
+                let (message, hint) = said.unknown_key(key);
+                let mut problem = tree.problem(&self.pointer, message);
+                (problem.line, problem.column) = (at.line, at.column);
+                problem.pointer = join(&self.pointer, key);
+                problem.hint = hint;
+                return Some(problem);
+            }
+            Kind::BadKey { key, format } => {
+                let at = tree.key_place(&self.pointer, key);
+                let mut problem = tree.problem(&self.pointer, said.bad_key(key, format.as_deref()));
+                (problem.line, problem.column) = (at.line, at.column);
+                problem.pointer = join(&self.pointer, key);
+                return Some(problem);
+            }
+            Kind::Missing(key) => {
+                let pointer = join(&self.pointer, key);
+                match tree.get(&pointer).map(|node| &node.content) {
+                    Some(Content::Faulty) => return None,
+                    Some(Content::Absent) => {
+                        let message = format!("{} needs a value", dotted(&pointer));
+                        return Some(tree.problem(&pointer, message));
+                    }
+                    _ => said.missing(key),
+                }
+            }
+            Kind::Type(types) => said.mistyped(types),
+            Kind::Word(words) => said.not_a_word(words),
+            Kind::Format(format) => (said.malformed(format), None),
+            Kind::Least(limit) => (said.bounded(&format!("at least {limit}")), None),
+            Kind::Above(limit) => (said.bounded(&format!("more than {limit}")), None),
+            Kind::Most(limit) => (said.bounded(&format!("at most {limit}")), None),
+            Kind::Below(limit) => (said.bounded(&format!("less than {limit}")), None),
+            Kind::TooFew(1) => (format!("{} must not be empty", said.name), None),
+            Kind::TooFew(limit) => (format!("{} needs at least {limit} items", said.name), None),
+            Kind::TooMany(limit) => (format!("{} has at most {limit} items", said.name), None),
+            Kind::Repeats => (format!("{} lists something twice", said.name), None),
+            Kind::Other => (format!("{} is not valid", said.name), None),
+        };
+        let mut problem = tree.problem(&self.pointer, message);
+        problem.hint = match variable {
+            Some(name) => Some(format!("the value comes from ${{{name}}}")),
+            None => hint,
+        };
+        Some(problem)
+    }
+}
+
+/// What the sentences need to know.
+struct Said<'a> {
+    fault: &'a Fault,
+    name: String,
+    hidden: bool,
+    place: Place<'a>,
+}
+
+impl Said<'_> {
+    fn unknown_key(&self, key: &str) -> (String, Option<String>) {
+        let known: Vec<&str> = self.place.keys().collect();
+        let hint = closest(key, known.iter().copied())
+            .map(|word| format!("did you mean '{word}'?"))
+            .or_else(|| (known.len() <= 8).then(|| format!("known are {}", list(&known))))
+            .filter(|_| !known.is_empty());
+        let message = match self.fault.pointer.as_str() {
+            "" => format!("unknown key {} at the top level", quote(key)),
+            _ => format!("unknown key {} in {}", quote(key), self.name),
+        };
+        (message, hint)
+    }
+
+    fn bad_key(&self, key: &str, format: Option<&str>) -> String {
+        let row = format.and_then(crate::leaf::format);
+        let what = row.map_or("something else", |row| row.what);
+        let detail = row.and_then(|row| (row.check)(key).err());
+        let detail = detail.filter(|detail| !detail.is_empty());
+        let detail = detail.map(|detail| format!(" ({detail})"));
+        format!(
+            "the key {} in {} must be {what}{}",
+            quote(key),
+            self.name,
+            detail.unwrap_or_default()
+        )
+    }
+
+    fn missing(&self, key: &str) -> (String, Option<String>) {
+        let message = match self.fault.pointer.as_str() {
+            "" => format!("the key '{key}' is missing"),
+            _ => format!("the key '{key}' is missing in {}", self.name),
+        };
+        let hint = (self.fault.pointer.is_empty() && key == "version")
+            .then(|| "begin the file with version: \"1.0\"".to_owned());
+        (message, hint)
+    }
+
+    fn mistyped(&self, types: &[JsonType]) -> (String, Option<String>) {
+        let wanted = match self.place.format() {
+            Some(row) => row.what.to_owned(),
+            None => {
+                let words: BTreeSet<&str> = types.iter().filter_map(|kind| word(*kind)).collect();
+                words.into_iter().collect::<Vec<_>>().join(" or ")
+            }
+        };
+        let hint = match (&self.fault.found, types) {
+            (Value::Number(_) | Value::Bool(_), types) if types.contains(&JsonType::String) => {
+                Some("put it in quotes")
+            }
+            (Value::String(text), [JsonType::Boolean])
+                if matches!(text.as_str(), "yes" | "no" | "on" | "off") =>
+            {
+                Some("write true or false")
+            }
+            (Value::String(_), types) if types.contains(&JsonType::Array) => {
+                Some("write it as a list: [ … ]")
+            }
+            _ => None,
+        };
+        let message = format!("{} must be {wanted}, not {}", self.name, self.found());
+        (message, hint.map(str::to_owned))
+    }
+
+    fn not_a_word(&self, words: &[Value]) -> (String, Option<String>) {
+        let text = |value: &Value| match value {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let mut known: Vec<String> = words.iter().filter(|w| !w.is_null()).map(text).collect();
+        known.dedup();
+        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+        let hint = match &self.fault.found {
+            Value::String(given) if !self.hidden => closest(given, known.iter().copied()),
+            _ => None,
+        };
+        (
+            format!(
+                "{} must be {}, not {}",
+                self.name,
+                list(&known),
+                self.found()
+            ),
+            hint.map(|word| format!("did you mean '{word}'?")),
+        )
+    }
+
+    fn malformed(&self, format: &str) -> String {
+        let Some(row) = crate::leaf::format(format) else {
+            return format!("{} is not a valid {format}", self.name);
+        };
+        let text = self.fault.found.as_str().unwrap_or_default();
+        let detail = (row.check)(text).err().unwrap_or_default();
+        if self.hidden {
+            format!("{} must be {}", self.name, row.what)
+        } else if detail.is_empty() {
+            format!("{} must be {}, not {}", self.name, row.what, quote(text))
+        } else {
+            format!(
+                "{} must be {}, not {}: {detail}",
+                self.name,
+                row.what,
+                quote(text)
+            )
+        }
+    }
+
+    fn bounded(&self, bound: &str) -> String {
+        format!("{} must be {bound}, not {}", self.name, self.found())
+    }
+
+    fn found(&self) -> String {
+        match (&self.fault.found, self.hidden) {
+            (Value::Null, _) => "empty".to_owned(),
+            (Value::Bool(_), true) => "a truth value".to_owned(),
+            (Value::Bool(value), false) => value.to_string(),
+            (Value::Number(_), true) => "a number".to_owned(),
+            (Value::Number(number), false) => number.to_string(),
+            (Value::String(_), true) => "this text".to_owned(),
+            (Value::String(text), false) => quote(text),
+            (Value::Array(_), _) => "a list".to_owned(),
+            (Value::Object(_), _) => "a mapping".to_owned(),
+        }
+    }
+}
+
+fn word(kind: JsonType) -> Option<&'static str> {
+    match kind {
+        JsonType::Null => None,
+        JsonType::Boolean => Some("true or false"),
+        JsonType::Integer => Some("a whole number"),
+        JsonType::Number => Some("a number"),
+        JsonType::String => Some("text"),
+        JsonType::Array => Some("a list"),
+        JsonType::Object => Some("a mapping"),
+    }
+}
+
+/// `a, b or c`.
+fn list(words: &[&str]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [front @ .., last] => format!("{} or {last}", front.join(", ")),
+    }
+}

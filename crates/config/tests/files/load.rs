@@ -1,0 +1,351 @@
+//! The loader's edges: whole files in, settings or problems out.
+
+use std::path::Path;
+use std::time::Duration;
+
+use config::section::egress::Unknown;
+use config::section::tools::RuntimeKind;
+use config::{Origin, Sources};
+
+use super::{check, data, directory, host, load, load_in, no_env};
+
+#[test]
+fn a_file_with_every_key_loads() {
+    let env = |name: &str| (name == "HOME").then(|| "/home/op".to_owned());
+    let settings = config::load(Some(&data("palisade.yaml")), &env).unwrap();
+    assert_eq!(settings.egress.unknown, Unknown::Ask);
+    assert_eq!(settings.egress.timeouts.idle, Duration::from_secs(3600));
+    assert_eq!(settings.tools[0].runtime.kind, RuntimeKind::Sandbox);
+    assert_eq!(settings.sandbox.limits.disk, 10_000_000_000);
+    assert_eq!(settings.tools[0].work_dir, Some(data("tools")));
+    let resolve = &settings.egress.resolve;
+    assert_eq!(
+        resolve.get(&host("INTERNAL.example."), 443),
+        "127.0.0.1:9443".parse().ok()
+    );
+    assert_eq!(
+        resolve.get(&host("internal.example"), 8443),
+        "[::1]:9444".parse().ok()
+    );
+    assert_eq!(resolve.get(&host("other.example"), 443), None);
+    let codex = settings.credentials.oauth.codex.as_ref().unwrap();
+    assert_eq!(codex.file, Path::new("/home/op/.codex/auth.json"));
+    assert!(settings.warnings.is_empty());
+    assert!(settings.serves_mcp());
+
+    // Every key of the schema is in that file, so that none goes untried.
+    let written: Vec<String> = config::show(&settings)
+        .into_iter()
+        .filter(|shown| shown.origin == Origin::Default)
+        .map(|shown| shown.pointer)
+        .filter(|pointer| !pointer.starts_with("/tools/1/") && !pointer.starts_with("/policy/"))
+        .collect();
+    assert_eq!(
+        written,
+        [
+            "/server/single_port",
+            "/server/auth_token",
+            "/policies/bundles/1/required",
+            "/policies/bundles/1/mode",
+            "/tools/0/runtime/template",
+            "/credentials/oauth/claude",
+            "/credentials/oauth/gemini",
+            "/credentials/oauth/opencode",
+            "/sandbox/remote/tcp",
+        ]
+    );
+}
+
+#[test]
+fn domains_are_merged_in_order_and_know_their_origin() {
+    let dir = directory(&[
+        (
+            "palisade.yaml",
+            "version: 1.0\negress:\n  allowlist: list.yaml\n  domains: [a.example]\n",
+        ),
+        ("list.yaml", "version: 1\ndomains:\n  - b.example\n"),
+        (
+            "grants.yaml",
+            "domains: [{host: c.example, paths: ['/${X}']}]\n",
+        ),
+    ]);
+    let settings = load_in(dir.path(), &no_env).unwrap();
+    let seen: Vec<(String, String)> = settings
+        .domains
+        .iter()
+        .map(|domain| {
+            let origin = domain.origin.to_string();
+            let origin = origin.rsplit('/').next().unwrap().to_owned();
+            (domain.rule.host.to_string(), origin)
+        })
+        .collect();
+    let expected = [
+        ("a.example", "palisade.yaml:4:13"),
+        ("b.example", "list.yaml:3:5"),
+        ("c.example", "grants.yaml:1:11"),
+    ];
+    assert_eq!(seen, expected.map(|(h, o)| (h.to_owned(), o.to_owned())));
+    // What an agent asked for is never a variable.
+    assert_eq!(settings.domains[2].rule.paths[0].as_str(), "/${X}");
+    for name in ["a.example", "b.example", "c.example"] {
+        assert!(settings.allowlist().lookup(&host(name)).is_some(), "{name}");
+    }
+    assert!(settings.allowlist().lookup(&host("d.example")).is_none());
+}
+
+#[test]
+fn the_seeds_files_load_as_they_are() {
+    let env = |name: &str| (name == "E2B_API_KEY").then(|| "e2b-key".to_owned());
+    let settings = config::load(Some(&data("polis-config.yaml")), &env).unwrap();
+    assert_eq!(settings.policies.bundles.len(), 2);
+    assert_eq!(settings.secrets["e2b_api_key"].expose(), "e2b-key");
+    assert_eq!(
+        settings.metrics.tracing.otlp_endpoint(),
+        "http://jaeger:4318"
+    );
+    // `:8090` without a token stays on this machine, and says so.
+    assert!(settings.server.interceptor().ip().is_loopback());
+    assert!(settings.server.mcp().ip().is_loopback());
+    let warnings: Vec<_> = settings
+        .warnings
+        .iter()
+        .map(|w| (w.line, w.pointer.as_str()))
+        .collect();
+    assert_eq!(
+        warnings,
+        [
+            (4, "/server/interceptor_addr"),
+            (5, "/server/mcp_server_addr"),
+            (37, "/metrics/tracing/endpoint"),
+        ]
+    );
+
+    let unset = config::load(Some(&data("polis-config.yaml")), &no_env).unwrap_err();
+    assert_eq!(unset.len(), 1);
+    assert!(unset.to_string().ends_with(
+        "polis-config.yaml:44:16: the environment variable E2B_API_KEY is not set; \
+         set it, or write ${E2B_API_KEY:-default}"
+    ));
+}
+
+#[test]
+fn with_a_token_every_address_is_open() {
+    let settings =
+        load("version: '1.0'\nserver: {interceptor_addr: ':0', auth_token: t}\n").unwrap();
+    assert!(settings.server.interceptor().ip().is_unspecified());
+    assert!(settings.warnings.is_empty());
+}
+
+#[test]
+fn rates_and_breakers_come_from_policy_yaml() {
+    let settings = config::load(Some(&data("palisade.yaml")), &no_env).unwrap();
+    let rate = |name: &str| {
+        let rate = settings.rate_for(&host(name)).unwrap();
+        (rate.interval(), rate.burst())
+    };
+    assert_eq!(rate("other.example"), (Duration::from_millis(10), 200));
+    // A row that gives only its rate may burst to twice that.
+    assert_eq!(rate("api.model.example"), (Duration::from_millis(50), 40));
+    let breaker = |name: &str| {
+        let config = settings.breaker_for(&host(name));
+        (
+            config.failure_threshold,
+            config.recovery.as_secs(),
+            config.success_threshold,
+        )
+    };
+    assert_eq!(breaker("other.example"), (5, 30, 2));
+    assert_eq!(breaker("forge.example"), (5, 30, 2));
+    assert_eq!(breaker("api.forge.example"), (5, 30, 2));
+    assert_eq!(breaker("api.model.example"), (3, 60, 2));
+    // A list of one's own takes the place of the built-in one.
+    assert_eq!(breaker("api.anthropic.com"), (5, 30, 2));
+
+    let plain = load("version: '1.0'\n").unwrap();
+    let config = plain.breaker_for(&host("api.anthropic.com"));
+    assert_eq!(
+        (config.failure_threshold, config.recovery.as_secs()),
+        (3, 60)
+    );
+    assert_eq!(plain.rate_for(&host("x.example")).unwrap().burst(), 200);
+
+    let dir = directory(&[
+        (
+            "palisade.yaml",
+            "version: '1.0'\negress: {policy: p.yaml}\n",
+        ),
+        ("p.yaml", "rate_limits: {enabled: false}\n"),
+    ]);
+    let off = load_in(dir.path(), &no_env).unwrap();
+    assert_eq!(off.rate_for(&host("x.example")), None);
+}
+
+#[test]
+fn only_the_version_is_required_and_gives_the_defaults() {
+    let defaults = config::load(None, &no_env).unwrap();
+    for yaml in [
+        "version: \"1.0\"\n",
+        "version: 1.0\n",
+        "version: 1\n",
+        "version: '1'\nserver:\ntools:\negress:\n  domains:\n  dns: {mode: ~}\n",
+    ] {
+        let settings = load(yaml).unwrap();
+        assert_eq!(settings.diff(&defaults), Vec::<String>::new(), "{yaml}");
+        assert!(!settings.serves_mcp());
+    }
+    assert_eq!(
+        load("").unwrap_err(),
+        "palisade.yaml:1:1: the key 'version' is missing; begin the file with version: \"1.0\""
+    );
+    check("", &[]);
+}
+
+#[test]
+fn a_variable_becomes_a_number_where_one_is_wanted_and_nothing_more() {
+    let dir = directory(&[(
+        "palisade.yaml",
+        "version: '1.0'\nsandbox: {limits: {pids: '${N}', cpus: '${F}', memory: '${M}'}}\n\
+         git: {read_public: '${B}'}\negress: {transparent_ports: ['${N}']}\n\
+         secrets: {pin: '${N}'}\nscan: {budget: {bytes: '${N}'}}\n",
+    )]);
+    let env = |name: &str| {
+        let value = match name {
+            "N" => "77",
+            "F" => "0.5",
+            "M" => "1GiB",
+            "B" => "true",
+            _ => return None,
+        };
+        Some(value.to_owned())
+    };
+    let settings = load_in(dir.path(), &env).unwrap();
+    assert_eq!(settings.sandbox.limits.pids, 77);
+    assert_eq!(settings.sandbox.limits.cpus, Some(0.5));
+    assert_eq!(settings.sandbox.limits.memory, 1 << 30);
+    assert!(settings.git.read_public);
+    assert_eq!(settings.egress.transparent_ports, [77]);
+    assert_eq!(settings.secrets["pin"].expose(), "77");
+    assert_eq!(settings.scan.budget.bytes, 77);
+    assert_eq!(
+        settings.origin("/sandbox/limits/pids"),
+        Origin::Env {
+            name: "N".into(),
+            file: dir.path().join("palisade.yaml"),
+            line: 2,
+        }
+    );
+
+    let dir = directory(&[(
+        "palisade.yaml",
+        "version: '1.0'\negress: {domains: '${D}'}\n",
+    )]);
+    let said = load_in(dir.path(), &|_| Some("[a.example]".into())).unwrap_err();
+    assert_eq!(
+        said,
+        "palisade.yaml:2:19: egress.domains must be a list, not this text; the value comes from ${D}"
+    );
+}
+
+#[test]
+fn sources_are_read_once_and_fingerprinted_whole() {
+    let dir = directory(&[
+        (
+            "palisade.yaml",
+            "version: '1.0'\negress: {allowlist: a.yaml}\n",
+        ),
+        ("a.yaml", "domains: [a.example]\n"),
+    ]);
+    let path = dir.path().join("palisade.yaml");
+    let read = || Sources::read(Some(&path), &|_| None).unwrap();
+    let first = read();
+    assert_eq!(first.fingerprint(), read().fingerprint());
+    let names = ["palisade.yaml", "a.yaml", "grants.yaml"];
+    assert_eq!(first.paths(), names.map(|name| dir.path().join(name)));
+
+    // Built from the bytes that were compared, not from what stands there now.
+    std::fs::write(dir.path().join("a.yaml"), "domains: [b.example]\n").unwrap();
+    let settings = first.settings(&no_env).unwrap();
+    assert_eq!(settings.domains[0].rule.host.to_string(), "a.example");
+
+    let mut seen = vec![first.fingerprint(), read().fingerprint()];
+    std::fs::write(dir.path().join("grants.yaml"), "").unwrap();
+    seen.push(read().fingerprint());
+    std::fs::remove_file(dir.path().join("a.yaml")).unwrap();
+    seen.push(read().fingerprint());
+    std::fs::remove_file(&path).unwrap();
+    seen.push(read().fingerprint());
+    assert!(read().settings(&no_env).is_err());
+    let distinct: std::collections::HashSet<_> = seen.iter().collect();
+    assert_eq!(distinct.len(), seen.len());
+}
+
+#[test]
+fn a_diff_names_what_changed_and_no_value() {
+    let a = load(
+        "version: '1.0'\nlogging: {level: info}\nsecrets: {k: one}\n\
+         tools: [{name: t, command: [x], env: ['A=1']}]\negress: {domains: [a.example]}\n",
+    )
+    .unwrap();
+    let b = load(
+        "version: '1.0'\nlogging: {level: debug}\nsecrets: {k: two}\n\
+         tools: [{name: t, command: [x], env: ['A=2']}]\negress: {domains: [a.example, b.example]}\n\
+         server: {auth_token: t}\n",
+    )
+    .unwrap();
+    assert_eq!(
+        a.diff(&b),
+        [
+            "/domains/1",
+            "/logging/level",
+            "/secrets/k",
+            "/server/auth_token",
+            "/tools/0/env/0"
+        ]
+    );
+    assert!(a.diff(&a.clone()).is_empty());
+}
+
+#[test]
+fn show_hides_secrets_and_says_where_values_come_from() {
+    let dir = directory(&[(
+        "palisade.yaml",
+        "version: '1.0'\nsecrets: {k: '${K}'}\nserver: {auth_token: hunter2}\nlogging: {level: warn}\n\
+         tools: [{name: t, command: [x], env: ['A=hunter2']}]\n\
+         approvals: {webhook: 'https://h.example/hunter2'}\n\
+         sandbox: {remote: {socket_path: /s, auth: {token: hunter2}}}\n",
+    )]);
+    let settings = load_in(dir.path(), &|_| Some("hunter2".into())).unwrap();
+    let shown = config::show(&settings);
+    let line = |pointer: &str| {
+        let found = shown.iter().find(|shown| shown.pointer == pointer).unwrap();
+        let origin = found
+            .origin
+            .to_string()
+            .replace(&format!("{}/", dir.path().display()), "");
+        format!("{} {origin}", found.value)
+    };
+    assert_eq!(line("/secrets/k"), "\"[secret]\" $K (palisade.yaml:2)");
+    assert_eq!(
+        line("/server/auth_token"),
+        "\"[secret]\" palisade.yaml:3:22"
+    );
+    assert_eq!(line("/tools/0/env/0"), "\"A=[secret]\" palisade.yaml:5:39");
+    assert_eq!(line("/logging/level"), "\"warn\" palisade.yaml:4:18");
+    assert_eq!(line("/logging/format"), "\"human\" default");
+    assert!(!format!("{shown:?} {settings:?}").contains("hunter2"));
+
+    let names: Vec<String> = settings
+        .secret_values()
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "server.auth_token",
+            "secrets.k",
+            "approvals.webhook",
+            "sandbox.remote.auth.token"
+        ]
+    );
+}

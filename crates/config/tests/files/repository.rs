@@ -1,0 +1,193 @@
+//! A repository's own file, and what it takes to be believed.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use config::{FILE_NAME, RepoFile, TrustError, TrustStore};
+
+const YAML: &str = "\
+image: tools.example/agent:1
+setup_command: make setup
+ports: [3000, '8080:80']
+env: [EDITOR, AWS_SECRET_ACCESS_KEY]
+egress:
+  domains: [docs.example]
+";
+
+struct Fixture {
+    dir: tempfile::TempDir,
+}
+
+impl Fixture {
+    fn new(yaml: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("repo")).unwrap();
+        let fixture = Self { dir };
+        fixture.write(yaml);
+        fixture
+    }
+
+    fn repo(&self) -> std::path::PathBuf {
+        self.dir.path().join("repo")
+    }
+
+    fn write(&self, yaml: &str) {
+        std::fs::write(self.repo().join(FILE_NAME), yaml).unwrap();
+    }
+
+    fn file(&self) -> RepoFile {
+        RepoFile::load(&self.repo()).unwrap().unwrap()
+    }
+
+    fn list(&self) -> std::path::PathBuf {
+        self.dir.path().join("trust.json")
+    }
+
+    fn store(&self) -> TrustStore {
+        TrustStore::load(&self.list()).unwrap()
+    }
+}
+
+fn refused(yaml: &str) -> String {
+    let fixture = Fixture::new(yaml);
+    let problems = RepoFile::load(&fixture.repo()).unwrap_err();
+    problems
+        .to_string()
+        .replace(&format!("{}/", fixture.repo().display()), "")
+}
+
+#[test]
+fn nothing_counts_until_this_exact_content_is_trusted() {
+    let fixture = Fixture::new(YAML);
+    assert!(fixture.file().trusted(&fixture.store()).is_none());
+
+    fixture.store().trust(&fixture.file()).unwrap();
+    assert!(fixture.file().trusted(&fixture.store()).is_some());
+    let mode = std::fs::metadata(fixture.list())
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let left: Vec<_> = std::fs::read_dir(fixture.dir.path()).unwrap().collect();
+    assert_eq!(left.len(), 2, "no temporary file is left over");
+
+    fixture.write(&format!("{YAML}\n"));
+    assert!(
+        fixture.file().trusted(&fixture.store()).is_none(),
+        "one byte more"
+    );
+    fixture.write(YAML);
+    assert!(fixture.file().trusted(&fixture.store()).is_some());
+
+    // The same content elsewhere is another repository's.
+    let other = fixture.dir.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join(FILE_NAME), YAML).unwrap();
+    let copy = RepoFile::load(&other).unwrap().unwrap();
+    assert!(copy.trusted(&fixture.store()).is_none());
+
+    let listed = fixture.store().list();
+    assert_eq!(listed.len(), 1);
+    assert_eq!(
+        listed[0].directory,
+        std::fs::canonicalize(fixture.repo()).unwrap()
+    );
+    assert!(fixture.store().revoke(&fixture.repo()).unwrap());
+    assert!(!fixture.store().revoke(&fixture.repo()).unwrap());
+    assert!(fixture.file().trusted(&fixture.store()).is_none());
+}
+
+#[test]
+fn environment_names_also_need_the_operators_word() {
+    let fixture = Fixture::new(YAML);
+    let mut store = fixture.store();
+    store.trust(&fixture.file()).unwrap();
+    let trusted = fixture.file().trusted(&store).unwrap();
+    let mut settings = config::Settings::default();
+    settings.sandbox.env = vec!["EDITOR".into(), "LANG".into()];
+    let effective = trusted.effective(&settings);
+    assert_eq!(effective.env, ["EDITOR"]);
+    assert_eq!(effective.dropped, ["AWS_SECRET_ACCESS_KEY"]);
+    assert_eq!(effective.image.as_deref(), Some("tools.example/agent:1"));
+    assert_eq!(effective.setup_command.as_deref(), Some("make setup"));
+    let ports: Vec<_> = effective.ports.iter().map(|p| (p.host, p.inside)).collect();
+    assert_eq!(ports, [(3000, 3000), (8080, 80)]);
+    assert_eq!(effective.wishes.len(), 1);
+}
+
+#[test]
+fn a_repository_may_set_its_own_keys_and_no_others() {
+    assert_eq!(
+        refused("sandbox: {env: [X]}\nimages: a\nports: [0]\nenv: ['A=b']\n"),
+        ".palisade.yaml:1:1: unknown key 'sandbox' at the top level; known are version, image, setup_command, ports, env or egress\n\
+         .palisade.yaml:2:1: unknown key 'images' at the top level; did you mean 'image'?\n\
+         .palisade.yaml:3:9: ports[0] must be at least 1, not 0\n\
+         .palisade.yaml:4:7: env[0] must be the name of an environment variable, not 'A=b'"
+    );
+    assert!(RepoFile::load(Path::new("/nonexistent")).unwrap().is_none());
+}
+
+#[test]
+fn variables_are_not_filled_in_for_strangers() {
+    let fixture = Fixture::new("setup_command: echo ${HOME}\n");
+    let mut store = fixture.store();
+    store.trust(&fixture.file()).unwrap();
+    let effective = fixture
+        .file()
+        .trusted(&store)
+        .unwrap()
+        .effective(&config::Settings::default());
+    assert_eq!(effective.setup_command.as_deref(), Some("echo ${HOME}"));
+}
+
+#[test]
+fn a_hostile_file_is_not_followed_waited_for_or_echoed() {
+    let fixture = Fixture::new("");
+    let path = fixture.repo().join(FILE_NAME);
+    std::fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();
+    let said = RepoFile::load(&fixture.repo()).unwrap_err().to_string();
+    assert!(
+        said.ends_with("cannot be read: not a regular file"),
+        "{said}"
+    );
+
+    std::fs::remove_file(&path).unwrap();
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(RepoFile::load(&fixture.repo()).is_err());
+
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, vec![b'#'; (64 << 10) + 1]).unwrap();
+    let said = RepoFile::load(&fixture.repo()).unwrap_err().to_string();
+    assert!(said.ends_with("larger than 65536 bytes"), "{said}");
+
+    let said = refused("\"\\e]52;c;x\\a\": 1\nimage: \"\\e[2J\\u202e\"\n");
+    assert!(
+        !said.contains('\u{1b}') && !said.contains('\u{202e}'),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_damaged_list_is_an_error_and_not_an_empty_list() {
+    let fixture = Fixture::new(YAML);
+    for text in [
+        "",
+        "{}",
+        "[]",
+        "{\"version\":2,\"trusted\":{}}",
+        "{\"version\":1,\"trusted\":{\"/x\":\"short\"}}",
+        "{\"version\":1,\"trusted\":{},\"more\":1}",
+    ] {
+        std::fs::write(fixture.list(), text).unwrap();
+        let error = TrustStore::load(&fixture.list()).unwrap_err();
+        assert!(
+            matches!(error, TrustError::Damaged { .. }),
+            "{text}: {error}"
+        );
+    }
+    std::fs::remove_file(fixture.list()).unwrap();
+    std::fs::create_dir(fixture.list()).unwrap();
+    let error = TrustStore::load(&fixture.list()).unwrap_err();
+    assert!(matches!(error, TrustError::Unreadable { .. }), "{error}");
+}
