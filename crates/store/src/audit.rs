@@ -1,0 +1,220 @@
+//! The audit log: what happened, in an order nobody can change unnoticed.
+//!
+//! A record counts as written when its transaction has committed. [`AuditLog::record`]
+//! puts an event into its sandbox's queue and goes on; [`AuditLog::record_durable`] waits
+//! for the commit. The database is the truth; the JSONL file is derived from it.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use policy::audit::AuditEvent;
+use policy::clock::UnixMillis;
+use tokio::sync::watch;
+
+use crate::audit::query::{Filter, Record};
+use crate::audit::queue::Entry;
+use crate::audit::verify::VerifyReport;
+use crate::error::{StoreError, is_corruption};
+use crate::schema;
+use crate::writer::{self, Command, Durable, Link};
+
+pub mod chain;
+pub mod jsonl;
+pub(crate) mod ledger;
+pub(crate) mod merge;
+pub mod query;
+pub mod queue;
+pub mod verify;
+
+/// How the audit log is kept. All of it can change while running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditOptions {
+    /// Where lines are appended, if anywhere.
+    pub jsonl: Option<JsonlOptions>,
+    /// What happens when a sandbox's queue is full.
+    pub on_full: OnFull,
+    /// About how many bytes of the database records may take.
+    pub max_bytes: u64,
+}
+
+impl Default for AuditOptions {
+    fn default() -> Self {
+        Self {
+            jsonl: None,
+            on_full: OnFull::Block,
+            max_bytes: 256 * 1024 * 1024,
+        }
+    }
+}
+
+/// Where the lines go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JsonlOptions {
+    /// The file.
+    pub path: PathBuf,
+    /// When it becomes `.1` and a new one begins.
+    pub max_bytes: u64,
+    /// How many old ones (`.1`, `.2`, …) are kept.
+    pub keep: u32,
+}
+
+impl JsonlOptions {
+    /// Lines to `path`, 64 MiB a file, four old ones.
+    pub fn at(path: PathBuf) -> Self {
+        Self {
+            path,
+            max_bytes: 64 * 1024 * 1024,
+            keep: 4,
+        }
+    }
+}
+
+/// What happens when a sandbox's queue is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFull {
+    /// Its requests wait.
+    #[default]
+    Block,
+    /// The event is dropped, counted, and the count is written into its chain.
+    Drop,
+}
+
+/// What became of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// It will be written with the next batch.
+    Queued,
+    /// Its sandbox's queue was full ([`OnFull::Drop`]).
+    Dropped,
+}
+
+/// A handle to the audit log. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct AuditLog {
+    link: Arc<Link>,
+}
+
+impl AuditLog {
+    pub(crate) fn new(link: Arc<Link>) -> Self {
+        Self { link }
+    }
+
+    /// Queues an event that happened at `now`. Waits only while its own sandbox's queue
+    /// is full. A crash may lose what was queued in the last 50 ms.
+    pub async fn record(&self, event: AuditEvent, now: UnixMillis) -> Result<Accepted, StoreError> {
+        let state = &self.link.state;
+        state.check_available()?;
+        let place = match state.options.load().on_full {
+            OnFull::Block => None,
+            OnFull::Drop => match state.queues.try_take(&event.sandbox) {
+                Some(place) => Some(place),
+                None => {
+                    state.counters.dropped.fetch_add(1, Relaxed);
+                    return Ok(Accepted::Dropped);
+                }
+            },
+        };
+        let place = match place {
+            Some(place) => place,
+            None => state
+                .queues
+                .wait(&event.sandbox)
+                .await
+                .ok_or(StoreError::Closed)?,
+        };
+        let ts = now;
+        self.link.send(Command::Traffic(Entry {
+            event,
+            ts,
+            place: Some(place),
+        }))?;
+        Ok(Accepted::Queued)
+    }
+
+    /// Writes an event that happened at `now` and gives its number once it is on disk.
+    pub async fn record_durable(
+        &self,
+        event: AuditEvent,
+        now: UnixMillis,
+    ) -> Result<u64, StoreError> {
+        self.link
+            .ask(|reply| {
+                Command::Durable(Durable::Record {
+                    event: Box::new(event),
+                    now,
+                    reply,
+                })
+            })
+            .await
+    }
+
+    /// Waits until everything queued before this call is on disk.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        self.link.ask(Command::Flush).await
+    }
+
+    /// Changes how the log is kept.
+    pub fn set_options(&self, options: AuditOptions) -> Result<(), StoreError> {
+        self.link.send(Command::Options(options))
+    }
+
+    /// The number of the newest committed record, as it changes. A follower waits here
+    /// and then asks for what came after its own last one; a slow one misses no record
+    /// and holds nobody up.
+    pub fn follow(&self) -> watch::Receiver<u64> {
+        self.link.state.committed.subscribe()
+    }
+
+    /// The number of the newest record in the JSONL file, as it changes.
+    pub fn follow_jsonl(&self) -> watch::Receiver<u64> {
+        self.link.state.exported.subscribe()
+    }
+
+    /// The records that match. Blocks; see [`AuditLog::query`].
+    pub fn query_blocking(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
+        self.read(|conn| query::select(conn, filter))
+    }
+
+    /// The records that match, read on a thread that may block.
+    pub async fn query(&self, filter: Filter) -> Result<Vec<Record>, StoreError> {
+        let log = self.clone();
+        writer::off_thread(move || log.query_blocking(&filter)).await
+    }
+
+    /// Writes the lines of the records that match to `out` and says how many. Reads in
+    /// pages, so that neither memory nor the WAL grows while `out` is slow. Blocks.
+    pub fn export_blocking(&self, filter: &Filter, out: impl Write) -> Result<u64, StoreError> {
+        let mut out = out;
+        query::export(
+            |page| self.read(|conn| query::select_lines(conn, page)),
+            filter,
+            &mut out,
+        )
+    }
+
+    /// Checks every chain of the running database, as of now. Blocks; the writer goes on.
+    pub fn verify_blocking(&self) -> Result<VerifyReport, StoreError> {
+        self.link.state.check_available()?;
+        verify::verify_blocking(&self.link.database_path())
+    }
+
+    /// Runs `read` on a read-only connection. Damage that it meets is the writer's to
+    /// deal with.
+    fn read<T>(
+        &self,
+        read: impl FnOnce(&rusqlite::Connection) -> Result<T, rusqlite::Error>,
+    ) -> Result<T, StoreError> {
+        self.link.state.check_available()?;
+        schema::connect_read_only(&self.link.database_path())
+            .and_then(|conn| read(&conn))
+            .map_err(|error| {
+                if is_corruption(&error) {
+                    // The answer is the same when the writer has ended already.
+                    let _ = self.link.send(Command::Broken(error.to_string()));
+                }
+                StoreError::read(&error)
+            })
+    }
+}

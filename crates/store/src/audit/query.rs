@@ -1,0 +1,208 @@
+//! Asking the audit log.
+
+use std::io::Write;
+
+use policy::audit::{AuditEvent, Kind};
+use policy::clock::UnixMillis;
+use policy::id::{RequestId, SandboxId};
+use policy::reason::Reason;
+use policy::verdict::Word;
+use rusqlite::Connection;
+use rusqlite::types::Value;
+
+use super::chain::{Digest256, Outline, write_line};
+use super::ledger::{digest, signed, unreadable, unsigned};
+use crate::error::StoreError;
+
+/// How many records a question without a limit gets, and how many are read at a time.
+const PAGE: usize = 1000;
+
+/// Which records. Everything that is given has to match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// About this sandbox.
+    pub sandbox: Option<SandboxId>,
+    /// Of this kind.
+    pub kind: Option<Kind>,
+    /// With this verdict.
+    pub verdict: Option<Word>,
+    /// Refused for this reason.
+    pub reason: Option<Reason>,
+    /// About this request.
+    pub request_id: Option<RequestId>,
+    /// About exactly this host.
+    pub host: Option<String>,
+    /// Not before this moment.
+    pub since: Option<UnixMillis>,
+    /// Before this moment.
+    pub until: Option<UnixMillis>,
+    /// After this number.
+    pub after_seq: Option<u64>,
+    /// Before this number.
+    pub before_seq: Option<u64>,
+    /// At most so many. Without it a query gives 1 000 and an export everything.
+    pub limit: Option<usize>,
+    /// The newest first.
+    pub newest_first: bool,
+}
+
+/// One record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Its number. Numbers only grow, over all chains.
+    pub seq: u64,
+    /// When it happened.
+    pub ts: UnixMillis,
+    /// What happened.
+    pub event: AuditEvent,
+    /// The canonical JSON that was hashed.
+    pub body: String,
+    /// The hash of the record before it in its chain.
+    pub prev: Digest256,
+    /// Its own hash.
+    pub hash: Digest256,
+}
+
+impl Record {
+    /// The record as one line of JSON, without a newline.
+    pub fn line(&self) -> String {
+        let mut line = Vec::new();
+        write_line(&mut line, self.body.as_bytes(), &self.prev, &self.hash);
+        String::from_utf8(line).unwrap_or_default()
+    }
+}
+
+/// One record as a line with its newline, and its number.
+pub(crate) struct Line {
+    pub(crate) seq: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// The records that match.
+pub(crate) fn select(conn: &Connection, filter: &Filter) -> Result<Vec<Record>, rusqlite::Error> {
+    rows(conn, filter, |row| {
+        let body: String = row.get(1)?;
+        let outline =
+            Outline::parse(body.as_bytes()).ok_or_else(|| unreadable(1, "not a record"))?;
+        Ok(Record {
+            seq: unsigned(row.get(0)?),
+            ts: UnixMillis::new(outline.ts),
+            event: serde_json::from_str(&body).map_err(|e| unreadable(1, e))?,
+            body,
+            prev: digest(row, 2)?,
+            hash: digest(row, 3)?,
+        })
+    })
+}
+
+/// The lines of the records that match.
+pub(crate) fn select_lines(
+    conn: &Connection,
+    filter: &Filter,
+) -> Result<Vec<Line>, rusqlite::Error> {
+    rows(conn, filter, |row| {
+        let body = row.get_ref(1)?.as_bytes().map_err(|e| unreadable(1, e))?;
+        let (prev, hash) = (digest(row, 2)?, digest(row, 3)?);
+        let mut bytes = Vec::with_capacity(body.len() + 160);
+        write_line(&mut bytes, body, &prev, &hash);
+        bytes.push(b'\n');
+        Ok(Line {
+            seq: unsigned(row.get(0)?),
+            bytes,
+        })
+    })
+}
+
+/// Writes the lines that match, a page at a time.
+pub(crate) fn export(
+    read: impl Fn(&Filter) -> Result<Vec<Line>, StoreError>,
+    filter: &Filter,
+    out: &mut impl Write,
+) -> Result<u64, StoreError> {
+    let failed = |e: std::io::Error| StoreError::Export {
+        reason: e.to_string(),
+    };
+    let mut left = filter.limit.unwrap_or(usize::MAX);
+    let mut page = filter.clone();
+    let mut written = 0;
+    while left > 0 {
+        let size = left.min(PAGE);
+        page.limit = Some(size);
+        let lines = read(&page)?;
+        for line in &lines {
+            out.write_all(&line.bytes).map_err(failed)?;
+            written += 1;
+        }
+        let Some(last) = lines.last() else { break };
+        match filter.newest_first {
+            true => page.before_seq = Some(last.seq),
+            false => page.after_seq = Some(last.seq),
+        }
+        if lines.len() < size {
+            break;
+        }
+        left -= lines.len();
+    }
+    out.flush().map_err(failed)?;
+    Ok(written)
+}
+
+fn rows<T>(
+    conn: &Connection,
+    filter: &Filter,
+    read: impl Fn(&rusqlite::Row<'_>) -> Result<T, rusqlite::Error>,
+) -> Result<Vec<T>, rusqlite::Error> {
+    let (sql, values) = statement(filter);
+    let mut statement = conn.prepare(&sql)?;
+    let rows = statement.query_map(rusqlite::params_from_iter(values), read)?;
+    rows.collect()
+}
+
+/// The question in SQL. Every value is bound; the text is made of constants only.
+fn statement(filter: &Filter) -> (String, Vec<Value>) {
+    // Taken apart by name, so that a new field cannot be forgotten here.
+    let Filter {
+        sandbox,
+        kind,
+        verdict,
+        reason,
+        request_id,
+        host,
+        since,
+        until,
+        after_seq,
+        before_seq,
+        limit,
+        newest_first,
+    } = filter;
+    let text = |text: &str| Value::Text(text.to_owned());
+    let conditions = [
+        ("chain = ?", sandbox.as_ref().map(|s| text(s.as_str()))),
+        ("kind = ?", kind.map(|k| text(k.as_str()))),
+        ("verdict = ?", verdict.map(|v| text(v.as_str()))),
+        ("reason = ?", reason.map(|r| text(r.code()))),
+        ("request_id = ?", request_id.map(|r| text(&r.to_string()))),
+        ("host = ?", host.as_deref().map(text)),
+        ("ts >= ?", since.map(|t| Value::Integer(t.get()))),
+        ("ts < ?", until.map(|t| Value::Integer(t.get()))),
+        ("seq > ?", after_seq.map(|s| Value::Integer(signed(s)))),
+        ("seq < ?", before_seq.map(|s| Value::Integer(signed(s)))),
+    ];
+    let mut sql = String::from("SELECT seq, body, prev, hash FROM audit WHERE true");
+    let mut values = Vec::new();
+    for (condition, value) in conditions {
+        if let Some(value) = value {
+            sql.push_str(" AND ");
+            sql.push_str(condition);
+            values.push(value);
+        }
+    }
+    sql.push_str(if *newest_first {
+        " ORDER BY seq DESC LIMIT ?"
+    } else {
+        " ORDER BY seq LIMIT ?"
+    });
+    let limit = i64::try_from(limit.unwrap_or(PAGE)).unwrap_or(i64::MAX);
+    values.push(Value::Integer(limit));
+    (sql, values)
+}

@@ -1,0 +1,385 @@
+//! Checking the chains, and naming the record where they break.
+//!
+//! Read in the order of numbers, over all chains at once: each record must hash to what
+//! it says, follow the one before it in its chain, and agree with every checkpoint. At
+//! the end each chain must reach the head its row names, and every number ever given out
+//! must be borne by a row or accounted for as rotated.
+//!
+//! What this cannot see: somebody who may write the file and rewrites it whole, hashes
+//! and all. Against that there is only a copy elsewhere, which is what JSONL is for.
+
+use std::collections::HashMap;
+use std::io::BufRead;
+use std::path::Path;
+
+use policy::id::SandboxId;
+use rusqlite::Connection;
+use rusqlite::types::ValueRef;
+
+use super::chain::{ChainName, Digest256, Head, Outline, split_line};
+use super::ledger::{Ledger, digest, unsigned};
+use crate::error::StoreError;
+use crate::schema::{self, Flaw};
+
+/// No record is near as long; a longer line is not read into memory.
+const MAX_LINE: u64 = 4 * 1024 * 1024;
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VerifyReport {
+    /// Records that were checked.
+    pub records: u64,
+    /// Chains they belong to.
+    pub chains: u64,
+    /// Segment ends and stated heads they were compared with.
+    pub checkpoints: u64,
+    /// Chains whose first records are not there, because they were rotated out or because
+    /// the export began later. What is there was checked all the same.
+    pub partial: u64,
+    /// The first thing that is wrong.
+    pub first_broken: Option<Broken>,
+}
+
+impl VerifyReport {
+    /// Whether nothing is wrong.
+    pub fn is_intact(&self) -> bool {
+        self.first_broken.is_none()
+    }
+}
+
+/// Where a chain breaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// The record, where it is about one.
+    pub seq: Option<u64>,
+    /// Its chain: a sandbox's, or none for the gate's own or for the whole file.
+    pub chain: Option<SandboxId>,
+    /// What is wrong with it.
+    pub what: What,
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(seq) = self.seq {
+            write!(f, "record {seq}")?;
+            match &self.chain {
+                Some(sandbox) => write!(f, " of {sandbox}: ")?,
+                None => write!(f, ": ")?,
+            }
+        }
+        write!(f, "{}", self.what)
+    }
+}
+
+/// What can be wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum What {
+    /// Body, prev and hash do not belong together.
+    #[error("its content does not match its hash")]
+    Changed,
+    /// The hash it follows is not the hash of the record before it.
+    #[error("the record before it is missing or another one")]
+    Gap,
+    /// It stands under another number than its own.
+    #[error("it was moved to another place")]
+    Moved,
+    /// A head or a checkpoint names it, but it is not there.
+    #[error("it is missing, or its chain was cut back before it")]
+    Missing,
+    /// Its chain has no row.
+    #[error("its chain is not known")]
+    Stray,
+    /// Some numbers are neither borne by a row nor accounted for.
+    #[error("{0} records are missing or too many")]
+    Count(u64),
+    /// A line of an export that is not a record.
+    #[error("line {0} is not a record")]
+    Line(u64),
+    /// The file itself is damaged.
+    #[error("the file is damaged: {0}")]
+    File(String),
+}
+
+/// Checks the database at `path`. Reads only; the gate may be running. Blocks.
+pub fn verify_blocking(path: &Path) -> Result<VerifyReport, StoreError> {
+    if !path.is_file() {
+        return Err(StoreError::file(path, "there is no such file"));
+    }
+    let conn = schema::connect_evidence(path).map_err(|e| StoreError::file(path, e))?;
+    match schema::identify(&conn, path, schema::MIGRATIONS) {
+        Ok(_) => {}
+        Err(Flaw::Broken(reason)) => return Ok(damaged(VerifyReport::default(), reason)),
+        Err(Flaw::Refused(error)) => return Err(error),
+    }
+    Ok(verify_connection(&conn))
+}
+
+/// Checks an export or a JSONL file. Chains may be interleaved and may begin anywhere,
+/// but must have no gap: a filter by anything but sandbox and time leaves gaps.
+pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
+    let mut reader = reader;
+    let mut scan = Scan::default();
+    let mut line = Vec::new();
+    let mut number = 0;
+    loop {
+        line.clear();
+        let read = std::io::Read::take(&mut reader, MAX_LINE).read_until(b'\n', &mut line);
+        if read.map_err(|e| StoreError::Read {
+            reason: e.to_string(),
+        })? == 0
+        {
+            break;
+        }
+        number += 1;
+        let text = line.strip_suffix(b"\n").unwrap_or(&line);
+        let broken = match split_line(text) {
+            Some((body, prev, hash)) => scan.take(None, &body, prev, hash),
+            None => Err(Broken::file(What::Line(number))),
+        };
+        if let Err(broken) = broken {
+            scan.report.first_broken = Some(broken);
+            break;
+        }
+    }
+    Ok(scan.report)
+}
+
+/// Checks everything a connection can see, as one snapshot.
+pub(crate) fn verify_connection(conn: &Connection) -> VerifyReport {
+    let mut scan = Scan::default();
+    let outcome = (|| -> Result<(), rusqlite::Error> {
+        conn.execute_batch("BEGIN")?;
+        scan.load(conn)?;
+        scan.rows(conn)?;
+        if scan.report.first_broken.is_none() {
+            scan.report.first_broken = scan.end().err();
+        }
+        if scan.lacks_a_record() {
+            scan.find_moved(conn)?;
+        }
+        if scan.report.first_broken.is_none()
+            && let Some(found) = schema::complaint(conn, "PRAGMA integrity_check(1)")?
+        {
+            scan.report.first_broken = Some(Broken::file(What::File(found)));
+        }
+        Ok(())
+    })();
+    match outcome {
+        Ok(()) => scan.report,
+        // What was found before the file stopped being readable is more exact.
+        Err(_) if scan.report.first_broken.is_some() => scan.report,
+        Err(error) => damaged(scan.report, error.to_string()),
+    }
+}
+
+fn damaged(mut report: VerifyReport, reason: String) -> VerifyReport {
+    report.first_broken = Some(Broken::file(What::File(reason)));
+    report
+}
+
+impl Broken {
+    fn file(what: What) -> Self {
+        Self {
+            seq: None,
+            chain: None,
+            what,
+        }
+    }
+
+    fn at(seq: u64, chain: &ChainName, what: What) -> Self {
+        Self {
+            seq: Some(seq),
+            chain: chain.clone(),
+            what,
+        }
+    }
+}
+
+/// How far the reading has come.
+#[derive(Default)]
+struct Scan {
+    report: VerifyReport,
+    /// The last record seen of each chain.
+    last: HashMap<ChainName, (u64, Digest256)>,
+    /// Where the chains begin and end; only a database says.
+    ledger: Option<Ledger>,
+    /// The segment ends that are still to come.
+    segments: HashMap<u64, (String, Digest256)>,
+}
+
+impl Scan {
+    fn load(&mut self, conn: &Connection) -> Result<(), rusqlite::Error> {
+        self.ledger = Some(Ledger::load(conn)?);
+        let mut rows = conn.prepare("SELECT chain, seq, hash FROM checkpoints")?;
+        let mut rows = rows.query([])?;
+        while let Some(row) = rows.next()? {
+            let end = (row.get(0)?, digest(row, 2)?);
+            self.segments.insert(unsigned(row.get(1)?), end);
+        }
+        Ok(())
+    }
+
+    /// Reads every row until one is wrong. Uses no generated column: a body that is no
+    /// JSON any more must be reported, not fail the statement.
+    fn rows(&mut self, conn: &Connection) -> Result<(), rusqlite::Error> {
+        let mut rows = conn.prepare("SELECT seq, body, prev, hash FROM audit ORDER BY seq")?;
+        let mut rows = rows.query([])?;
+        while let Some(row) = rows.next()? {
+            let place = unsigned(row.get(0)?);
+            if let Err(broken) = match cells(row)? {
+                Some((body, prev, hash)) => self.take(Some(place), body, prev, hash),
+                None => Err(Broken::at(place, &None, What::Changed)),
+            } {
+                self.report.first_broken = Some(broken);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks one record, which stands at `place` when it comes from a table.
+    fn take(
+        &mut self,
+        place: Option<u64>,
+        body: &[u8],
+        prev: Digest256,
+        hash: Digest256,
+    ) -> Result<(), Broken> {
+        let outline = Outline::parse(body);
+        let claimed = outline.as_ref().map(|o| o.seq);
+        let chain = outline.as_ref().and_then(|o| o.sandbox.clone());
+        let Some(outline) = outline.filter(|_| Digest256::of(&prev, body) == hash) else {
+            // Nothing in it can be believed, so it is named by where it stands.
+            return Err(Broken {
+                seq: place.or(claimed),
+                chain,
+                what: What::Changed,
+            });
+        };
+        let seq = outline.seq;
+        if place.is_some_and(|place| place != seq) {
+            return Err(Broken::at(seq, &chain, What::Moved));
+        }
+        match (self.last.get(&chain), &self.ledger) {
+            (Some((last_seq, last_hash)), _) => {
+                if prev != *last_hash || seq <= *last_seq {
+                    return Err(Broken::at(seq, &chain, What::Gap));
+                }
+            }
+            (None, Some(ledger)) => {
+                let known = ledger
+                    .chains
+                    .get(&chain)
+                    .ok_or_else(|| Broken::at(seq, &chain, What::Stray))?;
+                if prev != known.base_hash || seq <= known.base_seq {
+                    return Err(Broken::at(seq, &chain, What::Gap));
+                }
+                self.begin(&prev);
+            }
+            (None, None) => self.begin(&prev),
+        }
+        for head in &outline.heads {
+            self.compare(head)?;
+        }
+        if let Some((name, end)) = self.segments.remove(&seq) {
+            if name != super::chain::chain_text(&chain) || end != hash {
+                return Err(Broken::at(seq, &chain, What::Missing));
+            }
+            self.report.checkpoints += 1;
+        }
+        self.report.records += 1;
+        self.last.insert(chain, (seq, hash));
+        Ok(())
+    }
+
+    fn begin(&mut self, prev: &Digest256) {
+        self.report.chains += 1;
+        self.report.partial += u64::from(*prev != Digest256::ZERO);
+    }
+
+    /// A stated head must be the last record of its chain at this point of the reading,
+    /// unless it was rotated out, or the export begins after it.
+    fn compare(&mut self, head: &Head) -> Result<(), Broken> {
+        let chain = SandboxId::parse(&head.chain).ok();
+        let missing = || Err(Broken::at(head.seq, &chain, What::Missing));
+        self.report.checkpoints += 1;
+        if let Some(last) = self.last.get(&chain) {
+            return match *last == (head.seq, head.hash) {
+                true => Ok(()),
+                false => missing(),
+            };
+        }
+        let Some(ledger) = &self.ledger else {
+            return Ok(());
+        };
+        match ledger.chains.get(&chain) {
+            Some(known) if known.base_seq > head.seq => Ok(()),
+            Some(known) if (known.base_seq, known.base_hash) == (head.seq, head.hash) => Ok(()),
+            _ => missing(),
+        }
+    }
+
+    /// What must hold when every row has been read.
+    fn end(&self) -> Result<(), Broken> {
+        let Some(ledger) = &self.ledger else {
+            return Ok(());
+        };
+        let mut heads: Vec<_> = ledger.chains.iter().collect();
+        heads.sort_by_key(|(_, chain)| chain.head_seq);
+        for (name, chain) in heads {
+            let base = (chain.base_seq, chain.base_hash);
+            let reached = self.last.get(name).copied().unwrap_or(base);
+            if reached != (chain.head_seq, chain.head_hash) {
+                return Err(Broken::at(chain.head_seq, name, What::Missing));
+            }
+        }
+        if let Some((seq, (name, _))) = self.segments.iter().min_by_key(|(seq, _)| **seq) {
+            let chain = SandboxId::parse(name).ok();
+            return Err(Broken::at(*seq, &chain, What::Missing));
+        }
+        let accounted = self.report.records + ledger.absent;
+        match ledger.last_seq.abs_diff(accounted) {
+            0 => Ok(()),
+            off => Err(Broken::file(What::Count(off))),
+        }
+    }
+
+    fn lacks_a_record(&self) -> bool {
+        let what = self.report.first_broken.as_ref().map(|b| &b.what);
+        matches!(what, Some(What::Gap | What::Missing | What::Count(_)))
+    }
+
+    /// A record that is lacking was often given another number: that one is to be named.
+    fn find_moved(&mut self, conn: &Connection) -> Result<(), rusqlite::Error> {
+        let mut rows = conn.prepare("SELECT seq, body, prev, hash FROM audit")?;
+        let mut rows = rows.query([])?;
+        while let Some(row) = rows.next()? {
+            let place = unsigned(row.get(0)?);
+            if let Some((body, prev, hash)) = cells(row)?
+                && Digest256::of(&prev, body) == hash
+                && let Some(outline) = Outline::parse(body)
+                && outline.seq != place
+            {
+                let moved = Broken::at(outline.seq, &outline.sandbox, What::Moved);
+                self.report.first_broken = Some(moved);
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+type Cells<'a> = (&'a [u8], Digest256, Digest256);
+
+/// Body, prev and hash, when the cells hold what such cells hold.
+fn cells<'a>(row: &'a rusqlite::Row<'_>) -> Result<Option<Cells<'a>>, rusqlite::Error> {
+    let (body, prev, hash) = (row.get_ref(1)?, row.get_ref(2)?, row.get_ref(3)?);
+    Ok(match (body, prev, hash) {
+        (ValueRef::Text(body), ValueRef::Blob(prev), ValueRef::Blob(hash)) => {
+            Digest256::from_bytes(prev)
+                .zip(Digest256::from_bytes(hash))
+                .map(|(prev, hash)| (body, prev, hash))
+        }
+        _ => None,
+    })
+}

@@ -1,0 +1,149 @@
+//! The writing connection, together with what is known of its content.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use policy::id::SandboxId;
+use policy::registration::Registration;
+use rusqlite::{Connection, TransactionBehavior, params};
+
+use crate::audit::ledger::{Changes, Ledger, Turn, unreadable};
+use crate::registry::Snapshot;
+use crate::schema::{self, Flaw};
+
+/// An open, healthy database. Only the writer thread has one.
+pub(crate) struct Database {
+    pub(crate) conn: Connection,
+    pub(crate) ledger: Ledger,
+    path: PathBuf,
+}
+
+impl Database {
+    /// Opens the file, checks the small tables and reads them. The audit rows are many
+    /// and are checked by `verify`; what is broken there shows when it is met.
+    pub(crate) fn open(path: &Path) -> Result<(Self, Snapshot), Flaw> {
+        let conn = schema::connect(path, schema::MIGRATIONS)?;
+        let load = || {
+            for table in ["registrations", "chains", "checkpoints", "ledger"] {
+                if let Some(found) =
+                    schema::complaint(&conn, &format!("PRAGMA quick_check({table})"))?
+                {
+                    return Ok(Err(format!("the table {table} is damaged: {found}")));
+                }
+            }
+            Ok(Ok((Ledger::load(&conn)?, load_registrations(&conn)?)))
+        };
+        match load() {
+            Ok(Ok((ledger, snapshot))) => {
+                let path = path.to_owned();
+                Ok((Self { conn, ledger, path }, snapshot))
+            }
+            Ok(Err(found)) => Err(Flaw::Broken(found)),
+            Err(error) if is_damage(&error) => Err(Flaw::Broken(error.to_string())),
+            Err(error) => Err(Flaw::of(path, &error)),
+        }
+    }
+
+    /// Runs `work` in one transaction: all of it is on disk when this returns, or none.
+    pub(crate) fn transact<T>(
+        &mut self,
+        max_bytes: u64,
+        work: impl FnOnce(&mut Turn<'_>) -> Result<T, rusqlite::Error>,
+    ) -> Result<(T, Totals), rusqlite::Error> {
+        let tx = self
+            .conn
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut turn = Turn::new(&tx, &self.ledger, max_bytes);
+        let value = work(&mut turn)?;
+        let changes = turn.finish()?;
+        tx.commit()?;
+        let totals = Totals::of(&changes);
+        self.ledger.accept(changes);
+        Ok((value, totals))
+    }
+
+    /// Folds the WAL away and closes.
+    pub(crate) fn close(self) {
+        if let Err(error) = schema::fold(&self.conn) {
+            tracing::warn!(path = %self.path.display(), %error, "the WAL was not folded away");
+        }
+        if let Err((_, error)) = self.conn.close() {
+            tracing::warn!(path = %self.path.display(), %error, "the database was not closed");
+        }
+    }
+}
+
+/// What a transaction did, for the counters.
+pub(crate) struct Totals {
+    pub(crate) written: Vec<(policy::audit::Kind, u64)>,
+    pub(crate) rotated: u64,
+}
+
+impl Totals {
+    fn of(changes: &Changes) -> Self {
+        Self {
+            written: changes.written.iter().map(|(k, n)| (*k, *n)).collect(),
+            rotated: changes.rotated,
+        }
+    }
+}
+
+/// Writes a row in the place of the one its id had.
+pub(crate) fn put_registration(
+    conn: &Connection,
+    row: &Registration,
+) -> Result<(), rusqlite::Error> {
+    let body = serde_json::to_string(row)
+        .map_err(|e| rusqlite::Error::ToSqlConversionFailure(e.into()))?;
+    conn.prepare_cached(
+        "INSERT INTO registrations (id, body) VALUES (?1, ?2) \
+         ON CONFLICT (id) DO UPDATE SET body = excluded.body",
+    )?
+    .execute(params![row.id.as_str(), body])
+    .map(drop)
+}
+
+/// Removes a row.
+pub(crate) fn delete_registration(
+    conn: &Connection,
+    id: &SandboxId,
+) -> Result<(), rusqlite::Error> {
+    conn.prepare_cached("DELETE FROM registrations WHERE id = ?1")?
+        .execute([id.as_str()])
+        .map(drop)
+}
+
+/// Reads every row. One that cannot be read makes the whole registry unreadable: leaving
+/// it out would let its address be taken by another.
+fn load_registrations(conn: &Connection) -> Result<Snapshot, rusqlite::Error> {
+    let mut snapshot = Snapshot::default();
+    let mut rows = conn.prepare("SELECT id, body FROM registrations")?;
+    let mut rows = rows.query([])?;
+    while let Some(row) = rows.next()? {
+        let id: String = row.get(0)?;
+        let body: String = row.get(1)?;
+        let row: Registration = serde_json::from_str(&body).map_err(|e| unreadable(1, e))?;
+        if row.id.as_str() != id {
+            return Err(unreadable(
+                0,
+                format!("the row of {id} is about {}", row.id),
+            ));
+        }
+        snapshot.insert(Arc::new(row));
+    }
+    Ok(snapshot)
+}
+
+/// While loading, content that makes no sense is damage too.
+fn is_damage(error: &rusqlite::Error) -> bool {
+    crate::error::is_corruption(error)
+        || matches!(
+            error,
+            rusqlite::Error::FromSqlConversionFailure(..)
+                | rusqlite::Error::InvalidColumnType(..)
+                | rusqlite::Error::Utf8Error(..)
+                | rusqlite::Error::QueryReturnedNoRows
+        )
+        // A table or column is gone, or a body is not JSON.
+        || error.sqlite_error_code() == Some(rusqlite::ErrorCode::Unknown)
+}

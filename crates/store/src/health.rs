@@ -1,0 +1,185 @@
+//! What the threads share with the handles: the snapshot, how things are, and counters.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use policy::audit::Kind;
+use tokio::sync::watch;
+
+use crate::audit::AuditOptions;
+use crate::audit::queue::Queues;
+use crate::error::StoreError;
+use crate::registry::Snapshot;
+
+/// How the store is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreHealth {
+    /// Whether anybody can be looked up or registered.
+    pub registry_accessible: bool,
+    /// Whether audit records reach the database.
+    pub audit_writing: bool,
+    /// Whether lines reach the JSONL file; true when none is configured.
+    pub jsonl_writing: bool,
+    /// Whether the audit log keeps to its size.
+    pub audit_rotating: bool,
+    /// The worst thing that is wrong, in a sentence.
+    pub error: Option<String>,
+    /// Records that wait to be written.
+    pub queued: usize,
+}
+
+/// Counters since the store was opened, and two gauges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Records written, by kind, in the order of [`Kind::ALL`].
+    pub records: Vec<(Kind, u64)>,
+    /// Events written as part of another one's count.
+    pub merged: u64,
+    /// Events dropped because their sandbox's queue was full.
+    pub dropped: u64,
+    /// Events lost because the database was unavailable or the store ended first.
+    pub lost: u64,
+    /// Records rotated out.
+    pub rotated: u64,
+    /// Transactions committed.
+    pub batches: u64,
+    /// Transactions that failed.
+    pub failed_batches: u64,
+    /// Time spent in committed transactions, from BEGIN to COMMIT.
+    pub commit_time: Duration,
+    /// Attempts to write the JSONL file that failed.
+    pub jsonl_errors: u64,
+    /// Records that wait to be written.
+    pub queued: usize,
+    /// Rows in the registry.
+    pub registered: usize,
+}
+
+/// The counters themselves.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) http: AtomicU64,
+    pub(crate) dns: AtomicU64,
+    pub(crate) git: AtomicU64,
+    pub(crate) mcp: AtomicU64,
+    pub(crate) approval: AtomicU64,
+    pub(crate) lifecycle: AtomicU64,
+    pub(crate) config: AtomicU64,
+    pub(crate) merged: AtomicU64,
+    pub(crate) dropped: AtomicU64,
+    pub(crate) lost: AtomicU64,
+    pub(crate) rotated: AtomicU64,
+    pub(crate) batches: AtomicU64,
+    pub(crate) failed_batches: AtomicU64,
+    pub(crate) commit_nanos: AtomicU64,
+    pub(crate) jsonl_errors: AtomicU64,
+    pub(crate) queued: AtomicUsize,
+}
+
+impl Counters {
+    pub(crate) fn of(&self, kind: Kind) -> &AtomicU64 {
+        match kind {
+            Kind::Http => &self.http,
+            Kind::Dns => &self.dns,
+            Kind::Git => &self.git,
+            Kind::Mcp => &self.mcp,
+            Kind::Approval => &self.approval,
+            Kind::Lifecycle => &self.lifecycle,
+            Kind::Config => &self.config,
+        }
+    }
+}
+
+/// What is wrong at the moment, by part.
+#[derive(Debug, Default)]
+pub(crate) struct Trouble {
+    pub(crate) audit: Option<String>,
+    pub(crate) jsonl: Option<String>,
+    pub(crate) rotation: Option<String>,
+}
+
+/// Shared by the handles, the writer and the JSONL thread. Holds no connection.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) snapshot: ArcSwap<Snapshot>,
+    pub(crate) options: ArcSwap<AuditOptions>,
+    pub(crate) queues: Queues,
+    pub(crate) counters: Counters,
+    /// The newest committed record.
+    pub(crate) committed: watch::Sender<u64>,
+    /// The newest record in the JSONL file.
+    pub(crate) exported: watch::Sender<u64>,
+    trouble: Mutex<Trouble>,
+}
+
+impl State {
+    pub(crate) fn new(options: AuditOptions) -> Self {
+        Self {
+            snapshot: ArcSwap::from_pointee(Snapshot::unavailable("it is being opened")),
+            options: ArcSwap::from_pointee(options),
+            queues: Queues::default(),
+            counters: Counters::default(),
+            committed: watch::Sender::new(0),
+            exported: watch::Sender::new(0),
+            trouble: Mutex::new(Trouble::default()),
+        }
+    }
+
+    /// Refuses with the reason when the registry is unavailable.
+    pub(crate) fn check_available(&self) -> Result<(), StoreError> {
+        match &self.snapshot.load().unavailable {
+            None => Ok(()),
+            Some(reason) => Err(StoreError::Unavailable {
+                reason: reason.to_string(),
+            }),
+        }
+    }
+
+    /// Changes what is known to be wrong.
+    pub(crate) fn trouble(&self, change: impl FnOnce(&mut Trouble)) {
+        change(&mut self.trouble.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(crate) fn publish(&self, snapshot: Snapshot) {
+        self.snapshot.store(Arc::new(snapshot));
+    }
+
+    pub(crate) fn health(&self) -> StoreHealth {
+        let unavailable = self.snapshot.load().unavailable.clone();
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        StoreHealth {
+            registry_accessible: unavailable.is_none(),
+            audit_writing: unavailable.is_none() && trouble.audit.is_none(),
+            jsonl_writing: trouble.jsonl.is_none(),
+            audit_rotating: trouble.rotation.is_none(),
+            error: unavailable
+                .map(|reason| format!("registry: {reason}"))
+                .or_else(|| trouble.audit.as_ref().map(|e| format!("audit: {e}")))
+                .or_else(|| trouble.rotation.as_ref().map(|e| format!("rotation: {e}")))
+                .or_else(|| trouble.jsonl.as_ref().map(|e| format!("jsonl: {e}"))),
+            queued: self.counters.queued.load(Relaxed),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> StoreStats {
+        let c = &self.counters;
+        StoreStats {
+            records: Kind::ALL
+                .iter()
+                .map(|kind| (*kind, c.of(*kind).load(Relaxed)))
+                .collect(),
+            merged: c.merged.load(Relaxed),
+            dropped: c.dropped.load(Relaxed),
+            lost: c.lost.load(Relaxed),
+            rotated: c.rotated.load(Relaxed),
+            batches: c.batches.load(Relaxed),
+            failed_batches: c.failed_batches.load(Relaxed),
+            commit_time: Duration::from_nanos(c.commit_nanos.load(Relaxed)),
+            jsonl_errors: c.jsonl_errors.load(Relaxed),
+            queued: c.queued.load(Relaxed),
+            registered: self.snapshot.load().len(),
+        }
+    }
+}

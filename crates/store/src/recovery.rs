@@ -1,0 +1,335 @@
+//! When the file is broken, and the ways back: set aside, back up, restore, start over.
+//!
+//! ```text
+//!            open ok                     damage met
+//!   (start) ─────────> Available ─────────────────────────> Unavailable <── (start: marker)
+//!                          ^                                     │
+//!                          └──────── restore, reset <────────────┘
+//! ```
+//!
+//! The marker file is what makes Unavailable survive a restart. It is written before the
+//! database is moved and removed after its successor is open, so a crash at any point in
+//! between comes back as Unavailable and never as an empty registry.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use policy::clock::UnixMillis;
+use rusqlite::Connection;
+use serde::{Deserialize, Serialize};
+
+use crate::DATABASE;
+use crate::audit::verify;
+use crate::error::StoreError;
+use crate::schema::{self, Flaw, MIGRATIONS};
+
+/// The name of the marker in the state directory.
+pub(crate) const MARKER: &str = "registry.unavailable";
+
+/// What the marker says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Marker {
+    /// Why, for the operator.
+    pub(crate) reason: String,
+    /// The last audit number that is known to have been given out.
+    #[serde(default)]
+    pub(crate) last_seq: u64,
+}
+
+impl Marker {
+    /// The marker in `dir`, if there is one. One that cannot be read still counts.
+    pub(crate) fn read(dir: &Path) -> Option<Self> {
+        match fs::read(dir.join(MARKER)) {
+            Err(e) if e.kind() == ErrorKind::NotFound => None,
+            Err(e) => Some(Self {
+                reason: format!("{MARKER} is there and cannot be read ({e})"),
+                last_seq: 0,
+            }),
+            Ok(bytes) => Some(serde_json::from_slice(&bytes).unwrap_or_else(|_| Self {
+                reason: String::from_utf8_lossy(&bytes).trim().to_owned(),
+                last_seq: 0,
+            })),
+        }
+    }
+
+    /// Writes the marker, over an earlier one, and onto the disk.
+    pub(crate) fn write(&self, dir: &Path) -> Result<(), StoreError> {
+        let (path, temp) = (dir.join(MARKER), dir.join(".registry.unavailable.new"));
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        let write = || -> std::io::Result<()> {
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&temp)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            fs::rename(&temp, &path)?;
+            File::open(dir)?.sync_all()
+        };
+        write().map_err(|e| StoreError::file(&path, e))
+    }
+
+    /// Removes the marker.
+    pub(crate) fn remove(dir: &Path) -> Result<(), StoreError> {
+        let path = dir.join(MARKER);
+        match fs::remove_file(&path) {
+            Ok(()) => sync_parent(&path),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(StoreError::file(&path, e)),
+        }
+    }
+}
+
+/// Marks the registry unavailable and moves the broken database out of the way. Gives
+/// the reason as the operator will read it.
+pub(crate) fn set_aside_broken(dir: &Path, found: &str, last_seq: u64, now: UnixMillis) -> String {
+    let aside = free_name(&aside_name(dir, "corrupt", now));
+    let reason = format!(
+        "the database is broken ({found}) and was set aside as {}",
+        aside.file_name().unwrap_or_default().to_string_lossy()
+    );
+    let marker = Marker {
+        reason: reason.clone(),
+        last_seq,
+    };
+    // Even when the disk refuses both, this process goes on refusing; after a restart the
+    // broken file is met again.
+    if let Err(error) = marker.write(dir) {
+        tracing::error!(%error, "the marker could not be written");
+    }
+    if let Err(error) = move_database(&dir.join(DATABASE), &aside) {
+        tracing::error!(%error, "the broken database could not be moved aside");
+    }
+    tracing::error!(
+        found,
+        aside = %aside.display(),
+        "the registry is unavailable; run `palisade registry restore` or `reset`"
+    );
+    reason
+}
+
+/// Where a database goes that is not used any more: `palisade.db.WHY-20260102T030405Z`.
+pub(crate) fn aside_name(dir: &Path, why: &str, now: UnixMillis) -> PathBuf {
+    let stamp = jiff::Timestamp::from_millisecond(now.get())
+        .map(|t| t.strftime("%Y%m%dT%H%M%SZ").to_string())
+        .unwrap_or_else(|_| now.get().to_string());
+    dir.join(format!("{DATABASE}.{why}-{stamp}"))
+}
+
+/// `path`, or the first of `path.1`, `path.2`, … that nothing has yet.
+pub(crate) fn free_name(path: &Path) -> PathBuf {
+    let is_free = |p: &Path| {
+        ["", "-wal", "-shm"]
+            .iter()
+            .all(|end| fs::symlink_metadata(with_suffix(p, end)).is_err())
+    };
+    std::iter::once(path.to_owned())
+        .chain((1u32..).map(|n| with_suffix(path, &format!(".{n}"))))
+        .find(|p| is_free(p))
+        .unwrap_or_else(|| path.to_owned())
+}
+
+/// Moves a database with its WAL, so that what is aside can still be opened as it was.
+pub(crate) fn move_database(from: &Path, to: &Path) -> Result<(), StoreError> {
+    // The main file last: while it is there, the set is not taken for a fresh directory.
+    for end in ["-wal", "-shm", ""] {
+        let (from, to) = (with_suffix(from, end), with_suffix(to, end));
+        match fs::rename(&from, &to) {
+            Ok(()) => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) => return Err(StoreError::file(&from, e)),
+        }
+    }
+    sync_parent(from)
+}
+
+/// A complete database under another name in the state directory, ready to be put in
+/// place. Removed when it is not used.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    pub(crate) path: PathBuf,
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        for end in ["", "-wal", "-shm"] {
+            // Gone already when it was put in place.
+            let _ = fs::remove_file(with_suffix(&self.path, end));
+        }
+    }
+}
+
+/// Copies the running database at `source` to `target`.
+pub(crate) fn backup_blocking(source: &Path, target: &Path) -> Result<(), StoreError> {
+    let conn = schema::connect_read_only(source).map_err(|e| StoreError::read(&e))?;
+    copy_database(&conn, target)
+}
+
+/// Copies what `conn` sees into a file of its own at `target`: all of it or nothing.
+pub(crate) fn copy_database(conn: &Connection, target: &Path) -> Result<(), StoreError> {
+    // Takes the name first, so that nothing is overwritten even in a race.
+    create_private(target)?;
+    let temp = free_name(&with_suffix(target, ".part"));
+    let copied = (|| {
+        create_private(&temp)?;
+        let name = temp
+            .to_str()
+            .ok_or_else(|| StoreError::file(&temp, "the name is not UTF-8"))?;
+        conn.execute("VACUUM INTO ?1", [name])
+            .map_err(|e| StoreError::file(target, e))?;
+        let copy = schema::connect_evidence(&temp).map_err(|e| StoreError::read(&e))?;
+        let complaint = schema::complaint(&copy, "PRAGMA integrity_check(1)")
+            .map_err(|e| StoreError::read(&e))?;
+        if let Some(found) = complaint {
+            return Err(StoreError::Read { reason: found });
+        }
+        drop(copy);
+        sync_file(&temp)?;
+        fs::rename(&temp, target).map_err(|e| StoreError::file(target, e))?;
+        sync_parent(target)
+    })();
+    if copied.is_err() {
+        let _ = fs::remove_file(&temp);
+        let _ = fs::remove_file(target);
+    }
+    copied
+}
+
+/// Copies the candidate into the state directory and checks the copy wholly. The
+/// candidate itself is only read, byte by byte, and may lie on a read-only medium.
+pub(crate) fn stage_restore_blocking(
+    source: &Path,
+    dir: &Path,
+    now: UnixMillis,
+) -> Result<Staged, StoreError> {
+    let same = |a: &Path, b: &Path| match (fs::canonicalize(a), fs::canonicalize(b)) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
+    };
+    if same(source, &dir.join(DATABASE)) {
+        return Err(StoreError::unfit(source, "it is the database in use"));
+    }
+    if !source.is_file() {
+        return Err(StoreError::unfit(source, "there is no such file"));
+    }
+    let staged = stage(dir, now);
+    create_private(&staged.path)?;
+    let copy = |end: &str| {
+        let copied = File::open(with_suffix(source, end)).and_then(|mut from| {
+            let mut to = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(with_suffix(&staged.path, end))?;
+            std::io::copy(&mut from, &mut to)
+        });
+        match copied {
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == ErrorKind::NotFound && !end.is_empty() => Ok(()),
+            Err(e) => Err(StoreError::unfit(source, e)),
+        }
+    };
+    // A database that was open when it was copied has part of itself in its WAL.
+    copy("")?;
+    copy("-wal")?;
+    check(&staged.path).map_err(|reason| StoreError::unfit(source, reason))?;
+    sync_file(&staged.path)?;
+    Ok(staged)
+}
+
+/// A fresh, empty database.
+pub(crate) fn stage_empty_blocking(dir: &Path, now: UnixMillis) -> Result<Staged, StoreError> {
+    let staged = stage(dir, now);
+    schema::create(&staged.path, MIGRATIONS)?;
+    Ok(staged)
+}
+
+fn stage(dir: &Path, now: UnixMillis) -> Staged {
+    Staged {
+        path: free_name(&aside_name(dir, "staged", now)),
+    }
+}
+
+/// Everything that must hold of a database before it may replace another. Migrates it
+/// and folds its WAL away; it is a copy.
+fn check(path: &Path) -> Result<(), String> {
+    let conn = match schema::connect(path, MIGRATIONS) {
+        Ok(conn) => conn,
+        Err(Flaw::Broken(reason)) => return Err(reason),
+        Err(Flaw::Refused(error)) => return Err(error.to_string()),
+    };
+    let report = verify::verify_connection(&conn);
+    if let Some(broken) = report.first_broken {
+        return Err(format!("its audit log does not verify: {broken}"));
+    }
+    conn.execute_batch("ROLLBACK").map_err(|e| e.to_string())?;
+    schema::fold(&conn).map_err(|e| e.to_string())?;
+    drop(conn);
+    // What the gate will do with it: load every row.
+    match crate::database::Database::open(path) {
+        Ok((database, _)) => {
+            database.close();
+            Ok(())
+        }
+        Err(Flaw::Broken(reason)) => Err(reason),
+        Err(Flaw::Refused(error)) => Err(error.to_string()),
+    }
+}
+
+/// `path` with `end` after its last character.
+pub(crate) fn with_suffix(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
+}
+
+/// Makes an empty file that only its owner may read, where nothing is.
+pub(crate) fn create_private(path: &Path) -> Result<(), StoreError> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map(drop)
+        .map_err(|e| match e.kind() {
+            ErrorKind::AlreadyExists => StoreError::Exists {
+                path: path.to_owned(),
+            },
+            _ => StoreError::file(path, e),
+        })
+}
+
+/// Makes sure that the state directory is there.
+pub(crate) fn make_dir(dir: &Path) -> Result<(), StoreError> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|e| StoreError::file(dir, e))
+}
+
+/// Makes sure that only the owner may read `path`.
+pub(crate) fn make_private(path: &Path) -> Result<(), StoreError> {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
+        .map_err(|e| StoreError::file(path, e))
+}
+
+/// Puts a file's content onto the disk.
+pub(crate) fn sync_file(path: &Path) -> Result<(), StoreError> {
+    File::open(path)
+        .and_then(|file| file.sync_all())
+        .map_err(|e| StoreError::file(path, e))
+}
+
+/// Puts the name of `path` in its directory onto the disk.
+pub(crate) fn sync_parent(path: &Path) -> Result<(), StoreError> {
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => sync_file(dir),
+        _ => sync_file(Path::new(".")),
+    }
+}

@@ -1,0 +1,157 @@
+//! Who is registered: the read path, in memory.
+//!
+//! Every request asks here first, so a lookup takes no lock and no SQL: readers load an
+//! immutable [`Snapshot`] and the writer replaces it whole, after its commit. What a
+//! reader sees is therefore always something that is on disk.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use policy::clock::UnixMillis;
+use policy::id::SandboxId;
+use policy::registration::{Registration, canonical_ip};
+
+use crate::error::StoreError;
+use crate::health::State;
+
+type Map<K> = HashMap<K, Arc<Registration>, foldhash::fast::RandomState>;
+
+/// The answer to 'who is this?'.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// The registry cannot be read: nobody is anybody.
+    Unavailable,
+    /// Nobody is registered there.
+    Unknown,
+    /// The row, which may have expired: the caller has the clock and says so
+    /// (`identity_expired` is another answer than `identity_unknown`).
+    Found(Arc<Registration>),
+}
+
+/// What a registration did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registered {
+    /// The audit record that says so.
+    pub seq: u64,
+    /// The row the same id had before.
+    pub replaced: Option<Arc<Registration>>,
+    /// The expired holder of the address that made way.
+    pub expelled: Option<SandboxId>,
+}
+
+/// A handle to the registry's read path. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    state: Arc<State>,
+}
+
+impl Registry {
+    pub(crate) fn new(state: Arc<State>) -> Self {
+        Self { state }
+    }
+
+    /// Who has this source address, in either spelling of an IPv4 address.
+    #[inline]
+    pub fn by_ip(&self, ip: IpAddr) -> Lookup {
+        let snapshot = self.state.snapshot.load();
+        snapshot.answer(snapshot.by_ip.get(&canonical_ip(ip)))
+    }
+
+    /// The row of one id.
+    #[inline]
+    pub fn by_id(&self, id: &SandboxId) -> Lookup {
+        let snapshot = self.state.snapshot.load();
+        snapshot.answer(snapshot.by_id.get(id))
+    }
+
+    /// Every row, sorted by id.
+    pub fn list(&self) -> Result<Vec<Arc<Registration>>, StoreError> {
+        self.state.check_available()?;
+        let mut rows: Vec<_> = self.state.snapshot.load().by_id.values().cloned().collect();
+        rows.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(rows)
+    }
+
+    /// How many rows there are; none when the registry is unavailable.
+    pub fn len(&self) -> usize {
+        self.state.snapshot.load().by_id.len()
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Everything a lookup needs, never changed once published.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshot {
+    /// Why nobody can be looked up, when that is so.
+    pub(crate) unavailable: Option<Arc<str>>,
+    by_ip: Map<IpAddr>,
+    by_id: Map<SandboxId>,
+}
+
+impl Snapshot {
+    /// A registry that answers nobody.
+    pub(crate) fn unavailable(reason: &str) -> Self {
+        Self {
+            unavailable: Some(reason.into()),
+            ..Self::default()
+        }
+    }
+
+    #[inline]
+    fn answer(&self, row: Option<&Arc<Registration>>) -> Lookup {
+        match row {
+            Some(row) => Lookup::Found(Arc::clone(row)),
+            None if self.unavailable.is_some() => Lookup::Unavailable,
+            None => Lookup::Unknown,
+        }
+    }
+
+    /// Adds a row whose address is already canonical, in the place of its id's old one.
+    pub(crate) fn insert(&mut self, row: Arc<Registration>) -> Option<Arc<Registration>> {
+        let old = self.remove(&row.id);
+        if let Some(ip) = row.ip {
+            self.by_ip.insert(ip, Arc::clone(&row));
+        }
+        self.by_id.insert(row.id.clone(), row);
+        old
+    }
+
+    /// Removes a row and its address.
+    pub(crate) fn remove(&mut self, id: &SandboxId) -> Option<Arc<Registration>> {
+        let old = self.by_id.remove(id)?;
+        if let Some(ip) = old.ip {
+            self.by_ip.remove(&ip);
+        }
+        Some(old)
+    }
+
+    /// Who holds `ip` under another id than `id`.
+    pub(crate) fn other_holder(&self, ip: IpAddr, id: &SandboxId) -> Option<&Arc<Registration>> {
+        self.by_ip.get(&ip).filter(|row| row.id != *id)
+    }
+
+    /// The ids that have expired at `now`, sorted so that their records are too.
+    pub(crate) fn expired(&self, now: UnixMillis) -> Vec<SandboxId> {
+        let mut ids: Vec<_> = self
+            .by_id
+            .values()
+            .filter(|row| !row.is_live(now))
+            .map(|row| row.id.clone())
+            .collect();
+        ids.sort();
+        ids
+    }
+
+    pub(crate) fn contains(&self, id: &SandboxId) -> bool {
+        self.by_id.contains_key(id)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+}

@@ -1,0 +1,331 @@
+//! The tables, how they came to be, and how a connection is made.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+
+use crate::error::{StoreError, is_corruption};
+use crate::recovery;
+
+/// Every step from nothing to today. `user_version` says how many were taken; a step is
+/// never edited once it has been released, only followed by another.
+pub(crate) const MIGRATIONS: &[&str] = &[V1];
+
+/// Marks the file as ours, so that an empty file, which SQLite takes for an empty
+/// database, is not mistaken for an empty registry.
+const APPLICATION_ID: i32 = 0x5041_4c49;
+
+/// The first schema.
+///
+/// What can be searched is generated from `body`, the very text that was hashed, so no
+/// column can say anything else than the record does.
+const V1: &str = "
+CREATE TABLE registrations (
+    id TEXT NOT NULL PRIMARY KEY,
+    body TEXT NOT NULL,
+    ip TEXT AS (body ->> '$.ip') VIRTUAL
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX registrations_ip ON registrations (ip);
+
+CREATE TABLE audit (
+    seq INTEGER NOT NULL PRIMARY KEY,
+    body TEXT NOT NULL,
+    prev BLOB NOT NULL,
+    hash BLOB NOT NULL,
+    chain TEXT AS (coalesce(body ->> '$.sandbox', '')) VIRTUAL,
+    kind TEXT AS (body ->> '$.kind') VIRTUAL,
+    verdict TEXT AS (body ->> '$.verdict') VIRTUAL,
+    reason TEXT AS (body ->> '$.reason') VIRTUAL,
+    request_id TEXT AS (body ->> '$.request_id') VIRTUAL,
+    host TEXT AS (body ->> '$.host') VIRTUAL,
+    ts INTEGER AS (body ->> '$.ts') VIRTUAL
+) STRICT;
+CREATE INDEX audit_chain ON audit (chain);
+CREATE INDEX audit_ts ON audit (ts);
+CREATE INDEX audit_request ON audit (request_id) WHERE request_id IS NOT NULL;
+CREATE INDEX audit_reason ON audit (reason) WHERE reason IS NOT NULL;
+
+-- One row per chain ('' is the gate's own): where it begins now, where it ends, how
+-- much of it there is, and how much of that came after its last checkpoint.
+CREATE TABLE chains (
+    name TEXT NOT NULL PRIMARY KEY,
+    base_seq INTEGER NOT NULL,
+    base_hash BLOB NOT NULL,
+    head_seq INTEGER NOT NULL,
+    head_hash BLOB NOT NULL,
+    records INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    open_records INTEGER NOT NULL,
+    open_bytes INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- The end of each closed segment, and what the segment holds.
+CREATE TABLE checkpoints (
+    chain TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    records INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (chain, seq)
+) STRICT, WITHOUT ROWID;
+
+-- The last number given out, how many numbers no row bears any more, and the last
+-- record that stated the heads of the chains.
+CREATE TABLE ledger (
+    only_row INTEGER NOT NULL PRIMARY KEY CHECK (only_row = 1),
+    last_seq INTEGER NOT NULL,
+    absent INTEGER NOT NULL,
+    stated_seq INTEGER NOT NULL
+) STRICT;
+INSERT INTO ledger VALUES (1, 0, 0, 0);
+";
+
+/// Why a database could not be opened.
+#[derive(Debug)]
+pub(crate) enum Flaw {
+    /// The file is broken: set it aside and refuse everything.
+    Broken(String),
+    /// Something a person has to see to first; the file is left alone.
+    Refused(StoreError),
+}
+
+impl Flaw {
+    pub(crate) fn of(path: &Path, error: &rusqlite::Error) -> Self {
+        if is_corruption(error) {
+            Self::Broken(error.to_string())
+        } else {
+            Self::Refused(StoreError::file(path, error))
+        }
+    }
+}
+
+/// Opens an existing database for writing, after looking at whose it is and how old.
+pub(crate) fn connect(path: &Path, migrations: &[&str]) -> Result<Connection, Flaw> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut conn = Connection::open_with_flags(path, flags).map_err(|e| Flaw::of(path, &e))?;
+    let version = identify(&conn, path, migrations)?;
+    prepare(&conn).map_err(|e| Flaw::of(path, &e))?;
+    if version < known(migrations) {
+        keep_copy(&conn, path, known(migrations)).map_err(Flaw::Refused)?;
+        migrate(&mut conn, migrations).map_err(|e| Flaw::of(path, &e))?;
+    }
+    Ok(conn)
+}
+
+/// Makes a new database at `path`, where nothing is, folded into one file.
+pub(crate) fn create(path: &Path, migrations: &[&str]) -> Result<(), StoreError> {
+    recovery::create_private(path)?;
+    let made = (|| {
+        let mut conn = Connection::open(path)?;
+        prepare(&conn)?;
+        conn.pragma_update(None, "application_id", APPLICATION_ID)?;
+        migrate(&mut conn, migrations)?;
+        fold(&conn)
+    })();
+    made.map_err(|e| StoreError::file(path, e))?;
+    recovery::sync_file(path)
+}
+
+/// Opens the running database for reading only.
+pub(crate) fn connect_read_only(path: &Path) -> Result<Connection, rusqlite::Error> {
+    read_only(Connection::open_with_flags(path, READ_ONLY)?)
+}
+
+/// Opens a database for reading only that may be nobody's. One without a WAL is opened as
+/// immutable, so that no `-wal` or `-shm` appears beside evidence or is missed on a
+/// read-only medium.
+pub(crate) fn connect_evidence(path: &Path) -> Result<Connection, rusqlite::Error> {
+    if recovery::with_suffix(path, "-wal").exists() {
+        return connect_read_only(path);
+    }
+    let mut uri = String::from("file:");
+    for byte in path.as_os_str().as_encoded_bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
+                uri.push(char::from(*byte));
+            }
+            other => uri.push_str(&format!("%{other:02X}")),
+        }
+    }
+    uri.push_str("?immutable=1");
+    let flags = READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+    read_only(Connection::open_with_flags(PathBuf::from(uri), flags)?)
+}
+
+const READ_ONLY: OpenFlags =
+    OpenFlags::SQLITE_OPEN_READ_ONLY.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
+
+fn read_only(conn: Connection) -> Result<Connection, rusqlite::Error> {
+    conn.busy_timeout(BUSY)?;
+    conn.pragma_update(None, "cell_size_check", true)?;
+    conn.pragma_update(None, "trusted_schema", false)?;
+    Ok(conn)
+}
+
+/// Moves the WAL into the database file and empties it.
+pub(crate) fn fold(conn: &Connection) -> Result<(), rusqlite::Error> {
+    conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+}
+
+/// What `PRAGMA integrity_check` (or the `quick_check` of one table) complains about first.
+pub(crate) fn complaint(
+    conn: &Connection,
+    pragma: &str,
+) -> Result<Option<String>, rusqlite::Error> {
+    let first: String = conn.query_row(pragma, [], |row| row.get(0))?;
+    Ok((first != "ok").then_some(first))
+}
+
+/// Whether the file is ours and of which version. Reads only.
+pub(crate) fn identify(conn: &Connection, path: &Path, migrations: &[&str]) -> Result<u32, Flaw> {
+    let look = || -> Result<(i32, u32), rusqlite::Error> {
+        conn.busy_timeout(BUSY)?;
+        // Refusing a newer file must not even fold its WAL.
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        let id = conn.pragma_query_value(None, "application_id", |row| row.get(0))?;
+        let version = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        Ok((id, version))
+    };
+    let (id, version) = look().map_err(|e| Flaw::of(path, &e))?;
+    if id != APPLICATION_ID || version == 0 {
+        return Err(Flaw::Broken("it is not a database of palisade".to_owned()));
+    }
+    if version > known(migrations) {
+        return Err(Flaw::Refused(StoreError::NewerSchema {
+            path: path.to_owned(),
+            found: version,
+            known: known(migrations),
+        }));
+    }
+    Ok(version)
+}
+
+const BUSY: Duration = Duration::from_secs(5);
+
+fn known(migrations: &[&str]) -> u32 {
+    u32::try_from(migrations.len()).unwrap_or(u32::MAX)
+}
+
+fn prepare(conn: &Connection) -> Result<(), rusqlite::Error> {
+    conn.busy_timeout(BUSY)?;
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    conn.pragma_update(None, "trusted_schema", false)?;
+    conn.pragma_update(None, "cell_size_check", true)?;
+    conn.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
+    conn.pragma_update(None, "synchronous", "full")?;
+    conn.pragma_update_and_check(None, "journal_size_limit", 16 * 1024 * 1024, |_| Ok(()))?;
+    conn.set_prepared_statement_cache_capacity(32);
+    Ok(())
+}
+
+fn migrate(conn: &mut Connection, migrations: &[&str]) -> Result<(), rusqlite::Error> {
+    let version: usize = conn.pragma_query_value(None, "user_version", |row| {
+        Ok(usize::try_from(row.get::<_, u32>(0)?).unwrap_or(usize::MAX))
+    })?;
+    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    for step in migrations.iter().skip(version) {
+        tx.execute_batch(step)?;
+    }
+    tx.pragma_update(None, "user_version", known(migrations))?;
+    tx.commit()
+}
+
+/// Keeps the file as it was before version `version`, beside it.
+fn keep_copy(conn: &Connection, path: &Path, version: u32) -> Result<(), StoreError> {
+    let copy = recovery::free_name(&recovery::with_suffix(path, &format!(".before-v{version}")));
+    recovery::copy_database(conn, &copy)?;
+    tracing::info!(copy = %copy.display(), version, "kept a copy before migrating");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V2: &str = "ALTER TABLE registrations ADD COLUMN note TEXT NOT NULL DEFAULT 'none';
+                      UPDATE registrations SET note = 'old';";
+
+    fn count(conn: &Connection, sql: &str) -> i64 {
+        conn.query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+
+    fn file_with_one_row(dir: &Path) -> PathBuf {
+        let path = dir.join("palisade.db");
+        create(&path, MIGRATIONS).unwrap();
+        let conn = connect(&path, MIGRATIONS).unwrap();
+        conn.execute(
+            "INSERT INTO registrations (id, body) VALUES ('a', '{}')",
+            [],
+        )
+        .unwrap();
+        path
+    }
+
+    #[test]
+    fn an_older_file_is_migrated_after_a_copy_was_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file_with_one_row(dir.path());
+        let conn = connect(&path, &[V1, V2]).unwrap();
+        assert_eq!(count(&conn, "PRAGMA user_version"), 2);
+        assert_eq!(
+            count(
+                &conn,
+                "SELECT count(*) FROM registrations WHERE note = 'old'"
+            ),
+            1
+        );
+
+        let copy = dir.path().join("palisade.db.before-v2");
+        let before = connect_evidence(&copy).unwrap();
+        assert_eq!(count(&before, "PRAGMA user_version"), 1);
+        assert_eq!(count(&before, "SELECT count(*) FROM registrations"), 1);
+        assert!(identify(&before, &copy, MIGRATIONS).is_ok());
+    }
+
+    #[test]
+    fn a_migration_that_fails_leaves_the_file_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file_with_one_row(dir.path());
+        let broken = "ALTER TABLE registrations ADD COLUMN note TEXT; SELECT nonsense;";
+        assert!(matches!(
+            connect(&path, &[V1, broken]),
+            Err(Flaw::Refused(StoreError::File { .. }))
+        ));
+        let conn = connect(&path, MIGRATIONS).unwrap();
+        assert_eq!(count(&conn, "PRAGMA user_version"), 1);
+        assert!(conn.prepare("SELECT note FROM registrations").is_err());
+    }
+
+    #[test]
+    fn a_newer_file_is_refused_and_not_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file_with_one_row(dir.path());
+        drop(connect(&path, &[V1, V2]).unwrap());
+        let before = std::fs::read(&path).unwrap();
+        match connect(&path, MIGRATIONS) {
+            Err(Flaw::Refused(StoreError::NewerSchema {
+                found: 2, known: 1, ..
+            })) => {}
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_not_an_empty_registry() {
+        let dir = tempfile::tempdir().unwrap();
+        let foreign = dir.path().join("foreign.db");
+        Connection::open(&foreign)
+            .unwrap()
+            .execute_batch("CREATE TABLE t (x)")
+            .unwrap();
+        let empty = dir.path().join("empty.db");
+        std::fs::write(&empty, b"").unwrap();
+        for path in [foreign, empty] {
+            assert!(matches!(connect(&path, MIGRATIONS), Err(Flaw::Broken(_))));
+        }
+    }
+}

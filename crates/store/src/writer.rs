@@ -1,0 +1,482 @@
+//! The one thread that writes.
+//!
+//! It takes commands in batches, one transaction each. A batch with somebody waiting is
+//! committed at once; one of traffic alone waits up to 20 ms for company, because a
+//! commit costs a disk flush whether it holds one record or a thousand.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use policy::audit::AuditEvent;
+use policy::clock::UnixMillis;
+use tokio::sync::oneshot;
+
+use crate::audit::AuditOptions;
+use crate::audit::jsonl::{Follower, Message};
+use crate::audit::merge::merge_floods;
+use crate::audit::queue::Entry;
+use crate::database::{Database, Totals};
+use crate::error::{StoreError, is_corruption};
+use crate::health::State;
+use crate::recovery::{self, Staged};
+use crate::registry::Snapshot;
+use crate::{DATABASE, StoreOptions};
+
+pub(crate) use self::durable::{Answer, Durable, Reply};
+
+mod durable;
+mod lifecycle;
+#[cfg(test)]
+mod tests;
+
+/// How long traffic waits for company. The tail a crash can lose is this and a commit.
+const LINGER: Duration = Duration::from_millis(20);
+
+/// The largest batch, so that nobody waits long for one.
+const MAX_BATCH: usize = 4096;
+
+/// Records that a batch rotates out at most (rounded up to a segment), beside two for
+/// each one it writes: enough to get ahead of any flood, and never a long stall.
+const ROTATE_STEP: u64 = 1024;
+
+/// How long heads may go unstated.
+const STATE_AFTER: Duration = Duration::from_secs(60);
+
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(5);
+
+/// What the writer is asked.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the large one is nearly every command; a box would be one more allocation each"
+)]
+pub(crate) enum Command {
+    /// Write this soon.
+    Traffic(Entry),
+    /// Do this, and say when it is on disk.
+    Durable(Durable),
+    /// Say when everything before this is on disk.
+    Flush(Reply<()>),
+    /// Keep the audit log differently.
+    Options(AuditOptions),
+    /// Put another database in place.
+    Swap {
+        staged: Staged,
+        event: Box<AuditEvent>,
+        now: UnixMillis,
+        reply: Reply<()>,
+    },
+    /// A reader met damage.
+    Broken(String),
+    /// Flush and end.
+    Close(Reply<()>),
+    /// Something a test wants done on this thread.
+    #[cfg(test)]
+    Test(Box<dyn FnOnce(&mut Writer) + Send>),
+}
+
+/// What every handle shares: the way to the writer.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) state: Arc<State>,
+    pub(crate) dir: PathBuf,
+    commands: mpsc::Sender<Command>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Link {
+    pub(crate) fn database_path(&self) -> PathBuf {
+        self.dir.join(DATABASE)
+    }
+
+    pub(crate) fn send(&self, command: Command) -> Result<(), StoreError> {
+        let is_traffic = matches!(command, Command::Traffic(_));
+        if is_traffic {
+            self.state.counters.queued.fetch_add(1, Relaxed);
+        }
+        self.commands.send(command).map_err(|_| {
+            if is_traffic {
+                self.state.counters.queued.fetch_sub(1, Relaxed);
+                self.state.counters.lost.fetch_add(1, Relaxed);
+            }
+            StoreError::Closed
+        })
+    }
+
+    pub(crate) async fn ask<T>(
+        &self,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(command(reply))?;
+        answer.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    /// Waits for the writer's end.
+    pub(crate) fn join_blocking(&self) {
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the writer panicked");
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Waits for the flush: whoever opens the file next must not meet a late write.
+        let (reply, _) = oneshot::channel();
+        let _ = self.commands.send(Command::Close(reply));
+        self.join_blocking();
+    }
+}
+
+/// Runs blocking work where it may block.
+pub(crate) async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or(Err(StoreError::Closed))
+}
+
+/// Opens the database and starts the threads.
+pub(crate) fn start(options: StoreOptions) -> Result<Link, StoreError> {
+    let StoreOptions { dir, audit, now } = options;
+    recovery::make_dir(&dir)?;
+    let state = Arc::new(State::new(audit));
+    let (db, known_seq) = lifecycle::open(&dir, &state, now)?;
+    let failed = |e: std::io::Error| StoreError::file(&dir, e);
+    let jsonl = Follower::start(dir.join(DATABASE), Arc::clone(&state)).map_err(failed)?;
+    let (commands, inbox) = mpsc::channel();
+    let writer = Writer {
+        dir: dir.clone(),
+        state: Arc::clone(&state),
+        inbox,
+        db,
+        jsonl,
+        pending: VecDeque::new(),
+        retry: None,
+        rotation_failed: false,
+        state_at: Instant::now() + STATE_AFTER,
+        last_ts: now,
+        known_seq,
+    };
+    let thread = std::thread::Builder::new()
+        .name("store-writer".to_owned())
+        .spawn(move || writer.run())
+        .map_err(failed)?;
+    Ok(Link {
+        state,
+        dir,
+        commands,
+        thread: Mutex::new(Some(thread)),
+    })
+}
+
+/// The writer's side of things.
+pub(crate) struct Writer {
+    dir: PathBuf,
+    state: Arc<State>,
+    inbox: mpsc::Receiver<Command>,
+    /// None while the registry is unavailable.
+    db: Option<Database>,
+    jsonl: Follower,
+    /// Traffic that is not on disk yet.
+    pending: VecDeque<Entry>,
+    /// When to try again, and how long the pause was, after a failed transaction.
+    retry: Option<(Instant, Duration)>,
+    rotation_failed: bool,
+    /// When heads are to be stated, if anything was written.
+    state_at: Instant,
+    /// The latest time anybody gave, for records the writer makes itself.
+    last_ts: UnixMillis,
+    /// The last number known to be given out, while there is no database to ask.
+    known_seq: u64,
+}
+
+/// What one round takes from the channel.
+#[derive(Default)]
+struct Batch {
+    durable: Vec<Durable>,
+    /// What comes after the commit, and ends the batch.
+    then: Option<Command>,
+    /// Whether every handle is gone.
+    gone: bool,
+}
+
+impl Writer {
+    fn run(mut self) {
+        loop {
+            let batch = self.gather();
+            self.commit(batch.durable, false);
+            match batch.then {
+                Some(Command::Close(reply)) => {
+                    let outcome = self.end();
+                    // A dropped handle does not wait for the answer.
+                    let _ = reply.send(outcome);
+                    return;
+                }
+                Some(command) => self.control(command),
+                None if batch.gone => {
+                    let _ = self.end();
+                    return;
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Waits for work and takes what is there.
+    fn gather(&mut self) -> Batch {
+        let mut batch = Batch::default();
+        let first = match self.patience() {
+            None => self.inbox.recv().map_err(RecvTimeoutError::from),
+            Some(wait) => self.inbox.recv_timeout(wait),
+        };
+        match first {
+            Ok(command) => self.sort(command, &mut batch),
+            Err(RecvTimeoutError::Timeout) => return batch,
+            Err(RecvTimeoutError::Disconnected) => batch.gone = true,
+        }
+        let until = Instant::now() + LINGER;
+        let mut taken = 1;
+        while taken < MAX_BATCH && batch.then.is_none() && !batch.gone {
+            match self.inbox.try_recv() {
+                Ok(command) => self.sort(command, &mut batch),
+                Err(TryRecvError::Disconnected) => batch.gone = true,
+                Err(TryRecvError::Empty) => {
+                    let is_urgent = !batch.durable.is_empty() || self.pending.is_empty();
+                    let left = until.saturating_duration_since(Instant::now());
+                    if is_urgent || left.is_zero() {
+                        break;
+                    }
+                    match self.inbox.recv_timeout(left) {
+                        Ok(command) => self.sort(command, &mut batch),
+                        Err(RecvTimeoutError::Timeout) => break,
+                        Err(RecvTimeoutError::Disconnected) => batch.gone = true,
+                    }
+                }
+            }
+            taken += 1;
+        }
+        batch
+    }
+
+    /// How long the first command may take to come before there is something to do
+    /// anyway; none is for ever.
+    fn patience(&self) -> Option<Duration> {
+        let db = self.db.as_ref()?;
+        let now = Instant::now();
+        if let Some((at, _)) = self.retry {
+            return Some(at.saturating_duration_since(now));
+        }
+        if !self.pending.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        if !self.rotation_failed && db.ledger.bytes > self.state.options.load().max_bytes {
+            return Some(Duration::ZERO);
+        }
+        db.ledger
+            .is_unstated()
+            .then(|| self.state_at.saturating_duration_since(now))
+    }
+
+    fn sort(&mut self, command: Command, batch: &mut Batch) {
+        match command {
+            Command::Traffic(entry) => self.enqueue(entry),
+            Command::Durable(durable) => {
+                self.last_ts = self.last_ts.max(durable.now());
+                batch.durable.push(durable);
+            }
+            other => batch.then = Some(other),
+        }
+    }
+
+    fn enqueue(&mut self, entry: Entry) {
+        self.last_ts = self.last_ts.max(entry.ts);
+        let dropped = entry.place.as_ref().map_or(0, |p| p.take_dropped());
+        if dropped > 0 {
+            let mut event = AuditEvent::lifecycle("audit_dropped", entry.event.sandbox.clone());
+            event.count = dropped;
+            self.state.counters.queued.fetch_add(1, Relaxed);
+            self.pending.push_back(Entry {
+                event,
+                ts: entry.ts,
+                place: None,
+            });
+        }
+        self.pending.push_back(entry);
+    }
+
+    /// Writes what is pending and what was asked in one transaction, and then tells
+    /// everybody. Nothing is visible anywhere before the commit.
+    fn commit(&mut self, durable: Vec<Durable>, closing: bool) {
+        let Some(db) = &mut self.db else {
+            return self.refuse(durable);
+        };
+        let now = Instant::now();
+        let is_due = closing || self.retry.is_none_or(|(at, _)| at <= now);
+        let is_unstated = db.ledger.is_unstated() && (closing || self.state_at <= now);
+        let max_bytes = self.state.options.load().max_bytes;
+        let is_over = !self.rotation_failed && db.ledger.bytes > max_bytes;
+        let is_probe = is_due && self.retry.is_some();
+        // While the disk refuses, whoever waits is tried alone; the backlog waits its turn.
+        let mut entries: Vec<Entry> = match is_due {
+            true => self.pending.drain(..).collect(),
+            false => Vec::new(),
+        };
+        let idle = entries.is_empty() && durable.is_empty();
+        if idle && !is_probe && (!is_due || !(is_unstated || is_over)) {
+            return;
+        }
+        let merged = merge_floods(&mut entries);
+        let counters = &self.state.counters;
+        counters.merged.fetch_add(merged, Relaxed);
+        counters
+            .queued
+            .fetch_sub(usize::try_from(merged).unwrap_or_default(), Relaxed);
+
+        let before = self.state.snapshot.load_full();
+        let mut changed: Option<Snapshot> = None;
+        let mut answers: Vec<Answer> = Vec::with_capacity(durable.len());
+        let mut durable = durable.into_iter();
+        let mut rotation: Result<(), rusqlite::Error> = Ok(());
+        let (last_ts, may_rotate) = (self.last_ts, !self.rotation_failed);
+        let outcome = db.transact(max_bytes, |turn| {
+            for entry in &entries {
+                turn.append(&entry.event, entry.ts)?;
+            }
+            for one in durable.by_ref() {
+                one.apply(turn, &before, &mut changed, &mut answers)?;
+            }
+            if is_unstated || turn.should_state_heads() {
+                turn.state_heads(last_ts)?;
+            }
+            let budget = ROTATE_STEP + 2 * turn.written();
+            while may_rotate && rotation.is_ok() && turn.is_over() && turn.rotated() < budget {
+                rotation = lifecycle::rotate(turn)?;
+            }
+            Ok(())
+        });
+        // Those that were not reached fail with the rest.
+        answers.extend(durable.map(Durable::unreached));
+
+        match outcome {
+            Ok(((), totals)) => {
+                self.succeeded(now, &totals, changed, rotation);
+                for answer in answers {
+                    answer(Ok(()));
+                }
+                self.release(entries);
+            }
+            Err(error) => {
+                let error = self.failed(&error, entries);
+                for answer in answers {
+                    answer(Err(error.clone()));
+                }
+            }
+        }
+    }
+
+    fn succeeded(
+        &mut self,
+        began: Instant,
+        totals: &Totals,
+        changed: Option<Snapshot>,
+        rotation: Result<(), rusqlite::Error>,
+    ) {
+        let counters = &self.state.counters;
+        for (kind, count) in &totals.written {
+            counters.of(*kind).fetch_add(*count, Relaxed);
+        }
+        counters.rotated.fetch_add(totals.rotated, Relaxed);
+        counters.batches.fetch_add(1, Relaxed);
+        let took = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        counters.commit_nanos.fetch_add(took, Relaxed);
+        if let Some(snapshot) = changed {
+            self.state.publish(snapshot);
+        }
+        if self.retry.take().is_some() {
+            tracing::info!("the database can be written again");
+        }
+        self.state.trouble(|t| t.audit = None);
+        if let Err(error) = rotation {
+            tracing::error!(%error, "the audit log cannot be rotated; run `palisade audit verify`");
+            self.rotation_failed = true;
+            self.state.trouble(|t| t.rotation = Some(error.to_string()));
+        }
+        if let Some(db) = &self.db {
+            if !db.ledger.is_unstated() {
+                self.state_at = Instant::now() + STATE_AFTER;
+            }
+            self.state.committed.send_replace(db.ledger.last_seq);
+        }
+        self.jsonl.tell(Message::Committed);
+    }
+
+    /// Gives the places of written or lost entries back.
+    fn release(&self, entries: Vec<Entry>) {
+        self.state.counters.queued.fetch_sub(entries.len(), Relaxed);
+        let mut names: Vec<_> = entries.into_iter().map(|e| e.event.sandbox).collect();
+        names.sort();
+        names.dedup();
+        self.state.queues.forget_idle(names.iter());
+    }
+
+    /// Keeps the entries for another try, or gives up on a broken file.
+    fn failed(&mut self, error: &rusqlite::Error, entries: Vec<Entry>) -> StoreError {
+        self.state.counters.failed_batches.fetch_add(1, Relaxed);
+        for entry in entries.into_iter().rev() {
+            self.pending.push_front(entry);
+        }
+        if is_corruption(error) {
+            return self.give_up(&error.to_string());
+        }
+        let now = Instant::now();
+        match self.retry {
+            // Somebody who waits was tried in between; the backlog's turn stays where it is.
+            Some((at, _)) if at > now => {}
+            Some((_, pause)) => {
+                let pause = LAST_RETRY.min(pause * 2);
+                self.retry = Some((now + pause, pause));
+            }
+            None => {
+                tracing::error!(%error, "the database cannot be written; trying again");
+                self.retry = Some((now + FIRST_RETRY, FIRST_RETRY));
+            }
+        }
+        self.state.trouble(|t| t.audit = Some(error.to_string()));
+        StoreError::write(error)
+    }
+
+    /// Answers everybody while there is no database.
+    fn refuse(&mut self, durable: Vec<Durable>) {
+        let reason = self
+            .state
+            .check_available()
+            .err()
+            .unwrap_or(StoreError::Closed);
+        for one in durable {
+            one.unreached()(Err(reason.clone()));
+        }
+        self.lose_pending();
+    }
+
+    fn lose_pending(&mut self) {
+        let entries: Vec<Entry> = self.pending.drain(..).collect();
+        let count = u64::try_from(entries.len()).unwrap_or_default();
+        self.state.counters.lost.fetch_add(count, Relaxed);
+        self.release(entries);
+    }
+}

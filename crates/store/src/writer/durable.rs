@@ -1,0 +1,212 @@
+//! What somebody waits for until it is on disk.
+
+use std::sync::Arc;
+
+use policy::audit::AuditEvent;
+use policy::clock::UnixMillis;
+use policy::id::SandboxId;
+use policy::registration::{Registration, canonical_ip};
+use tokio::sync::oneshot;
+
+use crate::audit::ledger::Turn;
+use crate::database::{delete_registration, put_registration};
+use crate::error::StoreError;
+use crate::registry::{Registered, Snapshot};
+
+/// Where an answer goes.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// Tells the asker, once it is known whether the transaction held.
+pub(crate) type Answer = Box<dyn FnOnce(Result<(), StoreError>)>;
+
+/// Asked for, and waited for.
+pub(crate) enum Durable {
+    /// Write a record.
+    Record {
+        event: Box<AuditEvent>,
+        now: UnixMillis,
+        reply: Reply<u64>,
+    },
+    /// Add or replace a row.
+    Register {
+        row: Box<Registration>,
+        event: Box<AuditEvent>,
+        now: UnixMillis,
+        reply: Reply<Registered>,
+    },
+    /// Remove a row.
+    Unregister {
+        id: SandboxId,
+        event: Box<AuditEvent>,
+        now: UnixMillis,
+        reply: Reply<Arc<Registration>>,
+    },
+    /// Remove what has expired.
+    Prune {
+        now: UnixMillis,
+        reply: Reply<Vec<SandboxId>>,
+    },
+}
+
+/// What comes of one: an error inside is the asker's and leaves the transaction alone.
+type Outcome<T> = Result<Result<T, StoreError>, rusqlite::Error>;
+
+impl Durable {
+    /// The time the asker gave.
+    pub(crate) fn now(&self) -> UnixMillis {
+        match self {
+            Self::Record { now, .. }
+            | Self::Register { now, .. }
+            | Self::Unregister { now, .. }
+            | Self::Prune { now, .. } => *now,
+        }
+    }
+
+    /// Does it inside the transaction. `changed` is the registry as this transaction
+    /// leaves it; `before` as it was.
+    pub(crate) fn apply(
+        self,
+        turn: &mut Turn<'_>,
+        before: &Snapshot,
+        changed: &mut Option<Snapshot>,
+        answers: &mut Vec<Answer>,
+    ) -> Result<(), rusqlite::Error> {
+        let mut rows = Rows { before, changed };
+        match self {
+            Self::Record { event, now, reply } => {
+                settle(reply, turn.append(&event, now).map(Ok), answers)
+            }
+            Self::Register {
+                row,
+                event,
+                now,
+                reply,
+            } => settle(reply, register(turn, &mut rows, *row, &event, now), answers),
+            Self::Unregister {
+                id,
+                event,
+                now,
+                reply,
+            } => settle(reply, unregister(turn, &mut rows, id, &event, now), answers),
+            Self::Prune { now, reply } => settle(reply, prune(turn, &mut rows, now), answers),
+        }
+    }
+
+    /// The answer to one that was never begun.
+    pub(crate) fn unreached(self) -> Answer {
+        match self {
+            Self::Record { reply, .. } => fail(reply),
+            Self::Register { reply, .. } => fail(reply),
+            Self::Unregister { reply, .. } => fail(reply),
+            Self::Prune { reply, .. } => fail(reply),
+        }
+    }
+}
+
+/// The registry within a transaction: copied at the first change.
+struct Rows<'a> {
+    before: &'a Snapshot,
+    changed: &'a mut Option<Snapshot>,
+}
+
+impl Rows<'_> {
+    fn now(&self) -> &Snapshot {
+        self.changed.as_ref().unwrap_or(self.before)
+    }
+
+    fn change(&mut self) -> &mut Snapshot {
+        self.changed.get_or_insert_with(|| self.before.clone())
+    }
+}
+
+fn register(
+    turn: &mut Turn<'_>,
+    rows: &mut Rows<'_>,
+    mut row: Registration,
+    event: &AuditEvent,
+    now: UnixMillis,
+) -> Outcome<Registered> {
+    row.ip = row.ip.map(canonical_ip);
+    let mut expelled = None;
+    if let Some(ip) = row.ip
+        && let Some(holder) = rows.now().other_holder(ip, &row.id)
+    {
+        let (id, is_live) = (holder.id.clone(), holder.is_live(now));
+        if is_live {
+            return Ok(Err(StoreError::IpTaken { ip, holder: id }));
+        }
+        expire(turn, rows, &id, now)?;
+        expelled = Some(id);
+    }
+    put_registration(turn.conn(), &row)?;
+    let seq = turn.append(event, now)?;
+    let replaced = rows.change().insert(Arc::new(row));
+    Ok(Ok(Registered {
+        seq,
+        replaced,
+        expelled,
+    }))
+}
+
+fn unregister(
+    turn: &mut Turn<'_>,
+    rows: &mut Rows<'_>,
+    id: SandboxId,
+    event: &AuditEvent,
+    now: UnixMillis,
+) -> Outcome<Arc<Registration>> {
+    if !rows.now().contains(&id) {
+        return Ok(Err(StoreError::NotFound { id }));
+    }
+    delete_registration(turn.conn(), &id)?;
+    turn.append(event, now)?;
+    Ok(rows.change().remove(&id).ok_or(StoreError::NotFound { id }))
+}
+
+fn prune(turn: &mut Turn<'_>, rows: &mut Rows<'_>, now: UnixMillis) -> Outcome<Vec<SandboxId>> {
+    let ids = rows.now().expired(now);
+    for id in &ids {
+        expire(turn, rows, id, now)?;
+    }
+    Ok(Ok(ids))
+}
+
+/// Removes an expired row, with a record in its own chain.
+fn expire(
+    turn: &mut Turn<'_>,
+    rows: &mut Rows<'_>,
+    id: &SandboxId,
+    now: UnixMillis,
+) -> Result<(), rusqlite::Error> {
+    delete_registration(turn.conn(), id)?;
+    turn.append(&AuditEvent::lifecycle("expired", Some(id.clone())), now)?;
+    rows.change().remove(id);
+    Ok(())
+}
+
+/// Keeps the answer for after the commit, and passes a failed statement on.
+fn settle<T: 'static>(
+    reply: Reply<T>,
+    outcome: Outcome<T>,
+    answers: &mut Vec<Answer>,
+) -> Result<(), rusqlite::Error> {
+    match outcome {
+        Ok(outcome) => {
+            answers.push(Box::new(move |committed| {
+                // An asker that has gone away needs no answer.
+                let _ = reply.send(committed.and(outcome));
+            }));
+            Ok(())
+        }
+        Err(error) => {
+            answers.push(fail(reply));
+            Err(error)
+        }
+    }
+}
+
+fn fail<T: 'static>(reply: Reply<T>) -> Answer {
+    Box::new(move |committed| {
+        let _ = reply.send(Err(committed.err().unwrap_or(StoreError::Closed)));
+    })
+}

@@ -1,0 +1,302 @@
+//! The writer's rarer acts: opening, swapping, giving up, ending.
+
+use std::fs;
+use std::path::Path;
+
+use policy::audit::AuditEvent;
+use policy::clock::UnixMillis;
+use rusqlite::config::DbConfig;
+
+use super::{Command, Writer};
+use crate::DATABASE;
+use crate::audit::jsonl::Message;
+use crate::audit::ledger::Turn;
+use crate::database::Database;
+use crate::error::{StoreError, is_corruption};
+use crate::health::State;
+use crate::recovery::{self, Marker, Staged, with_suffix};
+use crate::registry::Snapshot;
+use crate::schema::{self, Flaw};
+
+/// Opens the database of `dir`, or makes one where there never was any. Gives none, and
+/// the last number known, when the registry is unavailable.
+pub(super) fn open(
+    dir: &Path,
+    state: &State,
+    now: UnixMillis,
+) -> Result<(Option<Database>, u64), StoreError> {
+    if let Some(marker) = Marker::read(dir) {
+        tracing::error!(reason = %marker.reason, "the registry is unavailable");
+        state.publish(Snapshot::unavailable(&marker.reason));
+        return Ok((None, marker.last_seq));
+    }
+    let path = dir.join(DATABASE);
+    let has_wal = fs::metadata(with_suffix(&path, "-wal")).is_ok_and(|m| m.len() > 0);
+    let opened = match fs::symlink_metadata(&path) {
+        Ok(_) => recovery::make_private(&path)
+            .map_err(Flaw::Refused)
+            .and_then(|()| Database::open(&path)),
+        // A WAL alone is what is left when the file it belongs to is lost.
+        Err(_) if has_wal => Err(Flaw::Broken("its file is gone, its WAL is not".to_owned())),
+        Err(_) => make(dir, now)
+            .map_err(Flaw::Refused)
+            .and_then(|()| Database::open(&path)),
+    };
+    match opened {
+        Ok((db, snapshot)) => {
+            state.publish(snapshot);
+            state.committed.send_replace(db.ledger.last_seq);
+            let last_seq = db.ledger.last_seq;
+            Ok((Some(db), last_seq))
+        }
+        Err(Flaw::Broken(found)) => {
+            let reason = recovery::set_aside_broken(dir, &found, 0, now);
+            state.publish(Snapshot::unavailable(&reason));
+            Ok((None, 0))
+        }
+        Err(Flaw::Refused(error)) => Err(error),
+    }
+}
+
+/// Makes the first database under another name and puts it in place whole, so that a
+/// file of that name is never half made.
+fn make(dir: &Path, now: UnixMillis) -> Result<(), StoreError> {
+    let staged = recovery::stage_empty_blocking(dir, now)?;
+    put(&staged, &dir.join(DATABASE))
+}
+
+fn put(staged: &Staged, path: &Path) -> Result<(), StoreError> {
+    fs::rename(&staged.path, path).map_err(|e| StoreError::file(path, e))?;
+    recovery::sync_parent(path)
+}
+
+/// Rotates one segment out, or leaves the transaction as it was and says why not. A disk
+/// that refuses or a broken file fail the transaction; a row that cannot be removed for
+/// another reason must not keep everybody else's records from being written.
+pub(super) fn rotate(turn: &mut Turn<'_>) -> Result<Result<(), rusqlite::Error>, rusqlite::Error> {
+    turn.conn().execute_batch("SAVEPOINT rotation")?;
+    match turn.rotate_one() {
+        Ok(()) => turn.conn().execute_batch("RELEASE rotation").map(Ok),
+        Err(error) if is_about_the_disk(&error) => Err(error),
+        Err(error) => {
+            turn.conn()
+                .execute_batch("ROLLBACK TO rotation; RELEASE rotation")?;
+            Ok(Err(error))
+        }
+    }
+}
+
+fn is_about_the_disk(error: &rusqlite::Error) -> bool {
+    is_corruption(error)
+        || matches!(
+            error.sqlite_error_code(),
+            Some(
+                rusqlite::ErrorCode::DiskFull
+                    | rusqlite::ErrorCode::SystemIoFailure
+                    | rusqlite::ErrorCode::OutOfMemory
+            )
+        )
+}
+
+impl Writer {
+    /// What is asked beside writing.
+    pub(super) fn control(&mut self, command: Command) {
+        match command {
+            Command::Flush(reply) => {
+                self.write_pending(false);
+                let _ = reply.send(self.outcome());
+            }
+            Command::Options(options) => {
+                self.rotation_failed = false;
+                self.state.trouble(|t| t.rotation = None);
+                self.jsonl.tell(Message::Options(options.jsonl.clone()));
+                self.state.options.store(options.into());
+            }
+            Command::Swap {
+                staged,
+                event,
+                now,
+                reply,
+            } => {
+                self.last_ts = self.last_ts.max(now);
+                let _ = reply.send(self.swap(&staged, &event, now));
+            }
+            Command::Broken(found) => self.confirm_damage(&found),
+            #[cfg(test)]
+            Command::Test(act) => act(self),
+            // Taken care of where batches are made.
+            Command::Traffic(_) | Command::Durable(_) | Command::Close(_) => {}
+        }
+    }
+
+    /// Tries what is pending once more, whether or not its pause is over.
+    fn write_pending(&mut self, closing: bool) {
+        if closing || !self.pending.is_empty() {
+            if let Some((at, _)) = &mut self.retry {
+                *at = std::time::Instant::now();
+            }
+            self.commit(Vec::new(), closing);
+        }
+    }
+
+    fn outcome(&self) -> Result<(), StoreError> {
+        self.state.check_available()?;
+        match self.pending.len() {
+            0 => Ok(()),
+            left => Err(StoreError::Write {
+                reason: self.state.health().error.unwrap_or_default()
+                    + &format!("; {left} audit records still wait"),
+                full: false,
+            }),
+        }
+    }
+
+    /// Flushes and lets everything end.
+    pub(super) fn end(&mut self) -> Result<(), StoreError> {
+        self.write_pending(true);
+        let outcome = match self.pending.is_empty() {
+            true => Ok(()),
+            false => self.outcome(),
+        };
+        self.lose_pending();
+        // The follower reads the database a last time before it is folded together.
+        self.jsonl.close();
+        if let Some(db) = self.db.take() {
+            db.close();
+        }
+        outcome
+    }
+
+    /// Looks for the damage a reader met: it may have met it in a database that has been
+    /// replaced since.
+    fn confirm_damage(&mut self, found: &str) {
+        let Some(db) = &self.db else { return };
+        match schema::complaint(&db.conn, "PRAGMA quick_check(1)") {
+            Ok(None) => tracing::warn!(found, "a reader met damage that is not there"),
+            Ok(Some(complaint)) => drop(self.give_up(&complaint)),
+            Err(error) if is_corruption(&error) => drop(self.give_up(&error.to_string())),
+            Err(error) => tracing::warn!(%error, "the database could not be checked"),
+        }
+    }
+
+    /// Sets a broken database aside and refuses everything from here on.
+    pub(super) fn give_up(&mut self, found: &str) -> StoreError {
+        if let Some(db) = self.db.take() {
+            self.known_seq = db.ledger.last_seq;
+            // Closing must not write into the evidence.
+            let _ = db
+                .conn
+                .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+        }
+        let reason = recovery::set_aside_broken(&self.dir, found, self.known_seq, self.last_ts);
+        self.state.publish(Snapshot::unavailable(&reason));
+        self.retry = None;
+        self.lose_pending();
+        StoreError::Unavailable { reason }
+    }
+
+    /// Puts `staged` in the place of the database, which is kept aside; or, when that
+    /// fails, leaves everything as it was.
+    fn swap(
+        &mut self,
+        staged: &Staged,
+        event: &AuditEvent,
+        now: UnixMillis,
+    ) -> Result<(), StoreError> {
+        let before = Marker::read(&self.dir);
+        let last_seq = match &self.db {
+            Some(db) => db.ledger.last_seq,
+            None => self.known_seq,
+        };
+        Marker {
+            reason: "a restore or reset was interrupted".to_owned(),
+            last_seq,
+        }
+        .write(&self.dir)?;
+        if let Some(db) = self.db.take() {
+            db.close();
+        }
+        let path = self.dir.join(DATABASE);
+        let aside = recovery::free_name(&recovery::aside_name(&self.dir, "replaced", now));
+        let max_bytes = self.state.options.load().max_bytes;
+        let placed = recovery::move_database(&path, &aside)
+            .and_then(|()| put(staged, &path))
+            .and_then(|()| adopt(&path, last_seq, event, now, max_bytes))
+            .and_then(|adopted| Marker::remove(&self.dir).map(|()| adopted));
+        match placed {
+            Ok((db, snapshot)) => {
+                self.take_over(db, snapshot);
+                tracing::warn!(aside = %aside.display(), "another database was put in place");
+                Ok(())
+            }
+            Err(error) => {
+                self.undo_swap(&aside, before);
+                Err(error)
+            }
+        }
+    }
+
+    fn take_over(&mut self, db: Database, snapshot: Snapshot) {
+        self.state.publish(snapshot);
+        self.state.committed.send_replace(db.ledger.last_seq);
+        self.state.trouble(|t| (t.audit, t.rotation) = (None, None));
+        self.retry = None;
+        self.rotation_failed = false;
+        self.db = Some(db);
+        self.jsonl.tell(Message::Replaced);
+    }
+
+    fn undo_swap(&mut self, aside: &Path, before: Option<Marker>) {
+        let path = self.dir.join(DATABASE);
+        if aside.exists() {
+            for end in ["", "-wal", "-shm"] {
+                // Only a copy of what was staged.
+                let _ = fs::remove_file(with_suffix(&path, end));
+            }
+            if let Err(error) = recovery::move_database(aside, &path) {
+                tracing::error!(%error, "the database could not be moved back");
+            }
+        }
+        let opened = match before {
+            Some(marker) => marker.write(&self.dir).and(Err(StoreError::Unavailable {
+                reason: marker.reason,
+            })),
+            None => Database::open(&path)
+                .map_err(|flaw| match flaw {
+                    Flaw::Broken(reason) => StoreError::Unavailable { reason },
+                    Flaw::Refused(error) => error,
+                })
+                .and_then(|opened| Marker::remove(&self.dir).map(|()| opened)),
+        };
+        match opened {
+            Ok((db, snapshot)) => self.take_over(db, snapshot),
+            Err(error) => {
+                let reason = match error {
+                    StoreError::Unavailable { reason } => reason,
+                    other => other.to_string(),
+                };
+                self.state.publish(Snapshot::unavailable(&reason));
+            }
+        }
+    }
+}
+
+/// Opens a database that was just put in place and writes down that it was.
+fn adopt(
+    path: &Path,
+    last_seq: u64,
+    event: &AuditEvent,
+    now: UnixMillis,
+    max_bytes: u64,
+) -> Result<(Database, Snapshot), StoreError> {
+    let (mut db, snapshot) = Database::open(path).map_err(|flaw| match flaw {
+        Flaw::Broken(reason) => StoreError::unfit(path, reason),
+        Flaw::Refused(error) => error,
+    })?;
+    db.transact(max_bytes, |turn| {
+        turn.skip_to(last_seq);
+        turn.append(event, now)
+    })
+    .map_err(|e| StoreError::write(&e))?;
+    Ok((db, snapshot))
+}

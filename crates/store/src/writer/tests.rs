@@ -1,0 +1,245 @@
+//! What only shows when the writer is held, or its disk refuses.
+
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use policy::audit::Kind;
+use policy::id::SandboxId;
+use policy::registration::{AuthMode, Registration};
+
+use super::*;
+use crate::Store;
+use crate::audit::query::Filter;
+use crate::audit::queue::QUEUE;
+use crate::audit::{Accepted, OnFull};
+use crate::registry::Lookup;
+
+fn open(dir: &Path, on_full: OnFull) -> Store {
+    Store::open(StoreOptions {
+        dir: dir.to_owned(),
+        audit: AuditOptions {
+            on_full,
+            ..AuditOptions::default()
+        },
+        now: at(1),
+    })
+    .unwrap()
+}
+
+fn at(millis: i64) -> UnixMillis {
+    UnixMillis::new(millis)
+}
+
+fn id(name: &str) -> SandboxId {
+    SandboxId::parse(name).unwrap()
+}
+
+fn request(name: &str, n: usize) -> AuditEvent {
+    let mut event = AuditEvent::new(Kind::Http);
+    event.sandbox = Some(id(name));
+    event.host = Some(format!("h{n}"));
+    event
+}
+
+fn row(name: &str) -> Registration {
+    Registration {
+        id: id(name),
+        ip: None,
+        repos: Vec::new(),
+        auth_mode: AuthMode::User,
+        created: at(0),
+        expires: at(i64::MAX),
+        metadata: serde_json::Map::from_iter([("pad".to_owned(), "x".repeat(64 * 1024).into())]),
+    }
+}
+
+/// Stops the writer until the sender is dropped.
+fn hold(store: &Store) -> mpsc::Sender<()> {
+    let (release, held) = mpsc::channel::<()>();
+    let (here, arrived) = mpsc::channel();
+    on_writer(store, move |_| {
+        here.send(()).unwrap();
+        let _ = held.recv();
+    });
+    arrived.recv().unwrap();
+    release
+}
+
+fn on_writer(store: &Store, act: impl FnOnce(&mut Writer) + Send + 'static) {
+    store.link.send(Command::Test(Box::new(act))).unwrap();
+}
+
+fn events_of(store: &Store, name: &str) -> Vec<AuditEvent> {
+    let filter = Filter {
+        sandbox: Some(id(name)),
+        limit: Some(10_000),
+        ..Filter::default()
+    };
+    let records = store.audit().query_blocking(&filter).unwrap();
+    records.into_iter().map(|r| r.event).collect()
+}
+
+#[tokio::test]
+async fn a_full_queue_blocks_its_own_sandbox_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), OnFull::Block);
+    let log = store.audit();
+    let release = hold(&store);
+    for n in 0..QUEUE {
+        log.record(request("flood", n), at(1)).await.unwrap();
+    }
+    assert_eq!(store.health().queued, QUEUE);
+    let mut late = tokio::spawn({
+        let log = log.clone();
+        async move { log.record(request("flood", QUEUE), at(1)).await }
+    });
+    let waited = tokio::time::timeout(Duration::from_millis(30), &mut late).await;
+    assert!(waited.is_err(), "the flooder did not wait");
+    // Another sandbox does not notice.
+    log.record(request("calm", 0), at(1)).await.unwrap();
+
+    drop(release);
+    assert_eq!(late.await.unwrap(), Ok(Accepted::Queued));
+    log.flush().await.unwrap();
+    let total: u32 = events_of(&store, "flood").iter().map(|e| e.count).sum();
+    assert_eq!(usize::try_from(total).unwrap(), QUEUE + 1);
+    assert_eq!(events_of(&store, "calm").len(), 1);
+    assert_eq!(store.health().queued, 0);
+    // Nobody waits any more, so nobody has a queue.
+    assert_eq!(store.link.state.queues.len(), 0);
+}
+
+#[tokio::test]
+async fn a_full_queue_drops_and_the_chain_says_how_many() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), OnFull::Drop);
+    let log = store.audit();
+    let release = hold(&store);
+    for n in 0..QUEUE + 7 {
+        let expect = match n < QUEUE {
+            true => Accepted::Queued,
+            false => Accepted::Dropped,
+        };
+        assert_eq!(log.record(request("flood", n), at(1)).await, Ok(expect));
+    }
+    assert_eq!(
+        log.record(request("calm", 0), at(1)).await,
+        Ok(Accepted::Queued)
+    );
+    drop(release);
+    log.flush().await.unwrap();
+    assert_eq!(store.stats().dropped, 7);
+    let dropped: u32 = events_of(&store, "flood")
+        .iter()
+        .filter(|e| e.event.as_deref() == Some("audit_dropped"))
+        .map(|e| e.count)
+        .sum();
+    assert_eq!(dropped, 7);
+    assert_eq!(events_of(&store, "calm").len(), 1);
+}
+
+#[tokio::test]
+async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), OnFull::Block);
+    let log = store.audit();
+    store
+        .register(row("before"), AuditEvent::new(Kind::Lifecycle), at(1))
+        .await
+        .unwrap();
+    on_writer(&store, |writer| {
+        let conn = &writer.db.as_ref().unwrap().conn;
+        let pages: i64 = conn
+            .query_row("PRAGMA page_count", [], |r| r.get(0))
+            .unwrap();
+        let sql = format!("PRAGMA max_page_count = {pages}");
+        conn.query_row(&sql, [], |_| Ok(())).unwrap();
+    });
+    let refused = store
+        .register(row("after"), AuditEvent::new(Kind::Lifecycle), at(1))
+        .await;
+    assert!(
+        matches!(refused, Err(StoreError::Write { full: true, .. })),
+        "{refused:?}"
+    );
+    assert_eq!(store.registry().by_id(&id("after")), Lookup::Unknown);
+    assert!(matches!(
+        store.registry().by_id(&id("before")),
+        Lookup::Found(_)
+    ));
+    for n in 0..50 {
+        let mut event = request("a", n);
+        event.path = Some("x".repeat(4000));
+        log.record(event, at(1)).await.unwrap();
+    }
+    assert!(log.flush().await.is_err());
+    let health = store.health();
+    assert!(
+        health.registry_accessible && !health.audit_writing,
+        "{health:?}"
+    );
+    assert_eq!(health.queued, 50);
+    assert!(health.error.unwrap().contains("full"));
+    assert_eq!(store.stats().lost, 0);
+    // What was committed still reads and verifies.
+    assert!(log.verify_blocking().unwrap().is_intact());
+
+    on_writer(&store, |writer| {
+        let conn = &writer.db.as_ref().unwrap().conn;
+        conn.query_row("PRAGMA max_page_count = 1000000", [], |_| Ok(()))
+            .unwrap();
+    });
+    // It is retried without anybody asking.
+    log.follow().wait_for(|seq| *seq >= 51).await.unwrap();
+    assert_eq!(events_of(&store, "a").len(), 50);
+    store
+        .register(row("after"), AuditEvent::new(Kind::Lifecycle), at(1))
+        .await
+        .unwrap();
+    assert_eq!(store.health().queued, 0);
+    assert!(store.health().audit_writing);
+    assert!(log.verify_blocking().unwrap().is_intact());
+}
+
+#[tokio::test]
+async fn an_idle_failure_heals_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), OnFull::Block);
+    on_writer(&store, |writer| {
+        let conn = &writer.db.as_ref().unwrap().conn;
+        conn.execute_batch("PRAGMA query_only = true").unwrap();
+    });
+    let refused = store.audit().record_durable(request("a", 1), at(1)).await;
+    assert!(
+        matches!(refused, Err(StoreError::Write { full: false, .. })),
+        "{refused:?}"
+    );
+    assert!(!store.health().audit_writing);
+    let (tell, healed) = mpsc::channel();
+    on_writer(&store, move |writer| {
+        let conn = &writer.db.as_ref().unwrap().conn;
+        conn.execute_batch("PRAGMA query_only = false").unwrap();
+        tell.send(()).unwrap();
+    });
+    healed.recv().unwrap();
+    let mut newest = store.audit().follow();
+    newest.mark_unchanged();
+    // The probe commits nothing new, and still tells followers that it committed.
+    newest.changed().await.unwrap();
+    assert!(store.health().audit_writing);
+}
+
+#[tokio::test]
+async fn traffic_alone_waits_for_company() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), OnFull::Block);
+    let release = hold(&store);
+    for n in 0..40 {
+        store.audit().record(request("a", n), at(1)).await.unwrap();
+    }
+    drop(release);
+    store.audit().flush().await.unwrap();
+    assert_eq!(store.stats().batches, 1);
+    assert_eq!(events_of(&store, "a").len(), 40);
+}

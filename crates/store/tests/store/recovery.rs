@@ -1,0 +1,413 @@
+//! A broken file, and the ways back.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use store::audit::query::Filter;
+use store::error::StoreError;
+use store::registry::Lookup;
+use store::{Store, StoreOptions};
+
+use crate::fixture::{at, copy_dir, database, id, names, open, registered, row, tamper};
+
+const MARKER: &str = "registry.unavailable";
+
+async fn one_row(dir: &Path) {
+    let store = open(dir);
+    store
+        .register(row("a", Some("10.0.0.1")), registered("a"), at(1))
+        .await
+        .unwrap();
+    store.close().await.unwrap();
+}
+
+async fn assert_unavailable(store: &Store) {
+    let health = store.health();
+    assert!(
+        !health.registry_accessible && !health.audit_writing,
+        "{health:?}"
+    );
+    let registry = store.registry();
+    assert_eq!(
+        registry.by_ip("10.0.0.1".parse().unwrap()),
+        Lookup::Unavailable
+    );
+    assert_eq!(registry.by_id(&id("a")), Lookup::Unavailable);
+    let refused = |e: StoreError| assert!(matches!(e, StoreError::Unavailable { .. }), "{e}");
+    refused(registry.list().unwrap_err());
+    let event = || registered("a");
+    refused(
+        store
+            .register(row("a", None), event(), at(2))
+            .await
+            .unwrap_err(),
+    );
+    refused(
+        store
+            .unregister(&id("a"), event(), at(2))
+            .await
+            .unwrap_err(),
+    );
+    refused(store.prune_expired(at(2)).await.unwrap_err());
+    refused(store.audit().record(event(), at(2)).await.unwrap_err());
+    refused(
+        store
+            .audit()
+            .record_durable(event(), at(2))
+            .await
+            .unwrap_err(),
+    );
+    refused(store.audit().query(Filter::default()).await.unwrap_err());
+    refused(store.audit().verify_blocking().unwrap_err());
+    let dir = tempfile::tempdir().unwrap();
+    refused(store.backup(dir.path().join("b"), at(2)).await.unwrap_err());
+}
+
+fn tamper_sql(path: &Path, sql: &str) {
+    tamper(path.parent().unwrap()).execute_batch(sql).unwrap();
+}
+
+type Damage = fn(&Path);
+
+/// Ways to break a file that opening must notice.
+fn breakages() -> Vec<(&'static str, Damage)> {
+    fn overwrite(path: &Path, at: usize, with: &[u8]) {
+        let mut bytes = std::fs::read(path).unwrap();
+        bytes[at..at + with.len()].copy_from_slice(with);
+        std::fs::write(path, bytes).unwrap();
+    }
+    vec![
+        ("garbage in the header", |p| {
+            overwrite(p, 0, b"not a database!!");
+        }),
+        ("garbage after the header", |p| {
+            overwrite(p, 100, &[0xff; 300]);
+        }),
+        ("all garbage", |p| {
+            std::fs::write(p, vec![0x5a; 8192]).unwrap();
+        }),
+        ("emptied", |p| std::fs::write(p, b"").unwrap()),
+        ("cut short", |p| {
+            let bytes = std::fs::read(p).unwrap();
+            std::fs::write(p, &bytes[..4096]).unwrap();
+        }),
+        ("a row that is no row", |p| {
+            tamper_sql(p, "UPDATE registrations SET body = '{}'");
+        }),
+        ("a row about another", |p| {
+            tamper_sql(p, "UPDATE registrations SET id = 'b'");
+        }),
+        ("a table is gone", |p| {
+            tamper_sql(p, "DROP TABLE registrations");
+        }),
+        ("only the WAL is left", |p| {
+            std::fs::remove_file(p).unwrap();
+            std::fs::write(p.with_file_name("palisade.db-wal"), [1; 100]).unwrap();
+        }),
+    ]
+}
+
+#[tokio::test]
+async fn a_broken_file_is_set_aside_and_never_taken_for_an_empty_one() {
+    for (what, damage) in breakages() {
+        let dir = tempfile::tempdir().unwrap();
+        one_row(dir.path()).await;
+        damage(&database(dir.path()));
+        let store = open(dir.path());
+        assert_unavailable(&store).await;
+        drop(store);
+        assert!(
+            !names(dir.path(), "palisade.db.corrupt-20231114T221320Z").is_empty(),
+            "{what}"
+        );
+        assert!(!database(dir.path()).exists(), "{what}");
+
+        // A restart changes nothing.
+        let store = open(dir.path());
+        assert_unavailable(&store).await;
+
+        store.reset(at(9)).await.unwrap();
+        assert!(
+            store.health().registry_accessible,
+            "{what}: {:?}",
+            store.health()
+        );
+        assert!(store.registry().is_empty());
+        store
+            .register(row("b", None), registered("b"), at(10))
+            .await
+            .unwrap();
+        drop(store);
+        assert!(!dir.path().join(MARKER).exists());
+        assert_eq!(open(dir.path()).registry().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_second_broken_file_does_not_overwrite_the_first() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 1..=3 {
+        std::fs::write(database(dir.path()), format!("broken {round}")).unwrap();
+        drop(open(dir.path()));
+        std::fs::remove_file(dir.path().join(MARKER)).unwrap();
+        let aside = names(dir.path(), "palisade.db.corrupt-");
+        assert_eq!(aside.len(), round, "{aside:?}");
+    }
+}
+
+#[tokio::test]
+async fn damage_met_while_running_ends_in_unavailable() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    for n in 0..400 {
+        let mut event = registered("a");
+        event.path = Some("x".repeat(2000));
+        store.audit().record_durable(event, at(n)).await.unwrap();
+    }
+    store
+        .register(row("a", Some("10.0.0.1")), registered("a"), at(1))
+        .await
+        .unwrap();
+    store.close().await.unwrap();
+    // Past the small tables, in the middle of the records.
+    let path = database(dir.path());
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 8192 * 4096;
+    bytes[middle..middle + 65536].fill(0xee);
+    std::fs::write(&path, bytes).unwrap();
+
+    let store = open(dir.path());
+    assert!(store.health().registry_accessible);
+    let filter = Filter {
+        limit: Some(1000),
+        ..Filter::default()
+    };
+    let error = store.audit().query(filter).await.unwrap_err();
+    assert!(matches!(error, StoreError::Read { .. }), "{error}");
+    // Commands are taken in order: when this is answered, the damage has been dealt with.
+    let answer = store.audit().record_durable(registered("a"), at(2)).await;
+    assert!(
+        matches!(answer, Err(StoreError::Unavailable { .. })),
+        "{answer:?}"
+    );
+    assert_unavailable(&store).await;
+    // Numbers given out before are not given out again.
+    store.reset(at(9)).await.unwrap();
+    assert_eq!(
+        store
+            .audit()
+            .record_durable(registered("a"), at(3))
+            .await
+            .unwrap(),
+        404
+    );
+    assert!(store.audit().verify_blocking().unwrap().is_intact());
+}
+
+#[tokio::test]
+async fn a_backup_can_be_taken_while_running_and_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let away = tempfile::tempdir().unwrap();
+    let backup = away.path().join("backup.db");
+    let store = open(dir.path());
+    store
+        .register(row("a", Some("10.0.0.1")), registered("a"), at(1))
+        .await
+        .unwrap();
+    store.backup(backup.clone(), at(2)).await.unwrap();
+    let mode = std::fs::metadata(&backup).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(names(away.path(), ""), ["backup.db"]);
+    let again = store.backup(backup.clone(), at(2)).await;
+    assert_eq!(
+        again,
+        Err(StoreError::Exists {
+            path: backup.clone()
+        })
+    );
+    let before = std::fs::read(&backup).unwrap();
+
+    store
+        .register(row("b", None), registered("b"), at(3))
+        .await
+        .unwrap();
+    store.restore(backup.clone(), at(4)).await.unwrap();
+    assert_eq!(store.registry().list().unwrap().len(), 1);
+    assert!(matches!(store.registry().by_id(&id("a")), Lookup::Found(_)));
+    assert_eq!(std::fs::read(&backup).unwrap(), before);
+    assert_eq!(names(dir.path(), "palisade.db.replaced-").len(), 1);
+    assert!(names(dir.path(), "palisade.db.staged-").is_empty());
+
+    let records = store.audit().query(Filter::default()).await.unwrap();
+    let events: Vec<_> = records
+        .iter()
+        .map(|r| (r.seq, r.event.event.clone().unwrap()))
+        .collect();
+    // 1 is in the backup; 2 and 3 were given out by the database that was replaced.
+    assert_eq!(
+        events,
+        [
+            (1, "registered".to_owned()),
+            (4, "registry_restored".to_owned())
+        ]
+    );
+    assert!(store.audit().verify_blocking().unwrap().is_intact());
+    store.close().await.unwrap();
+    let store = open(dir.path());
+    assert_eq!(store.registry().len(), 1);
+    assert!(store.audit().verify_blocking().unwrap().is_intact());
+}
+
+#[tokio::test]
+async fn a_backup_restores_a_broken_registry() {
+    let dir = tempfile::tempdir().unwrap();
+    let away = tempfile::tempdir().unwrap();
+    let backup = away.path().join("backup.db");
+    one_row(dir.path()).await;
+    let store = open(dir.path());
+    store.backup(backup.clone(), at(2)).await.unwrap();
+    store.close().await.unwrap();
+    std::fs::write(database(dir.path()), b"broken").unwrap();
+    let store = open(dir.path());
+    assert_unavailable(&store).await;
+    store.restore(backup, at(3)).await.unwrap();
+    assert!(matches!(store.registry().by_id(&id("a")), Lookup::Found(_)));
+    assert!(!dir.path().join(MARKER).exists());
+    assert!(store.health().registry_accessible);
+}
+
+#[tokio::test]
+async fn a_copy_of_a_running_database_with_its_wal_can_be_restored() {
+    let from = tempfile::tempdir().unwrap();
+    let other = open(from.path());
+    other
+        .register(row("z", None), registered("z"), at(1))
+        .await
+        .unwrap();
+    let copy = copy_dir(from.path());
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    store.restore(database(copy.path()), at(2)).await.unwrap();
+    assert!(matches!(store.registry().by_id(&id("z")), Lookup::Found(_)));
+}
+
+#[tokio::test]
+async fn an_unfit_candidate_changes_nothing() {
+    let away = tempfile::tempdir().unwrap();
+    let damages: [(&str, Damage); 5] = [
+        ("garbage", |p| std::fs::write(p, b"garbage").unwrap()),
+        ("empty", |p| std::fs::write(p, b"").unwrap()),
+        ("newer", |p| tamper_sql(p, "PRAGMA user_version = 99")),
+        ("tampered", |p| {
+            tamper_sql(p, "DELETE FROM audit WHERE seq = 1");
+        }),
+        ("senseless", |p| {
+            tamper_sql(p, "UPDATE registrations SET body = '{}'");
+        }),
+    ];
+    let mut candidates = vec![away.path().join("missing")];
+    for (name, damage) in damages {
+        let source = tempfile::tempdir().unwrap();
+        one_row(source.path()).await;
+        damage(&database(source.path()));
+        let path = away.path().join(name);
+        std::fs::rename(database(source.path()), &path).unwrap();
+        candidates.push(path);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    store
+        .register(row("b", None), registered("b"), at(1))
+        .await
+        .unwrap();
+    let own = database(dir.path());
+    for path in candidates.into_iter().chain([own]) {
+        let answer = store.restore(path.clone(), at(2)).await;
+        assert!(
+            matches!(answer, Err(StoreError::Unfit { .. })),
+            "{path:?}: {answer:?}"
+        );
+        assert!(matches!(store.registry().by_id(&id("b")), Lookup::Found(_)));
+        let rest = names(dir.path(), "palisade.db.");
+        assert!(rest.is_empty(), "{rest:?}");
+        assert!(!dir.path().join(MARKER).exists());
+    }
+    store
+        .audit()
+        .record_durable(registered("b"), at(3))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_reset_keeps_the_old_database_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    one_row(dir.path()).await;
+    let store = open(dir.path());
+    store.reset(at(5)).await.unwrap();
+    assert!(store.registry().is_empty());
+    let records = store.audit().query(Filter::default()).await.unwrap();
+    assert_eq!(records.len(), 1);
+    assert_eq!(records[0].event.event.as_deref(), Some("registry_reset"));
+    let aside = names(dir.path(), "palisade.db.replaced-");
+    let kept = rusqlite::Connection::open(dir.path().join(&aside[0])).unwrap();
+    let count: i64 = kept
+        .query_row("SELECT count(*) FROM registrations", [], |r| r.get(0))
+        .unwrap();
+    assert_eq!(count, 1);
+}
+
+#[tokio::test]
+async fn an_interrupted_restore_comes_back_as_unavailable() {
+    let dir = tempfile::tempdir().unwrap();
+    one_row(dir.path()).await;
+    // The moment after the old database was moved and before the new one is in place.
+    std::fs::write(
+        dir.path().join(MARKER),
+        r#"{"reason":"interrupted","last_seq":7}"#,
+    )
+    .unwrap();
+    std::fs::rename(
+        database(dir.path()),
+        dir.path().join("palisade.db.replaced-x"),
+    )
+    .unwrap();
+    let store = open(dir.path());
+    assert_unavailable(&store).await;
+    store.reset(at(5)).await.unwrap();
+    assert_eq!(
+        store
+            .audit()
+            .record_durable(registered("a"), at(6))
+            .await
+            .unwrap(),
+        9
+    );
+}
+
+#[test]
+fn a_newer_schema_is_a_clear_error() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()));
+    tamper(dir.path())
+        .execute_batch("PRAGMA user_version = 7")
+        .unwrap();
+    let before = std::fs::read(database(dir.path())).unwrap();
+    let opened = Store::open(StoreOptions {
+        dir: dir.path().to_owned(),
+        audit: store::audit::AuditOptions::default(),
+        now: at(1),
+    });
+    let error = opened.unwrap_err();
+    assert!(matches!(
+        error,
+        StoreError::NewerSchema {
+            found: 7,
+            known: 1,
+            ..
+        }
+    ));
+    assert!(error.to_string().contains("nothing was changed"), "{error}");
+    assert_eq!(std::fs::read(database(dir.path())).unwrap(), before);
+    assert!(!dir.path().join(MARKER).exists());
+}
