@@ -1,0 +1,118 @@
+//! The closed list of what can be asked.
+
+use std::path::PathBuf;
+
+use policy::audit::Kind;
+use policy::id::{RequestId, SandboxId};
+use policy::reason::Reason;
+use policy::registration::Registration;
+use policy::verdict::Word;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// One thing an operator asks. Everything the gate can be told is a variant here.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// How are you?
+    Health,
+    /// Numbers, as Prometheus text.
+    Metrics,
+    /// This list, as an OpenAPI document.
+    Describe,
+    /// Every registration.
+    ListRegistrations,
+    /// One registration.
+    GetRegistration(SandboxId),
+    /// Adds or replaces a registration.
+    Register(Box<Registration>),
+    /// Ends a registration.
+    Unregister(SandboxId),
+    /// Audit records, oldest or newest first.
+    QueryAudit(AuditQuery),
+    /// Audit records as a stream of lines.
+    ExportAudit(AuditQuery),
+    /// Audit records as they are written.
+    TailAudit(AuditQuery),
+    /// Checks the audit chain.
+    VerifyAudit,
+    /// The settings in force, and where each came from.
+    ShowConfig,
+    /// Reads the files again, now.
+    ReloadConfig,
+    /// Copies the database to a file.
+    BackupRegistry(PathBuf),
+    /// Puts a backup in the database's place.
+    RestoreRegistry(PathBuf),
+    /// Starts an empty database.
+    ResetRegistry,
+    /// Stops the gate.
+    Shutdown,
+}
+
+impl Action {
+    /// The action's name in metrics, logs and the OpenAPI document.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Action::Health => "health",
+            Action::Metrics => "metrics",
+            Action::Describe => "describe",
+            Action::ListRegistrations => "registrations.list",
+            Action::GetRegistration(_) => "registrations.get",
+            Action::Register(_) => "registrations.put",
+            Action::Unregister(_) => "registrations.delete",
+            Action::QueryAudit(_) => "audit.query",
+            Action::ExportAudit(_) => "audit.export",
+            Action::TailAudit(_) => "audit.tail",
+            Action::VerifyAudit => "audit.verify",
+            Action::ShowConfig => "config.show",
+            Action::ReloadConfig => "config.reload",
+            Action::BackupRegistry(_) => "registry.backup",
+            Action::RestoreRegistry(_) => "registry.restore",
+            Action::ResetRegistry => "registry.reset",
+            Action::Shutdown => "shutdown",
+        }
+    }
+}
+
+/// Which audit records.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditQuery {
+    /// Only this sandbox's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxId>,
+    /// Only this plane's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<Kind>,
+    /// Only with this verdict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Word>,
+    /// Only with this reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// Only of this request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<RequestId>,
+    /// From this moment on (milliseconds since 1970).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<i64>,
+    /// Before this moment (milliseconds since 1970).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<i64>,
+    /// Only after this record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<u64>,
+    /// At most so many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u32>,
+    /// Newest first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub newest_first: bool,
+}
+
+/// The body of a request that names a file on the operator's machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FileBody {
+    /// An absolute path.
+    pub path: PathBuf,
+}

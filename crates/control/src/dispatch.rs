@@ -1,0 +1,210 @@
+//! Carrying out what was asked.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use config::Settings;
+use http::StatusCode;
+use jiff::Timestamp;
+use policy::audit::AuditEvent;
+use policy::id::SandboxId;
+use policy::registration::Registration;
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use store::Store;
+use store::registry::Lookup;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::action::Action;
+use crate::health::{Board, HealthReport, Status};
+use crate::metrics::ControlMetrics;
+use crate::reply::{ControlError, Reply};
+use crate::{evidence, openapi, wall_now};
+
+/// Asks the reloader to read the files now; it answers with the changed keys, or with
+/// the text of every problem.
+pub type ReloadRequest = oneshot::Sender<Result<Vec<String>, String>>;
+
+/// The parts of a running gate that actions work on.
+#[derive(Debug)]
+pub struct Gate {
+    /// Registry and audit.
+    pub store: Store,
+    /// The settings in force.
+    pub settings: Arc<ArcSwap<Settings>>,
+    /// How every part is.
+    pub board: Arc<Board>,
+    /// Every number.
+    pub metrics: Registry,
+    /// The door's own numbers.
+    pub counters: ControlMetrics,
+    /// The reloader.
+    pub reload: mpsc::Sender<ReloadRequest>,
+    /// Ends the gate.
+    pub stop: CancellationToken,
+}
+
+impl Gate {
+    /// Carries out one action.
+    pub async fn carry_out(self: &Arc<Self>, action: Action) -> Result<Reply, ControlError> {
+        match action {
+            Action::Health => Ok(self.health()),
+            Action::Metrics => self.numbers(),
+            Action::Describe => Ok(Reply::ok(openapi::document())),
+            Action::ListRegistrations => self.list_registrations(),
+            Action::GetRegistration(id) => self.get_registration(&id),
+            Action::Register(row) => self.register(*row).await,
+            Action::Unregister(id) => self.unregister(&id).await,
+            Action::QueryAudit(wanted) => evidence::query(&self.store, wanted).await,
+            Action::ExportAudit(wanted) => Ok(evidence::export(&self.store, wanted)),
+            Action::TailAudit(wanted) => Ok(evidence::tail(&self.store, wanted, &self.stop)),
+            Action::VerifyAudit => evidence::verify(&self.store).await,
+            Action::ShowConfig => Ok(self.show_config()),
+            Action::ReloadConfig => self.reload_config().await,
+            Action::BackupRegistry(path) => {
+                self.store.backup(path.clone(), wall_now()).await?;
+                Ok(Reply::ok(json!({ "status": "backed up", "path": path })))
+            }
+            Action::RestoreRegistry(path) => {
+                self.store.restore(path.clone(), wall_now()).await?;
+                Ok(Reply::ok(json!({ "status": "restored", "path": path })))
+            }
+            Action::ResetRegistry => {
+                self.store.reset(wall_now()).await?;
+                Ok(Reply::ok(json!({ "status": "reset" })))
+            }
+            Action::Shutdown => {
+                tracing::info!("told to stop over the control socket");
+                self.stop.cancel();
+                Ok(Reply::Json(
+                    StatusCode::ACCEPTED,
+                    json!({ "status": "stopping" }),
+                ))
+            }
+        }
+    }
+
+    /// What health says now.
+    pub fn report(&self) -> HealthReport {
+        let store = self.store.health();
+        let error = || {
+            store
+                .error
+                .clone()
+                .unwrap_or_else(|| "not available".to_owned())
+        };
+        let check = |well: bool| if well { Ok(()) } else { Err(error()) };
+        self.board.report([
+            ("registry_accessible", check(store.registry_accessible)),
+            ("audit_writing", check(store.audit_writing)),
+            ("audit_rotating", check(store.audit_rotating)),
+            ("jsonl_writing", check(store.jsonl_writing)),
+        ])
+    }
+
+    fn health(&self) -> Reply {
+        let report = self.report();
+        let status = match report.status {
+            Status::Healthy => StatusCode::OK,
+            Status::Degraded => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Reply::Json(status, json!(report))
+    }
+
+    fn numbers(&self) -> Result<Reply, ControlError> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.metrics)
+            .map_err(|error| ControlError::Unavailable(error.to_string()))?;
+        Ok(Reply::Text(
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            text,
+        ))
+    }
+
+    fn list_registrations(&self) -> Result<Reply, ControlError> {
+        let rows = self.store.registry().list()?;
+        let now = wall_now();
+        let live = rows
+            .iter()
+            .filter(|row| row.is_live(now))
+            .map(|row| describe(row));
+        Ok(Reply::ok(live.collect()))
+    }
+
+    fn get_registration(&self, id: &SandboxId) -> Result<Reply, ControlError> {
+        match self.store.registry().by_id(id) {
+            Lookup::Found(row) if row.is_live(wall_now()) => Ok(Reply::ok(describe(&row))),
+            Lookup::Found(_) | Lookup::Unknown => {
+                Err(ControlError::NotFound("Container not found".to_owned()))
+            }
+            Lookup::Unavailable => {
+                Err(ControlError::Unavailable("Registry unavailable".to_owned()))
+            }
+        }
+    }
+
+    async fn register(&self, row: Registration) -> Result<Reply, ControlError> {
+        let event = AuditEvent::lifecycle("registered", Some(row.id.clone()));
+        let (id, shown) = (row.id.clone(), describe(&row));
+        self.store.register(row, event, wall_now()).await?;
+        tracing::info!(sandbox = %id, "registered");
+        let answer = json!({ "status": "registered", "container_id": id, "container": shown });
+        Ok(Reply::Json(StatusCode::CREATED, answer))
+    }
+
+    async fn unregister(&self, id: &SandboxId) -> Result<Reply, ControlError> {
+        let event = AuditEvent::lifecycle("unregistered", Some(id.clone()));
+        self.store.unregister(id, event, wall_now()).await?;
+        tracing::info!(sandbox = %id, "unregistered");
+        Ok(Reply::ok(
+            json!({ "status": "unregistered", "container_id": id }),
+        ))
+    }
+
+    fn show_config(&self) -> Reply {
+        let settings = self.settings.load();
+        Reply::ok(json!({
+            "values": describe_settings(&settings),
+            "warnings": settings.warnings.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        }))
+    }
+
+    async fn reload_config(&self) -> Result<Reply, ControlError> {
+        let gone = || ControlError::Unavailable("the reloader is not running".to_owned());
+        let (answer, answered) = oneshot::channel();
+        self.reload.send(answer).await.map_err(|_| gone())?;
+        match answered.await.map_err(|_| gone())? {
+            Ok(changed) => Ok(Reply::ok(
+                json!({ "status": "reloaded", "changed": changed }),
+            )),
+            Err(problems) => Err(ControlError::Config(problems)),
+        }
+    }
+}
+
+/// Every setting as clients see it: pointer, value (never a secret's), origin.
+pub fn describe_settings(settings: &Settings) -> Value {
+    let shown = config::show(settings).into_iter().map(|line| {
+        let origin = line.origin.to_string();
+        json!({ "pointer": line.pointer, "value": line.value, "origin": origin })
+    });
+    Value::Array(shown.collect())
+}
+
+/// A registration as clients see it.
+pub fn describe(row: &Registration) -> Value {
+    let time = |at: policy::clock::UnixMillis| {
+        Timestamp::from_millisecond(at.get())
+            .map_or_else(|_| at.get().to_string(), |t| t.to_string())
+    };
+    json!({
+        "container_id": row.id,
+        "container_ip": row.ip,
+        "repos": row.repos,
+        "auth_mode": row.auth_mode,
+        "created_at": time(row.created),
+        "expires_at": time(row.expires),
+        "metadata": row.metadata,
+    })
+}

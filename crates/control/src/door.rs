@@ -1,0 +1,386 @@
+//! The door: one request in, one [`Action`] out, one answer back.
+//!
+//! [`read_action`] is the whole list of what can be asked over HTTP; read it top to
+//! bottom. The routes under `/internal` keep the shapes of the programs that already
+//! call them; everything new is under `/v1`.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Frame, Incoming};
+use policy::clock::UnixMillis;
+use policy::id::{RequestId, SandboxId};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tracing::Instrument;
+
+use crate::action::{Action, AuditQuery, FileBody};
+use crate::dispatch::Gate;
+use crate::openapi::ROUTES;
+use crate::registering::read_registration;
+use crate::reply::{ControlError, Reply};
+use crate::serve::Client;
+use crate::wall_now;
+
+/// The largest body a request may have.
+pub const MAX_BODY: usize = 256 * 1024;
+
+/// How long a client may take to send it.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Every answer says which version gave it, so that a newer CLI can offer a restart.
+pub const VERSION_HEADER: HeaderName = HeaderName::from_static("palisade-version");
+
+type Body = UnsyncBoxBody<Bytes, io::Error>;
+
+/// Answers one request: who, what, may they, do it, count it.
+pub(crate) async fn answer(
+    gate: &Arc<Gate>,
+    client: &Client,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let mut name = "unknown";
+    let outcome = async {
+        if !client.is_allowed() {
+            return Err(ControlError::Forbidden);
+        }
+        let asked = Asked::read(request).await?;
+        if asked.is_registry_write() {
+            client.count_write().map_err(ControlError::RateLimited)?;
+        }
+        let action = read_action(&asked, wall_now())?;
+        name = action.name();
+        let span = tracing::info_span!("control", action = name);
+        gate.carry_out(action)
+            .instrument(span)
+            .await
+            .map(|reply| shape(&asked, reply))
+    }
+    .await;
+    let response = match outcome {
+        Ok(reply) => respond(reply),
+        Err(error) => respond_error(&error),
+    };
+    gate.counters.count(name, response.status());
+    Ok(response)
+}
+
+/// A request, read whole.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    method: Method,
+    segments: Vec<String>,
+    query: Vec<(String, String)>,
+    body: Bytes,
+}
+
+impl Asked {
+    async fn read(request: Request<Incoming>) -> Result<Self, ControlError> {
+        let (head, body) = request.into_parts();
+        let body = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect())
+            .await
+            .map_err(|_| ControlError::Bad("The request body did not come in time".to_owned()))?
+            .map_err(|error| {
+                if error.is::<LengthLimitError>() {
+                    ControlError::TooLarge(MAX_BODY)
+                } else {
+                    ControlError::Bad(format!("The request body could not be read: {error}"))
+                }
+            })?;
+        Self::new(
+            head.method,
+            head.uri.path(),
+            head.uri.query(),
+            body.to_bytes(),
+        )
+    }
+
+    fn new(
+        method: Method,
+        path: &str,
+        query: Option<&str>,
+        body: Bytes,
+    ) -> Result<Self, ControlError> {
+        let segments = path
+            .split('/')
+            .skip(1)
+            .map(decode)
+            .collect::<Result<Vec<String>, _>>()?;
+        let query = query
+            .unwrap_or_default()
+            .split('&')
+            .filter(|pair| !pair.is_empty())
+            .map(|pair| {
+                let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+                Ok((decode(name)?, decode(value)?))
+            })
+            .collect::<Result<_, ControlError>>()?;
+        Ok(Self {
+            method,
+            segments,
+            query,
+            body,
+        })
+    }
+
+    fn segments(&self) -> Vec<&str> {
+        self.segments.iter().map(String::as_str).collect()
+    }
+
+    /// Writes are limited before they are read: a flood of nonsense is a flood.
+    fn is_registry_write(&self) -> bool {
+        matches!(self.method, Method::POST | Method::DELETE)
+            && matches!(
+                self.segments().as_slice(),
+                ["internal", "containers", ..] | ["v1", "registrations", ..]
+            )
+    }
+
+    fn is_seed_route(&self) -> bool {
+        self.segments
+            .first()
+            .is_some_and(|first| first == "internal")
+    }
+
+    fn json<T: DeserializeOwned>(&self) -> Result<T, ControlError> {
+        serde_json::from_slice(&self.body)
+            .map_err(|error| ControlError::Bad(format!("Invalid JSON body: {error}")))
+    }
+
+    fn file(&self) -> Result<std::path::PathBuf, ControlError> {
+        let FileBody { path } = self.json()?;
+        if path.is_absolute() {
+            Ok(path)
+        } else {
+            Err(ControlError::Bad(
+                "path must be absolute: the gate has its own directory".into(),
+            ))
+        }
+    }
+
+    fn audit_query(&self) -> Result<AuditQuery, ControlError> {
+        let mut wanted = AuditQuery::default();
+        for (name, value) in &self.query {
+            match name.as_str() {
+                "sandbox" => wanted.sandbox = Some(word(name, SandboxId::parse(value).ok())?),
+                "kind" => wanted.kind = Some(word(name, serde_word(value))?),
+                "verdict" => wanted.verdict = Some(word(name, serde_word(value))?),
+                "reason" => wanted.reason = Some(word(name, serde_word(value))?),
+                "request_id" => wanted.request_id = Some(word(name, RequestId::parse(value).ok())?),
+                "since" => wanted.since = Some(number(name, value)?),
+                "until" => wanted.until = Some(number(name, value)?),
+                "after" => wanted.after = Some(number(name, value)?),
+                "limit" => wanted.limit = Some(number(name, value)?),
+                "newest_first" => wanted.newest_first = number(name, value)?,
+                _ => {
+                    return Err(ControlError::Bad(format!(
+                        "Unknown query parameter '{}'",
+                        name.escape_default()
+                    )));
+                }
+            }
+        }
+        Ok(wanted)
+    }
+}
+
+/// What is asked. The one place where paths mean something.
+pub(crate) fn read_action(asked: &Asked, now: UnixMillis) -> Result<Action, ControlError> {
+    const GET: &Method = &Method::GET;
+    const POST: &Method = &Method::POST;
+    const DELETE: &Method = &Method::DELETE;
+    let segments = asked.segments();
+    Ok(match (&asked.method, segments.as_slice()) {
+        (GET, ["v1" | "internal", "health"]) => Action::Health,
+        (GET, ["v1" | "internal", "metrics"]) => Action::Metrics,
+        (GET, ["v1", "openapi.json"]) => Action::Describe,
+
+        (GET, ["v1", "registrations"] | ["internal", "containers"]) => Action::ListRegistrations,
+        (POST, ["v1", "registrations"] | ["internal", "containers"]) => {
+            Action::Register(Box::new(read_registration(&asked.body, now)?))
+        }
+        (GET, ["v1", "registrations", id] | ["internal", "containers", id]) => {
+            Action::GetRegistration(known_id(id)?)
+        }
+        (DELETE, ["v1", "registrations", id] | ["internal", "containers", id]) => {
+            Action::Unregister(known_id(id)?)
+        }
+
+        (GET, ["v1", "audit"]) => Action::QueryAudit(asked.audit_query()?),
+        (GET, ["v1", "audit", "export"]) => Action::ExportAudit(asked.audit_query()?),
+        (GET, ["v1", "audit", "tail"]) => Action::TailAudit(asked.audit_query()?),
+        (POST, ["v1", "audit", "verify"]) => Action::VerifyAudit,
+
+        (GET, ["v1", "config"]) => Action::ShowConfig,
+        (POST, ["v1", "config", "reload"]) => Action::ReloadConfig,
+
+        (POST, ["v1", "registry", "backup"]) => Action::BackupRegistry(asked.file()?),
+        (POST, ["v1", "registry", "restore"]) => Action::RestoreRegistry(asked.file()?),
+        (POST, ["v1", "registry", "reset"]) => Action::ResetRegistry,
+
+        (POST, ["v1", "shutdown"]) => Action::Shutdown,
+
+        (method, path) => return Err(no_such_route(method, path)),
+    })
+}
+
+/// An id that could never have been registered is one that is not registered.
+fn known_id(text: &str) -> Result<SandboxId, ControlError> {
+    SandboxId::parse(text).map_err(|_| ControlError::NotFound("Container not found".to_owned()))
+}
+
+fn no_such_route(method: &Method, path: &[&str]) -> ControlError {
+    let methods: Vec<&str> = ROUTES
+        .iter()
+        .filter(|route| route.matches(path))
+        .map(|route| route.method)
+        .collect();
+    if methods.is_empty() || methods.contains(&method.as_str()) {
+        ControlError::NotFound("Not found".to_owned())
+    } else {
+        ControlError::Method(methods.join(", "))
+    }
+}
+
+/// The seed's clients expect their own envelope around lists and rows.
+fn shape(asked: &Asked, reply: Reply) -> Reply {
+    if !asked.is_seed_route() {
+        return reply;
+    }
+    match reply {
+        Reply::Json(StatusCode::OK, Value::Array(rows)) => {
+            Reply::ok(json!({ "status": "ok", "count": rows.len(), "containers": rows }))
+        }
+        Reply::Json(StatusCode::OK, row) if row.get("container_ip").is_some() => {
+            Reply::ok(json!({ "status": "found", "container": row }))
+        }
+        other => other,
+    }
+}
+
+fn respond(reply: Reply) -> Response<Body> {
+    match reply {
+        Reply::Json(status, value) => json_response(status, &value),
+        Reply::Text(content_type, text) => {
+            let mut response = Response::new(full(text));
+            response
+                .headers_mut()
+                .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+            sign(response)
+        }
+        Reply::Lines(lines) => {
+            let mut response = Response::new(Lines(lines).boxed_unsync());
+            response.headers_mut().insert(
+                CONTENT_TYPE,
+                HeaderValue::from_static("application/x-ndjson"),
+            );
+            sign(response)
+        }
+    }
+}
+
+/// A body of lines that come when they come.
+struct Lines(mpsc::Receiver<Result<Bytes, io::Error>>);
+
+impl hyper::body::Body for Lines {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        self.0
+            .poll_recv(context)
+            .map(|line| line.map(|line| line.map(Frame::data)))
+    }
+}
+
+fn respond_error(error: &ControlError) -> Response<Body> {
+    let (status, body) = error.respond();
+    if status.is_server_error() {
+        tracing::warn!(%error, "a control request failed");
+    }
+    let mut response = json_response(status, &body);
+    match error {
+        ControlError::RateLimited(wait) => {
+            let seconds = wait.as_secs() + 1;
+            response
+                .headers_mut()
+                .insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        ControlError::Method(allowed) => {
+            if let Ok(allowed) = HeaderValue::from_str(allowed) {
+                response.headers_mut().insert(ALLOW, allowed);
+            }
+        }
+        _ => {}
+    }
+    response
+}
+
+fn json_response(status: StatusCode, value: &Value) -> Response<Body> {
+    let mut response = Response::new(full(format!("{value}\n")));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    sign(response)
+}
+
+fn sign(mut response: Response<Body>) -> Response<Body> {
+    let version = HeaderValue::from_static(env!("CARGO_PKG_VERSION"));
+    response.headers_mut().insert(VERSION_HEADER, version);
+    response
+}
+
+fn full(text: String) -> Body {
+    Full::new(Bytes::from(text))
+        .map_err(|never| match never {})
+        .boxed_unsync()
+}
+
+/// Percent-decodes one segment or query part, once.
+fn decode(text: &str) -> Result<String, ControlError> {
+    let bad = || ControlError::Bad("The request path is not valid percent-encoded UTF-8".into());
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte == b'%' {
+            let mut digit = || bytes.next().and_then(|b| char::from(b).to_digit(16));
+            let (high, low) = (digit().ok_or_else(bad)?, digit().ok_or_else(bad)?);
+            decoded.push(u8::try_from(high * 16 + low).map_err(|_| bad())?);
+        } else {
+            decoded.push(byte);
+        }
+    }
+    String::from_utf8(decoded).map_err(|_| bad())
+}
+
+fn word<T>(name: &str, value: Option<T>) -> Result<T, ControlError> {
+    value.ok_or_else(|| ControlError::Bad(format!("'{name}' is not one of the words it may be")))
+}
+
+fn serde_word<T: DeserializeOwned>(value: &str) -> Option<T> {
+    serde_json::from_value(Value::String(value.to_owned())).ok()
+}
+
+fn number<T: FromStr>(name: &str, value: &str) -> Result<T, ControlError> {
+    value
+        .parse()
+        .map_err(|_| ControlError::Bad(format!("'{name}' has a value it cannot have")))
+}
+
+#[cfg(test)]
+mod tests;

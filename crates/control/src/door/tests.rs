@@ -1,0 +1,180 @@
+//! What is read as what.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const NOW: UnixMillis = UnixMillis::new(1_790_000_000_000);
+const ROW: &str = r#"{"container_ip":"10.0.0.1","container_id":"abc","repos":[]}"#;
+
+fn asked(method: &str, target: &str, body: &str) -> Result<Asked, ControlError> {
+    let (path, query) = target
+        .split_once('?')
+        .map_or((target, None), |(p, q)| (p, Some(q)));
+    Asked::new(
+        method.parse().unwrap(),
+        path,
+        query,
+        Bytes::from(body.to_owned()),
+    )
+}
+
+fn read(method: &str, target: &str, body: &str) -> Result<Action, ControlError> {
+    read_action(&asked(method, target, body)?, NOW)
+}
+
+fn status(result: Result<Action, ControlError>) -> u16 {
+    result.unwrap_err().respond().0.as_u16()
+}
+
+#[test]
+fn every_route_of_the_document_is_read_as_the_action_it_names() {
+    for route in ROUTES {
+        let path = route.path.replace("{id}", "abc");
+        let body = if path.contains("registry/") {
+            r#"{"path":"/b"}"#
+        } else {
+            ROW
+        };
+        let action = read(route.method, &path, body).unwrap();
+        assert_eq!(
+            action.name(),
+            route.action,
+            "{} {}",
+            route.method,
+            route.path
+        );
+    }
+}
+
+#[test]
+fn a_known_path_with_another_method_says_which_methods_there_are() {
+    match read("PUT", "/internal/containers", "") {
+        Err(ControlError::Method(allowed)) => assert_eq!(allowed, "POST, GET"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(status(read("PUT", "/internal/containers", "")), 405);
+    for path in [
+        "/",
+        "",
+        "/v1",
+        "/v1/",
+        "/v1/health/",
+        "//v1/health",
+        "/v2/health",
+        "/internal/../v1/health",
+    ] {
+        assert_eq!(status(read("GET", path, "")), 404, "{path}");
+    }
+}
+
+#[test]
+fn an_id_in_the_path_is_decoded_once_and_checked() {
+    let id = |text: &str| SandboxId::parse(text).unwrap();
+    assert_eq!(
+        read("DELETE", "/internal/containers/a%62c", "").unwrap(),
+        Action::Unregister(id("abc"))
+    );
+    for path in [
+        "/internal/containers/a%2Fb",
+        "/internal/containers/%2e%2e",
+        "/internal/containers/a%2562",
+    ] {
+        assert_eq!(status(read("GET", path, "")), 404, "{path}");
+    }
+    for path in [
+        "/internal/containers/%zz",
+        "/internal/containers/%f",
+        "/internal/containers/%ff",
+    ] {
+        assert_eq!(status(read("GET", path, "")), 400, "{path}");
+    }
+}
+
+#[test]
+fn audit_queries_take_what_they_know_and_refuse_the_rest() {
+    let target = "/v1/audit?sandbox=abc&kind=http&verdict=deny&reason=host_denied&after=7&limit=5&newest_first=true";
+    let Action::QueryAudit(query) = read("GET", target, "").unwrap() else {
+        panic!()
+    };
+    assert_eq!(query.sandbox.unwrap().as_str(), "abc");
+    assert_eq!(query.kind, Some(policy::audit::Kind::Http));
+    assert_eq!(
+        (query.after, query.limit, query.newest_first),
+        (Some(7), Some(5), true)
+    );
+    for bad in [
+        "colour=red",
+        "kind=ftp",
+        "limit=-1",
+        "sandbox=..",
+        "since=x",
+        "request_id=1",
+        "limit=1%00",
+    ] {
+        assert_eq!(
+            status(read("GET", &format!("/v1/audit?{bad}"), "")),
+            400,
+            "{bad}"
+        );
+    }
+}
+
+#[test]
+fn a_file_is_named_by_an_absolute_path() {
+    assert_eq!(
+        status(read("POST", "/v1/registry/backup", r#"{"path":"b.db"}"#)),
+        400
+    );
+    assert_eq!(
+        status(read(
+            "POST",
+            "/v1/registry/backup",
+            r#"{"path":"/b.db","mode":"x"}"#
+        )),
+        400
+    );
+    assert_eq!(status(read("POST", "/v1/registry/backup", "")), 400);
+}
+
+#[test]
+fn only_registry_writes_count_against_the_limit() {
+    for (method, path, counts) in [
+        ("POST", "/internal/containers", true),
+        ("DELETE", "/internal/containers/a", true),
+        ("POST", "/v1/registrations", true),
+        ("GET", "/internal/containers", false),
+        ("POST", "/v1/config/reload", false),
+    ] {
+        assert_eq!(
+            asked(method, path, "").unwrap().is_registry_write(),
+            counts,
+            "{method} {path}"
+        );
+    }
+}
+
+#[test]
+fn docs_openapi_json_is_what_the_door_serves() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
+    let document = format!("{:#}\n", crate::openapi::document());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &document).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == document,
+        "docs/openapi.json is out of date; run: just docs"
+    );
+}
+
+proptest! {
+    #[test]
+    fn no_target_or_body_panics_the_door(path in "(/[ -~]{0,12}){0,5}", query in "[ -~]{0,30}", body in ".{0,60}") {
+        for method in ["GET", "POST", "DELETE"] {
+            if let Err(error) = read(method, &format!("{path}?{query}"), &body) {
+                prop_assert!(error.respond().0.is_client_error());
+            }
+        }
+    }
+}

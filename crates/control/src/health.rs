@@ -1,0 +1,199 @@
+//! How the gate is: one board that every part writes its own line on.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Where parts post their state and health reads it.
+///
+/// A part appears once it has posted something: what does not run is not listed, so
+/// that nothing is reported healthy which nobody checked.
+#[derive(Debug, Default)]
+pub struct Board {
+    lines: Mutex<Lines>,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    checks: BTreeMap<String, Option<String>>,
+    tasks: BTreeMap<String, TaskHealth>,
+    listeners: BTreeMap<String, String>,
+    notes: BTreeMap<String, String>,
+}
+
+impl Board {
+    /// Posts the outcome of a check: fine, or what is wrong.
+    pub fn check(&self, name: &str, outcome: Result<(), String>) {
+        self.lines().checks.insert(name.to_owned(), outcome.err());
+    }
+
+    /// Posts the state of a supervised task.
+    pub fn task(&self, name: &str, state: TaskHealth) {
+        self.lines().tasks.insert(name.to_owned(), state);
+    }
+
+    /// Posts an address that is listened on, as it really is (port 0 resolved).
+    pub fn listening(&self, name: &str, address: &str) {
+        self.lines()
+            .listeners
+            .insert(name.to_owned(), address.to_owned());
+    }
+
+    /// Posts something the operator should know that is no fault (`policies.fail_open`).
+    /// `None` takes it back.
+    pub fn note(&self, name: &str, note: Option<String>) {
+        let mut lines = self.lines();
+        match note {
+            Some(note) => lines.notes.insert(name.to_owned(), note),
+            None => lines.notes.remove(name),
+        };
+    }
+
+    /// Everything posted, plus `fresh` checks that are made at the moment of asking.
+    pub fn report(
+        &self,
+        fresh: impl IntoIterator<Item = (&'static str, Result<(), String>)>,
+    ) -> HealthReport {
+        let lines = self.lines();
+        let mut outcomes = lines.checks.clone();
+        outcomes.extend(
+            fresh
+                .into_iter()
+                .map(|(name, outcome)| (name.to_owned(), outcome.err())),
+        );
+        let well = outcomes.values().all(Option::is_none)
+            && lines
+                .tasks
+                .values()
+                .all(|task| task.state != TaskState::Waiting);
+        HealthReport {
+            status: if well {
+                Status::Healthy
+            } else {
+                Status::Degraded
+            },
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            checks: outcomes
+                .iter()
+                .map(|(name, error)| (name.clone(), error.is_none()))
+                .collect(),
+            errors: outcomes
+                .into_iter()
+                .filter_map(|(name, e)| Some((name, e?)))
+                .collect(),
+            tasks: lines.tasks.clone(),
+            listeners: lines.listeners.clone(),
+            notes: lines.notes.clone(),
+        }
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The answer to 'how are you'.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HealthReport {
+    /// Healthy when every check holds and no task waits for its restart.
+    pub status: Status,
+    /// The gate's version.
+    pub version: String,
+    /// The gate's process id.
+    pub pid: u32,
+    /// Each check and whether it holds.
+    pub checks: BTreeMap<String, bool>,
+    /// What is wrong, for each check that does not hold.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub errors: BTreeMap<String, String>,
+    /// Every supervised task.
+    #[serde(default)]
+    pub tasks: BTreeMap<String, TaskHealth>,
+    /// Every address that is listened on.
+    #[serde(default)]
+    pub listeners: BTreeMap<String, String>,
+    /// What the operator should know that is no fault.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub notes: BTreeMap<String, String>,
+}
+
+/// Whether all is well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Everything that was checked holds.
+    Healthy,
+    /// Something does not; `errors` and `tasks` say what.
+    Degraded,
+}
+
+/// One supervised task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TaskHealth {
+    /// What it is doing.
+    pub state: TaskState,
+    /// How often it was started again.
+    pub restarts: u32,
+    /// Why it ended last time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+/// What a supervised task is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TaskState {
+    /// It runs.
+    Running,
+    /// It died and waits to be started again.
+    Waiting,
+    /// It was told to stop and did.
+    Stopped,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_failing_check_degrades_the_whole_and_says_why() {
+        let board = Board::default();
+        board.check("config_current", Ok(()));
+        assert_eq!(board.report([]).status, Status::Healthy);
+
+        let report = board.report([("registry_accessible", Err("moved aside".to_owned()))]);
+        assert_eq!(report.status, Status::Degraded);
+        assert!(report.checks["config_current"]);
+        assert!(!report.checks["registry_accessible"]);
+        assert_eq!(report.errors["registry_accessible"], "moved aside");
+        assert!(!report.errors.contains_key("config_current"));
+    }
+
+    #[test]
+    fn a_task_that_waits_for_its_restart_degrades_and_recovers() {
+        let board = Board::default();
+        let task = |state| TaskHealth {
+            state,
+            restarts: 1,
+            last_error: None,
+        };
+        board.task("reload", task(TaskState::Waiting));
+        assert_eq!(board.report([]).status, Status::Degraded);
+        board.task("reload", task(TaskState::Running));
+        assert_eq!(board.report([]).status, Status::Healthy);
+    }
+
+    #[test]
+    fn a_note_is_told_without_degrading() {
+        let board = Board::default();
+        board.note("fail_open", Some("policies.fail_open is on".to_owned()));
+        let report = board.report([]);
+        assert_eq!(report.status, Status::Healthy);
+        assert_eq!(report.notes.len(), 1);
+        board.note("fail_open", None);
+        assert!(board.report([]).notes.is_empty());
+    }
+}

@@ -1,0 +1,326 @@
+//! The door as an OpenAPI document, from one table of routes.
+//!
+//! The table also tells 404 from 405. A test walks it: each route must be read as the
+//! action it names, and the checked-in document must be this one.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+
+use crate::action::FileBody;
+use crate::health::HealthReport;
+
+/// One route of the door.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// The method.
+    pub method: &'static str,
+    /// The path, with `{id}` for a segment that varies.
+    pub path: &'static str,
+    /// The action it is read as.
+    pub action: &'static str,
+    /// What it does.
+    pub summary: &'static str,
+    /// What it takes.
+    pub takes: Takes,
+    /// What it gives on success.
+    pub gives: Gives,
+    /// The success status.
+    pub status: u16,
+    /// The failures a client should expect, beside 403 for another user.
+    pub fails: &'static [u16],
+}
+
+/// What a route takes.
+#[derive(Clone, Copy, Debug)]
+pub enum Takes {
+    /// Nothing.
+    Nothing,
+    /// A registration, in either shape.
+    Registration,
+    /// A file's path.
+    File,
+    /// Query parameters that choose audit records.
+    AuditQuery,
+}
+
+/// What a route gives.
+#[derive(Clone, Copy, Debug)]
+pub enum Gives {
+    /// A JSON object.
+    Object,
+    /// A list of registrations.
+    Rows,
+    /// A health report.
+    Health,
+    /// Text.
+    Text,
+    /// JSON lines.
+    Lines,
+}
+
+impl Route {
+    /// Whether a decoded path is this route's.
+    pub(crate) fn matches(&self, path: &[&str]) -> bool {
+        let own: Vec<&str> = self.path.split('/').skip(1).collect();
+        own.len() == path.len()
+            && own
+                .iter()
+                .zip(path)
+                .all(|(own, given)| own.starts_with('{') || own == given)
+    }
+}
+
+macro_rules! routes {
+    ($($method:ident $path:literal $action:literal $takes:ident $gives:ident $status:literal $fails:expr, $summary:literal;)*) => {
+        /// Every route.
+        pub const ROUTES: &[Route] = &[$(Route {
+            method: stringify!($method),
+            path: $path,
+            action: $action,
+            summary: $summary,
+            takes: Takes::$takes,
+            gives: Gives::$gives,
+            status: $status,
+            fails: &$fails,
+        },)*];
+    };
+}
+
+routes! {
+    GET "/v1/health" "health" Nothing Health 200 [503], "How every part of the gate is";
+    GET "/v1/metrics" "metrics" Nothing Text 200 [], "Numbers, as Prometheus text";
+    GET "/v1/openapi.json" "describe" Nothing Object 200 [], "This document";
+    GET "/v1/registrations" "registrations.list" Nothing Rows 200 [503], "Every registration";
+    POST "/v1/registrations" "registrations.put" Registration Object 201 [400, 409, 413, 429, 503], "Adds or replaces a registration; durable when answered";
+    GET "/v1/registrations/{id}" "registrations.get" Nothing Object 200 [404, 503], "One registration";
+    DELETE "/v1/registrations/{id}" "registrations.delete" Nothing Object 200 [404, 429, 503], "Ends a registration";
+    GET "/v1/audit" "audit.query" AuditQuery Object 200 [400, 503], "Audit records";
+    GET "/v1/audit/export" "audit.export" AuditQuery Lines 200 [400, 503], "Audit records as a stream of lines";
+    GET "/v1/audit/tail" "audit.tail" AuditQuery Lines 200 [400, 503], "Audit records as they are written, until the client hangs up";
+    POST "/v1/audit/verify" "audit.verify" Nothing Object 200 [503], "Checks the audit chain";
+    GET "/v1/config" "config.show" Nothing Object 200 [], "The settings in force and where each came from";
+    POST "/v1/config/reload" "config.reload" Nothing Object 200 [422, 503], "Reads the configuration files again";
+    POST "/v1/registry/backup" "registry.backup" File Object 200 [400, 409, 503], "Copies the database to a new file";
+    POST "/v1/registry/restore" "registry.restore" File Object 200 [400, 503], "Puts a backup in the database's place";
+    POST "/v1/registry/reset" "registry.reset" Nothing Object 200 [503], "Starts an empty database and keeps the old one aside";
+    POST "/v1/shutdown" "shutdown" Nothing Object 202 [], "Stops the gate";
+    POST "/internal/containers" "registrations.put" Registration Object 201 [400, 409, 413, 429, 503], "As /v1/registrations, for existing programs";
+    GET "/internal/containers" "registrations.list" Nothing Object 200 [503], "As /v1/registrations, in an envelope";
+    GET "/internal/containers/{id}" "registrations.get" Nothing Object 200 [404, 503], "As /v1/registrations/{id}, in an envelope";
+    DELETE "/internal/containers/{id}" "registrations.delete" Nothing Object 200 [404, 429, 503], "As /v1/registrations/{id}";
+    GET "/internal/health" "health" Nothing Health 200 [503], "As /v1/health";
+    GET "/internal/metrics" "metrics" Nothing Text 200 [], "As /v1/metrics";
+}
+
+/// The OpenAPI document.
+pub fn document() -> Value {
+    let mut paths: Map<String, Value> = Map::new();
+    for route in ROUTES {
+        let entry = paths.entry(route.path).or_insert_with(|| json!({}));
+        if let Some(methods) = entry.as_object_mut() {
+            methods.insert(route.method.to_ascii_lowercase(), operation(route));
+        }
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Palisade control socket",
+            "version": "1",
+            "description": "What an operator may ask of a gate, over HTTP on its Unix socket. \
+                            Only the user who runs the gate is served.",
+            "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
+        },
+        "paths": paths,
+        "components": { "schemas": {
+            "Error": {
+                "type": "object",
+                "required": ["error", "code"],
+                "properties": {
+                    "error": { "type": "string", "description": "What happened and what to do" },
+                    "code": { "type": "string", "description": "A stable word for programs" },
+                },
+            },
+            "FileBody": schema_of::<FileBody>(),
+            "HealthReport": schema_of::<HealthReport>(),
+            "Registration": registration_schema(),
+            "Row": row_schema(),
+        }},
+    })
+}
+
+fn operation(route: &Route) -> Value {
+    let method = route.method.to_ascii_lowercase();
+    let mut operation = Map::new();
+    operation.insert(
+        "operationId".into(),
+        json!(format!("{method} {}", route.path)),
+    );
+    operation.insert("x-action".into(), json!(route.action));
+    operation.insert("summary".into(), json!(route.summary));
+    let parameters = parameters(route);
+    if !parameters.is_empty() {
+        operation.insert("parameters".into(), Value::Array(parameters));
+    }
+    let body = match route.takes {
+        Takes::Nothing | Takes::AuditQuery => None,
+        Takes::Registration => Some("Registration"),
+        Takes::File => Some("FileBody"),
+    };
+    if let Some(name) = body {
+        let content = json!({ "application/json": { "schema": reference(name) } });
+        operation.insert(
+            "requestBody".into(),
+            json!({ "required": true, "content": content }),
+        );
+    }
+    operation.insert("responses".into(), responses(route));
+    Value::Object(operation)
+}
+
+fn parameters(route: &Route) -> Vec<Value> {
+    let mut parameters = Vec::new();
+    if route.path.contains("{id}") {
+        parameters.push(json!({
+            "name": "id", "in": "path", "required": true, "schema": { "type": "string" },
+        }));
+    }
+    if let Takes::AuditQuery = route.takes {
+        for (name, kind) in [
+            ("sandbox", "string"),
+            ("kind", "string"),
+            ("verdict", "string"),
+            ("reason", "string"),
+            ("request_id", "string"),
+            ("since", "integer"),
+            ("until", "integer"),
+            ("after", "integer"),
+            ("limit", "integer"),
+            ("newest_first", "boolean"),
+        ] {
+            parameters.push(json!({ "name": name, "in": "query", "schema": { "type": kind } }));
+        }
+    }
+    parameters
+}
+
+fn responses(route: &Route) -> Value {
+    let (media, schema) = match route.gives {
+        Gives::Object => ("application/json", json!({ "type": "object" })),
+        Gives::Rows => (
+            "application/json",
+            json!({ "type": "array", "items": reference("Row") }),
+        ),
+        Gives::Health => ("application/json", reference("HealthReport")),
+        Gives::Text => ("text/plain", json!({ "type": "string" })),
+        Gives::Lines => ("application/x-ndjson", json!({ "type": "string" })),
+    };
+    let mut responses = Map::new();
+    let content = json!({ media: { "schema": schema } });
+    responses.insert(
+        route.status.to_string(),
+        json!({ "description": "Done", "content": content.clone() }),
+    );
+    let error = json!({ "application/json": { "schema": reference("Error") } });
+    for status in [403].iter().chain(route.fails) {
+        // A degraded gate answers health with 503 and the same report.
+        let content = if matches!(route.gives, Gives::Health) && *status == 503 {
+            content.clone()
+        } else {
+            error.clone()
+        };
+        let says = match status {
+            400 => "The request is wrong; the sentence says how",
+            403 => "The gate belongs to another user",
+            404 => "There is no such thing",
+            409 => "It is already there",
+            413 => "The body is too large",
+            422 => "The configuration is wrong; the old one stays in force",
+            429 => "Too many writes; Retry-After says when",
+            _ => "The gate, or a part of it, cannot do this now",
+        };
+        responses.insert(
+            status.to_string(),
+            json!({ "description": says, "content": content }),
+        );
+    }
+    Value::Object(responses)
+}
+
+fn reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
+}
+
+fn schema_of<T: JsonSchema>() -> Value {
+    let mut settings = schemars::generate::SchemaSettings::openapi3();
+    settings.inline_subschemas = true;
+    settings.meta_schema = None;
+    let schema: Schema = SchemaGenerator::new(settings).into_root_schema_for::<T>();
+    schema.to_value()
+}
+
+/// Written by hand, because it is read by hand: the two shapes differ in more than a
+/// derive could say, and their messages are part of the interface.
+fn registration_schema() -> Value {
+    let repo = json!({ "oneOf": [
+        { "type": "string", "description": "owner/name" },
+        {
+            "type": "object",
+            "required": ["name"],
+            "additionalProperties": false,
+            "properties": {
+                "name": { "type": "string" },
+                "max_receive_pack_bytes": {
+                    "type": "integer", "minimum": 1,
+                    "maximum": policy::registration::MAX_RECEIVE_PACK_BYTES,
+                },
+            },
+        },
+    ]});
+    json!({ "oneOf": [
+        {
+            "type": "object",
+            "required": ["container_ip", "container_id", "repos"],
+            "additionalProperties": false,
+            "properties": {
+                "container_ip": { "type": "string", "description": "The source address" },
+                "container_id": { "type": "string", "maxLength": 128 },
+                "repos": { "type": "array", "items": repo },
+                "auth_mode": { "enum": ["user", "bot"], "default": "user" },
+                "expires_at": {
+                    "type": "string", "format": "date-time",
+                    "description": "In 24 hours when not given",
+                },
+                "metadata": { "type": "object" },
+            },
+        },
+        {
+            "type": "object",
+            "required": ["container_id", "ip_address"],
+            "additionalProperties": false,
+            "properties": {
+                "container_id": { "type": "string", "maxLength": 128 },
+                "ip_address": { "type": "string" },
+                "ttl_seconds": { "type": "integer", "minimum": 1, "default": 86400 },
+                "metadata": {
+                    "type": "object",
+                    "description": "repo, repos and auth_mode are read from here",
+                },
+            },
+        },
+    ]})
+}
+
+fn row_schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "container_id": { "type": "string" },
+            "container_ip": { "type": ["string", "null"] },
+            "repos": { "type": "array", "items": { "type": "object" } },
+            "auth_mode": { "type": "string" },
+            "created_at": { "type": "string", "format": "date-time" },
+            "expires_at": { "type": "string", "format": "date-time" },
+            "metadata": { "type": "object" },
+        },
+    })
+}
