@@ -1,0 +1,163 @@
+//! The command line: every flag is defined once, here or beside the command it belongs to.
+
+mod audit;
+mod config_command;
+mod docs;
+mod doctor;
+mod gate_command;
+mod registry;
+mod trust;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::exit::{Exit, Failure};
+use crate::paths::{Paths, Wishes};
+
+/// Run a coding agent in a sandbox whose only way out is a gate you control.
+///
+/// The gate is the one process that holds your keys, your policy and the audit log. It
+/// starts by itself when a command needs it, and lives in one state directory.
+#[derive(Debug, Parser)]
+#[command(name = "palisade", version, arg_required_else_help = true, after_help = EXAMPLES)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Getting started:
+  palisade doctor               what this machine allows, and how to fix what is missing
+  palisade config init          write a starter palisade.yaml with every choice explained
+  palisade gate start           start the gate in the background
+  palisade gate status          how it is
+  palisade audit tail           watch what happens, as it happens
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 not found, 4 exists
+already, 5 no gate answers, 6 backend unavailable, 7 denied, 124 timed out.";
+
+/// Flags every command takes.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// The operator's configuration file [default: ~/.config/palisade/palisade.yaml]
+    #[arg(long, global = true, value_name = "FILE", env = "PALISADE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Where the gate keeps its database, lock and log [default: ~/.local/state/palisade]
+    #[arg(long, global = true, value_name = "DIR", env = "PALISADE_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// The gate's control socket [default: control.sock in a given --state-dir, else in
+    /// $XDG_RUNTIME_DIR/palisade]
+    #[arg(long, global = true, value_name = "SOCK", env = "PALISADE_CONTROL")]
+    pub control: Option<PathBuf>,
+    /// Print JSON for scripts
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Say more on stderr; twice for everything
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+impl Global {
+    /// Where things are.
+    pub fn paths(&self) -> Result<Paths> {
+        let wishes = Wishes {
+            config: self.config.clone(),
+            state_dir: self.state_dir.clone(),
+            control: self.control.clone(),
+        };
+        Paths::resolve(&wishes, |name| std::env::var_os(name))
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start, stop and look at the gate
+    #[command(subcommand)]
+    Gate(gate_command::GateCommand),
+    /// Check, show and write the configuration
+    #[command(subcommand)]
+    Config(config_command::ConfigCommand),
+    /// Read and verify the audit log
+    #[command(subcommand)]
+    Audit(audit::AuditCommand),
+    /// Registered containers, and the database they live in
+    #[command(subcommand)]
+    Registry(registry::RegistryCommand),
+    /// Trust a repository's own .palisade.yaml, exactly as it is now
+    Trust(trust::TrustArgs),
+    /// Ask the gate how it is; exits 1 when it is degraded
+    Health,
+    /// Say what this machine allows, and how to fix what is missing
+    Doctor(doctor::DoctorArgs),
+    /// Print a completion script for your shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages into a directory
+    Man {
+        /// The directory; made if missing
+        dir: PathBuf,
+    },
+    /// What the doctor runs in a process of its own
+    #[command(name = "__probe", hide = true)]
+    Probe {
+        /// What to try
+        what: doctor::Probe,
+    },
+}
+
+/// Runs one command.
+pub fn run(cli: Cli) -> Result<Exit> {
+    let Cli { global, command } = cli;
+    match command {
+        Command::Gate(command) => gate_command::run(command, &global),
+        Command::Config(command) => config_command::run(command, &global),
+        Command::Audit(command) => audit::run(command, &global),
+        Command::Registry(command) => registry::run(command, &global),
+        Command::Trust(args) => trust::run(args, &global),
+        Command::Health => gate_command::health(&global),
+        Command::Doctor(args) => doctor::run(&args, &global),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "palisade", &mut script);
+            crate::output::write_out(&script)?;
+            Ok(Exit::Ok)
+        }
+        Command::Man { dir } => docs::write_man(&dir),
+        Command::Probe { what } => Ok(doctor::probe(what)),
+    }
+}
+
+/// Runs a short conversation with the gate.
+pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(work)
+}
+
+/// Asks before doing what cannot be undone. Without a terminal the answer must have been
+/// given with `--yes`.
+pub fn confirm(question: &str, yes: bool) -> Result<()> {
+    use std::io::{IsTerminal, Write};
+    if yes {
+        return Ok(());
+    }
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::new(Exit::Usage, format!("{question} Say --yes to go on.")).into());
+    }
+    eprint!("{question} [y/N] ");
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    if matches!(answer.trim(), "y" | "Y" | "yes") {
+        Ok(())
+    } else {
+        Err(Failure::new(Exit::Failed, "nothing was changed").into())
+    }
+}

@@ -1,0 +1,404 @@
+//! `palisade audit …`.
+
+use std::io::{BufReader, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use http::Method;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+use store::audit::verify::{VerifyReport, verify_blocking, verify_jsonl};
+
+use crate::cli::{Global, block_on};
+use crate::exit::{Exit, Failure};
+use crate::gate::background;
+use crate::output;
+
+#[derive(Debug, Subcommand)]
+pub enum AuditCommand {
+    /// Show records, newest first
+    List {
+        #[command(flatten)]
+        wanted: Wanted,
+        /// At most so many
+        #[arg(long, short = 'n', default_value_t = 50)]
+        limit: u32,
+    },
+    /// Show records as they are written
+    Tail {
+        #[command(flatten)]
+        wanted: Wanted,
+    },
+    /// Check that no record was changed, removed or put in between
+    ///
+    /// Works on the running gate's database, on a database file, and on exported lines.
+    /// Names the first record that does not hold.
+    Verify {
+        /// A database or an export (*.jsonl) instead of the running gate's
+        file: Option<PathBuf>,
+    },
+    /// Write records as JSON lines
+    Export {
+        #[command(flatten)]
+        wanted: Wanted,
+        /// Where to; must not exist [default: stdout]
+        #[arg(long, short)]
+        output: Option<PathBuf>,
+    },
+}
+
+/// Which records.
+#[derive(Debug, Args)]
+pub struct Wanted {
+    /// Only this sandbox's or container's
+    #[arg(long, value_name = "ID")]
+    sandbox: Option<String>,
+    /// Only of this kind: http, dns, git, mcp, approval, lifecycle, config
+    #[arg(long)]
+    kind: Option<String>,
+    /// Only with this verdict: allow, deny, modify, ask
+    #[arg(long)]
+    verdict: Option<String>,
+    /// Only with this reason code, like host_denied
+    #[arg(long)]
+    reason: Option<String>,
+    /// Only of this request
+    #[arg(long, value_name = "ID")]
+    request: Option<String>,
+    /// Only since: a time like 2026-12-31T00:00:00Z, or an age like 15m, 2h, 3d
+    #[arg(long, value_name = "WHEN")]
+    since: Option<String>,
+    /// Only before: as --since
+    #[arg(long, value_name = "WHEN")]
+    until: Option<String>,
+}
+
+impl Wanted {
+    /// The query string that asks for them.
+    fn query(&self, more: &[(&str, String)]) -> Result<String> {
+        let now = Timestamp::now();
+        let moment = |text: &Option<String>| {
+            text.as_deref()
+                .map(|text| read_moment(text, now))
+                .transpose()
+        };
+        let mut pairs: Vec<(&str, String)> = Vec::new();
+        for (name, value) in [
+            ("sandbox", &self.sandbox),
+            ("kind", &self.kind),
+            ("verdict", &self.verdict),
+            ("reason", &self.reason),
+            ("request_id", &self.request),
+        ] {
+            pairs.extend(value.clone().map(|value| (name, value)));
+        }
+        pairs.extend(moment(&self.since)?.map(|at| ("since", at.to_string())));
+        pairs.extend(moment(&self.until)?.map(|at| ("until", at.to_string())));
+        pairs.extend(more.iter().cloned());
+        let encoded: Vec<String> = pairs
+            .iter()
+            .map(|(name, value)| format!("{name}={}", encode(value)))
+            .collect();
+        Ok(encoded.join("&"))
+    }
+}
+
+/// Milliseconds since 1970 for a time or an age.
+fn read_moment(text: &str, now: Timestamp) -> Result<i64> {
+    if let Ok(at) = text.parse::<Timestamp>() {
+        return Ok(at.as_millisecond());
+    }
+    let bad = || {
+        Failure::new(
+            Exit::Usage,
+            format!(
+                "'{}' is neither a time like 2026-12-31T00:00:00Z nor an age like 15m, 2h, 3d",
+                output::safe(text)
+            ),
+        )
+    };
+    let unit = text.chars().last().ok_or_else(bad)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 60 * 60,
+        'd' => 24 * 60 * 60,
+        _ => return Err(bad().into()),
+    };
+    let count: i64 = text
+        .strip_suffix(unit)
+        .and_then(|n| n.parse().ok())
+        .ok_or_else(bad)?;
+    let age = SignedDuration::from_secs(count.checked_mul(seconds).ok_or_else(bad)?);
+    Ok(now.checked_sub(age).map_err(|_| bad())?.as_millisecond())
+}
+
+fn encode(text: &str) -> String {
+    let keep = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    text.bytes()
+        .map(|b| {
+            if keep(b) {
+                char::from(b).to_string()
+            } else {
+                format!("%{b:02X}")
+            }
+        })
+        .collect()
+}
+
+pub fn run(command: AuditCommand, global: &Global) -> Result<Exit> {
+    match command {
+        AuditCommand::List { wanted, limit } => list(&wanted, limit, global),
+        AuditCommand::Tail { wanted } => tail(&wanted, global),
+        AuditCommand::Verify { file } => verify(file, global),
+        AuditCommand::Export { wanted, output } => export(&wanted, output, global),
+    }
+}
+
+fn list(wanted: &Wanted, limit: u32, global: &Global) -> Result<Exit> {
+    let query = wanted.query(&[
+        ("limit", limit.to_string()),
+        ("newest_first", "true".into()),
+    ])?;
+    let paths = global.paths()?;
+    let answer = block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        Ok(gate.get(&format!("/v1/audit?{query}")).await?)
+    })?;
+    let records = answer
+        .get("records")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
+    if global.json {
+        output::print_json(&records)?;
+    } else if records.is_empty() {
+        output::print_line("no records")?;
+    } else {
+        let rows: Vec<Vec<String>> = records.iter().map(cells).collect();
+        output::print_line(&output::table(&HEADING, &rows))?;
+    }
+    Ok(Exit::Ok)
+}
+
+const HEADING: [&str; 7] = [
+    "SEQ", "TIME", "KIND", "SANDBOX", "VERDICT", "REASON", "WHAT",
+];
+
+fn cells(record: &Value) -> Vec<String> {
+    let text = |name: &str| match record.get(name) {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    let time = record
+        .get("ts")
+        .and_then(Value::as_i64)
+        .and_then(|ms| Timestamp::from_millisecond(ms).ok())
+        .map_or_else(String::new, |at| at.to_string());
+    let count = record
+        .get("count")
+        .and_then(Value::as_u64)
+        .map_or_else(String::new, |n| format!(" (×{n})"));
+    let target = format!("{}{}", text("host"), text("path"));
+    let what: Vec<String> = [text("event"), text("method"), target]
+        .into_iter()
+        .filter(|part| !part.is_empty())
+        .collect();
+    vec![
+        text("seq"),
+        time,
+        text("kind"),
+        text("sandbox"),
+        text("verdict"),
+        text("reason"),
+        format!("{}{count}", what.join(" ")),
+    ]
+}
+
+fn tail(wanted: &Wanted, global: &Global) -> Result<Exit> {
+    let query = wanted.query(&[])?;
+    let paths = global.paths()?;
+    block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let answer = gate
+            .send(Method::GET, &format!("/v1/audit/tail?{query}"), None)
+            .await?;
+        let mut pending = Vec::new();
+        let mut problem = None;
+        let shown = answer.stream(|piece| {
+            pending.extend_from_slice(piece);
+            while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = pending.drain(..=end).collect();
+                if let Err(error) = show_line(&line, global.json) {
+                    problem = Some(error);
+                    return false;
+                }
+            }
+            true
+        });
+        // Ctrl-C is how a person ends this; it is no failure.
+        tokio::select! {
+            ended = shown => ended?,
+            stopped = tokio::signal::ctrl_c() => stopped?,
+        }
+        match problem {
+            Some(error) => Err(error),
+            None => Ok(Exit::Ok),
+        }
+    })
+}
+
+fn show_line(line: &[u8], as_json: bool) -> Result<()> {
+    if as_json {
+        return output::write_out(line);
+    }
+    let record: Value = serde_json::from_slice(line)?;
+    let shown: Vec<String> = cells(&record)
+        .iter()
+        .filter(|c| !c.is_empty())
+        .map(|c| output::safe(c))
+        .collect();
+    output::print_line(&shown.join("  "))
+}
+
+fn verify(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
+    let report = match file {
+        Some(file) => verify_file(&file)?,
+        None => {
+            let paths = global.paths()?;
+            let answer = block_on(async {
+                let gate = background::client(&paths, global.verbose).await?;
+                Ok(gate.post("/v1/audit/verify", &json!({})).await?)
+            })?;
+            return conclude(&answer, global);
+        }
+    };
+    let answer = json!({
+        "intact": report.is_intact(),
+        "records": report.records,
+        "chains": report.chains,
+        "checkpoints": report.checkpoints,
+        "broken": report.first_broken.map(|broken| json!({
+            "seq": broken.seq, "sandbox": broken.chain, "what": broken.to_string(),
+        })),
+    });
+    conclude(&answer, global)
+}
+
+fn verify_file(file: &std::path::Path) -> Result<VerifyReport> {
+    if !file.exists() {
+        let message = format!("there is no {}", file.display());
+        return Err(Failure::new(Exit::NotFound, message).into());
+    }
+    if file
+        .extension()
+        .is_some_and(|extension| extension == "jsonl")
+    {
+        let lines =
+            std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+        return Ok(verify_jsonl(BufReader::new(lines))?);
+    }
+    Ok(verify_blocking(file)?)
+}
+
+fn conclude(answer: &Value, global: &Global) -> Result<Exit> {
+    let intact = answer
+        .get("intact")
+        .and_then(Value::as_bool)
+        .unwrap_or(false);
+    let number = |name: &str| answer.get(name).and_then(Value::as_u64).unwrap_or_default();
+    if global.json {
+        output::print_json(answer)?;
+    } else if intact {
+        output::print_line(&format!(
+            "intact: {} records in {} chains, {} checkpoints",
+            number("records"),
+            number("chains"),
+            number("checkpoints")
+        ))?;
+    } else {
+        let what = answer
+            .pointer("/broken/what")
+            .and_then(Value::as_str)
+            .unwrap_or("unknown");
+        output::print_line(&format!("BROKEN: {}", output::safe(what)))?;
+    }
+    Ok(if intact { Exit::Ok } else { Exit::Failed })
+}
+
+fn export(wanted: &Wanted, to: Option<PathBuf>, global: &Global) -> Result<Exit> {
+    let query = wanted.query(&[])?;
+    let paths = global.paths()?;
+    let mut out: Box<dyn Write> = match &to {
+        None => Box::new(std::io::stdout().lock()),
+        Some(path) => Box::new(create_new(path)?),
+    };
+    block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let answer = gate
+            .send(Method::GET, &format!("/v1/audit/export?{query}"), None)
+            .await?;
+        let mut written = Ok(());
+        answer
+            .stream(|piece| {
+                written = out.write_all(piece);
+                written.is_ok()
+            })
+            .await?;
+        match written.and_then(|()| out.flush()) {
+            Err(error) if to.is_none() && error.kind() == std::io::ErrorKind::BrokenPipe => {
+                Ok(Exit::Ok)
+            }
+            Err(error) => bail!("the export could not be written: {error}"),
+            Ok(()) => Ok(Exit::Ok),
+        }
+    })
+}
+
+fn create_new(path: &std::path::Path) -> Result<std::fs::File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|error| {
+            let exit = match error.kind() {
+                std::io::ErrorKind::AlreadyExists => Exit::Exists,
+                _ => Exit::Failed,
+            };
+            Failure::new(exit, format!("cannot write {}: {error}", path.display())).into()
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_a_time_or_an_age() {
+        let now: Timestamp = "2026-11-15T12:00:00Z".parse().unwrap();
+        let at = |text: &str| read_moment(text, now).ok();
+        assert_eq!(at("2026-11-15T12:00:00Z"), Some(now.as_millisecond()));
+        assert_eq!(at("15m"), Some(now.as_millisecond() - 15 * 60 * 1000));
+        assert_eq!(at("2d"), Some(now.as_millisecond() - 2 * 86_400_000));
+        for bad in [
+            "",
+            "m",
+            "15",
+            "15w",
+            "yesterday",
+            "9999999999999999999d",
+            "-",
+        ] {
+            assert_eq!(at(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_cannot_add_a_parameter() {
+        assert_eq!(encode("a&limit=9 \n%"), "a%26limit%3D9%20%0A%25");
+    }
+}

@@ -1,0 +1,218 @@
+//! `palisade config …`.
+
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use control::client::Client;
+use serde_json::{Value, json};
+
+use crate::cli::{Global, block_on};
+use crate::exit::{Exit, Failure};
+use crate::gate::{background, environment};
+use crate::output;
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Read the files as the gate would and report every mistake at once
+    Check {
+        /// The file [default: the one the gate uses]
+        file: Option<PathBuf>,
+    },
+    /// Show every setting, its value and where it comes from; secrets as names
+    Show {
+        /// Only keys that contain this text
+        filter: Option<String>,
+        /// Leave out what is at its default
+        #[arg(long)]
+        set: bool,
+        /// Ask the running gate instead of reading the files
+        #[arg(long)]
+        running: bool,
+    },
+    /// Print the JSON Schema of palisade.yaml, for editors
+    Schema,
+    /// Write a starter palisade.yaml with every choice explained
+    Init {
+        /// Print it instead
+        #[arg(long)]
+        stdout: bool,
+    },
+    /// Tell the running gate to read its files again, now
+    Reload,
+}
+
+pub fn run(command: ConfigCommand, global: &Global) -> Result<Exit> {
+    match command {
+        ConfigCommand::Check { file } => check(file, global),
+        ConfigCommand::Show {
+            filter,
+            set,
+            running,
+        } => show(filter.as_deref().unwrap_or_default(), set, running, global),
+        ConfigCommand::Schema => {
+            output::print_json(&config::schema())?;
+            Ok(Exit::Ok)
+        }
+        ConfigCommand::Init { stdout } => init(stdout, global),
+        ConfigCommand::Reload => reload(global),
+    }
+}
+
+fn check(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
+    let file = match file {
+        Some(file) => Some(std::path::absolute(file)?),
+        None => global.paths()?.config,
+    };
+    let shown = file
+        .as_ref()
+        .map_or("no file, all defaults".into(), |file| {
+            file.display().to_string()
+        });
+    match config::load(file.as_deref(), &environment) {
+        Ok(settings) => {
+            for warning in &settings.warnings {
+                eprintln!("warning: {}", output::safe(&warning.to_string()));
+            }
+            if global.json {
+                let warnings: Vec<String> =
+                    settings.warnings.iter().map(ToString::to_string).collect();
+                output::print_json(&json!({ "ok": true, "problems": [], "warnings": warnings }))?;
+            } else {
+                output::print_line(&format!("{shown}: ok"))?;
+            }
+            Ok(Exit::Ok)
+        }
+        Err(problems) => {
+            if global.json {
+                let shown: Vec<Value> = problems.iter().map(describe).collect();
+                output::print_json(&json!({ "ok": false, "problems": shown }))?;
+            } else {
+                for problem in &problems {
+                    eprintln!("{}", output::safe(&problem.to_string()));
+                }
+                let count = problems.len();
+                eprintln!(
+                    "{count} problem{} in {shown}",
+                    if count == 1 { "" } else { "s" }
+                );
+            }
+            Ok(Exit::Usage)
+        }
+    }
+}
+
+fn describe(problem: &config::Problem) -> Value {
+    json!({
+        "file": problem.file,
+        "line": problem.line,
+        "column": problem.column,
+        "pointer": problem.pointer,
+        "message": problem.message,
+        "hint": problem.hint,
+    })
+}
+
+fn show(filter: &str, set_only: bool, running: bool, global: &Global) -> Result<Exit> {
+    let paths = global.paths()?;
+    let values = if running {
+        let answer = block_on(async { Ok(Client::new(&paths.control).get("/v1/config").await?) })?;
+        answer.get("values").cloned().unwrap_or_default()
+    } else {
+        let settings = config::load(paths.config.as_deref(), &environment)
+            .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?;
+        control::dispatch::describe_settings(&settings)
+    };
+    let Value::Array(values) = values else {
+        return Ok(Exit::Ok);
+    };
+    let text = |value: &Value, name: &str| {
+        value
+            .get(name)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let wanted: Vec<Value> = values
+        .into_iter()
+        .filter(|value| text(value, "pointer").contains(filter))
+        .filter(|value| !set_only || text(value, "origin") != "default")
+        .collect();
+    if global.json {
+        output::print_json(&wanted)?;
+        return Ok(Exit::Ok);
+    }
+    let rows: Vec<Vec<String>> = wanted
+        .iter()
+        .map(|value| {
+            let shown = value
+                .get("value")
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            vec![text(value, "pointer"), shown, text(value, "origin")]
+        })
+        .collect();
+    output::print_line(&output::table(&["KEY", "VALUE", "FROM"], &rows))?;
+    Ok(Exit::Ok)
+}
+
+fn init(stdout: bool, global: &Global) -> Result<Exit> {
+    if stdout {
+        output::write_out(config::TEMPLATE.as_bytes())?;
+        return Ok(Exit::Ok);
+    }
+    let path = global
+        .paths()?
+        .config_or_usual(|name| std::env::var_os(name))
+        .context("HOME is not set; say where with --config")?;
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)
+            .with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    let file = std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path);
+    match file {
+        Ok(mut file) => file.write_all(config::TEMPLATE.as_bytes())?,
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let message = format!("{} exists and is left as it is", path.display());
+            return Err(Failure::new(Exit::Exists, message).into());
+        }
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot write {}", path.display()));
+        }
+    }
+    output::print_line(&format!("written: {}", path.display()))?;
+    Ok(Exit::Ok)
+}
+
+fn reload(global: &Global) -> Result<Exit> {
+    let paths = global.paths()?;
+    let answer = block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        Ok(gate.post("/v1/config/reload", &json!({})).await?)
+    })?;
+    if global.json {
+        output::print_json(&answer)?;
+        return Ok(Exit::Ok);
+    }
+    let changed = answer
+        .get("changed")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
+    let names: Vec<&str> = changed.iter().filter_map(Value::as_str).collect();
+    if names.is_empty() {
+        output::print_line("reloaded; nothing changed")?;
+    } else {
+        output::print_line(&format!(
+            "reloaded; changed: {}",
+            output::safe(&names.join(", "))
+        ))?;
+    }
+    Ok(Exit::Ok)
+}

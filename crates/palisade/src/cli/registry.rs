@@ -1,0 +1,153 @@
+//! `palisade registry …`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Subcommand;
+use control::client::Client;
+use serde_json::{Value, json};
+
+use crate::cli::{Global, block_on, confirm};
+use crate::exit::{Exit, Failure};
+use crate::gate::background;
+use crate::output;
+
+#[derive(Debug, Subcommand)]
+pub enum RegistryCommand {
+    /// List what is registered
+    List,
+    /// Register a container by its address
+    Add {
+        /// The container's id
+        id: String,
+        /// Its address on the shared network
+        #[arg(long)]
+        ip: std::net::IpAddr,
+        /// A repository it may use, as owner/name; repeat for more
+        #[arg(long = "repo", value_name = "OWNER/NAME")]
+        repos: Vec<String>,
+        /// As whom it pushes: user or bot
+        #[arg(long, default_value = "user", value_parser = ["user", "bot"])]
+        auth_mode: String,
+        /// When the registration ends, like 2026-12-31T00:00:00Z [default: in 24 hours]
+        #[arg(long, value_name = "TIME")]
+        expires_at: Option<String>,
+    },
+    /// End a registration
+    Remove {
+        /// The container's id
+        id: String,
+    },
+    /// Copy the database to a new file while the gate runs
+    Backup {
+        /// The file; must not exist
+        file: PathBuf,
+    },
+    /// Put a backup in the database's place; the present one is kept aside
+    Restore {
+        /// A file that `registry backup` made
+        file: PathBuf,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+    },
+    /// Start with an empty database; the present one is kept aside
+    Reset {
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+    },
+}
+
+pub fn run(command: RegistryCommand, global: &Global) -> Result<Exit> {
+    let paths = global.paths()?;
+    block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let answer = ask(&gate, command).await?;
+        if global.json {
+            output::print_json(&answer)?;
+        } else {
+            output::print_line(&describe(&answer))?;
+        }
+        Ok(Exit::Ok)
+    })
+}
+
+async fn ask(gate: &Client, command: RegistryCommand) -> Result<Value> {
+    let file =
+        |path: PathBuf| -> Result<Value> { Ok(json!({ "path": std::path::absolute(path)? })) };
+    Ok(match command {
+        RegistryCommand::List => gate.get("/v1/registrations").await?,
+        RegistryCommand::Add {
+            id,
+            ip,
+            repos,
+            auth_mode,
+            expires_at,
+        } => {
+            let body = json!({
+                "container_id": id, "container_ip": ip, "repos": repos,
+                "auth_mode": auth_mode, "expires_at": expires_at,
+            });
+            gate.post("/v1/registrations", &body).await?
+        }
+        RegistryCommand::Remove { id } => {
+            policy::id::SandboxId::parse(&id)
+                .map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
+            gate.delete(&format!("/v1/registrations/{id}")).await?
+        }
+        RegistryCommand::Backup { file: path } => {
+            gate.post("/v1/registry/backup", &file(path)?).await?
+        }
+        RegistryCommand::Restore { file: path, yes } => {
+            confirm(
+                "This replaces every registration and the audit log with the backup's.",
+                yes,
+            )?;
+            gate.post("/v1/registry/restore", &file(path)?).await?
+        }
+        RegistryCommand::Reset { yes } => {
+            confirm(
+                "This forgets every registration and starts an empty audit log.",
+                yes,
+            )?;
+            gate.post("/v1/registry/reset", &json!({})).await?
+        }
+    })
+}
+
+fn describe(answer: &Value) -> String {
+    let text = |value: &Value, name: &str| {
+        value
+            .get(name)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let Value::Array(rows) = answer else {
+        let id = text(answer, "container_id");
+        let path = text(answer, "path");
+        let subject = if id.is_empty() { path } else { id };
+        return output::safe(format!("{} {subject}", text(answer, "status")).trim_end());
+    };
+    if rows.is_empty() {
+        return "nothing is registered".to_owned();
+    }
+    let cells = |row: &Value| {
+        let repos = row
+            .get("repos")
+            .and_then(Value::as_array)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        let repos: Vec<String> = repos.iter().map(|repo| text(repo, "name")).collect();
+        vec![
+            text(row, "container_id"),
+            text(row, "container_ip"),
+            text(row, "auth_mode"),
+            repos.join(","),
+            text(row, "expires_at"),
+        ]
+    };
+    let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    output::table(&["ID", "ADDRESS", "MODE", "REPOSITORIES", "EXPIRES"], &rows)
+}

@@ -1,0 +1,273 @@
+//! The gate process: takes its place, opens its parts, serves until told to stop.
+
+pub mod background;
+pub mod lock;
+mod reload;
+mod supervisor;
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use arc_swap::ArcSwap;
+use config::{Settings, Sources};
+use control::dispatch::Gate;
+use control::health::Board;
+use control::metrics::ControlMetrics;
+use control::serve::ControlSocket;
+use control::wall_now;
+use policy::audit::AuditEvent;
+use store::audit::{AuditOptions, JsonlOptions, OnFull};
+use store::{Store, StoreOptions};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Mutex, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::exit::{Exit, Failure};
+use crate::paths::Paths;
+use crate::telemetry::log_file::LogFile;
+use crate::telemetry::numbers::Numbers;
+use crate::telemetry::{Sink, Telemetry};
+use lock::StateLock;
+use reload::Reloader;
+use supervisor::Supervisor;
+
+/// How often rows that have expired are removed. Expiry itself is checked on each use.
+const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
+
+/// How long the last traces may take.
+const LAST_TRACES: Duration = Duration::from_secs(5);
+
+/// The variables that `${NAME}` in the configuration may name: this process's own.
+pub fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// Runs a gate until it is told to stop.
+pub fn run(paths: &Paths, verbose: u8, detached: bool) -> Result<Exit> {
+    harden(detached)?;
+    paths.prepare()?;
+    let _lock = StateLock::take(&paths.lock())?;
+    let refused = |problems: config::Problems| {
+        Failure::new(
+            Exit::Usage,
+            format!("the configuration was refused\n{problems}"),
+        )
+    };
+    let sources = Sources::read(paths.config.as_deref(), &environment).map_err(refused)?;
+    let settings = sources.settings(&environment).map_err(refused)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("palisade")
+        .build()
+        .context("cannot start the runtime")?;
+    let telemetry = {
+        // The trace exporter wants to know the runtime it may send from.
+        let _inside = runtime.enter();
+        let sink = if detached {
+            Sink::File(LogFile::open(&paths.log())?)
+        } else {
+            Sink::Stderr
+        };
+        Arc::new(Telemetry::start(&settings, verbose, sink)?)
+    };
+    let served = runtime.block_on(serve(
+        paths,
+        &sources,
+        settings,
+        Arc::clone(&telemetry),
+        detached,
+    ));
+    if let Err(error) = &served {
+        // In the background this is the only place where it is read.
+        tracing::error!(error = format!("{error:#}"), "the gate ends");
+    }
+    runtime.block_on(async {
+        let last = tokio::task::spawn_blocking(move || telemetry.finish());
+        if tokio::time::timeout(LAST_TRACES, last).await.is_err() {
+            tracing::warn!("the last traces were not taken in time");
+        }
+    });
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served
+}
+
+/// The gate holds keys: no core dumps, no debugger, no files for others.
+fn harden(detached: bool) -> Result<()> {
+    nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    if detached {
+        nix::unistd::setsid().context("cannot leave the terminal")?;
+    }
+    Ok(())
+}
+
+async fn serve(
+    paths: &Paths,
+    sources: &Sources,
+    settings: Settings,
+    telemetry: Arc<Telemetry>,
+    detached: bool,
+) -> Result<Exit> {
+    let stop = CancellationToken::new();
+    listen_for_signals(stop.clone())?;
+    let store = open_store(paths, &settings).await?;
+    let socket = Arc::new(ControlSocket::bind(&paths.control).await?);
+    let board = Arc::new(Board::default());
+    board.check("policy_loaded", Ok(()));
+    board.check("config_current", Ok(()));
+    board.listening("control", &paths.control.display().to_string());
+    let numbers = Numbers::default();
+    let counters = ControlMetrics::default();
+    let settings = Arc::new(ArcSwap::from_pointee(settings));
+    let (reload, requests) = mpsc::channel(8);
+    let reloader = Arc::new(Reloader {
+        config: paths.config.clone(),
+        settings: Arc::clone(&settings),
+        board: Arc::clone(&board),
+        numbers: numbers.clone(),
+        telemetry,
+        store: store.clone(),
+        requests: Mutex::new(requests),
+        seen: Mutex::new(sources.fingerprint()),
+    });
+    reloader.announce(&settings.load());
+    let gate = Arc::new(Gate {
+        store: store.clone(),
+        settings: Arc::clone(&settings),
+        board: Arc::clone(&board),
+        metrics: numbers.registry(store.clone(), &counters),
+        counters,
+        reload,
+        stop: stop.clone(),
+    });
+
+    let supervisor = Supervisor::new(board, numbers, stop.clone());
+    supervisor.start("control", {
+        let (socket, gate) = (Arc::clone(&socket), Arc::clone(&gate));
+        move |stop| {
+            let (socket, gate) = (Arc::clone(&socket), Arc::clone(&gate));
+            async move { Ok(control::serve::serve(&socket, gate, stop).await?) }
+        }
+    });
+    supervisor.start("reload", move |stop| Arc::clone(&reloader).run(stop));
+    supervisor.start("expiry", {
+        let store = store.clone();
+        move |stop| prune_hourly(store.clone(), stop)
+    });
+    announce_ready(paths, detached)?;
+
+    stop.cancelled().await;
+    tracing::info!("stopping");
+    let limit = settings.load().server.shutdown_timeout;
+    if !supervisor.drain(limit).await {
+        tracing::warn!(?limit, "some requests were still under way and are cut off");
+    }
+    drop(socket);
+    if let Err(error) = close(&store).await {
+        tracing::error!(%error, "the audit log could not be closed cleanly");
+        return Ok(Exit::Failed);
+    }
+    tracing::info!("stopped");
+    Ok(Exit::Ok)
+}
+
+/// The first SIGTERM or SIGINT stops the gate in order, the second ends it at once.
+fn listen_for_signals(stop: CancellationToken) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    tokio::spawn(async move {
+        loop {
+            let number = tokio::select! {
+                _ = terminate.recv() => 15,
+                _ = interrupt.recv() => 2,
+            };
+            if stop.is_cancelled() {
+                tracing::warn!("a second signal: ending at once");
+                std::process::exit(128 + number);
+            }
+            stop.cancel();
+        }
+    });
+    Ok(())
+}
+
+async fn open_store(paths: &Paths, settings: &Settings) -> Result<Store> {
+    let options = StoreOptions {
+        dir: paths.state_dir.clone(),
+        audit: audit_options(settings),
+        now: wall_now(),
+    };
+    let store = tokio::task::spawn_blocking(|| Store::open(options)).await??;
+    let health = store.health();
+    if !health.registry_accessible {
+        let reason = health.error.unwrap_or_default();
+        tracing::error!(
+            reason,
+            "the registry is unavailable; all traffic is refused"
+        );
+        return Ok(store);
+    }
+    let pruned = store.prune_expired(wall_now()).await?;
+    let registered = store.registry().len();
+    tracing::info!(registered, pruned = pruned.len(), "the registry is open");
+    store
+        .audit()
+        .record_durable(AuditEvent::lifecycle("gate_started", None), wall_now())
+        .await?;
+    Ok(store)
+}
+
+async fn close(store: &Store) -> Result<()> {
+    if store.health().registry_accessible {
+        let event = AuditEvent::lifecycle("gate_stopped", None);
+        store.audit().record_durable(event, wall_now()).await?;
+    }
+    Ok(store.close().await?)
+}
+
+async fn prune_hourly(store: Store, stop: CancellationToken) -> Result<()> {
+    let mut hour = tokio::time::interval(PRUNE_EVERY);
+    hour.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    hour.tick().await; // The first one is now, and the start has just pruned.
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            _ = hour.tick() => {}
+        }
+        match store.prune_expired(wall_now()).await {
+            Ok(pruned) => tracing::debug!(pruned = pruned.len(), "expired registrations removed"),
+            Err(error) => tracing::warn!(%error, "expired registrations were not removed"),
+        }
+    }
+}
+
+/// The audit section as the store wants it.
+pub fn audit_options(settings: &Settings) -> AuditOptions {
+    let audit = &settings.audit;
+    AuditOptions {
+        jsonl: audit.jsonl.clone().map(JsonlOptions::at),
+        on_full: match audit.on_full {
+            config::section::audit::OnFull::Block => OnFull::Block,
+            config::section::audit::OnFull::Drop => OnFull::Drop,
+        },
+        max_bytes: audit.max_bytes,
+    }
+}
+
+/// One line, when everything listens. In the background it goes to whoever started the
+/// gate, who then hangs up.
+fn announce_ready(paths: &Paths, detached: bool) -> Result<()> {
+    let control = paths.control.display().to_string();
+    tracing::info!(control, pid = std::process::id(), "the gate is up");
+    if detached {
+        let mut stdout = std::io::stdout();
+        writeln!(stdout, "ready").and_then(|()| stdout.flush())?;
+        let nowhere = std::fs::File::options().write(true).open("/dev/null")?;
+        nix::unistd::dup2_stdout(&nowhere)?;
+    } else {
+        eprintln!("ready");
+    }
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! A gate in the background: starting it, finding it, stopping it.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use control::client::{Client, ClientError};
+use control::health::HealthReport;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::exit::{Exit, Failure, exit_of};
+use crate::gate::lock::{Holder, StateLock};
+use crate::paths::Paths;
+
+/// A gate that is not ready by then is not going to be.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// Longer than the longest `shutdown_timeout` anybody should have.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// Between two looks at something that sends no event.
+const STEP: Duration = Duration::from_millis(20);
+
+/// The outcome of [`start`].
+#[derive(Debug)]
+pub struct Started {
+    /// The gate's process.
+    pub pid: u32,
+    /// Whether it ran before.
+    pub was_running: bool,
+}
+
+/// A client for a gate that runs, started if need be.
+pub async fn client(paths: &Paths, verbose: u8) -> Result<Client> {
+    let client = Client::new(&paths.control);
+    match client.send(http::Method::GET, "/v1/health", None).await {
+        Ok(answer) => {
+            warn_of_other_version(answer.version());
+            Ok(client)
+        }
+        Err(ClientError::Unreachable { .. }) => {
+            start(paths, verbose).await?;
+            Ok(client)
+        }
+        Err(other) => Err(other.into()),
+    }
+}
+
+fn warn_of_other_version(gate: Option<&str>) {
+    let own = env!("CARGO_PKG_VERSION");
+    if let Some(gate) = gate
+        && gate != own
+    {
+        eprintln!(
+            "palisade: the gate runs version {}, this is {own}; to change it: palisade gate restart",
+            crate::output::safe(gate)
+        );
+    }
+}
+
+/// Asks the gate how it is. A degraded gate answers too.
+pub async fn report(paths: &Paths) -> Result<HealthReport, ClientError> {
+    let answer = match Client::new(&paths.control).get("/v1/health").await {
+        Err(ClientError::Refused { body, .. }) if body.get("checks").is_some() => body,
+        other => other?,
+    };
+    serde_json::from_value(answer).map_err(|error| ClientError::Broken(error.to_string()))
+}
+
+/// Starts a gate unless one answers, and returns when it is ready.
+pub async fn start(paths: &Paths, verbose: u8) -> Result<Started> {
+    if let Ok(report) = report(paths).await {
+        return Ok(Started {
+            pid: report.pid,
+            was_running: true,
+        });
+    }
+    paths.prepare()?;
+    let log_from = std::fs::metadata(paths.log()).map_or(0, |found| found.len());
+    let mut child = spawn(paths, verbose)?;
+    let pid = child.id().unwrap_or_default();
+    match timeout(START_LIMIT, ready(&mut child)).await {
+        Ok(Ok(())) => Ok(Started {
+            pid,
+            was_running: false,
+        }),
+        Ok(Err(error)) if exit_of(&error) == Exit::Exists => wait_for_other(paths, error).await,
+        Ok(Err(error)) => Err(with_log(error, &paths.log(), log_from)),
+        Err(_) => {
+            child.start_kill()?;
+            Err(with_log(
+                Failure::new(Exit::TimedOut, "the gate was not ready in 30 s").into(),
+                &paths.log(),
+                log_from,
+            ))
+        }
+    }
+}
+
+fn spawn(paths: &Paths, verbose: u8) -> Result<Child> {
+    let log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(paths.log())?;
+    // The file this process was started from may have been replaced by an update since.
+    let own = std::env::current_exe().ok().filter(|path| path.exists());
+    let mut command = Command::new(own.as_deref().unwrap_or(Path::new("/proc/self/exe")));
+    command.args(["gate", "run", "--detached"]);
+    command
+        .arg("--state-dir")
+        .arg(&paths.state_dir)
+        .arg("--control")
+        .arg(&paths.control);
+    match &paths.config {
+        Some(config) => command.arg("--config").arg(config),
+        None => command.env_remove("PALISADE_CONFIG"),
+    };
+    command.args(vec!["-v"; usize::from(verbose)]);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .current_dir("/");
+    command.spawn().context("cannot start the gate")
+}
+
+/// Waits for the line 'ready'; a gate that ends first has said why in its log.
+async fn ready(child: &mut Child) -> Result<()> {
+    let stdout = child.stdout.take().context("the gate has no stdout")?;
+    let mut lines = BufReader::new(stdout).lines();
+    while let Some(line) = lines.next_line().await? {
+        if line == "ready" {
+            return Ok(());
+        }
+    }
+    let status = child.wait().await?;
+    let exit = match status.code() {
+        Some(2) => Exit::Usage,
+        Some(4) => Exit::Exists,
+        _ => Exit::Failed,
+    };
+    Err(Failure::new(exit, format!("the gate did not start ({status})")).into())
+}
+
+/// Another command was quicker to start the gate; its gate is as good.
+async fn wait_for_other(paths: &Paths, error: anyhow::Error) -> Result<Started> {
+    let until = Instant::now() + START_LIMIT;
+    while Instant::now() < until && StateLock::holder(&paths.lock())?.is_some() {
+        if let Ok(report) = report(paths).await {
+            return Ok(Started {
+                pid: report.pid,
+                was_running: true,
+            });
+        }
+        sleep(STEP).await;
+    }
+    Err(error)
+}
+
+/// The error, with what the gate wrote before it ended.
+fn with_log(error: anyhow::Error, log: &Path, from: u64) -> anyhow::Error {
+    let exit = exit_of(&error);
+    let written = std::fs::read(log).unwrap_or_default();
+    let fresh = usize::try_from(from)
+        .ok()
+        .and_then(|from| written.get(from..))
+        .unwrap_or(&written);
+    let fresh = String::from_utf8_lossy(fresh);
+    let last: Vec<&str> = fresh.lines().rev().take(20).collect();
+    let said: String = last
+        .into_iter()
+        .rev()
+        .map(|line| format!("\n  {line}"))
+        .collect();
+    Failure::new(exit, format!("{error}{said}")).into()
+}
+
+/// Stops the gate and waits until its lock is free. `false` when none ran.
+pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
+    let holder = StateLock::holder(&paths.lock())?;
+    match Client::new(&paths.control)
+        .post("/v1/shutdown", &json!({}))
+        .await
+    {
+        Ok(_) | Err(ClientError::Broken(_)) => {}
+        Err(ClientError::Unreachable { .. }) => match holder {
+            None => return Ok(false),
+            Some(Holder { pid: Some(pid) }) => signal(pid, Signal::SIGTERM)?,
+            Some(Holder { pid: None }) => {}
+        },
+        Err(other) => return Err(other.into()),
+    }
+    if wait_until_free(paths, STOP_LIMIT).await? {
+        return Ok(true);
+    }
+    let Some(Holder { pid: Some(pid) }) = StateLock::holder(&paths.lock())? else {
+        return Ok(true);
+    };
+    if force {
+        signal(pid, Signal::SIGKILL)?;
+        return wait_until_free(paths, STOP_LIMIT).await;
+    }
+    Err(Failure::new(
+        Exit::TimedOut,
+        format!(
+            "the gate (pid {pid}) did not stop in 30 s; kill it with: palisade gate stop --force"
+        ),
+    )
+    .into())
+}
+
+async fn wait_until_free(paths: &Paths, limit: Duration) -> Result<bool> {
+    let until = Instant::now() + limit;
+    while StateLock::holder(&paths.lock())?.is_some() {
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+        sleep(STEP).await;
+    }
+    Ok(true)
+}
+
+fn signal(pid: i32, signal: Signal) -> Result<()> {
+    kill(Pid::from_raw(pid), signal).with_context(|| format!("cannot signal the gate (pid {pid})"))
+}

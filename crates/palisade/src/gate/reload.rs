@@ -1,0 +1,239 @@
+//! New settings while the gate runs.
+//!
+//! Validate all, build all, swap one pointer. Whatever is wrong, the old snapshot stays
+//! and everybody hears of it: the log, health, metrics, audit.
+//!
+//! A change is taken once the files hold still: an editor that truncates and writes, or
+//! a script that writes a hundred times, leaves behind moments in which the file is
+//! valid and wrong. Two readings a moment apart must agree before anything is built.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use arc_swap::ArcSwap;
+use config::{Settings, Sources};
+use control::dispatch::ReloadRequest;
+use control::health::Board;
+use control::wall_now;
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use policy::audit::{AuditEvent, Kind};
+use store::Store;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Mutex, Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::gate::{audit_options, environment};
+use crate::telemetry::Telemetry;
+use crate::telemetry::numbers::Numbers;
+
+/// File systems and editors that send no event are caught by looking.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long the files must hold still.
+const SETTLE: Duration = Duration::from_millis(150);
+
+/// Sections that are read once, at the start.
+const AT_START: &[&str] = &["/server/", "/metrics/tracing/", "/logging/format"];
+
+/// Everything a reload touches.
+#[derive(Debug)]
+pub struct Reloader {
+    /// The operator's file, if there is one.
+    pub config: Option<PathBuf>,
+    /// The snapshot everybody reads.
+    pub settings: Arc<ArcSwap<Settings>>,
+    /// Where health shows it.
+    pub board: Arc<Board>,
+    /// Where it is counted.
+    pub numbers: Numbers,
+    /// Level and secrets follow.
+    pub telemetry: Arc<Telemetry>,
+    /// Audit options follow, and the log records it.
+    pub store: Store,
+    /// Requests over the control socket.
+    pub requests: Mutex<mpsc::Receiver<ReloadRequest>>,
+    /// The files as they were when they were last taken or refused.
+    pub seen: Mutex<[u8; 32]>,
+}
+
+impl Reloader {
+    /// Watches, listens and reloads until `stop`.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) -> Result<()> {
+        let changed = Arc::new(Notify::new());
+        let mut watch = Watch::new(&changed);
+        watch.follow(&self.read().await?);
+        let mut hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut requests = self.requests.lock().await;
+        loop {
+            let settled = tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                Some(answer) = requests.recv() => {
+                    let sources = self.read().await?;
+                    watch.follow(&sources);
+                    // The asker may have hung up; the reload happened all the same.
+                    let _ = answer.send(self.take(sources).await);
+                    continue;
+                }
+                _ = hangup.recv() => {
+                    tracing::info!("SIGHUP: reading the configuration again");
+                    Some(self.read().await?)
+                }
+                () = changed.notified() => self.settled_change(&stop).await?,
+                _ = look.tick() => self.settled_change(&stop).await?,
+            };
+            if let Some(sources) = settled {
+                watch.follow(&sources);
+                // A refusal is told in `take`; nobody waits for it here.
+                let _ = self.take(sources).await;
+            }
+        }
+    }
+
+    /// The files, if they differ from what was last seen and have held still.
+    async fn settled_change(&self, stop: &CancellationToken) -> Result<Option<Sources>> {
+        let seen = *self.seen.lock().await;
+        let mut before = self.read().await?;
+        while before.fingerprint() != seen {
+            tokio::select! {
+                () = stop.cancelled() => return Ok(None),
+                () = tokio::time::sleep(SETTLE) => {}
+            }
+            let now = self.read().await?;
+            if now.fingerprint() == before.fingerprint() {
+                return Ok(Some(now));
+            }
+            before = now;
+        }
+        Ok(None)
+    }
+
+    async fn read(&self) -> Result<Sources> {
+        let config = self.config.clone();
+        let read =
+            tokio::task::spawn_blocking(move || Sources::read(config.as_deref(), &environment));
+        Ok(read.await??)
+    }
+
+    /// Builds settings from `sources` and puts them in force, or says why not. The
+    /// answer names the keys that changed.
+    async fn take(&self, sources: Sources) -> Result<Vec<String>, String> {
+        *self.seen.lock().await = sources.fingerprint();
+        let built = tokio::task::spawn_blocking(move || sources.settings(&environment))
+            .await
+            .map_err(|error| error.to_string())
+            .and_then(|built| built.map_err(|problems| problems.to_string()));
+        let outcome = built.and_then(|settings| self.swap(settings));
+        let event = match &outcome {
+            Ok(changed) => {
+                self.board.check("config_current", Ok(()));
+                tracing::info!(?changed, "the configuration was reloaded");
+                "reloaded"
+            }
+            Err(problems) => {
+                self.board.check("config_current", Err(problems.clone()));
+                tracing::error!(
+                    problems,
+                    "the configuration was refused; the old one stays in force"
+                );
+                "reload_refused"
+            }
+        };
+        self.numbers.reloaded(outcome.is_ok());
+        let record = AuditEvent {
+            event: Some(event.to_owned()),
+            ..AuditEvent::new(Kind::Config)
+        };
+        if let Err(error) = self.store.audit().record_durable(record, wall_now()).await {
+            tracing::warn!(%error, "the reload was not recorded");
+        }
+        outcome
+    }
+
+    fn swap(&self, settings: Settings) -> Result<Vec<String>, String> {
+        self.telemetry
+            .follow(&settings)
+            .map_err(|error| format!("{error:#}"))?;
+        self.store
+            .audit()
+            .set_options(audit_options(&settings))
+            .map_err(|error| error.to_string())?;
+        let settings = Arc::new(settings);
+        let old = self.settings.swap(Arc::clone(&settings));
+        self.announce(&settings);
+        let changed = old.diff(&settings);
+        let late = |key: &&String| AT_START.iter().any(|section| key.starts_with(section));
+        for key in changed.iter().filter(late) {
+            tracing::warn!(
+                key,
+                "this takes effect at the next start: palisade gate restart"
+            );
+        }
+        Ok(changed)
+    }
+
+    /// Puts what an operator should know about `settings` on the board and in the log.
+    pub fn announce(&self, settings: &Settings) {
+        for warning in &settings.warnings {
+            tracing::warn!(%warning, "the configuration was accepted with a warning");
+        }
+        let warnings: Vec<String> = settings.warnings.iter().map(ToString::to_string).collect();
+        let warned = (!warnings.is_empty()).then(|| warnings.join("; "));
+        self.board.note("config_warnings", warned);
+        let open = settings.policies.fail_open;
+        let open =
+            open.then(|| "policies.fail_open lets calls pass that no policy judged".to_owned());
+        self.board.note("fail_open", open);
+    }
+}
+
+/// Events from the directories the files are in. Directories, because a file that is
+/// renamed over or a link that is swapped is another file.
+struct Watch {
+    watcher: Option<RecommendedWatcher>,
+    directories: BTreeSet<PathBuf>,
+}
+
+impl Watch {
+    fn new(changed: &Arc<Notify>) -> Self {
+        let changed = Arc::clone(changed);
+        let heard = move |_: notify::Result<notify::Event>| changed.notify_one();
+        let watcher = notify::recommended_watcher(heard)
+            .inspect_err(|error| tracing::warn!(%error, "files are not watched, only looked at"))
+            .ok();
+        Self {
+            watcher,
+            directories: BTreeSet::new(),
+        }
+    }
+
+    fn follow(&mut self, sources: &Sources) {
+        let Some(watcher) = &mut self.watcher else {
+            return;
+        };
+        let wanted: BTreeSet<PathBuf> = sources
+            .paths()
+            .iter()
+            .filter_map(|path| Some(path.parent()?.to_owned()))
+            .collect();
+        for gone in self.directories.difference(&wanted) {
+            // It may have been removed, which ended the watch already.
+            let _ = watcher.unwatch(gone);
+        }
+        let mut watched = BTreeSet::new();
+        for directory in wanted {
+            if self.directories.contains(&directory)
+                || watcher
+                    .watch(&directory, RecursiveMode::NonRecursive)
+                    .is_ok()
+            {
+                watched.insert(directory);
+            }
+        }
+        self.directories = watched;
+    }
+}

@@ -1,0 +1,94 @@
+//! What people and scripts read on stdout.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use unicode_width::UnicodeWidthStr;
+
+/// Prints a value as indented JSON.
+pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    print_line(&serde_json::to_string_pretty(value)?)
+}
+
+/// Prints a line. A reader that went away (`| head`) is a reason to stop, not to complain.
+pub fn print_line(line: &str) -> anyhow::Result<()> {
+    write_out(format!("{line}\n").as_bytes())
+}
+
+/// Writes bytes to stdout.
+pub fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => Ok(other?),
+    }
+}
+
+/// Text somebody else chose, made safe to show on a terminal: control characters and
+/// those that reorder or hide text are shown as escapes.
+pub fn safe(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        let hides = matches!(c,
+            '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
+        if c.is_control() || hides {
+            shown.extend(c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// Rows under a heading, in columns as wide as their widest cell.
+pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| safe(cell)).collect())
+        .collect();
+    let mut widths: Vec<usize> = heading.iter().map(|title| title.width()).collect();
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.width());
+        }
+    }
+    let render = |cells: Vec<&str>| {
+        let mut line = String::new();
+        for (cell, width) in cells.iter().zip(&widths) {
+            line.push_str(cell);
+            line.push_str(&" ".repeat(width - cell.width() + 2));
+        }
+        line.trim_end().to_owned()
+    };
+    let mut lines = vec![render(heading.to_vec())];
+    lines.extend(
+        rows.iter()
+            .map(|row| render(row.iter().map(String::as_str).collect())),
+    );
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_text_is_shown_not_obeyed() {
+        assert_eq!(safe("a\x1b]52;c;x\x07b"), "a\\u{1b}]52;c;x\\u{7}b");
+        assert_eq!(safe("evil\u{202e}txt.exe"), "evil\\u{202e}txt.exe");
+        assert_eq!(safe("größe 猫"), "größe 猫");
+    }
+
+    #[test]
+    fn columns_line_up_and_nothing_trails() {
+        let rows = vec![
+            vec!["a".into(), "猫猫".into()],
+            vec!["long one".into(), "b".into()],
+        ];
+        assert_eq!(
+            table(&["ID", "NAME"], &rows),
+            "ID        NAME\na         猫猫\nlong one  b"
+        );
+    }
+}

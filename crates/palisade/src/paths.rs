@@ -1,0 +1,265 @@
+//! Where things are on this machine.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use control::serve::MAX_SOCKET_PATH;
+
+use crate::exit::{Exit, Failure};
+
+/// The places one gate lives in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    /// Database, lock, log; 0700.
+    pub state_dir: PathBuf,
+    /// The control socket.
+    pub control: PathBuf,
+    /// The operator's file; `None` when none was named and the usual place has none.
+    pub config: Option<PathBuf>,
+}
+
+/// What the command line and the environment said about places.
+#[derive(Clone, Debug, Default)]
+pub struct Wishes {
+    /// `--config`.
+    pub config: Option<PathBuf>,
+    /// `--state-dir`.
+    pub state_dir: Option<PathBuf>,
+    /// `--control`.
+    pub control: Option<PathBuf>,
+}
+
+impl Paths {
+    /// Decides where things are. `env` reads the environment.
+    pub fn resolve(wishes: &Wishes, env: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+        // The XDG specification tells programs to ignore relative values.
+        let absolute = |name: &str| {
+            env(name)
+                .map(PathBuf::from)
+                .filter(|path| path.is_absolute())
+        };
+        let home = |under: &str, flag: &str| {
+            absolute("HOME")
+                .map(|home| home.join(under))
+                .ok_or_else(|| {
+                    Failure::new(
+                        Exit::Usage,
+                        format!("HOME is not set; say where with {flag}"),
+                    )
+                })
+        };
+        let state_dir = match &wishes.state_dir {
+            Some(given) => std::path::absolute(given)?,
+            None => match absolute("XDG_STATE_HOME") {
+                Some(base) => base.join("palisade"),
+                None => home(".local/state/palisade", "--state-dir")?,
+            },
+        };
+        let control = match (
+            &wishes.control,
+            &wishes.state_dir,
+            absolute("XDG_RUNTIME_DIR"),
+        ) {
+            (Some(given), _, _) => std::path::absolute(given)?,
+            (None, None, Some(runtime)) => runtime.join("palisade/control.sock"),
+            (None, Some(_), _) | (None, None, None) => state_dir.join("control.sock"),
+        };
+        if control.as_os_str().len() > MAX_SOCKET_PATH {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!(
+                    "the control socket's path is {} bytes long, and {MAX_SOCKET_PATH} is the \
+                     most the system takes: {}; choose a shorter one with --control",
+                    control.as_os_str().len(),
+                    control.display()
+                ),
+            )
+            .into());
+        }
+        let config = match &wishes.config {
+            Some(given) => Some(std::path::absolute(given)?),
+            None => {
+                let usual = match absolute("XDG_CONFIG_HOME") {
+                    Some(base) => Some(base.join("palisade/palisade.yaml")),
+                    None => home(".config/palisade/palisade.yaml", "--config").ok(),
+                };
+                usual.filter(|path| path.symlink_metadata().is_ok())
+            }
+        };
+        Ok(Self {
+            state_dir,
+            control,
+            config,
+        })
+    }
+
+    /// Makes the state directory and the socket's, or checks that they are the
+    /// operator's alone.
+    pub fn prepare(&self) -> Result<()> {
+        make_private(&self.state_dir)?;
+        match self.control.parent() {
+            Some(parent) if parent != self.state_dir => {
+                make_dir(parent).with_context(|| format!("cannot create {}", parent.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The lock that makes a gate the only one in its state directory.
+    pub fn lock(&self) -> PathBuf {
+        self.state_dir.join("lock")
+    }
+
+    /// Where a gate in the background writes.
+    pub fn log(&self) -> PathBuf {
+        self.state_dir.join("gate.log")
+    }
+
+    /// What the operator has trusted.
+    pub fn trust(&self) -> PathBuf {
+        self.state_dir.join("trust.json")
+    }
+
+    /// Where the operator's file would be, whether or not it exists.
+    pub fn config_or_usual(&self, env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+        self.config.clone().or_else(|| {
+            let base = env("XDG_CONFIG_HOME")
+                .map(PathBuf::from)
+                .filter(|path| path.is_absolute())
+                .or_else(|| env("HOME").map(|home| PathBuf::from(home).join(".config")))?;
+            Some(base.join("palisade/palisade.yaml"))
+        })
+    }
+}
+
+fn make_dir(path: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+}
+
+/// A state directory that others can enter would give them the database and the CA.
+/// It is refused rather than changed: `--state-dir /tmp` must not close /tmp.
+fn make_private(path: &Path) -> Result<()> {
+    make_dir(path).with_context(|| format!("cannot create {}", path.display()))?;
+    let found = std::fs::metadata(path)?;
+    let own = nix::unistd::geteuid().as_raw();
+    let complaint = if found.uid() != own {
+        format!("belongs to uid {}, not to you", found.uid())
+    } else if found.mode() & 0o077 != 0 {
+        format!(
+            "is open to others (mode {:o}); run: chmod 700 {}",
+            found.mode() & 0o777,
+            path.display()
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Failure::new(
+        Exit::Usage,
+        format!("the state directory {} {complaint}", path.display()),
+    )
+    .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(wishes: &Wishes, env: &[(&str, &str)]) -> Result<Paths> {
+        let find = |name: &str| {
+            env.iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| OsString::from(value))
+        };
+        Paths::resolve(wishes, find)
+    }
+
+    #[test]
+    fn the_socket_follows_an_explicit_state_directory() {
+        let env = [("HOME", "/home/o"), ("XDG_RUNTIME_DIR", "/run/user/1000")];
+        let usual = resolve(&Wishes::default(), &env).unwrap();
+        assert_eq!(usual.state_dir, Path::new("/home/o/.local/state/palisade"));
+        assert_eq!(
+            usual.control,
+            Path::new("/run/user/1000/palisade/control.sock")
+        );
+
+        let explicit = Wishes {
+            state_dir: Some("/s".into()),
+            ..Wishes::default()
+        };
+        assert_eq!(
+            resolve(&explicit, &env).unwrap().control,
+            Path::new("/s/control.sock")
+        );
+
+        let both = Wishes {
+            control: Some("/c.sock".into()),
+            ..explicit
+        };
+        assert_eq!(resolve(&both, &env).unwrap().control, Path::new("/c.sock"));
+    }
+
+    #[test]
+    fn relative_xdg_values_are_ignored_and_a_missing_home_is_explained() {
+        let env = [
+            ("HOME", "/home/o"),
+            ("XDG_STATE_HOME", "state"),
+            ("XDG_RUNTIME_DIR", "run"),
+        ];
+        let paths = resolve(&Wishes::default(), &env).unwrap();
+        assert_eq!(paths.state_dir, Path::new("/home/o/.local/state/palisade"));
+        assert_eq!(
+            paths.control,
+            Path::new("/home/o/.local/state/palisade/control.sock")
+        );
+
+        let error = resolve(&Wishes::default(), &[]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "HOME is not set; say where with --state-dir"
+        );
+    }
+
+    #[test]
+    fn a_socket_path_of_107_bytes_fits_and_one_of_108_does_not() {
+        let of_length = |length: usize| {
+            let control = PathBuf::from(format!("/{}", "x".repeat(length - 1)));
+            let wishes = Wishes {
+                control: Some(control),
+                state_dir: Some("/s".into()),
+                config: None,
+            };
+            resolve(&wishes, &[])
+        };
+        assert!(of_length(107).is_ok());
+        let error = of_length(108).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("108 bytes long, and 107 is the most"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_state_directory_open_to_others_is_refused_and_left_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let error = make_private(dir.path()).unwrap_err();
+        assert!(
+            error.to_string().contains("open to others (mode 755)"),
+            "{error}"
+        );
+        assert_eq!(std::fs::metadata(dir.path()).unwrap().mode() & 0o777, 0o755);
+        let inner = dir.path().join("a/b");
+        make_private(&inner).unwrap();
+        assert_eq!(std::fs::metadata(inner).unwrap().mode() & 0o777, 0o700);
+    }
+}

@@ -1,0 +1,143 @@
+//! The gate's own numbers, and those it reads off its parts when asked.
+
+use std::fmt;
+
+use control::metrics::ControlMetrics;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use store::Store;
+
+/// Counters that parts of the gate bump as things happen.
+#[derive(Clone, Debug, Default)]
+pub struct Numbers {
+    reloads: Family<ReloadLabels, Counter>,
+    restarts: Family<TaskLabels, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReloadLabels {
+    status: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TaskLabels {
+    task: &'static str,
+}
+
+impl Numbers {
+    /// Counts a reload.
+    pub fn reloaded(&self, well: bool) {
+        let status = if well { "success" } else { "failed" };
+        self.reloads.get_or_create(&ReloadLabels { status }).inc();
+    }
+
+    /// Counts a task that had to be started again.
+    pub fn task_restarted(&self, task: &'static str) {
+        self.restarts.get_or_create(&TaskLabels { task }).inc();
+    }
+
+    /// Every number of the gate in one registry.
+    ///
+    /// Names are given without `_total`: the library appends it to counters.
+    pub fn registry(&self, store: Store, control: &ControlMetrics) -> Registry {
+        for status in ["success", "failed"] {
+            drop(self.reloads.get_or_create(&ReloadLabels { status }));
+        }
+        let mut registry = Registry::default();
+        registry.register(
+            "polis_sidecar_config_reloads",
+            "Configuration reloads by outcome",
+            self.reloads.clone(),
+        );
+        registry.register(
+            "palisade_task_restarts",
+            "Supervised tasks that ended and were started again",
+            self.restarts.clone(),
+        );
+        registry.register(
+            "palisade_build",
+            "The version that runs",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
+        control.register(&mut registry);
+        registry.register_collector(Box::new(StoreNumbers(store)));
+        registry
+    }
+}
+
+/// What the store counts, read when somebody asks.
+#[derive(Debug)]
+struct StoreNumbers(Store);
+
+impl Collector for StoreNumbers {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let stats = self.0.stats();
+        let mut gauge = |name: &str, help: &str, value: usize| {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)
+        };
+        gauge(
+            "proxy_registered_containers",
+            "Registrations that count",
+            stats.registered,
+        )?;
+        gauge(
+            "palisade_audit_queued",
+            "Audit records waiting to be written",
+            stats.queued,
+        )?;
+        let mut counter = |name: &str, help: &str, value: u64| {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)
+        };
+        counter(
+            "palisade_audit_dropped",
+            "Audit records dropped by audit.on_full",
+            stats.dropped,
+        )?;
+        counter(
+            "palisade_audit_lost",
+            "Audit records lost with the database",
+            stats.lost,
+        )?;
+        counter(
+            "palisade_audit_merged",
+            "Audit records counted in another one",
+            stats.merged,
+        )?;
+        counter(
+            "palisade_audit_rotated",
+            "Audit records that made room",
+            stats.rotated,
+        )?;
+        counter(
+            "palisade_audit_failed_batches",
+            "Database commits that failed",
+            stats.failed_batches,
+        )?;
+        counter("palisade_audit_batches", "Database commits", stats.batches)?;
+        counter(
+            "palisade_audit_jsonl_errors",
+            "Failed writes of the JSON lines",
+            stats.jsonl_errors,
+        )?;
+        let kinds = ConstCounter::new(0_u64);
+        let mut records = encoder.encode_descriptor(
+            "palisade_audit_records",
+            "Audit records written",
+            None,
+            kinds.metric_type(),
+        )?;
+        for (kind, count) in stats.records {
+            let counter = ConstCounter::new(count);
+            let labels = [("kind", kind.as_str())];
+            counter.encode(records.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}

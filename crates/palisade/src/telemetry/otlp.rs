@@ -1,0 +1,208 @@
+//! Traces to a collector, over OTLP/HTTP.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use config::Settings;
+use hickory_resolver::TokioResolver;
+use http::{Request, Response, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::dns::Name;
+use hyper_util::rt::TokioExecutor;
+use opentelemetry_http::{HttpClient, HttpError};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tokio::runtime::Handle;
+
+/// A collector that takes longer than this loses the batch.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Nothing a collector answers is worth more memory than this.
+const MAX_ANSWER: usize = 64 * 1024;
+
+/// A provider that sends spans where `settings` say, or none.
+pub fn provider(settings: &Settings) -> Result<Option<SdkTracerProvider>> {
+    let tracing = &settings.metrics.tracing;
+    if !tracing.enabled {
+        return Ok(None);
+    }
+    let (endpoint, rewritten) = traces_url(&tracing.endpoint)?;
+    if rewritten {
+        // Logging is not up yet; this is said once, at the start, on purpose.
+        eprintln!(
+            "palisade: metrics.tracing.endpoint names Jaeger's old Thrift port; \
+             sending OTLP to {endpoint} instead"
+        );
+    }
+    let exporter = SpanExporter::builder()
+        .with_http()
+        .with_http_client(Collector::new()?)
+        .with_endpoint(endpoint)
+        .with_timeout(TIMEOUT)
+        .build()
+        .context("cannot set up traces")?;
+    let resource = Resource::builder().with_service_name("palisade").build();
+    let provider = SdkTracerProvider::builder()
+        .with_batch_exporter(exporter)
+        .with_resource(resource)
+        .build();
+    Ok(Some(provider))
+}
+
+/// The URL spans are posted to, and whether it had to be changed from Jaeger's Thrift
+/// endpoint (`:14268/api/traces`), which speaks no OTLP, to the same host's OTLP port.
+fn traces_url(configured: &str) -> Result<(String, bool)> {
+    let uri: Uri = configured
+        .parse()
+        .context("metrics.tracing.endpoint is not a URL")?;
+    let scheme = uri.scheme_str().unwrap_or("http");
+    let host = uri.host().context("metrics.tracing.endpoint has no host")?;
+    if uri.port_u16() == Some(14268) {
+        return Ok((format!("{scheme}://{host}:4318/v1/traces"), true));
+    }
+    let port = uri
+        .port_u16()
+        .map(|port| format!(":{port}"))
+        .unwrap_or_default();
+    let path = uri.path().trim_end_matches('/');
+    let path = if path.ends_with("/v1/traces") {
+        path.to_owned()
+    } else {
+        format!("{path}/v1/traces")
+    };
+    Ok((format!("{scheme}://{host}{port}{path}"), false))
+}
+
+/// Sends on the gate's own runtime: the exporter calls from a thread without one.
+#[derive(Clone, Debug)]
+struct Collector {
+    runtime: Handle,
+    client: Client<HttpsConnector<HttpConnector<Resolve>>, Full<Bytes>>,
+}
+
+impl Collector {
+    fn new() -> Result<Self> {
+        let mut http = HttpConnector::new_with_resolver(Resolve::new()?);
+        http.enforce_http(false);
+        http.set_nodelay(true);
+        http.set_connect_timeout(Some(TIMEOUT));
+        let https = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_native_roots()
+            .context("cannot read this system's CA certificates")?
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(http);
+        let client = Client::builder(TokioExecutor::new()).build(https);
+        Ok(Self {
+            runtime: Handle::current(),
+            client,
+        })
+    }
+
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let answer = self.client.request(request.map(Full::new)).await?;
+        let (head, body) = answer.into_parts();
+        let body = Limited::new(body, MAX_ANSWER).collect().await?.to_bytes();
+        Ok(Response::from_parts(head, body))
+    }
+}
+
+#[async_trait::async_trait]
+impl HttpClient for Collector {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let own = self.clone();
+        self.runtime
+            .spawn(async move { tokio::time::timeout(TIMEOUT, own.send(request)).await? })
+            .await?
+    }
+}
+
+/// Names by hickory: the static binary must never call getaddrinfo.
+#[derive(Clone, Debug)]
+struct Resolve(TokioResolver);
+
+impl Resolve {
+    fn new() -> Result<Self> {
+        let builder = TokioResolver::builder_tokio().context("cannot read /etc/resolv.conf")?;
+        Ok(Self(builder.build().context("cannot set up the resolver")?))
+    }
+}
+
+impl tower_service::Service<Name> for Resolve {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = hickory_resolver::net::NetError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let resolver = self.0.clone();
+        Box::pin(async move {
+            let found = resolver.lookup_ip(name.as_str()).await?;
+            Ok(found
+                .iter()
+                .map(|ip| SocketAddr::new(ip, 0))
+                .collect::<Vec<_>>()
+                .into_iter())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_become_the_otlp_path_and_thrift_becomes_otlp() {
+        for (given, url, rewritten) in [
+            (
+                "http://localhost:4318",
+                "http://localhost:4318/v1/traces",
+                false,
+            ),
+            (
+                "http://localhost:4318/",
+                "http://localhost:4318/v1/traces",
+                false,
+            ),
+            (
+                "https://c.example/otlp",
+                "https://c.example/otlp/v1/traces",
+                false,
+            ),
+            (
+                "http://c.example:9/v1/traces",
+                "http://c.example:9/v1/traces",
+                false,
+            ),
+            (
+                "http://jaeger:14268/api/traces",
+                "http://jaeger:4318/v1/traces",
+                true,
+            ),
+            (
+                "http://[::1]:14268/api/traces",
+                "http://[::1]:4318/v1/traces",
+                true,
+            ),
+        ] {
+            assert_eq!(
+                traces_url(given).unwrap(),
+                (url.to_owned(), rewritten),
+                "{given}"
+            );
+        }
+        assert!(traces_url("/no/host").is_err());
+    }
+}

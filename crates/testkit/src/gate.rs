@@ -1,0 +1,212 @@
+//! A gate as a real process, in a place of its own.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::http::{self, Answer};
+use crate::wait;
+
+/// A directory with room for one gate: state, socket, configuration.
+#[derive(Debug)]
+pub struct Place {
+    dir: TempDir,
+    binary: PathBuf,
+}
+
+impl Place {
+    /// A fresh place for the given binary, with the smallest configuration.
+    #[expect(
+        clippy::expect_used,
+        reason = "a test without a directory cannot go on"
+    )]
+    pub fn new(binary: &str) -> Self {
+        // Short, because socket paths are.
+        let dir = tempfile::Builder::new()
+            .prefix("pal")
+            .tempdir()
+            .expect("a directory");
+        let place = Self {
+            dir,
+            binary: binary.into(),
+        };
+        place.write_config("version: \"1.0\"\n");
+        place
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The state directory.
+    pub fn state(&self) -> PathBuf {
+        self.path().join("state")
+    }
+
+    /// The control socket.
+    pub fn control(&self) -> PathBuf {
+        self.state().join("control.sock")
+    }
+
+    /// The operator's file.
+    pub fn config(&self) -> PathBuf {
+        self.path().join("palisade.yaml")
+    }
+
+    /// The database.
+    pub fn database(&self) -> PathBuf {
+        self.state().join("palisade.db")
+    }
+
+    /// Writes the operator's file in one go: a new file renamed over the old one.
+    #[expect(clippy::expect_used, reason = "a test without a file cannot go on")]
+    pub fn write_config(&self, text: &str) {
+        let fresh = self.path().join(".palisade.yaml.new");
+        std::fs::write(&fresh, text).expect("a file");
+        std::fs::rename(fresh, self.config()).expect("a rename");
+    }
+
+    /// `palisade` with this place's flags and a bare environment.
+    pub fn palisade(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("HOME", self.path());
+        command
+            .arg("--state-dir")
+            .arg(self.state())
+            .arg("--config")
+            .arg(self.config());
+        command.args(args).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command to its end.
+    #[expect(clippy::expect_used, reason = "a test without the binary cannot go on")]
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.palisade(args).output().expect("the binary")
+    }
+
+    /// Starts a gate in the foreground and waits for its 'ready'.
+    pub fn start(&self) -> Gate<'_> {
+        self.start_with(|command| command)
+    }
+
+    /// The same, with a last word on the command.
+    #[expect(
+        clippy::expect_used,
+        clippy::panic,
+        reason = "a test without a gate cannot go on"
+    )]
+    pub fn start_with(&self, adjust: impl FnOnce(&mut Command) -> &mut Command) -> Gate<'_> {
+        let mut command = self.palisade(&["gate", "run"]);
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = adjust(&mut command).spawn().expect("the binary");
+        let said = Arc::new(Mutex::new(String::new()));
+        let stderr = child.stderr.take().expect("stderr is piped");
+        let heard = Arc::clone(&said);
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let mut said = heard.lock().unwrap_or_else(PoisonError::into_inner);
+                said.push_str(&line);
+                said.push('\n');
+            }
+        });
+        let mut gate = Gate {
+            place: self,
+            child,
+            said,
+        };
+        wait::until("the gate to be ready", || {
+            if gate.said().lines().any(|line| line == "ready") {
+                return Some(());
+            }
+            if let Ok(Some(status)) = gate.child.try_wait() {
+                panic!(
+                    "the gate ended ({status}) before it was ready:\n{}",
+                    gate.said()
+                );
+            }
+            None
+        });
+        gate
+    }
+}
+
+/// A running gate. Dropping it kills it.
+#[derive(Debug)]
+pub struct Gate<'a> {
+    place: &'a Place,
+    child: Child,
+    said: Arc<Mutex<String>>,
+}
+
+impl Gate<'_> {
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// All it has written to stderr so far.
+    pub fn said(&self) -> String {
+        self.said
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Asks on its socket.
+    #[expect(
+        clippy::expect_used,
+        reason = "a test whose gate does not answer has failed"
+    )]
+    pub fn ask(&self, method: &str, path: &str, body: &Value) -> Answer {
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        http::ask(&self.place.control(), method, path, body.as_bytes()).expect("an answer")
+    }
+
+    /// GETs on its socket.
+    pub fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &Value::Null)
+    }
+
+    /// Sends a signal by name, as `kill` does.
+    #[expect(clippy::expect_used, reason = "a test that cannot signal cannot go on")]
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args([format!("-{name}"), self.pid().to_string()])
+            .status()
+            .expect("kill");
+        assert!(status.success(), "kill -{name} failed");
+    }
+
+    /// `kill -9`, and waits for the end.
+    #[expect(clippy::expect_used, reason = "a test that cannot kill cannot go on")]
+    pub fn kill(mut self) {
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait(&mut self) -> ExitStatus {
+        wait::until("the gate to end", || self.child.try_wait().ok().flatten())
+    }
+}
+
+impl Drop for Gate<'_> {
+    fn drop(&mut self) {
+        // Both fail when it has ended already, which is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

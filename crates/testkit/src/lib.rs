@@ -1,0 +1,25 @@
+//! What tests of the built binary share: a place for a gate, the gate itself as a real
+//! process, a socket to ask, a sink to look into, and a way to wait.
+//!
+//! **Never here:** a stand-in for anything of ours. A fake plays only what lives on the
+//! internet, and speaks its protocol.
+
+pub mod collector;
+pub mod gate;
+pub mod http;
+pub mod wait;
+
+/// Whether this test may do what only root can. Elsewhere it says so and is skipped; in
+/// CI a skip is a failure.
+#[expect(clippy::panic, reason = "in CI a skip is a failure")]
+pub fn require_root(what: &str) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
+    if !root {
+        if std::env::var("CI").is_ok_and(|ci| ci == "true") {
+            panic!("needs root: {what}");
+        }
+        println!("skipped: needs root: {what}");
+    }
+    root
+}

@@ -1,0 +1,25 @@
+//! Waiting for a condition, never for a time.
+
+use std::time::{Duration, Instant};
+
+/// Long enough for a busy machine; a test that gets here has failed.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Looks until `condition` gives something; panics with `what` after [`LIMIT`].
+#[expect(clippy::panic, reason = "a test that waits in vain has failed")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where tests pause between looks"
+)]
+pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        if started.elapsed() > LIMIT {
+            panic!("waited {LIMIT:?} in vain for: {what}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

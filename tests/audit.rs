@@ -1,0 +1,210 @@
+//! The audit log, from the command line: what is written, what is noticed.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Output, Stdio};
+
+use serde_json::{Value, json};
+use testkit::gate::{Gate, Place};
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn register(gate: &Gate<'_>, number: u8) {
+    let row = json!({"container_ip": format!("10.0.0.{number}"), "container_id": format!("c{number}"), "repos": []});
+    assert_eq!(gate.ask("POST", "/internal/containers", &row).status, 201);
+}
+
+/// A place with a few records, its gate stopped.
+fn with_records() -> Place {
+    let place = Place::new(PALISADE);
+    let mut gate = place.start();
+    (1..=5).for_each(|number| register(&gate, number));
+    assert_eq!(
+        gate.ask("DELETE", "/internal/containers/c3", &Value::Null)
+            .status,
+        200
+    );
+    gate.signal("TERM");
+    assert_eq!(gate.wait().code(), Some(0));
+    drop(gate);
+    place
+}
+
+fn verify(place: &Place) -> (Option<i32>, String) {
+    let database = place.database();
+    let output = place.run(&["audit", "verify", database.to_str().unwrap()]);
+    (output.status.code(), out(&output))
+}
+
+#[test]
+fn one_flipped_byte_in_a_record_is_named() {
+    let place = with_records();
+    let (code, said) = verify(&place);
+    assert!(code == Some(0) && said.starts_with("intact: "), "{said}");
+
+    let sql = rusqlite::Connection::open(place.database()).unwrap();
+    let victim: i64 = sql
+        .query_row(
+            "SELECT seq FROM audit WHERE body LIKE '%\"c3\"%' ORDER BY seq LIMIT 1",
+            [],
+            |row| row.get(0),
+        )
+        .unwrap();
+    let body: String = sql
+        .query_row("SELECT body FROM audit WHERE seq = ?1", [victim], |row| {
+            row.get(0)
+        })
+        .unwrap();
+    let forged = body.replacen("\"c3\"", "\"c4\"", 1);
+    sql.execute(
+        "UPDATE audit SET body = ?1 WHERE seq = ?2",
+        (forged, victim),
+    )
+    .unwrap();
+    drop(sql);
+    let (code, said) = verify(&place);
+    assert_eq!(code, Some(1));
+    assert!(
+        said.starts_with("BROKEN: ") && said.contains(&victim.to_string()),
+        "{victim}: {said}"
+    );
+
+    // The running gate says the same.
+    let gate = place.start();
+    let answer = gate.ask("POST", "/v1/audit/verify", &Value::Null).json();
+    assert_eq!(
+        (&answer["intact"], &answer["broken"]["seq"]),
+        (&json!(false), &json!(victim))
+    );
+}
+
+#[test]
+fn an_export_verifies_by_itself_and_a_changed_one_does_not() {
+    let place = with_records();
+    let _gate = place.start();
+    let file = place.path().join("export.jsonl");
+    let file = file.to_str().unwrap();
+    assert!(place.run(&["audit", "export", "-o", file]).status.success());
+    assert_eq!(
+        place.run(&["audit", "export", "-o", file]).status.code(),
+        Some(4),
+        "never overwritten"
+    );
+    let output = place.run(&["audit", "verify", file]);
+    assert!(output.status.success(), "{}", out(&output));
+
+    let text = std::fs::read_to_string(file).unwrap();
+    std::fs::write(file, text.replacen("registered", "registereD", 1)).unwrap();
+    assert_eq!(place.run(&["audit", "verify", file]).status.code(), Some(1));
+    assert_eq!(
+        place
+            .run(&["audit", "verify", "/no/such.jsonl"])
+            .status
+            .code(),
+        Some(3)
+    );
+}
+
+#[test]
+fn tail_shows_a_record_as_it_is_written() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    let mut tail = place
+        .palisade(&["audit", "tail", "--json", "--sandbox", "c7"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines();
+    // The follower is there once the gate counts its request; it is answered at the start.
+    testkit::wait::until("the follower", || {
+        gate.get("/internal/metrics")
+            .text()
+            .contains("action=\"audit.tail\"")
+            .then_some(())
+    });
+    register(&gate, 6);
+    register(&gate, 7);
+    let record: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!(
+        (&record["sandbox"], &record["event"]),
+        (&json!("c7"), &json!("registered"))
+    );
+    tail.kill().unwrap();
+    tail.wait().unwrap();
+}
+
+#[test]
+fn list_filters_and_explains_itself() {
+    let place = with_records();
+    let _gate = place.start();
+    let list = out(&place.run(&["audit", "list", "--sandbox", "c3"]));
+    assert!(
+        list.contains("unregistered") && !list.contains("c4"),
+        "{list}"
+    );
+    let newest: Vec<Value> =
+        serde_json::from_str(&out(&place.run(&["audit", "list", "--json", "-n", "1"]))).unwrap();
+    assert_eq!(newest[0]["event"], "gate_started");
+    assert_eq!(
+        out(&place.run(&["audit", "list", "--until", "1d"])),
+        "no records\n"
+    );
+    assert_eq!(
+        place
+            .run(&["audit", "list", "--since", "soon"])
+            .status
+            .code(),
+        Some(2)
+    );
+    assert_eq!(
+        place.run(&["audit", "list", "--kind", "ftp"]).status.code(),
+        Some(2)
+    );
+}
+
+#[test]
+fn json_lines_hold_every_record_across_restarts() {
+    let place = Place::new(PALISADE);
+    let lines = place.path().join("audit.jsonl");
+    place.write_config(&format!(
+        "version: \"1.0\"\naudit: {{ jsonl: {} }}\n",
+        lines.display()
+    ));
+    for number in 1..=3 {
+        let gate = place.start();
+        register(&gate, number);
+        gate.kill();
+    }
+    let gate = place.start();
+    testkit::wait::until("the lines to catch up", || {
+        let newest =
+            gate.get("/v1/audit?limit=1&newest_first=true").json()["records"][0]["seq"].as_u64();
+        let text = std::fs::read_to_string(&lines).ok()?;
+        let last: Value = serde_json::from_str(text.lines().last()?).ok()?;
+        (last["seq"].as_u64() == newest).then_some(())
+    });
+    let text = std::fs::read_to_string(&lines).unwrap();
+    let seqs: Vec<u64> = text
+        .lines()
+        .map(|line| {
+            serde_json::from_str::<Value>(line).unwrap()["seq"]
+                .as_u64()
+                .unwrap()
+        })
+        .collect();
+    assert!(seqs.windows(2).all(|pair| pair[0] < pair[1]), "{seqs:?}");
+    let output = place.run(&["audit", "verify", lines.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", out(&output));
+    assert_eq!(text.matches("\"event\":\"registered\"").count(), 3);
+}

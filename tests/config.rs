@@ -1,0 +1,148 @@
+//! `palisade config` and `palisade trust`, as an operator uses them.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::process::Output;
+
+use serde_json::Value;
+use testkit::gate::Place;
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn five_mistakes_are_reported_as_five_with_their_places() {
+    let place = Place::new(PALISADE);
+    place.write_config(
+        "version: \"1.0\"\n\
+         logging: { level: loud }\n\
+         egress:\n\
+        \x20 alowlist: ./a.yaml\n\
+        \x20 domains: [\"*.com\"]\n\
+         server: { shutdown_timeout: soon }\n\
+         tools:\n\
+        \x20 - { name: a, command: [x] }\n\
+        \x20 - { name: a, command: [y] }\n",
+    );
+    let output = place.run(&["config", "check"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = err(&output);
+    assert!(said.contains("5 problems in "), "{said}");
+    for place in [
+        "palisade.yaml:2:",
+        "palisade.yaml:4:3",
+        "palisade.yaml:5:",
+        "palisade.yaml:6:",
+        "palisade.yaml:9:",
+    ] {
+        assert!(said.contains(place), "{place} is not in:\n{said}");
+    }
+    assert!(said.contains("did you mean 'allowlist'"), "{said}");
+    let problems: Value =
+        serde_json::from_str(&out(&place.run(&["config", "check", "--json"]))).unwrap();
+    assert_eq!(problems["problems"].as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn init_writes_a_file_that_passes_and_never_overwrites() {
+    let place = Place::new(PALISADE);
+    std::fs::remove_file(place.config()).unwrap();
+    assert!(place.run(&["config", "init"]).status.success());
+    let output = place.run(&["config", "check"]);
+    assert!(output.status.success(), "{}", err(&output));
+    assert_eq!(place.run(&["config", "init"]).status.code(), Some(4));
+    assert_eq!(
+        out(&place.run(&["config", "init", "--stdout"])),
+        std::fs::read_to_string(place.config()).unwrap()
+    );
+}
+
+#[test]
+fn show_says_where_each_value_comes_from() {
+    let place = Place::new(PALISADE);
+    place.write_config("version: \"1.0\"\nlogging: { level: \"${LEVEL:-debug}\" }\n");
+    let all = out(&place.run(&["config", "show"]));
+    assert!(all.contains("/audit/max_bytes"), "{all}");
+    let set = out(&place.run(&["config", "show", "--set"]));
+    assert!(
+        set.contains("palisade.yaml:2") && !set.contains("/audit/max_bytes"),
+        "{set}"
+    );
+}
+
+#[test]
+fn the_schema_is_json_schema() {
+    let place = Place::new(PALISADE);
+    let schema: Value = serde_json::from_str(&out(&place.run(&["config", "schema"]))).unwrap();
+    assert!(schema["properties"]["egress"].is_object());
+    assert_eq!(schema["additionalProperties"], false);
+}
+
+#[test]
+fn a_missing_variable_is_named_and_no_value_is_shown() {
+    let place = Place::new(PALISADE);
+    place.write_config("version: \"1.0\"\nsecrets: { key: \"${NOT_SET_HERE}\" }\n");
+    let output = place.run(&["config", "check"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(err(&output).contains("NOT_SET_HERE"), "{}", err(&output));
+}
+
+#[test]
+fn a_named_file_that_is_not_there_is_an_error() {
+    let place = Place::new(PALISADE);
+    std::fs::remove_file(place.config()).unwrap();
+    let output = place.run(&["gate", "run"]);
+    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+    assert!(err(&output).contains("palisade.yaml"), "{}", err(&output));
+}
+
+#[test]
+fn trust_shows_the_file_asks_and_ends_with_one_changed_byte() {
+    let place = Place::new(PALISADE);
+    let repository = place.path().join("repository");
+    std::fs::create_dir(&repository).unwrap();
+    let path = repository.to_str().unwrap();
+    assert_eq!(
+        place.run(&["trust", path]).status.code(),
+        Some(3),
+        "nothing to trust"
+    );
+    let file = repository.join(".palisade.yaml");
+    std::fs::write(&file, "ports: [3000]\n# \u{202e}hidden\n").unwrap();
+
+    let output = place.run(&["trust", path]);
+    assert_eq!(output.status.code(), Some(2), "it asks first");
+    assert!(
+        err(&output).contains("ports: [3000]") && err(&output).contains("\\u{202e}hidden"),
+        "{}",
+        err(&output)
+    );
+    assert!(out(&place.run(&["trust", "--yes", path])).starts_with("trusted: "));
+    assert!(out(&place.run(&["trust", "--yes", path])).starts_with("already trusted"));
+    assert!(out(&place.run(&["trust", "--list"])).contains(path));
+
+    std::fs::write(&file, "ports: [3001]\n").unwrap();
+    assert_eq!(
+        place.run(&["trust", path]).status.code(),
+        Some(2),
+        "changed: it asks again"
+    );
+    assert!(place.run(&["trust", "--revoke", path]).status.success());
+    assert_eq!(
+        out(&place.run(&["trust", "--list"])),
+        "nothing is trusted\n"
+    );
+}

@@ -1,0 +1,227 @@
+//! `kill -9` at random moments under load: nothing that was acknowledged is lost.
+//!
+//! The short form runs in `./test`; `just kills` runs a thousand.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use testkit::gate::Place;
+use testkit::{http, wait};
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+/// How many kills when nobody says.
+const SHORT: u32 = 40;
+
+/// Small and repeatable: a failing run prints its seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
+
+/// What one client was told during one life of the gate.
+#[derive(Default)]
+struct Told {
+    registered: Vec<String>,
+    removed: Vec<String>,
+    unclear: Vec<String>,
+}
+
+/// Registers, and now and then removes, until the gate stops answering.
+fn load(socket: &Path, life: u32, previous: &[String]) -> Told {
+    let mut told = Told::default();
+    let mut doomed = previous.iter();
+    for turn in 0_u32.. {
+        let number = life * 16 + turn % 16;
+        let id = format!("c-{life}-{turn}");
+        let [_, b, c, d] = number.to_be_bytes();
+        let body =
+            json!({"container_ip": format!("10.{b}.{c}.{d}"), "container_id": id, "repos": []});
+        match http::ask(
+            socket,
+            "POST",
+            "/internal/containers",
+            body.to_string().as_bytes(),
+        ) {
+            Ok(answer) if answer.status == 201 => told.registered.push(id),
+            Ok(answer) if answer.status == 429 => {}
+            Ok(answer) => panic!("{}: {}", answer.status, answer.text()),
+            Err(_) => {
+                told.unclear.push(id);
+                return told;
+            }
+        }
+        if turn % 4 == 3
+            && let Some(id) = doomed.next()
+        {
+            match http::ask(socket, "DELETE", &format!("/internal/containers/{id}"), b"") {
+                Ok(answer) if answer.status == 200 => told.removed.push(id.clone()),
+                Ok(answer) if answer.status == 429 => {}
+                Ok(answer) => panic!("{}: {}", answer.status, answer.text()),
+                Err(_) => {
+                    told.unclear.push(id.clone());
+                    return told;
+                }
+            }
+        }
+    }
+    told
+}
+
+#[test]
+fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
+    let kills = std::env::var("PALISADE_KILLS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(SHORT);
+    let seed = u64::from(std::process::id()) << 20 | u64::from(kills);
+    println!("{kills} kills, seed {seed}");
+    let mut dice = Dice(seed | 1);
+    let place = Place::new(PALISADE);
+    let started = Instant::now();
+    let mut live: Vec<String> = Vec::new();
+    let mut all: Vec<String> = Vec::new();
+    let mut gone: Vec<String> = Vec::new();
+    let mut unclear: Vec<String> = Vec::new();
+
+    for life in 0..kills {
+        // Before ready, right after it, or in the middle of the load.
+        let delay = Duration::from_micros(dice.roll(60_000));
+        let mut child = place
+            .palisade(&["gate", "run"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary");
+        let socket = place.control();
+        let (send, told) = mpsc::channel();
+        let recent: Vec<String> = live.iter().rev().take(3).cloned().collect();
+        let (kill, killed) = mpsc::channel::<()>();
+        let loader = thread::spawn(move || {
+            // The socket appears when the gate listens; a kill may come first.
+            while !socket_answers(&socket) {
+                if killed.try_recv().is_ok() {
+                    return;
+                }
+            }
+            send.send(load(&socket, life, &recent))
+                .expect("the test listens");
+        });
+        let early = dice.roll(8) == 0;
+        if !early {
+            wait::until("the socket", || {
+                socket_answers(&place.control()).then_some(())
+            });
+        }
+        pause(delay);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+        kill.send(()).ok();
+        loader.join().expect("the load");
+        if let Ok(told) = told.try_recv() {
+            live.retain(|id| !told.removed.contains(id) && !told.unclear.contains(id));
+            live.extend(told.registered.iter().cloned());
+            all.extend(told.registered);
+            gone.extend(told.removed);
+            unclear.extend(told.unclear);
+        }
+    }
+
+    let gate = place.start();
+    let answer = gate.get("/v1/registrations").json();
+    let present: std::collections::HashSet<&str> = answer
+        .as_array()
+        .expect("rows")
+        .iter()
+        .filter_map(|row| row["container_id"].as_str())
+        .collect();
+    for id in &live {
+        assert!(
+            present.contains(id.as_str()),
+            "{id} was acknowledged and is lost"
+        );
+    }
+    for id in &gone {
+        assert!(
+            !present.contains(id.as_str()),
+            "{id} was removed and is back"
+        );
+    }
+    let export = place.run(&["audit", "export"]);
+    let export = String::from_utf8(export.stdout).expect("text");
+    let recorded = |event: &str| -> std::collections::HashSet<String> {
+        export
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"))
+            .filter(|record| record["event"] == event)
+            .map(|record| record["sandbox"].as_str().unwrap_or_default().to_owned())
+            .collect()
+    };
+    let registered = recorded("registered");
+    let lost: Vec<&String> = all.iter().filter(|id| !registered.contains(*id)).collect();
+    assert!(lost.is_empty(), "registrations without a record: {lost:?}");
+    let removed = recorded("unregistered");
+    assert!(gone.iter().all(|id| removed.contains(id)));
+    let verify = place.run(&["audit", "verify"]);
+    let said = String::from_utf8_lossy(&verify.stdout).into_owned();
+    assert!(
+        verify.status.success() && said.starts_with("intact:"),
+        "{said}"
+    );
+    assert!(!place.state().join("registry.unavailable").exists());
+    assert!(
+        all.len() > kills as usize / 4,
+        "the load was too light to mean anything: {}",
+        all.len()
+    );
+    println!(
+        "{kills} kills in {:?}: {} registrations acknowledged, {} removals, {} answers cut off; {said}",
+        started.elapsed(),
+        all.len(),
+        gone.len(),
+        unclear.len()
+    );
+}
+
+fn socket_answers(socket: &Path) -> bool {
+    std::os::unix::net::UnixStream::connect(socket).is_ok()
+}
+
+/// The kill has to come at a random moment; there is no condition to wait for.
+#[expect(clippy::disallowed_methods, reason = "a random moment is the point")]
+fn pause(delay: Duration) {
+    thread::sleep(delay);
+}
+
+#[test]
+fn the_database_opens_with_the_sqlite_shell_too() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    let body = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});
+    assert_eq!(gate.ask("POST", "/internal/containers", &body).status, 201);
+    gate.kill();
+    let output = Command::new("sqlite3")
+        .arg(place.database())
+        .arg("PRAGMA integrity_check")
+        .output()
+        .expect("sqlite3");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "ok");
+}

@@ -1,0 +1,380 @@
+//! The gate as a process: starting, stopping, one per directory, what its exit says.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::process::{Output, Stdio};
+
+use serde_json::{Value, json};
+use testkit::gate::Place;
+use testkit::wait;
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Stops the background gate of a place, whatever the test does.
+struct Background<'a>(&'a Place);
+
+impl Drop for Background<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.run(&["gate", "stop", "--force"]);
+    }
+}
+
+#[test]
+fn a_gate_in_the_background_starts_answers_logs_and_stops() {
+    let place = Place::new(PALISADE);
+    let _cleanup = Background(&place);
+    let output = place.run(&["gate", "status"]);
+    assert_eq!(output.status.code(), Some(5));
+    assert!(err(&output).contains("no gate runs in"), "{}", err(&output));
+
+    let output = place.run(&["gate", "start"]);
+    assert!(output.status.success(), "{}", err(&output));
+    assert!(
+        out(&output).starts_with("gate started (pid "),
+        "{}",
+        out(&output)
+    );
+    assert!(out(&place.run(&["gate", "start"])).starts_with("gate already running"));
+
+    let status: Value =
+        serde_json::from_str(&out(&place.run(&["gate", "status", "--json"]))).unwrap();
+    assert_eq!(
+        (&status["running"], &status["status"]),
+        (&json!(true), &json!("healthy"))
+    );
+    assert!(out(&place.run(&["gate", "logs"])).contains("the gate is up"));
+
+    let before = status["pid"].clone();
+    assert!(place.run(&["gate", "restart"]).status.success());
+    let status: Value =
+        serde_json::from_str(&out(&place.run(&["gate", "status", "--json"]))).unwrap();
+    assert_ne!(status["pid"], before);
+
+    assert_eq!(out(&place.run(&["gate", "stop"])), "gate stopped\n");
+    assert!(!place.control().exists(), "the socket is removed");
+    assert_eq!(out(&place.run(&["gate", "stop"])), "gate not running\n");
+}
+
+#[test]
+fn commands_that_need_a_gate_start_one_and_agree_on_it() {
+    let place = Place::new(PALISADE);
+    let _cleanup = Background(&place);
+    let children: Vec<_> = (0..4)
+        .map(|_| {
+            place
+                .palisade(&["registry", "list"])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", err(&output));
+        assert_eq!(out(&output), "nothing is registered\n");
+    }
+    let starts = out(&place.run(&["audit", "list", "--json"]));
+    assert_eq!(starts.matches("gate_started").count(), 1, "{starts}");
+}
+
+#[test]
+fn the_command_line_registers_lists_and_removes() {
+    let place = Place::new(PALISADE);
+    let _gate = place.start();
+    let add = [
+        "registry",
+        "add",
+        "abc",
+        "--ip",
+        "10.0.0.1",
+        "--repo",
+        "o/r",
+        "--auth-mode",
+        "bot",
+    ];
+    assert_eq!(out(&place.run(&add)), "registered abc\n");
+    let list = out(&place.run(&["registry", "list"]));
+    assert!(list.contains("abc  10.0.0.1  bot   o/r"), "{list}");
+    assert_eq!(
+        place.run(&["registry", "remove", "abc"]).status.code(),
+        Some(0)
+    );
+    assert_eq!(
+        place.run(&["registry", "remove", "abc"]).status.code(),
+        Some(3)
+    );
+    assert_eq!(
+        place.run(&["registry", "remove", "../x"]).status.code(),
+        Some(2)
+    );
+}
+
+#[test]
+fn a_second_gate_in_the_same_directory_is_refused_and_the_first_lives_on() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    let output = place.run(&["gate", "run"]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(
+        err(&output).contains(&format!("(pid {})", gate.pid())),
+        "{}",
+        err(&output)
+    );
+    assert_eq!(gate.get("/internal/health").status, 200);
+}
+
+#[test]
+fn two_gates_in_two_directories_do_not_disturb_each_other() {
+    let (one, two) = (Place::new(PALISADE), Place::new(PALISADE));
+    let (first, second) = (one.start(), two.start());
+    let row = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});
+    assert_eq!(first.ask("POST", "/internal/containers", &row).status, 201);
+    assert_eq!(second.get("/internal/containers").json()["count"], 0);
+    first.kill();
+    assert_eq!(second.get("/internal/health").status, 200);
+}
+
+#[test]
+fn a_gate_does_not_take_the_socket_of_another() {
+    let (one, two) = (Place::new(PALISADE), Place::new(PALISADE));
+    let first = one.start();
+    let control = one.control();
+    let output = two.run(&["gate", "run", "--control", control.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        err(&output).contains("another gate already listens on"),
+        "{}",
+        err(&output)
+    );
+    assert_eq!(first.get("/internal/health").status, 200);
+}
+
+#[test]
+fn a_socket_left_behind_by_a_kill_is_replaced_and_another_file_is_not() {
+    let place = Place::new(PALISADE);
+    place.start().kill();
+    assert!(place.control().exists(), "a kill leaves the socket");
+    drop(place.start());
+    std::fs::remove_file(place.control()).unwrap();
+    std::fs::write(place.control(), "mine").unwrap();
+    let output = place.run(&["gate", "run"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err(&output).contains("is not a socket"), "{}", err(&output));
+    assert_eq!(std::fs::read_to_string(place.control()).unwrap(), "mine");
+}
+
+/// A request whose body never comes keeps the gate from ending by itself.
+fn hold_a_request(place: &Place) -> UnixStream {
+    let mut stream = UnixStream::connect(place.control()).unwrap();
+    stream
+        .write_all(b"POST /internal/containers HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        .unwrap();
+    stream
+}
+
+#[test]
+fn the_first_signal_stops_in_order_and_leaves_nothing_behind() {
+    for signal in ["TERM", "INT"] {
+        let place = Place::new(PALISADE);
+        let mut gate = place.start();
+        gate.signal(signal);
+        assert_eq!(gate.wait().code(), Some(0), "{}", gate.said());
+        assert!(!place.control().exists());
+        assert!(
+            !place.state().join("palisade.db-wal").exists(),
+            "the log was folded in"
+        );
+        wait::until("its last word", || {
+            gate.said().contains("stopped").then_some(())
+        });
+    }
+}
+
+#[test]
+fn the_second_signal_ends_it_at_once() {
+    let place = Place::new(PALISADE);
+    place.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 60s }\n");
+    let mut gate = place.start();
+    let _held = hold_a_request(&place);
+    wait::until("the request to be counted in", || {
+        gate.get("/internal/health").json()["pid"].as_u64()
+    });
+    gate.signal("TERM");
+    wait::until("the stop to begin", || {
+        gate.said().contains("stopping").then_some(())
+    });
+    gate.signal("TERM");
+    assert_eq!(gate.wait().code(), Some(128 + 15), "{}", gate.said());
+}
+
+#[test]
+fn a_request_that_never_ends_is_cut_off_at_the_limit() {
+    let place = Place::new(PALISADE);
+    place.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 300ms }\n");
+    let mut gate = place.start();
+    let _held = hold_a_request(&place);
+    wait::until("the request to be counted in", || {
+        gate.get("/internal/health").json()["pid"].as_u64()
+    });
+    gate.signal("TERM");
+    assert_eq!(gate.wait().code(), Some(0), "{}", gate.said());
+    wait::until("its complaint", || {
+        gate.said().contains("cut off").then_some(())
+    });
+}
+
+#[test]
+fn a_wrong_configuration_stops_the_start_with_every_mistake() {
+    let place = Place::new(PALISADE);
+    place.write_config("version: \"1.0\"\nlogging: { level: loud }\nservr: {}\n");
+    for command in [["gate", "run"], ["gate", "start"]] {
+        let output = place.run(&command);
+        assert_eq!(
+            output.status.code(),
+            Some(2),
+            "{command:?}: {}",
+            err(&output)
+        );
+        let said = err(&output);
+        assert!(
+            said.contains("palisade.yaml:2:") && said.contains("loud"),
+            "{said}"
+        );
+        assert!(
+            said.contains("palisade.yaml:3:1") && said.contains("did you mean 'server'"),
+            "{said}"
+        );
+    }
+    assert_eq!(place.run(&["gate", "status"]).status.code(), Some(5));
+}
+
+#[test]
+fn a_state_directory_open_to_others_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new(PALISADE);
+    std::fs::create_dir(place.state()).unwrap();
+    std::fs::set_permissions(place.state(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = place.run(&["gate", "run"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(err(&output).contains("chmod 700"), "{}", err(&output));
+}
+
+#[test]
+fn a_broken_database_is_set_aside_and_everything_is_refused_until_told() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    let row = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});
+    assert_eq!(gate.ask("POST", "/internal/containers", &row).status, 201);
+    let backup = place.path().join("backup.db");
+    assert!(
+        place
+            .run(&["registry", "backup", backup.to_str().unwrap()])
+            .status
+            .success()
+    );
+    assert_eq!(
+        place
+            .run(&["registry", "backup", backup.to_str().unwrap()])
+            .status
+            .code(),
+        Some(4)
+    );
+    gate.kill();
+    std::fs::write(
+        place.database(),
+        "this is no database, and it is long enough to be looked at",
+    )
+    .unwrap();
+
+    for _ in 0..2 {
+        // Also after a restart: an empty registry must not take the place of a broken one.
+        let gate = place.start();
+        let health = gate.get("/internal/health");
+        assert_eq!(
+            (
+                health.status,
+                &health.json()["checks"]["registry_accessible"]
+            ),
+            (503, &json!(false))
+        );
+        assert_eq!(gate.get("/internal/containers").status, 503);
+        let refused = gate.ask("POST", "/internal/containers", &row);
+        assert_eq!(refused.status, 503);
+        assert!(
+            refused.text().contains("palisade registry restore"),
+            "{}",
+            refused.text()
+        );
+        gate.kill();
+    }
+    let aside = std::fs::read_dir(place.state())
+        .unwrap()
+        .filter_map(Result::ok);
+    let aside: Vec<_> = aside
+        .filter(|e| e.file_name().to_string_lossy().contains("corrupt"))
+        .collect();
+    assert!(!aside.is_empty(), "the broken file is kept");
+
+    let gate = place.start();
+    let output = place.run(&["registry", "restore", backup.to_str().unwrap()]);
+    assert_eq!(
+        output.status.code(),
+        Some(2),
+        "it asks first: {}",
+        err(&output)
+    );
+    let output = place.run(&["registry", "restore", "--yes", backup.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", err(&output));
+    assert_eq!(gate.get("/internal/health").status, 200);
+    assert_eq!(
+        gate.get("/internal/containers").json()["containers"][0]["container_id"],
+        "a"
+    );
+
+    assert!(place.run(&["registry", "reset", "--yes"]).status.success());
+    assert_eq!(gate.get("/internal/containers").json()["count"], 0);
+    assert_eq!(place.run(&["audit", "verify"]).status.code(), Some(0));
+}
+
+#[test]
+fn the_binary_teaches_without_a_gate() {
+    let place = Place::new(PALISADE);
+    let help = out(&place.run(&["--help"]));
+    assert!(
+        help.contains("Getting started:") && help.contains("Exit codes:"),
+        "{help}"
+    );
+    assert_eq!(place.run(&["gate", "strat"]).status.code(), Some(2));
+    let doctor = place.run(&["doctor", "--json"]);
+    let findings: Value = serde_json::from_str(&out(&doctor)).unwrap();
+    assert!(
+        findings
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|f| f["name"] == "user namespaces"),
+        "{findings}"
+    );
+    assert!(out(&place.run(&["completions", "bash"])).contains("complete -F _palisade"));
+    let man = place.path().join("man");
+    assert!(place.run(&["man", man.to_str().unwrap()]).status.success());
+    assert!(man.join("palisade-gate-start.1").exists());
+    assert!(!place.control().exists(), "none of these starts a gate");
+}

@@ -1,0 +1,235 @@
+//! New settings while the gate runs: taken whole, or not at all.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::{Value, json};
+use testkit::gate::{Gate, Place};
+use testkit::wait;
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+/// A value of the running gate.
+fn value(gate: &Gate<'_>, pointer: &str) -> Value {
+    let shown = gate.get("/v1/config").json();
+    shown["values"]
+        .as_array()
+        .expect("values")
+        .iter()
+        .find(|value| value["pointer"] == pointer)
+        .map_or(Value::Null, |value| value["value"].clone())
+}
+
+fn wait_for_level(gate: &Gate<'_>, level: &str) {
+    wait::until(&format!("logging.level {level}"), || {
+        (value(gate, "/logging/level") == level).then_some(())
+    });
+}
+
+fn with_level(level: &str) -> String {
+    format!("version: \"1.0\"\nlogging: {{ level: {level} }}\n")
+}
+
+fn reloads(gate: &Gate<'_>, status: &str) -> u64 {
+    let text = gate.get("/internal/metrics").text();
+    let name = format!("polis_sidecar_config_reloads_total{{status=\"{status}\"}} ");
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(&name))
+        .expect("the counter");
+    line.parse().expect("a number")
+}
+
+#[test]
+fn a_change_is_live_however_it_was_written() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+
+    place.write_config(&with_level("debug"));
+    wait_for_level(&gate, "debug");
+
+    std::fs::write(place.config(), with_level("warn")).unwrap();
+    wait_for_level(&gate, "warn");
+
+    std::fs::remove_file(place.config()).unwrap();
+    std::fs::write(place.config(), with_level("info")).unwrap();
+    wait_for_level(&gate, "info");
+
+    // An editor's way: the old file moved off, a new one in its place.
+    std::fs::rename(place.config(), place.path().join("palisade.yaml~")).unwrap();
+    std::fs::write(place.config(), with_level("error")).unwrap();
+    wait_for_level(&gate, "error");
+}
+
+/// Kubernetes mounts a link to a link to a directory, and swaps the one in the middle.
+#[test]
+fn a_swapped_link_in_the_path_is_noticed() {
+    let place = Place::new(PALISADE);
+    let dir = place.path();
+    for (version, level) in [("v1", "info"), ("v2", "debug")] {
+        std::fs::create_dir(dir.join(version)).unwrap();
+        std::fs::write(dir.join(version).join("palisade.yaml"), with_level(level)).unwrap();
+    }
+    let link = |to: &str, name: &Path| std::os::unix::fs::symlink(to, name).unwrap();
+    link("v1", &dir.join("..data"));
+    std::fs::remove_file(place.config()).unwrap();
+    link("..data/palisade.yaml", &place.config());
+    let gate = place.start();
+    assert_eq!(value(&gate, "/logging/level"), "info");
+
+    link("v2", &dir.join("..data_tmp"));
+    std::fs::rename(dir.join("..data_tmp"), dir.join("..data")).unwrap();
+    wait_for_level(&gate, "debug");
+}
+
+#[test]
+fn an_included_file_counts_like_the_file_itself() {
+    let place = Place::new(PALISADE);
+    std::fs::write(
+        place.path().join("allow.yaml"),
+        "version: 1\ndomains: [one.example]\n",
+    )
+    .unwrap();
+    place.write_config("version: \"1.0\"\negress: { allowlist: ./allow.yaml }\n");
+    let gate = place.start();
+    let domains = |gate: &Gate<'_>| gate.get("/v1/config").text();
+    assert!(domains(&gate).contains("one.example"));
+    std::fs::write(
+        place.path().join("allow.yaml"),
+        "version: 1\ndomains: [two.example]\n",
+    )
+    .unwrap();
+    wait::until("the new list", || {
+        domains(&gate).contains("two.example").then_some(())
+    });
+    assert!(!domains(&gate).contains("one.example"));
+}
+
+#[test]
+fn a_bad_change_keeps_the_old_settings_and_everybody_hears_of_it() {
+    let place = Place::new(PALISADE);
+    place.write_config(&with_level("debug"));
+    let gate = place.start();
+    assert_eq!(reloads(&gate, "failed"), 0);
+
+    place.write_config("version: \"1.0\"\nlogging: { levle: info }\n");
+    let health = wait::until("health to say so", || {
+        let answer = gate.get("/internal/health");
+        (answer.status == 503).then(|| answer.json())
+    });
+    assert_eq!(health["status"], "degraded");
+    assert_eq!(health["checks"]["config_current"], false);
+    let error = health["errors"]["config_current"].as_str().unwrap();
+    assert!(
+        error.contains("levle") && error.contains("level"),
+        "{error}"
+    );
+    assert_eq!(
+        value(&gate, "/logging/level"),
+        "debug",
+        "the old snapshot stays"
+    );
+    assert_eq!(reloads(&gate, "failed"), 1);
+    assert_eq!(place.run(&["health"]).status.code(), Some(1));
+    let refused = gate.get("/v1/audit?kind=config").json();
+    assert_eq!(refused["records"][0]["event"], "reload_refused");
+
+    // Asking again says what is wrong, and counts.
+    let output = place.run(&["config", "reload"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("did you mean 'level'"));
+
+    place.write_config(&with_level("warn"));
+    wait_for_level(&gate, "warn");
+    let health = gate.get("/internal/health");
+    assert_eq!(
+        (health.status, &health.json()["checks"]["config_current"]),
+        (200, &json!(true))
+    );
+    assert_eq!(reloads(&gate, "success"), 1);
+}
+
+#[test]
+fn a_hangup_signal_and_the_command_reload_at_once() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    place.write_config(&with_level("debug"));
+    gate.signal("HUP");
+    wait_for_level(&gate, "debug");
+    place.write_config(&with_level("warn"));
+    let output = place.run(&["config", "reload"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // Either this call made the change or the watcher was a moment quicker.
+    assert!(said.contains("reloaded"), "{said}");
+    assert_eq!(value(&gate, "/logging/level"), "warn");
+}
+
+/// Each version says its number at the top and at the bottom of a long file, and is
+/// written in place, piece by piece: a reader between two pieces sees a valid file with
+/// an old end or none.
+#[test]
+fn of_a_hundred_writes_the_last_wins_and_no_half_of_one_is_ever_seen() {
+    let place = Place::new(PALISADE);
+    let version = |n: u32| {
+        let mut text = format!(
+            "version: \"1.0\"\naudit: {{ max_bytes: {}MiB }}\negress:\n  domains:\n",
+            n + 1001
+        );
+        for filler in 0..400 {
+            text.push_str(&format!("    - filler-{filler}.example\n"));
+        }
+        text.push_str(&format!("    - last-{n}.example\n"));
+        text
+    };
+    place.write_config(&version(0));
+    let gate = place.start();
+    let done = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut seen = Vec::new();
+            loop {
+                let last_look = done.load(Ordering::Relaxed);
+                let shown = gate.get("/v1/config").text();
+                let whole = (0..=100_u32).find(|n| {
+                    shown.contains(&format!("last-{n}.example"))
+                        && shown.contains(&format!("\"value\":\"{}MiB\"", n + 1001))
+                });
+                seen.push(whole.unwrap_or_else(|| panic!("half a file was in force")));
+                if last_look {
+                    return seen;
+                }
+            }
+        });
+        for n in 1..=100 {
+            let text = version(n);
+            let mut file = std::fs::File::create(place.config()).unwrap();
+            for piece in text.as_bytes().chunks(1500) {
+                std::io::Write::write_all(&mut file, piece).unwrap();
+            }
+        }
+        wait::until("the last version", || {
+            gate.get("/v1/config")
+                .text()
+                .contains("last-100.example")
+                .then_some(())
+        });
+        done.store(true, Ordering::Relaxed);
+        watcher.join().expect("the watcher")
+    });
+    assert!(seen.is_sorted(), "an older version came back: {seen:?}");
+    assert_eq!(seen.last(), Some(&100));
+    assert_eq!(reloads(&gate, "failed"), 0);
+}

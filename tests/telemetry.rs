@@ -1,0 +1,150 @@
+//! Logs, numbers and traces of the built binary.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use serde_json::{Value, json};
+use testkit::collector::Collector;
+use testkit::gate::Place;
+use testkit::wait;
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+fn row(id: &str) -> Value {
+    json!({"container_ip": "10.0.0.1", "container_id": id, "repos": []})
+}
+
+#[test]
+fn a_known_secret_never_reaches_the_log_whoever_writes_it() {
+    let place = Place::new(PALISADE);
+    place.write_config(
+        "version: \"1.0\"\nsecrets: { api_key: \"${THE_KEY}\" }\nlogging: { format: json }\n",
+    );
+    let gate = place.start_with(|command| command.env("THE_KEY", "sekrit-0123456789"));
+    // A program registers a container under a name that is the secret: it will be logged.
+    assert_eq!(
+        gate.ask("POST", "/internal/containers", &row("sekrit-0123456789"))
+            .status,
+        201
+    );
+    wait::until("the log line", || {
+        gate.said()
+            .contains("\"message\":\"registered\"")
+            .then_some(())
+    });
+    let said = gate.said();
+    assert!(said.contains("[redacted: secrets.api_key]"), "{said}");
+    assert!(!said.contains("sekrit-0123456789"), "{said}");
+    let shown = gate.get("/v1/config").text();
+    assert!(
+        !shown.contains("sekrit-0123456789") && shown.contains("api_key"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn json_logs_are_one_object_a_line() {
+    let place = Place::new(PALISADE);
+    place.write_config("version: \"1.0\"\nlogging: { format: json, level: debug }\n");
+    let gate = place.start();
+    assert_eq!(
+        gate.ask("POST", "/internal/containers", &row("a")).status,
+        201
+    );
+    let said = wait::until("the log line", || {
+        let said = gate.said();
+        said.contains("\"sandbox\":\"a\"").then_some(said)
+    });
+    for line in said.lines().filter(|line| *line != "ready") {
+        let event: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        assert!(
+            event["level"].is_string() && event["message"].is_string(),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn metrics_are_prometheus_text_with_the_names_dashboards_know() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    assert_eq!(
+        gate.ask("POST", "/internal/containers", &row("a")).status,
+        201
+    );
+    let answer = gate.get("/internal/metrics");
+    assert!(
+        answer
+            .header("content-type")
+            .unwrap()
+            .starts_with("application/openmetrics-text")
+    );
+    let text = answer.text();
+    for line in [
+        "proxy_registered_containers 1",
+        "polis_sidecar_config_reloads_total{status=\"failed\"} 0",
+        "palisade_control_requests_total{action=\"registrations.put\",status=\"201\"} 1",
+        "palisade_audit_records_total{kind=\"lifecycle\"} 2",
+        "# EOF",
+    ] {
+        assert!(
+            text.lines().any(|have| have == line),
+            "no '{line}' in:\n{text}"
+        );
+    }
+    assert!(!text.contains("_total_total"));
+}
+
+#[test]
+fn traces_reach_a_collector_over_otlp() {
+    let collector = Collector::start();
+    let place = Place::new(PALISADE);
+    place.write_config(&format!(
+        "version: \"1.0\"\nmetrics: {{ tracing: {{ enabled: true, endpoint: \"http://{}\" }} }}\n",
+        collector.address()
+    ));
+    let mut gate = place.start();
+    assert_eq!(
+        gate.ask("POST", "/internal/containers", &row("a")).status,
+        201
+    );
+    // The last batch is sent at the stop.
+    gate.signal("TERM");
+    assert_eq!(gate.wait().code(), Some(0));
+    let received = collector.received();
+    let contains =
+        |body: &[u8], text: &str| body.windows(text.len()).any(|part| part == text.as_bytes());
+    let span = received
+        .iter()
+        .find(|request| contains(&request.body, "registrations.put"));
+    let span = span.unwrap_or_else(|| panic!("no span among {} requests", received.len()));
+    assert_eq!(span.path, "/v1/traces");
+    assert!(contains(&span.body, "palisade"));
+    assert!(
+        span.head
+            .iter()
+            .any(|line| line.eq_ignore_ascii_case("content-type: application/x-protobuf")),
+        "{:?}",
+        span.head
+    );
+}
+
+#[test]
+fn a_collector_that_is_not_there_harms_nothing() {
+    let place = Place::new(PALISADE);
+    place.write_config(
+        "version: \"1.0\"\nmetrics: { tracing: { enabled: true, endpoint: \"http://127.0.0.1:1\" } }\n",
+    );
+    let mut gate = place.start();
+    assert_eq!(
+        gate.ask("POST", "/internal/containers", &row("a")).status,
+        201
+    );
+    gate.signal("TERM");
+    assert_eq!(gate.wait().code(), Some(0));
+}
