@@ -1,0 +1,38 @@
+# Every task of the house. `just` lists them.
+
+export CARGO_TARGET_DIR := env("CARGO_TARGET_DIR", env("HOME") / ".cache/palisade/target")
+
+# List the tasks
+default:
+    @just --list
+
+# Everything CI runs
+test *steps:
+    ./test {{steps}}
+
+# Format the code
+fmt:
+    cargo fmt --all
+
+# Write docs/cli.md, docs/config.md and docs/openapi.json from the code
+docs:
+    UPDATE_DOCS=1 cargo nextest run --workspace -E 'test(/docs_/)'
+
+# One static binary: target/palisade
+release:
+    RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked --package palisade --target x86_64-unknown-linux-gnu
+    mkdir -p target
+    cp "$CARGO_TARGET_DIR/x86_64-unknown-linux-gnu/release/palisade" target/palisade
+    ldd target/palisade 2>&1 | grep 'statically linked'
+
+# Microbenchmarks; aims are in docs/benchmarks.md
+bench *args:
+    cargo bench --workspace {{args}}
+
+# Kill the gate at random moments under load (1 000 times takes a few minutes)
+kills count="1000":
+    PALISADE_KILLS={{count}} cargo nextest run --package palisade --test durability --no-capture
+
+# Known vulnerabilities in dependencies (needs the advisory database, so not in CI)
+audit:
+    cargo deny check advisories

@@ -1,0 +1,34 @@
+//! Chores of the house. `cargo xtask tidy` checks what no compiler does.
+
+#![expect(
+    unreachable_pub,
+    reason = "a binary exports nothing; pub says what a module offers"
+)]
+
+mod tidy;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    match std::env::args().nth(1).as_deref() {
+        Some("tidy") => match tidy::check(&root) {
+            Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,
+            Ok(complaints) => {
+                complaints
+                    .iter()
+                    .for_each(|complaint| eprintln!("tidy: {complaint}"));
+                ExitCode::FAILURE
+            }
+            Err(error) => {
+                eprintln!("tidy: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
+        _ => {
+            eprintln!("usage: cargo xtask tidy");
+            ExitCode::from(2)
+        }
+    }
+}
