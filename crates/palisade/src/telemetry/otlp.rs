@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use config::Settings;
 use hickory_resolver::TokioResolver;
-use http::{Request, Response, Uri};
+use http::{Request, Response};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
@@ -35,14 +35,7 @@ pub fn provider(settings: &Settings) -> Result<Option<SdkTracerProvider>> {
     if !tracing.enabled {
         return Ok(None);
     }
-    let (endpoint, rewritten) = traces_url(&tracing.endpoint)?;
-    if rewritten {
-        // Logging is not up yet; this is said once, at the start, on purpose.
-        eprintln!(
-            "palisade: metrics.tracing.endpoint names Jaeger's old Thrift port; \
-             sending OTLP to {endpoint} instead"
-        );
-    }
+    let endpoint = traces_url(&tracing.otlp_endpoint());
     let exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(Collector::new()?)
@@ -58,28 +51,11 @@ pub fn provider(settings: &Settings) -> Result<Option<SdkTracerProvider>> {
     Ok(Some(provider))
 }
 
-/// The URL spans are posted to, and whether it had to be changed from Jaeger's Thrift
-/// endpoint (`:14268/api/traces`), which speaks no OTLP, to the same host's OTLP port.
-fn traces_url(configured: &str) -> Result<(String, bool)> {
-    let uri: Uri = configured
-        .parse()
-        .context("metrics.tracing.endpoint is not a URL")?;
-    let scheme = uri.scheme_str().unwrap_or("http");
-    let host = uri.host().context("metrics.tracing.endpoint has no host")?;
-    if uri.port_u16() == Some(14268) {
-        return Ok((format!("{scheme}://{host}:4318/v1/traces"), true));
-    }
-    let port = uri
-        .port_u16()
-        .map(|port| format!(":{port}"))
-        .unwrap_or_default();
-    let path = uri.path().trim_end_matches('/');
-    let path = if path.ends_with("/v1/traces") {
-        path.to_owned()
-    } else {
-        format!("{path}/v1/traces")
-    };
-    Ok((format!("{scheme}://{host}{port}{path}"), false))
+/// The URL spans are posted to below an OTLP endpoint.
+fn traces_url(endpoint: &str) -> String {
+    let base = endpoint.trim_end_matches('/');
+    let base = base.strip_suffix("/v1/traces").unwrap_or(base);
+    format!("{base}/v1/traces")
 }
 
 /// Sends on the gate's own runtime: the exporter calls from a thread without one.
@@ -164,45 +140,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_become_the_otlp_path_and_thrift_becomes_otlp() {
-        for (given, url, rewritten) in [
-            (
-                "http://localhost:4318",
-                "http://localhost:4318/v1/traces",
-                false,
-            ),
-            (
-                "http://localhost:4318/",
-                "http://localhost:4318/v1/traces",
-                false,
-            ),
-            (
-                "https://c.example/otlp",
-                "https://c.example/otlp/v1/traces",
-                false,
-            ),
+    fn spans_are_posted_below_the_endpoint() {
+        for (given, url) in [
+            ("http://localhost:4318", "http://localhost:4318/v1/traces"),
+            ("http://localhost:4318/", "http://localhost:4318/v1/traces"),
+            ("https://c.example/otlp", "https://c.example/otlp/v1/traces"),
             (
                 "http://c.example:9/v1/traces",
                 "http://c.example:9/v1/traces",
-                false,
-            ),
-            (
-                "http://jaeger:14268/api/traces",
-                "http://jaeger:4318/v1/traces",
-                true,
-            ),
-            (
-                "http://[::1]:14268/api/traces",
-                "http://[::1]:4318/v1/traces",
-                true,
             ),
         ] {
-            assert_eq!(
-                traces_url(given).unwrap(),
-                (url.to_owned(), rewritten),
-                "{given}"
-            );
+            assert_eq!(traces_url(given), url, "{given}");
         }
-        assert!(traces_url("/no/host").is_err());
     }
 }
