@@ -1,7 +1,7 @@
 //! `palisade audit …`.
 
 use std::io::{BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -287,7 +287,7 @@ fn verify(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
     conclude(&answer, global)
 }
 
-fn verify_file(file: &std::path::Path) -> Result<VerifyReport> {
+fn verify_file(file: &Path) -> Result<VerifyReport> {
     if !file.exists() {
         let message = format!("there is no {}", file.display());
         return Err(Failure::new(Exit::NotFound, message).into());
@@ -331,46 +331,83 @@ fn conclude(answer: &Value, global: &Global) -> Result<Exit> {
 fn export(wanted: &Wanted, to: Option<PathBuf>, global: &Global) -> Result<Exit> {
     let query = wanted.query(&[])?;
     let paths = global.paths()?;
-    let mut out: Box<dyn Write> = match &to {
-        None => Box::new(std::io::stdout().lock()),
-        Some(path) => Box::new(create_new(path)?),
-    };
-    block_on(async {
+    let mut out = Destination::open(to)?;
+    let copied = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let answer = gate
             .send(Method::GET, &format!("/v1/audit/export?{query}"), None)
             .await?;
         let mut written = Ok(());
-        answer
-            .stream(|piece| {
-                written = out.write_all(piece);
-                written.is_ok()
-            })
-            .await?;
-        match written.and_then(|()| out.flush()) {
-            Err(error) if to.is_none() && error.kind() == std::io::ErrorKind::BrokenPipe => {
-                Ok(Exit::Ok)
+        let lines = answer.stream(|piece| {
+            written = out.write(piece);
+            written.is_ok()
+        });
+        tokio::select! {
+            ended = lines => ended?,
+            stopped = tokio::signal::ctrl_c() => {
+                stopped?;
+                bail!("interrupted; nothing was written");
             }
-            Err(error) => bail!("the export could not be written: {error}"),
-            Ok(()) => Ok(Exit::Ok),
         }
-    })
+        written
+    });
+    copied.and_then(|()| out.finish())
 }
 
-fn create_new(path: &std::path::Path) -> Result<std::fs::File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    std::fs::File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(|error| {
-            let exit = match error.kind() {
-                std::io::ErrorKind::AlreadyExists => Exit::Exists,
-                _ => Exit::Failed,
-            };
-            Failure::new(exit, format!("cannot write {}: {error}", path.display())).into()
-        })
+/// Where an export goes. A file gets its name when it is whole, so that an interrupted
+/// export leaves nothing that could be taken for a complete one.
+enum Destination {
+    Stdout,
+    File {
+        part: tempfile::NamedTempFile,
+        path: PathBuf,
+    },
+}
+
+impl Destination {
+    fn open(to: Option<PathBuf>) -> Result<Self> {
+        let Some(path) = to else {
+            return Ok(Self::Stdout);
+        };
+        if path.symlink_metadata().is_ok() {
+            return Err(exists(&path));
+        }
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        let part = tempfile::Builder::new()
+            .prefix(".palisade-export-")
+            .tempfile_in(parent.unwrap_or(Path::new(".")))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self::File { part, path })
+    }
+
+    fn write(&mut self, piece: &[u8]) -> Result<()> {
+        match self {
+            Self::Stdout => output::write_out(piece),
+            Self::File { part, path } => part
+                .write_all(piece)
+                .with_context(|| format!("cannot write {}", path.display())),
+        }
+    }
+
+    fn finish(self) -> Result<Exit> {
+        if let Self::File { part, path } = self {
+            part.as_file().sync_all()?;
+            part.persist_noclobber(&path)
+                .map_err(|error| match error.error.kind() {
+                    std::io::ErrorKind::AlreadyExists => exists(&path),
+                    _ => anyhow::Error::from(error.error)
+                        .context(format!("cannot write {}", path.display())),
+                })?;
+        }
+        Ok(Exit::Ok)
+    }
+}
+
+fn exists(path: &Path) -> anyhow::Error {
+    let message = format!("{} exists and is not overwritten", path.display());
+    Failure::new(Exit::Exists, message).into()
 }
 
 #[cfg(test)]
