@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::audit::query::{Filter, Record};
 use crate::audit::queue::Entry;
-use crate::audit::verify::VerifyReport;
+use crate::audit::verify::{VerifyReport, What};
 use crate::error::{StoreError, is_corruption};
 use crate::schema;
 use crate::writer::{self, Command, Durable, Link};
@@ -197,7 +197,12 @@ impl AuditLog {
     /// Checks every chain of the running database, as of now. Blocks; the writer goes on.
     pub fn verify_blocking(&self) -> Result<VerifyReport, StoreError> {
         self.link.state.check_available()?;
-        verify::verify_blocking(&self.link.database_path())
+        let report = verify::verify_blocking(&self.link.database_path())?;
+        if let Some(What::File(found)) = report.first_broken.as_ref().map(|b| &b.what) {
+            // Damage met here is damage met; the writer looks for itself.
+            let _ = self.link.send(Command::Broken(found.clone()));
+        }
+        Ok(report)
     }
 
     /// Runs `read` on a read-only connection. Damage that it meets is the writer's to

@@ -1,7 +1,7 @@
 //! SQLite: the registry and the audit log. The only SQL of the product.
 //!
 //! One file, `palisade.db`, in the state directory. One thread owns the writing
-//! connection ([`writer`] takes commands in batches, one transaction each); readers open
+//! connection and takes commands in batches, one transaction each; readers open
 //! a read-only connection of their own. Looking up who a request comes from touches no
 //! SQL at all: the registry is a snapshot in memory that is replaced after a commit.
 //!

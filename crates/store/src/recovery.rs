@@ -28,6 +28,9 @@ use crate::schema::{self, Flaw, MIGRATIONS};
 /// The name of the marker in the state directory.
 pub(crate) const MARKER: &str = "registry.unavailable";
 
+/// The word in the names of databases that are about to be put in place.
+const STAGED: &str = "staged";
+
 /// What the marker says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Marker {
@@ -216,8 +219,7 @@ pub(crate) fn stage_restore_blocking(
     if !source.is_file() {
         return Err(StoreError::unfit(source, "there is no such file"));
     }
-    let staged = stage(dir, now);
-    create_private(&staged.path)?;
+    let staged = stage(dir, now)?;
     let copy = |end: &str| {
         let copied = File::open(with_suffix(source, end)).and_then(|mut from| {
             let mut to = OpenOptions::new()
@@ -244,14 +246,31 @@ pub(crate) fn stage_restore_blocking(
 
 /// A fresh, empty database.
 pub(crate) fn stage_empty_blocking(dir: &Path, now: UnixMillis) -> Result<Staged, StoreError> {
-    let staged = stage(dir, now);
-    schema::create(&staged.path, MIGRATIONS)?;
+    let staged = stage(dir, now)?;
+    schema::fill(&staged.path, MIGRATIONS)?;
     Ok(staged)
 }
 
-fn stage(dir: &Path, now: UnixMillis) -> Staged {
-    Staged {
-        path: free_name(&aside_name(dir, "staged", now)),
+/// Takes a name of its own, also when two restores are asked for at once.
+fn stage(dir: &Path, now: UnixMillis) -> Result<Staged, StoreError> {
+    loop {
+        let path = free_name(&aside_name(dir, STAGED, now));
+        match create_private(&path) {
+            Ok(()) => return Ok(Staged { path }),
+            Err(StoreError::Exists { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Removes what an interrupted restore had staged: copies that nobody will ask for.
+pub(crate) fn remove_stale(dir: &Path) {
+    let start = format!("{DATABASE}.{STAGED}-");
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    for entry in entries.filter(|e| e.file_name().to_string_lossy().starts_with(&start)) {
+        if let Err(error) = fs::remove_file(entry.path()) {
+            tracing::warn!(path = %entry.path().display(), %error, "a stale copy stays");
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Who is registered: the read path, in memory.
 //!
 //! Every request asks here first, so a lookup takes no lock and no SQL: readers load an
-//! immutable [`Snapshot`] and the writer replaces it whole, after its commit. What a
+//! immutable snapshot and the writer replaces it whole, after its commit. What a
 //! reader sees is therefore always something that is on disk.
 
 use std::collections::HashMap;

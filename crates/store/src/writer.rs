@@ -37,12 +37,12 @@ mod tests;
 /// How long traffic waits for company. The tail a crash can lose is this and a commit.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// The largest batch, so that nobody waits long for one.
-const MAX_BATCH: usize = 4096;
+/// The largest batch, so that nobody waits long for one and a crash loses little.
+const MAX_BATCH: usize = 1024;
 
 /// Records that a batch rotates out at most (rounded up to a segment), beside two for
 /// each one it writes: enough to get ahead of any flood, and never a long stall.
-const ROTATE_STEP: u64 = 1024;
+const ROTATE_STEP: u64 = 512;
 
 /// How long heads may go unstated.
 const STATE_AFTER: Duration = Duration::from_secs(60);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OptionalExtension};
 
@@ -79,7 +79,7 @@ impl Follower {
 
     /// Tells the thread something.
     pub(crate) fn tell(&self, message: Message) {
-        // Only fails when the thread has ended, which health shows.
+        // Only fails when the thread has ended; the database goes on without it.
         let _ = self.messages.send(message);
     }
 
@@ -99,8 +99,8 @@ struct Worker {
     state: Arc<State>,
     options: Option<JsonlOptions>,
     sink: Option<Sink>,
-    /// How long to wait before trying again, after an error.
-    retry: Option<Duration>,
+    /// When to try again, and how long the pause was, after an error.
+    retry: Option<(Instant, Duration)>,
 }
 
 impl Worker {
@@ -109,7 +109,7 @@ impl Worker {
             self.catch_up();
             let first = match self.retry {
                 None => inbox.recv().map_err(RecvTimeoutError::from),
-                Some(pause) => inbox.recv_timeout(pause),
+                Some((at, _)) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
             let mut closing = false;
             match first {
@@ -122,6 +122,7 @@ impl Worker {
                 Err(RecvTimeoutError::Disconnected) => closing = true,
             }
             if closing {
+                self.retry = None;
                 self.catch_up();
                 return;
             }
@@ -151,6 +152,12 @@ impl Worker {
             return;
         };
         if self.state.check_available().is_err() {
+            // There is nothing to read until another database is put in place.
+            self.retry = None;
+            return;
+        }
+        // New records do not make a refusing file any better before its time.
+        if self.retry.is_some_and(|(at, _)| at > Instant::now()) {
             return;
         }
         match self.append_all(&options) {
@@ -165,10 +172,11 @@ impl Worker {
                 }
                 // Opening it again cuts off whatever was written in part.
                 self.sink = None;
-                self.retry = Some(match self.retry {
+                let pause = match self.retry {
                     None => FIRST_RETRY,
-                    Some(pause) => LAST_RETRY.min(pause * 2),
-                });
+                    Some((_, pause)) => LAST_RETRY.min(pause * 2),
+                };
+                self.retry = Some((Instant::now() + pause, pause));
                 self.state.counters.jsonl_errors.fetch_add(1, Relaxed);
                 self.state
                     .trouble(|t| t.jsonl = Some(format!("{path} cannot be written: {error}")));
@@ -318,8 +326,8 @@ fn find_end(file: &mut File, size: u64) -> std::io::Result<End> {
     })
 }
 
-/// Whether a record may be of this database: it is there as it is, or has been rotated
-/// out, but was not given out yet by no means.
+/// Whether a record may be of this database: it is there as it is, or its number was
+/// given out and it has been rotated out since.
 fn belongs(conn: &Connection, seq: u64, hash: Digest256) -> Result<bool, rusqlite::Error> {
     let stored = conn
         .query_row(

@@ -1,6 +1,6 @@
 //! Writing alike events as one when a sandbox floods.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use policy::audit::AuditEvent;
 
@@ -24,7 +24,7 @@ pub(crate) fn merge_floods(entries: &mut Vec<Entry>) -> u64 {
     if traffic.is_empty() {
         return 0;
     }
-    let flooding: Vec<ChainName> = traffic.into_keys().cloned().collect();
+    let flooding: HashSet<ChainName> = traffic.into_keys().cloned().collect();
 
     let before = entries.len();
     let mut kept: Vec<Entry> = Vec::with_capacity(before);

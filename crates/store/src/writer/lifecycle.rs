@@ -25,6 +25,7 @@ pub(super) fn open(
     state: &State,
     now: UnixMillis,
 ) -> Result<(Option<Database>, u64), StoreError> {
+    recovery::remove_stale(dir);
     if let Some(marker) = Marker::read(dir) {
         tracing::error!(reason = %marker.reason, "the registry is unavailable");
         state.publish(Snapshot::unavailable(&marker.reason));

@@ -372,7 +372,9 @@ async fn an_interrupted_restore_comes_back_as_unavailable() {
         dir.path().join("palisade.db.replaced-x"),
     )
     .unwrap();
+    std::fs::write(dir.path().join("palisade.db.staged-x"), "half a copy").unwrap();
     let store = open(dir.path());
+    assert!(names(dir.path(), "palisade.db.staged-").is_empty());
     assert_unavailable(&store).await;
     store.reset(at(5)).await.unwrap();
     assert_eq!(
