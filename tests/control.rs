@@ -9,6 +9,8 @@
     reason = "a test that cannot go on has failed"
 )]
 
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -226,6 +228,28 @@ fn hostile_text_in_a_field_changes_nothing_but_that_field() {
         );
     }
     assert_eq!(place.run(&["audit", "verify"]).status.code(), Some(0));
+}
+
+#[test]
+fn followers_who_never_leave_do_not_keep_everybody_else_out() {
+    let place = Place::new(PALISADE);
+    let mut gate = place.start();
+    let mut followers = Vec::new();
+    for _ in 0..80 {
+        let mut stream = UnixStream::connect(place.control()).unwrap();
+        stream
+            .write_all(b"GET /v1/audit/tail HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            .unwrap();
+        followers.push(stream);
+    }
+    wait::until("the last places to be refused", || {
+        let text = gate.get("/internal/metrics").text();
+        let refused = "palisade_control_requests_total{action=\"audit.tail\",status=\"503\"} 16";
+        text.lines().any(|line| line == refused).then_some(())
+    });
+    assert_eq!(gate.get("/internal/health").status, 200);
+    gate.signal("TERM");
+    assert_eq!(gate.wait().code(), Some(0), "{}", gate.said());
 }
 
 mod needs_root {

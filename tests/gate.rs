@@ -11,6 +11,7 @@
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::process::{Output, Stdio};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use testkit::gate::Place;
@@ -377,4 +378,149 @@ fn the_binary_teaches_without_a_gate() {
     assert!(place.run(&["man", man.to_str().unwrap()]).status.success());
     assert!(man.join("palisade-gate-start.1").exists());
     assert!(!place.control().exists(), "none of these starts a gate");
+}
+
+/// Processor time of a process, in ticks of a hundredth of a second.
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn an_idle_gate_is_idle() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    let (before, started) = (ticks(gate.pid()), Instant::now());
+    wait::until("three seconds of idling", || {
+        (started.elapsed().as_secs() >= 3).then_some(())
+    });
+    let used = ticks(gate.pid()) - before;
+    assert!(
+        used < 60,
+        "{used} hundredths of a second of work in three idle seconds"
+    );
+}
+
+#[test]
+fn a_hangup_in_the_first_moment_is_a_reload_and_not_the_end() {
+    for _ in 0..3 {
+        let place = Place::new(PALISADE);
+        let gate = place.start();
+        gate.signal("HUP");
+        wait::until("the reload", || {
+            gate.said().contains("was reloaded").then_some(())
+        });
+        assert_eq!(gate.get("/internal/health").status, 200);
+    }
+}
+
+#[test]
+fn a_second_gate_is_kept_out_even_when_the_lock_file_is_gone() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    std::fs::remove_file(place.state().join("lock")).unwrap();
+    assert_eq!(place.run(&["gate", "run"]).status.code(), Some(4));
+    let row = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});
+    assert_eq!(gate.ask("POST", "/internal/containers", &row).status, 201);
+    assert_eq!(place.run(&["audit", "verify"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_signal_after_a_request_to_stop_is_not_the_second_signal() {
+    let place = Place::new(PALISADE);
+    place.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 2s }\n");
+    let mut gate = place.start();
+    let _held = hold_a_request(&place);
+    wait::until("the request to be counted in", || {
+        gate.get("/internal/health").json()["pid"].as_u64()
+    });
+    assert_eq!(gate.ask("POST", "/v1/shutdown", &Value::Null).status, 202);
+    gate.signal("TERM");
+    assert_eq!(gate.wait().code(), Some(0), "{}", gate.said());
+    assert!(!place.control().exists());
+}
+
+#[test]
+fn a_gate_that_does_not_answer_is_reported_and_can_be_ended() {
+    let place = Place::new(PALISADE);
+    let mut gate = place.start();
+    gate.signal("STOP");
+    let output = place.run(&["gate", "status"]);
+    assert_eq!(output.status.code(), Some(5));
+    assert!(err(&output).contains("does not answer"), "{}", err(&output));
+    let output = place.run(&["gate", "stop", "--force"]);
+    assert!(output.status.success(), "{}", err(&output));
+    assert_eq!(gate.wait().code(), None, "it was killed");
+}
+
+#[test]
+fn a_configuration_that_appears_later_is_taken_and_named() {
+    let place = Place::new(PALISADE);
+    let usual = place.path().join(".config/palisade/palisade.yaml");
+    let palisade = |args: &[&str]| {
+        let mut command = std::process::Command::new(PALISADE);
+        command.env_clear().env("HOME", place.path());
+        command.arg("--state-dir").arg(place.state()).args(args);
+        command.output().unwrap()
+    };
+    let _cleanup = Background(&place);
+    assert!(palisade(&["gate", "start"]).status.success());
+    assert!(out(&palisade(&["gate", "status"])).contains("none, all defaults"));
+    assert!(palisade(&["config", "init"]).status.success());
+    wait::until("the gate to name the file", || {
+        out(&palisade(&["gate", "status"]))
+            .contains(usual.to_str()?)
+            .then_some(())
+    });
+    std::fs::write(&usual, "bad: [").unwrap();
+    wait::until("health to say so", || {
+        (palisade(&["health"]).status.code() == Some(1)).then_some(())
+    });
+    // What the asker names is not what the gate runs on.
+    let other = place.config();
+    let status = out(&palisade(&[
+        "--config",
+        other.to_str().unwrap(),
+        "gate",
+        "status",
+    ]));
+    assert!(status.contains(usual.to_str().unwrap()), "{status}");
+}
+
+#[test]
+fn scripts_get_json_and_a_closed_stderr_is_no_crash() {
+    let place = Place::new(PALISADE);
+    std::fs::write(place.path().join(".palisade.yaml"), "ports: [3000]\n").unwrap();
+    let repository = place.path().to_str().unwrap();
+    let man = place.path().join("man");
+    for args in [
+        vec!["trust", "--yes", repository, "--json"],
+        vec!["trust", "--yes", repository, "--json"],
+        vec!["trust", "--revoke", repository, "--json"],
+        vec!["man", man.to_str().unwrap(), "--json"],
+        vec!["gate", "stop", "--json"],
+    ] {
+        let output = place.run(&args);
+        let value: Result<Value, _> = serde_json::from_slice(&output.stdout);
+        assert!(
+            value.is_ok_and(|v| v["status"].is_string()),
+            "{args:?}: {}",
+            out(&output)
+        );
+    }
+    place.write_config("nonsense: [1, 2");
+    let mut child = place
+        .palisade(&["config", "check"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    assert_eq!(child.wait().unwrap().code(), Some(2));
 }

@@ -233,3 +233,35 @@ fn of_a_hundred_writes_the_last_wins_and_no_half_of_one_is_ever_seen() {
     assert_eq!(seen.last(), Some(&100));
     assert_eq!(reloads(&gate, "failed"), 0);
 }
+
+#[test]
+fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0_u32.. {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                place.write_config(&format!("version: \"1.0\"\naudit: {{ max_bytes: {n} }}\n"));
+            }
+        });
+        for _ in 0..3 {
+            let output = place.run(&["config", "reload"]);
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        gate.signal("HUP");
+        wait::until("the hangup to be heard", || {
+            gate.said().contains("SIGHUP").then_some(())
+        });
+        done.store(true, Ordering::Relaxed);
+    });
+    place.write_config(&with_level("debug"));
+    wait_for_level(&gate, "debug");
+}

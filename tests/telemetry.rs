@@ -105,12 +105,15 @@ fn traces_reach_a_collector_over_otlp() {
     let collector = Collector::start();
     let place = Place::new(PALISADE);
     place.write_config(&format!(
-        "version: \"1.0\"\nmetrics: {{ tracing: {{ enabled: true, endpoint: \"http://{}\" }} }}\n",
+        "version: \"1.0\"\nmetrics: {{ tracing: {{ enabled: true, endpoint: \"http://{}\" }} }}\n\
+         secrets: {{ key: sekrit-0123456789 }}\n",
         collector.address()
     ));
     let mut gate = place.start();
+    let secret = "sekrit-0123456789";
     assert_eq!(
-        gate.ask("POST", "/internal/containers", &row("a")).status,
+        gate.ask("POST", "/internal/containers", &row(secret))
+            .status,
         201
     );
     // The last batch is sent at the stop.
@@ -123,6 +126,12 @@ fn traces_reach_a_collector_over_otlp() {
         .iter()
         .find(|request| contains(&request.body, "registrations.put"));
     let span = span.unwrap_or_else(|| panic!("no span among {} requests", received.len()));
+    assert!(contains(&span.body, "[redacted: secrets.key]"));
+    assert!(
+        received
+            .iter()
+            .all(|request| !contains(&request.body, secret))
+    );
     assert_eq!(span.path, "/v1/traces");
     assert!(contains(&span.body, "palisade"));
     assert!(

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
@@ -17,12 +18,12 @@ use crate::door::VERSION_HEADER;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody listens.
-    #[error("no gate answers on {path}: {source}")]
+    #[error("no gate answers on {path}: {reason}")]
     Unreachable {
         /// The socket.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        reason: io::Error,
     },
     /// The conversation broke off.
     #[error("the gate hung up: {0}")]
@@ -46,6 +47,7 @@ pub enum ClientError {
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    limit: Option<Duration>,
 }
 
 /// An answer whose body has not been read yet.
@@ -61,7 +63,16 @@ impl Client {
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
+            limit: None,
         }
+    }
+
+    /// The same client with a bound on how long an answer may take. A gate that is stopped
+    /// or stuck accepts connections and never answers.
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
+        self
     }
 
     /// Where the gate is.
@@ -94,13 +105,31 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Answer, ClientError> {
-        let stream =
-            UnixStream::connect(&self.socket)
+        let sent = self.send_patiently(method, path, body);
+        match self.limit {
+            None => sent.await,
+            Some(limit) => tokio::time::timeout(limit, sent)
                 .await
-                .map_err(|source| ClientError::Unreachable {
-                    path: self.socket.clone(),
-                    source,
-                })?;
+                .unwrap_or_else(|_| Err(self.unreachable(io::ErrorKind::TimedOut.into()))),
+        }
+    }
+
+    fn unreachable(&self, reason: io::Error) -> ClientError {
+        ClientError::Unreachable {
+            path: self.socket.clone(),
+            reason,
+        }
+    }
+
+    async fn send_patiently(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Answer, ClientError> {
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|error| self.unreachable(error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(broken)?;

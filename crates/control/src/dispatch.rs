@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use store::Store;
 use store::registry::Lookup;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::action::Action;
@@ -25,6 +25,29 @@ use crate::{evidence, openapi, wall_now};
 /// Asks the reloader to read the files now; it answers with the changed keys, or with
 /// the text of every problem.
 pub type ReloadRequest = oneshot::Sender<Result<Vec<String>, String>>;
+
+/// Answers that stream at once. A fraction of the door's connections, so that followers
+/// who never leave cannot keep everybody else out.
+const MAX_STREAMS: usize = 64;
+
+/// Places for streaming answers.
+#[derive(Clone, Debug)]
+pub struct Streams(Arc<Semaphore>);
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_STREAMS)))
+    }
+}
+
+impl Streams {
+    fn take(&self) -> Result<OwnedSemaphorePermit, ControlError> {
+        let full = || format!("{MAX_STREAMS} clients already follow or export; try again later");
+        Arc::clone(&self.0)
+            .try_acquire_owned()
+            .map_err(|_| ControlError::Unavailable(full()))
+    }
+}
 
 /// The parts of a running gate that actions work on.
 #[derive(Debug)]
@@ -43,6 +66,8 @@ pub struct Gate {
     pub reload: mpsc::Sender<ReloadRequest>,
     /// Ends the gate.
     pub stop: CancellationToken,
+    /// Places for answers that go on and on.
+    pub streams: Streams,
 }
 
 impl Gate {
@@ -57,8 +82,13 @@ impl Gate {
             Action::Register(row) => self.register(*row).await,
             Action::Unregister(id) => self.unregister(&id).await,
             Action::QueryAudit(wanted) => evidence::query(&self.store, wanted).await,
-            Action::ExportAudit(wanted) => Ok(evidence::export(&self.store, wanted)),
-            Action::TailAudit(wanted) => Ok(evidence::tail(&self.store, wanted, &self.stop)),
+            Action::ExportAudit(wanted) => {
+                Ok(evidence::export(&self.store, wanted, self.streams.take()?))
+            }
+            Action::TailAudit(wanted) => {
+                let place = self.streams.take()?;
+                Ok(evidence::tail(&self.store, wanted, &self.stop, place))
+            }
             Action::VerifyAudit => evidence::verify(&self.store).await,
             Action::ShowConfig => Ok(self.show_config()),
             Action::ReloadConfig => self.reload_config().await,

@@ -369,7 +369,7 @@ fn decode(text: &str) -> Result<String, ControlError> {
 }
 
 fn word<T>(name: &str, value: Option<T>) -> Result<T, ControlError> {
-    value.ok_or_else(|| ControlError::Bad(format!("'{name}' is not one of the words it may be")))
+    value.ok_or_else(|| ControlError::Bad(format!("'{name}' has a value it cannot have")))
 }
 
 fn serde_word<T: DeserializeOwned>(value: &str) -> Option<T> {

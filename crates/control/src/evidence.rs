@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use store::Store;
 use store::audit::query::{Filter, Record};
 use store::error::StoreError;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::action::AuditQuery;
@@ -45,7 +45,7 @@ pub(crate) async fn query(store: &Store, wanted: AuditQuery) -> Result<Reply, Co
 }
 
 /// Every record that is wanted, as lines, in constant memory.
-pub(crate) fn export(store: &Store, wanted: AuditQuery) -> Reply {
+pub(crate) fn export(store: &Store, wanted: AuditQuery, place: OwnedSemaphorePermit) -> Reply {
     let (pieces, lines) = mpsc::channel(PIECES_AHEAD);
     let (audit, filter) = (store.audit(), filter(wanted));
     tokio::task::spawn_blocking(move || {
@@ -59,6 +59,7 @@ pub(crate) fn export(store: &Store, wanted: AuditQuery) -> Reply {
             // The client sees a broken stream rather than one that seems complete.
             let _ = pieces.blocking_send(Err(io::Error::other(error)));
         }
+        drop(place);
     });
     Reply::Lines(lines)
 }
@@ -79,7 +80,12 @@ impl Write for Outgoing {
 }
 
 /// Records from now on (or after a given one), until the client hangs up.
-pub(crate) fn tail(store: &Store, wanted: AuditQuery, stop: &CancellationToken) -> Reply {
+pub(crate) fn tail(
+    store: &Store,
+    wanted: AuditQuery,
+    stop: &CancellationToken,
+    place: OwnedSemaphorePermit,
+) -> Reply {
     let (pieces, lines) = mpsc::channel(PIECES_AHEAD);
     let (audit, stop) = (store.audit(), stop.clone());
     let mut newest = audit.follow();
@@ -90,6 +96,7 @@ pub(crate) fn tail(store: &Store, wanted: AuditQuery, stop: &CancellationToken) 
     };
     filter.after_seq.get_or_insert(*newest.borrow_and_update());
     tokio::spawn(async move {
+        let _place = place;
         loop {
             let page = match audit.query(filter.clone()).await {
                 Ok(page) => page,
@@ -102,8 +109,10 @@ pub(crate) fn tail(store: &Store, wanted: AuditQuery, stop: &CancellationToken) 
             for record in page {
                 filter.after_seq = Some(record.seq);
                 let line = format!("{}\n", record.line());
-                if pieces.send(Ok(Bytes::from(line))).await.is_err() {
-                    return;
+                // A client that does not read must not hold up the stop.
+                tokio::select! {
+                    sent = pieces.send(Ok(Bytes::from(line))) => if sent.is_err() { return },
+                    () = stop.cancelled() => return,
                 }
             }
             if full {

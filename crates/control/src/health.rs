@@ -1,6 +1,7 @@
 //! How the gate is: one board that every part writes its own line on.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use schemars::JsonSchema;
@@ -21,6 +22,7 @@ struct Lines {
     tasks: BTreeMap<String, TaskHealth>,
     listeners: BTreeMap<String, String>,
     notes: BTreeMap<String, String>,
+    config: Option<PathBuf>,
 }
 
 impl Board {
@@ -39,6 +41,11 @@ impl Board {
         self.lines()
             .listeners
             .insert(name.to_owned(), address.to_owned());
+    }
+
+    /// Posts which configuration file is in force.
+    pub fn config(&self, file: Option<&Path>) {
+        self.lines().config = file.map(Path::to_owned);
     }
 
     /// Posts something the operator should know that is no fault (`policies.fail_open`).
@@ -87,6 +94,7 @@ impl Board {
             tasks: lines.tasks.clone(),
             listeners: lines.listeners.clone(),
             notes: lines.notes.clone(),
+            config: lines.config.clone(),
         }
     }
 
@@ -118,6 +126,9 @@ pub struct HealthReport {
     /// What the operator should know that is no fault.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub notes: BTreeMap<String, String>,
+    /// The configuration file in force; none when everything has its default.
+    #[serde(default)]
+    pub config: Option<PathBuf>,
 }
 
 /// Whether all is well.

@@ -27,6 +27,9 @@ const MAX_CONNECTIONS: usize = 256;
 /// How long a client may take to send a request head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Before accepting again after a failure.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Writes to the registry that one uid may make within a second.
 const WRITES_PER_SECOND: usize = 10;
 
@@ -75,7 +78,7 @@ impl ControlSocket {
     /// is no moment in which it exists with other permissions.
     pub async fn bind(path: &Path) -> Result<Self, BindError> {
         let length = path.as_os_str().len();
-        let temporary = path.with_extension("new");
+        let temporary = path.with_file_name(format!(".{}", std::process::id()));
         if length.max(temporary.as_os_str().len()) > MAX_SOCKET_PATH {
             return Err(BindError::TooLong {
                 path: path.to_owned(),
@@ -97,9 +100,9 @@ impl ControlSocket {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(fail(error)),
         }
-        match std::fs::remove_file(&temporary) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fail(error)),
-            _ => {}
+        // Left behind by a process of the same number that ended in between.
+        if std::fs::symlink_metadata(&temporary).is_ok_and(|found| found.file_type().is_socket()) {
+            std::fs::remove_file(&temporary).map_err(fail)?;
         }
         let listener = UnixListener::bind(&temporary).map_err(fail)?;
         std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))
@@ -152,7 +155,15 @@ pub async fn serve(
         };
         let stream = tokio::select! {
             () = stop.cancelled() => break,
-            accepted = socket.listener.accept() => accepted?.0,
+            accepted = socket.listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Out of descriptors, most likely; those who have one may finish.
+                    tracing::warn!(%error, "a control client could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            },
         };
         let peer = match stream.peer_cred() {
             Ok(credentials) => credentials.uid(),

@@ -128,7 +128,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
             crate::output::write_out(&script)?;
             Ok(Exit::Ok)
         }
-        Command::Man { dir } => docs::write_man(&dir),
+        Command::Man { dir } => docs::write_man(&dir, &global),
         Command::Probe { what } => Ok(doctor::probe(what)),
     }
 }
@@ -151,8 +151,9 @@ pub fn confirm(question: &str, yes: bool) -> Result<()> {
     if !std::io::stdin().is_terminal() {
         return Err(Failure::new(Exit::Usage, format!("{question} Say --yes to go on.")).into());
     }
-    eprint!("{question} [y/N] ");
-    std::io::stderr().flush()?;
+    let mut stderr = std::io::stderr();
+    write!(stderr, "{question} [y/N] ")?;
+    stderr.flush()?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     if matches!(answer.trim(), "y" | "Y" | "yes") {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use arc_swap::ArcSwap;
 use config::{Settings, Sources};
-use control::dispatch::Gate;
+use control::dispatch::{Gate, Streams};
 use control::health::Board;
 use control::metrics::ControlMetrics;
 use control::serve::ControlSocket;
@@ -55,7 +55,7 @@ pub fn run(paths: &Paths, verbose: u8, detached: bool) -> Result<Exit> {
             format!("the configuration was refused\n{problems}"),
         )
     };
-    let sources = Sources::read(paths.config.as_deref(), &environment).map_err(refused)?;
+    let sources = Sources::read(paths.config.current(), &environment).map_err(refused)?;
     let settings = sources.settings(&environment).map_err(refused)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -112,12 +112,16 @@ async fn serve(
 ) -> Result<Exit> {
     let stop = CancellationToken::new();
     listen_for_signals(stop.clone())?;
-    let store = open_store(paths, &settings).await?;
+    // From here on a hangup is a request and no longer the end, which is its default.
+    let hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+    // The socket first: nothing is written while another gate may be listening there.
     let socket = Arc::new(ControlSocket::bind(&paths.control).await?);
+    let store = open_store(paths, &settings).await?;
     let board = Arc::new(Board::default());
     board.check("policy_loaded", Ok(()));
     board.check("config_current", Ok(()));
     board.listening("control", &paths.control.display().to_string());
+    board.config(paths.config.current());
     let numbers = Numbers::default();
     let counters = ControlMetrics::default();
     let settings = Arc::new(ArcSwap::from_pointee(settings));
@@ -130,6 +134,7 @@ async fn serve(
         telemetry,
         store: store.clone(),
         requests: Mutex::new(requests),
+        hangup: Mutex::new(hangup),
         seen: Mutex::new(sources.fingerprint()),
     });
     reloader.announce(&settings.load());
@@ -141,6 +146,7 @@ async fn serve(
         counters,
         reload,
         stop: stop.clone(),
+        streams: Streams::default(),
     });
 
     let supervisor = Supervisor::new(board, numbers, stop.clone());
@@ -178,15 +184,17 @@ fn listen_for_signals(stop: CancellationToken) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     tokio::spawn(async move {
+        let mut told = false;
         loop {
             let number = tokio::select! {
                 _ = terminate.recv() => 15,
                 _ = interrupt.recv() => 2,
             };
-            if stop.is_cancelled() {
+            if told {
                 tracing::warn!("a second signal: ending at once");
                 std::process::exit(128 + number);
             }
+            told = true;
             stop.cancel();
         }
     });
@@ -222,7 +230,9 @@ async fn open_store(paths: &Paths, settings: &Settings) -> Result<Store> {
 async fn close(store: &Store) -> Result<()> {
     if store.health().registry_accessible {
         let event = AuditEvent::lifecycle("gate_stopped", None);
-        store.audit().record_durable(event, wall_now()).await?;
+        if let Err(error) = store.audit().record_durable(event, wall_now()).await {
+            tracing::error!(%error, "the stop was not recorded");
+        }
     }
     Ok(store.close().await?)
 }
@@ -267,7 +277,7 @@ fn announce_ready(paths: &Paths, detached: bool) -> Result<()> {
         let nowhere = std::fs::File::options().write(true).open("/dev/null")?;
         nix::unistd::dup2_stdout(&nowhere)?;
     } else {
-        eprintln!("ready");
+        crate::output::say("ready");
     }
     Ok(())
 }

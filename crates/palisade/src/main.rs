@@ -3,6 +3,7 @@
 //! This crate wires the others together: command line, gate process, supervisor, reload,
 //! telemetry. **Never here:** a decision, a query, a protocol; each has a crate.
 
+#![warn(clippy::print_stderr, clippy::print_stdout)]
 #![expect(
     unreachable_pub,
     reason = "a binary exports nothing; pub says what a module offers"
@@ -24,7 +25,11 @@ fn main() -> ExitCode {
     match cli::run(cli) {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("palisade: {error:#}");
+            // A message may quote what somebody else chose; its lines stay lines.
+            let message = format!("palisade: {error:#}");
+            for line in message.lines() {
+                output::say(&output::safe(line));
+            }
             exit::exit_of(&error).into()
         }
     }

@@ -24,15 +24,26 @@ pub fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
+/// Says something on stderr. Nobody listening is no reason to fail.
+pub fn say(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Whether a character could move the cursor, reorder text or hide in it.
+pub fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{3164}' | '\u{feff}'
+            | '\u{ffa0}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
+}
+
 /// Text somebody else chose, made safe to show on a terminal: control characters and
 /// those that reorder or hide text are shown as escapes.
 pub fn safe(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        let hides = matches!(c,
-            '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
-            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
-        if c.is_control() || hides {
+        if is_unsafe(c) {
             shown.extend(c.escape_unicode());
         } else {
             shown.push(c);

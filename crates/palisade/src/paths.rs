@@ -17,8 +17,38 @@ pub struct Paths {
     pub state_dir: PathBuf,
     /// The control socket.
     pub control: PathBuf,
-    /// The operator's file; `None` when none was named and the usual place has none.
-    pub config: Option<PathBuf>,
+    /// The operator's file.
+    pub config: ConfigPath,
+}
+
+/// Where the operator's file is, or would be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConfigPath {
+    /// Named by the operator: it must be there.
+    Named(PathBuf),
+    /// The usual place: it counts from the moment it is there.
+    Usual(PathBuf),
+    /// There is no usual place.
+    Nowhere,
+}
+
+impl ConfigPath {
+    /// The file to read now; without one, everything has its default.
+    pub fn current(&self) -> Option<&Path> {
+        match self {
+            ConfigPath::Named(path) => Some(path),
+            ConfigPath::Usual(path) => path.symlink_metadata().is_ok().then_some(path),
+            ConfigPath::Nowhere => None,
+        }
+    }
+
+    /// The file, whether or not it is there.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            ConfigPath::Named(path) | ConfigPath::Usual(path) => Some(path),
+            ConfigPath::Nowhere => None,
+        }
+    }
 }
 
 /// What the command line and the environment said about places.
@@ -79,15 +109,13 @@ impl Paths {
             )
             .into());
         }
-        let config = match &wishes.config {
-            Some(given) => Some(std::path::absolute(given)?),
-            None => {
-                let usual = match absolute("XDG_CONFIG_HOME") {
-                    Some(base) => Some(base.join("palisade/palisade.yaml")),
-                    None => home(".config/palisade/palisade.yaml", "--config").ok(),
-                };
-                usual.filter(|path| path.symlink_metadata().is_ok())
-            }
+        let config = match (&wishes.config, absolute("XDG_CONFIG_HOME")) {
+            (Some(given), _) => ConfigPath::Named(std::path::absolute(given)?),
+            (None, Some(base)) => ConfigPath::Usual(base.join("palisade/palisade.yaml")),
+            (None, None) => match home(".config/palisade/palisade.yaml", "--config") {
+                Ok(path) => ConfigPath::Usual(path),
+                Err(_) => ConfigPath::Nowhere,
+            },
         };
         Ok(Self {
             state_dir,
@@ -101,9 +129,7 @@ impl Paths {
     pub fn prepare(&self) -> Result<()> {
         make_private(&self.state_dir)?;
         match self.control.parent() {
-            Some(parent) if parent != self.state_dir => {
-                make_dir(parent).with_context(|| format!("cannot create {}", parent.display()))
-            }
+            Some(parent) if parent != self.state_dir => make_safe_for_socket(parent),
             _ => Ok(()),
         }
     }
@@ -122,17 +148,6 @@ impl Paths {
     pub fn trust(&self) -> PathBuf {
         self.state_dir.join("trust.json")
     }
-
-    /// Where the operator's file would be, whether or not it exists.
-    pub fn config_or_usual(&self, env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-        self.config.clone().or_else(|| {
-            let base = env("XDG_CONFIG_HOME")
-                .map(PathBuf::from)
-                .filter(|path| path.is_absolute())
-                .or_else(|| env("HOME").map(|home| PathBuf::from(home).join(".config")))?;
-            Some(base.join("palisade/palisade.yaml"))
-        })
-    }
 }
 
 fn make_dir(path: &Path) -> io::Result<()> {
@@ -140,6 +155,27 @@ fn make_dir(path: &Path) -> io::Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(path)
+}
+
+/// Whoever may write to the socket's directory could put a socket of their own in its
+/// place. A sticky directory (`/tmp`) prevents that.
+fn make_safe_for_socket(path: &Path) -> Result<()> {
+    make_dir(path).with_context(|| format!("cannot create {}", path.display()))?;
+    let found = std::fs::metadata(path)?;
+    let mode = found.mode();
+    let shared = mode & 0o022 != 0 && mode & 0o1000 == 0;
+    let own = [0, nix::unistd::geteuid().as_raw()].contains(&found.uid());
+    if shared || !own {
+        let message = format!(
+            "others may write to the control socket's directory {} (mode {:o}, uid {}); choose \
+             another with --control",
+            path.display(),
+            mode & 0o7777,
+            found.uid()
+        );
+        return Err(Failure::new(Exit::Usage, message).into());
+    }
+    Ok(())
 }
 
 /// A state directory that others can enter would give them the database and the CA.
@@ -258,6 +294,12 @@ mod tests {
             "{error}"
         );
         assert_eq!(std::fs::metadata(dir.path()).unwrap().mode() & 0o777, 0o755);
+        let own = dir.path().join("socket");
+        make_safe_for_socket(&own).unwrap();
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(make_safe_for_socket(&own).is_err());
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o1777)).unwrap();
+        assert!(make_safe_for_socket(&own).is_ok());
         let inner = dir.path().join("a/b");
         make_private(&inner).unwrap();
         assert_eq!(std::fs::metadata(inner).unwrap().mode() & 0o777, 0o700);

@@ -23,6 +23,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
+use crate::output;
 use log_file::LogFile;
 use redact::Redactor;
 
@@ -61,7 +62,7 @@ impl Telemetry {
         };
         let (filter, level) = reload::Layer::new(filter(settings, verbose)?);
         let lines = line_layer(settings, writer, ansi);
-        let traces = otlp::provider(settings)?;
+        let traces = otlp::provider(settings, &redactor)?;
         let spans = traces.as_ref().map(|provider| {
             tracing_opentelemetry::layer()
                 .with_tracer(provider.tracer("palisade"))
@@ -86,7 +87,7 @@ impl Telemetry {
 
     /// Takes over the level and the secrets of new settings.
     pub fn follow(&self, settings: &Settings) -> Result<()> {
-        self.redactor.set(
+        self.redactor.learn(
             settings
                 .secret_values()
                 .iter()
@@ -184,21 +185,27 @@ impl Write for &SafeWriter {
     }
 }
 
-/// `event` as one line. Our own colours are the only escapes that stay, and those only
-/// on a terminal: `tracing_subscriber` escapes the ones inside values itself.
+/// `event` as one line without anything a terminal would obey. Our own colours are the
+/// only escapes that stay, and those only on a terminal: `tracing_subscriber` escapes the
+/// ones inside values itself. The escapes are valid inside JSON strings, too.
 fn one_line(event: &[u8], ansi: bool) -> Vec<u8> {
     let body = event.strip_suffix(b"\n").unwrap_or(event);
-    let mut line = Vec::with_capacity(body.len() + 1);
-    for &byte in body {
-        match byte {
-            b'\t' => line.push(byte),
-            0x1b if ansi => line.push(byte),
-            0..0x20 | 0x7f => line.extend(format!("\\x{byte:02x}").bytes()),
-            _ => line.push(byte),
+    let mut line = String::with_capacity(body.len() + 1);
+    for c in String::from_utf8_lossy(body).chars() {
+        match c {
+            '\t' => line.push(c),
+            '\u{1b}' if ansi => line.push(c),
+            _ if output::is_unsafe(c) => {
+                let mut units = [0; 2];
+                for unit in c.encode_utf16(&mut units) {
+                    line.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+            _ => line.push(c),
         }
     }
-    line.push(b'\n');
-    line
+    line.push('\n');
+    line.into_bytes()
 }
 
 #[cfg(test)]
@@ -209,8 +216,12 @@ mod tests {
     fn an_event_is_one_line_whatever_its_values_hold() {
         assert_eq!(
             one_line(b"a\nb\r\x1b[31mc\0\n", false),
-            b"a\\x0ab\\x0d\\x1b[31mc\\x00\n"
+            b"a\\u000ab\\u000d\\u001b[31mc\\u0000\n"
         );
+        let hostile = one_line("\u{9b}31m\u{202e}\u{7f}\u{e0041}\n".as_bytes(), true);
+        assert_eq!(hostile, b"\\u009b31m\\u202e\\u007f\\udb40\\udc41\n");
+        let json = format!("\"{}\"", String::from_utf8(hostile).unwrap().trim_end());
+        assert!(serde_json::from_str::<String>(&json).is_ok(), "{json}");
         assert_eq!(
             one_line(b"\x1b[32mINFO\x1b[0m hi\n", true),
             b"\x1b[32mINFO\x1b[0m hi\n"

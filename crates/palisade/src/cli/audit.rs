@@ -1,6 +1,6 @@
 //! `palisade audit …`.
 
-use std::io::{BufReader, Write};
+use std::io::{BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -287,18 +287,21 @@ fn verify(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
     conclude(&answer, global)
 }
 
+/// What every SQLite file begins with.
+const SQLITE_HEADER: &[u8; 16] = b"SQLite format 3\0";
+
 fn verify_file(file: &Path) -> Result<VerifyReport> {
     if !file.exists() {
         let message = format!("there is no {}", file.display());
         return Err(Failure::new(Exit::NotFound, message).into());
     }
-    if file
-        .extension()
-        .is_some_and(|extension| extension == "jsonl")
-    {
-        let lines =
-            std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
-        return Ok(verify_jsonl(BufReader::new(lines))?);
+    let mut opened =
+        std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut start = [0; SQLITE_HEADER.len()];
+    let is_database = opened.read_exact(&mut start).is_ok() && &start == SQLITE_HEADER;
+    if !is_database {
+        opened.rewind()?;
+        return Ok(verify_jsonl(BufReader::new(opened))?);
     }
     Ok(verify_blocking(file)?)
 }
@@ -331,12 +334,12 @@ fn conclude(answer: &Value, global: &Global) -> Result<Exit> {
 fn export(wanted: &Wanted, to: Option<PathBuf>, global: &Global) -> Result<Exit> {
     let query = wanted.query(&[])?;
     let paths = global.paths()?;
-    let mut out = Destination::open(to)?;
-    let copied = block_on(async {
+    block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let answer = gate
             .send(Method::GET, &format!("/v1/audit/export?{query}"), None)
             .await?;
+        let mut out = Destination::open(to)?;
         let mut written = Ok(());
         let lines = answer.stream(|piece| {
             written = out.write(piece);
@@ -349,9 +352,8 @@ fn export(wanted: &Wanted, to: Option<PathBuf>, global: &Global) -> Result<Exit>
                 bail!("interrupted; nothing was written");
             }
         }
-        written
-    });
-    copied.and_then(|()| out.finish())
+        written.and_then(|()| out.finish())
+    })
 }
 
 /// Where an export goes. A file gets its name when it is whole, so that an interrupted

@@ -64,7 +64,7 @@ pub fn run(command: ConfigCommand, global: &Global) -> Result<Exit> {
 fn check(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
     let file = match file {
         Some(file) => Some(std::path::absolute(file)?),
-        None => global.paths()?.config,
+        None => global.paths()?.config.current().map(PathBuf::from),
     };
     let shown = file
         .as_ref()
@@ -74,7 +74,7 @@ fn check(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
     match config::load(file.as_deref(), &environment) {
         Ok(settings) => {
             for warning in &settings.warnings {
-                eprintln!("warning: {}", output::safe(&warning.to_string()));
+                output::say(&format!("warning: {}", output::safe(&warning.to_string())));
             }
             if global.json {
                 let warnings: Vec<String> =
@@ -91,13 +91,14 @@ fn check(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
                 output::print_json(&json!({ "ok": false, "problems": shown }))?;
             } else {
                 for problem in &problems {
-                    eprintln!("{}", output::safe(&problem.to_string()));
+                    output::say(&output::safe(&problem.to_string()));
                 }
                 let count = problems.len();
-                eprintln!(
-                    "{count} problem{} in {shown}",
-                    if count == 1 { "" } else { "s" }
-                );
+                let ending = if count == 1 { "" } else { "s" };
+                output::say(&format!(
+                    "{count} problem{ending} in {}",
+                    output::safe(&shown)
+                ));
             }
             Ok(Exit::Usage)
         }
@@ -121,7 +122,7 @@ fn show(filter: &str, set_only: bool, running: bool, global: &Global) -> Result<
         let answer = block_on(async { Ok(Client::new(&paths.control).get("/v1/config").await?) })?;
         answer.get("values").cloned().unwrap_or_default()
     } else {
-        let settings = config::load(paths.config.as_deref(), &environment)
+        let settings = config::load(paths.config.current(), &environment)
             .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?;
         control::dispatch::describe_settings(&settings)
     };
@@ -163,9 +164,10 @@ fn init(stdout: bool, global: &Global) -> Result<Exit> {
         output::write_out(config::TEMPLATE.as_bytes())?;
         return Ok(Exit::Ok);
     }
-    let path = global
-        .paths()?
-        .config_or_usual(|name| std::env::var_os(name))
+    let paths = global.paths()?;
+    let path = paths
+        .config
+        .path()
         .context("HOME is not set; say where with --config")?;
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)
@@ -175,7 +177,7 @@ fn init(stdout: bool, global: &Global) -> Result<Exit> {
         .write(true)
         .create_new(true)
         .mode(0o600)
-        .open(&path);
+        .open(path);
     match file {
         Ok(mut file) => file.write_all(config::TEMPLATE.as_bytes())?,
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
@@ -186,7 +188,14 @@ fn init(stdout: bool, global: &Global) -> Result<Exit> {
             return Err(error).with_context(|| format!("cannot write {}", path.display()));
         }
     }
-    output::print_line(&format!("written: {}", path.display()))?;
+    if global.json {
+        output::print_json(&json!({ "status": "written", "path": path }))?;
+    } else {
+        output::print_line(&format!(
+            "written: {}",
+            output::safe(&path.display().to_string())
+        ))?;
+    }
     Ok(Exit::Ok)
 }
 

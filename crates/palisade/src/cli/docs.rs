@@ -4,17 +4,22 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
+use serde_json::json;
 
-use crate::cli::Cli;
+use crate::cli::{Cli, Global};
 use crate::exit::Exit;
 use crate::output;
 
 /// Writes `palisade.1` and a page for each subcommand.
-pub fn write_man(dir: &Path) -> Result<Exit> {
+pub fn write_man(dir: &Path, global: &Global) -> Result<Exit> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     clap_mangen::generate_to(Cli::command(), dir)
         .with_context(|| format!("cannot write into {}", dir.display()))?;
-    output::print_line(&format!("manual pages written to {}", dir.display()))?;
+    if global.json {
+        output::print_json(&json!({ "status": "written", "path": dir }))?;
+    } else {
+        output::print_line(&format!("manual pages written to {}", dir.display()))?;
+    }
     Ok(Exit::Ok)
 }
 

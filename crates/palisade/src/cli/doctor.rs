@@ -120,7 +120,7 @@ pub fn probe(what: Probe) -> Exit {
     match tried {
         Ok(()) => Exit::Ok,
         Err(error) => {
-            eprintln!("{error}");
+            output::say(&error.to_string());
             Exit::Failed
         }
     }
@@ -315,10 +315,10 @@ fn configuration(global: &Global) -> Finding {
             return Finding::bad(NAME, State::Missing, error.to_string(), "see the error");
         }
     };
-    let Some(file) = paths.config else {
+    let Some(file) = paths.config.current() else {
         return Finding::ok(NAME, "none, all defaults; write one: palisade config init");
     };
-    match config::load(Some(&file), &crate::gate::environment) {
+    match config::load(Some(file), &crate::gate::environment) {
         Ok(_) => Finding::ok(NAME, file.display().to_string()),
         Err(problems) => {
             let count = problems.len();

@@ -108,7 +108,7 @@ async fn status(paths: &Paths, global: &Global) -> Result<Exit> {
             "running": true,
             "control": paths.control,
             "state_dir": paths.state_dir,
-            "config": paths.config,
+            "config": report.config,
             "status": report.status,
             "pid": report.pid,
             "version": report.version,
@@ -154,12 +154,10 @@ fn describe(report: &HealthReport, paths: &Paths) -> String {
         Status::Healthy => "healthy",
         Status::Degraded => "degraded",
     };
-    let config = paths
-        .config
-        .as_ref()
-        .map_or("none, all defaults".into(), |path| {
-            path.display().to_string()
-        });
+    let config = report.config.as_ref().map_or_else(
+        || "none, all defaults".to_owned(),
+        |path| output::safe(&path.display().to_string()),
+    );
     let mut lines = vec![
         format!(
             "gate        {status}, pid {}, version {}",

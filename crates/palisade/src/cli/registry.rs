@@ -100,6 +100,10 @@ async fn ask(gate: &Client, command: RegistryCommand) -> Result<Value> {
             gate.post("/v1/registry/backup", &file(path)?).await?
         }
         RegistryCommand::Restore { file: path, yes } => {
+            if !path.exists() {
+                let message = format!("there is no {}", path.display());
+                return Err(Failure::new(Exit::NotFound, message).into());
+            }
             confirm(
                 "This replaces every registration and the audit log with the backup's.",
                 yes,

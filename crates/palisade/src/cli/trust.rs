@@ -1,8 +1,8 @@
 //! `palisade trust`: a repository's own wishes count only as the operator saw them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use config::{RepoFile, TrustStore};
 use serde_json::json;
@@ -34,42 +34,64 @@ pub fn run(args: TrustArgs, global: &Global) -> Result<Exit> {
     if args.list {
         return list(&store, global);
     }
-    let repository = args
-        .repository
-        .canonicalize()
-        .with_context(|| format!("cannot find {}", args.repository.display()))?;
-    let shown = repository.display();
     if args.revoke {
+        // A repository that is gone must still be revocable.
+        let repository = args
+            .repository
+            .canonicalize()
+            .or_else(|_| std::path::absolute(&args.repository))?;
         if !store.revoke(&repository)? {
-            return Err(Failure::new(Exit::NotFound, format!("{shown} was not trusted")).into());
+            let message = format!("{} was not trusted", repository.display());
+            return Err(Failure::new(Exit::NotFound, message).into());
         }
-        output::print_line(&format!("no longer trusted: {shown}"))?;
-        return Ok(Exit::Ok);
+        return tell("no longer trusted", &repository, None, global);
     }
+    let repository = args.repository.canonicalize().map_err(|error| {
+        let message = format!("cannot find {}: {error}", args.repository.display());
+        Failure::new(Exit::NotFound, message)
+    })?;
+    let shown = output::safe(&repository.display().to_string());
     let file = RepoFile::load(&repository)
         .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?
         .ok_or_else(|| Failure::new(Exit::NotFound, format!("{shown} has no .palisade.yaml")))?;
-    if file.trusted(&store).is_some() {
-        output::print_line(&format!("already trusted as it is: {shown}"))?;
-        return Ok(Exit::Ok);
-    }
-    // What is shown is what is hashed: the text was read once.
     let digest: String = file
         .digest()
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    eprintln!("{shown}/.palisade.yaml (sha256 {digest}):\n");
-    for line in file.text().lines() {
-        eprintln!("  {}", output::safe(line));
+    if file.trusted(&store).is_some() {
+        return tell(
+            "already trusted as it is",
+            &repository,
+            Some(&digest),
+            global,
+        );
     }
-    eprintln!();
+    // What is shown is what is hashed: the text was read once. Empty lines are left out,
+    // so that nobody can push what matters off the screen.
+    output::say(&format!("{shown}/.palisade.yaml (sha256 {digest}):\n"));
+    for (number, line) in file.text().lines().enumerate() {
+        if !line.trim().is_empty() {
+            output::say(&format!("{:>5}  {}", number + 1, output::safe(line)));
+        }
+    }
+    output::say("");
     confirm(
         "Trust exactly this content? Any change to it will have to be trusted again.",
         args.yes,
     )?;
     store.trust(&file)?;
-    output::print_line(&format!("trusted: {shown}"))?;
+    tell("trusted", &repository, Some(&digest), global)
+}
+
+fn tell(status: &str, repository: &Path, sha256: Option<&str>, global: &Global) -> Result<Exit> {
+    if global.json {
+        let answer = json!({ "status": status, "repository": repository, "sha256": sha256 });
+        output::print_json(&answer)?;
+    } else {
+        let shown = output::safe(&repository.display().to_string());
+        output::print_line(&format!("{status}: {shown}"))?;
+    }
     Ok(Exit::Ok)
 }
 

@@ -18,13 +18,19 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::exit::{Exit, Failure, exit_of};
 use crate::gate::lock::{Holder, StateLock};
-use crate::paths::Paths;
+use crate::paths::{ConfigPath, Paths};
 
 /// A gate that is not ready by then is not going to be.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// Longer than the longest `shutdown_timeout` anybody should have.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// A gate that has not answered a short question by then is stuck.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long `--force` waits before it kills: a little more than the usual shutdown.
+const FORCE_LIMIT: Duration = Duration::from_secs(12);
 
 /// Between two looks at something that sends no event.
 const STEP: Duration = Duration::from_millis(20);
@@ -41,7 +47,8 @@ pub struct Started {
 /// A client for a gate that runs, started if need be.
 pub async fn client(paths: &Paths, verbose: u8) -> Result<Client> {
     let client = Client::new(&paths.control);
-    match client.send(http::Method::GET, "/v1/health", None).await {
+    let asked = client_in_haste(paths);
+    match asked.send(http::Method::GET, "/v1/health", None).await {
         Ok(answer) => {
             warn_of_other_version(answer.version());
             Ok(client)
@@ -59,16 +66,20 @@ fn warn_of_other_version(gate: Option<&str>) {
     if let Some(gate) = gate
         && gate != own
     {
-        eprintln!(
+        crate::output::say(&format!(
             "palisade: the gate runs version {}, this is {own}; to change it: palisade gate restart",
             crate::output::safe(gate)
-        );
+        ));
     }
+}
+
+fn client_in_haste(paths: &Paths) -> Client {
+    Client::new(&paths.control).within(ANSWER_LIMIT)
 }
 
 /// Asks the gate how it is. A degraded gate answers too.
 pub async fn report(paths: &Paths) -> Result<HealthReport, ClientError> {
-    let answer = match Client::new(&paths.control).get("/v1/health").await {
+    let answer = match client_in_haste(paths).get("/v1/health").await {
         Err(ClientError::Refused { body, .. }) if body.get("checks").is_some() => body,
         other => other?,
     };
@@ -121,8 +132,8 @@ fn spawn(paths: &Paths, verbose: u8) -> Result<Child> {
         .arg("--control")
         .arg(&paths.control);
     match &paths.config {
-        Some(config) => command.arg("--config").arg(config),
-        None => command.env_remove("PALISADE_CONFIG"),
+        ConfigPath::Named(config) => command.arg("--config").arg(config),
+        ConfigPath::Usual(_) | ConfigPath::Nowhere => command.env_remove("PALISADE_CONFIG"),
     };
     command.args(vec!["-v"; usize::from(verbose)]);
     command
@@ -187,7 +198,7 @@ fn with_log(error: anyhow::Error, log: &Path, from: u64) -> anyhow::Error {
 /// Stops the gate and waits until its lock is free. `false` when none ran.
 pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
     let holder = StateLock::holder(&paths.lock())?;
-    match Client::new(&paths.control)
+    match client_in_haste(paths)
         .post("/v1/shutdown", &json!({}))
         .await
     {
@@ -199,7 +210,8 @@ pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
         },
         Err(other) => return Err(other.into()),
     }
-    if wait_until_free(paths, STOP_LIMIT).await? {
+    let patience = if force { FORCE_LIMIT } else { STOP_LIMIT };
+    if wait_until_free(paths, patience).await? {
         return Ok(true);
     }
     let Some(Holder { pid: Some(pid) }) = StateLock::holder(&paths.lock())? else {

@@ -1,6 +1,6 @@
 //! One gate per state directory.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -13,26 +13,29 @@ use nix::libc;
 use crate::exit::{Exit, Failure};
 
 /// Held for as long as the gate runs; the kernel releases it however the gate ends.
+///
+/// Two locks: one on the directory itself, which nobody can unlink, keeps a second gate
+/// out; one on a file can be asked for its holder without being taken.
 #[derive(Debug)]
 pub struct StateLock {
+    _directory: File,
     _file: File,
 }
 
 impl StateLock {
     /// Takes the lock and writes this process's id into it.
     pub fn take(path: &Path) -> Result<Self> {
+        let directory = File::open(path.parent().unwrap_or(path))
+            .with_context(|| format!("cannot open the directory of {}", path.display()))?;
         let mut file = open(path)?;
+        let place = path.parent().unwrap_or(path).display();
+        if let Err(TryLockError::WouldBlock) = directory.try_lock() {
+            return Err(taken(&mut file, &place.to_string()));
+        }
         match fcntl(&file, FcntlArg::F_OFD_SETLK(&whole_file())) {
             Ok(_) => {}
             Err(Errno::EAGAIN | Errno::EACCES) => {
-                let who =
-                    read_pid(&mut file).map_or_else(String::new, |pid| format!(" (pid {pid})"));
-                let place = path.parent().unwrap_or(path).display();
-                return Err(Failure::new(
-                    Exit::Exists,
-                    format!("a gate already runs in {place}{who}; see: palisade gate status"),
-                )
-                .into());
+                return Err(taken(&mut file, &place.to_string()));
             }
             Err(error) => {
                 return Err(error).with_context(|| format!("cannot lock {}", path.display()));
@@ -41,7 +44,10 @@ impl StateLock {
         file.set_len(0)?;
         file.rewind()?;
         writeln!(file, "{}", std::process::id())?;
-        Ok(Self { _file: file })
+        Ok(Self {
+            _directory: directory,
+            _file: file,
+        })
     }
 
     /// The process that holds the lock, if one does. Only asks: a lock taken to find out
@@ -59,6 +65,12 @@ impl StateLock {
             pid: read_pid(&mut file),
         }))
     }
+}
+
+fn taken(file: &mut File, place: &str) -> anyhow::Error {
+    let who = read_pid(file).map_or_else(String::new, |pid| format!(" (pid {pid})"));
+    let message = format!("a gate already runs in {place}{who}; see: palisade gate status");
+    Failure::new(Exit::Exists, message).into()
 }
 
 /// Whoever holds the lock.
@@ -122,6 +134,13 @@ mod tests {
             "{error}"
         );
         assert_eq!(exit_of(&error), Exit::Exists);
+        std::fs::remove_file(&path).unwrap();
+        let error = StateLock::take(&path).unwrap_err();
+        assert_eq!(
+            exit_of(&error),
+            Exit::Exists,
+            "also without the file: {error}"
+        );
         drop(first);
         assert_eq!(StateLock::holder(&path).unwrap(), None);
         StateLock::take(&path).unwrap();

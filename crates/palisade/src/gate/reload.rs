@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use arc_swap::ArcSwap;
 use config::{Settings, Sources};
 use control::dispatch::ReloadRequest;
@@ -21,11 +21,13 @@ use control::wall_now;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use policy::audit::{AuditEvent, Kind};
 use store::Store;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::Signal;
 use tokio::sync::{Mutex, Notify, mpsc};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::gate::{audit_options, environment};
+use crate::paths::ConfigPath;
 use crate::telemetry::Telemetry;
 use crate::telemetry::numbers::Numbers;
 
@@ -38,11 +40,21 @@ const SETTLE: Duration = Duration::from_millis(150);
 /// Sections that are read once, at the start.
 const AT_START: &[&str] = &["/server/", "/metrics/tracing/", "/logging/format"];
 
+/// Events come in crowds; one look answers all of them.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// A change that has not held still for long enough.
+#[derive(Clone, Copy)]
+struct Unsettled {
+    print: [u8; 32],
+    since: Instant,
+}
+
 /// Everything a reload touches.
 #[derive(Debug)]
 pub struct Reloader {
-    /// The operator's file, if there is one.
-    pub config: Option<PathBuf>,
+    /// The operator's file, once it is there.
+    pub config: ConfigPath,
     /// The snapshot everybody reads.
     pub settings: Arc<ArcSwap<Settings>>,
     /// Where health shows it.
@@ -55,67 +67,74 @@ pub struct Reloader {
     pub store: Store,
     /// Requests over the control socket.
     pub requests: Mutex<mpsc::Receiver<ReloadRequest>>,
+    /// SIGHUP.
+    pub hangup: Mutex<Signal>,
     /// The files as they were when they were last taken or refused.
     pub seen: Mutex<[u8; 32]>,
 }
 
 impl Reloader {
     /// Watches, listens and reloads until `stop`.
+    ///
+    /// Nothing in here waits for anything but the next event, so that a file which never
+    /// holds still delays neither a request nor a signal.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) -> Result<()> {
         let changed = Arc::new(Notify::new());
         let mut watch = Watch::new(&changed);
         watch.follow(&self.read().await?);
-        let mut hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
-        let mut look = tokio::time::interval(LOOK_EVERY);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut hangup = self.hangup.lock().await;
         let mut requests = self.requests.lock().await;
+        let mut unsettled: Option<Unsettled> = None;
+        let mut look_at = Instant::now() + LOOK_EVERY;
         loop {
-            let settled = tokio::select! {
+            let forced = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
-                Some(answer) = requests.recv() => {
-                    let sources = self.read().await?;
-                    watch.follow(&sources);
-                    // The asker may have hung up; the reload happened all the same.
-                    let _ = answer.send(self.take(sources).await);
-                    continue;
-                }
+                Some(answer) = requests.recv() => Some(Some(answer)),
                 _ = hangup.recv() => {
                     tracing::info!("SIGHUP: reading the configuration again");
-                    Some(self.read().await?)
+                    Some(None)
                 }
-                () = changed.notified() => self.settled_change(&stop).await?,
-                _ = look.tick() => self.settled_change(&stop).await?,
+                () = changed.notified() => {
+                    look_at = look_at.min(Instant::now() + GATHER);
+                    continue;
+                }
+                () = tokio::time::sleep_until(look_at) => None,
             };
-            if let Some(sources) = settled {
-                watch.follow(&sources);
-                // A refusal is told in `take`; nobody waits for it here.
-                let _ = self.take(sources).await;
+            let sources = self.read().await?;
+            watch.follow(&sources);
+            if let Some(answer) = forced {
+                unsettled = None;
+                let outcome = self.take(sources).await;
+                if let Some(answer) = answer {
+                    // The asker may have hung up; the reload happened all the same.
+                    let _ = answer.send(outcome);
+                }
+                continue;
             }
+            let now = Instant::now();
+            let print = sources.fingerprint();
+            if print == *self.seen.lock().await {
+                unsettled = None;
+            } else if unsettled.is_none_or(|before| before.print != print) {
+                unsettled = Some(Unsettled { print, since: now });
+            }
+            look_at = match unsettled {
+                Some(before) if before.since + SETTLE <= now => {
+                    unsettled = None;
+                    // A refusal is told in `take`; nobody waits for it here.
+                    let _ = self.take(sources).await;
+                    now + LOOK_EVERY
+                }
+                Some(before) => before.since + SETTLE,
+                None => now + LOOK_EVERY,
+            };
         }
-    }
-
-    /// The files, if they differ from what was last seen and have held still.
-    async fn settled_change(&self, stop: &CancellationToken) -> Result<Option<Sources>> {
-        let seen = *self.seen.lock().await;
-        let mut before = self.read().await?;
-        while before.fingerprint() != seen {
-            tokio::select! {
-                () = stop.cancelled() => return Ok(None),
-                () = tokio::time::sleep(SETTLE) => {}
-            }
-            let now = self.read().await?;
-            if now.fingerprint() == before.fingerprint() {
-                return Ok(Some(now));
-            }
-            before = now;
-        }
-        Ok(None)
     }
 
     async fn read(&self) -> Result<Sources> {
         let config = self.config.clone();
         let read =
-            tokio::task::spawn_blocking(move || Sources::read(config.as_deref(), &environment));
+            tokio::task::spawn_blocking(move || Sources::read(config.current(), &environment));
         Ok(read.await??)
     }
 
@@ -155,16 +174,17 @@ impl Reloader {
     }
 
     fn swap(&self, settings: Settings) -> Result<Vec<String>, String> {
-        self.telemetry
-            .follow(&settings)
-            .map_err(|error| format!("{error:#}"))?;
         self.store
             .audit()
             .set_options(audit_options(&settings))
             .map_err(|error| error.to_string())?;
+        self.telemetry
+            .follow(&settings)
+            .map_err(|error| format!("{error:#}"))?;
         let settings = Arc::new(settings);
         let old = self.settings.swap(Arc::clone(&settings));
         self.announce(&settings);
+        self.board.config(self.config.current());
         let changed = old.diff(&settings);
         let late = |key: &&String| AT_START.iter().any(|section| key.starts_with(section));
         for key in changed.iter().filter(late) {
@@ -201,7 +221,13 @@ struct Watch {
 impl Watch {
     fn new(changed: &Arc<Notify>) -> Self {
         let changed = Arc::clone(changed);
-        let heard = move |_: notify::Result<notify::Event>| changed.notify_one();
+        // Reading a file is an event, too, and we read it on every event.
+        let heard = move |event: notify::Result<notify::Event>| {
+            if event.is_ok_and(|event| event.kind.is_access()) {
+                return;
+            }
+            changed.notify_one();
+        };
         let watcher = notify::recommended_watcher(heard)
             .inspect_err(|error| tracing::warn!(%error, "files are not watched, only looked at"))
             .ok();

@@ -1,5 +1,6 @@
 //! Traces to a collector, over OTLP/HTTP.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -17,11 +18,15 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::rt::TokioExecutor;
+use opentelemetry::KeyValue;
 use opentelemetry_http::{HttpClient, HttpError};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::SdkTracerProvider;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData};
 use tokio::runtime::Handle;
+
+use crate::telemetry::redact::Redactor;
 
 /// A collector that takes longer than this loses the batch.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,7 +35,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_ANSWER: usize = 64 * 1024;
 
 /// A provider that sends spans where `settings` say, or none.
-pub fn provider(settings: &Settings) -> Result<Option<SdkTracerProvider>> {
+pub fn provider(settings: &Settings, redactor: &Redactor) -> Result<Option<SdkTracerProvider>> {
     let tracing = &settings.metrics.tracing;
     if !tracing.enabled {
         return Ok(None);
@@ -43,12 +48,58 @@ pub fn provider(settings: &Settings) -> Result<Option<SdkTracerProvider>> {
         .with_timeout(TIMEOUT)
         .build()
         .context("cannot set up traces")?;
+    let exporter = Redacted {
+        exporter,
+        redactor: redactor.clone(),
+    };
     let resource = Resource::builder().with_service_name("palisade").build();
     let provider = SdkTracerProvider::builder()
         .with_batch_exporter(exporter)
         .with_resource(resource)
         .build();
     Ok(Some(provider))
+}
+
+/// Spans pass the redactor like log lines do: a trace leaves the machine.
+#[derive(Debug)]
+struct Redacted {
+    exporter: SpanExporter,
+    redactor: Redactor,
+}
+
+impl Redacted {
+    fn redact(&self, attributes: &mut [KeyValue]) {
+        for attribute in attributes {
+            let text = attribute.value.as_str();
+            if let Cow::Owned(clean) = self.redactor.redact(text.as_bytes()) {
+                attribute.value = String::from_utf8_lossy(&clean).into_owned().into();
+            }
+        }
+    }
+}
+
+impl opentelemetry_sdk::trace::SpanExporter for Redacted {
+    async fn export(&self, mut batch: Vec<SpanData>) -> OTelSdkResult {
+        for span in &mut batch {
+            self.redact(&mut span.attributes);
+            for event in &mut span.events.events {
+                self.redact(&mut event.attributes);
+            }
+        }
+        self.exporter.export(batch).await
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
+    }
 }
 
 /// The URL spans are posted to below an OTLP endpoint.

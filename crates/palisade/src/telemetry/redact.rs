@@ -4,7 +4,8 @@
 //! every byte, whoever wrote it.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use arc_swap::ArcSwapOption;
@@ -12,34 +13,50 @@ use arc_swap::ArcSwapOption;
 /// Values shorter than this would tear ordinary words out of every line.
 const SHORTEST: usize = 4;
 
+/// Values of earlier settings that are still hidden: requests in flight hold them.
+const REMEMBERED: usize = 256;
+
 /// Replaces known values by their names. Cloning shares the list.
 #[derive(Clone, Debug, Default)]
 pub struct Redactor {
     known: Arc<ArcSwapOption<Known>>,
+    ever: Arc<Mutex<VecDeque<(String, String)>>>,
 }
 
-#[derive(Debug)]
 struct Known {
     automaton: AhoCorasick,
     replacements: Vec<String>,
 }
 
+impl std::fmt::Debug for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Known({} spellings)", self.replacements.len())
+    }
+}
+
 impl Redactor {
-    /// Takes the whole list of `(name, value)` anew.
-    pub fn set<'a>(&self, secrets: impl IntoIterator<Item = (&'a str, &'a str)>) {
+    /// Adds the `(name, value)` pairs of new settings. Those of earlier settings stay
+    /// hidden, because requests that began under them go on.
+    pub fn learn<'a>(&self, secrets: impl IntoIterator<Item = (&'a str, &'a str)>) {
+        let mut ever = self.ever.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, value) in secrets {
+            if value.len() >= SHORTEST && !ever.iter().any(|(_, known)| known == value) {
+                ever.push_back((name.to_owned(), value.to_owned()));
+            }
+        }
+        while ever.len() > REMEMBERED {
+            ever.pop_front();
+        }
         let mut patterns = Vec::new();
         let mut replacements = Vec::new();
-        for (name, value) in secrets {
-            if value.len() < SHORTEST {
-                continue;
-            }
+        for (name, value) in ever.iter() {
             for spelling in spellings(value) {
                 patterns.push(spelling);
                 replacements.push(format!("[redacted: {name}]"));
             }
         }
-        // Building fails only for lists of a size no configuration reaches. Then every
-        // line is withheld, which `redact` does when there are names but no automaton.
+        // Building fails only for lists of a size no configuration reaches. Then nothing
+        // is shown at all.
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             .build(&patterns);
@@ -66,19 +83,19 @@ impl Redactor {
     }
 }
 
-/// The forms one value takes on its way through a formatter: as it is, inside a JSON
-/// string, inside a Rust debug string.
+/// The forms one value takes on its way through a formatter: as it is, as a Rust debug
+/// string, and either of them inside a JSON string.
 fn spellings(value: &str) -> Vec<String> {
-    let mut forms = vec![value.to_owned(), value.escape_debug().to_string()];
-    if let Ok(quoted) = serde_json::to_string(value)
-        && let Some(inner) = quoted
-            .strip_prefix('"')
-            .and_then(|rest| rest.strip_suffix('"'))
-    {
-        forms.push(inner.to_owned());
-    }
+    let unquoted = |quoted: String| {
+        let inner = quoted.strip_prefix('"').and_then(|q| q.strip_suffix('"'));
+        inner.map(str::to_owned).unwrap_or(quoted)
+    };
+    let in_json = |text: &str| unquoted(serde_json::to_string(text).unwrap_or_default());
+    let debug = unquoted(format!("{value:?}"));
+    let mut forms = vec![value.to_owned(), in_json(value), in_json(&debug), debug];
     forms.sort();
     forms.dedup();
+    forms.retain(|form| !form.is_empty());
     forms
 }
 
@@ -99,7 +116,7 @@ mod tests {
 
     fn redactor(name: &str, value: &str) -> Redactor {
         let redactor = Redactor::default();
-        redactor.set([(name, value)]);
+        redactor.learn([(name, value)]);
         redactor
     }
 
@@ -122,18 +139,25 @@ mod tests {
     #[test]
     fn of_two_values_the_longer_one_is_taken_whole() {
         let redactor = Redactor::default();
-        redactor.set([("short", "abcd"), ("long", "abcdefgh")]);
+        redactor.learn([("short", "abcd"), ("long", "abcdefgh")]);
         assert_eq!(redactor.redact(b"abcdefgh").as_ref(), b"[redacted: long]");
     }
 
     #[test]
-    fn a_new_list_replaces_the_old_one() {
+    fn a_rotated_value_stays_hidden() {
         let redactor = redactor("k", "first-value");
-        redactor.set([("k", "second-value")]);
-        assert_eq!(redactor.redact(b"first-value").as_ref(), b"first-value");
-        assert_eq!(redactor.redact(b"second-value").as_ref(), b"[redacted: k]");
-        redactor.set([]);
-        assert_eq!(redactor.redact(b"second-value").as_ref(), b"second-value");
+        redactor.learn([("k", "second-value")]);
+        let line = redactor.redact(b"first-value second-value");
+        assert_eq!(line.as_ref(), b"[redacted: k] [redacted: k]");
+        for n in 0..REMEMBERED {
+            redactor.learn([("k", format!("value-{n:04}").as_str())]);
+        }
+        let line = redactor.redact(b"first-value value-0255");
+        assert_eq!(
+            line.as_ref(),
+            b"first-value [redacted: k]",
+            "bounded, oldest first"
+        );
     }
 
     proptest! {
@@ -141,7 +165,7 @@ mod tests {
         /// Feature: unified-sidecar, Property 14: secret redaction in logs.
         #[test]
         fn property_14_no_spelling_of_a_secret_survives(
-            before in ".{0,20}", secret in "[ -~\\n\"\\\\é]{8,40}", after in ".{0,20}",
+            before in ".{0,20}", secret in "[ -~\\n\"'\\\\é\u{7}]{8,40}", after in ".{0,20}",
         ) {
             prop_assume!(!"[redacted: key]".contains(&secret));
             let redactor = redactor("key", &secret);
@@ -149,6 +173,7 @@ mod tests {
                 format!("{before}{secret}{after}"),
                 serde_json::to_string(&format!("{before}{secret}{after}")).unwrap(),
                 format!("{:?}", format!("{before}{secret}{after}")),
+                serde_json::to_string(&format!("{:?}", format!("{before}{secret}{after}"))).unwrap(),
             ] {
                 let line = redactor.redact(text.as_bytes());
                 let line = String::from_utf8_lossy(&line);
