@@ -20,9 +20,9 @@ docs:
 
 # One static binary: target/palisade
 release:
-    RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked --package palisade --target x86_64-unknown-linux-gnu
+    RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile dist --locked --package palisade --target x86_64-unknown-linux-gnu
     mkdir -p target
-    cp "$CARGO_TARGET_DIR/x86_64-unknown-linux-gnu/release/palisade" target/palisade
+    cp "$CARGO_TARGET_DIR/x86_64-unknown-linux-gnu/dist/palisade" target/palisade
     ldd target/palisade 2>&1 | grep 'statically linked'
 
 # Microbenchmarks; aims are in docs/benchmarks.md
