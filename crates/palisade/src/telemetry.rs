@@ -3,13 +3,14 @@
 //! Logs go to stderr, or to `gate.log` for a gate in the background. Every line passes
 //! the [`redact::Redactor`] on its way.
 
+mod lines;
 pub mod log_file;
 pub mod numbers;
 pub mod otlp;
 pub mod redact;
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use config::Settings;
@@ -17,15 +18,17 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing::Subscriber;
 use tracing_subscriber::filter::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
-use crate::output;
+use lines::Lines;
 use log_file::LogFile;
 use redact::Redactor;
+
+/// How long the end waits for the last lines to be written.
+const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// What the rest of the gate adjusts after the start.
 #[derive(Debug)]
@@ -35,6 +38,7 @@ pub struct Telemetry {
     level: reload::Handle<EnvFilter, Registry>,
     verbose: u8,
     traces: Option<SdkTracerProvider>,
+    lines: Lines,
 }
 
 /// Where log lines go.
@@ -55,13 +59,13 @@ impl Telemetry {
         let ansi = matches!(sink, Sink::Stderr)
             && io::stderr().is_terminal()
             && std::env::var_os("NO_COLOR").is_none();
-        let writer = SafeWriter {
-            sink: Arc::new(Mutex::new(sink)),
-            redactor: redactor.clone(),
-            ansi,
+        let write: lines::Sink = match sink {
+            Sink::Stderr => Box::new(|line| io::stderr().write_all(line)),
+            Sink::File(mut file) => Box::new(move |line| file.write_line(line)),
         };
+        let writer = Lines::start(write, redactor.clone(), ansi).context("cannot start the log")?;
         let (filter, level) = reload::Layer::new(filter(settings, verbose)?);
-        let lines = line_layer(settings, writer, ansi);
+        let lines = line_layer(settings, writer.clone(), ansi);
         let traces = otlp::provider(settings, &redactor)?;
         let spans = traces.as_ref().map(|provider| {
             tracing_opentelemetry::layer()
@@ -80,6 +84,7 @@ impl Telemetry {
             level,
             verbose,
             traces,
+            lines: writer,
         };
         telemetry.follow(settings)?;
         Ok(telemetry)
@@ -105,14 +110,11 @@ impl Telemetry {
         {
             tracing::warn!(%error, "the last traces could not be sent");
         }
+        self.lines.flush(LAST_LINES);
     }
 }
 
-fn line_layer<S>(
-    settings: &Settings,
-    writer: SafeWriter,
-    ansi: bool,
-) -> Box<dyn Layer<S> + Send + Sync>
+fn line_layer<S>(settings: &Settings, writer: Lines, ansi: bool) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
@@ -149,83 +151,4 @@ fn log_panics() {
         let backtrace = std::backtrace::Backtrace::capture();
         tracing::error!(panic = %panic, %backtrace, "a task panicked");
     }));
-}
-
-/// Writes whole lines without secrets and without control characters: text that a
-/// sandbox chose must not move the cursor or forge a second line.
-#[derive(Clone, Debug)]
-struct SafeWriter {
-    sink: Arc<Mutex<Sink>>,
-    redactor: Redactor,
-    ansi: bool,
-}
-
-impl<'a> MakeWriter<'a> for SafeWriter {
-    type Writer = &'a SafeWriter;
-
-    fn make_writer(&'a self) -> Self::Writer {
-        self
-    }
-}
-
-impl Write for &SafeWriter {
-    /// `tracing_subscriber` hands over one whole event at a time.
-    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        let line = self.redactor.redact(event);
-        let line = one_line(&line, self.ansi);
-        match &mut *self.sink.lock().unwrap_or_else(PoisonError::into_inner) {
-            Sink::Stderr => io::stderr().write_all(&line)?,
-            Sink::File(file) => file.write_line(&line)?,
-        }
-        Ok(event.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// `event` as one line without anything a terminal would obey. Our own colours are the
-/// only escapes that stay, and those only on a terminal: `tracing_subscriber` escapes the
-/// ones inside values itself. The escapes are valid inside JSON strings, too.
-fn one_line(event: &[u8], ansi: bool) -> Vec<u8> {
-    let body = event.strip_suffix(b"\n").unwrap_or(event);
-    let mut line = String::with_capacity(body.len() + 1);
-    for c in String::from_utf8_lossy(body).chars() {
-        match c {
-            '\t' => line.push(c),
-            '\u{1b}' if ansi => line.push(c),
-            _ if output::is_unsafe(c) => {
-                let mut units = [0; 2];
-                for unit in c.encode_utf16(&mut units) {
-                    line.push_str(&format!("\\u{unit:04x}"));
-                }
-            }
-            _ => line.push(c),
-        }
-    }
-    line.push('\n');
-    line.into_bytes()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_event_is_one_line_whatever_its_values_hold() {
-        assert_eq!(
-            one_line(b"a\nb\r\x1b[31mc\0\n", false),
-            b"a\\u000ab\\u000d\\u001b[31mc\\u0000\n"
-        );
-        let hostile = one_line("\u{9b}31m\u{202e}\u{7f}\u{e0041}\n".as_bytes(), true);
-        assert_eq!(hostile, b"\\u009b31m\\u202e\\u007f\\udb40\\udc41\n");
-        let json = format!("\"{}\"", String::from_utf8(hostile).unwrap().trim_end());
-        assert!(serde_json::from_str::<String>(&json).is_ok(), "{json}");
-        assert_eq!(
-            one_line(b"\x1b[32mINFO\x1b[0m hi\n", true),
-            b"\x1b[32mINFO\x1b[0m hi\n"
-        );
-        assert_eq!(one_line("größe\n".as_bytes(), false), "größe\n".as_bytes());
-    }
 }

@@ -8,7 +8,7 @@
 //! valid and wrong. Two readings a moment apart must agree before anything is built.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -142,11 +142,12 @@ impl Reloader {
     /// answer names the keys that changed.
     async fn take(&self, sources: Sources) -> Result<Vec<String>, String> {
         *self.seen.lock().await = sources.fingerprint();
+        let file = sources.paths().into_iter().next();
         let built = tokio::task::spawn_blocking(move || sources.settings(&environment))
             .await
             .map_err(|error| error.to_string())
             .and_then(|built| built.map_err(|problems| problems.to_string()));
-        let outcome = built.and_then(|settings| self.swap(settings));
+        let outcome = built.and_then(|settings| self.swap(settings, file.as_deref()));
         let event = match &outcome {
             Ok(changed) => {
                 self.board.check("config_current", Ok(()));
@@ -173,7 +174,7 @@ impl Reloader {
         outcome
     }
 
-    fn swap(&self, settings: Settings) -> Result<Vec<String>, String> {
+    fn swap(&self, settings: Settings, file: Option<&Path>) -> Result<Vec<String>, String> {
         self.store
             .audit()
             .set_options(audit_options(&settings))
@@ -184,7 +185,7 @@ impl Reloader {
         let settings = Arc::new(settings);
         let old = self.settings.swap(Arc::clone(&settings));
         self.announce(&settings);
-        self.board.config(self.config.current());
+        self.board.config(file);
         let changed = old.diff(&settings);
         let late = |key: &&String| AT_START.iter().any(|section| key.starts_with(section));
         for key in changed.iter().filter(late) {

@@ -1,0 +1,181 @@
+//! Log lines on their way out: queued, cleaned, written by a thread of their own.
+//!
+//! A terminal that is scrolled back or a pipe nobody reads must not stop the gate, so the
+//! threads that serve only hand an event over. The queue is bounded; when it is full,
+//! events are dropped and the next line says how many.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::time::Duration;
+
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::output;
+use crate::telemetry::redact::Redactor;
+
+/// Events that may wait.
+const QUEUE: usize = 4096;
+
+/// Where clean lines go.
+pub type Sink = Box<dyn FnMut(&[u8]) -> io::Result<()> + Send>;
+
+/// Hands events over. Cloning shares the queue.
+#[derive(Clone, Debug)]
+pub struct Lines {
+    queue: SyncSender<Message>,
+    dropped: Arc<AtomicU64>,
+}
+
+enum Message {
+    Event(Vec<u8>),
+    Flush(SyncSender<()>),
+}
+
+impl Lines {
+    /// Starts the thread that writes to `sink`. `ansi` keeps our own colours.
+    pub fn start(sink: Sink, redactor: Redactor, ansi: bool) -> io::Result<Self> {
+        Self::start_bounded(sink, redactor, ansi, QUEUE)
+    }
+
+    fn start_bounded(
+        mut sink: Sink,
+        redactor: Redactor,
+        ansi: bool,
+        bound: usize,
+    ) -> io::Result<Self> {
+        let (queue, events) = mpsc::sync_channel(bound);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let missed = Arc::clone(&dropped);
+        std::thread::Builder::new()
+            .name("log-writer".to_owned())
+            .spawn(move || {
+                // A log that cannot be written has nobody to be told.
+                for message in events {
+                    match message {
+                        Message::Event(event) => {
+                            let _ = sink(&clean(&redactor.redact(&event), ansi));
+                        }
+                        Message::Flush(done) => drop(done),
+                    }
+                    let missed = missed.swap(0, Ordering::Relaxed);
+                    if missed > 0 {
+                        let _ = sink(format!("{missed} log lines were dropped\n").as_bytes());
+                    }
+                }
+            })?;
+        Ok(Self { queue, dropped })
+    }
+
+    /// Waits until everything handed over so far is written, or `limit` is up.
+    pub fn flush(&self, limit: Duration) {
+        let (done, flushed) = mpsc::sync_channel(0);
+        if self.queue.send(Message::Flush(done)).is_ok() {
+            // Ends when the other side drops its end.
+            let _ = flushed.recv_timeout(limit);
+        }
+    }
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = &'a Lines;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        self
+    }
+}
+
+impl Write for &Lines {
+    /// `tracing_subscriber` hands over one whole event at a time.
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        match self.queue.try_send(Message::Event(event.to_vec())) {
+            Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+            Err(TrySendError::Full(_)) => {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// `event` as one line without anything a terminal would obey: text that a sandbox chose
+/// must not move the cursor or forge a second line. Our own colours are the only escapes
+/// that stay, and those only on a terminal: `tracing_subscriber` escapes the ones inside
+/// values itself. The escapes are valid inside JSON strings, too.
+fn clean(event: &[u8], ansi: bool) -> Vec<u8> {
+    let body = event.strip_suffix(b"\n").unwrap_or(event);
+    let mut line = String::with_capacity(body.len() + 1);
+    for c in String::from_utf8_lossy(body).chars() {
+        match c {
+            '\t' => line.push(c),
+            '\u{1b}' if ansi => line.push(c),
+            _ if output::is_unsafe(c) => {
+                let mut units = [0; 2];
+                for unit in c.encode_utf16(&mut units) {
+                    line.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+            _ => line.push(c),
+        }
+    }
+    line.push('\n');
+    line.into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_whatever_its_values_hold() {
+        assert_eq!(
+            clean(b"a\nb\r\x1b[31mc\0\n", false),
+            b"a\\u000ab\\u000d\\u001b[31mc\\u0000\n"
+        );
+        let hostile = clean("\u{9b}31m\u{202e}\u{7f}\u{e0041}\n".as_bytes(), true);
+        assert_eq!(hostile, b"\\u009b31m\\u202e\\u007f\\udb40\\udc41\n");
+        let json = format!("\"{}\"", String::from_utf8(hostile).unwrap().trim_end());
+        assert!(serde_json::from_str::<String>(&json).is_ok(), "{json}");
+        assert_eq!(
+            clean(b"\x1b[32mINFO\x1b[0m hi\n", true),
+            b"\x1b[32mINFO\x1b[0m hi\n"
+        );
+        assert_eq!(clean("größe\n".as_bytes(), false), "größe\n".as_bytes());
+    }
+
+    #[test]
+    fn a_reader_that_does_not_read_stops_nobody_and_is_told_what_it_missed() {
+        let (open, gate) = mpsc::channel::<()>();
+        let written = Arc::new(Mutex::new(String::new()));
+        let seen = Arc::clone(&written);
+        let sink = Box::new(move |line: &[u8]| {
+            // Blocks until the gate is opened, then never again.
+            let _ = gate.recv();
+            seen.lock().unwrap().push_str(str::from_utf8(line).unwrap());
+            Ok(())
+        });
+        let lines = Lines::start_bounded(sink, Redactor::default(), false, 4).unwrap();
+        for n in 0..100 {
+            (&lines)
+                .write_all(format!("line {n}\n").as_bytes())
+                .unwrap();
+        }
+        drop(open);
+        lines.flush(Duration::from_secs(30));
+        let written = written.lock().unwrap().clone();
+        assert!(written.starts_with("line 0\n"), "{written}");
+        let kept = written.matches("line ").count();
+        assert!((4..=6).contains(&kept), "{written}");
+        assert!(
+            written.contains(&format!("{} log lines were dropped\n", 100 - kept)),
+            "{written}"
+        );
+    }
+}
