@@ -9,16 +9,13 @@
 )]
 
 use std::io::{BufRead, BufReader};
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 use testkit::gate::{Gate, Place};
+use testkit::said::out;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
-
-fn out(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 fn register(gate: &Gate<'_>, number: u8) {
     let row = json!({"container_ip": format!("10.0.0.{number}"), "container_id": format!("c{number}"), "repos": []});

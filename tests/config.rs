@@ -8,20 +8,11 @@
     reason = "a test that cannot go on has failed"
 )]
 
-use std::process::Output;
-
 use serde_json::Value;
 use testkit::gate::Place;
+use testkit::said::{err, out};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
-
-fn out(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn err(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
 
 #[test]
 fn five_mistakes_are_reported_as_five_with_their_places() {

@@ -10,22 +10,15 @@
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 use testkit::gate::Place;
+use testkit::said::{err, out};
 use testkit::wait;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
-
-fn out(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn err(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
 
 /// Stops the background gate of a place, whatever the test does.
 struct Background<'a>(&'a Place);

@@ -7,6 +7,7 @@
 pub mod collector;
 pub mod gate;
 pub mod http;
+pub mod said;
 pub mod wait;
 
 /// Whether this test may do what only root can. Elsewhere it says so and is skipped; in
