@@ -230,14 +230,10 @@ impl Breaker {
             Phase::HalfOpen {
                 successes, leases, ..
             } => {
-                // A probe whose lease has ended is no longer asked for.
-                let Some(place) = leases
-                    .iter()
-                    .position(|lease| Some(lease.probe) == ticket.probe)
-                else {
-                    return;
-                };
-                leases.swap_remove(place);
+                // The lease may have ended, and its place be another's. The answer counts
+                // all the same: an upstream that takes longer than a lease would otherwise
+                // never be believed.
+                leases.retain(|lease| Some(lease.probe) != ticket.probe);
                 match outcome {
                     Outcome::Success => {
                         *successes = successes.saturating_add(1);
