@@ -216,7 +216,9 @@ impl CleanPath {
 
 impl std::fmt::Debug for CleanPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CleanPath({:?})", self.target)
+        // A query may carry a token, and whoever prints a permit did not ask for it.
+        let mark = if self.query().is_some() { "?…" } else { "" };
+        write!(f, "CleanPath(\"{}{mark}\")", self.wire())
     }
 }
 

@@ -133,6 +133,13 @@ fn the_query_is_kept_as_it_came() {
 }
 
 #[test]
+fn the_query_is_not_printed() {
+    let path = clean("/a%20b?token=hunter2");
+    assert_eq!(format!("{path:?}"), "CleanPath(\"/a%20b?…\")");
+    assert_eq!(format!("{:?}", clean("/a")), "CleanPath(\"/a\")");
+}
+
+#[test]
 fn an_encoded_slash_is_seen_in_both_readings() {
     let path = clean("/x/@s%2Fp%2Fq/y/");
     assert_eq!(path.segments().collect::<Vec<_>>(), ["x", "@s/p/q", "y"]);
