@@ -180,7 +180,7 @@ mod tests {
             auth_mode: AuthMode::User,
             created: UnixMillis::new(0),
             expires: at,
-            metadata: serde_json::Map::new(),
+            metadata: Map::new(),
         };
         assert!(row.is_live(UnixMillis::new(999)));
         assert!(!row.is_live(at));
@@ -231,7 +231,7 @@ mod tests {
         #[test]
         fn a_stored_registration_reads_back_as_itself(
             id in "[a-zA-Z0-9][a-zA-Z0-9_.-]{0,20}",
-            ip in any::<Option<std::net::IpAddr>>(),
+            ip in any::<Option<IpAddr>>(),
             repos in proptest::collection::vec(("[a-zA-Z.]{1,6}/[a-zA-Z.]{1,8}", any::<Option<u64>>()), 0..4),
             bot: bool,
             created: i64,

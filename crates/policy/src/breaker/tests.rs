@@ -135,6 +135,18 @@ fn an_upstream_slower_than_its_recovery_closes_it_again() {
 }
 
 #[test]
+fn a_ticket_of_another_breaker_changes_nothing() {
+    let mut breaker = opened();
+    let mut other = opened();
+    let foreign = other.admit(&CONFIG, at(30)).unwrap();
+    let own = breaker.admit(&CONFIG, at(30)).unwrap();
+    breaker.settle(&CONFIG, foreign, Outcome::Failure, at(31));
+    assert_eq!(breaker.state(), State::HalfOpen);
+    breaker.settle(&CONFIG, own, Outcome::Failure, at(31));
+    assert_eq!(breaker.state(), State::Open);
+}
+
+#[test]
 fn an_outcome_from_an_earlier_generation_changes_nothing() {
     let mut breaker = Breaker::new();
     let slow_failure = breaker.admit(&CONFIG, at(0)).unwrap();
