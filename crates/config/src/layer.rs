@@ -11,11 +11,18 @@ use crate::tree::{Content, Tree};
 use crate::validation::{Valid, validate};
 
 /// A file that was read: its value, and the tree that says where each part stood.
-#[derive(Debug)]
 pub(crate) struct Layer<T> {
     pub(crate) value: T,
     pub(crate) tree: Tree,
     valid: Valid,
+}
+
+/// The file's name alone: its values may be secrets.
+impl<T> std::fmt::Debug for Layer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = f.debug_struct("Layer");
+        parts.field("file", &self.tree.file).finish_non_exhaustive()
+    }
 }
 
 impl<T: DeserializeOwned> Layer<T> {

@@ -33,7 +33,7 @@ use crate::section::tools::Tool;
 use crate::tree::join;
 
 /// palisade.yaml as it is written.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Default, Deserialize, JsonSchema)]
 #[schemars(title = "palisade.yaml", extend("required" = ["version"]))]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct File {
@@ -100,7 +100,7 @@ impl JsonSchema for Version {
 }
 
 /// A validated configuration, whole and immutable. Requests hold the one they began with.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Settings {
     /// The interceptor API and the MCP server.
     pub server: Server,
@@ -136,6 +136,15 @@ pub struct Settings {
     pub warnings: Vec<Problem>,
     compiled: Compiled,
     origins: BTreeMap<String, Origin>,
+}
+
+/// What [`crate::show`] gives, so that nothing is printed which that hides.
+impl std::fmt::Debug for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shown = self.show().into_iter();
+        let shown = shown.map(|shown| (shown.pointer, shown.value));
+        f.debug_map().entries(shown).finish()
+    }
 }
 
 /// A domain rule and who wrote it.

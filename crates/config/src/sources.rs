@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::consistency::{check_file, compile_policy};
-use crate::expansion::{Env, expand_text};
+use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
 use crate::layer::Layer;
 use crate::origin::{self, Origin};
@@ -31,16 +31,38 @@ pub struct Sources {
     grants: Option<SourceFile>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct SourceFile {
     path: PathBuf,
+    /// The variable that names it.
+    variable: Option<String>,
     content: Result<Vec<u8>, Unreadable>,
 }
 
+/// Which file, and how much of it: never what stands in it, nor what a variable holds.
+impl std::fmt::Debug for SourceFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = f.debug_struct("SourceFile");
+        match &self.variable {
+            Some(name) => parts.field("path", &format_args!("${{{name}}}")),
+            None => parts.field("path", &self.path),
+        };
+        match &self.content {
+            Ok(bytes) => parts.field("bytes", &bytes.len()),
+            Err(why) => parts.field("unreadable", why),
+        };
+        parts.finish()
+    }
+}
+
 impl SourceFile {
-    fn read(path: PathBuf) -> Self {
+    fn read(path: PathBuf, variable: Option<String>) -> Self {
         let content = file::read(&path, OPERATOR_LIMIT, Links::Follow);
-        Self { path, content }
+        Self {
+            path,
+            variable,
+            content,
+        }
     }
 
     fn bytes(&self) -> Option<&[u8]> {
@@ -66,19 +88,20 @@ impl Sources {
         if path.file_name().is_none() {
             return Err(Problem::with_file(path, "does not name a file").into());
         }
-        let main = SourceFile::read(path.to_owned());
+        let main = SourceFile::read(path.to_owned(), None);
         let tree = main
             .bytes()
             .and_then(|bytes| Tree::parse(path, bytes, &mut Vec::new()));
         let include = |pointer: &str| {
             let text = tree.as_ref()?.get(pointer)?.text()?;
-            let text = expand_text(text, env).ok()?.text;
-            Some(SourceFile::read(from_file(path, Path::new(&text), env)))
+            let Expanded { text, variable } = expand_text(text, env).ok()?;
+            let path = from_file(path, Path::new(&text), env);
+            Some(SourceFile::read(path, variable))
         };
         Ok(Self {
             allowlist: include("/egress/allowlist"),
             policy: include("/egress/policy"),
-            grants: Some(SourceFile::read(path.with_file_name(GRANTS))),
+            grants: Some(SourceFile::read(path.with_file_name(GRANTS), None)),
             main: Some(main),
         })
     }
@@ -269,6 +292,7 @@ pub(crate) fn exercise(bytes: &[u8], env: Env<'_>) {
     let file = |name: &str| {
         Some(SourceFile {
             path: PathBuf::from(name),
+            variable: None,
             content: Ok(bytes.to_vec()),
         })
     };
