@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use crate::expansion::{Env, expand};
+use crate::leaf::Pattern;
 use crate::problem::Problem;
 use crate::schema::Shape;
 use crate::tree::{Content, Tree};
@@ -36,6 +37,7 @@ impl<T: DeserializeOwned> Layer<T> {
         env: Option<Env<'_>>,
         problems: &mut Vec<Problem>,
     ) -> Option<Self> {
+        let _patterns = Pattern::compile_once();
         let mut tree = Tree::parse(file, bytes, problems)?;
         if let Some(env) = env {
             expand(&mut tree, env, problems);

@@ -32,7 +32,7 @@ pub use source::{EnvEntry, Source};
 pub(crate) use address::DnsType;
 pub(crate) use location::{GitUrl, HttpUrl, TreePath, UrlPath, WebhookUrl};
 pub(crate) use name::{HeaderName, HostKey, Image, Name, Slug};
-pub(crate) use rule::MethodName;
+pub(crate) use rule::{MOST_METHODS, MOST_PATTERNS, MethodName};
 pub(crate) use source::EnvName;
 
 /// A kind of text with a name, a description and a check.
