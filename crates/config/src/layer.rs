@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use crate::expansion::{Env, expand};
 use crate::leaf::Pattern;
-use crate::problem::Problem;
+use crate::problem::{Problem, quote};
 use crate::schema::Shape;
 use crate::tree::{Content, Tree};
 use crate::validation::{Valid, validate};
@@ -71,6 +71,29 @@ impl<T> Layer<T> {
     /// The text at `pointer`, as it stands in the file once variables are filled in.
     pub(crate) fn text(&self, pointer: &str) -> Option<&str> {
         self.tree.get(&self.valid.original(pointer))?.text()
+    }
+
+    /// The variable that the value at `pointer` came from.
+    pub(crate) fn variable(&self, pointer: &str) -> Option<&str> {
+        let node = self.tree.get(&self.valid.original(pointer))?;
+        node.variable.as_deref()
+    }
+
+    /// `text`, which stands at `pointer`, as a message may repeat it: in quotes, or as the
+    /// variable it came from.
+    pub(crate) fn quoted(&self, pointer: &str, text: &str) -> String {
+        match self.variable(pointer) {
+            Some(name) => format!("${{{name}}}"),
+            None => quote(text),
+        }
+    }
+
+    /// The same without quotes, for a value that has been parsed.
+    pub(crate) fn shown(&self, pointer: &str, value: impl ToString) -> String {
+        match self.variable(pointer) {
+            Some(name) => format!("${{{name}}}"),
+            None => value.to_string(),
+        }
     }
 
     /// The pointer in the file for a pointer into `value`.

@@ -13,6 +13,7 @@ use crate::origin::{self, Origin};
 use crate::policy_file::{AllowlistFile, PolicyFile};
 use crate::problem::{Problem, Problems};
 use crate::schema::{ALLOWLIST, PALISADE, POLICY};
+use crate::section::egress::DomainRule;
 use crate::settings::{Compiled, Domain, File, Settings, host_rule, resolve};
 use crate::tree::Tree;
 
@@ -154,12 +155,13 @@ impl Sources {
         let mut main = self.read_main(env, &mut problems);
         if let Some(main) = &mut main {
             check_file(main, &mut problems, &mut warnings);
-            origin::record(&main.tree, "", &mut origins);
+            origin::record(&main.tree, &main.tree.root, "", &mut origins);
             add_domains(
                 main,
                 "/egress/domains",
                 |file| &file.egress.domains,
                 &mut domains,
+                &mut origins,
             );
         }
 
@@ -179,7 +181,13 @@ impl Sources {
             Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, None, &mut problems)
         });
         for layer in [&allowlist, &grants].into_iter().flatten() {
-            add_domains(layer, "/domains", |file| &file.domains, &mut domains);
+            add_domains(
+                layer,
+                "/domains",
+                |file| &file.domains,
+                &mut domains,
+                &mut origins,
+            );
         }
 
         let policy = self.include(&self.policy, main.as_ref(), "/egress/policy", &mut problems);
@@ -187,7 +195,7 @@ impl Sources {
             Layer::<PolicyFile>::read(&POLICY, path, bytes, Some(env), &mut problems)
         });
         if let Some(layer) = &policy {
-            origin::record(&layer.tree, "/policy", &mut origins);
+            origin::record(&layer.tree, &layer.tree.root, "/policy", &mut origins);
         }
         let default = PolicyFile::default();
         let rules = policy.as_ref().map_or(&default, |layer| &layer.value);
@@ -237,7 +245,11 @@ impl Sources {
         match &source.content {
             Ok(bytes) => Some((&source.path, bytes)),
             Err(why) => {
-                let message = format!("{} cannot be read: {why}", source.path.display());
+                let path = match &source.variable {
+                    Some(name) => format!("${{{name}}}"),
+                    None => source.path.display().to_string(),
+                };
+                let message = format!("{path} cannot be read: {why}");
                 problems.extend(main.map(|main| main.problem(pointer, message)));
                 None
             }
@@ -262,12 +274,17 @@ impl Sources {
 fn add_domains<T>(
     layer: &Layer<T>,
     pointer: &str,
-    list: impl Fn(&T) -> &Vec<crate::section::egress::DomainRule>,
+    list: impl Fn(&T) -> &Vec<DomainRule>,
     domains: &mut Vec<Domain>,
+    origins: &mut BTreeMap<String, Origin>,
 ) {
     for (index, rule) in list(&layer.value).iter().enumerate() {
         let original = layer.original(&format!("{pointer}/{index}"));
         let node = layer.tree.get(&original);
+        if let Some(node) = node {
+            let merged = format!("/domains/{}", domains.len());
+            origin::record(&layer.tree, node, &merged, origins);
+        }
         domains.push(Domain {
             rule: rule.clone(),
             origin: node.map_or(Origin::Default, |node| Origin::of(&layer.tree, node)),

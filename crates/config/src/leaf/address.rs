@@ -41,9 +41,9 @@ impl Leaf for SocketAddr {
 }
 
 parsed! {
-    Host, "host", "a host name or address";
-    HostPattern, "host-pattern", "a host such as example.com, *.example.com or an address";
-    Authority, "authority", "a host, or a host and port such as example.com:443";
+    Host, "host", "a host name or address", ADDRESS;
+    HostPattern, "host-pattern", "a host such as example.com, *.example.com or an address", ADDRESS;
+    Authority, "authority", "a host, or a host and port such as example.com:443", ADDRESS;
 }
 
 /// A range of addresses.
