@@ -14,7 +14,7 @@ use policy::registration::MAX_RECEIVE_PACK_BYTES;
 
 use crate::layer::Layer;
 use crate::leaf::Leaf;
-use crate::policy_file::PolicyFile;
+use crate::policy_file::{PolicyFile, RateRow};
 use crate::problem::Problem;
 use crate::section::sandbox::Backend;
 use crate::section::tools::RuntimeKind;
@@ -325,6 +325,8 @@ impl Check<'_> {
     }
 }
 
+const LISTED_TWICE: &str = "this host is listed twice, in two spellings";
+
 /// Checks policy.yaml and works its rates and breakers out. Without a file there is only
 /// the arithmetic.
 pub(crate) fn compile_policy(
@@ -388,16 +390,13 @@ pub(crate) fn compile_policy(
         if let Ok(host) = Host::parse(host)
             && compiled.breakers.insert(host, config).is_some()
         {
-            report(
-                &pointer,
-                "this host is listed twice, in two spellings".to_owned(),
-            );
+            report(&pointer, LISTED_TWICE.to_owned());
         }
     }
 
     let rates = &policy.rate_limits;
     let mut rate =
-        |pointer: &str, row: &crate::policy_file::RateRow| match Rate::new(row.requests_per_second, row.burst()) {
+        |pointer: &str, row: &RateRow| match Rate::new(row.requests_per_second, row.burst()) {
             Ok(rate) => Some(rate),
             Err(error) => {
                 report(pointer, format!("{}: {error}", dotted(pointer)));
@@ -405,6 +404,7 @@ pub(crate) fn compile_policy(
             }
         };
     let default = rate("/rate_limits/defaults", &rates.defaults);
+    let mut twice = Vec::new();
     let mut own = HashMap::new();
     for (host, row) in &rates.per_upstream {
         let pointer = join("/rate_limits/per_upstream", host);
@@ -412,7 +412,12 @@ pub(crate) fn compile_policy(
         let (Ok(host), Some(rate)) = (Host::parse(host), rate(&pointer, row)) else {
             continue;
         };
-        own.insert(host, rate);
+        if own.insert(host, rate).is_some() {
+            twice.push(pointer);
+        }
+    }
+    for pointer in twice {
+        report(&pointer, LISTED_TWICE.to_owned());
     }
     if rates.enabled {
         compiled.rate = default;
