@@ -183,6 +183,32 @@ fn debug_prints_neither_the_bytes_of_a_file_nor_what_they_became() {
 }
 
 #[test]
+fn a_secret_too_short_to_be_found_in_a_log_is_a_warning() {
+    let settings = load(
+        "version: '1.0'\nserver: {auth_token: abc}\nsecrets: {pin: '12', empty: '', long: '1234'}\n",
+    )
+    .unwrap();
+    let warnings: Vec<String> = settings
+        .warnings
+        .iter()
+        .map(|w| w.message.clone())
+        .collect();
+    assert_eq!(
+        warnings,
+        [
+            "server.auth_token is shorter than 4 bytes, too short to be taken out of logs",
+            "secrets.pin is shorter than 4 bytes, too short to be taken out of logs",
+        ]
+    );
+    let places: Vec<_> = settings
+        .warnings
+        .iter()
+        .map(|w| (w.line, w.column))
+        .collect();
+    assert_eq!(places, [(2, 22), (3, 16)]);
+}
+
+#[test]
 fn an_include_that_a_variable_names_is_still_watched() {
     let dir = directory(&[(
         "palisade.yaml",
