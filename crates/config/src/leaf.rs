@@ -45,7 +45,7 @@ pub(crate) trait Format {
     const INTEGER: Option<u64> = None;
     /// Whether text of this kind may hold something that must not be shown.
     const SENSITIVE: bool = false;
-    /// Whether it names a host, so that `user:password@` may have been put in front.
+    /// Whether it names a host or an address, so that `user:password@` may have been put in front.
     const ADDRESS: bool = false;
 
     /// What is wrong with `text`, as a detail after [`Format::WHAT`]; may be empty.

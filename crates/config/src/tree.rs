@@ -458,7 +458,12 @@ impl<'a> Builder<'a> {
             }),
         };
         content.unwrap_or_else(|| {
-            self.report(place, format!("{} is not a value", quote(text)), None);
+            // What is tagged may be anything, a secret too; what is not is a number.
+            let message = match tag {
+                Some(_) => "this text is not what its tag says".to_owned(),
+                None => format!("{} is not a value", quote(text)),
+            };
+            self.report(place, message, None);
             Content::Faulty
         })
     }

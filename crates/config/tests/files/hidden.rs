@@ -94,6 +94,9 @@ fn text_that_may_hold_a_password_is_not_repeated() {
         "egress: {domains: ['u:hunter2@h.example']}",
         "egress: {domains: 'u:hunter2@h.example'}",
         "egress: {passthrough: ['u:hunter2@h.example']}",
+        "egress: {listen: ['u:hunter2@192.0.2.1:80']}",
+        "egress: {dns: {upstreams: ['u:hunter2@192.0.2.1']}}",
+        "secrets: {k: !!int hunter2}",
         "egress: {resolve: {'u:hunter2@h.example': '192.0.2.1:1'}}",
         "credentials: {rows: [{name: a, host: 'u:hunter2@h.example', source: 'env:A'}]}",
     ] {
