@@ -14,8 +14,8 @@ use policy::registration::MAX_RECEIVE_PACK_BYTES;
 
 use crate::layer::Layer;
 use crate::leaf::Leaf;
-use crate::policy_file::PolicyFile;
-use crate::problem::{Problem, quote};
+use crate::policy_file::{PolicyFile, RateRow};
+use crate::problem::Problem;
 use crate::section::sandbox::Backend;
 use crate::section::tools::RuntimeKind;
 use crate::settings::{Compiled, File};
@@ -38,10 +38,32 @@ pub(crate) fn check_file(
     check.mirrors();
     check.remote();
     check.positive();
+    warn_of_short_secrets(layer, warnings);
     if layer.value.metrics.tracing.is_jaeger_thrift() {
         let pointer = "/metrics/tracing/endpoint";
         let problem = layer.problem(pointer, "port 14268 is Jaeger's Thrift port");
         warnings.push(problem.hinting("traces go to port 4318 of the same host, by OTLP"));
+    }
+}
+
+/// The log's redactor looks for values. One of a letter or three is found in every second
+/// word, so it is left alone, and whoever chose it should know.
+fn warn_of_short_secrets(layer: &Layer<File>, warnings: &mut Vec<Problem>) {
+    const SHORTEST: usize = 4;
+    let file = &layer.value;
+    let token = file.server.auth_token.as_ref();
+    let token = token.map(|token| ("/server/auth_token".to_owned(), token));
+    let named = file.secrets.iter();
+    let named = named.map(|(name, secret)| (join("/secrets", name), secret));
+    for (pointer, secret) in token.into_iter().chain(named) {
+        if (1..SHORTEST).contains(&secret.expose().len()) {
+            let message = format!(
+                "{} is shorter than {SHORTEST} bytes, too short to be taken out of logs",
+                dotted(&pointer)
+            );
+            let warning = layer.problem(&pointer, message);
+            warnings.push(warning.hinting("use a longer one"));
+        }
     }
 }
 
@@ -82,8 +104,12 @@ fn move_to_loopback(layer: &mut Layer<File>, warnings: &mut Vec<Problem>) {
             continue;
         };
         *address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port());
+        let used = match (*address, layer.variable(&pointer)) {
+            (address, None) => address.to_string(),
+            (address, Some(_)) => address.ip().to_string(),
+        };
         let message = format!(
-            "{} names every address but there is no server.auth_token: listening on {address} only",
+            "{} names every address but there is no server.auth_token: listening on {used} only",
             dotted(&pointer)
         );
         let warning = layer.problem(&pointer, message);
@@ -118,6 +144,7 @@ impl Check<'_> {
         if !has_token(self.layer) {
             for (key, address) in open {
                 let pointer = join("/server", key);
+                let address = self.layer.shown(&pointer, address);
                 self.report(
                     &pointer,
                     format!("{} is {address}, which others can reach, and there is no server.auth_token", dotted(&pointer)),
@@ -165,11 +192,14 @@ impl Check<'_> {
         for (index, name) in names.enumerate() {
             let pointer = format!("{list}/{index}/{key}");
             if let Some(first) = seen.get(name) {
-                let first = self
-                    .layer
-                    .problem(&format!("{list}/{first}/{key}"), "")
-                    .line;
-                let message = format!("another {what} is called {} on line {first}", quote(name));
+                let first = format!("{list}/{first}/{key}");
+                // If either came from a variable, the other says what it holds.
+                let name = match self.layer.variable(&pointer) {
+                    Some(_) => self.layer.quoted(&pointer, name),
+                    None => self.layer.quoted(&first, name),
+                };
+                let line = self.layer.problem(&first, "").line;
+                let message = format!("another {what} is called {name} on line {line}");
                 self.report(&pointer, message, "");
             } else {
                 seen.insert(name, index);
@@ -180,6 +210,10 @@ impl Check<'_> {
     fn tools(&mut self) {
         for (index, tool) in self.layer.value.tools.iter().enumerate() {
             let pointer = format!("/tools/{index}");
+            let name = || {
+                self.layer
+                    .quoted(&format!("/tools/{index}/name"), &tool.name)
+            };
             if tool
                 .command
                 .first()
@@ -187,22 +221,19 @@ impl Check<'_> {
             {
                 self.report(
                     &format!("{pointer}/command/0"),
-                    format!("tool {} has no program to run", quote(&tool.name)),
+                    format!("tool {} has no program to run", name()),
                     "",
                 );
             }
             if tool.command.iter().any(|word| word.contains('\0')) {
-                let message = format!("the command of tool {} contains U+0000", quote(&tool.name));
+                let message = format!("the command of tool {} contains U+0000", name());
                 self.report(&format!("{pointer}/command"), message, "");
             }
             let template = format!("{pointer}/runtime/template");
             if tool.runtime.kind == RuntimeKind::E2b && !self.layer.is_written(&template) {
                 self.report(
                     &format!("{pointer}/runtime"),
-                    format!(
-                        "tool {} runs in e2b but names no template",
-                        quote(&tool.name)
-                    ),
+                    format!("tool {} runs in e2b but names no template", name()),
                     "add runtime.template",
                 );
             }
@@ -234,6 +265,7 @@ impl Check<'_> {
     fn credentials(&mut self) {
         for (index, row) in self.layer.value.credentials.rows.iter().enumerate() {
             for (name, value) in &row.extra_headers {
+                let value = value.expose();
                 if value.contains(|c: char| c.is_control() && c != '\t') {
                     let pointer = format!("/credentials/rows/{index}/extra_headers");
                     let pointer = join(&pointer, name);
@@ -248,12 +280,10 @@ impl Check<'_> {
         for (index, mirror) in self.layer.value.git.mirrors.iter().enumerate() {
             let pointer = format!("/git/mirrors/{index}");
             if mirror.is_ssh() && !self.layer.is_written(&format!("{pointer}/host_key")) {
+                let name = self.layer.quoted(&format!("{pointer}/name"), &mirror.name);
                 self.report(
                     &pointer,
-                    format!(
-                        "mirror {} is reached by ssh but has no host_key",
-                        quote(&mirror.name)
-                    ),
+                    format!("mirror {name} is reached by ssh but has no host_key"),
                     "add the server's public key, as ssh-keyscan prints it",
                 );
             }
@@ -317,6 +347,8 @@ impl Check<'_> {
     }
 }
 
+const LISTED_TWICE: &str = "this host is listed twice, in two spellings";
+
 /// Checks policy.yaml and works its rates and breakers out. Without a file there is only
 /// the arithmetic.
 pub(crate) fn compile_policy(
@@ -335,9 +367,13 @@ pub(crate) fn compile_policy(
         report("/git/push_limits/hard_limit_bytes", message);
     }
     if limits.warning_bytes > limits.hard_limit_bytes {
+        let hard = limits.hard_limit_bytes.write();
+        let hard = match layer {
+            Some(layer) => layer.shown("/git/push_limits/hard_limit_bytes", hard),
+            None => hard,
+        };
         let message = format!(
-            "git.push_limits.warning_bytes must be at most hard_limit_bytes, which is {}",
-            limits.hard_limit_bytes.write()
+            "git.push_limits.warning_bytes must be at most hard_limit_bytes, which is {hard}"
         );
         report("/git/push_limits/warning_bytes", message);
     }
@@ -376,25 +412,21 @@ pub(crate) fn compile_policy(
         if let Ok(host) = Host::parse(host)
             && compiled.breakers.insert(host, config).is_some()
         {
-            report(
-                &pointer,
-                "this host is listed twice, in two spellings".to_owned(),
-            );
+            report(&pointer, LISTED_TWICE.to_owned());
         }
     }
 
     let rates = &policy.rate_limits;
-    let mut rate = |pointer: &str, row: &crate::policy_file::RateRow| match Rate::new(
-        row.requests_per_second,
-        row.burst(),
-    ) {
-        Ok(rate) => Some(rate),
-        Err(error) => {
-            report(pointer, format!("{}: {error}", dotted(pointer)));
-            None
-        }
-    };
+    let mut rate =
+        |pointer: &str, row: &RateRow| match Rate::new(row.requests_per_second, row.burst()) {
+            Ok(rate) => Some(rate),
+            Err(error) => {
+                report(pointer, format!("{}: {error}", dotted(pointer)));
+                None
+            }
+        };
     let default = rate("/rate_limits/defaults", &rates.defaults);
+    let mut twice = Vec::new();
     let mut own = HashMap::new();
     for (host, row) in &rates.per_upstream {
         let pointer = join("/rate_limits/per_upstream", host);
@@ -402,7 +434,12 @@ pub(crate) fn compile_policy(
         let (Ok(host), Some(rate)) = (Host::parse(host), rate(&pointer, row)) else {
             continue;
         };
-        own.insert(host, rate);
+        if own.insert(host, rate).is_some() {
+            twice.push(pointer);
+        }
+    }
+    for pointer in twice {
+        report(&pointer, LISTED_TWICE.to_owned());
     }
     if rates.enabled {
         compiled.rate = default;

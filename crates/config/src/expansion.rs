@@ -5,7 +5,7 @@
 //! it holds.
 
 use crate::problem::Problem;
-use crate::tree::{Content, Node, Tree, join};
+use crate::tree::{Content, Node, Place, Tree, join};
 
 /// Looks a variable up. The loader never reads the process environment by itself.
 pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -18,13 +18,13 @@ const LONGEST: usize = 1024 * 1024;
 pub(crate) fn expand(tree: &mut Tree, env: Env<'_>, problems: &mut Vec<Problem>) {
     let mut faults = Vec::new();
     walk(&mut tree.root, "", env, &mut faults);
-    for (pointer, fault) in faults {
+    for (pointer, place, fault) in faults {
         let (message, hint) = fault.say();
-        problems.push(tree.problem(&pointer, message).hinting(hint));
+        problems.push(tree.problem_at(place, &pointer, message).hinting(hint));
     }
 }
 
-fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, Fault)>) {
+fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, Place, Fault)>) {
     match &mut node.content {
         Content::Text(text) if text.contains("${") => match expand_text(text, env) {
             Ok(expanded) => {
@@ -33,7 +33,7 @@ fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, 
             }
             Err(fault) => {
                 node.content = Content::Faulty;
-                faults.push((pointer.to_owned(), fault));
+                faults.push((pointer.to_owned(), node.place, fault));
             }
         },
         Content::List(items) => {
@@ -51,11 +51,20 @@ fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, 
 }
 
 /// Text with its variables filled in.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 pub(crate) struct Expanded {
     pub(crate) text: String,
     /// The first variable whose value is part of the text.
     pub(crate) variable: Option<String>,
+}
+
+/// Without the text, which holds what the variables held.
+impl std::fmt::Debug for Expanded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = f.debug_struct("Expanded");
+        parts.field("variable", &self.variable);
+        parts.finish_non_exhaustive()
+    }
 }
 
 /// Why a text cannot be expanded.

@@ -5,17 +5,25 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use crate::expansion::{Env, expand};
-use crate::problem::Problem;
+use crate::leaf::Pattern;
+use crate::problem::{Problem, quote};
 use crate::schema::Shape;
 use crate::tree::{Content, Tree};
 use crate::validation::{Valid, validate};
 
 /// A file that was read: its value, and the tree that says where each part stood.
-#[derive(Debug)]
 pub(crate) struct Layer<T> {
     pub(crate) value: T,
     pub(crate) tree: Tree,
     valid: Valid,
+}
+
+/// The file's name alone: its values may be secrets.
+impl<T> std::fmt::Debug for Layer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = f.debug_struct("Layer");
+        parts.field("file", &self.tree.file).finish_non_exhaustive()
+    }
 }
 
 impl<T: DeserializeOwned> Layer<T> {
@@ -29,6 +37,7 @@ impl<T: DeserializeOwned> Layer<T> {
         env: Option<Env<'_>>,
         problems: &mut Vec<Problem>,
     ) -> Option<Self> {
+        let _patterns = Pattern::compile_once();
         let mut tree = Tree::parse(file, bytes, problems)?;
         if let Some(env) = env {
             expand(&mut tree, env, problems);
@@ -62,6 +71,29 @@ impl<T> Layer<T> {
     /// The text at `pointer`, as it stands in the file once variables are filled in.
     pub(crate) fn text(&self, pointer: &str) -> Option<&str> {
         self.tree.get(&self.valid.original(pointer))?.text()
+    }
+
+    /// The variable that the value at `pointer` came from.
+    pub(crate) fn variable(&self, pointer: &str) -> Option<&str> {
+        let node = self.tree.get(&self.valid.original(pointer))?;
+        node.variable.as_deref()
+    }
+
+    /// `text`, which stands at `pointer`, as a message may repeat it: in quotes, or as the
+    /// variable it came from.
+    pub(crate) fn quoted(&self, pointer: &str, text: &str) -> String {
+        match self.variable(pointer) {
+            Some(name) => format!("${{{name}}}"),
+            None => quote(text),
+        }
+    }
+
+    /// The same without quotes, for a value that has been parsed.
+    pub(crate) fn shown(&self, pointer: &str, value: impl ToString) -> String {
+        match self.variable(pointer) {
+            Some(name) => format!("${{{name}}}"),
+            None => value.to_string(),
+        }
     }
 
     /// The pointer in the file for a pointer into `value`.

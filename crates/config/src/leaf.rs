@@ -32,7 +32,7 @@ pub use source::{EnvEntry, Source};
 pub(crate) use address::DnsType;
 pub(crate) use location::{GitUrl, HttpUrl, TreePath, UrlPath, WebhookUrl};
 pub(crate) use name::{HeaderName, HostKey, Image, Name, Slug};
-pub(crate) use rule::MethodName;
+pub(crate) use rule::{MOST_METHODS, MOST_PATTERNS, MethodName};
 pub(crate) use source::EnvName;
 
 /// A kind of text with a name, a description and a check.
@@ -45,6 +45,8 @@ pub(crate) trait Format {
     const INTEGER: Option<u64> = None;
     /// Whether text of this kind may hold something that must not be shown.
     const SENSITIVE: bool = false;
+    /// Whether it names a host or an address, so that `user:password@` may have been put in front.
+    const ADDRESS: bool = false;
 
     /// What is wrong with `text`, as a detail after [`Format::WHAT`]; may be empty.
     fn check(text: &str) -> Result<(), String>;
@@ -63,6 +65,7 @@ pub(crate) struct FormatRow {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     pub(crate) sensitive: bool,
+    pub(crate) is_address: bool,
     pub(crate) check: fn(&str) -> Result<(), String>,
 }
 
@@ -71,6 +74,7 @@ const fn row<F: Format>() -> FormatRow {
         name: F::NAME,
         what: F::WHAT,
         sensitive: F::SENSITIVE,
+        is_address: F::ADDRESS,
         check: F::check,
     }
 }
@@ -258,10 +262,11 @@ fn when(holds: bool) -> Result<(), String> {
 
 /// Gives a format, and the reading and writing, to types that parse and print themselves.
 macro_rules! parsed {
-    ($($type:ty, $name:literal, $what:literal;)*) => {$(
+    ($($type:ty, $name:literal, $what:literal $(, $constant:ident)?;)*) => {$(
         impl $crate::leaf::Format for $type {
             const NAME: &'static str = $name;
             const WHAT: &'static str = $what;
+            $(const $constant: bool = true;)?
 
             fn check(text: &str) -> Result<(), String> {
                 <Self as $crate::leaf::Leaf>::read(text).map(drop)

@@ -61,26 +61,28 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The origin of every value of `tree`, under `prefix`.
-pub(crate) fn record(tree: &Tree, prefix: &str, origins: &mut BTreeMap<String, Origin>) {
-    fn walk(tree: &Tree, node: &Node, pointer: &str, origins: &mut BTreeMap<String, Origin>) {
-        if matches!(node.content, Content::Absent | Content::Faulty) {
-            return;
-        }
-        origins.insert(pointer.to_owned(), Origin::of(tree, node));
-        match &node.content {
-            Content::List(items) => {
-                for (index, item) in items.iter().enumerate() {
-                    walk(tree, item, &join(pointer, &index.to_string()), origins);
-                }
-            }
-            Content::Map(entries) => {
-                for entry in entries {
-                    walk(tree, &entry.value, &join(pointer, &entry.key), origins);
-                }
-            }
-            _ => {}
-        }
+/// The origin of `node` and of every value in it, as if it stood at `pointer`.
+pub(crate) fn record(
+    tree: &Tree,
+    node: &Node,
+    pointer: &str,
+    origins: &mut BTreeMap<String, Origin>,
+) {
+    if matches!(node.content, Content::Absent | Content::Faulty) {
+        return;
     }
-    walk(tree, &tree.root, prefix, origins);
+    origins.insert(pointer.to_owned(), Origin::of(tree, node));
+    match &node.content {
+        Content::List(items) => {
+            for (index, item) in items.iter().enumerate() {
+                record(tree, item, &join(pointer, &index.to_string()), origins);
+            }
+        }
+        Content::Map(entries) => {
+            for entry in entries {
+                record(tree, &entry.value, &join(pointer, &entry.key), origins);
+            }
+        }
+        _ => {}
+    }
 }

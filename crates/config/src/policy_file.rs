@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use policy::host::Host;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use crate::leaf::{self, Keyed, MethodName, Pattern, Text};
+use crate::leaf::{self, Keyed, MOST_METHODS, MOST_PATTERNS, MethodName, Pattern, Text};
 
 /// What policy.yaml says. Without such a file these are the defaults.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,12 +27,32 @@ pub struct PolicyFile {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ApiPolicy {
-    /// By method, patterns of API paths that are refused.
+    /// By method, patterns of API paths that are refused: at most 256 for each of at most
+    /// 16 methods.
     #[serde(with = "patterns")]
-    #[schemars(with = "Keyed<MethodName, Vec<Text<Pattern>>>")]
+    #[schemars(with = "Keyed<MethodName, Patterns>", extend("maxProperties" = MOST_METHODS))]
     pub blocked_api_patterns: BTreeMap<String, Vec<Pattern>>,
     /// Whether refs may be deleted.
     pub allow_branch_deletion: bool,
+}
+
+/// Stands for the patterns of one method in the schema.
+struct Patterns;
+
+impl JsonSchema for Patterns {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Patterns".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let mut schema = Vec::<Text<Pattern>>::json_schema(generator);
+        schema.insert("maxItems".to_owned(), MOST_PATTERNS.into());
+        schema
+    }
 }
 
 mod patterns {

@@ -57,8 +57,12 @@ impl fmt::Display for Problem {
     }
 }
 
+/// More mistakes than anybody reads in one go.
+pub(crate) const MOST_PROBLEMS: usize = 200;
+
 /// Every mistake that was found: sorted by file and position, each once, never empty
-/// where it is an error.
+/// where it is an error. Of more than 200, the first 200 and a last one that says how many
+/// more there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems(Vec<Problem>);
 
@@ -83,6 +87,12 @@ impl From<Vec<Problem>> for Problems {
     fn from(mut list: Vec<Problem>) -> Self {
         list.sort();
         list.dedup();
+        if let Some(first) = list.get(MOST_PROBLEMS) {
+            let message = format!("and {} more mistakes", list.len() - MOST_PROBLEMS);
+            let more = Problem::with_file(&first.file, message);
+            list.truncate(MOST_PROBLEMS);
+            list.push(more);
+        }
         Self(list)
     }
 }
@@ -144,11 +154,15 @@ pub(crate) fn quote(text: &str) -> String {
     quoted
 }
 
-/// The word of `known` that `given` was probably meant to be.
+/// The word of `known` that `given` was probably meant to be. Comparing takes the product
+/// of both lengths, and nobody means a word by a page.
 pub(crate) fn closest<'a>(
     given: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
+    if given.len() > 64 {
+        return None;
+    }
     let lower = given.to_lowercase();
     known
         .into_iter()

@@ -54,12 +54,22 @@ struct RepoEgress {
 }
 
 /// A `.palisade.yaml` that was read and is well formed, and nothing more.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RepoFile {
     directory: PathBuf,
     text: String,
     digest: [u8; 32],
     keys: RepoKeys,
+}
+
+/// Where it stands, not what a stranger wrote into it.
+impl std::fmt::Debug for RepoFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = f.debug_struct("RepoFile");
+        parts.field("directory", &self.directory);
+        parts.field("bytes", &self.text.len());
+        parts.finish_non_exhaustive()
+    }
 }
 
 impl RepoFile {

@@ -1,6 +1,6 @@
 //! The snapshot everything else is built from.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use policy::allowlist::{Allowlist, HostRule};
@@ -33,7 +33,7 @@ use crate::section::tools::Tool;
 use crate::tree::join;
 
 /// palisade.yaml as it is written.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Default, Deserialize, JsonSchema)]
 #[schemars(title = "palisade.yaml", extend("required" = ["version"]))]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct File {
@@ -100,7 +100,7 @@ impl JsonSchema for Version {
 }
 
 /// A validated configuration, whole and immutable. Requests hold the one they began with.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Settings {
     /// The interceptor API and the MCP server.
     pub server: Server,
@@ -138,6 +138,15 @@ pub struct Settings {
     origins: BTreeMap<String, Origin>,
 }
 
+/// What [`crate::show`] gives, so that nothing is printed which that hides.
+impl std::fmt::Debug for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shown = self.show().into_iter();
+        let shown = shown.map(|shown| (shown.pointer, shown.value));
+        f.debug_map().entries(shown).finish()
+    }
+}
+
 /// A domain rule and who wrote it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Domain {
@@ -152,7 +161,8 @@ pub struct Domain {
 pub struct ShownValue {
     /// JSON pointer to the value.
     pub pointer: String,
-    /// The value; a secret only says whether it is set.
+    /// The value; a secret only says whether it is set, and what a variable holds is shown
+    /// as `${NAME}`.
     pub value: Value,
     /// Where it came from.
     pub origin: Origin,
@@ -286,12 +296,62 @@ impl Settings {
     }
 
     pub(crate) fn show(&self) -> Vec<ShownValue> {
-        let shown = |(pointer, value): (String, Value)| ShownValue {
-            origin: self.origin(&pointer),
-            pointer,
-            value,
+        let secrets: BTreeSet<String> = self
+            .secret_fields()
+            .into_iter()
+            .map(|(pointer, _)| pointer)
+            .collect();
+        let shown = |(pointer, mut value): (String, Value)| {
+            if !secrets.contains(&pointer) {
+                self.veil(&pointer, &mut value);
+            }
+            ShownValue {
+                origin: self.origin(&pointer),
+                pointer,
+                value,
+            }
         };
         self.leaves().into_iter().map(shown).collect()
+    }
+
+    /// Puts `${NAME}` in the place of every value below `pointer` that a variable holds.
+    /// A value may be shown in another shape than it was written in: text for a mapping
+    /// that says no more, or the other way round.
+    fn veil(&self, pointer: &str, value: &mut Value) {
+        let variable = |origin: &Origin| match origin {
+            Origin::Env { name, .. } => Some(Value::String(format!("${{{name}}}"))),
+            Origin::File { .. } | Origin::Default => None,
+        };
+        let mut around = Some(pointer);
+        while let Some(outer) = around {
+            if let Some(name) = self.origins.get(outer).and_then(variable) {
+                *value = name;
+                return;
+            }
+            around = outer.rsplit_once('/').map(|(outer, _)| outer);
+        }
+        match value {
+            Value::Object(object) => {
+                for (key, value) in object {
+                    self.veil(&join(pointer, key), value);
+                }
+            }
+            Value::Array(items) => {
+                for (index, item) in items.iter_mut().enumerate() {
+                    self.veil(&join(pointer, &index.to_string()), item);
+                }
+            }
+            leaf => {
+                let below = format!("{pointer}/");
+                let mut below = self
+                    .origins
+                    .range(below.clone()..)
+                    .take_while(|(inner, _)| inner.starts_with(&below));
+                if let Some(name) = below.find_map(|(_, origin)| variable(origin)) {
+                    *leaf = name;
+                }
+            }
+        }
     }
 
     fn flat(&self) -> BTreeMap<String, Value> {
@@ -312,6 +372,12 @@ impl Settings {
         let remote = self.sandbox.remote.as_ref();
         if let Some(token) = remote.and_then(|remote| remote.auth.token.as_ref()) {
             fields.push(("/sandbox/remote/auth/token".to_owned(), token));
+        }
+        for (index, row) in self.credentials.rows.iter().enumerate() {
+            for (name, value) in &row.extra_headers {
+                let headers = format!("/credentials/rows/{index}/extra_headers");
+                fields.push((join(&headers, name), value));
+            }
         }
         for (index, tool) in self.tools.iter().enumerate() {
             for (place, entry) in tool.env.iter().enumerate() {

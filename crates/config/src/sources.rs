@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::consistency::{check_file, compile_policy};
-use crate::expansion::{Env, expand_text};
+use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
 use crate::layer::Layer;
 use crate::origin::{self, Origin};
 use crate::policy_file::{AllowlistFile, PolicyFile};
 use crate::problem::{Problem, Problems};
 use crate::schema::{ALLOWLIST, PALISADE, POLICY};
+use crate::section::egress::DomainRule;
 use crate::settings::{Compiled, Domain, File, Settings, host_rule, resolve};
 use crate::tree::Tree;
 
@@ -31,16 +32,38 @@ pub struct Sources {
     grants: Option<SourceFile>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct SourceFile {
     path: PathBuf,
+    /// The variable that names it.
+    variable: Option<String>,
     content: Result<Vec<u8>, Unreadable>,
 }
 
+/// Which file, and how much of it: never what stands in it, nor what a variable holds.
+impl std::fmt::Debug for SourceFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = f.debug_struct("SourceFile");
+        match &self.variable {
+            Some(name) => parts.field("path", &format_args!("${{{name}}}")),
+            None => parts.field("path", &self.path),
+        };
+        match &self.content {
+            Ok(bytes) => parts.field("bytes", &bytes.len()),
+            Err(why) => parts.field("unreadable", why),
+        };
+        parts.finish()
+    }
+}
+
 impl SourceFile {
-    fn read(path: PathBuf) -> Self {
+    fn read(path: PathBuf, variable: Option<String>) -> Self {
         let content = file::read(&path, OPERATOR_LIMIT, Links::Follow);
-        Self { path, content }
+        Self {
+            path,
+            variable,
+            content,
+        }
     }
 
     fn bytes(&self) -> Option<&[u8]> {
@@ -66,19 +89,20 @@ impl Sources {
         if path.file_name().is_none() {
             return Err(Problem::with_file(path, "does not name a file").into());
         }
-        let main = SourceFile::read(path.to_owned());
+        let main = SourceFile::read(path.to_owned(), None);
         let tree = main
             .bytes()
             .and_then(|bytes| Tree::parse(path, bytes, &mut Vec::new()));
         let include = |pointer: &str| {
             let text = tree.as_ref()?.get(pointer)?.text()?;
-            let text = expand_text(text, env).ok()?.text;
-            Some(SourceFile::read(from_file(path, Path::new(&text), env)))
+            let Expanded { text, variable } = expand_text(text, env).ok()?;
+            let path = from_file(path, Path::new(&text), env);
+            Some(SourceFile::read(path, variable))
         };
         Ok(Self {
             allowlist: include("/egress/allowlist"),
             policy: include("/egress/policy"),
-            grants: Some(SourceFile::read(path.with_file_name(GRANTS))),
+            grants: Some(SourceFile::read(path.with_file_name(GRANTS), None)),
             main: Some(main),
         })
     }
@@ -131,12 +155,13 @@ impl Sources {
         let mut main = self.read_main(env, &mut problems);
         if let Some(main) = &mut main {
             check_file(main, &mut problems, &mut warnings);
-            origin::record(&main.tree, "", &mut origins);
+            origin::record(&main.tree, &main.tree.root, "", &mut origins);
             add_domains(
                 main,
                 "/egress/domains",
                 |file| &file.egress.domains,
                 &mut domains,
+                &mut origins,
             );
         }
 
@@ -156,7 +181,13 @@ impl Sources {
             Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, None, &mut problems)
         });
         for layer in [&allowlist, &grants].into_iter().flatten() {
-            add_domains(layer, "/domains", |file| &file.domains, &mut domains);
+            add_domains(
+                layer,
+                "/domains",
+                |file| &file.domains,
+                &mut domains,
+                &mut origins,
+            );
         }
 
         let policy = self.include(&self.policy, main.as_ref(), "/egress/policy", &mut problems);
@@ -164,7 +195,7 @@ impl Sources {
             Layer::<PolicyFile>::read(&POLICY, path, bytes, Some(env), &mut problems)
         });
         if let Some(layer) = &policy {
-            origin::record(&layer.tree, "/policy", &mut origins);
+            origin::record(&layer.tree, &layer.tree.root, "/policy", &mut origins);
         }
         let default = PolicyFile::default();
         let rules = policy.as_ref().map_or(&default, |layer| &layer.value);
@@ -214,7 +245,11 @@ impl Sources {
         match &source.content {
             Ok(bytes) => Some((&source.path, bytes)),
             Err(why) => {
-                let message = format!("{} cannot be read: {why}", source.path.display());
+                let path = match &source.variable {
+                    Some(name) => format!("${{{name}}}"),
+                    None => source.path.display().to_string(),
+                };
+                let message = format!("{path} cannot be read: {why}");
                 problems.extend(main.map(|main| main.problem(pointer, message)));
                 None
             }
@@ -239,12 +274,17 @@ impl Sources {
 fn add_domains<T>(
     layer: &Layer<T>,
     pointer: &str,
-    list: impl Fn(&T) -> &Vec<crate::section::egress::DomainRule>,
+    list: impl Fn(&T) -> &Vec<DomainRule>,
     domains: &mut Vec<Domain>,
+    origins: &mut BTreeMap<String, Origin>,
 ) {
     for (index, rule) in list(&layer.value).iter().enumerate() {
         let original = layer.original(&format!("{pointer}/{index}"));
         let node = layer.tree.get(&original);
+        if let Some(node) = node {
+            let merged = format!("/domains/{}", domains.len());
+            origin::record(&layer.tree, node, &merged, origins);
+        }
         domains.push(Domain {
             rule: rule.clone(),
             origin: node.map_or(Origin::Default, |node| Origin::of(&layer.tree, node)),
@@ -269,6 +309,7 @@ pub(crate) fn exercise(bytes: &[u8], env: Env<'_>) {
     let file = |name: &str| {
         Some(SourceFile {
             path: PathBuf::from(name),
+            variable: None,
             content: Ok(bytes.to_vec()),
         })
     };

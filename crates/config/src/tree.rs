@@ -50,7 +50,7 @@ pub(crate) struct Node {
 }
 
 /// What a value is.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Content {
     /// Something that was already reported; it counts as present and has no value.
     Faulty,
@@ -62,6 +62,23 @@ pub(crate) enum Content {
     Text(String),
     List(Vec<Node>),
     Map(Vec<Entry>),
+}
+
+/// The kind alone: what stands in a file may be a secret, and what a variable held is not
+/// ours to print.
+impl std::fmt::Debug for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Content::Faulty => f.write_str("Faulty"),
+            Content::Absent => f.write_str("Absent"),
+            Content::Null => f.write_str("Null"),
+            Content::Bool(_) => f.write_str("Bool"),
+            Content::Number(_) => f.write_str("Number"),
+            Content::Text(text) => write!(f, "Text({} bytes)", text.len()),
+            Content::List(items) => write!(f, "List({} items)", items.len()),
+            Content::Map(entries) => write!(f, "Map({} keys)", entries.len()),
+        }
+    }
 }
 
 /// One key of a mapping with its value.
@@ -153,7 +170,17 @@ impl Tree {
 
     /// A problem with the value at `pointer`.
     pub(crate) fn problem(&self, pointer: &str, message: impl Into<String>) -> Problem {
-        let mut fault = problem(&self.file, self.place(pointer), message.into());
+        self.problem_at(self.place(pointer), pointer, message)
+    }
+
+    /// The same, for whoever knows the place: finding it takes a walk.
+    pub(crate) fn problem_at(
+        &self,
+        place: Place,
+        pointer: &str,
+        message: impl Into<String>,
+    ) -> Problem {
+        let mut fault = problem(&self.file, place, message.into());
         fault.pointer = pointer.to_owned();
         fault
     }
@@ -431,7 +458,12 @@ impl<'a> Builder<'a> {
             }),
         };
         content.unwrap_or_else(|| {
-            self.report(place, format!("{} is not a value", quote(text)), None);
+            // What is tagged may be anything, a secret too; what is not is a number.
+            let message = match tag {
+                Some(_) => "this text is not what its tag says".to_owned(),
+                None => format!("{} is not a value", quote(text)),
+            };
+            self.report(place, message, None);
             Content::Faulty
         })
     }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
+use nix::libc::{O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK};
 use serde::{Deserialize, Serialize};
 
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
@@ -113,7 +114,10 @@ impl TrustStore {
                 path: file.directory().to_owned(),
             });
         }
-        let mut entries = self.entries.clone();
+        let _lock = self.lock()?;
+        // Others may have written since the list was read: the operator thinks before
+        // answering, and may revoke something meanwhile.
+        let mut entries = Self::load(&self.path)?.entries;
         entries.insert(file.directory().to_owned(), hex(file.digest()));
         self.replace(entries)
     }
@@ -121,10 +125,23 @@ impl TrustStore {
     /// Trusts nothing in `directory` any more, and writes the list. Says whether anything
     /// was trusted there.
     pub fn revoke(&mut self, directory: &Path) -> Result<bool, TrustError> {
-        // The directory may be gone, and must still be revocable by its written path.
-        let canonical = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
-        let mut entries = self.entries.clone();
-        if entries.remove(&canonical).is_none() {
+        let _lock = match self.lock() {
+            Err(TrustError::Unwritable { source, .. })
+                if source.kind() == std::io::ErrorKind::NotFound =>
+            {
+                // There is not even a directory for the list.
+                self.entries.clear();
+                return Ok(false);
+            }
+            lock => lock?,
+        };
+        let mut entries = Self::load(&self.path)?.entries;
+        let before = entries.len();
+        for spelling in spellings(directory) {
+            entries.remove(&spelling);
+        }
+        if entries.len() == before {
+            self.entries = entries;
             return Ok(false);
         }
         self.replace(entries).map(|()| true)
@@ -137,6 +154,25 @@ impl TrustStore {
             sha256: sha256.clone(),
         };
         self.entries.iter().map(entry).collect()
+    }
+
+    /// Keeps others from writing until it is dropped. The lock is a file of its own,
+    /// because the list is replaced whenever it is written.
+    fn lock(&self) -> Result<File, TrustError> {
+        let mut name = self.path.file_name().unwrap_or_default().to_owned();
+        name.push(".lock");
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
+            .open(self.path.with_file_name(name));
+        lock.and_then(|lock| lock.lock().map(|()| lock))
+            .map_err(|source| TrustError::Unwritable {
+                path: self.path.clone(),
+                source,
+            })
     }
 
     /// Writes first and believes afterwards.
@@ -154,6 +190,35 @@ impl TrustStore {
         self.entries = stored.trusted;
         Ok(())
     }
+}
+
+/// The ways in which a directory may stand in the list: resolved, as it was written, and,
+/// if it is gone, resolved as far as it is still there. What is revoked goes in every one.
+fn spellings(directory: &Path) -> Vec<PathBuf> {
+    let mut spellings = vec![directory.to_owned()];
+    let written = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    // `..` after something that is gone can only be resolved as text.
+    let mut plain = PathBuf::new();
+    for part in written.components() {
+        match part {
+            Component::ParentDir => {
+                plain.pop();
+            }
+            part => plain.push(part),
+        }
+    }
+    for path in [written, plain] {
+        for outer in path.ancestors() {
+            if let (Ok(resolved), Ok(rest)) =
+                (std::fs::canonicalize(outer), path.strip_prefix(outer))
+            {
+                spellings.push(resolved.join(rest));
+                break;
+            }
+        }
+        spellings.push(path);
+    }
+    spellings
 }
 
 /// A reader sees the old file or the new one, also after a crash.

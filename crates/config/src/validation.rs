@@ -8,15 +8,11 @@ use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{JsonType, ValidationError};
 use serde_json::{Map, Number, Value};
 
-use crate::problem::Problem;
+use crate::problem::{MOST_PROBLEMS, Problem};
 use crate::schema::{Place, Shape};
-use crate::tree::{Content, Node, Tree, join, segments};
-
-/// More mistakes than anybody reads in one go.
-const MOST_PROBLEMS: usize = 200;
+use crate::tree::{self, Content, Node, Tree, join, segments};
 
 /// What is left of a file once everything faulty is taken out. It fits the schema.
-#[derive(Debug)]
 pub(crate) struct Valid {
     pub(crate) value: Value,
     kept: Kept,
@@ -45,19 +41,81 @@ pub(crate) fn validate(shape: &Shape, tree: &mut Tree, problems: &mut Vec<Proble
             break faults;
         }
     };
-    let said = faults.iter().take(MOST_PROBLEMS);
-    problems.extend(said.filter_map(|fault| fault.say(shape, tree)));
-    if let Some(more) = faults
-        .len()
-        .checked_sub(MOST_PROBLEMS)
-        .filter(|more| *more > 0)
-    {
-        problems.push(Problem::with_file(
-            &tree.file,
-            format!("and {more} more mistakes"),
-        ));
-    }
+    tell(shape, tree, &faults, problems);
     prune(shape, tree, faults)
+}
+
+/// Puts the mistakes into words. Each sentence takes a walk through the tree, so of very
+/// many only the first are told; the others are counted, by a problem at their place that
+/// [`Problems`](crate::Problems) cuts off because so many stand before it.
+fn tell(shape: &Shape, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem>) {
+    if faults.len() <= MOST_PROBLEMS {
+        problems.extend(faults.iter().filter_map(|fault| fault.say(shape, tree)));
+        return;
+    }
+    let mut places = HashMap::new();
+    find_places(&tree.root, "", tree.root.place, &mut places);
+    let place = |fault: &Fault| {
+        let key = fault.key().and_then(|key| places.get(&key));
+        match key {
+            Some(seen) => seen.key,
+            None => places
+                .get(&fault.pointer)
+                .map_or(tree.root.place, |seen| seen.value),
+        }
+    };
+    // What is missing because it could not be expanded was told then.
+    let is_told = |fault: &Fault| match &fault.kind {
+        Kind::Missing(key) => places
+            .get(&join(&fault.pointer, key))
+            .is_some_and(|seen| seen.is_faulty),
+        _ => false,
+    };
+    let mut placed: Vec<(tree::Place, &Fault)> = faults
+        .iter()
+        .filter(|fault| !is_told(fault))
+        .map(|fault| (place(fault), fault))
+        .collect();
+    placed.sort_by_key(|(place, _)| (place.line, place.column));
+    for (index, (place, fault)) in placed.into_iter().enumerate() {
+        if index < MOST_PROBLEMS {
+            problems.extend(fault.say(shape, tree));
+        } else {
+            let pointer = fault.key().unwrap_or_else(|| fault.pointer.clone());
+            problems.push(tree.problem_at(place, &pointer, "one more mistake"));
+        }
+    }
+}
+
+/// Where a value and its key stand.
+struct Seen {
+    key: tree::Place,
+    value: tree::Place,
+    is_faulty: bool,
+}
+
+fn find_places(node: &Node, pointer: &str, key: tree::Place, places: &mut HashMap<String, Seen>) {
+    let seen = Seen {
+        key,
+        value: node.place,
+        is_faulty: matches!(node.content, Content::Faulty),
+    };
+    places.insert(pointer.to_owned(), seen);
+    match &node.content {
+        Content::List(items) => {
+            for (index, item) in items.iter().enumerate() {
+                let pointer = join(pointer, &index.to_string());
+                find_places(item, &pointer, item.place, places);
+            }
+        }
+        Content::Map(entries) => {
+            for entry in entries {
+                let pointer = join(pointer, &entry.key);
+                find_places(&entry.value, &pointer, entry.place, places);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// Takes faulty values out until the rest fits. A value whose required part is gone
@@ -67,10 +125,7 @@ fn prune(shape: &Shape, tree: &Tree, mut faults: Vec<Fault>) -> Valid {
     loop {
         let before = gone.len();
         for fault in &faults {
-            gone.insert(match &fault.kind {
-                Kind::UnknownKey(key) | Kind::BadKey { key, .. } => join(&fault.pointer, key),
-                _ => fault.pointer.clone(),
-            });
+            gone.insert(fault.key().unwrap_or_else(|| fault.pointer.clone()));
         }
         // The root itself cannot go: whatever it lacks has a default.
         gone.remove("");
@@ -187,7 +242,6 @@ fn convert(
 }
 
 /// One mistake, before it is put into words.
-#[derive(Debug)]
 struct Fault {
     /// Where, in the file.
     pointer: String,
@@ -196,7 +250,16 @@ struct Fault {
     kind: Kind,
 }
 
-#[derive(Debug)]
+impl Fault {
+    /// The pointer to the key that is at fault, if it is a key.
+    fn key(&self) -> Option<String> {
+        match &self.kind {
+            Kind::UnknownKey(key) | Kind::BadKey { key, .. } => Some(join(&self.pointer, key)),
+            _ => None,
+        }
+    }
+}
+
 enum Kind {
     UnknownKey(String),
     BadKey { key: String, format: Option<String> },
@@ -223,9 +286,10 @@ fn find(shape: &Shape, value: &Value, kept: &Kept) -> Vec<Fault> {
 }
 
 fn collect(error: &ValidationError<'_>, kept: &Kept, faults: &mut Vec<Fault>) {
-    let kind = match error.kind() {
-        ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
-            match choose(error, context) {
+    let kind =
+        match error.kind() {
+            ValidationErrorKind::AnyOf { context }
+            | ValidationErrorKind::OneOfNotValid { context } => match choose(error, context) {
                 Ok(branch) => {
                     for error in branch {
                         collect(error, kept, faults);
@@ -233,46 +297,46 @@ fn collect(error: &ValidationError<'_>, kept: &Kept, faults: &mut Vec<Fault>) {
                     return;
                 }
                 Err(types) => Kind::Type(types),
-            }
-        }
-        ValidationErrorKind::AdditionalProperties { unexpected }
-        | ValidationErrorKind::UnevaluatedProperties { unexpected } => {
-            for key in unexpected {
-                faults.push(Fault {
-                    pointer: kept.original(error.instance_path().as_str()),
-                    found: Value::Null,
-                    kind: Kind::UnknownKey(key.clone()),
-                });
-            }
-            return;
-        }
-        ValidationErrorKind::PropertyNames { error } => Kind::BadKey {
-            key: error.instance().as_str().unwrap_or_default().to_owned(),
-            format: match error.kind() {
-                ValidationErrorKind::Format { format } => Some(format.clone()),
-                _ => None,
             },
-        },
-        ValidationErrorKind::Required { property } => {
-            Kind::Missing(property.as_str().unwrap_or_default().to_owned())
-        }
-        ValidationErrorKind::Type { kind } => Kind::Type(types(kind)),
-        ValidationErrorKind::Enum { options } => {
-            Kind::Word(options.as_array().cloned().unwrap_or_default())
-        }
-        ValidationErrorKind::Constant { expected_value } => {
-            Kind::Word(vec![expected_value.as_ref().clone()])
-        }
-        ValidationErrorKind::Format { format } => Kind::Format(format.clone()),
-        ValidationErrorKind::Minimum { limit } => Kind::Least(limit.clone()),
-        ValidationErrorKind::ExclusiveMinimum { limit } => Kind::Above(limit.clone()),
-        ValidationErrorKind::Maximum { limit } => Kind::Most(limit.clone()),
-        ValidationErrorKind::ExclusiveMaximum { limit } => Kind::Below(limit.clone()),
-        ValidationErrorKind::MinItems { limit } => Kind::TooFew(*limit),
-        ValidationErrorKind::MaxItems { limit } => Kind::TooMany(*limit),
-        ValidationErrorKind::UniqueItems => Kind::Repeats,
-        _ => Kind::Other,
-    };
+            ValidationErrorKind::AdditionalProperties { unexpected }
+            | ValidationErrorKind::UnevaluatedProperties { unexpected } => {
+                for key in unexpected {
+                    faults.push(Fault {
+                        pointer: kept.original(error.instance_path().as_str()),
+                        found: Value::Null,
+                        kind: Kind::UnknownKey(key.clone()),
+                    });
+                }
+                return;
+            }
+            ValidationErrorKind::PropertyNames { error } => Kind::BadKey {
+                key: error.instance().as_str().unwrap_or_default().to_owned(),
+                format: match error.kind() {
+                    ValidationErrorKind::Format { format } => Some(format.clone()),
+                    _ => None,
+                },
+            },
+            ValidationErrorKind::Required { property } => {
+                Kind::Missing(property.as_str().unwrap_or_default().to_owned())
+            }
+            ValidationErrorKind::Type { kind } => Kind::Type(types(kind)),
+            ValidationErrorKind::Enum { options } => {
+                Kind::Word(options.as_array().cloned().unwrap_or_default())
+            }
+            ValidationErrorKind::Constant { expected_value } => {
+                Kind::Word(vec![expected_value.as_ref().clone()])
+            }
+            ValidationErrorKind::Format { format } => Kind::Format(format.clone()),
+            ValidationErrorKind::Minimum { limit } => Kind::Least(limit.clone()),
+            ValidationErrorKind::ExclusiveMinimum { limit } => Kind::Above(limit.clone()),
+            ValidationErrorKind::Maximum { limit } => Kind::Most(limit.clone()),
+            ValidationErrorKind::ExclusiveMaximum { limit } => Kind::Below(limit.clone()),
+            ValidationErrorKind::MinItems { limit } => Kind::TooFew(*limit),
+            ValidationErrorKind::MaxItems { limit }
+            | ValidationErrorKind::MaxProperties { limit } => Kind::TooMany(*limit),
+            ValidationErrorKind::UniqueItems => Kind::Repeats,
+            _ => Kind::Other,
+        };
     faults.push(Fault {
         pointer: kept.original(error.instance_path().as_str()),
         found: error.instance().as_ref().clone(),

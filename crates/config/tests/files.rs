@@ -8,6 +8,10 @@
 
 #[path = "files/documents.rs"]
 mod documents;
+#[path = "files/hidden.rs"]
+mod hidden;
+#[path = "files/limits.rs"]
+mod limits;
 #[path = "files/load.rs"]
 mod load;
 #[path = "files/mistakes.rs"]

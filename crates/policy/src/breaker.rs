@@ -24,6 +24,7 @@
 //! Only the upstream's own answers count. What we refused, or the client left, is
 //! [`Outcome::Abandoned`]; a breaker that counts its own refusals never closes again.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::{Tick, round_up_to_seconds};
@@ -64,14 +65,16 @@ impl BreakerConfig {
 }
 
 /// Permission to try, to be given back with the [`Outcome`]. Only [`Breaker::admit`] makes
-/// one. One that gets lost frees its place when its lease ends.
+/// one. One that gets lost frees its place when its lease ends, and one that is given to
+/// another breaker changes nothing there.
 ///
 /// ```compile_fail,E0451
-/// let ticket = policy::breaker::Ticket { generation: 0, probe: None };
+/// let ticket = policy::breaker::Ticket { breaker: 0, generation: 0, probe: None };
 /// ```
 #[must_use = "settle the ticket with the outcome of the request"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ticket {
+    breaker: u64,
     generation: u64,
     probe: Option<u64>,
 }
@@ -125,9 +128,12 @@ impl State {
 
 /// One breaker, for one sandbox and one upstream. It starts closed.
 ///
-/// The configuration is passed in, so that a reload reaches every breaker at once.
-#[derive(Clone, Debug, Default)]
+/// The configuration is passed in, so that a reload reaches every breaker at once. A clone
+/// is the same breaker, and takes the same tickets.
+#[derive(Clone, Debug)]
 pub struct Breaker {
+    /// Tells its tickets from those of others.
+    id: u64,
     generation: u64,
     phase: Phase,
 }
@@ -158,6 +164,19 @@ impl Default for Phase {
 struct Lease {
     probe: u64,
     since: Tick,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        // The one thing in here that is not a function of its arguments, and it decides
+        // nothing: any number will do that no other breaker has.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            generation: 0,
+            phase: Phase::default(),
+        }
+    }
 }
 
 impl Breaker {
@@ -204,6 +223,7 @@ impl Breaker {
             Phase::Closed { .. } | Phase::Open { .. } => None,
         };
         Ok(Ticket {
+            breaker: self.id,
             generation: self.generation,
             probe,
         })
@@ -212,7 +232,7 @@ impl Breaker {
     /// Takes a ticket back and learns from how the request ended.
     #[inline]
     pub fn settle(&mut self, config: &BreakerConfig, ticket: Ticket, outcome: Outcome, now: Tick) {
-        if ticket.generation != self.generation {
+        if (ticket.breaker, ticket.generation) != (self.id, self.generation) {
             return;
         }
         match &mut self.phase {
@@ -230,14 +250,10 @@ impl Breaker {
             Phase::HalfOpen {
                 successes, leases, ..
             } => {
-                // A probe whose lease has ended is no longer asked for.
-                let Some(place) = leases
-                    .iter()
-                    .position(|lease| Some(lease.probe) == ticket.probe)
-                else {
-                    return;
-                };
-                leases.swap_remove(place);
+                // The lease may have ended, and its place be another's. The answer counts
+                // all the same: an upstream that takes longer than a lease would otherwise
+                // never be believed.
+                leases.retain(|lease| Some(lease.probe) != ticket.probe);
                 match outcome {
                     Outcome::Success => {
                         *successes = successes.saturating_add(1);

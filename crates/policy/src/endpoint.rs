@@ -21,7 +21,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::glob::{self, Segment, Token};
-use crate::path::{BadPath, CleanPath, Reading, is_encoded_again, next_unit, vanishes};
+use crate::path::{
+    BadPath, CleanPath, Reading, has_mixed_parameters, hides_a_slash, is_encoded_again, next_unit,
+    vanishes,
+};
 use crate::reason::Reason;
 
 /// A path pattern, ready to be compared.
@@ -65,6 +68,9 @@ impl PathPattern {
         let body = text.strip_prefix('/').ok_or(BadPattern::NotAbsolute)?;
         if body.contains('?') {
             return Err(BadPattern::Query);
+        }
+        if has_mixed_parameters(body.as_bytes()) {
+            return Err(BadPath::MixedParameters.into());
         }
         let has_trailing_slash = body.is_empty() || body.ends_with('/');
         let mut segments = Vec::new();
@@ -382,7 +388,9 @@ fn parse_segment(raw: &str) -> Result<Raw, BadPattern> {
     match text.as_slice() {
         b"." | b".." => return Err(BadPattern::DotSegment),
         text if is_encoded_again(text) => return Err(BadPath::DoubleEncoded.into()),
-        text if text.contains(&b'/') && text.split(|b| *b == b'/').any(vanishes) => {
+        text if text.contains(&b'/')
+            && (text.split(|b| *b == b'/').any(vanishes) || hides_a_slash(text)) =>
+        {
             return Err(BadPath::EncodedSlash.into());
         }
         text if vanishes(text) => return Err(BadPath::HiddenSegment.into()),

@@ -163,6 +163,14 @@ mod tests {
         }
 
         #[test]
+        fn a_stored_sandbox_id_reads_back_as_itself(text in "[a-zA-Z0-9_./ -]{0,6}") {
+            if let Ok(id) = SandboxId::parse(&text) {
+                prop_assert_eq!(id.as_str(), &text);
+                prop_assert_eq!(SandboxId::parse(id.as_str()), Ok(id));
+            }
+        }
+
+        #[test]
         fn reading_an_id_never_panics_and_keeps_its_meaning(text in ".{0,40}") {
             if let Ok(id) = RequestId::parse(&text) {
                 prop_assert_eq!(id.to_string(), text.to_ascii_uppercase());

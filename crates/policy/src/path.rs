@@ -10,7 +10,9 @@
 //! normalised; where it could climb, hide or change what a rule saw, it is refused. Two
 //! disagreements are in daily use and stay, as readings: an encoded slash may
 //! be a separator or a character, and a path parameter (`;v=1`) may be part of its segment
-//! or dropped.
+//! or dropped. Where the order of the two would matter (`/a;x%2Fb`), or where only some
+//! semicolons would count (`/a;x/b%3Bc`), there are more readings than rules can be asked
+//! about, and the path is refused.
 
 /// The path and query of a request target, checked and normalised.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -62,9 +64,14 @@ pub enum BadPath {
     /// `/..;/` or `/;x`.
     #[error("a path parameter (';') must not follow an empty or dot segment")]
     HiddenSegment,
-    /// `/a%2F..` or `/%2Fa`.
-    #[error("an encoded slash ('%2F') must not make an empty or dot segment")]
+    /// `/a%2F..`, `/%2Fa` or `/a;x%2Fb`.
+    #[error(
+        "an encoded slash ('%2F') must not make an empty or dot segment, nor follow a ';' in one"
+    )]
     EncodedSlash,
+    /// `/a;x/b%3Bc`.
+    #[error("a path must not contain ';' both encoded and not")]
+    MixedParameters,
 }
 
 /// One of the ways in which a server may read a path.
@@ -209,7 +216,9 @@ impl CleanPath {
 
 impl std::fmt::Debug for CleanPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CleanPath({:?})", self.target)
+        // A query may carry a token, and whoever prints a permit did not ask for it.
+        let mark = if self.query().is_some() { "?…" } else { "" };
+        write!(f, "CleanPath(\"{}{mark}\")", self.wire())
     }
 }
 
@@ -285,7 +294,7 @@ impl Draft {
             return Err(BadPath::DoubleEncoded);
         }
         if has_encoded_slash {
-            if segment.split(|b| *b == b'/').any(vanishes) {
+            if segment.split(|b| *b == b'/').any(vanishes) || hides_a_slash(segment) {
                 return Err(BadPath::EncodedSlash);
             }
             self.ends_in_slash = false;
@@ -331,6 +340,9 @@ impl Draft {
         // ASCII ones were caught on the way; these are U+0080 to U+009F.
         if !text.is_ascii() && text.chars().any(char::is_control) {
             return Err(BadPath::Control);
+        }
+        if has_mixed_parameters(&self.wire) {
+            return Err(BadPath::MixedParameters);
         }
         let path_len = self.wire.len();
         let has_parameters = text.contains(';');
@@ -443,6 +455,22 @@ pub(crate) fn is_encoded_again(text: &[u8]) -> bool {
 pub(crate) fn vanishes(segment: &[u8]) -> bool {
     let bare = segment.split(|b| *b == b';').next().unwrap_or(segment);
     matches!(bare, b"" | b"." | b"..")
+}
+
+/// Whether a slash inside a decoded segment comes after a `;`: a server that drops
+/// parameters first never sees it, one that splits first does.
+pub(crate) fn hides_a_slash(segment: &[u8]) -> bool {
+    let mut bytes = segment.iter().skip_while(|b| **b != b';');
+    bytes.any(|b| *b == b'/')
+}
+
+/// Whether an encoded path holds `;` in both spellings: a server that looks for parameters
+/// before it decodes drops one of them and keeps the other.
+pub(crate) fn has_mixed_parameters(encoded: &[u8]) -> bool {
+    encoded.contains(&b';')
+        && encoded
+            .windows(3)
+            .any(|three| three.eq_ignore_ascii_case(b"%3B"))
 }
 
 const fn hex_value(digit: u8) -> Option<u8> {

@@ -5,7 +5,22 @@
 //! ```
 //!
 //! Each stage takes what only the check before it can make, so forgetting a check does not
-//! compile, and credentials are added to a [`Cleared`] request and nothing else:
+//! compile, and credentials are added to a [`Cleared`] request and nothing else.
+//!
+//! **What is proved:** every check was made, in this order; a pass, a ticket, a permit and
+//! a clearance serve one request each; the permit was judged for the sandbox that sends
+//! (looked at when it is joined, and refused otherwise); a ticket counts on its own
+//! [`Breaker`](crate::breaker::Breaker) and on no other.
+//!
+//! **What is not:** that a check was made *for this request*. A [`Pass`] is a token of some
+//! bucket and a [`Ticket`] of some breaker, not necessarily those of this sandbox and
+//! upstream; a [`Clearance`] is built from whatever verdicts its caller had; and the
+//! request `R` is opaque, so that nothing here ties it to the permit's target. The one
+//! function that runs the stages holds that together, by sending to the permit's target
+//! and building the request anew from it. [`Guard::NoBreaker`] and
+//! [`Clearance::nothing_configured`] can be said by anybody: they are there to be searched
+//! for.
+//!
 //!
 //! ```
 //! use policy::{allowlist::Permit, bucket::Pass, identity::Identity, proof::*};
@@ -406,6 +421,7 @@ mod tests {
         let Guard::Ticket(ticket) = parts.guard else {
             panic!("the ticket is lost")
         };
+        // A breaker it was not drawn from takes no notice of it.
         Breaker::new().settle(
             &BreakerConfig::default(),
             ticket,

@@ -196,9 +196,9 @@ pub struct RefFacts {
 pub struct RefPattern {
     source: Box<str>,
     segments: Vec<Segment>,
-    /// The same in lower case.
+    /// The same without case.
     folded: Vec<Segment>,
-    /// The same in lower case, with stars that cross slashes.
+    /// The same without case, with stars that cross slashes.
     crossing: Vec<Token>,
 }
 
@@ -225,7 +225,7 @@ impl RefPattern {
         if full.split('/').any(|s| s.contains("**") && s != "**") {
             return Err(BadRefPattern::DoubleStarPlace);
         }
-        let folded = full.to_ascii_lowercase();
+        let folded = fold(&full);
         Ok(Self {
             source: text.into(),
             segments: compile(&full),
@@ -245,11 +245,15 @@ impl RefPattern {
     }
 
     /// Whether it could mean this ref. What protects something asks this: `*` crosses
-    /// slashes, so that `release/*` also protects `release/1/hotfix`, and ASCII letters
-    /// are compared without case, because some forges keep refs on file systems where
-    /// `Main` is `main`. Protecting more is the safe side.
+    /// slashes, so that `release/*` also protects `release/1/hotfix`, and letters are
+    /// compared without case, because some forges keep refs on file systems where `Main`
+    /// (or `maſter`) is `main`. Protecting more is the safe side.
     pub fn touches(&self, name: &RefName) -> bool {
-        let folded = name.as_bytes().to_ascii_lowercase();
+        let folded = match str::from_utf8(name.as_bytes()) {
+            Ok(name) => fold(name).into_bytes(),
+            // No rule takes such a name; see `check_form`.
+            Err(_) => name.as_bytes().to_ascii_lowercase(),
+        };
         glob::matches_run(&self.crossing, &folded) || matches(&self.folded, &folded)
     }
 }
@@ -258,6 +262,43 @@ impl std::fmt::Display for RefPattern {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.source)
     }
+}
+
+/// `text` without case. Upper case comes first: it is what `ſ` has in common with `s`, and
+/// `ı` with `i`; the Kelvin sign becomes `k` on the way down. `İ` would leave a dot behind.
+fn fold(text: &str) -> String {
+    text.chars()
+        .map(|c| if c == 'İ' { 'i' } else { c })
+        .flat_map(char::to_uppercase)
+        .flat_map(char::to_lowercase)
+        .collect()
+}
+
+/// Whether a person would not see it: format characters, bidirectional controls, and what
+/// Unicode's `Default_Ignorable_Code_Point` lists (DerivedCoreProperties.txt, 17.0). Some
+/// file systems drop these when they compare names.
+fn is_invisible(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{34f}'
+                | '\u{61c}'
+                | '\u{115f}'..='\u{1160}'
+                | '\u{17b4}'..='\u{17b5}'
+                | '\u{180b}'..='\u{180f}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{3164}'
+                | '\u{fe00}'..='\u{fe0f}'
+                | '\u{feff}'
+                | '\u{ffa0}'
+                | '\u{fff0}'..='\u{fffb}'
+                | '\u{1bca0}'..='\u{1bca3}'
+                | '\u{1d173}'..='\u{1d17a}'
+                | '\u{e0000}'..='\u{e0fff}'
+        )
 }
 
 fn tokens(text: &str) -> Vec<Token> {
@@ -470,9 +511,12 @@ fn check_form(update: &RefUpdate) -> Result<&str, Denial> {
     let malformed = |why: &str| refuse(Reason::GitMalformed, "git:form").saying(why.to_owned());
     let name = str::from_utf8(update.name.as_bytes())
         .map_err(|_| malformed("The name of a ref is not UTF-8."))?;
-    // The ASCII ones cannot be in a ref; U+009B starts an escape sequence, too.
-    if name.chars().any(char::is_control) {
-        return Err(malformed("The name of a ref contains control characters."));
+    // ASCII controls cannot be in a ref; U+009B starts an escape sequence, too, and what
+    // nobody sees makes a second `main` out of the first.
+    if name.chars().any(is_invisible) {
+        return Err(malformed(
+            "The name of a ref contains control or invisible characters.",
+        ));
     }
     if update.old.as_bytes().len() != update.new.as_bytes().len() {
         return Err(malformed("The object ids of an update differ in length."));

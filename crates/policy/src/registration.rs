@@ -86,21 +86,25 @@ pub struct RepoName(String);
 pub struct BadRepoName;
 
 impl RepoName {
-    /// Checks and normalises `text`.
+    /// Checks and normalises `text`. What it keeps reads back as itself: a row that is
+    /// written today is parsed again at the next start, so a name that would lose a second
+    /// `.git` there is refused here.
     pub fn parse(text: &str) -> Result<Self, BadRepoName> {
-        let text = text.strip_suffix(".git").unwrap_or(text);
+        let text = text.to_ascii_lowercase();
+        let text = text.strip_suffix(".git").unwrap_or(&text);
         let (owner, name) = text.split_once('/').ok_or(BadRepoName)?;
         let ok = |part: &str| {
             !part.is_empty()
                 && part.len() <= 100
                 && part != "."
                 && part != ".."
+                && !part.ends_with(".git")
                 && part
                     .bytes()
                     .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
         };
         if ok(owner) && ok(name) {
-            Ok(Self(text.to_ascii_lowercase()))
+            Ok(Self(text.to_owned()))
         } else {
             Err(BadRepoName)
         }
@@ -128,6 +132,9 @@ impl From<RepoName> for String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Map, Value};
+
     use super::*;
 
     #[test]
@@ -135,12 +142,29 @@ mod tests {
         for (given, kept) in [
             ("o/r", "o/r"),
             ("Owner/Repo.git", "owner/repo"),
+            ("Owner/Repo.GIT", "owner/repo"),
             ("a-b/c.d_e", "a-b/c.d_e"),
+            ("o/git", "o/git"),
         ] {
             assert_eq!(RepoName::parse(given).unwrap().as_str(), kept);
         }
         for bad in [
-            "", "r", "/r", "o/", "o/..", "./r", "o/r/x", "o /r", "o/r\n", "ö/r", "o%2Fr", "o/.git",
+            "",
+            "r",
+            "/r",
+            "o/",
+            "o/..",
+            "./r",
+            "o/r/x",
+            "o /r",
+            "o/r\n",
+            "ö/r",
+            "o%2Fr",
+            "o/.git",
+            "o/.git.git",
+            "o/r.git.git",
+            "o/r.git.GIT",
+            "o.git/r",
         ] {
             assert_eq!(RepoName::parse(bad), Err(BadRepoName), "{bad:?}");
         }
@@ -156,7 +180,7 @@ mod tests {
             auth_mode: AuthMode::User,
             created: UnixMillis::new(0),
             expires: at,
-            metadata: serde_json::Map::new(),
+            metadata: Map::new(),
         };
         assert!(row.is_live(UnixMillis::new(999)));
         assert!(!row.is_live(at));
@@ -169,5 +193,66 @@ mod tests {
             canonical_ip(mapped),
             "172.18.0.5".parse::<IpAddr>().unwrap()
         );
+    }
+
+    fn json() -> impl Strategy<Value = Value> + Clone {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            proptest::num::f64::NORMAL.prop_map(Value::from),
+            any::<String>().prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 16, 4, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                object(inner).prop_map(Value::from),
+            ]
+        })
+    }
+
+    fn object(value: impl Strategy<Value = Value>) -> impl Strategy<Value = Map<String, Value>> {
+        proptest::collection::vec((any::<String>(), value), 0..4)
+            .prop_map(|pairs| pairs.into_iter().collect())
+    }
+
+    proptest! {
+        /// What was stored is read again at the next start, as the same repository.
+        #[test]
+        fn a_stored_repository_name_reads_back_as_itself(
+            text in "[oO./]{0,2}/?(\\.|[rR]|\\.git|\\.GIT|\\.Git){0,4}",
+        ) {
+            if let Ok(name) = RepoName::parse(&text) {
+                prop_assert_eq!(RepoName::parse(name.as_str()), Ok(name));
+            }
+        }
+
+        #[test]
+        fn a_stored_registration_reads_back_as_itself(
+            id in "[a-zA-Z0-9][a-zA-Z0-9_.-]{0,20}",
+            ip in any::<Option<IpAddr>>(),
+            repos in proptest::collection::vec(("[a-zA-Z.]{1,6}/[a-zA-Z.]{1,8}", any::<Option<u64>>()), 0..4),
+            bot: bool,
+            created: i64,
+            expires: i64,
+            metadata in object(json()),
+        ) {
+            let repo = |(name, max_receive_pack_bytes): (String, _)| {
+                let name = RepoName::parse(&name).ok()?;
+                Some(Repo { name, max_receive_pack_bytes })
+            };
+            let row = Registration {
+                id: SandboxId::parse(&id).unwrap(),
+                ip,
+                repos: repos.into_iter().filter_map(repo).collect(),
+                auth_mode: if bot { AuthMode::Bot } else { AuthMode::User },
+                created: UnixMillis::new(created),
+                expires: UnixMillis::new(expires),
+                metadata,
+            };
+            let stored = serde_json::to_string(&row).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Registration>(&stored).unwrap(), row);
+        }
     }
 }

@@ -9,6 +9,7 @@ use super::{Format, Leaf, parsed, plain, when};
 impl Format for SocketAddr {
     const NAME: &'static str = "socket-address";
     const WHAT: &'static str = "an address and port such as 127.0.0.1:8090, [::1]:8090 or :8090";
+    const ADDRESS: bool = true;
 
     fn check(text: &str) -> Result<(), String> {
         Self::read(text).map(drop)
@@ -41,9 +42,9 @@ impl Leaf for SocketAddr {
 }
 
 parsed! {
-    Host, "host", "a host name or address";
-    HostPattern, "host-pattern", "a host such as example.com, *.example.com or an address";
-    Authority, "authority", "a host, or a host and port such as example.com:443";
+    Host, "host", "a host name or address", ADDRESS;
+    HostPattern, "host-pattern", "a host such as example.com, *.example.com or an address", ADDRESS;
+    Authority, "authority", "a host, or a host and port such as example.com:443", ADDRESS;
 }
 
 /// A range of addresses.
@@ -134,6 +135,7 @@ pub enum DnsUpstream {
 impl Format for DnsUpstream {
     const NAME: &'static str = "dns-upstream";
     const WHAT: &'static str = "'system' or the address of a resolver such as 192.0.2.53";
+    const ADDRESS: bool = true;
 
     fn check(text: &str) -> Result<(), String> {
         Self::read(text).map(drop)

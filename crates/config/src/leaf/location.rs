@@ -43,6 +43,7 @@ pub(crate) struct HttpUrl;
 impl Format for HttpUrl {
     const NAME: &'static str = "http-url";
     const WHAT: &'static str = "an http or https URL";
+    const ADDRESS: bool = true;
 
     fn check(text: &str) -> Result<(), String> {
         let rest = text

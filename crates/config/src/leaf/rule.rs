@@ -1,5 +1,8 @@
 //! What rules are made of.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use policy::endpoint::{EndpointRule, MethodSet, PathPattern};
 use policy::refs::RefPattern;
 
@@ -149,10 +152,61 @@ impl Leaf for Publish {
 #[derive(Clone, Debug)]
 pub struct Pattern(regex::Regex);
 
+/// How long a pattern may be.
+const LONGEST_PATTERN: usize = 1024;
+
+/// How large a compiled pattern may be. Classes such as `\pL` are large already.
+const LARGEST_PATTERN: usize = 64 * 1024;
+
+/// How many patterns one file may have for each method, and for how many methods.
+pub(crate) const MOST_PATTERNS: usize = 256;
+pub(crate) const MOST_METHODS: usize = 16;
+
+thread_local! {
+    /// What was compiled for the file that is being read. The schema's check, the sentence
+    /// about a mistake and the deserialiser each ask, and aliases ask a thousand times.
+    static COMPILED: RefCell<Option<HashMap<String, Result<Pattern, String>>>> =
+        const { RefCell::new(None) };
+}
+
+/// While it lives, this thread compiles each pattern once.
+pub(crate) struct CompileOnce;
+
+impl Drop for CompileOnce {
+    fn drop(&mut self) {
+        COMPILED.set(None);
+    }
+}
+
 impl Pattern {
     /// The compiled expression.
     pub fn regex(&self) -> &regex::Regex {
         &self.0
+    }
+
+    /// Remembers what is compiled on this thread, until the result is dropped.
+    pub(crate) fn compile_once() -> CompileOnce {
+        COMPILED.set(Some(HashMap::new()));
+        CompileOnce
+    }
+
+    fn compile(text: &str) -> Result<Self, String> {
+        regex::RegexBuilder::new(text)
+            .size_limit(LARGEST_PATTERN)
+            .build()
+            .map(Self)
+            .map_err(|error| match error {
+                regex::Error::CompiledTooBig(_) => {
+                    "it compiles to too much; (?-u) in front keeps classes such as \\w to ASCII"
+                        .to_owned()
+                }
+                // The last line of the picture is the sentence.
+                error => {
+                    let text = error.to_string();
+                    let last = text.lines().last().unwrap_or_default().trim();
+                    last.strip_prefix("error: ").unwrap_or(last).to_owned()
+                }
+            })
     }
 }
 
@@ -173,19 +227,23 @@ impl Format for Pattern {
 
 impl Leaf for Pattern {
     fn read(text: &str) -> Result<Self, String> {
-        regex::RegexBuilder::new(text)
-            .size_limit(1 << 20)
-            .build()
-            .map(Self)
-            .map_err(|error| match error {
-                regex::Error::CompiledTooBig(_) => "it compiles to too much".to_owned(),
-                // The last line of the picture is the sentence.
-                error => {
-                    let text = error.to_string();
-                    let last = text.lines().last().unwrap_or_default().trim();
-                    last.strip_prefix("error: ").unwrap_or(last).to_owned()
-                }
-            })
+        if text.len() > LONGEST_PATTERN {
+            return Err(format!("it is longer than {LONGEST_PATTERN} bytes"));
+        }
+        COMPILED.with_borrow_mut(|compiled| {
+            let Some(known) = compiled else {
+                return Self::compile(text);
+            };
+            if let Some(result) = known.get(text) {
+                return result.clone();
+            }
+            if known.len() >= MOST_PATTERNS * MOST_METHODS {
+                return Err("there are too many of them".to_owned());
+            }
+            let result = Self::compile(text);
+            known.insert(text.to_owned(), result.clone());
+            result
+        })
     }
 
     fn write(&self) -> String {

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::leaf::{self, AuthScheme, HeaderName, Slug, Source, Text};
+use crate::secret::Secret;
 
 /// Credentials, beside the built-in rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -62,10 +63,10 @@ pub struct Row {
     #[serde(default, with = "leaf::list")]
     #[schemars(with = "Vec<Text<leaf::Endpoint>>")]
     pub paths: Vec<leaf::Endpoint>,
-    /// Headers that are sent along with it.
+    /// Headers that are sent along with it. Their values are kept as secrets.
     #[serde(default)]
-    #[schemars(with = "leaf::Keyed<HeaderName, String>")]
-    pub extra_headers: BTreeMap<String, String>,
+    #[schemars(with = "leaf::Keyed<HeaderName, Secret>")]
+    pub extra_headers: BTreeMap<String, Secret>,
     /// Field of a JSON body that carries it too.
     #[serde(default)]
     pub body_field: Option<String>,

@@ -96,7 +96,7 @@ fn what_readers_of_yaml_differ_about_is_refused() {
         "a: !!binary x\n",
         "f:1:4: the tag '!!binary' has no meaning here",
     );
-    refused("a: !!int x\n", "f:1:4: 'x' is not a value");
+    refused("a: !!int x\n", "f:1:4: this text is not what its tag says");
     refused("a: .inf\n", "f:1:4: '.inf' is not a value");
     refused(
         "a: &x [*x]\n",

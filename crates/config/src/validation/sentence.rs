@@ -40,7 +40,9 @@ impl Fault {
                 let at = tree.key_place(&self.pointer, key);
                 let mut problem = tree.problem(&self.pointer, said.bad_key(key, format.as_deref()));
                 (problem.line, problem.column) = (at.line, at.column);
-                problem.pointer = join(&self.pointer, key);
+                if !names_a_user(key) {
+                    problem.pointer = join(&self.pointer, key);
+                }
                 return Some(problem);
             }
             Kind::Missing(key) => {
@@ -101,6 +103,10 @@ impl Said<'_> {
     fn bad_key(&self, key: &str, format: Option<&str>) -> String {
         let row = format.and_then(crate::leaf::format);
         let what = row.map_or("something else", |row| row.what);
+        if names_a_user(key) {
+            let name = &self.name;
+            return format!("a key in {name} must be {what}, without user and password");
+        }
         let detail = row.and_then(|row| (row.check)(key).err());
         let detail = detail.filter(|detail| !detail.is_empty());
         let detail = detail.map(|detail| format!(" ({detail})"));
@@ -179,6 +185,11 @@ impl Said<'_> {
         let detail = (row.check)(text).err().unwrap_or_default();
         if self.hidden {
             format!("{} must be {}", self.name, row.what)
+        } else if row.is_address && names_a_user(text) {
+            format!(
+                "{} must be {}, without user and password",
+                self.name, row.what
+            )
         } else if detail.is_empty() {
             format!("{} must be {}, not {}", self.name, row.what, quote(text))
         } else {
@@ -203,11 +214,17 @@ impl Said<'_> {
             (Value::Number(_), true) => "a number".to_owned(),
             (Value::Number(number), false) => number.to_string(),
             (Value::String(_), true) => "this text".to_owned(),
+            (Value::String(text), false) if names_a_user(text) => "this text".to_owned(),
             (Value::String(text), false) => quote(text),
             (Value::Array(_), _) => "a list".to_owned(),
             (Value::Object(_), _) => "a mapping".to_owned(),
         }
     }
+}
+
+/// Whether `text` may be an address with a user, and then a password, in front.
+fn names_a_user(text: &str) -> bool {
+    text.contains('@')
 }
 
 fn word(kind: JsonType) -> Option<&'static str> {

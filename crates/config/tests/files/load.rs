@@ -131,7 +131,7 @@ fn the_seeds_files_load_as_they_are() {
 #[test]
 fn with_a_token_every_address_is_open() {
     let settings =
-        load("version: '1.0'\nserver: {interceptor_addr: ':0', auth_token: t}\n").unwrap();
+        load("version: '1.0'\nserver: {interceptor_addr: ':0', auth_token: token}\n").unwrap();
     assert!(settings.server.interceptor().ip().is_unspecified());
     assert!(settings.warnings.is_empty());
 }

@@ -296,6 +296,26 @@ fn an_include_must_exist_and_its_mistakes_are_its_own() {
 }
 
 #[test]
+fn one_host_in_two_spellings_is_a_mistake() {
+    let dir = directory(&[
+        (
+            "palisade.yaml",
+            "version: '1.0'\negress: {policy: policy.yaml}\n",
+        ),
+        (
+            "policy.yaml",
+            "rate_limits:\n  per_upstream:\n    A.example: {requests_per_second: 1}\n    a.example.: {requests_per_second: 9}\n\
+             circuit_breakers:\n  upstreams:\n    B.example: {}\n    b.example: {}\n",
+        ),
+    ]);
+    assert_eq!(
+        load_in(dir.path(), &no_env).unwrap_err(),
+        "policy.yaml:4:17: this host is listed twice, in two spellings\n\
+         policy.yaml:8:16: this host is listed twice, in two spellings"
+    );
+}
+
+#[test]
 fn a_path_that_is_no_file_is_said_to_be_none() {
     let dir = directory(&[]);
     let said = |path: &Path| {

@@ -69,7 +69,11 @@ fn nothing_counts_until_this_exact_content_is_trusted() {
         .mode();
     assert_eq!(mode & 0o777, 0o600);
     let left: Vec<_> = std::fs::read_dir(fixture.dir.path()).unwrap().collect();
-    assert_eq!(left.len(), 2, "no temporary file is left over");
+    assert_eq!(
+        left.len(),
+        3,
+        "repository, list and lock: no temporary file is left over"
+    );
 
     fixture.write(&format!("{YAML}\n"));
     assert!(
@@ -95,6 +99,86 @@ fn nothing_counts_until_this_exact_content_is_trusted() {
     assert!(fixture.store().revoke(&fixture.repo()).unwrap());
     assert!(!fixture.store().revoke(&fixture.repo()).unwrap());
     assert!(fixture.file().trusted(&fixture.store()).is_none());
+}
+
+#[test]
+fn what_happened_since_the_list_was_read_is_not_undone() {
+    let fixture = Fixture::new(YAML);
+    let other = fixture.dir.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join(FILE_NAME), YAML).unwrap();
+    let other_file = RepoFile::load(&other).unwrap().unwrap();
+    fixture.store().trust(&fixture.file()).unwrap();
+
+    // The operator is asked about one repository, and meanwhile revokes another.
+    let mut asking = fixture.store();
+    assert!(fixture.store().revoke(&fixture.repo()).unwrap());
+    asking.trust(&other_file).unwrap();
+    assert!(fixture.file().trusted(&fixture.store()).is_none());
+    assert!(
+        fixture.file().trusted(&asking).is_none(),
+        "the one who asked knows it too"
+    );
+    assert!(other_file.trusted(&fixture.store()).is_some());
+
+    // And the other way round.
+    let mut revoking = fixture.store();
+    fixture.store().trust(&fixture.file()).unwrap();
+    assert!(revoking.revoke(&other).unwrap());
+    assert_eq!(fixture.store().list().len(), 1);
+    let mut late = fixture.store();
+    assert!(fixture.store().revoke(&fixture.repo()).unwrap());
+    assert!(!late.revoke(&fixture.repo()).unwrap());
+    assert!(late.list().is_empty());
+}
+
+#[test]
+fn many_hands_at_one_list_lose_nothing() {
+    let fixture = Fixture::new(YAML);
+    let repos: Vec<_> = (0..8)
+        .map(|n| {
+            let repo = fixture.dir.path().join(format!("r{n}"));
+            std::fs::create_dir(&repo).unwrap();
+            std::fs::write(repo.join(FILE_NAME), YAML).unwrap();
+            repo
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for repo in &repos {
+            scope.spawn(|| {
+                let file = RepoFile::load(repo).unwrap().unwrap();
+                fixture.store().trust(&file).unwrap();
+            });
+        }
+    });
+    assert_eq!(fixture.store().list().len(), repos.len());
+}
+
+#[test]
+fn a_repository_that_is_gone_can_still_be_revoked() {
+    let fixture = Fixture::new(YAML);
+    let link = fixture.dir.path().join("link");
+    std::os::unix::fs::symlink(fixture.dir.path(), &link).unwrap();
+    let canonical = std::fs::canonicalize(fixture.repo()).unwrap();
+    for written in [
+        canonical.clone(),
+        fixture.repo(),
+        link.join("repo"),
+        canonical.join("../repo/"),
+        canonical.join("./"),
+    ] {
+        fixture.store().trust(&fixture.file()).unwrap();
+        std::fs::remove_dir_all(fixture.repo()).unwrap();
+        assert!(fixture.store().revoke(&written).unwrap(), "{written:?}");
+        assert!(fixture.store().list().is_empty());
+        std::fs::create_dir(fixture.repo()).unwrap();
+        fixture.write(YAML);
+    }
+    // A link that took its place leads elsewhere; what was trusted here goes all the same.
+    fixture.store().trust(&fixture.file()).unwrap();
+    std::fs::remove_dir_all(fixture.repo()).unwrap();
+    std::os::unix::fs::symlink("/", fixture.repo()).unwrap();
+    assert!(fixture.store().revoke(&canonical).unwrap());
 }
 
 #[test]

@@ -89,12 +89,61 @@ fn a_lost_probe_does_not_lock_it() {
     drop(breaker.admit(&CONFIG, at(30)).unwrap());
     assert!(breaker.admit(&CONFIG, at(59)).is_err());
     let fresh = breaker.admit(&CONFIG, at(60)).unwrap();
-    // It comes back after all: too late to be counted.
-    breaker.settle(&CONFIG, lost, Outcome::Failure, at(61));
-    assert_eq!(breaker.state(), State::HalfOpen);
+    // It comes back after all, and takes nobody's place with it.
+    breaker.settle(&CONFIG, lost, Outcome::Abandoned, at(61));
+    let second = breaker.admit(&CONFIG, at(61)).unwrap();
+    assert!(breaker.admit(&CONFIG, at(61)).is_err());
     breaker.settle(&CONFIG, fresh, Outcome::Success, at(61));
-    run(&mut breaker, Outcome::Success, at(61));
+    breaker.settle(&CONFIG, second, Outcome::Success, at(61));
     assert_eq!(breaker.state(), State::Closed);
+}
+
+#[test]
+fn a_late_answer_of_a_probe_still_counts() {
+    for (outcome, state) in [
+        (Outcome::Success, State::Closed),
+        (Outcome::Failure, State::Open),
+        (Outcome::Abandoned, State::HalfOpen),
+    ] {
+        let mut breaker = opened();
+        let late = breaker.admit(&CONFIG, at(30)).unwrap();
+        let other = breaker.admit(&CONFIG, at(70)).unwrap();
+        breaker.settle(&CONFIG, other, Outcome::Success, at(70));
+        breaker.settle(&CONFIG, late, outcome, at(71));
+        assert_eq!(breaker.state(), state, "{outcome:?}");
+    }
+}
+
+/// One request a second, and every answer is good but takes longer than a lease.
+#[test]
+fn an_upstream_slower_than_its_recovery_closes_it_again() {
+    for probes in [1, 2] {
+        let config = BreakerConfig { probes, ..CONFIG };
+        let mut breaker = opened();
+        let mut in_flight = std::collections::VecDeque::new();
+        for second in 1..300 {
+            if in_flight.front().is_some_and(|(_, due)| *due == second) {
+                let (ticket, _) = in_flight.pop_front().unwrap();
+                breaker.settle(&config, ticket, Outcome::Success, at(second));
+            }
+            if let Ok(ticket) = breaker.admit(&config, at(second)) {
+                in_flight.push_back((ticket, second + 40));
+            }
+        }
+        assert_eq!(breaker.state(), State::Closed, "{probes} probes");
+    }
+}
+
+#[test]
+fn a_ticket_of_another_breaker_changes_nothing() {
+    let mut breaker = opened();
+    let mut other = opened();
+    let foreign = other.admit(&CONFIG, at(30)).unwrap();
+    let own = breaker.admit(&CONFIG, at(30)).unwrap();
+    breaker.settle(&CONFIG, foreign, Outcome::Failure, at(31));
+    assert_eq!(breaker.state(), State::HalfOpen);
+    breaker.settle(&CONFIG, own, Outcome::Failure, at(31));
+    assert_eq!(breaker.state(), State::Open);
 }
 
 #[test]

@@ -112,7 +112,11 @@ fn an_encoded_slash_must_be_allowed_in_both_readings_and_is_denied_in_either() {
 fn a_path_parameter_hides_nothing_from_a_deny() {
     assert!(pattern("/admin/**").touches(&path("/admin;x=1/users")));
     assert!(pattern("/admin").touches(&path("/admin%3Bx")));
-    assert!(pattern("/a/b").touches(&path("/a;x%2Fb;y")));
+    assert!(pattern("/a/b").touches(&path("/a%2Fb;y")));
+    // Servers that drop parameters before and after they split disagree about these.
+    for hidden in ["/admin;x%2Fb/users%2Fdelete", "/a;x%2Fb;y", "/a;x/b%3Bc"] {
+        assert!(CleanPath::parse(hidden).is_err(), "{hidden}");
+    }
     assert!(!pattern("/admin").covers(&path("/admin;x=1")));
     check_covers("/a;v=1", &["/a;v=1"], &["/a", "/a;v=2"]);
     check_covers("/*", &["/a;v=1"], &[]);
@@ -149,6 +153,9 @@ fn a_malformed_pattern_is_refused_with_the_reason() {
         ("/%ff", B::Path(BadPath::NotUtf8)),
         ("/a%2F..", B::Path(BadPath::EncodedSlash)),
         ("/..;a", B::Path(BadPath::HiddenSegment)),
+        ("/a;x%2Fb", B::Path(BadPath::EncodedSlash)),
+        ("/a%3B*%2Fb", B::Path(BadPath::EncodedSlash)),
+        ("/a;x/b%3Bc", B::Path(BadPath::MixedParameters)),
     ] {
         assert_eq!(PathPattern::parse(text), Err(why), "{text:?}");
     }

@@ -111,6 +111,14 @@ fn a_protecting_pattern_reaches_further_than_an_opening_one() {
     for (text, given, covers, touches) in [
         ("main", "refs/heads/main", true, true),
         ("main", "refs/heads/Main", false, true),
+        ("main", "refs/heads/maın", false, true),
+        ("main", "refs/heads/MAİN", false, true),
+        ("master", "refs/heads/maſter", false, true),
+        ("release/*", "refs/heads/releaſe/1", false, true),
+        ("kernel", "refs/heads/\u{212a}ernel", false, true),
+        ("straße", "refs/heads/STRASSE", false, true),
+        ("Übung", "refs/heads/übung", false, true),
+        ("σας", "refs/heads/ΣΑΣ", false, true),
         ("main", "refs/heads/mainline", false, false),
         ("main", "refs/heads/x/main", false, false),
         ("main", "refs/tags/main", false, false),
@@ -137,6 +145,39 @@ fn a_protecting_pattern_reaches_further_than_an_opening_one() {
     );
     for bad in ["", "a b", "/a", "a/", "a..b", "refs/"] {
         assert!(RefPattern::parse(bad).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_ref_name_with_invisible_characters_is_malformed() {
+    let rules = RefRules::new(AuthMode::User);
+    for hidden in [
+        "ma\u{ad}in",
+        "main\u{200c}",
+        "main\u{200d}",
+        "\u{feff}main",
+        "main\u{fe0f}",
+        "a\u{202e}b",
+        "a\u{2066}b",
+        "a\u{61c}b",
+        "a\u{2028}b",
+        "a\u{34f}b",
+        "a\u{3164}b",
+        "a\u{e0041}b",
+        "a\u{9b}b",
+        "a\u{fff9}b",
+    ] {
+        let update = update(&format!("refs/heads/{hidden}"), ZERO, NEW);
+        let judged = judge(&rules, &update, NOBODY_LOOKED);
+        assert_eq!(
+            judged,
+            Some((Reason::GitMalformed, "git:form".to_owned())),
+            "{hidden:?}"
+        );
+    }
+    for plain in ["é", "日本語", "a\u{301}", "😀"] {
+        let update = update(&format!("refs/heads/{plain}"), ZERO, NEW);
+        assert_eq!(judge(&rules, &update, NOBODY_LOOKED), None, "{plain:?}");
     }
 }
 

@@ -1,0 +1,227 @@
+//! What a variable or a secret holds is used and never repeated.
+
+use std::path::Path;
+
+use config::{RepoFile, Settings, Sources};
+
+use super::{check, directory, load, load_in};
+
+const VALUE: &str = "hunter2";
+
+fn env(name: &str) -> Option<String> {
+    match name {
+        "V" => Some(VALUE.to_owned()),
+        "ADDRESS" => Some("192.0.2.77:4242".to_owned()),
+        "PORT" => Some(":4242".to_owned()),
+        "SIZE" => Some("7919".to_owned()),
+        "URL" => Some(format!("http://h.example/?token={VALUE}")),
+        "LINE" => Some(format!("command:get {VALUE}")),
+        _ => None,
+    }
+}
+
+fn assert_hidden(text: &str) {
+    for value in [VALUE, "192.0.2.77", "4242", "7919"] {
+        assert!(!text.contains(value), "{text}");
+    }
+}
+
+fn refused(yaml: &str) -> String {
+    let dir = directory(&[("palisade.yaml", &format!("version: '1.0'\n{yaml}\n"))]);
+    load_in(dir.path(), &env).unwrap_err()
+}
+
+fn accepted(yaml: &str) -> Settings {
+    let dir = directory(&[("palisade.yaml", &format!("version: '1.0'\n{yaml}\n"))]);
+    load_in(dir.path(), &env).unwrap()
+}
+
+#[test]
+fn a_message_names_the_variable_and_not_its_value() {
+    for yaml in [
+        "tools: [{name: '${V}', command: [x]}, {name: '${V}', command: [x]}]",
+        "tools: [{name: hunter2, command: [x]}, {name: '${V}', command: [x]}]",
+        "tools: [{name: '${V}', command: [x]}, {name: hunter2, command: [x]}]",
+        "tools: [{name: '${V}', command: [' ']}]",
+        "tools: [{name: '${V}', command: [\"a\\0\"]}]",
+        "tools: [{name: '${V}', command: [x], runtime: {type: e2b}}]",
+        "git: {mirrors: [{name: '${V}', upstream: 'git@git.example:a.git'}]}",
+        "policies: {bundles: [{id: '${V}', path: b, entrypoint: c}, {id: '${V}', path: b, entrypoint: c}]}",
+        "credentials: {rows: [{name: '${V}', host: a.example, source: 'env:A'}, {name: '${V}', host: a.example, source: 'env:A'}]}",
+        "egress: {allowlist: './${V}'}",
+        "server: {interceptor_addr: '${ADDRESS}'}",
+    ] {
+        let said = refused(yaml);
+        assert_hidden(&said);
+        assert!(said.contains("${"), "{said}");
+    }
+}
+
+#[test]
+fn a_message_about_policy_yaml_names_the_variable_too() {
+    let dir = directory(&[
+        (
+            "palisade.yaml",
+            "version: '1.0'\negress: {policy: p.yaml}\n",
+        ),
+        (
+            "p.yaml",
+            "git: {push_limits: {hard_limit_bytes: '${SIZE}'}}\n",
+        ),
+    ]);
+    let said = load_in(dir.path(), &env).unwrap_err();
+    assert_hidden(&said);
+    assert!(said.contains("${SIZE}"), "{said}");
+}
+
+#[test]
+fn a_warning_about_an_address_does_not_repeat_it() {
+    let settings = accepted("server: {interceptor_addr: '${PORT}'}");
+    let warnings = format!("{:?}", settings.warnings);
+    assert_eq!(settings.warnings.len(), 1);
+    assert_hidden(&warnings);
+    assert!(settings.server.interceptor().ip().is_loopback());
+}
+
+#[test]
+fn text_that_may_hold_a_password_is_not_repeated() {
+    check(
+        "metrics: {tracing: {endpoint: 'http://u:hunter2@h.example/'}}\n",
+        &["2:31: metrics.tracing.endpoint must be an http or https URL, without user and password"],
+    );
+    for yaml in [
+        "egress: {domains: [{host: 'u:hunter2@h.example'}]}",
+        "egress: {domains: ['u:hunter2@h.example']}",
+        "egress: {domains: 'u:hunter2@h.example'}",
+        "egress: {passthrough: ['u:hunter2@h.example']}",
+        "egress: {listen: ['u:hunter2@192.0.2.1:80']}",
+        "egress: {dns: {upstreams: ['u:hunter2@192.0.2.1']}}",
+        "secrets: {k: !!int hunter2}",
+        "egress: {resolve: {'u:hunter2@h.example': '192.0.2.1:1'}}",
+        "credentials: {rows: [{name: a, host: 'u:hunter2@h.example', source: 'env:A'}]}",
+    ] {
+        let said = load(&format!("version: '1.0'\n{yaml}\n")).unwrap_err();
+        assert_hidden(&said);
+    }
+}
+
+#[test]
+fn show_names_the_variable_and_not_its_value() {
+    let settings = accepted(
+        "tools: [{name: t, command: [x, '--key=${V}'], work_dir: '/${V}'}]\n\
+         credentials: {rows: [{name: a, host: a.example, source: '${LINE}', extra_headers: {X-Key: '${V}', X-Own: 'hunter2'}}]}\n\
+         sandbox: {setup_command: 'login ${V}', limits: {pids: '${SIZE}'}}\n\
+         metrics: {tracing: {endpoint: '${URL}'}}\n\
+         egress: {domains: [{host: '${V}.example'}, '${V}.example', {host: a.example, paths: ['/${V}']}], passthrough: ['${V}.example']}\n",
+    );
+    let shown = config::show(&settings);
+    assert_hidden(&format!("{shown:?}"));
+    let value = |pointer: &str| {
+        let found = shown.iter().find(|shown| shown.pointer == pointer).unwrap();
+        found.value.to_string()
+    };
+    assert_eq!(value("/tools/0/command/0"), "\"x\"");
+    assert_eq!(value("/tools/0/command/1"), "\"${V}\"");
+    assert_eq!(value("/credentials/rows/0/source"), "\"${LINE}\"");
+    assert_eq!(value("/sandbox/setup_command"), "\"${V}\"");
+    assert_eq!(value("/metrics/tracing/endpoint"), "\"${URL}\"");
+    assert_eq!(
+        value("/credentials/rows/0/extra_headers/X-Own"),
+        "\"[secret]\""
+    );
+    assert_eq!(value("/domains/1"), "\"${V}\"");
+    assert!(value("/domains/2").contains("a.example"));
+    assert_hidden(&format!("{settings:?}"));
+
+    // The values themselves are there for those who need them.
+    assert_eq!(settings.tools[0].command[1], "--key=hunter2");
+    let names: Vec<String> = settings
+        .secret_values()
+        .into_iter()
+        .map(|(name, secret)| format!("{name} {}", secret.expose()))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "credentials.rows[0].extra_headers.X-Key hunter2",
+            "credentials.rows[0].extra_headers.X-Own hunter2",
+        ]
+    );
+}
+
+#[test]
+fn a_reload_still_sees_that_a_variable_changed() {
+    let dir = directory(&[(
+        "palisade.yaml",
+        "version: '1.0'\nsandbox: {setup_command: 'login ${V}'}\n\
+         credentials: {rows: [{name: a, host: a.example, source: 'env:A', extra_headers: {X-Key: '${V}'}}]}\n",
+    )]);
+    let one = load_in(dir.path(), &|_| Some("one!".into())).unwrap();
+    let two = load_in(dir.path(), &|_| Some("two!".into())).unwrap();
+    assert_eq!(
+        one.diff(&two),
+        [
+            "/credentials/rows/0/extra_headers/X-Key",
+            "/sandbox/setup_command"
+        ]
+    );
+}
+
+#[test]
+fn debug_prints_neither_the_bytes_of_a_file_nor_what_they_became() {
+    let dir = directory(&[
+        (
+            "palisade.yaml",
+            "version: '1.0'\nsecrets: {k: hunter2}\negress: {allowlist: '${V}'}\n",
+        ),
+        (config::FILE_NAME, "setup_command: login hunter2\n"),
+    ]);
+    let sources = Sources::read(Some(&dir.path().join("palisade.yaml")), &env).unwrap();
+    let printed = format!("{sources:?}");
+    assert_hidden(&printed);
+    assert!(!printed.contains("104, 117, 110"), "{printed}");
+    assert!(printed.contains("palisade.yaml"), "{printed}");
+    let file = RepoFile::load(dir.path()).unwrap().unwrap();
+    assert_hidden(&format!("{file:?}"));
+}
+
+#[test]
+fn a_secret_too_short_to_be_found_in_a_log_is_a_warning() {
+    let settings = load(
+        "version: '1.0'\nserver: {auth_token: abc}\nsecrets: {pin: '12', empty: '', long: '1234'}\n",
+    )
+    .unwrap();
+    let warnings: Vec<String> = settings
+        .warnings
+        .iter()
+        .map(|w| w.message.clone())
+        .collect();
+    assert_eq!(
+        warnings,
+        [
+            "server.auth_token is shorter than 4 bytes, too short to be taken out of logs",
+            "secrets.pin is shorter than 4 bytes, too short to be taken out of logs",
+        ]
+    );
+    let places: Vec<_> = settings
+        .warnings
+        .iter()
+        .map(|w| (w.line, w.column))
+        .collect();
+    assert_eq!(places, [(2, 22), (3, 16)]);
+}
+
+#[test]
+fn an_include_that_a_variable_names_is_still_watched() {
+    let dir = directory(&[(
+        "palisade.yaml",
+        "version: '1.0'\negress: {allowlist: '${V}'}\n",
+    )]);
+    let sources = Sources::read(Some(&dir.path().join("palisade.yaml")), &env).unwrap();
+    assert!(
+        sources
+            .paths()
+            .iter()
+            .any(|path| path.ends_with(Path::new(VALUE)))
+    );
+}
