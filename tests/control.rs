@@ -299,7 +299,9 @@ mod needs_root {
             String::from_utf8_lossy(&output.stderr)
         );
         assert!(text.contains("belongs to another user"), "{text}");
-        assert!(gate.said().contains("uid=65534"), "{}", gate.said());
+        wait::until("the gate to say so", || {
+            gate.said().contains("uid=65534").then_some(())
+        });
         assert_eq!(
             gate.get("/internal/containers").status,
             200,

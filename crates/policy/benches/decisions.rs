@@ -122,7 +122,7 @@ fn bench_limits(c: &mut Criterion) {
         });
     });
     let config = BreakerConfig::default();
-    let mut breaker = Breaker::new();
+    let mut breaker = Breaker::new(0);
     c.bench_function("breaker admit and settle", |b| {
         b.iter(|| {
             let now = Tick::from_nanos(black_box(nanos));

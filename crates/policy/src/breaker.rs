@@ -24,7 +24,6 @@
 //! Only the upstream's own answers count. What we refused, or the client left, is
 //! [`Outcome::Abandoned`]; a breaker that counts its own refusals never closes again.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::{Tick, round_up_to_seconds};
@@ -166,23 +165,14 @@ struct Lease {
     since: Tick,
 }
 
-impl Default for Breaker {
-    fn default() -> Self {
-        // The one thing in here that is not a function of its arguments, and it decides
-        // nothing: any number will do that no other breaker has.
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+impl Breaker {
+    /// A closed breaker. Whoever keeps several gives each a number of its own.
+    pub fn new(id: u64) -> Self {
         Self {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            id,
             generation: 0,
             phase: Phase::default(),
         }
-    }
-}
-
-impl Breaker {
-    /// A closed breaker.
-    pub fn new() -> Self {
-        Self::default()
     }
 
     /// The state, as of the last question: an open breaker whose time has come is open

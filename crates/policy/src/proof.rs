@@ -390,7 +390,7 @@ mod tests {
     fn admitted(id: &str) -> Admitted<&'static str> {
         let rate = Rate::new(1.0, 1).unwrap();
         let pass = TokenBucket::new().take(&rate, Tick::default()).unwrap();
-        let ticket = Breaker::new()
+        let ticket = Breaker::new(0)
             .admit(&BreakerConfig::default(), Tick::default())
             .unwrap();
         Identified::new("request", identity(id)).admit(pass, Guard::Ticket(ticket))
@@ -422,7 +422,7 @@ mod tests {
             panic!("the ticket is lost")
         };
         // A breaker it was not drawn from takes no notice of it.
-        Breaker::new().settle(
+        Breaker::new(0).settle(
             &BreakerConfig::default(),
             ticket,
             Outcome::Success,

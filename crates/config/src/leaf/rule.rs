@@ -156,7 +156,7 @@ pub struct Pattern(regex::Regex);
 const LONGEST_PATTERN: usize = 1024;
 
 /// How large a compiled pattern may be. Classes such as `\pL` are large already.
-const LARGEST_PATTERN: usize = 64 * 1024;
+const LARGEST_PATTERN: usize = 256 * 1024;
 
 /// How many patterns one file may have for each method, and for how many methods.
 pub(crate) const MOST_PATTERNS: usize = 256;

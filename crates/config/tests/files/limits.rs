@@ -1,11 +1,7 @@
-//! Files that are made to be slow, or to say too much.
-
-use std::time::{Duration, Instant};
+//! Files that are made to be slow, or to say too much. Each of them once took minutes; a
+//! test that does so again is ended by the runner.
 
 use super::{directory, load, load_in, no_env};
-
-/// Far more than any of these takes, far less than each took.
-const ENOUGH: Duration = Duration::from_secs(12);
 
 fn policy(yaml: &str) -> Result<config::Settings, String> {
     let dir = directory(&[
@@ -27,9 +23,7 @@ fn a_small_file_of_large_patterns_is_refused_quickly() {
         yaml.push_str(&format!("    A{key}: *b\n"));
     }
     assert!(yaml.len() < 1400);
-    let begun = Instant::now();
     let said = policy(&yaml).unwrap_err();
-    assert!(begun.elapsed() < ENOUGH, "{:?}", begun.elapsed());
     assert!(said.contains("it compiles to too much"), "{said}");
 
     // What people write is far from the limit, and the message knows what helps.
@@ -41,11 +35,12 @@ fn a_small_file_of_large_patterns_is_refused_quickly() {
     for pattern in [
         r"^/repos/[^/]+/[^/]+/pulls/\d+/merge$",
         r"^/repos/\w+/x/(merge|merges)$",
+        r"^/\w+/\w+$",
         r"(?-u)^/\w+/\w+/\w+/\w+$",
     ] {
         assert!(list(pattern).is_ok(), "{pattern}");
     }
-    let said = list(r"^/\w+/\w+$").unwrap_err();
+    let said = list(r"^(/\w{5}){5}$").unwrap_err();
     assert!(
         said.ends_with("(?-u) in front keeps classes such as \\w to ASCII"),
         "{said}"
@@ -97,9 +92,7 @@ fn very_many_mistakes_are_counted_quickly_and_not_all_told() {
         (format!("version: '1.0'\n{unknown}"), 45_000),
         (format!("version: '1.0'\n{long}"), 1),
     ] {
-        let begun = Instant::now();
         let said = load(&yaml).unwrap_err();
-        assert!(begun.elapsed() < ENOUGH, "{:?}", begun.elapsed());
         let lines: Vec<&str> = said.lines().collect();
         if count == 1 {
             assert_eq!(lines.len(), 1);

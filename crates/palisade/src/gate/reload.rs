@@ -5,11 +5,12 @@
 //!
 //! A change is taken once the files hold still: an editor that truncates and writes, or
 //! a script that writes a hundred times, leaves behind moments in which the file is
-//! valid and wrong. Two readings a moment apart must agree before anything is built.
+//! valid and wrong. Two readings a moment apart must agree before anything is built, and
+//! a file that somebody has begun to write and not closed is given longer.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -18,7 +19,8 @@ use config::{Settings, Sources};
 use control::dispatch::ReloadRequest;
 use control::health::Board;
 use control::wall_now;
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use notify::event::{AccessKind, AccessMode, ModifyKind};
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use policy::audit::{AuditEvent, Kind};
 use store::Store;
 use tokio::signal::unix::Signal;
@@ -39,6 +41,10 @@ const SETTLE: Duration = Duration::from_millis(150);
 
 /// Sections that are read once, at the start.
 const AT_START: &[&str] = &["/server/", "/metrics/tracing/", "/logging/format"];
+
+/// How long a file must hold still whose writer has not closed it. The writer may be slow;
+/// it may also never close it.
+const SETTLE_OPEN: Duration = Duration::from_secs(2);
 
 /// Events come in crowds; one look answers all of them.
 const GATHER: Duration = Duration::from_millis(20);
@@ -118,14 +124,19 @@ impl Reloader {
             } else if unsettled.is_none_or(|before| before.print != print) {
                 unsettled = Some(Unsettled { print, since: now });
             }
+            let settle = if watch.is_being_written() {
+                SETTLE_OPEN
+            } else {
+                SETTLE
+            };
             look_at = match unsettled {
-                Some(before) if before.since + SETTLE <= now => {
+                Some(before) if before.since + settle <= now => {
                     unsettled = None;
                     // A refusal is told in `take`; nobody waits for it here.
                     let _ = self.take(sources).await;
                     now + LOOK_EVERY
                 }
-                Some(before) => before.since + SETTLE,
+                Some(before) => before.since + settle,
                 None => now + LOOK_EVERY,
             };
         }
@@ -217,33 +228,75 @@ impl Reloader {
 struct Watch {
     watcher: Option<RecommendedWatcher>,
     directories: BTreeSet<PathBuf>,
+    writing: Arc<StdMutex<Writing>>,
+}
+
+/// Which of our files somebody is in the middle of writing.
+#[derive(Default)]
+struct Writing {
+    ours: BTreeSet<PathBuf>,
+    open: BTreeSet<PathBuf>,
+}
+
+impl Writing {
+    fn heard(&mut self, event: &notify::Event) {
+        for path in event.paths.iter().filter(|path| self.ours.contains(*path)) {
+            match event.kind {
+                EventKind::Modify(ModifyKind::Data(_)) => self.open.insert(path.clone()),
+                EventKind::Access(_)
+                | EventKind::Create(_)
+                | EventKind::Remove(_)
+                | EventKind::Modify(ModifyKind::Name(_)) => self.open.remove(path),
+                _ => continue,
+            };
+        }
+    }
 }
 
 impl Watch {
     fn new(changed: &Arc<Notify>) -> Self {
-        let changed = Arc::clone(changed);
-        // Reading a file is an event, too, and we read it on every event.
-        let heard = move |event: notify::Result<notify::Event>| {
-            if event.is_ok_and(|event| event.kind.is_access()) {
-                return;
+        let writing = Arc::new(StdMutex::new(Writing::default()));
+        let (changed, heard) = (Arc::clone(changed), Arc::clone(&writing));
+        let listen = move |event: notify::Result<notify::Event>| {
+            if let Ok(event) = &event {
+                let is_close = matches!(
+                    event.kind,
+                    EventKind::Access(AccessKind::Close(AccessMode::Write))
+                );
+                // Reading a file is an event, too, and we read it on every event.
+                if event.kind.is_access() && !is_close {
+                    return;
+                }
+                lock(&heard).heard(event);
             }
             changed.notify_one();
         };
-        let watcher = notify::recommended_watcher(heard)
+        let watcher = notify::recommended_watcher(listen)
             .inspect_err(|error| tracing::warn!(%error, "files are not watched, only looked at"))
             .ok();
         Self {
             watcher,
             directories: BTreeSet::new(),
+            writing,
         }
     }
 
+    fn is_being_written(&self) -> bool {
+        !lock(&self.writing).open.is_empty()
+    }
+
     fn follow(&mut self, sources: &Sources) {
+        let paths = sources.paths();
+        {
+            let mut writing = lock(&self.writing);
+            writing.ours = paths.iter().cloned().collect();
+            let Writing { ours, open } = &mut *writing;
+            open.retain(|path| ours.contains(path));
+        }
         let Some(watcher) = &mut self.watcher else {
             return;
         };
-        let wanted: BTreeSet<PathBuf> = sources
-            .paths()
+        let wanted: BTreeSet<PathBuf> = paths
             .iter()
             .filter_map(|path| Some(path.parent()?.to_owned()))
             .collect();
@@ -262,5 +315,41 @@ impl Watch {
             }
         }
         self.directories = watched;
+    }
+}
+
+fn lock(writing: &StdMutex<Writing>) -> MutexGuard<'_, Writing> {
+    writing.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use notify::event::{CreateKind, DataChange, RenameMode};
+
+    use super::*;
+
+    #[test]
+    fn a_file_counts_as_being_written_from_its_first_change_to_its_close() {
+        let path = PathBuf::from("/c/palisade.yaml");
+        let mut writing = Writing::default();
+        writing.ours.insert(path.clone());
+        let mut hear = |kind: EventKind, path: &str| {
+            writing.heard(&notify::Event::new(kind).add_path(path.into()));
+            writing.open.len()
+        };
+        let data = EventKind::Modify(ModifyKind::Data(DataChange::Any));
+        let close = EventKind::Access(AccessKind::Close(AccessMode::Write));
+        assert_eq!(hear(data, "/c/other.log"), 0, "not ours");
+        assert_eq!(hear(data, "/c/palisade.yaml"), 1);
+        assert_eq!(hear(data, "/c/palisade.yaml"), 1);
+        assert_eq!(hear(close, "/c/palisade.yaml"), 0);
+        hear(data, "/c/palisade.yaml");
+        let renamed = EventKind::Modify(ModifyKind::Name(RenameMode::To));
+        assert_eq!(hear(renamed, "/c/palisade.yaml"), 0, "another file now");
+        hear(data, "/c/palisade.yaml");
+        assert_eq!(
+            hear(EventKind::Create(CreateKind::File), "/c/palisade.yaml"),
+            0
+        );
     }
 }

@@ -20,7 +20,11 @@ fn run(breaker: &mut Breaker, outcome: Outcome, now: Tick) {
 
 /// Opened at 0.
 fn opened() -> Breaker {
-    let mut breaker = Breaker::new();
+    opened_with(0)
+}
+
+fn opened_with(id: u64) -> Breaker {
+    let mut breaker = Breaker::new(id);
     for _ in 0..3 {
         run(&mut breaker, Outcome::Failure, at(0));
     }
@@ -46,7 +50,7 @@ fn failures_in_a_row_open_it_and_successes_close_it_again() {
 
 #[test]
 fn a_success_forgives_the_failures_before_it() {
-    let mut breaker = Breaker::new();
+    let mut breaker = Breaker::new(0);
     for _ in 0..1_000 {
         run(&mut breaker, Outcome::Failure, at(0));
         run(&mut breaker, Outcome::Failure, at(0));
@@ -137,7 +141,7 @@ fn an_upstream_slower_than_its_recovery_closes_it_again() {
 #[test]
 fn a_ticket_of_another_breaker_changes_nothing() {
     let mut breaker = opened();
-    let mut other = opened();
+    let mut other = opened_with(1);
     let foreign = other.admit(&CONFIG, at(30)).unwrap();
     let own = breaker.admit(&CONFIG, at(30)).unwrap();
     breaker.settle(&CONFIG, foreign, Outcome::Failure, at(31));
@@ -148,7 +152,7 @@ fn a_ticket_of_another_breaker_changes_nothing() {
 
 #[test]
 fn an_outcome_from_an_earlier_generation_changes_nothing() {
-    let mut breaker = Breaker::new();
+    let mut breaker = Breaker::new(0);
     let slow_failure = breaker.admit(&CONFIG, at(0)).unwrap();
     let slow_success = breaker.admit(&CONFIG, at(0)).unwrap();
     for _ in 0..3 {
@@ -164,7 +168,7 @@ fn an_outcome_from_an_earlier_generation_changes_nothing() {
 
 #[test]
 fn what_we_refuse_ourselves_never_counts() {
-    let mut breaker = Breaker::new();
+    let mut breaker = Breaker::new(0);
     for _ in 0..100 {
         run(&mut breaker, Outcome::Abandoned, at(0));
     }
@@ -192,7 +196,7 @@ fn a_shorter_recovery_after_a_reload_applies_at_once() {
 
 #[test]
 fn a_clock_that_goes_back_never_keeps_it_open_for_longer() {
-    let mut breaker = Breaker::new();
+    let mut breaker = Breaker::new(0);
     for _ in 0..3 {
         run(&mut breaker, Outcome::Failure, at(1_000_000));
     }
@@ -209,7 +213,7 @@ fn zeros_in_the_configuration_count_as_one() {
         success_threshold: 0,
         probes: 0,
     };
-    let mut breaker = Breaker::new();
+    let mut breaker = Breaker::new(0);
     let ticket = breaker.admit(&zeros, at(0)).unwrap();
     breaker.settle(&zeros, ticket, Outcome::Failure, at(0));
     assert_eq!(breaker.state(), State::Open);
@@ -246,7 +250,7 @@ proptest! {
 
     #[test]
     fn the_invariants_hold_whatever_happens(steps in proptest::collection::vec(step(), 0..150)) {
-        let mut breaker = Breaker::new();
+        let mut breaker = Breaker::new(0);
         let mut held: Vec<(Ticket, u64)> = Vec::new();
         let mut now = 0;
         let mut opened_at = 0;
@@ -311,7 +315,7 @@ proptest! {
 
     #[test]
     fn no_jump_of_the_clock_panics(moments in proptest::collection::vec(any::<u64>(), 0..40)) {
-        let mut breaker = Breaker::new();
+        let mut breaker = Breaker::new(0);
         for nanos in moments {
             let now = Tick::from_nanos(nanos);
             match breaker.admit(&CONFIG, now) {
