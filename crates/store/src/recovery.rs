@@ -31,6 +31,9 @@ pub(crate) const MARKER: &str = "registry.unavailable";
 /// The word in the names of databases that are about to be put in place.
 const STAGED: &str = "staged";
 
+/// The name of the witness in the state directory.
+pub(crate) const WITNESS: &str = "registry.made";
+
 /// What the marker says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Marker {

@@ -27,6 +27,10 @@ const HEADS_PER_RECORD: usize = 256;
 /// in the indexes, measured on a database full of refusals.
 const ROW_OVERHEAD: u64 = 192;
 
+/// The highest number a record may bear, and the most bytes a log may have: what every
+/// reader of JSON can hold exactly. No log comes near; a table that says more lies.
+pub(crate) const MAX_SEQ: u64 = (1 << 53) - 1;
+
 /// The event of a record that states heads.
 pub(crate) const CHECKPOINT: &str = "checkpoint";
 

@@ -34,7 +34,8 @@ pub struct VerifyReport {
     /// Segment ends and stated heads they were compared with.
     pub checkpoints: u64,
     /// Chains whose first records are not there, because they were rotated out or because
-    /// the export began later. What is there was checked all the same.
+    /// the export began later. What is there was checked all the same. A last line that
+    /// is still being written counts here too.
     pub partial: u64,
     /// The first thing that is wrong.
     pub first_broken: Option<Broken>,
@@ -115,7 +116,8 @@ pub fn verify_blocking(path: &Path) -> Result<VerifyReport, StoreError> {
 }
 
 /// Checks an export or a JSONL file. Chains may be interleaved and may begin anywhere,
-/// but must have no gap: a filter by anything but sandbox and time leaves gaps.
+/// but must have no gap: a filter by anything but sandbox and time leaves gaps. A last
+/// line without an end is what a file looks like that is being written, and is not wrong.
 pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
     let mut reader = reader;
     let mut scan = Scan::default();
@@ -134,6 +136,10 @@ pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
         let broken = match split_line(text) {
             Some((body, prev, hash)) => scan.take(None, &body, prev, hash),
+            None if is_torn(&line) => {
+                scan.report.partial += 1;
+                break;
+            }
             None => Err(Broken::file(What::Line(number))),
         };
         if let Err(broken) = broken {
@@ -142,6 +148,13 @@ pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
         }
     }
     Ok(scan.report)
+}
+
+/// Whether this is the beginning of a record at the end of a file.
+fn is_torn(line: &[u8]) -> bool {
+    let is_whole = line.ends_with(b"\n") || u64::try_from(line.len()).is_ok_and(|n| n >= MAX_LINE);
+    let begins = line.starts_with(b"{\"") || line == b"{";
+    begins && !is_whole && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_err()
 }
 
 /// Checks everything a connection can see, as one snapshot.
