@@ -79,18 +79,13 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// Reads where everything stands.
     pub(crate) fn load(conn: &Connection) -> Result<Self, rusqlite::Error> {
-        let mut ledger = conn.query_row(
-            "SELECT last_seq, absent, stated_seq FROM ledger",
-            [],
-            |row| {
-                Ok(Self {
-                    last_seq: unsigned(row.get(0)?),
-                    absent: unsigned(row.get(1)?),
-                    stated_seq: unsigned(row.get(2)?),
-                    ..Self::default()
-                })
-            },
-        )?;
+        let (last_seq, absent, stated_seq) = numbers(conn)?;
+        let mut ledger = Self {
+            last_seq,
+            absent,
+            stated_seq,
+            ..Self::default()
+        };
         let mut rows = conn.prepare(
             "SELECT name, base_seq, base_hash, head_seq, head_hash, records, bytes, \
                     open_records, open_bytes FROM chains",
@@ -99,14 +94,14 @@ impl Ledger {
         while let Some(row) = rows.next()? {
             let name: String = row.get(0)?;
             let chain = Chain {
-                base_seq: unsigned(row.get(1)?),
+                base_seq: count(row, 1)?,
                 base_hash: digest(row, 2)?,
-                head_seq: unsigned(row.get(3)?),
+                head_seq: count(row, 3)?,
                 head_hash: digest(row, 4)?,
-                records: unsigned(row.get(5)?),
-                bytes: unsigned(row.get(6)?),
-                open_records: unsigned(row.get(7)?),
-                open_bytes: unsigned(row.get(8)?),
+                records: count(row, 5)?,
+                bytes: count(row, 6)?,
+                open_records: count(row, 7)?,
+                open_bytes: count(row, 8)?,
             };
             ledger.bytes = ledger.bytes.saturating_add(chain.bytes);
             let name = match name.as_str() {
@@ -116,6 +111,60 @@ impl Ledger {
             ledger.chains.insert(name, chain);
         }
         Ok(ledger)
+    }
+
+    /// What cannot be, if anything of this is so. A file that says it was written by
+    /// somebody else or is damaged, and going on would give numbers out twice.
+    pub(crate) fn contradiction(
+        &self,
+        conn: &Connection,
+    ) -> Result<Option<String>, rusqlite::Error> {
+        let (lowest, highest): (i64, i64) = conn.query_row(
+            "SELECT coalesce((SELECT min(seq) FROM audit), 1), \
+                    coalesce((SELECT max(seq) FROM audit), 0)",
+            [],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )?;
+        let last = self.last_seq;
+        let is_senseless = |chain: &Chain| {
+            chain.base_seq > chain.head_seq
+                || chain.head_seq > last
+                || chain.open_records > chain.records
+                || chain.open_bytes > chain.bytes
+        };
+        let records = self
+            .chains
+            .values()
+            .fold(0, |sum: u64, chain| sum.saturating_add(chain.records));
+        let found = if last > MAX_SEQ || self.bytes > MAX_SEQ {
+            "its counters are beyond all measure".to_owned()
+        } else if lowest < 1 || highest > signed(last) {
+            format!("it holds records {lowest} to {highest} and says that {last} is the last")
+        } else if self.stated_seq > last {
+            format!("it states heads up to {} of {last}", self.stated_seq)
+        } else if let Some((name, _)) = self.chains.iter().find(|(_, c)| is_senseless(c)) {
+            format!("the row of the chain {:?} makes no sense", chain_text(name))
+        } else if records.saturating_add(self.absent) != last {
+            format!(
+                "of {last} numbers {records} are in its chains and {} absent",
+                self.absent
+            )
+        } else {
+            return Ok(None);
+        };
+        Ok(Some(found))
+    }
+
+    /// Fails as damage does when the row in the database is not what was read or written
+    /// here last: somebody else writes, and what either knows of the chains is wrong.
+    pub(crate) fn check_unchanged(&self, conn: &Connection) -> Result<(), rusqlite::Error> {
+        if numbers(conn)? == (self.last_seq, self.absent, self.stated_seq) {
+            return Ok(());
+        }
+        Err(rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
+            Some("somebody else has written into it".to_owned()),
+        ))
     }
 
     /// Whether anything was written since the heads were last stated.
@@ -246,7 +295,11 @@ impl<'a> Turn<'a> {
 
     /// Whether so much was written since the heads were stated that they should be again.
     pub(crate) fn should_state_heads(&self) -> bool {
-        self.changes.last_seq - self.changes.stated_seq >= STATE_EVERY
+        let unstated = self
+            .changes
+            .last_seq
+            .saturating_sub(self.changes.stated_seq);
+        unstated >= STATE_EVERY
     }
 
     /// How many records this turn has written.
@@ -289,12 +342,15 @@ impl<'a> Turn<'a> {
                 Ok((
                     row.get::<_, i64>(0)?,
                     digest(row, 1)?,
-                    unsigned(row.get(2)?),
-                    unsigned(row.get(3)?),
+                    count(row, 2)?,
+                    count(row, 3)?,
                 ))
             })
             .optional()?
             .ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+        if records > chain.records || bytes > chain.bytes {
+            return Err(unreadable(2, "a segment is larger than its chain"));
+        }
         for delete in [
             "DELETE FROM audit WHERE chain = ?1 AND seq <= ?2",
             "DELETE FROM checkpoints WHERE chain = ?1 AND seq <= ?2",
@@ -391,6 +447,19 @@ pub(crate) fn signed(number: u64) -> i64 {
 /// The other way round.
 pub(crate) fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or_default()
+}
+
+/// A column that counts. A negative one is not taken for zero: it is damage.
+fn count(row: &rusqlite::Row<'_>, at: usize) -> Result<u64, rusqlite::Error> {
+    u64::try_from(row.get::<_, i64>(at)?).map_err(|e| unreadable(at, e))
+}
+
+/// The one row of the ledger: last number, absent numbers, last stated.
+fn numbers(conn: &Connection) -> Result<(u64, u64, u64), rusqlite::Error> {
+    conn.prepare_cached("SELECT last_seq, absent, stated_seq FROM ledger")?
+        .query_row([], |row| {
+            Ok((count(row, 0)?, count(row, 1)?, count(row, 2)?))
+        })
 }
 
 /// A column of 32 bytes.

@@ -495,6 +495,68 @@ async fn a_first_start_that_was_interrupted_starts_empty() {
 }
 
 #[tokio::test]
+async fn numbers_that_make_no_sense_are_damage_and_no_panic() {
+    let cases = [
+        "UPDATE ledger SET last_seq = 1",
+        "UPDATE ledger SET last_seq = -1",
+        "UPDATE ledger SET last_seq = 9223372036854775807",
+        "UPDATE ledger SET last_seq = 9223372036854775807, absent = 9223372036854775804",
+        "UPDATE ledger SET absent = -5",
+        "UPDATE ledger SET absent = 9223372036854775807",
+        "UPDATE ledger SET stated_seq = 100",
+        "UPDATE ledger SET stated_seq = -1",
+        "UPDATE audit SET seq = 100 WHERE seq = 2",
+        "UPDATE audit SET seq = -2 WHERE seq = 2",
+        "UPDATE chains SET head_seq = 100 WHERE name = 'a'",
+        "UPDATE chains SET base_seq = 100 WHERE name = 'a'",
+        "UPDATE chains SET records = 100 WHERE name = 'a'",
+        "UPDATE chains SET bytes = 9223372036854775807",
+        "UPDATE chains SET bytes = -1 WHERE name = 'a'",
+        "UPDATE chains SET open_records = 100 WHERE name = 'a'",
+        "UPDATE chains SET open_bytes = 9223372036854775807 WHERE name = 'a'",
+    ];
+    let away = tempfile::tempdir().unwrap();
+    let backup = away.path().join("backup.db");
+    one_row(away.path()).await;
+    let store = open(away.path());
+    store.backup(backup.clone(), at(2)).await.unwrap();
+    drop(store);
+    for sql in cases {
+        let dir = tempfile::tempdir().unwrap();
+        one_row(dir.path()).await;
+        tamper_sql(&database(dir.path()), sql);
+        let store = open(dir.path());
+        assert!(!store.health().registry_accessible, "{sql}");
+        assert_unavailable(&store).await;
+        store.reset(at(3)).await.unwrap();
+        store
+            .audit()
+            .record_durable(registered("a"), at(4))
+            .await
+            .unwrap();
+        assert!(store.audit().verify_blocking().unwrap().is_intact());
+        store.restore(backup.clone(), at(5)).await.unwrap();
+        assert!(matches!(store.registry().by_id(&id("a")), Lookup::Found(_)));
+        assert!(store.audit().verify_blocking().unwrap().is_intact());
+    }
+}
+
+#[tokio::test]
+async fn a_second_writer_is_noticed_before_anything_is_written_over_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let other = open(dir.path());
+    let mine = store.audit().record_durable(registered("a"), at(1)).await;
+    assert_eq!(mine, Ok(1));
+    let theirs = other.audit().record_durable(registered("b"), at(1)).await;
+    assert!(
+        matches!(&theirs, Err(StoreError::Unavailable { reason }) if reason.contains("somebody else")),
+        "{theirs:?}"
+    );
+    assert_unavailable(&other).await;
+}
+
+#[tokio::test]
 async fn numbers_are_not_given_out_again_after_damage_found_at_the_start() {
     // The ledger can be read though a row cannot: numbers go on.
     let next = |dir: std::path::PathBuf| async move {
@@ -511,6 +573,12 @@ async fn numbers_are_not_given_out_again_after_damage_found_at_the_start() {
         "UPDATE registrations SET body = '{}'",
     );
     // One row, the checkpoint of closing, the reset.
+    assert_eq!(next(dir.path().to_owned()).await, 4);
+
+    // The ledger was turned back; the records were not.
+    let dir = tempfile::tempdir().unwrap();
+    one_row(dir.path()).await;
+    tamper_sql(&database(dir.path()), "UPDATE ledger SET last_seq = 1");
     assert_eq!(next(dir.path().to_owned()).await, 4);
 
     // Nothing can be read: far ahead, and the next time further still.
