@@ -59,13 +59,16 @@ impl Database {
             .conn
             .transaction_with_behavior(TransactionBehavior::Immediate)?;
         self.ledger.check_unchanged(&tx)?;
-        let mut turn = Turn::new(&tx, &self.ledger, max_bytes);
-        let value = work(&mut turn)?;
-        let changes = turn.finish()?;
-        tx.commit()?;
-        let totals = Totals::of(&changes);
-        self.ledger.accept(changes);
-        Ok((value, totals))
+        let mut turn = Turn::new(&tx, &mut self.ledger, max_bytes);
+        let worked = work(&mut turn).and_then(|value| turn.save().map(|()| value));
+        let changes = turn.finish();
+        match worked.and_then(|value| tx.commit().map(|()| value)) {
+            Ok(value) => Ok((value, Totals::of(&changes))),
+            Err(error) => {
+                self.ledger.undo(changes);
+                Err(error)
+            }
+        }
     }
 
     /// Folds the WAL away and closes.

@@ -17,7 +17,7 @@ use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 
 use super::chain::{ChainName, Digest256, Head, Outline, split_line};
-use super::ledger::{Ledger, digest, unsigned};
+use super::ledger::{Ledger, RETIRED, digest, unsigned};
 use crate::error::StoreError;
 use crate::schema::{self, Flaw};
 
@@ -218,6 +218,9 @@ struct Scan {
     ledger: Option<Ledger>,
     /// The segment ends that are still to come.
     segments: HashMap<u64, (String, Digest256)>,
+    /// Stated heads of which nothing is left, until a later record says that their chain
+    /// was retired.
+    unexplained: HashMap<ChainName, (u64, Digest256)>,
 }
 
 impl Scan {
@@ -291,8 +294,12 @@ impl Scan {
             }
             (None, None) => self.begin(&prev),
         }
+        let is_final = chain.is_none() && outline.event.as_deref() == Some(RETIRED);
         for head in &outline.heads {
             self.compare(head)?;
+            if is_final {
+                self.retire(head)?;
+            }
         }
         if let Some((name, end)) = self.segments.remove(&seq) {
             if name != super::chain::chain_text(&chain) || end != hash {
@@ -311,7 +318,8 @@ impl Scan {
     }
 
     /// A stated head must be the last record of its chain at this point of the reading,
-    /// unless it was rotated out, or the export begins after it.
+    /// unless it was rotated out, or the export begins after it. When nothing is known of
+    /// it, its chain must turn out to have been retired.
     fn compare(&mut self, head: &Head) -> Result<(), Broken> {
         let chain = SandboxId::parse(&head.chain).ok();
         let missing = || Err(Broken::at(head.seq, &chain, What::Missing));
@@ -328,7 +336,26 @@ impl Scan {
         match ledger.chains.get(&chain) {
             Some(known) if known.base_seq > head.seq => Ok(()),
             Some(known) if (known.base_seq, known.base_hash) == (head.seq, head.hash) => Ok(()),
-            _ => missing(),
+            _ => {
+                let stated = (head.seq, head.hash);
+                let kept = self.unexplained.entry(chain).or_insert(stated);
+                if kept.0 < head.seq {
+                    *kept = stated;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The chain ended with this head, and its name may begin another one.
+    fn retire(&mut self, head: &Head) -> Result<(), Broken> {
+        let chain = SandboxId::parse(&head.chain).ok();
+        self.last.remove(&chain);
+        match self.unexplained.remove(&chain) {
+            Some(stated) if stated != (head.seq, head.hash) && stated.0 >= head.seq => {
+                Err(Broken::at(stated.0, &chain, What::Missing))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -337,6 +364,9 @@ impl Scan {
         let Some(ledger) = &self.ledger else {
             return Ok(());
         };
+        if let Some((name, (seq, _))) = self.unexplained.iter().min_by_key(|(_, (seq, _))| *seq) {
+            return Err(Broken::at(*seq, name, What::Missing));
+        }
         let mut heads: Vec<_> = ledger.chains.iter().collect();
         heads.sort_by_key(|(_, chain)| chain.head_seq);
         for (name, chain) in heads {
