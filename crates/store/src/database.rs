@@ -31,7 +31,11 @@ impl Database {
                     return Ok(Err(format!("the table {table} is damaged: {found}")));
                 }
             }
-            Ok(Ok((Ledger::load(&conn)?, load_registrations(&conn)?)))
+            let ledger = Ledger::load(&conn)?;
+            if let Some(found) = ledger.contradiction(&conn)? {
+                return Ok(Err(found));
+            }
+            Ok(Ok((ledger, load_registrations(&conn)?)))
         };
         match load() {
             Ok(Ok((ledger, snapshot))) => {
@@ -45,6 +49,7 @@ impl Database {
     }
 
     /// Runs `work` in one transaction: all of it is on disk when this returns, or none.
+    /// What is known in memory is believed only as long as nobody else writes.
     pub(crate) fn transact<T>(
         &mut self,
         max_bytes: u64,
@@ -53,13 +58,17 @@ impl Database {
         let tx = self
             .conn
             .transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut turn = Turn::new(&tx, &self.ledger, max_bytes);
-        let value = work(&mut turn)?;
-        let changes = turn.finish()?;
-        tx.commit()?;
-        let totals = Totals::of(&changes);
-        self.ledger.accept(changes);
-        Ok((value, totals))
+        self.ledger.check_unchanged(&tx)?;
+        let mut turn = Turn::new(&tx, &mut self.ledger, max_bytes);
+        let worked = work(&mut turn).and_then(|value| turn.save().map(|()| value));
+        let changes = turn.finish();
+        match worked.and_then(|value| tx.commit().map(|()| value)) {
+            Ok(value) => Ok((value, Totals::of(&changes))),
+            Err(error) => {
+                self.ledger.undo(changes);
+                Err(error)
+            }
+        }
     }
 
     /// Folds the WAL away and closes.

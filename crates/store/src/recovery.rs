@@ -9,7 +9,12 @@
 //!
 //! The marker file is what makes Unavailable survive a restart. It is written before the
 //! database is moved and removed after its successor is open, so a crash at any point in
-//! between comes back as Unavailable and never as an empty registry.
+//! between comes back as Unavailable and never as an empty registry. When it cannot be
+//! written, nothing is moved: the broken file is met again by the next start.
+//!
+//! The witness file says that this directory has had a database. It is empty, written
+//! once the first database is in place and never removed; a directory that has it (or
+//! anything else only a used one has, see [`was_used`]) and no database has lost it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -21,7 +26,8 @@ use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 
 use crate::DATABASE;
-use crate::audit::verify;
+use crate::audit::ledger::MAX_SEQ;
+use crate::audit::{jsonl, verify};
 use crate::error::StoreError;
 use crate::schema::{self, Flaw, MIGRATIONS};
 
@@ -31,12 +37,15 @@ pub(crate) const MARKER: &str = "registry.unavailable";
 /// The word in the names of databases that are about to be put in place.
 const STAGED: &str = "staged";
 
+/// The name of the witness in the state directory.
+pub(crate) const WITNESS: &str = "registry.made";
+
 /// What the marker says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Marker {
     /// Why, for the operator.
     pub(crate) reason: String,
-    /// The last audit number that is known to have been given out.
+    /// The last audit number that is known to have been given out; 0 when none is.
     #[serde(default)]
     pub(crate) last_seq: u64,
 }
@@ -99,10 +108,10 @@ pub(crate) fn set_aside_broken(dir: &Path, found: &str, last_seq: u64, now: Unix
         reason: reason.clone(),
         last_seq,
     };
-    // Even when the disk refuses both, this process goes on refusing; after a restart the
-    // broken file is met again.
+    // Moved without a marker it would be gone at the next start, with nothing to say why.
     if let Err(error) = marker.write(dir) {
-        tracing::error!(%error, "the marker could not be written");
+        tracing::error!(found, %error, "the registry is unavailable and cannot be set aside");
+        return format!("the database is broken ({found}) and was left where it is: {error}");
     }
     if let Err(error) = move_database(&dir.join(DATABASE), &aside) {
         tracing::error!(%error, "the broken database could not be moved aside");
@@ -113,6 +122,72 @@ pub(crate) fn set_aside_broken(dir: &Path, found: &str, last_seq: u64, now: Unix
         "the registry is unavailable; run `palisade registry restore` or `reset`"
     );
     reason
+}
+
+/// Makes sure that the witness is there.
+pub(crate) fn bear_witness(dir: &Path) -> Result<(), StoreError> {
+    let path = dir.join(WITNESS);
+    match create_private(&path) {
+        Ok(()) => sync_parent(&path),
+        Err(StoreError::Exists { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether `dir` has had a database: there is the witness, or one that was set aside,
+/// replaced or migrated. One that was staged and never put in place does not count. What
+/// cannot be looked at counts as used.
+pub(crate) fn was_used(dir: &Path) -> bool {
+    let is_free = |path: &Path| {
+        fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    };
+    if !is_free(&dir.join(WITNESS)) {
+        return true;
+    }
+    let Ok(entries) = fs::read_dir(dir) else {
+        return true;
+    };
+    entries.flatten().any(|entry| {
+        let name = entry.file_name();
+        let end = name.to_str().and_then(|name| name.strip_prefix(DATABASE));
+        end.is_some_and(|end| {
+            [".corrupt-", ".replaced-", ".before-v"]
+                .iter()
+                .any(|why| end.starts_with(why))
+        })
+    })
+}
+
+/// A number below which none is to be given out again, for a directory whose database is
+/// broken or gone: what its tables say, else [`epoch`]; and what was exported, if that is
+/// more. The export alone would not do, because it may lag behind.
+pub(crate) fn known_seq(dir: &Path, jsonl: Option<&Path>, now: UnixMillis) -> u64 {
+    let stored = schema::connect_evidence(&dir.join(DATABASE))
+        .ok()
+        .and_then(|conn| highest_seq(&conn));
+    let exported = jsonl.and_then(jsonl::last_seq).unwrap_or_default();
+    stored.unwrap_or_else(|| epoch(now)).max(exported)
+}
+
+/// The highest number that the tables know of, if they can be read and it makes sense.
+pub(crate) fn highest_seq(conn: &Connection) -> Option<u64> {
+    let highest: i64 = conn
+        .query_row(
+            "SELECT max(last_seq, coalesce((SELECT max(seq) FROM audit), 0), \
+                    coalesce((SELECT max(head_seq) FROM chains), 0)) FROM ledger",
+            [],
+            |row| row.get(0),
+        )
+        .ok()?;
+    u64::try_from(highest).ok().filter(|seq| *seq <= MAX_SEQ)
+}
+
+/// Where numbers go on when nothing is known of those given out: a thousand for every
+/// millisecond since 1970. A log that began at 1, or at an earlier epoch, cannot have come
+/// so far, since it would have had to write a million records a second all along.
+fn epoch(now: UnixMillis) -> u64 {
+    let millis = u64::try_from(now.get()).unwrap_or_default();
+    millis.saturating_mul(1000).min(MAX_SEQ / 2)
 }
 
 /// Where a database goes that is not used any more: `palisade.db.WHY-20260102T030405Z`.

@@ -284,7 +284,7 @@ impl Writer {
         if !self.pending.is_empty() {
             return Some(Duration::ZERO);
         }
-        if !self.rotation_failed && db.ledger.bytes > self.state.options.load().max_bytes {
+        if !self.rotation_failed && db.ledger.is_over(self.state.options.load().max_bytes) {
             return Some(Duration::ZERO);
         }
         db.ledger
@@ -329,7 +329,7 @@ impl Writer {
         let is_due = closing || self.retry.is_none_or(|(at, _)| at <= now);
         let is_unstated = db.ledger.is_unstated() && (closing || self.state_at <= now);
         let max_bytes = self.state.options.load().max_bytes;
-        let is_over = !self.rotation_failed && db.ledger.bytes > max_bytes;
+        let is_over = !self.rotation_failed && db.ledger.is_over(max_bytes);
         let is_probe = is_due && self.retry.is_some();
         // While the disk refuses, whoever waits is tried alone; the backlog waits its turn.
         let mut entries: Vec<Entry> = match is_due {
@@ -361,6 +361,8 @@ impl Writer {
                 one.apply(turn, &before, &mut changed, &mut answers)?;
             }
             if is_unstated || turn.should_state_heads() {
+                let rows = changed.as_ref().unwrap_or(&before);
+                turn.retire(last_ts, |id| rows.contains(id))?;
                 turn.state_heads(last_ts)?;
             }
             let budget = ROTATE_STEP + 2 * turn.written();

@@ -231,6 +231,8 @@ pub(crate) struct Outline {
     #[serde(default)]
     pub(crate) sandbox: Option<SandboxId>,
     #[serde(default)]
+    pub(crate) event: Option<String>,
+    #[serde(default)]
     pub(crate) heads: Vec<Head>,
 }
 

@@ -2,11 +2,15 @@
 //!
 //! The thread reads what was committed and appends it, so a slow or broken file holds up
 //! nobody, and catching up after a start, an error or a new path is the same code as
-//! every other day. Nothing is remembered but what the file's last line says.
+//! every other day. What the file's last line says is where it goes on.
+//!
+//! A file is only ever cut, renamed or appended to when what it holds was written here.
+//! Anything else at that path is somebody's and is left alone, with a sentence in health.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,11 +21,12 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::JsonlOptions;
-use super::chain::{Digest256, Outline, split_line};
-use super::ledger::{digest, signed};
+use super::chain::{ChainName, Digest256, Outline, chain_text, split_line};
+use super::ledger::{MAX_SEQ, digest, signed, unsigned};
 use super::query::{Filter, Line, select_lines};
+use crate::DATABASE;
 use crate::health::State;
-use crate::recovery::with_suffix;
+use crate::recovery::{MARKER, WITNESS, with_suffix};
 use crate::schema;
 
 /// Records read at a time.
@@ -30,6 +35,9 @@ const PAGE: usize = 512;
 /// How much of the end of a file is searched for its last record. The longest line is
 /// far shorter.
 const WINDOW: u64 = 1024 * 1024;
+
+/// The gate's lock in the state directory. It is empty, like a file that is new.
+const LOCK: &str = "lock";
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(30);
@@ -67,6 +75,7 @@ impl Follower {
                     state,
                     options,
                     sink: None,
+                    written: None,
                     retry: None,
                 }
                 .run(&inbox);
@@ -99,6 +108,8 @@ struct Worker {
     state: Arc<State>,
     options: Option<JsonlOptions>,
     sink: Option<Sink>,
+    /// The last number known to be written, for when the file is taken away meanwhile.
+    written: Option<u64>,
     /// When to try again, and how long the pause was, after an error.
     retry: Option<(Instant, Duration)>,
 }
@@ -136,15 +147,20 @@ impl Worker {
             Message::Options(options) => {
                 if options != self.options {
                     self.options = options;
-                    self.sink = None;
+                    self.forget();
                     self.retry = None;
                     self.state.trouble(|t| t.jsonl = None);
                 }
             }
-            Message::Replaced => self.sink = None,
+            Message::Replaced => self.forget(),
             Message::Close => return true,
         }
         false
+    }
+
+    fn forget(&mut self) {
+        self.sink = None;
+        self.written = None;
     }
 
     fn catch_up(&mut self) {
@@ -186,25 +202,40 @@ impl Worker {
 
     fn append_all(&mut self, options: &JsonlOptions) -> Result<(), Problem> {
         let conn = schema::connect_read_only(&self.database)?;
-        if self.sink.is_none() {
-            self.sink = Some(Sink::open(options, &conn)?);
+        // The database may have been replaced a moment ago, before this thread was told.
+        if let Some(last) = self.sink.as_ref().and_then(|sink| sink.last.as_ref())
+            && kinship(&conn, last)? == Kinship::Stranger
+        {
+            self.forget();
         }
-        let Some(sink) = &mut self.sink else {
-            return Ok(());
-        };
         loop {
-            let page = Filter {
-                after_seq: Some(sink.seq),
-                limit: Some(PAGE),
-                ..Filter::default()
+            let sink = match self.sink.take() {
+                Some(sink) => sink,
+                None => Sink::open(options, &conn, &self.database, self.written)?,
             };
-            let lines = select_lines(&conn, &page)?;
+            let sink = self.sink.insert(sink);
+            let lines = select_lines(&conn, &page(sink.seq, PAGE))?;
+            if !lines.is_empty() && !sink.is_in_place(&options.path)? {
+                tracing::info!(path = %options.path.display(), "the JSONL file is another one now");
+                self.sink = None;
+                continue;
+            }
             sink.append(&lines, options)?;
+            self.written = Some(sink.seq);
             self.state.exported.send_replace(sink.seq);
             if lines.len() < PAGE {
                 return Ok(());
             }
         }
+    }
+}
+
+/// The next `limit` records after `seq`.
+fn page(seq: u64, limit: usize) -> Filter {
+    Filter {
+        after_seq: Some(seq),
+        limit: Some(limit),
+        ..Filter::default()
     }
 }
 
@@ -214,42 +245,98 @@ enum Problem {
     File(#[from] std::io::Error),
     #[error("the database could not be read: {0}")]
     Database(#[from] rusqlite::Error),
+    #[error(
+        "what it holds is not an audit log of palisade, so it is left as it is; \
+         move it away or give `audit.jsonl` another path"
+    )]
+    Foreign,
+    #[error("it is a file of the store itself; give `audit.jsonl` another path")]
+    Own,
 }
 
 /// The open file, and how far it goes.
 struct Sink {
     file: File,
     size: u64,
+    /// The next line is of the first record after this.
     seq: u64,
+    /// The last line, when there is one.
+    last: Option<Last>,
 }
 
 impl Sink {
-    /// Opens the file and finds its last record. A torn line at its end is cut off. A file
-    /// that ends in anything else than a record of this database is not ours to append
-    /// to: it is rotated away and a new one begins.
-    fn open(options: &JsonlOptions, conn: &Connection) -> Result<Self, Problem> {
-        let mut file = open_file(&options.path)?;
-        let size = file.metadata()?.len();
-        match find_end(&mut file, size)? {
-            End::Empty => Ok(Self {
-                file,
-                size: 0,
-                seq: 0,
-            }),
-            End::Record { seq, hash, end } if belongs(conn, seq, hash)? => {
-                file.set_len(end)?;
-                let size = end;
-                Ok(Self { file, size, seq })
+    /// Opens the file and finds where it goes on. A torn line at its end is cut off. A
+    /// file that cannot be continued without a gap, because it ends with a record of
+    /// another database or its next one is gone, is rotated away and a new one begins.
+    fn open(
+        options: &JsonlOptions,
+        conn: &Connection,
+        database: &Path,
+        written: Option<u64>,
+    ) -> Result<Self, Problem> {
+        let path = &options.path;
+        if is_named_like_own(path, database) {
+            return Err(Problem::Own);
+        }
+        let mut file = open_file(path)?;
+        if is_own(&file, database)? {
+            return Err(Problem::Own);
+        }
+        let end = find_end(&mut file)?;
+        match end {
+            End::Empty => Ok(Self::begin(file, before(options, conn, written)?)),
+            End::Torn(text) => {
+                let seq = before(options, conn, written)?;
+                let next = select_lines(conn, &page(seq, 1))?;
+                if !next.iter().any(|line| line.bytes.starts_with(&text)) {
+                    return Err(Problem::Foreign);
+                }
+                file.set_len(0)?;
+                Ok(Self::begin(file, seq))
             }
-            End::Record { .. } | End::Foreign => {
+            End::Record(last) => {
+                let seq = match kinship(conn, &last)? {
+                    Kinship::Stranger => 0,
+                    _ if is_outrun(conn, last.seq)? => last.seq,
+                    Kinship::Outrun => last.seq,
+                    Kinship::Continues => {
+                        file.set_len(last.end)?;
+                        return Ok(Self {
+                            file,
+                            size: last.end,
+                            seq: last.seq,
+                            last: Some(last),
+                        });
+                    }
+                };
                 drop(file);
                 rotate(options)?;
-                Ok(Self {
-                    file: open_file(&options.path)?,
-                    size: 0,
-                    seq: 0,
-                })
+                Ok(Self::begin(open_file(path)?, seq))
             }
+            End::Foreign => Err(Problem::Foreign),
+        }
+    }
+
+    fn begin(file: File, seq: u64) -> Self {
+        Self {
+            file,
+            size: 0,
+            seq,
+            last: None,
+        }
+    }
+
+    /// Whether the path still names the open file, as long as it was left. Programs that
+    /// rotate logs move it away, empty it, or put another one in its place.
+    fn is_in_place(&self, path: &Path) -> std::io::Result<bool> {
+        match fs::metadata(path) {
+            Ok(there) => {
+                let open = self.file.metadata()?;
+                let is_same = (there.dev(), there.ino()) == (open.dev(), open.ino());
+                Ok(is_same && open.len() == self.size)
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e),
         }
     }
 
@@ -270,9 +357,61 @@ impl Sink {
         self.file.write_all(&buffer)?;
         if let Some(last) = lines.last() {
             self.seq = last.seq;
+            let text = last.bytes.strip_suffix(b"\n").unwrap_or(&last.bytes);
+            self.last = Last::of_line(text, self.size);
         }
         Ok(())
     }
+}
+
+/// The last record before an empty file: the one that is known to be written, or the last
+/// of `.1` when that is of this log. A crash between renaming the file and its first line
+/// must not export everything once more.
+fn before(
+    options: &JsonlOptions,
+    conn: &Connection,
+    written: Option<u64>,
+) -> Result<u64, rusqlite::Error> {
+    let older = match last_record(&with_suffix(&options.path, ".1")) {
+        Some(last) if kinship(conn, &last)? != Kinship::Stranger => last.seq,
+        _ => 0,
+    };
+    Ok(written.unwrap_or_default().max(older))
+}
+
+/// Whether `path` is, or would be, one of the names that mean something in the state
+/// directory.
+fn is_named_like_own(path: &Path, database: &Path) -> bool {
+    let real = |path: &Path| match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => fs::canonicalize(dir).ok(),
+        _ => fs::canonicalize(".").ok(),
+    };
+    let is_there = real(path).is_some_and(|dir| Some(dir) == real(database));
+    is_there && path.file_name().is_some_and(is_own_name)
+}
+
+fn is_own_name(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name.starts_with(DATABASE.as_bytes())
+        || [MARKER, WITNESS, LOCK].map(str::as_bytes).contains(&name)
+}
+
+/// Whether `file` is one of those under another name.
+fn is_own(file: &File, database: &Path) -> std::io::Result<bool> {
+    let Some(dir) = database.parent() else {
+        return Ok(false);
+    };
+    let found = file.metadata()?;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if is_own_name(&entry.file_name())
+            && let Ok(own) = fs::metadata(entry.path())
+            && (own.dev(), own.ino()) == (found.dev(), found.ino())
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn open_file(path: &Path) -> std::io::Result<File> {
@@ -291,57 +430,124 @@ fn open_file(path: &Path) -> std::io::Result<File> {
 /// How a file ends.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// With nothing, or with nothing but the beginning of a record.
+    /// There is nothing in it.
     Empty,
-    /// With this record, up to and including the newline at `end`.
-    Record { seq: u64, hash: Digest256, end: u64 },
+    /// There is not one whole line in it, only this.
+    Torn(Vec<u8>),
+    /// With this record, up to and including the newline at `end`; what comes after is
+    /// the beginning of another one.
+    Record(Last),
     /// With something that is no record.
     Foreign,
 }
 
-fn find_end(file: &mut File, size: u64) -> std::io::Result<End> {
-    let start = size.saturating_sub(WINDOW);
+/// The last whole record of a file.
+#[derive(Debug, PartialEq, Eq)]
+struct Last {
+    chain: ChainName,
+    seq: u64,
+    hash: Digest256,
+    end: u64,
+}
+
+impl Last {
+    /// Reads a line without its newline, which is at `end`.
+    fn of_line(line: &[u8], end: u64) -> Option<Self> {
+        let (body, prev, hash) = split_line(line)?;
+        let outline = Outline::parse(&body)?;
+        let is_record = Digest256::of(&prev, &body) == hash && outline.seq <= MAX_SEQ;
+        is_record.then_some(Self {
+            chain: outline.sandbox,
+            seq: outline.seq,
+            hash,
+            end,
+        })
+    }
+}
+
+/// Looks at the end of a file and changes nothing.
+fn find_end(file: &mut File) -> std::io::Result<End> {
+    let start = file.metadata()?.len().saturating_sub(WINDOW);
     file.seek(SeekFrom::Start(start))?;
     let mut tail = Vec::new();
     file.take(WINDOW).read_to_end(&mut tail)?;
     let Some(newline) = tail.iter().rposition(|b| *b == b'\n') else {
-        let is_torn = start == 0 && (tail.is_empty() || tail.starts_with(b"{"));
-        if is_torn {
-            file.set_len(0)?;
-        }
-        return Ok(if is_torn { End::Empty } else { End::Foreign });
+        return Ok(match (start, tail.is_empty()) {
+            (_, true) => End::Empty,
+            (0, false) => End::Torn(tail),
+            _ => End::Foreign,
+        });
     };
     let before = tail.get(..newline).unwrap_or_default();
     let line = before.rsplit(|b| *b == b'\n').next().unwrap_or_default();
-    let record = split_line(line)
-        .filter(|(body, prev, hash)| Digest256::of(prev, body) == *hash)
-        .and_then(|(body, _, hash)| Some((Outline::parse(&body)?.seq, hash)));
-    Ok(match record {
-        Some((seq, hash)) => End::Record {
-            seq,
-            hash,
-            end: start + u64::try_from(newline + 1).unwrap_or_default(),
-        },
-        None => End::Foreign,
-    })
+    let end = start + u64::try_from(newline + 1).unwrap_or_default();
+    Ok(Last::of_line(line, end).map_or(End::Foreign, End::Record))
 }
 
-/// Whether a record may be of this database: it is there as it is, or its number was
-/// given out and it has been rotated out since.
-fn belongs(conn: &Connection, seq: u64, hash: Digest256) -> Result<bool, rusqlite::Error> {
+/// The last record of the file at `path`, which is not opened unless it is one.
+fn last_record(path: &Path) -> Option<Last> {
+    let mut file = fs::metadata(path)
+        .is_ok_and(|m| m.is_file())
+        .then(|| File::open(path).ok())??;
+    match find_end(&mut file).ok()? {
+        End::Record(last) => Some(last),
+        End::Empty | End::Torn(_) | End::Foreign => None,
+    }
+}
+
+/// The number of the last record that was exported to `path`, or to the file that was
+/// there before it.
+pub(crate) fn last_seq(path: &Path) -> Option<u64> {
+    let (newest, older) = (last_record(path), last_record(&with_suffix(path, ".1")));
+    newest.or(older).map(|last| last.seq)
+}
+
+/// What the last record of a file is to this database.
+#[derive(Debug, PartialEq, Eq)]
+enum Kinship {
+    /// It is in the database as it is, or the last of its chain that was rotated out.
+    Continues,
+    /// It was rotated out, and others of its chain after it.
+    Outrun,
+    /// No chain of this database went through it, as far as can be told.
+    Stranger,
+}
+
+fn kinship(conn: &Connection, last: &Last) -> Result<Kinship, rusqlite::Error> {
     let stored = conn
         .query_row(
             "SELECT hash FROM audit WHERE seq = ?1",
-            [signed(seq)],
+            [signed(last.seq)],
             |row| digest(row, 0),
         )
         .optional()?;
-    match stored {
-        Some(stored) => Ok(stored == hash),
-        None => conn.query_row("SELECT ?1 <= last_seq FROM ledger", [signed(seq)], |row| {
-            row.get(0)
-        }),
+    if let Some(stored) = stored {
+        return Ok(match stored == last.hash {
+            true => Kinship::Continues,
+            false => Kinship::Stranger,
+        });
     }
+    let base = conn
+        .query_row(
+            "SELECT base_seq, base_hash FROM chains WHERE name = ?1",
+            [chain_text(&last.chain)],
+            |row| Ok((unsigned(row.get(0)?), digest(row, 1)?)),
+        )
+        .optional()?;
+    Ok(match base {
+        Some(base) if base == (last.seq, last.hash) => Kinship::Continues,
+        Some((seq, _)) if seq > last.seq => Kinship::Outrun,
+        _ => Kinship::Stranger,
+    })
+}
+
+/// Whether anything after `seq` was rotated out already.
+fn is_outrun(conn: &Connection, seq: u64) -> Result<bool, rusqlite::Error> {
+    conn.query_row(
+        "SELECT coalesce(max(base_seq), 0) > ?1 FROM chains",
+        [signed(seq)],
+        |row| row.get(0),
+    )
 }
 
 /// Makes the file `.1`, that one `.2`, and so on; the oldest goes.
@@ -364,13 +570,14 @@ mod tests {
     use super::super::chain::write_line;
     use super::*;
 
-    fn end_of(content: &[u8]) -> (End, Vec<u8>) {
+    fn end_of(content: &[u8]) -> End {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x");
         fs::write(&path, content).unwrap();
         let mut file = open_file(&path).unwrap();
-        let end = find_end(&mut file, content.len() as u64).unwrap();
-        (end, fs::read(&path).unwrap())
+        let end = find_end(&mut file).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), content, "looking changes nothing");
+        end
     }
 
     #[test]
@@ -380,18 +587,24 @@ mod tests {
         let mut line = Vec::new();
         write_line(&mut line, body, &Digest256::ZERO, &hash);
         line.push(b'\n');
-        let end = line.len() as u64;
-        let record = End::Record { seq: 7, hash, end };
-
-        assert_eq!(end_of(b""), (End::Empty, vec![]));
-        assert_eq!(end_of(&line).0, record);
-        assert_eq!(end_of(&[&line[..], b"{\"kind\":\"d"].concat()).0, record);
-        assert_eq!(end_of(&[&line[..], &[0; 100]].concat()).0, record);
-        // A torn first line is ours to cut; anything else is somebody's file.
-        assert_eq!(end_of(&line[..20]), (End::Empty, vec![]));
-        for foreign in [&b"notes"[..], b"notes\n", b"notes\nmore", b"{\"a\":1}\n"] {
-            assert_eq!(end_of(foreign), (End::Foreign, foreign.to_vec()));
+        let record = || {
+            End::Record(Last {
+                chain: None,
+                seq: 7,
+                hash,
+                end: line.len() as u64,
+            })
+        };
+        assert_eq!(end_of(b""), End::Empty);
+        assert_eq!(end_of(&line), record());
+        assert_eq!(end_of(&[&line[..], b"{\"kind\":\"d"].concat()), record());
+        assert_eq!(end_of(&[&line[..], &[0; 100]].concat()), record());
+        assert_eq!(end_of(&line[..20]), End::Torn(line[..20].to_vec()));
+        for foreign in [&b"notes\n"[..], b"notes\nmore", b"{\"a\":1}\n"] {
+            assert_eq!(end_of(foreign), End::Foreign);
         }
+        let long = vec![b'x'; usize::try_from(WINDOW).unwrap() + 1];
+        assert_eq!(end_of(&long), End::Foreign);
     }
 
     #[test]

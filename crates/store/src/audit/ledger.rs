@@ -4,11 +4,17 @@
 //! single chain nothing of one sandbox could be removed without breaking the evidence
 //! about another. A chain is cut into segments by checkpoints; only whole segments are
 //! removed, and the hash they ended with becomes the base of what is left.
+//!
+//! A chain that has lost all its records and whose sandbox is not registered any more is
+//! retired: a record in the gate's chain states its final head, and its row goes. Should
+//! the name come back, it begins a new chain. What the gate's chain states of the old one
+//! comes before that record and is rotated out before it, so it can always be explained.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use policy::audit::{AuditEvent, Kind};
 use policy::clock::UnixMillis;
+use policy::id::SandboxId;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::chain::{ChainName, Digest256, Head, chain_text, compose};
@@ -27,8 +33,18 @@ const HEADS_PER_RECORD: usize = 256;
 /// in the indexes, measured on a database full of refusals.
 const ROW_OVERHEAD: u64 = 192;
 
+/// What a chain costs on disk beside its records: its row, with two hashes.
+const CHAIN_OVERHEAD: u64 = 256;
+
+/// The highest number a record may bear, and the most bytes a log may have: what every
+/// reader of JSON can hold exactly. No log comes near; a table that says more lies.
+pub(crate) const MAX_SEQ: u64 = (1 << 53) - 1;
+
 /// The event of a record that states heads.
 pub(crate) const CHECKPOINT: &str = "checkpoint";
+
+/// The event of a record that states the final heads of chains that are gone.
+pub(crate) const RETIRED: &str = "chains_retired";
 
 /// Where one chain stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,33 +76,33 @@ impl Chain {
     };
 }
 
-/// Where all chains stand, as committed.
-#[derive(Clone, Debug, Default)]
+/// Where all chains stand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ledger {
     pub(crate) last_seq: u64,
     /// How many of the numbers up to `last_seq` no row bears: rotated out, or skipped
     /// when an older database was restored. Numbers are never given out twice.
     pub(crate) absent: u64,
     pub(crate) stated_seq: u64,
-    pub(crate) bytes: u64,
+    bytes: u64,
     pub(crate) chains: HashMap<ChainName, Chain>,
+    /// The chains that hold records by size, and among equals by how long they have been
+    /// silent: the last one pays next. There may be thousands.
+    by_size: BTreeSet<(u64, u64, ChainName)>,
+    /// Those that hold none.
+    empty: BTreeSet<ChainName>,
 }
 
 impl Ledger {
     /// Reads where everything stands.
     pub(crate) fn load(conn: &Connection) -> Result<Self, rusqlite::Error> {
-        let mut ledger = conn.query_row(
-            "SELECT last_seq, absent, stated_seq FROM ledger",
-            [],
-            |row| {
-                Ok(Self {
-                    last_seq: unsigned(row.get(0)?),
-                    absent: unsigned(row.get(1)?),
-                    stated_seq: unsigned(row.get(2)?),
-                    ..Self::default()
-                })
-            },
-        )?;
+        let (last_seq, absent, stated_seq) = numbers(conn)?;
+        let mut ledger = Self {
+            last_seq,
+            absent,
+            stated_seq,
+            ..Self::default()
+        };
         let mut rows = conn.prepare(
             "SELECT name, base_seq, base_hash, head_seq, head_hash, records, bytes, \
                     open_records, open_bytes FROM chains",
@@ -95,23 +111,76 @@ impl Ledger {
         while let Some(row) = rows.next()? {
             let name: String = row.get(0)?;
             let chain = Chain {
-                base_seq: unsigned(row.get(1)?),
+                base_seq: count(row, 1)?,
                 base_hash: digest(row, 2)?,
-                head_seq: unsigned(row.get(3)?),
+                head_seq: count(row, 3)?,
                 head_hash: digest(row, 4)?,
-                records: unsigned(row.get(5)?),
-                bytes: unsigned(row.get(6)?),
-                open_records: unsigned(row.get(7)?),
-                open_bytes: unsigned(row.get(8)?),
+                records: count(row, 5)?,
+                bytes: count(row, 6)?,
+                open_records: count(row, 7)?,
+                open_bytes: count(row, 8)?,
             };
-            ledger.bytes = ledger.bytes.saturating_add(chain.bytes);
             let name = match name.as_str() {
                 "" => None,
-                text => Some(policy::id::SandboxId::parse(text).map_err(|e| unreadable(0, e))?),
+                text => Some(SandboxId::parse(text).map_err(|e| unreadable(0, e))?),
             };
-            ledger.chains.insert(name, chain);
+            ledger.put(name, Some(chain));
         }
         Ok(ledger)
+    }
+
+    /// What cannot be, if anything of this is so. A file that says it was written by
+    /// somebody else or is damaged, and going on would give numbers out twice.
+    pub(crate) fn contradiction(
+        &self,
+        conn: &Connection,
+    ) -> Result<Option<String>, rusqlite::Error> {
+        let (lowest, highest): (i64, i64) = conn.query_row(
+            "SELECT coalesce((SELECT min(seq) FROM audit), 1), \
+                    coalesce((SELECT max(seq) FROM audit), 0)",
+            [],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )?;
+        let last = self.last_seq;
+        let is_senseless = |chain: &Chain| {
+            chain.base_seq > chain.head_seq
+                || chain.head_seq > last
+                || chain.open_records > chain.records
+                || chain.open_bytes > chain.bytes
+        };
+        let records = self
+            .chains
+            .values()
+            .fold(0, |sum: u64, chain| sum.saturating_add(chain.records));
+        let found = if last > MAX_SEQ || self.bytes > MAX_SEQ {
+            "its counters are beyond all measure".to_owned()
+        } else if lowest < 1 || highest > signed(last) {
+            format!("it holds records {lowest} to {highest} and says that {last} is the last")
+        } else if self.stated_seq > last {
+            format!("it states heads up to {} of {last}", self.stated_seq)
+        } else if let Some((name, _)) = self.chains.iter().find(|(_, c)| is_senseless(c)) {
+            format!("the row of the chain {:?} makes no sense", chain_text(name))
+        } else if records.saturating_add(self.absent) != last {
+            format!(
+                "of {last} numbers {records} are in its chains and {} absent",
+                self.absent
+            )
+        } else {
+            return Ok(None);
+        };
+        Ok(Some(found))
+    }
+
+    /// Fails as damage does when the row in the database is not what was read or written
+    /// here last: somebody else writes, and what either knows of the chains is wrong.
+    pub(crate) fn check_unchanged(&self, conn: &Connection) -> Result<(), rusqlite::Error> {
+        if numbers(conn)? == (self.last_seq, self.absent, self.stated_seq) {
+            return Ok(());
+        }
+        Err(rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
+            Some("somebody else has written into it".to_owned()),
+        ))
     }
 
     /// Whether anything was written since the heads were last stated.
@@ -119,53 +188,83 @@ impl Ledger {
         self.last_seq > self.stated_seq
     }
 
-    /// Takes over what a committed turn changed.
-    pub(crate) fn accept(&mut self, changes: Changes) {
+    /// Whether the log is larger than it may be. What the chains themselves cost counts,
+    /// but only up to half: with thousands registered, records must still have a place.
+    pub(crate) fn is_over(&self, max_bytes: u64) -> bool {
+        let chains = u64::try_from(self.chains.len()).unwrap_or(u64::MAX);
+        let overhead = chains.saturating_mul(CHAIN_OVERHEAD).min(max_bytes / 2);
+        self.bytes.saturating_add(overhead) > max_bytes
+    }
+
+    /// Puts a chain, or none, in the place of the one that was there.
+    fn put(&mut self, name: ChainName, chain: Option<Chain>) -> Option<Chain> {
+        let old = self.chains.remove(&name);
+        if let Some(old) = &old {
+            self.bytes = self.bytes.saturating_sub(old.bytes);
+            self.by_size.remove(&rank(&name, old));
+            self.empty.remove(&name);
+        }
+        if let Some(chain) = chain {
+            self.bytes = self.bytes.saturating_add(chain.bytes);
+            match chain.records {
+                0 => self.empty.insert(name.clone()),
+                _ => self.by_size.insert(rank(&name, &chain)),
+            };
+            self.chains.insert(name, chain);
+        }
+        old
+    }
+
+    /// Takes back what a turn changed whose transaction did not hold.
+    pub(crate) fn undo(&mut self, changes: Changes) {
         self.last_seq = changes.last_seq;
         self.absent = changes.absent;
         self.stated_seq = changes.stated_seq;
-        self.bytes = changes.bytes;
-        self.chains.extend(changes.chains);
+        for (name, chain) in changes.chains {
+            self.put(name, chain);
+        }
     }
 }
 
-/// What a turn changed, to be taken over after its commit.
+fn rank(name: &ChainName, chain: &Chain) -> (u64, u64, ChainName) {
+    (chain.bytes, u64::MAX - chain.head_seq, name.clone())
+}
+
+/// What a turn changed: how it was before, and counts.
 #[derive(Debug)]
 pub(crate) struct Changes {
     last_seq: u64,
     absent: u64,
     stated_seq: u64,
-    bytes: u64,
-    chains: HashMap<ChainName, Chain>,
+    chains: HashMap<ChainName, Option<Chain>>,
     /// Records written, by kind.
     pub(crate) written: HashMap<Kind, u64>,
     /// Records rotated out.
     pub(crate) rotated: u64,
 }
 
-/// The writing of one transaction. What it changes is kept beside the ledger until the
-/// commit, so a failed one leaves no trace in memory either.
+/// The writing of one transaction. It changes the ledger as it goes and remembers how it
+/// was, so that a transaction that fails can be taken back in memory too.
 pub(crate) struct Turn<'a> {
     conn: &'a Connection,
-    ledger: &'a Ledger,
+    ledger: &'a mut Ledger,
     changes: Changes,
     max_bytes: u64,
 }
 
 impl<'a> Turn<'a> {
-    pub(crate) fn new(conn: &'a Connection, ledger: &'a Ledger, max_bytes: u64) -> Self {
+    pub(crate) fn new(conn: &'a Connection, ledger: &'a mut Ledger, max_bytes: u64) -> Self {
         Self {
             conn,
-            ledger,
             changes: Changes {
                 last_seq: ledger.last_seq,
                 absent: ledger.absent,
                 stated_seq: ledger.stated_seq,
-                bytes: ledger.bytes,
                 chains: HashMap::new(),
                 written: HashMap::new(),
                 rotated: 0,
             },
+            ledger,
             max_bytes,
         }
     }
@@ -190,9 +289,10 @@ impl<'a> Turn<'a> {
         ts: UnixMillis,
         heads: &[Head],
     ) -> Result<u64, rusqlite::Error> {
-        let seq = self.changes.last_seq + 1;
+        let seq = self.ledger.last_seq + 1;
         let body = compose(event, seq, ts, heads);
-        let mut chain = self.chain(&event.sandbox);
+        let known = self.ledger.chains.get(&event.sandbox);
+        let mut chain = known.cloned().unwrap_or(Chain::EMPTY);
         let prev = chain.head_hash;
         let hash = Digest256::of(&prev, body.as_bytes());
         self.conn
@@ -211,10 +311,9 @@ impl<'a> Turn<'a> {
         if chain.open_records >= SEGMENT_RECORDS || chain.open_bytes >= segment {
             self.close_segment(&event.sandbox, &mut chain)?;
         }
-        self.changes.last_seq = seq;
-        self.changes.bytes += size;
+        self.ledger.last_seq = seq;
         *self.changes.written.entry(event.kind).or_default() += 1;
-        self.changes.chains.insert(event.sandbox.clone(), chain);
+        self.put(event.sandbox.clone(), Some(chain));
         Ok(seq)
     }
 
@@ -222,27 +321,46 @@ impl<'a> Turn<'a> {
     /// changed since the last one. Without it, a chain could be removed together with
     /// its row, or cut back to an earlier head, and what is left would still add up.
     pub(crate) fn state_heads(&mut self, ts: UnixMillis) -> Result<(), rusqlite::Error> {
-        let stated = self.changes.stated_seq;
-        let mut heads: Vec<Head> = self
-            .all_chains()
+        let stated = self.ledger.stated_seq;
+        let chains = self.ledger.chains.iter();
+        let mut heads: Vec<Head> = chains
             .filter(|(name, chain)| name.is_some() && chain.head_seq > stated)
-            .map(|(name, chain)| Head {
-                chain: chain_text(name).to_owned(),
-                hash: chain.head_hash,
-                seq: chain.head_seq,
-            })
+            .map(|(name, chain)| head(name, chain))
             .collect();
         heads.sort_by(|a, b| a.chain.cmp(&b.chain));
         for some in heads.chunks(HEADS_PER_RECORD) {
             self.append_with(&AuditEvent::lifecycle(CHECKPOINT, None), ts, some)?;
         }
-        self.changes.stated_seq = self.changes.last_seq;
+        self.ledger.stated_seq = self.ledger.last_seq;
+        Ok(())
+    }
+
+    /// Lets the chains go that hold nothing and whose sandbox is not registered, after
+    /// their final heads are written into the gate's chain.
+    pub(crate) fn retire(
+        &mut self,
+        ts: UnixMillis,
+        is_registered: impl Fn(&SandboxId) -> bool,
+    ) -> Result<(), rusqlite::Error> {
+        let is_gone = |name: &&ChainName| name.as_ref().is_some_and(|id| !is_registered(id));
+        let names: Vec<ChainName> = self.ledger.empty.iter().filter(is_gone).cloned().collect();
+        for some in names.chunks(HEADS_PER_RECORD) {
+            let heads: Vec<Head> = some
+                .iter()
+                .filter_map(|name| Some(head(name, self.ledger.chains.get(name)?)))
+                .collect();
+            self.append_with(&AuditEvent::lifecycle(RETIRED, None), ts, &heads)?;
+            for name in some {
+                self.put(name.clone(), None);
+            }
+        }
         Ok(())
     }
 
     /// Whether so much was written since the heads were stated that they should be again.
     pub(crate) fn should_state_heads(&self) -> bool {
-        self.changes.last_seq - self.changes.stated_seq >= STATE_EVERY
+        let unstated = self.ledger.last_seq.saturating_sub(self.ledger.stated_seq);
+        unstated >= STATE_EVERY
     }
 
     /// How many records this turn has written.
@@ -257,18 +375,16 @@ impl<'a> Turn<'a> {
 
     /// Whether the log is larger than it may be.
     pub(crate) fn is_over(&self) -> bool {
-        self.changes.bytes > self.max_bytes
+        self.ledger.is_over(self.max_bytes)
     }
 
     /// Removes the oldest segment of the largest chain. The largest pays, so that a flood
     /// by one sandbox pushes out its own past and nobody else's.
     pub(crate) fn rotate_one(&mut self) -> Result<(), rusqlite::Error> {
-        let largest = self
-            .all_chains()
-            .filter(|(_, chain)| chain.records > 0)
-            // Among equals the one that has been silent for longest.
-            .max_by_key(|(_, chain)| (chain.bytes, u64::MAX - chain.head_seq))
-            .map(|(name, chain)| (name.clone(), chain.clone()));
+        let largest = self.ledger.by_size.last().and_then(|(_, _, name)| {
+            let chain = self.ledger.chains.get(name)?;
+            Some((name.clone(), chain.clone()))
+        });
         // None would mean that the sizes are wrong; trying for ever would not mend them.
         let (name, mut chain) = largest.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
         if chain.records == chain.open_records {
@@ -285,12 +401,15 @@ impl<'a> Turn<'a> {
                 Ok((
                     row.get::<_, i64>(0)?,
                     digest(row, 1)?,
-                    unsigned(row.get(2)?),
-                    unsigned(row.get(3)?),
+                    count(row, 2)?,
+                    count(row, 3)?,
                 ))
             })
             .optional()?
             .ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+        if records > chain.records || bytes > chain.bytes {
+            return Err(unreadable(2, "a segment is larger than its chain"));
+        }
         for delete in [
             "DELETE FROM audit WHERE chain = ?1 AND seq <= ?2",
             "DELETE FROM checkpoints WHERE chain = ?1 AND seq <= ?2",
@@ -303,64 +422,62 @@ impl<'a> Turn<'a> {
         chain.base_hash = hash;
         chain.records = chain.records.saturating_sub(records);
         chain.bytes = chain.bytes.saturating_sub(bytes);
-        self.changes.bytes = self.changes.bytes.saturating_sub(bytes);
-        self.changes.absent += records;
+        self.ledger.absent += records;
         self.changes.rotated += records;
-        self.changes.chains.insert(name, chain);
+        self.put(name, Some(chain));
         Ok(())
     }
 
     /// Never gives out a number up to `seq` again.
     pub(crate) fn skip_to(&mut self, seq: u64) {
-        let skipped = seq.saturating_sub(self.changes.last_seq);
-        self.changes.last_seq += skipped;
-        self.changes.absent += skipped;
+        let skipped = seq.saturating_sub(self.ledger.last_seq);
+        self.ledger.last_seq += skipped;
+        self.ledger.absent += skipped;
     }
 
     /// Writes where the chains stand now, as the last act before the commit.
-    pub(crate) fn finish(self) -> Result<Changes, rusqlite::Error> {
+    pub(crate) fn save(&mut self) -> Result<(), rusqlite::Error> {
         let mut put = self.conn.prepare_cached(
             "INSERT OR REPLACE INTO chains VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
         )?;
-        for (name, chain) in &self.changes.chains {
-            put.execute(params![
-                chain_text(name),
-                signed(chain.base_seq),
-                chain.base_hash.as_bytes(),
-                signed(chain.head_seq),
-                chain.head_hash.as_bytes(),
-                signed(chain.records),
-                signed(chain.bytes),
-                signed(chain.open_records),
-                signed(chain.open_bytes),
-            ])?;
+        let mut delete = self
+            .conn
+            .prepare_cached("DELETE FROM chains WHERE name = ?1")?;
+        for name in self.changes.chains.keys() {
+            match self.ledger.chains.get(name) {
+                None => delete.execute([chain_text(name)])?,
+                Some(chain) => put.execute(params![
+                    chain_text(name),
+                    signed(chain.base_seq),
+                    chain.base_hash.as_bytes(),
+                    signed(chain.head_seq),
+                    chain.head_hash.as_bytes(),
+                    signed(chain.records),
+                    signed(chain.bytes),
+                    signed(chain.open_records),
+                    signed(chain.open_bytes),
+                ])?,
+            };
         }
         self.conn
             .prepare_cached("UPDATE ledger SET last_seq = ?1, absent = ?2, stated_seq = ?3")?
             .execute(params![
-                signed(self.changes.last_seq),
-                signed(self.changes.absent),
-                signed(self.changes.stated_seq),
-            ])?;
-        Ok(self.changes)
+                signed(self.ledger.last_seq),
+                signed(self.ledger.absent),
+                signed(self.ledger.stated_seq),
+            ])
+            .map(drop)
     }
 
-    fn chain(&self, name: &ChainName) -> Chain {
+    /// What was changed.
+    pub(crate) fn finish(self) -> Changes {
         self.changes
-            .chains
-            .get(name)
-            .or_else(|| self.ledger.chains.get(name))
-            .cloned()
-            .unwrap_or(Chain::EMPTY)
     }
 
-    fn all_chains(&self) -> impl Iterator<Item = (&ChainName, &Chain)> {
-        let unchanged = self
-            .ledger
-            .chains
-            .iter()
-            .filter(|(name, _)| !self.changes.chains.contains_key(*name));
-        self.changes.chains.iter().chain(unchanged)
+    fn put(&mut self, name: ChainName, chain: Option<Chain>) {
+        let old = self.ledger.put(name.clone(), chain);
+        // Only the first is how it was before the turn.
+        self.changes.chains.entry(name).or_insert(old);
     }
 
     fn close_segment(&self, name: &ChainName, chain: &mut Chain) -> Result<(), rusqlite::Error> {
@@ -379,6 +496,14 @@ impl<'a> Turn<'a> {
     }
 }
 
+fn head(name: &ChainName, chain: &Chain) -> Head {
+    Head {
+        chain: chain_text(name).to_owned(),
+        hash: chain.head_hash,
+        seq: chain.head_seq,
+    }
+}
+
 /// SQLite's integers are signed; ours count and stay far below the difference.
 pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
@@ -387,6 +512,19 @@ pub(crate) fn signed(number: u64) -> i64 {
 /// The other way round.
 pub(crate) fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or_default()
+}
+
+/// A column that counts. A negative one is not taken for zero: it is damage.
+fn count(row: &rusqlite::Row<'_>, at: usize) -> Result<u64, rusqlite::Error> {
+    u64::try_from(row.get::<_, i64>(at)?).map_err(|e| unreadable(at, e))
+}
+
+/// The one row of the ledger: last number, absent numbers, last stated.
+fn numbers(conn: &Connection) -> Result<(u64, u64, u64), rusqlite::Error> {
+    conn.prepare_cached("SELECT last_seq, absent, stated_seq FROM ledger")?
+        .query_row([], |row| {
+            Ok((count(row, 0)?, count(row, 1)?, count(row, 2)?))
+        })
 }
 
 /// A column of 32 bytes.
@@ -401,4 +539,95 @@ pub(crate) fn unreadable(
     why: impl Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(at, rusqlite::types::Type::Blob, why.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::query::{Filter, select_lines};
+    use super::super::verify::{verify_connection, verify_jsonl};
+    use super::*;
+    use crate::database::Database;
+    use crate::{recovery, schema};
+
+    fn id(n: usize) -> SandboxId {
+        SandboxId::parse(&format!("s{n}")).unwrap()
+    }
+
+    #[test]
+    fn memory_says_what_the_tables_say_whatever_held_or_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.db");
+        recovery::create_private(&path).unwrap();
+        schema::fill(&path, schema::MIGRATIONS).unwrap();
+        let (mut db, _) = Database::open(&path).unwrap();
+        let ts = UnixMillis::new(1);
+        let mut lines = Vec::new();
+        let mut exported = 0;
+        for round in 0..60 {
+            for rotates in [false, true] {
+                let fails = round % 3 == 2;
+                let outcome = db.transact(12_000, |turn| {
+                    for n in 0..if rotates { 0 } else { 20 } {
+                        let name = id((round * 7 + n * n) % 97);
+                        turn.append(&AuditEvent::lifecycle("x", Some(name)), ts)?;
+                    }
+                    while rotates && turn.is_over() {
+                        turn.rotate_one()?;
+                    }
+                    if rotates && round % 4 == 0 {
+                        turn.retire(ts, |name| name.as_str().ends_with('3'))?;
+                        turn.state_heads(ts)?;
+                    }
+                    match fails {
+                        true => Err(rusqlite::Error::InvalidQuery),
+                        false => Ok(()),
+                    }
+                });
+                assert_eq!(outcome.is_err(), fails);
+                assert_eq!(db.ledger, Ledger::load(&db.conn).unwrap(), "round {round}");
+                assert_eq!(db.ledger.contradiction(&db.conn).unwrap(), None);
+                // Seen before it can be rotated out, as by the JSONL thread.
+                let after = Filter {
+                    after_seq: Some(exported),
+                    ..Filter::default()
+                };
+                for line in select_lines(&db.conn, &after).unwrap() {
+                    exported = line.seq;
+                    lines.extend(line.bytes);
+                }
+            }
+        }
+        assert!(db.ledger.chains.contains_key(&Some(id(3))));
+        let text = String::from_utf8(lines).unwrap();
+        assert!(text.matches(RETIRED).count() > 5);
+        for report in [
+            verify_connection(&db.conn),
+            verify_jsonl(text.as_bytes()).unwrap(),
+        ] {
+            assert!(report.is_intact(), "{report:?}");
+        }
+        // A name that came back without its chain having been retired is a gap.
+        let kept = text.lines().filter(|line| !line.contains(RETIRED));
+        let forged: String = kept.map(|line| format!("{line}\n")).collect();
+        assert!(!verify_jsonl(forged.as_bytes()).unwrap().is_intact());
+    }
+
+    #[test]
+    fn what_chains_cost_counts_and_leaves_room_for_records() {
+        let mut ledger = Ledger::default();
+        let chain = Chain {
+            records: 1,
+            bytes: 1000,
+            ..Chain::EMPTY
+        };
+        for n in 0..100 {
+            ledger.put(Some(id(n)), Some(chain.clone()));
+        }
+        assert!(ledger.is_over(100_000 + 100 * CHAIN_OVERHEAD - 1));
+        assert!(!ledger.is_over(100_000 + 100 * CHAIN_OVERHEAD));
+        for n in 0..100 {
+            ledger.put(Some(id(n)), Some(Chain::EMPTY));
+        }
+        assert!(!ledger.is_over(1000), "there is nothing left to rotate");
+    }
 }

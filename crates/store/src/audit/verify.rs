@@ -17,7 +17,7 @@ use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 
 use super::chain::{ChainName, Digest256, Head, Outline, split_line};
-use super::ledger::{Ledger, digest, unsigned};
+use super::ledger::{Ledger, RETIRED, digest, unsigned};
 use crate::error::StoreError;
 use crate::schema::{self, Flaw};
 
@@ -34,7 +34,8 @@ pub struct VerifyReport {
     /// Segment ends and stated heads they were compared with.
     pub checkpoints: u64,
     /// Chains whose first records are not there, because they were rotated out or because
-    /// the export began later. What is there was checked all the same.
+    /// the export began later. What is there was checked all the same. A last line that
+    /// is still being written counts here too.
     pub partial: u64,
     /// The first thing that is wrong.
     pub first_broken: Option<Broken>,
@@ -115,7 +116,8 @@ pub fn verify_blocking(path: &Path) -> Result<VerifyReport, StoreError> {
 }
 
 /// Checks an export or a JSONL file. Chains may be interleaved and may begin anywhere,
-/// but must have no gap: a filter by anything but sandbox and time leaves gaps.
+/// but must have no gap: a filter by anything but sandbox and time leaves gaps. A last
+/// line without an end is what a file looks like that is being written, and is not wrong.
 pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
     let mut reader = reader;
     let mut scan = Scan::default();
@@ -134,6 +136,10 @@ pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
         let broken = match split_line(text) {
             Some((body, prev, hash)) => scan.take(None, &body, prev, hash),
+            None if is_torn(&line) => {
+                scan.report.partial += 1;
+                break;
+            }
             None => Err(Broken::file(What::Line(number))),
         };
         if let Err(broken) = broken {
@@ -142,6 +148,13 @@ pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
         }
     }
     Ok(scan.report)
+}
+
+/// Whether this is the beginning of a record at the end of a file.
+fn is_torn(line: &[u8]) -> bool {
+    let is_whole = line.ends_with(b"\n") || u64::try_from(line.len()).is_ok_and(|n| n >= MAX_LINE);
+    let begins = line.starts_with(b"{\"") || line == b"{";
+    begins && !is_whole && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_err()
 }
 
 /// Checks everything a connection can see, as one snapshot.
@@ -205,6 +218,9 @@ struct Scan {
     ledger: Option<Ledger>,
     /// The segment ends that are still to come.
     segments: HashMap<u64, (String, Digest256)>,
+    /// Stated heads of which nothing is left, until a later record says that their chain
+    /// was retired.
+    unexplained: HashMap<ChainName, (u64, Digest256)>,
 }
 
 impl Scan {
@@ -278,8 +294,12 @@ impl Scan {
             }
             (None, None) => self.begin(&prev),
         }
+        let is_final = chain.is_none() && outline.event.as_deref() == Some(RETIRED);
         for head in &outline.heads {
             self.compare(head)?;
+            if is_final {
+                self.retire(head)?;
+            }
         }
         if let Some((name, end)) = self.segments.remove(&seq) {
             if name != super::chain::chain_text(&chain) || end != hash {
@@ -298,7 +318,8 @@ impl Scan {
     }
 
     /// A stated head must be the last record of its chain at this point of the reading,
-    /// unless it was rotated out, or the export begins after it.
+    /// unless it was rotated out, or the export begins after it. When nothing is known of
+    /// it, its chain must turn out to have been retired.
     fn compare(&mut self, head: &Head) -> Result<(), Broken> {
         let chain = SandboxId::parse(&head.chain).ok();
         let missing = || Err(Broken::at(head.seq, &chain, What::Missing));
@@ -315,7 +336,26 @@ impl Scan {
         match ledger.chains.get(&chain) {
             Some(known) if known.base_seq > head.seq => Ok(()),
             Some(known) if (known.base_seq, known.base_hash) == (head.seq, head.hash) => Ok(()),
-            _ => missing(),
+            _ => {
+                let stated = (head.seq, head.hash);
+                let kept = self.unexplained.entry(chain).or_insert(stated);
+                if kept.0 < head.seq {
+                    *kept = stated;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The chain ended with this head, and its name may begin another one.
+    fn retire(&mut self, head: &Head) -> Result<(), Broken> {
+        let chain = SandboxId::parse(&head.chain).ok();
+        self.last.remove(&chain);
+        match self.unexplained.remove(&chain) {
+            Some(stated) if stated != (head.seq, head.hash) && stated.0 >= head.seq => {
+                Err(Broken::at(stated.0, &chain, What::Missing))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -324,6 +364,9 @@ impl Scan {
         let Some(ledger) = &self.ledger else {
             return Ok(());
         };
+        if let Some((name, (seq, _))) = self.unexplained.iter().min_by_key(|(_, (seq, _))| *seq) {
+            return Err(Broken::at(*seq, name, What::Missing));
+        }
         let mut heads: Vec<_> = ledger.chains.iter().collect();
         heads.sort_by_key(|(_, chain)| chain.head_seq);
         for (name, chain) in heads {

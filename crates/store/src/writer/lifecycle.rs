@@ -10,13 +10,17 @@ use rusqlite::config::DbConfig;
 use super::{Command, Writer};
 use crate::DATABASE;
 use crate::audit::jsonl::Message;
-use crate::audit::ledger::Turn;
+use crate::audit::ledger::{MAX_SEQ, Turn};
 use crate::database::Database;
 use crate::error::{StoreError, is_corruption};
 use crate::health::State;
 use crate::recovery::{self, Marker, Staged, with_suffix};
 use crate::registry::Snapshot;
 use crate::schema::{self, Flaw};
+
+/// Why there is no registry where there was one.
+const GONE: &str = "palisade.db is gone, though this state directory has had one; \
+                    put it back and start again";
 
 /// Opens the database of `dir`, or makes one where there never was any. Gives none, and
 /// the last number known, when the registry is unavailable.
@@ -26,10 +30,17 @@ pub(super) fn open(
     now: UnixMillis,
 ) -> Result<(Option<Database>, u64), StoreError> {
     recovery::remove_stale(dir);
+    let options = state.options.load();
+    let jsonl = options.jsonl.as_ref().map(|jsonl| jsonl.path.as_path());
+    let known_seq = || recovery::known_seq(dir, jsonl, now);
     if let Some(marker) = Marker::read(dir) {
         tracing::error!(reason = %marker.reason, "the registry is unavailable");
         state.publish(Snapshot::unavailable(&marker.reason));
-        return Ok((None, marker.last_seq));
+        let last_seq = match marker.last_seq {
+            1..=MAX_SEQ => marker.last_seq,
+            _ => known_seq(),
+        };
+        return Ok((None, last_seq));
     }
     let path = dir.join(DATABASE);
     let has_wal = fs::metadata(with_suffix(&path, "-wal")).is_ok_and(|m| m.len() > 0);
@@ -39,21 +50,29 @@ pub(super) fn open(
             .and_then(|()| Database::open(&path)),
         // A WAL alone is what is left when the file it belongs to is lost.
         Err(_) if has_wal => Err(Flaw::Broken("its file is gone, its WAL is not".to_owned())),
+        // Nothing is written: when the file is put back, everything is as it was.
+        Err(_) if recovery::was_used(dir) => {
+            tracing::error!(reason = GONE, "the registry is unavailable");
+            state.publish(Snapshot::unavailable(GONE));
+            return Ok((None, known_seq()));
+        }
         Err(_) => make(dir, now)
             .map_err(Flaw::Refused)
             .and_then(|()| Database::open(&path)),
     };
     match opened {
         Ok((db, snapshot)) => {
+            recovery::bear_witness(dir)?;
             state.publish(snapshot);
             state.committed.send_replace(db.ledger.last_seq);
             let last_seq = db.ledger.last_seq;
             Ok((Some(db), last_seq))
         }
         Err(Flaw::Broken(found)) => {
-            let reason = recovery::set_aside_broken(dir, &found, 0, now);
+            let last_seq = known_seq();
+            let reason = recovery::set_aside_broken(dir, &found, last_seq, now);
             state.publish(Snapshot::unavailable(&reason));
-            Ok((None, 0))
+            Ok((None, last_seq))
         }
         Err(Flaw::Refused(error)) => Err(error),
     }
@@ -183,7 +202,9 @@ impl Writer {
     /// Sets a broken database aside and refuses everything from here on.
     pub(super) fn give_up(&mut self, found: &str) -> StoreError {
         if let Some(db) = self.db.take() {
-            self.known_seq = db.ledger.last_seq;
+            // Somebody else may have written, and given out more.
+            let stored = recovery::highest_seq(&db.conn).unwrap_or_default();
+            self.known_seq = db.ledger.last_seq.max(stored);
             // Closing must not write into the evidence.
             let _ = db
                 .conn
@@ -262,6 +283,11 @@ impl Writer {
             Some(marker) => marker.write(&self.dir).and(Err(StoreError::Unavailable {
                 reason: marker.reason,
             })),
+            None if !path.exists() => Marker::remove(&self.dir).and_then(|()| {
+                Err(StoreError::Unavailable {
+                    reason: GONE.to_owned(),
+                })
+            }),
             None => Database::open(&path)
                 .map_err(|flaw| match flaw {
                     Flaw::Broken(reason) => StoreError::Unavailable { reason },

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use policy::audit::{AuditEvent, Kind};
 use store::Store;
+use store::audit::query::Filter;
 use store::audit::verify::verify_jsonl;
 use store::audit::{AuditOptions, JsonlOptions};
 
@@ -88,21 +90,170 @@ async fn a_torn_line_is_cut_off_and_written_again() {
     }
 }
 
+async fn refused(store: &Store) -> String {
+    let wait = async {
+        while store.health().jsonl_writing {
+            tokio::task::yield_now().await;
+        }
+    };
+    let limit = std::time::Duration::from_secs(20);
+    tokio::time::timeout(limit, wait).await.unwrap();
+    store.health().error.unwrap()
+}
+
 #[tokio::test]
-async fn a_file_that_is_not_ours_is_moved_not_cut() {
+async fn a_file_that_is_not_ours_is_refused_and_left_as_it_is() {
+    for foreign in [
+        &b"dear diary\n"[..],
+        b"dear diary",
+        b"{\"count\":1}",
+        b"{\"host\":\"mine\",",
+        &[0; 5000],
+    ] {
+        let (dir, path) = setup();
+        fs::write(&path, foreign).unwrap();
+        let store = open_with(dir.path(), options(&path));
+        let event = AuditEvent::new(Kind::Dns);
+        store.audit().record_durable(event, at(1)).await.unwrap();
+        let error = refused(&store).await;
+        assert!(error.contains("not an audit log"), "{error}");
+        drop(store);
+        assert_eq!(fs::read(&path).unwrap(), foreign);
+        assert_eq!(names(dir.path(), "audit.jsonl"), ["audit.jsonl"]);
+        // Moved away by its owner, there is room.
+        fs::remove_file(&path).unwrap();
+        let store = open_with(dir.path(), options(&path));
+        write(&store, 3).await;
+        assert!(records(&path) >= 4);
+    }
+}
+
+#[tokio::test]
+async fn the_stores_own_files_are_never_written_to_as_jsonl() {
+    for name in [
+        "palisade.db",
+        "palisade.db-wal",
+        "palisade.db-shm",
+        "palisade.db.corrupt-x",
+        "registry.made",
+        "registry.unavailable",
+        "lock",
+    ] {
+        let (dir, _) = setup();
+        drop(open_with(dir.path(), AuditOptions::default()));
+        fs::write(dir.path().join("lock"), "").unwrap();
+        let before = names(dir.path(), "");
+        let store = open_with(dir.path(), options(&dir.path().join(name)));
+        let error = refused(&store).await;
+        assert!(error.contains("of the store itself"), "{name}: {error}");
+        store
+            .audit()
+            .record_durable(registered("a"), at(1))
+            .await
+            .unwrap();
+        assert!(store.audit().verify_blocking().unwrap().is_intact());
+        store.close().await.unwrap();
+        assert_eq!(names(dir.path(), ""), before, "{name}");
+
+        // Nor by another name.
+        let alias = dir.path().join("alias");
+        if dir.path().join(name).exists() {
+            std::os::unix::fs::symlink(dir.path().join(name), &alias).unwrap();
+            let store = open_with(dir.path(), options(&alias));
+            let error = refused(&store).await;
+            assert!(error.contains("of the store itself"), "{name}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_lines_of_another_database_are_moved_and_a_new_file_begins() {
     let (dir, path) = setup();
-    fs::write(&path, "dear diary\n").unwrap();
     let store = open_with(dir.path(), options(&path));
     write(&store, 3).await;
-    assert_eq!(records(&path), 3);
-    let moved = fs::read_to_string(dir.path().join("audit.jsonl.1")).unwrap();
-    assert_eq!(moved, "dear diary\n");
-    // Nor are the lines of another database.
     store.close().await.unwrap();
     let other = tempfile::tempdir().unwrap();
     let store = open_with(other.path(), options(&path));
     write(&store, 1).await;
     assert_eq!(records(&path), 1);
+    assert_eq!(records(&dir.path().join("audit.jsonl.1")), 4);
+}
+
+#[tokio::test]
+async fn an_empty_file_goes_on_after_the_one_before_it() {
+    let (dir, path) = setup();
+    let first = dir.path().join("audit.jsonl.1");
+    let store = open_with(dir.path(), options(&path));
+    write(&store, 5).await;
+    store.close().await.unwrap();
+    // Renamed, and then the power went: before the new file, before its first line, and
+    // in the middle of it.
+    fs::rename(&path, &first).unwrap();
+    let mut all = fs::read(&first).unwrap();
+    for torn in [None, Some(0), Some(30)] {
+        let store = open_with(dir.path(), AuditOptions::default());
+        let event = request("a", "later");
+        store.audit().record_durable(event, at(1)).await.unwrap();
+        let mut later = Vec::new();
+        let filter = Filter {
+            after_seq: Some(6),
+            ..Filter::default()
+        };
+        store.audit().export_blocking(&filter, &mut later).unwrap();
+        drop(store);
+        let _ = fs::remove_file(&path);
+        if let Some(length) = torn {
+            fs::write(&path, &later[..length]).unwrap();
+        }
+        let store = open_with(dir.path(), options(&path));
+        caught_up(&store).await;
+        drop(store);
+        assert!(fs::read(&path).unwrap().starts_with(&later), "{torn:?}");
+    }
+    all.extend(fs::read(&path).unwrap());
+    let report = verify_jsonl(&all[..]).unwrap();
+    assert!(report.is_intact() && report.partial == 0, "{report:?}");
+
+    // One before it that is not of this log says nothing.
+    fs::write(&first, "dear diary\n").unwrap();
+    fs::write(&path, "").unwrap();
+    let store = open_with(dir.path(), options(&path));
+    caught_up(&store).await;
+    drop(store);
+    assert_eq!(fs::read(&path).unwrap(), all);
+    assert_eq!(fs::read_to_string(&first).unwrap(), "dear diary\n");
+}
+
+#[tokio::test]
+async fn a_file_that_is_taken_away_while_running_is_followed_by_another() {
+    let (dir, path) = setup();
+    let store = open_with(dir.path(), options(&path));
+    write(&store, 5).await;
+    // Moved, as a program does that rotates logs.
+    let moved = dir.path().join("moved");
+    fs::rename(&path, &moved).unwrap();
+    write(&store, 3).await;
+    assert_eq!(records(&moved), 5);
+    assert_eq!(records(&path), 3);
+    // Deleted.
+    fs::remove_file(&path).unwrap();
+    write(&store, 2).await;
+    assert_eq!(records(&path), 2);
+    // Emptied in place.
+    fs::write(&path, "").unwrap();
+    write(&store, 4).await;
+    assert_eq!(records(&path), 4);
+    // Somebody else's in its place.
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "dear diary\n").unwrap();
+    store
+        .audit()
+        .record_durable(registered("a"), at(1))
+        .await
+        .unwrap();
+    let error = refused(&store).await;
+    assert!(error.contains("not an audit log"), "{error}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "dear diary\n");
 }
 
 #[tokio::test]
@@ -178,13 +329,61 @@ async fn another_path_gets_everything_from_then_on() {
 }
 
 #[tokio::test]
-async fn after_a_reset_the_lines_go_on() {
+async fn after_a_reset_or_a_restore_a_new_file_begins_that_verifies() {
     let (dir, path) = setup();
+    let backup = dir.path().join("backup");
+    let first = dir.path().join("audit.jsonl.1");
     let store = open_with(dir.path(), options(&path));
     write(&store, 5).await;
+    store.backup(backup.clone(), at(8)).await.unwrap();
+    write(&store, 2).await;
     store.reset(at(9)).await.unwrap();
     write(&store, 2).await;
+    assert_eq!(records(&first), 8);
+    assert_eq!(records(&path), 3);
     let text = fs::read_to_string(&path).unwrap();
-    assert_eq!(text.lines().count(), 8);
     assert!(text.contains("registry_reset"));
+
+    store.restore(backup, at(10)).await.unwrap();
+    write(&store, 2).await;
+    assert_eq!(records(&first), 3);
+    assert_eq!(
+        records(&path),
+        8,
+        "what the backup holds, and what came since"
+    );
+    store.close().await.unwrap();
+
+    // The same when the gate was killed before the file was rotated.
+    let store = open_with(dir.path(), AuditOptions::default());
+    store.reset(at(11)).await.unwrap();
+    store.close().await.unwrap();
+    let store = open_with(dir.path(), options(&path));
+    write(&store, 1).await;
+    assert_eq!(records(&first), 9);
+    assert_eq!(records(&path), 2);
+}
+
+#[tokio::test]
+async fn a_last_line_that_is_being_written_is_partial_and_not_broken() {
+    let (dir, path) = setup();
+    let store = open_with(dir.path(), options(&path));
+    write(&store, 3).await;
+    drop(store);
+    let whole = fs::read(&path).unwrap();
+    let last = whole[..whole.len() - 1]
+        .iter()
+        .rposition(|b| *b == b'\n')
+        .unwrap();
+    for end in last + 2..whole.len() - 1 {
+        let report = verify_jsonl(&whole[..end]).unwrap();
+        assert!(report.is_intact(), "{end}: {report:?}");
+        assert_eq!((report.records, report.partial), (3, 1), "{end}");
+    }
+    // All of it but the newline is a record.
+    assert_eq!(verify_jsonl(&whole[..whole.len() - 1]).unwrap().records, 4);
+    for broken in [&b"nonsense"[..], b"{\"a\":1}", b"{\"kind\":\n"] {
+        let text = [&whole[..], broken].concat();
+        assert!(!verify_jsonl(&text[..]).unwrap().is_intact());
+    }
 }

@@ -413,3 +413,227 @@ fn a_newer_schema_is_a_clear_error() {
     assert_eq!(std::fs::read(database(dir.path())).unwrap(), before);
     assert!(!dir.path().join(MARKER).exists());
 }
+
+#[tokio::test]
+async fn a_broken_file_stays_where_it_is_when_the_marker_cannot_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    one_row(dir.path()).await;
+    std::fs::write(database(dir.path()), b"broken").unwrap();
+    // As a full disk would: the marker's first name cannot be written.
+    let obstacle = dir.path().join(".registry.unavailable.new");
+    std::fs::create_dir(&obstacle).unwrap();
+    for _ in 0..2 {
+        let store = open(dir.path());
+        assert_unavailable(&store).await;
+        let error = store.health().error.unwrap();
+        assert!(error.contains("left where it is"), "{error}");
+        drop(store);
+        assert_eq!(std::fs::read(database(dir.path())).unwrap(), b"broken");
+        assert!(!dir.path().join(MARKER).exists());
+    }
+    // When there is room again it is met again, and never an empty registry.
+    std::fs::remove_dir(&obstacle).unwrap();
+    let store = open(dir.path());
+    assert_unavailable(&store).await;
+    assert!(dir.path().join(MARKER).exists());
+    store.reset(at(9)).await.unwrap();
+    assert!(store.health().registry_accessible);
+}
+
+#[tokio::test]
+async fn a_database_that_is_gone_is_not_an_empty_registry() {
+    let gone: [(&str, Damage); 3] = [
+        ("deleted", |p| std::fs::remove_file(p).unwrap()),
+        ("deleted with its witness, an older one set aside", |p| {
+            std::fs::rename(p, p.with_file_name("palisade.db.corrupt-x")).unwrap();
+            std::fs::remove_file(p.with_file_name("registry.made")).unwrap();
+        }),
+        ("replaced once, then deleted with its witness", |p| {
+            std::fs::rename(p, p.with_file_name("palisade.db.replaced-x")).unwrap();
+            std::fs::remove_file(p.with_file_name("registry.made")).unwrap();
+        }),
+    ];
+    for (what, damage) in gone {
+        let dir = tempfile::tempdir().unwrap();
+        one_row(dir.path()).await;
+        let kept = dir.path().join("kept");
+        std::fs::copy(database(dir.path()), &kept).unwrap();
+        damage(&database(dir.path()));
+        for _ in 0..2 {
+            let store = open(dir.path());
+            assert_unavailable(&store).await;
+            let error = store.health().error.unwrap();
+            assert!(error.contains("palisade.db is gone"), "{what}: {error}");
+        }
+        // Putting the file back is a way back.
+        std::fs::copy(&kept, database(dir.path())).unwrap();
+        let store = open(dir.path());
+        assert_eq!(store.registry().len(), 1, "{what}");
+        drop(store);
+        // So are the two commands.
+        std::fs::remove_file(database(dir.path())).unwrap();
+        let store = open(dir.path());
+        store.restore(kept.clone(), at(9)).await.unwrap();
+        assert_eq!(store.registry().len(), 1, "{what}");
+        drop(store);
+        std::fs::remove_file(database(dir.path())).unwrap();
+        let store = open(dir.path());
+        store.reset(at(9)).await.unwrap();
+        assert!(store.registry().is_empty());
+        store.close().await.unwrap();
+        assert!(open(dir.path()).health().registry_accessible, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_first_start_that_was_interrupted_starts_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    // Made in part, never put in place.
+    std::fs::write(dir.path().join("palisade.db.staged-x"), b"half").unwrap();
+    std::fs::write(dir.path().join("gate.log"), b"").unwrap();
+    assert!(open(dir.path()).health().registry_accessible);
+}
+
+#[tokio::test]
+async fn numbers_that_make_no_sense_are_damage_and_no_panic() {
+    let cases = [
+        "UPDATE ledger SET last_seq = 1",
+        "UPDATE ledger SET last_seq = -1",
+        "UPDATE ledger SET last_seq = 9223372036854775807",
+        "UPDATE ledger SET last_seq = 9223372036854775807, absent = 9223372036854775804",
+        "UPDATE ledger SET absent = -5",
+        "UPDATE ledger SET absent = 9223372036854775807",
+        "UPDATE ledger SET stated_seq = 100",
+        "UPDATE ledger SET stated_seq = -1",
+        "UPDATE audit SET seq = 100 WHERE seq = 2",
+        "UPDATE audit SET seq = -2 WHERE seq = 2",
+        "UPDATE chains SET head_seq = 100 WHERE name = 'a'",
+        "UPDATE chains SET base_seq = 100 WHERE name = 'a'",
+        "UPDATE chains SET records = 100 WHERE name = 'a'",
+        "UPDATE chains SET bytes = 9223372036854775807",
+        "UPDATE chains SET bytes = -1 WHERE name = 'a'",
+        "UPDATE chains SET open_records = 100 WHERE name = 'a'",
+        "UPDATE chains SET open_bytes = 9223372036854775807 WHERE name = 'a'",
+    ];
+    let away = tempfile::tempdir().unwrap();
+    let backup = away.path().join("backup.db");
+    one_row(away.path()).await;
+    let store = open(away.path());
+    store.backup(backup.clone(), at(2)).await.unwrap();
+    drop(store);
+    for sql in cases {
+        let dir = tempfile::tempdir().unwrap();
+        one_row(dir.path()).await;
+        tamper_sql(&database(dir.path()), sql);
+        let store = open(dir.path());
+        assert!(!store.health().registry_accessible, "{sql}");
+        assert_unavailable(&store).await;
+        store.reset(at(3)).await.unwrap();
+        store
+            .audit()
+            .record_durable(registered("a"), at(4))
+            .await
+            .unwrap();
+        assert!(store.audit().verify_blocking().unwrap().is_intact());
+        store.restore(backup.clone(), at(5)).await.unwrap();
+        assert!(matches!(store.registry().by_id(&id("a")), Lookup::Found(_)));
+        assert!(store.audit().verify_blocking().unwrap().is_intact());
+    }
+}
+
+#[tokio::test]
+async fn a_second_writer_is_noticed_before_anything_is_written_over_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let other = open(dir.path());
+    let mine = store.audit().record_durable(registered("a"), at(1)).await;
+    assert_eq!(mine, Ok(1));
+    let theirs = other.audit().record_durable(registered("b"), at(1)).await;
+    assert!(
+        matches!(&theirs, Err(StoreError::Unavailable { reason }) if reason.contains("somebody else")),
+        "{theirs:?}"
+    );
+    assert_unavailable(&other).await;
+}
+
+#[tokio::test]
+async fn numbers_are_not_given_out_again_after_damage_found_at_the_start() {
+    // The ledger can be read though a row cannot: numbers go on.
+    let next = |dir: std::path::PathBuf| async move {
+        let store = open(&dir);
+        assert_unavailable(&store).await;
+        store.reset(at(9)).await.unwrap();
+        let event = registered("a");
+        store.audit().record_durable(event, at(9)).await.unwrap()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    one_row(dir.path()).await;
+    tamper_sql(
+        &database(dir.path()),
+        "UPDATE registrations SET body = '{}'",
+    );
+    // One row, the checkpoint of closing, the reset.
+    assert_eq!(next(dir.path().to_owned()).await, 4);
+
+    // The ledger was turned back; the records were not.
+    let dir = tempfile::tempdir().unwrap();
+    one_row(dir.path()).await;
+    tamper_sql(&database(dir.path()), "UPDATE ledger SET last_seq = 1");
+    assert_eq!(next(dir.path().to_owned()).await, 4);
+
+    // Nothing can be read: far ahead, and the next time further still.
+    let dir = tempfile::tempdir().unwrap();
+    one_row(dir.path()).await;
+    std::fs::write(database(dir.path()), b"broken").unwrap();
+    let first = next(dir.path().to_owned()).await;
+    assert_eq!(first, 1_700_000_000_000_000 + 2);
+    std::fs::write(database(dir.path()), b"broken").unwrap();
+    let later = Store::open(StoreOptions {
+        dir: dir.path().to_owned(),
+        audit: store::audit::AuditOptions::default(),
+        now: at(1_700_000_000_001),
+    })
+    .unwrap();
+    later.reset(at(9)).await.unwrap();
+    let second = later.audit().record_durable(registered("a"), at(9)).await;
+    assert!(second.unwrap() > first);
+    drop(later);
+
+    // A marker that says nothing about numbers, or nonsense.
+    for marker in [
+        "a note",
+        r#"{"reason":"x","last_seq":18446744073709551615}"#,
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        one_row(dir.path()).await;
+        std::fs::remove_file(database(dir.path())).unwrap();
+        std::fs::write(dir.path().join(MARKER), marker).unwrap();
+        assert_eq!(next(dir.path().to_owned()).await, first);
+    }
+}
+
+#[tokio::test]
+async fn the_last_line_of_the_jsonl_counts_when_the_clock_was_turned_back() {
+    use store::audit::{AuditOptions, JsonlOptions};
+    let dir = tempfile::tempdir().unwrap();
+    let options = |now| StoreOptions {
+        dir: dir.path().to_owned(),
+        audit: AuditOptions {
+            jsonl: Some(JsonlOptions::at(dir.path().join("audit.jsonl"))),
+            ..AuditOptions::default()
+        },
+        now: at(now),
+    };
+    let store = Store::open(options(1)).unwrap();
+    for n in 0..2000 {
+        let event = crate::fixture::request("a", &format!("h{n}"));
+        store.audit().record(event, at(n)).await.unwrap();
+    }
+    store.close().await.unwrap();
+    std::fs::write(database(dir.path()), b"broken").unwrap();
+    // By this clock less than two thousand records can have been written.
+    let store = Store::open(options(1)).unwrap();
+    store.reset(at(9)).await.unwrap();
+    let next = store.audit().record_durable(registered("a"), at(9)).await;
+    assert!(next.clone().unwrap() > 2000, "{next:?}");
+}
