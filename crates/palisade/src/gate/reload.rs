@@ -53,6 +53,9 @@ const GATHER: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy)]
 struct Unsettled {
     print: [u8; 32],
+    /// Events until then. A file that is written again and again is empty again and again:
+    /// the same content twice does not mean that nothing happened in between.
+    events: u64,
     since: Instant,
 }
 
@@ -106,6 +109,7 @@ impl Reloader {
                 }
                 () = tokio::time::sleep_until(look_at) => None,
             };
+            let events = watch.events();
             let sources = self.read().await?;
             watch.follow(&sources);
             if let Some(answer) = forced {
@@ -121,8 +125,12 @@ impl Reloader {
             let print = sources.fingerprint();
             if print == *self.seen.lock().await {
                 unsettled = None;
-            } else if unsettled.is_none_or(|before| before.print != print) {
-                unsettled = Some(Unsettled { print, since: now });
+            } else if unsettled.is_none_or(|b| (b.print, b.events) != (print, events)) {
+                unsettled = Some(Unsettled {
+                    print,
+                    events,
+                    since: now,
+                });
             }
             let settle = if watch.is_being_written() {
                 SETTLE_OPEN
@@ -236,11 +244,13 @@ struct Watch {
 struct Writing {
     ours: BTreeSet<PathBuf>,
     open: BTreeSet<PathBuf>,
+    events: u64,
 }
 
 impl Writing {
     fn heard(&mut self, event: &notify::Event) {
         for path in event.paths.iter().filter(|path| self.ours.contains(*path)) {
+            self.events += 1;
             match event.kind {
                 EventKind::Modify(ModifyKind::Data(_)) => self.open.insert(path.clone()),
                 EventKind::Access(_)
@@ -285,12 +295,16 @@ impl Watch {
         !lock(&self.writing).open.is_empty()
     }
 
+    fn events(&self) -> u64 {
+        lock(&self.writing).events
+    }
+
     fn follow(&mut self, sources: &Sources) {
         let paths = sources.paths();
         {
             let mut writing = lock(&self.writing);
             writing.ours = paths.iter().cloned().collect();
-            let Writing { ours, open } = &mut *writing;
+            let Writing { ours, open, .. } = &mut *writing;
             open.retain(|path| ours.contains(path));
         }
         let Some(watcher) = &mut self.watcher else {
