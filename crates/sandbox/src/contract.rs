@@ -284,6 +284,15 @@ pub enum SandboxError {
     },
 }
 
+impl SandboxError {
+    pub(crate) fn system<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::System {
+            step,
+            source: source.into(),
+        }
+    }
+}
+
 impl SandboxStatus {
     /// What is shown of a sandbox whose record says `phase` and whose processes are there.
     pub fn of(phase: Phase) -> Self {

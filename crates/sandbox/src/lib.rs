@@ -11,3 +11,4 @@
 
 pub mod contract;
 pub mod name;
+pub mod namespace;
