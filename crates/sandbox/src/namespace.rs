@@ -148,7 +148,7 @@ impl Namespace {
             // Nobody claims a directory while we look whether it is claimed.
             let claims = self.lock_all()?;
             let place = self.place(&id);
-            let mut record = self.read(&id).ok();
+            let record = self.read(&id).ok();
             let _mine = match try_lock(&place.join("lock"))? {
                 Some(mine) => mine,
                 // A dead creator's child has its descriptors until it executes: not for long.
@@ -158,10 +158,13 @@ impl Namespace {
                 None => continue,
             };
             drop(claims);
-            if record.is_some() {
-                record = self.read(&id).ok();
-            }
-            if record.as_ref().is_none_or(|one| one.phase.is_unfinished()) {
+            // A record that cannot be read says nothing, and what may hold work is not removed.
+            let rubbish = match self.read(&id) {
+                Ok(record) => record.phase.is_unfinished().then_some(Some(record)),
+                Err(SandboxError::NotFound(_)) if !place.join("fs").exists() => Some(None),
+                Err(_) => None,
+            };
+            if let Some(record) = rubbish {
                 self.destroy(&id, record)?;
                 cleared.push(id);
             }
@@ -198,13 +201,17 @@ impl Namespace {
         }
     }
 
+    /// Writes the record, whole or not at all.
     fn write(&self, record: &Record) -> Result<(), SandboxError> {
         let place = self.place(&record.config.id);
         let write = || {
             let bytes = serde_json::to_vec_pretty(record)?;
             let new = place.join("record.new");
             fs::write(&new, bytes)?;
-            File::open(&new)?.sync_all()?;
+            // What is unfinished need not outlive a power cut: its processes do not either.
+            if !record.phase.is_unfinished() {
+                File::open(&new)?.sync_all()?;
+            }
             fs::rename(new, place.join("record.json"))
         };
         write().map_err(SandboxError::system("writing the sandbox's record"))
@@ -437,7 +444,11 @@ impl Sandbox for Namespace {
 
     fn delete(&self, id: &SandboxId, force: Force) -> Result<(), SandboxError> {
         let _mine = self.claim(id)?;
-        let record = self.read(id)?;
+        let record = match self.read(id) {
+            // Broken or gone: by force, what is there goes.
+            Err(_) if force == Force::Yes => return self.destroy(id, None),
+            other => other?,
+        };
         let lives = record.init.is_some_and(Process::lives);
         if force == Force::No && lives && record.phase == Phase::Active {
             return Err(SandboxError::Active);

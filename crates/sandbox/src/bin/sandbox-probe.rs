@@ -154,6 +154,7 @@ fn forbidden() {
     );
     call("tioclinux", libc::SYS_ioctl, [0, 0x541c, byte, 0, 0]);
     call("ptrace-init", libc::SYS_ptrace, [16, 1, 0, 0, 0]);
+    call("prlimit-init", libc::SYS_prlimit64, [1, 0, 0, 0, 0]);
     call("kill-init", libc::SYS_kill, [1, 0, 0, 0, 0]);
     for path in [
         "/proc/sys/kernel/core_pattern",

@@ -12,8 +12,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::sys::stat::Mode;
 
-use super::packet;
 use super::protocol::{Answer, Exec, Hello, PROTOCOL, Request, Size};
+use super::{packet, process};
 use crate::contract::{Command, ExecutionResult, Listener, SandboxError};
 
 /// How long init may take for an answer that costs it nothing.
@@ -159,9 +159,15 @@ impl Running {
         self.session.ask(&Request::Signal { number })
     }
 
-    /// Gives the command's terminal another size.
+    /// Gives the command's terminal, if it has one, another size.
     pub fn resize(&self, size: Size) -> Result<(), SandboxError> {
-        self.session.ask(&Request::Resize(size))
+        match self.ends.as_slice() {
+            // By the master itself: what is typed next meets the new size.
+            [master] => {
+                process::set_size(master, size).map_err(SandboxError::system("sizing the terminal"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Kills the command and everything it started.

@@ -207,7 +207,7 @@ impl Init {
         if !connection.open {
             return;
         }
-        let done = match (request, &connection.job) {
+        let done = match (request, &mut connection.job) {
             (Request::Listeners, _) => {
                 let what = self.doors.iter().map(|door| (door.0, door.1)).collect();
                 let sockets: Vec<_> = self.doors.iter().map(|door| door.2.as_fd()).collect();
@@ -235,10 +235,6 @@ impl Init {
                 job.signal(number);
                 Ok(())
             }
-            (Request::Resize(size), Some(job)) => {
-                job.resize(size);
-                Ok(())
-            }
             (Request::Kill, Some(job)) => {
                 job.kill_tree(&self.proc);
                 Ok(())
@@ -254,7 +250,7 @@ impl Init {
             }
             (Request::Exec(_), _) => Err(Error::other("out of turn")),
             // It has just ended; its end is on the way.
-            (Request::Signal { .. } | Request::Resize(_) | Request::Kill, None) => Ok(()),
+            (Request::Signal { .. } | Request::Kill, None) => Ok(()),
         };
         if done.is_err() {
             connection.hang_up(&self.proc);

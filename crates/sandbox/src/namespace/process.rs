@@ -33,9 +33,10 @@ pub(crate) struct Job {
     keeper: Pid,
     tells: std::fs::File,
     heard: Vec<u8>,
+    /// Signals that came before the keeper had told whom they are for.
+    early: Vec<Signal>,
     /// What the child says if it cannot become the command.
     trouble: std::fs::File,
-    terminal: Option<OwnedFd>,
 }
 
 /// How a command ended.
@@ -61,6 +62,11 @@ impl Job {
             Ok(0) | Err(_) => return Some(End::Exited(128 + libc::SIGKILL)),
             Ok(length) => self.heard.extend_from_slice(words.get(..length)?),
         }
+        if let Some(command) = number(&self.heard, 0) {
+            for signal in self.early.drain(..) {
+                signal_group(command, signal);
+            }
+        }
         let code = number(&self.heard, 4)?;
         let mut text = String::new();
         // The command is dead, and with it the writing end.
@@ -75,16 +81,13 @@ impl Job {
     }
 
     /// Signals the command's process group.
-    pub(crate) fn signal(&self, signal: i32) {
-        if let (Some(pid), Ok(signal)) = (number(&self.heard, 0), Signal::try_from(signal)) {
-            let _ = kill(Pid::from_raw(-pid), signal);
-        }
-    }
-
-    /// Gives its terminal another size.
-    pub(crate) fn resize(&self, size: Size) {
-        if let Some(terminal) = &self.terminal {
-            let _ = set_size(terminal, size);
+    pub(crate) fn signal(&mut self, signal: i32) {
+        let Ok(signal) = Signal::try_from(signal) else {
+            return;
+        };
+        match number(&self.heard, 0) {
+            Some(command) => signal_group(command, signal),
+            None => self.early.push(signal),
         }
     }
 
@@ -114,6 +117,13 @@ impl Job {
         for pid in found {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
+    }
+}
+
+/// Signals a command's group; one that has not yet made its group, alone.
+fn signal_group(command: i32, signal: Signal) {
+    if kill(Pid::from_raw(-command), signal) == Err(Errno::ESRCH) {
+        let _ = kill(Pid::from_raw(command), signal);
     }
 }
 
@@ -214,7 +224,6 @@ fn replace(from: &impl AsRawFd, onto: RawFd) -> std::io::Result<()> {
 struct Ends {
     inside: Vec<OwnedFd>,
     outside: Vec<OwnedFd>,
-    terminal: Option<OwnedFd>,
 }
 
 /// Starts a command as the agent. Returns what is handed out: three pipe ends or a master.
@@ -236,8 +245,8 @@ pub(crate) fn spawn(
                 keeper: child,
                 tells: tells.into(),
                 heard: Vec::new(),
+                early: Vec::new(),
                 trouble: trouble.into(),
-                terminal: ends.terminal,
             };
             Ok((job, ends.outside))
         }
@@ -455,7 +464,6 @@ fn make_ends(terminal: Option<Size>) -> Result<Ends, Stumble> {
         return Ok(Ends {
             inside: vec![stdin, stdout, stderr],
             outside: vec![feed, out, err],
-            terminal: None,
         });
     };
     let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
@@ -478,12 +486,12 @@ fn make_ends(terminal: Option<Size>) -> Result<Ends, Stumble> {
     let copy = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().step("copying a descriptor");
     Ok(Ends {
         inside: vec![copy(&slave)?, copy(&slave)?, slave],
-        outside: vec![copy(&master)?],
-        terminal: Some(master),
+        outside: vec![master],
     })
 }
 
-fn set_size(terminal: &OwnedFd, size: Size) -> std::io::Result<()> {
+/// Gives a terminal a size, by its master.
+pub(crate) fn set_size(terminal: &OwnedFd, size: Size) -> std::io::Result<()> {
     let size = libc::winsize {
         ws_row: size.rows,
         ws_col: size.columns,

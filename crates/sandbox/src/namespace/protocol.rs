@@ -8,7 +8,7 @@
 //!     │                                          │
 //!     │ ──── Exec {argv, ..} ──────────────────▶ │   one command per connection
 //!     │ ◀── Started + pipe ends or pty master ── │
-//!     │ ──── Signal | Resize | Kill ───────────▶ │
+//!     │ ──── Signal | Kill ────────────────────▶ │
 //!     │ ◀── Failed {step, reason} | Exited {..}  │
 //! ```
 //!
@@ -44,8 +44,6 @@ pub(crate) enum Request {
     Exec(Exec),
     /// To signal the command's process group.
     Signal { number: i32 },
-    /// To give the command's terminal another size.
-    Resize(Size),
     /// To kill the command and everything it started.
     Kill,
     /// To stop every process but init, or let them go on: where no cgroup can.

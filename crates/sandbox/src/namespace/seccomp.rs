@@ -110,6 +110,11 @@ fn refused_arguments() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> 
             ],
         ),
         (libc::SYS_personality, vec![none_of(0, &personalities)?]),
+        // An init of the agent's own id would take a limit from it.
+        (
+            libc::SYS_prlimit64,
+            vec![SeccompRule::new(vec![equal(0, 1)?])?],
+        ),
     ]))
 }
 

@@ -45,6 +45,13 @@ impl Bench {
         text(&result.stdout)
     }
 
+    /// How many processes called `sleep` there are.
+    pub(crate) fn sleepers(&self, id: &SandboxId) -> u32 {
+        // A process may end between the listing and the look.
+        let line = "cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep || true";
+        self.says(id, line).trim().parse().unwrap()
+    }
+
     /// Puts the probe into a sandbox.
     pub(crate) fn bring_probe(&self, id: &SandboxId) {
         let mut command = Command::shell("cat > /tmp/probe && chmod +x /tmp/probe");

@@ -97,6 +97,21 @@ fn an_init_that_was_killed_is_an_error_that_can_be_deleted() {
 }
 
 #[test]
+fn a_record_that_cannot_be_read_is_never_cleaned_away() {
+    let (bench, id) = Bench::with_sandbox();
+    bench.backend.pause(&id).unwrap();
+    let place = bench.directory.path().join("sandboxes/one");
+    let whole = std::fs::read(place.join("record.json")).unwrap();
+    std::fs::write(place.join("record.json"), "").unwrap();
+    assert_eq!(bench.backend.cleanup().unwrap(), []);
+    assert!(matches!(bench.backend.status(&id), SandboxStatus::Error(_)));
+    bench.backend.delete(&id, Force::No).unwrap_err();
+    assert!(place.join("fs/root/workspace").exists());
+    std::fs::write(place.join("record.json"), whole).unwrap();
+    bench.backend.delete(&id, Force::No).unwrap();
+}
+
+#[test]
 fn a_sandbox_that_cannot_be_made_leaves_nothing() {
     let bench = Bench::new();
     let mut impossible = config("one");

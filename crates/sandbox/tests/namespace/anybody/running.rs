@@ -70,18 +70,14 @@ fn a_command_that_takes_too_long_is_killed_with_its_tree() {
     command.timeout = Some(Duration::from_millis(300));
     let error = bench.backend.exec(&id, &command).unwrap_err();
     assert!(matches!(error, SandboxError::TimedOut(_)), "{error}");
-    crate::bench::until("the end of its tree", || {
-        bench.says(&id, "cat /proc/[0-9]*/comm | grep -c sleep || true") == "0\n"
-    });
+    crate::bench::until("the end of its tree", || bench.sleepers(&id) == 0);
 }
 
 #[test]
 fn a_background_process_neither_holds_up_nor_dies() {
     let (bench, id) = Bench::with_sandbox();
     assert_eq!(bench.says(&id, "sleep 1000 & echo done"), "done\n");
-    crate::bench::until("the process in the background", || {
-        bench.says(&id, "cat /proc/[0-9]*/comm | grep -c sleep || true") == "1\n"
-    });
+    crate::bench::until("the process in the background", || bench.sleepers(&id) == 1);
 }
 
 #[test]
@@ -92,9 +88,7 @@ fn a_dropped_command_is_killed() {
         .start(&id, &Command::shell("sleep 1000; true"), None)
         .unwrap();
     drop(running);
-    crate::bench::until("the end of the command", || {
-        bench.says(&id, "cat /proc/[0-9]*/comm | grep -c sleep || true") == "0\n"
-    });
+    crate::bench::until("the end of the command", || bench.sleepers(&id) == 0);
 }
 
 #[test]
