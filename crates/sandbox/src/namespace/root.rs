@@ -152,6 +152,8 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
     }
 }
 
+/// Writes what is ours. The tree is new each time (`mkdir` of `fs` insists on it): no agent has
+/// put a link where we write, and a restart that reuses a tree must not come through here.
 fn fill(identity: Identity, host_name: &str) -> Result<(), Error> {
     let root = Path::new("root");
     for place in ["home", "dev", "proc", "sys", "etc"] {
