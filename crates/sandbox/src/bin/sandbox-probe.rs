@@ -1,0 +1,184 @@
+//! What the tests run inside a sandbox, and only there: it tries what an agent might try and
+//! says how it went.
+
+#![allow(
+    unsafe_code,
+    reason = "system calls are made as an attacker would make them"
+)]
+
+use std::io::{Error, Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["forbidden"] => forbidden(),
+        ["connect", address] => println!("{}", talk(address).unwrap_or_else(|e| e.to_string())),
+        ["query", address] => println!("{}", query(address).unwrap_or_else(|e| e.to_string())),
+        ["serve", address] => println!("{}", serve(address).unwrap_or_else(|e| e.to_string())),
+        ["fork", count] => println!("{}", multiply(count.parse().unwrap_or(0))),
+        ["eat", megabytes] => println!("{}", eat(megabytes.parse().unwrap_or(0))),
+        _ => println!("what?"),
+    }
+}
+
+/// Connects, reads to the end.
+fn talk(address: &str) -> std::io::Result<String> {
+    let mut text = String::new();
+    TcpStream::connect(address)?.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Asks and waits for an answer from the very address that was asked.
+fn query(address: &str) -> std::io::Result<String> {
+    let any = if address.starts_with('[') {
+        "[::]:0"
+    } else {
+        "0.0.0.0:0"
+    };
+    let socket = UdpSocket::bind(any)?;
+    socket.set_read_timeout(Some(std::time::Duration::from_secs(5)))?;
+    // Connected: the kernel drops answers from any other address.
+    socket.connect(address)?;
+    socket.send(b"who?")?;
+    let mut answer = [0; 512];
+    let length = socket.recv(&mut answer)?;
+    Ok(String::from_utf8_lossy(answer.get(..length).unwrap_or_default()).into_owned())
+}
+
+/// Listens and talks to itself.
+fn serve(address: &str) -> std::io::Result<String> {
+    let listener = TcpListener::bind(address)?;
+    let mut client = TcpStream::connect(address)?;
+    listener.accept()?.0.write_all(b"own")?;
+    let mut text = [0; 3];
+    client.read_exact(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Forks until told no; how often it worked.
+fn multiply(most: u32) -> u32 {
+    let mut children = 0;
+    for _ in 0..most {
+        // SAFETY: the child only waits to be killed.
+        match unsafe { libc::fork() } {
+            -1 => break,
+            0 => loop {
+                // SAFETY: waits for a signal; no memory is involved.
+                unsafe { libc::pause() };
+            },
+            _ => children += 1,
+        }
+    }
+    children
+}
+
+/// Takes memory and touches it; how many megabytes it got.
+fn eat(megabytes: usize) -> usize {
+    let mut eaten = Vec::new();
+    for _ in 0..megabytes {
+        let mut bite: Vec<u8> = Vec::new();
+        if bite.try_reserve_exact(1 << 20).is_err() {
+            break;
+        }
+        bite.resize(1 << 20, 7);
+        eaten.push(bite);
+    }
+    eaten.len()
+}
+
+/// Tries each thing and says `name: what the kernel answered`.
+fn forbidden() {
+    let call = |name: &str, number: i64, arguments: [i64; 5]| {
+        let [a, b, c, d, e] = arguments;
+        // SAFETY: pointers among the arguments are null or constants with a NUL.
+        let result = unsafe { libc::syscall(number, a, b, c, d, e) };
+        let said = match result {
+            -1 => Error::last_os_error().raw_os_error().unwrap_or(0),
+            _ => 0,
+        };
+        println!("{name}: {}", errno(said));
+    };
+    let tmp = c"/tmp".as_ptr() as i64;
+    let kind = c"tmpfs".as_ptr() as i64;
+    let user = i64::from(libc::CLONE_NEWUSER);
+    call("unshare-user", libc::SYS_unshare, [user, 0, 0, 0, 0]);
+    let net = i64::from(libc::CLONE_NEWNET);
+    call("unshare-net", libc::SYS_unshare, [net, 0, 0, 0, 0]);
+    // A flag hidden behind upper bits that the kernel throws away.
+    call(
+        "unshare-high",
+        libc::SYS_unshare,
+        [user | 1 << 40, 0, 0, 0, 0],
+    );
+    call("clone-user", libc::SYS_clone, [user, 0, 0, 0, 0]);
+    call("clone3", libc::SYS_clone3, [0, 0, 0, 0, 0]);
+    call("mount", libc::SYS_mount, [kind, tmp, kind, 0, 0]);
+    call("umount", libc::SYS_umount2, [tmp, 0, 0, 0, 0]);
+    call("setns", libc::SYS_setns, [0, 0, 0, 0, 0]);
+    call("chroot", libc::SYS_chroot, [tmp, 0, 0, 0, 0]);
+    call("io-uring", libc::SYS_io_uring_setup, [1, 0, 0, 0, 0]);
+    call("keyctl", libc::SYS_keyctl, [0, 0, 0, 0, 0]);
+    call("add-key", libc::SYS_add_key, [0, 0, 0, 0, 0]);
+    call("bpf", libc::SYS_bpf, [0, 0, 0, 0, 0]);
+    call("perf", libc::SYS_perf_event_open, [0, 0, 0, 0, 0]);
+    call("userfaultfd", libc::SYS_userfaultfd, [0, 0, 0, 0, 0]);
+    call("by-handle", libc::SYS_open_by_handle_at, [0, 0, 0, 0, 0]);
+    #[cfg(target_arch = "x86_64")]
+    call(
+        "x32-mount",
+        0x4000_0000 | libc::SYS_mount,
+        [kind, tmp, kind, 0, 0],
+    );
+    let (stream, raw) = (libc::SOCK_STREAM, libc::SOCK_RAW);
+    for (name, family, kind, protocol) in [
+        ("vsock", libc::AF_VSOCK, stream, 0),
+        ("packet", libc::AF_PACKET, raw, 0),
+        ("alg", libc::AF_ALG, libc::SOCK_SEQPACKET, 0),
+        ("raw", libc::AF_INET, raw, libc::IPPROTO_ICMP),
+        ("netlink-audit", libc::AF_NETLINK, raw, libc::NETLINK_AUDIT),
+        ("netlink-route", libc::AF_NETLINK, raw, libc::NETLINK_ROUTE),
+        ("inet", libc::AF_INET, stream, 0),
+    ] {
+        let arguments = [family.into(), kind.into(), protocol.into(), 0, 0];
+        call(name, libc::SYS_socket, arguments);
+    }
+    let byte = b"x".as_ptr() as i64;
+    let sti = libc::TIOCSTI.cast_signed();
+    call("tiocsti", libc::SYS_ioctl, [0, sti, byte, 0, 0]);
+    call(
+        "tiocsti-high",
+        libc::SYS_ioctl,
+        [0, sti | 1 << 40, byte, 0, 0],
+    );
+    call("tioclinux", libc::SYS_ioctl, [0, 0x541c, byte, 0, 0]);
+    call("ptrace-init", libc::SYS_ptrace, [16, 1, 0, 0, 0]);
+    call("prlimit-init", libc::SYS_prlimit64, [1, 0, 0, 0, 0]);
+    call("kill-init", libc::SYS_kill, [1, 0, 0, 0, 0]);
+    for path in [
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/net/ipv4/ip_forward",
+        "/proc/sysrq-trigger",
+        "/proc/1/mem",
+        "/proc/1/environ",
+        "/dev/mem",
+        "/dev/kmsg",
+    ] {
+        let opened = std::fs::OpenOptions::new().write(true).open(path);
+        let said = match opened {
+            Ok(mut file) => file.write(b"x").err(),
+            Err(error) => Some(error),
+        };
+        let said = said.map_or(0, |error| error.raw_os_error().unwrap_or(0));
+        println!("{path}: {}", errno(said));
+    }
+}
+
+fn errno(number: i32) -> String {
+    match number {
+        0 => "done".to_owned(),
+        number => format!("{:?}", nix::errno::Errno::from_raw(number)),
+    }
+}

@@ -1,0 +1,14 @@
+//! Isolated places for agents: the `Sandbox` trait, its backends, and the git branch each
+//! works on.
+//!
+//! **Never here:** a decision about traffic, the gate's keys, SQL, a git command run on
+//! the host inside a workspace, or a path from a workspace followed through a link.
+
+#![allow(
+    unsafe_code,
+    reason = "the kernel's sandboxing calls have no safe form; each block says why it is sound"
+)]
+
+pub mod contract;
+pub mod name;
+pub mod namespace;

@@ -1,0 +1,627 @@
+//! The default backend: Linux namespaces, set up by our own code. No daemon, no root.
+//!
+//! ```text
+//!   sandboxes/
+//!     .lock               held while a directory is claimed or rubbish is cleared
+//!     <id>/
+//!       record.json       phase, init's process, ids, cgroups
+//!       lock              held by whoever changes this sandbox
+//!       launcher.lock     held by the launcher while it lives
+//!       init.sock         init's door
+//!       fs/               the sandbox's own ids from here on: root, upper, work
+//! ```
+//!
+//! The gate, having threads, never clones: it spawns its own executable, whose hidden
+//! subcommand ends in [`launch::init_main`].
+
+mod cgroup;
+pub mod client;
+mod hardening;
+mod identity;
+mod init;
+pub mod launch;
+mod netlink;
+mod network;
+mod packet;
+mod process;
+pub mod protocol;
+mod removal;
+mod root;
+mod seccomp;
+mod step;
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::Uid;
+use policy::id::SandboxId;
+use serde::{Deserialize, Serialize};
+
+use crate::contract::lifecycle::{Event, Phase};
+use crate::contract::{
+    Command, ExecutionResult, Force, Listener, Sandbox, SandboxConfig, SandboxError,
+    SandboxMetadata, SandboxStatus,
+};
+use client::{Running, Session};
+use protocol::{Identity, Report, Size, Spec};
+
+/// How long building a sandbox may take before it is given up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Variables of the operator's that programs inside may know, beside `LC_*`.
+const PASSED_ON: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
+
+/// What the sandbox says of itself.
+const ITS_OWN: &[(&str, &str)] = &[
+    (
+        "PATH",
+        "/home/agent/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    ),
+    ("HOME", "/home/agent"),
+    ("USER", "agent"),
+    ("LOGNAME", "agent"),
+    ("SHELL", "/bin/sh"),
+];
+
+/// The backend.
+#[derive(Clone, Debug)]
+pub struct Namespace {
+    directory: PathBuf,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+}
+
+/// What is known of a sandbox between two processes of ours.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    phase: Phase,
+    config: SandboxConfig,
+    identity: Identity,
+    cgroups: Vec<PathBuf>,
+    init: Option<Process>,
+    /// Who makes it.
+    creator: Process,
+    warnings: Vec<String>,
+}
+
+/// A process for all time: its number may come again, but not with this start.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Process {
+    pid: i32,
+    started: u64,
+}
+
+impl Namespace {
+    /// A backend that keeps its sandboxes in `directory` and starts `program arguments…`,
+    /// which calls [`launch::init_main`] before anything else.
+    pub fn new(directory: PathBuf, program: PathBuf, arguments: Vec<OsString>) -> Self {
+        Self {
+            directory,
+            program,
+            arguments,
+        }
+    }
+
+    /// What is weaker in this sandbox than it could be, in sentences.
+    pub fn warnings(&self, id: &SandboxId) -> Result<Vec<String>, SandboxError> {
+        Ok(self.read(id)?.warnings)
+    }
+
+    /// The sandbox's workspace as the host sees it. Its content is the agent's: open it
+    /// component by component, and follow no link.
+    pub fn workspace(&self, id: &SandboxId) -> PathBuf {
+        self.place(id).join("fs/root/workspace")
+    }
+
+    /// Starts a command whose input and output the caller moves itself.
+    pub fn start(
+        &self,
+        id: &SandboxId,
+        command: &Command,
+        terminal: Option<Size>,
+    ) -> Result<Running, SandboxError> {
+        self.session(id)?.start(command, terminal)
+    }
+
+    /// Removes what a crash left behind: sandboxes half made or half deleted, with nobody at
+    /// work on them. Returns their ids.
+    pub fn cleanup(&self) -> Result<Vec<SandboxId>, SandboxError> {
+        let system = SandboxError::system("clearing what a crash left");
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(system)?,
+        };
+        let mut cleared = Vec::new();
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(Ok(id)) = name.to_str().map(SandboxId::parse) else {
+                continue;
+            };
+            // Nobody claims a directory while we look whether it is claimed.
+            let claims = self.lock_all()?;
+            let place = self.place(&id);
+            let record = self.read(&id).ok();
+            let _mine = match try_lock(&place.join("lock"))? {
+                Some(mine) => mine,
+                // A dead creator's child has its descriptors until it executes: not for long.
+                None if record.as_ref().is_some_and(|one| !one.creator.lives()) => {
+                    lock(&place.join("lock"))?
+                }
+                None => continue,
+            };
+            drop(claims);
+            // A record that cannot be read says nothing, and what may hold work is not removed.
+            let rubbish = match self.read(&id) {
+                Ok(record) => record.phase.is_unfinished().then_some(Some(record)),
+                Err(SandboxError::NotFound(_)) if !place.join("fs").exists() => Some(None),
+                Err(_) => None,
+            };
+            if let Some(record) = rubbish {
+                self.destroy(&id, record)?;
+                cleared.push(id);
+            }
+        }
+        Ok(cleared)
+    }
+
+    fn place(&self, id: &SandboxId) -> PathBuf {
+        self.directory.join(id.as_str())
+    }
+
+    fn lock_all(&self) -> Result<Flock<File>, SandboxError> {
+        lock(&self.directory.join(".lock"))
+    }
+
+    /// Whoever changes a sandbox holds its lock.
+    fn claim(&self, id: &SandboxId) -> Result<Flock<File>, SandboxError> {
+        lock(&self.place(id).join("lock")).map_err(|error| match error {
+            SandboxError::System { source, .. } if source.kind() == ErrorKind::NotFound => {
+                SandboxError::NotFound(id.to_string())
+            }
+            other => other,
+        })
+    }
+
+    fn read(&self, id: &SandboxId) -> Result<Record, SandboxError> {
+        match fs::read(self.place(id).join("record.json")) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                Err(SandboxError::NotFound(id.to_string()))
+            }
+            Err(error) => Err(SandboxError::system("reading the sandbox's record")(error)),
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(SandboxError::system("reading the sandbox's record")),
+        }
+    }
+
+    /// Writes the record, whole or not at all.
+    fn write(&self, record: &Record) -> Result<(), SandboxError> {
+        let place = self.place(&record.config.id);
+        let write = || {
+            let bytes = serde_json::to_vec_pretty(record)?;
+            let new = place.join("record.new");
+            fs::write(&new, bytes)?;
+            // What is unfinished need not outlive a power cut: its processes do not either.
+            if !record.phase.is_unfinished() {
+                File::open(&new)?.sync_all()?;
+            }
+            fs::rename(new, place.join("record.json"))
+        };
+        write().map_err(SandboxError::system("writing the sandbox's record"))
+    }
+
+    /// A connection to a sandbox that can answer.
+    fn session(&self, id: &SandboxId) -> Result<Session, SandboxError> {
+        match self.status(id) {
+            SandboxStatus::Active | SandboxStatus::Unknown => Session::open(&self.place(id)),
+            SandboxStatus::Paused => Err(SandboxError::Paused(id.to_string())),
+            SandboxStatus::Missing => Err(SandboxError::NotFound(id.to_string())),
+            SandboxStatus::Error(reason) => Err(SandboxError::Silent(reason)),
+        }
+    }
+
+    /// Claims a directory and ids for a new sandbox; its lock is held.
+    fn reserve(&self, config: &SandboxConfig) -> Result<(Record, Flock<File>), SandboxError> {
+        let system = || SandboxError::system("making the sandbox's directory");
+        let private = |path: &Path| DirBuilder::new().mode(0o700).recursive(false).create(path);
+        DirBuilder::new()
+            .mode(0o700)
+            .recursive(true)
+            .create(&self.directory)
+            .map_err(system())?;
+        let _claims = self.lock_all()?;
+        let place = self.place(&config.id);
+        private(&place).map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => SandboxError::Exists(config.id.to_string()),
+            _ => system()(error),
+        })?;
+        let mine = lock(&place.join("lock"))?;
+        open_lock(&place.join("launcher.lock")).map_err(system())?;
+        let taken = self.taken_ranges();
+        let seed = place.to_string_lossy();
+        let identity = identity::choose(Uid::effective().is_root(), &seed, &taken).ok_or(
+            SandboxError::Unavailable {
+                backend: "namespace",
+                reason: "every range of ids is taken; delete a sandbox".to_owned(),
+            },
+        )?;
+        let record = Record {
+            phase: Phase::Creating,
+            config: config.clone(),
+            identity,
+            cgroups: Vec::new(),
+            init: None,
+            creator: Process::this().map_err(system())?,
+            warnings: Vec::new(),
+        };
+        self.write(&record)?;
+        Ok((record, mine))
+    }
+
+    fn taken_ranges(&self) -> Vec<u32> {
+        let Ok(entries) = fs::read_dir(&self.directory) else {
+            return Vec::new();
+        };
+        entries
+            .flatten()
+            .filter_map(|entry| {
+                let id = SandboxId::parse(entry.file_name().to_str()?).ok()?;
+                match self.read(&id).ok()?.identity {
+                    Identity::Range { first } => Some(first),
+                    Identity::Single => None,
+                }
+            })
+            .collect()
+    }
+
+    /// Everything of `create` that has an undo.
+    fn build(&self, record: &mut Record) -> Result<(), SandboxError> {
+        let config = &record.config;
+        let name = format!("palisade-{}-{}", config.id, seal(&self.place(&config.id)));
+        // On record before they are there, or a crash would leave them.
+        let limits = config.limits;
+        record.cgroups = cgroup::plan(&name);
+        self.write(record)?;
+        let (cgroups, counted) = cgroup::make(&record.cgroups, limits);
+        record.cgroups.clone_from(&cgroups);
+        for (limited, what) in [(counted.memory, "memory"), (counted.pids, "processes")] {
+            if !limited {
+                record.warnings.push(format!(
+                    "{what}: no cgroup may be written, so limits hold per process and user only"
+                ));
+            }
+        }
+        let spec = Spec {
+            directory: self.place(&record.config.id),
+            config: record.config.clone(),
+            identity: record.identity,
+            environment: environment(std::env::vars(), &record.config.environment),
+            cgroups,
+            counted,
+        };
+        let (line, its) = packet::line().map_err(SandboxError::system("making a line"))?;
+        packet::widen(&line).map_err(SandboxError::system("making a line"))?;
+        let mut launcher = std::process::Command::new(&self.program)
+            .args(&self.arguments)
+            .env_clear()
+            .stdin(Stdio::from(its))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(SandboxError::system("starting the launcher"))?;
+        let result = self.accompany(record, &line, &spec);
+        // With the line the launcher ends, and with it an init that was not let go.
+        drop(line);
+        let _ = launcher.wait();
+        result
+    }
+
+    fn accompany(
+        &self,
+        record: &mut Record,
+        line: &OwnedFd,
+        spec: &Spec,
+    ) -> Result<(), SandboxError> {
+        let failed = |error: Error| SandboxError::Create {
+            step: "talking to the launcher".to_owned(),
+            reason: error.to_string(),
+        };
+        packet::send(line.as_fd(), spec, &[]).map_err(failed)?;
+        let mut end = [PollFd::new(line.as_fd(), PollFlags::POLLIN)];
+        let patience = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
+        match poll(&mut end, patience) {
+            Ok(0) => return Err(failed(Error::from(ErrorKind::TimedOut))),
+            Ok(_) => {}
+            Err(errno) => return Err(failed(errno.into())),
+        }
+        match packet::receive::<Report>(line.as_fd()).map_err(failed)? {
+            Some((
+                Report::Running {
+                    pid,
+                    started,
+                    warnings,
+                },
+                _,
+            )) => {
+                record.init = Some(Process { pid, started });
+                record.warnings.extend(warnings);
+            }
+            Some((Report::Failed { step, reason }, _)) => {
+                return Err(SandboxError::Create { step, reason });
+            }
+            Some(_) | None => return Err(failed(Error::from(ErrorKind::UnexpectedEof))),
+        }
+        // Still `creating`, but now whoever finds it knows whom to end.
+        self.write(record)?;
+        packet::send(line.as_fd(), &Report::Live, &[]).map_err(failed)?;
+        // The launcher's end tells that init is on its own.
+        if let Some((Report::Failed { step, reason }, _)) =
+            packet::receive::<Report>(line.as_fd()).map_err(failed)?
+        {
+            return Err(SandboxError::Create { step, reason });
+        }
+        record.phase = record.phase.after(Event::Started)?;
+        self.write(record)
+    }
+
+    /// Kills, waits, removes. Whoever calls it holds the lock.
+    fn destroy(&self, id: &SandboxId, record: Option<Record>) -> Result<(), SandboxError> {
+        let system = |step| SandboxError::system::<Error>(step);
+        let place = self.place(id);
+        // A launcher whose creator is gone ends by itself, and takes its init along.
+        let launcher = place.join("launcher.lock");
+        if launcher.exists() {
+            drop(lock(&launcher)?);
+        }
+        if let Some(mut record) = record {
+            record.phase = record.phase.after(Event::Delete)?;
+            self.write(&record)?;
+            if let Some(init) = record.init {
+                init.end(&record.cgroups)
+                    .map_err(system("ending the sandbox's processes"))?;
+            }
+            cgroup::remove(&record.cgroups).map_err(system("removing the sandbox's cgroups"))?;
+        }
+        // The record goes last: until then the deletion can be taken up again.
+        removal::remove_tree(&place.join("fs"))
+            .and_then(|()| removal::remove_tree(&place))
+            .map_err(system("removing the sandbox's files"))
+    }
+
+    fn set_frozen(&self, id: &SandboxId, event: Event) -> Result<(), SandboxError> {
+        let _mine = self.claim(id)?;
+        let mut record = self.read(id)?;
+        let next = record.phase.after(event)?;
+        if !record.init.is_some_and(Process::lives) {
+            return Err(SandboxError::Silent("its processes are gone".to_owned()));
+        }
+        let frozen = next == Phase::Paused;
+        let done = cgroup::freeze(&record.cgroups, frozen)
+            .map_err(SandboxError::system("freezing the sandbox"))?;
+        if !done {
+            Session::open(&self.place(id))?.freeze(frozen)?;
+        }
+        if next != record.phase {
+            record.phase = next;
+            self.write(&record)?;
+        }
+        Ok(())
+    }
+}
+
+impl Sandbox for Namespace {
+    fn create(&self, config: &SandboxConfig) -> Result<SandboxMetadata, SandboxError> {
+        let (mut record, _mine) = self.reserve(config)?;
+        match self.build(&mut record) {
+            Ok(()) => Ok(SandboxMetadata {
+                name: config.name.clone(),
+                branch_name: config.name.branch(),
+                container_id: config.id.to_string(),
+                status: SandboxStatus::of(record.phase),
+            }),
+            Err(error) => {
+                // What cannot be undone now is on record as unfinished, and is at the next start.
+                let _ = self.destroy(&config.id, Some(record));
+                Err(error)
+            }
+        }
+    }
+
+    fn pause(&self, id: &SandboxId) -> Result<(), SandboxError> {
+        self.set_frozen(id, Event::Pause)
+    }
+
+    fn resume(&self, id: &SandboxId) -> Result<(), SandboxError> {
+        self.set_frozen(id, Event::Resume)
+    }
+
+    fn delete(&self, id: &SandboxId, force: Force) -> Result<(), SandboxError> {
+        let _mine = self.claim(id)?;
+        let record = match self.read(id) {
+            // Broken or gone: by force, what is there goes.
+            Err(_) if force == Force::Yes => return self.destroy(id, None),
+            other => other?,
+        };
+        let lives = record.init.is_some_and(Process::lives);
+        if force == Force::No && lives && record.phase == Phase::Active {
+            return Err(SandboxError::Active);
+        }
+        self.destroy(id, Some(record))
+    }
+
+    fn exec(&self, id: &SandboxId, command: &Command) -> Result<ExecutionResult, SandboxError> {
+        self.start(id, command, None)?
+            .finish(&command.stdin, command.timeout)
+    }
+
+    fn listeners(&self, id: &SandboxId) -> Result<Vec<Listener>, SandboxError> {
+        self.session(id)?.listeners()
+    }
+
+    fn status(&self, id: &SandboxId) -> SandboxStatus {
+        let record = match self.read(id) {
+            Ok(record) => record,
+            Err(SandboxError::NotFound(_)) => return SandboxStatus::Missing,
+            Err(error) => return SandboxStatus::Error(error.to_string()),
+        };
+        if record.phase.is_unfinished() {
+            return SandboxStatus::of(record.phase);
+        }
+        if !record.init.is_some_and(Process::lives) {
+            return SandboxStatus::Error("its processes are gone; delete it".to_owned());
+        }
+        match cgroup::is_frozen(&record.cgroups) {
+            Some(true) => SandboxStatus::Paused,
+            Some(false) => SandboxStatus::Active,
+            None => SandboxStatus::of(record.phase),
+        }
+    }
+}
+
+impl Process {
+    /// The one we are in.
+    fn this() -> std::io::Result<Self> {
+        let pid = nix::unistd::getpid().as_raw();
+        let started = process::start_time(pid)?;
+        Ok(Self { pid, started })
+    }
+
+    fn lives(self) -> bool {
+        process::start_time(self.pid).is_ok_and(|started| started == self.started)
+    }
+
+    /// Kills it, with it everything in its namespace, and waits for the end.
+    fn end(self, cgroups: &[PathBuf]) -> std::io::Result<()> {
+        let Ok(held) = launch::open_process(self.pid) else {
+            return Ok(());
+        };
+        // Held first, compared then: the number cannot change hands in between.
+        if !self.lives() {
+            return Ok(());
+        }
+        launch::kill_process(held.as_fd())?;
+        // A frozen process of version 1 dies when it thaws.
+        let _ = cgroup::freeze(cgroups, false);
+        let mut end = [PollFd::new(held.as_fd(), PollFlags::POLLIN)];
+        let patience = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
+        match poll(&mut end, patience)? {
+            0 => Err(Error::from(ErrorKind::TimedOut)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The variables of every process inside: the sandbox's own, a few of the operator's, and
+/// what was asked for. Later ones win.
+fn environment(
+    operator: impl Iterator<Item = (String, String)>,
+    asked: &[(String, String)],
+) -> Vec<(String, String)> {
+    let passed_on =
+        operator.filter(|(name, _)| PASSED_ON.contains(&name.as_str()) || name.starts_with("LC_"));
+    ITS_OWN
+        .iter()
+        .map(|&(name, value)| (name.to_owned(), value.to_owned()))
+        .chain(passed_on)
+        .chain(asked.iter().cloned())
+        .collect()
+}
+
+/// A short word for a path: two gates may have a sandbox of the same id.
+fn seal(path: &Path) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    let hash = path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    format!("{hash:016x}")
+}
+
+fn open_lock(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .read(true)
+        .mode(0o600)
+        .open(path)
+}
+
+fn lock(path: &Path) -> Result<Flock<File>, SandboxError> {
+    let take = || {
+        loop {
+            let locked = Flock::lock(open_lock(path)?, FlockArg::LockExclusive)
+                .map_err(|(_, errno)| Error::from(errno))?;
+            // Whoever had it may have removed it, and another may be in its place.
+            if is_at(&locked, path)? {
+                return Ok(locked);
+            }
+        }
+    };
+    take().map_err(SandboxError::system::<Error>("taking a lock"))
+}
+
+fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    let (held, there) = (file.metadata()?, path.metadata());
+    Ok(there.is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino())))
+}
+
+/// `None` when somebody has it.
+fn try_lock(path: &Path) -> Result<Option<Flock<File>>, SandboxError> {
+    let file = match open_lock(path) {
+        // Deleted since it was listed.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(SandboxError::system("taking a lock"))?,
+    };
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(locked) => Ok(Some(locked)),
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, errno)) => Err(SandboxError::system("taking a lock")(errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operators_environment_stays_outside_but_for_a_few_words() {
+        let operator = [
+            ("TERM", "xterm"),
+            ("LC_ALL", "C.UTF-8"),
+            ("AWS_SECRET_ACCESS_KEY", "no"),
+            ("PATH", "/operator/bin"),
+            ("HOME", "/home/operator"),
+            ("LD_PRELOAD", "no"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let asked = [("CI".to_owned(), "1".to_owned())];
+        let names: Vec<_> = environment(operator.into_iter(), &asked)
+            .into_iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .filter(|line| !line.starts_with("PATH=/home/agent"))
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "HOME=/home/agent",
+                "USER=agent",
+                "LOGNAME=agent",
+                "SHELL=/bin/sh",
+                "TERM=xterm",
+                "LC_ALL=C.UTF-8",
+                "CI=1"
+            ]
+        );
+    }
+}

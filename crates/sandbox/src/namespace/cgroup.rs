@@ -1,0 +1,227 @@
+//! cgroups, where this machine lets us have them: counting and freezing.
+//!
+//! Version 2 wherever it is writable, even with no controller (hybrid machines): freezing and
+//! killing need none. Version 1 for memory, pids and, without a version 2, the freezer.
+
+use std::fs;
+use std::io::{Error, ErrorKind, Result};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollTimeout, poll};
+
+use super::protocol::Counted;
+use crate::contract::Limits;
+
+/// How long the kernel may take to stop or forget processes.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A hierarchy this process is in.
+#[derive(Debug, PartialEq, Eq)]
+struct Hierarchy {
+    /// Empty for version 2.
+    controllers: Vec<String>,
+    directory: PathBuf,
+}
+
+/// Where a sandbox's cgroups would be, if this machine lets us make them.
+pub(crate) fn plan(name: &str) -> Vec<PathBuf> {
+    let (Ok(mounts), Ok(own)) = (
+        fs::read_to_string("/proc/self/mountinfo"),
+        fs::read_to_string("/proc/self/cgroup"),
+    ) else {
+        return Vec::new();
+    };
+    hierarchies(&mounts, &own)
+        .into_iter()
+        .filter(|hierarchy| {
+            let wanted = |one: &String| matches!(one.as_str(), "memory" | "pids" | "freezer");
+            hierarchy.controllers.is_empty() || hierarchy.controllers.iter().any(wanted)
+        })
+        .map(|hierarchy| hierarchy.directory.join(name))
+        .collect()
+}
+
+/// Makes what was planned and sets limits. Returns those that were made; what this machine
+/// refuses is left out.
+pub(crate) fn make(planned: &[PathBuf], limits: Limits) -> (Vec<PathBuf>, Counted) {
+    let mut counted = Counted::default();
+    let mut made = Vec::new();
+    for cgroup in planned {
+        if create(cgroup).is_err() {
+            continue;
+        }
+        if let Some(parent) = cgroup.parent() {
+            // Version 2 alone has the file, and refuses where the parent has processes of its
+            // own; then the cgroup only freezes.
+            let control = parent.join("cgroup.subtree_control");
+            if control.exists() {
+                let _ = fs::write(control, "+memory +pids");
+            }
+        }
+        let set = |file: &str, value: u64| {
+            let file = cgroup.join(file);
+            file.exists() && fs::write(file, value.to_string()).is_ok()
+        };
+        counted.memory |= set("memory.max", limits.memory);
+        set("memory.swap.max", 0);
+        counted.memory |= set("memory.limit_in_bytes", limits.memory);
+        counted.pids |= set("pids.max", u64::from(limits.pids));
+        made.push(cgroup.clone());
+    }
+    (made, counted)
+}
+
+/// Freezes or thaws; `false` where no cgroup of ours can.
+pub(crate) fn freeze(cgroups: &[PathBuf], frozen: bool) -> Result<bool> {
+    let wait_until = |is: &dyn Fn() -> Result<bool>| wait_for(is, "the cgroup did not freeze");
+    for cgroup in cgroups {
+        let (unified, legacy) = (cgroup.join("cgroup.freeze"), cgroup.join("freezer.state"));
+        if unified.exists() {
+            fs::write(unified, if frozen { "1" } else { "0" })?;
+            let line = if frozen { "frozen 1" } else { "frozen 0" };
+            let events = cgroup.join("cgroup.events");
+            wait_until(&|| Ok(fs::read_to_string(&events)?.lines().any(|l| l == line)))?;
+            return Ok(true);
+        }
+        if legacy.exists() {
+            let state = if frozen { "FROZEN" } else { "THAWED" };
+            // A process that was being made may have escaped the first word.
+            wait_until(&|| {
+                fs::write(&legacy, state)?;
+                Ok(fs::read_to_string(&legacy)?.trim() == state)
+            })?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether one of them is frozen, where one can be.
+pub(crate) fn is_frozen(cgroups: &[PathBuf]) -> Option<bool> {
+    cgroups.iter().find_map(|cgroup| {
+        let read = |file: &str| fs::read_to_string(cgroup.join(file)).ok();
+        read("cgroup.freeze")
+            .map(|text| text.trim() == "1")
+            .or_else(|| read("freezer.state").map(|text| text.trim() != "THAWED"))
+    })
+}
+
+/// Kills whatever is in them and removes them.
+pub(crate) fn remove(cgroups: &[PathBuf]) -> Result<()> {
+    for cgroup in cgroups {
+        let _ = fs::write(cgroup.join("cgroup.kill"), "1");
+        // Version 1: the frozen do not die.
+        let _ = fs::write(cgroup.join("freezer.state"), "THAWED");
+        wait_for(
+            &|| match fs::remove_dir(cgroup) {
+                Ok(()) => Ok(true),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(false),
+                Err(error) => Err(error),
+            },
+            "a cgroup still has processes",
+        )?;
+    }
+    Ok(())
+}
+
+/// Asks until it is so. The kernel has no descriptor to wait on for these.
+fn wait_for(is: &dyn Fn() -> Result<bool>, else_say: &str) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !is()? {
+        if Instant::now() > deadline {
+            return Err(Error::new(ErrorKind::TimedOut, else_say));
+        }
+        let _ = poll(&mut [], PollTimeout::from(1_u8));
+    }
+    Ok(())
+}
+
+/// A fresh directory; one left by a crash is emptied by removing it first.
+fn create(directory: &Path) -> Result<()> {
+    match fs::create_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            fs::remove_dir(directory)?;
+            fs::create_dir(directory)
+        }
+        other => other,
+    }
+}
+
+/// The hierarchies this process is in, version 2 first.
+fn hierarchies(mounts: &str, own: &str) -> Vec<Hierarchy> {
+    let mut found: Vec<_> = mounts
+        .lines()
+        .filter_map(|line| {
+            let (before, after) = line.split_once(" - ")?;
+            let mut before = before.split(' ').skip(3);
+            let (root, point) = (before.next()?, before.next()?);
+            let mut after = after.split(' ');
+            let (kind, options) = (after.next()?, after.nth(1)?);
+            let path_of = |wanted: &dyn Fn(&str, &str) -> bool| {
+                own.lines().find_map(|line| {
+                    let mut fields = line.splitn(3, ':');
+                    let (number, controllers, path) =
+                        (fields.next()?, fields.next()?, fields.next()?);
+                    wanted(number, controllers).then_some((controllers, path))
+                })
+            };
+            let (controllers, path) = match kind {
+                "cgroup2" => {
+                    path_of(&|number, controllers| number == "0" && controllers.is_empty())?
+                }
+                "cgroup" => path_of(&|_, controllers| {
+                    !controllers.is_empty()
+                        && controllers
+                            .split(',')
+                            .all(|one| options.split(',').any(|option| option == one))
+                })?,
+                _ => return None,
+            };
+            let below = Path::new(path).strip_prefix(root).ok()?;
+            Some(Hierarchy {
+                controllers: controllers
+                    .split(',')
+                    .filter(|one| !one.is_empty())
+                    .map(str::to_owned)
+                    .collect(),
+                directory: Path::new(point)
+                    .components()
+                    .chain(below.components())
+                    .collect(),
+            })
+        })
+        .collect();
+    found.sort_by_key(|hierarchy| !hierarchy.controllers.is_empty());
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_place_is_found_in_hybrid_and_unified_hierarchies() {
+        let mounts = "30 25 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
+                      31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+                      32 25 0:28 /jail /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n\
+                      33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
+                      34 25 0:30 / /proc rw - proc proc rw\n";
+        let own = "4:memory:/a/b\n3:cpu,cpuacct:/\n2:pids:/jail/c\n0::/\n";
+        let found = hierarchies(mounts, own);
+        let shown: Vec<_> = found
+            .iter()
+            .map(|one| (one.controllers.join(","), one.directory.to_str().unwrap()))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                (String::new(), "/sys/fs/cgroup/unified"),
+                ("memory".to_owned(), "/sys/fs/cgroup/memory/a/b"),
+                ("cpu,cpuacct".to_owned(), "/sys/fs/cgroup/cpu,cpuacct"),
+                ("pids".to_owned(), "/sys/fs/cgroup/pids/c"),
+            ]
+        );
+    }
+}

@@ -1,0 +1,341 @@
+//! The host's side of `init.sock`.
+
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::stat::Mode;
+
+use super::protocol::{Answer, Exec, Hello, PROTOCOL, Request, Size};
+use super::{packet, process};
+use crate::contract::{Command, ExecutionResult, Listener, SandboxError};
+
+/// How long init may take for an answer that costs it nothing.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The most a command run to its end may write, to each of its outputs.
+const MOST_OUTPUT: usize = 64 << 20;
+
+/// A connection to a sandbox's init.
+pub struct Session {
+    socket: OwnedFd,
+}
+
+impl Session {
+    /// Connects, and checks that init speaks our version.
+    pub(crate) fn open(directory: &Path) -> Result<Self, SandboxError> {
+        let silent = |error: Error| SandboxError::Silent(error.to_string());
+        let socket = dial(directory).map_err(silent)?;
+        let session = Self { socket };
+        let (hello, _) = session.hear::<Hello>()?;
+        if hello.protocol != PROTOCOL {
+            return Err(SandboxError::Protocol {
+                found: hello.protocol,
+                known: PROTOCOL,
+            });
+        }
+        packet::widen(&session.socket).map_err(silent)?;
+        Ok(session)
+    }
+
+    /// The sandbox's sockets.
+    pub(crate) fn listeners(&self) -> Result<Vec<Listener>, SandboxError> {
+        self.ask(&Request::Listeners)?;
+        match self.hear()? {
+            (Answer::Listeners(list), sockets) if list.len() == sockets.len() => Ok(list
+                .into_iter()
+                .zip(sockets)
+                .map(|((transport, address), socket)| Listener {
+                    transport,
+                    address,
+                    socket,
+                })
+                .collect()),
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// Stops every process, or lets them go on, without a cgroup.
+    pub(crate) fn freeze(&self, frozen: bool) -> Result<(), SandboxError> {
+        self.ask(&Request::Freeze { frozen })?;
+        match self.hear()? {
+            (Answer::Done, _) => Ok(()),
+            (Answer::Failed { step, reason }, _) => {
+                Err(SandboxError::Silent(format!("{step}: {reason}")))
+            }
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// Starts a command, on a terminal or on three pipes.
+    pub(crate) fn start(
+        self,
+        command: &Command,
+        terminal: Option<Size>,
+    ) -> Result<Running, SandboxError> {
+        let program = command
+            .argv
+            .first()
+            .map(|word| word.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        let exec = Exec {
+            argv: command
+                .argv
+                .iter()
+                .map(|word| word.clone().into_vec())
+                .collect(),
+            environment: command
+                .environment
+                .iter()
+                .map(|(name, value)| (name.clone().into_vec(), value.clone().into_vec()))
+                .collect(),
+            directory: command
+                .directory
+                .as_ref()
+                .map(|path| path.as_os_str().as_bytes().to_vec()),
+            terminal,
+        };
+        packet::send(self.socket.as_fd(), &Request::Exec(exec), &[]).map_err(|error| {
+            SandboxError::Start {
+                program: program.clone(),
+                step: "asking for it".to_owned(),
+                reason: error.to_string(),
+            }
+        })?;
+        let wanted = if terminal.is_some() { 1 } else { 3 };
+        match self.hear()? {
+            (Answer::Started, ends) if ends.len() == wanted => Ok(Running {
+                session: self,
+                program,
+                ends,
+            }),
+            (Answer::Failed { step, reason }, _) => Err(SandboxError::Start {
+                program,
+                step,
+                reason,
+            }),
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    fn ask(&self, request: &Request) -> Result<(), SandboxError> {
+        packet::send(self.socket.as_fd(), request, &[])
+            .map_err(|error| SandboxError::Silent(error.to_string()))
+    }
+
+    fn hear<T: serde::de::DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), SandboxError> {
+        let mut end = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        wait(&mut end, Some(Instant::now() + PATIENCE))
+            .and_then(|ready| match ready {
+                0 => Err(Error::from(ErrorKind::TimedOut)),
+                _ => packet::receive(self.socket.as_fd()),
+            })
+            .and_then(|word| word.ok_or_else(|| Error::from(ErrorKind::UnexpectedEof)))
+            .map_err(|error| SandboxError::Silent(error.to_string()))
+    }
+}
+
+/// A command under way. Dropped, it is killed, with everything it started.
+pub struct Running {
+    session: Session,
+    program: String,
+    ends: Vec<OwnedFd>,
+}
+
+impl Running {
+    /// Our ends: input, output and error output, or the terminal's master alone.
+    pub fn ends(&self) -> &[OwnedFd] {
+        &self.ends
+    }
+
+    /// Signals the command's process group.
+    pub fn signal(&self, number: i32) -> Result<(), SandboxError> {
+        self.session.ask(&Request::Signal { number })
+    }
+
+    /// Gives the command's terminal, if it has one, another size.
+    pub fn resize(&self, size: Size) -> Result<(), SandboxError> {
+        match self.ends.as_slice() {
+            // By the master itself: what is typed next meets the new size.
+            [master] => {
+                process::set_size(master, size).map_err(SandboxError::system("sizing the terminal"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Kills the command and everything it started.
+    pub fn kill(&self) -> Result<(), SandboxError> {
+        self.session.ask(&Request::Kill)
+    }
+
+    /// Waits for the end and returns the code.
+    pub fn wait(&self) -> Result<i32, SandboxError> {
+        match packet::receive(self.session.socket.as_fd()) {
+            Ok(Some((Answer::Exited { code }, _))) => Ok(code),
+            Ok(Some((Answer::Failed { step, reason }, _))) => Err(SandboxError::Start {
+                program: self.program.clone(),
+                step,
+                reason,
+            }),
+            Ok(Some((answer, _))) => Err(unexpected(&answer)),
+            Ok(None) => Err(SandboxError::Silent("init hung up".to_owned())),
+            Err(error) => Err(SandboxError::Silent(error.to_string())),
+        }
+    }
+
+    /// Feeds it, collects what it says, and waits for the end.
+    ///
+    /// The end is the command's own: something it left running in the background does not
+    /// hold the caller up.
+    pub(crate) fn finish(
+        mut self,
+        stdin: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<ExecutionResult, SandboxError> {
+        let system = |error: Error| SandboxError::system("talking to the command")(error);
+        for end in &self.ends {
+            fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+                .map_err(|errno| system(errno.into()))?;
+        }
+        let mut ends = std::mem::take(&mut self.ends).into_iter();
+        let mut feed = ends.next().filter(|_| !stdin.is_empty());
+        let mut rest = stdin;
+        let mut outputs = [ends.next(), ends.next()];
+        let mut said = [Vec::new(), Vec::new()];
+        let mut deadline = timeout.map(|time| Instant::now() + time);
+        let mut verdict = None;
+        loop {
+            let mut all = vec![PollFd::new(self.session.socket.as_fd(), PollFlags::POLLIN)];
+            all.extend(
+                outputs
+                    .iter()
+                    .flatten()
+                    .map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN)),
+            );
+            if let Some(feed) = &feed {
+                all.push(PollFd::new(feed.as_fd(), PollFlags::POLLOUT));
+            }
+            let ready = wait(&mut all, deadline).map_err(system)?;
+            let over = all.first().and_then(PollFd::any).unwrap_or(false);
+            if ready == 0 {
+                match (verdict, timeout) {
+                    (None, Some(time)) => {
+                        verdict = Some(SandboxError::TimedOut(time));
+                        self.kill()?;
+                        deadline = Some(Instant::now() + PATIENCE);
+                        continue;
+                    }
+                    (Some(verdict), _) => return Err(verdict),
+                    (None, None) => {}
+                }
+                return Err(SandboxError::Silent("nothing happened".to_owned()));
+            }
+            for (output, said) in outputs.iter_mut().zip(&mut said) {
+                if let Some(end) = output
+                    && drain(end, said).map_err(system)?
+                {
+                    *output = None;
+                }
+            }
+            if verdict.is_none() && said.iter().any(|said| said.len() > MOST_OUTPUT) {
+                verdict = Some(SandboxError::TooMuchOutput(MOST_OUTPUT));
+                outputs = [None, None];
+                self.kill()?;
+                deadline = Some(Instant::now() + PATIENCE);
+            }
+            if let Some(end) = &feed {
+                match nix::unistd::write(end, rest) {
+                    Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+                    Err(Errno::EAGAIN | Errno::EINTR) => {}
+                    // It does not want to read.
+                    Err(_) => rest = &[],
+                }
+                if rest.is_empty() {
+                    feed = None;
+                }
+            }
+            if over {
+                // What was written before the end is in the pipes, and was read above only if
+                // it was there then.
+                for (output, said) in outputs.iter_mut().zip(&mut said) {
+                    if let Some(end) = output {
+                        drain(end, said).map_err(system)?;
+                    }
+                }
+                let exit_code = self.wait()?;
+                let [stdout, stderr] = said;
+                return verdict.map_or(
+                    Ok(ExecutionResult {
+                        exit_code,
+                        stdout,
+                        stderr,
+                    }),
+                    Err,
+                );
+            }
+        }
+    }
+}
+
+/// Reads what is there; whether that was the end.
+fn drain(end: &OwnedFd, into: &mut Vec<u8>) -> std::io::Result<bool> {
+    let mut buffer = vec![0; 64 << 10];
+    // Bounded, so that a command that writes without end cannot keep us here.
+    for _ in 0..64 {
+        match nix::unistd::read(end, &mut buffer) {
+            Ok(0) => return Ok(true),
+            Ok(length) => into.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+            Err(Errno::EAGAIN) => return Ok(false),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(false)
+}
+
+/// Polls until something is ready (its number) or the deadline has passed (none).
+fn wait(ends: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<i32> {
+    loop {
+        let timeout = match deadline {
+            None => PollTimeout::NONE,
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                // Rounded up, or the last millisecond would be spent spinning.
+                let left = left + Duration::from_micros(999);
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            }
+        };
+        match poll(ends, timeout) {
+            Ok(0) if deadline.is_some_and(|deadline| Instant::now() < deadline) => {}
+            Err(Errno::EINTR) => {}
+            Ok(ready) => return Ok(ready),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Connects by way of an open directory: a socket's path has room for 107 bytes only.
+fn dial(directory: &Path) -> std::io::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let directory = open(directory, flags, Mode::empty())?;
+    let socket = socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    let path = format!("/proc/self/fd/{}/init.sock", directory.as_raw_fd());
+    connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?)?;
+    Ok(socket)
+}
+
+fn unexpected(answer: &Answer) -> SandboxError {
+    SandboxError::Silent(format!("an answer out of turn: {answer:?}"))
+}

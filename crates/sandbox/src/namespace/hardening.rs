@@ -1,0 +1,122 @@
+//! What a process gives up before the agent's code runs in it.
+
+use std::io::{Error, Result};
+
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, setrlimit};
+
+use super::protocol::Counted;
+use crate::contract::Limits;
+
+const CAP_SETGID: u32 = 6;
+const CAP_SETUID: u32 = 7;
+const CAP_KILL: u32 = 5;
+const LAST_POSSIBLE: u32 = 63;
+
+/// What init keeps where the agent has another id: enough to become the agent, and to end
+/// its processes.
+pub(crate) const OF_INIT: &[u32] = &[CAP_KILL, CAP_SETGID, CAP_SETUID];
+
+/// Empties the bounding and ambient sets; nothing executed later can gain a capability.
+pub(crate) fn empty_bounding_set() -> Result<()> {
+    for capability in 0..=LAST_POSSIBLE {
+        // SAFETY: plain numbers; the call touches no memory of ours.
+        let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+        if result != 0 {
+            let error = Error::last_os_error();
+            // The first number that this kernel has no capability for.
+            if error.raw_os_error() == Some(libc::EINVAL) && capability > 0 {
+                break;
+            }
+            return Err(error);
+        }
+    }
+    // SAFETY: plain numbers; the call touches no memory of ours.
+    let result = unsafe {
+        libc::prctl(
+            libc::PR_CAP_AMBIENT,
+            libc::PR_CAP_AMBIENT_CLEAR_ALL,
+            0,
+            0,
+            0,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(Error::last_os_error())
+    }
+}
+
+/// Keeps these capabilities and drops all others.
+pub(crate) fn keep_capabilities(kept: &[u32]) -> Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy, Default)]
+    struct Data {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    let header = Header {
+        version: 0x2008_0522,
+        pid: 0,
+    };
+    let low = kept
+        .iter()
+        .filter(|&&capability| capability < 32)
+        .fold(0, |all, capability| all | 1 << capability);
+    let data = [
+        Data {
+            effective: low,
+            permitted: low,
+            inheritable: 0,
+        },
+        Data::default(),
+    ];
+    // SAFETY: version 3 of the call reads one header and two data blocks; both outlive it.
+    let result = unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(Error::last_os_error())
+    }
+}
+
+/// Nobody can look into this process or core-dump it; nothing it executes gains privilege.
+pub(crate) fn close_up() -> Result<()> {
+    prctl::set_dumpable(false)?;
+    prctl::set_no_new_privs()?;
+    Ok(())
+}
+
+/// Limits that every process inherits.
+pub(crate) fn limit(limits: Limits, counted: Counted) -> Result<()> {
+    // One byte, not none: a host whose core_pattern is a pipe runs its handler, outside, for a
+    // limit of 0, and not for 1 (core(5)).
+    setrlimit(Resource::RLIMIT_CORE, 1, 1)?;
+    if !counted.pids {
+        let pids = u64::from(limits.pids);
+        setrlimit(Resource::RLIMIT_NPROC, pids, pids)?;
+    }
+    if !counted.memory {
+        setrlimit(Resource::RLIMIT_DATA, limits.memory, limits.memory)?;
+    }
+    Ok(())
+}
+
+/// Closes every descriptor from `first` on.
+pub(crate) fn close_from(first: u32) -> Result<()> {
+    // SAFETY: only for processes about to execute or that own nothing above `first`; no
+    // `OwnedFd` of this process is used afterwards.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(Error::last_os_error())
+    }
+}

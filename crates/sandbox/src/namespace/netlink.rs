@@ -1,0 +1,275 @@
+//! The few words of rtnetlink that two joined network namespaces need.
+//!
+//! Written by hand: a handful of fixed messages, sent once, before the agent exists. Layouts
+//! are those of `linux/netlink.h`, `linux/rtnetlink.h` and `linux/if_link.h`.
+
+use std::io::{Error, Result};
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
+};
+
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_CREATE: u16 = 0x400;
+const NLM_F_EXCL: u16 = 0x200;
+const NLMSG_ERROR: u16 = 2;
+const HEADER: usize = 16;
+
+const IFLA_IFNAME: u16 = 3;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_NET_NS_FD: u16 = 28;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
+const VETH_INFO_PEER: u16 = 1;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_F_NODAD: u8 = 2;
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+
+/// Where a route leads.
+#[derive(Clone, Copy)]
+pub(crate) enum Route {
+    /// Every address is our own.
+    EverythingIsLocal,
+    /// This one address is not our own after all, but on the link.
+    Except(IpAddr),
+    /// This one address is on the link.
+    Neighbour(IpAddr),
+    /// Everything else goes to this neighbour.
+    DefaultVia(IpAddr),
+}
+
+/// A netlink socket of the network namespace it was opened in, wherever its owner goes.
+pub(crate) struct Netlink {
+    socket: OwnedFd,
+    sequence: u32,
+}
+
+impl Netlink {
+    /// Opens one in the current network namespace.
+    pub(crate) fn open() -> Result<Self> {
+        let socket = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::NetlinkRoute,
+        )?;
+        Ok(Self {
+            socket,
+            sequence: 0,
+        })
+    }
+
+    /// Makes a pair of virtual cards: `name` here, `peer` in the namespace `other`.
+    pub(crate) fn add_pair(&mut self, name: &str, peer: &str, other: BorrowedFd<'_>) -> Result<()> {
+        let mut body = link(0, 0, 0);
+        attribute(&mut body, IFLA_IFNAME, &text(name));
+        let mut far = link(0, 0, 0);
+        attribute(&mut far, IFLA_IFNAME, &text(peer));
+        attribute(&mut far, IFLA_NET_NS_FD, &other.as_raw_fd().to_ne_bytes());
+        let mut data = Vec::new();
+        attribute(&mut data, VETH_INFO_PEER, &far);
+        let mut info = Vec::new();
+        attribute(&mut info, IFLA_INFO_KIND, b"veth");
+        attribute(&mut info, IFLA_INFO_DATA, &data);
+        attribute(&mut body, IFLA_LINKINFO, &info);
+        self.ask(libc::RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &body)
+    }
+
+    /// The number of a card of this namespace.
+    pub(crate) fn index(&mut self, name: &str) -> Result<i32> {
+        let mut body = link(0, 0, 0);
+        attribute(&mut body, IFLA_IFNAME, &text(name));
+        let answer = self.exchange(libc::RTM_GETLINK, 0, &body)?;
+        number(&answer, HEADER + 4).ok_or_else(|| Error::other("a link without a number"))
+    }
+
+    /// Switches a card on.
+    pub(crate) fn up(&mut self, index: i32) -> Result<()> {
+        let up = libc::IFF_UP.cast_unsigned();
+        self.ask(libc::RTM_NEWLINK, 0, &link(index, up, up))
+    }
+
+    /// Gives a card an address of its own, usable at once.
+    pub(crate) fn add_address(&mut self, index: i32, address: IpAddr) -> Result<()> {
+        let bytes = octets(address);
+        let flags = if address.is_ipv6() { IFA_F_NODAD } else { 0 };
+        let mut body = vec![family(address), full_length(address), flags, 0];
+        body.extend(index.to_ne_bytes());
+        attribute(&mut body, IFA_LOCAL, &bytes);
+        attribute(&mut body, IFA_ADDRESS, &bytes);
+        self.ask(libc::RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &body)
+    }
+
+    /// Adds a route over a card. An address `like` the route's says for which protocol.
+    pub(crate) fn add_route(&mut self, index: i32, route: Route, like: IpAddr) -> Result<()> {
+        // The exception is in the table `local` too, which is asked first: the longest
+        // prefix wins inside a table, not between tables.
+        let (length, table, scope, kind) = match route {
+            Route::EverythingIsLocal => (
+                0,
+                libc::RT_TABLE_LOCAL,
+                libc::RT_SCOPE_HOST,
+                libc::RTN_LOCAL,
+            ),
+            Route::Except(address) => (
+                full_length(address),
+                libc::RT_TABLE_LOCAL,
+                libc::RT_SCOPE_LINK,
+                libc::RTN_UNICAST,
+            ),
+            Route::Neighbour(address) => (
+                full_length(address),
+                libc::RT_TABLE_MAIN,
+                libc::RT_SCOPE_LINK,
+                libc::RTN_UNICAST,
+            ),
+            Route::DefaultVia(_) => (
+                0,
+                libc::RT_TABLE_MAIN,
+                libc::RT_SCOPE_UNIVERSE,
+                libc::RTN_UNICAST,
+            ),
+        };
+        let mut body = vec![
+            family(like),
+            length,
+            0,
+            0,
+            table,
+            libc::RTPROT_STATIC,
+            scope,
+            kind,
+        ];
+        body.extend(0_u32.to_ne_bytes());
+        match route {
+            Route::EverythingIsLocal => {}
+            Route::Except(address) | Route::Neighbour(address) => {
+                attribute(&mut body, RTA_DST, &octets(address));
+            }
+            Route::DefaultVia(address) => {
+                attribute(&mut body, RTA_GATEWAY, &octets(address));
+            }
+        }
+        attribute(&mut body, RTA_OIF, &index.to_ne_bytes());
+        self.ask(libc::RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &body)
+    }
+
+    fn ask(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<()> {
+        self.exchange(kind, flags | NLM_F_ACK, body).map(drop)
+    }
+
+    /// Sends a message and takes the one answer; a refusal is an error.
+    fn exchange(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<Vec<u8>> {
+        self.sequence += 1;
+        let mut message = Vec::with_capacity(HEADER + body.len());
+        let length = u32::try_from(HEADER + body.len()).map_err(Error::other)?;
+        message.extend(length.to_ne_bytes());
+        message.extend(kind.to_ne_bytes());
+        message.extend((flags | NLM_F_REQUEST).to_ne_bytes());
+        message.extend(self.sequence.to_ne_bytes());
+        message.extend(0_u32.to_ne_bytes());
+        message.extend(body);
+        send(self.socket.as_raw_fd(), &message, MsgFlags::empty())?;
+        let mut answer = vec![0; 16 << 10];
+        let got = recv(self.socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+        answer.truncate(got);
+        let kind = answer
+            .get(4..6)
+            .and_then(|bytes| bytes.try_into().ok())
+            .map(u16::from_ne_bytes);
+        if kind == Some(NLMSG_ERROR) {
+            match number(&answer, HEADER) {
+                Some(0) => {}
+                Some(errno) => return Err(Error::from_raw_os_error(errno.wrapping_neg())),
+                None => return Err(Error::other("a short answer from netlink")),
+            }
+        }
+        Ok(answer)
+    }
+}
+
+/// The namespace this thread is in, as a descriptor.
+pub(crate) fn this_namespace() -> Result<OwnedFd> {
+    // SAFETY: the path is a constant with its NUL; the result is checked before it is owned.
+    let fd = unsafe {
+        libc::open(
+            c"/proc/self/ns/net".as_ptr(),
+            libc::O_RDONLY | libc::O_CLOEXEC,
+        )
+    };
+    if fd < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: `open` has just made it, for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `struct ifinfomsg`.
+fn link(index: i32, flags: u32, change: u32) -> Vec<u8> {
+    let mut body = vec![0; 4];
+    body.extend(index.to_ne_bytes());
+    body.extend(flags.to_ne_bytes());
+    body.extend(change.to_ne_bytes());
+    body
+}
+
+/// Appends an attribute; both sides of it are aligned to four bytes.
+fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
+    body.extend(length.to_ne_bytes());
+    body.extend(kind.to_ne_bytes());
+    body.extend(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+}
+
+fn text(name: &str) -> Vec<u8> {
+    let mut bytes = name.as_bytes().to_vec();
+    bytes.push(0);
+    bytes
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+fn family(address: IpAddr) -> u8 {
+    let family = if address.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
+    u8::try_from(family).unwrap_or_default()
+}
+
+fn full_length(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<i32> {
+    let bytes = bytes.get(at..at + 4)?.try_into().ok()?;
+    Some(i32::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_carry_their_true_length_and_end_on_four_bytes() {
+        let mut body = Vec::new();
+        attribute(&mut body, IFLA_IFNAME, &text("lo"));
+        assert_eq!(body.len(), 8);
+        assert_eq!(body[..2], 7_u16.to_ne_bytes());
+        attribute(&mut body, IFLA_INFO_KIND, b"veth");
+        assert_eq!(body.len(), 16);
+    }
+}

@@ -1,0 +1,146 @@
+//! Two network namespaces, joined by a pair of cards and connected to nothing else.
+//!
+//! ```text
+//!   agent's namespace                       gate's namespace
+//!   lo 127.0.0.1, ::1: its own
+//!   eth0 192.0.0.2 ───────────────────────▶ gate 192.0.0.1
+//!        default via gate                   local default dev lo: every address is ours
+//!                                           listeners on 0.0.0.0 and [::]
+//! ```
+//!
+//! Whatever address a program means, its packets end at a socket of the gate, and
+//! `getsockname` says which one it was. A packet with a forged source is a martian there:
+//! every source but the agent's own is a local address.
+
+use std::io::Result;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket,
+    sockopt,
+};
+
+use super::netlink::{Netlink, Route, this_namespace};
+use crate::contract::{Ports, Transport};
+
+/// 192.0.0.0/29 is for the two ends of one link and never routed (RFC 7335).
+const GATE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 1)),
+    IpAddr::V6(Ipv6Addr::new(0xfd70, 0x616c, 0x6973, 0, 0, 0, 0, 1)),
+];
+const AGENT: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 2)),
+    IpAddr::V6(Ipv6Addr::new(0xfd70, 0x616c, 0x6973, 0, 0, 0, 0, 2)),
+];
+
+/// A socket of the gate's, and what it is.
+pub(crate) type Door = (Transport, SocketAddr, OwnedFd);
+
+/// Builds both sides. The caller is in a fresh network namespace, which becomes the gate's,
+/// and is in the agent's afterwards.
+pub(crate) fn build(ports: &Ports) -> Result<Vec<Door>> {
+    let mut gate = Netlink::open()?;
+    let gate_namespace = this_namespace()?;
+    let doors = open_doors(ports)?;
+    let lo = gate.index("lo")?;
+    gate.up(lo)?;
+
+    unshare(CloneFlags::CLONE_NEWNET)?;
+    let mut agent = Netlink::open()?;
+    let agent_lo = agent.index("lo")?;
+    agent.up(agent_lo)?;
+    agent.add_pair("eth0", "gate", gate_namespace.as_fd())?;
+    let near = agent.index("eth0")?;
+    let far = gate.index("gate")?;
+    agent.up(near)?;
+    gate.up(far)?;
+
+    for (ours, its) in GATE.into_iter().zip(AGENT) {
+        if ours.is_ipv6() && !has_ipv6() {
+            continue;
+        }
+        gate.add_address(far, ours)?;
+        agent.add_address(near, its)?;
+        gate.add_route(far, Route::Except(its), its)?;
+        gate.add_route(lo, Route::EverythingIsLocal, ours)?;
+        agent.add_route(near, Route::Neighbour(ours), ours)?;
+        agent.add_route(near, Route::DefaultVia(ours), ours)?;
+    }
+    // The agent has no capability, and its localhost is its own: every port is free to it.
+    std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
+    Ok(doors)
+}
+
+fn has_ipv6() -> bool {
+    std::path::Path::new("/proc/sys/net/ipv6").exists()
+}
+
+fn open_doors(ports: &Ports) -> Result<Vec<Door>> {
+    let mut wildcards = vec![IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
+    if has_ipv6() {
+        wildcards.push(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+    }
+    let mut doors = Vec::new();
+    for &wildcard in &wildcards {
+        for &port in &ports.tcp {
+            doors.push(open_door(Transport::Tcp, SocketAddr::new(wildcard, port))?);
+        }
+        for &port in &ports.udp {
+            doors.push(open_door(Transport::Udp, SocketAddr::new(wildcard, port))?);
+        }
+    }
+    Ok(doors)
+}
+
+fn open_door(transport: Transport, address: SocketAddr) -> Result<Door> {
+    let kind = match transport {
+        Transport::Tcp => SockType::Stream,
+        Transport::Udp => SockType::Datagram,
+    };
+    let family = if address.is_ipv4() {
+        AddressFamily::Inet
+    } else {
+        AddressFamily::Inet6
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let door = socket(family, kind, flags, None)?;
+    if address.is_ipv6() {
+        setsockopt(&door, sockopt::Ipv6V6Only, &true)?;
+    }
+    match (transport, address.is_ipv4()) {
+        (Transport::Tcp, _) => setsockopt(&door, sockopt::ReuseAddr, &true)?,
+        (Transport::Udp, true) => setsockopt(&door, sockopt::Ipv4PacketInfo, &true)?,
+        (Transport::Udp, false) => {
+            setsockopt(&door, sockopt::Ipv6RecvPacketInfo, &true)?;
+            // Without it an answer may not come from an address that is local by route only.
+            set_ipv6_freebind(&door)?;
+        }
+    }
+    bind(door.as_raw_fd(), &SockaddrStorage::from(address))?;
+    if transport == Transport::Tcp {
+        listen(&door, Backlog::new(1024)?)?;
+    }
+    Ok((transport, address, door))
+}
+
+fn set_ipv6_freebind(socket: &OwnedFd) -> Result<()> {
+    const IPV6_FREEBIND: i32 = 78;
+    let on: libc::c_int = 1;
+    // SAFETY: the option takes an int; pointer and length are those of `on`.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IPV6,
+            IPV6_FREEBIND,
+            (&raw const on).cast(),
+            4,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
+}

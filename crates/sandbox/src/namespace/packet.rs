@@ -1,0 +1,142 @@
+//! Messages on a SEQPACKET socket: one packet, one JSON value, perhaps some descriptors.
+
+use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Result};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg,
+    sendmsg, setsockopt, socketpair, sockopt,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// The longest packet. Room for a command with a large environment.
+const LONGEST: usize = 160 << 10;
+
+/// The most descriptors in a packet; the kernel allows 253.
+const MOST_DESCRIPTORS: usize = 64;
+
+/// Two ends of a private line.
+pub(crate) fn line() -> Result<(OwnedFd, OwnedFd)> {
+    let (one, other) = socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )?;
+    Ok((one, other))
+}
+
+/// Sends one message. Never raises SIGPIPE.
+pub(crate) fn send<T: Serialize>(
+    socket: BorrowedFd<'_>,
+    message: &T,
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<()> {
+    let bytes = serde_json::to_vec(message)?;
+    if bytes.len() > LONGEST || descriptors.len() > MOST_DESCRIPTORS {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!("a message is at most {LONGEST} bytes"),
+        ));
+    }
+    let raw: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let control = if raw.is_empty() { &[][..] } else { &rights };
+    loop {
+        match sendmsg::<()>(
+            socket.as_raw_fd(),
+            &[IoSlice::new(&bytes)],
+            control,
+            MsgFlags::MSG_NOSIGNAL,
+            None,
+        ) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Takes one message; `None` when the other side has gone.
+pub(crate) fn receive<T: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+) -> Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; LONGEST];
+    let mut control = nix::cmsg_space!([i32; MOST_DESCRIPTORS]);
+    let (length, truncated, descriptors) = {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let got = loop {
+            match recvmsg::<()>(
+                socket.as_raw_fd(),
+                &mut parts,
+                Some(&mut control),
+                MsgFlags::MSG_CMSG_CLOEXEC,
+            ) {
+                Ok(got) => break got,
+                Err(Errno::EINTR) => {}
+                Err(Errno::ECONNRESET) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
+            }
+        };
+        let mut descriptors = Vec::new();
+        for message in got.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(list) = message {
+                // SAFETY: the kernel has just put these descriptors into our table; nobody
+                // else knows their numbers.
+                descriptors.extend(
+                    list.into_iter()
+                        .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
+                );
+            }
+        }
+        let truncated = got
+            .flags
+            .intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+        (got.bytes, truncated, descriptors)
+    };
+    if length == 0 {
+        return Ok(None);
+    }
+    if truncated {
+        return Err(Error::new(ErrorKind::InvalidData, "a message was cut off"));
+    }
+    let message = serde_json::from_slice(bytes.get(..length).unwrap_or_default())?;
+    Ok(Some((message, descriptors)))
+}
+
+/// Makes room for a message of the greatest length.
+pub(crate) fn widen(socket: &impl AsFd) -> Result<()> {
+    setsockopt(socket, sockopt::SndBuf, &(2 * LONGEST))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_arrives_whole_with_its_descriptors() {
+        let (one, other) = line().unwrap();
+        let word = "x".repeat(100_000);
+        widen(&one).unwrap();
+        send(one.as_fd(), &word, &[one.as_fd(), other.as_fd()]).unwrap();
+        let (got, descriptors) = receive::<String>(other.as_fd()).unwrap().unwrap();
+        assert_eq!((got, descriptors.len()), (word, 2));
+    }
+
+    #[test]
+    fn a_closed_line_is_an_end_and_a_wrong_word_an_error() {
+        let (one, other) = line().unwrap();
+        send(one.as_fd(), &7, &[]).unwrap();
+        assert!(receive::<String>(other.as_fd()).is_err());
+        drop(one);
+        assert!(receive::<String>(other.as_fd()).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_before_it_is_sent() {
+        let (one, _other) = line().unwrap();
+        assert!(send(one.as_fd(), &"x".repeat(LONGEST), &[]).is_err());
+    }
+}

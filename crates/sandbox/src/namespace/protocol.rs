@@ -1,0 +1,142 @@
+//! What is said on `init.sock`.
+//!
+//! ```text
+//!   client                                     init
+//!     │ ◀────────────── Hello {protocol} ─────── │
+//!     │ ──── Listeners ────────────────────────▶ │
+//!     │ ◀── Listeners [..] + descriptors ─────── │
+//!     │                                          │
+//!     │ ──── Exec {argv, ..} ──────────────────▶ │   one command per connection
+//!     │ ◀── Started + pipe ends or pty master ── │
+//!     │ ──── Signal | Kill ────────────────────▶ │
+//!     │ ◀── Failed {step, reason} | Exited {..}  │
+//! ```
+//!
+//! Descriptors only ever travel outwards. Init reads none from a client, so what a process
+//! inside holds was made inside, by init: no terminal or file of the operator's can be
+//! reopened for writing through `/proc/self/fd`.
+//!
+//! A connection that closes takes its command along, with everything that one started.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::contract::{SandboxConfig, Transport};
+
+/// The version of everything in this file.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// Init's first words.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// Its version.
+    pub(crate) protocol: u32,
+}
+
+/// What a client asks.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) enum Request {
+    /// For the sockets.
+    Listeners,
+    /// To run a command.
+    Exec(Exec),
+    /// To signal the command's process group.
+    Signal { number: i32 },
+    /// To kill the command and everything it started.
+    Kill,
+    /// To stop every process but init, or let them go on: where no cgroup can.
+    Freeze { frozen: bool },
+}
+
+/// A command. Bytes, because neither arguments nor paths need be text.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Exec {
+    pub(crate) argv: Vec<Vec<u8>>,
+    pub(crate) environment: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) directory: Option<Vec<u8>>,
+    /// A terminal instead of three pipes.
+    pub(crate) terminal: Option<Size>,
+}
+
+/// A terminal's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Size {
+    /// Lines.
+    pub rows: u16,
+    /// Characters in a line.
+    pub columns: u16,
+}
+
+/// What init answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    /// The sockets; their descriptors in the same order.
+    Listeners(Vec<(Transport, SocketAddr)>),
+    /// The command has a process. Descriptors: input, output and error output, or the
+    /// terminal's master.
+    Started,
+    /// The command never came to run.
+    Failed { step: String, reason: String },
+    /// The command has ended.
+    Exited { code: i32 },
+    /// Every process stands still, or goes on.
+    Done,
+}
+
+/// What the creator gives the launcher.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Spec {
+    /// The sandbox's directory; it exists.
+    pub(crate) directory: std::path::PathBuf,
+    /// What it is to be.
+    pub(crate) config: SandboxConfig,
+    /// Who it is inside and outside.
+    pub(crate) identity: Identity,
+    /// Variables of every process inside.
+    pub(crate) environment: Vec<(String, String)>,
+    /// cgroups that init joins before it does anything.
+    pub(crate) cgroups: Vec<std::path::PathBuf>,
+    /// Whether the kernel counts processes and memory by cgroup; else by rlimit.
+    pub(crate) counted: Counted,
+}
+
+/// What a cgroup counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Counted {
+    pub(crate) memory: bool,
+    pub(crate) pids: bool,
+}
+
+/// Whose ids the sandbox has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Identity {
+    /// A range of its own: init is 0 and the agent 1000 inside. Needs root.
+    Range { first: u32 },
+    /// The operator's one id, 1000 inside, for init and agent alike.
+    Single,
+}
+
+/// What launcher and creator, and init and launcher, tell each other.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Report {
+    /// Maps and cgroups are set; begin.
+    Go,
+    /// Everything stands.
+    Ready,
+    /// The launcher's last word: init's process id and when it started.
+    Running {
+        pid: i32,
+        started: u64,
+        warnings: Vec<String>,
+    },
+    /// It is on record; live.
+    Live,
+    /// It went wrong.
+    Failed { step: String, reason: String },
+    /// Something is weaker than it could be.
+    Weaker(String),
+}

@@ -1,0 +1,504 @@
+//! What the agent may ask of the kernel.
+//!
+//! Two filters, because seccompiler has one action per filter, and the kernel takes the
+//! stricter answer of the two:
+//!
+//! 1. an allowlist; everything else is ENOSYS. A denylist would not do: x32 calls have the
+//!    same audit architecture as x86-64 ones and other numbers. ENOSYS lets C libraries fall
+//!    back, from clone3 (whose flags are behind a pointer) to clone, for one;
+//! 2. arguments of allowed calls that are refused with EPERM.
+//!
+//! Calls of another architecture kill the process. ptrace stays: debuggers and sanitizers
+//! need it, and init cannot be traced.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch,
+};
+
+/// Both filters, ready to install.
+pub(crate) struct Filters {
+    allowlist: BpfProgram,
+    arguments: BpfProgram,
+}
+
+impl Filters {
+    /// Compiles them.
+    pub(crate) fn compile() -> Result<Self, BackendError> {
+        let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+        let allowed = SeccompFilter::new(
+            ALLOWED
+                .iter()
+                .chain(ALLOWED_HERE)
+                .map(|&call| (call, Vec::new()))
+                .collect(),
+            SeccompAction::Errno(errno(libc::ENOSYS)),
+            SeccompAction::Allow,
+            arch,
+        )?;
+        let refused = SeccompFilter::new(
+            refused_arguments()?,
+            SeccompAction::Allow,
+            SeccompAction::Errno(errno(libc::EPERM)),
+            arch,
+        )?;
+        Ok(Self {
+            allowlist: allowed.try_into()?,
+            arguments: refused.try_into()?,
+        })
+    }
+
+    /// Binds this process, and all it will start, for good.
+    pub(crate) fn install(&self) -> Result<(), seccompiler::Error> {
+        seccompiler::apply_filter(&self.arguments)?;
+        seccompiler::apply_filter(&self.allowlist)
+    }
+}
+
+fn errno(number: i32) -> u32 {
+    number.unsigned_abs()
+}
+
+fn refused_arguments() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
+    let families = [
+        libc::AF_UNIX,
+        libc::AF_INET,
+        libc::AF_INET6,
+        libc::AF_NETLINK,
+    ];
+    let socket = vec![
+        // AF_VSOCK is not confined by a network namespace: on a virtual machine it would
+        // walk round the gate.
+        none_of(0, families.map(number).as_slice())?,
+        SeccompRule::new(vec![
+            equal(0, number(libc::AF_NETLINK))?,
+            differs(2, number(libc::NETLINK_ROUTE))?,
+        ])?,
+    ];
+    let mut new_namespace = Vec::new();
+    for flag in [
+        libc::CLONE_NEWNS,
+        libc::CLONE_NEWCGROUP,
+        libc::CLONE_NEWUTS,
+        libc::CLONE_NEWIPC,
+        libc::CLONE_NEWUSER,
+        libc::CLONE_NEWPID,
+        libc::CLONE_NEWNET,
+    ] {
+        new_namespace.push(has_flag(0, number(flag))?);
+    }
+    // In clone's flags this bit belongs to the exit signal.
+    let mut unshare = new_namespace.clone();
+    unshare.push(has_flag(0, number(libc::CLONE_NEWTIME))?);
+    let personalities = [0, 0x8, 0x20000, 0x20008, 0x40000, 0x40008, 0xffff_ffff];
+    Ok(BTreeMap::from([
+        (libc::SYS_socket, socket),
+        (
+            libc::SYS_socketpair,
+            vec![none_of(0, &[number(libc::AF_UNIX)])?],
+        ),
+        (libc::SYS_clone, new_namespace),
+        (libc::SYS_unshare, unshare),
+        (
+            libc::SYS_ioctl,
+            // Both put words into a terminal's input.
+            vec![
+                SeccompRule::new(vec![equal(1, libc::TIOCSTI)?])?,
+                SeccompRule::new(vec![equal(1, TIOCLINUX)?])?,
+            ],
+        ),
+        (libc::SYS_personality, vec![none_of(0, &personalities)?]),
+        // An init of the agent's own id would take a limit from it.
+        (
+            libc::SYS_prlimit64,
+            vec![SeccompRule::new(vec![equal(0, 1)?])?],
+        ),
+    ]))
+}
+
+const TIOCLINUX: u64 = 0x541c;
+
+fn number(value: i32) -> u64 {
+    u64::from(value.cast_unsigned())
+}
+
+// The kernel looks at the lower 32 bits of all of these, so the filter must not see more.
+fn condition(
+    argument: u8,
+    operator: SeccompCmpOp,
+    value: u64,
+) -> Result<SeccompCondition, BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
+}
+
+fn equal(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
+    condition(argument, SeccompCmpOp::Eq, value)
+}
+
+fn differs(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
+    condition(argument, SeccompCmpOp::Ne, value)
+}
+
+fn none_of(argument: u8, values: &[u64]) -> Result<SeccompRule, BackendError> {
+    let all: Result<_, _> = values.iter().map(|&v| differs(argument, v)).collect();
+    SeccompRule::new(all?)
+}
+
+fn has_flag(argument: u8, flag: u64) -> Result<SeccompRule, BackendError> {
+    SeccompRule::new(vec![condition(
+        argument,
+        SeccompCmpOp::MaskedEq(flag),
+        flag,
+    )?])
+}
+
+/// Calls of every architecture.
+const ALLOWED: &[i64] = &[
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_brk,
+    libc::SYS_capget,
+    libc::SYS_capset,
+    libc::SYS_chdir,
+    libc::SYS_clock_adjtime,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clone,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_connect,
+    libc::SYS_copy_file_range,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_fadvise64,
+    libc::SYS_fallocate,
+    libc::SYS_fchdir,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_fcntl,
+    libc::SYS_fdatasync,
+    libc::SYS_fgetxattr,
+    libc::SYS_flistxattr,
+    libc::SYS_flock,
+    libc::SYS_fremovexattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_futex,
+    libc::SYS_futex_waitv,
+    libc::SYS_get_mempolicy,
+    libc::SYS_get_robust_list,
+    libc::SYS_getcpu,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getgroups,
+    libc::SYS_getitimer,
+    libc::SYS_getpeername,
+    libc::SYS_getpgid,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_getpriority,
+    libc::SYS_getrandom,
+    libc::SYS_getresgid,
+    libc::SYS_getresuid,
+    libc::SYS_getrusage,
+    libc::SYS_getsid,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_gettid,
+    libc::SYS_gettimeofday,
+    libc::SYS_getuid,
+    libc::SYS_getxattr,
+    libc::SYS_inotify_add_watch,
+    libc::SYS_inotify_init1,
+    libc::SYS_inotify_rm_watch,
+    libc::SYS_io_cancel,
+    libc::SYS_io_destroy,
+    libc::SYS_io_getevents,
+    libc::SYS_io_setup,
+    libc::SYS_io_submit,
+    libc::SYS_ioctl,
+    libc::SYS_ioprio_get,
+    libc::SYS_ioprio_set,
+    libc::SYS_kcmp,
+    libc::SYS_kill,
+    libc::SYS_landlock_add_rule,
+    libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_restrict_self,
+    libc::SYS_lgetxattr,
+    libc::SYS_linkat,
+    libc::SYS_listen,
+    libc::SYS_listxattr,
+    libc::SYS_llistxattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_lseek,
+    libc::SYS_lsetxattr,
+    libc::SYS_madvise,
+    libc::SYS_mbind,
+    libc::SYS_membarrier,
+    libc::SYS_memfd_create,
+    libc::SYS_mincore,
+    libc::SYS_mkdirat,
+    libc::SYS_mknodat,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_mlockall,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_mq_getsetattr,
+    libc::SYS_mq_notify,
+    libc::SYS_mq_open,
+    libc::SYS_mq_timedreceive,
+    libc::SYS_mq_timedsend,
+    libc::SYS_mq_unlink,
+    libc::SYS_mremap,
+    libc::SYS_mseal,
+    libc::SYS_msgctl,
+    libc::SYS_msgget,
+    libc::SYS_msgrcv,
+    libc::SYS_msgsnd,
+    libc::SYS_msync,
+    libc::SYS_munlock,
+    libc::SYS_munlockall,
+    libc::SYS_munmap,
+    libc::SYS_name_to_handle_at,
+    libc::SYS_nanosleep,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_personality,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_pipe2,
+    libc::SYS_pkey_alloc,
+    libc::SYS_pkey_free,
+    libc::SYS_pkey_mprotect,
+    libc::SYS_ppoll,
+    libc::SYS_prctl,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_prlimit64,
+    libc::SYS_process_madvise,
+    libc::SYS_process_mrelease,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pselect6,
+    libc::SYS_ptrace,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_read,
+    libc::SYS_readahead,
+    libc::SYS_readlinkat,
+    libc::SYS_readv,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_remap_file_pages,
+    libc::SYS_removexattr,
+    libc::SYS_renameat2,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigpending,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_rt_tgsigqueueinfo,
+    libc::SYS_sched_get_priority_max,
+    libc::SYS_sched_get_priority_min,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_getattr,
+    libc::SYS_sched_getparam,
+    libc::SYS_sched_getscheduler,
+    libc::SYS_sched_rr_get_interval,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_setattr,
+    libc::SYS_sched_setparam,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_yield,
+    libc::SYS_seccomp,
+    libc::SYS_semctl,
+    libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_sendfile,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_set_mempolicy,
+    libc::SYS_set_robust_list,
+    libc::SYS_set_tid_address,
+    libc::SYS_setfsgid,
+    libc::SYS_setfsuid,
+    libc::SYS_setgid,
+    libc::SYS_setgroups,
+    libc::SYS_setitimer,
+    libc::SYS_setpgid,
+    libc::SYS_setpriority,
+    libc::SYS_setregid,
+    libc::SYS_setresgid,
+    libc::SYS_setresuid,
+    libc::SYS_setreuid,
+    libc::SYS_setsid,
+    libc::SYS_setsockopt,
+    libc::SYS_setuid,
+    libc::SYS_setxattr,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
+    libc::SYS_shmdt,
+    libc::SYS_shmget,
+    libc::SYS_shutdown,
+    libc::SYS_sigaltstack,
+    libc::SYS_signalfd4,
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_splice,
+    libc::SYS_statfs,
+    libc::SYS_statx,
+    libc::SYS_symlinkat,
+    libc::SYS_sync,
+    libc::SYS_syncfs,
+    libc::SYS_sysinfo,
+    libc::SYS_tee,
+    libc::SYS_tgkill,
+    libc::SYS_timer_create,
+    libc::SYS_timer_delete,
+    libc::SYS_timer_getoverrun,
+    libc::SYS_timer_gettime,
+    libc::SYS_timer_settime,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_gettime,
+    libc::SYS_timerfd_settime,
+    libc::SYS_times,
+    libc::SYS_tkill,
+    libc::SYS_truncate,
+    libc::SYS_umask,
+    libc::SYS_uname,
+    libc::SYS_unlinkat,
+    libc::SYS_unshare,
+    libc::SYS_utimensat,
+    libc::SYS_vmsplice,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_write,
+    libc::SYS_writev,
+];
+
+/// Calls that only x86-64 has.
+#[cfg(target_arch = "x86_64")]
+const ALLOWED_HERE: &[i64] = &[
+    libc::SYS_sync_file_range,
+    libc::SYS_setrlimit,
+    libc::SYS_renameat,
+    libc::SYS_getrlimit,
+    libc::SYS_fchmodat2,
+    libc::SYS_access,
+    libc::SYS_alarm,
+    libc::SYS_arch_prctl,
+    libc::SYS_chmod,
+    libc::SYS_chown,
+    libc::SYS_creat,
+    libc::SYS_dup2,
+    libc::SYS_epoll_create,
+    libc::SYS_epoll_wait,
+    libc::SYS_eventfd,
+    libc::SYS_fork,
+    libc::SYS_futimesat,
+    libc::SYS_getdents,
+    libc::SYS_getpgrp,
+    libc::SYS_inotify_init,
+    libc::SYS_lchown,
+    libc::SYS_link,
+    libc::SYS_lstat,
+    libc::SYS_mkdir,
+    libc::SYS_mknod,
+    libc::SYS_open,
+    libc::SYS_pause,
+    libc::SYS_pipe,
+    libc::SYS_poll,
+    libc::SYS_readlink,
+    libc::SYS_rename,
+    libc::SYS_rmdir,
+    libc::SYS_select,
+    libc::SYS_signalfd,
+    libc::SYS_stat,
+    libc::SYS_symlink,
+    libc::SYS_time,
+    libc::SYS_unlink,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+    libc::SYS_vfork,
+];
+
+/// Calls that only this architecture has.
+#[cfg(not(target_arch = "x86_64"))]
+const ALLOWED_HERE: &[i64] = &[];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filters_compile_and_are_small_enough_for_the_kernel() {
+        let filters = Filters::compile().unwrap();
+        assert!(filters.allowlist.len() < 4096 && filters.arguments.len() < 4096);
+    }
+
+    #[test]
+    fn what_reaches_round_the_sandbox_is_not_on_the_list() {
+        for call in [
+            libc::SYS_mount,
+            libc::SYS_umount2,
+            libc::SYS_pivot_root,
+            libc::SYS_setns,
+            libc::SYS_clone3,
+            libc::SYS_bpf,
+            libc::SYS_perf_event_open,
+            libc::SYS_userfaultfd,
+            libc::SYS_io_uring_setup,
+            libc::SYS_keyctl,
+            libc::SYS_add_key,
+            libc::SYS_request_key,
+            libc::SYS_kexec_load,
+            libc::SYS_init_module,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_fsopen,
+            libc::SYS_move_mount,
+            libc::SYS_mount_setattr,
+            libc::SYS_chroot,
+            libc::SYS_syslog,
+        ] {
+            assert!(
+                !ALLOWED.contains(&call) && !ALLOWED_HERE.contains(&call),
+                "{call}"
+            );
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! A failure that knows what was being done.
+
+use std::io::Error;
+
+/// What was being done, and what the system said.
+#[derive(Debug)]
+pub(crate) struct Stumble {
+    /// What was being done.
+    pub(crate) step: String,
+    /// What the system said.
+    pub(crate) source: Error,
+}
+
+/// Names the step a result belongs to.
+pub(crate) trait Step<T> {
+    /// On failure, says what was being done.
+    fn step(self, step: &str) -> Result<T, Stumble>;
+}
+
+impl<T, E: Into<Error>> Step<T> for Result<T, E> {
+    fn step(self, step: &str) -> Result<T, Stumble> {
+        self.map_err(|source| Stumble {
+            step: step.to_owned(),
+            source: source.into(),
+        })
+    }
+}

@@ -1,0 +1,156 @@
+//! What an agent finds, and does not find, and may not do.
+
+use crate::bench::{Bench, config};
+use sandbox::contract::Sandbox;
+
+#[test]
+fn the_host_is_not_there() {
+    let (bench, id) = Bench::with_sandbox();
+    assert_eq!(bench.says(&id, "ls /home"), "agent\n");
+    let root = bench.says(&id, "ls /");
+    for gone in ["root", "mnt", "boot", "srv", "media"] {
+        assert!(!root.lines().any(|name| name == gone), "{root}");
+    }
+    for secret in [
+        "/etc/shadow",
+        "/etc/ssh",
+        "/etc/sudoers",
+        "/etc/ssl/private/x",
+    ] {
+        let line = format!("test -r {secret} && echo seen || echo hidden");
+        assert_eq!(bench.says(&id, &line), "hidden\n", "{secret}");
+    }
+    let mounts = bench.says(&id, "cat /proc/self/mountinfo");
+    assert!(!mounts.contains("/sys/fs/cgroup"), "{mounts}");
+    assert_eq!(bench.says(&id, "ls /sys"), "");
+}
+
+#[test]
+fn no_process_of_the_host_is_visible_nor_init() {
+    let (bench, id) = Bench::with_sandbox();
+    let pids = bench.says(&id, "ls /proc | grep -c '^[0-9]'");
+    // The shell, ls and grep.
+    assert_eq!(pids, "3\n");
+}
+
+#[test]
+fn tools_of_the_host_work_and_their_places_are_private() {
+    let (bench, id) = Bench::with_sandbox();
+    assert_eq!(bench.says(&id, "echo a | sed s/a/b/"), "b\n");
+    for place in [
+        "/home/agent",
+        "/workspace",
+        "/tmp",
+        "/run",
+        "/var/tmp",
+        "/src",
+    ] {
+        let line = format!("echo x > {place}/f && cat {place}/f");
+        assert_eq!(bench.says(&id, &line), "x\n", "{place}");
+    }
+    assert_eq!(bench.says(&id, "readlink /src"), "/workspace\n");
+    let workspace = bench.backend.workspace(&id);
+    assert_eq!(std::fs::read_to_string(workspace.join("f")).unwrap(), "x\n");
+    assert!(!std::path::Path::new("/workspace/f").exists());
+}
+
+#[test]
+fn two_sandboxes_do_not_see_each_other() {
+    let (bench, one) = Bench::with_sandbox();
+    let two = config("two");
+    bench.backend.create(&two).unwrap();
+    bench.says(&one, "echo x > /tmp/mine; sleep 1000 >/dev/null 2>&1 &");
+    crate::bench::until("the sleeper", || bench.sleepers(&one) == 1);
+    assert_eq!(bench.says(&two.id, "ls /tmp"), "");
+    assert_eq!(bench.sleepers(&two.id), 0);
+}
+
+#[test]
+fn what_reaches_round_the_sandbox_is_refused() {
+    let (bench, id) = Bench::with_sandbox();
+    bench.bring_probe(&id);
+    let said = bench.says(&id, "/tmp/probe forbidden < /dev/null");
+    let expected = [
+        ("unshare-user", "EPERM"),
+        ("unshare-net", "EPERM"),
+        ("unshare-high", "EPERM"),
+        ("clone-user", "EPERM"),
+        ("clone3", "ENOSYS"),
+        ("mount", "ENOSYS"),
+        ("umount", "ENOSYS"),
+        ("setns", "ENOSYS"),
+        ("chroot", "ENOSYS"),
+        ("io-uring", "ENOSYS"),
+        ("keyctl", "ENOSYS"),
+        ("add-key", "ENOSYS"),
+        ("bpf", "ENOSYS"),
+        ("perf", "ENOSYS"),
+        ("userfaultfd", "ENOSYS"),
+        ("by-handle", "ENOSYS"),
+        #[cfg(target_arch = "x86_64")]
+        ("x32-mount", "ENOSYS"),
+        ("vsock", "EPERM"),
+        ("packet", "EPERM"),
+        ("alg", "EPERM"),
+        ("raw", "EPERM"),
+        ("netlink-audit", "EPERM"),
+        ("netlink-route", "done"),
+        ("inet", "done"),
+        ("tiocsti", "EPERM"),
+        ("tiocsti-high", "EPERM"),
+        ("tioclinux", "EPERM"),
+        ("prlimit-init", "EPERM"),
+    ];
+    let answer = |name: &str| {
+        said.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+            .unwrap_or_else(|| panic!("{name} was not tried: {said}"))
+    };
+    for (name, wanted) in expected {
+        assert_eq!(answer(name), wanted, "{name}");
+    }
+    for name in [
+        "ptrace-init",
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/net/ipv4/ip_forward",
+        "/proc/sysrq-trigger",
+        "/proc/1/mem",
+        "/proc/1/environ",
+        "/dev/mem",
+        "/dev/kmsg",
+    ] {
+        assert_ne!(answer(name), "done", "{name}");
+    }
+}
+
+#[test]
+fn a_process_has_no_privilege_and_cannot_get_any() {
+    let (bench, id) = Bench::with_sandbox();
+    let status = bench.says(&id, "cat /proc/self/status");
+    for line in [
+        "CapInh:\t0000000000000000",
+        "CapPrm:\t0000000000000000",
+        "CapEff:\t0000000000000000",
+        "CapBnd:\t0000000000000000",
+        "CapAmb:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+        "Seccomp_filters:\t2",
+    ] {
+        assert!(status.contains(line), "{line}: {status}");
+    }
+    assert_eq!(bench.says(&id, "ulimit -c"), "0\n");
+    let tried = bench.shell(&id, "unshare -U true || mount -t tmpfs x /tmp");
+    assert_ne!(tried.exit_code, 0);
+}
+
+#[test]
+fn killing_everything_does_not_kill_init() {
+    let (bench, id) = Bench::with_sandbox();
+    bench.shell(
+        &id,
+        "kill -9 1; kill -TERM 1; kill -HUP 1; kill -STOP 1; kill -9 -1",
+    );
+    assert_eq!(bench.says(&id, "echo alive"), "alive\n");
+}

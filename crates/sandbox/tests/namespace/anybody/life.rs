@@ -1,0 +1,202 @@
+//! From creation to deletion, and what a crash leaves.
+
+use std::path::Path;
+
+use sandbox::contract::{Command, Force, Sandbox, SandboxError, SandboxStatus};
+
+use crate::bench::{Bench, config, until};
+
+#[test]
+fn a_duplicate_is_a_clear_error_and_the_first_goes_on() {
+    let (bench, id) = Bench::with_sandbox();
+    let error = bench.backend.create(&config("one")).unwrap_err();
+    assert_eq!(error.to_string(), "Sandbox 'one' already exists.");
+    assert_eq!(bench.says(&id, "echo here"), "here\n");
+}
+
+#[test]
+fn pause_and_resume_are_idempotent_and_a_paused_one_runs_nothing() {
+    let (bench, id) = Bench::with_sandbox();
+    bench.says(
+        &id,
+        "(while :; do echo x >> /tmp/ticks; done) >/dev/null 2>&1 &",
+    );
+    let ticks = bench.backend.workspace(&id).join("../tmp/ticks");
+    let length = || std::fs::metadata(&ticks).map_or(0, |data| data.len());
+    until("a tick", || length() > 0);
+    for _ in 0..2 {
+        bench.backend.pause(&id).unwrap();
+        assert_eq!(bench.backend.status(&id), SandboxStatus::Paused);
+    }
+    let before = length();
+    let error = bench
+        .backend
+        .exec(&id, &Command::shell("true"))
+        .unwrap_err();
+    assert!(matches!(error, SandboxError::Paused(_)), "{error}");
+    for _ in 0..10_000 {
+        std::thread::yield_now();
+    }
+    assert_eq!(length(), before);
+    for _ in 0..2 {
+        bench.backend.resume(&id).unwrap();
+        assert_eq!(bench.backend.status(&id), SandboxStatus::Active);
+    }
+    until("another tick", || length() > before);
+}
+
+#[test]
+fn an_active_one_is_deleted_by_force_only_and_twice_is_not_found() {
+    let (bench, id) = Bench::with_sandbox();
+    let error = bench.backend.delete(&id, Force::No).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "sandbox is active; use --force to delete"
+    );
+    bench.backend.delete(&id, Force::Yes).unwrap();
+    let error = bench.backend.delete(&id, Force::Yes).unwrap_err();
+    assert_eq!(error.to_string(), "Sandbox 'one' not found.");
+    assert_eq!(bench.backend.status(&id), SandboxStatus::Missing);
+}
+
+#[test]
+fn deletion_leaves_no_process_mount_or_directory() {
+    let (bench, id) = Bench::with_sandbox();
+    let line = "mkdir -p /tmp/a/b && chmod 0 /tmp/a; ln -s / /tmp/root; \
+                (setsid sleep 4242 &) ; sleep 4242 >/dev/null 2>&1 & ";
+    bench.says(&id, line);
+    let place = bench.directory.path().join("sandboxes/one");
+    bench.backend.pause(&id).unwrap();
+    bench.backend.delete(&id, Force::No).unwrap();
+    assert!(!place.exists());
+    assert_nothing_is_left(bench.directory.path());
+}
+
+#[test]
+fn an_init_that_was_killed_is_an_error_that_can_be_deleted() {
+    let (bench, id) = Bench::with_sandbox();
+    let record = bench.directory.path().join("sandboxes/one/record.json");
+    let record: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+    let pid = i32::try_from(record["init"]["pid"].as_i64().unwrap()).unwrap();
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(pid),
+        nix::sys::signal::Signal::SIGKILL,
+    )
+    .unwrap();
+    until("the end of init", || {
+        matches!(bench.backend.status(&id), SandboxStatus::Error(_))
+    });
+    let error = bench
+        .backend
+        .exec(&id, &Command::shell("true"))
+        .unwrap_err();
+    assert!(matches!(error, SandboxError::Silent(_)), "{error}");
+    bench.backend.delete(&id, Force::No).unwrap();
+    assert_nothing_is_left(bench.directory.path());
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_never_cleaned_away() {
+    let (bench, id) = Bench::with_sandbox();
+    bench.backend.pause(&id).unwrap();
+    let place = bench.directory.path().join("sandboxes/one");
+    let whole = std::fs::read(place.join("record.json")).unwrap();
+    std::fs::write(place.join("record.json"), "").unwrap();
+    assert_eq!(bench.backend.cleanup().unwrap(), []);
+    assert!(matches!(bench.backend.status(&id), SandboxStatus::Error(_)));
+    bench.backend.delete(&id, Force::No).unwrap_err();
+    assert!(place.join("fs/root/workspace").exists());
+    std::fs::write(place.join("record.json"), whole).unwrap();
+    bench.backend.delete(&id, Force::No).unwrap();
+}
+
+#[test]
+fn a_sandbox_that_cannot_be_made_leaves_nothing() {
+    let bench = Bench::new();
+    let mut impossible = config("one");
+    impossible.ports.tcp = vec![80, 80];
+    let error = bench.backend.create(&impossible).unwrap_err();
+    assert!(
+        error.to_string().contains("building the network"),
+        "{error}"
+    );
+    assert_eq!(bench.backend.status(&impossible.id), SandboxStatus::Missing);
+    assert_nothing_is_left(bench.directory.path());
+    bench.backend.create(&config("one")).unwrap();
+}
+
+#[test]
+fn a_creator_killed_at_any_moment_leaves_nothing_after_cleanup() {
+    let bench = Bench::new();
+    for round in 0..12_u32 {
+        let id = format!("crash{round}");
+        let mut creator = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "anybody::life::create_one_for_another_test"])
+            .env("PALISADE_TEST_CREATE", bench.directory.path())
+            .env("PALISADE_TEST_ID", &id)
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let place = bench.directory.path().join("sandboxes").join(&id);
+        until("the directory", || place.exists());
+        // Later each time: anywhere between the first file and a live sandbox.
+        for _ in 0..round * 400 {
+            std::thread::yield_now();
+        }
+        creator.kill().unwrap();
+        creator.wait().unwrap();
+        bench.backend.cleanup().unwrap();
+        let id = policy::id::SandboxId::parse(&id).unwrap();
+        match bench.backend.status(&id) {
+            SandboxStatus::Missing => {}
+            // It was on record before the end came.
+            SandboxStatus::Active => {
+                assert_eq!(bench.says(&id, "echo whole"), "whole\n");
+                bench.backend.delete(&id, Force::Yes).unwrap();
+            }
+            other => panic!("{other}"),
+        }
+        assert!(!place.exists());
+        assert_nothing_is_left(bench.directory.path());
+    }
+}
+
+/// Not a test by itself: the creator of the test above.
+#[test]
+fn create_one_for_another_test() {
+    let (Some(directory), Ok(id)) = (
+        std::env::var_os("PALISADE_TEST_CREATE"),
+        std::env::var("PALISADE_TEST_ID"),
+    ) else {
+        return;
+    };
+    let backend = crate::bench::backend(Path::new(&directory).join("sandboxes"));
+    backend.create(&config(&id)).unwrap();
+}
+
+/// No process that was started for this directory, no mount in it, no cgroup named for it.
+fn assert_nothing_is_left(directory: &Path) {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(directory.to_str().unwrap()), "{mounts}");
+    let left: Vec<_> = std::fs::read_dir(directory.join("sandboxes"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .filter(|name| name != ".lock")
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    let cgroups = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    for point in cgroups
+        .lines()
+        .filter(|line| line.contains(" - cgroup"))
+        .filter_map(|line| line.split(' ').nth(4))
+    {
+        for entry in std::fs::read_dir(point).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            assert!(!name.starts_with("palisade-crash"), "{name}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Commands: what goes in, what comes out, how they end.
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use sandbox::contract::{Command, Sandbox, SandboxError};
+use sandbox::namespace::protocol::Size;
+
+use crate::bench::{Bench, text};
+
+#[test]
+fn a_command_returns_its_code_and_both_outputs() {
+    let (bench, id) = Bench::with_sandbox();
+    let result = bench.shell(&id, "echo out; echo err >&2; exit 7");
+    assert_eq!(
+        (result.exit_code, text(&result.stdout), text(&result.stderr)),
+        (7, "out\n".to_owned(), "err\n".to_owned())
+    );
+    assert_eq!(bench.shell(&id, "kill -9 $$").exit_code, 137);
+}
+
+#[test]
+fn input_environment_and_directory_arrive() {
+    let (bench, id) = Bench::with_sandbox();
+    let mut command = Command::shell("cat; echo \"$WORD $HOME $USER\"; pwd; id -u; id -g");
+    command.stdin = b"fed\n".to_vec();
+    command.environment = vec![("WORD".into(), "said".into())];
+    command.directory = Some("/tmp".into());
+    let result = bench.backend.exec(&id, &command).unwrap();
+    assert_eq!(
+        text(&result.stdout),
+        "fed\nsaid /home/agent agent\n/tmp\n1000\n1000\n",
+        "{}",
+        text(&result.stderr)
+    );
+    assert_eq!(bench.says(&id, "pwd; hostname"), "/workspace\none\n");
+}
+
+#[test]
+fn large_inputs_and_outputs_pass_whole() {
+    let (bench, id) = Bench::with_sandbox();
+    let mut command = Command::new(["cat"]);
+    command.stdin = (0..3_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+    let result = bench.backend.exec(&id, &command).unwrap();
+    assert!(result.stdout == command.stdin);
+}
+
+#[test]
+fn what_is_not_there_cannot_be_run_and_the_error_says_so() {
+    let (bench, id) = Bench::with_sandbox();
+    for (argv, said) in [
+        (vec!["no-such-program"], "running it: No such file"),
+        (vec!["/etc/passwd"], "running it: Permission denied"),
+        (vec![], "reading the command"),
+    ] {
+        let error = bench.backend.exec(&id, &Command::new(argv)).unwrap_err();
+        assert!(matches!(error, SandboxError::Start { .. }), "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+    }
+    let mut lost = Command::shell("true");
+    lost.directory = Some("/nowhere".into());
+    let error = bench.backend.exec(&id, &lost).unwrap_err().to_string();
+    assert!(error.contains("entering the directory"), "{error}");
+}
+
+#[test]
+fn a_command_that_takes_too_long_is_killed_with_its_tree() {
+    let (bench, id) = Bench::with_sandbox();
+    let mut command = Command::shell("sleep 1000 & (setsid sleep 1000 &) ; sleep 1000");
+    command.timeout = Some(Duration::from_millis(300));
+    let error = bench.backend.exec(&id, &command).unwrap_err();
+    assert!(matches!(error, SandboxError::TimedOut(_)), "{error}");
+    crate::bench::until("the end of its tree", || bench.sleepers(&id) == 0);
+}
+
+#[test]
+fn a_background_process_neither_holds_up_nor_dies() {
+    let (bench, id) = Bench::with_sandbox();
+    assert_eq!(bench.says(&id, "sleep 1000 & echo done"), "done\n");
+    crate::bench::until("the process in the background", || bench.sleepers(&id) == 1);
+}
+
+#[test]
+fn a_dropped_command_is_killed() {
+    let (bench, id) = Bench::with_sandbox();
+    let running = bench
+        .backend
+        .start(&id, &Command::shell("sleep 1000; true"), None)
+        .unwrap();
+    drop(running);
+    crate::bench::until("the end of the command", || bench.sleepers(&id) == 0);
+}
+
+#[test]
+fn a_terminal_is_the_sandboxs_own_and_changes_its_size() {
+    let (bench, id) = Bench::with_sandbox();
+    let line = "stty size; tty; read x; stty size; echo ok > /dev/tty";
+    let size = Size {
+        rows: 31,
+        columns: 97,
+    };
+    let running = bench
+        .backend
+        .start(&id, &Command::shell(line), Some(size))
+        .unwrap();
+    let mut master = std::fs::File::from(running.ends()[0].try_clone().unwrap());
+    let mut seen = Vec::new();
+    let mut read_until = |word: &str| {
+        let mut buffer = [0; 512];
+        while !text(&seen).contains(word) {
+            let length = master.read(&mut buffer).unwrap();
+            seen.extend_from_slice(&buffer[..length]);
+        }
+        text(&seen)
+    };
+    assert!(read_until("/dev/pts/0").contains("31 97"));
+    running
+        .resize(Size {
+            rows: 5,
+            columns: 6,
+        })
+        .unwrap();
+    let mut writer = std::fs::File::from(running.ends()[0].try_clone().unwrap());
+    writer.write_all(b"\n").unwrap();
+    assert!(read_until("ok").contains("5 6"));
+    assert_eq!(running.wait().unwrap(), 0);
+}
+
+#[test]
+fn a_signal_reaches_the_command() {
+    let (bench, id) = Bench::with_sandbox();
+    let line = "trap 'exit 42' TERM; echo ready; while :; do sleep 0.05; done";
+    let running = bench
+        .backend
+        .start(&id, &Command::shell(line), None)
+        .unwrap();
+    let mut out = std::fs::File::from(running.ends()[1].try_clone().unwrap());
+    let mut word = [0; 6];
+    out.read_exact(&mut word).unwrap();
+    running.signal(15).unwrap();
+    assert_eq!(running.wait().unwrap(), 42);
+}
+
+#[test]
+fn an_unread_descriptor_of_the_host_is_not_among_the_commands_own() {
+    let (bench, id) = Bench::with_sandbox();
+    let listed = bench.says(
+        &id,
+        "for f in /proc/self/fd/*; do readlink $f || true; done",
+    );
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+    assert!(
+        listed.lines().all(|line| line.starts_with("pipe:")),
+        "{listed}"
+    );
+    // Reopening one's own output is possible, and leads to the same pipe only.
+    assert_eq!(bench.says(&id, "echo again > /dev/stdout"), "again\n");
+}

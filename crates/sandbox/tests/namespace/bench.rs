@@ -1,0 +1,113 @@
+//! A place to try things: a backend with a directory of its own, gone with the test.
+
+use std::path::PathBuf;
+
+use policy::id::SandboxId;
+use sandbox::contract::{Command, ExecutionResult, Force, Limits, Ports, Sandbox, SandboxConfig};
+use sandbox::name::Slug;
+use sandbox::namespace::Namespace;
+
+/// A backend, and its directory.
+pub(crate) struct Bench {
+    pub(crate) backend: Namespace,
+    pub(crate) directory: tempfile::TempDir,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let backend = backend(directory.path().join("sandboxes"));
+        Self { backend, directory }
+    }
+
+    /// A bench with one sandbox in it.
+    pub(crate) fn with_sandbox() -> (Self, SandboxId) {
+        let bench = Self::new();
+        let config = config("one");
+        bench.backend.create(&config).unwrap();
+        (bench, config.id)
+    }
+
+    /// Runs a line of shell.
+    pub(crate) fn shell(&self, id: &SandboxId, line: &str) -> ExecutionResult {
+        self.backend.exec(id, &Command::shell(line)).unwrap()
+    }
+
+    /// What a line of shell says; its output and nothing else.
+    pub(crate) fn says(&self, id: &SandboxId, line: &str) -> String {
+        let result = self.shell(id, line);
+        assert_eq!(
+            (result.exit_code, text(&result.stderr)),
+            (0, String::new()),
+            "{line}: {}",
+            text(&result.stdout)
+        );
+        text(&result.stdout)
+    }
+
+    /// How many processes called `sleep` there are.
+    pub(crate) fn sleepers(&self, id: &SandboxId) -> u32 {
+        // A process may end between the listing and the look.
+        let line = "cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep || true";
+        self.says(id, line).trim().parse().unwrap()
+    }
+
+    /// Puts the probe into a sandbox.
+    pub(crate) fn bring_probe(&self, id: &SandboxId) {
+        let mut command = Command::shell("cat > /tmp/probe && chmod +x /tmp/probe");
+        command.stdin = std::fs::read(program("sandbox-probe")).unwrap();
+        let result = self.backend.exec(id, &command).unwrap();
+        assert_eq!(result.exit_code, 0, "{}", text(&result.stderr));
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let place = self.directory.path().join("sandboxes");
+        for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
+            if let Some(Ok(id)) = entry.file_name().to_str().map(SandboxId::parse) {
+                let _ = self.backend.delete(&id, Force::Yes);
+            }
+        }
+    }
+}
+
+pub(crate) fn backend(directory: PathBuf) -> Namespace {
+    Namespace::new(directory, program("sandbox-init"), Vec::new())
+}
+
+/// A binary of this crate; a copy of it where the test was started as somebody who cannot
+/// reach the original.
+pub(crate) fn program(name: &str) -> PathBuf {
+    let original = match name {
+        "sandbox-init" => env!("CARGO_BIN_EXE_sandbox-init"),
+        _ => env!("CARGO_BIN_EXE_sandbox-probe"),
+    };
+    match std::env::var_os("PALISADE_TEST_PROGRAMS") {
+        Some(directory) => PathBuf::from(directory).join(name),
+        None => original.into(),
+    }
+}
+
+pub(crate) fn config(name: &str) -> SandboxConfig {
+    SandboxConfig {
+        id: SandboxId::parse(name).unwrap(),
+        name: Slug::from_name(name).unwrap(),
+        environment: Vec::new(),
+        ports: Ports::default(),
+        limits: Limits::default(),
+    }
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Waits for a condition that has no other way to be waited for.
+pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while !condition() {
+        assert!(std::time::Instant::now() < deadline, "never came: {what}");
+        std::thread::yield_now();
+    }
+}
