@@ -1,6 +1,6 @@
 //! From creation to deletion, and what a crash leaves.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sandbox::contract::{Command, Force, Sandbox, SandboxError, SandboxStatus};
 
@@ -66,10 +66,12 @@ fn deletion_leaves_no_process_mount_or_directory() {
                 (setsid sleep 4242 &) ; sleep 4242 >/dev/null 2>&1 & ";
     bench.says(&id, line);
     let place = bench.directory.path().join("sandboxes/one");
+    let cgroups = cgroups_of(&place);
     bench.backend.pause(&id).unwrap();
     bench.backend.delete(&id, Force::No).unwrap();
     assert!(!place.exists());
     assert_nothing_is_left(bench.directory.path());
+    assert!(cgroups.iter().all(|cgroup| !cgroup.exists()), "{cgroups:?}");
 }
 
 #[test]
@@ -130,7 +132,7 @@ fn a_sandbox_that_cannot_be_made_leaves_nothing() {
 fn a_creator_killed_at_any_moment_leaves_nothing_after_cleanup() {
     let bench = Bench::new();
     for round in 0..12_u32 {
-        let id = format!("crash{round}");
+        let id = format!("crash{}x{round}", std::process::id());
         let mut creator = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "anybody::life::create_one_for_another_test"])
             .env("PALISADE_TEST_CREATE", bench.directory.path())
@@ -160,6 +162,7 @@ fn a_creator_killed_at_any_moment_leaves_nothing_after_cleanup() {
         }
         assert!(!place.exists());
         assert_nothing_is_left(bench.directory.path());
+        assert_no_cgroup_is_left(&format!("palisade-{id}-"));
     }
 }
 
@@ -176,7 +179,7 @@ fn create_one_for_another_test() {
     backend.create(&config(&id)).unwrap();
 }
 
-/// No process that was started for this directory, no mount in it, no cgroup named for it.
+/// No mount in this directory, no sandbox.
 fn assert_nothing_is_left(directory: &Path) {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(directory.to_str().unwrap()), "{mounts}");
@@ -188,15 +191,26 @@ fn assert_nothing_is_left(directory: &Path) {
         .filter(|name| name != ".lock")
         .collect();
     assert!(left.is_empty(), "{left:?}");
-    let cgroups = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    for point in cgroups
+}
+
+/// The cgroups on a sandbox's record.
+fn cgroups_of(place: &Path) -> Vec<PathBuf> {
+    let record = std::fs::read(place.join("record.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    serde_json::from_value(record.pointer("/cgroups").unwrap().clone()).unwrap()
+}
+
+/// No cgroup whose name starts so. Other tests make sandboxes at the same time.
+fn assert_no_cgroup_is_left(start: &str) {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    for point in mounts
         .lines()
         .filter(|line| line.contains(" - cgroup"))
         .filter_map(|line| line.split(' ').nth(4))
     {
         for entry in std::fs::read_dir(point).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            assert!(!name.starts_with("palisade-crash"), "{name}");
+            assert!(!name.starts_with(start), "{name}");
         }
     }
 }
