@@ -53,7 +53,7 @@ impl Checkouts {
                 .create(&dir)
                 .map_err(io("create", &dir))?;
             for entry in fs::read_dir(&dir).map_err(io("list", &dir))?.flatten() {
-                if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                if is_unfinished(&entry.file_name()) {
                     let _ = fs::remove_dir_all(entry.path());
                 }
             }
@@ -122,7 +122,7 @@ impl Checkouts {
         let mut kept = Vec::new();
         for entry in fs::read_dir(&root).map_err(io("list", &root))?.flatten() {
             let dir = entry.path();
-            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            if is_unfinished(&entry.file_name()) {
                 continue;
             }
             let used = fs::metadata(dir.join("used")).and_then(|used| used.modified());
@@ -140,6 +140,10 @@ impl Checkouts {
         }
         Ok(())
     }
+}
+
+pub(super) fn is_unfinished(name: &std::ffi::OsStr) -> bool {
+    name.to_string_lossy().starts_with(UNFINISHED)
 }
 
 fn packs(dir: &Path) -> u64 {

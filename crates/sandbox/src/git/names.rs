@@ -38,6 +38,12 @@ pub(super) fn check_name(name: &[u8]) -> Result<(), &'static str> {
 /// trailing dots, spaces and streams (CVE-2014-9390, CVE-2019-1352), HFS+'s ignored code
 /// points, and a backslash that Windows takes for a slash.
 pub fn is_dot_git(name: &[u8]) -> bool {
+    // Almost every name is done here: a spelling starts with its dot, its `g`, or a code
+    // point that HFS+ ignores.
+    let first = name.first().copied().unwrap_or_default();
+    if !matches!(first, b'.' | b'g' | b'G' | 0x80..) && !name.contains(&b'\\') {
+        return false;
+    }
     name.split(|b| *b == b'\\')
         .any(|part| is_ntfs(part, b".git", b"git~1") || is_hfs(part, ".git"))
 }

@@ -189,7 +189,7 @@ impl<'a> Walk<'a> {
                 Err(error) => return Err(io("look at", &self.here())(error)),
             };
             let is_dir = kind(&stat) == SFlag::S_IFDIR;
-            let known = self.manifest.entries.get(&self.path);
+            let known = self.manifest.entries.get(&self.path).copied();
             let ignored = ignored_above || self.is_ignored(is_dir);
             if is_dir {
                 if known.is_some_and(|stamp| stamp.mode == SUBMODULE) {
@@ -198,34 +198,44 @@ impl<'a> Walk<'a> {
                 if ignored && !self.manifest.has_below(&self.path) {
                     continue;
                 }
-                self.descend(&name, ignored)?;
-                continue;
+                if self.descend(&name, ignored)? {
+                    continue;
+                }
+                return Ok(Some(Step::Odd(Oddity::Unreadable)));
             }
             if ignored && known.is_none() {
                 continue;
             }
-            if let Some(step) = self.leaf(&name, &stat)? {
+            if let Some(step) = self.leaf(&name, &stat, known)? {
                 return Ok(Some(step));
             }
         }
     }
 
-    fn descend(&mut self, name: &CStr, ignored: bool) -> Result<(), GitError> {
+    /// Goes into a directory; `false` if it may not be read.
+    fn descend(&mut self, name: &CStr, ignored: bool) -> Result<bool, GitError> {
         let Some(level) = self.stack.last() else {
-            return Ok(());
+            return Ok(true);
         };
         match open::directory(level.dir.as_fd(), name) {
             Ok(dir) => {
                 self.path.push(b'/');
-                self.enter(dir, ignored)
+                self.enter(dir, ignored)?;
+                Ok(true)
             }
             // Swapped for something else since it was looked at; the next snapshot sees it.
-            Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR) => Ok(()),
+            Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR) => Ok(true),
+            Err(Errno::EACCES) => Ok(false),
             Err(error) => Err(io("open", &self.here())(error)),
         }
     }
 
-    fn leaf(&mut self, name: &CStr, stat: &FileStat) -> Result<Option<Step>, GitError> {
+    fn leaf(
+        &mut self,
+        name: &CStr,
+        stat: &FileStat,
+        known: Option<Stamp>,
+    ) -> Result<Option<Step>, GitError> {
         let odd = match kind(stat) {
             SFlag::S_IFREG | SFlag::S_IFLNK => None,
             SFlag::S_IFIFO => Some(Oddity::Fifo),
@@ -236,7 +246,6 @@ impl<'a> Walk<'a> {
             return Ok(Some(Step::Odd(odd)));
         }
         let stamp = stamp(stat);
-        let known = self.manifest.entries.get(&self.path);
         if known.is_some_and(|known| known.holds(&stamp, self.manifest.taken)) {
             return Ok(Some(Step::Unchanged));
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use git2::{Index, Oid, Repository};
 
-use super::checkout::{Checkout, Checkouts};
+use super::checkout::{Checkout, Checkouts, is_unfinished};
 use super::copy::{copy_file, copy_tree};
 use super::error::{GitError, git, io};
 use super::home::Home;
@@ -25,6 +25,8 @@ pub struct Plan {
     pub depth: Option<u32>,
 }
 
+const MOST_SPARES: usize = 3;
+
 impl Checkouts {
     /// Prepares a copy ahead, which the next [`Checkouts::create_workspace`] of the same plan
     /// only renames. There is at most one per plan.
@@ -39,7 +41,29 @@ impl Checkouts {
             fs::create_dir(&workspace).map_err(io("create", &workspace))?;
             let manifest = self.fill(home, plan, &checkout, &workspace)?;
             manifest.save(&fresh.join("manifest"))
-        })
+        })?;
+        self.keep_few_spares()
+    }
+
+    /// Old commits are seldom started from again.
+    fn keep_few_spares(&self) -> Result<(), GitError> {
+        let root = self.state.join("spares");
+        let mut spares: Vec<_> = fs::read_dir(&root)
+            .map_err(io("list", &root))?
+            .flatten()
+            .filter(|entry| !is_unfinished(&entry.file_name()))
+            .map(|entry| {
+                (
+                    entry.metadata().and_then(|spare| spare.modified()).ok(),
+                    entry.path(),
+                )
+            })
+            .collect();
+        spares.sort();
+        for (_, spare) in spares.iter().rev().skip(MOST_SPARES) {
+            self.discard("spares", spare)?;
+        }
+        Ok(())
     }
 
     /// Makes the workspace of a sandbox at `to`, which must not exist. On failure nothing is

@@ -227,3 +227,30 @@ fn filters_and_line_endings_have_no_say() {
     assert_eq!(text, "$Id$\n");
     assert!(!canary.exists());
 }
+
+#[test]
+fn only_a_few_spares_are_kept() {
+    let repo = Repo::empty();
+    let checkouts = repo.checkouts();
+    let home = repo.home();
+    for number in 0..5 {
+        repo.write("file", &number.to_string());
+        let plan = Plan {
+            commit: repo.commit("one more"),
+            depth: None,
+        };
+        checkouts.prepare_spare(&home, &plan).unwrap();
+        assert!(
+            repo.state()
+                .join("spares")
+                .join(plan.commit.to_string())
+                .exists()
+        );
+    }
+    assert_eq!(
+        std::fs::read_dir(repo.state().join("spares"))
+            .unwrap()
+            .count(),
+        3
+    );
+}

@@ -30,38 +30,24 @@ fn ten_thousand_files_measured() {
         work();
         println!("{what}: {:.1} ms", start.elapsed().as_secs_f64() * 1000.0);
     };
-    let linked = repo.temp.path().join("linked");
-    timed("git worktree add", &mut || {
-        git(
-            &repo.dir,
-            &["worktree", "add", "-q", linked.to_str().unwrap()],
-        );
-    });
     timed("first checkout", &mut || {
         drop(checkouts.get(&home, plan.commit).unwrap());
     });
-    let workspace = |name: &str| {
-        let slug = Slug::from_name(name).unwrap();
-        let dir = repo.temp.path().join(name);
+    timed("first workspace, packing and copying", &mut || {
+        let slug = Slug::from_name("first").unwrap();
+        let dir = repo.temp.path().join("first");
         checkouts
             .create_workspace(&home, &slug, &plan, &dir)
             .unwrap();
-    };
-    timed("first workspace, with packing", &mut || workspace("w1"));
-    timed("second workspace, by copy", &mut || workspace("w2"));
-    timed("git clone --local --no-hardlinks", &mut || {
-        let to = repo.temp.path().join("clone");
-        git(
-            &repo.dir,
-            &["clone", "-q", "--no-hardlinks", ".", to.to_str().unwrap()],
-        );
     });
-    timed("preparing a spare", &mut || {
+    timed("preparing a spare, copying", &mut || {
         checkouts.prepare_spare(&home, &plan).unwrap();
     });
-    timed("third workspace, from the spare", &mut || workspace("w3"));
-
-    let mut place = repo.sandbox("fix");
+    let mut sandbox = None;
+    timed("branch and workspace from the spare", &mut || {
+        sandbox = Some(repo.sandbox("fix"));
+    });
+    let mut place = sandbox.unwrap();
     for round in 0..3 {
         timed("snapshot, nothing changed", &mut || {
             drop(place.snapshot("none"));
