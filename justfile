@@ -33,6 +33,10 @@ bench *args:
 kills count="1000":
     PALISADE_KILLS={{count}} cargo nextest run --package palisade --test durability --no-capture
 
+# Figures of the git side with 10 000 files
+measure-git files="10000":
+    PALISADE_FILES={{files}} cargo nextest run --package sandbox --cargo-profile release --no-capture measured
+
 # Known vulnerabilities in dependencies (needs the advisory database, so not in CI)
 audit:
     cargo deny check advisories

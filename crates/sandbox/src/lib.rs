@@ -10,5 +10,6 @@
 )]
 
 pub mod contract;
+pub mod git;
 pub mod name;
 pub mod namespace;

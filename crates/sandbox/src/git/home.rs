@@ -1,0 +1,200 @@
+//! The operator's repository, as far as a sandbox needs it.
+
+use std::path::{Path, PathBuf};
+
+use git2::{ErrorClass, ErrorCode, Oid, Repository, Signature};
+
+use super::error::{GitError, git};
+use crate::name::Slug;
+
+/// The operator's repository. Its configuration is the operator's own and is read; nothing
+/// it names is run.
+pub struct Home {
+    repo: Repository,
+}
+
+/// Where the operator stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The commit.
+    pub commit: Oid,
+    /// The full name of the branch, unless HEAD is detached.
+    pub branch: Option<String>,
+}
+
+impl Home {
+    /// Finds the repository that holds `path`: a plain one, a linked worktree, a submodule
+    /// or a bare one.
+    pub fn discover(path: &Path) -> Result<Self, GitError> {
+        let repo = Repository::discover(path).map_err(|error| explain(path, error))?;
+        Ok(Self { repo })
+    }
+
+    /// HEAD's commit and branch.
+    pub fn head(&self) -> Result<Head, GitError> {
+        let head = match self.repo.head() {
+            Ok(head) => head,
+            Err(error) if matches!(error.code(), ErrorCode::UnbornBranch | ErrorCode::NotFound) => {
+                return Err(GitError::NoCommits(self.root().to_owned()));
+            }
+            Err(error) => return Err(git("read HEAD")(error)),
+        };
+        let commit = head
+            .peel_to_commit()
+            .map_err(git("read HEAD's commit"))?
+            .id();
+        let branch = head
+            .is_branch()
+            .then(|| String::from_utf8_lossy(head.name_bytes()).into_owned());
+        Ok(Head { commit, branch })
+    }
+
+    /// The worktree, or the repository itself where it is bare.
+    pub fn root(&self) -> &Path {
+        self.repo.workdir().unwrap_or_else(|| self.repo.path())
+    }
+
+    /// The directory's name, for a container's name.
+    pub fn name(&self) -> String {
+        let named = if self.repo.is_bare() {
+            self.repo.path()
+        } else {
+            self.root()
+        };
+        let name = named
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
+        let name = name.unwrap_or_else(|| "repo".to_owned());
+        name.strip_suffix(".git").map(str::to_owned).unwrap_or(name)
+    }
+
+    /// Makes the sandbox's branch at `commit`. HEAD, index and worktree stay as they are.
+    pub fn create_branch(&self, slug: &Slug, commit: Oid) -> Result<(), GitError> {
+        let name = slug.branch();
+        self.repo
+            .find_commit(commit)
+            .map_err(git(format!("find commit {commit}")))?;
+        let made = self
+            .repo
+            .reference(&refname(slug), commit, false, "palisade: create sandbox");
+        match made {
+            Ok(_) => Ok(()),
+            Err(error) if error.code() == ErrorCode::Exists => Err(GitError::BranchExists(name)),
+            Err(_) if self.repo.find_reference("refs/heads/palisade").is_ok() => {
+                Err(GitError::BranchBlocked(name))
+            }
+            Err(error) => Err(git(format!("create the branch '{name}'"))(error)),
+        }
+    }
+
+    /// Deletes the sandbox's branch. With `only_at`, only while it still points there: the
+    /// undo of [`Home::create_branch`], which must not lose a commit made since.
+    pub fn delete_branch(&self, slug: &Slug, only_at: Option<Oid>) -> Result<(), GitError> {
+        let name = slug.branch();
+        let mut found = match self.repo.find_reference(&refname(slug)) {
+            Ok(found) => found,
+            Err(error) if error.code() == ErrorCode::NotFound => {
+                return Err(GitError::NoBranch(name));
+            }
+            Err(error) => return Err(git(format!("find the branch '{name}'"))(error)),
+        };
+        if only_at.is_some_and(|commit| found.target() != Some(commit)) {
+            return Err(GitError::Moved(name));
+        }
+        if self.is_checked_out(&refname(slug)) {
+            return Err(GitError::BranchInUse(name));
+        }
+        found.delete().map_err(|error| match error.code() {
+            ErrorCode::Modified => GitError::Moved(name.clone()),
+            _ => git(format!("delete the branch '{name}'"))(error),
+        })
+    }
+
+    /// The commit the sandbox's branch points to.
+    pub fn tip(&self, slug: &Slug) -> Result<Oid, GitError> {
+        match self.repo.refname_to_id(&refname(slug)) {
+            Ok(id) => Ok(id),
+            Err(error) if error.code() == ErrorCode::NotFound => {
+                Err(GitError::NoBranch(slug.branch()))
+            }
+            Err(error) => Err(git(format!("read the branch '{}'", slug.branch()))(error)),
+        }
+    }
+
+    /// Moves the sandbox's branch from one commit to another, unless somebody moved it.
+    pub(super) fn move_branch(
+        &self,
+        slug: &Slug,
+        from: Oid,
+        to: Oid,
+        why: &str,
+    ) -> Result<(), GitError> {
+        if self.is_checked_out(&refname(slug)) {
+            // The worktree that has it would seem to hold changes nobody made.
+            return Err(GitError::BranchInUse(slug.branch()));
+        }
+        self.move_reference(&refname(slug), from, to, why)
+    }
+
+    pub(super) fn move_reference(
+        &self,
+        name: &str,
+        from: Oid,
+        to: Oid,
+        why: &str,
+    ) -> Result<(), GitError> {
+        match self.repo.reference_matching(name, to, true, from, why) {
+            Ok(_) => Ok(()),
+            Err(error) if error.code() == ErrorCode::Modified => {
+                Err(GitError::Moved(name.to_owned()))
+            }
+            Err(error) => Err(git(format!("move '{name}'"))(error)),
+        }
+    }
+
+    /// The operator as git knows them, for commits made in their name.
+    pub fn signature(&self) -> Result<Signature<'static>, GitError> {
+        self.repo
+            .signature()
+            .or_else(|_| Signature::now("Palisade", "palisade@localhost"))
+            .map_err(git("sign a commit"))
+    }
+
+    pub(super) fn repo(&self) -> &Repository {
+        &self.repo
+    }
+
+    /// Where objects are kept; worktrees share it.
+    pub(super) fn objects(&self) -> PathBuf {
+        self.repo.commondir().join("objects")
+    }
+
+    fn is_checked_out(&self, name: &str) -> bool {
+        let common = self.repo.commondir();
+        let mut heads = vec![common.join("HEAD"), self.repo.path().join("HEAD")];
+        if let Ok(linked) = std::fs::read_dir(common.join("worktrees")) {
+            heads.extend(linked.flatten().map(|entry| entry.path().join("HEAD")));
+        }
+        heads.iter().any(|head| {
+            std::fs::read_to_string(head)
+                .is_ok_and(|text| text.trim().strip_prefix("ref: ") == Some(name))
+        })
+    }
+}
+
+pub(super) fn refname(slug: &Slug) -> String {
+    format!("refs/heads/{}", slug.branch())
+}
+
+fn explain(path: &Path, error: git2::Error) -> GitError {
+    let path = path.to_owned();
+    match (error.code(), error.class()) {
+        (ErrorCode::NotFound, _) => GitError::NotARepository(path),
+        (ErrorCode::Owner, _) => GitError::NotYours(path),
+        (_, ErrorClass::Repository) => GitError::Unsupported {
+            path,
+            detail: error.message().to_owned(),
+        },
+        _ => git(format!("open the repository at '{}'", path.display()))(error),
+    }
+}

@@ -1,0 +1,334 @@
+//! Takes the agent's own commits over from a pack, after looking at every new object.
+//!
+//! The bytes come from `git upload-pack` or `git bundle` run inside the sandbox. They are
+//! parsed by libgit2 and by [`super::tree`] into a quarantine; the workspace's repository is
+//! never opened, so nothing in its configuration can matter.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{Read, Write};
+
+use git2::{Indexer, ObjectType, Odb, OdbLookupFlags, Oid};
+
+use super::error::{GitError, git, io};
+use super::home::Home;
+use super::objects::Quarantine;
+use super::open;
+use super::snapshot::Bounds;
+use super::tree::{self, SUBMODULE, TREE};
+use crate::name::Slug;
+
+const LONGEST_BUNDLE_LINE: usize = 4096;
+const MOST_BUNDLE_LINES: usize = 10_000;
+const DEEPEST: usize = 256;
+
+/// What an import brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Imported {
+    /// The agent's head, now in the operator's repository but on no branch yet.
+    pub head: Oid,
+    /// How many commits are new.
+    pub commits: u64,
+}
+
+impl Home {
+    /// Imports the history of `head` from a pack, or from a bundle, whose own head is used
+    /// where none is given. Nothing is kept unless all of it is sound.
+    pub fn import(
+        &self,
+        slug: &Slug,
+        stream: &mut dyn Read,
+        head: Option<Oid>,
+        bounds: &Bounds,
+    ) -> Result<Imported, GitError> {
+        let tip = self.tip(slug)?;
+        let mut start = [0; 4];
+        stream.read_exact(&mut start).map_err(cut_short)?;
+        let (head, start) = if start == *b"PACK" {
+            (head, start.to_vec())
+        } else {
+            let own = read_bundle_head(&start, stream)?;
+            (head.or(own), Vec::new())
+        };
+        let head = head.ok_or(GitError::BadBundle("the bundle names no head"))?;
+        let quarantine = Quarantine::open(self)?;
+        index_pack(&quarantine, &start, stream, bounds)?;
+        let odb = quarantine.repo().odb().map_err(git("open the objects"))?;
+        odb.refresh().map_err(git("read the new objects"))?;
+        let host = self.repo().odb().map_err(git("open the objects"))?;
+        let mut check = Check {
+            odb: &odb,
+            host: &host,
+            bounds,
+            submodules: submodules(&host, self, tip)?,
+            trees: HashMap::new(),
+            blobs: BTreeSet::new(),
+            bytes: 0,
+        };
+        let commits = check.history(head)?;
+        drop(odb);
+        quarantine.publish()?;
+        host.refresh().map_err(git("read the new objects"))?;
+        Ok(Imported { head, commits })
+    }
+}
+
+fn cut_short(_: std::io::Error) -> GitError {
+    GitError::BadBundle("the stream ended early")
+}
+
+/// Reads a bundle's head up to its pack. Prerequisites are found or missed later, when the
+/// history is walked.
+fn read_bundle_head(start: &[u8], stream: &mut dyn Read) -> Result<Option<Oid>, GitError> {
+    let mut head = None;
+    for number in 0..MOST_BUNDLE_LINES {
+        let mut line = if number == 0 {
+            start.to_vec()
+        } else {
+            Vec::new()
+        };
+        let mut byte = [0];
+        loop {
+            stream.read_exact(&mut byte).map_err(cut_short)?;
+            match byte {
+                [b'\n'] => break,
+                [b] => line.push(b),
+            }
+            if line.len() > LONGEST_BUNDLE_LINE {
+                return Err(GitError::BadBundle(
+                    "a line of the bundle's head is too long",
+                ));
+            }
+        }
+        match (number, line.as_slice()) {
+            (0, b"# v2 git bundle") => {}
+            (0, _) => return Err(GitError::BadBundle("it is neither a pack nor a v2 bundle")),
+            (_, []) => return Ok(head),
+            (_, [b'-', ..]) => {}
+            (_, line) => {
+                let text = String::from_utf8_lossy(line);
+                let (id, name) = text
+                    .split_once(' ')
+                    .ok_or(GitError::BadBundle("a line of the bundle's head is odd"))?;
+                let id = Oid::from_str(id)
+                    .map_err(|_| GitError::BadBundle("a line of the bundle's head is odd"))?;
+                if head.is_none() || name == "HEAD" {
+                    head = Some(id);
+                }
+            }
+        }
+    }
+    Err(GitError::BadBundle("the bundle's head is too long"))
+}
+
+fn index_pack(
+    quarantine: &Quarantine,
+    start: &[u8],
+    stream: &mut dyn Read,
+    bounds: &Bounds,
+) -> Result<(), GitError> {
+    let odb = quarantine.repo().odb().map_err(git("open the objects"))?;
+    let dir = quarantine.packs();
+    let (count, most) = (bounds.entries.saturating_mul(4), bounds.total);
+    let mut indexer =
+        Indexer::new(Some(&odb), &dir, 0o444, false).map_err(git("read the agent's pack"))?;
+    indexer.progress(move |progress| progress.total_objects() as u64 <= count);
+    let broken = |error: std::io::Error| GitError::BadObject {
+        why: format!("their pack cannot be read: {error}"),
+        id: Oid::ZERO_SHA1,
+    };
+    indexer.write_all(start).map_err(broken)?;
+    let mut total = start.len() as u64;
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let read = stream
+            .read(&mut buffer)
+            .map_err(io("read the agent's pack for", open::path(b"import")))?;
+        let Some(chunk) = buffer.get(..read).filter(|chunk| !chunk.is_empty()) else {
+            break;
+        };
+        total += chunk.len() as u64;
+        if total > most {
+            return Err(GitError::TooMuch {
+                what: "the size of the agent's pack",
+                bound: most,
+                path: b"import".to_vec(),
+            });
+        }
+        indexer.write_all(chunk).map_err(broken)?;
+    }
+    indexer.commit().map_err(|error| GitError::BadObject {
+        why: format!("their pack cannot be read: {}", error.message()),
+        id: Oid::ZERO_SHA1,
+    })?;
+    Ok(())
+}
+
+/// The commits of other repositories that our branch already points to.
+fn submodules(odb: &Odb<'_>, home: &Home, tip: Oid) -> Result<BTreeSet<Oid>, GitError> {
+    let commit = home
+        .repo()
+        .find_commit(tip)
+        .map_err(git(format!("find commit {tip}")))?;
+    let paths = tree::flatten(odb, commit.tree_id())?;
+    let links = paths.values().filter(|leaf| leaf.mode == SUBMODULE);
+    Ok(links.map(|leaf| leaf.id).collect())
+}
+
+/// Looks at everything that the host does not have yet.
+struct Check<'a> {
+    odb: &'a Odb<'a>,
+    host: &'a Odb<'a>,
+    bounds: &'a Bounds,
+    submodules: BTreeSet<Oid>,
+    /// How many paths each new tree spells out: a handful of objects can make billions.
+    trees: HashMap<Oid, u64>,
+    blobs: BTreeSet<Oid>,
+    bytes: u64,
+}
+
+impl Check<'_> {
+    fn history(&mut self, head: Oid) -> Result<u64, GitError> {
+        let mut open = vec![head];
+        let mut seen = BTreeSet::new();
+        while let Some(id) = open.pop() {
+            if self.has(id) || !seen.insert(id) {
+                if self.kind(id)? != ObjectType::Commit {
+                    return Err(bad("a parent is no commit", id));
+                }
+                continue;
+            }
+            if seen.len() as u64 > self.bounds.entries {
+                return Err(bad("there are too many commits", id));
+            }
+            let (tree, parents) = self.commit(id)?;
+            self.tree(tree, 0)?;
+            open.extend(parents);
+        }
+        Ok(seen.len() as u64)
+    }
+
+    /// Whether the operator's repository holds it already, and so all it leads to.
+    fn has(&self, id: Oid) -> bool {
+        self.host.exists_ext(id, OdbLookupFlags::NO_REFRESH)
+    }
+
+    fn kind(&self, id: Oid) -> Result<ObjectType, GitError> {
+        match self.odb.read_header(id) {
+            Ok((_, kind)) => Ok(kind),
+            Err(_) => Err(bad("an object is missing", id)),
+        }
+    }
+
+    fn read(&mut self, id: Oid, kind: ObjectType) -> Result<git2::OdbObject<'_>, GitError> {
+        let (size, found) = self
+            .odb
+            .read_header(id)
+            .map_err(|_| bad("an object is missing", id))?;
+        self.count(id, size as u64)?;
+        if found != kind {
+            return Err(bad("an object is of another kind than it is used as", id));
+        }
+        self.odb
+            .read(id)
+            .map_err(|_| bad("an object cannot be read", id))
+    }
+
+    fn count(&mut self, id: Oid, size: u64) -> Result<(), GitError> {
+        self.bytes = self.bytes.saturating_add(size);
+        if size > self.bounds.file || self.bytes > self.bounds.total {
+            return Err(bad("they are larger than the bound", id));
+        }
+        Ok(())
+    }
+
+    /// Checks a commit's head line by line and returns its tree and parents.
+    fn commit(&mut self, id: Oid) -> Result<(Oid, Vec<Oid>), GitError> {
+        let object = self.read(id, ObjectType::Commit)?;
+        let data = object.data();
+        let odd = || bad("a commit's head is odd", id);
+        let end = data
+            .windows(2)
+            .position(|pair| pair == b"\n\n")
+            .unwrap_or(data.len());
+        let head = data.get(..end).unwrap_or_default();
+        if head.contains(&0) {
+            return Err(odd());
+        }
+        let mut lines = head.split(|b| *b == b'\n').peekable();
+        let id_of = |line: &[u8], word: &str| {
+            let hex = line.strip_prefix(word.as_bytes())?;
+            Oid::from_str(std::str::from_utf8(hex).ok()?)
+                .ok()
+                .filter(|_| hex.len() == 40)
+        };
+        let tree = lines
+            .next()
+            .and_then(|line| id_of(line, "tree "))
+            .ok_or_else(odd)?;
+        let mut parents = Vec::new();
+        while let Some(parent) = lines.peek().and_then(|line| id_of(line, "parent ")) {
+            parents.push(parent);
+            lines.next();
+        }
+        let mut starts = |word: &[u8]| lines.next().is_some_and(|line| line.starts_with(word));
+        if !starts(b"author ") || !starts(b"committer ") {
+            return Err(odd());
+        }
+        Ok((tree, parents))
+    }
+
+    /// Checks a tree and all below it, once each.
+    fn tree(&mut self, id: Oid, depth: usize) -> Result<u64, GitError> {
+        if let Some(paths) = self.trees.get(&id) {
+            return Ok(*paths);
+        }
+        if depth > DEEPEST {
+            return Err(bad("a tree is too deep", id));
+        }
+        let parsed = tree::parse(self.read(id, ObjectType::Tree)?.data());
+        let items = parsed.map_err(|why| bad(why, id))?;
+        let mut paths = 0u64;
+        for item in items {
+            let below = item.leaf.id;
+            paths = paths.saturating_add(match item.leaf.mode {
+                TREE => self.tree(below, depth + 1)?,
+                SUBMODULE if !self.submodules.contains(&below) => {
+                    return Err(bad("a tree has a new link to another repository", id));
+                }
+                SUBMODULE => 1,
+                _ => {
+                    self.blob(below)?;
+                    1
+                }
+            });
+            if paths > self.bounds.entries {
+                return Err(bad("a tree spells out too many paths", id));
+            }
+        }
+        self.trees.insert(id, paths);
+        Ok(paths)
+    }
+
+    fn blob(&mut self, id: Oid) -> Result<(), GitError> {
+        if self.blobs.contains(&id) {
+            return Ok(());
+        }
+        match self.odb.read_header(id) {
+            Err(_) => return Err(bad("an object is missing", id)),
+            Ok((_, kind)) if kind != ObjectType::Blob => {
+                return Err(bad("an object is of another kind than it is used as", id));
+            }
+            Ok((size, _)) if !self.has(id) => self.count(id, size as u64)?,
+            Ok(_) => {}
+        }
+        self.blobs.insert(id);
+        Ok(())
+    }
+}
+
+fn bad(why: &str, id: Oid) -> GitError {
+    GitError::BadObject {
+        why: why.to_owned(),
+        id,
+    }
+}

@@ -1,0 +1,128 @@
+//! The operator's index: locked as git locks it, rewritten beside itself, swapped whole.
+
+use std::fs::{self, OpenOptions};
+use std::path::PathBuf;
+
+use git2::{Index, IndexEntry, IndexTime};
+use nix::sys::stat::FileStat;
+
+use super::error::{GitError, git, io};
+use super::home::Home;
+use super::manifest::Stamp;
+use super::objects::unique;
+use super::open;
+use super::tree::{Change, Leaf};
+use super::walk::stamp;
+
+/// `index.lock`, as every git takes it.
+pub(super) struct IndexLock {
+    index: PathBuf,
+    lock: PathBuf,
+    fresh: PathBuf,
+}
+
+impl IndexLock {
+    pub(super) fn take(home: &Home) -> Result<Self, GitError> {
+        let dir = home.repo().path();
+        let lock = dir.join("index.lock");
+        match OpenOptions::new().write(true).create_new(true).open(&lock) {
+            Ok(_) => Ok(Self {
+                index: dir.join("index"),
+                lock,
+                fresh: dir.join(unique("palisade-index-")),
+            }),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                Err(GitError::Busy {
+                    path: home.root().to_owned(),
+                    state: "another git process holds index.lock".to_owned(),
+                })
+            }
+            Err(error) => Err(io("create", &lock)(error)),
+        }
+    }
+
+    pub(super) fn write(
+        &self,
+        home: &Home,
+        changes: &[Change],
+        entries: &[IndexEntry],
+    ) -> Result<PathBuf, GitError> {
+        let failed = || git(format!("write the index of '{}'", home.root().display()));
+        if self.index.exists() {
+            fs::copy(&self.index, &self.fresh).map_err(io("copy", &self.index))?;
+        }
+        let mut index = Index::open(&self.fresh).map_err(failed())?;
+        for change in changes.iter().filter(|change| change.new.is_none()) {
+            index
+                .remove(open::path(&change.path), 0)
+                .map_err(failed())?;
+        }
+        for entry in entries {
+            index.add(entry).map_err(failed())?;
+        }
+        index.write().map_err(failed())?;
+        Ok(self.fresh.clone())
+    }
+
+    /// Puts the new index in place and returns the old one's bytes.
+    pub(super) fn swap(&self, fresh: &PathBuf) -> Result<Option<Vec<u8>>, GitError> {
+        let old = fs::read(&self.index).ok();
+        fs::rename(fresh, &self.index).map_err(io("replace", &self.index))?;
+        Ok(old)
+    }
+
+    pub(super) fn swap_back(&self, old: Option<&[u8]>) {
+        let _ = match old {
+            Some(bytes) => {
+                fs::write(&self.fresh, bytes).and_then(|()| fs::rename(&self.fresh, &self.index))
+            }
+            None => fs::remove_file(&self.index),
+        };
+    }
+}
+
+impl Drop for IndexLock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.fresh);
+        let _ = fs::remove_file(&self.lock);
+    }
+}
+
+/// An index entry with what git needs to see that a file is as it was.
+pub(super) fn index_entry(path: &[u8], stamp: &Stamp) -> IndexEntry {
+    let time = |(seconds, nanos): (i64, i64)| {
+        IndexTime::new(
+            i32::try_from(seconds).unwrap_or(i32::MAX),
+            u32::try_from(nanos).unwrap_or_default(),
+        )
+    };
+    IndexEntry {
+        ctime: time(stamp.ctime),
+        mtime: time(stamp.mtime),
+        dev: 0,
+        // Git keeps the low 32 bits of both, too.
+        ino: u32::try_from(stamp.ino & 0xffff_ffff).unwrap_or_default(),
+        mode: stamp.mode,
+        uid: 0,
+        gid: 0,
+        file_size: u32::try_from(stamp.size & 0xffff_ffff).unwrap_or_default(),
+        id: stamp.id,
+        flags: 0,
+        flags_extended: 0,
+        path: path.to_vec(),
+    }
+}
+
+/// An index entry with all that git keeps of a file.
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "an index keeps the low 32 bits, as git does"
+)]
+pub(super) fn full_entry(path: &[u8], leaf: Leaf, stat: &FileStat) -> IndexEntry {
+    let mut seen = stamp(stat);
+    (seen.mode, seen.id) = (leaf.mode, leaf.id);
+    let mut entry = index_entry(path, &seen);
+    entry.dev = stat.st_dev as u32;
+    (entry.uid, entry.gid) = (stat.st_uid, stat.st_gid);
+    entry
+}

@@ -1,0 +1,210 @@
+//! What a workspace's files looked like when they were last read, so that the next snapshot
+//! reads only what changed.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use git2::Oid;
+
+use super::error::{GitError, io};
+
+/// Seconds and nanoseconds since the epoch, as the file system counts.
+pub type Moment = (i64, i64);
+
+/// A file that changed this shortly before the manifest was taken may change again within
+/// the same tick of the kernel's clock (at most 10 ms) and is read again next time.
+const TICK: i64 = 20_000_000;
+
+/// One file's stat data and the blob it held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// As git stores it: `100644`, `100755`, `120000` or `160000` in octal.
+    pub mode: u32,
+    /// In bytes.
+    pub size: u64,
+    /// Last change of the content.
+    pub mtime: Moment,
+    /// Last change of the inode, which an agent cannot set.
+    pub ctime: Moment,
+    /// The inode.
+    pub ino: u64,
+    /// The blob.
+    pub id: Oid,
+}
+
+/// Every tracked file of a workspace, by its path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manifest {
+    /// When the stat data was taken.
+    pub taken: Moment,
+    /// By path from the workspace's root.
+    pub entries: BTreeMap<Vec<u8>, Stamp>,
+}
+
+/// The time now.
+pub(super) fn now() -> Moment {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    (
+        i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        i64::from(since.subsec_nanos()),
+    )
+}
+
+impl Stamp {
+    /// Whether a file that looks like `seen` holds what it held at this stamp.
+    pub(super) fn holds(&self, seen: &Stamp, taken: Moment) -> bool {
+        let settled = nanos(self.ctime) + i128::from(TICK) < nanos(taken);
+        settled
+            && self.mode == seen.mode
+            && self.size == seen.size
+            && self.mtime == seen.mtime
+            && self.ctime == seen.ctime
+            && self.ino == seen.ino
+    }
+}
+
+fn nanos((seconds, nanos): Moment) -> i128 {
+    i128::from(seconds) * 1_000_000_000 + i128::from(nanos)
+}
+
+impl Manifest {
+    /// Whether any tracked path lies below this directory.
+    pub(super) fn has_below(&self, directory: &[u8]) -> bool {
+        let mut prefix = directory.to_vec();
+        prefix.push(b'/');
+        self.entries
+            .range(prefix.clone()..)
+            .next()
+            .is_some_and(|(path, _)| path.starts_with(&prefix))
+    }
+
+    /// The sum of the files' sizes.
+    pub fn bytes(&self) -> u64 {
+        self.entries.values().map(|stamp| stamp.size).sum()
+    }
+
+    /// Writes it to a file of ours.
+    pub fn save(&self, path: &Path) -> Result<(), GitError> {
+        let mut text = Vec::with_capacity(self.entries.len() * 160);
+        let (seconds, nanos) = self.taken;
+        let head = format!(
+            "palisade manifest 1 {seconds} {nanos} {}\n",
+            self.entries.len()
+        );
+        text.extend_from_slice(head.as_bytes());
+        for (path, s) in &self.entries {
+            let line = format!(
+                "{:o} {} {} {} {} {} {} {} {}\n",
+                s.mode,
+                s.size,
+                s.mtime.0,
+                s.mtime.1,
+                s.ctime.0,
+                s.ctime.1,
+                s.ino,
+                s.id,
+                path.len()
+            );
+            text.extend_from_slice(line.as_bytes());
+            text.extend_from_slice(path);
+            text.push(b'\n');
+        }
+        std::fs::write(path, text).map_err(io("write", path))
+    }
+
+    /// Reads what [`Manifest::save`] wrote.
+    pub fn load(path: &Path) -> Result<Self, GitError> {
+        let file = std::fs::File::open(path).map_err(io("open", path))?;
+        read(BufReader::new(file)).ok_or_else(|| GitError::BadManifest(path.to_owned()))
+    }
+}
+
+fn read(mut from: impl BufRead) -> Option<Manifest> {
+    let mut line = String::new();
+    from.read_line(&mut line).ok()?;
+    let mut head = line
+        .strip_prefix("palisade manifest 1 ")?
+        .split_whitespace();
+    let taken = (head.next()?.parse().ok()?, head.next()?.parse().ok()?);
+    let count: usize = head.next()?.parse().ok()?;
+    let mut entries = BTreeMap::new();
+    for _ in 0..count {
+        line.clear();
+        from.read_line(&mut line).ok()?;
+        let mut words = line.split_whitespace();
+        let mode = u32::from_str_radix(words.next()?, 8).ok()?;
+        let size = words.next()?.parse().ok()?;
+        let mtime = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let ctime = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let ino = words.next()?.parse().ok()?;
+        let id = Oid::from_str(words.next()?).ok()?;
+        let length: u64 = words.next()?.parse().ok()?;
+        let mut path = Vec::new();
+        (&mut from).take(length + 1).read_to_end(&mut path).ok()?;
+        if path.pop() != Some(b'\n') {
+            return None;
+        }
+        entries.insert(
+            path,
+            Stamp {
+                mode,
+                size,
+                mtime,
+                ctime,
+                ino,
+                id,
+            },
+        );
+    }
+    Some(Manifest { taken, entries })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamp(ctime: Moment) -> Stamp {
+        Stamp {
+            mode: 0o100_644,
+            size: 5,
+            mtime: (1, 2),
+            ctime,
+            ino: 7,
+            id: Oid::ZERO_SHA1,
+        }
+    }
+
+    #[test]
+    fn a_manifest_comes_back_as_it_went() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("manifest");
+        let mut manifest = Manifest {
+            taken: (9, 1),
+            ..Manifest::default()
+        };
+        manifest
+            .entries
+            .insert(b"a\nb/\xff".to_vec(), stamp((3, 4)));
+        manifest.entries.insert(b"plain".to_vec(), stamp((-3, 4)));
+        manifest.save(&path).unwrap();
+        assert_eq!(Manifest::load(&path).unwrap(), manifest);
+        let text = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &text[..text.len() - 3]).unwrap();
+        assert!(matches!(
+            Manifest::load(&path),
+            Err(GitError::BadManifest(_))
+        ));
+    }
+
+    #[test]
+    fn a_file_touched_in_the_last_tick_is_read_again() {
+        let old = stamp((100, 0));
+        assert!(old.holds(&old, (100, 30_000_000)));
+        assert!(!old.holds(&old, (100, 10_000_000)));
+        assert!(!old.holds(&stamp((100, 1)), (200, 0)));
+    }
+}

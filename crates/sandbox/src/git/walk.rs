@@ -1,0 +1,345 @@
+//! Reads a workspace's files, and of those only the ones that changed.
+//!
+//! Nothing in a workspace is believed: directories are opened by descriptor, one name at a
+//! time and never through a link; what is opened is asked again what it is; ignore files
+//! are patterns and nothing else; and every count has a bound.
+
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use git2::Oid;
+use ignore::Match;
+use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::sys::stat::{FileStat, SFlag, fstat};
+
+use super::error::{GitError, io};
+use super::manifest::{Manifest, Moment, Stamp, now};
+use super::open;
+use super::snapshot::{Bounds, Content, Entry, Oddity, Source};
+use super::tree::{EXECUTABLE, FILE, LINK, SUBMODULE};
+
+const LARGEST_IGNORE_FILE: u64 = 256 * 1024;
+const MOST_IGNORE_BYTES: u64 = 4 * 1024 * 1024;
+
+/// Walks a workspace from outside. The same code runs inside a sandbox, where a helper
+/// streams the entries out.
+pub struct Walk<'a> {
+    root: PathBuf,
+    manifest: &'a Manifest,
+    bounds: Bounds,
+    began: Moment,
+    stack: Vec<Level>,
+    seen: u64,
+    ignore_bytes: u64,
+    path: Vec<u8>,
+    file: Option<std::io::Take<File>>,
+    link: Vec<u8>,
+}
+
+/// A directory that is being read.
+struct Level {
+    dir: OwnedFd,
+    names: std::vec::IntoIter<CString>,
+    /// How much of the path belongs to it and those above, slash included.
+    prefix: usize,
+    patterns: Option<Gitignore>,
+    /// Something above is ignored: only what git tracks already is of interest.
+    ignored: bool,
+}
+
+impl<'a> Walk<'a> {
+    /// Starts at a workspace's root. `manifest` says what was known of it before.
+    pub fn new(root: &Path, manifest: &'a Manifest, bounds: &Bounds) -> Result<Self, GitError> {
+        let mut walk = Self {
+            root: root.to_owned(),
+            manifest,
+            bounds: bounds.clone(),
+            began: now(),
+            stack: Vec::new(),
+            seen: 0,
+            ignore_bytes: 0,
+            path: Vec::new(),
+            file: None,
+            link: Vec::new(),
+        };
+        let dir = open::root(root).map_err(io("open", root))?;
+        walk.enter(dir, false)?;
+        Ok(walk)
+    }
+
+    fn enter(&mut self, dir: OwnedFd, ignored: bool) -> Result<(), GitError> {
+        if self.stack.len() >= self.bounds.depth {
+            return Err(self.too_much("the depth of directories", self.bounds.depth as u64));
+        }
+        let listed = dir.try_clone().map_err(io("list", &self.root))?;
+        let mut listed = Dir::from_fd(listed).map_err(io("list", &self.root))?;
+        let mut names = Vec::new();
+        let mut has_patterns = false;
+        for entry in listed.iter() {
+            let entry = entry.map_err(io("list", &self.root))?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            self.seen += 1;
+            if self.seen > self.bounds.entries {
+                return Err(self.too_much("the number of files", self.bounds.entries));
+            }
+            has_patterns |= name.to_bytes() == b".gitignore";
+            names.push(name.to_owned());
+        }
+        let patterns = if has_patterns {
+            self.read_patterns(&dir)?
+        } else {
+            None
+        };
+        names.sort_unstable();
+        self.stack.push(Level {
+            dir,
+            names: names.into_iter(),
+            prefix: self.path.len(),
+            patterns,
+            ignored,
+        });
+        Ok(())
+    }
+
+    fn too_much(&self, what: &'static str, bound: u64) -> GitError {
+        GitError::TooMuch {
+            what,
+            bound,
+            path: self.path.clone(),
+        }
+    }
+
+    fn read_patterns(&mut self, dir: &OwnedFd) -> Result<Option<Gitignore>, GitError> {
+        let Ok(file) = open::file(dir, c".gitignore") else {
+            return Ok(None);
+        };
+        let regular = fstat(&file).is_ok_and(|stat| kind(&stat) == SFlag::S_IFREG);
+        if !regular {
+            return Ok(None);
+        }
+        let mut text = Vec::new();
+        file.take(LARGEST_IGNORE_FILE + 1)
+            .read_to_end(&mut text)
+            .map_err(io("read an ignore file in", &self.root))?;
+        let length = text.len() as u64;
+        self.ignore_bytes += length;
+        if length > LARGEST_IGNORE_FILE {
+            return Err(self.too_much("an ignore file's size", LARGEST_IGNORE_FILE));
+        }
+        if self.ignore_bytes > MOST_IGNORE_BYTES {
+            return Err(self.too_much("the size of all ignore files", MOST_IGNORE_BYTES));
+        }
+        let mut patterns = GitignoreBuilder::new("/");
+        for line in String::from_utf8_lossy(&text).lines() {
+            // A line that is no pattern ignores nothing, as in git.
+            let _ = patterns.add_line(None, line);
+        }
+        Ok(patterns.build().ok())
+    }
+
+    /// Whether the ignore files exclude the path now at hand; the innermost has the last word.
+    fn is_ignored(&self, is_dir: bool) -> bool {
+        for level in self.stack.iter().rev() {
+            let below = open::path(self.path.get(level.prefix..).unwrap_or_default());
+            match level
+                .patterns
+                .as_ref()
+                .map(|patterns| patterns.matched(below, is_dir))
+            {
+                Some(Match::Ignore(_)) => return true,
+                Some(Match::Whitelist(_)) => return false,
+                Some(Match::None) | None => {}
+            }
+        }
+        false
+    }
+
+    /// Finds the next thing to tell. `None` at the end.
+    fn step(&mut self) -> Result<Option<Step>, GitError> {
+        loop {
+            let Some(level) = self.stack.last_mut() else {
+                return Ok(None);
+            };
+            let Some(name) = level.names.next() else {
+                self.stack.pop();
+                continue;
+            };
+            self.path.truncate(level.prefix);
+            self.path.extend_from_slice(name.to_bytes());
+            let ignored_above = level.ignored;
+            if name.to_bytes() == b".git" {
+                if self.stack.len() == 1 {
+                    continue;
+                }
+                return Ok(Some(Step::Odd(Oddity::Repository)));
+            }
+            let stat = match open::look(level.dir.as_fd(), &name) {
+                Ok(stat) => stat,
+                // Gone since it was listed.
+                Err(Errno::ENOENT) => continue,
+                Err(error) => return Err(io("look at", &self.here())(error)),
+            };
+            let is_dir = kind(&stat) == SFlag::S_IFDIR;
+            let known = self.manifest.entries.get(&self.path).copied();
+            let ignored = ignored_above || self.is_ignored(is_dir);
+            if is_dir {
+                if known.is_some_and(|stamp| stamp.mode == SUBMODULE) {
+                    return Ok(Some(Step::Unchanged));
+                }
+                if ignored && !self.manifest.has_below(&self.path) {
+                    continue;
+                }
+                if self.descend(&name, ignored)? {
+                    continue;
+                }
+                return Ok(Some(Step::Odd(Oddity::Unreadable)));
+            }
+            if ignored && known.is_none() {
+                continue;
+            }
+            if let Some(step) = self.leaf(&name, &stat, known)? {
+                return Ok(Some(step));
+            }
+        }
+    }
+
+    /// Goes into a directory; `false` if it may not be read.
+    fn descend(&mut self, name: &CStr, ignored: bool) -> Result<bool, GitError> {
+        let Some(level) = self.stack.last() else {
+            return Ok(true);
+        };
+        match open::directory(level.dir.as_fd(), name) {
+            Ok(dir) => {
+                self.path.push(b'/');
+                self.enter(dir, ignored)?;
+                Ok(true)
+            }
+            // Swapped for something else since it was looked at; the next snapshot sees it.
+            Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR) => Ok(true),
+            Err(Errno::EACCES) => Ok(false),
+            Err(error) => Err(io("open", &self.here())(error)),
+        }
+    }
+
+    fn leaf(
+        &mut self,
+        name: &CStr,
+        stat: &FileStat,
+        known: Option<Stamp>,
+    ) -> Result<Option<Step>, GitError> {
+        let odd = match kind(stat) {
+            SFlag::S_IFREG | SFlag::S_IFLNK => None,
+            SFlag::S_IFIFO => Some(Oddity::Fifo),
+            SFlag::S_IFSOCK => Some(Oddity::Socket),
+            _ => Some(Oddity::Device),
+        };
+        if let Some(odd) = odd {
+            return Ok(Some(Step::Odd(odd)));
+        }
+        let stamp = stamp(stat);
+        if known.is_some_and(|known| known.holds(&stamp, self.manifest.taken)) {
+            return Ok(Some(Step::Unchanged));
+        }
+        let Some(level) = self.stack.last() else {
+            return Ok(None);
+        };
+        if stamp.mode == LINK {
+            let text = match nix::fcntl::readlinkat(level.dir.as_fd(), name) {
+                Ok(text) => text,
+                Err(Errno::ENOENT | Errno::EINVAL) => return Ok(None),
+                Err(error) => return Err(io("read the link", &self.here())(error)),
+            };
+            self.link = text.as_bytes().to_vec();
+            return Ok(Some(Step::Link(stamp)));
+        }
+        let file = match open::file(level.dir.as_fd(), name) {
+            Ok(file) => file,
+            Err(Errno::ENOENT | Errno::ELOOP) => return Ok(None),
+            Err(Errno::EACCES) => return Ok(Some(Step::Odd(Oddity::Unreadable))),
+            Err(error) => return Err(io("open", &self.here())(error)),
+        };
+        // What was opened counts, not what was looked at before.
+        let stat = fstat(&file).map_err(io("look at", &self.here()))?;
+        if kind(&stat) != SFlag::S_IFREG {
+            return Ok(None);
+        }
+        let stamp = self::stamp(&stat);
+        self.file = Some(file.take(self.bounds.file.saturating_add(1)));
+        Ok(Some(Step::File(stamp)))
+    }
+
+    fn here(&self) -> PathBuf {
+        self.root.join(open::path(&self.path))
+    }
+}
+
+enum Step {
+    Unchanged,
+    File(Stamp),
+    Link(Stamp),
+    Odd(Oddity),
+}
+
+impl Source for Walk<'_> {
+    fn began(&self) -> Moment {
+        self.began
+    }
+
+    fn next(&mut self) -> Result<Option<Entry<'_>>, GitError> {
+        let Some(step) = self.step()? else {
+            return Ok(None);
+        };
+        let (content, stamp) = match step {
+            Step::Unchanged => (Content::Unchanged, None),
+            Step::Odd(oddity) => (Content::Odd(oddity), None),
+            Step::Link(stamp) => (Content::Link(&self.link), Some(stamp)),
+            Step::File(stamp) => match &mut self.file {
+                Some(file) => {
+                    let executable = stamp.mode == EXECUTABLE;
+                    let content = Content::File {
+                        executable,
+                        size: stamp.size,
+                        body: file,
+                    };
+                    (content, Some(stamp))
+                }
+                None => (Content::Unchanged, None),
+            },
+        };
+        Ok(Some(Entry {
+            path: &self.path,
+            content,
+            stamp,
+        }))
+    }
+}
+
+fn kind(stat: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
+}
+
+/// A file's stat data; the blob is not known yet.
+pub(super) fn stamp(stat: &FileStat) -> Stamp {
+    let mode = match kind(stat) {
+        SFlag::S_IFLNK => LINK,
+        _ if stat.st_mode & 0o100 != 0 => EXECUTABLE,
+        _ => FILE,
+    };
+    Stamp {
+        mode,
+        size: u64::try_from(stat.st_size).unwrap_or_default(),
+        mtime: (stat.st_mtime, stat.st_mtime_nsec),
+        ctime: (stat.st_ctime, stat.st_ctime_nsec),
+        ino: stat.st_ino,
+        id: Oid::ZERO_SHA1,
+    }
+}

@@ -1,0 +1,359 @@
+//! A workspace: a copy of a checkout with a repository of its own, in which the sandbox's
+//! branch is checked out.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use git2::{Index, Oid, Repository};
+
+use super::checkout::{Checkout, Checkouts, is_unfinished};
+use super::copy::{copy_file, copy_tree};
+use super::error::{GitError, git, io};
+use super::home::Home;
+use super::index::index_entry;
+use super::manifest::Manifest;
+use crate::name::Slug;
+
+/// What a workspace starts from.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The commit to check out.
+    pub commit: Oid,
+    /// How many generations of history come along; all of them if not said.
+    pub depth: Option<u32>,
+}
+
+const MOST_SPARES: usize = 3;
+
+impl Checkouts {
+    /// Prepares a copy ahead, which the next [`Checkouts::create_workspace`] of the same plan
+    /// only renames. There is at most one per plan.
+    pub fn prepare_spare(&self, home: &Home, plan: &Plan) -> Result<(), GitError> {
+        let dir = self.state.join("spares").join(plan.name());
+        if dir.exists() {
+            return Ok(());
+        }
+        let checkout = self.get(home, plan.commit)?;
+        self.publish("spares", &dir, |fresh| {
+            let workspace = fresh.join("workspace");
+            fs::create_dir(&workspace).map_err(io("create", &workspace))?;
+            let manifest = self.fill(home, plan, &checkout, &workspace)?;
+            manifest.save(&fresh.join("manifest"))
+        })?;
+        self.keep_few_spares()
+    }
+
+    /// Old commits are seldom started from again.
+    fn keep_few_spares(&self) -> Result<(), GitError> {
+        let root = self.state.join("spares");
+        let mut spares: Vec<_> = fs::read_dir(&root)
+            .map_err(io("list", &root))?
+            .flatten()
+            .filter(|entry| !is_unfinished(&entry.file_name()))
+            .map(|entry| {
+                (
+                    entry.metadata().and_then(|spare| spare.modified()).ok(),
+                    entry.path(),
+                )
+            })
+            .collect();
+        spares.sort();
+        for (_, spare) in spares.iter().rev().skip(MOST_SPARES) {
+            self.discard("spares", spare)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the workspace of a sandbox at `to`, which must not exist. On failure nothing is
+    /// left there.
+    pub fn create_workspace(
+        &self,
+        home: &Home,
+        slug: &Slug,
+        plan: &Plan,
+        to: &Path,
+    ) -> Result<Manifest, GitError> {
+        let manifest = match self.take_spare(plan, to)? {
+            Some(manifest) => manifest,
+            None => {
+                let checkout = self.get(home, plan.commit)?;
+                fs::create_dir(to).map_err(io("create", to))?;
+                undone(to, self.fill(home, plan, &checkout, to))?
+            }
+        };
+        undone(
+            to,
+            check_out_branch(home, slug, plan.commit, &to.join(".git")),
+        )?;
+        Ok(manifest)
+    }
+
+    fn take_spare(&self, plan: &Plan, to: &Path) -> Result<Option<Manifest>, GitError> {
+        if to.exists() {
+            return Err(io("create", to)(std::io::Error::from(
+                ErrorKind::AlreadyExists,
+            )));
+        }
+        let dir = self.state.join("spares").join(plan.name());
+        let Ok(manifest) = Manifest::load(&dir.join("manifest")) else {
+            return Ok(None);
+        };
+        // The rename is the claim: of two that try, one finds nothing any more. On another
+        // file system it cannot be renamed, and a copy is made instead.
+        let taken = fs::rename(dir.join("workspace"), to).is_ok();
+        if taken {
+            self.discard("spares", &dir)?;
+        }
+        Ok(taken.then_some(manifest))
+    }
+
+    fn fill(
+        &self,
+        home: &Home,
+        plan: &Plan,
+        checkout: &Checkout,
+        to: &Path,
+    ) -> Result<Manifest, GitError> {
+        let template = checkout.dir.join(plan.template());
+        if !template.exists() {
+            self.publish("checkouts", &template, |fresh| {
+                write_template(home, plan, &checkout.manifest, fresh)
+            })?;
+        }
+        let manifest = copy_tree(&checkout.dir.join("tree"), to, &checkout.manifest)?;
+        copy_template(&template, &to.join(".git"), &AtomicBool::new(true))?;
+        Ok(manifest)
+    }
+}
+
+/// Leaves nothing behind of a workspace that did not come about.
+fn undone<T>(at: &Path, result: Result<T, GitError>) -> Result<T, GitError> {
+    if result.is_err() {
+        let _ = fs::remove_dir_all(at);
+    }
+    result
+}
+
+impl Plan {
+    fn name(&self) -> String {
+        match self.depth {
+            Some(depth) => format!("{}-{depth}", self.commit),
+            None => self.commit.to_string(),
+        }
+    }
+
+    fn template(&self) -> String {
+        match self.depth {
+            Some(depth) => format!("git-{depth}"),
+            None => "git".to_owned(),
+        }
+    }
+}
+
+const CONFIG: &str = "[core]
+\trepositoryformatversion = 0
+\tfilemode = true
+\tbare = false
+\tlogallrefupdates = true
+\ttrustctime = false
+\tcheckStat = minimal
+";
+
+/// Makes the repository that workspaces get a copy of: the commit's history in one pack of
+/// its own (nothing else of the host's objects, and no shared file), and an index.
+///
+/// The index fits every copy because copies keep the files' times; git is told not to look
+/// at inode numbers, owners and the like.
+fn write_template(
+    home: &Home,
+    plan: &Plan,
+    manifest: &Manifest,
+    to: &Path,
+) -> Result<(), GitError> {
+    for below in [
+        "refs/heads",
+        "refs/tags",
+        "objects/pack",
+        "objects/info",
+        "info",
+    ] {
+        let dir = to.join(below);
+        fs::create_dir_all(&dir).map_err(io("create", &dir))?;
+    }
+    let shallow = write_pack(home, plan, &to.join("objects/pack"))?;
+    let shallow: String = shallow.iter().map(|id| format!("{id}\n")).collect();
+    if !shallow.is_empty() {
+        let path = to.join("shallow");
+        fs::write(&path, shallow).map_err(io("write", &path))?;
+    }
+    for (name, text) in [("HEAD", "ref: refs/heads/main\n"), ("config", CONFIG)] {
+        let path = to.join(name);
+        fs::write(&path, text).map_err(io("write", &path))?;
+    }
+    let mut index = Index::open(&to.join("index")).map_err(git("make an index"))?;
+    for (path, stamp) in &manifest.entries {
+        index
+            .add(&index_entry(path, stamp))
+            .map_err(git("fill an index"))?;
+    }
+    index.write().map_err(git("write an index"))
+}
+
+/// Packs the plan's history and returns the commits whose parents stay behind.
+fn write_pack(home: &Home, plan: &Plan, to: &Path) -> Result<Vec<Oid>, GitError> {
+    let repo = home.repo();
+    let failed = || git("pack the history");
+    let mut pack = repo.packbuilder().map_err(failed())?;
+    pack.set_threads(0);
+    let mut shallow = Vec::new();
+    match plan.depth {
+        None => {
+            let mut walk = repo.revwalk().map_err(failed())?;
+            walk.push(plan.commit).map_err(failed())?;
+            pack.insert_walk(&mut walk).map_err(failed())?;
+            // A shallow repository has an end of its own.
+            let ends = fs::read_to_string(repo.commondir().join("shallow")).unwrap_or_default();
+            shallow.extend(ends.lines().filter_map(|line| Oid::from_str(line).ok()));
+        }
+        Some(depth) => {
+            let mut layer = vec![plan.commit];
+            let mut seen = std::collections::BTreeSet::new();
+            for left in (0..depth.max(1)).rev() {
+                let mut next = Vec::new();
+                for id in layer {
+                    if !seen.insert(id) {
+                        continue;
+                    }
+                    pack.insert_commit(id).map_err(failed())?;
+                    let commit = find(repo, id)?;
+                    if left == 0 && commit.parent_count() > 0 {
+                        shallow.push(id);
+                    }
+                    next.extend(
+                        commit
+                            .parent_ids()
+                            .filter(|id| repo.find_commit(*id).is_ok()),
+                    );
+                }
+                layer = next;
+            }
+        }
+    }
+    pack.write(to, 0o444).map_err(failed())?;
+    Ok(shallow)
+}
+
+fn find(repo: &Repository, id: Oid) -> Result<git2::Commit<'_>, GitError> {
+    repo.find_commit(id)
+        .map_err(git(format!("find commit {id}")))
+}
+
+fn copy_template(from: &Path, to: &Path, can_clone: &AtomicBool) -> Result<(), GitError> {
+    fs::create_dir(to).map_err(io("create", to))?;
+    for entry in fs::read_dir(from).map_err(io("list", from))? {
+        let entry = entry.map_err(io("list", from))?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            copy_template(&source, &target, can_clone)?;
+        } else {
+            copy_file(&source, &target, 0o644, can_clone)?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives a fresh copy its branch and its remotes.
+fn check_out_branch(home: &Home, slug: &Slug, commit: Oid, git_dir: &Path) -> Result<(), GitError> {
+    let branch = slug.branch();
+    let heads = git_dir.join("refs/heads/palisade");
+    fs::create_dir(&heads).map_err(io("create", &heads))?;
+    let mut config = CONFIG.to_owned();
+    for (name, url) in remotes(home)? {
+        config.push_str(&format!(
+            "[remote \"{name}\"]\n\turl = \"{url}\"\n\tfetch = +refs/heads/*:refs/remotes/{name}/*\n"
+        ));
+    }
+    for (path, text) in [
+        (
+            git_dir.join("refs/heads").join(&branch),
+            format!("{commit}\n"),
+        ),
+        (git_dir.join("HEAD"), format!("ref: refs/heads/{branch}\n")),
+        (git_dir.join("config"), config),
+    ] {
+        fs::write(&path, text).map_err(io("write", &path))?;
+    }
+    Ok(())
+}
+
+/// The operator's remotes as an agent may know them.
+fn remotes(home: &Home) -> Result<Vec<(String, String)>, GitError> {
+    let repo = home.repo();
+    let names = repo.remotes().map_err(git("list the remotes"))?;
+    let mut remotes = Vec::new();
+    for name in names.iter().flatten().flatten() {
+        let Ok(remote) = repo.find_remote(name) else {
+            continue;
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if let Ok(url) = remote.url()
+            && name.chars().all(plain)
+            && let Some(url) = without_secrets(url)
+        {
+            remotes.push((name.to_owned(), url));
+        }
+    }
+    Ok(remotes)
+}
+
+/// A URL without user, password and query; nothing for a path on this machine.
+fn without_secrets(url: &str) -> Option<String> {
+    let odd = |c: char| c.is_control() || c.is_whitespace() || matches!(c, '"' | '\\' | '#' | ';');
+    if url.chars().any(odd) {
+        return None;
+    }
+    let url = url.split('?').next()?;
+    if let Some((scheme, rest)) = url.split_once("://") {
+        let (host, path) = rest.split_once('/')?;
+        let host = host.rsplit('@').next()?;
+        let remote = matches!(scheme, "https" | "http" | "ssh" | "git");
+        return (remote && !host.is_empty()).then(|| format!("{scheme}://{host}/{path}"));
+    }
+    // `user@host:path`; a slash before the colon makes it a path.
+    let (host, path) = url.split_once(':')?;
+    let host = host.rsplit('@').next()?;
+    let remote = !host.contains('/') && !host.is_empty() && !path.starts_with(':');
+    remote.then(|| format!("{host}:{path}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_remote_loses_its_secrets() {
+        for (url, left) in [
+            (
+                "https://me:token@git.example/a/b.git",
+                Some("https://git.example/a/b.git"),
+            ),
+            (
+                "https://git.example/a?private_token=x",
+                Some("https://git.example/a"),
+            ),
+            ("ssh://git@git.example:22/a", Some("ssh://git.example:22/a")),
+            ("git@git.example:a/b", Some("git.example:a/b")),
+            ("https://a@b@git.example/a", Some("https://git.example/a")),
+            ("/srv/git/a", None),
+            ("file:///srv/git/a", None),
+            ("./a:b", None),
+            ("ext::sh -c true", None),
+            ("ext::sh", None),
+            ("https://git.example/a\n[core]", None),
+        ] {
+            assert_eq!(without_secrets(url).as_deref(), left, "{url:?}");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Figures for a person; no assertion on time. `just measure-git` takes 10 000 files and
+//! optimises; the tests take fewer.
+
+use std::time::Instant;
+
+use sandbox::git::workspace::Plan;
+use sandbox::name::Slug;
+
+use crate::repo::{Repo, git};
+
+#[test]
+fn a_repository_of_many_files_goes_there_and_back_measured() {
+    let files = std::env::var("PALISADE_FILES").ok();
+    let files: usize = files.map_or(1_000, |files| files.parse().unwrap());
+    let repo = Repo::empty();
+    for number in 0..files {
+        let text = format!("file {number}\n").repeat(1 + number % 60);
+        repo.write(
+            &format!("d{}/e{}/f{number}.txt", number % 10, number % 100),
+            &text,
+        );
+    }
+    repo.commit("many");
+    let home = repo.home();
+    let checkouts = repo.checkouts();
+    let plan = Plan {
+        commit: home.head().unwrap().commit,
+        depth: None,
+    };
+    let timed = |what: &str, work: &mut dyn FnMut()| {
+        let start = Instant::now();
+        work();
+        println!("{what}: {:.1} ms", start.elapsed().as_secs_f64() * 1000.0);
+    };
+    timed("first checkout", &mut || {
+        drop(checkouts.get(&home, plan.commit).unwrap());
+    });
+    timed("first workspace, packing and copying", &mut || {
+        let slug = Slug::from_name("first").unwrap();
+        let dir = repo.temp.path().join("first");
+        checkouts
+            .create_workspace(&home, &slug, &plan, &dir)
+            .unwrap();
+    });
+    timed("preparing a spare, copying", &mut || {
+        checkouts.prepare_spare(&home, &plan).unwrap();
+    });
+    let mut sandbox = None;
+    timed("branch and workspace from the spare", &mut || {
+        sandbox = Some(repo.sandbox("fix"));
+    });
+    let mut place = sandbox.unwrap();
+    for round in 0..3 {
+        timed("snapshot, nothing changed", &mut || {
+            drop(place.snapshot("none"));
+        });
+        for number in 0..22 {
+            let number = number * (files / 22);
+            let path = format!("d{}/e{}/f{number}.txt", number % 10, number % 100);
+            place.write(&path, &format!("changed {round}\n"));
+        }
+        timed(&format!("snapshot, 22 of {files} changed"), &mut || {
+            assert!(place.snapshot("some").moved);
+        });
+    }
+    timed("diff", &mut || {
+        drop(place.home.diff(&place.slug, usize::MAX).unwrap());
+    });
+    timed("merge", &mut || {
+        let merged = place
+            .home
+            .merge(&place.slug, sandbox::git::merge::Manner::Auto, None);
+        assert!(merged.unwrap().moved);
+    });
+    assert_eq!(git(&repo.dir, &["status", "--porcelain"]), "");
+}

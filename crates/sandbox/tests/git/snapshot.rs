@@ -1,0 +1,410 @@
+//! A workspace becomes a commit.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+
+use sandbox::git::error::GitError;
+use sandbox::git::manifest::{Manifest, Moment};
+use sandbox::git::snapshot::{Bounds, Content, Entry, Oddity, Request, Source};
+
+use crate::repo::{Repo, fingerprint, git, listing};
+
+#[test]
+fn changes_of_every_kind_are_committed_and_the_host_stays_as_it_was() {
+    let repo = Repo::with_files();
+    let mut place = repo.sandbox("fix");
+    let before = fingerprint(&repo.dir);
+    place.write("src/main.rs", "fn main() { todo() }\n");
+    place.write("deep/er/new.txt", "new\n");
+    place.write("run2.sh", "#!/bin/sh\n");
+    let executable = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(place.dir.join("run2.sh"), executable).unwrap();
+    let plain = std::fs::Permissions::from_mode(0o644);
+    std::fs::set_permissions(place.dir.join("run.sh"), plain).unwrap();
+    std::fs::remove_file(place.dir.join("README.md")).unwrap();
+    std::fs::rename(place.dir.join("src/lib.rs"), place.dir.join("moved.rs")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", place.dir.join("outside")).unwrap();
+
+    let snapshot = place.snapshot("bash: cargo test");
+    assert!(snapshot.moved);
+    assert_eq!(
+        listing(&repo.dir, "palisade/fix"),
+        "100644 .gitignore\n100644 deep/er/new.txt\n120000 link\n100644 moved.rs\n\
+         120000 outside\n100644 run.sh\n100755 run2.sh\n100644 src/main.rs\n"
+    );
+    assert_eq!(
+        git(&repo.dir, &["show", "palisade/fix:outside"]),
+        "/etc/passwd"
+    );
+    assert_eq!(
+        git(&repo.dir, &["log", "-1", "--format=%s", "palisade/fix"]),
+        "bash: cargo test"
+    );
+    git(&repo.dir, &["fsck", "--strict", "--full"]);
+    assert_eq!(fingerprint(&repo.dir), before);
+}
+
+#[test]
+fn an_unchanged_workspace_makes_no_commit_and_reads_nothing() {
+    let repo = Repo::with_files();
+    let mut place = repo.sandbox("fix");
+    let first = place.snapshot("nothing");
+    assert!(!first.moved);
+    place.write("new", "x");
+    assert!(place.snapshot("something").moved);
+    wait_for_the_tick(&place.manifest);
+    let settled = place.snapshot("nothing again");
+    assert!(!settled.moved);
+    let last = place.snapshot("and again");
+    assert_eq!((last.moved, last.read), (false, 0));
+    assert_eq!(
+        git(&repo.dir, &["rev-list", "--count", "palisade/fix"]),
+        "3"
+    );
+}
+
+/// Until the clock is well past every file's last change.
+fn wait_for_the_tick(manifest: &Manifest) {
+    let newest = manifest
+        .entries
+        .values()
+        .map(|stamp| stamp.ctime)
+        .max()
+        .unwrap();
+    loop {
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap();
+        let newest = i128::from(newest.0) * 1_000_000_000 + i128::from(newest.1);
+        if now.as_nanos().cast_signed() > newest + 50_000_000 {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_change_that_hides_behind_the_old_time_is_seen() {
+    let repo = Repo::with_files();
+    let mut place = repo.sandbox("fix");
+    wait_for_the_tick(&place.manifest);
+    let path = place.dir.join("README.md");
+    let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+    std::fs::write(&path, "jello\n").unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_modified(modified).unwrap();
+    assert!(place.snapshot("sly").moved);
+    assert_eq!(git(&repo.dir, &["show", "palisade/fix:README.md"]), "jello");
+}
+
+#[test]
+fn ignore_files_are_respected_but_tracked_files_stay_tracked() {
+    let repo = Repo::with_files();
+    repo.write("target/tracked", "1");
+    git(&repo.dir, &["add", "-f", "target/tracked"]);
+    repo.commit("tracked although ignored");
+    let mut place = repo.sandbox("fix");
+    place.write("a.log", "no");
+    place.write("keep.log", "yes");
+    place.write("target/tracked", "2");
+    place.write("target/other", "no");
+    place.write("sub/.gitignore", "/local\n!deep.log\n");
+    place.write("sub/local", "no");
+    place.write("sub/deep.log", "yes");
+    place.write("sub/x/local", "yes");
+    let snapshot = place.snapshot("work");
+    assert!(snapshot.moved);
+    let listing = listing(&repo.dir, "palisade/fix");
+    let has = |path: &str| listing.contains(&format!(" {path}\n"));
+    for path in [
+        "keep.log",
+        "target/tracked",
+        "sub/deep.log",
+        "sub/x/local",
+        "sub/.gitignore",
+    ] {
+        assert!(has(path), "{path} in {listing}");
+    }
+    for path in ["a.log", "target/other", "sub/local"] {
+        assert!(!has(path), "{path} in {listing}");
+    }
+    assert_eq!(
+        git(&repo.dir, &["show", "palisade/fix:target/tracked"]),
+        "2"
+    );
+    // git agrees on what is left to do in the workspace.
+    git(&place.dir, &["add", "-A"]);
+    let theirs = git(&place.dir, &["write-tree"]);
+    assert_eq!(
+        git(&repo.dir, &["rev-parse", "palisade/fix^{tree}"]),
+        theirs
+    );
+}
+
+#[test]
+fn odd_names_are_kept_byte_for_byte() {
+    let repo = Repo::with_files();
+    let mut place = repo.sandbox("fix");
+    for name in [
+        b"new\nline".as_slice(),
+        b"not \xff utf8",
+        b"quote\"",
+        b"-dash",
+        b"\x1b[2J",
+    ] {
+        std::fs::write(place.dir.join(OsStr::from_bytes(name)), "x").unwrap();
+    }
+    place.snapshot("names");
+    git(&place.dir, &["add", "-A"]);
+    let theirs = git(&place.dir, &["write-tree"]);
+    assert_eq!(
+        git(&repo.dir, &["rev-parse", "palisade/fix^{tree}"]),
+        theirs
+    );
+    let changes = place.home.diff(&place.slug, usize::MAX).unwrap();
+    assert_eq!(changes.files.len(), 5);
+    assert!(!changes.patch.contains(&0x1b), "no name moves a cursor");
+}
+
+#[test]
+fn every_spelling_of_dot_git_is_refused() {
+    for name in [".GIT", "git~1", ".g\u{200c}it", ".git ", "sub/.Git/config"] {
+        let repo = Repo::with_files();
+        let mut place = repo.sandbox("fix");
+        let tip = place.home.tip(&place.slug).unwrap();
+        place.write(name, "x");
+        let error = place
+            .try_snapshot("bad", &Bounds::default(), None)
+            .unwrap_err();
+        assert!(
+            matches!(error, GitError::Forbidden { .. }),
+            "{name}: {error}"
+        );
+        assert_eq!(place.home.tip(&place.slug).unwrap(), tip);
+        assert_no_leftovers(&repo);
+    }
+}
+
+fn assert_no_leftovers(repo: &Repo) {
+    let objects = std::fs::read_dir(repo.dir.join(".git/objects")).unwrap();
+    let names: Vec<_> = objects
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("tmp"))
+        .collect();
+    assert_eq!(names, Vec::<String>::new());
+    assert_eq!(git(&repo.dir, &["fsck", "--dangling", "--no-progress"]), "");
+}
+
+#[test]
+fn a_repository_inside_is_taken_as_files_and_its_dot_git_left_out() {
+    let repo = Repo::with_files();
+    let mut place = repo.sandbox("fix");
+    let inner = place.dir.join("vendor");
+    std::fs::create_dir(&inner).unwrap();
+    git(&inner, &["init", "-q"]);
+    place.write("vendor/code", "x");
+    let snapshot = place.snapshot("vendored");
+    assert_eq!(
+        snapshot.skipped,
+        [(b"vendor/.git".to_vec(), Oddity::Repository)]
+    );
+    assert!(listing(&repo.dir, "palisade/fix").contains("100644 vendor/code\n"));
+}
+
+#[test]
+fn pipes_sockets_and_unreadable_things_are_skipped_and_reported() {
+    let repo = Repo::with_files();
+    let mut place = repo.sandbox("fix");
+    let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
+    nix::unistd::mkfifo(&place.dir.join("pipe"), mode).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(place.dir.join("socket")).unwrap();
+    place.write("file", "x");
+    let snapshot = place.snapshot("odd");
+    assert_eq!(
+        snapshot.skipped,
+        [
+            (b"pipe".to_vec(), Oddity::Fifo),
+            (b"socket".to_vec(), Oddity::Socket)
+        ]
+    );
+    assert!(listing(&repo.dir, "palisade/fix").contains("100644 file\n"));
+}
+
+#[test]
+fn a_submodule_stays_as_it_was_and_nothing_below_it_is_read() {
+    let other = Repo::with_files();
+    let repo = Repo::with_files();
+    let url = other.dir.to_str().unwrap();
+    let add = [
+        "-c",
+        "protocol.file.allow=always",
+        "submodule",
+        "--quiet",
+        "add",
+        url,
+        "sub",
+    ];
+    git(&repo.dir, &add);
+    repo.commit("submodule");
+    let mut place = repo.sandbox("fix");
+    place.write("sub/inside", "x");
+    place.write("outside", "x");
+    place.snapshot("work");
+    let listing = listing(&repo.dir, "palisade/fix");
+    assert!(listing.contains("160000 sub\n"), "{listing}");
+    assert!(!listing.contains("sub/inside"), "{listing}");
+}
+
+#[test]
+fn every_bound_has_its_sentence_and_leaves_nothing() {
+    let small = Bounds {
+        file: 1000,
+        total: 5000,
+        entries: 50,
+        depth: 8,
+    };
+    type Make = fn(&crate::repo::Place);
+    let cases: [(&str, Make); 4] = [
+        ("a file's size", |place| {
+            place.write("big", &"x".repeat(1001));
+        }),
+        ("the size of all changed files", |place| {
+            (0..10).for_each(|n| place.write(&format!("f{n}"), &format!("{n}").repeat(900)));
+        }),
+        ("the number of files", |place| {
+            (0..2000).for_each(|n| place.write(&format!("many/{n}"), ""));
+        }),
+        ("the depth of directories", |place| {
+            place.write("a/b/c/d/e/f/g/h/i/j", "");
+        }),
+    ];
+    for (what, make) in cases {
+        let repo = Repo::with_files();
+        let mut place = repo.sandbox("fix");
+        make(&place);
+        let error = place.try_snapshot("too much", &small, None).unwrap_err();
+        assert!(error.to_string().starts_with(what), "{error}");
+        assert_no_leftovers(&repo);
+    }
+}
+
+/// A helper that the agent took over.
+struct Stream<F: FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>> {
+    make: F,
+    count: u64,
+    path: Vec<u8>,
+    body: std::io::Cursor<Vec<u8>>,
+}
+
+impl<F: FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>> Source for Stream<F> {
+    fn began(&self) -> Moment {
+        (0, 0)
+    }
+
+    fn next(&mut self) -> Result<Option<Entry<'_>>, GitError> {
+        let Some((path, body)) = (self.make)(self.count) else {
+            return Ok(None);
+        };
+        self.count += 1;
+        self.path = path;
+        let size = body.len() as u64;
+        self.body = std::io::Cursor::new(body);
+        let body: &mut dyn Read = &mut self.body;
+        let content = Content::File {
+            executable: false,
+            size,
+            body,
+        };
+        Ok(Some(Entry {
+            path: &self.path,
+            content,
+            stamp: None,
+        }))
+    }
+}
+
+fn stream(
+    repo: &Repo,
+    make: impl FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>,
+) -> Result<(), GitError> {
+    let place = repo.sandbox("fix");
+    let bounds = Bounds {
+        entries: 100_000,
+        ..Bounds::default()
+    };
+    let request = Request {
+        slug: &place.slug,
+        message: "stream",
+        agent_head: None,
+        bounds: &bounds,
+    };
+    let mut source = Stream {
+        make,
+        count: 0,
+        path: Vec::new(),
+        body: Default::default(),
+    };
+    place
+        .home
+        .snapshot(&request, &place.manifest, &mut source)
+        .map(|_| ())
+}
+
+#[test]
+fn a_stream_without_end_meets_its_bound() {
+    let repo = Repo::with_files();
+    let error = stream(&repo, |n| Some((format!("f{n}").into_bytes(), Vec::new()))).unwrap_err();
+    assert!(
+        error.to_string().starts_with("the number of files"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_lying_stream_is_refused() {
+    for paths in [
+        vec!["a", "a"],
+        vec!["a", "a/b"],
+        vec!["a", "a.b", "a/b"],
+        vec!["../a"],
+        vec!["/etc/x"],
+        vec!["a//b"],
+        vec!["a/.git/config"],
+        vec![""],
+    ] {
+        let repo = Repo::with_files();
+        let mut names = paths.iter();
+        let result = stream(&repo, |_| {
+            names.next().map(|name| (name.as_bytes().to_vec(), vec![]))
+        });
+        assert!(result.is_err(), "{paths:?}");
+        assert_no_leftovers(&repo);
+    }
+}
+
+#[test]
+fn a_linked_worktree_as_home_takes_snapshots() {
+    let repo = Repo::with_files();
+    let linked = repo.temp.path().join("linked");
+    git(
+        &repo.dir,
+        &[
+            "worktree",
+            "add",
+            "-q",
+            "-b",
+            "other",
+            linked.to_str().unwrap(),
+        ],
+    );
+    let repo = Repo {
+        dir: linked,
+        ..repo
+    };
+    let mut place = repo.sandbox("fix");
+    let before = fingerprint(&repo.dir);
+    place.write("new", "x");
+    assert!(place.snapshot("work").moved);
+    assert_eq!(git(&repo.dir, &["show", "palisade/fix:new"]), "x");
+    assert_eq!(fingerprint(&repo.dir), before);
+}
