@@ -39,6 +39,9 @@ pub(crate) struct Job {
     trouble: std::fs::File,
 }
 
+/// Rounds without news after which a process that does not come to rest is killed as it is.
+const MOST_QUIET_ROUNDS: u32 = 100;
+
 /// How a command ended.
 pub(crate) enum End {
     /// It never became the command.
@@ -94,9 +97,12 @@ impl Job {
     /// Kills the keeper, the command and everything it started.
     pub(crate) fn kill_tree(&self, proc: &OwnedFd) {
         let mut found = HashSet::new();
-        // Stopped first, and a fork that meets a signal starts again: a round that finds
-        // nobody new has them all.
-        loop {
+        let mut quiet = 0;
+        // Stopped first: a round that finds nobody new, and everybody at rest, has them all.
+        // Being told to stop is not enough, because a fork that has got past its look at
+        // the signals still makes its child. Somebody who cannot be stopped (a shell whose
+        // vfork child was) is not waited for for ever.
+        while quiet < MOST_QUIET_ROUNDS {
             let all = processes(proc);
             let before = found.len();
             let mut grown = true;
@@ -110,7 +116,16 @@ impl Job {
                     }
                 }
             }
-            if found.len() == before {
+            let at_rest = |one: &Process| matches!(one.state, 'T' | 't' | 'Z' | 'X');
+            let moving = all
+                .iter()
+                .any(|one| found.contains(&one.pid) && !at_rest(one));
+            if found.len() > before {
+                quiet = 0;
+            } else if moving {
+                quiet += 1;
+                std::thread::yield_now();
+            } else {
                 break;
             }
         }

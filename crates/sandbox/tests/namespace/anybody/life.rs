@@ -134,7 +134,10 @@ fn a_creator_killed_at_any_moment_leaves_nothing_after_cleanup() {
     for round in 0..12_u32 {
         let id = format!("crash{}x{round}", std::process::id());
         let mut creator = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "anybody::life::create_one_for_another_test"])
+            .args([
+                "--exact",
+                "anybody::life::a_created_sandbox_is_active_at_once",
+            ])
             .env("PALISADE_TEST_CREATE", bench.directory.path())
             .env("PALISADE_TEST_ID", &id)
             .stdout(std::process::Stdio::null())
@@ -166,17 +169,16 @@ fn a_creator_killed_at_any_moment_leaves_nothing_after_cleanup() {
     }
 }
 
-/// Not a test by itself: the creator of the test above.
+/// Also the creator that the test above kills, in a process of its own.
 #[test]
-fn create_one_for_another_test() {
-    let (Some(directory), Ok(id)) = (
-        std::env::var_os("PALISADE_TEST_CREATE"),
-        std::env::var("PALISADE_TEST_ID"),
-    ) else {
-        return;
-    };
-    let backend = crate::bench::backend(Path::new(&directory).join("sandboxes"));
-    backend.create(&config(&id)).unwrap();
+fn a_created_sandbox_is_active_at_once() {
+    let bench = Bench::new();
+    let asked = std::env::var_os("PALISADE_TEST_CREATE");
+    let directory = asked.as_deref().map_or(bench.directory.path(), Path::new);
+    let id = std::env::var("PALISADE_TEST_ID").unwrap_or_else(|_| "one".to_owned());
+    let backend = crate::bench::backend(directory.join("sandboxes"));
+    let made = backend.create(&config(&id)).unwrap();
+    assert_eq!(made.status, SandboxStatus::Active);
 }
 
 /// No mount in this directory, no sandbox.
