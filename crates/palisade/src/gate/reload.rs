@@ -169,12 +169,10 @@ impl Reloader {
         let outcome = built.and_then(|settings| self.swap(settings, file.as_deref()));
         let event = match &outcome {
             Ok(changed) => {
-                self.board.check("config_current", Ok(()));
                 tracing::info!(?changed, "the configuration was reloaded");
                 "reloaded"
             }
             Err(problems) => {
-                self.board.check("config_current", Err(problems.clone()));
                 tracing::error!(
                     problems,
                     "the configuration was refused; the old one stays in force"
@@ -190,6 +188,9 @@ impl Reloader {
         if let Err(error) = self.store.audit().record_durable(record, wall_now()).await {
             tracing::warn!(%error, "the reload was not recorded");
         }
+        // Health last: whoever sees it turn finds the count and the record.
+        let current = outcome.as_ref().map(drop).map_err(Clone::clone);
+        self.board.check("config_current", current);
         outcome
     }
 

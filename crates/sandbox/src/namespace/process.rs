@@ -98,10 +98,12 @@ impl Job {
     pub(crate) fn kill_tree(&self, proc: &OwnedFd) {
         let mut found = HashSet::new();
         let mut quiet = 0;
-        // Stopped first: a round that finds nobody new, and everybody at rest, has them all.
-        // Being told to stop is not enough, because a fork that has got past its look at
-        // the signals still makes its child. Somebody who cannot be stopped (a shell whose
-        // vfork child was) is not waited for for ever.
+        let mut rested = false;
+        // Stopped first. Being told to stop is not enough, because a fork that has got past
+        // its look at the signals still makes its child; and a listing holds names that are
+        // older than the states read for them. So everybody must be at rest in one round,
+        // and the next one must find nobody new. Somebody who cannot be stopped (a shell
+        // whose vfork child was) is not waited for for ever.
         while quiet < MOST_QUIET_ROUNDS {
             let all = processes(proc);
             let before = found.len();
@@ -120,14 +122,16 @@ impl Job {
             let moving = all
                 .iter()
                 .any(|one| found.contains(&one.pid) && !at_rest(one));
-            if found.len() > before {
+            let grew = found.len() > before;
+            if grew {
                 quiet = 0;
             } else if moving {
                 quiet += 1;
                 std::thread::yield_now();
-            } else {
+            } else if rested {
                 break;
             }
+            rested = !grew && !moving;
         }
         for pid in found {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
