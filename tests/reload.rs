@@ -11,7 +11,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use testkit::gate::{Gate, Place};
 use testkit::wait;
 
