@@ -33,6 +33,21 @@ bench *args:
 kills count="1000":
     PALISADE_KILLS={{count}} cargo nextest run --package palisade --test durability --no-capture
 
+# Kill the gate and its launchers at random moments of create and delete
+crashes count="300":
+    PALISADE_CRASHES={{count}} cargo nextest run --package palisade --test sandbox --no-capture killing_at_random_moments
+
+# That many sandboxes at once, with what they take of memory
+crowd count="200":
+    PALISADE_CROWD={{count}} cargo nextest run --package palisade --test sandbox --no-capture a_crowd_of_sandboxes
+
+# Sandboxes beside bubblewrap and Docker, in one run (installs both; Docker needs a daemon)
+bench-sandboxes:
+    command -v bwrap >/dev/null || apt-get install -y -qq bubblewrap
+    command -v busybox >/dev/null || apt-get install -y -qq busybox-static
+    -tar -C / -c bin/busybox | docker import -c 'ENV PATH=/bin' - palisade-bench-base && printf 'FROM palisade-bench-base\nRUN ["/bin/busybox", "--install", "/bin"]\n' | docker build -q -t palisade-bench -
+    cargo bench --package sandbox --bench beside
+
 # Figures of the git side with 10 000 files
 measure-git files="10000":
     PALISADE_FILES={{files}} cargo nextest run --package sandbox --cargo-profile release --no-capture measured

@@ -4,15 +4,17 @@
 pub mod lifecycle;
 
 use std::ffi::OsString;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use policy::id::SandboxId;
 use serde::{Deserialize, Serialize};
 
 use crate::name::{InvalidName, Slug};
+use crate::transfer::TransferError;
 use lifecycle::{Misstep, Phase};
 
 /// A backend. Calls block; a caller with an event loop gives them a thread of their own.
@@ -33,6 +35,26 @@ pub trait Sandbox {
 
     /// Runs a command to its end.
     fn exec(&self, id: &SandboxId, command: &Command) -> Result<ExecutionResult, SandboxError>;
+
+    /// Unpacks a tar archive below a directory inside, which is made if it is not there. A
+    /// relative path is below the workspace. Files that are there are replaced.
+    fn upload(
+        &self,
+        id: &SandboxId,
+        to: &Path,
+        archive: &mut dyn Read,
+        bounds: &Transfer,
+    ) -> Result<Moved, SandboxError>;
+
+    /// Writes a tar archive of a file or directory inside. A relative path is below the
+    /// workspace. What is in the archive is the agent's: see [`crate::transfer::unpack`].
+    fn download(
+        &self,
+        id: &SandboxId,
+        from: &Path,
+        archive: &mut dyn Write,
+        bounds: &Transfer,
+    ) -> Result<Moved, SandboxError>;
 
     /// The sockets on which the sandbox's traffic arrives; the same ones each time.
     fn listeners(&self, id: &SandboxId) -> Result<Vec<Listener>, SandboxError>;
@@ -64,6 +86,24 @@ pub struct SandboxConfig {
     pub ports: Ports,
     /// What it may use.
     pub limits: Limits,
+    /// What it finds as its system, and who it is there.
+    #[serde(default)]
+    pub system: System,
+}
+
+/// What a sandbox finds as its system, and who the agent is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct System {
+    /// A tree to be `/`, instead of the host's programs. Absolute.
+    pub rootfs: Option<PathBuf>,
+    /// Directories of the host that are there inside too, under the same path. Changes stay
+    /// inside. Absolute.
+    pub host_paths: Vec<PathBuf>,
+    /// The agent is root inside, and may change what belongs to root there.
+    pub root: bool,
+    /// The agent may make user namespaces, as programs that confine themselves do.
+    pub nested: bool,
 }
 
 /// Ports on which the gate answers for the whole world.
@@ -87,12 +127,14 @@ impl Default for Ports {
 
 /// What a sandbox may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Bytes of memory.
     pub memory: u64,
     /// Processes and threads.
     pub pids: u32,
+    /// Bytes on disk that the sandbox's own directory may hold.
+    pub disk: u64,
 }
 
 impl Default for Limits {
@@ -100,6 +142,7 @@ impl Default for Limits {
         Self {
             memory: 4 << 30,
             pids: 1024,
+            disk: 16 << 30,
         }
     }
 }
@@ -146,6 +189,36 @@ pub struct ExecutionResult {
     pub stdout: Vec<u8>,
     /// What it wrote to its error output.
     pub stderr: Vec<u8>,
+}
+
+/// The most that may be moved in or out at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Transfer {
+    /// Bytes of content.
+    pub bytes: u64,
+    /// Files, directories and links.
+    pub entries: u64,
+}
+
+impl Default for Transfer {
+    fn default() -> Self {
+        Self {
+            bytes: 16 << 30,
+            entries: 1_000_000,
+        }
+    }
+}
+
+/// What was moved in or out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Files and links.
+    pub files: u64,
+    /// Bytes of content.
+    pub bytes: u64,
+    /// What stayed behind and why, in words; the first hundred.
+    pub left_out: Vec<String>,
 }
 
 /// A socket that answers for every address the agent may mean.
@@ -228,6 +301,14 @@ pub enum SandboxError {
     /// A paused sandbox runs nothing.
     #[error("sandbox '{0}' is paused; resume it first")]
     Paused(String),
+    /// It took more than it may, and nothing runs in it.
+    #[error("sandbox '{name}' was stopped: {reason}")]
+    Stopped {
+        /// Which one.
+        name: String,
+        /// What it took, and what to do.
+        reason: String,
+    },
     /// The order of things.
     #[error(transparent)]
     Misstep(#[from] Misstep),
@@ -263,6 +344,17 @@ pub enum SandboxError {
     /// The command said too much. It was killed, with everything it started.
     #[error("the command was killed: it wrote more than {0} bytes")]
     TooMuchOutput(usize),
+    /// Files could not be moved in or out.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// The port inside did not take the connection.
+    #[error("port {port} inside: {reason}")]
+    Connect {
+        /// Which port.
+        port: u16,
+        /// What the system said.
+        reason: String,
+    },
     /// The sandbox was started by another version of this program.
     #[error("the sandbox speaks protocol {found}, this program {known}; restart it")]
     Protocol {
@@ -327,6 +419,17 @@ mod tests {
         ] {
             assert_eq!(error.to_string(), sentence);
         }
+    }
+
+    #[test]
+    fn a_record_of_before_can_still_be_read() {
+        let old = r#"{"id": "one", "name": "one", "environment": [],
+            "ports": {"tcp": [80], "udp": [53]}, "limits": {"memory": 1024, "pids": 7}}"#;
+        let config: SandboxConfig = serde_json::from_str(old).unwrap();
+        assert_eq!(config.system, System::default());
+        assert_eq!((config.limits.pids, config.limits.disk), (7, 16 << 30));
+        let unknown = old.replace("\"pids\": 7", "\"pids\": 7, \"disc\": 1");
+        serde_json::from_str::<SandboxConfig>(&unknown).unwrap_err();
     }
 
     #[test]

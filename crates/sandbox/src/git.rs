@@ -14,8 +14,8 @@
 //!
 //! **Never here:** a git command, a hook, a filter, an fsmonitor, a text conversion or any
 //! other program that a configuration names; a link of a workspace followed; a change to the
-//! operator's HEAD, index or files other than by [`home::Home::merge`] and
-//! [`home::Home::apply`].
+//! operator's HEAD, index or files other than by [`home::Home::merge`],
+//! [`home::Home::apply`] and [`home::Home::checkout`].
 //!
 //! **Ownership.** libgit2's check stays on: a repository that belongs to somebody else is
 //! refused unless the operator's own `safe.directory` names it. A root gate thereby does not
@@ -29,14 +29,18 @@ pub mod error;
 pub mod home;
 pub mod import;
 mod index;
+mod journal;
 mod landing;
 pub mod manifest;
 pub mod merge;
 pub mod names;
-mod objects;
+pub(crate) mod objects;
 mod open;
+mod ownership;
 pub mod snapshot;
 pub mod steering;
+pub mod switch;
 mod tree;
+mod uncommitted;
 pub mod walk;
 pub mod workspace;

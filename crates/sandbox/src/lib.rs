@@ -9,7 +9,13 @@
     reason = "the kernel's sandboxing calls have no safe form; each block says why it is sound"
 )]
 
+pub mod checkpoint;
 pub mod contract;
 pub mod git;
+pub mod manager;
 pub mod name;
 pub mod namespace;
+mod parallel;
+pub mod terminal;
+pub mod transfer;
+pub mod worker;

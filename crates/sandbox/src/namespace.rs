@@ -7,6 +7,7 @@
 //!       record.json       phase, init's process, ids, cgroups
 //!       lock              held by whoever changes this sandbox
 //!       launcher.lock     held by the launcher while it lives
+//!       stopped           why init stopped everybody; empty while it has not
 //!       init.sock         init's door
 //!       fs/               the sandbox's own ids from here on: root, upper, work
 //! ```
@@ -14,32 +15,47 @@
 //! The gate, having threads, never clones: it spawns its own executable, whose hidden
 //! subcommand ends in [`launch::init_main`].
 
+mod allowlist;
 mod cgroup;
 pub mod client;
-mod hardening;
+mod dial;
+mod disk;
+mod domain;
+pub(crate) mod ends;
+mod errand;
+pub(crate) mod hardening;
 mod identity;
 mod init;
 pub mod launch;
+mod layer;
+mod lock;
 mod netlink;
 mod network;
-mod packet;
+mod order;
+pub(crate) mod packet;
+mod ports;
 mod process;
 pub mod protocol;
-mod removal;
+pub(crate) mod removal;
+mod restart;
+mod reuse;
 mod root;
 mod seccomp;
 mod step;
+pub mod survey;
+mod tree;
+mod veil;
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{Error, ErrorKind};
+use std::fs::{self, DirBuilder, File};
+use std::io::{Error, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::Uid;
 use policy::id::SandboxId;
@@ -47,14 +63,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::contract::lifecycle::{Event, Phase};
 use crate::contract::{
-    Command, ExecutionResult, Force, Listener, Sandbox, SandboxConfig, SandboxError,
-    SandboxMetadata, SandboxStatus,
+    Command, ExecutionResult, Force, Listener, Moved, Sandbox, SandboxConfig, SandboxError,
+    SandboxMetadata, SandboxStatus, Transfer,
 };
 use client::{Running, Session};
-use protocol::{Identity, Report, Size, Spec};
+use lock::{lock, open_lock, try_lock};
+use protocol::{Identity, Order, Report, Size, Spec};
 
 /// How long building a sandbox may take before it is given up.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The same for one whose layers are looked through first, from a slow disk at worst.
+const PATIENCE_WITH_LAYERS: Duration = Duration::from_secs(180);
 
 /// Variables of the operator's that programs inside may know, beside `LC_*`.
 const PASSED_ON: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
@@ -121,6 +141,53 @@ impl Namespace {
         self.place(id).join("fs/root/workspace")
     }
 
+    /// The ids that the agent's files have on the host, where they are not the operator's own.
+    pub fn owner(&self, id: &SandboxId) -> Result<Option<(u32, u32)>, SandboxError> {
+        let record = self.read(id)?;
+        let root = record.config.system.root;
+        Ok(identity::agent_on_host(record.identity, root))
+    }
+
+    /// Ids on the host that the agent of a later sandbox may have, where those are not the
+    /// operator's own: files can be given to it ahead. Not those in `promised`.
+    pub fn free_owner(&self, promised: &[(u32, u32)]) -> Option<(u32, u32)> {
+        let mut taken = self.taken_ranges();
+        let promised = promised.iter().map(|(user, _)| *user);
+        taken.extend(promised.filter_map(identity::range_of_agent));
+        let seed = self.directory.to_string_lossy();
+        let root = Uid::effective().is_root();
+        identity::agent_on_host(identity::choose(root, &seed, &taken, None)?, false)
+    }
+
+    /// As `create`, and if it can be so that the agent has these ids on the host.
+    pub fn create_for(
+        &self,
+        config: &SandboxConfig,
+        owner: Option<(u32, u32)>,
+    ) -> Result<SandboxMetadata, SandboxError> {
+        self.check(config)?;
+        let wished = owner.and_then(|(user, _)| identity::range_of_agent(user));
+        let (mut record, _mine) = self.reserve(config, wished)?;
+        match self.build(&mut record, false, Event::Started) {
+            Ok(()) => Ok(SandboxMetadata {
+                name: config.name.clone(),
+                branch_name: config.name.branch(),
+                container_id: config.id.to_string(),
+                status: SandboxStatus::of(record.phase),
+            }),
+            Err(error) => {
+                // What cannot be undone now is on record as unfinished, and is at the next start.
+                let _ = self.destroy(&config.id, Some(record));
+                Err(error)
+            }
+        }
+    }
+
+    /// What a sandbox was asked to be.
+    pub fn config(&self, id: &SandboxId) -> Result<SandboxConfig, SandboxError> {
+        Ok(self.read(id)?.config)
+    }
+
     /// Starts a command whose input and output the caller moves itself.
     pub fn start(
         &self,
@@ -129,6 +196,16 @@ impl Namespace {
         terminal: Option<Size>,
     ) -> Result<Running, SandboxError> {
         self.session(id)?.start(command, terminal)
+    }
+
+    /// Connects to a port of the agent's own localhost, IPv4 first. The socket does not block.
+    pub fn connect(&self, id: &SandboxId, port: u16) -> Result<OwnedFd, SandboxError> {
+        self.session(id)?.connect(port)
+    }
+
+    /// The TCP ports inside on which somebody listens, ascending.
+    pub fn open_ports(&self, id: &SandboxId) -> Result<Vec<u16>, SandboxError> {
+        self.session(id)?.open_ports()
     }
 
     /// Removes what a crash left behind: sandboxes half made or half deleted, with nobody at
@@ -176,6 +253,10 @@ impl Namespace {
         self.directory.join(id.as_str())
     }
 
+    fn cgroup_name(&self, id: &SandboxId) -> String {
+        format!("palisade-{id}-{}", seal(&self.place(id)))
+    }
+
     fn lock_all(&self) -> Result<Flock<File>, SandboxError> {
         lock(&self.directory.join(".lock"))
     }
@@ -217,9 +298,20 @@ impl Namespace {
         write().map_err(SandboxError::system("writing the sandbox's record"))
     }
 
+    /// Why nothing runs in a sandbox that init has stopped.
+    fn stopped(&self, id: &SandboxId) -> Option<String> {
+        fs::read_to_string(self.place(id).join("stopped"))
+            .ok()
+            .filter(|reason| !reason.is_empty())
+    }
+
     /// A connection to a sandbox that can answer.
     fn session(&self, id: &SandboxId) -> Result<Session, SandboxError> {
-        match self.status(id) {
+        if let (Some(reason), SandboxStatus::Error(_)) = (self.stopped(id), self.recorded(id)) {
+            let name = id.to_string();
+            return Err(SandboxError::Stopped { name, reason });
+        }
+        match self.recorded(id) {
             SandboxStatus::Active | SandboxStatus::Unknown => Session::open(&self.place(id)),
             SandboxStatus::Paused => Err(SandboxError::Paused(id.to_string())),
             SandboxStatus::Missing => Err(SandboxError::NotFound(id.to_string())),
@@ -227,8 +319,49 @@ impl Namespace {
         }
     }
 
+    /// How it is as far as that can be told without asking its init.
+    fn recorded(&self, id: &SandboxId) -> SandboxStatus {
+        let record = match self.read(id) {
+            Ok(record) => record,
+            Err(SandboxError::NotFound(_)) => return SandboxStatus::Missing,
+            Err(error) => return SandboxStatus::Error(error.to_string()),
+        };
+        if record.phase.is_unfinished() {
+            return SandboxStatus::of(record.phase);
+        }
+        if !record.init.is_some_and(Process::lives) {
+            return SandboxStatus::Error("its processes are gone; resume it".to_owned());
+        }
+        if let Some(reason) = self.stopped(id) {
+            return SandboxStatus::Error(reason);
+        }
+        match cgroup::is_frozen(&record.cgroups) {
+            Some(true) => SandboxStatus::Paused,
+            Some(false) => SandboxStatus::Active,
+            None => SandboxStatus::of(record.phase),
+        }
+    }
+
+    /// Refuses what cannot be, before anything is touched.
+    fn check(&self, config: &SandboxConfig) -> Result<(), SandboxError> {
+        let refused = |step: String, reason| SandboxError::Create { step, reason };
+        if config.system.root && !Uid::effective().is_root() {
+            let reason = "it needs ids of the sandbox's own, which only a gate started by root \
+                          has; without it, installs into the home, a virtual environment or an \
+                          npm prefix work"
+                .to_owned();
+            return Err(refused("--root".to_owned(), reason));
+        }
+        layer::check(&config.system, &self.directory)
+            .map_err(|(path, reason)| refused(path.display().to_string(), reason))
+    }
+
     /// Claims a directory and ids for a new sandbox; its lock is held.
-    fn reserve(&self, config: &SandboxConfig) -> Result<(Record, Flock<File>), SandboxError> {
+    fn reserve(
+        &self,
+        config: &SandboxConfig,
+        wished: Option<u32>,
+    ) -> Result<(Record, Flock<File>), SandboxError> {
         let system = || SandboxError::system("making the sandbox's directory");
         let private = |path: &Path| DirBuilder::new().mode(0o700).recursive(false).create(path);
         DirBuilder::new()
@@ -237,6 +370,11 @@ impl Namespace {
             .create(&self.directory)
             .map_err(system())?;
         let _claims = self.lock_all()?;
+        let top: OwnedFd = File::open(&self.directory).map_err(system())?.into();
+        if let Some(reason) = disk::check_room(&top).map_err(system())? {
+            let step = "looking for room".to_owned();
+            return Err(SandboxError::Create { step, reason });
+        }
         let place = self.place(&config.id);
         private(&place).map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => SandboxError::Exists(config.id.to_string()),
@@ -246,7 +384,7 @@ impl Namespace {
         open_lock(&place.join("launcher.lock")).map_err(system())?;
         let taken = self.taken_ranges();
         let seed = place.to_string_lossy();
-        let identity = identity::choose(Uid::effective().is_root(), &seed, &taken).ok_or(
+        let identity = identity::choose(Uid::effective().is_root(), &seed, &taken, wished).ok_or(
             SandboxError::Unavailable {
                 backend: "namespace",
                 reason: "every range of ids is taken; delete a sandbox".to_owned(),
@@ -282,12 +420,10 @@ impl Namespace {
     }
 
     /// Everything of `create` that has an undo.
-    fn build(&self, record: &mut Record) -> Result<(), SandboxError> {
-        let config = &record.config;
-        let name = format!("palisade-{}-{}", config.id, seal(&self.place(&config.id)));
+    fn build(&self, record: &mut Record, has_tree: bool, then: Event) -> Result<(), SandboxError> {
         // On record before they are there, or a crash would leave them.
-        let limits = config.limits;
-        record.cgroups = cgroup::plan(&name);
+        let limits = record.config.limits;
+        record.cgroups = cgroup::plan(&self.cgroup_name(&record.config.id));
         self.write(record)?;
         let (cgroups, counted) = cgroup::make(&record.cgroups, limits);
         record.cgroups.clone_from(&cgroups);
@@ -302,8 +438,9 @@ impl Namespace {
             directory: self.place(&record.config.id),
             config: record.config.clone(),
             identity: record.identity,
-            environment: environment(std::env::vars(), &record.config.environment),
+            environment: environment(std::env::vars(), &record.config),
             cgroups,
+            has_tree,
             counted,
         };
         let (line, its) = packet::line().map_err(SandboxError::system("making a line"))?;
@@ -315,8 +452,11 @@ impl Namespace {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(SandboxError::system("starting the launcher"))?;
-        let result = self.accompany(record, &line, &spec);
+            .map_err(|error| SandboxError::Unavailable {
+                backend: "namespace",
+                reason: format!("starting {}: {error}", self.program.display()),
+            })?;
+        let result = self.accompany(record, &line, &Order::Create(Box::new(spec)), then);
         // With the line the launcher ends, and with it an init that was not let go.
         drop(line);
         let _ = launcher.wait();
@@ -327,15 +467,22 @@ impl Namespace {
         &self,
         record: &mut Record,
         line: &OwnedFd,
-        spec: &Spec,
+        order: &Order,
+        then: Event,
     ) -> Result<(), SandboxError> {
         let failed = |error: Error| SandboxError::Create {
             step: "talking to the launcher".to_owned(),
             reason: error.to_string(),
         };
-        packet::send(line.as_fd(), spec, &[]).map_err(failed)?;
+        packet::send(line.as_fd(), order, &[]).map_err(failed)?;
         let mut end = [PollFd::new(line.as_fd(), PollFlags::POLLIN)];
-        let patience = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
+        let system = &record.config.system;
+        let patience = if system.root || !system.host_paths.is_empty() {
+            PATIENCE_WITH_LAYERS
+        } else {
+            PATIENCE
+        };
+        let patience = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
         match poll(&mut end, patience) {
             Ok(0) => return Err(failed(Error::from(ErrorKind::TimedOut))),
             Ok(_) => {}
@@ -367,7 +514,7 @@ impl Namespace {
         {
             return Err(SandboxError::Create { step, reason });
         }
-        record.phase = record.phase.after(Event::Started)?;
+        record.phase = record.phase.after(then)?;
         self.write(record)
     }
 
@@ -380,15 +527,19 @@ impl Namespace {
         if launcher.exists() {
             drop(lock(&launcher)?);
         }
-        if let Some(mut record) = record {
-            record.phase = record.phase.after(Event::Delete)?;
-            self.write(&record)?;
-            if let Some(init) = record.init {
-                init.end(&record.cgroups)
-                    .map_err(system("ending the sandbox's processes"))?;
+        let (init, cgroups) = match record {
+            Some(mut record) => {
+                record.phase = record.phase.after(Event::Delete)?;
+                self.write(&record)?;
+                (record.init, record.cgroups)
             }
-            cgroup::remove(&record.cgroups).map_err(system("removing the sandbox's cgroups"))?;
+            None => (Process::behind(&place), cgroup::plan(&self.cgroup_name(id))),
+        };
+        if let Some(init) = init {
+            init.end(&cgroups)
+                .map_err(system("ending the sandbox's processes"))?;
         }
+        cgroup::remove(&cgroups).map_err(system("removing the sandbox's cgroups"))?;
         // The record goes last: until then the deletion can be taken up again.
         removal::remove_tree(&place.join("fs"))
             .and_then(|()| removal::remove_tree(&place))
@@ -418,20 +569,7 @@ impl Namespace {
 
 impl Sandbox for Namespace {
     fn create(&self, config: &SandboxConfig) -> Result<SandboxMetadata, SandboxError> {
-        let (mut record, _mine) = self.reserve(config)?;
-        match self.build(&mut record) {
-            Ok(()) => Ok(SandboxMetadata {
-                name: config.name.clone(),
-                branch_name: config.name.branch(),
-                container_id: config.id.to_string(),
-                status: SandboxStatus::of(record.phase),
-            }),
-            Err(error) => {
-                // What cannot be undone now is on record as unfinished, and is at the next start.
-                let _ = self.destroy(&config.id, Some(record));
-                Err(error)
-            }
-        }
+        self.create_for(config, None)
     }
 
     fn pause(&self, id: &SandboxId) -> Result<(), SandboxError> {
@@ -457,8 +595,36 @@ impl Sandbox for Namespace {
     }
 
     fn exec(&self, id: &SandboxId, command: &Command) -> Result<ExecutionResult, SandboxError> {
-        self.start(id, command, None)?
-            .finish(&command.stdin, command.timeout)
+        let result = self
+            .start(id, command, None)?
+            .finish(&command.stdin, command.timeout)?;
+        match self.stopped(id) {
+            Some(reason) if result.exit_code == 128 + libc::SIGKILL => {
+                let name = id.to_string();
+                Err(SandboxError::Stopped { name, reason })
+            }
+            _ => Ok(result),
+        }
+    }
+
+    fn upload(
+        &self,
+        id: &SandboxId,
+        to: &Path,
+        archive: &mut dyn Read,
+        bounds: &Transfer,
+    ) -> Result<Moved, SandboxError> {
+        self.session(id)?.upload(to, archive, bounds)
+    }
+
+    fn download(
+        &self,
+        id: &SandboxId,
+        from: &Path,
+        archive: &mut dyn Write,
+        bounds: &Transfer,
+    ) -> Result<Moved, SandboxError> {
+        self.session(id)?.download(from, archive, bounds)
     }
 
     fn listeners(&self, id: &SandboxId) -> Result<Vec<Listener>, SandboxError> {
@@ -466,21 +632,17 @@ impl Sandbox for Namespace {
     }
 
     fn status(&self, id: &SandboxId) -> SandboxStatus {
-        let record = match self.read(id) {
-            Ok(record) => record,
-            Err(SandboxError::NotFound(_)) => return SandboxStatus::Missing,
-            Err(error) => return SandboxStatus::Error(error.to_string()),
-        };
-        if record.phase.is_unfinished() {
-            return SandboxStatus::of(record.phase);
-        }
-        if !record.init.is_some_and(Process::lives) {
-            return SandboxStatus::Error("its processes are gone; delete it".to_owned());
-        }
-        match cgroup::is_frozen(&record.cgroups) {
-            Some(true) => SandboxStatus::Paused,
-            Some(false) => SandboxStatus::Active,
-            None => SandboxStatus::of(record.phase),
+        match self.recorded(id) {
+            SandboxStatus::Active => match Session::open(&self.place(id)) {
+                Ok(_) => SandboxStatus::Active,
+                Err(SandboxError::Protocol { .. }) => SandboxStatus::Unknown,
+                // Unless it was paused or deleted in the meantime, it should have answered.
+                Err(error) => match self.recorded(id) {
+                    SandboxStatus::Active => SandboxStatus::Error(error.to_string()),
+                    other => other,
+                },
+            },
+            other => other,
         }
     }
 }
@@ -491,6 +653,14 @@ impl Process {
         let pid = nix::unistd::getpid().as_raw();
         let started = process::start_time(pid)?;
         Ok(Self { pid, started })
+    }
+
+    /// The init that listens at a sandbox's `init.sock`, where no record names it.
+    fn behind(place: &Path) -> Option<Self> {
+        let pid = client::listener(place).ok()?;
+        let started = process::start_time(pid).ok()?;
+        // It still listens, so the number was its own all the time.
+        (client::listener(place).ok()? == pid).then_some(Self { pid, started })
     }
 
     fn lives(self) -> bool {
@@ -522,15 +692,20 @@ impl Process {
 /// what was asked for. Later ones win.
 fn environment(
     operator: impl Iterator<Item = (String, String)>,
-    asked: &[(String, String)],
+    config: &SandboxConfig,
 ) -> Vec<(String, String)> {
+    let account = config.system.root.then_some("root");
+    let account = account.into_iter().flat_map(|name| {
+        ["USER", "LOGNAME"].map(|variable| (variable.to_owned(), name.to_owned()))
+    });
     let passed_on =
         operator.filter(|(name, _)| PASSED_ON.contains(&name.as_str()) || name.starts_with("LC_"));
     ITS_OWN
         .iter()
         .map(|&(name, value)| (name.to_owned(), value.to_owned()))
+        .chain(account)
         .chain(passed_on)
-        .chain(asked.iter().cloned())
+        .chain(config.environment.iter().cloned())
         .collect()
 }
 
@@ -545,49 +720,6 @@ fn seal(path: &Path) -> String {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
     format!("{hash:016x}")
-}
-
-fn open_lock(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .read(true)
-        .mode(0o600)
-        .open(path)
-}
-
-fn lock(path: &Path) -> Result<Flock<File>, SandboxError> {
-    let take = || {
-        loop {
-            let locked = Flock::lock(open_lock(path)?, FlockArg::LockExclusive)
-                .map_err(|(_, errno)| Error::from(errno))?;
-            // Whoever had it may have removed it, and another may be in its place.
-            if is_at(&locked, path)? {
-                return Ok(locked);
-            }
-        }
-    };
-    take().map_err(SandboxError::system::<Error>("taking a lock"))
-}
-
-fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
-    let (held, there) = (file.metadata()?, path.metadata());
-    Ok(there.is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino())))
-}
-
-/// `None` when somebody has it.
-fn try_lock(path: &Path) -> Result<Option<Flock<File>>, SandboxError> {
-    let file = match open_lock(path) {
-        // Deleted since it was listed.
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(SandboxError::system("taking a lock"))?,
-    };
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(locked) => Ok(Some(locked)),
-        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
-        Err((_, errno)) => Err(SandboxError::system("taking a lock")(errno)),
-    }
 }
 
 #[cfg(test)]
@@ -605,8 +737,15 @@ mod tests {
             ("LD_PRELOAD", "no"),
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let asked = [("CI".to_owned(), "1".to_owned())];
-        let names: Vec<_> = environment(operator.into_iter(), &asked)
+        let config = SandboxConfig {
+            id: SandboxId::parse("one").unwrap(),
+            name: crate::name::Slug::from_name("one").unwrap(),
+            environment: vec![("CI".to_owned(), "1".to_owned())],
+            ports: crate::contract::Ports::default(),
+            limits: crate::contract::Limits::default(),
+            system: crate::contract::System::default(),
+        };
+        let names: Vec<_> = environment(operator.into_iter(), &config)
             .into_iter()
             .map(|(name, value)| format!("{name}={value}"))
             .filter(|line| !line.starts_with("PATH=/home/agent"))

@@ -8,6 +8,8 @@
 
 use std::io::{Error, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -17,10 +19,58 @@ fn main() {
         ["connect", address] => println!("{}", talk(address).unwrap_or_else(|e| e.to_string())),
         ["query", address] => println!("{}", query(address).unwrap_or_else(|e| e.to_string())),
         ["serve", address] => println!("{}", serve(address).unwrap_or_else(|e| e.to_string())),
+        ["echo", address] => echo(address).unwrap_or_else(|e| println!("{e}")),
+        ["deaf", address] => deaf(address).unwrap_or_else(|e| println!("{e}")),
+        ["reach", path] => println!("{}", tell(UnixStream::connect(path).map(drop))),
+        ["reach-own", path] => println!("{}", tell(reach_own(path))),
+        ["reach-abstract", name] => println!("{}", tell(abstract_socket(name, false))),
+        ["keep-abstract", name] => println!("{}", tell(abstract_socket(name, true))),
+        ["accept", address] => println!("{}", tell(accept(address))),
+        ["send", address] => println!("{}", tell(send(address))),
         ["fork", count] => println!("{}", multiply(count.parse().unwrap_or(0))),
         ["eat", megabytes] => println!("{}", eat(megabytes.parse().unwrap_or(0))),
         _ => println!("what?"),
     }
+}
+
+fn tell(result: std::io::Result<()>) -> String {
+    errno(result.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0))
+}
+
+/// Reaches a socket of its own.
+fn reach_own(path: &str) -> std::io::Result<()> {
+    let _listener = UnixListener::bind(path)?;
+    UnixStream::connect(path).map(drop)
+}
+
+/// Connects to a name that is in no directory, or listens there until killed.
+fn abstract_socket(name: &str, keep: bool) -> std::io::Result<()> {
+    let address = SocketAddr::from_abstract_name(name)?;
+    if !keep {
+        return UnixStream::connect_addr(&address).map(drop);
+    }
+    let listener = UnixListener::bind_addr(&address)?;
+    println!("listening");
+    loop {
+        listener.accept()?;
+    }
+}
+
+/// Takes one connection.
+fn accept(address: &str) -> std::io::Result<()> {
+    let listener = TcpListener::bind(address)?;
+    println!("listening");
+    listener.accept().map(drop)
+}
+
+/// Sends a datagram and expects no answer.
+fn send(address: &str) -> std::io::Result<()> {
+    let any = if address.starts_with('[') {
+        "[::]:0"
+    } else {
+        "0.0.0.0:0"
+    };
+    UdpSocket::bind(any)?.send_to(b"out", address).map(drop)
 }
 
 /// Connects, reads to the end.
@@ -55,6 +105,24 @@ fn serve(address: &str) -> std::io::Result<String> {
     let mut text = [0; 3];
     client.read_exact(&mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Answers one client with its own words.
+fn echo(address: &str) -> std::io::Result<()> {
+    let (mut stream, _) = TcpListener::bind(address)?.accept()?;
+    let mut text = Vec::new();
+    stream.read_to_end(&mut text)?;
+    stream.write_all(&text)
+}
+
+/// Listens with the shortest of queues and takes nobody.
+fn deaf(address: &str) -> std::io::Result<()> {
+    let listener = TcpListener::bind(address)?;
+    // SAFETY: shortens the queue of a socket that outlives the call.
+    unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&listener), 0) };
+    loop {
+        std::thread::park();
+    }
 }
 
 /// Forks until told no; how often it worked.
@@ -137,6 +205,9 @@ fn forbidden() {
         ("packet", libc::AF_PACKET, raw, 0),
         ("alg", libc::AF_ALG, libc::SOCK_SEQPACKET, 0),
         ("raw", libc::AF_INET, raw, libc::IPPROTO_ICMP),
+        ("raw6", libc::AF_INET6, raw, libc::IPPROTO_ICMPV6),
+        ("bluetooth", libc::AF_BLUETOOTH, raw, 1),
+        ("xdp", libc::AF_XDP, raw, 0),
         ("netlink-audit", libc::AF_NETLINK, raw, libc::NETLINK_AUDIT),
         ("netlink-route", libc::AF_NETLINK, raw, libc::NETLINK_ROUTE),
         ("inet", libc::AF_INET, stream, 0),
@@ -154,6 +225,39 @@ fn forbidden() {
     );
     call("tioclinux", libc::SYS_ioctl, [0, 0x541c, byte, 0, 0]);
     call("ptrace-init", libc::SYS_ptrace, [16, 1, 0, 0, 0]);
+    let read = libc::SYS_process_vm_readv;
+    let mut word = [0_u8; 8];
+    let part = libc::iovec {
+        iov_base: word.as_mut_ptr().cast(),
+        iov_len: word.len(),
+    };
+    let part = (&raw const part) as i64;
+    call("process-vm-init", read, [1, part, 1, part, 1]);
+    // SAFETY: plain numbers; a descriptor of ours comes back, or none.
+    let init = unsafe { libc::syscall(libc::SYS_pidfd_open, 1, 0) };
+    call(
+        "pidfd-getfd-init",
+        libc::SYS_pidfd_getfd,
+        [init, 3, 0, 0, 0],
+    );
+    let disk = c"/tmp/disk".as_ptr() as i64;
+    let block = i64::from(libc::S_IFBLK | 0o600);
+    let here = i64::from(libc::AT_FDCWD);
+    call(
+        "mknod-block",
+        libc::SYS_mknodat,
+        [here, disk, block, 8 << 8, 0],
+    );
+    call("pivot-root", libc::SYS_pivot_root, [tmp, tmp, 0, 0, 0]);
+    call("open-tree", libc::SYS_open_tree, [here, tmp, 1, 0, 0]);
+    call("fsopen", libc::SYS_fsopen, [kind, 0, 0, 0, 0]);
+    call("syslog", libc::SYS_syslog, [2, 0, 0, 0, 0]);
+    call("reboot", libc::SYS_reboot, [0, 0, 0, 0, 0]);
+    call("settime", libc::SYS_clock_settime, [0, part, 0, 0, 0]);
+    call("sethostname", libc::SYS_sethostname, [tmp, 4, 0, 0, 0]);
+    call("swapon", libc::SYS_swapon, [tmp, 0, 0, 0, 0]);
+    call("quotactl", libc::SYS_quotactl, [0, tmp, 0, 0, 0]);
+    call("fanotify", libc::SYS_fanotify_init, [0, 0, 0, 0, 0]);
     call("prlimit-init", libc::SYS_prlimit64, [1, 0, 0, 0, 0]);
     call("kill-init", libc::SYS_kill, [1, 0, 0, 0, 0]);
     for path in [
@@ -163,6 +267,9 @@ fn forbidden() {
         "/proc/sysrq-trigger",
         "/proc/1/mem",
         "/proc/1/environ",
+        "/proc/1/oom_score_adj",
+        "/proc/self/uid_map",
+        "/proc/self/setgroups",
         "/dev/mem",
         "/dev/kmsg",
     ] {

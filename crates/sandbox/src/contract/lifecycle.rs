@@ -13,7 +13,8 @@
 //!                              └──────────┘ ───▶ gone
 //! ```
 //!
-//! Pausing what is paused and resuming what is active change nothing. `creating` and
+//! An active or paused one whose processes are gone (a reboot, a restored checkpoint) may be
+//! restarted, and is active then. Pausing what is paused and resuming what is active change nothing. `creating` and
 //! `deleting` are promises: whoever finds a record in one of them after a crash goes on
 //! with the deletion, so nothing half-made is ever used.
 
@@ -38,6 +39,8 @@ pub enum Phase {
 pub enum Event {
     /// Its init answered.
     Started,
+    /// Its new init answered, after its processes were gone.
+    Restarted,
     /// Somebody wants it still.
     Pause,
     /// Somebody wants it to go on.
@@ -72,12 +75,13 @@ impl Phase {
         match (self, event) {
             (Phase::Creating, Event::Started) => Ok(Phase::Active),
             (Phase::Active | Phase::Paused, Event::Pause) => Ok(Phase::Paused),
-            (Phase::Active | Phase::Paused, Event::Resume) => Ok(Phase::Active),
+            (Phase::Active | Phase::Paused, Event::Resume | Event::Restarted) => Ok(Phase::Active),
             (_, Event::Delete) => Ok(Phase::Deleting),
             (Phase::Active | Phase::Paused | Phase::Deleting, Event::Started)
-            | (Phase::Creating | Phase::Deleting, Event::Pause | Event::Resume) => {
-                Err(Misstep { phase: self, event })
-            }
+            | (
+                Phase::Creating | Phase::Deleting,
+                Event::Pause | Event::Resume | Event::Restarted,
+            ) => Err(Misstep { phase: self, event }),
         }
     }
 
@@ -91,6 +95,7 @@ impl Event {
     const fn as_str(self) -> &'static str {
         match self {
             Event::Started => "started",
+            Event::Restarted => "restarted",
             Event::Pause => "paused",
             Event::Resume => "resumed",
             Event::Delete => "deleted",
@@ -111,21 +116,23 @@ mod tests {
 
     #[test]
     fn every_arrow_of_the_drawing_and_no_other() {
-        use Event::{Delete, Pause, Resume, Started};
+        use Event::{Delete, Pause, Restarted, Resume, Started};
         use Phase::{Active, Creating, Deleting, Paused};
         let arrows = [
             (Creating, Started, Active),
             (Creating, Delete, Deleting),
             (Active, Pause, Paused),
             (Active, Resume, Active),
+            (Active, Restarted, Active),
             (Active, Delete, Deleting),
             (Paused, Pause, Paused),
             (Paused, Resume, Active),
+            (Paused, Restarted, Active),
             (Paused, Delete, Deleting),
             (Deleting, Delete, Deleting),
         ];
         for phase in PHASES {
-            for event in [Started, Pause, Resume, Delete] {
+            for event in [Started, Restarted, Pause, Resume, Delete] {
                 let drawn = arrows
                     .iter()
                     .find(|(from, by, _)| (*from, *by) == (phase, event))

@@ -8,6 +8,7 @@
 //!                     /used         touched at every use; the oldest goes first
 //!   spares/<commit>/workspace/      a whole copy that a create only renames
 //!                  /manifest
+//!                  /owner         whose it is, where it was given away
 //! ```
 //! A directory gets its name when it is whole. One gate uses a state directory at a time;
 //! what a crash left under another name is removed at the next start.
@@ -19,15 +20,17 @@ use std::path::{Path, PathBuf};
 
 use git2::{Oid, Repository};
 
-use super::copy::{make_directories, parallel, stamp_of};
+use super::copy::{make_directories, stamp_of};
 use super::error::{GitError, git, io};
 use super::home::Home;
 use super::manifest::{Manifest, Stamp, now};
 use super::objects::unique;
 use super::open;
 use super::tree::{self, EXECUTABLE, LINK, Leaf, SUBMODULE};
+use crate::parallel::parallel;
 
 /// The checkouts of a state directory.
+#[derive(Debug)]
 pub struct Checkouts {
     pub(super) state: PathBuf,
     bound: u64,
@@ -171,6 +174,7 @@ fn write_tree(home: &Home, commit: Oid, to: &Path) -> Result<Manifest, GitError>
         paths
             .iter()
             .map(|(path, leaf)| (path.as_slice(), leaf.mode)),
+        None,
     )?;
     let rows: Vec<_> = paths.iter().collect();
     let git_dir = repo.path();

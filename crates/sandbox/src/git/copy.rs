@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::AT_FDCWD;
@@ -16,58 +16,13 @@ use nix::sys::time::TimeSpec;
 use super::error::{GitError, io};
 use super::manifest::{Manifest, Moment, Stamp, now};
 use super::open;
+use super::ownership::give;
 use super::tree::{EXECUTABLE, LINK, SUBMODULE};
+use super::workspace::Owner;
+use crate::parallel::parallel;
 
-/// How many items a worker takes at a time.
-const BATCH: usize = 32;
-
-/// Does `work` on every item, on as many threads as there are cores (eight at most), each
-/// with a state of its own. The first failure ends it; the results come in no order.
-pub(super) fn parallel<T: Sync, S, R: Send>(
-    items: &[T],
-    start: impl Fn() -> Result<S, GitError> + Sync,
-    work: impl Fn(&mut S, &T) -> Result<R, GitError> + Sync,
-) -> Result<Vec<R>, GitError> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = cores.clamp(1, 8).min(items.len().div_ceil(BATCH)).max(1);
-    let next = AtomicUsize::new(0);
-    let failed = AtomicBool::new(false);
-    let run = || {
-        let mut state = start()?;
-        let mut done = Vec::new();
-        while !failed.load(Ordering::Relaxed) {
-            let from = next.fetch_add(BATCH, Ordering::Relaxed);
-            let Some(rest) = items.get(from..).filter(|rest| !rest.is_empty()) else {
-                break;
-            };
-            for item in rest.iter().take(BATCH) {
-                done.push(work(&mut state, item)?);
-            }
-        }
-        Ok(done)
-    };
-    let marked = || run().inspect_err(|_| failed.store(true, Ordering::Relaxed));
-    if threads == 1 {
-        return marked();
-    }
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(marked)).collect();
-        let mut all = Vec::with_capacity(items.len());
-        for worker in workers {
-            match worker.join() {
-                Ok(done) => all.extend(done?),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        Ok(all)
-    })
-}
-
-/// Makes every directory that these paths need below `root`.
-pub(super) fn make_directories<'a>(
-    root: &Path,
-    paths: impl Iterator<Item = (&'a [u8], u32)>,
-) -> Result<(), GitError> {
+/// Every directory that these paths need, parents first.
+pub(super) fn directories<'a>(paths: impl Iterator<Item = (&'a [u8], u32)>) -> BTreeSet<&'a [u8]> {
     let mut wanted: BTreeSet<&[u8]> = BTreeSet::new();
     for (path, mode) in paths {
         let mut below = path;
@@ -81,23 +36,41 @@ pub(super) fn make_directories<'a>(
             }
         }
     }
-    for path in wanted {
+    wanted
+}
+
+/// Makes every directory that these paths need below `root`.
+pub(super) fn make_directories<'a>(
+    root: &Path,
+    paths: impl Iterator<Item = (&'a [u8], u32)>,
+    owner: Option<Owner>,
+) -> Result<(), GitError> {
+    for path in directories(paths) {
         let path = root.join(open::path(path));
-        fs::create_dir(&path).map_err(io("create", &path))?;
+        create_directory(&path)?;
+        if let Some(owner) = owner {
+            give(&path, owner)?;
+        }
     }
     Ok(())
 }
 
+/// Makes one directory, for all to enter whatever the gate's own umask: as git would have
+/// made it.
+pub(super) fn create_directory(path: &Path) -> Result<(), GitError> {
+    fs::create_dir(path).map_err(io("create", path))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(io("open", path))
+}
+
 /// Copies every file of `manifest` from one directory to an empty other one, and returns
 /// the manifest of the copy. Times of change are kept, so that one git index fits all copies.
-pub(super) fn copy_tree(from: &Path, to: &Path, manifest: &Manifest) -> Result<Manifest, GitError> {
-    make_directories(
-        to,
-        manifest
-            .entries
-            .iter()
-            .map(|(path, stamp)| (path.as_slice(), stamp.mode)),
-    )?;
+pub(super) fn copy_tree(
+    from: &Path,
+    to: &Path,
+    manifest: &Manifest,
+    owner: Option<Owner>,
+) -> Result<Manifest, GitError> {
+    make_directories(to, manifest.modes(), owner)?;
     let rows: Vec<_> = manifest.entries.iter().collect();
     let can_clone = AtomicBool::new(true);
     let entries = parallel(
@@ -106,7 +79,7 @@ pub(super) fn copy_tree(from: &Path, to: &Path, manifest: &Manifest) -> Result<M
         |(), (path, stamp)| {
             let relative = open::path(path);
             let (source, target) = (from.join(relative), to.join(relative));
-            let stamp = copy_one(&source, &target, stamp, &can_clone)?;
+            let stamp = copy_one(&source, &target, stamp, owner, &can_clone)?;
             Ok(((*path).clone(), stamp))
         },
     )?;
@@ -120,6 +93,7 @@ fn copy_one(
     source: &Path,
     target: &Path,
     stamp: &Stamp,
+    owner: Option<Owner>,
     can_clone: &AtomicBool,
 ) -> Result<Stamp, GitError> {
     let metadata = match stamp.mode {
@@ -136,6 +110,9 @@ fn copy_one(
                 UtimensatFlags::NoFollowSymlink,
             )
             .map_err(io("date", target))?;
+            if let Some(owner) = owner {
+                give(target, owner)?;
+            }
             fs::symlink_metadata(target).map_err(io("look at", target))?
         }
         mode => {
@@ -143,6 +120,9 @@ fn copy_one(
             let copy = copy_file(source, target, mode, can_clone)?;
             copy.set_modified(time(stamp.mtime))
                 .map_err(io("date", target))?;
+            if let Some((user, group)) = owner {
+                fchown(&copy, Some(user), Some(group)).map_err(io("give away", target))?;
+            }
             copy.metadata().map_err(io("look at", target))?
         }
     };
@@ -163,6 +143,9 @@ pub(super) fn copy_file(
         .mode(mode)
         .open(target)
         .map_err(io("create", target))?;
+    // The gate's own umask is a strict one.
+    copy.set_permissions(fs::Permissions::from_mode(mode))
+        .map_err(io("open", target))?;
     if can_clone.load(Ordering::Relaxed) {
         if clone_file(&original, &copy) {
             return Ok(copy);

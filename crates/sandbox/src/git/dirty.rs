@@ -82,7 +82,7 @@ fn is_as_git_left_it(entry: Option<&IndexEntry>, seen: Option<&FileStat>, writte
 }
 
 /// Whether the file on disk is what git stores, byte for byte.
-fn holds(worktree: &OwnedFd, path: &[u8], leaf: Leaf) -> Result<bool, std::io::Error> {
+pub(super) fn holds(worktree: &OwnedFd, path: &[u8], leaf: Leaf) -> Result<bool, std::io::Error> {
     if leaf.mode == SUBMODULE {
         return Ok(true);
     }

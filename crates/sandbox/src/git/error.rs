@@ -105,12 +105,31 @@ pub enum GitError {
         /// What is under way.
         state: String,
     },
+    /// A crash in the middle of a merge cannot be put right without losing something.
+    #[error("an earlier merge was interrupted and {path} has changed since; the file it had before is in '{stage}': put it where it belongs, or delete that directory and the file of its name in .git", path = quote(.path), stage = .stage.display())]
+    Interrupted {
+        /// The path in the worktree.
+        path: Vec<u8>,
+        /// Where the interrupted landing kept the files.
+        stage: PathBuf,
+    },
     /// The two histories share nothing.
     #[error("'{0}' shares no history with your branch; nothing was changed")]
     Unrelated(String),
     /// A manifest that we did not write.
     #[error("the manifest '{path}' is damaged; delete its directory and it is made again", path = .0.display())]
     BadManifest(PathBuf),
+    /// What the worker said of a snapshot it would not or could not make.
+    #[error("{0}")]
+    Refused(String),
+    /// The worker ended without an answer.
+    #[error("the worker that reads the workspace {how}; the branch is as it was{hint}")]
+    Worker {
+        /// How it ended.
+        how: String,
+        /// What to do, if anything.
+        hint: &'static str,
+    },
     /// libgit2 failed.
     #[error("could not {doing}: {message}", message = .source.message())]
     Git {

@@ -1,10 +1,11 @@
 //! The operator's repository, as far as a sandbox needs it.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use git2::{ErrorClass, ErrorCode, Oid, Repository, Signature};
 
-use super::error::{GitError, git};
+use super::error::{GitError, git, io};
 use crate::name::Slug;
 
 /// The operator's repository. Its configuration is the operator's own and is read; nothing
@@ -68,6 +69,24 @@ impl Home {
         name.strip_suffix(".git").map(str::to_owned).unwrap_or(name)
     }
 
+    /// The host and the path (`owner/name`) that the remote `origin` points to.
+    pub fn origin(&self) -> Option<(String, String)> {
+        let remote = self.repo.find_remote("origin").ok()?;
+        let url = remote.url().ok()?;
+        let (host, path) = match url.split_once("://") {
+            Some((_, rest)) => rest.split_once('/')?,
+            // `user@host:path`; a slash before the colon makes it a path.
+            None => url
+                .split_once(':')
+                .filter(|(host, _)| !host.contains('/'))?,
+        };
+        let host = host.rsplit('@').next()?;
+        let host = host.split(':').next()?;
+        let path = path.trim_matches('/');
+        let path = path.strip_suffix(".git").unwrap_or(path);
+        (!host.is_empty()).then(|| (host.to_owned(), path.to_owned()))
+    }
+
     /// Makes the sandbox's branch at `commit`. HEAD, index and worktree stay as they are.
     pub fn create_branch(&self, slug: &Slug, commit: Oid) -> Result<(), GitError> {
         let name = slug.branch();
@@ -110,6 +129,18 @@ impl Home {
         })
     }
 
+    /// Removes the lock that a crash left on the sandbox's branch: whoever held it is gone,
+    /// and with it nobody could make, move or delete the branch again. Only for a caller who
+    /// knows that none of ours is at work on it.
+    pub fn break_lock(&self, slug: &Slug) -> Result<(), GitError> {
+        let lock = format!("{}.lock", refname(slug));
+        let lock = self.repo.commondir().join(lock);
+        match std::fs::remove_file(&lock) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(io("remove", &lock)(error)),
+            _ => Ok(()),
+        }
+    }
+
     /// The commit the sandbox's branch points to.
     pub fn tip(&self, slug: &Slug) -> Result<Oid, GitError> {
         match self.repo.refname_to_id(&refname(slug)) {
@@ -119,6 +150,28 @@ impl Home {
             }
             Err(error) => Err(git(format!("read the branch '{}'", slug.branch()))(error)),
         }
+    }
+
+    /// How many commits of the sandbox's branch are on no other branch, remote or tag.
+    pub fn only_on(&self, slug: &Slug) -> Result<usize, GitError> {
+        let tip = self.tip(slug)?;
+        let own = refname(slug);
+        let failed = || git(format!("look at the commits of '{}'", slug.branch()));
+        let mut walk = self.repo.revwalk().map_err(failed())?;
+        walk.push(tip).map_err(failed())?;
+        for reference in self.repo.references().map_err(failed())?.flatten() {
+            // A ref to something other than a commit, or to nothing, holds no commit.
+            if reference.name_bytes() != own.as_bytes()
+                && let Ok(commit) = reference.peel_to_commit()
+            {
+                walk.hide(commit.id()).map_err(failed())?;
+            }
+        }
+        // A detached HEAD is no ref of that list.
+        if let Ok(head) = self.head() {
+            walk.hide(head.commit).map_err(failed())?;
+        }
+        Ok(walk.flatten().count())
     }
 
     /// Moves the sandbox's branch from one commit to another, unless somebody moved it.
@@ -148,6 +201,14 @@ impl Home {
             Err(error) if error.code() == ErrorCode::Modified => {
                 Err(GitError::Moved(name.to_owned()))
             }
+            Err(error) if error.code() == ErrorCode::Locked => Err(GitError::Busy {
+                path: self.root().to_owned(),
+                state: format!(
+                    "another git process moves '{name}'; if none is running, it crashed: remove \
+                     '{}'",
+                    self.repo.commondir().join(format!("{name}.lock")).display()
+                ),
+            }),
             Err(error) => Err(git(format!("move '{name}'"))(error)),
         }
     }
@@ -169,7 +230,7 @@ impl Home {
         self.repo.commondir().join("objects")
     }
 
-    fn is_checked_out(&self, name: &str) -> bool {
+    pub(super) fn is_checked_out(&self, name: &str) -> bool {
         let common = self.repo.commondir();
         let mut heads = vec![common.join("HEAD"), self.repo.path().join("HEAD")];
         if let Ok(linked) = std::fs::read_dir(common.join("worktrees")) {

@@ -40,18 +40,40 @@ impl Home {
         head: Option<Oid>,
         bounds: &Bounds,
     ) -> Result<Imported, GitError> {
+        let quarantine = Quarantine::open(self)?;
+        let imported = self
+            .import_into(&quarantine, slug, stream, head, bounds)?
+            .ok_or(GitError::BadBundle("the bundle names no head"))?;
+        quarantine.publish()?;
+        let host = self.repo().odb().map_err(git("open the objects"))?;
+        host.refresh().map_err(git("read the new objects"))?;
+        Ok(imported)
+    }
+
+    /// Reads and judges a pack or bundle; its objects stay in the quarantine. Nothing for a
+    /// bundle without a head, which is what git writes when there is nothing to bundle.
+    pub(crate) fn import_into(
+        &self,
+        quarantine: &Quarantine,
+        slug: &Slug,
+        stream: &mut dyn Read,
+        head: Option<Oid>,
+        bounds: &Bounds,
+    ) -> Result<Option<Imported>, GitError> {
         let tip = self.tip(slug)?;
         let mut start = [0; 4];
         stream.read_exact(&mut start).map_err(cut_short)?;
         let (head, start) = if start == *b"PACK" {
-            (head, start.to_vec())
+            let none = GitError::BadBundle("it is a pack, and nobody said which commit counts");
+            (Some(head.ok_or(none)?), start.to_vec())
         } else {
             let own = read_bundle_head(&start, stream)?;
             (head.or(own), Vec::new())
         };
-        let head = head.ok_or(GitError::BadBundle("the bundle names no head"))?;
-        let quarantine = Quarantine::open(self)?;
-        index_pack(&quarantine, &start, stream, bounds)?;
+        let Some(head) = head else {
+            return Ok(None);
+        };
+        index_pack(quarantine, &start, stream, bounds)?;
         let odb = quarantine.repo().odb().map_err(git("open the objects"))?;
         odb.refresh().map_err(git("read the new objects"))?;
         let host = self.repo().odb().map_err(git("open the objects"))?;
@@ -65,10 +87,7 @@ impl Home {
             bytes: 0,
         };
         let commits = check.history(head)?;
-        drop(odb);
-        quarantine.publish()?;
-        host.refresh().map_err(git("read the new objects"))?;
-        Ok(Imported { head, commits })
+        Ok(Some(Imported { head, commits }))
     }
 }
 

@@ -1,15 +1,16 @@
 //! The operator's index: locked as git locks it, rewritten beside itself, swapped whole.
 
 use std::fs::{self, OpenOptions};
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use git2::{Index, IndexEntry, IndexTime};
 use nix::sys::stat::FileStat;
 
 use super::error::{GitError, git, io};
 use super::home::Home;
+use super::journal::Journal;
 use super::manifest::Stamp;
-use super::objects::unique;
 use super::open;
 use super::tree::{Change, Leaf};
 use super::walk::stamp;
@@ -22,19 +23,29 @@ pub(super) struct IndexLock {
 }
 
 impl IndexLock {
-    pub(super) fn take(home: &Home) -> Result<Self, GitError> {
+    /// It says whose it is, for whoever finds it after a crash.
+    pub(super) fn take(home: &Home, journal: &Journal) -> Result<Self, GitError> {
         let dir = home.repo().path();
         let lock = dir.join("index.lock");
         match OpenOptions::new().write(true).create_new(true).open(&lock) {
-            Ok(_) => Ok(Self {
-                index: dir.join("index"),
-                lock,
-                fresh: dir.join(unique("palisade-index-")),
-            }),
+            Ok(mut file) => {
+                let taken = Self {
+                    index: dir.join("index"),
+                    lock,
+                    fresh: journal.next_index(),
+                };
+                file.write_all(journal.mark().as_bytes())
+                    .map_err(io("write", &taken.lock))?;
+                Ok(taken)
+            }
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
                 Err(GitError::Busy {
                     path: home.root().to_owned(),
-                    state: "another git process holds index.lock".to_owned(),
+                    state: format!(
+                        "another git process holds index.lock; if none is running, it crashed: \
+                         remove '{}'",
+                        lock.display()
+                    ),
                 })
             }
             Err(error) => Err(io("create", &lock)(error)),
@@ -62,6 +73,11 @@ impl IndexLock {
         }
         index.write().map_err(failed())?;
         Ok(self.fresh.clone())
+    }
+
+    /// The index that is there.
+    pub(super) fn index(&self) -> &Path {
+        &self.index
     }
 
     /// Puts the new index in place and returns the old one's bytes.

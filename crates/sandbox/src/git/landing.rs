@@ -3,6 +3,7 @@
 //! ```text
 //!   prepare   every changed path must be as HEAD has it, in the index and on disk;
 //!             the new files are written into a directory of their own in the worktree
+//!   journal   what will be done is written down (journal.rs), for the case of a crash
 //!   land      old files move into that directory, new ones out of it (renames only),
 //!             then the index, then the branch; a failure takes every step back
 //! ```
@@ -24,7 +25,7 @@ use super::dirty::{look_at, refuse_dirty};
 use super::error::{GitError, git, io};
 use super::home::Home;
 use super::index::{IndexLock, full_entry};
-use super::objects::unique;
+use super::journal::{Goal, Journal, READY};
 use super::open;
 use super::tree::{Change, EXECUTABLE, LINK, Leaf, SUBMODULE};
 
@@ -34,6 +35,7 @@ pub(super) struct Landing<'a> {
     root: PathBuf,
     worktree: OwnedFd,
     stage: PathBuf,
+    journal: Journal,
     staged: OwnedFd,
     changes: &'a [Change],
     /// What was done, to be undone in reverse.
@@ -52,11 +54,15 @@ enum Step {
 impl<'a> Landing<'a> {
     /// Refuses where the operator's own changes are in the way; else writes the new files
     /// next to the worktree's, where a rename reaches.
-    pub(super) fn prepare(home: &'a Home, changes: &'a [Change]) -> Result<Self, GitError> {
+    pub(super) fn prepare(
+        home: &'a Home,
+        changes: &'a [Change],
+        goal: Goal,
+    ) -> Result<Self, GitError> {
         let root = home.root().to_owned();
         let worktree = open::root(&root).map_err(io("open", &root))?;
         refuse_dirty(home, &worktree, changes)?;
-        let stage = root.join(unique(".palisade-landing-"));
+        let (journal, stage) = Journal::open(home, goal, changes)?;
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&stage)
@@ -67,12 +73,15 @@ impl<'a> Landing<'a> {
             root,
             worktree,
             stage,
+            journal,
             staged,
             changes,
             done: Vec::new(),
             stuck: false,
         };
         landing.write_new_files()?;
+        let ready = landing.stage.join(READY);
+        fs::write(&ready, b"").map_err(io("create", &ready))?;
         Ok(landing)
     }
 
@@ -117,9 +126,10 @@ impl<'a> Landing<'a> {
         mut self,
         last: impl FnOnce() -> Result<(), GitError>,
     ) -> Result<(), GitError> {
-        let lock = IndexLock::take(self.home)?;
+        let lock = IndexLock::take(self.home, &self.journal)?;
         let landed = self.change_files().and_then(|()| {
             let fresh = lock.write(self.home, self.changes, &self.entries()?)?;
+            self.journal.keep_index(lock.index(), &fresh)?;
             let old = lock.swap(&fresh)?;
             last().inspect_err(|_| lock.swap_back(old.as_deref()))
         });
@@ -265,7 +275,9 @@ impl<'a> Landing<'a> {
 
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
-        if !self.stuck {
+        if self.stuck {
+            self.journal.leave();
+        } else {
             let _ = fs::remove_dir_all(&self.stage);
         }
     }

@@ -2,7 +2,7 @@
 //! reads only what changed.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -82,12 +82,18 @@ impl Manifest {
             .is_some_and(|(path, _)| path.starts_with(&prefix))
     }
 
+    /// Every path with its mode.
+    pub(super) fn modes(&self) -> impl Iterator<Item = (&[u8], u32)> {
+        let entries = self.entries.iter();
+        entries.map(|(path, stamp)| (path.as_slice(), stamp.mode))
+    }
+
     /// The sum of the files' sizes.
     pub fn bytes(&self) -> u64 {
         self.entries.values().map(|stamp| stamp.size).sum()
     }
 
-    /// Writes it to a file of ours.
+    /// Puts it in place of a file of ours, whole or not at all.
     pub fn save(&self, path: &Path) -> Result<(), GitError> {
         let mut text = Vec::with_capacity(self.entries.len() * 160);
         let (seconds, nanos) = self.taken;
@@ -97,70 +103,79 @@ impl Manifest {
         );
         text.extend_from_slice(head.as_bytes());
         for (path, s) in &self.entries {
-            let line = format!(
-                "{:o} {} {} {} {} {} {} {} {}\n",
-                s.mode,
-                s.size,
-                s.mtime.0,
-                s.mtime.1,
-                s.ctime.0,
-                s.ctime.1,
-                s.ino,
-                s.id,
-                path.len()
+            // Writing to memory does not fail.
+            let _ = write!(
+                text,
+                "{:o} {} {} {} {} {} {} ",
+                s.mode, s.size, s.mtime.0, s.mtime.1, s.ctime.0, s.ctime.1, s.ino,
             );
-            text.extend_from_slice(line.as_bytes());
+            for byte in s.id.as_bytes() {
+                text.extend([byte >> 4, byte & 15].map(hex));
+            }
+            let _ = writeln!(text, " {}", path.len());
             text.extend_from_slice(path);
             text.push(b'\n');
         }
-        std::fs::write(path, text).map_err(io("write", path))
+        let mut fresh = path.as_os_str().to_owned();
+        fresh.push(".fresh");
+        std::fs::write(&fresh, text).map_err(io("write", path))?;
+        std::fs::rename(&fresh, path).map_err(io("replace", path))
     }
 
     /// Reads what [`Manifest::save`] wrote.
     pub fn load(path: &Path) -> Result<Self, GitError> {
-        let file = std::fs::File::open(path).map_err(io("open", path))?;
-        read(BufReader::new(file)).ok_or_else(|| GitError::BadManifest(path.to_owned()))
+        let text = std::fs::read(path).map_err(io("open", path))?;
+        read(&text).ok_or_else(|| GitError::BadManifest(path.to_owned()))
     }
 }
 
-fn read(mut from: impl BufRead) -> Option<Manifest> {
-    let mut line = String::new();
-    from.read_line(&mut line).ok()?;
-    let mut head = line
-        .strip_prefix("palisade manifest 1 ")?
-        .split_whitespace();
+fn read(text: &[u8]) -> Option<Manifest> {
+    let (head, mut rest) = line(text)?;
+    let head = head.strip_prefix("palisade manifest 1 ")?;
+    let mut head = head.split(' ');
     let taken = (head.next()?.parse().ok()?, head.next()?.parse().ok()?);
     let count: usize = head.next()?.parse().ok()?;
-    let mut entries = BTreeMap::new();
+    // Every entry takes more bytes than this, whatever the count says.
+    let mut entries = Vec::with_capacity(count.min(rest.len() / 64));
     for _ in 0..count {
-        line.clear();
-        from.read_line(&mut line).ok()?;
-        let mut words = line.split_whitespace();
+        let (words, after) = line(rest)?;
+        let mut words = words.split(' ');
         let mode = u32::from_str_radix(words.next()?, 8).ok()?;
         let size = words.next()?.parse().ok()?;
         let mtime = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let ctime = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let ino = words.next()?.parse().ok()?;
         let id = Oid::from_str(words.next()?).ok()?;
-        let length: u64 = words.next()?.parse().ok()?;
-        let mut path = Vec::new();
-        (&mut from).take(length + 1).read_to_end(&mut path).ok()?;
-        if path.pop() != Some(b'\n') {
-            return None;
-        }
-        entries.insert(
-            path,
-            Stamp {
-                mode,
-                size,
-                mtime,
-                ctime,
-                ino,
-                id,
-            },
-        );
+        let length: usize = words.next()?.parse().ok()?;
+        let (path, after) = after.split_at_checked(length)?;
+        rest = after.strip_prefix(b"\n")?;
+        let stamp = Stamp {
+            mode,
+            size,
+            mtime,
+            ctime,
+            ino,
+            id,
+        };
+        entries.push((path.to_vec(), stamp));
     }
+    // They come in order, and a map made of all at once is much cheaper.
+    let entries = entries.into_iter().collect();
     Some(Manifest { taken, entries })
+}
+
+fn hex(digit: u8) -> u8 {
+    match digit {
+        0..=9 => b'0' + digit,
+        _ => b'a' - 10 + digit,
+    }
+}
+
+/// The first line, and what follows it.
+fn line(text: &[u8]) -> Option<(&str, &[u8])> {
+    let end = text.iter().position(|b| *b == b'\n')?;
+    let (line, rest) = text.split_at_checked(end)?;
+    Some((std::str::from_utf8(line).ok()?, rest.get(1..)?))
 }
 
 #[cfg(test)]

@@ -4,9 +4,8 @@ use git2::{MergeOptions, Oid, RepositoryState};
 
 use super::error::{GitError, git};
 use super::home::{Head, Home};
+use super::journal::Goal;
 use super::landing::Landing;
-use super::names::check_path;
-use super::snapshot::check_submodule;
 use super::tree::{self, Change};
 use crate::name::Slug;
 
@@ -87,7 +86,11 @@ impl Home {
         if self.repo().is_bare() {
             move_branch()?;
         } else {
-            Landing::prepare(self, &joined.changes)?.land_with_index(move_branch)?;
+            let goal = Goal::Reference {
+                name: joined.head.branch.clone().unwrap_or("HEAD".to_owned()),
+                commit: commit.to_string(),
+            };
+            Landing::prepare(self, &joined.changes, goal)?.land_with_index(move_branch)?;
         }
         Ok(Merged {
             commit,
@@ -110,7 +113,7 @@ impl Home {
             .iter()
             .map(|change| change.path.clone())
             .collect();
-        Landing::prepare(self, &joined.changes)?.land()?;
+        Landing::prepare(self, &joined.changes, Goal::Files)?.land()?;
         Ok(Merged {
             commit,
             moved: false,
@@ -129,12 +132,8 @@ impl Home {
     /// Merges in memory. `None` when the operator has it all already.
     fn join(&self, slug: &Slug) -> Result<Option<Joined>, GitError> {
         let repo = self.repo();
-        if repo.state() != RepositoryState::Clean {
-            return Err(GitError::Busy {
-                path: self.root().to_owned(),
-                state: format!("{:?}", repo.state()).to_lowercase(),
-            });
-        }
+        self.recover()?;
+        self.refuse_busy()?;
         let head = self.head()?;
         let tip = self.tip(slug)?;
         if tip == head.commit || self.follows(head.commit, tip)? {
@@ -160,10 +159,7 @@ impl Home {
         let odb = repo.odb().map_err(git("open the objects"))?;
         let changes = tree::changes(&odb, Some(ours.tree_id()), Some(tree))?;
         for change in &changes {
-            if let Some(new) = change.new {
-                check_path(&change.path)?;
-                check_submodule(change.old, new, &change.path)?;
-            }
+            change.check()?;
         }
         Ok(Some(Joined {
             head,
@@ -173,7 +169,18 @@ impl Home {
         }))
     }
 
-    fn follows(&self, commit: Oid, ancestor: Oid) -> Result<bool, GitError> {
+    /// Refuses where a merge, a rebase or the like is under way.
+    pub(super) fn refuse_busy(&self) -> Result<(), GitError> {
+        match self.repo().state() {
+            RepositoryState::Clean => Ok(()),
+            state => Err(GitError::Busy {
+                path: self.root().to_owned(),
+                state: format!("{state:?}").to_lowercase(),
+            }),
+        }
+    }
+
+    pub(super) fn follows(&self, commit: Oid, ancestor: Oid) -> Result<bool, GitError> {
         if commit == ancestor {
             return Ok(true);
         }

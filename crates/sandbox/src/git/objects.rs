@@ -1,14 +1,17 @@
 //! Objects on probation: written beside the operator's, moved among them once all is well.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use git2::Repository;
+use git2::{Repository, RepositoryOpenFlags};
+use nix::fcntl::{Flock, FlockArg};
 
 use super::error::{GitError, git, io};
 use super::home::Home;
+
+const PREFIX: &str = "tmp_objdir-palisade-";
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -22,27 +25,45 @@ pub(super) fn unique(prefix: &str) -> String {
 /// snapshot or import leaves nothing behind in the operator's repository.
 ///
 /// Its name starts as git's own quarantine does, so that `git gc` sweeps up after a crash.
-pub(super) struct Quarantine {
+pub(crate) struct Quarantine {
     dir: PathBuf,
+    /// Held as long as we live: what nobody holds was left by somebody who was killed.
+    _lock: Flock<File>,
     host: PathBuf,
     repo: Repository,
 }
 
 impl Quarantine {
-    pub(super) fn open(home: &Home) -> Result<Self, GitError> {
+    pub(crate) fn open(home: &Home) -> Result<Self, GitError> {
         let host = home.objects();
         let host = fs::canonicalize(&host).map_err(io("find", &host))?;
-        let dir = host.join(unique("tmp_objdir-palisade-"));
-        match Self::fill(&dir, &host) {
-            Ok(repo) => Ok(Self { dir, host, repo }),
-            Err(error) => {
-                let _ = fs::remove_dir_all(&dir);
-                Err(error)
-            }
+        sweep(&host);
+        loop {
+            let dir = host.join(unique(PREFIX));
+            fs::DirBuilder::new()
+                .mode(0o700)
+                .create(&dir)
+                .map_err(io("create", &dir))?;
+            let Some(lock) = claim(&dir, FlockArg::LockExclusive) else {
+                // Swept away by another who came between the two steps.
+                continue;
+            };
+            return match Self::fill(&dir, &host, home) {
+                Ok(repo) => Ok(Self {
+                    dir,
+                    _lock: lock,
+                    host,
+                    repo,
+                }),
+                Err(error) => {
+                    let _ = fs::remove_dir_all(&dir);
+                    Err(error)
+                }
+            };
         }
     }
 
-    fn fill(dir: &Path, host: &Path) -> Result<Repository, GitError> {
+    fn fill(dir: &Path, host: &Path, home: &Home) -> Result<Repository, GitError> {
         use std::os::unix::ffi::OsStrExt;
         for below in ["refs", "objects/info", "objects/pack"] {
             let below = dir.join(below);
@@ -63,10 +84,18 @@ impl Quarantine {
             let path = dir.join(name);
             fs::write(&path, text).map_err(io("write", &path))?;
         }
-        Repository::open_bare(dir).map_err(git("open a place for new objects"))
+        // Where the operator's history ends early, so does ours.
+        let shallow = home.repo().commondir().join("shallow");
+        if shallow.exists() {
+            fs::copy(&shallow, dir.join("shallow")).map_err(io("copy", &shallow))?;
+        }
+        // Not `open_bare`, which does not read `shallow`.
+        let flags = RepositoryOpenFlags::NO_SEARCH | RepositoryOpenFlags::BARE;
+        Repository::open_ext(dir, flags, std::iter::empty::<&Path>())
+            .map_err(git("open a place for new objects"))
     }
 
-    pub(super) fn repo(&self) -> &Repository {
+    pub(crate) fn repo(&self) -> &Repository {
         &self.repo
     }
 
@@ -114,6 +143,27 @@ impl Quarantine {
             }
         }
         Ok(())
+    }
+}
+
+/// Locks a directory, if it is still there once it is locked.
+fn claim(dir: &Path, how: FlockArg) -> Option<Flock<File>> {
+    use std::os::unix::fs::MetadataExt;
+    let lock = Flock::lock(File::open(dir).ok()?, how).ok()?;
+    let (held, found) = (lock.metadata().ok()?, fs::symlink_metadata(dir).ok()?);
+    ((held.dev(), held.ino()) == (found.dev(), found.ino())).then_some(lock)
+}
+
+/// Removes what a killed process left: directories of ours that nobody holds.
+fn sweep(objects: &Path) {
+    for entry in fs::read_dir(objects).into_iter().flatten().flatten() {
+        let ours = entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(PREFIX.as_bytes());
+        if ours && let Some(_held) = claim(&entry.path(), FlockArg::LockExclusiveNonblock) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

@@ -4,10 +4,10 @@
 //! refused, what git cannot store is left out and reported, and all of it is bounded. The
 //! operator's HEAD, index and worktree are not touched; a snapshot that fails leaves nothing.
 
-use std::collections::BTreeMap;
 use std::io::Read;
 
 use git2::{ObjectType, Oid, Repository};
+use serde::{Deserialize, Serialize};
 
 use super::error::{GitError, git, io};
 use super::home::Home;
@@ -15,14 +15,15 @@ use super::manifest::{Manifest, Moment, Stamp};
 use super::names::{check_path, is_dot_gitmodules};
 use super::objects::Quarantine;
 use super::open;
-use super::tree::{self, EXECUTABLE, FILE, LINK, Leaf, SUBMODULE};
+use super::tree::{self, EXECUTABLE, FILE, LINK, Leaf};
 use crate::name::Slug;
 
 const LONGEST_LINK: usize = 4096;
 const LONGEST_MESSAGE: usize = 4096;
 
 /// How much a workspace may bring home.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Bounds {
     /// Bytes of one file.
     pub file: u64,
@@ -98,6 +99,19 @@ pub enum Oddity {
     Unreadable,
 }
 
+impl Oddity {
+    /// Why it is left out, in a few words.
+    pub fn why(self) -> &'static str {
+        match self {
+            Self::Fifo => "a named pipe",
+            Self::Socket => "a socket",
+            Self::Device => "a device",
+            Self::Repository => "the '.git' of a repository inside the workspace",
+            Self::Unreadable => "it may not be read",
+        }
+    }
+}
+
 /// What to call a snapshot, and what it follows.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
@@ -120,8 +134,10 @@ pub struct Snapshot {
     pub moved: bool,
     /// How many files were read.
     pub read: u64,
-    /// What was left out, and why.
+    /// What was left out, and why; the first thousand.
     pub skipped: Vec<(Vec<u8>, Oddity)>,
+    /// How many were left out.
+    pub left_out: u64,
     /// For the next snapshot.
     pub manifest: Manifest,
 }
@@ -138,18 +154,26 @@ impl Home {
         known: &Manifest,
         source: &mut dyn Source,
     ) -> Result<Snapshot, GitError> {
+        self.snapshot_into(Quarantine::open(self)?, request, known, source)
+    }
+
+    /// The same, with objects that are on probation already: they come in with the snapshot
+    /// or not at all.
+    pub(crate) fn snapshot_into(
+        &self,
+        quarantine: Quarantine,
+        request: &Request<'_>,
+        known: &Manifest,
+        source: &mut dyn Source,
+    ) -> Result<Snapshot, GitError> {
         let tip = self.tip(request.slug)?;
-        let quarantine = Quarantine::open(self)?;
         let mut gathering = Gathering {
             quarantine: &quarantine,
             known,
             bounds: request.bounds,
-            paths: BTreeMap::new(),
-            manifest: Manifest {
-                taken: source.began(),
-                entries: BTreeMap::new(),
-            },
+            rows: Vec::with_capacity(known.entries.len()),
             skipped: Vec::new(),
+            left_out: 0,
             seen: 0,
             read: 0,
             bytes: 0,
@@ -158,15 +182,27 @@ impl Home {
             gathering.take(entry)?;
         }
         let Gathering {
-            paths,
-            manifest,
+            mut rows,
             skipped,
+            left_out,
             read,
             ..
         } = gathering;
         let repo = quarantine.repo();
         let odb = repo.odb().map_err(git("open the objects"))?;
-        let tree = tree::write(&odb, &paths)?;
+        // Sorted once, which is much cheaper than keeping a map in order all the while.
+        rows.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+        if let Some([row, _]) = rows.array_windows().find(|[a, b]| a.path == b.path) {
+            return Err(GitError::Forbidden {
+                path: row.path.clone(),
+                why: "it comes twice",
+            });
+        }
+        let leaves: Vec<_> = rows
+            .iter()
+            .map(|row| (row.path.as_slice(), row.leaf))
+            .collect();
+        let tree = tree::write(&odb, &leaves)?;
         let next = self.commit(repo, tip, tree, request)?;
         // The new branch tip is published before the branch moves, never after.
         drop(odb);
@@ -174,12 +210,45 @@ impl Home {
             quarantine.publish()?;
             self.move_branch(request.slug, tip, next, "palisade: snapshot")?;
         }
+        let stamped = rows
+            .into_iter()
+            .filter_map(|row| Some((row.path, row.stamp?)));
+        let manifest = Manifest {
+            taken: source.began(),
+            entries: stamped.collect(),
+        };
         Ok(Snapshot {
             tip: next,
             moved: next != tip,
             read,
             skipped,
+            left_out,
             manifest,
+        })
+    }
+
+    /// What the sandbox's branch holds, as a manifest that trusts no stat data: every file
+    /// is read, and submodules stay what they are.
+    pub(crate) fn manifest_of(&self, slug: &Slug) -> Result<Manifest, GitError> {
+        let tip = self.tip(slug)?;
+        let commit = self.repo().find_commit(tip);
+        let commit = commit.map_err(git(format!("find commit {tip}")))?;
+        let odb = self.repo().odb().map_err(git("open the objects"))?;
+        let paths = tree::flatten(&odb, commit.tree_id())?;
+        let blank = |leaf: Leaf| Stamp {
+            mode: leaf.mode,
+            size: 0,
+            mtime: (0, 0),
+            ctime: (0, 0),
+            ino: 0,
+            id: leaf.id,
+        };
+        Ok(Manifest {
+            taken: (0, 0),
+            entries: paths
+                .into_iter()
+                .map(|(path, leaf)| (path, blank(leaf)))
+                .collect(),
         })
     }
 
@@ -243,13 +312,20 @@ fn clean(message: &str) -> String {
     }
 }
 
+/// A path of the new tree.
+struct Row {
+    path: Vec<u8>,
+    leaf: Leaf,
+    stamp: Option<Stamp>,
+}
+
 struct Gathering<'a> {
     quarantine: &'a Quarantine,
     known: &'a Manifest,
     bounds: &'a Bounds,
-    paths: BTreeMap<Vec<u8>, Leaf>,
-    manifest: Manifest,
+    rows: Vec<Row>,
     skipped: Vec<(Vec<u8>, Oddity)>,
+    left_out: u64,
     seen: u64,
     read: u64,
     bytes: u64,
@@ -267,6 +343,7 @@ impl Gathering<'_> {
             return Err(too_much("the number of files", self.bounds.entries, path));
         }
         if let Content::Odd(oddity) = content {
+            self.left_out += 1;
             if self.skipped.len() < MOST_SKIPPED {
                 self.skipped.push((path.to_vec(), oddity));
             }
@@ -314,20 +391,16 @@ impl Gathering<'_> {
                 (Leaf { mode: LINK, id }, stamp)
             }
         };
-        if let Some(stamp) = stamp {
-            let stamp = Stamp {
-                mode: leaf.mode,
-                id: leaf.id,
-                ..stamp
-            };
-            self.manifest.entries.insert(path.to_vec(), stamp);
-        }
-        if self.paths.insert(path.to_vec(), leaf).is_some() {
-            return Err(GitError::Forbidden {
-                path: path.to_vec(),
-                why: "it comes twice",
-            });
-        }
+        let stamp = stamp.map(|stamp| Stamp {
+            mode: leaf.mode,
+            id: leaf.id,
+            ..stamp
+        });
+        self.rows.push(Row {
+            path: path.to_vec(),
+            leaf,
+            stamp,
+        });
         Ok(())
     }
 
@@ -393,15 +466,4 @@ fn too_much(what: &'static str, bound: u64, path: &[u8]) -> GitError {
         bound,
         path: path.to_vec(),
     }
-}
-
-/// A submodule's entry survives only as it was: an agent cannot make or move one.
-pub(super) fn check_submodule(old: Option<Leaf>, new: Leaf, path: &[u8]) -> Result<(), GitError> {
-    if new.mode == SUBMODULE && old != Some(new) {
-        return Err(GitError::Forbidden {
-            path: path.to_vec(),
-            why: "it is a new link to another repository",
-        });
-    }
-    Ok(())
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use git2::{ObjectType, Odb, OdbLookupFlags, Oid};
 
 use super::error::{GitError, git};
-use super::names::{check_name, is_dot_gitmodules};
+use super::names::{check_name, check_path, is_dot_gitmodules};
 
 pub(super) const FILE: u32 = 0o100_644;
 pub(super) const EXECUTABLE: u32 = 0o100_755;
@@ -35,6 +35,24 @@ pub(super) struct Change {
     pub(super) path: Vec<u8>,
     pub(super) old: Option<Leaf>,
     pub(super) new: Option<Leaf>,
+}
+
+impl Change {
+    /// Refuses what must never be checked out. A submodule's entry survives only as it was:
+    /// an agent cannot make or move one.
+    pub(super) fn check(&self) -> Result<(), GitError> {
+        let Some(new) = self.new else {
+            return Ok(());
+        };
+        check_path(&self.path)?;
+        if new.mode == SUBMODULE && self.old != Some(new) {
+            return Err(GitError::Forbidden {
+                path: self.path.clone(),
+                why: "it is a new link to another repository",
+            });
+        }
+        Ok(())
+    }
 }
 
 /// Reads a tree's bytes and refuses what `git fsck` would and what must never be checked out.
@@ -219,14 +237,10 @@ fn compare(
     Ok(())
 }
 
-/// Writes the trees of these paths and returns the root. Trees that exist are not written
-/// again, so an unchanged workspace writes nothing.
-pub(super) fn write(odb: &Odb<'_>, paths: &BTreeMap<Vec<u8>, Leaf>) -> Result<Oid, GitError> {
-    let rows: Vec<_> = paths
-        .iter()
-        .map(|(path, leaf)| (path.as_slice(), *leaf))
-        .collect();
-    write_below(odb, &rows, 0)
+/// Writes the trees of these paths, which are in order, and returns the root. Trees that
+/// exist are not written again, so an unchanged workspace writes nothing.
+pub(super) fn write(odb: &Odb<'_>, rows: &[(&[u8], Leaf)]) -> Result<Oid, GitError> {
+    write_below(odb, rows, 0)
 }
 
 fn write_below(odb: &Odb<'_>, rows: &[(&[u8], Leaf)], skip: usize) -> Result<Oid, GitError> {

@@ -37,6 +37,8 @@ pub struct Walk<'a> {
     stack: Vec<Level>,
     seen: u64,
     ignore_bytes: u64,
+    /// What is ignored unless a file in the tree says otherwise.
+    excludes: Option<Gitignore>,
     path: Vec<u8>,
     file: Option<std::io::Take<File>>,
     link: Vec<u8>,
@@ -56,6 +58,16 @@ struct Level {
 impl<'a> Walk<'a> {
     /// Starts at a workspace's root. `manifest` says what was known of it before.
     pub fn new(root: &Path, manifest: &'a Manifest, bounds: &Bounds) -> Result<Self, GitError> {
+        Self::below(open_root(root)?, root, manifest, bounds)
+    }
+
+    /// Starts at a root that is open already; `root` is what errors call it.
+    pub(crate) fn below(
+        dir: OwnedFd,
+        root: &Path,
+        manifest: &'a Manifest,
+        bounds: &Bounds,
+    ) -> Result<Self, GitError> {
         let mut walk = Self {
             root: root.to_owned(),
             manifest,
@@ -64,12 +76,25 @@ impl<'a> Walk<'a> {
             stack: Vec::new(),
             seen: 0,
             ignore_bytes: 0,
+            excludes: None,
             path: Vec::new(),
             file: None,
             link: Vec::new(),
         };
-        let dir = open::root(root).map_err(io("open", root))?;
         walk.enter(dir, false)?;
+        Ok(walk)
+    }
+
+    /// Starts at the operator's worktree. Their own excludes count, unless an ignore file in
+    /// the tree says otherwise, and of a repository inside only what is tracked here.
+    pub(super) fn worktree(
+        root: &Path,
+        manifest: &'a Manifest,
+        bounds: &Bounds,
+        excludes: Gitignore,
+    ) -> Result<Self, GitError> {
+        let mut walk = Self::new(root, manifest, bounds)?;
+        walk.excludes = Some(excludes);
         Ok(walk)
     }
 
@@ -80,7 +105,7 @@ impl<'a> Walk<'a> {
         let listed = dir.try_clone().map_err(io("list", &self.root))?;
         let mut listed = Dir::from_fd(listed).map_err(io("list", &self.root))?;
         let mut names = Vec::new();
-        let mut has_patterns = false;
+        let (mut has_patterns, mut has_git) = (false, false);
         for entry in listed.iter() {
             let entry = entry.map_err(io("list", &self.root))?;
             let name = entry.file_name();
@@ -92,6 +117,7 @@ impl<'a> Walk<'a> {
                 return Err(self.too_much("the number of files", self.bounds.entries));
             }
             has_patterns |= name.to_bytes() == b".gitignore";
+            has_git |= name.to_bytes() == b".git";
             names.push(name.to_owned());
         }
         let patterns = if has_patterns {
@@ -105,7 +131,7 @@ impl<'a> Walk<'a> {
             names: names.into_iter(),
             prefix: self.path.len(),
             patterns,
-            ignored,
+            ignored: ignored || (has_git && self.excludes.is_some()),
         });
         Ok(())
     }
@@ -160,7 +186,8 @@ impl<'a> Walk<'a> {
                 Some(Match::None) | None => {}
             }
         }
-        false
+        let excludes = self.excludes.as_ref();
+        excludes.is_some_and(|all| all.matched(open::path(&self.path), is_dir).is_ignore())
     }
 
     /// Finds the next thing to tell. `None` at the end.
@@ -280,6 +307,11 @@ impl<'a> Walk<'a> {
     fn here(&self) -> PathBuf {
         self.root.join(open::path(&self.path))
     }
+}
+
+/// Opens a workspace's root.
+pub(crate) fn open_root(root: &Path) -> Result<OwnedFd, GitError> {
+    open::root(root).map_err(io("open", root))
 }
 
 enum Step {

@@ -3,17 +3,20 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use git2::{Index, Oid, Repository};
 
 use super::checkout::{Checkout, Checkouts, is_unfinished};
-use super::copy::{copy_file, copy_tree};
+use super::copy::{copy_file, copy_tree, create_directory};
 use super::error::{GitError, git, io};
 use super::home::Home;
 use super::index::index_entry;
 use super::manifest::Manifest;
+use super::ownership::{give, give_below, give_tree};
+use super::snapshot::Bounds;
 use crate::name::Slug;
 
 /// What a workspace starts from.
@@ -23,14 +26,26 @@ pub struct Plan {
     pub commit: Oid,
     /// How many generations of history come along; all of them if not said.
     pub depth: Option<u32>,
+    /// Whether the uncommitted changes of the operator's worktree come along, as uncommitted
+    /// changes.
+    pub dirty: bool,
 }
+
+/// A user and a group that files are given to.
+pub type Owner = (u32, u32);
 
 const MOST_SPARES: usize = 3;
 
 impl Checkouts {
     /// Prepares a copy ahead, which the next [`Checkouts::create_workspace`] of the same plan
-    /// only renames. There is at most one per plan.
-    pub fn prepare_spare(&self, home: &Home, plan: &Plan) -> Result<(), GitError> {
+    /// only renames. There is at most one per plan. It is given to `owner` already: giving ten
+    /// thousand files away takes longer than making a sandbox.
+    pub fn prepare_spare(
+        &self,
+        home: &Home,
+        plan: &Plan,
+        owner: Option<Owner>,
+    ) -> Result<(), GitError> {
         let dir = self.state.join("spares").join(plan.name());
         if dir.exists() {
             return Ok(());
@@ -39,10 +54,28 @@ impl Checkouts {
         self.publish("spares", &dir, |fresh| {
             let workspace = fresh.join("workspace");
             fs::create_dir(&workspace).map_err(io("create", &workspace))?;
-            let manifest = self.fill(home, plan, &checkout, &workspace)?;
+            let manifest = self.fill(home, plan, &checkout, &workspace, owner)?;
+            if let Some((user, group)) = owner {
+                let path = fresh.join("owner");
+                fs::write(&path, format!("{user} {group}")).map_err(io("write", &path))?;
+            }
             manifest.save(&fresh.join("manifest"))
         })?;
         self.keep_few_spares()
+    }
+
+    /// Whose the spare of a plan is, where there is one and it was given away.
+    pub fn spare_owner(&self, plan: &Plan) -> Option<Owner> {
+        read_owner(&self.state.join("spares").join(plan.name()))
+    }
+
+    /// Everybody who was promised a spare.
+    pub fn spare_owners(&self) -> Vec<Owner> {
+        let spares = fs::read_dir(self.state.join("spares"));
+        let spares = spares.into_iter().flatten().flatten();
+        spares
+            .filter_map(|spare| read_owner(&spare.path()))
+            .collect()
     }
 
     /// Old commits are seldom started from again.
@@ -66,47 +99,79 @@ impl Checkouts {
         Ok(())
     }
 
-    /// Makes the workspace of a sandbox at `to`, which must not exist. On failure nothing is
-    /// left there.
+    /// Makes the workspace of a sandbox at `target`, which is an empty directory or not there
+    /// yet, and gives all of it to `owner` (which takes a root gate). On failure `target` is
+    /// as it was.
     pub fn create_workspace(
         &self,
         home: &Home,
-        slug: &Slug,
         plan: &Plan,
-        to: &Path,
+        slug: &Slug,
+        target: &Path,
+        owner: Option<Owner>,
     ) -> Result<Manifest, GitError> {
-        let manifest = match self.take_spare(plan, to)? {
-            Some(manifest) => manifest,
+        let found = empty_directory(target)?;
+        let made = self.make_workspace(home, plan, slug, target, owner);
+        if made.is_err() {
+            clear(target, found.as_ref());
+        }
+        made
+    }
+
+    fn make_workspace(
+        &self,
+        home: &Home,
+        plan: &Plan,
+        slug: &Slug,
+        target: &Path,
+        owner: Option<Owner>,
+    ) -> Result<Manifest, GitError> {
+        let manifest = match self.take_spare(plan, target)? {
+            Some((manifest, whose)) if whose == owner => manifest,
+            Some((manifest, _)) => match owner {
+                Some(owner) => give_tree(target, &manifest, owner)?,
+                None => manifest,
+            },
             None => {
                 let checkout = self.get(home, plan.commit)?;
-                fs::create_dir(to).map_err(io("create", to))?;
-                undone(to, self.fill(home, plan, &checkout, to))?
+                match fs::create_dir(target) {
+                    Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                    other => other.map_err(io("create", target))?,
+                }
+                self.fill(home, plan, &checkout, target, owner)?
             }
         };
-        undone(
-            to,
-            check_out_branch(home, slug, plan.commit, &to.join(".git")),
-        )?;
+        if plan.dirty {
+            home.take_along(plan.commit, target, owner, &Bounds::default())?;
+        }
+        let git_dir = target.join(".git");
+        check_out_branch(home, slug, plan.commit, &git_dir)?;
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(target, open).map_err(io("open", target))?;
+        if let Some(owner) = owner {
+            give_below(&git_dir, owner)?;
+            give(target, owner)?;
+        }
         Ok(manifest)
     }
 
-    fn take_spare(&self, plan: &Plan, to: &Path) -> Result<Option<Manifest>, GitError> {
-        if to.exists() {
-            return Err(io("create", to)(std::io::Error::from(
-                ErrorKind::AlreadyExists,
-            )));
-        }
+    fn take_spare(
+        &self,
+        plan: &Plan,
+        to: &Path,
+    ) -> Result<Option<(Manifest, Option<Owner>)>, GitError> {
         let dir = self.state.join("spares").join(plan.name());
         let Ok(manifest) = Manifest::load(&dir.join("manifest")) else {
             return Ok(None);
         };
+        let whose = read_owner(&dir);
         // The rename is the claim: of two that try, one finds nothing any more. On another
         // file system it cannot be renamed, and a copy is made instead.
         let taken = fs::rename(dir.join("workspace"), to).is_ok();
         if taken {
             self.discard("spares", &dir)?;
         }
-        Ok(taken.then_some(manifest))
+        Ok(taken.then_some((manifest, whose)))
     }
 
     fn fill(
@@ -115,6 +180,7 @@ impl Checkouts {
         plan: &Plan,
         checkout: &Checkout,
         to: &Path,
+        owner: Option<Owner>,
     ) -> Result<Manifest, GitError> {
         let template = checkout.dir.join(plan.template());
         if !template.exists() {
@@ -122,18 +188,33 @@ impl Checkouts {
                 write_template(home, plan, &checkout.manifest, fresh)
             })?;
         }
-        let manifest = copy_tree(&checkout.dir.join("tree"), to, &checkout.manifest)?;
+        let manifest = copy_tree(&checkout.dir.join("tree"), to, &checkout.manifest, owner)?;
         copy_template(&template, &to.join(".git"), &AtomicBool::new(true))?;
         Ok(manifest)
     }
 }
 
-/// Leaves nothing behind of a workspace that did not come about.
-fn undone<T>(at: &Path, result: Result<T, GitError>) -> Result<T, GitError> {
-    if result.is_err() {
-        let _ = fs::remove_dir_all(at);
+/// What a target is, if it is there; one that holds something, or is no directory, is refused.
+fn empty_directory(target: &Path) -> Result<Option<fs::Metadata>, GitError> {
+    let found = match fs::symlink_metadata(target) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(io("look at", target))?,
+    };
+    if !found.is_dir() || fs::read_dir(target).map_err(io("list", target))?.count() > 0 {
+        let taken = std::io::Error::new(ErrorKind::AlreadyExists, "something is there already");
+        return Err(io("create", target)(taken));
     }
-    result
+    Ok(Some(found))
+}
+
+/// Leaves nothing behind of a workspace that did not come about.
+fn clear(target: &Path, found: Option<&fs::Metadata>) {
+    let _ = fs::remove_dir_all(target);
+    if let Some(found) = found {
+        let _ = fs::create_dir(target);
+        let _ = fs::set_permissions(target, found.permissions());
+        let _ = lchown(target, Some(found.uid()), Some(found.gid()));
+    }
 }
 
 impl Plan {
@@ -207,15 +288,19 @@ fn write_pack(home: &Home, plan: &Plan, to: &Path) -> Result<Vec<Oid>, GitError>
     let failed = || git("pack the history");
     let mut pack = repo.packbuilder().map_err(failed())?;
     pack.set_threads(0);
+    // A shallow repository has an end of its own.
+    let ends = fs::read_to_string(repo.commondir().join("shallow")).unwrap_or_default();
+    let ends: Vec<_> = ends
+        .lines()
+        .filter_map(|id| Oid::from_str(id).ok())
+        .collect();
     let mut shallow = Vec::new();
     match plan.depth {
         None => {
             let mut walk = repo.revwalk().map_err(failed())?;
             walk.push(plan.commit).map_err(failed())?;
             pack.insert_walk(&mut walk).map_err(failed())?;
-            // A shallow repository has an end of its own.
-            let ends = fs::read_to_string(repo.commondir().join("shallow")).unwrap_or_default();
-            shallow.extend(ends.lines().filter_map(|line| Oid::from_str(line).ok()));
+            shallow.extend(ends);
         }
         Some(depth) => {
             let mut layer = vec![plan.commit];
@@ -228,7 +313,7 @@ fn write_pack(home: &Home, plan: &Plan, to: &Path) -> Result<Vec<Oid>, GitError>
                     }
                     pack.insert_commit(id).map_err(failed())?;
                     let commit = find(repo, id)?;
-                    if left == 0 && commit.parent_count() > 0 {
+                    if left == 0 && commit.parent_count() > 0 || ends.contains(&id) {
                         shallow.push(id);
                     }
                     next.extend(
@@ -245,13 +330,19 @@ fn write_pack(home: &Home, plan: &Plan, to: &Path) -> Result<Vec<Oid>, GitError>
     Ok(shallow)
 }
 
+fn read_owner(spare: &Path) -> Option<Owner> {
+    let text = fs::read_to_string(spare.join("owner")).ok()?;
+    let (user, group) = text.split_once(' ')?;
+    Some((user.parse().ok()?, group.parse().ok()?))
+}
+
 fn find(repo: &Repository, id: Oid) -> Result<git2::Commit<'_>, GitError> {
     repo.find_commit(id)
         .map_err(git(format!("find commit {id}")))
 }
 
 fn copy_template(from: &Path, to: &Path, can_clone: &AtomicBool) -> Result<(), GitError> {
-    fs::create_dir(to).map_err(io("create", to))?;
+    create_directory(to)?;
     for entry in fs::read_dir(from).map_err(io("list", from))? {
         let entry = entry.map_err(io("list", from))?;
         let (source, target) = (entry.path(), to.join(entry.file_name()));
@@ -268,8 +359,15 @@ fn copy_template(from: &Path, to: &Path, can_clone: &AtomicBool) -> Result<(), G
 fn check_out_branch(home: &Home, slug: &Slug, commit: Oid, git_dir: &Path) -> Result<(), GitError> {
     let branch = slug.branch();
     let heads = git_dir.join("refs/heads/palisade");
-    fs::create_dir(&heads).map_err(io("create", &heads))?;
+    create_directory(&heads)?;
     let mut config = CONFIG.to_owned();
+    // Whoever merges it is answerable for it: the agent commits in the operator's name.
+    let who = home.signature()?;
+    config.push_str(&format!(
+        "[user]\n\tname = {}\n\temail = {}\n",
+        quoted(who.name_bytes()),
+        quoted(who.email_bytes())
+    ));
     for (name, url) in remotes(home)? {
         config.push_str(&format!(
             "[remote \"{name}\"]\n\turl = \"{url}\"\n\tfetch = +refs/heads/*:refs/remotes/{name}/*\n"
@@ -284,8 +382,24 @@ fn check_out_branch(home: &Home, slug: &Slug, commit: Oid, git_dir: &Path) -> Re
         (git_dir.join("config"), config),
     ] {
         fs::write(&path, text).map_err(io("write", &path))?;
+        let open = fs::Permissions::from_mode(0o644);
+        fs::set_permissions(&path, open).map_err(io("open", &path))?;
     }
     Ok(())
+}
+
+/// A value as git's configuration reads it back.
+fn quoted(bytes: &[u8]) -> String {
+    let mut text = String::from("\"");
+    for c in String::from_utf8_lossy(bytes).chars() {
+        match c {
+            '"' | '\\' => text.extend(['\\', c]),
+            c if c.is_control() => text.push(' '),
+            c => text.push(c),
+        }
+    }
+    text.push('"');
+    text
 }
 
 /// The operator's remotes as an agent may know them.
@@ -331,6 +445,20 @@ fn without_secrets(url: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_cannot_leave_its_line() {
+        for (name, text) in [
+            ("A. U. Thor", r#""A. U. Thor""#),
+            (
+                "x\"\n[core]\n\tfsmonitor = y",
+                r#""x\" [core]  fsmonitor = y""#,
+            ),
+            ("back\\slash", r#""back\\slash""#),
+        ] {
+            assert_eq!(quoted(name.as_bytes()), text);
+        }
+    }
 
     #[test]
     fn a_remote_loses_its_secrets() {

@@ -1,7 +1,9 @@
 //! The host's side of `init.sock`.
 
+mod transfer;
+
 use std::io::{Error, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,11 +11,13 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt,
+};
 use nix::sys::stat::Mode;
 
 use super::protocol::{Answer, Exec, Hello, PROTOCOL, Request, Size};
-use super::{packet, process};
+use super::{ends, packet};
 use crate::contract::{Command, ExecutionResult, Listener, SandboxError};
 
 /// How long init may take for an answer that costs it nothing.
@@ -66,6 +70,32 @@ impl Session {
         self.ask(&Request::Freeze { frozen })?;
         match self.hear()? {
             (Answer::Done, _) => Ok(()),
+            (Answer::Failed { step, reason }, _) => {
+                Err(SandboxError::Silent(format!("{step}: {reason}")))
+            }
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// A connection to a port inside.
+    pub(crate) fn connect(&self, port: u16) -> Result<OwnedFd, SandboxError> {
+        let failed = |reason: String| SandboxError::Connect { port, reason };
+        self.ask(&Request::Connect { port })?;
+        match self.hear()? {
+            (Answer::Connected, mut sockets) => sockets
+                .pop()
+                .filter(|_| sockets.is_empty())
+                .ok_or_else(|| failed("init sent no socket".to_owned())),
+            (Answer::Failed { step, reason }, _) => Err(failed(format!("{step}: {reason}"))),
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// The ports inside on which somebody listens.
+    pub(crate) fn open_ports(&self) -> Result<Vec<u16>, SandboxError> {
+        self.ask(&Request::Ports)?;
+        match self.hear()? {
+            (Answer::Ports(ports), _) => Ok(ports),
             (Answer::Failed { step, reason }, _) => {
                 Err(SandboxError::Silent(format!("{step}: {reason}")))
             }
@@ -154,6 +184,16 @@ impl Running {
         &self.ends
     }
 
+    /// Takes our ends out, so that a single one of them can be closed.
+    pub fn take_ends(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.ends)
+    }
+
+    /// Becomes readable when the command has ended.
+    pub fn end(&self) -> BorrowedFd<'_> {
+        self.session.socket.as_fd()
+    }
+
     /// Signals the command's process group.
     pub fn signal(&self, number: i32) -> Result<(), SandboxError> {
         self.session.ask(&Request::Signal { number })
@@ -164,7 +204,7 @@ impl Running {
         match self.ends.as_slice() {
             // By the master itself: what is typed next meets the new size.
             [master] => {
-                process::set_size(master, size).map_err(SandboxError::system("sizing the terminal"))
+                ends::set_size(master, size).map_err(SandboxError::system("sizing the terminal"))
             }
             _ => Ok(()),
         }
@@ -209,6 +249,8 @@ impl Running {
         let mut rest = stdin;
         let mut outputs = [ends.next(), ends.next()];
         let mut said = [Vec::new(), Vec::new()];
+        // As much as a pipe holds.
+        let mut buffer = vec![0; 64 << 10];
         let mut deadline = timeout.map(|time| Instant::now() + time);
         let mut verdict = None;
         loop {
@@ -239,7 +281,7 @@ impl Running {
             }
             for (output, said) in outputs.iter_mut().zip(&mut said) {
                 if let Some(end) = output
-                    && drain(end, said).map_err(system)?
+                    && drain(end, &mut buffer, said).map_err(system)?
                 {
                     *output = None;
                 }
@@ -266,7 +308,7 @@ impl Running {
                 // it was there then.
                 for (output, said) in outputs.iter_mut().zip(&mut said) {
                     if let Some(end) = output {
-                        drain(end, said).map_err(system)?;
+                        drain(end, &mut buffer, said).map_err(system)?;
                     }
                 }
                 let exit_code = self.wait()?;
@@ -284,12 +326,11 @@ impl Running {
     }
 }
 
-/// Reads what is there; whether that was the end.
-fn drain(end: &OwnedFd, into: &mut Vec<u8>) -> std::io::Result<bool> {
-    let mut buffer = vec![0; 64 << 10];
+/// Reads what is there, by way of the buffer; whether that was the end.
+fn drain(end: &OwnedFd, buffer: &mut [u8], into: &mut Vec<u8>) -> std::io::Result<bool> {
     // Bounded, so that a command that writes without end cannot keep us here.
     for _ in 0..64 {
-        match nix::unistd::read(end, &mut buffer) {
+        match nix::unistd::read(end, buffer) {
             Ok(0) => return Ok(true),
             Ok(length) => into.extend_from_slice(buffer.get(..length).unwrap_or_default()),
             Err(Errno::EAGAIN) => return Ok(false),
@@ -334,6 +375,16 @@ fn dial(directory: &Path) -> std::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}/init.sock", directory.as_raw_fd());
     connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?)?;
     Ok(socket)
+}
+
+/// The process that listens at a sandbox's `init.sock`, frozen or not.
+pub(crate) fn listener(directory: &Path) -> std::io::Result<i32> {
+    let peer = getsockopt(&dial(directory)?, sockopt::PeerCredentials)?;
+    // Another namespace's process has no number here.
+    match peer.pid() {
+        0 => Err(Error::from(ErrorKind::NotFound)),
+        pid => Ok(pid),
+    }
 }
 
 fn unexpected(answer: &Answer) -> SandboxError {

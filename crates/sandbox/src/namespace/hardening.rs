@@ -8,24 +8,45 @@ use nix::sys::resource::{Resource, setrlimit};
 use super::protocol::Counted;
 use crate::contract::Limits;
 
+const CAP_CHOWN: u32 = 0;
+const CAP_DAC_OVERRIDE: u32 = 1;
+const CAP_DAC_READ_SEARCH: u32 = 2;
+const CAP_FOWNER: u32 = 3;
+const CAP_FSETID: u32 = 4;
 const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
 const CAP_KILL: u32 = 5;
 const LAST_POSSIBLE: u32 = 63;
 
-/// What init keeps where the agent has another id: enough to become the agent, and to end
-/// its processes.
-pub(crate) const OF_INIT: &[u32] = &[CAP_KILL, CAP_SETGID, CAP_SETUID];
+/// What init keeps where the agent has another id: enough to become the agent, to end its
+/// processes, and to measure what it has closed.
+pub(crate) const OF_INIT: &[u32] = &[CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SETGID, CAP_SETUID];
 
-/// Empties the bounding and ambient sets; nothing executed later can gain a capability.
-pub(crate) fn empty_bounding_set() -> Result<()> {
-    for capability in 0..=LAST_POSSIBLE {
+/// What init keeps where it shares the agent's id: to measure what the agent has closed. That
+/// it has more than the agent also keeps the agent from tracing it.
+pub(crate) const OF_INIT_WITH_ONE_ID: &[u32] = &[CAP_DAC_READ_SEARCH];
+
+/// What an agent that is root inside has: enough to install things, within its own user
+/// namespace. Nothing that mounts, traces, or touches the network.
+pub(crate) const OF_ROOT: &[u32] = &[
+    CAP_CHOWN,
+    CAP_DAC_OVERRIDE,
+    CAP_FOWNER,
+    CAP_FSETID,
+    CAP_SETGID,
+    CAP_SETUID,
+];
+
+/// Empties the bounding set, but for what is kept, and the ambient one; nothing executed later
+/// can gain any other capability.
+pub(crate) fn empty_bounding_set(kept: &[u32]) -> Result<()> {
+    for capability in (0..=LAST_POSSIBLE).filter(|one| !kept.contains(one)) {
         // SAFETY: plain numbers; the call touches no memory of ours.
         let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
         if result != 0 {
             let error = Error::last_os_error();
             // The first number that this kernel has no capability for.
-            if error.raw_os_error() == Some(libc::EINVAL) && capability > 0 {
+            if error.raw_os_error() == Some(libc::EINVAL) && capability > CAP_SETUID {
                 break;
             }
             return Err(error);

@@ -9,7 +9,8 @@ use std::path::Path;
 
 use nix::unistd::{Gid, Uid};
 
-use super::protocol::Identity;
+use super::hardening;
+use super::protocol::{Identity, Spec};
 use super::step::{Step, Stumble};
 
 /// The agent inside.
@@ -17,17 +18,38 @@ pub(crate) const AGENT_UID: u32 = 1000;
 /// Its group.
 pub(crate) const AGENT_GID: u32 = 1000;
 
+/// Who the agent's processes are, inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Account {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Whether the sandbox has ids of its own, so that a process has to take the agent's.
+    pub(crate) has_range: bool,
+    /// What its processes may do inside.
+    pub(crate) capabilities: &'static [u32],
+}
+
 /// Ids of one sandbox.
-const RANGE: u32 = 1 << 16;
+pub(crate) const RANGE: u32 = 1 << 16;
 /// The first of all ranges, and how many there are: from 2³⁰ up to 2³¹, above which ids are
 /// negative to some programs.
 const FIRST: u32 = 1 << 30;
 const RANGES: u32 = (1 << 14) - 1;
 
-/// Chooses ids: a range nobody in `taken` has, starting the search at a place of its own.
-pub(crate) fn choose(root: bool, seed: &str, taken: &[u32]) -> Option<Identity> {
+/// Chooses ids: a range nobody in `taken` has, starting the search at a place of its own;
+/// `wished` where that is free.
+pub(crate) fn choose(
+    root: bool,
+    seed: &str,
+    taken: &[u32],
+    wished: Option<u32>,
+) -> Option<Identity> {
     if !root {
         return Some(Identity::Single);
+    }
+    let is_range = |first: u32| first >= FIRST && (first - FIRST).is_multiple_of(RANGE);
+    if let Some(first) = wished.filter(|first| is_range(*first) && !taken.contains(first)) {
+        return Some(Identity::Range { first });
     }
     // FNV-1a: two gates with different directories rarely begin at the same place.
     let start = seed.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
@@ -37,6 +59,33 @@ pub(crate) fn choose(root: bool, seed: &str, taken: &[u32]) -> Option<Identity> 
         .map(|offset| FIRST + (start.wrapping_add(offset) % RANGES) * RANGE)
         .find(|first| !taken.contains(first))
         .map(|first| Identity::Range { first })
+}
+
+/// The agent's ids as the host has them, where they are a range's.
+pub(crate) fn agent_on_host(identity: Identity, root: bool) -> Option<(u32, u32)> {
+    match identity {
+        Identity::Range { first } if root => Some((first, first)),
+        Identity::Range { first } => Some((first + AGENT_UID, first + AGENT_GID)),
+        Identity::Single => None,
+    }
+}
+
+impl Spec {
+    /// Who the agent is.
+    pub(crate) fn agent(&self) -> Account {
+        let root = self.config.system.root;
+        Account {
+            uid: if root { 0 } else { AGENT_UID },
+            gid: if root { 0 } else { AGENT_GID },
+            has_range: matches!(self.identity, Identity::Range { .. }),
+            capabilities: if root { hardening::OF_ROOT } else { &[] },
+        }
+    }
+}
+
+/// The range of which an agent that is not root has these ids on the host.
+pub(crate) fn range_of_agent(user: u32) -> Option<u32> {
+    user.checked_sub(AGENT_UID)
 }
 
 /// Writes the maps of a process that has just been cloned. From outside.
@@ -68,7 +117,7 @@ mod tests {
     fn ranges_never_overlap_and_stay_positive() {
         let mut taken = Vec::new();
         for _ in 0..200 {
-            let Some(Identity::Range { first }) = choose(true, "same", &taken) else {
+            let Some(Identity::Range { first }) = choose(true, "same", &taken, None) else {
                 panic!("no range");
             };
             assert_eq!(first % RANGE, 0);
@@ -76,6 +125,15 @@ mod tests {
             assert!(!taken.contains(&first));
             taken.push(first);
         }
-        assert_eq!(choose(false, "x", &taken), Some(Identity::Single));
+        let free = Identity::Range {
+            first: FIRST + 7000 * RANGE,
+        };
+        let wish = |first| choose(true, "same", &taken, Some(first));
+        assert_eq!(wish(FIRST + 7000 * RANGE), Some(free));
+        for first in [taken[3], 0, 1000, FIRST + 1] {
+            let chosen = wish(first);
+            assert!(matches!(chosen, Some(Identity::Range { first: other }) if other != first));
+        }
+        assert_eq!(choose(false, "x", &taken, None), Some(Identity::Single));
     }
 }

@@ -2,35 +2,52 @@
 //!
 //! One thread, one loop, no signal handler: signals from inside that PID 1 does not handle
 //! are ignored by the kernel, and SIGCHLD comes by descriptor. It cannot be traced or dumped,
-//! and never reads a byte that the agent wrote.
+//! and never reads a byte that the agent wrote, other than the names of its files.
 
 use std::io::Error;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::socket::{SockFlag, accept4};
+use nix::sys::socket::{Backlog, SockFlag, accept4, listen};
 use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid, sethostname, setresgid, setresuid};
 
+use super::dial::{self, Dial, Dialled};
+use super::disk::Watch;
+use super::ends::silence;
+use super::errand::Errand;
+use super::identity::Account;
+use super::layer::Layers;
 use super::network::{self, Door};
-use super::process::{self, End, Job};
-use super::protocol::{Answer, Hello, Identity, PROTOCOL, Report, Request, Spec};
+use super::order::Order;
+use super::process::{self, End, Job, Work};
+use super::protocol::{Answer, Hello, Identity, PROTOCOL, Report, Request, Size, Spec};
 use super::seccomp::Filters;
 use super::step::{Step, Stumble};
-use super::{hardening, packet, root};
+use super::{domain, hardening, packet, ports, root, tree};
 
 /// The most connections at a time; more are closed at once.
 const MOST_CONNECTIONS: usize = 256;
 
+/// How many may wait to be welcomed.
+const BACKLOG: i32 = 64;
+/// What init inherits from the launcher.
+pub(crate) struct Estate {
+    pub(crate) layers: Layers,
+    /// `init.sock`.
+    pub(crate) listener: OwnedFd,
+    pub(crate) watch: Watch,
+}
+
 /// The child's side of the launcher's clone.
-pub(crate) fn begin(spec: Spec, launcher: OwnedFd, listener: OwnedFd) -> ! {
-    let code = match build(spec, launcher.as_fd(), listener) {
+pub(crate) fn begin(spec: Spec, estate: Estate, launcher: OwnedFd) -> ! {
+    let code = match build(spec, estate, launcher.as_fd()) {
         Ok(mut init) => {
             drop(launcher);
             init.serve()
@@ -45,8 +62,8 @@ pub(crate) fn begin(spec: Spec, launcher: OwnedFd, listener: OwnedFd) -> ! {
 }
 
 /// Everything between the clone and the first connection, in order.
-fn build(spec: Spec, launcher: BorrowedFd<'_>, listener: OwnedFd) -> Result<Init, Stumble> {
-    process::silence(&[0, 1]).step("closing the creator's line")?;
+fn build(spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Init, Stumble> {
+    silence(&[0, 1]).step("closing the creator's line")?;
     match packet::receive::<Report>(launcher).step("waiting for the launcher")? {
         Some((Report::Go, _)) => {}
         _ => return Err(Error::other("it went away")).step("waiting for the launcher"),
@@ -59,26 +76,42 @@ fn build(spec: Spec, launcher: BorrowedFd<'_>, listener: OwnedFd) -> Result<Init
     // After the change of ids, which clears it.
     prctl::set_pdeathsig(Signal::SIGKILL).step("tying init to the launcher")?;
     umask(Mode::from_bits_truncate(0o022));
-    // Only now is the cgroup the one that shall look like the root.
-    unshare(CloneFlags::CLONE_NEWCGROUP).step("making a cgroup namespace")?;
     sethostname(spec.config.name.as_str()).step("setting the host name")?;
     let doors = network::build(&spec.config.ports).step("building the network")?;
-    let root = root::enter(spec.identity, spec.config.name.as_str())?;
+    let root = root::enter(&spec, estate.layers)?;
+    match packet::receive::<Report>(launcher).step("waiting to be in the cgroups")? {
+        Some((Report::Joined, _)) => {}
+        _ => return Err(Error::other("it went away")).step("waiting to be in the cgroups"),
+    }
+    // Only now is the cgroup the one that shall look like the root.
+    unshare(CloneFlags::CLONE_NEWCGROUP).step("making a cgroup namespace")?;
     for what in root.warnings {
         packet::send(launcher, &Report::Weaker(what), &[]).step("reporting")?;
     }
-    process::silence(&[0, 1, 2]).step("closing the host's descriptors")?;
-    let filters = Filters::compile()
+    silence(&[0, 1, 2]).step("closing the host's descriptors")?;
+    let filters = Filters::compile(spec.config.system.nested)
         .map_err(Error::other)
         .step("compiling the system call filters")?;
     hardening::limit(spec.config.limits, spec.counted).step("setting limits")?;
-    hardening::empty_bounding_set().step("emptying the bounding set")?;
-    let kept = match spec.identity {
+    let agent = spec.agent();
+    hardening::empty_bounding_set(agent.capabilities).step("emptying the bounding set")?;
+    let of_init = match spec.identity {
         Identity::Range { .. } => hardening::OF_INIT,
-        Identity::Single => &[],
+        Identity::Single => hardening::OF_INIT_WITH_ONE_ID,
     };
-    hardening::keep_capabilities(kept).step("dropping capabilities")?;
+    // What the agent's processes are to have, init must have had.
+    let kept = [of_init, agent.capabilities].concat();
+    hardening::keep_capabilities(&kept).step("dropping capabilities")?;
     hardening::close_up().step("closing init up")?;
+    let weaker = domain::enter(
+        spec.config.system.nested,
+        root.proc.as_fd(),
+        estate.watch.directory(),
+    )
+    .step("entering a Landlock domain")?;
+    if let Some(what) = weaker {
+        packet::send(launcher, &Report::Weaker(what.to_owned()), &[]).step("reporting")?;
+    }
     let mut mask = SigSet::empty();
     mask.add(Signal::SIGCHLD);
     mask.thread_block().step("blocking signals")?;
@@ -90,29 +123,39 @@ fn build(spec: Spec, launcher: BorrowedFd<'_>, listener: OwnedFd) -> Result<Init
         Some((Report::Live, _)) => {}
         _ => return Err(Error::other("the launcher went away")).step("waiting to be let go"),
     }
+    // Once more, by us: a client's kernel names as its peer whoever said it last.
+    listen(&estate.listener, Backlog::new(BACKLOG).step("listening")?).step("listening")?;
     prctl::set_pdeathsig(None).step("letting go of the launcher")?;
     packet::send(launcher, &Report::Live, &[]).step("letting go of the launcher")?;
     Ok(Init {
-        listener,
+        listener: estate.listener,
+        watch: estate.watch,
         signals,
         doors,
         filters,
         proc: root.proc,
-        identity: spec.identity,
+        agent,
         environment: spec.environment,
         connections: Vec::new(),
+        keepers: Vec::new(),
+        frozen: false,
     })
 }
 
 struct Init {
     listener: OwnedFd,
+    watch: Watch,
     signals: SignalFd,
     doors: Vec<Door>,
     filters: Filters,
     proc: OwnedFd,
-    identity: Identity,
+    agent: Account,
     environment: Vec<(String, String)>,
     connections: Vec<Connection>,
+    /// Those that live, also of commands that have ended and left something running.
+    keepers: Vec<Pid>,
+    /// Whether we have stopped everybody.
+    frozen: bool,
 }
 
 /// What woke init up; places are those of connections, which only go between two rounds.
@@ -121,13 +164,16 @@ enum Event {
     Knock,
     Request(usize),
     Told(usize),
+    Dialled(usize),
 }
 
 struct Connection {
     socket: OwnedFd,
-    /// Its command, while that runs.
+    /// Its command or errand, while that runs.
     job: Option<Job>,
-    /// Whether it had one: a connection is for one command.
+    /// The connection it wants, until somebody takes that.
+    dial: Option<Dial>,
+    /// Whether it had one of these: a connection is for one.
     used: bool,
     open: bool,
 }
@@ -143,9 +189,21 @@ impl Init {
                     Event::Child => self.reap(),
                     Event::Request(place) => self.hear(place),
                     Event::Told(place) => self.report(place),
+                    Event::Dialled(place) => self.go_on(place),
                 }
             }
             self.connections.retain(|one| one.open);
+            self.watch_disk();
+        }
+    }
+
+    /// Ends everybody while the sandbox takes more disk than it may.
+    fn watch_disk(&mut self) {
+        let everybody = Pid::from_raw(-1);
+        // It is for nobody but us to hear that there is nobody else.
+        self.watch.look(kill(everybody, None).is_ok());
+        if self.watch.stopped().is_some() {
+            let _ = kill(everybody, Signal::SIGKILL);
         }
     }
 
@@ -160,9 +218,13 @@ impl Init {
             if let Some(job) = &one.job {
                 all.push((Event::Told(place), on(job.tells())));
             }
+            if let Some(dial) = &one.dial {
+                let news = PollFd::new(dial.socket(), PollFlags::POLLOUT);
+                all.push((Event::Dialled(place), news));
+            }
         }
         let (events, mut ends): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-        match poll(&mut ends, PollTimeout::NONE) {
+        match poll(&mut ends, self.watch.patience()) {
             Ok(_) => {}
             Err(Errno::EINTR) => return Ok(Vec::new()),
             Err(errno) => return Err(errno),
@@ -188,6 +250,7 @@ impl Init {
             self.connections.push(Connection {
                 socket,
                 job: None,
+                dial: None,
                 used: false,
                 open: true,
             });
@@ -217,30 +280,54 @@ impl Init {
                     &sockets,
                 )
             }
-            (Request::Exec(exec), None) if !connection.used => {
-                connection.used = true;
-                match process::spawn(&exec, &self.environment, self.identity, &self.filters) {
-                    Ok((job, handed_out)) => {
-                        let handed_out: Vec<_> = handed_out.iter().map(AsFd::as_fd).collect();
-                        connection.job = Some(job);
-                        packet::send(connection.socket.as_fd(), &Answer::Started, &handed_out)
-                    }
-                    Err(Stumble { step, source }) => {
-                        let reason = source.to_string();
-                        connection.answer(&Answer::Failed { step, reason })
-                    }
-                }
+            (
+                Request::Exec(_)
+                | Request::Upload { .. }
+                | Request::Download { .. }
+                | Request::Connect { .. },
+                _,
+            ) if connection.used => Err(Error::other("out of turn")),
+            (Request::Exec(_) | Request::Upload { .. }, _) if self.watch.stopped().is_some() => {
+                let reason = self.watch.stopped().unwrap_or_default().to_owned();
+                let step = "the sandbox was stopped".to_owned();
+                connection.answer(&Answer::Failed { step, reason })
             }
+            (Request::Exec(exec), _) => {
+                self.watch.wake();
+                let work = Order::read(&exec, &self.environment).map(Work::Command);
+                self.start(place, work, exec.terminal)
+            }
+            (Request::Upload { to, bounds }, _) => {
+                self.watch.wake();
+                let errand = Errand::upload(to, bounds);
+                self.start(place, Ok(Work::Errand(errand)), None)
+            }
+            (Request::Download { from, bounds }, _) => {
+                let errand = Errand::download(from, bounds);
+                self.start(place, Ok(Work::Errand(errand)), None)
+            }
+            (Request::Connect { port }, _) => {
+                connection.used = true;
+                connection.dialled(dial::begin(port))
+            }
+            (Request::Ports, _) => match ports::listening(&self.proc) {
+                Ok(ports) => connection.answer(&Answer::Ports(ports)),
+                Err(error) => connection.answer(&Answer::Failed {
+                    step: "listing ports".to_owned(),
+                    reason: error.to_string(),
+                }),
+            },
             (Request::Signal { number }, Some(job)) => {
                 job.signal(number);
                 Ok(())
             }
             (Request::Kill, Some(job)) => {
-                job.kill_tree(&self.proc);
+                tree::end_tree(&self.proc, job.keeper());
                 Ok(())
             }
             (Request::Freeze { frozen }, _) => {
-                if process::freeze_all(&self.proc, frozen) {
+                self.frozen = frozen;
+                if tree::freeze_all(&self.proc, frozen) {
                     connection.answer(&Answer::Done)
                 } else {
                     let step = "stopping every process".to_owned();
@@ -248,12 +335,52 @@ impl Init {
                     connection.answer(&Answer::Failed { step, reason })
                 }
             }
-            (Request::Exec(_), _) => Err(Error::other("out of turn")),
             // It has just ended; its end is on the way.
             (Request::Signal { .. } | Request::Kill, None) => Ok(()),
         };
-        if done.is_err() {
+        if done.is_err()
+            && let Some(connection) = self.connections.get_mut(place)
+        {
             connection.hang_up(&self.proc);
+        }
+    }
+
+    /// Starts what a connection asked for.
+    fn start(
+        &mut self,
+        place: usize,
+        work: Result<Work, Stumble>,
+        terminal: Option<Size>,
+    ) -> std::io::Result<()> {
+        let Some(connection) = self.connections.get_mut(place) else {
+            return Ok(());
+        };
+        connection.used = true;
+        let started =
+            work.and_then(|work| process::spawn(&work, terminal, self.agent, &self.filters));
+        match started {
+            Ok((job, handed_out)) => {
+                let handed_out: Vec<_> = handed_out.iter().map(AsFd::as_fd).collect();
+                self.keepers.push(job.keeper());
+                connection.job = Some(job);
+                packet::send(connection.socket.as_fd(), &Answer::Started, &handed_out)
+            }
+            Err(Stumble { step, source }) => {
+                let reason = source.to_string();
+                connection.answer(&Answer::Failed { step, reason })
+            }
+        }
+    }
+
+    /// Goes on with a connection to a port.
+    fn go_on(&mut self, place: usize) {
+        let Some(connection) = self.connections.get_mut(place) else {
+            return;
+        };
+        if let Some(dial) = connection.dial.take()
+            && connection.dialled(dial.go_on()).is_err()
+        {
+            connection.open = false;
         }
     }
 
@@ -276,13 +403,36 @@ impl Init {
     }
 
     /// Takes in every process that has ended: keepers, and orphans of dead keepers.
+    ///
+    /// A keeper outlives what it keeps, unless it is killed: by us with all it keeps, or by
+    /// an agent that has init's id. Then its orphans are ours, and nobody could tell any
+    /// more whose they are; so they end at once.
     fn reap(&mut self) {
         while let Ok(Some(_)) = self.signals.read_signal() {}
         let anybody = Pid::from_raw(-1);
-        while let Ok(ended) = waitpid(anybody, Some(WaitPidFlag::WNOHANG)) {
-            if ended == WaitStatus::StillAlive {
-                return;
+        let mut orphaned = false;
+        loop {
+            let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
+            let (ended, in_order) = match waitpid(anybody, Some(flags)) {
+                Ok(WaitStatus::Exited(pid, code)) => (pid, code == 0),
+                Ok(WaitStatus::Signaled(pid, ..)) => (pid, false),
+                // By an agent that has init's id: its end would never be told.
+                Ok(WaitStatus::Stopped(pid, _)) => {
+                    if !self.frozen && self.keepers.contains(&pid) {
+                        let _ = kill(pid, Signal::SIGCONT);
+                    }
+                    continue;
+                }
+                Ok(WaitStatus::StillAlive) | Err(_) => break,
+                Ok(_) => continue,
+            };
+            if let Some(at) = self.keepers.iter().position(|&keeper| keeper == ended) {
+                self.keepers.swap_remove(at);
+                orphaned |= !in_order;
             }
+        }
+        if orphaned {
+            tree::end_unkept(&self.proc, &self.keepers);
         }
     }
 }
@@ -292,12 +442,29 @@ impl Connection {
         packet::send(self.socket.as_fd(), answer, &[])
     }
 
+    /// Says how far a connection to a port has come, or waits for more.
+    fn dialled(&mut self, how: Dialled) -> std::io::Result<()> {
+        match how {
+            Dialled::Connected(socket) => {
+                packet::send(self.socket.as_fd(), &Answer::Connected, &[socket.as_fd()])
+            }
+            Dialled::Waiting(dial) => {
+                self.dial = Some(dial);
+                Ok(())
+            }
+            Dialled::Refused(error) => self.answer(&Answer::Failed {
+                step: "connecting".to_owned(),
+                reason: error.to_string(),
+            }),
+        }
+    }
+
     /// Ends the connection. A command that still runs ends too, with all it started; one
     /// that has ended may have left something running on purpose.
     fn hang_up(&mut self, proc: &OwnedFd) {
         self.open = false;
         if let Some(job) = self.job.take() {
-            job.kill_tree(proc);
+            tree::end_tree(proc, job.keeper());
         }
     }
 }

@@ -4,8 +4,9 @@
 //!   creator (threaded)        launcher (one thread)          init (PID 1 inside)
 //!      │ ── spec ────────────────▶ │
 //!      │                           │ ── clone3 ─────────────────▶ │
-//!      │                           │    maps, cgroups             │ waits
+//!      │                           │    maps                      │ waits
 //!      │                           │ ── Go ─────────────────────▶ │ builds
+//!      │                           │ ── Joined (its cgroups) ───▶ │
 //!      │                           │ ◀───────────── Ready/Failed  │
 //!      │ ◀── Running {pid} ─────── │                              │
 //!      │ records the process       │                              │
@@ -20,7 +21,7 @@
 use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use nix::fcntl::{Flock, FlockArg};
@@ -33,9 +34,11 @@ use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::waitpid;
 use nix::unistd::{Gid, Pid, Uid, chdir, chown, mkdir, setgroups};
 
-use super::protocol::{Identity, Report, Spec};
+use super::disk::Watch;
+use super::init::Estate;
+use super::protocol::{Identity, Order, Report, Spec};
 use super::step::{Step, Stumble};
-use super::{hardening, identity, init, packet, process};
+use super::{hardening, identity, init, layer, packet, process, survey};
 
 /// The hidden subcommand. The creator's line is standard input. Call it before anything
 /// starts a thread.
@@ -55,32 +58,48 @@ pub fn init_main() -> ExitCode {
 
 fn launch(line: BorrowedFd<'_>) -> Result<(), Stumble> {
     hardening::close_from(3).step("closing inherited descriptors")?;
-    let (spec, _) = packet::receive::<Spec>(line)
+    let (order, _) = packet::receive::<Order>(line)
         .step("reading the order")?
         .ok_or_else(|| Error::from(ErrorKind::UnexpectedEof))
         .step("reading the order")?;
     umask(Mode::from_bits_truncate(0o077));
+    let spec = match order {
+        Order::Create(spec) => *spec,
+        Order::Survey { directory } => {
+            return survey::try_out(line, &directory).step("trying what this machine allows");
+        }
+    };
     chdir(&spec.directory).step("entering the sandbox's directory")?;
     let lock = File::open("launcher.lock").step("opening the launcher's lock")?;
     let lock = Flock::lock(lock, FlockArg::LockExclusive)
         .map_err(|(_, errno)| errno)
         .step("taking the launcher's lock")?;
     let listener = listen_at("init.sock").step("opening init.sock")?;
-    enter_fs(spec.identity).step("making the sandbox's own directory")?;
+    let verdict = File::create("stopped").step("making a place for a verdict")?;
+    enter_fs(spec.identity, spec.has_tree).step("making the sandbox's own directory")?;
+    // As the host sees it: the sandbox's mounts will not be in it.
+    let top = File::open(".").step("opening the sandbox's own directory")?;
+    let watch = Watch::new(top.into(), verdict, spec.config.limits.disk);
     if let Identity::Range { .. } = spec.identity {
         setgroups(&[]).step("dropping groups")?;
     }
+    let layers = layer::gather(&spec)?;
     let (ours, its) = packet::line().step("making a line to init")?;
 
-    let Some(init) = clone_into_namespaces()
-        .step("making namespaces (are user namespaces allowed? see `palisade doctor`)")?
-    else {
+    let (init, born_into) = clone_into_namespaces(&spec.cgroups)
+        .step("making namespaces (are user namespaces allowed? see `palisade doctor`)")?;
+    let Some(init) = init else {
         drop((ours, lock));
-        init::begin(spec, its, listener);
+        let estate = Estate {
+            layers,
+            listener,
+            watch,
+        };
+        init::begin(spec, estate, its);
     };
-    drop((its, listener));
+    drop((its, listener, layers, watch));
     let child = Child(init);
-    see_off(line, ours.as_fd(), &child, &spec)?;
+    see_off(line, ours.as_fd(), &child, &spec, born_into.as_deref())?;
     std::mem::forget(child);
     Ok(())
 }
@@ -100,13 +119,19 @@ fn see_off(
     init: BorrowedFd<'_>,
     child: &Child,
     spec: &Spec,
+    born_into: Option<&Path>,
 ) -> Result<(), Stumble> {
     let pid = child.0.as_raw();
     identity::write_maps(pid, spec.identity)?;
-    for cgroup in &spec.cgroups {
-        std::fs::write(cgroup.join("cgroup.procs"), pid.to_string()).step("joining a cgroup")?;
-    }
     packet::send(init, &Report::Go, &[]).step("starting init")?;
+    // The kernel takes some milliseconds for it; init builds meanwhile.
+    let joined = join(pid, &spec.cgroups, born_into);
+    match &joined {
+        // An init that is gone has said why, which is heard below.
+        Ok(()) => drop(packet::send(init, &Report::Joined, &[])),
+        Err(_) if has_spoken(init) => {}
+        Err(_) => joined?,
+    }
     let mut warnings = Vec::new();
     loop {
         match hear(line, init)? {
@@ -115,7 +140,7 @@ fn see_off(
             Report::Failed { step, reason } => {
                 return Err(Error::other(reason)).step(&step);
             }
-            Report::Go | Report::Running { .. } | Report::Live => {
+            Report::Go | Report::Joined | Report::Running { .. } | Report::Live => {
                 return Err(Error::from(ErrorKind::InvalidData)).step("listening to init");
             }
         }
@@ -137,6 +162,22 @@ fn see_off(
         Some((Report::Live, _)) => Ok(()),
         _ => Err(Error::from(ErrorKind::BrokenPipe)).step("letting init go"),
     }
+}
+
+/// Makes init a member of those cgroups it was not born into.
+fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), Stumble> {
+    let others = cgroups
+        .iter()
+        .filter(|one| Some(one.as_path()) != born_into);
+    for cgroup in others {
+        std::fs::write(cgroup.join("cgroup.procs"), pid.to_string()).step("joining a cgroup")?;
+    }
+    Ok(())
+}
+
+fn has_spoken(init: BorrowedFd<'_>) -> bool {
+    let mut end = [PollFd::new(init, PollFlags::POLLIN)];
+    poll(&mut end, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// Init's next word, unless the creator goes away first.
@@ -171,8 +212,11 @@ fn listen_at(path: &str) -> std::io::Result<OwnedFd> {
 /// Makes the directory that belongs to the sandbox's own ids and goes there: init need not be
 /// able to walk to it. The working directory moves along into the new mount namespace; an
 /// open descriptor would stay in the old one, where init may mount nothing.
-fn enter_fs(identity: Identity) -> std::io::Result<()> {
-    mkdir("fs", Mode::from_bits_truncate(0o700))?;
+fn enter_fs(identity: Identity, has_tree: bool) -> std::io::Result<()> {
+    // One that is new must be new: nobody has put anything into it.
+    if !has_tree {
+        mkdir("fs", Mode::from_bits_truncate(0o700))?;
+    }
     if let Identity::Range { first } = identity {
         chown(
             Path::new("fs"),
@@ -184,18 +228,42 @@ fn enter_fs(identity: Identity) -> std::io::Result<()> {
     Ok(())
 }
 
-/// `None` in the child.
-fn clone_into_namespaces() -> std::io::Result<Option<Pid>> {
+/// Makes init in namespaces of its own; `None` in the child. Where the kernel can, it is born
+/// into its cgroup of version 2, which is told, and into a time namespace.
+fn clone_into_namespaces(cgroups: &[PathBuf]) -> std::io::Result<(Option<Pid>, Option<PathBuf>)> {
     let flags = libc::CLONE_NEWUSER
         | libc::CLONE_NEWNS
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWNET
         | libc::CLONE_NEWIPC
         | libc::CLONE_NEWUTS;
+    let unified = cgroups
+        .iter()
+        .find(|cgroup| cgroup.join("cgroup.freeze").exists());
+    // What a kernel does not know or does not allow is left out, and what is left is tried.
+    if let Some(cgroup) = unified
+        && let Ok(directory) = File::open(cgroup)
+        && let Ok(made) = clone_into(flags | libc::CLONE_NEWTIME, Some(directory.as_fd()))
+    {
+        return Ok((made, Some(cgroup.clone())));
+    }
+    let made = clone_into(flags | libc::CLONE_NEWTIME, None).or_else(|_| clone_into(flags, None));
+    Ok((made?, None))
+}
+
+/// A fork into new namespaces; `None` in the child. Only for a process with one thread.
+pub(crate) fn clone_into(
+    flags: libc::c_int,
+    cgroup: Option<BorrowedFd<'_>>,
+) -> std::io::Result<Option<Pid>> {
     // SAFETY: all-zero is a valid `clone_args`.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
     arguments.flags = u64::from(flags.cast_unsigned());
     arguments.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
+    if let Some(cgroup) = cgroup {
+        arguments.flags |= CLONE_INTO_CGROUP;
+        arguments.cgroup = u64::from(cgroup.as_raw_fd().cast_unsigned());
+    }
     // SAFETY: no CLONE_VM and no stack, so this is a fork: the child has a copy of our memory,
     // and we have one thread, so no lock in it is held by anybody else.
     let result = unsafe {
@@ -213,6 +281,8 @@ fn clone_into_namespaces() -> std::io::Result<Option<Pid>> {
         ))),
     }
 }
+
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// A process, by descriptor: never another one that got its number.
 pub(crate) fn open_process(pid: i32) -> std::io::Result<OwnedFd> {

@@ -10,6 +10,15 @@
 //!     │ ◀── Started + pipe ends or pty master ── │
 //!     │ ──── Signal | Kill ────────────────────▶ │
 //!     │ ◀── Failed {step, reason} | Exited {..}  │
+//!     │                                          │
+//!     │ ──── Upload | Download {path, bounds} ─▶ │   as a command, with code of ours
+//!     │ ◀── Started + three pipe ends ────────── │   archive in, archive out, outcome
+//!     │ ◀── Failed {step, reason} | Exited {..}  │
+//!     │                                          │
+//!     │ ──── Connect {port} ───────────────────▶ │
+//!     │ ◀── Connected + socket | Failed {..} ─── │
+//!     │ ──── Ports ────────────────────────────▶ │
+//!     │ ◀── Ports [..] ───────────────────────── │
 //! ```
 //!
 //! Descriptors only ever travel outwards. Init reads none from a client, so what a process
@@ -22,10 +31,10 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::contract::{SandboxConfig, Transport};
+use crate::contract::{SandboxConfig, Transfer, Transport};
 
 /// The version of everything in this file.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// Init's first words.
 #[derive(Debug, Serialize, Deserialize)]
@@ -48,6 +57,14 @@ pub(crate) enum Request {
     Kill,
     /// To stop every process but init, or let them go on: where no cgroup can.
     Freeze { frozen: bool },
+    /// To unpack an archive below a directory.
+    Upload { to: Vec<u8>, bounds: Transfer },
+    /// To pack a file or directory.
+    Download { from: Vec<u8>, bounds: Transfer },
+    /// For a connection to a port of the agent's localhost.
+    Connect { port: u16 },
+    /// Which ports of the agent's somebody listens on.
+    Ports,
 }
 
 /// A command. Bytes, because neither arguments nor paths need be text.
@@ -85,6 +102,19 @@ pub(crate) enum Answer {
     Exited { code: i32 },
     /// Every process stands still, or goes on.
     Done,
+    /// The port took the connection. One descriptor: the socket.
+    Connected,
+    /// The ports, ascending.
+    Ports(Vec<u16>),
+}
+
+/// What the launcher is for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// To make a sandbox.
+    Create(Box<Spec>),
+    /// To try what this machine allows, with a directory to try it in.
+    Survey { directory: std::path::PathBuf },
 }
 
 /// What the creator gives the launcher.
@@ -100,6 +130,8 @@ pub(crate) struct Spec {
     pub(crate) environment: Vec<(String, String)>,
     /// cgroups that init joins before it does anything.
     pub(crate) cgroups: Vec<std::path::PathBuf>,
+    /// Whether its tree is there already: of a checkpoint, or of its last start.
+    pub(crate) has_tree: bool,
     /// Whether the kernel counts processes and memory by cgroup; else by rlimit.
     pub(crate) counted: Counted,
 }
@@ -123,8 +155,10 @@ pub(crate) enum Identity {
 /// What launcher and creator, and init and launcher, tell each other.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// Maps and cgroups are set; begin.
+    /// Maps are set; begin.
     Go,
+    /// You are in your cgroups; let no agent in before.
+    Joined,
     /// Everything stands.
     Ready,
     /// The launcher's last word: init's process id and when it started.

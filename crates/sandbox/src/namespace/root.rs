@@ -3,11 +3,16 @@
 //! ```text
 //!   /                 root/         the sandbox's own directory, on disk
 //!   /usr /opt /bin …  overlay       lower: the host's; upper: the sandbox's own
+//!   what was asked for overlay      the same, at the path it has on the host
 //!   /etc              root/etc      files of an allowlist, and what we write ourselves
 //!   /home/agent /tmp /run /var /workspace     the sandbox's own
 //!   /dev              tmpfs         six devices, a devpts of its own
 //!   /proc             proc          fresh, masked, other people's processes hidden
 //! ```
+//!
+//! With a `rootfs`, `/` is an overlay over that tree, and `/home/agent`, `/workspace`, `/tmp`
+//! and `/run` are binds of the same directories of `root/`. What we write ourselves is put
+//! into its upper layer before it is mounted: no link in that tree is ever followed.
 //!
 //! No home of the host, no `/sys`, no socket of the host. Where the kernel refuses an overlay
 //! in a user namespace, a read-only bind takes its place and a warning says so.
@@ -15,25 +20,22 @@
 //! All paths are relative to the sandbox's `fs` directory, which is the working directory:
 //! init may lack the right to walk there from `/`, and no mount option needs escaping.
 
-use std::fs::{DirBuilder, create_dir_all, write};
+mod kernel;
+
+use std::fs::{DirBuilder, write};
 use std::io::{Error, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, symlink};
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
-use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::stat::Mode;
 use nix::unistd::{chdir, pivot_root};
 
-use super::identity::{AGENT_GID, AGENT_UID};
-use super::protocol::Identity;
+use super::identity::{AGENT_GID, AGENT_UID, Account};
+use super::layer::{self, Layer, Layers};
+use super::protocol::{Identity, Spec};
 use super::step::{Step, Stumble};
-
-/// Directories of the host that are there inside, changeable where overlays work.
-const LAYERS: &[&str] = &[
-    "usr", "opt", "bin", "sbin", "lib", "lib32", "lib64", "libx32",
-];
+use super::veil;
 
 /// Files of `/etc` that say how programs work and nothing about the operator.
 const ETC_FILES: &[&str] = &[
@@ -57,23 +59,6 @@ const ETC_FILES: &[&str] = &[
     "timezone",
 ];
 
-/// Directories of `/etc` of the same kind.
-const ETC_LAYERS: &[&str] = &[
-    "alternatives",
-    "ca-certificates",
-    "crypto-policies",
-    "fonts",
-    "java-11-openjdk",
-    "java-17-openjdk",
-    "java-21-openjdk",
-    "ld.so.conf.d",
-    "perl",
-    "pki",
-    "python3",
-    "ssl",
-    "terminfo",
-];
-
 /// The sandbox's own places, and their modes.
 const PRIVATE: &[(&str, u32)] = &[
     ("home/agent", 0o755),
@@ -87,29 +72,16 @@ const PRIVATE: &[(&str, u32)] = &[
     ("var/log", 0o755),
 ];
 
-const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
+/// How many of them are put into a tree of the operator's, which has a `/var` of its own.
+const PRIVATE_IN_ROOTFS: usize = 4;
 
-/// Files of `/proc` that tell about the host or steer it.
-const PROC_MASKED: &[&str] = &[
-    "kcore",
-    "keys",
-    "key-users",
-    "kallsyms",
-    "kmsg",
-    "kpagecount",
-    "kpageflags",
-    "kpagecgroup",
-    "timer_list",
-    "sched_debug",
-    "latency_stats",
-    "sysrq-trigger",
-    "modules",
-    "interrupts",
-    "config.gz",
-];
+const ACCOUNTS: &str = "root:x:0:0:root:/root:/bin/sh\n\
+    agent:x:1000:1000:agent:/home/agent:/bin/sh\n\
+    nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
 
-/// Directories of `/proc` that may be looked at; writing is for the host.
-const PROC_READ_ONLY: &[&str] = &["sys", "bus", "fs", "irq", "acpi", "scsi", "driver", "tty"];
+const GROUPS: &str = "root:x:0:\ntty:x:5:\nagent:x:1000:\nnogroup:x:65534:\n";
+
+const _: () = assert!(AGENT_UID == 1000 && AGENT_GID == 1000, "as in ACCOUNTS");
 
 /// What comes out of building the tree.
 pub(crate) struct Root {
@@ -119,30 +91,45 @@ pub(crate) struct Root {
     pub(crate) proc: OwnedFd,
 }
 
+/// Where overlays are put together, and what becomes `/`.
+struct Tree<'a> {
+    identity: Identity,
+    agent: Account,
+    host_name: &'a str,
+    /// What becomes `/`.
+    base: &'static str,
+    warnings: Vec<String>,
+}
+
 /// Builds the tree and makes it `/`.
-pub(crate) fn enter(identity: Identity, host_name: &str) -> Result<Root, Stumble> {
+pub(crate) fn enter(spec: &Spec, layers: Layers) -> Result<Root, Stumble> {
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
         .step("making mounts private")?;
-    for place in ["root", "upper", "work"] {
+    for place in ["root", "upper", "work", "lower"] {
         make_directory(Path::new(place), 0o755).step("making the root directory")?;
     }
-    mount(Some("root"), "root", none, MsFlags::MS_BIND, none).step("mounting the root")?;
-    remount("root", MsFlags::MS_NOSUID | MsFlags::MS_NODEV).step("mounting the root nosuid")?;
-    // The working directory is still under the mount; its entries are looked up anew.
-    fill(identity, host_name).step("filling the root directory")?;
-    let mut warnings = Vec::new();
-    for layer in LAYERS {
-        add_layer(layer, layer, &mut warnings)?;
+    let mut tree = Tree {
+        identity: spec.identity,
+        agent: spec.agent(),
+        host_name: spec.config.name.as_str(),
+        base: "root",
+        warnings: layers.warnings.clone(),
+    };
+    match &layers.rootfs {
+        None => tree.begin_with_the_hosts(&layers.links)?,
+        Some(rootfs) => tree.begin_with(rootfs, &layers)?,
     }
-    for layer in ETC_LAYERS {
-        let path = format!("etc/{layer}");
-        add_layer(&path, &path.replace('/', "-"), &mut warnings)?;
+    for layer in &layers.layers {
+        tree.add(layer)?;
     }
-    mount_dev(identity)?;
-    let proc = mount_proc()?;
-    pivot()?;
-    Ok(Root { warnings, proc })
+    kernel::mount_dev(tree.base, tree.identity)?;
+    let proc = kernel::mount_proc(tree.base)?;
+    pivot(tree.base)?;
+    Ok(Root {
+        warnings: tree.warnings,
+        proc,
+    })
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
@@ -152,27 +139,188 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
     }
 }
 
-/// Writes what is ours. The tree is new each time (`mkdir` of `fs` insists on it): no agent has
-/// put a link where we write, and a restart that reuses a tree must not come through here.
-fn fill(identity: Identity, host_name: &str) -> Result<(), Error> {
-    let root = Path::new("root");
-    for place in ["home", "dev", "proc", "sys", "etc"] {
-        make_directory(&root.join(place), 0o755)?;
-    }
-    for (place, mode) in PRIVATE {
-        let path = root.join(place);
-        make_directory(&path, *mode)?;
-        if matches!(identity, Identity::Range { .. }) {
-            chown(&path, Some(AGENT_UID), Some(AGENT_GID))?;
+/// Makes a directory and those above it, beneath another one, through no link.
+fn make_place(base: &Path, inside: &Path) -> Result<PathBuf, Error> {
+    let mut path = base.to_owned();
+    for part in inside.components() {
+        let Component::Normal(part) = part else {
+            return Err(Error::from(ErrorKind::InvalidInput));
+        };
+        path.push(part);
+        match path.symlink_metadata() {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => {
+                return Err(Error::other(format!(
+                    "{} is a link or a file inside; ask for the path without links",
+                    Path::new("/")
+                        .join(path.strip_prefix(base).unwrap_or(&path))
+                        .display()
+                )));
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => make_directory(&path, 0o755)?,
+            Err(error) => return Err(error),
         }
     }
-    for (target, link) in [("/workspace", "src"), ("/run", "var/run")] {
-        match symlink(target, root.join(link)) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
+    Ok(path)
+}
+
+impl Tree<'_> {
+    /// The sandbox's own directory is `/`, and the host's are put into it.
+    fn begin_with_the_hosts(&mut self, links: &[(PathBuf, PathBuf)]) -> Result<(), Stumble> {
+        let none = None::<&str>;
+        mount(Some("root"), "root", none, MsFlags::MS_BIND, none).step("mounting the root")?;
+        remount("root", MsFlags::MS_NOSUID | MsFlags::MS_NODEV).step("mounting the root nosuid")?;
+        // The working directory is still under the mount; its entries are looked up anew.
+        let root = Path::new("root");
+        self.fill(root).step("filling the root directory")?;
+        self.make_private(root, PRIVATE)
+            .step("filling the root directory")?;
+        copy_etc(root).step("filling the root directory")?;
+        for (target, link) in links
+            .iter()
+            .map(|(link, target)| (target.as_path(), link.as_path()))
+            .chain([(Path::new("/run"), Path::new("var/run"))])
+        {
+            symlink(target, root.join(link)).step("linking in the root directory")?;
         }
+        Ok(())
     }
-    let etc = root.join("etc");
+
+    /// A tree of the operator's is `/`, and the sandbox's own places are put into it.
+    fn begin_with(&mut self, rootfs: &Layer, layers: &Layers) -> Result<(), Stumble> {
+        const FILLING: &str = "filling the root directory";
+        let root = Path::new("root");
+        let places = PRIVATE.get(..PRIVATE_IN_ROOTFS).unwrap_or(PRIVATE);
+        make_place(root, Path::new("home")).step(FILLING)?;
+        self.make_private(root, places).step(FILLING)?;
+        let upper = Path::new("upper/rootfs");
+        make_directory(upper, 0o755).step(FILLING)?;
+        self.fill(upper).step(FILLING)?;
+        let inside = places.iter().map(|(place, _)| Path::new(place));
+        for place in inside
+            .clone()
+            .chain(layers.layers.iter().map(|layer| layer.inside.as_path()))
+        {
+            make_place(upper, place).step(FILLING)?;
+        }
+        for (name, theirs) in ["passwd", "group"].into_iter().zip(&layers.accounts) {
+            add_accounts(theirs, &upper.join("etc").join(name)).step(FILLING)?;
+        }
+        make_directory(Path::new("tree"), 0o755).step(FILLING)?;
+        self.base = "tree";
+        self.overlay(rootfs, "rootfs", Path::new("tree"))
+            .step(&format!(
+                "mounting {} as the root (are overlays allowed? see `palisade doctor`)",
+                rootfs.host.display()
+            ))?;
+        let none = None::<&str>;
+        for place in inside {
+            let (from, to) = (root.join(place), Path::new("tree").join(place));
+            mount(Some(&from), &to, none, MsFlags::MS_BIND, none).step("mounting a directory")?;
+            remount(&to, MsFlags::MS_NOSUID | MsFlags::MS_NODEV)
+                .step("mounting a directory nosuid")?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is ours. The tree is new (`mkdir` of `fs` insists on it) or was made ready
+    /// by [`super::reuse::tame`]: there is no link of an agent's where we write.
+    fn fill(&self, root: &Path) -> Result<(), Error> {
+        for place in ["home", "dev", "proc", "sys", "etc"] {
+            make_directory(&root.join(place), 0o755)?;
+        }
+        symlink("/workspace", root.join("src"))?;
+        let etc = root.join("etc");
+        let host_name = self.host_name;
+        write(etc.join("passwd"), ACCOUNTS)?;
+        write(etc.join("group"), GROUPS)?;
+        write(etc.join("hostname"), format!("{host_name}\n"))?;
+        write(
+            etc.join("hosts"),
+            format!("127.0.0.1 localhost {host_name}\n::1 localhost {host_name}\n"),
+        )?;
+        // Any address would do: the gate answers for all of them.
+        write(etc.join("resolv.conf"), "nameserver 192.0.0.1\n")?;
+        write(
+            etc.join("nsswitch.conf"),
+            "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n\
+             networks: files\nprotocols: files\nservices: files\n",
+        )
+    }
+
+    fn make_private(&self, root: &Path, places: &[(&str, u32)]) -> Result<(), Error> {
+        for (place, mode) in places {
+            let path = root.join(place);
+            make_directory(&path, *mode)?;
+            if matches!(self.identity, Identity::Range { .. }) {
+                chown(&path, Some(self.agent.uid), Some(self.agent.gid))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a directory of the host where it belongs: as an overlay, else read-only.
+    fn add(&mut self, layer: &Layer) -> Result<(), Stumble> {
+        let says = |what: &str| format!("{what} {}", layer.host.display());
+        let at =
+            make_place(Path::new(self.base), &layer.inside).step(&says("making a place for"))?;
+        let name = layer.name();
+        let Err(error) = self.overlay(layer, &name, &at) else {
+            return Ok(());
+        };
+        if !layer.may_be_bound || !layer.hidden.is_empty() {
+            return Err(error).step(&says(
+                "overlays are refused here (see `palisade doctor`), without which there is no",
+            ));
+        }
+        let none = None::<&str>;
+        mount(Some(&layer.host), &at, none, MsFlags::MS_BIND, none).step(&says("mounting"))?;
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
+        remount(&at, flags).step(&says("mounting read-only"))?;
+        self.warnings.push(format!(
+            "{} is read-only: the kernel refused an overlay ({error})",
+            layer.host.display()
+        ));
+        Ok(())
+    }
+
+    /// Mounts an overlay over a layer.
+    fn overlay(&self, layer: &Layer, name: &str, at: &Path) -> Result<(), Error> {
+        let (upper, work) = (format!("upper/{name}"), format!("work/{name}"));
+        // A directory shows the upper layer's owner and mode, so these are the host's.
+        make_directory(Path::new(&upper), layer.mode)?;
+        make_directory(Path::new(&work), 0o755)?;
+        if layer.mapped.is_some() && layer.inside != Path::new("") {
+            let (uid, gid) = layer.owner;
+            chown(&upper, layer::id_inside(uid), layer::id_inside(gid))?;
+        }
+        veil::hide(&layer.hidden, Path::new(&upper), self.identity)?;
+        let lower = match &layer.mapped {
+            None => layer.host.clone(),
+            Some(mount) => {
+                let place = Path::new("lower").join(name);
+                make_directory(&place, 0o755)?;
+                layer::attach(mount, &place)?;
+                place
+            }
+        };
+        let options = format!(
+            "lowerdir={},upperdir={upper},workdir={work},userxattr",
+            lower.display()
+        );
+        mount(
+            Some("overlay"),
+            at,
+            Some("overlay"),
+            MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+            Some(options.as_str()),
+        )?;
+        Ok(())
+    }
+}
+
+/// Copies files of the host's `/etc` that are for everybody's eyes.
+fn copy_etc(root: &Path) -> Result<(), Error> {
     for name in ETC_FILES {
         // What is not there, or not for everybody's eyes, stays out.
         let from = Path::new("/etc").join(name);
@@ -181,80 +329,28 @@ fn fill(identity: Identity, host_name: &str) -> Result<(), Error> {
             .is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o004 != 0)
             && let Ok(bytes) = std::fs::read(&from)
         {
-            write(etc.join(name), bytes)?;
+            write(root.join("etc").join(name), bytes)?;
         }
     }
-    let account = format!(
-        "root:x:0:0:root:/root:/bin/sh\n\
-         agent:x:{AGENT_UID}:{AGENT_GID}:agent:/home/agent:/bin/sh\n\
-         nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-    );
-    write(etc.join("passwd"), account)?;
-    write(
-        etc.join("group"),
-        format!("root:x:0:\ntty:x:5:\nagent:x:{AGENT_GID}:\nnogroup:x:65534:\n"),
-    )?;
-    write(etc.join("hostname"), format!("{host_name}\n"))?;
-    write(
-        etc.join("hosts"),
-        format!("127.0.0.1 localhost {host_name}\n::1 localhost {host_name}\n"),
-    )?;
-    // Any address would do: the gate answers for all of them.
-    write(etc.join("resolv.conf"), "nameserver 192.0.0.1\n")?;
-    write(
-        etc.join("nsswitch.conf"),
-        "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n\
-         networks: files\nprotocols: files\nservices: files\n",
-    )
+    Ok(())
 }
 
-/// Puts a directory of the host where it belongs: as an overlay, else read-only.
-fn add_layer(path: &str, name: &str, warnings: &mut Vec<String>) -> Result<(), Stumble> {
-    let host = Path::new("/").join(path);
-    let inside = Path::new("root").join(path);
-    let Ok(found) = host.symlink_metadata() else {
-        return Ok(());
-    };
-    let says = |what: &str| format!("{what} {}", host.display());
-    if found.is_symlink() {
-        // `/bin -> usr/bin`: the same link inside.
-        return match std::fs::read_link(&host).and_then(|target| symlink(target, &inside)) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                Err(error).step(&says("linking"))
-            }
-            _ => Ok(()),
-        };
+/// Adds the accounts of a tree to ours, which come first and win.
+fn add_accounts(theirs: &str, at: &Path) -> Result<(), Error> {
+    let mut ours = std::fs::read_to_string(at)?;
+    let word = |line: &str, place| line.split(':').nth(place).map(str::to_owned);
+    let known: Vec<_> = ours
+        .lines()
+        .map(|line| (word(line, 0), word(line, 2)))
+        .collect();
+    for line in theirs.lines() {
+        let (account, id) = (word(line, 0), word(line, 2));
+        if id.is_some() && !known.iter().any(|one| one.0 == account || one.1 == id) {
+            ours.push_str(line);
+            ours.push('\n');
+        }
     }
-    if !found.is_dir() || found.permissions().mode() & 0o005 != 0o005 {
-        return Ok(());
-    }
-    create_dir_all(&inside).step(&says("making"))?;
-    let (upper, work) = (format!("upper/{name}"), format!("work/{name}"));
-    for own in [&upper, &work] {
-        make_directory(Path::new(own), 0o755).step(&says("making a layer for"))?;
-    }
-    let options = format!(
-        "lowerdir={},upperdir={upper},workdir={work},userxattr",
-        host.display()
-    );
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    let overlay = mount(
-        Some("overlay"),
-        &inside,
-        Some("overlay"),
-        flags,
-        Some(options.as_str()),
-    );
-    if let Err(errno) = overlay {
-        let none = None::<&str>;
-        mount(Some(&host), &inside, none, MsFlags::MS_BIND, none).step(&says("mounting"))?;
-        remount(&inside, flags | MsFlags::MS_RDONLY).step(&says("mounting read-only"))?;
-        warnings.push(format!(
-            "{} is read-only: the kernel refused an overlay ({errno})",
-            host.display()
-        ));
-    }
-    Ok(())
+    write(at, ours)
 }
 
 /// Changes the flags of a bind. What the host's mount had locked has to be said again, or
@@ -281,120 +377,9 @@ fn remount<P: AsRef<Path> + ?Sized>(path: &P, flags: MsFlags) -> nix::Result<()>
     mount(none, path, none, bind | flags | locked, none)
 }
 
-fn mount_dev(identity: Identity) -> Result<(), Stumble> {
-    let none = None::<&str>;
-    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-    mount(
-        Some("tmpfs"),
-        "root/dev",
-        Some("tmpfs"),
-        quiet,
-        Some("mode=0755,size=64k"),
-    )
-    .step("mounting /dev")?;
-    for device in DEVICES {
-        let inside = format!("root/dev/{device}");
-        let host = format!("/dev/{device}");
-        write(&inside, "").step("making a device's place")?;
-        mount(
-            Some(host.as_str()),
-            inside.as_str(),
-            none,
-            MsFlags::MS_BIND,
-            none,
-        )
-        .step("mounting a device")?;
-    }
-    for (target, link) in [
-        ("pts/ptmx", "ptmx"),
-        ("/proc/self/fd", "fd"),
-        ("/proc/self/fd/0", "stdin"),
-        ("/proc/self/fd/1", "stdout"),
-        ("/proc/self/fd/2", "stderr"),
-    ] {
-        symlink(target, format!("root/dev/{link}")).step("linking in /dev")?;
-    }
-    for (place, mode) in [("root/dev/pts", 0o755), ("root/dev/shm", 0o1777)] {
-        make_directory(Path::new(place), mode).step("making a directory in /dev")?;
-    }
-    mount(
-        Some("devpts"),
-        "root/dev/pts",
-        Some("devpts"),
-        quiet,
-        Some("newinstance,ptmxmode=0666,mode=0600"),
-    )
-    .step("mounting /dev/pts")?;
-    let owner = match identity {
-        Identity::Range { .. } => 0,
-        Identity::Single => AGENT_UID,
-    };
-    mount(
-        Some("tmpfs"),
-        "root/dev/shm",
-        Some("tmpfs"),
-        quiet | MsFlags::MS_NODEV,
-        Some(format!("mode=1777,size=256m,uid={owner}").as_str()),
-    )
-    .step("mounting /dev/shm")?;
-    let tight = quiet | MsFlags::MS_RDONLY;
-    mount(none, "root/dev", none, MsFlags::MS_REMOUNT | tight, none).step("closing /dev")
-}
-
-fn mount_proc() -> Result<OwnedFd, Stumble> {
-    let none = None::<&str>;
-    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    let fresh = |options| {
-        mount(
-            Some("proc"),
-            "root/proc",
-            Some("proc"),
-            quiet,
-            Some(options),
-        )
-        .step("mounting /proc (inside a container this needs an unmasked /proc outside)")
-    };
-    // Init has to see every process to end it, also one that made itself undumpable, which
-    // `hidepid` would hide from an init of the same id. So it keeps an instance of its own,
-    // open and mounted nowhere.
-    fresh("")?;
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let proc = open("root/proc", flags, Mode::empty()).step("opening /proc")?;
-    umount2("root/proc", MntFlags::MNT_DETACH).step("hiding init's /proc")?;
-    fresh("hidepid=2")?;
-    for name in PROC_READ_ONLY {
-        let path = format!("root/proc/{name}");
-        if Path::new(&path).exists() {
-            mount(
-                Some(path.as_str()),
-                path.as_str(),
-                none,
-                MsFlags::MS_BIND,
-                none,
-            )
-            .step("masking /proc")?;
-            remount(path.as_str(), quiet | MsFlags::MS_RDONLY).step("masking /proc")?;
-        }
-    }
-    for name in PROC_MASKED {
-        let path = format!("root/proc/{name}");
-        if Path::new(&path).exists() {
-            mount(
-                Some("/dev/null"),
-                path.as_str(),
-                none,
-                MsFlags::MS_BIND,
-                none,
-            )
-            .step("masking /proc")?;
-        }
-    }
-    Ok(proc)
-}
-
-/// Makes `root` the root, and the host's tree unreachable.
-fn pivot() -> Result<(), Stumble> {
-    chdir("root").step("entering the root")?;
+/// Makes a directory the root, and the host's tree unreachable.
+fn pivot(base: &str) -> Result<(), Stumble> {
+    chdir(base).step("entering the root")?;
     // The old root is stacked on the new one and taken off again: no directory is needed.
     pivot_root(".", ".").step("pivoting")?;
     umount2(".", MntFlags::MNT_DETACH).step("leaving the host's tree")?;

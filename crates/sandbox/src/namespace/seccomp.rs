@@ -1,12 +1,16 @@
 //! What the agent may ask of the kernel.
 //!
-//! Two filters, because seccompiler has one action per filter, and the kernel takes the
-//! stricter answer of the two:
+//! Two filters, because seccompiler, which makes the second, has one action per filter; the
+//! kernel takes the stricter answer of the two:
 //!
 //! 1. an allowlist; everything else is ENOSYS. A denylist would not do: x32 calls have the
 //!    same audit architecture as x86-64 ones and other numbers. ENOSYS lets C libraries fall
 //!    back, from clone3 (whose flags are behind a pointer) to clone, for one;
 //! 2. arguments of allowed calls that are refused with EPERM.
+//!
+//! With `--nested` the agent may make namespaces and mount in them, as programs do that confine
+//! themselves. A user namespace is the only way to the right to do so, so this opens nothing
+//! of ours: its mounts are locked there, and its `/proc` stays masked.
 //!
 //! Calls of another architecture kill the process. ptrace stays: debuggers and sanitizers
 //! need it, and init cannot be traced.
@@ -18,6 +22,8 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
+use super::allowlist;
+
 /// Both filters, ready to install.
 pub(crate) struct Filters {
     allowlist: BpfProgram,
@@ -25,27 +31,23 @@ pub(crate) struct Filters {
 }
 
 impl Filters {
-    /// Compiles them.
-    pub(crate) fn compile() -> Result<Self, BackendError> {
+    /// Compiles them; `nested` for an agent that may make user namespaces.
+    pub(crate) fn compile(nested: bool) -> Result<Self, BackendError> {
         let arch = TargetArch::try_from(std::env::consts::ARCH)?;
-        let allowed = SeccompFilter::new(
-            ALLOWED
-                .iter()
-                .chain(ALLOWED_HERE)
-                .map(|&call| (call, Vec::new()))
-                .collect(),
-            SeccompAction::Errno(errno(libc::ENOSYS)),
-            SeccompAction::Allow,
-            arch,
-        )?;
+        let allowed: Vec<i64> = ALLOWED
+            .iter()
+            .chain(ALLOWED_HERE)
+            .chain(if nested { ALLOWED_NESTED } else { &[] })
+            .copied()
+            .collect();
         let refused = SeccompFilter::new(
-            refused_arguments()?,
+            refused_arguments(nested)?,
             SeccompAction::Allow,
             SeccompAction::Errno(errno(libc::EPERM)),
             arch,
         )?;
         Ok(Self {
-            allowlist: allowed.try_into()?,
+            allowlist: allowlist::compile(&allowed, errno(libc::ENOSYS))?,
             arguments: refused.try_into()?,
         })
     }
@@ -61,7 +63,7 @@ fn errno(number: i32) -> u32 {
     number.unsigned_abs()
 }
 
-fn refused_arguments() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
+fn refused_arguments(nested: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     let families = [
         libc::AF_UNIX,
         libc::AF_INET,
@@ -93,7 +95,7 @@ fn refused_arguments() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> 
     let mut unshare = new_namespace.clone();
     unshare.push(has_flag(0, number(libc::CLONE_NEWTIME))?);
     let personalities = [0, 0x8, 0x20000, 0x20008, 0x40000, 0x40008, 0xffff_ffff];
-    Ok(BTreeMap::from([
+    let mut refused = BTreeMap::from([
         (libc::SYS_socket, socket),
         (
             libc::SYS_socketpair,
@@ -115,7 +117,12 @@ fn refused_arguments() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> 
             libc::SYS_prlimit64,
             vec![SeccompRule::new(vec![equal(0, 1)?])?],
         ),
-    ]))
+    ]);
+    if nested {
+        refused.remove(&libc::SYS_clone);
+        refused.remove(&libc::SYS_unshare);
+    }
+    Ok(refused)
 }
 
 const TIOCLINUX: u64 = 0x541c;
@@ -411,6 +418,15 @@ const ALLOWED: &[i64] = &[
     libc::SYS_writev,
 ];
 
+/// Calls for programs that confine themselves, in a user namespace of their own.
+const ALLOWED_NESTED: &[i64] = &[
+    libc::SYS_chroot,
+    libc::SYS_mount,
+    libc::SYS_pivot_root,
+    libc::SYS_sethostname,
+    libc::SYS_umount2,
+];
+
 /// Calls that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_HERE: &[i64] = &[
@@ -467,8 +483,16 @@ mod tests {
 
     #[test]
     fn the_filters_compile_and_are_small_enough_for_the_kernel() {
-        let filters = Filters::compile().unwrap();
-        assert!(filters.allowlist.len() < 4096 && filters.arguments.len() < 4096);
+        for nested in [false, true] {
+            let filters = Filters::compile(nested).unwrap();
+            assert!(filters.allowlist.len() < 4096 && filters.arguments.len() < 4096);
+        }
+    }
+
+    #[test]
+    fn the_allowlist_is_short_because_each_command_pays_for_it() {
+        let filters = Filters::compile(false).unwrap();
+        assert!(filters.allowlist.len() < 512, "{}", filters.allowlist.len());
     }
 
     #[test]

@@ -88,10 +88,11 @@ fn depth_limits_history() {
     let plan = Plan {
         commit: home.head().unwrap().commit,
         depth: Some(1),
+        dirty: false,
     };
     let dir = repo.temp.path().join("shallow");
     repo.checkouts()
-        .create_workspace(&home, &slug, &plan, &dir)
+        .create_workspace(&home, &plan, &slug, &dir, None)
         .unwrap();
     assert_eq!(git(&dir, &["rev-list", "--count", "HEAD"]), "1");
     assert_eq!(git(&dir, &["status", "--porcelain"]), "");
@@ -106,9 +107,10 @@ fn a_spare_is_renamed_and_used_once() {
     let plan = Plan {
         commit: home.head().unwrap().commit,
         depth: None,
+        dirty: false,
     };
-    checkouts.prepare_spare(&home, &plan).unwrap();
-    checkouts.prepare_spare(&home, &plan).unwrap();
+    checkouts.prepare_spare(&home, &plan, None).unwrap();
+    checkouts.prepare_spare(&home, &plan, None).unwrap();
     let spare = repo.state().join("spares").join(plan.commit.to_string());
     let inode = std::fs::metadata(spare.join("workspace/README.md"))
         .unwrap()
@@ -117,7 +119,7 @@ fn a_spare_is_renamed_and_used_once() {
         let slug = Slug::from_name(name).unwrap();
         let dir = repo.temp.path().join(name);
         let manifest = checkouts
-            .create_workspace(&home, &slug, &plan, &dir)
+            .create_workspace(&home, &plan, &slug, &dir, None)
             .unwrap();
         let seen = std::fs::metadata(dir.join("README.md")).unwrap().ino();
         assert_eq!(seen == inode, from_spare);
@@ -187,24 +189,27 @@ fn what_a_crash_left_is_removed_and_a_failed_create_leaves_nothing() {
     let plan = Plan {
         commit: missing,
         depth: None,
+        dirty: false,
     };
     let dir = repo.temp.path().join("never");
     assert!(
         checkouts
-            .create_workspace(&home, &slug, &plan, &dir)
+            .create_workspace(&home, &plan, &slug, &dir, None)
             .is_err()
     );
     assert!(!dir.exists());
     let plan = Plan {
         commit: home.head().unwrap().commit,
         depth: None,
+        dirty: false,
     };
     std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("mine"), "x").unwrap();
     let error = checkouts
-        .create_workspace(&home, &slug, &plan, &dir)
+        .create_workspace(&home, &plan, &slug, &dir, None)
         .unwrap_err();
     assert!(matches!(error, GitError::Io { .. }), "{error}");
-    assert!(dir.exists(), "somebody else's directory stays");
+    assert!(dir.join("mine").exists(), "somebody else's directory stays");
 }
 
 #[test]
@@ -238,8 +243,9 @@ fn only_a_few_spares_are_kept() {
         let plan = Plan {
             commit: repo.commit("one more"),
             depth: None,
+            dirty: false,
         };
-        checkouts.prepare_spare(&home, &plan).unwrap();
+        checkouts.prepare_spare(&home, &plan, None).unwrap();
         assert!(
             repo.state()
                 .join("spares")
@@ -253,4 +259,39 @@ fn only_a_few_spares_are_kept() {
             .count(),
         3
     );
+}
+
+#[test]
+fn a_workspace_fills_an_empty_directory_and_leaves_another_alone() {
+    let repo = Repo::with_files();
+    let home = repo.home();
+    let plan = Plan {
+        commit: repo.rev("HEAD"),
+        depth: None,
+        dirty: false,
+    };
+    let slug = Slug::from_name("fix").unwrap();
+    let checkouts = repo.checkouts();
+    for (name, spare) in [("copied", false), ("renamed", true)] {
+        if spare {
+            checkouts.prepare_spare(&home, &plan, None).unwrap();
+        }
+        let dir = repo.temp.path().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        checkouts
+            .create_workspace(&home, &plan, &slug, &dir, None)
+            .unwrap();
+        assert_eq!(git(&dir, &["status", "--porcelain"]), "", "{name}");
+        assert_eq!(std::fs::metadata(&dir).unwrap().mode() & 0o777, 0o755);
+    }
+    let full = repo.temp.path().join("full");
+    std::fs::create_dir(&full).unwrap();
+    std::fs::write(full.join("mine"), "x").unwrap();
+    let error = checkouts.create_workspace(&home, &plan, &slug, &full, None);
+    assert!(matches!(error, Err(GitError::Io { .. })), "{error:?}");
+    assert_eq!(std::fs::read(full.join("mine")).unwrap(), b"x");
+    let link = repo.temp.path().join("a-link");
+    std::os::unix::fs::symlink(repo.temp.path().join("elsewhere"), &link).unwrap();
+    let error = checkouts.create_workspace(&home, &plan, &slug, &link, None);
+    assert!(matches!(error, Err(GitError::Io { .. })), "{error:?}");
 }

@@ -195,3 +195,77 @@ fn a_hostile_message_is_one_that_cannot_forge() {
     let log = place.home.log(&place.slug, 1).unwrap();
     assert!(!log[0].subject.contains('\u{1b}'), "{log:?}");
 }
+
+/// A directory of so many files that listing it is the attack. `PALISADE_ENTRIES=1000000`
+/// makes it a million under the bounds that a gate uses; the tests take fewer.
+#[test]
+fn a_directory_of_very_many_names_is_refused_in_bounded_time() {
+    let asked = std::env::var("PALISADE_ENTRIES").ok();
+    let entries: u64 = asked.map_or(50_000, |entries| entries.parse().unwrap());
+    let repo = Repo::with_files();
+    let mut place = repo.sandbox("fix");
+    let before = repo.rev("palisade/fix");
+    // In memory, where there is any: the files are the test's own effort.
+    let memory = std::path::Path::new("/dev/shm");
+    let kept = if memory.is_dir() {
+        tempfile::tempdir_in(memory)
+    } else {
+        tempfile::tempdir()
+    };
+    let kept = kept.unwrap();
+    let workspace = kept.path().join("workspace");
+    std::fs::create_dir_all(workspace.join("many")).unwrap();
+    for number in 0..entries {
+        // Every other name holds a newline, and none is in order.
+        let name = format!(
+            "{}{}{number}",
+            number % 97,
+            ["-", "\n"][usize::from(number % 2 == 0)]
+        );
+        std::fs::File::create(workspace.join("many").join(name)).unwrap();
+    }
+    place.dir = workspace;
+    let mut order = crate::worker::order(&repo, &place);
+    order.bounds.entries = order.bounds.entries.min(entries / 2);
+    let start = std::time::Instant::now();
+    let error = crate::worker::worker().snapshot(&order, None).unwrap_err();
+    let took = start.elapsed();
+    let said = error.to_string();
+    assert!(
+        said.contains("the number of files is over its bound"),
+        "{said}"
+    );
+    assert!(!said.contains('\n'), "{said}");
+    println!("{entries} entries refused in {took:?}");
+    assert!(took.as_secs() < 30, "{took:?}");
+    assert_eq!(repo.rev("palisade/fix"), before);
+    // Under the bound all of it is taken, and nothing twice.
+    if entries <= 50_000 {
+        order.bounds.entries = entries * 2;
+        let report = crate::worker::worker().snapshot(&order, None).unwrap();
+        assert!(report.moved);
+        let taken = git(
+            &repo.dir,
+            &["ls-tree", "-rz", "--name-only", "palisade/fix"],
+        );
+        let taken = taken.split('\0').filter(|name| !name.is_empty()).count();
+        assert_eq!(taken as u64, entries);
+    }
+}
+
+#[test]
+fn names_with_newlines_come_home_and_a_refusal_is_one_line() {
+    let repo = Repo::with_files();
+    let place = repo.sandbox("fix");
+    place.write("new\nline/a\n100644 1 1 1 1 1 1 x", "x");
+    let first = crate::worker::snapshot(&repo, &place, None);
+    assert!(first.moved);
+    let again = crate::worker::snapshot(&repo, &place, None);
+    assert!(!again.moved);
+    place.write("evil\n\x1b[2J/.GIT/config", "x");
+    let order = crate::worker::order(&repo, &place);
+    let error = crate::worker::worker().snapshot(&order, None).unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("evil\\n\\033[2J/.GIT"), "{said}");
+    assert!(!said.contains(['\n', '\x1b']), "{said}");
+}

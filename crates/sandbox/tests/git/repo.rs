@@ -109,12 +109,13 @@ impl Repo {
         let plan = Plan {
             commit: home.head().unwrap().commit,
             depth: None,
+            dirty: false,
         };
         home.create_branch(&slug, plan.commit).unwrap();
         let dir = self.temp.path().join(format!("workspace-{name}"));
         let manifest = self
             .checkouts()
-            .create_workspace(&home, &slug, &plan, &dir)
+            .create_workspace(&home, &plan, &slug, &dir, None)
             .unwrap();
         Place {
             home,

@@ -66,7 +66,7 @@ fn an_unchanged_workspace_makes_no_commit_and_reads_nothing() {
 }
 
 /// Until the clock is well past every file's last change.
-fn wait_for_the_tick(manifest: &Manifest) {
+pub(crate) fn wait_for_the_tick(manifest: &Manifest) {
     let newest = manifest
         .entries
         .values()

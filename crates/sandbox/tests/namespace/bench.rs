@@ -1,9 +1,13 @@
 //! A place to try things: a backend with a directory of its own, gone with the test.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use policy::id::SandboxId;
-use sandbox::contract::{Command, ExecutionResult, Force, Limits, Ports, Sandbox, SandboxConfig};
+use sandbox::contract::{
+    Command, ExecutionResult, Force, Limits, Ports, Sandbox, SandboxConfig, System,
+};
 use sandbox::name::Slug;
 use sandbox::namespace::Namespace;
 
@@ -11,13 +15,22 @@ use sandbox::namespace::Namespace;
 pub(crate) struct Bench {
     pub(crate) backend: Namespace,
     pub(crate) directory: tempfile::TempDir,
+    /// Every cgroup that was ever on record here.
+    cgroups: RefCell<BTreeSet<PathBuf>>,
 }
 
 impl Bench {
     pub(crate) fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::at(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn at(directory: tempfile::TempDir) -> Self {
         let backend = backend(directory.path().join("sandboxes"));
-        Self { backend, directory }
+        Self {
+            backend,
+            directory,
+            cgroups: RefCell::default(),
+        }
     }
 
     /// A bench with one sandbox in it.
@@ -26,6 +39,14 @@ impl Bench {
         let config = config("one");
         bench.backend.create(&config).unwrap();
         (bench, config.id)
+    }
+
+    /// Another sandbox, with something about it changed.
+    pub(crate) fn create(&self, name: &str, change: impl FnOnce(&mut SandboxConfig)) -> SandboxId {
+        let mut config = config(name);
+        change(&mut config);
+        self.backend.create(&config).unwrap();
+        config.id
     }
 
     /// Runs a line of shell.
@@ -58,6 +79,45 @@ impl Bench {
         command.stdin = std::fs::read(program("sandbox-probe")).unwrap();
         let result = self.backend.exec(id, &command).unwrap();
         assert_eq!(result.exit_code, 0, "{}", text(&result.stderr));
+    }
+}
+
+impl crate::suite::Bench for Bench {
+    fn backend(&self) -> &dyn Sandbox {
+        &self.backend
+    }
+
+    fn unavailable(&self) -> Box<dyn Sandbox> {
+        let place = self.directory.path().join("sandboxes");
+        let missing = self.directory.path().join("no-such-launcher");
+        Box::new(Namespace::new(place, missing, Vec::new()))
+    }
+
+    /// Directories of this bench, and cgroups of sandboxes in them.
+    fn traces(&self) -> Vec<String> {
+        let place = self.directory.path().join("sandboxes");
+        let names = |place: &std::path::Path| -> Vec<String> {
+            std::fs::read_dir(place)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .collect()
+        };
+        let mut traces = names(&place);
+        traces.retain(|name| name != ".lock");
+        for name in traces.clone() {
+            let record = std::fs::read(place.join(name).join("record.json")).unwrap_or_default();
+            let record: serde_json::Value = serde_json::from_slice(&record).unwrap_or_default();
+            let listed = record.get("cgroups").and_then(|list| list.as_array());
+            let paths = listed.into_iter().flatten().filter_map(|one| one.as_str());
+            self.cgroups.borrow_mut().extend(paths.map(PathBuf::from));
+        }
+        let cgroups = self.cgroups.borrow();
+        let left = cgroups.iter().filter(|cgroup| cgroup.exists());
+        traces.extend(left.map(|cgroup| cgroup.display().to_string()));
+        traces.sort();
+        traces
     }
 }
 
@@ -96,6 +156,7 @@ pub(crate) fn config(name: &str) -> SandboxConfig {
         environment: Vec::new(),
         ports: Ports::default(),
         limits: Limits::default(),
+        system: System::default(),
     }
 }
 

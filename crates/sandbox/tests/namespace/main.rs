@@ -12,3 +12,5 @@
 mod anybody;
 mod bench;
 mod needs_root;
+#[path = "../contract/suite.rs"]
+mod suite;

@@ -3,9 +3,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
-use sandbox::contract::Sandbox;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use sandbox::contract::{Command, Sandbox, SandboxStatus};
 
-use crate::bench::{Bench, config, program};
+use crate::bench::{Bench, program, until};
 
 const NOBODY: u32 = 65534;
 
@@ -41,29 +42,91 @@ fn everything_holds_for_an_unprivileged_user() {
 }
 
 #[test]
-fn a_fork_bomb_ends_at_the_limit() {
-    let bench = Bench::new();
-    let mut small = config("small");
-    small.limits.pids = 40;
-    bench.backend.create(&small).unwrap();
-    bench.bring_probe(&small.id);
+fn a_fork_bomb_ends_at_the_limit_and_others_go_on() {
+    let (bench, other) = Bench::with_sandbox();
+    let small = bench.create("small", |config| config.limits.pids = 40);
+    bench.bring_probe(&small);
     let forked: u32 = bench
-        .says(&small.id, "/tmp/probe fork 500")
+        .says(&small, "/tmp/probe fork 500")
         .trim()
         .parse()
         .unwrap();
     assert!((10..40).contains(&forked), "{forked}");
+    // One that never ends: every process makes more.
+    let line = "b() { b | b & }; b; sleep 1000";
+    let bomb = bench
+        .backend
+        .start(&small, &Command::shell(line), None)
+        .unwrap();
+    for _ in 0..5 {
+        assert_eq!(bench.says(&other, "echo here"), "here\n");
+    }
+    drop(bomb);
+    until("the end of the bomb", || {
+        bench
+            .backend
+            .exec(&small, &Command::shell("echo well"))
+            .is_ok_and(|result| result.stdout == b"well\n")
+    });
 }
 
 #[test]
-fn memory_ends_at_the_limit() {
+fn memory_ends_at_the_limit_and_the_sandbox_goes_on() {
     let bench = Bench::new();
-    let mut small = config("small");
-    small.limits.memory = 64 << 20;
-    bench.backend.create(&small).unwrap();
-    bench.bring_probe(&small.id);
-    let result = bench.shell(&small.id, "/tmp/probe eat 300");
+    let small = bench.create("small", |config| config.limits.memory = 64 << 20);
+    bench.bring_probe(&small);
+    let result = bench.shell(&small, "/tmp/probe eat 300");
     assert_ne!(result.stdout, b"300\n");
+    assert_ne!(result.exit_code, 0);
+    assert_eq!(bench.says(&small, "echo well"), "well\n");
+}
+
+#[test]
+fn a_directory_in_a_closed_home_comes_in_when_it_was_asked_for() {
+    let home = tempfile::tempdir().unwrap();
+    let tools = home.path().join("tools");
+    std::fs::create_dir(&tools).unwrap();
+    std::fs::set_permissions(&tools, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    std::fs::write(tools.join("file"), "x").unwrap();
+    std::fs::write(home.path().join("beside"), "x").unwrap();
+    let bench = Bench::new();
+    let id = bench.create("one", |config| {
+        config.system.host_paths = vec![tools.clone()];
+    });
+    let (tools, home) = (tools.display(), home.path().display());
+    assert_eq!(bench.says(&id, &format!("cat {tools}/file")), "x");
+    assert_eq!(bench.says(&id, &format!("ls {home}")), "tools\n");
+}
+
+#[test]
+fn the_hosts_last_bytes_are_kept_from_files_that_no_measurement_finds() {
+    // A small file system that nobody outside this thread sees, gone with it.
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+    let none = None::<&str>;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(none, "/", none, private, none).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let (kind, size) = (Some("tmpfs"), Some("size=200m"));
+    mount(kind, place.path(), kind, MsFlags::empty(), size).unwrap();
+    let bench = Bench::at(tempfile::tempdir_in(place.path()).unwrap());
+    let id = bench.create("one", |_| {});
+    // Grown slowly enough for the smallest of floors: ten megabytes, and not a gibibyte.
+    let line = "exec 9> /tmp/x; rm /tmp/x; while head -c 1M /dev/zero >&9; do sleep 0.02; done; \
+                echo full";
+    let error = bench
+        .backend
+        .exec(&id, &Command::shell(line))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("the host's file system has only"), "{error}");
+    // Killed, they are gone, there is room, and it runs again.
+    until("room", || {
+        bench.backend.status(&id) == SandboxStatus::Active
+    });
+    assert_eq!(bench.says(&id, "echo well"), "well\n");
+    drop(bench);
+    umount2(place.path(), MntFlags::MNT_DETACH).unwrap();
 }
 
 #[test]
@@ -74,4 +137,102 @@ fn the_agent_is_nobody_the_host_knows() {
     let uid = std::os::unix::fs::MetadataExt::uid(&data);
     assert!(uid >= 1 << 30, "{uid}");
     assert_eq!(uid % (1 << 16), 1000);
+}
+
+#[test]
+fn what_belongs_to_root_is_shown_so_and_is_not_the_agents_to_change() {
+    let (bench, id) = Bench::with_sandbox();
+    // A machine without Landlock is told so; of the layers there is nothing to tell.
+    let warnings = bench.backend.warnings(&id).unwrap();
+    assert!(
+        !warnings.iter().any(|one| one.contains("nobody")),
+        "{warnings:?}"
+    );
+    assert_eq!(bench.says(&id, "stat -c %u:%g /usr/bin/env"), "0:0\n");
+    for line in ["touch /usr/x", "echo > /usr/bin/env", "rm /usr/bin/env"] {
+        assert_ne!(bench.shell(&id, line).exit_code, 0, "{line}");
+    }
+}
+
+#[test]
+fn root_inside_changes_the_system_and_the_host_never_sees_it() {
+    let bench = Bench::new();
+    let id = bench.create("one", |config| config.system.root = true);
+    assert_eq!(bench.says(&id, "id -u; echo $USER"), "0\nroot\n");
+    let before = std::fs::read("/usr/bin/env").unwrap();
+    let line = "touch /usr/local/x /usr/x && chown 33:33 /usr/x && mkdir -p /opt/new && \
+                echo '#!/bin/sh' > /usr/bin/env && echo 'echo mine' >> /usr/bin/env && \
+                rm /usr/bin/yes && mv /usr/bin/env /usr/bin/other && mv /usr/bin/other /usr/bin/env; \
+                env; stat -c %u /usr/x; cat /home/agent/f /workspace/f 2>/dev/null; \
+                echo x > /home/agent/f && echo x > /workspace/f && echo well";
+    assert_eq!(bench.says(&id, line), "mine\n33\nwell\n");
+    assert_eq!(std::fs::read("/usr/bin/env").unwrap(), before);
+    assert!(std::path::Path::new("/usr/bin/yes").exists());
+    for not_there in ["/usr/x", "/usr/local/x"] {
+        assert!(!std::path::Path::new(not_there).exists(), "{not_there}");
+    }
+}
+
+#[test]
+fn root_inside_can_do_no_more_than_install() {
+    let bench = Bench::new();
+    let id = bench.create("one", |config| config.system.root = true);
+    let status = bench.says(&id, "cat /proc/self/status");
+    for line in [
+        "CapPrm:\t00000000000000db",
+        "CapEff:\t00000000000000db",
+        "CapBnd:\t00000000000000db",
+        "CapAmb:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+    ] {
+        assert!(status.contains(line), "{line}: {status}");
+    }
+    for line in [
+        "mount -t tmpfs x /tmp",
+        "unshare -U true",
+        "mknod /tmp/sda b 8 0",
+        "hostname other && test $(hostname) = other",
+        "echo x > /proc/sys/kernel/hostname",
+        "echo x > /proc/1/oom_score_adj",
+        "cat /proc/1/environ",
+        "cat /proc/kcore",
+        "ip link set lo down",
+        "umount /proc/sys",
+    ] {
+        let tried = bench.shell(&id, line);
+        assert_ne!(tried.exit_code, 0, "{line}: {tried:?}");
+    }
+    bench.shell(&id, "kill -9 1; kill -STOP 1");
+    assert_eq!(bench.says(&id, "echo alive"), "alive\n");
+    // A bit that makes root of somebody else makes nothing of anybody here.
+    let line = "cp /usr/bin/id /tmp/id && chmod 4755 /tmp/id && \
+                setpriv --reuid 1000 --regid 1000 --clear-groups /tmp/id -u";
+    assert_eq!(bench.says(&id, line), "1000\n");
+}
+
+#[test]
+fn root_inside_sees_nothing_that_is_closed_on_the_host() {
+    let tools = tempfile::tempdir().unwrap();
+    let at = |name: &str| tools.path().join(name);
+    std::fs::set_permissions(tools.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    for (name, mode) in [("open", 0o644), ("token", 0o600)] {
+        std::fs::write(at(name), name).unwrap();
+        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    std::os::unix::fs::chown(at("open"), Some(1000), Some(1000)).unwrap();
+    let bench = Bench::new();
+    let id = bench.create("one", |config| {
+        config.system.root = true;
+        config.system.host_paths = vec![tools.path().to_owned()];
+    });
+    let path = tools.path().display();
+    assert_eq!(bench.says(&id, &format!("ls {path}")), "open\n");
+    // A person's file is somebody's inside, and never the agent's own id.
+    let line = format!("stat -c %u {path}/open; echo more >> {path}/open; cat {path}/open");
+    assert_eq!(bench.says(&id, &line), "20000\nopenmore\n");
+    assert_eq!(std::fs::read_to_string(at("open")).unwrap(), "open");
+    // Nor can what is hidden be put back into sight.
+    let line = format!("mv {path} /tmp/t 2>/dev/null; cat {path}/token /tmp/t/token 2>/dev/null");
+    assert_eq!(bench.shell(&id, &line).stdout, b"");
 }

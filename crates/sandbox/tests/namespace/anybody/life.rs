@@ -7,14 +7,6 @@ use sandbox::contract::{Command, Force, Sandbox, SandboxError, SandboxStatus};
 use crate::bench::{Bench, config, until};
 
 #[test]
-fn a_duplicate_is_a_clear_error_and_the_first_goes_on() {
-    let (bench, id) = Bench::with_sandbox();
-    let error = bench.backend.create(&config("one")).unwrap_err();
-    assert_eq!(error.to_string(), "Sandbox 'one' already exists.");
-    assert_eq!(bench.says(&id, "echo here"), "here\n");
-}
-
-#[test]
 fn pause_and_resume_are_idempotent_and_a_paused_one_runs_nothing() {
     let (bench, id) = Bench::with_sandbox();
     bench.says(
@@ -46,20 +38,6 @@ fn pause_and_resume_are_idempotent_and_a_paused_one_runs_nothing() {
 }
 
 #[test]
-fn an_active_one_is_deleted_by_force_only_and_twice_is_not_found() {
-    let (bench, id) = Bench::with_sandbox();
-    let error = bench.backend.delete(&id, Force::No).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "sandbox is active; use --force to delete"
-    );
-    bench.backend.delete(&id, Force::Yes).unwrap();
-    let error = bench.backend.delete(&id, Force::Yes).unwrap_err();
-    assert_eq!(error.to_string(), "Sandbox 'one' not found.");
-    assert_eq!(bench.backend.status(&id), SandboxStatus::Missing);
-}
-
-#[test]
 fn deletion_leaves_no_process_mount_or_directory() {
     let (bench, id) = Bench::with_sandbox();
     let line = "mkdir -p /tmp/a/b && chmod 0 /tmp/a; ln -s / /tmp/root; \
@@ -86,9 +64,9 @@ fn an_init_that_was_killed_is_an_error_that_can_be_deleted() {
         nix::sys::signal::Signal::SIGKILL,
     )
     .unwrap();
-    until("the end of init", || {
-        matches!(bench.backend.status(&id), SandboxStatus::Error(_))
-    });
+    // Before that it only does not answer.
+    let gone = SandboxStatus::Error("its processes are gone; resume it".to_owned());
+    until("the end of init", || bench.backend.status(&id) == gone);
     let error = bench
         .backend
         .exec(&id, &Command::shell("true"))
@@ -96,6 +74,73 @@ fn an_init_that_was_killed_is_an_error_that_can_be_deleted() {
     assert!(matches!(error, SandboxError::Silent(_)), "{error}");
     bench.backend.delete(&id, Force::No).unwrap();
     assert_nothing_is_left(bench.directory.path());
+}
+
+#[test]
+fn an_init_of_another_version_is_unknown_and_the_error_says_to_restart_it() {
+    use nix::sys::socket::{
+        AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, listen, send,
+        socket,
+    };
+    use std::os::fd::AsRawFd;
+    let (bench, id) = Bench::with_sandbox();
+    let door = bench.directory.path().join("sandboxes/one/init.sock");
+    std::fs::rename(&door, door.with_extension("real")).unwrap();
+    let fake = socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        SockFlag::empty(),
+        None,
+    )
+    .unwrap();
+    bind(fake.as_raw_fd(), &UnixAddr::new(&door).unwrap()).unwrap();
+    listen(&fake, Backlog::new(8).unwrap()).unwrap();
+    let welcome = std::thread::spawn(move || {
+        for _ in 0..3 {
+            let client = accept(fake.as_raw_fd()).unwrap();
+            let hello = br#"{"protocol":99,"and":"something new"}"#;
+            send(client, hello, MsgFlags::empty()).unwrap();
+            nix::unistd::close(client).unwrap();
+        }
+    });
+    assert_eq!(bench.backend.status(&id), SandboxStatus::Unknown);
+    let error = bench
+        .backend
+        .exec(&id, &Command::shell("true"))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the sandbox speaks protocol 99, this program 2; restart it"
+    );
+    let error = bench.backend.listeners(&id).unwrap_err();
+    assert!(matches!(error, SandboxError::Protocol { .. }), "{error}");
+    welcome.join().unwrap();
+    // Deleting needs no words.
+    bench.backend.delete(&id, Force::Yes).unwrap();
+    assert_eq!(bench.backend.status(&id), SandboxStatus::Missing);
+}
+
+#[test]
+fn force_ends_the_processes_of_a_record_that_cannot_be_read() {
+    for paused in [false, true] {
+        let (bench, id) = Bench::with_sandbox();
+        bench.says(&id, "(setsid sleep 4243 &) ; sleep 4243 >/dev/null 2>&1 &");
+        let place = bench.directory.path().join("sandboxes/one");
+        let cgroups = cgroups_of(&place);
+        let record: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(place.join("record.json")).unwrap()).unwrap();
+        let init = record["init"]["pid"].as_i64().unwrap();
+        if paused {
+            bench.backend.pause(&id).unwrap();
+        }
+        std::fs::write(place.join("record.json"), "{").unwrap();
+        bench.backend.delete(&id, Force::Yes).unwrap();
+        // A zombie is for whoever inherited it.
+        let stat = std::fs::read_to_string(format!("/proc/{init}/stat")).unwrap_or_default();
+        assert!(stat.is_empty() || stat.contains(") Z "), "{stat}");
+        assert!(cgroups.iter().all(|cgroup| !cgroup.exists()), "{cgroups:?}");
+        assert_nothing_is_left(bench.directory.path());
+    }
 }
 
 #[test]

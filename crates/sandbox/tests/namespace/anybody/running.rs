@@ -9,17 +9,6 @@ use sandbox::namespace::protocol::Size;
 use crate::bench::{Bench, text};
 
 #[test]
-fn a_command_returns_its_code_and_both_outputs() {
-    let (bench, id) = Bench::with_sandbox();
-    let result = bench.shell(&id, "echo out; echo err >&2; exit 7");
-    assert_eq!(
-        (result.exit_code, text(&result.stdout), text(&result.stderr)),
-        (7, "out\n".to_owned(), "err\n".to_owned())
-    );
-    assert_eq!(bench.shell(&id, "kill -9 $$").exit_code, 137);
-}
-
-#[test]
 fn input_environment_and_directory_arrive() {
     let (bench, id) = Bench::with_sandbox();
     let mut command = Command::shell("cat; echo \"$WORD $HOME $USER\"; pwd; id -u; id -g");
@@ -71,6 +60,32 @@ fn a_command_that_takes_too_long_is_killed_with_its_tree() {
     let error = bench.backend.exec(&id, &command).unwrap_err();
     assert!(matches!(error, SandboxError::TimedOut(_)), "{error}");
     crate::bench::until("the end of its tree", || bench.sleepers(&id) == 0);
+}
+
+#[test]
+fn a_command_that_kills_its_keeper_does_not_outlive_its_own_end() {
+    let (bench, id) = Bench::with_sandbox();
+    bench.says(&id, "sleep 777 >/dev/null 2>&1 &");
+    let line = "(setsid sleep 1000 &); sh -c 'kill -9 '$PPID; kill -9 $PPID; sleep 1000";
+    let mut command = Command::shell(line);
+    command.timeout = Some(Duration::from_secs(2));
+    // As an agent of its own id it cannot, and time runs out; as init's it ends itself.
+    match bench.backend.exec(&id, &command) {
+        Ok(result) => assert_eq!(result.exit_code, 137),
+        Err(error) => assert!(matches!(error, SandboxError::TimedOut(_)), "{error}"),
+    }
+    // But for what another command had left running on purpose.
+    crate::bench::until("the end of its tree", || bench.sleepers(&id) == 1);
+    assert_eq!(bench.says(&id, "echo alive"), "alive\n");
+}
+
+#[test]
+fn a_command_that_stops_its_keeper_is_still_heard_of() {
+    let (bench, id) = Bench::with_sandbox();
+    let mut command = Command::shell("kill -STOP $PPID 2>/dev/null; kill -STOP $PPID; exit 3");
+    command.timeout = Some(Duration::from_secs(20));
+    let result = bench.backend.exec(&id, &command).unwrap();
+    assert_eq!(result.exit_code, 3);
 }
 
 #[test]

@@ -1,0 +1,488 @@
+//! Copying a tree that an agent had for itself.
+//!
+//! First the directories, links and whiteouts, and a list of the files; then the files, on
+//! several threads; then the second names of files with several; last what directories are,
+//! from the deepest up, because filling them changes their times.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{
+    AtFlags, OFlag, OpenHow, ResolveFlag, copy_file_range, openat, openat2, readlinkat,
+};
+use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, mkdirat, mknodat};
+use nix::unistd::{LinkatFlags, Uid, Whence, linkat, lseek64, symlinkat};
+
+use super::attributes::{Ids, settle, settle_by_name};
+use super::{CheckpointBounds, CheckpointError, Copied, Progress, io};
+use crate::parallel::parallel;
+
+/// Longer paths cannot be opened in one step.
+const LONGEST_PATH: usize = 3500;
+
+/// How much is copied between two words on progress.
+const STRIDE: usize = 64 << 20;
+
+pub(super) struct Copying {
+    from: Root,
+    to: Root,
+    ids: Ids,
+    bounds: CheckpointBounds,
+    directories: Vec<(Vec<u8>, FileStat)>,
+    files: Vec<(Vec<u8>, FileStat)>,
+    /// Second names, and the first ones they belong to.
+    names: Vec<(Vec<u8>, Vec<u8>)>,
+    linked: HashMap<(u64, u64), Vec<u8>>,
+    /// Directories that were closed to their owner, to be closed again.
+    closed: Vec<(Vec<u8>, Mode)>,
+    copied: Copied,
+}
+
+/// A directory that every path is opened beneath.
+struct Root {
+    at: PathBuf,
+    dir: OwnedFd,
+}
+
+impl Copying {
+    pub(super) fn begin(
+        from: &Path,
+        to: &Path,
+        ids: Ids,
+        bounds: CheckpointBounds,
+    ) -> Result<Self, CheckpointError> {
+        Ok(Self {
+            from: Root::new(from)?,
+            to: Root::new(to)?,
+            ids,
+            bounds,
+            directories: Vec::new(),
+            files: Vec::new(),
+            names: Vec::new(),
+            linked: HashMap::new(),
+            closed: Vec::new(),
+            copied: Copied {
+                entries: 0,
+                bytes: 0,
+                skipped: 0,
+            },
+        })
+    }
+
+    /// Copies these directories; of each only the names given, or all where none are.
+    pub(super) fn run(
+        mut self,
+        parts: &[(&str, &[&str])],
+        progress: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Copied, CheckpointError> {
+        let done = self.copy(parts, progress);
+        for (path, mode) in self.closed.iter().rev() {
+            let directory = self.from.open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY);
+            let _ = directory.and_then(|directory| fchmod(&directory, *mode));
+        }
+        done.map(|()| self.copied)
+    }
+
+    fn copy(
+        &mut self,
+        parts: &[(&str, &[&str])],
+        progress: &(dyn Fn(Progress) + Sync),
+    ) -> Result<(), CheckpointError> {
+        for (part, only) in parts {
+            let name = CString::new(*part).unwrap_or_default();
+            match look(&self.from.dir, &name) {
+                Ok(stat) if kind(&stat) == SFlag::S_IFDIR => {}
+                Ok(_) | Err(Errno::ENOENT) => continue,
+                Err(errno) => return Err(io("look at", &self.from.at.join(part))(errno)),
+            }
+            let mut open = self.enter(part.as_bytes().to_vec(), only)?;
+            while let Some(directory) = open.pop() {
+                open.extend(self.enter(directory, &[])?);
+            }
+        }
+        self.copy_files(progress)?;
+        for (second, first) in &self.names {
+            self.to
+                .link(first, second)
+                .map_err(io("link", &self.to.name(second)))?;
+        }
+        for (path, stat) in self.directories.iter().rev() {
+            let (from, to) = (self.from.directory(path)?, self.to.directory(path)?);
+            settle(from.as_fd(), to.as_fd(), stat, self.ids)
+                .map_err(io("finish", &self.to.name(path)))?;
+        }
+        Ok(())
+    }
+
+    /// Makes a directory's copy, with all in it that is not a file, and returns the
+    /// directories below.
+    fn enter(&mut self, path: Vec<u8>, only: &[&str]) -> Result<Vec<Vec<u8>>, CheckpointError> {
+        let (from, stat) = self.open_directory(&path)?;
+        self.to
+            .make_directory(&path)
+            .map_err(io("create", &self.to.name(&path)))?;
+        let to = self.to.directory(&path)?;
+        let mut below = Vec::new();
+        for name in self.list(&from, &path)? {
+            if !only.is_empty() && !only.iter().any(|kept| kept.as_bytes() == name.to_bytes()) {
+                continue;
+            }
+            let mut full = path.clone();
+            full.push(b'/');
+            full.extend_from_slice(name.to_bytes());
+            self.count(&full)?;
+            let stat = match look(&from, &name) {
+                Ok(stat) => stat,
+                Err(Errno::ENOENT) => return Err(self.changed(&full)),
+                Err(errno) => return Err(io("look at", &self.from.name(&full))(errno)),
+            };
+            match kind(&stat) {
+                SFlag::S_IFDIR => below.push(full),
+                SFlag::S_IFREG => self.note_file(full, stat)?,
+                SFlag::S_IFLNK => self
+                    .copy_link(&from, &to, &name, &stat)
+                    .map_err(io("copy the link", &self.from.name(&full)))?,
+                // How an overlay says that a file of the lower layer is gone.
+                SFlag::S_IFCHR if stat.st_rdev == 0 => self
+                    .copy_whiteout(&to, &name, &stat)
+                    .map_err(io("copy the whiteout", &self.from.name(&full)))?,
+                _ => self.copied.skipped += 1,
+            }
+        }
+        self.directories.push((path, stat));
+        Ok(below)
+    }
+
+    /// Opens a directory for listing, also one that is closed to its owner, and says what it
+    /// was.
+    fn open_directory(&mut self, path: &[u8]) -> Result<(OwnedFd, FileStat), CheckpointError> {
+        let at = self.from.name(path);
+        let handle = self.from.open(path, OFlag::O_PATH | OFlag::O_DIRECTORY);
+        let handle = handle.map_err(io("open", &at))?;
+        let stat = fstat(&handle).map_err(io("look at", &at))?;
+        let mode = Mode::from_bits_truncate(stat.st_mode & 0o7777);
+        if !mode.contains(Mode::S_IRUSR | Mode::S_IXUSR) && !Uid::effective().is_root() {
+            change_mode(&handle, mode | Mode::S_IRWXU).map_err(io("open", &at))?;
+            self.closed.push((path.to_vec(), mode));
+        }
+        Ok((self.from.directory(path)?, stat))
+    }
+
+    fn list(&mut self, directory: &OwnedFd, path: &[u8]) -> Result<Vec<CString>, CheckpointError> {
+        let at = self.from.name(path);
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let mut listing =
+            Dir::openat(directory, ".", flags, Mode::empty()).map_err(io("list", &at))?;
+        let mut names = Vec::new();
+        for entry in listing.iter() {
+            let entry = entry.map_err(io("list", &at))?;
+            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                names.push(entry.file_name().to_owned());
+            }
+            if names.len() as u64 > self.bounds.entries {
+                return Err(self.too_much("the number of files", self.bounds.entries, path));
+            }
+        }
+        Ok(names)
+    }
+
+    fn count(&mut self, path: &[u8]) -> Result<(), CheckpointError> {
+        self.copied.entries += 1;
+        if self.copied.entries > self.bounds.entries {
+            return Err(self.too_much("the number of files", self.bounds.entries, path));
+        }
+        if path.len() > LONGEST_PATH {
+            let shown = path.get(..200).unwrap_or_default();
+            return Err(self.too_much("the length of a path", LONGEST_PATH as u64, shown));
+        }
+        Ok(())
+    }
+
+    fn note_file(&mut self, path: Vec<u8>, stat: FileStat) -> Result<(), CheckpointError> {
+        let inode = (stat.st_dev, stat.st_ino);
+        if stat.st_nlink > 1 {
+            if let Some(first) = self.linked.get(&inode) {
+                self.names.push((path, first.clone()));
+                return Ok(());
+            }
+            self.linked.insert(inode, path.clone());
+        }
+        // What it takes on disk: a file with holes may claim any size.
+        let bytes = u64::try_from(stat.st_blocks).unwrap_or_default() * 512;
+        self.copied.bytes = self.copied.bytes.saturating_add(bytes);
+        if self.copied.bytes > self.bounds.bytes {
+            return Err(self.too_much("the size of all files", self.bounds.bytes, &path));
+        }
+        self.files.push((path, stat));
+        Ok(())
+    }
+
+    fn copy_link(
+        &self,
+        from: &OwnedFd,
+        to: &OwnedFd,
+        name: &CStr,
+        stat: &FileStat,
+    ) -> std::io::Result<()> {
+        let text = readlinkat(from, name)?;
+        symlinkat(text.as_os_str(), to, name)?;
+        settle_by_name(to, name, stat, self.ids)
+    }
+
+    /// The one device that anybody may make.
+    fn copy_whiteout(&self, to: &OwnedFd, name: &CStr, stat: &FileStat) -> std::io::Result<()> {
+        mknodat(to, name, SFlag::S_IFCHR, Mode::empty(), 0)?;
+        settle_by_name(to, name, stat, self.ids)
+    }
+
+    fn copy_files(&self, progress: &(dyn Fn(Progress) + Sync)) -> Result<(), CheckpointError> {
+        let can_clone = AtomicBool::new(true);
+        let (files, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let say = |file: u64, more: u64| {
+            progress(Progress {
+                files: files.fetch_add(file, Ordering::Relaxed) + file,
+                of: self.files.len() as u64,
+                bytes: bytes.fetch_add(more, Ordering::Relaxed) + more,
+            });
+        };
+        parallel(
+            &self.files,
+            || Ok(()),
+            |(), (path, stat)| {
+                self.copy_file(path, stat, &can_clone, &|more| say(0, more))?;
+                say(1, 0);
+                Ok(())
+            },
+        )?;
+        Ok(())
+    }
+
+    fn copy_file(
+        &self,
+        path: &[u8],
+        stat: &FileStat,
+        can_clone: &AtomicBool,
+        say: &dyn Fn(u64),
+    ) -> Result<(), CheckpointError> {
+        let from = self.from.file(path, stat).map_err(|errno| match errno {
+            Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR | Errno::ESTALE => self.changed(path),
+            errno => io("open", &self.from.name(path))(errno),
+        })?;
+        let to = self.to.create(path);
+        let to = to.map_err(io("create", &self.to.name(path)))?;
+        let size = stat.st_size;
+        if !(can_clone.load(Ordering::Relaxed) && clone_file(&from, &to)) {
+            can_clone.store(false, Ordering::Relaxed);
+            copy_bytes(&from, &to, size, say).map_err(io("copy", &self.from.name(path)))?;
+        }
+        let now = fstat(&from).map_err(io("look at", &self.from.name(path)))?;
+        if (now.st_size, now.st_mtime, now.st_mtime_nsec)
+            != (stat.st_size, stat.st_mtime, stat.st_mtime_nsec)
+        {
+            return Err(self.changed(path));
+        }
+        settle(from.as_fd(), to.as_fd(), stat, self.ids).map_err(io("finish", &self.to.name(path)))
+    }
+
+    fn changed(&self, path: &[u8]) -> CheckpointError {
+        CheckpointError::Changed(self.from.name(path))
+    }
+
+    fn too_much(&self, what: &'static str, bound: u64, path: &[u8]) -> CheckpointError {
+        CheckpointError::TooMuch {
+            what,
+            bound,
+            path: self.from.name(path),
+        }
+    }
+}
+
+impl Root {
+    fn new(at: &Path) -> Result<Self, CheckpointError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let dir = nix::fcntl::open(at, flags, Mode::empty()).map_err(io("open", at))?;
+        Ok(Self {
+            at: at.to_owned(),
+            dir,
+        })
+    }
+
+    fn name(&self, path: &[u8]) -> PathBuf {
+        self.at.join(std::ffi::OsStr::from_bytes(path))
+    }
+
+    /// Opens what is at a path, beneath this directory and through no link.
+    fn open(&self, path: &[u8], flags: OFlag) -> Result<OwnedFd, Errno> {
+        open_beneath(&self.dir, path, flags)
+    }
+
+    fn directory(&self, path: &[u8]) -> Result<OwnedFd, CheckpointError> {
+        self.open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
+            .map_err(io("open", &self.name(path)))
+    }
+
+    fn parent<'p>(&self, path: &'p [u8]) -> Result<(OwnedFd, &'p std::ffi::OsStr), Errno> {
+        let cut = path.iter().rposition(|b| *b == b'/');
+        let (parent, name) = match cut {
+            Some(slash) => (
+                path.get(..slash).unwrap_or_default(),
+                path.get(slash + 1..).unwrap_or_default(),
+            ),
+            None => (b".".as_slice(), path),
+        };
+        let parent = self.open(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+        Ok((parent, std::ffi::OsStr::from_bytes(name)))
+    }
+
+    fn make_directory(&self, path: &[u8]) -> Result<(), Errno> {
+        let (parent, name) = self.parent(path)?;
+        mkdirat(&parent, name, Mode::S_IRWXU)
+    }
+
+    fn create(&self, path: &[u8]) -> Result<File, Errno> {
+        let (parent, name) = self.parent(path)?;
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        openat(&parent, name, flags, Mode::from_bits_truncate(0o600)).map(File::from)
+    }
+
+    fn link(&self, first: &[u8], second: &[u8]) -> Result<(), Errno> {
+        let (from, old) = self.parent(first)?;
+        let (to, new) = self.parent(second)?;
+        linkat(&from, old, &to, new, LinkatFlags::empty())
+    }
+
+    /// Opens the file that was seen, also one that is closed to its owner; another in its
+    /// place is `ESTALE`.
+    fn file(&self, path: &[u8], seen: &FileStat) -> Result<File, Errno> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let file = match self.open(path, flags) {
+            Err(Errno::EACCES) => {
+                let handle = self.open(path, OFlag::O_PATH)?;
+                let mode = Mode::from_bits_truncate(seen.st_mode & 0o7777);
+                change_mode(&handle, mode | Mode::S_IRUSR)?;
+                let file = self.open(path, flags)?;
+                fchmod(&file, mode)?;
+                file
+            }
+            other => other?,
+        };
+        let found = fstat(&file)?;
+        let same = (found.st_dev, found.st_ino) == (seen.st_dev, seen.st_ino);
+        if !same || kind(&found) != SFlag::S_IFREG {
+            return Err(Errno::ESTALE);
+        }
+        Ok(File::from(file))
+    }
+}
+
+fn open_beneath(root: &OwnedFd, path: &[u8], flags: OFlag) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let how = OpenHow::new()
+        .flags(flags)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+    match openat2(root, std::ffi::OsStr::from_bytes(path), how) {
+        // Before Linux 5.6, and under old seccomp filters: one name at a time.
+        Err(Errno::ENOSYS | Errno::EPERM) => {}
+        other => return other,
+    }
+    let mut here = root.try_clone().map_err(|_| Errno::EMFILE)?;
+    let mut names = path.split(|b| *b == b'/').peekable();
+    while let Some(name) = names.next() {
+        let step = if names.peek().is_some() {
+            OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC
+        } else {
+            flags
+        };
+        let name = std::ffi::OsStr::from_bytes(name);
+        here = openat(&here, name, step, Mode::empty())?;
+    }
+    Ok(here)
+}
+
+/// Changes the mode of what a handle (`O_PATH`) stands for, whatever its name means by now.
+fn change_mode(handle: &OwnedFd, mode: Mode) -> Result<(), Errno> {
+    let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    let flags = nix::sys::stat::FchmodatFlags::FollowSymlink;
+    nix::sys::stat::fchmodat(nix::fcntl::AT_FDCWD, path.as_str(), mode, flags)
+}
+
+fn look(directory: &OwnedFd, name: &CStr) -> Result<FileStat, Errno> {
+    fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+fn kind(stat: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
+}
+
+/// Shares the blocks of one file with another, to be copied on write (btrfs, XFS, bcachefs).
+fn clone_file(from: &File, to: &File) -> bool {
+    // SAFETY: FICLONE takes a descriptor by value and touches no memory of ours; both
+    // descriptors are open for as long as the borrows last.
+    unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) == 0 }
+}
+
+/// Copies what a file holds and leaves its holes holes.
+fn copy_bytes(from: &File, to: &File, size: i64, say: &dyn Fn(u64)) -> std::io::Result<()> {
+    to.set_len(u64::try_from(size).unwrap_or_default())?;
+    let mut at = 0;
+    while at < size {
+        let data = match lseek64(from, at, Whence::SeekData) {
+            Ok(data) => data,
+            // Nothing but a hole is left.
+            Err(Errno::ENXIO) => break,
+            Err(errno) => return Err(errno.into()),
+        };
+        let end = lseek64(from, data, Whence::SeekHole)?.min(size);
+        at = copy_range(from, to, data, end, say)?;
+        if at <= data {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn copy_range(
+    from: &File,
+    to: &File,
+    start: i64,
+    end: i64,
+    say: &dyn Fn(u64),
+) -> std::io::Result<i64> {
+    let (mut read, mut written) = (start, start);
+    while read < end {
+        let left = usize::try_from(end - read).unwrap_or(STRIDE).min(STRIDE);
+        match copy_file_range(from, Some(&mut read), to, Some(&mut written), left) {
+            Ok(0) => break,
+            Ok(count) => say(count as u64),
+            Err(Errno::EINTR) => {}
+            // Two file systems that do not know each other.
+            Err(Errno::EXDEV | Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EINVAL) => {
+                let count = copy_by_hand(from, to, read, left)?;
+                if count == 0 {
+                    break;
+                }
+                say(count as u64);
+                let step = i64::try_from(count).unwrap_or_default();
+                (read, written) = (read + step, written + step);
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(read)
+}
+
+fn copy_by_hand(from: &File, to: &File, at: i64, most: usize) -> std::io::Result<usize> {
+    use std::os::unix::fs::FileExt;
+    let at = u64::try_from(at).unwrap_or_default();
+    let mut buffer = vec![0; most.min(1 << 20)];
+    let count = from.read_at(&mut buffer, at)?;
+    to.write_all_at(buffer.get(..count).unwrap_or_default(), at)?;
+    Ok(count)
+}

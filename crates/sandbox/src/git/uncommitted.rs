@@ -1,0 +1,293 @@
+//! The operator's uncommitted changes, taken along into a fresh workspace (`--dirty`).
+//!
+//! What git would show as changed, deleted or untracked: bytes as they are on disk, links as
+//! links, no filter. Ignored files stay behind, by the operator's own excludes as well as by
+//! the repository's; so does what git was told to assume unchanged, and so do repositories
+//! inside. The index is read and never written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use git2::{IndexEntry, IndexEntryExtendedFlag, IndexEntryFlag, ObjectType, Oid};
+use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::{FchmodatFlags, Mode, fchmodat, mkdirat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
+
+use super::error::{GitError, git, io};
+use super::home::Home;
+use super::manifest::{Manifest, Stamp};
+use super::names::check_path;
+use super::open;
+use super::snapshot::{Bounds, Content, Oddity, Source};
+use super::tree::{self, EXECUTABLE, FILE, LINK, Leaf, SUBMODULE};
+use super::walk::Walk;
+use super::workspace::Owner;
+
+impl Home {
+    /// Puts what differs between `commit` and the worktree into a fresh workspace of that
+    /// commit. Returns how many paths.
+    pub(super) fn take_along(
+        &self,
+        commit: Oid,
+        workspace: &Path,
+        owner: Option<Owner>,
+        bounds: &Bounds,
+    ) -> Result<u64, GitError> {
+        let repo = self.repo();
+        if repo.is_bare() {
+            return Ok(0);
+        }
+        let found = repo.find_commit(commit);
+        let found = found.map_err(git(format!("find commit {commit}")))?;
+        let odb = repo.odb().map_err(git("open the objects"))?;
+        let committed = tree::flatten(&odb, found.tree_id())?;
+        let tracked = Tracked::read(self, &committed)?;
+        let mut walk = Walk::worktree(self.root(), &tracked.known, bounds, self.excludes())?;
+        let mut target = Target {
+            root: open::root(workspace).map_err(io("open", workspace))?,
+            at: workspace,
+            owner,
+            changed: 0,
+        };
+        let mut seen = BTreeSet::new();
+        let mut total = 0;
+        while let Some(entry) = walk.next()? {
+            let path = entry.path;
+            let at = self.root().join(open::path(path));
+            let (mode, bytes) = match entry.content {
+                Content::Odd(Oddity::Unreadable) => {
+                    let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+                    return Err(io("read", &at)(denied));
+                }
+                Content::Odd(_) => continue,
+                Content::Unchanged => {
+                    seen.insert(path.to_vec());
+                    continue;
+                }
+                Content::Link(text) => (LINK, text.to_vec()),
+                Content::File {
+                    executable, body, ..
+                } => {
+                    let mut bytes = Vec::new();
+                    body.read_to_end(&mut bytes).map_err(io("read", &at))?;
+                    (if executable { EXECUTABLE } else { FILE }, bytes)
+                }
+            };
+            seen.insert(path.to_vec());
+            let id = Oid::hash_object(ObjectType::Blob, &bytes).map_err(git("hash a file"))?;
+            let same = committed.get(path) == Some(&Leaf { mode, id });
+            if same || tracked.fixed.contains(path) {
+                continue;
+            }
+            check_path(path)?;
+            let size = bytes.len() as u64;
+            total += size;
+            check_size("a file's size", size, bounds.file, path)?;
+            check_size("the size of all changed files", total, bounds.total, path)?;
+            target.put(path, mode, &bytes)?;
+        }
+        for (path, leaf) in &committed {
+            if leaf.mode != SUBMODULE && !seen.contains(path) && !tracked.fixed.contains(path) {
+                target.remove(path)?;
+            }
+        }
+        Ok(target.changed)
+    }
+
+    /// What the operator excludes everywhere, and in this repository.
+    fn excludes(&self) -> Gitignore {
+        let repo = self.repo();
+        let named = repo
+            .config()
+            .and_then(|config| config.get_path("core.excludesfile"));
+        let general = named.ok().or_else(|| {
+            let config = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
+            let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".config"));
+            Some(config.or_else(home)?.join("git/ignore"))
+        });
+        let own = repo.commondir().join("info/exclude");
+        let mut patterns = GitignoreBuilder::new("/");
+        for path in general.into_iter().chain([own]) {
+            let text = fs::read(path).unwrap_or_default();
+            for line in String::from_utf8_lossy(&text).lines() {
+                // A line that is no pattern ignores nothing, as in git.
+                let _ = patterns.add_line(None, line);
+            }
+        }
+        patterns.build().unwrap_or_else(|_| Gitignore::empty())
+    }
+}
+
+fn check_size(what: &'static str, size: u64, bound: u64, path: &[u8]) -> Result<(), GitError> {
+    if size > bound {
+        let path = path.to_vec();
+        return Err(GitError::TooMuch { what, bound, path });
+    }
+    Ok(())
+}
+
+/// What the operator's index knows.
+struct Tracked {
+    /// Stat data where the index has what the commit has, else only that it is tracked.
+    known: Manifest,
+    /// Paths that git does not look at on disk: a sparse checkout's, and those that the
+    /// operator told it to assume unchanged.
+    fixed: BTreeSet<Vec<u8>>,
+}
+
+impl Tracked {
+    fn read(home: &Home, committed: &BTreeMap<Vec<u8>, Leaf>) -> Result<Self, GitError> {
+        let mut index = home.repo().index().map_err(git("read the index"))?;
+        index.read(true).map_err(git("read the index"))?;
+        let written = fs::metadata(home.repo().path().join("index"));
+        let mut tracked = Self {
+            known: Manifest {
+                taken: written.map_or((0, 0), |index| (index.mtime(), index.mtime_nsec())),
+                entries: BTreeMap::new(),
+            },
+            fixed: BTreeSet::new(),
+        };
+        for entry in index.iter() {
+            let leaf = Leaf {
+                mode: entry.mode,
+                id: entry.id,
+            };
+            let as_committed = committed.get(&entry.path) == Some(&leaf);
+            let skipped = entry.flags_extended & IndexEntryExtendedFlag::SKIP_WORKTREE.bits();
+            let assumed = entry.flags & IndexEntryFlag::VALID.bits();
+            if skipped != 0 || assumed != 0 {
+                tracked.fixed.insert(entry.path.clone());
+            }
+            let stamp = stamp(&entry, as_committed);
+            tracked.known.entries.insert(entry.path, stamp);
+        }
+        Ok(tracked)
+    }
+}
+
+/// An index entry's stat data; one that never holds where the content is not the commit's.
+fn stamp(entry: &IndexEntry, as_committed: bool) -> Stamp {
+    let moment = |time: git2::IndexTime| (i64::from(time.seconds()), i64::from(time.nanoseconds()));
+    Stamp {
+        mode: entry.mode,
+        size: u64::from(entry.file_size),
+        mtime: moment(entry.mtime),
+        ctime: moment(entry.ctime),
+        ino: if as_committed { entry.ino.into() } else { 0 },
+        id: entry.id,
+    }
+}
+
+/// The workspace that is written to. Its links are the operator's and lead anywhere: every
+/// path is opened one component at a time.
+struct Target<'a> {
+    root: OwnedFd,
+    at: &'a Path,
+    owner: Option<Owner>,
+    changed: u64,
+}
+
+impl Target<'_> {
+    fn put(&mut self, path: &[u8], mode: u32, bytes: &[u8]) -> Result<(), GitError> {
+        self.changed += 1;
+        self.write(path, mode, bytes)
+            .map_err(io("write", &self.at.join(open::path(path))))
+    }
+
+    fn write(&self, path: &[u8], mode: u32, bytes: &[u8]) -> std::io::Result<()> {
+        self.make_parents(path)?;
+        let (dir, name) = open::parent_of(&self.root, path)?.ok_or(Errno::ENOENT)?;
+        match unlinkat(&dir, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(Errno::EISDIR) => {
+                // What was a directory is a file now. Nobody else is in this workspace, and
+                // the parents were opened without a link.
+                fs::remove_dir_all(self.at.join(open::path(path)))?;
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+        if mode == LINK {
+            symlinkat(open::path(bytes), &dir, name.as_c_str())?;
+        } else {
+            let flags = OFlag::O_WRONLY
+                | OFlag::O_CREAT
+                | OFlag::O_EXCL
+                | OFlag::O_NOFOLLOW
+                | OFlag::O_CLOEXEC;
+            let bits = if mode == EXECUTABLE { 0o755 } else { 0o644 };
+            let file = openat(&dir, name.as_c_str(), flags, Mode::from_bits_truncate(bits))?;
+            File::from(file).write_all(bytes)?;
+        }
+        self.give(&dir, &name)?;
+        Ok(())
+    }
+
+    fn make_parents(&self, path: &[u8]) -> Result<(), Errno> {
+        for (slash, _) in path.iter().enumerate().filter(|(_, b)| **b == b'/') {
+            let parent = path.get(..slash).unwrap_or_default();
+            let (dir, name) = open::parent_of(&self.root, parent)?.ok_or(Errno::ENOENT)?;
+            match open::directory(dir.as_fd(), &name) {
+                Ok(_) => continue,
+                // What was a file or a link is a directory now.
+                Err(Errno::ENOTDIR | Errno::ELOOP) => {
+                    unlinkat(&dir, name.as_c_str(), UnlinkatFlags::NoRemoveDir)?;
+                }
+                Err(Errno::ENOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+            let open_to_all = Mode::from_bits_truncate(0o755);
+            mkdirat(&dir, name.as_c_str(), open_to_all)?;
+            // Whatever the gate's umask is. It was just made, so it is no link.
+            fchmodat(
+                &dir,
+                name.as_c_str(),
+                open_to_all,
+                FchmodatFlags::FollowSymlink,
+            )?;
+            self.give(&dir, &name)?;
+        }
+        Ok(())
+    }
+
+    fn give(&self, dir: &OwnedFd, name: &std::ffi::CStr) -> Result<(), Errno> {
+        let Some((user, group)) = self.owner else {
+            return Ok(());
+        };
+        let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
+        fchownat(dir, name, user, group, AtFlags::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// Removes a file, and directories with their last file, as git does.
+    fn remove(&mut self, path: &[u8]) -> Result<(), GitError> {
+        self.changed += 1;
+        let at = self.at.join(open::path(path));
+        let mut below = path;
+        let mut flags = UnlinkatFlags::NoRemoveDir;
+        loop {
+            let Some((dir, name)) =
+                open::parent_of(&self.root, below).map_err(io("remove", &at))?
+            else {
+                return Ok(());
+            };
+            match unlinkat(&dir, name.as_c_str(), flags) {
+                Ok(()) => {}
+                // A directory, or a file in the place of its directory, has come instead.
+                Err(Errno::ENOENT | Errno::EISDIR | Errno::ENOTDIR | Errno::ENOTEMPTY) => {
+                    return Ok(());
+                }
+                Err(errno) => return Err(io("remove", &at)(errno)),
+            }
+            let Some(slash) = below.iter().rposition(|b| *b == b'/') else {
+                return Ok(());
+            };
+            below = below.get(..slash).unwrap_or_default();
+            flags = UnlinkatFlags::RemoveDir;
+        }
+    }
+}

@@ -1,0 +1,503 @@
+//! Sandboxes as an operator knows them: a name in a repository, with a branch, a workspace
+//! and a place to run.
+//!
+//! ```text
+//!            begin            keep
+//!   (none) ───────▶ making ───────▶ kept ⇄ paused (the backend's own)
+//!                     │               │ condemn
+//!                     │  found at     ▼
+//!                     └─────────▶ removing ── remove ──▶ (none)
+//!                        a start
+//!
+//!   rows/<id>.json       written before anything it describes exists, gone after all of it
+//!       /<id>.manifest   what the workspace held at its last snapshot
+//!   sandboxes/<id>/      the backend's own
+//!   checkouts/ spares/   git's
+//!   checkpoints/<id>/<label>/   files of a sandbox as of then
+//! ```
+//!
+//! One gate uses a state directory, and only the gate makes and removes: what it finds
+//! unfinished when it starts is what a crash left. Calls block.
+
+pub mod checkpoints;
+pub mod row;
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use git2::Oid;
+use policy::id::SandboxId;
+
+use crate::checkpoint::{self, CheckpointError};
+use crate::contract::{
+    Command, Force, Limits, Ports, Sandbox, SandboxConfig, SandboxError, SandboxStatus, System,
+};
+use crate::git::checkout::Checkouts;
+use crate::git::error::GitError;
+use crate::git::home::Home;
+use crate::git::snapshot::Bounds;
+use crate::git::workspace::Plan;
+use crate::name::Slug;
+use crate::namespace::Namespace;
+use crate::worker::{SnapshotOrder, SnapshotReport, Worker};
+use row::{Published, Row, Rows, Stage};
+
+/// The most that checkouts may take of the disk.
+const CHECKOUTS: u64 = 4 << 30;
+
+/// What a new sandbox is to be.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// What to call it, as typed.
+    pub name: String,
+    /// A path in the operator's repository; none for an empty workspace.
+    pub repository: Option<PathBuf>,
+    /// How many generations of history come along; all of them if not said.
+    pub depth: Option<u32>,
+    /// Whether uncommitted changes come along.
+    pub dirty: bool,
+    /// Variables of every process inside.
+    pub environment: Vec<(String, String)>,
+    /// Ports on which the gate answers.
+    pub ports: Ports,
+    /// What it may use.
+    pub limits: Limits,
+    /// What it sees of the system.
+    pub system: System,
+}
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum ManagerError {
+    /// The place to run.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// The branch or the workspace.
+    #[error(transparent)]
+    Git(#[from] GitError),
+    /// A checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// No checkpoint of that label.
+    #[error("sandbox '{name}' has no checkpoint '{label}'; it has {known}")]
+    NoCheckpoint {
+        /// The sandbox.
+        name: Slug,
+        /// What was asked for.
+        label: Slug,
+        /// What there is.
+        known: String,
+    },
+    /// Deleting would lose work.
+    #[error(
+        "the branch '{branch}' holds {commits} commit(s) that are nowhere else; merge them, or \
+         use --force to lose them"
+    )]
+    Unmerged {
+        /// The branch.
+        branch: String,
+        /// How many.
+        commits: usize,
+    },
+    /// Something that needs a repository.
+    #[error("sandbox '{0}' works on no repository: it has no branch")]
+    NoRepository(Slug),
+}
+
+/// The sandboxes of a state directory.
+#[derive(Debug)]
+pub struct Manager {
+    rows: Rows,
+    backend: Namespace,
+    checkouts: Checkouts,
+    worker: Worker,
+    /// Held while a name is claimed.
+    names: Mutex<()>,
+    checkpoints: PathBuf,
+}
+
+/// How this program is started again for its hidden parts.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The executable.
+    pub path: PathBuf,
+    /// The words that make it an init ([`crate::namespace::launch::init_main`]).
+    pub init: Vec<OsString>,
+    /// The words that make it a worker ([`crate::worker::worker_main`]).
+    pub worker: Vec<OsString>,
+}
+
+impl Manager {
+    /// Opens the sandboxes in `state`.
+    pub fn open(state: &Path, program: Program) -> Result<Self, ManagerError> {
+        let Program { path, init, worker } = program;
+        Ok(Self {
+            rows: Rows::open(state.join("rows"))?,
+            backend: Namespace::new(state.join("sandboxes"), path.clone(), init),
+            checkouts: Checkouts::open(state, CHECKOUTS)?,
+            worker: Worker::new(path, worker),
+            names: Mutex::new(()),
+            checkpoints: state.join("checkpoints"),
+        })
+    }
+
+    /// The backend itself, for commands and sockets.
+    pub fn backend(&self) -> &Namespace {
+        &self.backend
+    }
+
+    /// Every sandbox that is kept, oldest first.
+    pub fn rows(&self) -> Result<Vec<Row>, ManagerError> {
+        let mut rows = self.rows.all()?;
+        rows.retain(|row| row.stage == Stage::Kept);
+        Ok(rows)
+    }
+
+    /// One sandbox that is kept.
+    pub fn row(&self, id: &SandboxId) -> Result<Row, ManagerError> {
+        match self.rows.read(id)? {
+            row if row.stage == Stage::Kept => Ok(row),
+            row => Err(SandboxError::NotFound(row.name.to_string()).into()),
+        }
+    }
+
+    /// How a sandbox is.
+    pub fn status(&self, id: &SandboxId) -> SandboxStatus {
+        self.backend.status(id)
+    }
+
+    /// What a crash left: rows that were being made or removed. Each wants
+    /// [`Manager::remove`]. Clears up after the backend as well.
+    pub fn unfinished(&self) -> Result<Vec<Row>, ManagerError> {
+        let mut rows = self.rows.all()?;
+        for row in &rows {
+            checkpoint::clear_unfinished(&self.checkpoints.join(row.id.as_str()));
+        }
+        rows.retain(|row| row.stage != Stage::Kept);
+        for id in self.backend.cleanup()? {
+            tracing::info!(sandbox = %id, "a half-made sandbox was cleared away");
+        }
+        for row in &rows {
+            self.break_lock(row);
+        }
+        Ok(rows)
+    }
+
+    /// The branch of a sandbox that was being made or removed is nobody's to hold now.
+    fn break_lock(&self, row: &Row) {
+        let Some(repository) = &row.repository else {
+            return;
+        };
+        let broken = Home::discover(repository).and_then(|home| home.break_lock(&row.name));
+        if let Err(error) = broken {
+            tracing::warn!(sandbox = %row.id, %error, "a branch may still be locked");
+        }
+    }
+
+    /// Makes a sandbox: branch, place, workspace. What fails leaves nothing behind; what
+    /// succeeds wants [`Manager::keep`].
+    pub fn begin(&self, wanted: &Wanted) -> Result<Row, ManagerError> {
+        let name = Slug::from_name(&wanted.name).map_err(SandboxError::from)?;
+        let home = wanted.repository.as_deref().map(Home::discover);
+        let home = home.transpose()?;
+        let head = home.as_ref().map(Home::head).transpose()?;
+        let row = self.claim(Row {
+            id: new_id(&name)?,
+            // Without the slash at its end.
+            repository: home.as_ref().map(|home| home.root().components().collect()),
+            base: head.as_ref().map(|head| head.commit.to_string()),
+            start: head.as_ref().map(|head| head.commit.to_string()),
+            created: now(),
+            stage: Stage::Making,
+            published: Vec::new(),
+            name,
+        })?;
+        let start = home.as_ref().zip(head.map(|head| head.commit));
+        let built = self.build(&row, start, wanted);
+        self.or_undo(row, built)
+    }
+
+    /// Undoes a sandbox that was not made. What cannot be undone now is on record, and is at
+    /// the next start.
+    fn or_undo(&self, row: Row, made: Result<(), ManagerError>) -> Result<Row, ManagerError> {
+        let Err(error) = made else {
+            return Ok(row);
+        };
+        if let Err(left) = self.remove(&row.id) {
+            tracing::warn!(sandbox = %row.id, error = %left, "a failed create was not undone");
+        }
+        Err(error)
+    }
+
+    /// Writes the row of a new sandbox, unless its name is taken.
+    fn claim(&self, row: Row) -> Result<Row, ManagerError> {
+        let _claiming = self.claiming();
+        let twin = |other: &Row| (&other.name, &other.repository) == (&row.name, &row.repository);
+        if self.rows.all()?.iter().any(twin) {
+            return Err(SandboxError::Exists(row.name.to_string()).into());
+        }
+        self.rows.write(&row)?;
+        Ok(row)
+    }
+
+    fn claiming(&self) -> MutexGuard<'_, ()> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn build(
+        &self,
+        row: &Row,
+        start: Option<(&Home, Oid)>,
+        wanted: &Wanted,
+    ) -> Result<(), ManagerError> {
+        if let Some((home, commit)) = start {
+            self.make_branch(row, home, commit)?;
+        }
+        let plan = start.map(|(_, commit)| Plan {
+            commit,
+            depth: wanted.depth,
+            dirty: wanted.dirty,
+        });
+        let spare = plan
+            .as_ref()
+            .and_then(|plan| self.checkouts.spare_owner(plan));
+        let config = SandboxConfig {
+            id: row.id.clone(),
+            name: row.name.clone(),
+            environment: wanted.environment.clone(),
+            ports: wanted.ports.clone(),
+            limits: wanted.limits,
+            system: wanted.system.clone(),
+        };
+        self.backend.create_for(&config, spare)?;
+        if let (Some((home, _)), Some(plan)) = (start, &plan) {
+            let owner = self.backend.owner(&row.id)?;
+            let to = self.backend.workspace(&row.id);
+            let manifest = self
+                .checkouts
+                .create_workspace(home, plan, &row.name, &to, owner)?;
+            manifest.save(&self.rows.manifest(&row.id))?;
+        }
+        Ok(())
+    }
+
+    fn make_branch(&self, row: &Row, home: &Home, commit: Oid) -> Result<(), ManagerError> {
+        home.create_branch(&row.name, commit).map_err(|error| {
+            // The branch is somebody else's: undoing this row must not touch it.
+            let without = Row {
+                repository: None,
+                ..row.clone()
+            };
+            match self.rows.write(&without) {
+                Ok(()) => error.into(),
+                Err(unwritten) => unwritten,
+            }
+        })
+    }
+
+    /// Lets a sandbox go on: one that stands still, and one whose processes are gone.
+    pub fn resume(&self, id: &SandboxId) -> Result<(), ManagerError> {
+        match self.status(id) {
+            SandboxStatus::Error(_) | SandboxStatus::Unknown => Ok(self.backend.restart(id)?),
+            SandboxStatus::Active | SandboxStatus::Paused | SandboxStatus::Missing => {
+                Ok(self.backend.resume(id)?)
+            }
+        }
+    }
+
+    /// Declares a sandbox that was begun to be whole.
+    pub fn keep(&self, row: Row) -> Result<Row, ManagerError> {
+        let row = Row {
+            stage: Stage::Kept,
+            ..row
+        };
+        self.rows.write(&row)?;
+        Ok(row)
+    }
+
+    /// The ports of the host that lead inside, whatever the stage.
+    pub fn published(&self, id: &SandboxId) -> Result<Vec<Published>, ManagerError> {
+        Ok(self.rows.read(id)?.published)
+    }
+
+    /// Writes down which ports of the host lead inside.
+    pub fn publish(&self, id: &SandboxId, published: Vec<Published>) -> Result<Row, ManagerError> {
+        let row = Row {
+            published,
+            ..self.row(id)?
+        };
+        self.rows.write(&row)?;
+        Ok(row)
+    }
+
+    /// Prepares the workspace of the next sandbox from the same commit.
+    pub fn prepare_spare(&self, row: &Row, depth: Option<u32>) -> Result<(), ManagerError> {
+        let (Some(repository), Some(base)) = (&row.repository, &row.base) else {
+            return Ok(());
+        };
+        let home = Home::discover(repository)?;
+        let commit = commit_of(base)?;
+        let dirty = false;
+        let plan = Plan {
+            commit,
+            depth,
+            dirty,
+        };
+        let owner = self.backend.free_owner(&self.checkouts.spare_owners());
+        Ok(self.checkouts.prepare_spare(&home, &plan, owner)?)
+    }
+
+    /// Marks a sandbox for removal, unless it is active or its branch holds work that is
+    /// nowhere else and nobody said by force. From here on it is gone, also after a crash;
+    /// [`Manager::remove`] does the work.
+    pub fn condemn(&self, id: &SandboxId, force: Force) -> Result<Row, ManagerError> {
+        let row = self.row(id)?;
+        if force == Force::No {
+            if self.status(id) == SandboxStatus::Active {
+                return Err(SandboxError::Active.into());
+            }
+            self.refuse_to_lose_work(&row)?;
+        }
+        let row = Row {
+            stage: Stage::Removing,
+            ..row
+        };
+        self.rows.write(&row)?;
+        Ok(row)
+    }
+
+    fn refuse_to_lose_work(&self, row: &Row) -> Result<(), ManagerError> {
+        let Some(repository) = &row.repository else {
+            return Ok(());
+        };
+        let home = match Home::discover(repository) {
+            Ok(home) => home,
+            // The repository is gone, and with it the branch.
+            Err(GitError::NotARepository(_)) => return Ok(()),
+            Err(other) => return Err(other.into()),
+        };
+        match home.only_on(&row.name) {
+            Ok(0) | Err(GitError::NoBranch(_)) => Ok(()),
+            Ok(commits) => Err(ManagerError::Unmerged {
+                branch: row.name.branch(),
+                commits,
+            }),
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    /// Removes what is there of a sandbox that is not kept: processes, files, branch, row.
+    /// Returns where the branch pointed.
+    pub fn remove(&self, id: &SandboxId) -> Result<Option<String>, ManagerError> {
+        let row = self.rows.read(id)?;
+        match self.backend.delete(id, Force::Yes) {
+            Ok(()) | Err(SandboxError::NotFound(_)) => {}
+            Err(other) => return Err(other.into()),
+        }
+        let tip = self.remove_branch(&row)?;
+        self.remove_checkpoints(id)?;
+        self.rows.forget(id)?;
+        Ok(tip)
+    }
+
+    fn remove_branch(&self, row: &Row) -> Result<Option<String>, ManagerError> {
+        let (Some(repository), Some(start)) = (&row.repository, &row.start) else {
+            return Ok(None);
+        };
+        // Of one that was never whole, only what create made itself.
+        let only_at = match row.stage {
+            Stage::Making => Some(commit_of(start)?),
+            Stage::Kept | Stage::Removing => None,
+        };
+        let home = match Home::discover(repository) {
+            Ok(home) => home,
+            Err(GitError::NotARepository(_)) => return Ok(None),
+            Err(other) => return Err(other.into()),
+        };
+        let tip = home.tip(&row.name).ok().map(|tip| tip.to_string());
+        match home.delete_branch(&row.name, only_at) {
+            Ok(()) => Ok(tip),
+            Err(GitError::NoBranch(_) | GitError::Moved(_)) => Ok(None),
+            // The operator works on it: it is theirs now.
+            Err(GitError::BranchInUse(branch)) => {
+                tracing::warn!(branch, "a branch is checked out and stays");
+                Ok(None)
+            }
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    /// Commits the workspace as it is, and the agent's own commits, to the branch.
+    pub fn snapshot(&self, id: &SandboxId, message: &str) -> Result<SnapshotReport, ManagerError> {
+        let row = self.row(id)?;
+        let (Some(repository), Some(base)) = (&row.repository, &row.base) else {
+            return Err(ManagerError::NoRepository(row.name));
+        };
+        let order = SnapshotOrder {
+            repository: repository.clone(),
+            slug: row.name.clone(),
+            workspace: self.backend.workspace(id),
+            manifest: self.rows.manifest(id),
+            message: message.to_owned(),
+            bounds: Bounds::default(),
+        };
+        // Git runs inside, as the agent; a sandbox that stands still tells nothing, and its
+        // files are read all the same.
+        let bundle = Command {
+            environment: vec![("GIT_OPTIONAL_LOCKS".into(), "0".into())],
+            ..Command::new([
+                "git",
+                "bundle",
+                "create",
+                "-q",
+                "-",
+                "HEAD",
+                &format!("^{base}"),
+            ])
+        };
+        let running = match self.backend.start(id, &bundle, None) {
+            Ok(running) => Some(running),
+            Err(SandboxError::Paused(_) | SandboxError::Silent(_) | SandboxError::Start { .. }) => {
+                None
+            }
+            Err(other) => return Err(other.into()),
+        };
+        let output = running
+            .as_ref()
+            .and_then(|running| running.ends().get(1))
+            .map(|end| end.try_clone())
+            .transpose()
+            .map_err(SandboxError::system("reading the agent's commits"))?;
+        // Dropped afterwards, the command is killed: an agent's git may never end.
+        Ok(self.worker.snapshot(&order, output)?)
+    }
+}
+
+fn commit_of(text: &str) -> Result<Oid, ManagerError> {
+    Oid::from_str(text).map_err(|source| {
+        let doing = format!("read the commit '{text}'");
+        GitError::Git { doing, source }.into()
+    })
+}
+
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .ok()
+        .and_then(|since| u64::try_from(since.as_millis()).ok())
+        .unwrap_or_default()
+}
+
+/// A name that no sandbox ever had: audit records outlive the sandbox.
+fn new_id(name: &Slug) -> Result<SandboxId, ManagerError> {
+    let mut tail = [0; 5];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut tail))
+        .map_err(SandboxError::system("choosing an id"))?;
+    let tail: String = tail.iter().map(|byte| format!("{byte:02x}")).collect();
+    SandboxId::parse(&format!("{name}-{tail}"))
+        .map_err(|_| SandboxError::NotFound(name.to_string()).into())
+}

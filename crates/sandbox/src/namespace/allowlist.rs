@@ -1,0 +1,149 @@
+//! A list of system calls as a program for the kernel: found by halving, not one by one.
+//!
+//! Installing a filter, the kernel tries every call on it once, so that later it need not
+//! (`seccomp_cache_prepare`). A comparison per allowed call made that the dearest part of
+//! starting a command: 0.8 ms of 2.2.
+
+use seccompiler::{BackendError, BpfProgram, sock_filter};
+
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: u32 = 0xc000_00b7;
+#[cfg(target_arch = "riscv64")]
+const ARCHITECTURE: u32 = 0xc000_00f3;
+
+// Classic BPF, and what a filter may answer (seccomp(2)).
+const LOAD: u16 = 0x20;
+const IF_EQUAL: u16 = 0x15;
+const IF_GREATER: u16 = 0x25;
+const IF_NOT_LESS: u16 = 0x35;
+const ANSWER: u16 = 0x06;
+const CALL_AT: u32 = 0;
+const ARCHITECTURE_AT: u32 = 4;
+const KILL: u32 = 0x8000_0000;
+const REFUSE: u32 = 0x0005_0000;
+const ALLOW: u32 = 0x7fff_0000;
+
+/// Allows these calls and answers `errno` to all others; a call of another architecture
+/// kills the process.
+pub(super) fn compile(calls: &[i64], errno: u32) -> Result<BpfProgram, BackendError> {
+    let mut program = vec![
+        step(LOAD, ARCHITECTURE_AT),
+        jump(IF_EQUAL, ARCHITECTURE, 1, 0),
+        step(ANSWER, KILL),
+        step(LOAD, CALL_AT),
+    ];
+    program.extend(search(&ranges(calls), REFUSE | errno)?);
+    Ok(program)
+}
+
+/// First and last of each run of neighbours, ascending.
+fn ranges(calls: &[i64]) -> Vec<(u32, u32)> {
+    let mut calls: Vec<u32> = calls
+        .iter()
+        .filter_map(|&call| u32::try_from(call).ok())
+        .collect();
+    calls.sort_unstable();
+    calls.dedup();
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for call in calls {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == call => *last = call,
+            _ => ranges.push((call, call)),
+        }
+    }
+    ranges
+}
+
+fn search(ranges: &[(u32, u32)], refusal: u32) -> Result<BpfProgram, BackendError> {
+    let (below, above) = match ranges {
+        [] => return Ok(vec![step(ANSWER, refusal)]),
+        [(first, last)] => {
+            return Ok(vec![
+                jump(IF_NOT_LESS, *first, 0, 2),
+                jump(IF_GREATER, *last, 1, 0),
+                step(ANSWER, ALLOW),
+                step(ANSWER, refusal),
+            ]);
+        }
+        many => many.split_at(many.len() / 2),
+    };
+    let middle = above.first().map_or(0, |(first, _)| *first);
+    let (below, above) = (search(below, refusal)?, search(above, refusal)?);
+    // A jump is a byte long.
+    let over = u8::try_from(below.len()).map_err(|_| BackendError::FilterTooLarge(below.len()))?;
+    let mut program = vec![jump(IF_NOT_LESS, middle, over, 0)];
+    program.extend(below);
+    program.extend(above);
+    Ok(program)
+}
+
+fn step(code: u16, k: u32) -> sock_filter {
+    jump(code, k, 0, 0)
+}
+
+fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code, jt, jf, k }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel would do.
+    fn run(program: &[sock_filter], architecture: u32, call: u32) -> u32 {
+        let (mut at, mut word) = (0, 0);
+        loop {
+            let now = &program[at];
+            let holds = match now.code {
+                LOAD if now.k == CALL_AT => {
+                    word = call;
+                    false
+                }
+                LOAD => {
+                    word = architecture;
+                    false
+                }
+                IF_EQUAL => word == now.k,
+                IF_GREATER => word > now.k,
+                IF_NOT_LESS => word >= now.k,
+                _ => return now.k,
+            };
+            at += 1 + usize::from(if holds { now.jt } else { now.jf });
+        }
+    }
+
+    #[test]
+    fn exactly_the_listed_calls_are_allowed() {
+        for calls in [
+            &[][..],
+            &[0],
+            &[5],
+            &[1, 2, 3, 7, 9, 10],
+            &[0, 2, 4, 6, 8, 10, 12, 14, 16, 300, 301, 450],
+        ] {
+            let program = compile(calls, 38).unwrap();
+            let x32 = (0..500).map(|call| call | 0x4000_0000);
+            for call in (0..1000).chain(x32).chain([u32::MAX, 1 << 31]) {
+                let wanted = if calls.contains(&i64::from(call)) {
+                    ALLOW
+                } else {
+                    REFUSE | 38
+                };
+                assert_eq!(
+                    run(&program, ARCHITECTURE, call),
+                    wanted,
+                    "{calls:?} {call}"
+                );
+            }
+            assert_eq!(run(&program, 0x4000_0003, 1), KILL);
+        }
+    }
+
+    #[test]
+    fn a_list_too_ragged_for_its_jumps_is_an_error_and_no_wrong_filter() {
+        let ragged: Vec<i64> = (0..400).map(|call| call * 2).collect();
+        assert!(compile(&ragged, 38).is_err());
+    }
+}

@@ -1,0 +1,184 @@
+//! Archives through the pipes of an errand.
+
+use std::io::{Error, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags};
+
+use super::{Session, unexpected, wait};
+use crate::contract::{Moved, SandboxError, Transfer};
+use crate::namespace::protocol::{Answer, Request};
+use crate::transfer::TransferError;
+
+/// How long nothing may move. The agent can stop a process of its own id.
+const STILL: Duration = Duration::from_secs(60);
+
+/// The longest outcome: a hundred notes with a path in each.
+const LONGEST_OUTCOME: usize = 1 << 20;
+
+/// What an archive may need for an entry beside its content: headers, a long name, a long
+/// link, padding.
+const PER_ENTRY: u64 = 16 << 10;
+
+const CHUNK: usize = 64 << 10;
+
+impl Session {
+    /// Feeds an archive to a process inside that unpacks it.
+    pub(crate) fn upload(
+        self,
+        to: &Path,
+        archive: &mut dyn Read,
+        bounds: &Transfer,
+    ) -> Result<Moved, SandboxError> {
+        let request = Request::Upload {
+            to: to.as_os_str().as_bytes().to_vec(),
+            bounds: *bounds,
+        };
+        let [feed, _, outcome] = self.begin("upload", &request)?;
+        let mut buffer = vec![0; CHUNK];
+        let read = loop {
+            match archive.read(&mut buffer) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => break Err(error),
+                Ok(0) => break Ok(()),
+                Ok(length) => match push(&feed, buffer.get(..length).unwrap_or_default()) {
+                    Ok(()) => {}
+                    // It has what it wants, or does not want any more: it says which.
+                    Err(error) if error.kind() == ErrorKind::BrokenPipe => break Ok(()),
+                    Err(error) => return Err(SandboxError::Silent(error.to_string())),
+                },
+            }
+        };
+        // Of half an archive nothing is kept inside.
+        drop(feed);
+        let outcome = self.outcome("upload", &outcome);
+        match read {
+            Ok(()) => outcome,
+            Err(source) => Err(SandboxError::system("reading the archive")(source)),
+        }
+    }
+
+    /// Takes the archive that a process inside packs.
+    pub(crate) fn download(
+        self,
+        from: &Path,
+        archive: &mut dyn Write,
+        bounds: &Transfer,
+    ) -> Result<Moved, SandboxError> {
+        let request = Request::Download {
+            from: from.as_os_str().as_bytes().to_vec(),
+            bounds: *bounds,
+        };
+        let [_, out, outcome] = self.begin("download", &request)?;
+        let most = bounds
+            .bytes
+            .saturating_add(bounds.entries.saturating_mul(PER_ENTRY))
+            .saturating_add(LONGEST_OUTCOME as u64);
+        let mut total = 0_u64;
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let length =
+                pull(&out, &mut buffer).map_err(|error| SandboxError::Silent(error.to_string()))?;
+            if length == 0 {
+                break;
+            }
+            total += length as u64;
+            if total > most {
+                return Err(TransferError::TooLarge(bounds.bytes).into());
+            }
+            archive
+                .write_all(buffer.get(..length).unwrap_or_default())
+                .map_err(SandboxError::system("writing the archive"))?;
+        }
+        self.outcome("download", &outcome)
+    }
+
+    fn begin(&self, what: &str, request: &Request) -> Result<[OwnedFd; 3], SandboxError> {
+        self.ask(request)?;
+        let ends = match self.hear()? {
+            (Answer::Started, ends) => <[OwnedFd; 3]>::try_from(ends)
+                .map_err(|_| SandboxError::Silent("init sent no pipes".to_owned()))?,
+            (Answer::Failed { step, reason }, _) => return Err(not_started(what, step, reason)),
+            (answer, _) => return Err(unexpected(&answer)),
+        };
+        for end in &ends {
+            fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+                .map_err(SandboxError::system("preparing a pipe"))?;
+        }
+        Ok(ends)
+    }
+
+    /// What the process inside says of its work.
+    fn outcome(&self, what: &str, end: &OwnedFd) -> Result<Moved, SandboxError> {
+        let silent = |error: Error| SandboxError::Silent(error.to_string());
+        let mut said = Vec::new();
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let length = pull(end, &mut buffer).map_err(silent)?;
+            said.extend_from_slice(buffer.get(..length).unwrap_or_default());
+            if length == 0 || said.len() > LONGEST_OUTCOME {
+                break;
+            }
+        }
+        match self.hear()? {
+            (Answer::Failed { step, reason }, _) => Err(not_started(what, step, reason)),
+            (Answer::Exited { code }, _) => {
+                match serde_json::from_slice::<Result<Moved, TransferError>>(&said) {
+                    Ok(outcome) => Ok(outcome?),
+                    Err(_) => Err(SandboxError::Silent(format!(
+                        "the {what} was ended inside, with code {code}"
+                    ))),
+                }
+            }
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+}
+
+fn not_started(what: &str, step: String, reason: String) -> SandboxError {
+    SandboxError::Start {
+        program: what.to_owned(),
+        step,
+        reason,
+    }
+}
+
+fn push(end: &OwnedFd, mut bytes: &[u8]) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        match nix::unistd::write(end, bytes) {
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => until_ready(end, PollFlags::POLLOUT)?,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Some bytes; none at the end.
+fn pull(end: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<usize> {
+    loop {
+        match nix::unistd::read(end, buffer) {
+            Ok(length) => return Ok(length),
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => until_ready(end, PollFlags::POLLIN)?,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn until_ready(end: &OwnedFd, what: PollFlags) -> std::io::Result<()> {
+    let mut ends = [PollFd::new(end.as_fd(), what)];
+    match wait(&mut ends, Some(Instant::now() + STILL))? {
+        0 => Err(Error::new(
+            ErrorKind::TimedOut,
+            format!("nothing moved for {} s", STILL.as_secs()),
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,214 @@
+//! Measures a tree that an agent changes meanwhile: by descriptor, through no link, opening
+//! nothing but directories, a few entries at a time.
+
+use std::ffi::{CStr, CString};
+use std::io::Result;
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::dir::{Dir, OwningIter};
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
+
+/// As many directories are open at a time. What is deeper is come back to from the top.
+const DEEPEST: usize = 64;
+
+/// The least an entry takes: an inode is not free either.
+pub(super) const LEAST: u64 = 4096;
+
+/// A measurement under way.
+pub(super) struct Measurement {
+    top: OwnedFd,
+    /// From the top down, those that are open.
+    levels: Vec<Level>,
+    /// The names on the way to the last of them.
+    way: Vec<CString>,
+    /// Directories that are too deep to have been entered, by the way to them.
+    deeper: Vec<Vec<CString>>,
+    bytes: u64,
+}
+
+struct Level {
+    directory: OwnedFd,
+    listing: Option<OwningIter>,
+    below: Vec<CString>,
+}
+
+impl Measurement {
+    pub(super) fn begin(top: &OwnedFd) -> Result<Self> {
+        let first = Level::enter(top, c".")?;
+        Ok(Self {
+            top: top.as_fd().try_clone_to_owned()?,
+            levels: vec![first],
+            way: vec![c".".to_owned()],
+            deeper: Vec::new(),
+            bytes: 0,
+        })
+    }
+
+    /// What was found.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Looks at some more entries; whether that was all.
+    pub(super) fn go_on(&mut self, entries: usize) -> bool {
+        for _ in 0..entries {
+            if !self.next() {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn next(&mut self) -> bool {
+        let Some(level) = self.levels.last_mut() else {
+            return self.descend_again();
+        };
+        if let Some(listing) = &mut level.listing {
+            // A listing that fails ends: the agent has removed the directory.
+            let Some(Ok(entry)) = listing.next() else {
+                level.listing = None;
+                return true;
+            };
+            let name = entry.file_name();
+            if !matches!(name.to_bytes(), b"." | b"..")
+                && let Ok(data) = fstatat(&level.directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+            {
+                self.bytes = self.bytes.saturating_add(taken_by(&data));
+                if is_directory(&data) {
+                    level.below.push(name.to_owned());
+                }
+            }
+            return true;
+        }
+        let Some(name) = level.below.pop() else {
+            self.levels.pop();
+            self.way.pop();
+            return true;
+        };
+        if self.levels.len() >= DEEPEST {
+            let mut way = self.way.clone();
+            way.push(name);
+            self.deeper.push(way);
+        } else if let Some(level) = self.levels.last()
+            && let Ok(inner) = Level::enter(&level.directory, &name)
+        {
+            self.levels.push(inner);
+            self.way.push(name);
+        }
+        true
+    }
+
+    /// Comes back to what was too deep; whether there was any.
+    fn descend_again(&mut self) -> bool {
+        let Some(way) = self.deeper.pop() else {
+            return false;
+        };
+        let mut at = None;
+        for name in &way {
+            let Ok(next) = open(at.as_ref().unwrap_or(&self.top), name) else {
+                return true;
+            };
+            at = Some(next);
+        }
+        if let Some(Ok(level)) = at.map(|at| Level::enter(&at, c".")) {
+            self.levels.push(level);
+            self.way = way;
+        }
+        true
+    }
+}
+
+impl Level {
+    fn enter(at: &OwnedFd, name: &CStr) -> nix::Result<Self> {
+        let directory = open(at, name)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let listing = Dir::openat(&directory, ".", flags, Mode::empty())?;
+        Ok(Self {
+            directory,
+            listing: Some(listing.into_iter()),
+            below: Vec::new(),
+        })
+    }
+}
+
+fn open(at: &OwnedFd, name: &CStr) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    openat(at, name, flags, Mode::empty())
+}
+
+fn is_directory(data: &FileStat) -> bool {
+    SFlag::from_bits_truncate(data.st_mode & SFlag::S_IFMT.bits()) == SFlag::S_IFDIR
+}
+
+/// What an entry takes. A file with several names is divided among them; all of them are in
+/// the tree, because the agent can make one nowhere else.
+fn taken_by(data: &FileStat) -> u64 {
+    let whole = u64::try_from(data.st_blocks)
+        .unwrap_or(0)
+        .saturating_mul(512);
+    let names = if is_directory(data) {
+        1
+    } else {
+        data.st_nlink.max(1)
+    };
+    whole.max(LEAST) / names
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use super::*;
+
+    fn measure(path: &Path) -> u64 {
+        let top: OwnedFd = std::fs::File::open(path).unwrap().into();
+        let mut measurement = Measurement::begin(&top).unwrap();
+        while !measurement.go_on(3) {}
+        measurement.bytes()
+    }
+
+    #[test]
+    fn everything_counts_once_and_nothing_beyond_a_link() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        assert_eq!(measure(place.path()), 0);
+        std::fs::write(at("file"), vec![1; 1 << 20]).unwrap();
+        let one = measure(place.path());
+        assert!((1 << 20..1 << 21).contains(&one), "{one}");
+        for name in ["second", "third"] {
+            std::fs::hard_link(at("file"), at(name)).unwrap();
+        }
+        assert!(measure(place.path()).abs_diff(one) < 10);
+        symlink("/usr", at("link")).unwrap();
+        std::fs::create_dir(at("directory")).unwrap();
+        for number in 0..100 {
+            std::fs::write(at("directory").join(number.to_string()), "").unwrap();
+        }
+        let all = measure(place.path());
+        assert!(
+            (one + 100 * LEAST..one + 130 * LEAST).contains(&all),
+            "{all}"
+        );
+    }
+
+    #[test]
+    fn what_is_deeper_than_any_path_counts_too() {
+        let place = tempfile::tempdir().unwrap();
+        let mut at: OwnedFd = std::fs::File::open(place.path()).unwrap().into();
+        for _ in 0..1000 {
+            nix::sys::stat::mkdirat(&at, "deep", Mode::S_IRWXU).unwrap();
+            at = open(&at, c"deep").unwrap();
+        }
+        let file = openat(&at, "file", OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRWXU).unwrap();
+        nix::unistd::write(&file, &vec![1; 1 << 20]).unwrap();
+        let found = measure(place.path());
+        assert!(
+            (1000 * LEAST + (1 << 20)..8 << 20).contains(&found),
+            "{found}"
+        );
+        drop(at);
+        crate::namespace::removal::remove_tree(&place.path().join("deep")).unwrap();
+    }
+}

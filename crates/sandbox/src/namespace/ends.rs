@@ -1,0 +1,121 @@
+//! What goes in and out of a process inside: pipes and terminals, made by init as the agent.
+
+use std::io::Error;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+use nix::unistd::{Gid, Uid, pipe2, setfsgid, setfsuid};
+
+use super::hardening;
+use super::identity::Account;
+use super::protocol::Size;
+use super::step::{Step, Stumble};
+
+/// The ends of a command's input and output: `inside` for it, `outside` to hand out.
+pub(crate) struct Ends {
+    pub(crate) inside: Vec<OwnedFd>,
+    pub(crate) outside: Vec<OwnedFd>,
+}
+
+/// Makes them: a terminal of that size, or three pipes.
+pub(crate) fn make(terminal: Option<Size>, agent: Account) -> Result<Ends, Stumble> {
+    as_agent(agent, || make_ends(terminal))
+}
+
+/// Does something while the kernel takes us for the agent where owners of new pipes and
+/// terminals are concerned: `/dev/stdout` must be openable by whoever has it.
+fn as_agent<T>(agent: Account, work: impl FnOnce() -> Result<T, Stumble>) -> Result<T, Stumble> {
+    if !agent.has_range {
+        return work();
+    }
+    setfsgid(Gid::from_raw(agent.gid));
+    setfsuid(Uid::from_raw(agent.uid));
+    let result = work();
+    setfsuid(Uid::from_raw(0));
+    setfsgid(Gid::from_raw(0));
+    // Changing ids sets this to whatever the host's fs.suid_dumpable says.
+    hardening::close_up().step("closing init up")?;
+    result
+}
+
+fn make_ends(terminal: Option<Size>) -> Result<Ends, Stumble> {
+    let Some(size) = terminal else {
+        let pipe = || pipe2(OFlag::O_CLOEXEC).step("making a pipe");
+        let ((stdin, feed), (out, stdout), (err, stderr)) = (pipe()?, pipe()?, pipe()?);
+        return Ok(Ends {
+            inside: vec![stdin, stdout, stderr],
+            outside: vec![feed, out, err],
+        });
+    };
+    let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let master = open("/dev/pts/ptmx", flags, Mode::empty()).step("opening a terminal")?;
+    let unlocked: libc::c_int = 0;
+    // SAFETY: the call reads one int.
+    let result = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &raw const unlocked) };
+    if result != 0 {
+        return Err(Error::last_os_error()).step("unlocking the terminal");
+    }
+    // By descriptor and not by name: nothing in the agent's /dev can stand in for it.
+    // SAFETY: plain numbers; the result is checked before it is owned.
+    let slave = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags.bits()) };
+    if slave < 0 {
+        return Err(Error::last_os_error()).step("opening the terminal's other end");
+    }
+    // SAFETY: the kernel has just made it, for us alone.
+    let slave = unsafe { OwnedFd::from_raw_fd(slave) };
+    set_size(&master, size).step("sizing the terminal")?;
+    let copy = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().step("copying a descriptor");
+    Ok(Ends {
+        inside: vec![copy(&slave)?, copy(&slave)?, slave],
+        outside: vec![master],
+    })
+}
+
+/// Gives a terminal a size, by its master.
+pub(crate) fn set_size(terminal: &OwnedFd, size: Size) -> std::io::Result<()> {
+    let size = libc::winsize {
+        ws_row: size.rows,
+        ws_col: size.columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: the call reads one `winsize`, which outlives it.
+    match unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) } {
+        0 => Ok(()),
+        _ => Err(Error::last_os_error()),
+    }
+}
+
+/// Points these descriptors at `/dev/null`.
+pub(crate) fn silence(descriptors: &[RawFd]) -> std::io::Result<()> {
+    let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
+    for &fd in descriptors {
+        replace(&null, fd)?;
+    }
+    Ok(())
+}
+
+/// `dup2`, onto one of the standard descriptors.
+pub(crate) fn replace(from: &impl AsRawFd, onto: RawFd) -> std::io::Result<()> {
+    // SAFETY: only the numbers 0 to 2 are replaced, which no `OwnedFd` of ours holds.
+    match unsafe { libc::dup2(from.as_raw_fd(), onto) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Closes everything above the standard descriptors but the pipe for trouble.
+pub(crate) fn close_others(kept: &OwnedFd) -> std::io::Result<()> {
+    let kept = kept.as_raw_fd().cast_unsigned();
+    for (first, last) in [(3, kept - 1), (kept + 1, u32::MAX)] {
+        if first <= last {
+            // SAFETY: this process executes or exits next; it uses none of these any more.
+            let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+            if result != 0 {
+                return Err(Error::last_os_error());
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Code of ours that runs as the agent: it may do what the agent may, and no more, so
+//! whatever the agent has put in its way is the agent's own loss.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use super::ends::silence;
+use crate::contract::{Moved, Transfer};
+use crate::transfer::{self, Rules, TransferError};
+
+const CHUNK: usize = 64 << 10;
+
+/// What is to be done. Relative paths begin in the working directory, the workspace.
+pub(crate) enum Errand {
+    /// Unpacks what comes in.
+    Upload { to: PathBuf, bounds: Transfer },
+    /// Packs to the output.
+    Download { from: PathBuf, bounds: Transfer },
+}
+
+impl Errand {
+    pub(crate) fn upload(to: Vec<u8>, bounds: Transfer) -> Self {
+        let to = PathBuf::from(OsString::from_vec(to));
+        Self::Upload { to, bounds }
+    }
+
+    pub(crate) fn download(from: Vec<u8>, bounds: Transfer) -> Self {
+        let from = PathBuf::from(OsString::from_vec(from));
+        Self::Download { from, bounds }
+    }
+
+    /// Does it, and tells the outcome on the error output. Returns the exit code.
+    pub(crate) fn run(&self) -> i32 {
+        let told = standard(&std::io::stderr()).and_then(|mut tell| {
+            let outcome = self.work();
+            // Whoever is at the other ends shall read the outcome now, and nothing else.
+            silence(&[0, 1])?;
+            let words = serde_json::to_vec(&outcome)?;
+            tell.write_all(&words)?;
+            Ok(i32::from(outcome.is_err()))
+        });
+        told.unwrap_or(1)
+    }
+
+    fn work(&self) -> Result<Moved, TransferError> {
+        let opened = |error: std::io::Error| TransferError::System {
+            step: "opening".to_owned(),
+            path: "archive".to_owned(),
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        match self {
+            Self::Upload { to, bounds } => {
+                let archive = standard(&std::io::stdin()).map_err(opened)?;
+                let mut archive = BufReader::with_capacity(CHUNK, archive);
+                transfer::unpack(&mut archive, to, bounds, &Rules::FOR_SANDBOX)
+            }
+            Self::Download { from, bounds } => {
+                let archive = standard(&std::io::stdout()).map_err(opened)?;
+                let mut archive = BufWriter::with_capacity(CHUNK, archive);
+                transfer::pack_within(from, &mut archive, bounds, &mut |_| {})
+            }
+        }
+    }
+}
+
+/// One of the standard descriptors, without the runtime's buffers and locks.
+fn standard(stream: &impl AsFd) -> std::io::Result<File> {
+    Ok(stream.as_fd().try_clone_to_owned()?.into())
+}

@@ -1,0 +1,110 @@
+//! Sandboxes that begin with files: forks, restored checkpoints, and those whose processes
+//! are gone.
+
+use std::fs;
+use std::io::{Error, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use policy::id::SandboxId;
+
+use super::protocol::Identity;
+use super::{Namespace, cgroup, reuse};
+use crate::contract::lifecycle::Event;
+use crate::contract::{SandboxConfig, SandboxError, SandboxStatus};
+
+impl Namespace {
+    /// A sandbox's own tree on the host, and the first of its ids where they are a range's.
+    pub fn tree(&self, id: &SandboxId) -> Result<(PathBuf, Option<u32>), SandboxError> {
+        let first = match self.read(id)?.identity {
+            Identity::Range { first } => Some(first),
+            Identity::Single => None,
+        };
+        Ok((self.place(id).join("fs"), first))
+    }
+
+    /// Makes a sandbox whose tree `fill` makes: it gets the path, where nothing is yet, and
+    /// the first of the sandbox's ids where they are a range's.
+    pub fn create_from<E: From<SandboxError>>(
+        &self,
+        config: &SandboxConfig,
+        fill: impl FnOnce(&Path, Option<u32>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.check(config)?;
+        let (mut record, _mine) = self.reserve(config, None)?;
+        let make = || {
+            let (tree, first) = self.tree(&config.id)?;
+            fill(&tree, first)?;
+            reuse::tame(&tree).map_err(SandboxError::system("making the tree ready"))?;
+            Ok(self.build(&mut record, true, Event::Started)?)
+        };
+        let made = make();
+        if made.is_err() {
+            // What cannot be undone now is on record as unfinished, and is at the next start.
+            let _ = self.destroy(&config.id, Some(record));
+        }
+        made
+    }
+
+    /// Starts a sandbox again whose processes are gone, from its files as they are.
+    pub fn restart(&self, id: &SandboxId) -> Result<(), SandboxError> {
+        let (_, first) = self.tree(id)?;
+        let again = |tree: &Path| {
+            reuse::renew(tree, first).map_err(SandboxError::system("making the tree ready"))
+        };
+        self.start_again(id, again)
+    }
+
+    /// Ends a sandbox's processes and starts it again from a tree that `fill` makes. Where
+    /// that fails, its files are what they were.
+    pub fn replace<E: From<SandboxError>>(
+        &self,
+        id: &SandboxId,
+        fill: impl FnOnce(&Path, Option<u32>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (tree, first) = self.tree(id)?;
+        let system = || SandboxError::system("setting the old tree aside");
+        let done = self.start_again(id, |tree| {
+            reuse::set_aside(tree).map_err(system())?;
+            fill(tree, first)
+        });
+        if done.is_ok() {
+            reuse::forget(&tree).map_err(SandboxError::system("removing the old tree"))?;
+        } else if tree.with_file_name("fs.before").exists() {
+            reuse::put_back(&tree).map_err(SandboxError::system("putting the tree back"))?;
+        }
+        done
+    }
+
+    fn start_again<E: From<SandboxError>>(
+        &self,
+        id: &SandboxId,
+        prepare: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let system = |step| SandboxError::system::<Error>(step);
+        let _mine = self.claim(id)?;
+        let mut record = self.read(id)?;
+        if record.phase.is_unfinished() {
+            return Err(SandboxError::Silent(SandboxStatus::of(record.phase).to_string()).into());
+        }
+        if let Some(init) = record.init {
+            init.end(&record.cgroups)
+                .map_err(system("ending the sandbox's processes"))?;
+        }
+        cgroup::remove(&record.cgroups).map_err(system("removing the sandbox's cgroups"))?;
+        let place = self.place(id);
+        for stale in ["init.sock", "stopped"] {
+            match fs::remove_file(place.join(stale)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(system("removing the old socket")(error).into());
+                }
+                _ => {}
+            }
+        }
+        let tree = place.join("fs");
+        prepare(&tree)?;
+        reuse::tame(&tree).map_err(system("making the tree ready"))?;
+        record.warnings.clear();
+        self.build(&mut record, true, Event::Restarted)?;
+        Ok(())
+    }
+}

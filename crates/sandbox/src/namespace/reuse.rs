@@ -1,0 +1,222 @@
+//! A sandbox's own tree, made ready to be started from again.
+//!
+//! A tree that an agent had holds links where we are about to write. Nobody runs in it any
+//! more, so it is enough to look before every step: what is not a directory where one must
+//! be is removed, and so is everything that we write anew.
+
+use std::fs;
+use std::io::{ErrorKind, Result};
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+
+use super::removal::remove_tree;
+
+/// Parts of `root` that are kept; the rest is made anew by every start.
+const KEPT: &[&str] = &["home", "tmp", "var", "workspace"];
+
+/// Directories beneath `root`, and beneath the upper layer of a `rootfs`, through which we
+/// write. Those above come first.
+const PLACES: &[&str] = &[
+    "home",
+    "home/agent",
+    "workspace",
+    "tmp",
+    "run",
+    "var",
+    "var/tmp",
+    "var/cache",
+    "var/lib",
+    "var/log",
+    "dev",
+    "proc",
+    "sys",
+    "etc",
+];
+
+/// What we write ourselves, beneath the same.
+const WRITTEN: &[&str] = &[
+    "src",
+    "var/run",
+    "etc/passwd",
+    "etc/group",
+    "etc/hostname",
+    "etc/hosts",
+    "etc/resolv.conf",
+    "etc/nsswitch.conf",
+];
+
+/// Where the tree of the last start is kept until the new one is whole.
+fn aside(fs: &Path) -> PathBuf {
+    fs.with_file_name("fs.before")
+}
+
+/// Sets a sandbox's tree aside, for one from elsewhere to take its place.
+pub(crate) fn set_aside(fs: &Path) -> Result<()> {
+    remove_tree(&aside(fs))?;
+    fs::rename(fs, aside(fs))
+}
+
+/// Puts the tree back that was set aside.
+pub(crate) fn put_back(fs: &Path) -> Result<()> {
+    remove_tree(fs)?;
+    fs::rename(aside(fs), fs)
+}
+
+/// Makes a tree to start from out of the kept parts of the last one, or of whatever a crash
+/// left of this very step. `first` is the first of the sandbox's ids where they are a range's.
+pub(crate) fn renew(fs: &Path, first: Option<u32>) -> Result<()> {
+    let before = aside(fs);
+    if !exists(&before)? {
+        fs::rename(fs, &before)?;
+    }
+    for own in [fs.to_owned(), fs.join("root")] {
+        make(&own)?;
+        chown(&own, first, first)?;
+    }
+    for part in KEPT {
+        take(&before.join("root").join(part), &fs.join("root").join(part))?;
+    }
+    take(&before.join("upper"), &fs.join("upper"))?;
+    remove_tree(&before)
+}
+
+/// Removes what was set aside.
+pub(crate) fn forget(fs: &Path) -> Result<()> {
+    remove_tree(&aside(fs))
+}
+
+/// Takes every link and odd file out of our way.
+pub(crate) fn tame(fs: &Path) -> Result<()> {
+    for top in [fs.join("root"), fs.join("upper/rootfs")] {
+        for place in PLACES {
+            clear_unless_directory(&top, place)?;
+        }
+        for written in WRITTEN {
+            let above = Path::new(written).parent().unwrap_or(Path::new(""));
+            if is_directory(&top.join(above))? {
+                clear(&top.join(written))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes what stands at a place and is no directory. A place behind something that is not
+/// there, or was just removed, is not there either.
+fn clear_unless_directory(top: &Path, place: &str) -> Result<()> {
+    let above = Path::new(place).parent().unwrap_or(Path::new(""));
+    if is_directory(&top.join(above))? && !is_directory(&top.join(place))? {
+        clear(&top.join(place))?;
+    }
+    Ok(())
+}
+
+fn is_directory(path: &Path) -> Result<bool> {
+    match path.symlink_metadata() {
+        Ok(found) => Ok(found.is_dir()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn exists(path: &Path) -> Result<bool> {
+    match path.symlink_metadata() {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn clear(path: &Path) -> Result<()> {
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(found) if found.is_dir() => remove_tree(path),
+        Ok(_) => fs::remove_file(path),
+    }
+}
+
+fn make(path: &Path) -> Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// Moves a part over, unless that was done before.
+fn take(from: &Path, to: &Path) -> Result<()> {
+    if exists(from)? && !exists(to)? {
+        fs::rename(from, to)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn write(path: &Path, text: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn links_where_we_write_are_gone_and_what_they_led_to_is_not() {
+        let temp = tempfile::tempdir().unwrap();
+        let outside = temp.path().join("outside");
+        write(&outside.join("agent/keep"), "mine");
+        write(&outside.join("passwd"), "mine");
+        let fs_dir = temp.path().join("fs");
+        let root = fs_dir.join("root");
+        fs::create_dir_all(root.join("var")).unwrap();
+        symlink(&outside, root.join("home")).unwrap();
+        symlink(&outside, root.join("var/tmp")).unwrap();
+        symlink(&outside, root.join("var/run")).unwrap();
+        write(&root.join("tmp"), "a file");
+        write(&root.join("workspace/a"), "work");
+        let etc = fs_dir.join("upper/rootfs/etc");
+        fs::create_dir_all(&etc).unwrap();
+        symlink(outside.join("passwd"), etc.join("passwd")).unwrap();
+
+        tame(&fs_dir).unwrap();
+        for gone in ["home", "var/tmp", "var/run", "tmp"] {
+            assert!(root.join(gone).symlink_metadata().is_err(), "{gone}");
+        }
+        assert!(etc.join("passwd").symlink_metadata().is_err());
+        assert_eq!(fs::read(root.join("workspace/a")).unwrap(), b"work");
+        assert_eq!(fs::read(outside.join("agent/keep")).unwrap(), b"mine");
+        assert_eq!(fs::read(outside.join("passwd")).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn a_renewal_that_was_cut_off_anywhere_ends_the_same() {
+        for cut in 0..4 {
+            let temp = tempfile::tempdir().unwrap();
+            let fs_dir = temp.path().join("fs");
+            write(&fs_dir.join("root/workspace/a"), "work");
+            write(&fs_dir.join("root/home/agent/b"), "home");
+            write(&fs_dir.join("root/etc/passwd"), "old");
+            write(&fs_dir.join("upper/usr/c"), "upper");
+            let before = aside(&fs_dir);
+            if cut > 0 {
+                fs::rename(&fs_dir, &before).unwrap();
+            }
+            if cut > 1 {
+                fs::create_dir_all(fs_dir.join("root")).unwrap();
+            }
+            if cut > 2 {
+                fs::rename(before.join("root/workspace"), fs_dir.join("root/workspace")).unwrap();
+            }
+            renew(&fs_dir, None).unwrap();
+            assert_eq!(fs::read(fs_dir.join("root/workspace/a")).unwrap(), b"work");
+            assert_eq!(fs::read(fs_dir.join("root/home/agent/b")).unwrap(), b"home");
+            assert_eq!(fs::read(fs_dir.join("upper/usr/c")).unwrap(), b"upper");
+            assert!(
+                !fs_dir.join("root/etc").exists() && !before.exists(),
+                "{cut}"
+            );
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What the kernel shows of itself: `/dev` and `/proc`.
+
+use std::fs::write;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use nix::fcntl::{OFlag, open};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::Mode;
+
+use super::{make_directory, remount};
+use crate::namespace::identity::AGENT_UID;
+use crate::namespace::protocol::Identity;
+use crate::namespace::step::{Step, Stumble};
+
+const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
+
+/// Files of `/proc` that tell about the host or steer it.
+const PROC_MASKED: &[&str] = &[
+    "kcore",
+    "keys",
+    "key-users",
+    "kallsyms",
+    "kmsg",
+    "kpagecount",
+    "kpageflags",
+    "kpagecgroup",
+    "timer_list",
+    "sched_debug",
+    "latency_stats",
+    "sysrq-trigger",
+    "modules",
+    "interrupts",
+    "config.gz",
+];
+
+/// Directories of `/proc` that may be looked at; writing is for the host.
+const PROC_READ_ONLY: &[&str] = &["sys", "bus", "fs", "irq", "acpi", "scsi", "driver", "tty"];
+
+/// Mounts `/dev`: six devices of the host's, and a devpts of the sandbox's own.
+pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), Stumble> {
+    let none = None::<&str>;
+    let dev = format!("{base}/dev");
+    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    mount(
+        Some("tmpfs"),
+        dev.as_str(),
+        Some("tmpfs"),
+        quiet,
+        Some("mode=0755,size=64k"),
+    )
+    .step("mounting /dev")?;
+    for device in DEVICES {
+        let inside = format!("{dev}/{device}");
+        let host = format!("/dev/{device}");
+        write(&inside, "").step("making a device's place")?;
+        mount(
+            Some(host.as_str()),
+            inside.as_str(),
+            none,
+            MsFlags::MS_BIND,
+            none,
+        )
+        .step("mounting a device")?;
+    }
+    for (target, link) in [
+        ("pts/ptmx", "ptmx"),
+        ("/proc/self/fd", "fd"),
+        ("/proc/self/fd/0", "stdin"),
+        ("/proc/self/fd/1", "stdout"),
+        ("/proc/self/fd/2", "stderr"),
+    ] {
+        symlink(target, format!("{dev}/{link}")).step("linking in /dev")?;
+    }
+    for (place, mode) in [("pts", 0o755), ("shm", 0o1777)] {
+        make_directory(&Path::new(&dev).join(place), mode).step("making a directory in /dev")?;
+    }
+    mount(
+        Some("devpts"),
+        format!("{dev}/pts").as_str(),
+        Some("devpts"),
+        quiet,
+        Some("newinstance,ptmxmode=0666,mode=0600"),
+    )
+    .step("mounting /dev/pts")?;
+    let owner = match identity {
+        Identity::Range { .. } => 0,
+        Identity::Single => AGENT_UID,
+    };
+    mount(
+        Some("tmpfs"),
+        format!("{dev}/shm").as_str(),
+        Some("tmpfs"),
+        quiet | MsFlags::MS_NODEV,
+        Some(format!("mode=1777,size=256m,uid={owner}").as_str()),
+    )
+    .step("mounting /dev/shm")?;
+    let tight = quiet | MsFlags::MS_RDONLY;
+    mount(none, dev.as_str(), none, MsFlags::MS_REMOUNT | tight, none).step("closing /dev")
+}
+
+/// Mounts `/proc`, masked. Returns one in which nothing is, for init alone.
+pub(super) fn mount_proc(base: &str) -> Result<OwnedFd, Stumble> {
+    let none = None::<&str>;
+    let proc_place = format!("{base}/proc");
+    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let fresh = |options| {
+        mount(
+            Some("proc"),
+            proc_place.as_str(),
+            Some("proc"),
+            quiet,
+            Some(options),
+        )
+        .step("mounting /proc (inside a container this needs an unmasked /proc outside)")
+    };
+    // Init has to see every process to end it, also one that made itself undumpable, which
+    // `hidepid` would hide from an init of the same id. So it keeps an instance of its own,
+    // open and mounted nowhere.
+    fresh("")?;
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let proc = open(proc_place.as_str(), flags, Mode::empty()).step("opening /proc")?;
+    umount2(proc_place.as_str(), MntFlags::MNT_DETACH).step("hiding init's /proc")?;
+    fresh("hidepid=2")?;
+    for name in PROC_READ_ONLY {
+        let path = format!("{proc_place}/{name}");
+        if Path::new(&path).exists() {
+            mount(
+                Some(path.as_str()),
+                path.as_str(),
+                none,
+                MsFlags::MS_BIND,
+                none,
+            )
+            .step("masking /proc")?;
+            remount(path.as_str(), quiet | MsFlags::MS_RDONLY).step("masking /proc")?;
+        }
+    }
+    for name in PROC_MASKED {
+        let path = format!("{proc_place}/{name}");
+        if Path::new(&path).exists() {
+            mount(
+                Some("/dev/null"),
+                path.as_str(),
+                none,
+                MsFlags::MS_BIND,
+                none,
+            )
+            .step("masking /proc")?;
+        }
+    }
+    Ok(proc)
+}

@@ -1,0 +1,478 @@
+//! What this machine allows, found by trying it: in processes that are thrown away, in a
+//! directory that is removed again.
+
+use std::fs;
+use std::io::{Error, Result};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::wait::waitpid;
+use nix::unistd::{Gid, Uid, chdir, getgroups, setresgid, setresuid};
+use serde::{Deserialize, Serialize};
+
+use super::protocol::{Identity, Order, Report};
+use super::{Namespace, cgroup, domain, identity, launch, packet, removal};
+use crate::contract::{Limits, SandboxError};
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is.
+    pub what: &'static str,
+    /// How it stands.
+    pub verdict: Verdict,
+    /// What was found.
+    pub says: String,
+    /// What to do about it.
+    pub fix: Option<String>,
+}
+
+/// How something stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As it should.
+    Well,
+    /// Sandboxes work, with less around them or in them.
+    Weaker,
+    /// No sandbox works without it.
+    Missing,
+}
+
+/// What was tried, and what the system said where it refused. `None` was not tried.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Trials {
+    namespaces: Option<Outcome>,
+    mounts: Option<Outcome>,
+    overlay: Option<Outcome>,
+    proc: Option<Outcome>,
+    time: Option<Outcome>,
+    landlock: u32,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Outcome(std::result::Result<(), String>);
+
+impl Outcome {
+    fn of<E: Into<Error>>(result: std::result::Result<(), E>) -> Option<Self> {
+        Some(Self(result.map_err(|error| error.into().to_string())))
+    }
+}
+
+impl Namespace {
+    /// Looks at what this machine allows. Takes a few milliseconds.
+    pub fn survey(&self) -> std::result::Result<Vec<Finding>, SandboxError> {
+        let system = || SandboxError::system("trying what this machine allows");
+        fs::DirBuilder::new()
+            .recursive(true)
+            .create(&self.directory)
+            .map_err(system())?;
+        let (line, its) = packet::line().map_err(system())?;
+        let mut launcher = std::process::Command::new(&self.program)
+            .args(&self.arguments)
+            .env_clear()
+            .stdin(Stdio::from(its))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(system())?;
+        let directory = self.directory.clone();
+        let said = packet::send(line.as_fd(), &Order::Survey { directory }, &[])
+            .and_then(|()| packet::receive::<Trials>(line.as_fd()));
+        drop(line);
+        let _ = launcher.wait();
+        let (trials, _) = said
+            .map_err(system())?
+            .ok_or_else(|| system()(Error::other("the launcher ended early")))?;
+        Ok(findings(&trials, &self.program))
+    }
+}
+
+fn findings(trials: &Trials, program: &Path) -> Vec<Finding> {
+    vec![
+        user_namespaces(trials, &Causes::read(), program),
+        overlay(trials),
+        proc(trials),
+        cgroups(),
+        landlock(trials.landlock),
+        time(trials),
+        subordinate_ids(),
+        groups(),
+    ]
+}
+
+fn well(what: &'static str, says: impl Into<String>) -> Finding {
+    Finding {
+        what,
+        verdict: Verdict::Well,
+        says: says.into(),
+        fix: None,
+    }
+}
+
+fn bad(
+    what: &'static str,
+    verdict: Verdict,
+    says: impl Into<String>,
+    fix: impl Into<String>,
+) -> Finding {
+    Finding {
+        what,
+        verdict,
+        says: says.into(),
+        fix: Some(fix.into()),
+    }
+}
+
+/// What may forbid user namespaces.
+#[derive(Default)]
+struct Causes {
+    /// Ubuntu 24.04: they can be made, and give no right inside.
+    apparmor: bool,
+    /// Debian's old switch.
+    switched_off: bool,
+    none_allowed: bool,
+}
+
+impl Causes {
+    fn read() -> Self {
+        let is = |path: &str, value: &str| {
+            fs::read_to_string(path).is_ok_and(|text| text.trim() == value)
+        };
+        let kernel = "/proc/sys/kernel";
+        Self {
+            apparmor: is(
+                &format!("{kernel}/apparmor_restrict_unprivileged_userns"),
+                "1",
+            ),
+            switched_off: is(&format!("{kernel}/unprivileged_userns_clone"), "0"),
+            none_allowed: is("/proc/sys/user/max_user_namespaces", "0"),
+        }
+    }
+
+    fn fix(&self, program: &Path) -> String {
+        if self.none_allowed {
+            "as root: sysctl user.max_user_namespaces=15000".to_owned()
+        } else if self.switched_off {
+            "as root: sysctl kernel.unprivileged_userns_clone=1".to_owned()
+        } else if self.apparmor {
+            format!(
+                "as root, once: printf 'abi <abi/4.0>,\\nprofile palisade {} \
+                 flags=(unconfined) {{\\n  userns,\\n}}\\n' > /etc/apparmor.d/palisade && \
+                 apparmor_parser -r /etc/apparmor.d/palisade",
+                program.display()
+            )
+        } else {
+            "inside a container: start it with --security-opt seccomp=unconfined --security-opt \
+             apparmor=unconfined --security-opt systempaths=unconfined, or use the docker backend"
+                .to_owned()
+        }
+    }
+}
+
+fn user_namespaces(trials: &Trials, causes: &Causes, program: &Path) -> Finding {
+    const WHAT: &str = "user namespaces";
+    let refused = |says: String| bad(WHAT, Verdict::Missing, says, causes.fix(program));
+    match (&trials.namespaces, &trials.mounts) {
+        (Some(Outcome(Ok(()))), Some(Outcome(Ok(())))) => well(WHAT, "allowed"),
+        (Some(Outcome(Err(why))), _) => refused(format!("refused: {why}")),
+        (_, Some(Outcome(Err(why)))) => refused(format!("allowed, but without rights: {why}")),
+        (_, None) | (None, _) => refused("could not be tried".to_owned()),
+    }
+}
+
+fn overlay(trials: &Trials) -> Finding {
+    const WHAT: &str = "overlay in a user namespace";
+    match &trials.overlay {
+        Some(Outcome(Ok(()))) => well(WHAT, "works"),
+        Some(Outcome(Err(why))) => bad(
+            WHAT,
+            Verdict::Weaker,
+            format!(
+                "refused: {why}; system directories are read-only inside, and neither host paths nor a rootfs work"
+            ),
+            "use Linux 5.11 or newer, as root: modprobe overlay, and keep the state directory on ext4, xfs or btrfs",
+        ),
+        None => bad(WHAT, Verdict::Weaker, "not tried", "see user namespaces"),
+    }
+}
+
+fn proc(trials: &Trials) -> Finding {
+    const WHAT: &str = "a fresh /proc";
+    match &trials.proc {
+        Some(Outcome(Ok(()))) => well(WHAT, "works"),
+        Some(Outcome(Err(why))) => bad(
+            WHAT,
+            Verdict::Missing,
+            format!("refused: {why}"),
+            "inside a container: start it with --security-opt systempaths=unconfined, or use the docker backend",
+        ),
+        None => bad(WHAT, Verdict::Missing, "not tried", "see user namespaces"),
+    }
+}
+
+fn cgroups() -> Finding {
+    const WHAT: &str = "cgroups";
+    let planned = cgroup::plan(&format!("palisade-survey-{}", std::process::id()));
+    let (made, counted) = cgroup::make(&planned, Limits::default());
+    let freezes = cgroup::is_frozen(&made).is_some();
+    let _ = cgroup::remove(&made);
+    let missing: Vec<_> = [
+        (counted.memory, "memory"),
+        (counted.pids, "processes"),
+        (freezes, "freezing"),
+    ]
+    .into_iter()
+    .filter(|(there, _)| !there)
+    .map(|(_, what)| what)
+    .collect();
+    if missing.is_empty() {
+        return well(WHAT, "memory, processes and freezing");
+    }
+    let fix = if Uid::effective().is_root() {
+        "boot with systemd.unified_cgroup_hierarchy=1; in a container, give it a writable cgroup"
+    } else {
+        "start the gate in a scope of its own: systemd-run --user --scope -p Delegate=yes palisade …"
+    };
+    bad(
+        WHAT,
+        Verdict::Weaker,
+        format!(
+            "not for {}: limits hold per process and user only, and a pause is done by signals",
+            missing.join(", ")
+        ),
+        fix,
+    )
+}
+
+fn landlock(version: u32) -> Finding {
+    const WHAT: &str = "landlock";
+    match version {
+        0 => bad(
+            WHAT,
+            Verdict::Weaker,
+            "not active; sandboxes have no second wall",
+            "boot with landlock in the lsm= list (Linux 5.13 or newer)",
+        ),
+        1 => bad(
+            WHAT,
+            Verdict::Weaker,
+            "version 1, in which nothing can be renamed; not used",
+            "use Linux 5.19 or newer",
+        ),
+        2..6 => bad(
+            WHAT,
+            Verdict::Weaker,
+            format!("version {version}: files only"),
+            "use Linux 6.12 or newer for signals and abstract sockets",
+        ),
+        _ => well(WHAT, format!("version {version}")),
+    }
+}
+
+fn time(trials: &Trials) -> Finding {
+    const WHAT: &str = "time namespaces";
+    match &trials.time {
+        Some(Outcome(Ok(()))) => well(WHAT, "allowed"),
+        Some(Outcome(Err(why))) => bad(
+            WHAT,
+            Verdict::Weaker,
+            format!("refused: {why}; the time since boot is visible inside either way"),
+            "use Linux 5.6 or newer with CONFIG_TIME_NS",
+        ),
+        None => bad(WHAT, Verdict::Weaker, "not tried", "see user namespaces"),
+    }
+}
+
+fn subordinate_ids() -> Finding {
+    const WHAT: &str = "subordinate ids";
+    let says = if Uid::effective().is_root() {
+        "not needed by root, who has ids of every sandbox's own"
+    } else {
+        "not used: --root inside a sandbox needs a gate started by root"
+    };
+    well(WHAT, says)
+}
+
+fn groups() -> Finding {
+    const WHAT: &str = "supplementary groups";
+    if Uid::effective().is_root() {
+        return well(WHAT, "dropped");
+    }
+    let own = Gid::effective();
+    let kept: Vec<_> = getgroups()
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|group| *group != own)
+        .map(|group| {
+            nix::unistd::Group::from_gid(group)
+                .ok()
+                .flatten()
+                .map_or_else(|| group.to_string(), |group| group.name)
+        })
+        .collect();
+    if kept.is_empty() {
+        return well(WHAT, "none");
+    }
+    bad(
+        WHAT,
+        Verdict::Weaker,
+        format!(
+            "the kernel lets only root drop them, so agents may read what these groups may: {}",
+            kept.join(", ")
+        ),
+        "start the gate by root, or by a user without them",
+    )
+}
+
+/// The launcher's part: one thread, and nothing to lose.
+pub(crate) fn try_out(line: BorrowedFd<'_>, directory: &Path) -> Result<()> {
+    let mut trials = Trials {
+        landlock: domain::version(),
+        ..Trials::default()
+    };
+    trials.time = Outcome::of(
+        launch::clone_into(libc::CLONE_NEWUSER | libc::CLONE_NEWTIME, None).map(
+            |child| match child {
+                None => std::process::exit(0),
+                Some(child) => drop(waitpid(child, None)),
+            },
+        ),
+    );
+    let place = directory.join(format!(".survey-{}", std::process::id()));
+    let tried = try_namespaces(&mut trials, &place);
+    let _ = removal::remove_tree(&place);
+    tried?;
+    packet::send(line, &trials, &[])
+}
+
+fn try_namespaces(trials: &mut Trials, place: &Path) -> Result<()> {
+    let root = Uid::effective().is_root();
+    let identity = identity::choose(root, &place.to_string_lossy(), &[], None)
+        .ok_or_else(|| Error::other("no ids"))?;
+    fs::create_dir(place)?;
+    let mut places: Vec<PathBuf> = ["lower", "upper", "work", "merged", "proc"]
+        .map(|name| place.join(name))
+        .to_vec();
+    for one in &places {
+        fs::create_dir(one)?;
+    }
+    places.push(place.to_owned());
+    if let Identity::Range { first } = identity {
+        for one in &places {
+            chown(one, Some(first), Some(first))?;
+        }
+    }
+    // Not by path: what is above may be closed to whom we become.
+    chdir(place)?;
+    let (ours, its) = packet::line()?;
+    let flags = libc::CLONE_NEWUSER
+        | libc::CLONE_NEWNS
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUTS;
+    let child = match launch::clone_into(flags, None) {
+        Ok(None) => {
+            drop(ours);
+            let code = i32::from(try_inside(its.as_fd(), identity, trials.clone()).is_err());
+            std::process::exit(code)
+        }
+        Ok(Some(child)) => child,
+        Err(error) => {
+            trials.namespaces = Outcome::of(Err(error));
+            return Ok(());
+        }
+    };
+    drop(its);
+    let mapped = identity::write_maps(child.as_raw(), identity).map_err(|stumble| stumble.source);
+    trials.namespaces = Outcome::of(mapped);
+    if packet::send(ours.as_fd(), &Report::Go, &[]).is_ok()
+        && let Ok(Some((found, _))) = packet::receive::<Trials>(ours.as_fd())
+    {
+        let namespaces = trials.namespaces.take();
+        *trials = found;
+        trials.namespaces = namespaces;
+    }
+    drop(ours);
+    let _ = waitpid(child, None);
+    Ok(())
+}
+
+fn try_inside(line: BorrowedFd<'_>, identity: Identity, mut trials: Trials) -> Result<()> {
+    packet::receive::<Report>(line)?;
+    if let Identity::Range { .. } = identity {
+        let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
+        setresgid(gid, gid, gid)?;
+        setresuid(uid, uid, uid)?;
+    }
+    let none = None::<&str>;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    trials.mounts = Outcome::of(mount(none, "/", none, private, none));
+    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    let options = Some("lowerdir=lower,upperdir=upper,workdir=work,userxattr");
+    let overlay = mount(Some("overlay"), "merged", Some("overlay"), quiet, options);
+    trials.overlay = Outcome::of(overlay.map_err(Error::from).and_then(|()| {
+        // Mounting is one thing, writing another.
+        fs::write("merged/file", "")
+    }));
+    let fresh = mount(Some("proc"), "proc", Some("proc"), quiet, Some("hidepid=2"));
+    trials.proc = Outcome::of(fresh);
+    packet::send(line, &trials, &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tried(namespaces: &str, mounts: &str) -> Trials {
+        let outcome = |word: &str| match word {
+            "" => Some(Outcome(Ok(()))),
+            word => Some(Outcome(Err(word.to_owned()))),
+        };
+        Trials {
+            namespaces: outcome(namespaces),
+            mounts: outcome(mounts),
+            ..Trials::default()
+        }
+    }
+
+    #[test]
+    fn what_is_refused_comes_with_the_fix_for_its_cause() {
+        let program = Path::new("/usr/bin/palisade");
+        let says = |trials: &Trials, causes: &Causes| user_namespaces(trials, causes, program);
+        let none = Causes::default();
+        assert_eq!(says(&tried("", ""), &none).verdict, Verdict::Well);
+        let apparmor = Causes {
+            apparmor: true,
+            ..Causes::default()
+        };
+        let found = says(&tried("", "EACCES"), &apparmor);
+        assert_eq!(found.verdict, Verdict::Missing);
+        let fix = found.fix.unwrap();
+        assert!(fix.contains("profile palisade /usr/bin/palisade"), "{fix}");
+        let off = Causes {
+            switched_off: true,
+            ..Causes::default()
+        };
+        let fix = says(&tried("EPERM", ""), &off).fix.unwrap();
+        assert!(fix.contains("unprivileged_userns_clone=1"), "{fix}");
+        let fix = says(&tried("EPERM", ""), &none).fix.unwrap();
+        assert!(fix.contains("container"), "{fix}");
+        let never = says(&Trials::default(), &none);
+        assert_eq!(never.verdict, Verdict::Missing);
+    }
+
+    #[test]
+    fn every_finding_that_is_not_well_says_what_to_do() {
+        for trials in [Trials::default(), tried("EPERM", "EPERM"), tried("", "")] {
+            for finding in findings(&trials, Path::new("/usr/bin/palisade")) {
+                let fixable = finding.verdict != Verdict::Well;
+                assert_eq!(fixable, finding.fix.is_some(), "{finding:?}");
+            }
+        }
+    }
+}

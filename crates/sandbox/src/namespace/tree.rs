@@ -1,0 +1,127 @@
+//! Everybody inside: who is whose child, and ending whole families.
+
+use std::collections::HashSet;
+use std::io::{Error, ErrorKind, Read};
+use std::os::fd::OwnedFd;
+
+use nix::dir::Dir;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::Pid;
+
+/// Rounds without news after which a process that does not come to rest is killed as it is.
+const MOST_QUIET_ROUNDS: u32 = 100;
+
+/// Kills a process and everything it started.
+pub(crate) fn end_tree(proc: &OwnedFd, root: Pid) {
+    end(proc, &|one| one.pid == root.as_raw());
+}
+
+/// Kills everybody who is under nobody's care: whoever has init for a parent and is no
+/// keeper had a keeper that was killed.
+pub(crate) fn end_unkept(proc: &OwnedFd, keepers: &[Pid]) {
+    let is_kept = |one: &Process| keepers.iter().any(|keeper| keeper.as_raw() == one.pid);
+    end(proc, &|one| one.parent == 1 && !is_kept(one));
+}
+
+/// Kills all those, with everything they started.
+fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
+    let mut found = HashSet::new();
+    let mut quiet = 0;
+    let mut rested = false;
+    // Stopped first. Being told to stop is not enough, because a fork that has got past
+    // its look at the signals still makes its child; and a listing holds names that are
+    // older than the states read for them. So everybody must be at rest in one round,
+    // and the next one must find nobody new. Somebody who cannot be stopped (a shell
+    // whose vfork child was) is not waited for for ever.
+    while quiet < MOST_QUIET_ROUNDS {
+        let all = processes(proc);
+        let before = found.len();
+        let mut grown = true;
+        while grown {
+            grown = false;
+            for one in &all {
+                let belongs = is_root(one) || found.contains(&one.parent);
+                if belongs && found.insert(one.pid) {
+                    grown = true;
+                    let _ = kill(Pid::from_raw(one.pid), Signal::SIGSTOP);
+                }
+            }
+        }
+        let at_rest = |one: &Process| matches!(one.state, 'T' | 't' | 'Z' | 'X');
+        let moving = all
+            .iter()
+            .any(|one| found.contains(&one.pid) && !at_rest(one));
+        let grew = found.len() > before;
+        if grew {
+            quiet = 0;
+        } else if moving {
+            quiet += 1;
+            std::thread::yield_now();
+        } else if rested {
+            break;
+        }
+        rested = !grew && !moving;
+    }
+    for pid in found {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+/// One line of `/proc/*/stat`.
+struct Process {
+    pid: i32,
+    state: char,
+    parent: i32,
+}
+
+fn processes(proc: &OwnedFd) -> Vec<Process> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let Ok(mut listing) = Dir::openat(proc, ".", flags, Mode::empty()) else {
+        return Vec::new();
+    };
+    listing
+        .iter()
+        .flatten()
+        .filter_map(|entry| {
+            let pid: i32 = entry.file_name().to_str().ok()?.parse().ok()?;
+            let path = format!("{pid}/stat");
+            let file = openat(proc, path.as_str(), OFlag::O_CLOEXEC, Mode::empty()).ok()?;
+            let mut bytes = Vec::new();
+            std::fs::File::from(file).read_to_end(&mut bytes).ok()?;
+            let fields = stat_fields(&bytes).ok()?;
+            Some(Process {
+                pid,
+                state: fields.first()?.chars().next()?,
+                parent: fields.get(1)?.parse().ok()?,
+            })
+        })
+        .collect()
+}
+
+/// The fields of `/proc/PID/stat` from the state on. The name before them is the process's
+/// own and may hold anything, parentheses and newlines too.
+pub(crate) fn stat_fields(stat: &[u8]) -> std::io::Result<Vec<String>> {
+    let text = String::from_utf8_lossy(stat);
+    let (_, fields) = text
+        .rsplit_once(')')
+        .ok_or_else(|| Error::from(ErrorKind::InvalidData))?;
+    Ok(fields.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Stops every process but init, or lets them go on; whether all obeyed.
+pub(crate) fn freeze_all(proc: &OwnedFd, frozen: bool) -> bool {
+    let everybody = Pid::from_raw(-1);
+    if !frozen {
+        let _ = kill(everybody, Signal::SIGCONT);
+        return true;
+    }
+    // What was forked between two rounds is caught by the next.
+    (0..1000).any(|_| {
+        let _ = kill(everybody, Signal::SIGSTOP);
+        processes(proc)
+            .iter()
+            .all(|one| one.pid == 1 || matches!(one.state, 'T' | 't' | 'Z' | 'X'))
+    })
+}

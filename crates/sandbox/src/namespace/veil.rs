@@ -1,0 +1,184 @@
+//! What of a layer is not for everybody's eyes, and how it is hidden.
+//!
+//! With one id the operator's files are the agent's own, and root inside may read whatever is
+//! mapped: there the kernel would not keep in what 'other' may not read. So the launcher looks
+//! for it, by mode alone, and init puts a whiteout over each before the overlay is mounted.
+//! What the operator closes, or adds closed, while the sandbox is there is not hidden.
+
+use std::ffi::CString;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
+use std::path::{Path, PathBuf};
+
+use nix::sys::stat::{Mode, SFlag, mknod};
+
+use super::layer::id_inside;
+use super::protocol::Identity;
+
+/// The most entries a layer may have that is looked through.
+const MOST: usize = 4_000_000;
+
+/// Something that must not be seen.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Hidden {
+    /// The directories on the way, from the top: name, mode and owner.
+    parents: Vec<(PathBuf, u32, u32, u32)>,
+    path: PathBuf,
+}
+
+/// Where it is looked.
+#[derive(Clone, Copy)]
+pub(crate) enum Where {
+    /// Everywhere.
+    Everywhere,
+    /// Near the top, and in what belongs to somebody: in a directory of the system's, what is
+    /// closed is that one's own or nobody's business.
+    Of(u32),
+}
+
+/// Directories this far from the top are looked into, whosever they are.
+const NEAR: usize = 2;
+
+/// Looks through a part of a directory of the host's. Follows no link and reads no file.
+pub(crate) fn find(top: &Path, part: &Path, places: Where) -> Result<Vec<Hidden>> {
+    let mut hidden = Vec::new();
+    let mut seen = 0;
+    let mut parents = Vec::new();
+    let data = match top.join(part).symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(hidden),
+        other => other?,
+    };
+    if !data.is_dir() {
+        return Ok(hidden);
+    }
+    if part != Path::new("") {
+        let mode = data.mode() & 0o777;
+        parents.push((part.to_owned(), mode, data.uid(), data.gid()));
+    }
+    let near = parents.len() + NEAR;
+    let device = data.dev();
+    let mut open = vec![(part.to_owned(), parents)];
+    while let Some((directory, parents)) = open.pop() {
+        let entries = match std::fs::read_dir(top.join(&directory)) {
+            // It went away, or even we may not look.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::PermissionDenied
+                ) =>
+            {
+                continue;
+            }
+            other => other?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            seen += 1;
+            if seen > MOST {
+                return Err(Error::other(format!("more than {MOST} entries")));
+            }
+            let Ok(data) = entry.metadata() else {
+                continue;
+            };
+            let kind = data.file_type();
+            let path = directory.join(entry.file_name());
+            let for_everybody = if kind.is_dir() {
+                data.mode() & 0o005 == 0o005
+            } else {
+                kind.is_symlink() || (kind.is_file() && data.mode() & 0o004 != 0)
+            };
+            if !for_everybody {
+                let parents = parents.clone();
+                hidden.push(Hidden { parents, path });
+            } else if kind.is_dir() && data.dev() == device {
+                match places {
+                    Where::Of(uid) if uid != data.uid() && parents.len() + 1 >= near => continue,
+                    Where::Of(_) | Where::Everywhere => {}
+                }
+                let mut parents = parents.clone();
+                let mode = data.mode() & 0o777;
+                parents.push((path.clone(), mode, data.uid(), data.gid()));
+                open.push((path, parents));
+            }
+        }
+    }
+    Ok(hidden)
+}
+
+/// Hides it, in a layer's own upper directory. One that was used before may have something
+/// of the agent's in the way, through which nothing is written and which hides it as well.
+pub(crate) fn hide(hidden: &[Hidden], upper: &Path, identity: Identity) -> Result<()> {
+    'hidden: for one in hidden {
+        for (path, mode, uid, gid) in &one.parents {
+            let path = upper.join(path);
+            match path.symlink_metadata() {
+                Ok(found) if found.is_dir() => continue,
+                Ok(_) => continue 'hidden,
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                Err(_) => std::fs::DirBuilder::new().mode(*mode).create(&path)?,
+            }
+            if let Identity::Range { .. } = identity {
+                chown(&path, id_inside(*uid), id_inside(*gid))?;
+            }
+        }
+        match upper.join(&one.path).symlink_metadata() {
+            Ok(found) if found.is_dir() => {
+                return Err(Error::other(format!(
+                    "{} was changed inside and is no longer for everybody outside",
+                    one.path.display()
+                )));
+            }
+            Ok(_) => continue,
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Err(_) => {}
+        }
+        let path = CString::new(upper.join(&one.path).as_os_str().as_bytes())?;
+        // A character device 0:0 is how an overlay says 'not there'; anybody may make one.
+        mknod(path.as_c_str(), SFlag::S_IFCHR, Mode::empty(), 0)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_for_everybody_is_found_and_nothing_else() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        for (name, mode) in [("bin", 0o755), ("bin/deep", 0o755), ("private", 0o700)] {
+            std::fs::create_dir(at(name)).unwrap();
+            std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        for (name, mode) in [
+            ("bin/tool", 0o755),
+            ("bin/deep/token", 0o600),
+            ("group", 0o640),
+            ("private/inner", 0o644),
+        ] {
+            std::fs::write(at(name), "").unwrap();
+            std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        symlink("/etc/shadow", at("link")).unwrap();
+        let found = |part: &str, places| {
+            let mut found: Vec<_> = find(place.path(), Path::new(part), places)
+                .unwrap()
+                .into_iter()
+                .map(|one| one.path.to_str().unwrap().to_owned())
+                .collect();
+            found.sort();
+            found
+        };
+        let all = ["bin/deep/token", "group", "private"];
+        assert_eq!(found("", Where::Everywhere), all);
+        assert_eq!(found("bin", Where::Everywhere), all[..1]);
+        assert_eq!(found("missing", Where::Everywhere), [""; 0]);
+        let own = nix::unistd::Uid::effective().as_raw();
+        assert_eq!(found("", Where::Of(own)), all);
+        assert_eq!(found("", Where::Of(own + 1)), all[1..]);
+    }
+}

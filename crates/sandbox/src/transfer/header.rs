@@ -1,0 +1,187 @@
+//! The 512 bytes before each member (POSIX ustar and GNU).
+
+use super::TransferError;
+
+pub(super) const BLOCK: usize = 512;
+
+/// A header as it stands in the archive.
+pub(super) struct Header(pub(super) [u8; BLOCK]);
+
+// Where the fields are.
+const NAME: (usize, usize) = (0, 100);
+const MODE: (usize, usize) = (100, 108);
+const UID: (usize, usize) = (108, 116);
+const GID: (usize, usize) = (116, 124);
+const SIZE: (usize, usize) = (124, 136);
+const MODIFIED: (usize, usize) = (136, 148);
+const SUM: (usize, usize) = (148, 156);
+const KIND: usize = 156;
+const LINK: (usize, usize) = (157, 257);
+const MAGIC: (usize, usize) = (257, 265);
+const PREFIX: (usize, usize) = (345, 500);
+
+const GNU: &[u8] = b"ustar  \0";
+const POSIX: &[u8] = b"ustar\x0000";
+
+/// The longest name or link that needs no header of its own.
+pub(super) const SHORT: usize = 100;
+
+impl Header {
+    /// For writing. Names that are too long are cut; who writes puts them before.
+    pub(super) fn new(kind: u8, name: &[u8], link: &[u8]) -> Self {
+        let mut header = Self([0; BLOCK]);
+        header.put(NAME, name);
+        header.put(LINK, link);
+        header.put(MAGIC, GNU);
+        header.put_number(UID, 0);
+        header.put_number(GID, 0);
+        if let Some(place) = header.0.get_mut(KIND) {
+            *place = kind;
+        }
+        header
+    }
+
+    /// Sets what varies and sums up.
+    pub(super) fn seal(mut self, mode: u32, size: u64, modified: u64) -> Self {
+        self.put_number(MODE, u64::from(mode));
+        self.put_number(SIZE, size);
+        self.put_number(MODIFIED, modified);
+        let sum = format!("{:06o}\0 ", self.sum());
+        self.put(SUM, sum.as_bytes());
+        self
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.iter().all(|&byte| byte == 0)
+    }
+
+    /// Checks that it is a header at all.
+    pub(super) fn check(&self) -> Result<(), TransferError> {
+        if number(self.field(SUM)) != Some(self.sum()) {
+            return Err(TransferError::malformed("a checksum is wrong"));
+        }
+        if self.field(MAGIC) != GNU && self.field(MAGIC) != POSIX {
+            return Err(TransferError::malformed("it is no ustar archive"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn kind(&self) -> u8 {
+        self.0.get(KIND).copied().unwrap_or_default()
+    }
+
+    pub(super) fn path(&self) -> Vec<u8> {
+        let name = text(self.field(NAME));
+        match text(self.field(PREFIX)) {
+            // GNU keeps times there.
+            prefix if self.field(MAGIC) == POSIX && !prefix.is_empty() => {
+                [prefix, b"/", name].concat()
+            }
+            _ => name.to_vec(),
+        }
+    }
+
+    pub(super) fn link(&self) -> Vec<u8> {
+        text(self.field(LINK)).to_vec()
+    }
+
+    pub(super) fn mode(&self) -> Option<u32> {
+        number(self.field(MODE)).and_then(|mode| u32::try_from(mode).ok())
+    }
+
+    pub(super) fn size(&self) -> Option<u64> {
+        number(self.field(SIZE))
+    }
+
+    /// Seconds since 1970; what cannot be told is that moment.
+    pub(super) fn modified(&self) -> u64 {
+        number(self.field(MODIFIED)).unwrap_or_default()
+    }
+
+    fn field(&self, (from, to): (usize, usize)) -> &[u8] {
+        self.0.get(from..to).unwrap_or_default()
+    }
+
+    fn put(&mut self, (from, to): (usize, usize), bytes: &[u8]) {
+        for (place, byte) in self.0.iter_mut().take(to).skip(from).zip(bytes) {
+            *place = *byte;
+        }
+    }
+
+    fn put_number(&mut self, (from, to): (usize, usize), value: u64) {
+        let digits = to - from - 1;
+        let octal = format!("{value:0digits$o}");
+        if octal.len() <= digits {
+            self.put((from, to), octal.as_bytes());
+        } else {
+            // Base 256, as GNU and everybody since.
+            let mut bytes = vec![0; to - from - 8];
+            bytes.extend(value.to_be_bytes());
+            if let Some(first) = bytes.first_mut() {
+                *first = 0x80;
+            }
+            self.put((from, to), &bytes);
+        }
+    }
+
+    /// The sum of all bytes, with the sum itself taken as blanks.
+    fn sum(&self) -> u64 {
+        let all: u64 = self.0.iter().map(|&byte| u64::from(byte)).sum();
+        let own: u64 = self.field(SUM).iter().map(|&byte| u64::from(byte)).sum();
+        all - own + 8 * u64::from(b' ')
+    }
+}
+
+/// Up to the first NUL.
+fn text(field: &[u8]) -> &[u8] {
+    field.split(|&byte| byte == 0).next().unwrap_or_default()
+}
+
+/// Octal digits, or base 256 behind a high bit. Nothing else is a number.
+fn number(field: &[u8]) -> Option<u64> {
+    if let Some((0x80, bytes)) = field.split_first() {
+        return bytes.iter().try_fold(0_u64, |value, &byte| {
+            Some(value.checked_mul(256)? + u64::from(byte))
+        });
+    }
+    let text = str::from_utf8(field).ok()?;
+    let digits = text.trim_end_matches(['\0', ' ']).trim_start_matches(' ');
+    if digits.is_empty() {
+        return Some(0);
+    }
+    digits.bytes().try_fold(0_u64, |value, byte| match byte {
+        b'0'..=b'7' => value.checked_mul(8)?.checked_add(u64::from(byte - b'0')),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_octal_or_base_256_and_nothing_else() {
+        for (field, wanted) in [
+            (&b"0000644\0"[..], Some(0o644)),
+            (b"   644 \0", Some(0o644)),
+            (b"\0\0\0\0\0\0\0\0", Some(0)),
+            (b"\x80\0\0\0\0\0\x01\0", Some(256)),
+            (b"\x81\0\0\0\0\0\0\0\0\0\0\0", None),
+            (b"\xff\xff\xff\xff\xff\xff\xff\xff", None),
+            (b"-1\0\0\0\0\0\0", None),
+            (b"12 34\0\0\0", None),
+            (b"0x1\0\0\0\0\0", None),
+        ] {
+            assert_eq!(number(field), wanted, "{field:?}");
+        }
+    }
+
+    #[test]
+    fn a_size_beyond_octal_is_kept() {
+        for size in [0, 1, (8 << 30) - 1, 8 << 30, u64::MAX] {
+            let header = Header::new(b'0', b"x", b"").seal(0o644, size, 7);
+            header.check().unwrap();
+            assert_eq!((header.size(), header.modified()), (Some(size), 7));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Moves a finished tree to where it belongs: looked through first, so that a refusal comes
+//! before the first move.
+
+use std::collections::HashSet;
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+
+use nix::errno::Errno;
+use nix::fcntl::renameat;
+use nix::sys::stat::{Mode, fstat, mkdirat};
+
+use super::beneath::{self, Kind};
+use super::{Overwrite, Refusal, TransferError};
+
+/// Moves what is in `from` into `to`. Returns the directories that were there before.
+pub(super) fn merge(
+    from: &OwnedFd,
+    to: &OwnedFd,
+    overwrite: Overwrite,
+) -> Result<HashSet<Vec<CString>>, TransferError> {
+    let mut merged = HashSet::new();
+    check(from, to, overwrite, &mut Vec::new(), &mut merged)?;
+    move_all(from, to, overwrite, &mut Vec::new())?;
+    Ok(merged)
+}
+
+fn check(
+    from: &OwnedFd,
+    to: &OwnedFd,
+    overwrite: Overwrite,
+    path: &mut Vec<CString>,
+    merged: &mut HashSet<Vec<CString>>,
+) -> Result<(), TransferError> {
+    for name in list(from, path)? {
+        path.push(name.clone());
+        let look = |at| {
+            beneath::look(at, &name)
+                .map_err(|e| TransferError::system("looking at", &shown(path))(e))
+        };
+        let ours = look(from)?.map(|data| beneath::kind(&data));
+        match (ours, look(to)?.map(|data| beneath::kind(&data))) {
+            (_, None) => {}
+            (Some(Kind::Directory), Some(Kind::Directory)) => {
+                let opened = shown(path);
+                let below = beneath::directory(from, &name)
+                    .and_then(|ours| Ok((ours, beneath::directory(to, &name)?)))
+                    .map_err(TransferError::system("opening", &opened))?;
+                merged.insert(path.clone());
+                check(&below.0, &below.1, overwrite, path, merged)?;
+            }
+            _ if overwrite == Overwrite::No => return Err(TransferError::Exists(shown(path))),
+            (Some(Kind::Directory), Some(_)) | (_, Some(Kind::Directory | Kind::Other)) => {
+                return Err(TransferError::refused(
+                    shown(path).as_bytes(),
+                    Refusal::OtherKind,
+                ));
+            }
+            (_, Some(Kind::File | Kind::Symlink)) => {}
+        }
+        path.pop();
+    }
+    Ok(())
+}
+
+fn move_all(
+    from: &OwnedFd,
+    to: &OwnedFd,
+    overwrite: Overwrite,
+    path: &mut Vec<CString>,
+) -> Result<(), TransferError> {
+    for name in list(from, path)? {
+        path.push(name.clone());
+        let failed = |errno| match errno {
+            Errno::EEXIST => TransferError::Exists(shown(path)),
+            errno => TransferError::system("moving", &shown(path))(errno),
+        };
+        let ours = beneath::look(from, &name).map_err(failed)?;
+        let is_directory = ours.is_some_and(|data| beneath::kind(&data) == Kind::Directory);
+        match beneath::move_new(from, to, &name) {
+            Ok(()) => {}
+            // There already; or a layer of an overlay that directories cannot be moved to.
+            Err(Errno::EEXIST | Errno::ENOTEMPTY | Errno::EXDEV) if is_directory => {
+                let below = beneath::directory(from, &name)
+                    .and_then(|ours| {
+                        let mode = Mode::from_bits_truncate(fstat(&ours)?.st_mode & 0o777);
+                        match mkdirat(to, name.as_c_str(), mode) {
+                            Ok(()) | Err(Errno::EEXIST) => {}
+                            Err(errno) => return Err(errno),
+                        }
+                        Ok((ours, beneath::directory(to, &name)?))
+                    })
+                    .map_err(failed)?;
+                move_all(&below.0, &below.1, overwrite, path)?;
+            }
+            Err(Errno::EEXIST) if overwrite == Overwrite::Yes => {
+                renameat(from, name.as_c_str(), to, name.as_c_str()).map_err(failed)?;
+            }
+            Err(errno) => return Err(failed(errno)),
+        }
+        path.pop();
+    }
+    Ok(())
+}
+
+fn list(directory: &OwnedFd, path: &[CString]) -> Result<Vec<CString>, TransferError> {
+    let names = beneath::list(directory, u64::MAX)
+        .map_err(|errno| TransferError::system("listing", &shown(path))(errno))?;
+    Ok(names.unwrap_or_default())
+}
+
+fn shown(path: &[CString]) -> String {
+    let names: Vec<_> = path.iter().map(|name| name.to_string_lossy()).collect();
+    names.join("/")
+}

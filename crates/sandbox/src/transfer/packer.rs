@@ -1,0 +1,207 @@
+//! Walks a tree and writes it down.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, readlinkat};
+use nix::sys::stat::{FileStat, Mode, fstat, stat};
+
+use super::beneath::{self, Kind};
+use super::path::{DEEPEST, LONGEST};
+use super::writer::{Entry, Writer};
+use super::{Refusal, TransferError, leave_out};
+use crate::contract::{Moved, Transfer};
+
+const CHUNK: usize = 64 << 10;
+
+pub(super) struct Packer<'a> {
+    writer: Writer<'a>,
+    bounds: Transfer,
+    entries: u64,
+    moved: Moved,
+    progress: &'a mut dyn FnMut(u64),
+    buffer: Vec<u8>,
+}
+
+impl<'a> Packer<'a> {
+    pub(super) fn new(
+        into: &'a mut dyn Write,
+        bounds: &Transfer,
+        progress: &'a mut dyn FnMut(u64),
+    ) -> Self {
+        Self {
+            writer: Writer::new(into),
+            bounds: *bounds,
+            entries: 0,
+            moved: Moved::default(),
+            progress,
+            buffer: vec![0; CHUNK],
+        }
+    }
+
+    /// Adds a file or a tree, under its own name. What has none (`/`, `.`) is added without.
+    pub(super) fn add(&mut self, source: &Path) -> Result<(), TransferError> {
+        let missing = |errno| match errno {
+            Errno::ENOENT => TransferError::Missing(source.to_string_lossy().into_owned()),
+            errno => TransferError::system("opening", source)(errno),
+        };
+        let mut path = source
+            .file_name()
+            .map(|name| name.as_bytes().to_vec())
+            .unwrap_or_default();
+        // Looked at before it is opened: opening a device may do something.
+        let kind = beneath::kind(&stat(source).map_err(missing)?);
+        let more = match kind {
+            Kind::Directory => OFlag::O_DIRECTORY,
+            Kind::File => OFlag::empty(),
+            Kind::Symlink | Kind::Other => {
+                return Err(TransferError::refused(&path, Refusal::Unknown));
+            }
+        };
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let opened = open(source, flags | more, Mode::empty()).map_err(missing)?;
+        if kind == Kind::Directory {
+            self.tree(&opened, &mut path)
+        } else {
+            self.file(File::from(opened), &path)
+        }
+    }
+
+    pub(super) fn finish(self) -> Result<Moved, TransferError> {
+        self.writer
+            .finish()
+            .map_err(TransferError::system("writing", "archive"))?;
+        Ok(self.moved)
+    }
+
+    fn tree(&mut self, directory: &OwnedFd, path: &mut Vec<u8>) -> Result<(), TransferError> {
+        let data = fstat(directory).map_err(TransferError::system("looking at", shown(path)))?;
+        let length = path.len();
+        if !path.is_empty() {
+            path.push(b'/');
+            self.begin(path, &data, Entry::Directory)?;
+        }
+        let left = self.bounds.entries - self.entries;
+        let names = beneath::list(directory, left)
+            .map_err(TransferError::system("listing", shown(path)))?
+            .ok_or(TransferError::TooMany(self.bounds.entries))?;
+        let below = path.len();
+        for name in names {
+            path.truncate(below);
+            path.extend_from_slice(name.to_bytes());
+            self.entry(directory, &name, path)?;
+        }
+        path.truncate(length);
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        directory: &OwnedFd,
+        name: &CStr,
+        path: &mut Vec<u8>,
+    ) -> Result<(), TransferError> {
+        let depth = path.iter().filter(|&&byte| byte == b'/').count();
+        if path.len() > LONGEST || depth >= DEEPEST {
+            leave_out(&mut self.moved, path, "it is too deep");
+            return Ok(());
+        }
+        let looked = beneath::look(directory, name);
+        let kind = match &looked {
+            Ok(Some(data)) => beneath::kind(data),
+            // Gone since it was listed.
+            Ok(None) => return Ok(()),
+            Err(errno) => {
+                leave_out(&mut self.moved, path, errno.desc());
+                return Ok(());
+            }
+        };
+        match kind {
+            Kind::File => match beneath::file(directory, name) {
+                Ok(file) => self.file(file, path)?,
+                Err(errno) => leave_out(&mut self.moved, path, errno.desc()),
+            },
+            Kind::Directory => match beneath::directory(directory, name) {
+                Ok(below) => self.tree(&below, path)?,
+                Err(errno) => leave_out(&mut self.moved, path, errno.desc()),
+            },
+            Kind::Symlink => match (readlinkat(directory, name), looked) {
+                (Ok(text), Ok(Some(data))) => {
+                    self.begin(path, &data, Entry::Symlink(text.as_bytes()))?;
+                    self.moved.files += 1;
+                }
+                _ => leave_out(&mut self.moved, path, "it changed while it was read"),
+            },
+            Kind::Other => leave_out(&mut self.moved, path, "a socket, FIFO or device"),
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, mut file: File, path: &[u8]) -> Result<(), TransferError> {
+        let data = fstat(&file).map_err(TransferError::system("looking at", shown(path)))?;
+        if beneath::kind(&data) != Kind::File {
+            leave_out(&mut self.moved, path, "it changed while it was read");
+            return Ok(());
+        }
+        let size = u64::try_from(data.st_size).unwrap_or_default();
+        if size > self.bounds.bytes - self.moved.bytes {
+            return Err(TransferError::TooLarge(self.bounds.bytes));
+        }
+        let modified = u64::try_from(data.st_mtime).unwrap_or_default();
+        self.begin(path, &data, Entry::File { size, modified })?;
+        let (mut left, mut cut) = (size, false);
+        while left > 0 {
+            let most = usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK);
+            let chunk = self.buffer.get_mut(..most).unwrap_or_default();
+            let length = match file.read(chunk) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(TransferError::system("reading", shown(path))(error)),
+                // Shorter than it was: the archive has promised a size.
+                Ok(0) => {
+                    if !cut {
+                        leave_out(&mut self.moved, path, "its end, cut while it was read");
+                    }
+                    cut = true;
+                    chunk.fill(0);
+                    most
+                }
+                Ok(length) => length,
+            };
+            let chunk = self.buffer.get(..length).unwrap_or_default();
+            self.writer
+                .content(chunk)
+                .map_err(TransferError::system("writing", "archive"))?;
+            left -= length as u64;
+            self.moved.bytes += length as u64;
+            (self.progress)(self.moved.bytes);
+        }
+        self.moved.files += 1;
+        self.writer
+            .pad(size)
+            .map_err(TransferError::system("writing", "archive"))
+    }
+
+    fn begin(
+        &mut self,
+        path: &[u8],
+        data: &FileStat,
+        entry: Entry<'_>,
+    ) -> Result<(), TransferError> {
+        if self.entries >= self.bounds.entries {
+            return Err(TransferError::TooMany(self.bounds.entries));
+        }
+        self.entries += 1;
+        self.writer
+            .begin(path, data.st_mode & 0o777, entry)
+            .map_err(TransferError::system("writing", "archive"))
+    }
+}
+
+fn shown(path: &[u8]) -> &std::ffi::OsStr {
+    std::ffi::OsStr::from_bytes(path)
+}

@@ -1,0 +1,63 @@
+//! Writes members, in the format every tar reads: GNU, whose long names are bytes.
+
+use std::io::{Result, Write};
+
+use super::header::{BLOCK, Header, SHORT};
+
+/// What a member is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry<'a> {
+    File { size: u64, modified: u64 },
+    Directory,
+    Symlink(&'a [u8]),
+}
+
+pub(super) struct Writer<'a> {
+    into: &'a mut dyn Write,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(into: &'a mut dyn Write) -> Self {
+        Self { into }
+    }
+
+    /// Begins a member. A file's content follows, then [`Writer::pad`].
+    pub(super) fn begin(&mut self, path: &[u8], mode: u32, entry: Entry<'_>) -> Result<()> {
+        let (kind, link, size, modified) = match entry {
+            Entry::File { size, modified } => (b'0', &b""[..], size, modified),
+            Entry::Directory => (b'5', &b""[..], 0, 0),
+            Entry::Symlink(text) => (b'2', text, 0, 0),
+        };
+        for (long, what) in [(link, b'K'), (path, b'L')] {
+            if long.len() > SHORT {
+                let length = long.len() as u64 + 1;
+                let before = Header::new(what, b"././@LongLink", b"").seal(0o644, length, 0);
+                self.into.write_all(&before.0)?;
+                self.into.write_all(long)?;
+                self.into.write_all(&[0])?;
+                self.pad(length)?;
+            }
+        }
+        let header = Header::new(kind, path, link).seal(mode, size, modified);
+        self.into.write_all(&header.0)
+    }
+
+    /// Some of a file's content.
+    pub(super) fn content(&mut self, bytes: &[u8]) -> Result<()> {
+        self.into.write_all(bytes)
+    }
+
+    /// Fills up the last block of a content of that size.
+    pub(super) fn pad(&mut self, size: u64) -> Result<()> {
+        let over = usize::try_from(size % BLOCK as u64).unwrap_or_default();
+        let zeros = [0; BLOCK];
+        self.into
+            .write_all(zeros.get(..(BLOCK - over) % BLOCK).unwrap_or_default())
+    }
+
+    /// The end mark.
+    pub(super) fn finish(self) -> Result<()> {
+        self.into.write_all(&[0; 2 * BLOCK])?;
+        self.into.flush()
+    }
+}

@@ -1,0 +1,99 @@
+//! What only root can do: workspaces that belong to a sandbox's own ids.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use sandbox::git::workspace::{Owner, Plan};
+use sandbox::name::Slug;
+
+use crate::repo::{Place, Repo, git};
+
+const OWNER: Owner = (1_073_742_824, 1_073_742_825);
+
+fn is_root(repo: &Repo) -> bool {
+    std::fs::metadata(&repo.dir).unwrap().uid() == 0
+}
+
+fn owners(dir: &Path, see: &mut dyn FnMut(&Path, Owner)) {
+    let metadata = std::fs::symlink_metadata(dir).unwrap();
+    see(dir, (metadata.uid(), metadata.gid()));
+    if metadata.is_dir() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            owners(&entry.unwrap().path(), see);
+        }
+    }
+}
+
+#[test]
+fn every_file_of_a_workspace_belongs_to_the_sandbox_and_nothing_is_read_again() {
+    let repo = Repo::with_files();
+    if !is_root(&repo) {
+        // Without root there is one id, and nothing to give away.
+        return;
+    }
+    let home = repo.home();
+    let plan = Plan {
+        commit: repo.rev("HEAD"),
+        depth: None,
+        dirty: false,
+    };
+    let checkouts = repo.checkouts();
+    for (name, spare) in [
+        ("copied", None),
+        ("given-late", Some(None)),
+        ("given-ahead", Some(Some(OWNER))),
+        ("given-to-another", Some(Some((OWNER.0 + 1, OWNER.1 + 1)))),
+    ] {
+        if let Some(owner) = spare {
+            checkouts.prepare_spare(&home, &plan, owner).unwrap();
+            assert_eq!(checkouts.spare_owner(&plan), owner);
+            assert_eq!(checkouts.spare_owners(), Vec::from_iter(owner));
+        }
+        let dir = repo.temp.path().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        std::os::unix::fs::chown(&dir, Some(OWNER.0), Some(OWNER.1)).unwrap();
+        let slug = Slug::from_name(name).unwrap();
+        home.create_branch(&slug, plan.commit).unwrap();
+        let manifest = checkouts
+            .create_workspace(&home, &plan, &slug, &dir, Some(OWNER))
+            .unwrap();
+        let mut count = 0;
+        owners(&dir, &mut |path, owner| {
+            count += 1;
+            assert_eq!(owner, OWNER, "{}", path.display());
+        });
+        assert!(count > 20);
+        let safe = format!("safe.directory={}", dir.display());
+        assert_eq!(git(&dir, &["-c", &safe, "status", "--porcelain"]), "");
+        let mut place = Place {
+            home: repo.home(),
+            slug,
+            dir,
+            manifest,
+        };
+        crate::snapshot::wait_for_the_tick(&place.manifest);
+        // The first looks twice at what is younger than the clock's tick.
+        place.snapshot("nothing");
+        let second = place.snapshot("nothing");
+        assert_eq!((second.moved, second.read), (false, 0));
+    }
+}
+
+#[test]
+fn a_file_closed_to_all_but_its_owner_comes_home_through_the_worker() {
+    use std::os::unix::fs::PermissionsExt;
+    let repo = Repo::with_files();
+    if !is_root(&repo) {
+        return;
+    }
+    let place = repo.sandbox("fix");
+    place.write("closed", "x");
+    let path = place.dir.join("closed");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    owners(&place.dir, &mut |path, _| {
+        std::os::unix::fs::lchown(path, Some(OWNER.0), Some(OWNER.1)).unwrap();
+    });
+    let report = crate::worker::snapshot(&repo, &place, None);
+    assert!(report.moved && report.left_out == 0, "{report:?}");
+    assert_eq!(git(&repo.dir, &["show", "palisade/fix:closed"]), "x");
+}

@@ -1,0 +1,284 @@
+//! Files in and out, ports from outside.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use sandbox::contract::{Command, Sandbox, SandboxError, Transfer};
+use sandbox::transfer::{Refusal, Rules, TransferError, pack, unpack};
+
+use crate::bench::{Bench, until};
+
+const ROOMY: Transfer = Transfer {
+    bytes: 64 << 20,
+    entries: 1000,
+};
+
+fn packed(source: &Path) -> Vec<u8> {
+    let mut archive = Vec::new();
+    pack(source, &mut archive, &mut |_| {}).unwrap();
+    archive
+}
+
+#[test]
+fn a_tree_goes_in_as_the_agents_own_and_comes_out_as_it_was() {
+    let (bench, id) = Bench::with_sandbox();
+    let host = tempfile::tempdir().unwrap();
+    let source = host.path().join("tree");
+    std::fs::create_dir_all(source.join("deep/er")).unwrap();
+    std::fs::write(source.join("deep/er/big"), vec![7; 3 << 20]).unwrap();
+    std::fs::write(source.join("tool"), "#!/bin/sh\necho ran\n").unwrap();
+    std::fs::set_permissions(source.join("tool"), PermissionsExt::from_mode(0o755)).unwrap();
+    symlink("deep/er/big", source.join("link")).unwrap();
+    let up = bench
+        .backend
+        .upload(
+            &id,
+            Path::new("in"),
+            &mut packed(&source).as_slice(),
+            &ROOMY,
+        )
+        .unwrap();
+    assert_eq!((up.files, up.bytes), (3, (3 << 20) + 19));
+    assert_eq!(
+        bench.says(
+            &id,
+            "cd /workspace/in/tree && ./tool && readlink link && stat -c %u:%g tool deep && \
+             find /workspace -name '.palisade*'"
+        ),
+        "ran\ndeep/er/big\n1000:1000\n1000:1000\n"
+    );
+    let mut archive = Vec::new();
+    let down = bench
+        .backend
+        .download(&id, Path::new("/src/in/tree"), &mut archive, &ROOMY)
+        .unwrap();
+    assert_eq!(down, up);
+    let target = host.path().join("back");
+    unpack(&mut archive.as_slice(), &target, &ROOMY, &Rules::FOR_HOST).unwrap();
+    assert_eq!(packed(&target.join("tree")), packed(&source));
+}
+
+#[test]
+fn a_refused_upload_changes_nothing_inside_and_says_why() {
+    let (bench, id) = Bench::with_sandbox();
+    let host = tempfile::tempdir().unwrap();
+    std::fs::write(host.path().join("file"), "12345").unwrap();
+    let archive = packed(&host.path().join("file"));
+    let upload = |to: &str, archive: &[u8], bounds| {
+        bench
+            .backend
+            .upload(&id, Path::new(to), &mut &archive[..], &bounds)
+            .unwrap_err()
+    };
+    let small = Transfer {
+        bytes: 4,
+        entries: 9,
+    };
+    let error = upload("new", &archive, small);
+    assert!(
+        matches!(error, SandboxError::Transfer(TransferError::TooLarge(4))),
+        "{error}"
+    );
+    let error = upload("new", &archive[..600], ROOMY);
+    assert!(
+        matches!(error, SandboxError::Transfer(TransferError::Malformed(_))),
+        "{error}"
+    );
+    let error = upload("/proc/nowhere", &archive, ROOMY);
+    assert!(error.to_string().contains("/proc/nowhere"), "{error}");
+    bench.says(&id, "mkdir file");
+    let error = upload(".", &archive, ROOMY);
+    assert!(
+        matches!(
+            error,
+            SandboxError::Transfer(TransferError::Refused {
+                reason: Refusal::OtherKind,
+                ..
+            })
+        ),
+        "{error}"
+    );
+    assert_eq!(
+        bench.says(&id, "ls -A /workspace /workspace/file"),
+        "/workspace:\nfile\n\n/workspace/file:\n"
+    );
+}
+
+#[test]
+fn a_download_ends_at_its_bounds_and_names_what_is_missing() {
+    let (bench, id) = Bench::with_sandbox();
+    bench.says(
+        &id,
+        "truncate -s 1T hole; mkfifo fifo; echo x > closed; chmod 0 closed",
+    );
+    let download = |from: &str| {
+        let mut archive = Vec::new();
+        let moved = bench
+            .backend
+            .download(&id, Path::new(from), &mut archive, &ROOMY);
+        (moved, archive.len())
+    };
+    let (moved, length) = download("hole");
+    assert!(
+        matches!(
+            moved,
+            Err(SandboxError::Transfer(TransferError::TooLarge(_)))
+        ),
+        "{moved:?}"
+    );
+    assert!(length < 1 << 20);
+    let (moved, _) = download("nothing");
+    assert_eq!(moved.unwrap_err().to_string(), "'nothing' is not there");
+    bench.says(&id, "rm hole");
+    let (moved, _) = download(".");
+    let moved = moved.unwrap();
+    assert_eq!(moved.files, 0);
+    assert_eq!(
+        moved.left_out,
+        [
+            "closed: Permission denied",
+            "fifo: a socket, FIFO or device"
+        ]
+    );
+}
+
+#[test]
+fn links_of_the_agents_lead_a_transfer_nowhere_outside() {
+    let (bench, id) = Bench::with_sandbox();
+    let host = tempfile::tempdir().unwrap();
+    let secret = host.path().join("secret");
+    std::fs::write(&secret, "the operator's").unwrap();
+    let path = secret.to_str().unwrap();
+    bench.says(
+        &id,
+        &format!("ln -s {path} leak; ln -s {path} leak2; ln -s / root"),
+    );
+    let mut archive = Vec::new();
+    let error = bench
+        .backend
+        .download(&id, Path::new("leak"), &mut archive, &ROOMY)
+        .unwrap_err();
+    assert_eq!(error.to_string(), "'leak' is not there");
+    // The agent's root, and its `/etc`.
+    let mut archive = Vec::new();
+    bench
+        .backend
+        .download(&id, Path::new("root/etc/passwd"), &mut archive, &ROOMY)
+        .unwrap();
+    let target = host.path().join("back");
+    unpack(&mut archive.as_slice(), &target, &ROOMY, &Rules::FOR_HOST).unwrap();
+    let passwd = std::fs::read_to_string(target.join("passwd")).unwrap();
+    assert!(passwd.contains("/home/agent"), "{passwd}");
+    // An upload replaces the link, and does not write through it.
+    let new = host.path().join("leak2");
+    std::fs::write(&new, "new").unwrap();
+    bench
+        .backend
+        .upload(&id, Path::new("."), &mut packed(&new).as_slice(), &ROOMY)
+        .unwrap();
+    assert_eq!(bench.says(&id, "cat leak2"), "new");
+    assert_eq!(std::fs::read_to_string(&secret).unwrap(), "the operator's");
+}
+
+#[test]
+fn an_upload_whose_source_breaks_off_leaves_nothing_inside() {
+    struct Broken(usize);
+    impl Read for Broken {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            if self.0 == 0 {
+                return Err(std::io::Error::other("gone"));
+            }
+            let length = self.0.min(buffer.len());
+            self.0 -= length;
+            buffer[..length].fill(b'x');
+            Ok(length)
+        }
+    }
+    let (bench, id) = Bench::with_sandbox();
+    let host = tempfile::tempdir().unwrap();
+    std::fs::write(host.path().join("file"), vec![b'x'; 1 << 20]).unwrap();
+    let archive = packed(&host.path().join("file"));
+    let mut broken = archive[..512].chain(Broken(1000));
+    let error = bench
+        .backend
+        .upload(&id, Path::new("."), &mut broken, &ROOMY)
+        .unwrap_err();
+    assert!(error.to_string().contains("gone"), "{error}");
+    assert_eq!(bench.says(&id, "ls -A"), "");
+}
+
+#[test]
+fn a_port_of_the_agents_localhost_can_be_reached_from_outside() {
+    let (bench, id) = Bench::with_sandbox();
+    bench.bring_probe(&id);
+    for address in ["127.0.0.1:8080", "[::1]:9090", "0.0.0.0:80"] {
+        let port = address.rsplit(':').next().unwrap().parse().unwrap();
+        let running = bench
+            .backend
+            .start(&id, &Command::new(["/tmp/probe", "echo", address]), None)
+            .unwrap();
+        until("a listener", || {
+            bench.backend.open_ports(&id).unwrap() == [port]
+        });
+        let socket = bench.backend.connect(&id, port).unwrap();
+        let mut stream = TcpStream::from(socket);
+        stream.set_nonblocking(false).unwrap();
+        stream.write_all(b"who?").unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "who?", "{address}");
+        assert_eq!(running.wait().unwrap(), 0);
+    }
+}
+
+#[test]
+fn a_port_nobody_listens_on_is_refused_at_once_and_init_goes_on() {
+    let (bench, id) = Bench::with_sandbox();
+    assert_eq!(bench.backend.open_ports(&id).unwrap(), [0_u16; 0]);
+    for port in [1, 80, 8080, 40_000, 0] {
+        let error = bench.backend.connect(&id, port).unwrap_err();
+        assert!(matches!(error, SandboxError::Connect { .. }), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with(&format!("port {port} inside: ")),
+            "{error}"
+        );
+    }
+    assert_eq!(bench.says(&id, "echo alive"), "alive\n");
+}
+
+#[test]
+fn a_listener_that_takes_nobody_holds_up_nobody_else() {
+    let (bench, id) = Bench::with_sandbox();
+    bench.bring_probe(&id);
+    let _running = bench
+        .backend
+        .start(
+            &id,
+            &Command::new(["/tmp/probe", "deaf", "127.0.0.1:7000"]),
+            None,
+        )
+        .unwrap();
+    until("a listener", || {
+        bench.backend.open_ports(&id).unwrap() == [7000]
+    });
+    // Its queue is short; sooner or later a connection is neither taken nor refused.
+    let mut taken = Vec::new();
+    let hung = std::thread::scope(|scope| {
+        for _ in 0..8 {
+            let dialling = scope.spawn(|| bench.backend.connect(&id, 7000));
+            assert_eq!(bench.says(&id, "echo alive"), "alive\n");
+            match dialling.join().unwrap() {
+                Ok(socket) => taken.push(socket),
+                Err(error) => return Some(error),
+            }
+        }
+        None
+    });
+    let error = hung.expect("the queue was never full");
+    assert!(matches!(error, SandboxError::Silent(_)), "{error}");
+}
