@@ -7,11 +7,10 @@
 
 mod tidy;
 
-use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = tidy::root();
     match std::env::args().nth(1).as_deref() {
         Some("tidy") => match tidy::check(&root) {
             Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,

@@ -7,8 +7,13 @@ use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
 use policy::registration::Registration;
 use policy::verdict::Word;
+use sandbox::contract::Force;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::sandboxes::body::{
+    CreateBody, ForkBody, LabelBody, PortBody, SessionBody, SnapshotBody,
+};
 
 /// One thing an operator asks. Everything the gate can be told is a variant here.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +32,34 @@ pub enum Action {
     Register(Box<Registration>),
     /// Ends a registration.
     Unregister(SandboxId),
+    /// Every sandbox.
+    ListSandboxes,
+    /// One sandbox.
+    ShowSandbox(SandboxId),
+    /// Makes a sandbox.
+    CreateSandbox(Box<CreateBody>),
+    /// Removes a sandbox with everything it had.
+    DeleteSandbox(SandboxId, Force),
+    /// Stops every process of a sandbox.
+    PauseSandbox(SandboxId),
+    /// Lets every process of a sandbox go on.
+    ResumeSandbox(SandboxId),
+    /// Lets an operator into a sandbox.
+    EnterSandbox(SandboxId, SessionBody),
+    /// Commits a sandbox's workspace to its branch.
+    SnapshotSandbox(SandboxId, SnapshotBody),
+    /// The checkpoints of a sandbox.
+    ListCheckpoints(SandboxId),
+    /// Keeps the files of a sandbox under a label.
+    MakeCheckpoint(SandboxId, LabelBody),
+    /// Puts the files of a checkpoint back.
+    RestoreCheckpoint(SandboxId, LabelBody),
+    /// Makes a sandbox with the files and the branch of another.
+    ForkSandbox(SandboxId, ForkBody),
+    /// The ports of a sandbox.
+    ListPorts(SandboxId),
+    /// Publishes a port of a sandbox, or takes it back.
+    PublishPort(SandboxId, PortBody),
     /// Audit records, oldest or newest first.
     QueryAudit(AuditQuery),
     /// Audit records as a stream of lines.
@@ -60,6 +93,20 @@ impl Action {
             Action::GetRegistration(_) => "registrations.get",
             Action::Register(_) => "registrations.put",
             Action::Unregister(_) => "registrations.delete",
+            Action::ListSandboxes => "sandboxes.list",
+            Action::ShowSandbox(_) => "sandboxes.show",
+            Action::CreateSandbox(_) => "sandboxes.create",
+            Action::DeleteSandbox(..) => "sandboxes.delete",
+            Action::PauseSandbox(_) => "sandboxes.pause",
+            Action::ResumeSandbox(_) => "sandboxes.resume",
+            Action::EnterSandbox(..) => "sandboxes.enter",
+            Action::SnapshotSandbox(..) => "sandboxes.snapshot",
+            Action::ListCheckpoints(_) => "checkpoints.list",
+            Action::MakeCheckpoint(..) => "checkpoints.make",
+            Action::RestoreCheckpoint(..) => "checkpoints.restore",
+            Action::ForkSandbox(..) => "sandboxes.fork",
+            Action::ListPorts(_) => "ports.list",
+            Action::PublishPort(..) => "ports.publish",
             Action::QueryAudit(_) => "audit.query",
             Action::ExportAudit(_) => "audit.export",
             Action::TailAudit(_) => "audit.tail",

@@ -20,6 +20,7 @@ use crate::action::Action;
 use crate::health::{Board, HealthReport, Status};
 use crate::metrics::ControlMetrics;
 use crate::reply::{ControlError, Reply};
+use crate::sandboxes::Sandboxes;
 use crate::{evidence, openapi, wall_now};
 
 /// Asks the reloader to read the files now; it answers with the changed keys, or with
@@ -54,6 +55,8 @@ impl Streams {
 pub struct Gate {
     /// Registry and audit.
     pub store: Store,
+    /// Where agents run.
+    pub sandboxes: Sandboxes,
     /// The settings in force.
     pub settings: Arc<ArcSwap<Settings>>,
     /// How every part is.
@@ -81,6 +84,32 @@ impl Gate {
             Action::GetRegistration(id) => self.get_registration(&id),
             Action::Register(row) => self.register(*row).await,
             Action::Unregister(id) => self.unregister(&id).await,
+            Action::ListSandboxes => self.sandboxes.list().await,
+            Action::ShowSandbox(id) => self.sandboxes.show(id).await,
+            Action::CreateSandbox(body) => {
+                let settings = self.settings.load_full();
+                self.sandboxes.create(&self.store, &settings, *body).await
+            }
+            Action::DeleteSandbox(id, force) => self.sandboxes.delete(&self.store, id, force).await,
+            Action::PauseSandbox(id) => self.sandboxes.pause(&self.store, id).await,
+            Action::ResumeSandbox(id) => self.sandboxes.resume(&self.store, id).await,
+            Action::EnterSandbox(id, body) => {
+                let settings = self.settings.load_full();
+                self.sandboxes.enter(&self.store, &settings, id, body).await
+            }
+            Action::SnapshotSandbox(id, body) => {
+                self.sandboxes.snapshot(&self.store, id, body).await
+            }
+            Action::ListCheckpoints(id) => self.sandboxes.checkpoints(id).await,
+            Action::MakeCheckpoint(id, body) => {
+                self.sandboxes.checkpoint(&self.store, id, body).await
+            }
+            Action::RestoreCheckpoint(id, body) => {
+                self.sandboxes.restore(&self.store, id, body).await
+            }
+            Action::ForkSandbox(id, body) => self.sandboxes.fork(&self.store, id, body).await,
+            Action::ListPorts(id) => self.sandboxes.ports(id).await,
+            Action::PublishPort(id, body) => self.sandboxes.publish(id, body).await,
             Action::QueryAudit(wanted) => evidence::query(&self.store, wanted).await,
             Action::ExportAudit(wanted) => {
                 Ok(evidence::export(&self.store, wanted, self.streams.take()?))

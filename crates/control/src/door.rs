@@ -20,6 +20,7 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Frame, Incoming};
 use policy::clock::UnixMillis;
 use policy::id::{RequestId, SandboxId};
+use sandbox::contract::{Force, SandboxError};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -169,6 +170,20 @@ impl Asked {
         }
     }
 
+    /// `?force=true`, and nothing else.
+    fn force(&self) -> Result<Force, ControlError> {
+        let mut force = Force::No;
+        for (name, value) in &self.query {
+            if name != "force" {
+                return Err(unknown_parameter(name));
+            }
+            if number(name, value)? {
+                force = Force::Yes;
+            }
+        }
+        Ok(force)
+    }
+
     fn audit_query(&self) -> Result<AuditQuery, ControlError> {
         let mut wanted = AuditQuery::default();
         for (name, value) in &self.query {
@@ -183,16 +198,18 @@ impl Asked {
                 "after" => wanted.after = Some(number(name, value)?),
                 "limit" => wanted.limit = Some(number(name, value)?),
                 "newest_first" => wanted.newest_first = number(name, value)?,
-                _ => {
-                    return Err(ControlError::Bad(format!(
-                        "Unknown query parameter '{}'",
-                        name.escape_default()
-                    )));
-                }
+                _ => return Err(unknown_parameter(name)),
             }
         }
         Ok(wanted)
     }
+}
+
+fn unknown_parameter(name: &str) -> ControlError {
+    ControlError::Bad(format!(
+        "Unknown query parameter '{}'",
+        name.escape_default()
+    ))
 }
 
 /// What is asked. The one place where paths mean something.
@@ -217,6 +234,37 @@ pub(crate) fn read_action(asked: &Asked, now: UnixMillis) -> Result<Action, Cont
             Action::Unregister(known_id(id)?)
         }
 
+        (GET, ["v1", "sandboxes"]) => Action::ListSandboxes,
+        (POST, ["v1", "sandboxes"]) => Action::CreateSandbox(Box::new(asked.json()?)),
+        (GET, ["v1", "sandboxes", id]) => Action::ShowSandbox(known_sandbox(id)?),
+        (DELETE, ["v1", "sandboxes", id]) => {
+            Action::DeleteSandbox(known_sandbox(id)?, asked.force()?)
+        }
+        (POST, ["v1", "sandboxes", id, "pause"]) => Action::PauseSandbox(known_sandbox(id)?),
+        (POST, ["v1", "sandboxes", id, "resume"]) => Action::ResumeSandbox(known_sandbox(id)?),
+        (POST, ["v1", "sandboxes", id, "session"]) => {
+            Action::EnterSandbox(known_sandbox(id)?, asked.json()?)
+        }
+        (POST, ["v1", "sandboxes", id, "snapshot"]) => {
+            Action::SnapshotSandbox(known_sandbox(id)?, asked.json()?)
+        }
+        (GET, ["v1", "sandboxes", id, "checkpoints"]) => {
+            Action::ListCheckpoints(known_sandbox(id)?)
+        }
+        (POST, ["v1", "sandboxes", id, "checkpoints"]) => {
+            Action::MakeCheckpoint(known_sandbox(id)?, asked.json()?)
+        }
+        (POST, ["v1", "sandboxes", id, "restore"]) => {
+            Action::RestoreCheckpoint(known_sandbox(id)?, asked.json()?)
+        }
+        (POST, ["v1", "sandboxes", id, "fork"]) => {
+            Action::ForkSandbox(known_sandbox(id)?, asked.json()?)
+        }
+        (GET, ["v1", "sandboxes", id, "ports"]) => Action::ListPorts(known_sandbox(id)?),
+        (POST, ["v1", "sandboxes", id, "ports"]) => {
+            Action::PublishPort(known_sandbox(id)?, asked.json()?)
+        }
+
         (GET, ["v1", "audit"]) => Action::QueryAudit(asked.audit_query()?),
         (GET, ["v1", "audit", "export"]) => Action::ExportAudit(asked.audit_query()?),
         (GET, ["v1", "audit", "tail"]) => Action::TailAudit(asked.audit_query()?),
@@ -238,6 +286,11 @@ pub(crate) fn read_action(asked: &Asked, now: UnixMillis) -> Result<Action, Cont
 /// An id that could never have been registered is one that is not registered.
 fn known_id(text: &str) -> Result<SandboxId, ControlError> {
     SandboxId::parse(text).map_err(|_| ControlError::NotFound("Container not found".to_owned()))
+}
+
+fn known_sandbox(text: &str) -> Result<SandboxId, ControlError> {
+    SandboxId::parse(text)
+        .map_err(|_| ControlError::Sandbox(SandboxError::NotFound(text.to_owned()).into()))
 }
 
 fn no_such_route(method: &Method, path: &[&str]) -> ControlError {

@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod openapi;
 pub mod registering;
 pub mod reply;
+pub mod sandboxes;
 pub mod serve;
 
 use std::time::{SystemTime, UNIX_EPOCH};

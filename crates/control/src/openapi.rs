@@ -8,6 +8,9 @@ use serde_json::{Map, Value, json};
 
 use crate::action::FileBody;
 use crate::health::HealthReport;
+use crate::sandboxes::body::{
+    CreateBody, ForkBody, LabelBody, PortBody, SessionBody, SnapshotBody,
+};
 
 /// One route of the door.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +44,20 @@ pub enum Takes {
     File,
     /// Query parameters that choose audit records.
     AuditQuery,
+    /// Whether by force.
+    Force,
+    /// What a new sandbox is to be.
+    CreateSandbox,
+    /// What a sandbox is entered for.
+    Session,
+    /// What was done.
+    Snapshot,
+    /// A port to publish.
+    Port,
+    /// A checkpoint's label.
+    Label,
+    /// A fork's name.
+    Fork,
 }
 
 /// What a route gives.
@@ -50,6 +67,10 @@ pub enum Gives {
     Object,
     /// A list of registrations.
     Rows,
+    /// A sandbox.
+    Sandbox,
+    /// A list of sandboxes.
+    Sandboxes,
     /// A health report.
     Health,
     /// Text.
@@ -98,6 +119,20 @@ routes! {
     GET "/v1/audit/export" "audit.export" AuditQuery Lines 200 [400, 503], "Audit records as a stream of lines";
     GET "/v1/audit/tail" "audit.tail" AuditQuery Lines 200 [400, 503], "Audit records as they are written, until the client hangs up";
     POST "/v1/audit/verify" "audit.verify" Nothing Object 200 [503], "Checks the audit chain";
+    GET "/v1/sandboxes" "sandboxes.list" Nothing Sandboxes 200 [], "Every sandbox and how it is";
+    POST "/v1/sandboxes" "sandboxes.create" CreateSandbox Sandbox 201 [400, 409, 413, 500, 503], "Makes a sandbox: branch, place to run, workspace";
+    GET "/v1/sandboxes/{id}" "sandboxes.show" Nothing Sandbox 200 [404], "One sandbox";
+    DELETE "/v1/sandboxes/{id}" "sandboxes.delete" Force Object 200 [404, 409], "Removes a sandbox with everything it had";
+    POST "/v1/sandboxes/{id}/pause" "sandboxes.pause" Nothing Sandbox 200 [404, 409, 503], "Stops every process of a sandbox";
+    POST "/v1/sandboxes/{id}/resume" "sandboxes.resume" Nothing Sandbox 200 [404, 409, 503], "Lets every process of a sandbox go on";
+    POST "/v1/sandboxes/{id}/session" "sandboxes.enter" Session Object 200 [404, 409, 503], "Lets an operator in, and writes it down";
+    POST "/v1/sandboxes/{id}/snapshot" "sandboxes.snapshot" Snapshot Object 200 [404, 409, 422, 500], "Commits the workspace to the sandbox's branch";
+    GET "/v1/sandboxes/{id}/checkpoints" "checkpoints.list" Nothing Object 200 [404], "The checkpoints of a sandbox, oldest first";
+    POST "/v1/sandboxes/{id}/checkpoints" "checkpoints.make" Label Object 201 [400, 404, 409, 500], "Keeps the files of a sandbox under a label";
+    POST "/v1/sandboxes/{id}/restore" "checkpoints.restore" Label Sandbox 200 [400, 404, 500], "Puts the files of a checkpoint back and starts the sandbox again";
+    POST "/v1/sandboxes/{id}/fork" "sandboxes.fork" Fork Sandbox 201 [400, 404, 409, 500], "Makes a sandbox with the files and the branch of another";
+    GET "/v1/sandboxes/{id}/ports" "ports.list" Nothing Object 200 [404, 503], "The ports of a sandbox: open inside, and published";
+    POST "/v1/sandboxes/{id}/ports" "ports.publish" Port Object 200 [400, 404], "Publishes a port on the host's loopback, or takes it back";
     GET "/v1/config" "config.show" Nothing Object 200 [], "The settings in force and where each came from";
     POST "/v1/config/reload" "config.reload" Nothing Object 200 [422, 503], "Reads the configuration files again";
     POST "/v1/registry/backup" "registry.backup" File Object 200 [400, 409, 503], "Copies the database to a new file";
@@ -141,6 +176,13 @@ pub fn document() -> Value {
                 },
             },
             "FileBody": schema_of::<FileBody>(),
+            "CreateBody": schema_of::<CreateBody>(),
+            "ForkBody": schema_of::<ForkBody>(),
+            "LabelBody": schema_of::<LabelBody>(),
+            "PortBody": schema_of::<PortBody>(),
+            "SessionBody": schema_of::<SessionBody>(),
+            "SnapshotBody": schema_of::<SnapshotBody>(),
+            "Sandbox": sandbox_schema(),
             "HealthReport": schema_of::<HealthReport>(),
             "Registration": registration_schema(),
             "Row": row_schema(),
@@ -162,7 +204,13 @@ fn operation(route: &Route) -> Value {
         operation.insert("parameters".into(), Value::Array(parameters));
     }
     let body = match route.takes {
-        Takes::Nothing | Takes::AuditQuery => None,
+        Takes::Nothing | Takes::AuditQuery | Takes::Force => None,
+        Takes::CreateSandbox => Some("CreateBody"),
+        Takes::Session => Some("SessionBody"),
+        Takes::Snapshot => Some("SnapshotBody"),
+        Takes::Port => Some("PortBody"),
+        Takes::Label => Some("LabelBody"),
+        Takes::Fork => Some("ForkBody"),
         Takes::Registration => Some("Registration"),
         Takes::File => Some("FileBody"),
     };
@@ -183,6 +231,9 @@ fn parameters(route: &Route) -> Vec<Value> {
         parameters.push(json!({
             "name": "id", "in": "path", "required": true, "schema": { "type": "string" },
         }));
+    }
+    if let Takes::Force = route.takes {
+        parameters.push(json!({ "name": "force", "in": "query", "schema": { "type": "boolean" } }));
     }
     if let Takes::AuditQuery = route.takes {
         for (name, kind) in [
@@ -210,6 +261,11 @@ fn responses(route: &Route) -> Value {
             "application/json",
             json!({ "type": "array", "items": reference("Row") }),
         ),
+        Gives::Sandbox => ("application/json", reference("Sandbox")),
+        Gives::Sandboxes => (
+            "application/json",
+            json!({ "type": "array", "items": reference("Sandbox") }),
+        ),
         Gives::Health => ("application/json", reference("HealthReport")),
         Gives::Text => ("text/plain", json!({ "type": "string" })),
         Gives::Lines => ("application/x-ndjson", json!({ "type": "string" })),
@@ -232,9 +288,10 @@ fn responses(route: &Route) -> Value {
             400 => "The request is wrong; the sentence says how",
             403 => "The gate belongs to another user",
             404 => "There is no such thing",
-            409 => "It is already there",
+            409 => "It is already there, or in the way of something that is",
             413 => "The body is too large",
-            422 => "The configuration is wrong; the old one stays in force",
+            422 => "What was read (a configuration, a workspace) is refused; nothing was changed",
+            500 => "It was tried and failed; nothing of it is left",
             429 => "Too many writes; Retry-After says when",
             _ => "The gate, or a part of it, cannot do this now",
         };
@@ -308,6 +365,26 @@ fn registration_schema() -> Value {
             },
         },
     ]})
+}
+
+fn sandbox_schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "id": { "type": "string" },
+            "name": { "type": "string" },
+            "branch_name": { "type": ["string", "null"] },
+            "container_id": { "type": "string" },
+            "status": { "enum": ["active", "paused", "error", "missing", "unknown"] },
+            "reason": { "type": ["string", "null"] },
+            "backend": { "type": "string" },
+            "repository": { "type": ["string", "null"] },
+            "base": { "type": ["string", "null"] },
+            "published": { "type": "array", "items": { "type": "object" } },
+            "created_at": { "type": ["string", "null"], "format": "date-time" },
+            "warnings": { "type": "array", "items": { "type": "string" } },
+        },
+    })
 }
 
 fn row_schema() -> Value {

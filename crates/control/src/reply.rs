@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
+use sandbox::checkpoint::CheckpointError;
+use sandbox::contract::SandboxError;
+use sandbox::git::error::GitError;
+use sandbox::manager::ManagerError;
 use serde_json::{Value, json};
 use store::error::StoreError;
 use tokio::sync::mpsc;
@@ -50,6 +54,12 @@ pub enum ControlError {
     /// The store said no.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A sandbox, its branch or its workspace said no.
+    #[error(transparent)]
+    Sandbox(#[from] ManagerError),
+    /// It was tried and went wrong.
+    #[error("{0}")]
+    Failed(String),
     /// New settings were refused; the text lists every problem.
     #[error("{0}")]
     Config(String),
@@ -70,7 +80,9 @@ impl ControlError {
             ControlError::RateLimited(_) => (StatusCode::TOO_MANY_REQUESTS, "rate_limited"),
             ControlError::Config(_) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_config"),
             ControlError::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+            ControlError::Failed(_) => (StatusCode::INTERNAL_SERVER_ERROR, "failed"),
             ControlError::Store(error) => store_status(error),
+            ControlError::Sandbox(error) => manager_status(error),
         };
         (status, json!({ "error": self.to_string(), "code": code }))
     }
@@ -90,5 +102,82 @@ fn store_status(error: &StoreError) -> (StatusCode, &'static str) {
         StoreError::Write { .. } | StoreError::Read { .. } | StoreError::Export { .. } => {
             (StatusCode::INTERNAL_SERVER_ERROR, "database")
         }
+    }
+}
+
+fn manager_status(error: &ManagerError) -> (StatusCode, &'static str) {
+    match error {
+        ManagerError::Sandbox(error) => sandbox_status(error),
+        ManagerError::Git(error) => git_status(error),
+        ManagerError::Unmerged { .. } => (StatusCode::CONFLICT, "unmerged"),
+        ManagerError::Checkpoint(error) => checkpoint_status(error),
+        ManagerError::NoCheckpoint { .. } => (StatusCode::NOT_FOUND, "no_checkpoint"),
+        ManagerError::NoRepository(_) => (StatusCode::BAD_REQUEST, "no_repository"),
+    }
+}
+
+fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
+    match error {
+        SandboxError::Name(_) => (StatusCode::BAD_REQUEST, "invalid_name"),
+        SandboxError::Exists(_) => (StatusCode::CONFLICT, "exists"),
+        SandboxError::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
+        SandboxError::Active => (StatusCode::CONFLICT, "active"),
+        SandboxError::Paused(_) => (StatusCode::CONFLICT, "paused"),
+        SandboxError::Stopped { .. } => (StatusCode::CONFLICT, "stopped"),
+        SandboxError::Misstep(_) => (StatusCode::CONFLICT, "misstep"),
+        SandboxError::Unavailable { .. } => {
+            (StatusCode::SERVICE_UNAVAILABLE, "backend_unavailable")
+        }
+        SandboxError::Silent(_) | SandboxError::Protocol { .. } => {
+            (StatusCode::SERVICE_UNAVAILABLE, "sandbox_silent")
+        }
+        SandboxError::TimedOut(_) => (StatusCode::GATEWAY_TIMEOUT, "timed_out"),
+        SandboxError::Transfer(_) => (StatusCode::UNPROCESSABLE_ENTITY, "transfer_refused"),
+        SandboxError::Connect { .. } => (StatusCode::BAD_GATEWAY, "nobody_listens"),
+        SandboxError::Create { .. }
+        | SandboxError::Start { .. }
+        | SandboxError::TooMuchOutput(_)
+        | SandboxError::System { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "sandbox_failed"),
+    }
+}
+
+fn checkpoint_status(error: &CheckpointError) -> (StatusCode, &'static str) {
+    match error {
+        CheckpointError::Exists(_) => (StatusCode::CONFLICT, "exists"),
+        CheckpointError::Changed(_) => (StatusCode::CONFLICT, "changed"),
+        CheckpointError::TooMuch { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "too_much"),
+        CheckpointError::Unreadable { .. } | CheckpointError::Io { .. } => {
+            (StatusCode::INTERNAL_SERVER_ERROR, "checkpoint_failed")
+        }
+    }
+}
+
+fn git_status(error: &GitError) -> (StatusCode, &'static str) {
+    match error {
+        GitError::NotARepository(_)
+        | GitError::NotYours(_)
+        | GitError::Unsupported { .. }
+        | GitError::NoCommits(_)
+        | GitError::Bare(_) => (StatusCode::BAD_REQUEST, "repository"),
+        GitError::BranchExists(_) => (StatusCode::CONFLICT, "branch_exists"),
+        GitError::NoBranch(_) => (StatusCode::NOT_FOUND, "no_branch"),
+        GitError::BranchBlocked(_)
+        | GitError::BranchInUse(_)
+        | GitError::Moved(_)
+        | GitError::Conflicts(_)
+        | GitError::Dirty(_)
+        | GitError::NotFastForward(_)
+        | GitError::Busy { .. }
+        | GitError::Interrupted { .. }
+        | GitError::Unrelated(_) => (StatusCode::CONFLICT, "git_conflict"),
+        GitError::Forbidden { .. }
+        | GitError::TooMuch { .. }
+        | GitError::BadObject { .. }
+        | GitError::BadBundle(_)
+        | GitError::Refused(_) => (StatusCode::UNPROCESSABLE_ENTITY, "workspace_refused"),
+        GitError::Worker { .. }
+        | GitError::BadManifest(_)
+        | GitError::Git { .. }
+        | GitError::Io { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "git_failed"),
     }
 }

@@ -1,11 +1,19 @@
 //! The command line: every flag is defined once, here or beside the command it belongs to.
 
 mod audit;
+mod checkpoints;
 mod config_command;
 mod docs;
 mod doctor;
+mod enter;
+mod files;
 mod gate_command;
+mod home;
+mod place;
+mod ports;
 mod registry;
+mod sandboxes;
+mod summary;
 mod trust;
 
 use std::path::PathBuf;
@@ -31,10 +39,11 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Getting started:
+  palisade run -- <agent>       an agent on this repository, in a sandbox of its own
+  palisade diff|merge NAME      see what it did, and bring it home
+  palisade list                 every sandbox, and how it is
   palisade doctor               what this machine allows, and how to fix what is missing
   palisade config init          write a starter palisade.yaml with every choice explained
-  palisade gate start           start the gate in the background
-  palisade gate status          how it is
   palisade audit tail           watch what happens, as it happens
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 not found, 4 exists
@@ -75,6 +84,48 @@ impl Global {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run a command in a sandbox on this repository, and say what came of it
+    Run(enter::RunArgs),
+    /// Make a sandbox: a branch, a workspace, a place to run
+    Create(sandboxes::CreateArgs),
+    /// List the sandboxes
+    #[command(visible_alias = "ls")]
+    List(sandboxes::ListArgs),
+    /// Open a shell in a sandbox
+    Shell(enter::ShellArgs),
+    /// Run a command in a sandbox that is there
+    Exec(enter::ExecArgs),
+    /// Stop every process of a sandbox where it is
+    Pause(sandboxes::NameArgs),
+    /// Let every process of a sandbox go on
+    Resume(sandboxes::NameArgs),
+    /// Remove a sandbox with its branch and everything in it
+    #[command(visible_alias = "rm")]
+    Delete(sandboxes::DeleteArgs),
+    /// Copy a file or directory into a sandbox
+    Upload(files::UploadArgs),
+    /// Copy a file or directory out of a sandbox
+    Download(files::DownloadArgs),
+    /// Show what a sandbox changed
+    Diff(home::DiffArgs),
+    /// Show the commits of a sandbox
+    Log(home::LogArgs),
+    /// Merge a sandbox's branch into yours
+    Merge(home::MergeArgs),
+    /// Apply a sandbox's changes to your worktree, uncommitted
+    Apply(home::ApplyArgs),
+    /// Switch your worktree to a sandbox's branch
+    Checkout(home::ApplyArgs),
+    /// Commit a sandbox's workspace to its branch, as it is now
+    Snapshot(sandboxes::SnapshotArgs),
+    /// Keep the files of a sandbox as they are now, or list what was kept
+    Checkpoint(checkpoints::CheckpointArgs),
+    /// Put the files of a checkpoint back
+    Restore(checkpoints::RestoreArgs),
+    /// Make a sandbox with the files and the branch of another
+    Fork(checkpoints::ForkArgs),
+    /// Show a sandbox's ports, and publish them on this machine
+    Ports(ports::PortsArgs),
     /// Start, stop and look at the gate
     #[command(subcommand)]
     Gate(gate_command::GateCommand),
@@ -103,18 +154,32 @@ pub enum Command {
         /// The directory; made if missing
         dir: PathBuf,
     },
-    /// What the doctor runs in a process of its own
-    #[command(name = "__probe", hide = true)]
-    Probe {
-        /// What to try
-        what: doctor::Probe,
-    },
 }
 
 /// Runs one command.
 pub fn run(cli: Cli) -> Result<Exit> {
     let Cli { global, command } = cli;
     match command {
+        Command::Run(args) => enter::run(&args, &global),
+        Command::Create(args) => sandboxes::create(&args, &global),
+        Command::List(args) => sandboxes::list(&args, &global),
+        Command::Shell(args) => enter::shell(&args, &global),
+        Command::Exec(args) => enter::exec(&args, &global),
+        Command::Pause(args) => sandboxes::pause(&args, &global),
+        Command::Resume(args) => sandboxes::resume(&args, &global),
+        Command::Delete(args) => sandboxes::delete(&args, &global),
+        Command::Upload(args) => files::upload(&args, &global),
+        Command::Download(args) => files::download(&args, &global),
+        Command::Checkpoint(args) => checkpoints::checkpoint(&args, &global),
+        Command::Restore(args) => checkpoints::restore(&args, &global),
+        Command::Fork(args) => checkpoints::fork(&args, &global),
+        Command::Checkout(args) => home::checkout(&args, &global),
+        Command::Ports(args) => ports::run(&args, &global),
+        Command::Diff(args) => home::diff(&args, &global),
+        Command::Log(args) => home::log(&args, &global),
+        Command::Merge(args) => home::merge(&args, &global),
+        Command::Apply(args) => home::apply(&args, &global),
+        Command::Snapshot(args) => sandboxes::snapshot(&args, &global),
         Command::Gate(command) => gate_command::run(command, &global),
         Command::Config(command) => config_command::run(command, &global),
         Command::Audit(command) => audit::run(command, &global),
@@ -129,7 +194,6 @@ pub fn run(cli: Cli) -> Result<Exit> {
             Ok(Exit::Ok)
         }
         Command::Man { dir } => docs::write_man(&dir, &global),
-        Command::Probe { what } => Ok(doctor::probe(what)),
     }
 }
 

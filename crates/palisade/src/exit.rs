@@ -5,29 +5,50 @@ use http::StatusCode;
 
 /// What the process tells its caller. The numbers are an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Exit {
     /// Done.
-    Ok = 0,
+    Ok,
     /// It was tried and failed.
-    Failed = 1,
+    Failed,
     /// Wrong usage or configuration.
-    Usage = 2,
+    Usage,
     /// There is no such thing.
-    NotFound = 3,
+    NotFound,
     /// It is already there.
-    Exists = 4,
+    Exists,
     /// No gate answers.
-    GateUnreachable = 5,
+    GateUnreachable,
+    /// What keeps sandboxes is not there.
+    BackendUnavailable,
     /// The gate said no.
-    Denied = 7,
+    Denied,
     /// It took too long.
-    TimedOut = 124,
+    TimedOut,
+    /// What a command inside a sandbox ended with.
+    Command(u8),
+}
+
+impl Exit {
+    /// The number.
+    pub const fn code(self) -> u8 {
+        match self {
+            Exit::Ok => 0,
+            Exit::Failed => 1,
+            Exit::Usage => 2,
+            Exit::NotFound => 3,
+            Exit::Exists => 4,
+            Exit::GateUnreachable => 5,
+            Exit::BackendUnavailable => 6,
+            Exit::Denied => 7,
+            Exit::TimedOut => 124,
+            Exit::Command(code) => code,
+        }
+    }
 }
 
 impl From<Exit> for std::process::ExitCode {
     fn from(exit: Exit) -> Self {
-        std::process::ExitCode::from(exit as u8)
+        std::process::ExitCode::from(exit.code())
     }
 }
 
@@ -65,6 +86,10 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
     }
     match error.downcast_ref::<ClientError>() {
         Some(ClientError::Unreachable { .. }) => Exit::GateUnreachable,
+        Some(ClientError::Refused { code, .. }) if code == "backend_unavailable" => {
+            Exit::BackendUnavailable
+        }
+        Some(ClientError::Refused { code, .. }) if code == "timed_out" => Exit::TimedOut,
         Some(ClientError::Refused { status, .. }) => exit_of_status(*status),
         Some(ClientError::Broken(_)) | None => Exit::Failed,
     }

@@ -4,8 +4,10 @@ pub mod background;
 pub mod lock;
 mod reload;
 mod supervisor;
+mod traffic;
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,9 +17,11 @@ use config::{Settings, Sources};
 use control::dispatch::{Gate, Streams};
 use control::health::Board;
 use control::metrics::ControlMetrics;
+use control::sandboxes::Sandboxes;
 use control::serve::ControlSocket;
 use control::wall_now;
 use policy::audit::AuditEvent;
+use sandbox::manager::{Manager, Program};
 use store::audit::{AuditOptions, JsonlOptions, OnFull};
 use store::{Store, StoreOptions};
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,9 +36,16 @@ use crate::telemetry::{Sink, Telemetry};
 use lock::StateLock;
 use reload::Reloader;
 use supervisor::Supervisor;
+use traffic::Served;
 
 /// How often rows that have expired are removed. Expiry itself is checked on each use.
 const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
+
+/// The word that makes this program a sandbox's init.
+pub const INIT: &str = "__init";
+
+/// The word that makes it a worker.
+pub const WORKER: &str = "__worker";
 
 /// How long the last traces may take.
 const LAST_TRACES: Duration = Duration::from_secs(5);
@@ -138,8 +149,12 @@ async fn serve(
         seen: Mutex::new(sources.fingerprint()),
     });
     reloader.announce(&settings.load());
+    let served = Arc::new(Served::new(store.clone(), stop.clone()));
+    let sandboxes = open_sandboxes(paths, Arc::clone(&served)).await?;
+    sandboxes.adopt(&store).await?;
     let gate = Arc::new(Gate {
         store: store.clone(),
+        sandboxes,
         settings: Arc::clone(&settings),
         board: Arc::clone(&board),
         metrics: numbers.registry(store.clone(), &counters),
@@ -171,6 +186,8 @@ async fn serve(
         tracing::warn!(?limit, "some requests were still under way and are cut off");
     }
     drop(socket);
+    // Sandboxes live on; their connections end here, and the next gate serves them again.
+    served.drain().await;
     if let Err(error) = close(&store).await {
         tracing::error!(%error, "the audit log could not be closed cleanly");
         return Ok(Exit::Failed);
@@ -225,6 +242,22 @@ async fn open_store(paths: &Paths, settings: &Settings) -> Result<Store> {
         .record_durable(AuditEvent::lifecycle("gate_started", None), wall_now())
         .await?;
     Ok(store)
+}
+
+async fn open_sandboxes(paths: &Paths, served: Arc<Served>) -> Result<Sandboxes> {
+    let state = paths.state_dir.clone();
+    let manager = tokio::task::spawn_blocking(move || Manager::open(&state, own_program()));
+    Ok(Sandboxes::new(manager.await??, served))
+}
+
+/// This very program, also after an update has put another one in its place, and the words
+/// that `main` looks for.
+pub fn own_program() -> Program {
+    Program {
+        path: PathBuf::from("/proc/self/exe"),
+        init: vec![INIT.into()],
+        worker: vec![WORKER.into()],
+    }
 }
 
 async fn close(store: &Store) -> Result<()> {

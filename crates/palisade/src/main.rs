@@ -14,13 +14,26 @@ mod exit;
 mod gate;
 mod output;
 mod paths;
+mod relay;
 mod telemetry;
 
+use std::ffi::OsStr;
 use std::process::ExitCode;
 
 use clap::Parser;
 
 fn main() -> ExitCode {
+    // Before anything else: these clone or shut themselves in, and want no thread and no
+    // argument parser beside them.
+    match std::env::args_os()
+        .nth(1)
+        .as_deref()
+        .and_then(OsStr::to_str)
+    {
+        Some(gate::INIT) => return sandbox::namespace::launch::init_main(),
+        Some(gate::WORKER) => return sandbox::worker::worker_main(),
+        _ => {}
+    }
     let cli = cli::Cli::parse();
     match cli::run(cli) {
         Ok(exit) => exit.into(),

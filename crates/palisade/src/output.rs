@@ -1,7 +1,10 @@
 //! What people and scripts read on stdout.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
+use std::sync::mpsc;
+use std::time::Duration;
 
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
@@ -27,6 +30,59 @@ pub fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
 /// Says something on stderr. Nobody listening is no reason to fail.
 pub fn say(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// A sign of life on a terminal while something takes its time. What is quick shows nothing.
+pub struct Waiting {
+    over: Option<mpsc::Sender<()>>,
+    shows: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Waiting {
+    /// How long nothing is shown.
+    const QUIET: Duration = Duration::from_millis(400);
+
+    /// Begins to wait for `what`.
+    pub fn start(what: &'static str) -> Self {
+        if !io::stderr().is_terminal() {
+            return Self {
+                over: None,
+                shows: None,
+            };
+        }
+        let (over, is_over) = mpsc::channel::<()>();
+        let shows = std::thread::spawn(move || {
+            let over_within = |limit| {
+                !matches!(
+                    is_over.recv_timeout(limit),
+                    Err(mpsc::RecvTimeoutError::Timeout)
+                )
+            };
+            if over_within(Self::QUIET) {
+                return;
+            }
+            let bar = ProgressBar::new_spinner().with_message(what);
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+                bar.set_style(style);
+            }
+            while !over_within(Duration::from_millis(100)) {
+                bar.tick();
+            }
+            bar.finish_and_clear();
+        });
+        Self {
+            over: Some(over),
+            shows: Some(shows),
+        }
+    }
+
+    /// Ends the sign; the line is clean again when this returns.
+    pub fn end(mut self) {
+        drop(self.over.take());
+        if let Some(shows) = self.shows.take() {
+            let _ = shows.join();
+        }
+    }
 }
 
 /// Whether a character could move the cursor, reorder text or hide in it.

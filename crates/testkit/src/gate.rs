@@ -9,33 +9,56 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::http::{self, Answer};
-use crate::wait;
+use crate::operator::Operator;
+use crate::{leftovers, wait};
 
-/// A directory with room for one gate: state, socket, configuration.
+/// A directory with room for one gate: state, socket, configuration. It is its operator's
+/// home. Dropping it ends the sandboxes that were made in it, and its gate.
 #[derive(Debug)]
 pub struct Place {
     dir: TempDir,
     binary: PathBuf,
+    operator: Operator,
 }
 
 impl Place {
     /// A fresh place for the given binary, with the smallest configuration.
+    pub fn new(binary: &str) -> Self {
+        Self::of(Operator::Oneself, binary)
+    }
+
+    /// The same, of a certain operator.
     #[expect(
         clippy::expect_used,
         reason = "a test without a directory cannot go on"
     )]
-    pub fn new(binary: &str) -> Self {
+    pub fn of(operator: Operator, binary: &str) -> Self {
         // Short, because socket paths are.
         let dir = tempfile::Builder::new()
             .prefix("pal")
             .tempdir()
             .expect("a directory");
-        let place = Self {
+        operator.own(dir.path());
+        let mut place = Self {
             dir,
             binary: binary.into(),
+            operator,
         };
+        if operator != Operator::Oneself {
+            // Where the original is, they may not enter.
+            let copy = place.path().join("palisade");
+            if std::fs::hard_link(binary, &copy).is_err() {
+                std::fs::copy(binary, &copy).expect("a copy");
+            }
+            place.binary = copy;
+        }
         place.write_config("version: \"1.0\"\n");
         place
+    }
+
+    /// Whose place it is.
+    pub fn operator(&self) -> Operator {
+        self.operator
     }
 
     /// The directory itself.
@@ -68,12 +91,13 @@ impl Place {
     pub fn write_config(&self, text: &str) {
         let fresh = self.path().join(".palisade.yaml.new");
         std::fs::write(&fresh, text).expect("a file");
+        self.operator.own(&fresh);
         std::fs::rename(fresh, self.config()).expect("a rename");
     }
 
     /// `palisade` with this place's flags and a bare environment.
     pub fn palisade(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(&self.binary);
+        let mut command = self.operator.command(&self.binary);
         command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default());
@@ -136,6 +160,12 @@ impl Place {
             None
         });
         gate
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        leftovers::clear(self);
     }
 }
 

@@ -1,5 +1,6 @@
 //! What tests of the built binary share: a place for a gate, the gate itself as a real
-//! process, a socket to ask, a sink to look into, and a way to wait.
+//! process, its operator with a repository and a terminal, a socket to ask, a sink to look
+//! into, what may not be left behind, and a way to wait.
 //!
 //! **Never here:** a stand-in for anything of ours. A fake plays only what lives on the
 //! internet, and speaks its protocol.
@@ -7,6 +8,10 @@
 pub mod collector;
 pub mod gate;
 pub mod http;
+pub mod leftovers;
+pub mod operator;
+pub mod pty;
+pub mod repo;
 pub mod said;
 pub mod wait;
 

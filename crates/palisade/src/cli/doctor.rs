@@ -1,11 +1,10 @@
 //! `palisade doctor`: what this machine allows, with the exact fix for what is missing.
 
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
-use nix::sched::{CloneFlags, unshare};
+use clap::Args;
+use sandbox::namespace::{Namespace, survey};
 use serde::Serialize;
 
 use crate::cli::Global;
@@ -18,13 +17,6 @@ pub struct DoctorArgs {
     /// Exit 1 also for warnings
     #[arg(long)]
     strict: bool,
-}
-
-/// What is tried in a process of its own, because trying it changes the process.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Probe {
-    /// A user namespace with a network namespace in it.
-    Userns,
 }
 
 /// One finding.
@@ -70,19 +62,25 @@ impl Finding {
     }
 }
 
+impl From<survey::Finding> for Finding {
+    fn from(finding: survey::Finding) -> Self {
+        Self {
+            name: finding.what,
+            state: match finding.verdict {
+                survey::Verdict::Well => State::Ok,
+                survey::Verdict::Weaker => State::Warning,
+                survey::Verdict::Missing => State::Missing,
+            },
+            found: finding.says,
+            fix: finding.fix,
+        }
+    }
+}
+
 pub fn run(args: &DoctorArgs, global: &Global) -> Result<Exit> {
-    let findings = vec![
-        kernel(),
-        user_namespaces(),
-        overlay(),
-        cgroups(),
-        landlock(),
-        subordinate_ids(),
-        git(),
-        docker(),
-        state(global),
-        configuration(global),
-    ];
+    let mut findings = vec![kernel()];
+    findings.extend(namespaces(global));
+    findings.extend([git(), docker(), state(global), configuration(global)]);
     if global.json {
         output::print_json(&findings)?;
     } else {
@@ -112,20 +110,6 @@ fn describe(finding: &Finding) -> String {
     )
 }
 
-/// Runs in a child: entering a user namespace cannot be undone.
-pub fn probe(what: Probe) -> Exit {
-    let tried = match what {
-        Probe::Userns => unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET),
-    };
-    match tried {
-        Ok(()) => Exit::Ok,
-        Err(error) => {
-            output::say(&error.to_string());
-            Exit::Failed
-        }
-    }
-}
-
 fn kernel() -> Finding {
     let release = read("/proc/sys/kernel/osrelease");
     let version: Vec<u32> = release
@@ -141,132 +125,24 @@ fn kernel() -> Finding {
     }
 }
 
-fn user_namespaces() -> Finding {
-    const NAME: &str = "user namespaces";
-    let tried = std::env::current_exe().and_then(|own| {
-        Command::new(own)
-            .args(["__probe", "userns"])
-            .stdin(Stdio::null())
-            .output()
-    });
-    match tried {
-        Ok(output) if output.status.success() => Finding::ok(NAME, "allowed"),
-        Ok(output) => {
-            let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            let fix = if read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" {
-                "AppArmor restricts them here: add a profile with 'userns,' for palisade under \
-                 /etc/apparmor.d, or set kernel.apparmor_restrict_unprivileged_userns=0"
-            } else if read("/proc/sys/kernel/unprivileged_userns_clone") == "0" {
-                "as root: sysctl kernel.unprivileged_userns_clone=1"
-            } else {
-                "as root: sysctl user.max_user_namespaces=15000"
-            };
-            Finding::bad(NAME, State::Missing, format!("refused: {error}"), fix)
-        }
-        Err(error) => Finding::bad(
-            NAME,
-            State::Missing,
-            format!("could not be tried: {error}"),
-            "see the error",
-        ),
-    }
-}
-
-fn overlay() -> Finding {
-    const NAME: &str = "overlay file system";
-    let known = read("/proc/filesystems")
-        .lines()
-        .any(|line| line.ends_with("\toverlay"));
-    if known {
-        Finding::ok(NAME, "known to the kernel")
-    } else {
-        Finding::bad(
-            NAME,
-            State::Warning,
-            "not loaded",
-            "as root: modprobe overlay",
-        )
-    }
-}
-
-fn cgroups() -> Finding {
-    const NAME: &str = "cgroups";
-    let fix = "limits fall back to rlimits; for cgroup limits boot with systemd.unified_cgroup_hierarchy=1";
-    let unified = |root: &str| read(&format!("{root}/cgroup.controllers"));
-    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        let controllers = unified("/sys/fs/cgroup");
-        if controllers.contains("memory") && controllers.contains("pids") {
-            Finding::ok(NAME, format!("v2: {controllers}"))
-        } else {
-            Finding::bad(
-                NAME,
-                State::Warning,
-                format!("v2 without memory and pids: '{controllers}'"),
-                fix,
-            )
-        }
-    } else if Path::new("/sys/fs/cgroup/memory").is_dir()
-        && Path::new("/sys/fs/cgroup/pids").is_dir()
-    {
-        let hybrid = Path::new("/sys/fs/cgroup/unified").is_dir();
-        Finding::ok(
-            NAME,
-            if hybrid {
-                "v1, with v2 for freezing"
-            } else {
-                "v1"
-            },
-        )
-    } else {
-        Finding::bad(NAME, State::Warning, "none found", fix)
-    }
-}
-
-fn landlock() -> Finding {
-    const NAME: &str = "landlock";
-    if read("/sys/kernel/security/lsm")
-        .split(',')
-        .any(|module| module == "landlock")
-    {
-        Finding::ok(NAME, "active")
-    } else {
-        Finding::bad(
-            NAME,
-            State::Warning,
-            "not active; sandboxes go without this second layer",
-            "boot with landlock in the lsm= list",
-        )
-    }
-}
-
-fn subordinate_ids() -> Finding {
-    const NAME: &str = "subordinate ids";
-    if nix::unistd::geteuid().is_root() {
-        return Finding::ok(NAME, "not needed by root");
-    }
-    let user = nix::unistd::User::from_uid(nix::unistd::geteuid())
-        .ok()
-        .flatten();
-    let name = user.map_or_else(String::new, |user| user.name);
-    let uid = nix::unistd::geteuid().to_string();
-    let has = |file: &str| {
-        read(file).lines().any(|line| {
-            line.split(':')
-                .next()
-                .is_some_and(|owner| owner == name || owner == uid)
-        })
+/// What the namespace backend finds, by trying it.
+fn namespaces(global: &Global) -> Vec<Finding> {
+    const NAME: &str = "sandboxes";
+    let survey = || -> Result<Vec<survey::Finding>> {
+        let paths = global.paths()?;
+        paths.prepare()?;
+        let words = crate::gate::own_program().init;
+        let directory = paths.state_dir.join("sandboxes");
+        // By its name: a fix may have to tell it.
+        let program = std::env::current_exe()?;
+        Ok(Namespace::new(directory, program, words).survey()?)
     };
-    if has("/etc/subuid") && has("/etc/subgid") {
-        Finding::ok(NAME, "present")
-    } else {
-        Finding::bad(
-            NAME,
-            State::Warning,
-            "none; only --root inside a sandbox needs them",
-            format!(
-                "as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}"
-            ),
-        )
+    match survey() {
+        Ok(findings) => findings.into_iter().map(Finding::from).collect(),
+        Err(error) => {
+            let found = format!("could not be tried: {error:#}");
+            vec![Finding::bad(NAME, State::Missing, found, "see the error")]
+        }
     }
 }
 

@@ -53,11 +53,12 @@ pub async fn client(paths: &Paths, verbose: u8) -> Result<Client> {
             warn_of_other_version(answer.version());
             Ok(client)
         }
-        Err(ClientError::Unreachable { .. }) => {
+        // One that hangs up on such a question is on its way out.
+        Err(ClientError::Unreachable { .. } | ClientError::Broken(_)) => {
             start(paths, verbose).await?;
             Ok(client)
         }
-        Err(other) => Err(other.into()),
+        Err(other @ ClientError::Refused { .. }) => Err(other.into()),
     }
 }
 
@@ -88,12 +89,29 @@ pub async fn report(paths: &Paths) -> Result<HealthReport, ClientError> {
 
 /// Starts a gate unless one answers, and returns when it is ready.
 pub async fn start(paths: &Paths, verbose: u8) -> Result<Started> {
-    if let Ok(report) = report(paths).await {
-        return Ok(Started {
-            pid: report.pid,
-            was_running: true,
-        });
+    let until = Instant::now() + START_LIMIT;
+    loop {
+        if let Ok(report) = report(paths).await {
+            return Ok(Started {
+                pid: report.pid,
+                was_running: true,
+            });
+        }
+        let taken = match start_once(paths, verbose).await {
+            Err(error) if exit_of(&error) == Exit::Exists => error,
+            other => return other,
+        };
+        // Another command was quicker, and its gate is as good; or the place was taken by a
+        // gate that is on its way out, and is free in a moment.
+        match wait_for_other(paths, until).await? {
+            Some(other) => return Ok(other),
+            None if Instant::now() < until => sleep(STEP).await,
+            None => return Err(taken),
+        }
     }
+}
+
+async fn start_once(paths: &Paths, verbose: u8) -> Result<Started> {
     paths.prepare()?;
     let log_from = std::fs::metadata(paths.log()).map_or(0, |found| found.len());
     let mut child = spawn(paths, verbose)?;
@@ -103,7 +121,6 @@ pub async fn start(paths: &Paths, verbose: u8) -> Result<Started> {
             pid,
             was_running: false,
         }),
-        Ok(Err(error)) if exit_of(&error) == Exit::Exists => wait_for_other(paths, error).await,
         Ok(Err(error)) => Err(with_log(error, &paths.log(), log_from)),
         Err(_) => {
             child.start_kill()?;
@@ -162,19 +179,18 @@ async fn ready(child: &mut Child) -> Result<()> {
     Err(Failure::new(exit, format!("the gate did not start ({status})")).into())
 }
 
-/// Another command was quicker to start the gate; its gate is as good.
-async fn wait_for_other(paths: &Paths, error: anyhow::Error) -> Result<Started> {
-    let until = Instant::now() + START_LIMIT;
+/// Waits until the gate that holds the lock answers; `None` when nobody holds it any more.
+async fn wait_for_other(paths: &Paths, until: Instant) -> Result<Option<Started>> {
     while Instant::now() < until && StateLock::holder(&paths.lock())?.is_some() {
         if let Ok(report) = report(paths).await {
-            return Ok(Started {
+            return Ok(Some(Started {
                 pid: report.pid,
                 was_running: true,
-            });
+            }));
         }
         sleep(STEP).await;
     }
-    Err(error)
+    Ok(None)
 }
 
 /// The error, with what the gate wrote before it ended.

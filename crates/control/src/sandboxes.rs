@@ -1,0 +1,467 @@
+//! Sandboxes, as an operator asks for them.
+//!
+//! The manager makes and removes; here it gets its thread, its place in the registry, its
+//! audit record and its traffic. Order is everything: a sandbox is registered before it is
+//! kept and served after it, and on the way out it stops being anybody before it stops
+//! being.
+
+pub mod body;
+mod checkpoints;
+mod ports;
+mod wish;
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use config::Settings;
+use http::StatusCode;
+use jiff::Timestamp;
+use policy::audit::AuditEvent;
+use policy::id::SandboxId;
+use policy::registration::Registration;
+use sandbox::contract::{Command, Force, Listener, Sandbox, SandboxError, SandboxStatus};
+use sandbox::manager::row::{Published, Row};
+use sandbox::manager::{Manager, ManagerError};
+use serde_json::{Value, json};
+use store::Store;
+use store::error::StoreError;
+use tokio::sync::OwnedMutexGuard;
+
+use crate::reply::{ControlError, Reply};
+use crate::wall_now;
+use body::{CreateBody, SessionBody, SnapshotBody};
+use wish::{Standing, Wish};
+
+/// A sandbox lives until it is deleted; its row in the registry must not end before.
+const LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// How long `sandbox.setup_command` may take.
+const SETUP: Duration = Duration::from_secs(30 * 60);
+
+/// Lines of a failed setup that are shown.
+const SETUP_LINES: usize = 20;
+
+/// What serves a sandbox's sockets.
+pub trait Traffic: Send + Sync + std::fmt::Debug {
+    /// Serves these; whatever served the sandbox before ends.
+    fn attach(&self, sandbox: &SandboxId, listeners: Vec<Listener>) -> std::io::Result<()>;
+
+    /// Leads connections of a listener of the host to a port inside.
+    fn publish(&self, sandbox: &SandboxId, listener: TcpListener, to: Inside);
+
+    /// Takes one back.
+    fn unpublish(&self, sandbox: &SandboxId, host: SocketAddr);
+
+    /// Stops serving, and takes every published port back.
+    fn detach(&self, sandbox: &SandboxId);
+
+    /// Whether it is served.
+    fn serves(&self, sandbox: &SandboxId) -> bool;
+}
+
+/// A port inside a sandbox, and the way to it.
+#[derive(Clone, Debug)]
+pub struct Inside {
+    manager: Arc<Manager>,
+    sandbox: SandboxId,
+    port: u16,
+}
+
+impl Inside {
+    /// Connects. Blocks for a moment.
+    pub fn connect(&self) -> std::io::Result<TcpStream> {
+        let socket = self.manager.backend().connect(&self.sandbox, self.port);
+        socket.map(TcpStream::from).map_err(std::io::Error::other)
+    }
+}
+
+/// Every sandbox of this gate.
+#[derive(Debug)]
+pub struct Sandboxes {
+    manager: Arc<Manager>,
+    traffic: Arc<dyn Traffic>,
+    turns: Turns,
+}
+
+/// One change at a time to each sandbox.
+#[derive(Debug, Default)]
+struct Turns(Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>);
+
+impl Turns {
+    async fn take(&self, id: &SandboxId) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // Nobody waits for, or has, a turn that is only in this map.
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            Arc::clone(turns.entry(id.clone()).or_default())
+        };
+        turn.lock_owned().await
+    }
+}
+
+impl Sandboxes {
+    /// The sandboxes that `manager` keeps, served by `traffic`.
+    pub fn new(manager: Manager, traffic: Arc<dyn Traffic>) -> Self {
+        Self {
+            manager: Arc::new(manager),
+            traffic,
+            turns: Turns::default(),
+        }
+    }
+
+    /// After a start: clears what a crash left, and serves again what lives.
+    pub async fn adopt(&self, store: &Store) -> Result<(), ControlError> {
+        for row in self.ask(|manager| manager.unfinished()).await? {
+            match self.finish(store, &row).await {
+                Ok(_) => {
+                    tracing::info!(sandbox = %row.id, "what a crash left of a sandbox was removed");
+                }
+                // It stays on record and is tried again at the next start; the gate is needed.
+                Err(error) => {
+                    tracing::warn!(sandbox = %row.id, %error, "what a crash left was not removed");
+                }
+            }
+        }
+        for row in self.ask(Manager::rows).await? {
+            if let Err(error) = self.serve(&row.id).await {
+                // It is shown with its reason; the others must not wait for it.
+                tracing::warn!(sandbox = %row.id, %error, "a sandbox is not served");
+            }
+        }
+        Ok(())
+    }
+
+    fn lead(&self, id: &SandboxId, listener: TcpListener, port: u16) {
+        let inside = Inside {
+            manager: Arc::clone(&self.manager),
+            sandbox: id.clone(),
+            port,
+        };
+        self.traffic.publish(id, listener, inside);
+    }
+
+    /// Serves a sandbox: its traffic, and the ports it has published.
+    async fn serve(&self, id: &SandboxId) -> Result<(), ControlError> {
+        let of = id.clone();
+        let (listeners, published) = self
+            .ask(move |manager| {
+                let listeners = manager.backend().listeners(&of)?;
+                Ok((listeners, manager.published(&of)?))
+            })
+            .await?;
+        self.traffic
+            .attach(id, listeners)
+            .map_err(|error| ControlError::Unavailable(error.to_string()))?;
+        for Published { host, port } in published {
+            match TcpListener::bind(host) {
+                Ok(listener) => self.lead(id, listener, port),
+                // Somebody else has it now; the sandbox is well without.
+                Err(error) => {
+                    tracing::warn!(sandbox = %id, %host, %error, "a port is not published");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every sandbox.
+    pub async fn list(&self) -> Result<Reply, ControlError> {
+        let shown = self.ask(|manager| {
+            let rows = manager.rows()?;
+            Ok(rows.iter().map(|row| describe(manager, row)).collect())
+        });
+        Ok(Reply::ok(Value::Array(shown.await?)))
+    }
+
+    /// One sandbox.
+    pub async fn show(&self, id: SandboxId) -> Result<Reply, ControlError> {
+        let shown = self.ask(move |manager| Ok(describe(manager, &manager.row(&id)?)));
+        Ok(Reply::ok(shown.await?))
+    }
+
+    /// Makes one.
+    pub async fn create(
+        &self,
+        store: &Store,
+        settings: &Settings,
+        body: CreateBody,
+    ) -> Result<Reply, ControlError> {
+        let wish = Wish::read(body, settings)?;
+        let Wish { wanted, who } = wish;
+        let depth = wanted.depth;
+        let setup = settings.sandbox.setup_command.as_deref();
+        let row = self.ask(move |manager| manager.begin(&wanted)).await?;
+        let reply = self.complete(store, row.clone(), who, setup).await?;
+        self.prepare_spare(row, depth);
+        Ok(reply)
+    }
+
+    /// Everything between the sandbox and its being kept.
+    async fn settle(
+        &self,
+        store: &Store,
+        row: &Row,
+        who: Standing,
+        setup: Option<&str>,
+    ) -> Result<(), ControlError> {
+        let now = wall_now();
+        let registration = Registration {
+            id: row.id.clone(),
+            ip: None,
+            repos: who.repos,
+            auth_mode: who.auth_mode,
+            created: now,
+            expires: now.plus(LIFE),
+            metadata: serde_json::Map::new(),
+        };
+        let event = AuditEvent::lifecycle("sandbox_created", Some(row.id.clone()));
+        store.register(registration, event, now).await?;
+        self.serve(&row.id).await?;
+        if let Some(line) = setup {
+            self.set_up(&row.id, line).await?;
+        }
+        let row = row.clone();
+        self.ask(move |manager| manager.keep(row)).await.map(drop)
+    }
+
+    async fn set_up(&self, id: &SandboxId, line: &str) -> Result<(), ControlError> {
+        let mut command = Command::shell(line);
+        command.timeout = Some(SETUP);
+        let id = id.clone();
+        let result = self
+            .ask(move |manager| Ok(manager.backend().exec(&id, &command)?))
+            .await?;
+        if result.exit_code == 0 {
+            return Ok(());
+        }
+        let said = [result.stdout, result.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<&str> = said.lines().collect();
+        let from = lines.len().saturating_sub(SETUP_LINES);
+        Err(ControlError::Failed(format!(
+            "sandbox.setup_command ended with code {}; the sandbox was removed again\n{}",
+            result.exit_code,
+            lines.get(from..).unwrap_or_default().join("\n")
+        )))
+    }
+
+    /// In the background: the next create from the same commit only renames.
+    fn prepare_spare(&self, row: Row, depth: Option<u32>) {
+        let manager = Arc::clone(&self.manager);
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = manager.prepare_spare(&row, depth) {
+                tracing::debug!(%error, "no spare workspace was prepared");
+            }
+        });
+    }
+
+    /// Stops every process of one.
+    pub async fn pause(&self, store: &Store, id: SandboxId) -> Result<Reply, ControlError> {
+        self.change(store, id, "sandbox_paused", |manager, id| {
+            Ok(manager.backend().pause(id)?)
+        })
+        .await
+    }
+
+    /// Lets every process of one go on.
+    pub async fn resume(&self, store: &Store, id: SandboxId) -> Result<Reply, ControlError> {
+        let of = id.clone();
+        let status = self.ask(move |manager| Ok(manager.status(&of))).await?;
+        if !matches!(status, SandboxStatus::Active | SandboxStatus::Paused) {
+            // One that is started again has new sockets.
+            self.traffic.detach(&id);
+        }
+        let reply = self
+            .change(store, id.clone(), "sandbox_resumed", |manager, id| {
+                manager.resume(id)
+            })
+            .await?;
+        // One that stood still when this gate started could not be asked for its sockets.
+        let _turn = self.turns.take(&id).await;
+        if !self.traffic.serves(&id) {
+            self.serve(&id).await?;
+        }
+        Ok(reply)
+    }
+
+    /// Registers, serves and keeps a sandbox that was begun, or removes it.
+    async fn complete(
+        &self,
+        store: &Store,
+        row: Row,
+        who: Standing,
+        setup: Option<&str>,
+    ) -> Result<Reply, ControlError> {
+        // The row is on disk: a crash is cleared up at the next start, and a failure below.
+        if let Err(error) = self.settle(store, &row, who, setup).await {
+            self.finish(store, &row).await?;
+            return Err(error);
+        }
+        tracing::info!(sandbox = %row.id, "a sandbox was created");
+        let id = row.id.clone();
+        let shown = self.ask(move |manager| Ok(describe(manager, &manager.row(&id)?)));
+        Ok(Reply::Json(StatusCode::CREATED, shown.await?))
+    }
+
+    async fn change(
+        &self,
+        store: &Store,
+        id: SandboxId,
+        event: &'static str,
+        work: impl FnOnce(&Manager, &SandboxId) -> Result<(), ManagerError> + Send + 'static,
+    ) -> Result<Reply, ControlError> {
+        let _turn = self.turns.take(&id).await;
+        let of = id.clone();
+        let shown = self
+            .ask(move |manager| {
+                let row = manager.row(&of)?;
+                work(manager, &of)?;
+                Ok(describe(manager, &row))
+            })
+            .await?;
+        let event = AuditEvent::lifecycle(event, Some(id));
+        store.audit().record_durable(event, wall_now()).await?;
+        Ok(Reply::ok(shown))
+    }
+
+    /// Removes one with everything it had. Without force, an active one stays, and so does
+    /// one whose branch holds work that is nowhere else.
+    pub async fn delete(
+        &self,
+        store: &Store,
+        id: SandboxId,
+        force: Force,
+    ) -> Result<Reply, ControlError> {
+        let _turn = self.turns.take(&id).await;
+        let of = id.clone();
+        let row = self
+            .ask(move |manager| {
+                let row = manager.row(&of)?;
+                // What the workspace holds counts as work, too.
+                if force == Force::No
+                    && row.repository.is_some()
+                    && manager.status(&of) != SandboxStatus::Active
+                    && let Err(error) = manager.snapshot(&of, "before deletion")
+                {
+                    return Err(error);
+                }
+                manager.condemn(&of, force)
+            })
+            .await?;
+        let tip = self.finish(store, &row).await?;
+        tracing::info!(sandbox = %row.id, "a sandbox was deleted");
+        Ok(Reply::ok(json!({
+            "status": "deleted", "id": row.id, "name": row.name,
+            "branch_name": row.branch(), "tip": tip,
+        })))
+    }
+
+    /// Removes a sandbox that is not kept: first from the registry, so that nobody is it.
+    async fn finish(&self, store: &Store, row: &Row) -> Result<Option<String>, ControlError> {
+        self.traffic.detach(&row.id);
+        let event = AuditEvent::lifecycle("sandbox_deleted", Some(row.id.clone()));
+        match store.unregister(&row.id, event, wall_now()).await {
+            Ok(_) | Err(StoreError::NotFound { .. }) => {}
+            Err(other) => return Err(other.into()),
+        }
+        let id = row.id.clone();
+        self.ask(move |manager| manager.remove(&id)).await
+    }
+
+    /// Commits the workspace of one to its branch.
+    pub async fn snapshot(
+        &self,
+        store: &Store,
+        id: SandboxId,
+        body: SnapshotBody,
+    ) -> Result<Reply, ControlError> {
+        let _turn = self.turns.take(&id).await;
+        let of = id.clone();
+        let report = self
+            .ask(move |manager| manager.snapshot(&of, &body.message))
+            .await?;
+        if report.moved {
+            let event = AuditEvent::lifecycle("sandbox_snapshot", Some(id));
+            store.audit().record_durable(event, wall_now()).await?;
+        }
+        Ok(Reply::ok(json!(report)))
+    }
+
+    /// Lets an operator in: where the sandbox's door is, and what may be brought along.
+    pub async fn enter(
+        &self,
+        store: &Store,
+        settings: &Settings,
+        id: SandboxId,
+        body: SessionBody,
+    ) -> Result<Reply, ControlError> {
+        let of = id.clone();
+        let (row, status) = self
+            .ask(move |manager| Ok((manager.row(&of)?, manager.status(&of))))
+            .await?;
+        match status {
+            SandboxStatus::Active => {}
+            SandboxStatus::Paused => {
+                return Err(refusal(SandboxError::Paused(row.name.to_string())));
+            }
+            SandboxStatus::Missing => {
+                return Err(refusal(SandboxError::NotFound(row.name.to_string())));
+            }
+            SandboxStatus::Unknown | SandboxStatus::Error(_) => {
+                return Err(refusal(SandboxError::Silent(status.to_string())));
+            }
+        }
+        let event = AuditEvent {
+            method: Some(body.purpose.as_str().to_owned()),
+            ..AuditEvent::lifecycle("sandbox_entered", Some(id.clone()))
+        };
+        store.audit().record_durable(event, wall_now()).await?;
+        Ok(Reply::ok(
+            json!({ "id": id, "environment": settings.sandbox.env }),
+        ))
+    }
+
+    /// Runs something of the manager's on a thread that may block.
+    async fn ask<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Manager) -> Result<T, ManagerError> + Send + 'static,
+    ) -> Result<T, ControlError> {
+        let manager = Arc::clone(&self.manager);
+        tokio::task::spawn_blocking(move || work(&manager))
+            .await
+            .map_err(|error| ControlError::Failed(error.to_string()))?
+            .map_err(ControlError::from)
+    }
+}
+
+fn refusal(error: SandboxError) -> ControlError {
+    ControlError::Sandbox(error.into())
+}
+
+/// A sandbox as clients see it.
+fn describe(manager: &Manager, row: &Row) -> Value {
+    let status = manager.status(&row.id);
+    let created = i64::try_from(row.created)
+        .ok()
+        .and_then(|at| Timestamp::from_millisecond(at).ok());
+    let (word, reason) = match &status {
+        SandboxStatus::Error(reason) => ("error".to_owned(), Some(reason.clone())),
+        other => (other.to_string(), None),
+    };
+    json!({
+        "id": row.id,
+        "name": row.name,
+        "branch_name": row.branch(),
+        "container_id": row.id,
+        "status": word,
+        "reason": reason,
+        "backend": "namespace",
+        "repository": row.repository,
+        "base": row.base,
+        "published": row.published,
+        "created_at": created.map(|at| at.to_string()),
+        "warnings": manager.backend().warnings(&row.id).unwrap_or_default(),
+    })
+}

@@ -1,0 +1,107 @@
+//! What requests about sandboxes say.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The body of a request for a new sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateBody {
+    /// What to call it.
+    pub name: String,
+    /// An absolute path in the operator's repository; none for an empty workspace.
+    #[serde(default)]
+    pub repository: Option<PathBuf>,
+    /// How many generations of history come along; all of them if not said.
+    #[serde(default)]
+    pub depth: Option<u32>,
+    /// Whether uncommitted changes come along.
+    #[serde(default)]
+    pub dirty: bool,
+    /// Repositories it may speak to, as owner/name; the one `origin` points to if not said.
+    #[serde(default)]
+    pub repos: Option<Vec<String>>,
+    /// As whom it pushes: user or bot.
+    #[serde(default)]
+    pub auth_mode: Option<String>,
+    /// What keeps it in: namespace, docker or remote; as configured if not said.
+    #[serde(default)]
+    pub backend: Option<String>,
+    /// Whether the agent is root inside.
+    #[serde(default)]
+    pub root: bool,
+    /// Whether programs inside may make user namespaces.
+    #[serde(default)]
+    pub nested: bool,
+}
+
+/// The body of a request for a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotBody {
+    /// What was done, such as `bash: cargo test`.
+    pub message: String,
+}
+
+/// The body of a request to enter a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SessionBody {
+    /// What for.
+    pub purpose: Purpose,
+}
+
+/// What a sandbox is entered for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Purpose {
+    /// A command.
+    Exec,
+    /// A shell.
+    Shell,
+    /// Files in.
+    Upload,
+    /// Files out.
+    Download,
+}
+
+/// The body of a request about a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LabelBody {
+    /// What it is called.
+    pub label: String,
+}
+
+/// The body of a request for a fork.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForkBody {
+    /// What to call the new sandbox.
+    pub name: String,
+}
+
+/// The body of a request about a published port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PortBody {
+    /// Where the host listens: an address of its loopback. Port 0 lets the system choose.
+    pub host: SocketAddr,
+    /// The port inside; 0 takes the publication back.
+    pub port: u16,
+}
+
+impl Purpose {
+    /// The word in audit records.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Purpose::Exec => "exec",
+            Purpose::Shell => "shell",
+            Purpose::Upload => "upload",
+            Purpose::Download => "download",
+        }
+    }
+}

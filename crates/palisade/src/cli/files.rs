@@ -1,0 +1,200 @@
+//! `palisade upload|download`.
+
+use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use control::sandboxes::body::Purpose;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use sandbox::contract::{Moved, Sandbox, Transfer};
+use sandbox::transfer::{self, Overwrite, Rules, TransferError};
+use serde_json::json;
+
+use crate::cli::enter::backend;
+use crate::cli::place::{self, Place};
+use crate::cli::sandboxes::below;
+use crate::cli::summary::count;
+use crate::cli::{Global, block_on};
+use crate::exit::{Exit, Failure};
+use crate::gate::background;
+use crate::output;
+
+/// What an agent may hand out in one go.
+const BOUNDS: Transfer = Transfer {
+    bytes: 16 << 30,
+    entries: 1_000_000,
+};
+
+#[derive(Debug, Args)]
+pub struct UploadArgs {
+    /// The sandbox's name
+    pub name: String,
+    /// The file or directory to copy
+    pub source: PathBuf,
+    /// The directory inside to put it in; relative to the workspace
+    #[arg(default_value = ".")]
+    pub to: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct DownloadArgs {
+    /// The sandbox's name
+    pub name: String,
+    /// The file or directory inside; relative to the workspace
+    pub source: PathBuf,
+    /// The directory to put it in
+    #[arg(default_value = ".")]
+    pub to: PathBuf,
+    /// Replace files that are there
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
+    let work = || -> Result<(Place, Moved)> {
+        if args.source.symlink_metadata().is_err() {
+            let message = format!("there is no '{}'", args.source.display());
+            return Err(Failure::new(Exit::NotFound, message).into());
+        }
+        let place = enter(&args.name, Purpose::Upload, global)?;
+        let backend = backend(&global.paths()?);
+        let bar = bar("uploading");
+        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+        let source = args.source.clone();
+        let progress = bar.clone();
+        let packing = std::thread::spawn(move || {
+            let mut writer = BufWriter::with_capacity(1 << 18, writer);
+            let packed = transfer::pack(&source, &mut writer, &mut |bytes| {
+                progress.set_position(bytes);
+            })?;
+            writer.flush()?;
+            anyhow::Ok(packed)
+        });
+        let mut reader = BufReader::with_capacity(1 << 18, reader);
+        let unpacked = backend.upload(&place.id, &args.to, &mut reader, &BOUNDS);
+        // Nobody reads any more: the packer ends, too.
+        drop(reader);
+        let packed = packing
+            .join()
+            .map_err(|_| anyhow::anyhow!("packing failed"))?;
+        bar.finish_and_clear();
+        // What failed inside is why packing failed, if both did.
+        let mut moved = unpacked?;
+        moved.left_out.extend(packed?.left_out);
+        Ok((place, moved))
+    };
+    let (place, moved) = work().context("upload failed")?;
+    let words = format!("Uploaded {} to {}", summary(&moved), place.name);
+    tell(&moved, &words, global)
+}
+
+pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
+    let work = || -> Result<(Place, Moved)> {
+        let place = enter(&args.name, Purpose::Download, global)?;
+        let backend = backend(&global.paths()?);
+        let bar = bar("downloading");
+        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+        let (id, from) = (place.id.clone(), args.source.clone());
+        let packing = std::thread::spawn(move || {
+            let mut writer = BufWriter::with_capacity(1 << 18, writer);
+            let packed = backend.download(&id, &from, &mut writer, &BOUNDS)?;
+            writer.flush()?;
+            anyhow::Ok(packed)
+        });
+        let reader = BufReader::with_capacity(1 << 18, reader);
+        let rules = Rules {
+            overwrite: if args.overwrite {
+                Overwrite::Yes
+            } else {
+                Overwrite::No
+            },
+            ..Rules::FOR_HOST
+        };
+        let mut counted = Counted {
+            inner: reader,
+            bar: bar.clone(),
+        };
+        let unpacked = transfer::unpack(&mut counted, &args.to, &BOUNDS, &rules);
+        drop(counted);
+        let packed = packing
+            .join()
+            .map_err(|_| anyhow::anyhow!("packing failed"))?;
+        bar.finish_and_clear();
+        // An archive that was cut short is so because packing failed inside; a packer that
+        // lost its reader failed because of what was found here.
+        match (packed, unpacked) {
+            (Ok(packed), Ok(mut moved)) => {
+                moved.left_out.extend(packed.left_out);
+                Ok((place, moved))
+            }
+            (_, Err(error)) if !matches!(error, TransferError::Malformed(_)) => Err(error.into()),
+            (Err(error), _) => Err(error),
+            (Ok(_), Err(error)) => Err(error.into()),
+        }
+    };
+    let (place, moved) = work().context("download failed")?;
+    let words = format!("Downloaded {} from {}", summary(&moved), place.name);
+    tell(&moved, &words, global)
+}
+
+fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Place> {
+    let paths = global.paths()?;
+    block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let place = place::find(&gate, name).await?;
+        let body = json!({ "purpose": purpose });
+        gate.post(&below(&place, "session"), &body).await?;
+        Ok(place)
+    })
+}
+
+fn summary(moved: &Moved) -> String {
+    let files = usize::try_from(moved.files).unwrap_or(usize::MAX);
+    let bytes = indicatif::HumanBytes(moved.bytes);
+    format!("{}, {bytes},", count(files, "file"))
+        .trim_end_matches(',')
+        .to_owned()
+}
+
+fn tell(moved: &Moved, words: &str, global: &Global) -> Result<Exit> {
+    for note in &moved.left_out {
+        output::say(&format!("palisade: {}", output::safe(note)));
+    }
+    if global.json {
+        output::print_json(&json!({ "files": moved.files, "bytes": moved.bytes }))?;
+    } else {
+        output::print_line(words)?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn bar(what: &'static str) -> ProgressBar {
+    let target = if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let bar = ProgressBar::with_draw_target(None, target).with_message(what);
+    let template = "{spinner} {msg} {bytes} ({bytes_per_sec})";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+/// A reader that shows how far it has come.
+struct Counted<R> {
+    inner: R,
+    bar: ProgressBar,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let length = self.inner.read(buffer)?;
+        self.bar.inc(length as u64);
+        Ok(length)
+    }
+}

@@ -1,0 +1,145 @@
+//! `palisade ports`, and `--publish`.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::Result;
+use clap::Args;
+use control::client::Client;
+use sandbox::manager::row::Published;
+use serde_json::{Value, json};
+
+use crate::cli::Global;
+use crate::cli::place::{self, Place};
+use crate::cli::sandboxes::{below, in_words};
+use crate::output;
+
+#[derive(Debug, Args)]
+pub struct PortsArgs {
+    /// The sandbox's name
+    pub name: String,
+    /// Lead a port of this machine's loopback to one inside; repeat for more
+    #[arg(long, short, value_name = "HOST:PORT", value_parser = read)]
+    pub publish: Vec<Published>,
+    /// Take a published port back
+    #[arg(long, short, value_name = "HOST", value_parser = read_host)]
+    pub unpublish: Vec<SocketAddr>,
+}
+
+pub fn run(args: &PortsArgs, global: &Global) -> Result<crate::exit::Exit> {
+    in_words("ports", global, async |gate| {
+        let place = place::find(gate, &args.name).await?;
+        for host in &args.unpublish {
+            let back = Published {
+                host: *host,
+                port: 0,
+            };
+            publish(gate, &place, back).await?;
+        }
+        for published in &args.publish {
+            publish(gate, &place, *published).await?;
+        }
+        let ports = gate.get(&below(&place, "ports")).await?;
+        let told = describe(&ports);
+        Ok((ports, told))
+    })
+}
+
+/// Publishes a port, or takes it back.
+pub async fn publish(gate: &Client, place: &Place, published: Published) -> Result<()> {
+    gate.post(&below(place, "ports"), &json!(published)).await?;
+    Ok(())
+}
+
+fn describe(ports: &Value) -> String {
+    let list = |name: &str| ports.get(name).and_then(Value::as_array).cloned();
+    let published = list("published").unwrap_or_default();
+    let leads_to = |port: &Value| {
+        let one = published.iter().find(|one| one.get("port") == Some(port));
+        let host = one.and_then(|one| one.get("host")).and_then(Value::as_str);
+        host.unwrap_or_default().to_owned()
+    };
+    let open = list("open").unwrap_or_default();
+    let mut rows: Vec<Vec<String>> = open
+        .iter()
+        .map(|port| vec![port.to_string(), "open".to_owned(), leads_to(port)])
+        .collect();
+    let silent = published.iter().filter_map(|one| one.get("port"));
+    rows.extend(silent.filter(|port| !open.contains(port)).map(|port| {
+        vec![
+            port.to_string(),
+            "nobody listens".to_owned(),
+            leads_to(port),
+        ]
+    }));
+    if rows.is_empty() {
+        return "nobody listens inside, and nothing is published".to_owned();
+    }
+    output::table(&["PORT", "INSIDE", "PUBLISHED AT"], &rows)
+}
+
+/// Reads `PORT`, `HOSTPORT:PORT` or `ADDRESS:HOSTPORT:PORT`.
+pub fn read(text: &str) -> Result<Published, String> {
+    let number = |text: &str| {
+        text.parse::<u16>()
+            .ok()
+            .filter(|port| *port > 0)
+            .ok_or_else(|| format!("'{text}' is not a port"))
+    };
+    match text.rsplit_once(':') {
+        None => {
+            let port = number(text)?;
+            let host = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+            Ok(Published { host, port })
+        }
+        Some((host, port)) => Ok(Published {
+            host: read_host(host)?,
+            port: number(port)?,
+        }),
+    }
+}
+
+/// Reads `HOSTPORT` or `ADDRESS:HOSTPORT`, on the loopback.
+fn read_host(text: &str) -> Result<SocketAddr, String> {
+    let host = match text.parse::<u16>() {
+        Ok(port) => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port),
+        Err(_) => text
+            .parse::<SocketAddr>()
+            .map_err(|_| format!("'{text}' is neither a port nor an address with a port"))?,
+    };
+    if host.ip().is_loopback() {
+        Ok(host)
+    } else {
+        Err(format!("{host} is not on this machine's loopback"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_publication_is_one_two_or_three_parts() {
+        for (text, host, port) in [
+            ("3000", "127.0.0.1:3000", 3000),
+            ("8080:3000", "127.0.0.1:8080", 3000),
+            ("0:3000", "127.0.0.1:0", 3000),
+            ("127.0.0.2:8080:3000", "127.0.0.2:8080", 3000),
+            ("[::1]:8080:3000", "[::1]:8080", 3000),
+        ] {
+            let host = host.parse().unwrap();
+            assert_eq!(read(text), Ok(Published { host, port }), "{text}");
+        }
+        for text in [
+            "",
+            "0",
+            "x",
+            "8080:0",
+            "8080:x",
+            "0.0.0.0:8080:3000",
+            "70000:1",
+            "a:1:2",
+        ] {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
+}

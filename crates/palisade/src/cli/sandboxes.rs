@@ -1,0 +1,355 @@
+//! `palisade create|list|pause|resume|delete|snapshot`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use control::client::Client;
+use control::sandboxes::body::CreateBody;
+use sandbox::git::error::GitError;
+use sandbox::git::home::Home;
+use sandbox::manager::row::Published;
+use serde_json::{Value, json};
+
+use crate::cli::place::{self, Place};
+use crate::cli::ports;
+use crate::cli::{Global, block_on};
+use crate::exit::{Exit, Failure};
+use crate::gate::background;
+use crate::output;
+
+/// What a new sandbox is to be.
+#[derive(Clone, Debug, Args)]
+pub struct Making {
+    /// A repository it may speak to, as owner/name; repeat for more [default: the one that
+    /// `origin` points to, where that is on a git host]
+    #[arg(long = "repo", value_name = "OWNER/NAME")]
+    pub repos: Vec<String>,
+    /// As whom it pushes
+    #[arg(long, value_name = "MODE", default_value = "user", value_parser = ["user", "bot"])]
+    pub auth_mode: String,
+    /// What keeps it in [default: sandbox.backend of the configuration]
+    #[arg(long, value_parser = ["namespace", "docker", "remote"])]
+    pub backend: Option<String>,
+    /// Bring only the last N generations of history along
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub depth: Option<u32>,
+    /// Bring uncommitted changes along
+    #[arg(long)]
+    pub dirty: bool,
+    /// Start with an empty workspace instead of the repository you stand in
+    #[arg(long, conflicts_with_all = ["depth", "dirty"])]
+    pub no_repo: bool,
+    /// Be root inside, to install packages (needs a gate that runs as root)
+    #[arg(long)]
+    pub root: bool,
+    /// Let programs inside make user namespaces, as Chromium's own sandbox does
+    #[arg(long)]
+    pub nested: bool,
+    /// Lead a port of this machine's loopback to one inside; repeat for more
+    #[arg(long, value_name = "HOST:PORT", value_parser = ports::read)]
+    pub publish: Vec<Published>,
+}
+
+impl Making {
+    /// The request for a sandbox of that name.
+    fn body(&self, name: String) -> Result<CreateBody> {
+        let repository = if self.no_repo {
+            None
+        } else {
+            let here = std::env::current_dir().context("there is no current directory")?;
+            if let Err(error @ GitError::NotARepository(_)) = Home::discover(&here) {
+                let message = format!("{error}; --no-repo starts with an empty workspace");
+                return Err(Failure::new(Exit::Usage, message).into());
+            }
+            Some(here)
+        };
+        Ok(CreateBody {
+            name,
+            repository,
+            depth: self.depth,
+            dirty: self.dirty,
+            repos: (!self.repos.is_empty()).then(|| self.repos.clone()),
+            auth_mode: Some(self.auth_mode.clone()),
+            backend: self.backend.clone(),
+            root: self.root,
+            nested: self.nested,
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// What to call it; its branch is palisade/NAME
+    pub name: String,
+    #[command(flatten)]
+    pub making: Making,
+}
+
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Only those of the repository you stand in
+    #[arg(long)]
+    pub here: bool,
+}
+
+/// A command about one sandbox.
+#[derive(Debug, Args)]
+pub struct NameArgs {
+    /// Its name, or its id
+    pub name: String,
+}
+
+#[derive(Debug, Args)]
+pub struct DeleteArgs {
+    /// Its name, or its id
+    pub name: String,
+    /// Also when it is active, and when its branch holds work that is nowhere else
+    #[arg(long, short)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SnapshotArgs {
+    /// Its name, or its id
+    pub name: String,
+    /// The commit's message
+    #[arg(long, short, default_value = "snapshot")]
+    pub message: String,
+}
+
+pub fn create(args: &CreateArgs, global: &Global) -> Result<Exit> {
+    in_words("create", global, async |gate| {
+        let place = make(gate, &args.making, args.name.clone()).await?;
+        let branch = place
+            .branch_name
+            .as_ref()
+            .map(|branch| format!(" on branch {branch}"));
+        let line = format!("Created {}{}", place.name, branch.unwrap_or_default());
+        Ok((gate.get(&route(&place)).await?, line))
+    })
+}
+
+/// Asks the gate for a sandbox and waits for it.
+pub async fn make(gate: &Client, making: &Making, name: String) -> Result<Place> {
+    let body = making.body(name)?;
+    let waiting = output::Waiting::start("preparing the sandbox");
+    let made = gate.post("/v1/sandboxes", &json!(body)).await;
+    waiting.end();
+    let place: Place = serde_json::from_value(made?)?;
+    for warning in &place.warnings {
+        output::say(&format!("palisade: {}", output::safe(warning)));
+    }
+    for published in &making.publish {
+        ports::publish(gate, &place, *published).await?;
+    }
+    Ok(place)
+}
+
+pub fn list(args: &ListArgs, global: &Global) -> Result<Exit> {
+    let paths = global.paths()?;
+    block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let root = if args.here {
+            let home = place::here()
+                .ok_or_else(|| Failure::new(Exit::Usage, "you do not stand in a git repository"))?;
+            Some(home.root().to_owned())
+        } else {
+            None
+        };
+        let wanted =
+            |repository: Option<&str>| root.is_none() || repository.map(PathBuf::from) == root;
+        let Value::Array(mut rows) = gate.get("/v1/sandboxes").await? else {
+            anyhow::bail!("the gate's answer is no list");
+        };
+        rows.retain(|row| wanted(row.get("repository").and_then(Value::as_str)));
+        if global.json {
+            output::print_json(&rows)?;
+            return Ok(Exit::Ok);
+        }
+        let places: Vec<Place> = serde_json::from_value(Value::Array(rows))?;
+        output::print_line(&table(&places))?;
+        Ok(Exit::Ok)
+    })
+}
+
+fn table(places: &[Place]) -> String {
+    if places.is_empty() {
+        return "no sandboxes; make one: palisade run -- <agent>".to_owned();
+    }
+    let row = |place: &Place| {
+        let status = match &place.reason {
+            Some(reason) => format!("{}: {reason}", place.status),
+            None => place.status.clone(),
+        };
+        let repository = place
+            .repository
+            .as_ref()
+            .map(|path| path.display().to_string());
+        vec![
+            place.name.to_string(),
+            status,
+            place.branch_name.clone().unwrap_or_default(),
+            repository.unwrap_or_default(),
+            age(place.created_at.as_deref()),
+            place.id.to_string(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = places.iter().map(row).collect();
+    output::table(
+        &["NAME", "STATUS", "BRANCH", "REPOSITORY", "AGE", "ID"],
+        &rows,
+    )
+}
+
+fn age(created: Option<&str>) -> String {
+    let Some(created) = created.and_then(|text| text.parse::<jiff::Timestamp>().ok()) else {
+        return String::new();
+    };
+    let past = jiff::Timestamp::now()
+        .duration_since(created)
+        .unsigned_abs();
+    rough(past)
+}
+
+fn rough(past: Duration) -> String {
+    let seconds = past.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+pub fn pause(args: &NameArgs, global: &Global) -> Result<Exit> {
+    in_words("pause", global, async |gate| {
+        let place = place::find(gate, &args.name).await?;
+        let answer = gate.post(&below(&place, "pause"), &json!({})).await?;
+        Ok((answer, format!("Paused {}", place.name)))
+    })
+}
+
+pub fn resume(args: &NameArgs, global: &Global) -> Result<Exit> {
+    in_words("resume", global, async |gate| {
+        let place = place::find(gate, &args.name).await?;
+        let answer = gate.post(&below(&place, "resume"), &json!({})).await?;
+        Ok((answer, format!("Resumed {}", place.name)))
+    })
+}
+
+pub fn delete(args: &DeleteArgs, global: &Global) -> Result<Exit> {
+    in_words("delete", global, async |gate| {
+        let place = place::find(gate, &args.name).await?;
+        let force = if args.force { "?force=true" } else { "" };
+        let answer = gate.delete(&format!("{}{force}", route(&place))).await?;
+        let tip = answer.get("tip").and_then(Value::as_str);
+        if let (Some(branch), Some(tip)) = (&place.branch_name, tip)
+            && args.force
+            && place.base.as_deref() != Some(tip)
+        {
+            output::say(&format!(
+                "the branch {branch} was at {tip}; to have it again: git branch {branch} {tip}"
+            ));
+        }
+        Ok((answer, format!("Deleted {}", place.name)))
+    })
+}
+
+pub fn snapshot(args: &SnapshotArgs, global: &Global) -> Result<Exit> {
+    in_words("snapshot", global, async |gate| {
+        let place = place::find(gate, &args.name).await?;
+        let report = take_snapshot(gate, &place, &args.message).await?;
+        let moved = report.get("moved").and_then(Value::as_bool) == Some(true);
+        let tip = report
+            .get("tip")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        let line = if moved {
+            format!(
+                "Snapshot {} of {}",
+                tip.get(..12).unwrap_or(tip),
+                place.name
+            )
+        } else {
+            format!("Nothing new in {}", place.name)
+        };
+        Ok((report, line))
+    })
+}
+
+/// Commits the workspace, and says on stderr what could not be taken along.
+pub async fn take_snapshot(gate: &Client, place: &Place, message: &str) -> Result<Value> {
+    let waiting = output::Waiting::start("taking a snapshot");
+    let body = json!({ "message": message });
+    let report = gate.post(&below(place, "snapshot"), &body).await;
+    waiting.end();
+    let report = report?;
+    let text = |value: &Value, name: &str| {
+        let text = value.get(name).and_then(Value::as_str);
+        output::safe(text.unwrap_or_default())
+    };
+    let skipped = report.get("skipped").and_then(Value::as_array);
+    for one in skipped.into_iter().flatten() {
+        output::say(&format!(
+            "palisade: left out {}: {}",
+            text(one, "path"),
+            text(one, "why")
+        ));
+    }
+    if report.get("import_error").is_some_and(Value::is_string) {
+        output::say(&format!("palisade: {}", text(&report, "import_error")));
+    }
+    Ok(report)
+}
+
+/// The route of a sandbox.
+pub fn route(place: &Place) -> String {
+    format!("/v1/sandboxes/{}", place.id)
+}
+
+/// A route below that of a sandbox.
+pub fn below(place: &Place, what: &str) -> String {
+    format!("/v1/sandboxes/{}/{what}", place.id)
+}
+
+/// Does one thing, and says it in words on stdout, or as JSON.
+pub fn in_words(
+    action: &str,
+    global: &Global,
+    work: impl AsyncFnOnce(&Client) -> Result<(Value, String)>,
+) -> Result<Exit> {
+    let paths = global.paths()?;
+    let done = block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        work(&gate).await
+    });
+    let (value, lines) = done.with_context(|| format!("{action} failed"))?;
+    if global.json {
+        output::print_json(&value)?;
+    } else {
+        for line in lines.lines() {
+            output::print_line(&output::safe(line))?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_is_told_in_its_largest_unit() {
+        for (seconds, told) in [
+            (0, "0s"),
+            (59, "59s"),
+            (60, "1m"),
+            (7199, "1h"),
+            (90_000, "1d"),
+        ] {
+            assert_eq!(rough(Duration::from_secs(seconds)), told);
+        }
+    }
+}

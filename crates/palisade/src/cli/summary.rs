@@ -1,0 +1,133 @@
+//! What `run` says at its end: what came of it, what it reached, what it was refused.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+use control::client::Client;
+use sandbox::git::diff::{ChangeKind, Changes};
+use sandbox::git::home::Home;
+use serde_json::Value;
+
+use crate::cli::place::Place;
+use crate::output;
+
+/// Files and hosts that are named; the rest is counted.
+const SHOWN: usize = 10;
+
+/// Says it on stderr. Whether the branch has something to bring home.
+pub async fn tell(
+    gate: &Client,
+    place: &Place,
+    report: Option<&Value>,
+    since: jiff::Timestamp,
+) -> Result<bool> {
+    let mut lines = Vec::new();
+    let mut brought = false;
+    if let (Some(repository), Some(_)) = (&place.repository, report) {
+        let (work, any) = work(repository, place)?;
+        lines.extend(work);
+        brought = any;
+    }
+    lines.extend(traffic(gate, place, since).await?);
+    let name = &place.name;
+    if brought {
+        lines.push(format!(
+            "next: palisade diff {name} · palisade merge {name} · palisade delete {name}"
+        ));
+    }
+    for line in lines {
+        output::say(&format!("palisade: {line}"));
+    }
+    Ok(brought)
+}
+
+fn work(repository: &Path, place: &Place) -> Result<(Vec<String>, bool)> {
+    let home = Home::discover(repository)?;
+    let changes = home.diff(&place.name, 0)?;
+    let commits = home.log(&place.name, usize::MAX)?.len();
+    if commits == 0 {
+        return Ok((vec!["nothing was changed".to_owned()], false));
+    }
+    let (added, removed) = lines_of(&changes);
+    let branch = place.branch_name.clone().unwrap_or_default();
+    let mut lines = vec![format!(
+        "{} on {branch}: {} changed, +{added} -{removed}",
+        count(commits, "commit"),
+        count(changes.files.len(), "file"),
+    )];
+    lines.extend(changes.files.iter().take(SHOWN).map(|file| {
+        let path = String::from_utf8_lossy(&file.path);
+        format!("  {} {}", letter(file.kind), output::safe(&path))
+    }));
+    if changes.files.len() > SHOWN {
+        lines.push(format!("  and {} more", changes.files.len() - SHOWN));
+    }
+    Ok((lines, true))
+}
+
+/// How many lines came and went.
+pub fn lines_of(changes: &Changes) -> (usize, usize) {
+    changes.files.iter().fold((0, 0), |(added, removed), file| {
+        (added + file.added, removed + file.removed)
+    })
+}
+
+/// A change as git's short status has it.
+pub fn letter(kind: ChangeKind) -> char {
+    match kind {
+        ChangeKind::Added => 'A',
+        ChangeKind::Deleted => 'D',
+        ChangeKind::Modified => 'M',
+        ChangeKind::Renamed => 'R',
+    }
+}
+
+/// A number with its noun.
+pub fn count(number: usize, noun: &str) -> String {
+    if number == 1 {
+        format!("1 {noun}")
+    } else {
+        format!("{number} {noun}s")
+    }
+}
+
+/// The hosts that were reached and those that were refused, from the audit log.
+async fn traffic(gate: &Client, place: &Place, since: jiff::Timestamp) -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for (verdict, word) in [("allow", "reached"), ("deny", "refused")] {
+        let query = format!(
+            "/v1/audit?sandbox={}&verdict={verdict}&since={}&limit=1000",
+            place.id,
+            since.as_millisecond()
+        );
+        let answer = gate.get(&query).await?;
+        let records = answer.get("records").and_then(Value::as_array);
+        let mut hosts: BTreeMap<String, u64> = BTreeMap::new();
+        for record in records.into_iter().flatten() {
+            let Some(host) = record.get("host").and_then(Value::as_str) else {
+                continue;
+            };
+            let port = record.get("port").and_then(Value::as_u64);
+            let port = port.map_or_else(String::new, |port| format!(":{port}"));
+            let times = record.get("count").and_then(Value::as_u64).unwrap_or(1);
+            *hosts.entry(format!("{host}{port}")).or_default() += times;
+        }
+        if hosts.is_empty() {
+            continue;
+        }
+        let named: Vec<String> = hosts
+            .iter()
+            .take(SHOWN)
+            .map(|(host, times)| format!("{} ({times}×)", output::safe(host)))
+            .collect();
+        let more = hosts.len().saturating_sub(SHOWN);
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
+        lines.push(format!("{word}: {}{more}", named.join(", ")));
+    }
+    Ok(lines)
+}

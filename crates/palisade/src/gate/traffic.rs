@@ -1,0 +1,177 @@
+//! The traffic of every sandbox: which are served, and where their refusals are written.
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use control::sandboxes::{Inside, Traffic};
+use control::wall_now;
+use egress::doors::{self, Door, Witness};
+use egress::publish;
+use policy::audit::{AuditEvent, Kind};
+use policy::id::SandboxId;
+use policy::reason::Reason;
+use policy::verdict::Word;
+use sandbox::contract::{Listener, Transport};
+use store::Store;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Serves sandboxes, each until it is detached or the gate stops.
+#[derive(Debug)]
+pub struct Served {
+    runtime: Handle,
+    store: Store,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    sandboxes: Mutex<HashMap<SandboxId, Lease>>,
+}
+
+/// What is served for one sandbox.
+#[derive(Debug)]
+struct Lease {
+    /// Ends all of it.
+    stop: CancellationToken,
+    /// Each published port, with what ends it.
+    ports: HashMap<SocketAddr, CancellationToken>,
+}
+
+impl Served {
+    /// Serves nobody yet. Call it in the runtime that shall do the work.
+    pub fn new(store: Store, stop: CancellationToken) -> Self {
+        Self {
+            runtime: Handle::current(),
+            store,
+            stop,
+            tasks: TaskTracker::new(),
+            sandboxes: Mutex::default(),
+        }
+    }
+
+    /// Waits until every conversation has ended, which the stop makes them do.
+    pub async fn drain(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn leases(&self) -> MutexGuard<'_, HashMap<SandboxId, Lease>> {
+        self.sandboxes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Traffic for Served {
+    fn attach(&self, sandbox: &SandboxId, listeners: Vec<Listener>) -> std::io::Result<()> {
+        let doors = listeners
+            .into_iter()
+            .map(|listener| match listener.transport {
+                Transport::Tcp => Door::Stream(listener.socket),
+                Transport::Udp => Door::Datagram(listener.socket),
+            })
+            .collect();
+        let stop = self.stop.child_token();
+        let lease = Lease {
+            stop: stop.clone(),
+            ports: HashMap::new(),
+        };
+        if let Some(before) = self.leases().insert(sandbox.clone(), lease) {
+            before.stop.cancel();
+        }
+        let witness = Arc::new(Log(self.store.clone()));
+        let id = sandbox.clone();
+        self.tasks.spawn_on(
+            async move {
+                if let Err(error) = doors::serve(id.clone(), doors, witness, stop).await {
+                    tracing::error!(sandbox = %id, %error, "a sandbox is not served");
+                }
+            },
+            &self.runtime,
+        );
+        Ok(())
+    }
+
+    fn publish(&self, sandbox: &SandboxId, listener: TcpListener, to: Inside) {
+        let Ok(host) = listener.local_addr() else {
+            return;
+        };
+        let stop = {
+            let mut leases = self.leases();
+            let Some(lease) = leases.get_mut(sandbox) else {
+                return;
+            };
+            let stop = lease.stop.child_token();
+            if let Some(before) = lease.ports.insert(host, stop.clone()) {
+                before.cancel();
+            }
+            stop
+        };
+        self.tasks.spawn_on(
+            async move {
+                if let Err(error) = publish::serve(listener, Arc::new(Way(to)), stop).await {
+                    tracing::error!(%host, %error, "a port is not published");
+                }
+            },
+            &self.runtime,
+        );
+    }
+
+    fn unpublish(&self, sandbox: &SandboxId, host: SocketAddr) {
+        let mut leases = self.leases();
+        let taken = leases
+            .get_mut(sandbox)
+            .and_then(|lease| lease.ports.remove(&host));
+        if let Some(taken) = taken {
+            taken.cancel();
+        }
+    }
+
+    fn detach(&self, sandbox: &SandboxId) {
+        if let Some(lease) = self.leases().remove(sandbox) {
+            lease.stop.cancel();
+        }
+    }
+
+    fn serves(&self, sandbox: &SandboxId) -> bool {
+        self.leases().contains_key(sandbox)
+    }
+}
+
+/// The way to a port inside.
+struct Way(Inside);
+
+#[async_trait::async_trait]
+impl publish::Inside for Way {
+    async fn connect(&self) -> std::io::Result<TcpStream> {
+        let inside = self.0.clone();
+        tokio::task::spawn_blocking(move || inside.connect())
+            .await
+            .map_err(std::io::Error::other)?
+    }
+}
+
+/// Writes refusals down.
+#[derive(Debug)]
+struct Log(Store);
+
+#[async_trait::async_trait]
+impl Witness for Log {
+    async fn refused(&self, sandbox: &SandboxId, meant: SocketAddr, transport: doors::Transport) {
+        let kind = match transport {
+            doors::Transport::Stream => Kind::Http,
+            doors::Transport::Query => Kind::Dns,
+        };
+        let event = AuditEvent {
+            sandbox: Some(sandbox.clone()),
+            host: Some(meant.ip().to_string()),
+            port: Some(meant.port()),
+            verdict: Some(Word::Deny),
+            reason: Some(Reason::HostDenied),
+            ..AuditEvent::new(kind)
+        };
+        if let Err(error) = self.0.audit().record(event, wall_now()).await {
+            tracing::warn!(%sandbox, %error, "a refusal was not recorded");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Moves bytes and signals between the operator's terminal and a command in a sandbox.
+//!
+//! Nothing of the operator's is handed inside: bytes are copied. One thread, one loop; a
+//! reader that does not read holds back only what it should.
+
+use std::io::{Error, IsTerminal, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use sandbox::namespace::client::Running;
+use sandbox::namespace::protocol::Size;
+use sandbox::terminal::{self, Raw};
+
+/// How much is read at a time, and the most that waits for a command to read it.
+const PIECE: usize = 64 << 10;
+
+/// Signals that are the command's, not ours.
+const PASSED_ON: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
+
+/// The size of the terminal we are on, where both ends of the conversation are one.
+pub fn own_terminal() -> Option<Size> {
+    let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
+    (stdin.is_terminal() && stdout.is_terminal())
+        .then(|| terminal::size(&stdin))
+        .flatten()
+}
+
+/// Accompanies a command to its end and returns its code. `on_terminal` says that it was
+/// started on a terminal of its own, and makes ours raw meanwhile.
+pub fn accompany(mut running: Running, on_terminal: bool) -> Result<i32> {
+    let mut mask: SigSet = PASSED_ON.into_iter().collect();
+    mask.add(Signal::SIGWINCH);
+    mask.thread_block().context("cannot take signals")?;
+    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+        .context("cannot take signals")?;
+    let stdin = std::io::stdin();
+    let raw = on_terminal.then(|| Raw::new(&stdin)).transpose()?;
+    let mut relay = Relay::new(running.take_ends(), on_terminal)?;
+    let code = relay.run(&running, &signals, &stdin);
+    // The terminal first: whatever is said next, is said on a sane one.
+    drop(raw);
+    let _ = mask.thread_unblock();
+    code
+}
+
+struct Relay {
+    /// The command's input; gone once it is closed.
+    feed: Option<OwnedFd>,
+    /// Where its output comes from, and goes.
+    outputs: Vec<(OwnedFd, Sink)>,
+    /// Read from us and not yet taken by the command.
+    pending: Vec<u8>,
+    stdin_open: bool,
+    on_terminal: bool,
+    interrupts: u32,
+    buffer: Vec<u8>,
+}
+
+#[derive(Clone, Copy)]
+enum Sink {
+    Stdout,
+    Stderr,
+}
+
+impl Relay {
+    fn new(ends: Vec<OwnedFd>, on_terminal: bool) -> Result<Self> {
+        for end in &ends {
+            fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+                .context("cannot talk to the command")?;
+        }
+        let mut ends = ends.into_iter();
+        let feed = ends.next().context("the command has no input")?;
+        let outputs = if on_terminal {
+            vec![(feed.try_clone()?, Sink::Stdout)]
+        } else {
+            ends.zip([Sink::Stdout, Sink::Stderr]).collect()
+        };
+        Ok(Self {
+            feed: Some(feed),
+            outputs,
+            pending: Vec::new(),
+            stdin_open: true,
+            on_terminal,
+            interrupts: 0,
+            buffer: vec![0; PIECE],
+        })
+    }
+
+    fn run(
+        &mut self,
+        running: &Running,
+        signals: &SignalFd,
+        stdin: &std::io::Stdin,
+    ) -> Result<i32> {
+        loop {
+            let ready = self.wait(running.end(), signals, stdin)?;
+            if ready.signal {
+                self.pass_on_signals(running, signals, stdin)?;
+            }
+            if ready.input {
+                self.read_input(stdin)?;
+            }
+            self.feed();
+            // All there is now, before the end is believed: it was written before.
+            self.pump()?;
+            if ready.over {
+                self.pump()?;
+                return Ok(running.wait()?);
+            }
+        }
+    }
+
+    fn wait(
+        &self,
+        over: BorrowedFd<'_>,
+        signals: &SignalFd,
+        stdin: &std::io::Stdin,
+    ) -> Result<Ready> {
+        let on = |fd, flags| PollFd::new(fd, flags);
+        let wants_input = self.stdin_open && self.pending.is_empty() && self.feed.is_some();
+        let mut all = vec![
+            on(over, PollFlags::POLLIN),
+            on(signals.as_fd(), PollFlags::POLLIN),
+        ];
+        // Only where it is wanted: one that has hung up is ready for ever.
+        if wants_input {
+            all.push(on(stdin.as_fd(), PollFlags::POLLIN));
+        }
+        let outputs = self.outputs.iter();
+        all.extend(outputs.map(|(end, _)| on(end.as_fd(), PollFlags::POLLIN)));
+        if let (Some(feed), false) = (&self.feed, self.pending.is_empty()) {
+            all.push(on(feed.as_fd(), PollFlags::POLLOUT));
+        }
+        match poll(&mut all, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno).context("cannot wait for the command"),
+        }
+        let is_ready = |place: usize| all.get(place).and_then(PollFd::any).unwrap_or(false);
+        Ok(Ready {
+            over: is_ready(0),
+            signal: is_ready(1),
+            input: wants_input && is_ready(2),
+        })
+    }
+
+    fn pass_on_signals(
+        &mut self,
+        running: &Running,
+        signals: &SignalFd,
+        stdin: &std::io::Stdin,
+    ) -> Result<()> {
+        while let Ok(Some(told)) = signals.read_signal() {
+            let number = i32::try_from(told.ssi_signo).unwrap_or_default();
+            if number == Signal::SIGWINCH as i32 {
+                if let (true, Some(size)) = (self.on_terminal, terminal::size(stdin))
+                    && let Some(master) = &self.feed
+                {
+                    terminal::set_size(master, size)?;
+                }
+                continue;
+            }
+            self.interrupts += 1;
+            // Somebody who asks three times means it.
+            if self.interrupts >= 3 {
+                running.kill()?;
+            } else {
+                running.signal(number)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_input(&mut self, stdin: &std::io::Stdin) -> Result<()> {
+        match nix::unistd::read(stdin, &mut self.buffer) {
+            Ok(0) => self.stdin_open = false,
+            Ok(length) => {
+                let piece = self.buffer.get(..length).unwrap_or_default();
+                self.pending.extend_from_slice(piece);
+            }
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            // Our terminal is gone; the command hears of it by a signal.
+            Err(Errno::EIO) => self.stdin_open = false,
+            Err(errno) => return Err(errno).context("cannot read the input"),
+        }
+        Ok(())
+    }
+
+    fn feed(&mut self) {
+        if let Some(feed) = &self.feed
+            && !self.pending.is_empty()
+        {
+            match nix::unistd::write(feed, &self.pending) {
+                Ok(written) => drop(self.pending.drain(..written)),
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                // It does not want to read.
+                Err(_) => {
+                    self.pending.clear();
+                    self.stdin_open = false;
+                }
+            }
+        }
+        // The end of a terminal's input is a key; a pipe's is its closing.
+        if !self.stdin_open && self.pending.is_empty() && !self.on_terminal {
+            self.feed = None;
+        }
+    }
+
+    /// Copies what the command has said so far.
+    fn pump(&mut self) -> Result<()> {
+        let mut ended = Vec::new();
+        for (place, (end, sink)) in self.outputs.iter().enumerate() {
+            // A few pieces at a time, so that a torrent does not keep signals waiting.
+            for _ in 0..16 {
+                match nix::unistd::read(end, &mut self.buffer) {
+                    Ok(0) | Err(Errno::EIO) => {
+                        ended.push(place);
+                        break;
+                    }
+                    Ok(length) => {
+                        sink.write(self.buffer.get(..length).unwrap_or_default())?;
+                    }
+                    Err(Errno::EAGAIN) => break,
+                    Err(Errno::EINTR) => {}
+                    Err(errno) => return Err(errno).context("cannot read the command's output"),
+                }
+            }
+        }
+        for place in ended.into_iter().rev() {
+            self.outputs.remove(place);
+        }
+        Ok(())
+    }
+}
+
+/// What is ready.
+struct Ready {
+    over: bool,
+    signal: bool,
+    input: bool,
+}
+
+impl Sink {
+    fn write(self, bytes: &[u8]) -> Result<()> {
+        let written: Result<(), Error> = match self {
+            Sink::Stdout => {
+                let mut out = std::io::stdout().lock();
+                out.write_all(bytes).and_then(|()| out.flush())
+            }
+            Sink::Stderr => std::io::stderr().lock().write_all(bytes),
+        };
+        written.context("nobody reads the output")
+    }
+}

@@ -1,0 +1,123 @@
+//! What sandboxes may not leave behind, and a broom for tests that end early.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::gate::Place;
+use crate::repo::Repo;
+
+/// Everything of a place's sandboxes that is still there, in words. The gate must have been
+/// stopped: it is one of the processes that are looked for.
+pub fn find(place: &Place, repos: &[&Repo]) -> Vec<String> {
+    let mut left = Vec::new();
+    for repo in repos {
+        let branches = repo.sandbox_branches().into_iter();
+        left.extend(branches.map(|branch| format!("branch {branch}")));
+    }
+    for directory in ["sandboxes", "rows"] {
+        let entries = names_in(&place.state().join(directory)).into_iter();
+        let entries = entries.filter(|name| name != ".lock");
+        left.extend(entries.map(|name| format!("{directory}/{name}")));
+    }
+    left.extend(mounts(place).map(|line| format!("mount {line}")));
+    left.extend(processes(place).map(|pid| format!("process {pid}: {}", title(pid))));
+    left
+}
+
+/// Mounts of the host that name the place.
+fn mounts(place: &Place) -> impl Iterator<Item = String> {
+    let name = place.path().to_string_lossy().into_owned();
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let lines: Vec<String> = table.lines().map(ToOwned::to_owned).collect();
+    lines.into_iter().filter(move |line| line.contains(&name))
+}
+
+/// Processes that name the place: in their words, their environment, their descriptors, or
+/// the file systems they see, which is how a sandbox's own are known.
+pub fn processes(place: &Place) -> impl Iterator<Item = i32> {
+    let name = place.path().to_string_lossy().into_owned();
+    let pids: Vec<i32> = names_in(Path::new("/proc"))
+        .iter()
+        .filter_map(|name| name.parse().ok())
+        .collect();
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    pids.into_iter().filter(move |pid| {
+        let proc = PathBuf::from(format!("/proc/{pid}"));
+        let says = |file: &str| {
+            fs::read(proc.join(file))
+                .is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(&name))
+        };
+        let holds = || {
+            let links = names_in(&proc.join("fd")).into_iter();
+            let mut links = links.map(|fd| fs::read_link(proc.join("fd").join(fd)));
+            links.any(|link| link.is_ok_and(|to| to.to_string_lossy().contains(&name)))
+        };
+        *pid != own && (says("cmdline") || says("environ") || says("mountinfo") || holds())
+    })
+}
+
+fn title(pid: i32) -> String {
+    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&words).replace('\0', " ")
+}
+
+fn names_in(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+/// Ends what a test has left of a place: sandboxes outlive their gate, and a gate in the
+/// background outlives the test. In order where that works, else by force.
+pub(crate) fn clear(place: &Place) {
+    let sandboxes = place.state().join("sandboxes");
+    let is_id = |name: &String| name != ".lock";
+    if names_in(&sandboxes).iter().any(is_id) {
+        for id in names_in(&place.state().join("rows")) {
+            if let Some(id) = id.strip_suffix(".json") {
+                quietly(place, &["delete", "--force", id]);
+            }
+        }
+    }
+    if place.control().exists() {
+        quietly(place, &["gate", "stop", "--force"]);
+    }
+    for id in names_in(&sandboxes).into_iter().filter(is_id) {
+        let record = fs::read(sandboxes.join(id).join("record.json")).unwrap_or_default();
+        let record: Value = serde_json::from_slice(&record).unwrap_or(Value::Null);
+        end(record.get("init").unwrap_or(&Value::Null));
+    }
+}
+
+fn quietly(place: &Place, args: &[&str]) {
+    let mut command = place.palisade(args);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let _ = command.current_dir("/").status();
+}
+
+/// Kills a process, if it is still the one that was written down.
+fn end(process: &Value) {
+    let number = |name: &str| process.get(name).and_then(Value::as_u64);
+    let (Some(pid), Some(started)) = (number("pid"), number("started")) else {
+        return;
+    };
+    if let Ok(pid) = i32::try_from(pid)
+        && start_of(pid) == Some(started)
+    {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+/// When a process began, in ticks since the machine did (proc_pid_stat(5), field 22).
+pub fn start_of(pid: i32) -> Option<u64> {
+    let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in brackets, may hold anything.
+    let (_, rest) = line.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
+}

@@ -1,0 +1,129 @@
+//! An operator with a repository, and what they type.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use testkit::gate::Place;
+use testkit::operator::Operator;
+use testkit::pty::Pty;
+use testkit::repo::Repo;
+use testkit::{leftovers, said};
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+/// A place for a gate and a repository in it. Dropping it ends its sandboxes.
+pub(crate) struct Bench {
+    pub(crate) place: Place,
+    pub(crate) repo: Repo,
+}
+
+impl Bench {
+    pub(crate) fn new(operator: Operator) -> Self {
+        let place = Place::of(operator, PALISADE);
+        let repo = Repo::new(&place.path().join("project"), operator);
+        Self { place, repo }
+    }
+
+    /// `palisade` as typed in a directory.
+    pub(crate) fn palisade_in(&self, dir: &Path, args: &[&str]) -> Command {
+        let mut command = self.place.palisade(args);
+        command.current_dir(dir);
+        command
+    }
+
+    /// `palisade` as typed in the repository.
+    pub(crate) fn palisade(&self, args: &[&str]) -> Command {
+        self.palisade_in(self.repo.dir(), args)
+    }
+
+    /// Runs it, whatever comes of it.
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        self.palisade(args).output().unwrap()
+    }
+
+    /// Runs it; it must go well. Returns what it printed.
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}", told(&output));
+        said::out(&output)
+    }
+
+    /// Runs it and takes what it printed as JSON.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        let printed = self.ok(&[args, &["--json"]].concat());
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
+    }
+
+    /// Runs it; it must fail with that code. Returns what it complained of.
+    pub(crate) fn fails(&self, code: i32, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{args:?}: {}",
+            told(&output)
+        );
+        said::err(&output)
+    }
+
+    /// Makes a sandbox and returns its id.
+    pub(crate) fn create(&self, name: &str) -> String {
+        text(&self.json(&["create", name])["id"])
+    }
+
+    /// Runs a line of bash inside, whatever comes of it.
+    pub(crate) fn bash(&self, name: &str, line: &str) -> Output {
+        self.run(&["exec", name, "--", "bash", "-c", line])
+    }
+
+    /// What a line of bash says inside; it must go well.
+    pub(crate) fn says(&self, name: &str, line: &str) -> String {
+        let output = self.bash(name, line);
+        assert!(output.status.success(), "{line}: {}", told(&output));
+        said::out(&output).trim_end().to_owned()
+    }
+
+    /// `palisade` on a terminal.
+    pub(crate) fn on_terminal(&self, args: &[&str]) -> Pty {
+        let mut command = self.palisade(args);
+        command.env("TERM", "xterm");
+        Pty::start(self.place.operator(), &command)
+    }
+
+    /// The process of the gate that runs.
+    pub(crate) fn gate(&self) -> i32 {
+        let status = self.json(&["gate", "status"]);
+        i32::try_from(status["pid"].as_i64().unwrap()).unwrap()
+    }
+
+    /// The process that is a sandbox's init, as it was written down.
+    pub(crate) fn init(&self, id: &str) -> i32 {
+        let record = self.place.state().join("sandboxes").join(id);
+        let record = std::fs::read(record.join("record.json")).unwrap();
+        let record: Value = serde_json::from_slice(&record).unwrap();
+        i32::try_from(record["init"]["pid"].as_i64().unwrap()).unwrap()
+    }
+
+    /// Stops the gate; then nothing of any sandbox may be there.
+    pub(crate) fn assert_nothing_left(&self) {
+        self.ok(&["gate", "stop"]);
+        let left = leftovers::find(&self.place, &[&self.repo]);
+        assert!(left.is_empty(), "{left:#?}");
+    }
+}
+
+/// All that a command told, for a message.
+pub(crate) fn told(output: &Output) -> String {
+    format!(
+        "{}\nstdout: {}\nstderr: {}",
+        output.status,
+        said::out(output),
+        said::err(output)
+    )
+}
+
+/// A JSON string.
+pub(crate) fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}

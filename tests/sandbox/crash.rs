@@ -1,0 +1,325 @@
+//! The gate dies; sandboxes do not, and nothing is left over.
+//!
+//! The short form runs in `./test`; `just crashes` runs more.
+
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use testkit::{leftovers, said, wait};
+
+use crate::bench::{Bench, told};
+
+for_every_operator!(
+    a_sandbox_outlives_its_gate_and_is_served_by_the_next,
+    a_paused_sandbox_outlives_its_gate,
+    a_sandbox_whose_init_is_killed_can_be_deleted,
+    a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting,
+    a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting,
+    killing_at_random_moments_leaves_whole_sandboxes_or_none,
+);
+
+/// `kill -9`. Whoever comes next must cope with a gate that is still on its way out.
+fn kill_gate(bench: &Bench) {
+    kill(Pid::from_raw(bench.gate()), Signal::SIGKILL).unwrap();
+}
+
+/// Whether a process is gone, or only waits to be looked at by its parent.
+fn ended(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_none_or(|(_, rest)| rest.starts_with('Z'))
+}
+
+fn a_sandbox_outlives_its_gate_and_is_served_by_the_next(bench: &Bench) {
+    let id = bench.create("fix");
+    let init = bench.init(&id);
+    let curl = "curl -sS --noproxy '*' --max-time 20 http://192.0.2.1/";
+    assert!(bench.says("fix", curl).contains(&id));
+    let mut sleeper = bench
+        .palisade(&[
+            "exec",
+            "fix",
+            "--",
+            "bash",
+            "-c",
+            "touch /tmp/begun; exec sleep 10000",
+        ])
+        .spawn()
+        .unwrap();
+    wait::until("the sleeper", || {
+        bench
+            .bash("fix", "test -e /tmp/begun")
+            .status
+            .success()
+            .then_some(())
+    });
+    let first = bench.gate();
+    kill_gate(bench);
+    let list = bench.json(&["list"]);
+    assert_eq!(
+        (&list[0]["id"], &list[0]["status"]),
+        (&id.as_str().into(), &"active".into())
+    );
+    assert_ne!(bench.gate(), first);
+    assert!(
+        bench.says("fix", curl).contains(&id),
+        "the new gate answers"
+    );
+    assert_eq!(bench.init(&id), init);
+    assert!(
+        bench
+            .says("fix", "cat /proc/[0-9]*/comm")
+            .lines()
+            .any(|name| name == "sleep")
+    );
+    assert_eq!(sleeper.try_wait().unwrap(), None, "the command goes on");
+    // In order as well as by force.
+    bench.ok(&["gate", "restart"]);
+    assert!(bench.says("fix", curl).contains(&id));
+    assert_eq!(sleeper.try_wait().unwrap(), None, "the command goes on");
+    bench.ok(&["delete", "-f", "fix"]);
+    assert!(!sleeper.wait().unwrap().success());
+    bench.assert_nothing_left();
+}
+
+fn a_paused_sandbox_outlives_its_gate(bench: &Bench) {
+    let id = bench.create("fix");
+    bench.ok(&["pause", "fix"]);
+    kill_gate(bench);
+    assert_eq!(bench.json(&["list"])[0]["status"], "paused");
+    bench.ok(&["resume", "fix"]);
+    let answer = bench.says(
+        "fix",
+        "curl -sS --noproxy '*' --max-time 20 http://192.0.2.1/",
+    );
+    assert!(answer.contains(&id), "{answer}");
+}
+
+fn a_sandbox_whose_init_is_killed_can_be_deleted(bench: &Bench) {
+    let id = bench.create("fix");
+    bench.says("fix", "echo hi > new.txt");
+    let init = bench.init(&id);
+    kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
+    wait::until("init's end", || ended(init).then_some(()));
+    let list = bench.json(&["list"]);
+    assert_eq!(list[0]["status"], "error", "{list}");
+    assert!(list[0]["reason"].is_string(), "{list}");
+    let output = bench.run(&["exec", "fix", "--", "true"]);
+    assert!(!output.status.success(), "{}", told(&output));
+    // Its work is still there to be had.
+    bench.ok(&["merge", "fix"]);
+    assert_eq!(bench.repo.read("new.txt"), "hi\n");
+    bench.ok(&["delete", "--force", "fix"]);
+    bench.assert_nothing_left();
+}
+
+/// The row of a sandbox as a crash in the middle of its removal leaves it.
+fn crash_in_removal(bench: &Bench, id: &str) {
+    kill_gate(bench);
+    let path = bench.place.state().join(format!("rows/{id}.json"));
+    let row = std::fs::read_to_string(&path).unwrap();
+    assert!(row.contains("kept"), "{row}");
+    std::fs::write(&path, row.replace("kept", "removing")).unwrap();
+}
+
+fn a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting(bench: &Bench) {
+    let id = bench.create("fix");
+    crash_in_removal(bench, &id);
+    bench.repo.write(".git/refs/heads/palisade/fix.lock", "");
+    // And what it was writing at that moment.
+    for half in ["never-1.new".to_owned(), format!("{id}.manifest.fresh")] {
+        let half = bench.place.state().join("rows").join(half);
+        std::fs::write(&half, "half").unwrap();
+        bench.place.operator().own(&half);
+    }
+    assert_eq!(bench.json(&["list"]), serde_json::json!([]));
+    assert!(
+        !bench
+            .repo
+            .path(".git/refs/heads/palisade/fix.lock")
+            .exists()
+    );
+    bench.create("fix");
+    bench.ok(&["delete", "-f", "fix"]);
+    bench.assert_nothing_left();
+}
+
+fn a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting(bench: &Bench) {
+    let id = bench.create("fix");
+    bench.create("other");
+    crash_in_removal(bench, &id);
+    // A lock that is not ours to break: the operator's git is packing its refs.
+    bench.repo.git(&["pack-refs", "--all"]);
+    bench.repo.write(".git/packed-refs.lock", "");
+    let list = bench.json(&["list"]);
+    assert_eq!(list.as_array().unwrap().len(), 1, "{list}");
+    assert_eq!(bench.says("other", "cat README.md"), "hello");
+    // Once that is over, the next start clears up.
+    std::fs::remove_file(bench.repo.path(".git/packed-refs.lock")).unwrap();
+    bench.ok(&["gate", "restart"]);
+    assert_eq!(bench.repo.sandbox_branches(), ["palisade/other"]);
+    bench.ok(&["delete", "-f", "other"]);
+    bench.assert_nothing_left();
+}
+
+/// How many kills when nobody says.
+const SHORT: u32 = 20;
+
+/// Small and repeatable: a failing run prints its seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
+
+/// The kill has to come at a random moment; there is no condition to wait for.
+#[expect(clippy::disallowed_methods, reason = "a random moment is the point")]
+fn pause(delay: Duration) {
+    std::thread::sleep(delay);
+}
+
+fn start(bench: &Bench, args: &[&str]) -> Child {
+    let mut command = bench.palisade(args);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+fn killing_at_random_moments_leaves_whole_sandboxes_or_none(bench: &Bench) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
+    let kills = number("PALISADE_CRASHES").unwrap_or(u64::from(SHORT));
+    let seed = number("PALISADE_SEED").unwrap_or(u64::from(std::process::id()) << 20 | 1);
+    println!("{kills} kills, PALISADE_SEED={seed}");
+    let mut dice = Dice(seed);
+    let mut kept: Vec<String> = Vec::new();
+    let (mut made, mut removed, mut cut) = (0, 0, 0);
+    for turn in 0..kills {
+        bench.ok(&["gate", "start"]);
+        let gate = bench.gate();
+        let name = format!("turn-{turn}");
+        let doomed = (dice.roll(2) == 0).then(|| kept.pop()).flatten();
+        let command = match &doomed {
+            Some(doomed) => start(bench, &["delete", "--force", doomed]),
+            None => start(bench, &["create", &name]),
+        };
+        let victim = dice.roll(4);
+        pause(Duration::from_micros(dice.roll(120_000)));
+        if victim == 0 {
+            kill_launchers(bench, gate);
+        } else {
+            kill(Pid::from_raw(gate), Signal::SIGKILL).unwrap();
+        }
+        let acknowledged = wait_for(command);
+        match (doomed, acknowledged) {
+            (None, true) => {
+                kept.push(name);
+                made += 1;
+            }
+            (Some(_), true) => removed += 1,
+            (None, false) => cut += 1,
+            (Some(doomed), false) => {
+                // It was there, and is there whole or not at all.
+                cut += 1;
+                if names(bench).contains(&doomed) {
+                    kept.push(doomed);
+                }
+            }
+        }
+        assert_whole(bench, &kept, turn);
+    }
+    println!("{made} made, {removed} removed, {cut} cut off");
+    for name in kept {
+        bench.ok(&["delete", "--force", &name]);
+    }
+    bench.assert_nothing_left();
+}
+
+/// Kills what makes a sandbox at this moment: the gate's children.
+fn kill_launchers(bench: &Bench, gate: i32) {
+    let tasks = std::fs::read_dir(format!("/proc/{gate}/task"))
+        .into_iter()
+        .flatten();
+    for task in tasks.flatten() {
+        let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        for child in children.split_whitespace() {
+            let pid: i32 = child.parse().unwrap();
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+    // The gate goes on, and cleans up by itself.
+    assert_eq!(bench.gate(), gate);
+}
+
+fn wait_for(mut command: Child) -> bool {
+    let status = wait::until("the command's end", || command.try_wait().ok().flatten());
+    status.success()
+}
+
+fn names(bench: &Bench) -> Vec<String> {
+    let list = bench.json(&["list"]);
+    let rows = list.as_array().unwrap().iter();
+    rows.map(|row| row["name"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// After the next start: exactly what was acknowledged, whole and of use; nothing else.
+fn assert_whole(bench: &Bench, kept: &[String], turn: u64) {
+    let mut found = names(bench);
+    // A create that was cut off after its last step is whole as well, and nobody's: it may
+    // be there, and then it must be of use, too. It goes before the next turn.
+    for name in found.clone() {
+        let output = bench.bash(&name, "cat README.md; git log -1 --format=%s");
+        assert_eq!(
+            said::out(&output),
+            "hello\nsecond\n",
+            "turn {turn}, {name}: {}",
+            told(&output)
+        );
+        if !kept.contains(&name) {
+            assert_eq!(name, format!("turn-{turn}"), "nobody made it");
+            bench.ok(&["delete", "--force", &name]);
+            found.retain(|other| *other != name);
+        }
+    }
+    let sorted = |mut names: Vec<String>| {
+        names.sort();
+        names
+    };
+    assert_eq!(sorted(found), sorted(kept.to_vec()), "turn {turn}");
+    let branches = bench.repo.sandbox_branches();
+    let expected = kept.iter().map(|name| format!("palisade/{name}")).collect();
+    assert_eq!(sorted(branches), sorted(expected), "turn {turn}");
+    for directory in ["sandboxes", "rows"] {
+        let entries = std::fs::read_dir(bench.place.state().join(directory))
+            .into_iter()
+            .flatten();
+        let of_others = entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .filter(|entry| entry != ".lock")
+            .filter(|entry| {
+                !kept
+                    .iter()
+                    .any(|name| entry.starts_with(&format!("{name}-")))
+            });
+        assert_eq!(
+            of_others.collect::<Vec<_>>(),
+            [""; 0],
+            "turn {turn}, {directory}"
+        );
+    }
+    if kept.is_empty() {
+        let gate = bench.gate();
+        let processes: Vec<i32> = leftovers::processes(&bench.place).collect();
+        assert!(
+            processes.iter().all(|pid| *pid == gate),
+            "turn {turn}: {processes:?}"
+        );
+    }
+}

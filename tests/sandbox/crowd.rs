@@ -1,0 +1,93 @@
+//! Many sandboxes at once. `just crowd` makes two hundred.
+
+use std::time::Instant;
+
+use testkit::said;
+
+use crate::bench::{Bench, told};
+
+for_every_operator!(a_crowd_of_sandboxes_all_answer_and_all_go);
+
+/// How many when nobody says.
+const FEW: usize = 20;
+
+/// How many are made and asked at the same time.
+const AT_ONCE: usize = 8;
+
+/// What an idle sandbox may take, in kilobytes.
+const IDLE: u64 = 6 << 10;
+
+fn a_crowd_of_sandboxes_all_answer_and_all_go(bench: &Bench) {
+    let count = std::env::var("PALISADE_CROWD")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(FEW);
+    let names: Vec<String> = (0..count).map(|n| format!("crowd-{n}")).collect();
+    bench.ok(&["gate", "start"]);
+    let all = |what: &str, work: &(dyn Fn(&str) + Sync)| {
+        let started = Instant::now();
+        let (names, turn) = (&names, &std::sync::atomic::AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..AT_ONCE {
+                scope.spawn(move || {
+                    let next = || turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    while let Some(name) = names.get(next()) {
+                        work(name);
+                    }
+                });
+            }
+        });
+        println!("{what}: {count} in {:?}", started.elapsed());
+    };
+    all("create", &|name| {
+        let output = bench.run(&["create", name]);
+        assert!(output.status.success(), "{name}: {}", told(&output));
+    });
+    all("exec", &|name| {
+        let output = bench.bash(name, "cat README.md; hostname; git branch --show-current");
+        let expected = format!("palisade/{name}");
+        assert!(
+            said::out(&output).starts_with("hello\n"),
+            "{name}: {}",
+            told(&output)
+        );
+        assert_eq!(
+            said::out(&output).lines().last(),
+            Some(expected.as_str()),
+            "{}",
+            told(&output)
+        );
+    });
+    let list = bench.json(&["list"]);
+    let rows = list.as_array().unwrap();
+    assert_eq!(rows.len(), count);
+    let (mut own, mut resident) = (Vec::new(), Vec::new());
+    for row in rows {
+        assert_eq!(row["status"], "active", "{row}");
+        let init = bench.init(row["id"].as_str().unwrap());
+        own.push(memory(init, "RssAnon:"));
+        resident.push(memory(init, "VmRSS:"));
+    }
+    own.sort_unstable();
+    resident.sort_unstable();
+    let (median, most) = (own[count / 2], own[count - 1]);
+    println!(
+        "memory of an idle sandbox: its own median {median} kB, most {most} kB; with the pages \
+         of the program, which all share: median {} kB, most {} kB",
+        resident[count / 2],
+        resident[count - 1]
+    );
+    all("delete", &|name| {
+        let output = bench.run(&["delete", "--force", name]);
+        assert!(output.status.success(), "{name}: {}", told(&output));
+    });
+    bench.assert_nothing_left();
+    assert!(median < IDLE, "an idle sandbox takes {median} kB");
+}
+
+/// A line of a process's status, in kilobytes.
+fn memory(pid: i32, name: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}

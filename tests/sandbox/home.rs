@@ -1,0 +1,458 @@
+//! An agent's work, and its way home.
+
+use testkit::repo::Repo;
+use testkit::said;
+
+use crate::bench::{Bench, told};
+
+const WORK: &str = "echo hi > new.txt; git add -A; git commit -q -m x";
+
+for_every_operator!(
+    work_in_a_plain_repository_comes_home,
+    work_in_a_linked_worktree_comes_home,
+    work_beside_a_submodule_comes_home,
+    work_that_was_never_committed_comes_home,
+    a_repository_without_a_commit_is_refused_and_nothing_is_made,
+    outside_a_repository_the_way_out_is_named_and_no_repo_works,
+    the_code_of_the_command_is_passed_on,
+    a_reader_that_leaves_early_ends_the_run,
+    uncommitted_work_comes_along_only_when_asked,
+    a_workspace_has_the_modes_of_a_clone,
+    what_steers_tools_lands_only_with_a_yes,
+    what_steers_tools_is_asked_about_on_a_terminal,
+    a_conflict_is_reported_and_nothing_is_half_done,
+    applied_changes_are_left_uncommitted,
+    squashed_work_is_one_commit,
+    a_snapshot_keeps_modes_and_links,
+    rm_keeps_only_what_has_something_to_bring_home,
+);
+
+/// From `run` to `merge` in that repository, with a look at the operator's files in between.
+fn comes_home(bench: &Bench, repo: &Repo) {
+    let ok = |args: &[&str]| {
+        let output = bench.palisade_in(repo.dir(), args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", told(&output));
+        output
+    };
+    let before = repo.fingerprint();
+    let head = repo.git(&["rev-parse", "HEAD"]);
+    let untouched = |when: &str| {
+        let changed = repo.fingerprint().differences(&before);
+        assert!(changed.is_empty(), "after {when}: {changed:?}");
+    };
+    let ran = ok(&["run", "--name", "fix", "--", "bash", "-c", WORK]);
+    untouched("run");
+    let summary = said::err(&ran);
+    assert!(summary.contains("1 commit on palisade/fix"), "{summary}");
+    assert!(summary.contains("A new.txt"), "{summary}");
+    let diff = said::out(&ok(&["diff", "fix"]));
+    assert!(
+        diff.contains("new.txt") && diff.contains("\n+hi\n"),
+        "{diff}"
+    );
+    untouched("diff");
+    let log = said::out(&ok(&["log", "fix"]));
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(log.trim_end().ends_with("  x"), "{log}");
+    untouched("log");
+    ok(&["merge", "fix"]);
+    assert_eq!(repo.read("new.txt"), "hi\n");
+    assert_eq!(repo.git(&["log", "-1", "--format=%s"]), "x");
+    assert_eq!(repo.git(&["rev-parse", "HEAD~1"]), head);
+    assert_eq!(repo.git(&["status", "--porcelain"]), "");
+    // Merged, nothing would be lost: a pause is enough.
+    ok(&["pause", "fix"]);
+    ok(&["delete", "fix"]);
+    assert_eq!(repo.sandbox_branches(), [""; 0]);
+}
+
+fn work_in_a_plain_repository_comes_home(bench: &Bench) {
+    comes_home(bench, &bench.repo);
+    bench.assert_nothing_left();
+}
+
+fn work_in_a_linked_worktree_comes_home(bench: &Bench) {
+    let linked = bench
+        .repo
+        .linked(&bench.place.path().join("linked"), "side");
+    comes_home(bench, &linked);
+    assert_eq!(linked.git(&["branch", "--show-current"]), "side");
+    assert!(!bench.repo.path("new.txt").exists(), "the other worktree");
+    bench.assert_nothing_left();
+}
+
+fn work_beside_a_submodule_comes_home(bench: &Bench) {
+    let other = Repo::new(&bench.place.path().join("other"), bench.place.operator());
+    let from = other.dir().to_string_lossy().into_owned();
+    bench.repo.git(&[
+        "-c",
+        "protocol.file.allow=always",
+        "submodule",
+        "--quiet",
+        "add",
+        &from,
+        "library",
+    ]);
+    bench.repo.commit("a submodule");
+    let link = bench.repo.git(&["rev-parse", "HEAD:library"]);
+    comes_home(bench, &bench.repo);
+    assert_eq!(bench.repo.git(&["rev-parse", "HEAD:library"]), link);
+    assert_eq!(bench.repo.read("library/README.md"), "hello\n");
+    bench.assert_nothing_left();
+}
+
+fn work_that_was_never_committed_comes_home(bench: &Bench) {
+    let before = bench.repo.fingerprint();
+    let line = "echo new > new.txt; echo more >> README.md; rm src/lib.rs; echo noise > a.log";
+    bench.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    let changed = bench.repo.fingerprint().differences(&before);
+    assert!(changed.is_empty(), "{changed:?}");
+    let stat = bench.ok(&["diff", "--stat", "fix"]);
+    for expected in [
+        "A new.txt",
+        "M README.md",
+        "D src/lib.rs",
+        "3 files changed",
+    ] {
+        assert!(stat.contains(expected), "{stat}");
+    }
+    let log = bench.ok(&["log", "fix"]);
+    assert!(log.contains(&format!("run: bash -c {line}")), "{log}");
+    bench.ok(&["merge", "fix"]);
+    assert_eq!(bench.repo.read("README.md"), "hello\nmore\n");
+    assert!(!bench.repo.path("src/lib.rs").exists());
+    assert!(!bench.repo.path("a.log").exists(), "it was ignored");
+}
+
+fn a_repository_without_a_commit_is_refused_and_nothing_is_made(bench: &Bench) {
+    let bare = Repo::empty(&bench.place.path().join("bare"), bench.place.operator());
+    for command in [
+        &["run", "--name", "fix", "--", "true"][..],
+        &["create", "fix"][..],
+    ] {
+        let output = bench.palisade_in(bare.dir(), command).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+        let complaint = said::err(&output);
+        assert!(complaint.contains("has no commit yet"), "{complaint}");
+        assert!(complaint.contains("git commit"), "{complaint}");
+    }
+    assert_eq!(bare.sandbox_branches(), [""; 0]);
+    assert_eq!(bench.json(&["list"]), serde_json::json!([]));
+    bench.assert_nothing_left();
+}
+
+fn outside_a_repository_the_way_out_is_named_and_no_repo_works(bench: &Bench) {
+    let outside = bench.place.path();
+    let run = |args: &[&str]| bench.palisade_in(outside, args).output().unwrap();
+    let refused = run(&["run", "--", "true"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", told(&refused));
+    let complaint = said::err(&refused);
+    for way in ["git init", "--no-repo"] {
+        assert!(complaint.contains(way), "{way} is not named: {complaint}");
+    }
+    let inside = run(&[
+        "run",
+        "--no-repo",
+        "--name",
+        "empty",
+        "--",
+        "bash",
+        "-c",
+        "pwd; ls -A",
+    ]);
+    assert!(inside.status.success(), "{}", told(&inside));
+    assert_eq!(said::out(&inside), "/workspace\n");
+    // What needs a branch says that there is none.
+    let snapshot = run(&["snapshot", "empty"]);
+    assert_eq!(snapshot.status.code(), Some(2), "{}", told(&snapshot));
+    assert!(said::err(&snapshot).contains("works on no repository"));
+    let deleted = run(&["delete", "--force", "empty"]);
+    assert!(deleted.status.success(), "{}", told(&deleted));
+    bench.assert_nothing_left();
+}
+
+fn the_code_of_the_command_is_passed_on(bench: &Bench) {
+    bench.create("fix");
+    for (line, code) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("exit 255", 255),
+        ("kill -TERM $$", 128 + 15),
+        ("kill -KILL $$", 128 + 9),
+    ] {
+        for how in [&["run", "--name", "fix"][..], &["exec", "fix"][..]] {
+            let output = bench.run(&[how, &["--", "bash", "-c", line]].concat());
+            assert_eq!(
+                output.status.code(),
+                Some(code),
+                "{line}: {}",
+                told(&output)
+            );
+        }
+        let output = bench.run(&["shell", "fix", "-c", line]);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{line}: {}",
+            told(&output)
+        );
+    }
+    let output = bench.run(&["run", "--name", "fix", "--", "no-such-command"]);
+    assert!(!output.status.success());
+    assert!(
+        said::err(&output).contains("no-such-command"),
+        "{}",
+        told(&output)
+    );
+}
+
+fn a_reader_that_leaves_early_ends_the_run(bench: &Bench) {
+    let palisade = bench.palisade(&["run", "--name", "fix", "--", "bash", "-c", "touch it; yes"]);
+    let mut piped = bench.place.operator().command("timeout");
+    piped.args([
+        "60",
+        "bash",
+        "-c",
+        "\"$@\" | head -1; exit ${PIPESTATUS[0]}",
+        "_",
+    ]);
+    piped.arg(palisade.get_program()).args(palisade.get_args());
+    piped.env_clear().current_dir(bench.repo.dir());
+    for (name, value) in palisade.get_envs() {
+        piped.env(name, value.unwrap());
+    }
+    let output = piped.output().unwrap();
+    assert_eq!(said::out(&output), "y\n", "{}", told(&output));
+    assert_ne!(
+        output.status.code(),
+        Some(124),
+        "it hung: {}",
+        told(&output)
+    );
+    // What was done until then is on the branch, and `yes` is gone.
+    assert!(bench.ok(&["diff", "--stat", "fix"]).contains("A it"));
+    let names = bench.says("fix", "cat /proc/[0-9]*/comm");
+    assert!(!names.lines().any(|name| name == "yes"), "{names}");
+}
+
+fn uncommitted_work_comes_along_only_when_asked(bench: &Bench) {
+    let repo = &bench.repo;
+    let outside = bench.place.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    bench.place.operator().own(&outside);
+    std::os::unix::fs::symlink(&outside, repo.path("turned")).unwrap();
+    repo.write("gone/away.txt", "away\n");
+    repo.commit("third");
+    // A changed file, a staged one, a new one, an ignored one, a link, one that is gone with
+    // its directory, and a directory where the commit has a link out of the tree.
+    repo.write("README.md", "mine, and not committed\n");
+    repo.write("staged.txt", "staged\n");
+    repo.git(&["add", "staged.txt"]);
+    repo.write("below/untracked.txt", "new\n");
+    repo.write("ignored.log", "noise\n");
+    std::os::unix::fs::symlink("README.md", repo.path("link")).unwrap();
+    std::fs::remove_dir_all(repo.path("gone")).unwrap();
+    std::fs::remove_file(repo.path("turned")).unwrap();
+    repo.write("turned/inner.txt", "inner\n");
+    let before = repo.fingerprint();
+    bench.create("clean");
+    assert_eq!(
+        bench.says("clean", "cat README.md; ls; git status --porcelain"),
+        "hello\nREADME.md\ngone\nsrc\nturned"
+    );
+    bench.ok(&["create", "--dirty", "dirty"]);
+    assert_eq!(
+        bench.says(
+            "dirty",
+            "cat README.md below/untracked.txt turned/inner.txt; readlink link"
+        ),
+        "mine, and not committed\nnew\ninner\nREADME.md"
+    );
+    assert_eq!(
+        bench.says(
+            "dirty",
+            "git status --porcelain -uall; ls -d gone ignored.log 2>/dev/null; true"
+        ),
+        " M README.md\n D gone/away.txt\n D turned\n?? below/untracked.txt\n?? link\n\
+         ?? staged.txt\n?? turned/inner.txt"
+    );
+    bench.says(
+        "dirty",
+        "echo more >> README.md; echo x >> below/untracked.txt; touch below/own",
+    );
+    assert_eq!(
+        std::fs::read_dir(&outside).unwrap().count(),
+        0,
+        "through the link"
+    );
+    let changed = repo.fingerprint().differences(&before);
+    assert!(changed.is_empty(), "{changed:?}");
+    // It is part of what comes home.
+    let stat = bench.ok(&["diff", "--stat", "dirty"]);
+    for expected in [
+        "M README.md",
+        "A staged.txt",
+        "D gone/away.txt",
+        "A turned/inner.txt",
+    ] {
+        assert!(stat.contains(expected), "{stat}");
+    }
+}
+
+fn a_workspace_has_the_modes_of_a_clone(bench: &Bench) {
+    bench.repo.write("run.sh", "#!/bin/sh\n");
+    bench.repo.git(&["add", "run.sh"]);
+    bench.repo.git(&["update-index", "--chmod=+x", "run.sh"]);
+    bench.repo.git(&["commit", "-q", "-m", "a program"]);
+    bench.repo.git(&["reset", "-q", "--hard"]);
+    bench.repo.write("below/new.txt", "uncommitted\n");
+    // Once from a checkout, once from a spare, once with uncommitted changes.
+    for (name, dirty) in [("one", &[][..]), ("two", &[]), ("three", &["--dirty"])] {
+        bench.ok(&[&["create", name], dirty].concat());
+        let modes = bench.says(
+            name,
+            "git clone -q . /tmp/clone; mkdir -p below /tmp/clone/below; \
+             look='stat -c \"%a %n\" . .git .git/HEAD .git/config .git/refs/heads below *'; \
+             eval $look; echo; cd /tmp/clone; eval $look",
+        );
+        let (own, clone) = modes.split_once("\n\n").unwrap();
+        assert_eq!(own, clone, "{name}");
+        assert!(
+            own.contains("755 run.sh") && own.contains("644 README.md"),
+            "{own}"
+        );
+    }
+}
+
+fn what_steers_tools_lands_only_with_a_yes(bench: &Bench) {
+    let line = "echo 'touch /tmp/ran' > .envrc; mkdir -p .github/workflows; \
+                echo on: push > .github/workflows/ci.yml; echo hi > new.txt";
+    bench.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    let before = bench.repo.fingerprint();
+    for how in ["merge", "apply"] {
+        let complaint = bench.fails(2, &[how, "fix"]);
+        for named in [".envrc", ".github/workflows/ci.yml", "--yes"] {
+            assert!(complaint.contains(named), "{complaint}");
+        }
+        assert!(!complaint.contains("new.txt"), "{complaint}");
+        let changed = bench.repo.fingerprint().differences(&before);
+        assert!(changed.is_empty(), "after {how}: {changed:?}");
+    }
+    bench.ok(&["merge", "--yes", "fix"]);
+    assert_eq!(bench.repo.read(".github/workflows/ci.yml"), "on: push\n");
+    assert_eq!(bench.repo.read("new.txt"), "hi\n");
+}
+
+fn what_steers_tools_is_asked_about_on_a_terminal(bench: &Bench) {
+    bench.ok(&[
+        "run",
+        "--name",
+        "fix",
+        "--",
+        "bash",
+        "-c",
+        "echo x > .envrc",
+    ]);
+    for (answer, lands) in [("n\r", false), ("y\r", true)] {
+        let mut terminal = bench.on_terminal(&["merge", "fix"]);
+        terminal.expect(".envrc");
+        terminal.expect("[y/N]");
+        terminal.send(answer);
+        assert_eq!(terminal.wait().success(), lands, "{}", terminal.shown());
+        assert_eq!(bench.repo.path(".envrc").exists(), lands);
+    }
+}
+
+fn a_conflict_is_reported_and_nothing_is_half_done(bench: &Bench) {
+    let line = "sed -i s/four/agent/ src/lib.rs; echo hi > new.txt";
+    bench.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    bench.repo.write(
+        "src/lib.rs",
+        "one\ntwo\nthree\noperator\nfive\nsix\nseven\n",
+    );
+    bench.repo.commit("another four");
+    let before = bench.repo.fingerprint();
+    for how in ["merge", "apply"] {
+        let complaint = bench.fails(1, &[how, "fix"]);
+        assert!(complaint.contains("src/lib.rs"), "{complaint}");
+        assert!(complaint.contains("nothing was changed"), "{complaint}");
+        let changed = bench.repo.fingerprint().differences(&before);
+        assert!(changed.is_empty(), "after {how}: {changed:?}");
+    }
+    assert_eq!(bench.repo.git(&["status", "--porcelain"]), "");
+}
+
+fn applied_changes_are_left_uncommitted(bench: &Bench) {
+    let line = "echo hi > new.txt; echo more >> README.md; git add -A; git commit -q -m x";
+    bench.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    let head = bench.repo.git(&["rev-parse", "HEAD"]);
+    // The operator's own change elsewhere stays theirs.
+    bench.repo.write("src/lib.rs", "mine\n");
+    bench.ok(&["apply", "fix"]);
+    assert_eq!(bench.repo.git(&["rev-parse", "HEAD"]), head);
+    assert_eq!(bench.repo.read("new.txt"), "hi\n");
+    assert_eq!(bench.repo.read("README.md"), "hello\nmore\n");
+    assert_eq!(bench.repo.read("src/lib.rs"), "mine\n");
+    assert_eq!(
+        bench.repo.git(&["status", "--porcelain"]),
+        " M README.md\n M src/lib.rs\n?? new.txt"
+    );
+}
+
+fn squashed_work_is_one_commit(bench: &Bench) {
+    let line = "for n in 1 2 3; do echo $n > $n.txt; git add -A; git commit -q -m $n; done";
+    bench.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    assert_eq!(bench.ok(&["log", "fix"]).lines().count(), 3);
+    let head = bench.repo.git(&["rev-parse", "HEAD"]);
+    bench.ok(&["merge", "--squash", "-m", "all of it", "fix"]);
+    assert_eq!(
+        bench.repo.git(&["log", "--format=%s %P", "-1"]),
+        format!("all of it {head}")
+    );
+    assert_eq!(bench.repo.read("3.txt"), "3\n");
+}
+
+fn a_snapshot_keeps_modes_and_links(bench: &Bench) {
+    bench.create("fix");
+    bench.says(
+        "fix",
+        "echo '#!/bin/sh' > run.sh; chmod 755 run.sh; ln -s README.md link; \
+         ln -s /etc/shadow away; printf 'a\\0b' > bytes; chmod 600 README.md",
+    );
+    bench.ok(&["snapshot", "fix", "-m", "by hand"]);
+    assert_eq!(bench.ok(&["snapshot", "fix"]).trim(), "Nothing new in fix");
+    let tree = bench.repo.git(&["ls-tree", "palisade/fix"]);
+    for (mode, name) in [
+        ("100755", "run.sh"),
+        ("120000", "link"),
+        ("120000", "away"),
+        ("100644", "bytes"),
+        ("100644", "README.md"),
+    ] {
+        let line = tree
+            .lines()
+            .find(|line| line.ends_with(&format!("\t{name}")));
+        assert!(
+            line.is_some_and(|line| line.starts_with(mode)),
+            "{name}: {tree}"
+        );
+    }
+    assert_eq!(
+        bench.repo.git(&["cat-file", "-p", "palisade/fix:away"]),
+        "/etc/shadow"
+    );
+    assert_eq!(
+        bench
+            .repo
+            .git(&["log", "-1", "--format=%s", "palisade/fix"]),
+        "by hand"
+    );
+}
+
+fn rm_keeps_only_what_has_something_to_bring_home(bench: &Bench) {
+    bench.ok(&["run", "--rm", "--name", "idle", "--", "true"]);
+    assert_eq!(bench.json(&["list"]), serde_json::json!([]));
+    bench.ok(&["run", "--rm", "--name", "busy", "--", "touch", "new.txt"]);
+    let list = bench.json(&["list"]);
+    assert_eq!(list[0]["name"], "busy", "{list}");
+}

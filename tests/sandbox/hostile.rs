@@ -1,0 +1,284 @@
+//! A workspace made to hurt whoever looks at it.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use testkit::said;
+
+use crate::bench::{Bench, told};
+
+for_every_operator!(
+    a_hostile_repository_inside_runs_nothing_outside,
+    links_to_the_host_bring_nothing_in,
+    names_with_escapes_reach_no_terminal,
+    a_spelling_of_git_never_comes_home,
+    odd_files_and_many_of_them_end_in_time,
+    commits_with_hostile_words_reach_no_terminal,
+);
+
+/// A file that whatever runs outside would make: the hostile commands write it, and it is in
+/// a place that every process of the operator can write to.
+fn canary(bench: &Bench) -> PathBuf {
+    let outside = bench.place.path().join("ran-outside");
+    std::fs::create_dir(&outside).unwrap();
+    bench.place.operator().own(&outside);
+    outside
+}
+
+fn a_hostile_repository_inside_runs_nothing_outside(bench: &Bench) {
+    let canary = canary(bench);
+    bench.create("fix");
+    // Inside, the directory does not exist, so the commands do harm outside or nowhere.
+    let evil = format!("touch {}/$$", canary.display());
+    let script = format!(
+        r#"
+        set -e
+        printf '#!/bin/sh\n{evil}\ncat\n' > /workspace/evil.sh; chmod 755 evil.sh
+        git config core.fsmonitor "{evil}; false"
+        git config core.sshCommand "{evil}"
+        git config core.pager "{evil}"
+        git config core.editor "{evil}"
+        git config core.hooksPath /workspace/hooks
+        git config diff.external "{evil}"
+        git config gpg.program "/workspace/evil.sh"
+        git config commit.gpgSign true
+        git config credential.helper "!{evil}"
+        git config alias.status "!{evil}"
+        git config alias.log "!{evil}"
+        git config filter.evil.clean "{evil}; cat"
+        git config filter.evil.smudge "{evil}; cat"
+        git config filter.evil.process "{evil}"
+        git config filter.evil.required true
+        git config diff.evil.textconv "{evil}; cat"
+        git config diff.evil.command "{evil}"
+        git config merge.evil.driver "{evil}"
+        git config uploadpack.packObjectsHook "{evil}"
+        git config remote.origin.url "ext::sh -c '{evil}'"
+        git config protocol.ext.allow always
+        printf '[core]\n\tfsmonitor = "{evil}"\n[diff]\n\texternal = "{evil}"\n' > .evilconfig
+        git config include.path ../.evilconfig
+        printf '* filter=evil diff=evil merge=evil\n' > .git/info/attributes
+        printf '* filter=evil diff=evil merge=evil\n' > .gitattributes
+        mkdir -p hooks .git/hooks
+        for hook in pre-commit post-commit post-checkout post-merge reference-transaction \
+                    fsmonitor-watchman pre-auto-gc post-index-change; do
+            printf '#!/bin/sh\n{evil}\n' > .git/hooks/$hook; chmod 755 .git/hooks/$hook
+            cp .git/hooks/$hook hooks/$hook
+        done
+        echo changed >> README.md
+        echo hi > new.txt
+        "#
+    );
+    bench.says("fix", &script);
+    bench.ok(&["snapshot", "fix"]);
+    let stat = bench.ok(&["diff", "--stat", "fix"]);
+    assert!(stat.contains("A new.txt"), "{stat}");
+    bench.ok(&["diff", "fix"]);
+    bench.ok(&["log", "fix"]);
+    let before = bench.repo.fingerprint();
+    let complaint = bench.fails(2, &["merge", "fix"]);
+    assert!(complaint.contains(".gitattributes"), "{complaint}");
+    assert!(bench.repo.fingerprint().differences(&before).is_empty());
+    bench.ok(&["merge", "--yes", "fix"]);
+    assert_eq!(bench.repo.read("new.txt"), "hi\n");
+    let config = bench.repo.git(&["config", "--local", "--list"]);
+    assert!(
+        !config.contains("evil") && !config.contains("ran-outside"),
+        "{config}"
+    );
+    bench.ok(&["pause", "fix"]);
+    bench.ok(&["delete", "fix"]);
+    let ran: Vec<_> = std::fs::read_dir(&canary).unwrap().flatten().collect();
+    assert!(ran.is_empty(), "{ran:?}");
+    bench.assert_nothing_left();
+}
+
+fn links_to_the_host_bring_nothing_in(bench: &Bench) {
+    let secret = bench.place.path().join("secret");
+    std::fs::write(&secret, "the operator's secret").unwrap();
+    bench.place.operator().own(&secret);
+    let outside = bench.place.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    bench.place.operator().own(&outside);
+    std::fs::write(outside.join("inner"), "the operator's secret").unwrap();
+    bench.create("fix");
+    let script = format!(
+        "ln -s {0} to-file; ln -s {1} to-directory; rm -r src; ln -s {1} src; \
+         ln -s / root; ln -s ../../../../../../../../etc up; ln -s {0} .gitignore-link; \
+         rm .gitignore; ln -s {0} .gitignore",
+        secret.display(),
+        outside.display()
+    );
+    bench.says("fix", &script);
+    let diff = bench.run(&["diff", "fix"]);
+    assert!(diff.status.success(), "{}", told(&diff));
+    assert!(
+        !told(&diff).contains("the operator's secret"),
+        "{}",
+        told(&diff)
+    );
+    let objects = bench.repo.git(&["rev-list", "--objects", "palisade/fix"]);
+    for id in objects.lines().filter_map(|line| line.split(' ').next()) {
+        let held = bench.repo.try_git(&["cat-file", "-p", id]);
+        assert!(!said::out(&held).contains("the operator's secret"), "{id}");
+    }
+    bench.ok(&["merge", "--yes", "fix"]);
+    assert_eq!(
+        std::fs::read_link(bench.repo.path("to-file")).unwrap(),
+        secret
+    );
+    assert_eq!(std::fs::read_link(bench.repo.path("src")).unwrap(), outside);
+    // The next work goes through the link that now is in the operator's tree: not there.
+    bench.says(
+        "fix",
+        "rm src; mkdir src; echo written > src/inner; echo new > src/new",
+    );
+    let landed = bench.run(&["merge", "--yes", "fix"]);
+    assert_eq!(
+        std::fs::read_to_string(outside.join("inner")).unwrap(),
+        "the operator's secret",
+        "{}",
+        told(&landed)
+    );
+    assert!(!outside.join("new").exists(), "{}", told(&landed));
+}
+
+/// A name and words that clear a screen, set a title, and hide what follows.
+const ESCAPES: &str = "$'\\e[2J\\e]0;owned\\a\\e[8mhidden\\r\\n\\x9b31m'";
+
+fn assert_harmless(what: &str, output: &str) {
+    let raw = output.chars().find(|c| {
+        // A terminal itself says \r\n; colours are ours.
+        c.is_control() && !matches!(c, '\n' | '\r' | '\t' | '\u{1b}')
+    });
+    assert_eq!(raw, None, "{what}: {output:?}");
+    let mut rest = output;
+    while let Some((_, after)) = rest.split_once('\u{1b}') {
+        let colour = after
+            .strip_prefix('[')
+            .and_then(|code| code.split_once('m'));
+        let harmless = colour.is_some_and(|(code, _)| ["0", "1", "31", "32", "36"].contains(&code));
+        assert!(harmless, "{what}: {output:?}");
+        rest = after;
+    }
+}
+
+fn names_with_escapes_reach_no_terminal(bench: &Bench) {
+    bench.create("fix");
+    let script = format!(
+        "name={ESCAPES}; echo \"$name\" > \"$name\"; mkdir \"d$name\"; echo x > \"d$name/.envrc\""
+    );
+    bench.says("fix", &script);
+    for command in [
+        &["run", "--name", "fix", "--", "true"][..],
+        &["snapshot", "fix"][..],
+        &["diff", "--stat", "fix"][..],
+        &["diff", "fix"][..],
+        &["log", "fix"][..],
+        &["list"][..],
+    ] {
+        let mut terminal = bench.on_terminal(command);
+        let status = terminal.wait();
+        assert!(status.success(), "{command:?}: {:?}", terminal.shown());
+        assert_harmless(&command.join(" "), &terminal.shown());
+    }
+    let mut terminal = bench.on_terminal(&["merge", "fix"]);
+    terminal.expect("[y/N]");
+    terminal.send("y\r");
+    assert!(terminal.wait().success(), "{:?}", terminal.shown());
+    assert_harmless("merge", &terminal.shown());
+    // Without a terminal, all but the patch itself is as harmless.
+    let output = bench.run(&["diff", "--stat", "fix"]);
+    assert_harmless("stat", &told(&output));
+}
+
+fn commits_with_hostile_words_reach_no_terminal(bench: &Bench) {
+    bench.create("fix");
+    let script = format!(
+        "words={ESCAPES}; git -c user.name=\"$words\" -c user.email=\"$words\" \
+         commit -q --allow-empty -m \"$words\"; echo x > x; git add x; \
+         git -c user.name=\"A$words\" commit -q -m \"x$words\""
+    );
+    bench.says("fix", &script);
+    for command in [
+        &["run", "--name", "fix", "--", "true"][..],
+        &["log", "fix"][..],
+        &["merge", "fix"][..],
+    ] {
+        let mut terminal = bench.on_terminal(command);
+        let status = terminal.wait();
+        assert!(status.success(), "{command:?}: {:?}", terminal.shown());
+        assert_harmless(&command.join(" "), &terminal.shown());
+    }
+}
+
+fn a_spelling_of_git_never_comes_home(bench: &Bench) {
+    for (name, spelling) in [
+        ("upper", ".GIT"),
+        ("short", "git~1"),
+        ("dots", "sub/.git. "),
+    ] {
+        bench.create(name);
+        let script = format!(
+            "mkdir -p '{spelling}/hooks'; printf '#!/bin/sh\\n' > '{spelling}/hooks/pre-commit'; \
+             echo hi > new.txt; git add -f . 2>/dev/null; git commit -q -m evil; true"
+        );
+        bench.says(name, &script);
+        let snapshot = bench.run(&["snapshot", name]);
+        let merged = bench.run(&["merge", "--yes", name]);
+        let tree = bench
+            .repo
+            .git(&["ls-tree", "-r", "--name-only", &format!("palisade/{name}")]);
+        assert!(
+            !tree.to_ascii_lowercase().contains("hooks/pre-commit"),
+            "{tree}\n{}\n{}",
+            told(&snapshot),
+            told(&merged)
+        );
+        assert!(!bench.repo.path(spelling).exists(), "{spelling}");
+        // It is said, not hidden.
+        let words = format!("{}{}", told(&snapshot), told(&merged));
+        assert!(
+            words.contains(".git") || words.contains(spelling),
+            "{words}"
+        );
+    }
+}
+
+fn odd_files_and_many_of_them_end_in_time(bench: &Bench) {
+    bench.create("fix");
+    let script = "mkfifo pipe; mkdir many; cd many; seq -f 'entry-%g' 20000 | xargs touch; \
+                  perl -MIO::Socket::UNIX -e 'IO::Socket::UNIX->new(Local => \"../door\", Listen => 1)'; \
+                  mkdir -p ../deep; cd ../deep; for n in $(seq 100); do mkdir d; cd d; done; touch bottom; \
+                  touch \"$(printf 'x%.0s' $(seq 255))\"; touch $'\\xff\\xfe'";
+    bench.says("fix", script);
+    let started = Instant::now();
+    let snapshot = bench.run(&["snapshot", "fix"]);
+    assert!(snapshot.status.success(), "{}", told(&snapshot));
+    assert!(said::err(&snapshot).contains("pipe"), "{}", told(&snapshot));
+    let stat = bench.ok(&["diff", "--stat", "fix"]);
+    assert!(
+        stat.contains("20003 files changed"),
+        "{}",
+        stat.lines().last().unwrap_or_default()
+    );
+    bench.ok(&["merge", "fix"]);
+    assert!(
+        started.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(bench.repo.path("many/entry-20000").exists());
+    let odd = std::ffi::OsStr::from_bytes(b"\xff\xfe");
+    let bottom = bench.repo.path("deep").join("d/".repeat(100));
+    assert!(bottom.join(odd).exists());
+    // Files whose nature is not git's stay where they are.
+    assert!(bench.repo.path("pipe").symlink_metadata().is_err());
+    assert!(bench.repo.path("door").symlink_metadata().is_err());
+    // A FIFO in a sandbox's place of a file that the operator has.
+    bench.says("fix", "rm README.md; mkfifo README.md");
+    bench.ok(&["snapshot", "fix"]);
+    bench.ok(&["delete", "--force", "fix"]);
+    bench.assert_nothing_left();
+}

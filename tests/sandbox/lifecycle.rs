@@ -1,0 +1,306 @@
+//! Create, pause, resume, delete; and what happens when that is not possible.
+
+use serde_json::json;
+use testkit::repo::Repo;
+use testkit::said;
+
+use crate::bench::{Bench, told};
+
+for_every_operator!(
+    pausing_and_resuming_twice_is_fine,
+    a_paused_sandbox_stands_still,
+    an_active_sandbox_is_deleted_only_by_force,
+    deleting_twice_says_that_it_is_not_there,
+    a_name_that_is_taken_is_refused_and_leaves_nothing,
+    a_branch_that_is_taken_is_refused_and_left_alone,
+    a_name_that_cannot_be_one_is_refused_before_anything_is_made,
+    work_that_is_nowhere_else_is_not_deleted_without_force,
+    the_same_name_in_two_repositories_is_two_sandboxes,
+    a_backend_that_does_not_exist_leaves_nothing,
+    run_goes_on_in_the_sandbox_of_that_name,
+    of_many_that_want_a_name_at_once_one_gets_it,
+    history_comes_along_as_deep_as_asked,
+    a_subdirectory_is_in_its_repository,
+);
+
+fn pausing_and_resuming_twice_is_fine(bench: &Bench) {
+    bench.create("fix");
+    for (command, word, status) in [
+        ("pause", "Paused", "paused"),
+        ("resume", "Resumed", "active"),
+    ] {
+        for _ in 0..2 {
+            assert_eq!(bench.ok(&[command, "fix"]), format!("{word} fix\n"));
+            assert_eq!(bench.json(&["list"])[0]["status"], status);
+        }
+    }
+    assert_eq!(bench.says("fix", "echo well"), "well");
+    for command in ["pause", "resume"] {
+        let complaint = bench.fails(3, &[command, "nothing"]);
+        assert!(
+            complaint.contains("Sandbox 'nothing' not found."),
+            "{complaint}"
+        );
+    }
+}
+
+fn a_paused_sandbox_stands_still(bench: &Bench) {
+    let id = bench.create("fix");
+    let mut counting = bench
+        .palisade(&[
+            "exec",
+            "fix",
+            "--",
+            "bash",
+            "-c",
+            "while :; do echo >> /workspace/ticks; done",
+        ])
+        .spawn()
+        .unwrap();
+    let ticks = bench
+        .place
+        .state()
+        .join("sandboxes")
+        .join(id)
+        .join("fs/root/workspace/ticks");
+    let size = || std::fs::metadata(&ticks).map_or(0, |found| found.len());
+    testkit::wait::until("the first ticks", || (size() > 0).then_some(()));
+    bench.ok(&["pause", "fix"]);
+    let then = size();
+    // Another command takes its time, and nothing is written meanwhile.
+    let complaint = said::err(&bench.run(&["exec", "fix", "--", "true"]));
+    assert!(
+        complaint.contains("is paused; resume it first"),
+        "{complaint}"
+    );
+    assert_eq!(size(), then);
+    bench.ok(&["resume", "fix"]);
+    testkit::wait::until("more ticks", || (size() > then).then_some(()));
+    bench.ok(&["delete", "--force", "fix"]);
+    assert!(!counting.wait().unwrap().success());
+    bench.assert_nothing_left();
+}
+
+fn an_active_sandbox_is_deleted_only_by_force(bench: &Bench) {
+    bench.create("fix");
+    let complaint = bench.fails(4, &["delete", "fix"]);
+    assert!(
+        complaint.contains("sandbox is active; use --force to delete"),
+        "{complaint}"
+    );
+    assert_eq!(bench.says("fix", "echo still here"), "still here");
+    assert_eq!(bench.ok(&["delete", "--force", "fix"]), "Deleted fix\n");
+    bench.assert_nothing_left();
+}
+
+fn deleting_twice_says_that_it_is_not_there(bench: &Bench) {
+    bench.create("fix");
+    bench.ok(&["delete", "-f", "fix"]);
+    for force in [&[][..], &["--force"][..]] {
+        let complaint = bench.fails(3, &[&["delete", "fix"], force].concat());
+        assert_eq!(
+            complaint.trim(),
+            "palisade: delete failed: Sandbox 'fix' not found."
+        );
+    }
+    let complaint = bench.fails(3, &["exec", "fix", "--", "true"]);
+    assert!(
+        complaint.contains("Sandbox 'fix' not found."),
+        "{complaint}"
+    );
+    bench.assert_nothing_left();
+}
+
+fn a_name_that_is_taken_is_refused_and_leaves_nothing(bench: &Bench) {
+    let id = bench.create("fix");
+    for name in ["fix", "Fix!"] {
+        let complaint = bench.fails(4, &["create", name]);
+        assert_eq!(
+            complaint.trim(),
+            "palisade: create failed: Sandbox 'fix' already exists."
+        );
+    }
+    let list = bench.json(&["list"]);
+    assert_eq!(list.as_array().unwrap().len(), 1, "{list}");
+    assert_eq!(list[0]["id"], id.as_str());
+    assert_eq!(bench.says("fix", "cat README.md"), "hello");
+    bench.ok(&["delete", "-f", "fix"]);
+    bench.assert_nothing_left();
+}
+
+fn a_branch_that_is_taken_is_refused_and_left_alone(bench: &Bench) {
+    bench.repo.git(&["branch", "palisade/fix", "HEAD~1"]);
+    let tip = bench.repo.git(&["rev-parse", "palisade/fix"]);
+    let complaint = bench.fails(4, &["create", "fix"]);
+    assert!(
+        complaint.contains("the branch 'palisade/fix' already exists"),
+        "{complaint}"
+    );
+    assert_eq!(bench.repo.git(&["rev-parse", "palisade/fix"]), tip);
+    bench.repo.git(&["branch", "-D", "palisade/fix"]);
+    bench.assert_nothing_left();
+}
+
+fn a_name_that_cannot_be_one_is_refused_before_anything_is_made(bench: &Bench) {
+    let long = "x".repeat(64);
+    for name in ["", "///", "…", long.as_str()] {
+        for command in [
+            &["create", name][..],
+            &["run", "--name", name, "--", "true"][..],
+        ] {
+            let complaint = bench.fails(2, command);
+            let expected = format!("Invalid sandbox name: '{name}'");
+            assert!(complaint.contains(&expected), "{complaint}");
+        }
+    }
+    assert_eq!(bench.json(&["list"]), json!([]));
+    bench.assert_nothing_left();
+}
+
+fn work_that_is_nowhere_else_is_not_deleted_without_force(bench: &Bench) {
+    bench.create("fix");
+    let commits = "for n in 1 2; do echo $n > $n; git add -A; git commit -q -m $n; done";
+    bench.says("fix", commits);
+    bench.ok(&["snapshot", "fix"]);
+    bench.ok(&["pause", "fix"]);
+    let complaint = bench.fails(4, &["delete", "fix"]);
+    assert!(
+        complaint.contains("the branch 'palisade/fix' holds 2 commit(s)"),
+        "{complaint}"
+    );
+    // Merged, it may go; but a workspace with more in it than the branch may not.
+    bench.ok(&["resume", "fix"]);
+    bench.ok(&["merge", "fix"]);
+    bench.says("fix", "echo unsaved > unsaved.txt");
+    bench.ok(&["pause", "fix"]);
+    let complaint = bench.fails(4, &["delete", "fix"]);
+    assert!(complaint.contains("holds 1 commit(s)"), "{complaint}");
+    assert_eq!(
+        bench.repo.git(&["show", "palisade/fix:unsaved.txt"]),
+        "unsaved"
+    );
+    let tip = bench.repo.git(&["rev-parse", "palisade/fix"]);
+    let forced = bench.run(&["delete", "--force", "fix"]);
+    assert!(forced.status.success(), "{}", told(&forced));
+    // By force it goes, and how to have it again is said.
+    let way = format!("git branch palisade/fix {tip}");
+    assert!(said::err(&forced).contains(&way), "{}", told(&forced));
+    bench.repo.git(&["branch", "palisade/fix", &tip]);
+    assert_eq!(
+        bench.repo.git(&["show", "palisade/fix:unsaved.txt"]),
+        "unsaved"
+    );
+    bench.repo.git(&["branch", "-D", "palisade/fix"]);
+    bench.assert_nothing_left();
+}
+
+fn the_same_name_in_two_repositories_is_two_sandboxes(bench: &Bench) {
+    let other = Repo::new(&bench.place.path().join("other"), bench.place.operator());
+    other.write("only-here.txt", "other\n");
+    other.commit("third");
+    let id = bench.create("fix");
+    let made = bench
+        .palisade_in(other.dir(), &["create", "fix"])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", told(&made));
+    assert_eq!(bench.says("fix", "ls"), "README.md\nsrc");
+    let there = bench
+        .palisade_in(other.dir(), &["exec", "fix", "--", "cat", "only-here.txt"])
+        .output()
+        .unwrap();
+    assert_eq!(said::out(&there), "other\n", "{}", told(&there));
+    // From elsewhere the name is not enough, and the id is.
+    let elsewhere = |args: &[&str]| {
+        bench
+            .palisade_in(bench.place.path(), args)
+            .output()
+            .unwrap()
+    };
+    let unclear = elsewhere(&["exec", "fix", "--", "true"]);
+    assert_eq!(unclear.status.code(), Some(2), "{}", told(&unclear));
+    assert!(said::err(&unclear).contains(&id), "{}", told(&unclear));
+    assert!(elsewhere(&["exec", &id, "--", "true"]).status.success());
+    assert_eq!(bench.json(&["list", "--here"]).as_array().unwrap().len(), 1);
+    assert_eq!(bench.json(&["list"]).as_array().unwrap().len(), 2);
+}
+
+fn a_backend_that_does_not_exist_leaves_nothing(bench: &Bench) {
+    let complaint = bench.fails(6, &["create", "--backend", "docker", "fix"]);
+    assert!(complaint.contains("docker"), "{complaint}");
+    bench.assert_nothing_left();
+}
+
+fn run_goes_on_in_the_sandbox_of_that_name(bench: &Bench) {
+    bench.ok(&[
+        "run",
+        "--name",
+        "fix",
+        "--",
+        "bash",
+        "-c",
+        "echo 1 > one; echo kept > /tmp/kept",
+    ]);
+    bench.ok(&["pause", "fix"]);
+    let again = bench.ok(&["run", "--name", "fix", "--", "cat", "one", "/tmp/kept"]);
+    assert_eq!(again, "1\nkept\n");
+    assert_eq!(bench.json(&["list"]).as_array().unwrap().len(), 1);
+}
+
+fn of_many_that_want_a_name_at_once_one_gets_it(bench: &Bench) {
+    let outputs: Vec<_> = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..6)
+            .map(|_| scope.spawn(|| bench.run(&["create", "fix"])))
+            .collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let made = outputs.iter().filter(|one| one.status.success()).count();
+    let all: Vec<String> = outputs.iter().map(told).collect();
+    assert_eq!(made, 1, "{all:#?}");
+    let refused = outputs
+        .iter()
+        .filter(|one| one.status.code() == Some(4))
+        .filter(|one| said::err(one).contains("Sandbox 'fix' already exists."));
+    assert_eq!(refused.count(), 5, "{all:#?}");
+    assert_eq!(bench.says("fix", "cat README.md"), "hello");
+    bench.ok(&["delete", "--force", "fix"]);
+    bench.assert_nothing_left();
+}
+
+fn history_comes_along_as_deep_as_asked(bench: &Bench) {
+    bench.create("deep");
+    assert_eq!(bench.says("deep", "git log --format=%s"), "second\nfirst");
+    bench.ok(&["create", "--depth", "1", "shallow"]);
+    assert_eq!(bench.says("shallow", "git log --format=%s"), "second");
+    bench.says(
+        "shallow",
+        "echo hi > new.txt; git add -A; git commit -q -m third",
+    );
+    bench.ok(&["merge", "shallow"]);
+    assert_eq!(
+        bench.repo.git(&["log", "--format=%s"]),
+        "third\nsecond\nfirst"
+    );
+}
+
+fn a_subdirectory_is_in_its_repository(bench: &Bench) {
+    let below = bench.repo.path("src");
+    let run = |args: &[&str]| {
+        let output = bench.palisade_in(&below, args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", told(&output));
+        said::out(&output)
+    };
+    let inside = run(&[
+        "run",
+        "--name",
+        "fix",
+        "--",
+        "bash",
+        "-c",
+        "echo hi > new.txt; cat README.md",
+    ]);
+    assert_eq!(inside, "hello\n");
+    assert!(run(&["diff", "--stat", "fix"]).contains("A new.txt"));
+    run(&["merge", "fix"]);
+    assert_eq!(bench.repo.read("new.txt"), "hi\n");
+}

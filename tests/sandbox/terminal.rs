@@ -1,0 +1,246 @@
+//! A shell in a sandbox feels like a shell.
+
+use std::process::Command;
+
+use testkit::pty::Pty;
+use testkit::{said, wait};
+
+use crate::bench::{Bench, told};
+
+for_every_operator!(
+    the_size_of_the_window_is_known_inside_and_follows_it,
+    ctrl_c_interrupts_and_ctrl_z_stops,
+    a_pager_works,
+    an_editor_works,
+    top_draws,
+    the_terminal_is_as_before_whatever_the_end,
+    a_file_given_as_input_cannot_be_written_from_inside,
+    input_is_passed_on_to_its_end,
+    three_interrupts_end_what_ignores_them,
+    a_shell_opens_and_its_last_code_is_passed_on,
+    a_command_ends_with_the_terminal_it_was_started_from,
+);
+
+/// What no key of ours ever spells, so that an echo is not taken for an answer.
+const PROMPT: &str = "ready> ";
+
+/// A shell at its prompt.
+fn shell(bench: &Bench) -> Pty {
+    let mut terminal = bench.on_terminal(&["run", "--name", "fix", "--", "bash", "--norc"]);
+    terminal.expect("$ ");
+    terminal.send("PS1='rea''dy> '\r");
+    terminal.expect(PROMPT);
+    terminal
+}
+
+/// Leaves the shell; the terminal must be as it was.
+fn leave(mut terminal: Pty) {
+    terminal.send("exit 0\r");
+    let status = terminal.wait();
+    assert!(status.success(), "{status}: {}", terminal.shown());
+    assert_eq!(terminal.settings(), terminal.settings_at_first());
+}
+
+fn the_size_of_the_window_is_known_inside_and_follows_it(bench: &Bench) {
+    let mut terminal = shell(bench);
+    terminal.send("stty size\r");
+    terminal.expect("24 80");
+    terminal.expect(PROMPT);
+    terminal.send("until [ \"$(stty size)\" = '40 100' ]; do :; done; echo fol''lowed\r");
+    terminal.resize(40, 100);
+    terminal.expect("followed");
+    terminal.expect(PROMPT);
+    terminal.send("tty; test -t 0 && test -t 1 && test -t 2 && echo al''l\r");
+    terminal.expect("/dev/pts/0");
+    terminal.expect("all");
+    leave(terminal);
+}
+
+fn ctrl_c_interrupts_and_ctrl_z_stops(bench: &Bench) {
+    let mut terminal = shell(bench);
+    terminal.send("sh -c 'echo beg\"\"un; exec sleep 10000'\r");
+    terminal.expect("begun");
+    terminal.send("\x03");
+    terminal.expect(PROMPT);
+    terminal.send("echo code=$?\r");
+    terminal.expect("code=130");
+    terminal.expect(PROMPT);
+    terminal.send("sh -c 'echo wait\"\"ing; read line; echo \"got $line\"'\r");
+    terminal.expect("waiting");
+    terminal.send("\x1a");
+    terminal.expect("Stopped");
+    terminal.expect(PROMPT);
+    terminal.send("fg\r");
+    terminal.expect("read line");
+    terminal.send("the rest\r");
+    terminal.expect("got the rest");
+    terminal.expect(PROMPT);
+    leave(terminal);
+}
+
+fn a_pager_works(bench: &Bench) {
+    let mut terminal = shell(bench);
+    terminal.send("seq 1 5000 > /tmp/numbers; less /tmp/numbers\r");
+    // The other screen, and the first page of 23 lines on it.
+    terminal.expect("\x1b[?1049h");
+    terminal.expect("23");
+    terminal.send("G");
+    terminal.expect("5000");
+    terminal.expect("(END)");
+    terminal.send("q");
+    terminal.expect("\x1b[?1049l");
+    terminal.expect(PROMPT);
+    leave(terminal);
+}
+
+fn an_editor_works(bench: &Bench) {
+    let mut terminal = shell(bench);
+    terminal.send("vi written.txt\r");
+    terminal.expect("\x1b[?1049h");
+    terminal.expect("written.txt");
+    terminal.send("ihello from within\x1b:wq\r");
+    terminal.expect("\x1b[?1049l");
+    terminal.expect(PROMPT);
+    terminal.send("cat written.txt | tr a-z A-Z\r");
+    terminal.expect("HELLO FROM WITHIN");
+    leave(terminal);
+    assert!(bench.ok(&["diff", "fix"]).contains("+hello from within"));
+}
+
+fn top_draws(bench: &Bench) {
+    let mut terminal = shell(bench);
+    terminal.send("top\r");
+    terminal.expect("load average");
+    terminal.expect("COMMAND");
+    terminal.expect("bash");
+    terminal.send("q");
+    terminal.expect(PROMPT);
+    leave(terminal);
+}
+
+fn the_terminal_is_as_before_whatever_the_end(bench: &Bench) {
+    // A program that leaves its terminal a mess, and one that is killed over it.
+    for (line, code) in [
+        ("stty raw -echo; exit 3", 3),
+        ("stty raw; kill -KILL $$", 137),
+    ] {
+        let mut terminal = bench.on_terminal(&["run", "--name", "fix", "--", "bash", "-c", line]);
+        let status = terminal.wait();
+        assert_eq!(status.code(), Some(code), "{}", terminal.shown());
+        assert_eq!(terminal.settings(), terminal.settings_at_first(), "{line}");
+    }
+    // The sandbox is taken away under the shell.
+    let mut terminal = shell(bench);
+    bench.ok(&["delete", "--force", "fix"]);
+    let status = terminal.wait();
+    assert!(!status.success(), "{}", terminal.shown());
+    assert_eq!(terminal.settings(), terminal.settings_at_first());
+}
+
+fn a_file_given_as_input_cannot_be_written_from_inside(bench: &Bench) {
+    let path = bench.place.path().join("given.txt");
+    std::fs::write(&path, "one\n").unwrap();
+    bench.place.operator().own(&path);
+    // Open for writing as well, as a terminal is.
+    let given = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let line = "cat; echo x >> /proc/self/fd/0; echo y > /proc/self/fd/0; echo z >&0";
+    let output = bench
+        .palisade(&["run", "--name", "fix", "--", "bash", "-c", line])
+        .stdin(given)
+        .output()
+        .unwrap();
+    assert_eq!(said::out(&output), "one\n", "{}", told(&output));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\n");
+}
+
+fn input_is_passed_on_to_its_end(bench: &Bench) {
+    // More than any pipe holds, to a reader that takes its time to begin.
+    let path = bench.place.path().join("much");
+    let much: Vec<u8> = (0..5_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+    std::fs::write(&path, &much).unwrap();
+    bench.place.operator().own(&path);
+    let output = bench
+        .palisade(&[
+            "run",
+            "--name",
+            "fix",
+            "--",
+            "bash",
+            "-c",
+            "cat; cat; echo over >&2",
+        ])
+        .stdin(std::fs::File::open(&path).unwrap())
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert!(
+        output.stdout == much,
+        "{} bytes came back",
+        output.stdout.len()
+    );
+    assert!(
+        said::err(&output).contains("\nover\n"),
+        "{}",
+        said::err(&output)
+    );
+}
+
+fn three_interrupts_end_what_ignores_them(bench: &Bench) {
+    bench.create("fix");
+    let mut terminal = bench.on_terminal(&[
+        "exec",
+        "-T",
+        "fix",
+        "--",
+        "bash",
+        "-c",
+        "trap 'echo no' INT; echo begun; while :; do sleep 0.1; done",
+    ]);
+    terminal.expect("begun");
+    for _ in 0..2 {
+        terminal.send("\x03");
+        terminal.expect("no");
+    }
+    terminal.send("\x03");
+    let status = terminal.wait();
+    assert_eq!(status.code(), Some(137), "{}", terminal.shown());
+}
+
+fn a_shell_opens_and_its_last_code_is_passed_on(bench: &Bench) {
+    bench.create("fix");
+    let mut terminal = bench.on_terminal(&["shell", "fix"]);
+    terminal.expect("$ ");
+    terminal.send("pwd; id -un; (exit 5)\r");
+    terminal.expect("/workspace");
+    terminal.expect("agent");
+    terminal.expect("$ ");
+    // The end of the input, as typed.
+    terminal.send("\x04");
+    let status = terminal.wait();
+    assert_eq!(status.code(), Some(5), "{}", terminal.shown());
+    assert_eq!(terminal.settings(), terminal.settings_at_first());
+}
+
+fn a_command_ends_with_the_terminal_it_was_started_from(bench: &Bench) {
+    bench.create("fix");
+    let line = "while :; do sleep 0.1; done";
+    let runs = || {
+        let words = bench.says("fix", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '");
+        words.contains(line)
+    };
+    for signal in ["HUP", "TERM", "KILL"] {
+        let mut terminal = bench.on_terminal(&["exec", "fix", "--", "bash", "-c", line]);
+        wait::until("the command", || runs().then_some(()));
+        let pid = terminal.pid().to_string();
+        let kill = Command::new("kill").args(["-s", signal, &pid]).status();
+        assert!(kill.unwrap().success());
+        terminal.wait();
+        wait::until(&format!("the end inside after {signal}"), || {
+            (!runs()).then_some(())
+        });
+    }
+}

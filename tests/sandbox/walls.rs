@@ -1,0 +1,246 @@
+//! What an agent finds when it looks around: nothing of the host, and a gate at every door.
+
+use serde_json::Value;
+use testkit::said;
+
+use crate::bench::{Bench, told};
+
+for_every_operator!(
+    nothing_of_the_host_can_be_found_inside,
+    nothing_of_another_sandbox_can_be_found_inside,
+    every_address_ends_at_the_gate_which_says_so,
+    every_resolver_refuses,
+    other_ports_lead_nowhere,
+    localhost_is_the_agents_own,
+    what_was_refused_is_in_the_audit_log_and_in_the_summary,
+    the_operators_environment_stays_outside,
+);
+
+fn nothing_of_the_host_can_be_found_inside(bench: &Bench) {
+    let canary = bench.place.path().join("canary-of-the-operator");
+    std::fs::write(&canary, "secret").unwrap();
+    bench.place.operator().own(&canary);
+    bench.create("fix");
+    let found = bench.says(
+        "fix",
+        "find / -xdev \\( -name 'canary-of-*' -o -name control.sock -o -name init.sock \
+         -o -name palisade.db -o -name record.json \\) 2>/dev/null; \
+         find / \\( -name 'canary-of-*' -o -name control.sock -o -name init.sock \\) \
+         -not -path '/proc/*' 2>/dev/null; true",
+    );
+    assert_eq!(found, "");
+    assert_eq!(bench.says("fix", "ls /home"), "agent");
+    // Names of the host in what a process can know of itself.
+    let place = bench.place.path().to_string_lossy().into_owned();
+    let known = bench.says(
+        "fix",
+        "cat /proc/self/environ /proc/[0-9]*/cmdline /proc/net/unix 2>/dev/null | tr '\\0' '\\n'; true",
+    );
+    assert!(!known.contains(&place), "{known}");
+    for path in [canary, bench.place.control(), bench.place.database()] {
+        let output = bench.bash("fix", &format!("cat {0}; test -e {0}", path.display()));
+        assert!(!output.status.success(), "{}", told(&output));
+    }
+    // Only its own processes.
+    let processes = bench.says("fix", "ls -d /proc/[0-9]* | wc -l");
+    assert!(processes.parse::<u32>().unwrap() < 10, "{processes}");
+}
+
+fn nothing_of_another_sandbox_can_be_found_inside(bench: &Bench) {
+    bench.create("one");
+    bench.create("two");
+    bench.says(
+        "two",
+        "echo secret > secret-of-two; echo secret > /tmp/secret-of-two",
+    );
+    let found = bench.says("one", "find / -name 'secret-of-*' 2>/dev/null; true");
+    assert_eq!(found, "");
+    let branches = bench.says("one", "git branch --all --format='%(refname:short)'");
+    assert!(!branches.contains("two"), "{branches}");
+}
+
+fn every_address_ends_at_the_gate_which_says_so(bench: &Bench) {
+    let id = bench.create("fix");
+    for address in [
+        "http://192.0.2.1/",
+        "http://10.0.0.1/",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[2001:db8::1]/",
+        "http://192.0.2.1:8080/",
+    ] {
+        let line =
+            format!("curl -g -sS --noproxy '*' --max-time 20 -w '\\n%{{http_code}}' '{address}'");
+        let answer = bench.says("fix", &line);
+        assert!(answer.ends_with("\n403"), "{address}: {answer}");
+        assert!(
+            answer.contains(&format!("sandbox '{id}'")),
+            "{address}: {answer}"
+        );
+        let body = answer.lines().next().unwrap_or_default();
+        let body: Value = serde_json::from_str(body).unwrap();
+        assert_eq!(
+            (&body["code"], &body["sandbox"]),
+            (&"refused".into(), &id.clone().into())
+        );
+    }
+    for address in ["https://192.0.2.1/", "https://[2001:db8::1]/"] {
+        let line = format!("curl -g -ksS --noproxy '*' --max-time 20 '{address}'");
+        let output = bench.bash("fix", &line);
+        // 35: the handshake failed, which is an answer; 28 would be silence.
+        assert_eq!(
+            output.status.code(),
+            Some(35),
+            "{address}: {}",
+            told(&output)
+        );
+    }
+}
+
+/// A DNS query for `x.test`, as bash writes it, and how a refusal of it begins.
+const QUERY: &str =
+    "\\x12\\x34\\x01\\x00\\0\\x01\\0\\0\\0\\0\\0\\0\\x01x\\x04test\\0\\0\\x01\\0\\x01";
+const REFUSED: &str = "12 34 81 05";
+
+fn every_resolver_refuses(bench: &Bench) {
+    bench.create("fix");
+    for resolver in ["198.51.100.53", "192.0.0.1", "2001:db8::53"] {
+        let udp = format!(
+            "exec 3<>/dev/udp/{resolver}/53; printf '{QUERY}' >&3; \
+             timeout 20 dd bs=512 count=1 <&3 2>/dev/null | od -An -tx1 -N4"
+        );
+        assert_eq!(bench.says("fix", &udp).trim(), REFUSED, "{resolver} by UDP");
+        let tcp = format!(
+            "exec 3<>/dev/tcp/{resolver}/53; printf '\\0\\x18{QUERY}' >&3; \
+             timeout 20 cat <&3 | od -An -tx1 -j2 -N4"
+        );
+        assert_eq!(bench.says("fix", &tcp).trim(), REFUSED, "{resolver} by TCP");
+    }
+    // The resolver that programs use.
+    let output = bench.bash("fix", "timeout 20 getent hosts example.com");
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+}
+
+fn other_ports_lead_nowhere(bench: &Bench) {
+    bench.create("fix");
+    for address in [
+        "192.0.2.1/22",
+        "192.0.2.1/25",
+        "2001:db8::1/22",
+        "192.0.2.1/3128",
+    ] {
+        let line = format!("timeout 20 bash -c 'exec 3<>/dev/tcp/{address}'");
+        let output = bench.bash("fix", &line);
+        assert_eq!(
+            output.status.code(),
+            Some(1),
+            "{address}: {}",
+            told(&output)
+        );
+    }
+}
+
+fn localhost_is_the_agents_own(bench: &Bench) {
+    bench.create("fix");
+    let serve = r#"
+        my $port = shift;
+        my $server = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => $port,
+            Listen => 1, ReuseAddr => 1) or die "listen: $!";
+        my $client = IO::Socket::INET->new(PeerAddr => "localhost", PeerPort => $port) or die "$!";
+        my $taken = $server->accept;
+        print $taken "mine on $port\n";
+        close $taken;
+        print <$client>;
+    "#;
+    for port in ["53", "80", "443", "8080", "3000"] {
+        let output = bench.run(&[
+            "exec",
+            "fix",
+            "--",
+            "perl",
+            "-MIO::Socket::INET",
+            "-e",
+            serve,
+            port,
+        ]);
+        assert_eq!(
+            said::out(&output),
+            format!("mine on {port}\n"),
+            "{}",
+            told(&output)
+        );
+    }
+    // Where nobody listens, nobody answers; the gate least of all.
+    let output = bench.bash(
+        "fix",
+        "curl -sS --noproxy '*' --max-time 20 http://127.0.0.1/",
+    );
+    assert_eq!(output.status.code(), Some(7), "{}", told(&output));
+}
+
+fn what_was_refused_is_in_the_audit_log_and_in_the_summary(bench: &Bench) {
+    let line = format!(
+        "for n in 1 2; do curl -s --noproxy '*' http://192.0.2.7/ >/dev/null; done; \
+         exec 3<>/dev/udp/198.51.100.53/53; printf '{QUERY}' >&3; \
+         timeout 20 dd bs=512 count=1 <&3 >/dev/null 2>&1"
+    );
+    let output = bench.run(&["run", "--name", "fix", "--", "bash", "-c", &line]);
+    assert!(output.status.success(), "{}", told(&output));
+    let summary = said::err(&output);
+    let refused = summary.lines().find(|line| line.contains("refused:"));
+    let refused = refused.unwrap_or_else(|| panic!("{summary}"));
+    assert!(refused.contains("192.0.2.7:80 (2×)"), "{refused}");
+    assert!(refused.contains("198.51.100.53:53 (1×)"), "{refused}");
+    let id = bench.json(&["list"])[0]["id"].as_str().unwrap().to_owned();
+    let lines = bench.ok(&["audit", "export", "--sandbox", &id, "--verdict", "deny"]);
+    let records: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let count = |host: &str, port: u64, kind: &str| -> u64 {
+        records
+            .iter()
+            .filter(|record| record["host"] == host && record["port"] == port)
+            .filter(|record| record["kind"] == kind && record["sandbox"] == id.as_str())
+            .map(|record| record["count"].as_u64().unwrap_or(1))
+            .sum()
+    };
+    assert_eq!(count("192.0.2.7", 80, "http"), 2, "{lines}");
+    assert_eq!(count("198.51.100.53", 53, "dns"), 1, "{lines}");
+    assert!(bench.ok(&["audit", "verify"]).starts_with("intact"));
+}
+
+fn the_operators_environment_stays_outside(bench: &Bench) {
+    bench.create("fix");
+    let output = bench
+        .palisade(&[
+            "exec",
+            "--env",
+            "GIVEN=yes",
+            "--env",
+            "PASSED",
+            "fix",
+            "--",
+            "env",
+        ])
+        .env("API_KEY", "secret")
+        .env("PASSED", "too")
+        .env("LC_TIME", "C")
+        .output()
+        .unwrap();
+    let inside = said::out(&output);
+    assert!(!inside.contains("secret"), "{inside}");
+    for line in [
+        "GIVEN=yes",
+        "PASSED=too",
+        "LC_TIME=C",
+        "HOME=/home/agent",
+        "USER=agent",
+    ] {
+        assert!(
+            inside.lines().any(|found| found == line),
+            "{line}: {inside}"
+        );
+    }
+    let place = bench.place.path().to_string_lossy();
+    assert!(!inside.contains(&*place), "{inside}");
+}
