@@ -18,7 +18,7 @@ pub struct Sandbox {
     /// Names of variables that are passed on from the operator's environment.
     #[schemars(with = "Vec<Text<EnvName>>")]
     pub env: Vec<String>,
-    /// Directories of the host that are visible inside, read-only.
+    /// Directories of the host that are there inside, too. Changes stay inside.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<PathBuf>>")]
     pub host_paths: Vec<PathBuf>,
