@@ -109,6 +109,16 @@ pub(crate) fn enter(spec: &Spec, layers: Layers) -> Result<Root, Stumble> {
     for place in ["root", "upper", "work", "lower"] {
         make_directory(Path::new(place), 0o755).step("making the root directory")?;
     }
+    // Places to mount on, which nobody sees: not worth a write to disk.
+    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(
+        Some("tmpfs"),
+        "lower",
+        Some("tmpfs"),
+        quiet,
+        Some("mode=0755,size=64k"),
+    )
+    .step("making places for layers")?;
     let mut tree = Tree {
         identity: spec.identity,
         agent: spec.agent(),
@@ -134,6 +144,8 @@ pub(crate) fn enter(spec: &Spec, layers: Layers) -> Result<Root, Stumble> {
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
     match DirBuilder::new().mode(mode).create(path) {
+        // Init's umask has taken nothing from it, and a change of mode is a write to disk.
+        Ok(()) if mode & 0o022 == 0 => Ok(()),
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
         _ => std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)),
     }
