@@ -11,6 +11,8 @@ use crate::bench::{Bench, told};
 for_every_operator!(
     a_hostile_repository_inside_runs_nothing_outside,
     links_to_the_host_bring_nothing_in,
+    a_link_in_the_workspaces_place_is_not_followed,
+    a_directory_closed_to_everybody_still_starts_again,
     names_with_escapes_reach_no_terminal,
     a_spelling_of_git_never_comes_home,
     odd_files_and_many_of_them_end_in_time,
@@ -142,6 +144,41 @@ fn links_to_the_host_bring_nothing_in(bench: &Bench) {
         told(&landed)
     );
     assert!(!outside.join("new").exists(), "{}", told(&landed));
+}
+
+/// Where the agent owns `/` inside, it can put a link where its workspace was.
+fn a_link_in_the_workspaces_place_is_not_followed(bench: &Bench) {
+    let outside = bench.place.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    std::fs::write(outside.join("keys"), "the operator's secret").unwrap();
+    bench.place.operator().own(&outside);
+    bench.create("fix");
+    let script = format!(
+        "cd /; mv workspace w2 && ln -s {} workspace; test -L workspace && echo linked",
+        outside.display()
+    );
+    let linked = said::out(&bench.bash("fix", &script)).contains("linked");
+    let snapshot = bench.run(&["snapshot", "fix"]);
+    assert_eq!(snapshot.status.success(), !linked, "{}", told(&snapshot));
+    let objects = bench.repo.git(&["rev-list", "--objects", "palisade/fix"]);
+    assert!(!objects.contains("keys"), "{objects}");
+}
+
+fn a_directory_closed_to_everybody_still_starts_again(bench: &Bench) {
+    let id = bench.create("fix");
+    bench.says("fix", "echo work > w; chmod 0555 /workspace; chmod 0 ~");
+    let init = bench.init(&id);
+    let killed = std::process::Command::new("kill")
+        .args(["-9", &init.to_string()])
+        .status();
+    assert!(killed.unwrap().success());
+    testkit::wait::until("the end of its processes", || {
+        said::out(&bench.run(&["list"]))
+            .contains("processes are gone")
+            .then_some(())
+    });
+    bench.ok(&["resume", "fix"]);
+    assert_eq!(bench.says("fix", "cat w"), "work");
 }
 
 /// A name and words that clear a screen, set a title, and hide what follows.

@@ -21,6 +21,8 @@ for_every_operator!(
     of_many_that_want_a_name_at_once_one_gets_it,
     history_comes_along_as_deep_as_asked,
     a_subdirectory_is_in_its_repository,
+    a_branch_that_is_there_is_left_alone_from_a_linked_worktree_too,
+    a_client_that_leaves_does_not_stop_what_it_asked_for,
 );
 
 fn pausing_and_resuming_twice_is_fine(bench: &Bench) {
@@ -303,4 +305,38 @@ fn a_subdirectory_is_in_its_repository(bench: &Bench) {
     assert!(run(&["diff", "--stat", "fix"]).contains("A new.txt"));
     run(&["merge", "fix"]);
     assert_eq!(bench.repo.read("new.txt"), "hi\n");
+}
+
+fn a_branch_that_is_there_is_left_alone_from_a_linked_worktree_too(bench: &Bench) {
+    bench.repo.git(&["branch", "palisade/keep"]);
+    let before = bench.repo.git(&["rev-parse", "palisade/keep"]);
+    let linked = bench.place.path().join("linked");
+    bench.repo.linked(&linked, "beside");
+    let output = bench
+        .palisade_in(&linked, &["create", "keep"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(4), "{}", told(&output));
+    assert_eq!(bench.repo.git(&["rev-parse", "palisade/keep"]), before);
+    assert_eq!(bench.json(&["list"]), serde_json::json!([]));
+}
+
+fn a_client_that_leaves_does_not_stop_what_it_asked_for(bench: &Bench) {
+    bench
+        .place
+        .write_config("version: \"1.0\"\nsandbox: { setup_command: \"sleep 2\" }\n");
+    bench.ok(&["gate", "start"]);
+    let mut client = bench.palisade(&["create", "slow"]).spawn().unwrap();
+    testkit::wait::until("the sandbox's row", || {
+        let rows = std::fs::read_dir(bench.place.state().join("rows"));
+        rows.ok()?.flatten().next()
+    });
+    client.kill().unwrap();
+    client.wait().unwrap();
+    testkit::wait::until("the sandbox", || {
+        said::out(&bench.run(&["list"]))
+            .contains("slow")
+            .then_some(())
+    });
+    bench.ok(&["delete", "-f", "slow"]);
 }

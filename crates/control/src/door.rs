@@ -63,9 +63,11 @@ pub(crate) async fn answer(
         let action = read_action(&asked, wall_now())?;
         name = action.name();
         let span = tracing::info_span!("control", action = name);
-        gate.carry_out(action)
-            .instrument(span)
+        // In a task of its own: a client that goes away must not leave something half done.
+        let gate = Arc::clone(gate);
+        tokio::spawn(async move { gate.carry_out(action).await }.instrument(span))
             .await
+            .map_err(|error| ControlError::Failed(error.to_string()))?
             .map(|reply| shape(&asked, reply))
     }
     .await;

@@ -338,7 +338,10 @@ impl Sandboxes {
         let of = id.clone();
         let row = self
             .ask(move |manager| {
-                let row = manager.row(&of)?;
+                // One that is being removed has no workspace to look at.
+                let Ok(row) = manager.row(&of) else {
+                    return manager.condemn(&of, force);
+                };
                 // What the workspace holds counts as work, too.
                 if force == Force::No
                     && row.repository.is_some()

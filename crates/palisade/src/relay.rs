@@ -46,11 +46,23 @@ pub fn accompany(mut running: Running, on_terminal: bool) -> Result<i32> {
     let stdin = std::io::stdin();
     let raw = on_terminal.then(|| Raw::new(&stdin)).transpose()?;
     let mut relay = Relay::new(running.take_ends(), on_terminal)?;
-    let code = relay.run(&running, &signals, &stdin);
+    let code = relay
+        .run(&running, &signals, &stdin)
+        .or_else(as_if_by_a_signal);
     // The terminal first: whatever is said next, is said on a sane one.
     drop(raw);
     let _ = mask.thread_unblock();
     code
+}
+
+/// Nobody reads the output any more (`| head`): a program of this machine would have died of
+/// it without a word. The command ends with us.
+fn as_if_by_a_signal(error: anyhow::Error) -> Result<i32> {
+    let is_broken = |error: &Error| error.kind() == std::io::ErrorKind::BrokenPipe;
+    if error.downcast_ref::<Error>().is_some_and(is_broken) {
+        return Ok(128 + Signal::SIGPIPE as i32);
+    }
+    Err(error)
 }
 
 struct Relay {

@@ -149,10 +149,10 @@ impl Manager {
         &self.backend
     }
 
-    /// Every sandbox that is kept, oldest first.
+    /// Every sandbox, oldest first: those that are kept, and those that could not be removed.
     pub fn rows(&self) -> Result<Vec<Row>, ManagerError> {
         let mut rows = self.rows.all()?;
-        rows.retain(|row| row.stage == Stage::Kept);
+        rows.retain(|row| row.stage != Stage::Making);
         Ok(rows)
     }
 
@@ -354,7 +354,11 @@ impl Manager {
     /// nowhere else and nobody said by force. From here on it is gone, also after a crash;
     /// [`Manager::remove`] does the work.
     pub fn condemn(&self, id: &SandboxId, force: Force) -> Result<Row, ManagerError> {
-        let row = self.row(id)?;
+        let row = match self.rows.read(id)? {
+            // Once more: what was in the way may be gone.
+            row if row.stage == Stage::Removing => return Ok(row),
+            _ => self.row(id)?,
+        };
         if force == Force::No {
             if self.status(id) == SandboxStatus::Active {
                 return Err(SandboxError::Active.into());

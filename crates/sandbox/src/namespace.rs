@@ -242,8 +242,11 @@ impl Namespace {
                 Err(_) => None,
             };
             if let Some(record) = rubbish {
-                self.destroy(&id, record)?;
-                cleared.push(id);
+                // One that cannot be cleared must not keep the others from being.
+                match self.destroy(&id, record) {
+                    Ok(()) => cleared.push(id),
+                    Err(error) => tracing::warn!(sandbox = %id, %error, "a sandbox is not cleared"),
+                }
             }
         }
         Ok(cleared)
@@ -351,6 +354,13 @@ impl Namespace {
                           npm prefix work"
                 .to_owned();
             return Err(refused("--root".to_owned(), reason));
+        }
+        if config.system.nested && !Uid::effective().is_root() && cgroup::is_delegated() {
+            let reason = "this gate's cgroup may be written by its user, who the agent is as \
+                          well: with user namespaces it could raise its own limits. Start the \
+                          gate as root, or where no cgroup is delegated"
+                .to_owned();
+            return Err(refused("--nested".to_owned(), reason));
         }
         layer::check(&config.system, &self.directory)
             .map_err(|(path, reason)| refused(path.display().to_string(), reason))

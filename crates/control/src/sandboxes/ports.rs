@@ -1,6 +1,8 @@
 //! Ports of a sandbox that an operator reaches on the loopback.
 
-use std::net::TcpListener;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
 
 use policy::id::SandboxId;
 use sandbox::manager::row::Published;
@@ -38,7 +40,7 @@ impl Sandboxes {
         let listener = if port == 0 {
             None
         } else {
-            let listener = TcpListener::bind(host).map_err(|error| {
+            let listener = listen(host).await.map_err(|error| {
                 ControlError::Bad(format!("{host} cannot be listened on: {error}"))
             })?;
             let host = listener.local_addr().map_err(|error| {
@@ -56,4 +58,17 @@ impl Sandboxes {
         }
         Ok(Reply::ok(json!({ "id": id, "published": row.published })))
     }
+}
+
+/// Listens. An address that was ours until now is free in a moment.
+async fn listen(host: SocketAddr) -> std::io::Result<TcpListener> {
+    for _ in 0..20 {
+        match TcpListener::bind(host) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                tokio::time::sleep(Duration::from_millis(25)).await;
+            }
+            other => return other,
+        }
+    }
+    TcpListener::bind(host)
 }

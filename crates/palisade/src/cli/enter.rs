@@ -103,8 +103,9 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<Exit> {
         &args.running,
         Purpose::Exec,
     );
-    // Whatever became of the command, its work is looked at.
+    // Whatever became of the command, its work is looked at. The gate may have gone meanwhile.
     let told = block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
         let report = match place.repository {
             Some(_) => Some(take_snapshot(&gate, &place, &message("run", &args.command)).await?),
             None => None,
@@ -117,7 +118,11 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<Exit> {
     };
     if !kept && made {
         let force = format!("{}?force=true", crate::cli::sandboxes::route(&place));
-        block_on(async { Ok(gate.delete(&force).await?) }).context("delete failed")?;
+        let removed = block_on(async {
+            let gate = background::client(&paths, global.verbose).await?;
+            Ok(gate.delete(&force).await?)
+        });
+        removed.context("delete failed")?;
     }
     if let Err(error) = told {
         output::say(&format!(

@@ -93,6 +93,11 @@ impl Home {
         self.repo
             .find_commit(commit)
             .map_err(git(format!("find commit {commit}")))?;
+        // In a linked worktree libgit2 looks for a loose ref in the wrong directory, and would
+        // overwrite the branch.
+        if self.repo.refname_to_id(&refname(slug)).is_ok() {
+            return Err(GitError::BranchExists(name));
+        }
         let made = self
             .repo
             .reference(&refname(slug), commit, false, "palisade: create sandbox");

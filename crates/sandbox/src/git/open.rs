@@ -39,11 +39,12 @@ pub(super) fn file(parent: impl AsFd, name: &CStr) -> Result<File, Errno> {
     open_one(parent, name, OFlag::O_RDONLY | OFlag::O_NONBLOCK).map(File::from)
 }
 
-/// Opens a directory of ours, which may be reached through links.
+/// Opens a directory. The way to it is ours and may have links; itself it must be none: an
+/// agent may own what its workspace lies in, and put a link in the workspace's place.
 pub(super) fn root(path: &Path) -> Result<OwnedFd, Errno> {
     nix::fcntl::open(
         path,
-        OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
         Mode::empty(),
     )
 }

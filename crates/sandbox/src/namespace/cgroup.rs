@@ -111,10 +111,13 @@ pub(crate) fn is_frozen(cgroups: &[PathBuf]) -> Option<bool> {
 pub(crate) fn remove(cgroups: &[PathBuf]) -> Result<()> {
     for cgroup in cgroups {
         let _ = fs::write(cgroup.join("cgroup.kill"), "1");
-        // Version 1: the frozen do not die.
+        // Version 1: the frozen do not die. One that an agent made below it may hold them.
+        for below in descendants(cgroup) {
+            let _ = fs::write(below.join("freezer.state"), "THAWED");
+        }
         let _ = fs::write(cgroup.join("freezer.state"), "THAWED");
         wait_for(
-            &|| match fs::remove_dir(cgroup) {
+            &|| match remove_below(cgroup).and_then(|()| fs::remove_dir(cgroup)) {
                 Ok(()) => Ok(true),
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(false),
@@ -124,6 +127,39 @@ pub(crate) fn remove(cgroups: &[PathBuf]) -> Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// The cgroups below another, those deepest first.
+fn descendants(cgroup: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
+    let mut all = Vec::new();
+    for entry in entries {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            all.extend(descendants(&entry.path()));
+            all.push(entry.path());
+        }
+    }
+    all
+}
+
+fn remove_below(cgroup: &Path) -> Result<()> {
+    for below in descendants(cgroup) {
+        match fs::remove_dir(below) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether cgroups that this process may write to are the agent's as well, who has the same
+/// id: whoever can mount them could then raise its own limits.
+pub(crate) fn is_delegated() -> bool {
+    let writable = |cgroup: PathBuf| {
+        let above = cgroup.parent().map(Path::to_owned).unwrap_or_default();
+        nix::unistd::access(&above, nix::unistd::AccessFlags::W_OK).is_ok()
+    };
+    plan("any").into_iter().any(writable)
 }
 
 /// Asks until it is so. The kernel has no descriptor to wait on for these.

@@ -64,7 +64,7 @@ impl Namespace {
         let (tree, first) = self.tree(id)?;
         let system = || SandboxError::system("setting the old tree aside");
         let done = self.start_again(id, |tree| {
-            reuse::set_aside(tree).map_err(system())?;
+            reuse::set_aside(tree, first).map_err(system())?;
             fill(tree, first)
         });
         if done.is_ok() {

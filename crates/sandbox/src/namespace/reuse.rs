@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Result};
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use super::removal::remove_tree;
@@ -51,8 +51,13 @@ fn aside(fs: &Path) -> PathBuf {
 }
 
 /// Sets a sandbox's tree aside, for one from elsewhere to take its place.
-pub(crate) fn set_aside(fs: &Path) -> Result<()> {
-    remove_tree(&aside(fs))?;
+///
+/// What an earlier start left aside may be the only copy there is: it is put in its place
+/// first.
+pub(crate) fn set_aside(fs: &Path, first: Option<u32>) -> Result<()> {
+    if exists(&aside(fs))? {
+        renew(fs, first)?;
+    }
     fs::rename(fs, aside(fs))
 }
 
@@ -73,8 +78,11 @@ pub(crate) fn renew(fs: &Path, first: Option<u32>) -> Result<()> {
         make(&own)?;
         chown(&own, first, first)?;
     }
+    open_up(&before.join("root"))?;
     for part in KEPT {
-        take(&before.join("root").join(part), &fs.join("root").join(part))?;
+        let part = Path::new("root").join(part);
+        open_up(&before.join(&part))?;
+        take(&before.join(&part), &fs.join(&part))?;
     }
     take(&before.join("upper"), &fs.join("upper"))?;
     remove_tree(&before)
@@ -88,8 +96,10 @@ pub(crate) fn forget(fs: &Path) -> Result<()> {
 /// Takes every link and odd file out of our way.
 pub(crate) fn tame(fs: &Path) -> Result<()> {
     for top in [fs.join("root"), fs.join("upper/rootfs")] {
+        open_up(&top)?;
         for place in PLACES {
             clear_unless_directory(&top, place)?;
+            open_up(&top.join(place))?;
         }
         for written in WRITTEN {
             let above = Path::new(written).parent().unwrap_or(Path::new(""));
@@ -109,6 +119,20 @@ fn clear_unless_directory(top: &Path, place: &str) -> Result<()> {
         clear(&top.join(place))?;
     }
     Ok(())
+}
+
+/// Lets its owner into a directory that the agent had closed, or nothing in it could be
+/// moved. Whoever has ids of their own for it needs no permission.
+fn open_up(path: &Path) -> Result<()> {
+    match path.symlink_metadata() {
+        Ok(found) if found.is_dir() && found.mode() & 0o700 != 0o700 => {
+            let mode = fs::Permissions::from_mode(found.mode() & 0o7777 | 0o700);
+            fs::set_permissions(path, mode)
+        }
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 fn is_directory(path: &Path) -> Result<bool> {

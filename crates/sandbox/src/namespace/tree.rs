@@ -3,12 +3,20 @@
 use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Read};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use nix::dir::Dir;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
+
+/// How long a family may take to come to rest. Init does nothing else meanwhile, and a family
+/// that goes on forking and waking its members would never.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// Sweeps over what such a family still has after it was killed as it was found.
+const SWEEPS: u32 = 5;
 
 /// Rounds without news after which a process that does not come to rest is killed as it is.
 const MOST_QUIET_ROUNDS: u32 = 100;
@@ -34,25 +42,21 @@ fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
     // its look at the signals still makes its child; and a listing holds names that are
     // older than the states read for them. So everybody must be at rest in one round,
     // and the next one must find nobody new. Somebody who cannot be stopped (a shell
-    // whose vfork child was) is not waited for for ever.
-    while quiet < MOST_QUIET_ROUNDS {
+    // whose vfork child was, or whom others wake) is not waited for for ever.
+    let until = Instant::now() + PATIENCE;
+    while quiet < MOST_QUIET_ROUNDS && Instant::now() < until {
         let all = processes(proc);
         let before = found.len();
-        let mut grown = true;
-        while grown {
-            grown = false;
-            for one in &all {
-                let belongs = is_root(one) || found.contains(&one.parent);
-                if belongs && found.insert(one.pid) {
-                    grown = true;
-                    let _ = kill(Pid::from_raw(one.pid), Signal::SIGSTOP);
-                }
+        gather(&all, is_root, &mut found);
+        let at_rest = |one: &&Process| matches!(one.state, 'T' | 't' | 'Z' | 'X');
+        let mut moving = false;
+        for one in all.iter().filter(|one| found.contains(&one.pid)) {
+            if !at_rest(&one) {
+                moving = true;
+                // Again in each round: somebody may wake it.
+                let _ = kill(Pid::from_raw(one.pid), Signal::SIGSTOP);
             }
         }
-        let at_rest = |one: &Process| matches!(one.state, 'T' | 't' | 'Z' | 'X');
-        let moving = all
-            .iter()
-            .any(|one| found.contains(&one.pid) && !at_rest(one));
         let grew = found.len() > before;
         if grew {
             quiet = 0;
@@ -64,8 +68,33 @@ fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
         }
         rested = !grew && !moving;
     }
-    for pid in found {
-        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    let at_rest = rested;
+    for _ in 0..SWEEPS {
+        for pid in &found {
+            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+        }
+        if at_rest {
+            return;
+        }
+        // Children that were made meanwhile.
+        let all = processes(proc);
+        let before = found.len();
+        gather(&all, is_root, &mut found);
+        if found.len() == before {
+            return;
+        }
+    }
+}
+
+/// Adds whoever belongs to those found, directly or not.
+fn gather(all: &[Process], is_root: &dyn Fn(&Process) -> bool, found: &mut HashSet<i32>) {
+    let mut grown = true;
+    while grown {
+        grown = false;
+        for one in all {
+            let belongs = is_root(one) || found.contains(&one.parent);
+            grown |= belongs && found.insert(one.pid);
+        }
     }
 }
 
