@@ -22,7 +22,7 @@ use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use policy::registration::Registration;
 use sandbox::contract::{Command, Force, Listener, Sandbox, SandboxError, SandboxStatus};
-use sandbox::manager::row::{Published, Row};
+use sandbox::manager::row::{Published, Row, Stage};
 use sandbox::manager::{Manager, ManagerError};
 use serde_json::{Value, json};
 use store::Store;
@@ -124,7 +124,8 @@ impl Sandboxes {
                 }
             }
         }
-        for row in self.ask(Manager::rows).await? {
+        let rows = self.ask(Manager::rows).await?;
+        for row in rows.iter().filter(|row| row.stage == Stage::Kept) {
             if let Err(error) = self.serve(&row.id).await {
                 // It is shown with its reason; the others must not wait for it.
                 tracing::warn!(sandbox = %row.id, %error, "a sandbox is not served");
@@ -445,7 +446,12 @@ fn refusal(error: SandboxError) -> ControlError {
 
 /// A sandbox as clients see it.
 fn describe(manager: &Manager, row: &Row) -> Value {
-    let status = manager.status(&row.id);
+    let status = match row.stage {
+        Stage::Kept => manager.status(&row.id),
+        Stage::Making | Stage::Removing => {
+            SandboxStatus::Error("it could not be removed; delete it again".to_owned())
+        }
+    };
     let created = i64::try_from(row.created)
         .ok()
         .and_then(|at| Timestamp::from_millisecond(at).ok());
