@@ -66,6 +66,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
     let mut control = nix::cmsg_space!([i32; MOST_DESCRIPTORS]);
     let (length, truncated, descriptors) = {
         let mut parts = [IoSliceMut::new(&mut bytes)];
+        let mut was_reset = false;
         let got = loop {
             match recvmsg::<()>(
                 socket.as_raw_fd(),
@@ -75,6 +76,9 @@ pub(crate) fn receive<T: DeserializeOwned>(
             ) {
                 Ok(got) => break got,
                 Err(Errno::EINTR) => {}
+                // Told once, when the other side left without having read everything; its
+                // last words are still there behind it.
+                Err(Errno::ECONNRESET) if !was_reset => was_reset = true,
                 Err(Errno::ECONNRESET) => return Ok(None),
                 Err(errno) => return Err(errno.into()),
             }
@@ -114,6 +118,18 @@ pub(crate) fn widen(socket: &impl AsFd) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_words_of_somebody_who_left_are_heard() {
+        let (ours, its) = line().unwrap();
+        send(its.as_fd(), &"farewell", &[]).unwrap();
+        // Never read: the kernel tells us of a reset before it gives us the words.
+        send(ours.as_fd(), &"too late", &[]).unwrap();
+        drop(its);
+        let (word, _) = receive::<String>(ours.as_fd()).unwrap().unwrap();
+        assert_eq!(word, "farewell");
+        assert!(receive::<String>(ours.as_fd()).unwrap().is_none());
+    }
 
     #[test]
     fn a_message_arrives_whole_with_its_descriptors() {
