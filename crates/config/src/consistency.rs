@@ -9,6 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use policy::breaker::BreakerConfig;
 use policy::bucket::Rate;
+use policy::github::GithubRules;
 use policy::host::Host;
 use policy::registration::MAX_RECEIVE_PACK_BYTES;
 
@@ -16,7 +17,7 @@ use crate::layer::Layer;
 use crate::leaf::Leaf;
 use crate::policy_file::{PolicyFile, RateRow};
 use crate::problem::Problem;
-use crate::section::sandbox::Backend;
+use crate::section::sandbox::{Backend, Snapshot};
 use crate::section::tools::RuntimeKind;
 use crate::settings::{Compiled, File};
 use crate::tree::{dotted, join};
@@ -34,10 +35,12 @@ pub(crate) fn check_file(
     check.names();
     check.tools();
     check.egress();
+    check.github();
     check.credentials();
     check.mirrors();
     check.remote();
     check.positive();
+    check.at_most();
     warn_of_short_secrets(layer, warnings);
     if layer.value.metrics.tracing.is_jaeger_thrift() {
         let pointer = "/metrics/tracing/endpoint";
@@ -252,6 +255,26 @@ impl Check<'_> {
         }
     }
 
+    /// A name that no rule has would open nothing, and nobody would know.
+    fn github(&mut self) {
+        for (index, name) in self.layer.value.egress.github.allow.iter().enumerate() {
+            let Err(unknown) = GithubRules::new(std::slice::from_ref(name), false) else {
+                continue;
+            };
+            let pointer = format!("/egress/github/allow/{index}");
+            let shown = self.layer.quoted(&pointer, name);
+            // A near name would give away the value of a variable.
+            let near = unknown
+                .near
+                .filter(|_| self.layer.variable(&pointer).is_none());
+            let hint = match near {
+                Some(near) => format!("did you mean '{near}'?"),
+                None => "docs/config.md lists their names".to_owned(),
+            };
+            self.report(&pointer, format!("no GitHub rule is called {shown}"), &hint);
+        }
+    }
+
     fn written_key<T: Leaf + PartialEq>(&self, pointer: &str, wanted: &T) -> Option<String> {
         let node = self.layer.tree.get(pointer)?;
         let crate::tree::Content::Map(entries) = &node.content else {
@@ -336,11 +359,36 @@ impl Check<'_> {
             ("/scan/budget/bytes", file.scan.budget.bytes == 0),
             ("/sandbox/limits/memory", file.sandbox.limits.memory == 0),
             ("/sandbox/limits/disk", file.sandbox.limits.disk == 0),
+            ("/sandbox/snapshot/file", file.sandbox.snapshot.file == 0),
+            ("/sandbox/snapshot/total", file.sandbox.snapshot.total == 0),
             ("/audit/max_bytes", file.audit.max_bytes == 0),
         ];
         for (pointer, is_zero) in zero {
             if is_zero {
                 let message = format!("{} must be more than 0", dotted(pointer));
+                self.report(pointer, message, "");
+            }
+        }
+    }
+
+    /// What a worker can carry.
+    fn at_most(&mut self) {
+        let snapshot = &self.layer.value.sandbox.snapshot;
+        let over = [
+            (
+                "/sandbox/snapshot/file",
+                snapshot.file,
+                Snapshot::LARGEST_FILE,
+            ),
+            (
+                "/sandbox/snapshot/total",
+                snapshot.total,
+                Snapshot::LARGEST_TOTAL,
+            ),
+        ];
+        for (pointer, value, most) in over {
+            if value > most {
+                let message = format!("{} must be at most {}", dotted(pointer), most.write());
                 self.report(pointer, message, "");
             }
         }

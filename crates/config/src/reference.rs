@@ -2,12 +2,14 @@
 
 use std::fmt::Write;
 
+use policy::github::GithubRules;
 use serde_json::{Map, Value};
 
 use crate::leaf::FORMATS;
 use crate::schema::{ALLOWLIST, PALISADE, POLICY, REPOSITORY, Shape};
 
 const INTRODUCTION: &str = include_str!("reference.md");
+const GITHUB: &str = include_str!("reference/github.md");
 
 /// The whole page.
 pub(crate) fn write() -> String {
@@ -43,6 +45,15 @@ pub(crate) fn write() -> String {
                 row.key, row.kind, row.default, row.description
             );
         }
+    }
+    page.push_str(GITHUB);
+    for (name, opens) in GithubRules::names() {
+        let state = if GithubRules::is_default(name) {
+            "on"
+        } else {
+            "off"
+        };
+        let _ = writeln!(page, "| `{name}` | {state} | {} |", escape(opens));
     }
     page.push_str("\n## Types\n\n| type | written as |\n| --- | --- |\n");
     for format in FORMATS {

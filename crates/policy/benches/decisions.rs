@@ -7,6 +7,7 @@
 )]
 
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use policy::allowlist::{Allowlist, HostRule, Target};
@@ -14,9 +15,12 @@ use policy::breaker::{Breaker, BreakerConfig, Outcome};
 use policy::bucket::{Rate, TokenBucket};
 use policy::clock::Tick;
 use policy::endpoint::{EndpointRule, EndpointRules, Method, MethodSet, PathPattern};
+use policy::github::{GithubRequest, GithubRules};
 use policy::host::{Host, HostPattern};
 use policy::id::SandboxId;
 use policy::path::CleanPath;
+use policy::registration::{Repo, RepoName};
+use policy::rego::{Budget, Bundle, Decision, Module};
 use policy::window::SlidingWindow;
 
 fn host(text: &str) -> Host {
@@ -102,6 +106,46 @@ fn bench_parsing(c: &mut Criterion) {
     });
 }
 
+fn bench_github(c: &mut Criterion) {
+    let rules = GithubRules::new(&[], false).expect("rules");
+    let repos = [Repo {
+        name: RepoName::parse("owner/name").expect("a repository"),
+        max_receive_pack_bytes: None,
+    }];
+    let host = host("api.github.com");
+    let query = br#"{"query":"{ repository(owner: \"owner\", name: \"name\") { pullRequests(first: 9) { nodes { number title author { login } } } } }"}"#;
+    for (name, method, path, body) in [
+        (
+            "github read",
+            "GET",
+            "/repos/owner/name/pulls/123/files?per_page=100",
+            None,
+        ),
+        (
+            "github refusal",
+            "PUT",
+            "/repos/owner/name/pulls/123/merge",
+            None,
+        ),
+        ("github query", "POST", "/graphql", Some(query.as_slice())),
+    ] {
+        let method = Method::parse(method).expect("a method");
+        let path = CleanPath::parse(path).expect("a path");
+        let request = GithubRequest {
+            method: &method,
+            host: &host,
+            path: &path,
+            has_method_override: false,
+            content_type: body.map(|_| "application/json"),
+            body,
+            repos: &repos,
+        };
+        c.bench_function(name, |b| {
+            b.iter(|| rules.judge(black_box(&request)).is_ok());
+        });
+    }
+}
+
 fn bench_limits(c: &mut Criterion) {
     let rate = Rate::new(100.0, 200).expect("a rate");
     let mut bucket = TokenBucket::new();
@@ -114,7 +158,7 @@ fn bench_limits(c: &mut Criterion) {
                 .is_ok()
         });
     });
-    let mut window = SlidingWindow::<10>::new(std::time::Duration::from_secs(1));
+    let mut window = SlidingWindow::<10>::new(Duration::from_secs(1));
     c.bench_function("window take", |b| {
         b.iter(|| {
             nanos += 50_000_000;
@@ -133,5 +177,71 @@ fn bench_limits(c: &mut Criterion) {
     });
 }
 
-criterion_group!(decisions, bench_allowlist, bench_parsing, bench_limits);
+/// Fifty rules of the kinds that people write, of which the last one matches.
+fn bench_rego(c: &mut Criterion) {
+    let mut text = String::from("package http.authz\ndefault allow := false\n");
+    for n in 0..10 {
+        text += &format!(
+            r#"
+allow if {{ input.method == "GET"; input.host == "host-{n}.example" }}
+allow if {{ startswith(input.path, "/v{n}/"); input.port == 8443 }}
+allow if {{ input.host in data.hosts; input.method == "M{n}" }}
+allow if {{ some repo in input.registration.repos; contains(input.path, sprintf("/%s/{n}", [repo])) }}
+allow if {{ glob.match("*.zone-{n}.example", ["."], input.host); not input.headers["x-no"] }}
+"#
+        );
+    }
+    text += "allow if input.segments[0] == \"last\"\n";
+    let module = Module {
+        name: "policy.rego".to_owned(),
+        text,
+    };
+    let hosts: Vec<String> = (0..100).map(|n| format!("known-{n}.example")).collect();
+    let data = serde_json::json!({ "hosts": hosts });
+    let bundle = Bundle::compile("b", "http/authz", &[module], &data).expect("a bundle");
+    let input = serde_json::json!({
+        "kind": "http", "sandbox": "fix-1", "method": "POST", "scheme": "https",
+        "host": "api.example", "port": 443, "path": "/last/1", "raw_path": "/last/1",
+        "segments": ["last", "1"],
+        "headers": {"accept": "*/*", "user-agent": "a client", "content-type": "text/plain",
+            "authorization": "redacted", "content-length": "12"},
+        "program": null, "rule": "allowlist:api.example",
+        "registration": {"repos": ["owner/one", "owner/two"], "auth_mode": "user", "metadata": {}},
+    });
+    let budget = Budget::of(Duration::from_millis(50));
+    let decided = bundle.decide(&input, budget);
+    assert!(matches!(decided, Decision::Allow(_)), "{decided:?}");
+    c.bench_function("rego 50 rules", |b| {
+        b.iter(|| bundle.decide(black_box(&input), budget));
+    });
+    // The mean hides what a request has to wait for now and then.
+    let mut took: Vec<Duration> = (0..20_000)
+        .map(|_| {
+            let begun = Instant::now();
+            black_box(bundle.decide(black_box(&input), budget));
+            begun.elapsed()
+        })
+        .collect();
+    took.sort_unstable();
+    let at = |share: usize| {
+        took.get(took.len() * share / 1000)
+            .copied()
+            .unwrap_or_default()
+    };
+    println!(
+        "rego 50 rules: p50 {:?}, p99 {:?}, p99.9 {:?}",
+        at(500),
+        at(990),
+        at(999)
+    );
+}
+
+criterion_group!(
+    decisions,
+    bench_allowlist,
+    bench_parsing,
+    bench_github,
+    bench_limits,
+    bench_rego
+);
 criterion_main!(decisions);

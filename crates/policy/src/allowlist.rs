@@ -73,13 +73,18 @@ impl HostRule {
     /// Whether it speaks for `program`; an unknown program only where none is named.
     fn names_program(&self, program: Option<&str>) -> bool {
         self.programs.is_empty()
-            || program.is_some_and(|program| {
-                let file = program.rsplit('/').next().unwrap_or(program);
-                self.programs
-                    .iter()
-                    .any(|named| named == program || named == file)
-            })
+            || program
+                .is_some_and(|program| self.programs.iter().any(|named| is_called(program, named)))
     }
+}
+
+/// Whether a rule that says `named` means the executable at `program`: its path, its file's
+/// name, or `git` for the parts that git does its work with, such as
+/// `/usr/lib/git-core/git-remote-http`, which is the one that speaks to a server.
+fn is_called(program: &str, named: &str) -> bool {
+    let (directory, file) = program.rsplit_once('/').unwrap_or(("", program));
+    let part_of_git = || file.starts_with("git-") && directory.ends_with("/git-core");
+    named == program || named == file || (named == "git" && part_of_git())
 }
 
 /// What a request wants, normalised.
@@ -252,8 +257,21 @@ impl Allowlist {
         self.lookup(host).ok_or_else(|| self.refuse_host(host))
     }
 
-    /// Decides about host and port, when no more is known: CONNECT, before the request
-    /// inside, and passthrough, for good.
+    /// Decides about a connection that nobody reads: by host, port and program alone.
+    pub fn judge_unread(
+        &self,
+        host: &Host,
+        port: u16,
+        program: Option<&str>,
+    ) -> Result<&HostRule, Denial> {
+        let rules = self.judge_port(host, port)?;
+        let mut on_port = rules.iter().filter(|rule| rule.ports().contains(&port));
+        on_port
+            .find(|rule| rule.names_program(program))
+            .ok_or_else(|| refuse_program(rules, host, program))
+    }
+
+    /// Decides about host and port, when no more is known.
     pub fn judge_port(&self, host: &Host, port: u16) -> Result<&[HostRule], Denial> {
         let rules = self.judge_host(host)?;
         if rules.iter().any(|rule| rule.ports().contains(&port)) {
@@ -299,7 +317,7 @@ impl Allowlist {
         }
         Err(match nearest {
             Some((refusal, rule)) => refuse_endpoint(refusal, rule, &target),
-            None => refuse_program(rules, &target),
+            None => refuse_program(rules, &target.host, target.program.as_deref()),
         })
     }
 
@@ -344,18 +362,16 @@ fn refuse_port(host: &Host, port: u16, rules: &[HostRule]) -> Denial {
     ))
 }
 
-fn refuse_program(rules: &[HostRule], target: &Target) -> Denial {
-    let host = &target.host;
-    let sentence = match &target.program {
-        Some(_) => format!("This program may not speak to {host}. Use one the rule names."),
-        None => format!(
+fn refuse_program(rules: &[HostRule], host: &Host, program: Option<&str>) -> Denial {
+    let denial = |sentence| Denial::new(Reason::ProgramDenied, name_of(rules)).saying(sentence);
+    match program {
+        Some(program) => denial(format!(
+            "This program may not speak to {host}. Use one the rule names."
+        ))
+        .because(format!("the program is {program}")),
+        None => denial(format!(
             "Only certain programs may speak to {host}, and it is not certain which one this is."
-        ),
-    };
-    let denial = Denial::new(Reason::ProgramDenied, name_of(rules)).saying(sentence);
-    match &target.program {
-        Some(program) => denial.because(format!("the program is {program}")),
-        None => denial,
+        )),
     }
 }
 

@@ -4,6 +4,7 @@
 //! interval further away; it may not lie further ahead than the whole burst takes. That is
 //! exact (no background refill, no rounding) and costs a handful of instructions.
 
+use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use crate::clock::{Tick, round_up_to_seconds};
@@ -53,6 +54,14 @@ impl Rate {
         )]
         let interval = (1e9 / per_second).ceil().max(1.0) as u64;
         Ok(Self { interval, burst })
+    }
+
+    /// One token every `nanos` nanoseconds, at most `burst` at once.
+    pub const fn every(nanos: NonZeroU64, burst: NonZeroU32) -> Self {
+        Self {
+            interval: nanos.get(),
+            burst: burst.get(),
+        }
     }
 
     /// Time between two tokens.

@@ -4,7 +4,8 @@
 //!
 //! - **words**: [`id`], [`verdict`], [`reason`], [`registration`], [`audit`], [`clock`];
 //! - **spellings**, each normalised once, where it enters: [`host`], [`path`];
-//! - **rules**: [`allowlist`] over [`endpoint`], and [`refs`] for pushes;
+//! - **rules**: [`allowlist`] over [`endpoint`], [`github`] for its API, [`refs`] for pushes,
+//!   [`rego`] for the operator's own policies;
 //! - **arithmetic**: [`bucket`], [`window`], [`breaker`];
 //! - **proofs**, which the next stage demands: [`identity`], [`proof`].
 //!
@@ -21,6 +22,7 @@ pub mod breaker;
 pub mod bucket;
 pub mod clock;
 pub mod endpoint;
+pub mod github;
 mod glob;
 pub mod host;
 pub mod id;
@@ -30,5 +32,6 @@ pub mod proof;
 pub mod reason;
 pub mod refs;
 pub mod registration;
+pub mod rego;
 pub mod verdict;
 pub mod window;

@@ -220,7 +220,7 @@ impl From<DomainRule> for DomainForm {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Github {
-    /// Names of built-in rules to switch off.
+    /// Names of rules to switch on beside those that are on anyway; see GitHub rules below.
     #[schemars(with = "Vec<Text<Slug>>")]
     pub allow: Vec<String>,
 }
@@ -318,7 +318,12 @@ impl Default for Timeouts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Dns {
-    /// From where.
+    /// Addresses at which containers on a shared network are answered, over UDP and TCP.
+    /// There names are always forwarded: a synthetic address would lead nowhere.
+    #[serde(with = "leaf::list")]
+    #[schemars(with = "Vec<Text<SocketAddr>>")]
+    pub listen: Vec<SocketAddr>,
+    /// From where a sandbox's names are answered.
     pub mode: DnsMode,
     /// Resolvers the gate asks: `system`, or addresses.
     #[serde(with = "leaf::list")]
@@ -332,6 +337,7 @@ pub struct Dns {
 impl Default for Dns {
     fn default() -> Self {
         Self {
+            listen: Vec::new(),
             mode: DnsMode::Synthetic,
             upstreams: vec![DnsUpstream::System],
             extra_types: Vec::new(),

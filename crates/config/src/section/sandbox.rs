@@ -33,6 +33,8 @@ pub struct Sandbox {
     pub setup_command: Option<String>,
     /// What one sandbox may use.
     pub limits: Limits,
+    /// How much of a workspace comes to its branch.
+    pub snapshot: Snapshot,
     /// A running container that is connected to; for the backend `remote`.
     pub remote: Option<Remote>,
 }
@@ -47,6 +49,7 @@ impl Default for Sandbox {
             image: "busybox:latest".to_owned(),
             setup_command: None,
             limits: Limits::default(),
+            snapshot: Snapshot::default(),
             remote: None,
         }
     }
@@ -102,6 +105,36 @@ impl Default for Limits {
             pids: 1024,
             cpus: None,
             disk: 20 << 30,
+        }
+    }
+}
+
+/// How much of a workspace comes to its branch. What is over stays in the workspace and is
+/// named.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Snapshot {
+    /// The largest file; at most 1GiB.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<u64>")]
+    pub file: u64,
+    /// All changed files of one snapshot together, and all new commits; at most 4GiB.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<u64>")]
+    pub total: u64,
+}
+
+impl Snapshot {
+    /// A worker reads a file into memory, and has two minutes of processor time for all.
+    pub(crate) const LARGEST_FILE: u64 = 1 << 30;
+    pub(crate) const LARGEST_TOTAL: u64 = 4 << 30;
+}
+
+impl Default for Snapshot {
+    fn default() -> Self {
+        Self {
+            file: 64 << 20,
+            total: 512 << 20,
         }
     }
 }

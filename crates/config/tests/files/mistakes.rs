@@ -30,6 +30,20 @@ fn five_mistakes_of_five_kinds_are_five_problems() {
 }
 
 #[test]
+fn a_github_rule_that_does_not_exist_is_told_with_the_one_that_was_meant() {
+    check(
+        "egress:\n\
+         \x20 github:\n\
+         \x20   allow: [merge, relases, frobnicate, read-public]\n",
+        &[
+            "4:20: no GitHub rule is called 'relases'; did you mean 'releases'?",
+            "4:29: no GitHub rule is called 'frobnicate'; docs/config.md lists their names",
+            "4:41: no GitHub rule is called 'read-public'; docs/config.md lists their names",
+        ],
+    );
+}
+
+#[test]
 fn a_bad_item_does_not_hide_what_is_wrong_with_the_next() {
     check(
         "tools:\n\
@@ -139,6 +153,14 @@ fn every_kind_of_mistake_has_a_sentence() {
         (
             "egress: {timeouts: {connect: -1}}",
             "2:30: egress.timeouts.connect must be at least 0, not -1",
+        ),
+        (
+            "sandbox: {snapshot: {file: 2GiB}}",
+            "2:28: sandbox.snapshot.file must be at most 1GiB",
+        ),
+        (
+            "sandbox: {snapshot: {total: 0}}",
+            "2:29: sandbox.snapshot.total must be more than 0",
         ),
         (
             "sandbox: {image: 7}",

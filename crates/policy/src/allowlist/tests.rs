@@ -241,6 +241,48 @@ fn a_program_is_known_by_file_name_or_path_and_an_unknown_one_gains_nothing() {
 }
 
 #[test]
+fn a_connection_that_nobody_reads_is_judged_by_its_program_too() {
+    let mut git = rule("x.com");
+    git.programs = vec!["git".into()];
+    git.ports = vec![443];
+    let mut any = rule("x.com");
+    any.ports = vec![8443];
+    let list = Allowlist::new(vec![git, any]);
+    for (port, program, reason) in [
+        (443, Some("/usr/bin/git"), None),
+        (443, Some("/usr/bin/curl"), Some(Reason::ProgramDenied)),
+        (443, None, Some(Reason::ProgramDenied)),
+        (8443, Some("/usr/bin/curl"), None),
+        (8443, None, None),
+        (22, Some("/usr/bin/git"), Some(Reason::PortDenied)),
+    ] {
+        let judged = list.judge_unread(&host("x.com"), port, program);
+        let refused = judged.err().map(|denial| denial.reason);
+        assert_eq!(refused, reason, "{port} {program:?}");
+    }
+}
+
+#[test]
+fn git_is_also_what_git_does_its_work_with() {
+    for (program, is_git) in [
+        ("/usr/bin/git", true),
+        ("/usr/lib/git-core/git-remote-http", true),
+        ("/usr/libexec/git-core/git-remote-https", true),
+        ("/usr/lib/git-core/curl", false),
+        ("/usr/bin/git-remote-http", false),
+        ("/tmp/not-git-core/git-remote-http", false),
+        ("git-core/git-remote-http", false),
+    ] {
+        assert_eq!(is_called(program, "git"), is_git, "{program}");
+    }
+    assert!(is_called(
+        "/usr/lib/git-core/git-remote-http",
+        "git-remote-http"
+    ));
+    assert!(!is_called("/usr/lib/git-core/git-remote-http", "curl"));
+}
+
+#[test]
 fn an_empty_list_allows_nothing() {
     let list = Allowlist::default();
     assert!(list.lookup(&host("a.b.c.example")).is_none());

@@ -1,0 +1,247 @@
+//! Policy bundles on disk: a directory of `.rego`, `.json` and `.yaml` files, or an OPA
+//! bundle (`.tar.gz`) of the same.
+//!
+//! A data file's directory is its path into `data`, as in OPA: `lists/hosts.json` is found
+//! under `data.lists`. Names that begin with a dot are left alone (`.manifest`, `.git`).
+//! Everything is bounded, and nothing outside the bundle is read.
+
+mod archive;
+mod directory;
+
+use std::path::{Path, PathBuf};
+
+use policy::rego::{self, BundleError, Module};
+use serde_json::{Map, Value};
+
+use crate::section::policies::Bundle;
+use crate::tree::{Content, Node, Tree};
+
+/// The most files of one bundle.
+const MOST_FILES: usize = 2000;
+
+/// The most bytes of one bundle, unpacked: 32 MiB.
+const MOST_BYTES: u64 = 32 * 1024 * 1024;
+
+/// How deep its directories may nest.
+const DEEPEST: usize = 16;
+
+/// Why a bundle is not there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadBundle {
+    /// Nothing is at its path.
+    #[error("policies.bundles: {id}: there is nothing at {}", path.display())]
+    Missing {
+        /// Which bundle.
+        id: String,
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// It cannot be read.
+    #[error("policies.bundles: {id}: {} cannot be used: {detail}", path.display())]
+    Unreadable {
+        /// Which bundle.
+        id: String,
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// It cannot be compiled.
+    #[error("policies.bundles: {id}: {error}")]
+    Wrong {
+        /// Which bundle.
+        id: String,
+        /// What is wrong.
+        error: BundleError,
+    },
+}
+
+/// Reads and compiles a bundle. Blocks.
+pub fn read(bundle: &Bundle) -> Result<rego::Bundle, BadBundle> {
+    let id = || bundle.id.clone();
+    let files = files(&bundle.path).map_err(|fault| match fault {
+        Fault::Missing => BadBundle::Missing {
+            id: id(),
+            path: bundle.path.clone(),
+        },
+        Fault::At(path, detail) => BadBundle::Unreadable {
+            id: id(),
+            path: bundle.path.join(path),
+            detail,
+        },
+    })?;
+    let (modules, data) = sort(files).map_err(|(path, detail)| BadBundle::Unreadable {
+        id: id(),
+        path: bundle.path.join(path),
+        detail,
+    })?;
+    rego::Bundle::compile(&bundle.id, &bundle.entrypoint, &modules, &data)
+        .map_err(|error| BadBundle::Wrong { id: id(), error })
+}
+
+/// Why there are no files.
+enum Fault {
+    /// Nothing is there.
+    Missing,
+    /// Something in it, or the bundle itself where the path is empty.
+    At(PathBuf, String),
+}
+
+/// One file of a bundle.
+struct Piece {
+    /// Its path in the bundle: names only, none of them with a dot in front.
+    path: PathBuf,
+    bytes: Vec<u8>,
+}
+
+fn files(path: &Path) -> Result<Vec<Piece>, Fault> {
+    let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Fault::Missing,
+        _ => Fault::At(PathBuf::new(), error.to_string()),
+    })?;
+    let read = if metadata.is_dir() {
+        directory::read(path)
+    } else {
+        archive::read(path)
+    };
+    read.map_err(|(path, detail)| Fault::At(path, detail))
+}
+
+/// A path in a bundle, and what is wrong there.
+type At = (PathBuf, String);
+
+/// What a file is for, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Rego,
+    Json,
+    Yaml,
+}
+
+/// What the file at `path` is for. Nothing for files that are none of ours.
+fn use_of(path: &Path) -> Option<Use> {
+    match path.extension()?.to_str()? {
+        "rego" => Some(Use::Rego),
+        "json" => Some(Use::Json),
+        "yaml" | "yml" => Some(Use::Yaml),
+        _ => None,
+    }
+}
+
+/// Counts what was read of a bundle.
+#[derive(Default)]
+struct Count {
+    files: usize,
+    bytes: u64,
+}
+
+impl Count {
+    /// How many bytes may still come.
+    fn left(&self) -> u64 {
+        MOST_BYTES.saturating_sub(self.bytes)
+    }
+
+    fn add(&mut self, bytes: usize) -> Result<(), String> {
+        self.files += 1;
+        self.bytes += bytes as u64;
+        if self.files > MOST_FILES {
+            return Err(format!("the bundle has more than {MOST_FILES} files"));
+        }
+        if self.bytes > MOST_BYTES {
+            return Err(format!("the bundle has more than {MOST_BYTES} bytes"));
+        }
+        Ok(())
+    }
+}
+
+/// Tells policy from data.
+fn sort(mut pieces: Vec<Piece>) -> Result<(Vec<Module>, Value), At> {
+    pieces.sort_by(|a, b| a.path.cmp(&b.path));
+    let mut modules = Vec::new();
+    let mut data = Map::new();
+    for Piece { path, bytes } in pieces {
+        let read = match use_of(&path) {
+            None => continue,
+            Some(Use::Rego) => String::from_utf8(bytes)
+                .map(|text| {
+                    modules.push(Module {
+                        name: path.display().to_string(),
+                        text,
+                    });
+                    None
+                })
+                .map_err(|_| "it is not UTF-8".to_owned()),
+            Some(Use::Json) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(|error| error.to_string()),
+            Some(Use::Yaml) => read_yaml(&path, &bytes).map(Some),
+        };
+        let put = read.and_then(|value| match value {
+            None => Ok(()),
+            Some(Value::Object(fields)) => put(&mut data, &path, fields),
+            Some(_) => Err("data is an object".to_owned()),
+        });
+        put.map_err(|detail| (path, detail))?;
+    }
+    Ok((modules, Value::Object(data)))
+}
+
+/// Puts the fields of a data file where its directory says.
+fn put(
+    data: &mut Map<String, Value>,
+    path: &Path,
+    fields: Map<String, Value>,
+) -> Result<(), String> {
+    let above = path.parent().into_iter().flat_map(Path::components);
+    let mut fields = fields;
+    for part in above.rev() {
+        let name = part.as_os_str().to_str().ok_or("its path is not UTF-8")?;
+        fields = Map::from_iter([(name.to_owned(), Value::Object(fields))]);
+    }
+    merge(data, fields, "data")
+}
+
+fn merge(
+    into: &mut Map<String, Value>,
+    from: Map<String, Value>,
+    path: &str,
+) -> Result<(), String> {
+    for (key, value) in from {
+        let path = format!("{path}.{key}");
+        match (into.get_mut(&key), value) {
+            (Some(Value::Object(into)), Value::Object(from)) => merge(into, from, &path)?,
+            (Some(_), _) => return Err(format!("{path} is in another file, too")),
+            (None, value) => {
+                into.insert(key, value);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read_yaml(path: &Path, bytes: &[u8]) -> Result<Value, String> {
+    let mut problems = Vec::new();
+    let tree = Tree::parse(path, bytes, &mut problems);
+    match (tree, problems.first()) {
+        (Some(tree), None) => Ok(value_of(&tree.root)),
+        (_, Some(problem)) => Err(problem.to_string()),
+        (None, None) => Err("it is no YAML".to_owned()),
+    }
+}
+
+fn value_of(node: &Node) -> Value {
+    match &node.content {
+        Content::Faulty | Content::Absent | Content::Null => Value::Null,
+        Content::Bool(one) => Value::Bool(*one),
+        Content::Number(number) => Value::Number(number.clone()),
+        Content::Text(text) => Value::String(text.clone()),
+        Content::List(items) => items.iter().map(value_of).collect(),
+        Content::Map(entries) => entries
+            .iter()
+            .map(|entry| (entry.key.clone(), value_of(&entry.value)))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! What holds for every spelling.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+const CLOSED: &[(&str, &str)] = &[
+    ("GET", "/repos/acme/widget/hooks"),
+    ("GET", "/repos/acme/widget/keys/1"),
+    ("GET", "/repos/acme/widget/actions/secrets"),
+    ("GET", "/repos/acme/widget/environments/prod/secrets"),
+    ("GET", "/repos/acme/other/contents/a"),
+    ("GET", "/repositories/1"),
+    ("GET", "/user/repos"),
+    ("PUT", "/repos/acme/widget/pulls/1/merge"),
+    ("POST", "/repos/acme/widget/merges"),
+    ("POST", "/repos/acme/widget/releases"),
+    ("PATCH", "/repos/acme/widget"),
+    ("DELETE", "/repos/acme/widget"),
+    ("PUT", "/repos/acme/widget/contents/a"),
+    ("DELETE", "/repos/acme/widget/git/refs/heads/main"),
+    ("POST", "/repos/acme/other/issues/1/comments"),
+    ("POST", "/repos/acme/widget/actions/workflows/1/dispatches"),
+];
+
+/// How one byte of a path may be written, or what may be put beside it.
+fn spell(byte: u8, how: u8) -> String {
+    let c = char::from(byte);
+    match how % 12 {
+        0 => format!("%{byte:02X}"),
+        1 => format!("%{byte:02x}"),
+        2 => c.to_ascii_uppercase().to_string(),
+        3 => c.to_ascii_lowercase().to_string(),
+        4 if byte == b'/' => "//".to_owned(),
+        5 if byte == b'/' => "/./".to_owned(),
+        6 if byte == b'/' => "/x/../".to_owned(),
+        7 if byte == b'/' => ";p/".to_owned(),
+        8 if byte == b'/' => "%2F".to_owned(),
+        9 => format!("{c};x=1"),
+        _ => c.to_string(),
+    }
+}
+
+/// Ways out of a repository, or in beside it. None is on any list.
+const DENIED: &[&str] = &[
+    "repositories",
+    "forks",
+    "enterprise",
+    "organizations",
+    "tempCloneToken",
+    "search",
+    "gists",
+    "closingIssuesReferences",
+    "timelineItems",
+    "deployKeys",
+    "starredRepositories",
+    "vulnerabilityAlerts",
+    "projectsV2",
+];
+
+/// Wraps a selection in something that is allowed around it, or seems to be.
+fn wrap(inner: &str, how: u8, place: usize) -> String {
+    match how % 8 {
+        0 => format!("owner {{ {inner} }}"),
+        1 => format!("a{place}: issue(number: 1) {{ {inner} }}"),
+        2 => format!("... on Repository {{ {inner} }}"),
+        3 => format!("... @include(if: true) {{ {inner} }}"),
+        4 => format!("id {inner} name"),
+        5 => format!("pullRequest(number: 1) {{ author {{ ... on User {{ {inner} }} }} }}"),
+        6 => format!("nodes {{ {inner} }}"),
+        _ => format!("# viewer\n{inner}"),
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_spelling_opens_what_is_closed(
+        row in 0..CLOSED.len(),
+        places in prop::collection::vec((0_usize..60, any::<u8>()), 0..6),
+        tail in prop::sample::select(vec!["", "/", ".", ";x", "%20", "?x=1", "%2F", ".json", "%00"]),
+    ) {
+        let (method, target) = CLOSED[row];
+        let mut spelt = String::new();
+        for (index, byte) in target.bytes().enumerate() {
+            match places.iter().find(|(place, _)| *place == index && index > 0) {
+                Some((_, how)) => spelt += &spell(byte, *how),
+                None => spelt.push(char::from(byte)),
+            }
+        }
+        spelt += tail;
+        if let Ok(path) = CleanPath::parse(&spelt) {
+            let verdict = call(method, &spelt, "{}").judge(&rules(&[]));
+            // What is left may be another resource that is open; it must not be, in any
+            // reading, the closed one.
+            if let Ok(rule) = verdict {
+                let closed = crate::endpoint::PathPattern::parse(target).unwrap();
+                let lower = CleanPath::parse(&path.target().to_ascii_lowercase()).unwrap();
+                prop_assert!(!closed.touches(&lower), "{method} {spelt} by {rule}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_open_path_in_any_case_of_owner_and_name_stays_what_it_is(
+        upper in prop::collection::vec(any::<bool>(), 11),
+    ) {
+        let name: String = "acme/widget"
+            .chars()
+            .zip(&upper)
+            .map(|(c, up)| if *up { c.to_ascii_uppercase() } else { c })
+            .collect();
+        let read = format!("/repos/{name}/pulls");
+        prop_assert_eq!(call("GET", &read, "").verdict(&rules(&[])), "+read");
+        let merge = format!("/repos/{name}/pulls/1/merge");
+        prop_assert_eq!(call("PUT", &merge, "{}").verdict(&rules(&[])), "-merge");
+    }
+
+    #[test]
+    fn a_document_with_a_denied_field_is_denied_however_it_is_wrapped(
+        field in prop::sample::select(DENIED),
+        alias in any::<bool>(),
+        hows in prop::collection::vec(any::<u8>(), 0..6),
+        fragment_at in 0_usize..6,
+    ) {
+        let alias = if alias { "id: " } else { "" };
+        let mut inner = format!("{alias}{field}(first: 1) {{ totalCount }}");
+        let mut fragments = String::new();
+        for (place, how) in hows.iter().enumerate() {
+            inner = wrap(&inner, *how, place);
+            if place == fragment_at {
+                fragments = format!("\nfragment F on Repository {{ {inner} }}");
+                inner = "...F".to_owned();
+            }
+        }
+        let query = format!(
+            "query {{ repository(owner: \"acme\", name: \"widget\") {{ {inner} }} }}{fragments}"
+        );
+        let body = json!({ "query": query }).to_string();
+        let verdict = call("POST", "/graphql", &body).verdict(&rules(&[]));
+        prop_assert_eq!(verdict, "-graphql-read", "{}", query);
+    }
+
+    #[test]
+    fn arbitrary_bytes_are_judged_without_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..400),
+        graphql in any::<bool>(),
+    ) {
+        let target = if graphql { "/graphql" } else { "/repos/acme/widget/pulls/1" };
+        let method = Method::parse(if graphql { "POST" } else { "PATCH" }).unwrap();
+        let verdict = rules(&[]).judge(&GithubRequest {
+            method: &method,
+            host: &Host::parse("api.github.com").unwrap(),
+            path: &CleanPath::parse(target).unwrap(),
+            has_method_override: false,
+            content_type: Some(JSON),
+            body: Some(&bytes),
+            repos: &repos(),
+        });
+        let is_object = serde_json::from_slice::<serde_json::Map<_, _>>(&bytes).is_ok();
+        prop_assert!(verdict.is_err() || is_object);
+    }
+
+    #[test]
+    fn arbitrary_documents_are_judged_without_panic(
+        query in prop_oneof![
+            any::<String>(),
+            "[{}()\\[\\]:.@$!\"#,a-c \\n=|&]{0,80}",
+            "(query|mutation|fragment|on|repository|\\{|\\}|\\(|\\)|\\[|\\]|:|\\.\\.\\.|@|\\$|\"|!|=| |id|a|1|-){0,60}",
+        ],
+    ) {
+        let body = json!({ "query": query }).to_string();
+        let verdict = call("POST", "/graphql", &body).judge(&rules(&[]));
+        // `__typename` and the like do not come up by chance.
+        prop_assert!(verdict.is_err(), "{query}");
+    }
+}

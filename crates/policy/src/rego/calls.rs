@@ -1,0 +1,148 @@
+//! Which rule calls which.
+//!
+//! The machine calls rules on the thread's own stack and does not look how deep it is, so
+//! that a rule that calls itself would end the process. Rego forbids recursion; the
+//! library finds only some of it.
+
+use std::collections::BTreeMap;
+
+use regorus::Value;
+use regorus::rvm::Instruction;
+use regorus::rvm::instructions::LiteralOrRegister;
+use regorus::rvm::program::Program;
+
+use super::BundleError;
+
+/// How many rules may call each other in a row. One takes some kilobytes of the stack.
+const DEEPEST: usize = 48;
+
+/// Refuses a program that could use up the stack.
+pub(super) fn check(program: &Program) -> Result<(), BundleError> {
+    let calls = read(program);
+    let mut depths = vec![Depth::Unknown; program.rule_infos.len()];
+    for rule in 0..depths.len() {
+        measure(rule, &calls, &mut depths, 0).map_err(|fault| {
+            let name = program.rule_infos.get(fault.rule).map(|info| &info.name);
+            let name = name.map_or("a rule", String::as_str);
+            let what = if fault.is_cycle {
+                format!("{name} calls itself, directly or through others (recursion)")
+            } else {
+                format!("{name} is called through more than {DEEPEST} others")
+            };
+            BundleError::Policy { place: None, what }
+        })?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+enum Depth {
+    Unknown,
+    BeingMeasured,
+    Of(usize),
+}
+
+struct Fault {
+    rule: usize,
+    is_cycle: bool,
+}
+
+/// How many rules deep a call of `rule` goes. Its own recursion ends at the deepest allowed.
+fn measure(
+    rule: usize,
+    calls: &BTreeMap<usize, Vec<usize>>,
+    depths: &mut [Depth],
+    above: usize,
+) -> Result<usize, Fault> {
+    let deep = Fault {
+        rule,
+        is_cycle: false,
+    };
+    match depths.get(rule) {
+        Some(Depth::Of(depth)) if above + depth <= DEEPEST => return Ok(*depth),
+        Some(Depth::Of(_)) => return Err(deep),
+        Some(Depth::BeingMeasured) => {
+            return Err(Fault {
+                is_cycle: true,
+                ..deep
+            });
+        }
+        Some(Depth::Unknown) | None => {}
+    }
+    if above >= DEEPEST {
+        return Err(deep);
+    }
+    let set = |depths: &mut [Depth], depth| {
+        if let Some(slot) = depths.get_mut(rule) {
+            *slot = depth;
+        }
+    };
+    set(depths, Depth::BeingMeasured);
+    let mut depth = 1;
+    for called in calls.get(&rule).into_iter().flatten() {
+        depth = depth.max(1 + measure(*called, calls, depths, above + 1)?);
+    }
+    set(depths, Depth::Of(depth));
+    Ok(depth)
+}
+
+/// The calls of each rule.
+fn read(program: &Program) -> BTreeMap<usize, Vec<usize>> {
+    let mut begins = BTreeMap::new();
+    for (rule, info) in program.rule_infos.iter().enumerate() {
+        let bodies = info.definitions.iter().flatten();
+        let starts = bodies.chain(info.destructuring_blocks.iter().flatten());
+        begins.extend(starts.map(|start| (*start as usize, rule)));
+    }
+    let mut calls: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (place, instruction) in program.instructions.iter().enumerate() {
+        // What stands before every rule is the way in.
+        let Some((_, rule)) = begins.range(..=place).next_back() else {
+            continue;
+        };
+        calls
+            .entry(*rule)
+            .or_default()
+            .extend(called(program, instruction));
+    }
+    calls
+}
+
+fn called(program: &Program, instruction: &Instruction) -> Vec<usize> {
+    let data = &program.instruction_data;
+    match instruction {
+        Instruction::CallRule { rule_index, .. } => vec![usize::from(*rule_index)],
+        Instruction::FunctionCall { params_index } => data
+            .get_function_call_params(*params_index)
+            .map(|params| usize::from(params.func_rule_index))
+            .into_iter()
+            .collect(),
+        Instruction::VirtualDataDocumentLookup { params_index } => {
+            let params = data.get_virtual_data_document_lookup_params(*params_index);
+            let path = params.map_or(&[][..], |params| &params.path_components);
+            let rules = program.rule_infos.iter().enumerate();
+            rules
+                .filter(|(_, info)| could_be(program, path, &info.name))
+                .map(|(rule, _)| rule)
+                .collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Whether a path that is known only when it is looked up can lead to the rule `name`, or
+/// to something above or below it.
+fn could_be(program: &Program, path: &[LiteralOrRegister], name: &str) -> bool {
+    // Names with brackets are not taken apart.
+    let parts = name.split('.').skip(1);
+    name.contains('[')
+        || path.iter().zip(parts).all(|(looked_up, part)| {
+            let LiteralOrRegister::Literal(index) = looked_up else {
+                return true;
+            };
+            match program.literals.get(usize::from(*index)) {
+                Some(Value::String(text)) => &**text == part,
+                _ => true,
+            }
+        })
+}

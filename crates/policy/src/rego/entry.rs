@@ -1,0 +1,87 @@
+//! Which rules of a bundle are asked.
+
+use regorus::Engine;
+
+use super::BundleError;
+use super::decision::Part;
+
+/// The rule that decides, and those beside it that say why.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    rule: String,
+    beside: Vec<(Part, String)>,
+}
+
+impl Entry {
+    /// Finds what `entrypoint` means. It is a rule, or a package: then its `decision`
+    /// counts, else its `action`, else its `allow`, and for the last two the package's
+    /// `reason` (or `message`), `rule` and `outputs` belong to the answer.
+    pub(super) fn find(
+        engine: &Engine,
+        entrypoint: &str,
+        packages: &[(&str, String)],
+    ) -> Result<Self, BundleError> {
+        let bad = || BundleError::BadEntrypoint(entrypoint.to_owned());
+        let parts: Vec<&str> = entrypoint.split('/').collect();
+        if !parts.iter().all(|part| is_word(part)) {
+            return Err(bad());
+        }
+        let (last, above) = parts.split_last().ok_or_else(bad)?;
+        let has = |package: &str, rule: &str| {
+            packages
+                .iter()
+                .filter(|(_, of)| of == package)
+                .any(|(name, _)| {
+                    let found = engine.has_declared_rule_rooted_at(name, rule);
+                    found.unwrap_or(false)
+                })
+        };
+        let named = std::iter::once("data").chain(above.iter().copied());
+        let parent = named.collect::<Vec<_>>().join(".");
+        if !above.is_empty() && has(&parent, last) {
+            return Ok(Self {
+                rule: format!("{parent}.{last}"),
+                beside: Vec::new(),
+            });
+        }
+        let package = format!("{parent}.{last}");
+        let whole = ["decision", "action", "allow"];
+        let Some(rule) = whole.into_iter().find(|rule| has(&package, rule)) else {
+            return Err(BundleError::NoEntrypoint(entrypoint.to_owned()));
+        };
+        let mut beside = Vec::new();
+        if rule != "decision" {
+            for (part, names) in Part::ALL {
+                let found = names.iter().find(|name| has(&package, name));
+                beside.extend(found.map(|name| (part, format!("{package}.{name}"))));
+            }
+        }
+        Ok(Self {
+            rule: format!("{package}.{rule}"),
+            beside,
+        })
+    }
+
+    pub(super) fn rule(&self) -> &str {
+        &self.rule
+    }
+
+    pub(super) fn beside(&self) -> &[(Part, String)] {
+        &self.beside
+    }
+
+    /// Every rule, the one that decides first.
+    pub(super) fn rules(&self) -> Vec<&str> {
+        let beside = self.beside.iter().map(|(_, rule)| rule.as_str());
+        std::iter::once(self.rule()).chain(beside).collect()
+    }
+}
+
+/// Whether it can stand between dots.
+fn is_word(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    let begins = bytes
+        .next()
+        .is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+    begins && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}

@@ -1,0 +1,510 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+const TIME: Duration = Duration::from_secs(5);
+
+fn module(text: &str) -> Module {
+    Module {
+        name: "policy.rego".to_owned(),
+        text: text.to_owned(),
+    }
+}
+
+fn compile(text: &str) -> Result<Bundle, BundleError> {
+    Bundle::compile("mine", "http/authz", &[module(text)], &json!({}))
+}
+
+#[track_caller]
+fn decide(text: &str, input: Value) -> Decision {
+    let bundle = compile(&format!("package http.authz\n{text}"));
+    bundle.unwrap().decide(&input, Budget::of(TIME))
+}
+
+fn said(message: Option<&str>, rule: Option<&str>) -> Said {
+    let mut said = Said::default();
+    said.message = message.map(str::to_owned);
+    said.rule = rule.map(str::to_owned);
+    said
+}
+
+#[test]
+fn every_shape_of_a_decision_is_understood() {
+    let why = || said(Some("why"), None);
+    for (policy, wanted) in [
+        ("allow := true", Decision::Allow(Said::default())),
+        ("allow := false", Decision::Deny(Said::default())),
+        ("allow := true if input.no", Decision::Undefined),
+        (
+            "default allow := false\nreason := \"why\"",
+            Decision::Deny(why()),
+        ),
+        (
+            "allow := false\nmessage := \"why\"\nrule := \"r\"",
+            Decision::Deny(said(Some("why"), Some("r"))),
+        ),
+        (
+            r#"decision := {"allow": false, "reason": "why", "rule": "r"}"#,
+            Decision::Deny(said(Some("why"), Some("r"))),
+        ),
+        (
+            r#"decision := {"allow": true}"#,
+            Decision::Allow(Said::default()),
+        ),
+        (
+            r#"decision := {"decision": "ask", "message": "why"}"#,
+            Decision::Ask(why()),
+        ),
+        (
+            r#"decision := {"decision": "deny", "message": "why"}"#,
+            Decision::Deny(why()),
+        ),
+        (
+            r#"decision := {"action": "block", "reason": "why"}"#,
+            Decision::Deny(why()),
+        ),
+        (
+            r#"decision := {"action": "allow"}"#,
+            Decision::Allow(Said::default()),
+        ),
+        (r#"decision := "ask""#, Decision::Ask(Said::default())),
+        (
+            "action := \"block\"\nreason := \"why\"",
+            Decision::Deny(why()),
+        ),
+        (
+            r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"fields": ["a"]}}}"#,
+            Decision::Modify {
+                outputs: json!({"redaction_rules": {"fields": ["a"]}}),
+                said: Said::default(),
+            },
+        ),
+        (
+            "action := \"redact\"\noutputs := {\"modified_data\": {\"a\": 1}}",
+            Decision::Modify {
+                outputs: json!({"modified_data": {"a": 1}}),
+                said: Said::default(),
+            },
+        ),
+    ] {
+        assert_eq!(decide(policy, json!({})), wanted, "{policy}");
+    }
+}
+
+#[test]
+fn an_answer_that_is_no_decision_is_a_failure() {
+    for policy in [
+        "decision := 1",
+        "decision := null",
+        "decision := [true]",
+        "decision contains \"no\"",
+        "decision := {}",
+        r#"decision := {"allow": "yes"}"#,
+        r#"decision := {"action": "perhaps"}"#,
+        r#"decision := {"action": true, "allow": false}"#,
+        r#"decision := {"action": "allow", "allow": false}"#,
+        r#"decision := "ALLOW""#,
+        "allow := \"true\"",
+    ] {
+        let decided = decide(policy, json!({}));
+        assert!(
+            matches!(decided, Decision::Failed(Failure::Shape(_))),
+            "{policy}: {decided:?}"
+        );
+    }
+}
+
+#[test]
+fn an_entrypoint_may_name_the_rule_itself() {
+    let text = "package http.authz\nverdict := true if input.method == \"GET\"";
+    let bundle = Bundle::compile("b", "http/authz/verdict", &[module(text)], &json!({})).unwrap();
+    assert_eq!(bundle.rule(), "data.http.authz.verdict");
+    assert_eq!(
+        bundle.decide(&json!({"method": "GET"}), Budget::of(TIME)),
+        Decision::Allow(Said::default())
+    );
+    assert_eq!(
+        bundle.decide(&json!({"method": "PUT"}), Budget::of(TIME)),
+        Decision::Undefined
+    );
+}
+
+#[test]
+fn data_and_several_files_work_together() {
+    let modules = [
+        Module {
+            name: "a.rego".to_owned(),
+            text: "package http.authz\nimport data.lists\ndefault allow := false\nallow if lists.known(input.host)".to_owned(),
+        },
+        Module {
+            name: "lists/b.rego".to_owned(),
+            text: "package lists\nknown(host) if host in data.hosts".to_owned(),
+        },
+    ];
+    let data = json!({"hosts": ["a.example", "b.example"]});
+    let bundle = Bundle::compile("b", "http/authz", &modules, &data).unwrap();
+    let ask = |host: &str| bundle.decide(&json!({"host": host}), Budget::of(TIME));
+    assert_eq!(ask("b.example"), Decision::Allow(Said::default()));
+    assert_eq!(ask("c.example"), Decision::Deny(Said::default()));
+}
+
+#[test]
+fn what_cannot_work_is_refused_with_its_place() {
+    let error = compile("package http.authz\nallow if {\n  input.a = = 1\n}").unwrap_err();
+    let BundleError::Policy { place, what } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(place.as_deref(), Some("policy.rego:3:13"), "{what}");
+    assert!(error.to_string().starts_with("policy.rego:3:13: "));
+    assert!(!error.to_string().contains('\n'));
+
+    for (policy, place, says) in [
+        (
+            "default allow := true\nallow := false if http.send({\"url\": input.u}).status_code != 200",
+            "policy.rego:3:",
+            "http.send",
+        ),
+        (
+            "allow if no_such_function(input)",
+            "policy.rego:2:",
+            "no_such_function",
+        ),
+        (
+            "allow if time.now_ns() > 0",
+            "policy.rego:2:",
+            "time.now_ns",
+        ),
+        (
+            "allow if opa.runtime().env.X",
+            "policy.rego:2:",
+            "opa.runtime",
+        ),
+        (
+            "allow if net.lookup_ip_addr(input.host)",
+            "policy.rego:2:",
+            "net.lookup_ip_addr",
+        ),
+        (
+            "allow if uuid.rfc4122(input.host)",
+            "policy.rego:2:",
+            "uuid.rfc4122",
+        ),
+        ("allow if rand.intn(\"a\", 2) == 1", "", "rand.intn"),
+        (
+            "allow if __builtin_host_await(input, \"x\")",
+            "",
+            "__builtin_host_await",
+        ),
+        ("allow if { print(\"a\"); true }", "", "print"),
+        ("allow if allow", "", "recursion"),
+    ] {
+        let error = compile(&format!("package http.authz\n{policy}"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with(place) && error.contains(says),
+            "{policy}: {error}"
+        );
+    }
+}
+
+#[test]
+fn an_entrypoint_that_is_not_there_is_refused() {
+    let other = compile("package http.other\nallow := true").unwrap_err();
+    assert_eq!(other, BundleError::NoEntrypoint("http/authz".to_owned()));
+    let empty = compile("package http.authz\nallowed := true").unwrap_err();
+    assert_eq!(empty, BundleError::NoEntrypoint("http/authz".to_owned()));
+    assert_eq!(
+        Bundle::compile("b", "http/authz", &[], &json!({})).unwrap_err(),
+        BundleError::Empty
+    );
+    for bad in [
+        "",
+        "/",
+        "http//authz",
+        "http/authz/",
+        "http.authz",
+        "http/a-b",
+        "1/a",
+    ] {
+        let modules = [module("package http.authz\nallow := true")];
+        assert_eq!(
+            Bundle::compile("b", bad, &modules, &json!({})).unwrap_err(),
+            BundleError::BadEntrypoint(bad.to_owned())
+        );
+    }
+}
+
+#[test]
+fn an_entrypoint_that_is_a_function_never_allows() {
+    let text = "package http.authz\nallow(x) := true if x == x";
+    match compile(text) {
+        Err(_) => {}
+        Ok(bundle) => {
+            let decided = bundle.decide(&json!({}), Budget::of(TIME));
+            assert!(!matches!(decided, Decision::Allow(_)), "{decided:?}");
+        }
+    }
+}
+
+#[test]
+fn data_that_a_rule_also_defines_is_refused() {
+    let modules = [module("package http.authz\nallow := true")];
+    let data = json!({"http": {"authz": {"allow": false}}});
+    let error = Bundle::compile("b", "http/authz", &modules, &data).unwrap_err();
+    assert!(matches!(error, BundleError::Data(_)), "{error:?}");
+    let error = Bundle::compile("b", "http/authz", &modules, &json!([])).unwrap_err();
+    assert!(matches!(error, BundleError::Data(_)), "{error:?}");
+}
+
+#[test]
+fn a_built_in_that_cannot_read_its_input_does_not_allow() {
+    for policy in [
+        "default allow := false\nallow if not startswith(input.path, \"/admin\")",
+        "default allow := false\nallow if startswith(input.path, \"/public\")",
+    ] {
+        assert_eq!(
+            decide(policy, json!({"path": "/public"})),
+            Decision::Allow(Said::default())
+        );
+        assert_eq!(
+            decide(policy, json!({"path": ["/public"]})),
+            Decision::Deny(Said::default())
+        );
+    }
+}
+
+#[test]
+fn rules_that_disagree_do_not_allow() {
+    let policy = "default allow := true\nallow := true if input.a\nallow := false if input.b";
+    let decided = decide(policy, json!({"a": true, "b": true}));
+    assert_eq!(decided, Decision::Undefined);
+}
+
+#[test]
+fn a_rule_that_calls_itself_is_refused() {
+    for policy in [
+        "allow if allow",
+        "allow if a\na if b\nb if a",
+        "allow if f(1)\nf(x) := f(x + 1)",
+        "allow if a\na if data.http[input.x].a",
+        "allow if [1 | a]\na contains 1 if { some x in a; x }",
+        "allow if f([1])\nf([x]) := y if { y := g(x) }\ng(x) := f([x])",
+        "allow if false\nelse if allow",
+    ] {
+        let error = compile(&format!("package http.authz\n{policy}")).unwrap_err();
+        assert!(error.to_string().contains("recursion"), "{policy}: {error}");
+    }
+}
+
+#[test]
+fn rules_may_call_each_other_only_so_deep() {
+    let chain = |length: usize| {
+        let rules = (1..length).map(|n| format!("r{n} if r{}\n", n + 1));
+        format!(
+            "package http.authz\nallow if r1\n{}r{length} if input.x\n",
+            rules.collect::<String>()
+        )
+    };
+    let deep = compile(&chain(40)).unwrap();
+    // On the smallest stack that a thread of ours has.
+    let thread = std::thread::Builder::new().stack_size(2 * 1024 * 1024);
+    let decided = thread.spawn(move || deep.decide(&json!({"x": true}), Budget::of(TIME)));
+    assert_eq!(
+        decided.unwrap().join().unwrap(),
+        Decision::Allow(Said::default())
+    );
+    let error = compile(&chain(400)).unwrap_err();
+    assert!(error.to_string().contains("more than"), "{error}");
+}
+
+/// Loops through a million pairs.
+const SLOW: &str = "package http.authz\nallow if count([1 | some a in data.many; some b in data.many; a + b == 1]) == 0";
+
+fn slow() -> Bundle {
+    let many: Vec<u32> = (0..1000).collect();
+    let modules = [module(SLOW)];
+    Bundle::compile("slow", "http/authz", &modules, &json!({"many": many})).unwrap()
+}
+
+#[test]
+fn an_evaluation_ends_at_its_time() {
+    let begun = std::time::Instant::now();
+    let budget = Budget {
+        time: Duration::from_millis(20),
+        steps: usize::MAX,
+    };
+    let decided = slow().decide(&json!({}), budget);
+    assert_eq!(decided, Decision::Failed(Failure::OutOfTime));
+    assert!(
+        begun.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[test]
+fn an_evaluation_ends_after_its_steps() {
+    let budget = Budget {
+        time: Duration::from_secs(60),
+        steps: 10_000,
+    };
+    let decided = slow().decide(&json!({}), budget);
+    assert_eq!(decided, Decision::Failed(Failure::OutOfSteps));
+}
+
+#[test]
+fn a_reason_that_fails_does_not_change_the_decision() {
+    let policy = "default allow := false\nreason := sprintf(\"%d\", [to_number(input.x)])";
+    assert_eq!(
+        decide(policy, json!({"x": "none"})),
+        Decision::Deny(Said::default())
+    );
+}
+
+#[test]
+fn what_a_policy_says_is_one_bounded_line() {
+    let policy = "allow := false\nreason := input.text";
+    let decided = decide(
+        policy,
+        json!({"text": format!("a\r\nb\u{1b}[31m\u{202e}c {}", "x".repeat(5000))}),
+    );
+    let Decision::Deny(said) = decided else {
+        panic!("{decided:?}");
+    };
+    let message = said.message.unwrap();
+    assert!(message.starts_with("a  b [31mc xxx"), "{message}");
+    assert_eq!(message.chars().count(), 400);
+}
+
+#[test]
+fn input_that_is_nested_too_deep_is_a_failure() {
+    let mut input = json!(1);
+    for _ in 0..200 {
+        input = json!([input]);
+    }
+    let decided = decide("default allow := true", input);
+    assert!(
+        matches!(decided, Decision::Failed(Failure::Error(_))),
+        "{decided:?}"
+    );
+}
+
+#[test]
+fn what_goes_in_comes_out() {
+    let input = json!({
+        "numbers": [0, -1, i64::MIN, u64::MAX, 1.5, -0.25, 1e100],
+        "texts": ["", "a\u{0}b", "\u{1f980}", "\"\\"],
+        "rest": [null, true, false, {}, [], {"": {"a": [[]]}}],
+    });
+    let through = value::write(&value::read(&input).unwrap());
+    assert_eq!(through, input);
+}
+
+#[test]
+fn text_that_is_nested_too_deep_is_refused_and_some_nesting_is_not() {
+    for (open, close) in [("(", ")"), ("[", "]"), ("{1: ", "}"), ("count(", ")")] {
+        let text = |times: usize| {
+            let (open, close) = (open.repeat(times), close.repeat(times));
+            format!("package http.authz\nallow if {open}[1]{close}\n")
+        };
+        let error = compile(&text(20_000)).unwrap_err().to_string();
+        assert!(
+            error.starts_with("policy.rego:2: more than 32 brackets"),
+            "{error}"
+        );
+        let deep = text(6);
+        let thread = std::thread::Builder::new().stack_size(2 * 1024 * 1024);
+        let compiled = thread.spawn(move || compile(&deep).map(drop));
+        compiled.unwrap().join().unwrap().unwrap();
+    }
+}
+
+mod properties {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            ".{0,20}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 32, 6, |inner| {
+            let key = prop_oneof![
+                prop::sample::select(vec![
+                    "method",
+                    "path",
+                    "host",
+                    "headers",
+                    "port",
+                    "registration",
+                    "repos"
+                ])
+                .prop_map(str::to_owned),
+                ".{0,6}".prop_map(|text| text),
+            ];
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                prop::collection::vec((key, inner), 0..6)
+                    .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+            ]
+        })
+    }
+
+    /// Uses its input in many ways.
+    const BUSY: &str = r#"
+package http.authz
+default allow := false
+allow if input.method in {"GET", "HEAD"}
+allow if startswith(input.path, "/v1/")
+allow if regex.match(`^/repos/[^/]+$`, input.path)
+allow if glob.match("*.example", ["."], input.host)
+allow if { some repo in input.registration.repos; contains(input.path, repo) }
+allow if { some name, text in input.headers; lower(name) == "x"; to_number(text) > 3 }
+allow if input.port + 1 == 444
+allow if concat("/", split(input.path, "/")) == sprintf("%v", [input.host])
+allow if count(input.headers) > count(input.path)
+allow if json.marshal(input) == base64.decode(input.path)
+reason := sprintf("%s and %d", [input.path, input.port])
+"#;
+
+    proptest! {
+        #[test]
+        fn any_input_gets_an_answer(input in any_json()) {
+            let bundle = compile(BUSY).unwrap();
+            let decided = bundle.decide(&input, Budget::of(TIME));
+            prop_assert_ne!(
+                decided,
+                Decision::Failed(Failure::Error("the evaluation panicked".to_owned()))
+            );
+        }
+
+        #[test]
+        fn a_policy_that_hands_back_its_input_is_understood_or_refused(input in any_json()) {
+            let bundle = compile("package http.authz\ndecision := input").unwrap();
+            let decided = bundle.decide(&input, Budget::of(TIME));
+            let word = |key: &str| input.get(key).cloned();
+            if matches!(decided, Decision::Allow(_)) {
+                prop_assert!(
+                    input == json!(true)
+                        || input == json!("allow")
+                        || input == json!("pass")
+                        || word("allow") == Some(json!(true))
+                        || word("action").is_some()
+                        || word("decision").is_some()
+                );
+            }
+        }
+
+        #[test]
+        fn any_text_is_a_policy_or_a_mistake(text in "(?s).{0,200}") {
+            drop(compile(&text));
+            drop(compile(&format!("package http.authz\nallow if {text}")));
+        }
+    }
+}

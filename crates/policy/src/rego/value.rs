@@ -1,0 +1,47 @@
+//! JSON on its way into the machine and back.
+
+use std::collections::BTreeMap;
+
+use regorus::Value;
+
+/// How deep an input may nest: as deep as what serde_json parses.
+const DEEPEST: usize = 128;
+
+/// Converts. Nothing for what is nested too deep.
+pub(super) fn read(json: &serde_json::Value) -> Option<Value> {
+    convert(json, DEEPEST)
+}
+
+fn convert(json: &serde_json::Value, left: usize) -> Option<Value> {
+    let left = left.checked_sub(1)?;
+    Some(match json {
+        serde_json::Value::Null => Value::Null,
+        serde_json::Value::Bool(one) => Value::Bool(*one),
+        serde_json::Value::Number(number) => {
+            if let Some(whole) = number.as_u64() {
+                Value::from(whole)
+            } else if let Some(whole) = number.as_i64() {
+                Value::from(whole)
+            } else {
+                Value::from(number.as_f64()?)
+            }
+        }
+        serde_json::Value::String(text) => Value::from(text.as_str()),
+        serde_json::Value::Array(items) => {
+            let items: Option<Vec<_>> = items.iter().map(|item| convert(item, left)).collect();
+            Value::from(items?)
+        }
+        serde_json::Value::Object(fields) => {
+            let fields = fields
+                .iter()
+                .map(|(key, field)| Some((Value::from(key.as_str()), convert(field, left)?)));
+            let fields: Option<BTreeMap<_, _>> = fields.collect();
+            Value::from(fields?)
+        }
+    })
+}
+
+/// Converts back. A set becomes a list.
+pub(super) fn write(value: &Value) -> serde_json::Value {
+    serde_json::to_value(value).unwrap_or_default()
+}

@@ -1,0 +1,16 @@
+# Which requests may leave, beyond what the allowlist says.
+#
+# `input` is one request: kind, sandbox, method, scheme, host, port, path, raw_path, segments,
+# headers, program, registration {repos, auth_mode, metadata}, rule. Whatever no rule allows
+# is refused.
+package http.authz
+
+default allow := false
+
+# Reading is allowed wherever the allowlist lets an agent go.
+allow if input.method in {"GET", "HEAD", "OPTIONS"}
+
+# Writing is allowed to the hosts of data.json.
+allow if input.host in data.http_authz.writable
+
+reason := sprintf("%s to %s is not allowed: only reading is.", [input.method, input.host]) if not allow
