@@ -25,9 +25,16 @@ impl Bench {
         Self { place, repo }
     }
 
-    /// `palisade` as typed in a directory.
+    /// `palisade` as typed in a directory. A borrower's sandboxes have lent ids.
     pub(crate) fn palisade_in(&self, dir: &Path, args: &[&str]) -> Command {
-        let mut command = self.place.palisade(args);
+        let mut command = match args {
+            [verb @ ("create" | "run"), rest @ ..]
+                if self.place.operator() == Operator::Borrower =>
+            {
+                self.place.palisade(&[&[*verb, "--root"], rest].concat())
+            }
+            _ => self.place.palisade(args),
+        };
         command.current_dir(dir);
         command
     }

@@ -20,6 +20,15 @@ for_every_operator!(
     killing_at_random_moments_leaves_whole_sandboxes_or_none,
 );
 
+for_a_borrower!(
+    a_sandbox_outlives_its_gate_and_is_served_by_the_next,
+    a_paused_sandbox_outlives_its_gate,
+    a_sandbox_whose_init_is_killed_can_be_deleted,
+    a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting,
+    a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting,
+    killing_at_random_moments_leaves_whole_sandboxes_or_none,
+);
+
 /// `kill -9`. Whoever comes next must cope with a gate that is still on its way out.
 fn kill_gate(bench: &Bench) {
     kill(Pid::from_raw(bench.gate()), Signal::SIGKILL).unwrap();

@@ -25,6 +25,17 @@ for_every_operator!(
     squashed_work_is_one_commit,
     a_snapshot_keeps_modes_and_links,
     rm_keeps_only_what_has_something_to_bring_home,
+    rm_keeps_what_is_not_on_the_branch,
+    a_large_file_is_left_out_by_name_and_does_not_stand_in_the_way,
+    a_delete_does_not_lose_what_only_the_agents_repository_holds,
+);
+
+for_a_borrower!(
+    work_in_a_plain_repository_comes_home,
+    work_that_was_never_committed_comes_home,
+    uncommitted_work_comes_along_only_when_asked,
+    a_snapshot_keeps_modes_and_links,
+    what_steers_tools_is_asked_about_on_a_terminal,
 );
 
 /// From `run` to `merge` in that repository, with a look at the operator's files in between.
@@ -455,4 +466,101 @@ fn rm_keeps_only_what_has_something_to_bring_home(bench: &Bench) {
     bench.ok(&["run", "--rm", "--name", "busy", "--", "touch", "new.txt"]);
     let list = bench.json(&["list"]);
     assert_eq!(list[0]["name"], "busy", "{list}");
+}
+
+fn rm_keeps_what_is_not_on_the_branch(bench: &Bench) {
+    bench
+        .place
+        .write_config("version: \"1.0\"\nsandbox: { snapshot: { file: 1KiB } }\n");
+    for (name, line, named) in [
+        ("large", "head -c 2000 /dev/zero > big", "'big'"),
+        (
+            "branch",
+            "git checkout -q -b side; git commit -q --allow-empty -m x; git checkout -q -",
+            "branch side at",
+        ),
+        ("stash", "echo x >> README.md; git stash -q", "a stash at"),
+    ] {
+        let output = bench.run(&["run", "--rm", "--name", name, "--", "bash", "-c", line]);
+        assert!(output.status.success(), "{}", told(&output));
+        let said = said::err(&output);
+        assert!(said.contains(&format!("{name} stays")), "{said}");
+        assert!(said.contains(named), "{said}");
+        let list = bench.json(&["list"]);
+        let row = list
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["name"] == name);
+        assert_eq!(row.unwrap()["status"], "active", "{list}");
+        bench.ok(&["delete", "-f", name]);
+    }
+    bench.assert_nothing_left();
+}
+
+fn a_large_file_is_left_out_by_name_and_does_not_stand_in_the_way(bench: &Bench) {
+    bench.create("fix");
+    bench.says("fix", "truncate -s 65M big; echo hi > new.txt");
+    let output = bench.run(&["diff", "--stat", "fix"]);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(
+        said::out(&output).contains("A new.txt"),
+        "{}",
+        told(&output)
+    );
+    let said = said::err(&output);
+    assert!(
+        said.contains("left out big") && said.contains("sandbox.snapshot.file"),
+        "{said}"
+    );
+    bench.ok(&["merge", "fix"]);
+    assert_eq!(bench.repo.read("new.txt"), "hi\n");
+    bench.ok(&["pause", "fix"]);
+    let complaint = bench.fails(4, &["delete", "fix"]);
+    assert!(
+        complaint.contains("'big'") && complaint.contains("--force"),
+        "{complaint}"
+    );
+    // Without it, nothing is lost any more.
+    bench.ok(&["resume", "fix"]);
+    bench.says("fix", "rm big");
+    bench.ok(&["pause", "fix"]);
+    bench.ok(&["delete", "fix"]);
+    bench.assert_nothing_left();
+}
+
+fn a_delete_does_not_lose_what_only_the_agents_repository_holds(bench: &Bench) {
+    bench.create("fix");
+    let refused = |named: &str| {
+        bench.ok(&["pause", "fix"]);
+        let complaint = bench.fails(4, &["delete", "fix"]);
+        assert!(complaint.contains(named), "{complaint}");
+        assert!(complaint.contains("palisade resume fix"), "{complaint}");
+        bench.ok(&["resume", "fix"]);
+    };
+    bench.says("fix", "git commit -q --allow-empty -m own");
+    refused("branch palisade/fix at");
+    bench.ok(&["snapshot", "fix"]);
+    bench.says(
+        "fix",
+        "git checkout -q --detach; git commit -q --allow-empty -m detached",
+    );
+    refused("HEAD at");
+    bench.says("fix", "git branch -q side; git checkout -q palisade/fix");
+    refused("branch side at");
+    // Merged inside, it comes along.
+    bench.says(
+        "fix",
+        "git merge -q side; echo x >> README.md; git stash -q",
+    );
+    refused("a stash at");
+    bench.says("fix", "git stash pop -q; git commit -q -a -m more");
+    bench.ok(&["merge", "fix"]);
+    bench.ok(&["pause", "fix"]);
+    bench.ok(&["delete", "fix"]);
+    assert_eq!(
+        bench.repo.git(&["log", "--format=%s", "-3"]),
+        "more\ndetached\nown"
+    );
+    bench.assert_nothing_left();
 }

@@ -19,6 +19,17 @@ for_every_operator!(
     commits_with_hostile_words_reach_no_terminal,
 );
 
+for_a_borrower!(
+    a_hostile_repository_inside_runs_nothing_outside,
+    links_to_the_host_bring_nothing_in,
+    a_link_in_the_workspaces_place_is_not_followed,
+    a_directory_closed_to_everybody_still_starts_again,
+    names_with_escapes_reach_no_terminal,
+    a_spelling_of_git_never_comes_home,
+    odd_files_and_many_of_them_end_in_time,
+    commits_with_hostile_words_reach_no_terminal,
+);
+
 /// A file that whatever runs outside would make: the hostile commands write it, and it is in
 /// a place that every process of the operator can write to.
 fn canary(bench: &Bench) -> PathBuf {

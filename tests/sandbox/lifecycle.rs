@@ -1,5 +1,9 @@
 //! Create, pause, resume, delete; and what happens when that is not possible.
 
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 use testkit::repo::Repo;
 use testkit::said;
@@ -23,6 +27,7 @@ for_every_operator!(
     a_subdirectory_is_in_its_repository,
     a_branch_that_is_there_is_left_alone_from_a_linked_worktree_too,
     a_client_that_leaves_does_not_stop_what_it_asked_for,
+    silent_sandboxes_hold_up_neither_the_list_nor_the_others,
 );
 
 fn pausing_and_resuming_twice_is_fine(bench: &Bench) {
@@ -229,7 +234,11 @@ fn the_same_name_in_two_repositories_is_two_sandboxes(bench: &Bench) {
 
 fn a_backend_that_does_not_exist_leaves_nothing(bench: &Bench) {
     let complaint = bench.fails(6, &["create", "--backend", "docker", "fix"]);
-    assert!(complaint.contains("docker"), "{complaint}");
+    assert!(
+        complaint.contains("the docker backend is not available")
+            && complaint.contains("has 'namespace' only"),
+        "{complaint}"
+    );
     bench.assert_nothing_left();
 }
 
@@ -339,4 +348,28 @@ fn a_client_that_leaves_does_not_stop_what_it_asked_for(bench: &Bench) {
             .then_some(())
     });
     bench.ok(&["delete", "-f", "slow"]);
+}
+
+fn silent_sandboxes_hold_up_neither_the_list_nor_the_others(bench: &Bench) {
+    bench.create("well");
+    let silent = ["one", "two", "three", "four"].map(|name| {
+        let init = Pid::from_raw(bench.init(&bench.create(name)));
+        kill(init, Signal::SIGSTOP).unwrap();
+        init
+    });
+    // A silent one is given five seconds.
+    let started = Instant::now();
+    assert_eq!(bench.says("well", "echo well"), "well");
+    assert!(started.elapsed() < Duration::from_secs(5), "{started:?}");
+    let started = Instant::now();
+    let list = bench.json(&["list"]);
+    assert!(started.elapsed() < Duration::from_secs(15), "{started:?}");
+    let of = |status: &str| {
+        let rows = list.as_array().unwrap().iter();
+        rows.filter(|row| row["status"] == status).count()
+    };
+    assert_eq!((of("active"), of("error")), (1, 4), "{list}");
+    for init in silent {
+        kill(init, Signal::SIGCONT).unwrap();
+    }
 }

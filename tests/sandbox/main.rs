@@ -11,6 +11,20 @@
     reason = "a test that cannot go on has failed"
 )]
 
+/// The same for an unprivileged user whose sandboxes have ids of `/etc/subuid`.
+macro_rules! for_a_borrower {
+    ($($name:ident),+ $(,)?) => {
+        mod with_lent_ids {
+            $(#[test]
+            fn $name() {
+                if testkit::require_root("lending ids to a user") {
+                    super::$name(&$crate::bench::Bench::new(testkit::operator::Operator::Borrower));
+                }
+            })+
+        }
+    };
+}
+
 /// Makes tests of functions that take a [`bench::Bench`]: one as oneself, one as nobody.
 macro_rules! for_every_operator {
     ($($name:ident),+ $(,)?) => {
@@ -31,12 +45,23 @@ macro_rules! for_every_operator {
     };
 }
 
+mod agents;
 mod bench;
+mod checkpoints;
 mod crash;
 mod crowd;
+mod files;
 mod home;
 mod hostile;
+mod lent;
 mod lifecycle;
+mod ports;
+mod programs;
+mod progress;
+mod repositories;
+mod reuse;
 mod scripts;
 mod terminal;
+mod trust;
+mod upload;
 mod walls;

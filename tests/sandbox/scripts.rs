@@ -7,7 +7,11 @@ use crate::bench::{Bench, told};
 
 for_every_operator!(
     json_has_the_fields_that_are_documented,
-    every_command_has_help
+    every_command_has_help,
+    run_prints_one_object_and_nothing_else,
+    refusals_have_the_exit_codes_of_the_table,
+    the_example_in_each_commands_help_works,
+    what_cannot_be_run_is_said_with_where_it_must_be,
 );
 
 fn assert_fields(value: &Value, fields: &[&str]) {
@@ -141,5 +145,147 @@ fn every_command_has_help(bench: &Bench) {
                 .any(|line| line.trim_start().starts_with(command)),
             "{command}"
         );
+    }
+}
+
+fn run_prints_one_object_and_nothing_else(bench: &Bench) {
+    let line = "echo out; echo err >&2; echo hi > new.txt; echo more >> README.md; exit 3";
+    let run = |args: &[&str]| {
+        let output = bench.run(&[&["run", "--json"], args].concat());
+        let value: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", told(&output)));
+        (output, value)
+    };
+    let (output, value) = run(&["--name", "fix", "--", "bash", "-c", line]);
+    assert_eq!(output.status.code(), Some(3), "{}", told(&output));
+    let talk = said::err(&output);
+    assert!(talk.contains("out\n") && talk.contains("err\n"), "{talk}");
+    let tip = bench.repo.git(&["rev-parse", "palisade/fix"]);
+    for (field, expected) in [
+        ("name", "fix".into()),
+        ("branch_name", "palisade/fix".into()),
+        ("created", true.into()),
+        ("kept", true.into()),
+        ("exit_code", 3.into()),
+        ("error", Value::Null),
+        ("tip", tip.into()),
+        ("commits", 1.into()),
+        ("added", 2.into()),
+        ("removed", 0.into()),
+        ("refused", serde_json::json!([])),
+    ] {
+        assert_eq!(value[field], expected, "{field}: {value}");
+    }
+    let files = serde_json::json!([
+        { "kind": "M", "path": "README.md" }, { "kind": "A", "path": "new.txt" },
+    ]);
+    assert_eq!(value["files"], files);
+    // What is refused is in it, and so is a command that cannot be run.
+    let reach = "exec 3<>/dev/tcp/192.0.2.7/443; printf '\\n\\n' >&3; head -c1 <&3; true";
+    let (_, value) = run(&["--name", "fix", "--", "bash", "-c", reach]);
+    assert_eq!(value["created"], false);
+    assert_eq!(value["refused"][0]["host"], "192.0.2.7", "{value}");
+    let (output, value) = run(&["--rm", "--no-repo", "--", "no-such-program"]);
+    assert!(!output.status.success(), "{}", told(&output));
+    assert_eq!(value["exit_code"], Value::Null);
+    assert_eq!(value["kept"], false);
+    assert!(
+        value["error"].as_str().unwrap().contains("no-such-program"),
+        "{value}"
+    );
+}
+
+fn refusals_have_the_exit_codes_of_the_table(bench: &Bench) {
+    bench.create("fix");
+    bench.says("fix", "echo hi > new.txt; mkdir sub; echo x > sub/file");
+    let to = bench.place.path().join("out");
+    std::fs::create_dir(&to).unwrap();
+    bench.place.operator().own(&to);
+    let to = to.to_str().unwrap();
+    bench.fails(4, &["delete", "fix"]);
+    bench.fails(3, &["download", "fix", "no-such-file", to]);
+    bench.ok(&["download", "fix", "new.txt", to]);
+    let complaint = bench.fails(4, &["download", "fix", "new.txt", to]);
+    assert!(complaint.contains("already there"), "{complaint}");
+    bench.fails(3, &["upload", "fix", "no-such-file"]);
+    bench.ok(&["pause", "fix"]);
+    bench.fails(4, &["delete", "fix"]);
+    for command in [
+        &["exec", "fix", "--", "true"][..],
+        &["shell", "fix", "-c", "true"],
+        &["download", "fix", "new.txt"],
+        &["upload", "fix", "README.md"],
+    ] {
+        let complaint = bench.fails(4, command);
+        assert!(complaint.contains("resume it first"), "{complaint}");
+    }
+    bench.fails(6, &["create", "other", "--backend", "docker"]);
+    let table = bench.ok(&["--help"]);
+    assert!(
+        table.contains("4 exists\nalready, or its state forbids it"),
+        "{table}"
+    );
+}
+
+fn the_example_in_each_commands_help_works(bench: &Bench) {
+    // In an order in which each finds what it is about.
+    for command in [
+        "create",
+        "list",
+        "shell",
+        "exec",
+        "checkpoint",
+        "restore",
+        "pause",
+        "resume",
+        "upload",
+        "download",
+        "snapshot",
+        "diff",
+        "log",
+        "fork",
+        "ports",
+        "apply",
+        "merge",
+        "checkout",
+        "delete",
+    ] {
+        let help = bench.ok(&[command, "--help"]);
+        let example = help.lines().skip_while(|line| *line != "Example:").nth(1);
+        let example = example.unwrap_or_else(|| panic!("{command}: {help}"));
+        // The words after it are for people.
+        let (words, _) = example.trim().split_once("   ").unwrap();
+        let words: Vec<&str> = words.split(' ').collect();
+        assert_eq!(words[..2], ["palisade", command]);
+        if command == "merge" {
+            // What apply has brought is in the way.
+            bench.repo.git(&["stash", "-u"]);
+        }
+        if command == "delete" {
+            bench.repo.git(&["checkout", "-q", "main"]);
+        }
+        bench.ok(&words[1..]);
+    }
+    let left = bench.json(&["list"]);
+    assert_eq!(left.as_array().unwrap().len(), 1, "the fork: {left}");
+}
+
+fn what_cannot_be_run_is_said_with_where_it_must_be(bench: &Bench) {
+    bench.create("fix");
+    for (command, named) in [
+        (&["exec", "fix", "--", "no-such"][..], "sandbox's PATH"),
+        (
+            &["run", "--name", "fix", "--", "no-such"],
+            "sandbox.host_paths",
+        ),
+        (
+            &["exec", "-w", "/nowhere", "fix", "--", "true"],
+            "--workdir",
+        ),
+    ] {
+        let complaint = bench.fails(1, command);
+        let failed = format!("{} failed: ", command[0]);
+        assert!(complaint.contains(&failed), "{complaint}");
+        assert!(complaint.contains(named), "{complaint}");
     }
 }

@@ -19,7 +19,10 @@ for_every_operator!(
     three_interrupts_end_what_ignores_them,
     a_shell_opens_and_its_last_code_is_passed_on,
     a_command_ends_with_the_terminal_it_was_started_from,
+    a_sandbox_that_does_not_answer_holds_nobody_up,
 );
+
+for_a_borrower!(a_command_ends_with_the_terminal_it_was_started_from,);
 
 /// What no key of ours ever spells, so that an echo is not taken for an answer.
 const PROMPT: &str = "ready> ";
@@ -243,4 +246,51 @@ fn a_command_ends_with_the_terminal_it_was_started_from(bench: &Bench) {
             (!runs()).then_some(())
         });
     }
+}
+
+fn a_sandbox_that_does_not_answer_holds_nobody_up(bench: &Bench) {
+    let id = bench.create("fix");
+    let init = bench.init(&id).to_string();
+    let kill = |signal: &str, pid: &str| {
+        let status = Command::new("kill").args(["-s", signal, pid]).status();
+        assert!(status.unwrap().success());
+    };
+    let line = "trap '' TERM HUP; echo beg''un; while :; do sleep 0.1; done";
+    for (command, signal, code) in [("exec", "TERM", 143), ("run", "HUP", 129)] {
+        let words = match command {
+            "run" => &["run", "--name", "fix", "--"][..],
+            _ => &["exec", "fix", "--"],
+        };
+        for stop in ["init", "sandbox"] {
+            let mut terminal = bench.on_terminal(&[words, &["bash", "-c", line]].concat());
+            terminal.expect("begun");
+            if stop == "init" {
+                kill("STOP", &init);
+            } else {
+                bench.ok(&["pause", "fix"]);
+            }
+            kill(signal, &terminal.pid().to_string());
+            let status = terminal.wait();
+            assert_eq!(status.code(), Some(code), "{stop}: {}", terminal.shown());
+            assert_eq!(terminal.settings(), terminal.settings_at_first());
+            assert!(
+                terminal.shown().contains("does not answer"),
+                "{}",
+                terminal.shown()
+            );
+            if stop == "init" {
+                kill("CONT", &init);
+            } else {
+                bench.ok(&["resume", "fix"]);
+            }
+        }
+    }
+    // A command that takes a signal its own way, and an init that is there, are left alone.
+    let line =
+        "trap 'echo he''ard; sleep 3; exit 7' TERM; echo beg''un; while :; do sleep 0.1; done";
+    let mut terminal = bench.on_terminal(&["exec", "fix", "--", "bash", "-c", line]);
+    terminal.expect("begun");
+    kill("TERM", &terminal.pid().to_string());
+    terminal.expect("heard");
+    assert_eq!(terminal.wait().code(), Some(7), "{}", terminal.shown());
 }

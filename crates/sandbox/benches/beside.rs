@@ -54,6 +54,7 @@ fn config(name: &str) -> SandboxConfig {
         ports: Ports::default(),
         limits: Limits::default(),
         system: System::default(),
+        trust: None,
     }
 }
 

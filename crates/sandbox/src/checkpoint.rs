@@ -212,8 +212,11 @@ pub fn fork(
     })
 }
 
+/// How a tree is removed that may hold files of other ids.
+pub type Remover<'a> = &'a dyn Fn(&Path) -> std::io::Result<()>;
+
 /// Removes a checkpoint.
-pub fn remove(checkpoint: &Path) -> Result<(), CheckpointError> {
+pub fn remove(checkpoint: &Path, remove_tree: Remover<'_>) -> Result<(), CheckpointError> {
     let gone = beside(checkpoint);
     match fs::rename(checkpoint, &gone) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -225,7 +228,7 @@ pub fn remove(checkpoint: &Path) -> Result<(), CheckpointError> {
 
 /// Removes what a crash left unfinished in a directory of checkpoints. Nobody may be making
 /// one there.
-pub fn clear_unfinished(directory: &Path) {
+pub fn clear_unfinished(directory: &Path, remove_tree: Remover<'_>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         if name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {

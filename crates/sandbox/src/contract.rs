@@ -89,6 +89,20 @@ pub struct SandboxConfig {
     /// What it finds as its system, and who it is there.
     #[serde(default)]
     pub system: System,
+    /// Whom its programs trust beside those whom the system does.
+    #[serde(default)]
+    pub trust: Option<Trust>,
+}
+
+/// The root that signs in place of the world's. Programs inside trust it from the start, and
+/// are told of the proxy it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trust {
+    /// The certificate, as PEM.
+    pub root: String,
+    /// The hash of its subject, by which OpenSSL finds it in a directory.
+    pub hash: u32,
 }
 
 /// What a sandbox finds as its system, and who the agent is there.
@@ -219,6 +233,9 @@ pub struct Moved {
     pub bytes: u64,
     /// What stayed behind and why, in words; the first hundred.
     pub left_out: Vec<String>,
+    /// Of what came to the host, the files that run or steer tools there; the first hundred.
+    #[serde(default)]
+    pub steering: Vec<String>,
 }
 
 /// A socket that answers for every address the agent may mean.

@@ -9,6 +9,7 @@
     reason = "the kernel's sandboxing calls have no safe form; each block says why it is sound"
 )]
 
+mod beneath;
 pub mod checkpoint;
 pub mod contract;
 pub mod git;
@@ -16,6 +17,7 @@ pub mod manager;
 pub mod name;
 pub mod namespace;
 mod parallel;
+pub mod progress;
 pub mod terminal;
 pub mod transfer;
 pub mod worker;

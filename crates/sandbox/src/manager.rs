@@ -25,7 +25,7 @@ pub mod row;
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use git2::Oid;
@@ -34,6 +34,7 @@ use policy::id::SandboxId;
 use crate::checkpoint::{self, CheckpointError};
 use crate::contract::{
     Command, Force, Limits, Ports, Sandbox, SandboxConfig, SandboxError, SandboxStatus, System,
+    Trust,
 };
 use crate::git::checkout::Checkouts;
 use crate::git::error::GitError;
@@ -42,11 +43,16 @@ use crate::git::snapshot::Bounds;
 use crate::git::workspace::Plan;
 use crate::name::Slug;
 use crate::namespace::Namespace;
+use crate::parallel;
+use crate::progress::Progress;
 use crate::worker::{SnapshotOrder, SnapshotReport, Worker};
 use row::{Published, Row, Rows, Stage};
 
 /// The most that checkouts may take of the disk.
 const CHECKOUTS: u64 = 4 << 30;
+
+/// How many sandboxes are asked how they are at the same time.
+const ASKED_AT_ONCE: usize = 16;
 
 /// What a new sandbox is to be.
 #[derive(Clone, Debug, Default)]
@@ -67,6 +73,10 @@ pub struct Wanted {
     pub limits: Limits,
     /// What it sees of the system.
     pub system: System,
+    /// Whom its programs trust beside those whom the system does.
+    pub trust: Option<Trust>,
+    /// Hears how far it is.
+    pub progress: Arc<Progress>,
 }
 
 /// Why something could not be done.
@@ -102,9 +112,61 @@ pub enum ManagerError {
         /// How many.
         commits: usize,
     },
+    /// Deleting would lose what is not on the branch.
+    #[error(
+        "sandbox '{name}' holds work that is not on its branch: {what}; {fix}, or use {way_out} \
+         to lose it"
+    )]
+    Unsaved {
+        /// The sandbox.
+        name: Slug,
+        /// What.
+        what: String,
+        /// How to keep it.
+        fix: String,
+        /// The option that does it all the same.
+        way_out: &'static str,
+    },
+    /// The repository is not where it was.
+    #[error(
+        "the repository of sandbox '{name}' is no longer at '{path}'; if it was moved, move it \
+         back or put a link there. `palisade download {name} .` fetches the files, and `palisade \
+         delete --force {name}` gives them up", path = .path.display()
+    )]
+    RepositoryGone {
+        /// The sandbox.
+        name: Slug,
+        /// Where it was.
+        path: PathBuf,
+    },
+    /// Somebody deleted the branch.
+    #[error(
+        "the branch '{branch}' of sandbox '{name}' is gone; `git -C '{path}' branch {branch} \
+         {commit}` makes it anew where it began, and `palisade delete --force {name}` gives the \
+         sandbox up", path = .repository.display()
+    )]
+    BranchGone {
+        /// The sandbox.
+        name: Slug,
+        /// Its branch.
+        branch: String,
+        /// Where it should be.
+        repository: PathBuf,
+        /// Where it began.
+        commit: String,
+    },
     /// Something that needs a repository.
     #[error("sandbox '{0}' works on no repository: it has no branch")]
     NoRepository(Slug),
+}
+
+/// What became of a sandbox's branch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Where it pointed, where it is gone now.
+    pub tip: Option<String>,
+    /// Why it is still there, where it is.
+    pub kept: Option<String>,
 }
 
 /// The sandboxes of a state directory.
@@ -164,6 +226,16 @@ impl Manager {
         }
     }
 
+    /// How each of these is, in their order. A silent one holds up few of the others.
+    pub fn statuses(&self, rows: &[Row]) -> Vec<SandboxStatus> {
+        parallel::ask_all(rows, ASKED_AT_ONCE, |row| match row.stage {
+            Stage::Kept => self.status(&row.id),
+            Stage::Making | Stage::Removing => {
+                SandboxStatus::Error("it could not be removed; delete it again".to_owned())
+            }
+        })
+    }
+
     /// How a sandbox is.
     pub fn status(&self, id: &SandboxId) -> SandboxStatus {
         self.backend.status(id)
@@ -174,7 +246,8 @@ impl Manager {
     pub fn unfinished(&self) -> Result<Vec<Row>, ManagerError> {
         let mut rows = self.rows.all()?;
         for row in &rows {
-            checkpoint::clear_unfinished(&self.checkpoints.join(row.id.as_str()));
+            let checkpoints = self.checkpoints.join(row.id.as_str());
+            checkpoint::clear_unfinished(&checkpoints, &|path| self.backend.remove_files(path));
         }
         rows.retain(|row| row.stage != Stage::Kept);
         for id in self.backend.cleanup()? {
@@ -188,11 +261,10 @@ impl Manager {
 
     /// The branch of a sandbox that was being made or removed is nobody's to hold now.
     fn break_lock(&self, row: &Row) {
-        let Some(repository) = &row.repository else {
+        let Ok(home) = home_of(row) else {
             return;
         };
-        let broken = Home::discover(repository).and_then(|home| home.break_lock(&row.name));
-        if let Err(error) = broken {
+        if let Err(error) = home.break_lock(&row.name) {
             tracing::warn!(sandbox = %row.id, %error, "a branch may still be locked");
         }
     }
@@ -208,6 +280,8 @@ impl Manager {
             id: new_id(&name)?,
             // Without the slash at its end.
             repository: home.as_ref().map(|home| home.root().components().collect()),
+            common: home.as_ref().map(Home::common),
+            branch_made: false,
             base: head.as_ref().map(|head| head.commit.to_string()),
             start: head.as_ref().map(|head| head.commit.to_string()),
             created: now(),
@@ -235,8 +309,7 @@ impl Manager {
     /// Writes the row of a new sandbox, unless its name is taken.
     fn claim(&self, row: Row) -> Result<Row, ManagerError> {
         let _claiming = self.claiming();
-        let twin = |other: &Row| (&other.name, &other.repository) == (&row.name, &row.repository);
-        if self.rows.all()?.iter().any(twin) {
+        if self.rows.all()?.iter().any(|other| other.is_twin_of(&row)) {
             return Err(SandboxError::Exists(row.name.to_string()).into());
         }
         self.rows.write(&row)?;
@@ -271,37 +344,68 @@ impl Manager {
             ports: wanted.ports.clone(),
             limits: wanted.limits,
             system: wanted.system.clone(),
+            trust: wanted.trust.clone(),
         };
         self.backend.create_for(&config, spare)?;
         if let (Some((home, _)), Some(plan)) = (start, &plan) {
+            self.fill(row, home, plan, &wanted.progress)?;
+        }
+        Ok(())
+    }
+
+    /// Fills the workspace. Where its ids are lent, beside it, as the operator's: git's work
+    /// is done by us, and giving it away by who can.
+    fn fill(
+        &self,
+        row: &Row,
+        home: &Home,
+        plan: &Plan,
+        progress: &Progress,
+    ) -> Result<(), ManagerError> {
+        let is_lent = self.backend.loan(&[&row.id])?.is_some();
+        let (to, owner) = if is_lent {
+            (self.backend.staging(&row.id), None)
+        } else {
             let owner = self.backend.owner(&row.id)?;
-            let to = self.backend.workspace(&row.id);
-            let manifest = self
-                .checkouts
-                .create_workspace(home, plan, &row.name, &to, owner)?;
-            manifest.save(&self.rows.manifest(&row.id))?;
+            (self.backend.workspace(&row.id), owner)
+        };
+        let made = self
+            .checkouts
+            .create_watched(home, plan, &row.name, &to, owner, progress);
+        let manifest = self.rows.manifest(&row.id);
+        made?.save(&manifest)?;
+        if is_lent {
+            self.backend.settle(&row.id, &manifest)?;
         }
         Ok(())
     }
 
     fn make_branch(&self, row: &Row, home: &Home, commit: Oid) -> Result<(), ManagerError> {
-        home.create_branch(&row.name, commit).map_err(|error| {
-            // The branch is somebody else's: undoing this row must not touch it.
-            let without = Row {
-                repository: None,
-                ..row.clone()
-            };
-            match self.rows.write(&without) {
-                Ok(()) => error.into(),
-                Err(unwritten) => unwritten,
-            }
+        home.create_branch(&row.name, commit, &made_for(row))
+            .map_err(|error| {
+                // The branch is somebody else's: undoing this row must not touch it.
+                let without = Row {
+                    repository: None,
+                    ..row.clone()
+                };
+                match self.rows.write(&without) {
+                    Ok(()) => ManagerError::from(error),
+                    Err(unwritten) => unwritten,
+                }
+            })?;
+        self.rows.write(&Row {
+            branch_made: true,
+            ..row.clone()
         })
     }
 
-    /// Lets a sandbox go on: one that stands still, and one whose processes are gone.
-    pub fn resume(&self, id: &SandboxId) -> Result<(), ManagerError> {
+    /// Lets a sandbox go on: one that stands still, and one whose processes are gone. If it
+    /// starts again, it trusts `trust`.
+    pub fn resume(&self, id: &SandboxId, trust: &Trust) -> Result<(), ManagerError> {
         match self.status(id) {
-            SandboxStatus::Error(_) | SandboxStatus::Unknown => Ok(self.backend.restart(id)?),
+            SandboxStatus::Error(_) | SandboxStatus::Unknown => {
+                Ok(self.backend.restart(id, trust)?)
+            }
             SandboxStatus::Active | SandboxStatus::Paused | SandboxStatus::Missing => {
                 Ok(self.backend.resume(id)?)
             }
@@ -374,14 +478,10 @@ impl Manager {
     }
 
     fn refuse_to_lose_work(&self, row: &Row) -> Result<(), ManagerError> {
-        let Some(repository) = &row.repository else {
-            return Ok(());
-        };
-        let home = match Home::discover(repository) {
+        let home = match home_of(row) {
             Ok(home) => home,
-            // The repository is gone, and with it the branch.
-            Err(GitError::NotARepository(_)) => return Ok(()),
-            Err(other) => return Err(other.into()),
+            Err(ManagerError::NoRepository(_)) => return Ok(()),
+            Err(other) => return Err(other),
         };
         match home.only_on(&row.name) {
             Ok(0) | Err(GitError::NoBranch(_)) => Ok(()),
@@ -393,60 +493,113 @@ impl Manager {
         }
     }
 
+    /// Refuses where a snapshot could not take everything along.
+    pub fn refuse_to_lose_the_rest(
+        &self,
+        row: &Row,
+        report: &SnapshotReport,
+        way_out: &'static str,
+    ) -> Result<(), ManagerError> {
+        let Some(what) = report.unsaved_work() else {
+            return Ok(());
+        };
+        let name = row.name.clone();
+        let mut fixes = Vec::new();
+        if report.stray_count > 0 || report.import_error.is_some() {
+            fixes.push(format!(
+                "`palisade resume {name}`, merge inside what shall be kept, and `palisade \
+                 snapshot {name}`"
+            ));
+        }
+        if report.unsaved > 0 {
+            fixes.push(format!("fetch files with `palisade download {name} PATH`"));
+        }
+        let fix = fixes.join("; ");
+        Err(ManagerError::Unsaved {
+            name,
+            what,
+            fix,
+            way_out,
+        })
+    }
+
     /// Removes what is there of a sandbox that is not kept: processes, files, branch, row.
-    /// Returns where the branch pointed.
-    pub fn remove(&self, id: &SandboxId) -> Result<Option<String>, ManagerError> {
+    pub fn remove(&self, id: &SandboxId) -> Result<Removed, ManagerError> {
         let row = self.rows.read(id)?;
         match self.backend.delete(id, Force::Yes) {
             Ok(()) | Err(SandboxError::NotFound(_)) => {}
             Err(other) => return Err(other.into()),
         }
-        let tip = self.remove_branch(&row)?;
+        let removed = self.remove_branch(&row)?;
         self.remove_checkpoints(id)?;
         self.rows.forget(id)?;
-        Ok(tip)
+        Ok(removed)
     }
 
-    fn remove_branch(&self, row: &Row) -> Result<Option<String>, ManagerError> {
-        let (Some(repository), Some(start)) = (&row.repository, &row.start) else {
-            return Ok(None);
+    fn remove_branch(&self, row: &Row) -> Result<Removed, ManagerError> {
+        let (Some(_), Some(start)) = (&row.repository, &row.start) else {
+            return Ok(Removed::default());
         };
         // Of one that was never whole, only what create made itself.
         let only_at = match row.stage {
             Stage::Making => Some(commit_of(start)?),
             Stage::Kept | Stage::Removing => None,
         };
-        let home = match Home::discover(repository) {
+        let home = match home_of(row) {
             Ok(home) => home,
-            Err(GitError::NotARepository(_)) => return Ok(None),
-            Err(other) => return Err(other.into()),
+            Err(ManagerError::RepositoryGone { path, .. }) => {
+                return Ok(Removed {
+                    tip: None,
+                    kept: Some(format!("there is no repository at '{}'", path.display())),
+                });
+            }
+            Err(other) => return Err(other),
         };
+        // A crash may have come before we made it, and an equal branch be somebody else's.
+        let ours = row.branch_made || home.was_made_for(&row.name, &made_for(row));
+        if row.stage == Stage::Making && !ours {
+            return Ok(Removed::default());
+        }
         let tip = home.tip(&row.name).ok().map(|tip| tip.to_string());
         match home.delete_branch(&row.name, only_at) {
-            Ok(()) => Ok(tip),
-            Err(GitError::NoBranch(_) | GitError::Moved(_)) => Ok(None),
+            Ok(()) => Ok(Removed { tip, kept: None }),
+            Err(GitError::NoBranch(_)) => Ok(Removed::default()),
             // The operator works on it: it is theirs now.
-            Err(GitError::BranchInUse(branch)) => {
-                tracing::warn!(branch, "a branch is checked out and stays");
-                Ok(None)
-            }
+            Err(error @ (GitError::BranchInUse(_) | GitError::Moved(_))) => Ok(Removed {
+                tip: None,
+                kept: Some(error.to_string()),
+            }),
             Err(other) => Err(other.into()),
         }
     }
 
     /// Commits the workspace as it is, and the agent's own commits, to the branch.
-    pub fn snapshot(&self, id: &SandboxId, message: &str) -> Result<SnapshotReport, ManagerError> {
+    pub fn snapshot(
+        &self,
+        id: &SandboxId,
+        message: &str,
+        bounds: &Bounds,
+    ) -> Result<SnapshotReport, ManagerError> {
         let row = self.row(id)?;
-        let (Some(repository), Some(base)) = (&row.repository, &row.base) else {
+        let Some(base) = &row.base else {
             return Err(ManagerError::NoRepository(row.name));
         };
+        let home = home_of(&row)?;
+        if let Err(GitError::NoBranch(branch)) = home.tip(&row.name) {
+            return Err(ManagerError::BranchGone {
+                repository: home.root().to_owned(),
+                commit: row.start.unwrap_or_default(),
+                name: row.name,
+                branch,
+            });
+        }
         let order = SnapshotOrder {
-            repository: repository.clone(),
+            repository: home.root().to_owned(),
             slug: row.name.clone(),
             workspace: self.backend.workspace(id),
             manifest: self.rows.manifest(id),
             message: message.to_owned(),
-            bounds: Bounds::default(),
+            bounds: bounds.clone(),
         };
         // Git runs inside, as the agent; a sandbox that stands still tells nothing, and its
         // files are read all the same.
@@ -476,8 +629,46 @@ impl Manager {
             .transpose()
             .map_err(SandboxError::system("reading the agent's commits"))?;
         // Dropped afterwards, the command is killed: an agent's git may never end.
-        Ok(self.worker.snapshot(&order, output)?)
+        let loan = match self.backend.loan(&[id]) {
+            // A record that cannot be read keeps nobody's work from coming home.
+            Err(SandboxError::System { .. }) => None,
+            other => other?,
+        };
+        let worker = self.worker.clone().with_loan(loan);
+        Ok(worker.snapshot(&order, output)?)
     }
+}
+
+/// The repository of a sandbox. One further up that holds the place where it was is another;
+/// a worktree that is gone has left the repository itself where it is.
+fn home_of(row: &Row) -> Result<Home, ManagerError> {
+    let Some(repository) = &row.repository else {
+        return Err(ManagerError::NoRepository(row.name.clone()));
+    };
+    let is_it = |home: &Home| match &row.common {
+        // By way of the link that may be where it was.
+        Some(common) => std::fs::canonicalize(common).is_ok_and(|now| now == home.common()),
+        None => home.root().components().eq(repository.components()),
+    };
+    for path in [Some(repository), row.common.as_ref()]
+        .into_iter()
+        .flatten()
+    {
+        match Home::discover(path) {
+            Ok(home) if is_it(&home) => return Ok(home),
+            Ok(_) | Err(GitError::NotARepository(_)) => {}
+            Err(other) => return Err(other.into()),
+        }
+    }
+    Err(ManagerError::RepositoryGone {
+        name: row.name.clone(),
+        path: repository.clone(),
+    })
+}
+
+/// What the log of a branch says that a sandbox was made with.
+fn made_for(row: &Row) -> String {
+    format!("palisade: create sandbox {}", row.id)
 }
 
 fn commit_of(text: &str) -> Result<Oid, ManagerError> {

@@ -16,50 +16,60 @@
 //! subcommand ends in [`launch::init_main`].
 
 mod allowlist;
+mod birth;
 mod cgroup;
+mod chore;
+mod clearing;
 pub mod client;
+mod diagnosis;
 mod dial;
 mod disk;
 mod domain;
 pub(crate) mod ends;
+mod environment;
 mod errand;
 pub(crate) mod hardening;
 mod identity;
 mod init;
 pub mod launch;
 mod layer;
+pub mod loan;
 mod lock;
 mod netlink;
 mod network;
 mod order;
+mod owner;
 pub(crate) mod packet;
 mod ports;
 mod process;
 pub mod protocol;
-pub(crate) mod removal;
+mod record;
+pub mod removal;
 mod restart;
 mod reuse;
 mod root;
 mod seccomp;
+mod sockets;
 mod step;
+mod steward;
+mod subids;
 pub mod survey;
 mod tree;
+mod trust;
 mod veil;
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
-use std::io::{Error, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
 
 use nix::fcntl::Flock;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::Uid;
 use policy::id::SandboxId;
-use serde::{Deserialize, Serialize};
 
 use crate::contract::lifecycle::{Event, Phase};
 use crate::contract::{
@@ -67,29 +77,9 @@ use crate::contract::{
     SandboxMetadata, SandboxStatus, Transfer,
 };
 use client::{Running, Session};
-use lock::{lock, open_lock, try_lock};
-use protocol::{Identity, Order, Report, Size, Spec};
-
-/// How long building a sandbox may take before it is given up.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// The same for one whose layers are looked through first, from a slow disk at worst.
-const PATIENCE_WITH_LAYERS: Duration = Duration::from_secs(180);
-
-/// Variables of the operator's that programs inside may know, beside `LC_*`.
-const PASSED_ON: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
-
-/// What the sandbox says of itself.
-const ITS_OWN: &[(&str, &str)] = &[
-    (
-        "PATH",
-        "/home/agent/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    ),
-    ("HOME", "/home/agent"),
-    ("USER", "agent"),
-    ("LOGNAME", "agent"),
-    ("SHELL", "/bin/sh"),
-];
+use lock::{lock, open_lock};
+use protocol::{Identity, Order, Size, Spec};
+use record::{Process, Record};
 
 /// The backend.
 #[derive(Clone, Debug)]
@@ -97,26 +87,6 @@ pub struct Namespace {
     directory: PathBuf,
     program: PathBuf,
     arguments: Vec<OsString>,
-}
-
-/// What is known of a sandbox between two processes of ours.
-#[derive(Debug, Serialize, Deserialize)]
-struct Record {
-    phase: Phase,
-    config: SandboxConfig,
-    identity: Identity,
-    cgroups: Vec<PathBuf>,
-    init: Option<Process>,
-    /// Who makes it.
-    creator: Process,
-    warnings: Vec<String>,
-}
-
-/// A process for all time: its number may come again, but not with this start.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Process {
-    pid: i32,
-    started: u64,
 }
 
 impl Namespace {
@@ -198,6 +168,16 @@ impl Namespace {
         self.session(id)?.start(command, terminal)
     }
 
+    /// Whether a sandbox answers now. One that stands still does not.
+    pub fn answers(&self, id: &SandboxId) -> bool {
+        match self.recorded(id) {
+            SandboxStatus::Active | SandboxStatus::Unknown => {
+                !matches!(Session::open(&self.place(id)), Err(SandboxError::Silent(_)))
+            }
+            SandboxStatus::Paused | SandboxStatus::Missing | SandboxStatus::Error(_) => false,
+        }
+    }
+
     /// Connects to a port of the agent's own localhost, IPv4 first. The socket does not block.
     pub fn connect(&self, id: &SandboxId, port: u16) -> Result<OwnedFd, SandboxError> {
         self.session(id)?.connect(port)
@@ -208,48 +188,15 @@ impl Namespace {
         self.session(id)?.open_ports()
     }
 
-    /// Removes what a crash left behind: sandboxes half made or half deleted, with nobody at
-    /// work on them. Returns their ids.
-    pub fn cleanup(&self) -> Result<Vec<SandboxId>, SandboxError> {
-        let system = SandboxError::system("clearing what a crash left");
-        let entries = match fs::read_dir(&self.directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other.map_err(system)?,
-        };
-        let mut cleared = Vec::new();
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let Some(Ok(id)) = name.to_str().map(SandboxId::parse) else {
-                continue;
-            };
-            // Nobody claims a directory while we look whether it is claimed.
-            let claims = self.lock_all()?;
-            let place = self.place(&id);
-            let record = self.read(&id).ok();
-            let _mine = match try_lock(&place.join("lock"))? {
-                Some(mine) => mine,
-                // A dead creator's child has its descriptors until it executes: not for long.
-                None if record.as_ref().is_some_and(|one| !one.creator.lives()) => {
-                    lock(&place.join("lock"))?
-                }
-                None => continue,
-            };
-            drop(claims);
-            // A record that cannot be read says nothing, and what may hold work is not removed.
-            let rubbish = match self.read(&id) {
-                Ok(record) => record.phase.is_unfinished().then_some(Some(record)),
-                Err(SandboxError::NotFound(_)) if !place.join("fs").exists() => Some(None),
-                Err(_) => None,
-            };
-            if let Some(record) = rubbish {
-                // One that cannot be cleared must not keep the others from being.
-                match self.destroy(&id, record) {
-                    Ok(()) => cleared.push(id),
-                    Err(error) => tracing::warn!(sandbox = %id, %error, "a sandbox is not cleared"),
-                }
-            }
-        }
-        Ok(cleared)
+    /// The path, inside, of the program whose connection leads from one address to another,
+    /// where that is certain. Takes a quarter of a second at most, whatever init does.
+    pub fn connected_by(
+        &self,
+        id: &SandboxId,
+        from: SocketAddr,
+        to: SocketAddr,
+    ) -> Result<Option<String>, SandboxError> {
+        client::owner(&self.place(id), from, to)
     }
 
     fn place(&self, id: &SandboxId) -> PathBuf {
@@ -272,33 +219,6 @@ impl Namespace {
             }
             other => other,
         })
-    }
-
-    fn read(&self, id: &SandboxId) -> Result<Record, SandboxError> {
-        match fs::read(self.place(id).join("record.json")) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                Err(SandboxError::NotFound(id.to_string()))
-            }
-            Err(error) => Err(SandboxError::system("reading the sandbox's record")(error)),
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(SandboxError::system("reading the sandbox's record")),
-        }
-    }
-
-    /// Writes the record, whole or not at all.
-    fn write(&self, record: &Record) -> Result<(), SandboxError> {
-        let place = self.place(&record.config.id);
-        let write = || {
-            let bytes = serde_json::to_vec_pretty(record)?;
-            let new = place.join("record.new");
-            fs::write(&new, bytes)?;
-            // What is unfinished need not outlive a power cut: its processes do not either.
-            if !record.phase.is_unfinished() {
-                File::open(&new)?.sync_all()?;
-            }
-            fs::rename(new, place.join("record.json"))
-        };
-        write().map_err(SandboxError::system("writing the sandbox's record"))
     }
 
     /// Why nothing runs in a sandbox that init has stopped.
@@ -348,13 +268,7 @@ impl Namespace {
     /// Refuses what cannot be, before anything is touched.
     fn check(&self, config: &SandboxConfig) -> Result<(), SandboxError> {
         let refused = |step: String, reason| SandboxError::Create { step, reason };
-        if config.system.root && !Uid::effective().is_root() {
-            let reason = "it needs ids of the sandbox's own, which only a gate started by root \
-                          has; without it, installs into the home, a virtual environment or an \
-                          npm prefix work"
-                .to_owned();
-            return Err(refused("--root".to_owned(), reason));
-        }
+        Self::check_root(config)?;
         if config.system.nested && !Uid::effective().is_root() && cgroup::is_delegated() {
             let reason = "this gate's cgroup may be written by its user, who the agent is as \
                           well: with user namespaces it could raise its own limits. Start the \
@@ -394,17 +308,21 @@ impl Namespace {
         open_lock(&place.join("launcher.lock")).map_err(system())?;
         let taken = self.taken_ranges();
         let seed = place.to_string_lossy();
-        let identity = identity::choose(Uid::effective().is_root(), &seed, &taken, wished).ok_or(
-            SandboxError::Unavailable {
+        let root = Uid::effective().is_root();
+        let identity = if config.system.root && !root {
+            self.lend(&seed, &taken)?
+        } else {
+            identity::choose(root, &seed, &taken, wished).ok_or(SandboxError::Unavailable {
                 backend: "namespace",
                 reason: "every range of ids is taken; delete a sandbox".to_owned(),
-            },
-        )?;
+            })?
+        };
         let record = Record {
             phase: Phase::Creating,
             config: config.clone(),
             identity,
-            cgroups: Vec::new(),
+            // On record before they are there, or a crash would leave them.
+            cgroups: cgroup::plan(&self.cgroup_name(&config.id)),
             init: None,
             creator: Process::this().map_err(system())?,
             warnings: Vec::new(),
@@ -422,7 +340,7 @@ impl Namespace {
             .filter_map(|entry| {
                 let id = SandboxId::parse(entry.file_name().to_str()?).ok()?;
                 match self.read(&id).ok()?.identity {
-                    Identity::Range { first } => Some(first),
+                    Identity::Range { first, .. } => Some(first),
                     Identity::Single => None,
                 }
             })
@@ -431,10 +349,12 @@ impl Namespace {
 
     /// Everything of `create` that has an undo.
     fn build(&self, record: &mut Record, has_tree: bool, then: Event) -> Result<(), SandboxError> {
-        // On record before they are there, or a crash would leave them.
         let limits = record.config.limits;
-        record.cgroups = cgroup::plan(&self.cgroup_name(&record.config.id));
-        self.write(record)?;
+        let planned = cgroup::plan(&self.cgroup_name(&record.config.id));
+        if record.cgroups != planned {
+            record.cgroups = planned;
+            self.write(record)?;
+        }
         let (cgroups, counted) = cgroup::make(&record.cgroups, limits);
         record.cgroups.clone_from(&cgroups);
         for (limited, what) in [(counted.memory, "memory"), (counted.pids, "processes")] {
@@ -448,7 +368,8 @@ impl Namespace {
             directory: self.place(&record.config.id),
             config: record.config.clone(),
             identity: record.identity,
-            environment: environment(std::env::vars(), &record.config),
+            loan: steward::loan_for(record.identity)?,
+            environment: environment::environment(std::env::vars(), &record.config),
             cgroups,
             has_tree,
             counted,
@@ -471,89 +392,6 @@ impl Namespace {
         drop(line);
         let _ = launcher.wait();
         result
-    }
-
-    fn accompany(
-        &self,
-        record: &mut Record,
-        line: &OwnedFd,
-        order: &Order,
-        then: Event,
-    ) -> Result<(), SandboxError> {
-        let failed = |error: Error| SandboxError::Create {
-            step: "talking to the launcher".to_owned(),
-            reason: error.to_string(),
-        };
-        packet::send(line.as_fd(), order, &[]).map_err(failed)?;
-        let mut end = [PollFd::new(line.as_fd(), PollFlags::POLLIN)];
-        let system = &record.config.system;
-        let patience = if system.root || !system.host_paths.is_empty() {
-            PATIENCE_WITH_LAYERS
-        } else {
-            PATIENCE
-        };
-        let patience = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
-        match poll(&mut end, patience) {
-            Ok(0) => return Err(failed(Error::from(ErrorKind::TimedOut))),
-            Ok(_) => {}
-            Err(errno) => return Err(failed(errno.into())),
-        }
-        match packet::receive::<Report>(line.as_fd()).map_err(failed)? {
-            Some((
-                Report::Running {
-                    pid,
-                    started,
-                    warnings,
-                },
-                _,
-            )) => {
-                record.init = Some(Process { pid, started });
-                record.warnings.extend(warnings);
-            }
-            Some((Report::Failed { step, reason }, _)) => {
-                return Err(SandboxError::Create { step, reason });
-            }
-            Some(_) | None => return Err(failed(Error::from(ErrorKind::UnexpectedEof))),
-        }
-        // Still `creating`, but now whoever finds it knows whom to end.
-        self.write(record)?;
-        packet::send(line.as_fd(), &Report::Live, &[]).map_err(failed)?;
-        // The launcher's end tells that init is on its own.
-        if let Some((Report::Failed { step, reason }, _)) =
-            packet::receive::<Report>(line.as_fd()).map_err(failed)?
-        {
-            return Err(SandboxError::Create { step, reason });
-        }
-        record.phase = record.phase.after(then)?;
-        self.write(record)
-    }
-
-    /// Kills, waits, removes. Whoever calls it holds the lock.
-    fn destroy(&self, id: &SandboxId, record: Option<Record>) -> Result<(), SandboxError> {
-        let system = |step| SandboxError::system::<Error>(step);
-        let place = self.place(id);
-        // A launcher whose creator is gone ends by itself, and takes its init along.
-        let launcher = place.join("launcher.lock");
-        if launcher.exists() {
-            drop(lock(&launcher)?);
-        }
-        let (init, cgroups) = match record {
-            Some(mut record) => {
-                record.phase = record.phase.after(Event::Delete)?;
-                self.write(&record)?;
-                (record.init, record.cgroups)
-            }
-            None => (Process::behind(&place), cgroup::plan(&self.cgroup_name(id))),
-        };
-        if let Some(init) = init {
-            init.end(&cgroups)
-                .map_err(system("ending the sandbox's processes"))?;
-        }
-        cgroup::remove(&cgroups).map_err(system("removing the sandbox's cgroups"))?;
-        // The record goes last: until then the deletion can be taken up again.
-        removal::remove_tree(&place.join("fs"))
-            .and_then(|()| removal::remove_tree(&place))
-            .map_err(system("removing the sandbox's files"))
     }
 
     fn set_frozen(&self, id: &SandboxId, event: Event) -> Result<(), SandboxError> {
@@ -657,68 +495,6 @@ impl Sandbox for Namespace {
     }
 }
 
-impl Process {
-    /// The one we are in.
-    fn this() -> std::io::Result<Self> {
-        let pid = nix::unistd::getpid().as_raw();
-        let started = process::start_time(pid)?;
-        Ok(Self { pid, started })
-    }
-
-    /// The init that listens at a sandbox's `init.sock`, where no record names it.
-    fn behind(place: &Path) -> Option<Self> {
-        let pid = client::listener(place).ok()?;
-        let started = process::start_time(pid).ok()?;
-        // It still listens, so the number was its own all the time.
-        (client::listener(place).ok()? == pid).then_some(Self { pid, started })
-    }
-
-    fn lives(self) -> bool {
-        process::start_time(self.pid).is_ok_and(|started| started == self.started)
-    }
-
-    /// Kills it, with it everything in its namespace, and waits for the end.
-    fn end(self, cgroups: &[PathBuf]) -> std::io::Result<()> {
-        let Ok(held) = launch::open_process(self.pid) else {
-            return Ok(());
-        };
-        // Held first, compared then: the number cannot change hands in between.
-        if !self.lives() {
-            return Ok(());
-        }
-        launch::kill_process(held.as_fd())?;
-        // A frozen process of version 1 dies when it thaws.
-        let _ = cgroup::freeze(cgroups, false);
-        let mut end = [PollFd::new(held.as_fd(), PollFlags::POLLIN)];
-        let patience = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
-        match poll(&mut end, patience)? {
-            0 => Err(Error::from(ErrorKind::TimedOut)),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// The variables of every process inside: the sandbox's own, a few of the operator's, and
-/// what was asked for. Later ones win.
-fn environment(
-    operator: impl Iterator<Item = (String, String)>,
-    config: &SandboxConfig,
-) -> Vec<(String, String)> {
-    let account = config.system.root.then_some("root");
-    let account = account.into_iter().flat_map(|name| {
-        ["USER", "LOGNAME"].map(|variable| (variable.to_owned(), name.to_owned()))
-    });
-    let passed_on =
-        operator.filter(|(name, _)| PASSED_ON.contains(&name.as_str()) || name.starts_with("LC_"));
-    ITS_OWN
-        .iter()
-        .map(|&(name, value)| (name.to_owned(), value.to_owned()))
-        .chain(account)
-        .chain(passed_on)
-        .chain(config.environment.iter().cloned())
-        .collect()
-}
-
 /// A short word for a path: two gates may have a sandbox of the same id.
 fn seal(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
@@ -730,47 +506,4 @@ fn seal(path: &Path) -> String {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
     format!("{hash:016x}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_operators_environment_stays_outside_but_for_a_few_words() {
-        let operator = [
-            ("TERM", "xterm"),
-            ("LC_ALL", "C.UTF-8"),
-            ("AWS_SECRET_ACCESS_KEY", "no"),
-            ("PATH", "/operator/bin"),
-            ("HOME", "/home/operator"),
-            ("LD_PRELOAD", "no"),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let config = SandboxConfig {
-            id: SandboxId::parse("one").unwrap(),
-            name: crate::name::Slug::from_name("one").unwrap(),
-            environment: vec![("CI".to_owned(), "1".to_owned())],
-            ports: crate::contract::Ports::default(),
-            limits: crate::contract::Limits::default(),
-            system: crate::contract::System::default(),
-        };
-        let names: Vec<_> = environment(operator.into_iter(), &config)
-            .into_iter()
-            .map(|(name, value)| format!("{name}={value}"))
-            .filter(|line| !line.starts_with("PATH=/home/agent"))
-            .collect();
-        assert_eq!(
-            names,
-            [
-                "HOME=/home/agent",
-                "USER=agent",
-                "LOGNAME=agent",
-                "SHELL=/bin/sh",
-                "TERM=xterm",
-                "LC_ALL=C.UTF-8",
-                "CI=1"
-            ]
-        );
-    }
 }

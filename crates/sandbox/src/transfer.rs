@@ -13,7 +13,6 @@
 //! The format is read by our own strict reader: extension headers of a hostile archive have
 //! to be bounded, and what is not understood has to be refused, not skipped.
 
-mod beneath;
 mod header;
 mod merge;
 mod packer;
@@ -51,12 +50,28 @@ pub fn pack(
     into: &mut dyn Write,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Moved, TransferError> {
-    let no_bounds = Transfer {
-        bytes: u64::MAX,
-        entries: u64::MAX,
-    };
-    pack_within(source, into, &no_bounds, progress)
+    pack_within(source, into, &NO_BOUNDS, progress)
 }
+
+/// As [`pack`], but for our own state directory: it is left out with a note, whatever it is
+/// called there. The sandbox that the archive goes to is in it, and would pack itself. A
+/// source within it is refused.
+pub fn pack_around(
+    state: &Path,
+    source: &Path,
+    into: &mut dyn Write,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Moved, TransferError> {
+    let mut packer = Packer::new(into, &NO_BOUNDS, progress);
+    packer.leave_out(state)?;
+    packer.add(source)?;
+    packer.finish()
+}
+
+const NO_BOUNDS: Transfer = Transfer {
+    bytes: u64::MAX,
+    entries: u64::MAX,
+};
 
 /// As [`pack`], and no more than `bounds`.
 pub(crate) fn pack_within(
@@ -93,6 +108,8 @@ pub struct Rules {
     pub overwrite: Overwrite,
     /// Which links are made.
     pub links: Links,
+    /// What becomes of repositories.
+    pub repositories: Repositories,
 }
 
 impl Rules {
@@ -100,12 +117,14 @@ impl Rules {
     pub const FOR_HOST: Self = Self {
         overwrite: Overwrite::No,
         links: Links::Inside,
+        repositories: Repositories::LeftOut,
     };
 
     /// For what an operator brings: the agent could make any link itself.
     pub(crate) const FOR_SANDBOX: Self = Self {
         overwrite: Overwrite::Yes,
         links: Links::Any,
+        repositories: Repositories::Any,
     };
 }
 
@@ -124,6 +143,16 @@ pub enum Links {
     /// Those that stay below the target; others are left out with a note.
     Inside,
     /// All.
+    Any,
+}
+
+/// What becomes of a `.git`, in any spelling that some file system takes for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repositories {
+    /// It is left out with a note: its hooks and its configuration start programs as soon as
+    /// somebody runs git there. Other files that steer tools are named.
+    LeftOut,
+    /// It is like any other file.
     Any,
 }
 
@@ -201,6 +230,9 @@ pub enum Refusal {
     /// A directory would take the place of something else, or the other way.
     #[error("something of another kind is there")]
     OtherKind,
+    /// It holds the sandboxes themselves.
+    #[error("it is in palisade's own state directory, which holds the sandbox it would go to")]
+    OurOwn,
 }
 
 impl TransferError {
@@ -229,10 +261,14 @@ impl TransferError {
 
 /// Notes that something stays behind.
 fn leave_out(moved: &mut Moved, path: &[u8], why: &str) {
-    if moved.left_out.len() < MOST_NOTES {
+    note(&mut moved.left_out, path, why);
+}
+
+fn note(notes: &mut Vec<String>, path: &[u8], why: &str) {
+    if notes.len() < MOST_NOTES {
         let path = String::from_utf8_lossy(path);
         // As much as a person reads, and all notes together as much as a pipe holds.
         let path: String = path.escape_debug().take(LONGEST_NOTE).collect();
-        moved.left_out.push(format!("{path}: {why}"));
+        notes.push(format!("{path}: {why}"));
     }
 }

@@ -15,7 +15,7 @@
 //!
 //! **Never here:** a key, the operator's environment, a program started, a socket opened.
 
-mod confinement;
+pub(crate) mod confinement;
 mod duty;
 
 use std::ffi::{OsStr, OsString};
@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::git::error::GitError;
 use crate::git::snapshot::Bounds;
 use crate::name::Slug;
+use crate::namespace::loan::Loan;
 use crate::namespace::packet;
 
 pub use duty::worker_main;
@@ -51,6 +52,7 @@ pub struct Worker {
     program: PathBuf,
     arguments: Vec<OsString>,
     limits: WorkerLimits,
+    loan: Option<Loan>,
 }
 
 /// What a worker may use up.
@@ -117,8 +119,37 @@ pub struct SnapshotReport {
     pub skipped: Vec<Skipped>,
     /// How many paths were left out.
     pub left_out: u64,
+    /// How many of those may be work.
+    pub unsaved: u64,
     /// Why the agent's commits did not come in, where they did not.
     pub import_error: Option<String>,
+    /// Commits that are in the workspace's repository only, in words, as far as they fit.
+    pub strays: Vec<String>,
+    /// How many of those there are.
+    pub stray_count: u64,
+}
+
+impl SnapshotReport {
+    /// What is in the workspace only, in words: the first few, and how many more.
+    pub fn unsaved_work(&self) -> Option<String> {
+        const SHOWN: usize = 5;
+        let files = usize::try_from(self.unsaved).unwrap_or(usize::MAX);
+        let files = self.skipped.iter().take(files);
+        let files = files.map(|one| format!("'{}' ({})", one.path.escape_debug(), one.why));
+        let all = self.unsaved.saturating_add(self.stray_count);
+        let named: Vec<String> = self
+            .strays
+            .iter()
+            .cloned()
+            .chain(files)
+            .take(SHOWN)
+            .collect();
+        let more = all.saturating_sub(named.len() as u64);
+        let more = (more > 0).then(|| format!("{more} more"));
+        let refused = self.import_error.iter().cloned();
+        let parts: Vec<String> = named.into_iter().chain(more).chain(refused).collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
 }
 
 /// A path that a snapshot left out.
@@ -137,6 +168,8 @@ pub struct Skipped {
 struct Order {
     snapshot: SnapshotOrder,
     limits: WorkerLimits,
+    /// Leave to read as the workspace's ids, where they are lent.
+    loan: Option<Loan>,
 }
 
 /// What it answers.
@@ -153,7 +186,15 @@ impl Worker {
             program,
             arguments,
             limits: WorkerLimits::default(),
+            loan: None,
         }
+    }
+
+    /// With leave to read as a workspace's lent ids.
+    #[must_use]
+    pub fn with_loan(mut self, loan: Option<Loan>) -> Self {
+        self.loan = loan;
+        self
     }
 
     /// With other limits.
@@ -178,6 +219,7 @@ impl Worker {
         let mut order = Order {
             snapshot: order.clone(),
             limits: self.limits,
+            loan: self.loan.clone(),
         };
         let message = &mut order.snapshot.message;
         message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
@@ -206,6 +248,10 @@ impl Worker {
                     how: format!("took longer than {} s and was ended", self.limits.seconds),
                     hint: "",
                 })
+            }
+            // It was gone before it could be told anything.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+                Err(fate(child.kill(), &self.limits))
             }
             Err(error) => {
                 child.kill();
@@ -243,9 +289,10 @@ impl Started {
         self.0.wait().ok()
     }
 
-    fn kill(&mut self) {
+    /// Ends it, and tells how it ended if that was before.
+    fn kill(&mut self) -> Option<ExitStatus> {
         let _ = self.0.kill();
-        let _ = self.0.wait();
+        self.0.wait().ok()
     }
 }
 

@@ -21,6 +21,7 @@ use sandbox::checkpoint::{
     CheckpointBounds, CheckpointError, Copied, Progress, clear_unfinished, fork, remove, restore,
     save,
 };
+use sandbox::namespace::removal::remove_tree;
 use tempfile::TempDir;
 
 fn quiet(_: Progress) {}
@@ -316,9 +317,9 @@ fn what_is_closed_to_its_owner_is_kept_and_stays_closed() {
         set_mode(&dir.join("inner"), 0o700);
         assert_eq!(mode(&dir.join("inner/file")), 0);
     }
-    remove(&place.at("one")).unwrap();
+    remove(&place.at("one"), &remove_tree).unwrap();
     assert!(!place.at("one").exists());
-    remove(&place.at("one")).unwrap();
+    remove(&place.at("one"), &remove_tree).unwrap();
 }
 
 #[test]
@@ -365,7 +366,7 @@ fn a_label_is_taken_once_and_rubbish_is_no_checkpoint() {
     let odd = restore(&place.at("one"), &place.at("back"), None, bounds, &quiet);
     assert!(matches!(odd, Err(CheckpointError::Unreadable { .. })));
     std::fs::create_dir(place.at(".unfinished-checkpoint-1-1")).unwrap();
-    clear_unfinished(place.temp.path());
+    clear_unfinished(place.temp.path(), &remove_tree);
     assert_eq!(place.leftovers(), 0);
 }
 

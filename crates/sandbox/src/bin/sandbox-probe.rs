@@ -12,7 +12,9 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 fn main() {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    // Its own name need not be text.
+    let words = std::env::args_os().skip(1);
+    let words: Vec<String> = words.filter_map(|word| word.into_string().ok()).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["forbidden"] => forbidden(),
@@ -29,6 +31,15 @@ fn main() {
         ["send", address] => println!("{}", tell(send(address))),
         ["fork", count] => println!("{}", multiply(count.parse().unwrap_or(0))),
         ["eat", megabytes] => println!("{}", eat(megabytes.parse().unwrap_or(0))),
+        ["hoard", path] => println!("{}", tell(hoard(path, true))),
+        ["hoard-hidden", path] => println!("{}", tell(hoard(path, false))),
+        ["share", address, rest @ ..] => println!("{}", tell(share(address, rest))),
+        ["become", address, rest @ ..] => println!("{}", tell(become_other(address, rest))),
+        ["apart", address] => println!("{}", tell(apart(address))),
+        ["crowd", address, count] => {
+            println!("{}", tell(crowd(address, count.parse().unwrap_or(0))));
+        }
+        ["wait"] => wait(),
         _ => println!("what?"),
     }
 }
@@ -156,6 +167,90 @@ fn eat(megabytes: usize) -> usize {
     eaten.len()
 }
 
+/// Writes much to a file that only one thread has, and that has no name any more; as a
+/// process that may be looked into, or not.
+fn hoard(path: &str, dumpable: bool) -> std::io::Result<()> {
+    let dumpable = libc::c_int::from(dumpable);
+    // SAFETY: plain numbers.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, dumpable, 0, 0, 0) };
+    let path = path.to_owned();
+    let thread = std::thread::spawn(move || {
+        // SAFETY: a number; the thread's descriptors become its own.
+        unsafe { libc::unshare(libc::CLONE_FILES) };
+        let mut file = std::fs::File::create(&path)?;
+        std::fs::remove_file(&path)?;
+        for _ in 0..4096 {
+            file.write_all(&[1; 65536])?;
+        }
+        loop {
+            std::thread::park();
+        }
+    });
+    thread
+        .join()
+        .unwrap_or_else(|_| Err(Error::other("it died")))
+}
+
+fn wait() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Connects with a socket that every program has which is started from here.
+fn connect_openly(address: &str) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
+    // SAFETY: changes a flag of a descriptor that outlives the call.
+    unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&stream), libc::F_SETFD, 0) };
+    Ok(stream)
+}
+
+fn command(words: &[&str]) -> std::process::Command {
+    let mut command = std::process::Command::new(words.first().copied().unwrap_or_default());
+    command.args(words.get(1..).unwrap_or_default());
+    command
+}
+
+/// Connects, and has another program that holds the connection too.
+fn share(address: &str, other: &[&str]) -> std::io::Result<()> {
+    let _stream = connect_openly(address)?;
+    command(other).spawn()?.wait()?;
+    wait()
+}
+
+/// Connects, and is another program from then on.
+fn become_other(address: &str, other: &[&str]) -> std::io::Result<()> {
+    let _stream = connect_openly(address)?;
+    Err(std::os::unix::process::CommandExt::exec(&mut command(
+        other,
+    )))
+}
+
+/// Connects in a thread whose descriptors are its own.
+fn apart(address: &str) -> std::io::Result<()> {
+    let address = address.to_owned();
+    let thread = std::thread::spawn(move || {
+        // SAFETY: a number; the thread's descriptors become its own.
+        unsafe { libc::unshare(libc::CLONE_FILES) };
+        let _stream = TcpStream::connect(address)?;
+        wait()
+    });
+    thread
+        .join()
+        .unwrap_or_else(|_| Err(Error::other("it died")))
+}
+
+/// Connects once it has so many thousands of descriptors, in as many processes.
+fn crowd(address: &str, thousands: u32) -> std::io::Result<()> {
+    let full: Vec<_> = (0..1000)
+        .map(|_| std::fs::File::open("/dev/null"))
+        .collect::<std::io::Result<_>>()?;
+    multiply(thousands);
+    let _stream = TcpStream::connect(address)?;
+    drop(full);
+    wait()
+}
+
 /// Tries each thing and says `name: what the kernel answered`.
 fn forbidden() {
     let call = |name: &str, number: i64, arguments: [i64; 5]| {
@@ -259,6 +354,22 @@ fn forbidden() {
     call("quotactl", libc::SYS_quotactl, [0, tmp, 0, 0, 0]);
     call("fanotify", libc::SYS_fanotify_init, [0, 0, 0, 0, 0]);
     call("prlimit-init", libc::SYS_prlimit64, [1, 0, 0, 0, 0]);
+    let cpu = i64::from(libc::RLIMIT_CPU);
+    let most = [libc::RLIM_INFINITY; 2];
+    let most = (&raw const most) as i64;
+    // SAFETY: a number.
+    let parent = i64::from(unsafe { libc::getppid() });
+    let limit = libc::SYS_prlimit64;
+    call("prlimit-other", limit, [parent, cpu, most, 0, 0]);
+    call(
+        "prlimit-other-high",
+        limit,
+        [parent | 1 << 40, cpu, most, 0, 0],
+    );
+    call("prlimit-own", limit, [0, cpu, most, 0, 0]);
+    let mut now = std::mem::MaybeUninit::<libc::timex>::zeroed();
+    let now = now.as_mut_ptr() as i64;
+    call("adjtime", libc::SYS_clock_adjtime, [0, now, 0, 0, 0]);
     call("kill-init", libc::SYS_kill, [1, 0, 0, 0, 0]);
     for path in [
         "/proc/sys/kernel/core_pattern",

@@ -25,9 +25,10 @@ use super::error::{GitError, git, io};
 use super::home::Home;
 use super::manifest::{Manifest, Stamp, now};
 use super::objects::unique;
-use super::open;
 use super::tree::{self, EXECUTABLE, LINK, Leaf, SUBMODULE};
+use crate::beneath;
 use crate::parallel::parallel;
+use crate::progress::{Progress, Step};
 
 /// The checkouts of a state directory.
 #[derive(Debug)]
@@ -69,9 +70,18 @@ impl Checkouts {
 
     /// The checkout of `commit`, made now if it is not there yet.
     pub fn get(&self, home: &Home, commit: Oid) -> Result<Checkout, GitError> {
+        self.get_watched(home, commit, &Progress::default())
+    }
+
+    pub(super) fn get_watched(
+        &self,
+        home: &Home,
+        commit: Oid,
+        progress: &Progress,
+    ) -> Result<Checkout, GitError> {
         let dir = self.state.join("checkouts").join(commit.to_string());
         if !dir.join("manifest").exists() {
-            self.make(home, commit, &dir)?;
+            self.make(home, commit, &dir, progress)?;
             self.evict(&dir)?;
         }
         let used = dir.join("used");
@@ -80,11 +90,17 @@ impl Checkouts {
         Ok(Checkout { dir, manifest })
     }
 
-    fn make(&self, home: &Home, commit: Oid, dir: &Path) -> Result<(), GitError> {
+    fn make(
+        &self,
+        home: &Home,
+        commit: Oid,
+        dir: &Path,
+        progress: &Progress,
+    ) -> Result<(), GitError> {
         self.publish("checkouts", dir, |fresh| {
             let tree = fresh.join("tree");
             fs::create_dir(&tree).map_err(io("create", &tree))?;
-            let manifest = write_tree(home, commit, &tree)?;
+            let manifest = write_tree(home, commit, &tree, progress)?;
             manifest.save(&fresh.join("manifest"))
         })
     }
@@ -161,7 +177,12 @@ fn packs(dir: &Path) -> u64 {
 
 /// Writes a commit's files, from the objects and nothing else: no filter, no line endings,
 /// no attribute has a say.
-fn write_tree(home: &Home, commit: Oid, to: &Path) -> Result<Manifest, GitError> {
+fn write_tree(
+    home: &Home,
+    commit: Oid,
+    to: &Path,
+    progress: &Progress,
+) -> Result<Manifest, GitError> {
     let repo = home.repo();
     let tree = repo
         .find_commit(commit)
@@ -177,14 +198,17 @@ fn write_tree(home: &Home, commit: Oid, to: &Path) -> Result<Manifest, GitError>
         None,
     )?;
     let rows: Vec<_> = paths.iter().collect();
+    progress.begin(Step::Checkout, Some(rows.len()));
     let git_dir = repo.path();
     let entries = parallel(
         &rows,
         || Repository::open(git_dir).map_err(git("open the repository")),
         |repo, (path, leaf)| {
             let odb = repo.odb().map_err(git("open the objects"))?;
-            let target = to.join(open::path(path));
-            Ok(((*path).clone(), write_one(&odb, leaf, &target)?))
+            let target = to.join(beneath::path(path));
+            let stamp = write_one(&odb, leaf, &target)?;
+            progress.advance();
+            Ok(((*path).clone(), stamp))
         },
     )?;
     Ok(Manifest {
@@ -209,7 +233,7 @@ fn write_one(odb: &git2::Odb<'_>, leaf: &Leaf, target: &Path) -> Result<Stamp, G
         .read(leaf.id)
         .map_err(git(format!("read the blob {}", leaf.id)))?;
     let metadata = if leaf.mode == LINK {
-        std::os::unix::fs::symlink(open::path(blob.data()), target)
+        std::os::unix::fs::symlink(beneath::path(blob.data()), target)
             .map_err(io("create the link", target))?;
         fs::symlink_metadata(target)
     } else {

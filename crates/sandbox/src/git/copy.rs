@@ -15,11 +15,12 @@ use nix::sys::time::TimeSpec;
 
 use super::error::{GitError, io};
 use super::manifest::{Manifest, Moment, Stamp, now};
-use super::open;
 use super::ownership::give;
 use super::tree::{EXECUTABLE, LINK, SUBMODULE};
 use super::workspace::Owner;
+use crate::beneath;
 use crate::parallel::parallel;
+use crate::progress::{Progress, Step};
 
 /// Every directory that these paths need, parents first.
 pub(super) fn directories<'a>(paths: impl Iterator<Item = (&'a [u8], u32)>) -> BTreeSet<&'a [u8]> {
@@ -46,7 +47,7 @@ pub(super) fn make_directories<'a>(
     owner: Option<Owner>,
 ) -> Result<(), GitError> {
     for path in directories(paths) {
-        let path = root.join(open::path(path));
+        let path = root.join(beneath::path(path));
         create_directory(&path)?;
         if let Some(owner) = owner {
             give(&path, owner)?;
@@ -69,17 +70,20 @@ pub(super) fn copy_tree(
     to: &Path,
     manifest: &Manifest,
     owner: Option<Owner>,
+    progress: &Progress,
 ) -> Result<Manifest, GitError> {
     make_directories(to, manifest.modes(), owner)?;
     let rows: Vec<_> = manifest.entries.iter().collect();
+    progress.begin(Step::Copy, Some(rows.len()));
     let can_clone = AtomicBool::new(true);
     let entries = parallel(
         &rows,
         || Ok(()),
         |(), (path, stamp)| {
-            let relative = open::path(path);
+            let relative = beneath::path(path);
             let (source, target) = (from.join(relative), to.join(relative));
             let stamp = copy_one(&source, &target, stamp, owner, &can_clone)?;
+            progress.advance();
             Ok(((*path).clone(), stamp))
         },
     )?;

@@ -44,7 +44,9 @@ pub enum GitError {
     )]
     BranchBlocked(String),
     /// The branch to use is not there.
-    #[error("the branch '{0}' does not exist; was the sandbox deleted?")]
+    #[error(
+        "the branch '{0}' does not exist; `git branch --list 'palisade/*'` shows those that do"
+    )]
     NoBranch(String),
     /// The branch is checked out somewhere.
     #[error(
@@ -63,7 +65,7 @@ pub enum GitError {
         why: &'static str,
     },
     /// One of the bounds that keep an agent from filling the host.
-    #[error("{what} is over its bound of {bound} ({at}); remove or ignore what is not needed, or raise the bound", at = quote(.path))]
+    #[error("{what} is over its bound of {bound} ({at}); remove or ignore what is not needed", at = quote(.path))]
     TooMuch {
         /// What there is too much of.
         what: &'static str,
@@ -104,6 +106,14 @@ pub enum GitError {
         path: PathBuf,
         /// What is under way.
         state: String,
+    },
+    /// A lock on a branch that nobody takes away.
+    #[error("'{name}' is locked by another git process; if none is running, it crashed: remove '{path}'", path = .lock.display())]
+    Locked {
+        /// The ref.
+        name: String,
+        /// The file that says so.
+        lock: PathBuf,
     },
     /// A crash in the middle of a merge cannot be put right without losing something.
     #[error("an earlier merge was interrupted and {path} has changed since; the file it had before is in '{stage}': put it where it belongs, or delete that directory and the file of its name in .git", path = quote(.path), stage = .stage.display())]

@@ -55,6 +55,13 @@ impl Home {
         self.repo.workdir().unwrap_or_else(|| self.repo.path())
     }
 
+    /// Where everything is that linked worktrees share: what tells one repository from
+    /// another.
+    pub fn common(&self) -> PathBuf {
+        let common = self.repo.commondir();
+        std::fs::canonicalize(common).unwrap_or_else(|_| common.to_owned())
+    }
+
     /// The directory's name, for a container's name.
     pub fn name(&self) -> String {
         let named = if self.repo.is_bare() {
@@ -87,8 +94,9 @@ impl Home {
         (!host.is_empty()).then(|| (host.to_owned(), path.to_owned()))
     }
 
-    /// Makes the sandbox's branch at `commit`. HEAD, index and worktree stay as they are.
-    pub fn create_branch(&self, slug: &Slug, commit: Oid) -> Result<(), GitError> {
+    /// Makes the sandbox's branch at `commit`. HEAD, index and worktree stay as they are. The
+    /// branch's log says `why`, and with that who made it.
+    pub fn create_branch(&self, slug: &Slug, commit: Oid, why: &str) -> Result<(), GitError> {
         let name = slug.branch();
         self.repo
             .find_commit(commit)
@@ -98,12 +106,11 @@ impl Home {
         if self.repo.refname_to_id(&refname(slug)).is_ok() {
             return Err(GitError::BranchExists(name));
         }
-        let made = self
-            .repo
-            .reference(&refname(slug), commit, false, "palisade: create sandbox");
+        let made = self.repo.reference(&refname(slug), commit, false, why);
         match made {
             Ok(_) => Ok(()),
             Err(error) if error.code() == ErrorCode::Exists => Err(GitError::BranchExists(name)),
+            Err(error) if error.code() == ErrorCode::Locked => Err(self.locked(&refname(slug))),
             Err(_) if self.repo.find_reference("refs/heads/palisade").is_ok() => {
                 Err(GitError::BranchBlocked(name))
             }
@@ -130,6 +137,7 @@ impl Home {
         }
         found.delete().map_err(|error| match error.code() {
             ErrorCode::Modified => GitError::Moved(name.clone()),
+            ErrorCode::Locked => self.locked(&refname(slug)),
             _ => git(format!("delete the branch '{name}'"))(error),
         })
     }
@@ -164,19 +172,31 @@ impl Home {
         let failed = || git(format!("look at the commits of '{}'", slug.branch()));
         let mut walk = self.repo.revwalk().map_err(failed())?;
         walk.push(tip).map_err(failed())?;
-        for reference in self.repo.references().map_err(failed())?.flatten() {
+        for commit in self.commits_of(|name| name != own.as_bytes())? {
+            walk.hide(commit).map_err(failed())?;
+        }
+        Ok(walk.flatten().count())
+    }
+
+    /// The commits that refs and HEAD point to.
+    pub(super) fn commits_of_refs(&self) -> Result<Vec<Oid>, GitError> {
+        self.commits_of(|_| true)
+    }
+
+    fn commits_of(&self, counts: impl Fn(&[u8]) -> bool) -> Result<Vec<Oid>, GitError> {
+        let references = self.repo.references().map_err(git("list the refs"))?;
+        let mut commits = Vec::new();
+        for reference in references.flatten() {
             // A ref to something other than a commit, or to nothing, holds no commit.
-            if reference.name_bytes() != own.as_bytes()
+            if counts(reference.name_bytes())
                 && let Ok(commit) = reference.peel_to_commit()
             {
-                walk.hide(commit.id()).map_err(failed())?;
+                commits.push(commit.id());
             }
         }
         // A detached HEAD is no ref of that list.
-        if let Ok(head) = self.head() {
-            walk.hide(head.commit).map_err(failed())?;
-        }
-        Ok(walk.flatten().count())
+        commits.extend(self.head().ok().map(|head| head.commit));
+        Ok(commits)
     }
 
     /// Moves the sandbox's branch from one commit to another, unless somebody moved it.
@@ -206,16 +226,26 @@ impl Home {
             Err(error) if error.code() == ErrorCode::Modified => {
                 Err(GitError::Moved(name.to_owned()))
             }
-            Err(error) if error.code() == ErrorCode::Locked => Err(GitError::Busy {
-                path: self.root().to_owned(),
-                state: format!(
-                    "another git process moves '{name}'; if none is running, it crashed: remove \
-                     '{}'",
-                    self.repo.commondir().join(format!("{name}.lock")).display()
-                ),
-            }),
+            Err(error) if error.code() == ErrorCode::Locked => Err(self.locked(name)),
             Err(error) => Err(git(format!("move '{name}'"))(error)),
         }
+    }
+
+    fn locked(&self, name: &str) -> GitError {
+        GitError::Locked {
+            name: name.to_owned(),
+            lock: self.repo.commondir().join(format!("{name}.lock")),
+        }
+    }
+
+    /// Whether the sandbox's branch is as [`Home::create_branch`] made it for that reason,
+    /// by its log. Without a log nobody can tell.
+    pub(crate) fn was_made_for(&self, slug: &Slug, why: &str) -> bool {
+        let log = self.repo.reflog(&refname(slug));
+        log.is_ok_and(|log| {
+            let last = log.get(0);
+            last.is_some_and(|entry| entry.message_bytes() == Some(why.as_bytes()))
+        })
     }
 
     /// The operator as git knows them, for commits made in their name.

@@ -12,9 +12,9 @@ use git2::{Indexer, ObjectType, Odb, OdbLookupFlags, Oid};
 use super::error::{GitError, git, io};
 use super::home::Home;
 use super::objects::Quarantine;
-use super::open;
 use super::snapshot::Bounds;
 use super::tree::{self, SUBMODULE, TREE};
+use crate::beneath;
 use crate::name::Slug;
 
 const LONGEST_BUNDLE_LINE: usize = 4096;
@@ -161,14 +161,14 @@ fn index_pack(
     loop {
         let read = stream
             .read(&mut buffer)
-            .map_err(io("read the agent's pack for", open::path(b"import")))?;
+            .map_err(io("read the agent's pack for", beneath::path(b"import")))?;
         let Some(chunk) = buffer.get(..read).filter(|chunk| !chunk.is_empty()) else {
             break;
         };
         total += chunk.len() as u64;
         if total > most {
             return Err(GitError::TooMuch {
-                what: "the size of the agent's pack",
+                what: "the size of the agent's pack (sandbox.snapshot.total)",
                 bound: most,
                 path: b"import".to_vec(),
             });
@@ -255,7 +255,10 @@ impl Check<'_> {
     fn count(&mut self, id: Oid, size: u64) -> Result<(), GitError> {
         self.bytes = self.bytes.saturating_add(size);
         if size > self.bounds.file || self.bytes > self.bounds.total {
-            return Err(bad("they are larger than the bound", id));
+            return Err(bad(
+                "they are larger than the bounds of sandbox.snapshot",
+                id,
+            ));
         }
         Ok(())
     }

@@ -4,16 +4,16 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use git2::{Index, IndexEntry, IndexTime};
+use git2::{Index, IndexEntry, IndexEntryExtendedFlag, IndexTime};
 use nix::sys::stat::FileStat;
 
 use super::error::{GitError, git, io};
 use super::home::Home;
 use super::journal::Journal;
 use super::manifest::Stamp;
-use super::open;
-use super::tree::{Change, Leaf};
+use super::tree::Leaf;
 use super::walk::stamp;
+use crate::beneath;
 
 /// `index.lock`, as every git takes it.
 pub(super) struct IndexLock {
@@ -55,7 +55,7 @@ impl IndexLock {
     pub(super) fn write(
         &self,
         home: &Home,
-        changes: &[Change],
+        gone: &[&[u8]],
         entries: &[IndexEntry],
     ) -> Result<PathBuf, GitError> {
         let failed = || git(format!("write the index of '{}'", home.root().display()));
@@ -63,10 +63,8 @@ impl IndexLock {
             fs::copy(&self.index, &self.fresh).map_err(io("copy", &self.index))?;
         }
         let mut index = Index::open(&self.fresh).map_err(failed())?;
-        for change in changes.iter().filter(|change| change.new.is_none()) {
-            index
-                .remove(open::path(&change.path), 0)
-                .map_err(failed())?;
+        for path in gone {
+            index.remove(beneath::path(path), 0).map_err(failed())?;
         }
         for entry in entries {
             index.add(entry).map_err(failed())?;
@@ -127,6 +125,21 @@ pub(super) fn index_entry(path: &[u8], stamp: &Stamp) -> IndexEntry {
         flags_extended: 0,
         path: path.to_vec(),
     }
+}
+
+/// An index entry of a path that a sparse checkout keeps off the disk.
+pub(super) fn sparse_entry(path: &[u8], leaf: Leaf) -> IndexEntry {
+    let blank = Stamp {
+        mode: leaf.mode,
+        size: 0,
+        mtime: (0, 0),
+        ctime: (0, 0),
+        ino: 0,
+        id: leaf.id,
+    };
+    let mut entry = index_entry(path, &blank);
+    entry.flags_extended = IndexEntryExtendedFlag::SKIP_WORKTREE.bits();
+    entry
 }
 
 /// An index entry with all that git keeps of a file.

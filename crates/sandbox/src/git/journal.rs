@@ -28,8 +28,8 @@ use super::dirty::{holds, look_at};
 use super::error::{GitError, io};
 use super::home::Home;
 use super::objects::unique;
-use super::open;
 use super::tree::{Change, Leaf, SUBMODULE};
+use crate::beneath;
 
 const NAME: &str = "palisade-landing-";
 
@@ -214,7 +214,7 @@ impl Home {
                 let changes = record.changes.iter().filter_map(Row::read).collect();
                 let left = Left {
                     home: self,
-                    worktree: open::root(self.root()).map_err(io("open", self.root()))?,
+                    worktree: beneath::root(self.root()).map_err(io("open", self.root()))?,
                     stage: &stage,
                     changes,
                 };
@@ -278,7 +278,7 @@ impl Left<'_> {
             path: path.to_vec(),
             stage: self.stage.to_owned(),
         };
-        let staged = open::root(self.stage).map_err(io("open", self.stage))?;
+        let staged = beneath::root(self.stage).map_err(io("open", self.stage))?;
         for (number, change) in self.changes.iter().enumerate() {
             let Some(new) = change.new.filter(is_file) else {
                 continue;
@@ -286,7 +286,7 @@ impl Left<'_> {
             if self.is_staged("new", number) {
                 continue;
             }
-            let at = self.home.root().join(open::path(&change.path));
+            let at = self.home.root().join(beneath::path(&change.path));
             // Not there yet, or gone since, or swapped for the old one.
             if holds(&self.worktree, &change.path, new).map_err(io("look at", &at))? {
                 self.unlink(&change.path).map_err(io("remove", &at))?;
@@ -304,7 +304,7 @@ impl Left<'_> {
     fn unlink(&self, path: &[u8]) -> Result<(), Errno> {
         let mut below = path;
         let mut flags = UnlinkatFlags::NoRemoveDir;
-        while let Some((dir, name)) = open::parent_of(&self.worktree, below)? {
+        while let Some((dir, name)) = beneath::parent_of(&self.worktree, below)? {
             match unlinkat(&dir, name.as_c_str(), flags) {
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => break,
                 other => other?,
@@ -322,11 +322,12 @@ impl Left<'_> {
         for (slash, _) in path.iter().enumerate().filter(|(_, b)| **b == b'/') {
             let parent = path.get(..slash).unwrap_or_default();
             if look_at(&self.worktree, parent)?.is_none() {
-                let (dir, name) = open::parent_of(&self.worktree, parent)?.ok_or(Errno::ENOENT)?;
+                let (dir, name) =
+                    beneath::parent_of(&self.worktree, parent)?.ok_or(Errno::ENOENT)?;
                 mkdirat(&dir, name.as_c_str(), Mode::from_bits_truncate(0o777))?;
             }
         }
-        let (dir, name) = open::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
+        let (dir, name) = beneath::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
         let kept = format!("old-{number}");
         let flags = RenameFlags::RENAME_NOREPLACE;
         renameat2(staged, kept.as_str(), &dir, name.as_c_str(), flags)

@@ -14,6 +14,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use git2::IndexEntry;
 use nix::errno::Errno;
@@ -24,10 +25,10 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use super::dirty::{look_at, refuse_dirty};
 use super::error::{GitError, git, io};
 use super::home::Home;
-use super::index::{IndexLock, full_entry};
+use super::index::{IndexLock, full_entry, sparse_entry};
 use super::journal::{Goal, Journal, READY};
-use super::open;
 use super::tree::{Change, EXECUTABLE, LINK, Leaf, SUBMODULE};
+use crate::beneath;
 
 /// Changes that wait to be made.
 pub(super) struct Landing<'a> {
@@ -37,7 +38,9 @@ pub(super) struct Landing<'a> {
     stage: PathBuf,
     journal: Journal,
     staged: OwnedFd,
-    changes: &'a [Change],
+    changes: Rc<[Change]>,
+    /// What a sparse checkout keeps off the disk: it changes in the index only.
+    unseen: Vec<Change>,
     /// What was done, to be undone in reverse.
     done: Vec<Step>,
     /// A step could not be undone, and the stage holds the operator's only copy.
@@ -56,18 +59,31 @@ impl<'a> Landing<'a> {
     /// next to the worktree's, where a rename reaches.
     pub(super) fn prepare(
         home: &'a Home,
-        changes: &'a [Change],
+        changes: &[Change],
         goal: Goal,
     ) -> Result<Self, GitError> {
         let root = home.root().to_owned();
-        let worktree = open::root(&root).map_err(io("open", &root))?;
-        refuse_dirty(home, &worktree, changes)?;
-        let (journal, stage) = Journal::open(home, goal, changes)?;
+        let worktree = beneath::root(&root).map_err(io("open", &root))?;
+        let sparse = refuse_dirty(home, &worktree, changes)?;
+        let (mut seen, mut unseen) = (Vec::new(), Vec::new());
+        for (number, change) in changes.iter().enumerate() {
+            match (sparse.contains(&number), &goal) {
+                (false, _) => seen.push(change.clone()),
+                // Without an index to change, there is only the disk to put it on.
+                (true, Goal::Files) => seen.push(Change {
+                    old: None,
+                    ..change.clone()
+                }),
+                (true, Goal::Reference { .. } | Goal::Head { .. }) => unseen.push(change.clone()),
+            }
+        }
+        let changes: Rc<[Change]> = seen.into();
+        let (journal, stage) = Journal::open(home, goal, &changes)?;
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&stage)
             .map_err(io("create", &stage))?;
-        let staged = open::root(&stage).map_err(io("open", &stage))?;
+        let staged = beneath::root(&stage).map_err(io("open", &stage))?;
         let landing = Self {
             home,
             root,
@@ -76,6 +92,7 @@ impl<'a> Landing<'a> {
             journal,
             staged,
             changes,
+            unseen,
             done: Vec::new(),
             stuck: false,
         };
@@ -96,7 +113,7 @@ impl<'a> Landing<'a> {
                 .map_err(git(format!("read the blob {}", leaf.id)))?;
             let path = self.stage.join(format!("new-{number}"));
             if leaf.mode == LINK {
-                std::os::unix::fs::symlink(open::path(blob.data()), &path)
+                std::os::unix::fs::symlink(beneath::path(blob.data()), &path)
                     .map_err(io("create the link", &path))?;
                 continue;
             }
@@ -128,7 +145,10 @@ impl<'a> Landing<'a> {
     ) -> Result<(), GitError> {
         let lock = IndexLock::take(self.home, &self.journal)?;
         let landed = self.change_files().and_then(|()| {
-            let fresh = lock.write(self.home, self.changes, &self.entries()?)?;
+            let gone = self.changes.iter().chain(&self.unseen);
+            let gone = gone.filter(|change| change.new.is_none());
+            let gone: Vec<&[u8]> = gone.map(|change| change.path.as_slice()).collect();
+            let fresh = lock.write(self.home, &gone, &self.entries()?)?;
             self.journal.keep_index(lock.index(), &fresh)?;
             let old = lock.swap(&fresh)?;
             last().inspect_err(|_| lock.swap_back(old.as_deref()))
@@ -137,7 +157,7 @@ impl<'a> Landing<'a> {
     }
 
     fn change_files(&mut self) -> Result<(), GitError> {
-        let changes = self.changes;
+        let changes = Rc::clone(&self.changes);
         for (number, change) in changes.iter().enumerate() {
             if change.old.is_some_and(|leaf| leaf.mode != SUBMODULE) {
                 self.move_out(number, &change.path)
@@ -157,11 +177,11 @@ impl<'a> Landing<'a> {
     }
 
     fn at(&self, path: &[u8]) -> PathBuf {
-        self.root.join(open::path(path))
+        self.root.join(beneath::path(path))
     }
 
     fn move_out(&mut self, number: usize, path: &[u8]) -> Result<(), Errno> {
-        let (dir, name) = open::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
+        let (dir, name) = beneath::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
         let kept = name_of("old", number)?;
         renameat2(
             &dir,
@@ -176,7 +196,7 @@ impl<'a> Landing<'a> {
 
     fn move_in(&mut self, number: usize, path: &[u8]) -> Result<(), Errno> {
         self.make_parents(path)?;
-        let (dir, name) = open::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
+        let (dir, name) = beneath::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
         let fresh = name_of("new", number)?;
         renameat2(
             &self.staged,
@@ -192,7 +212,7 @@ impl<'a> Landing<'a> {
     fn make_parents(&mut self, path: &[u8]) -> Result<(), Errno> {
         for (slash, _) in path.iter().enumerate().filter(|(_, b)| **b == b'/') {
             let parent = path.get(..slash).unwrap_or_default();
-            let (dir, name) = open::parent_of(&self.worktree, parent)?.ok_or(Errno::ENOENT)?;
+            let (dir, name) = beneath::parent_of(&self.worktree, parent)?.ok_or(Errno::ENOENT)?;
             match mkdirat(&dir, name.as_c_str(), Mode::from_bits_truncate(0o777)) {
                 Ok(()) => self.done.push(Step::MadeDirectory(parent.to_vec())),
                 Err(Errno::EEXIST) => {}
@@ -207,7 +227,7 @@ impl<'a> Landing<'a> {
         let mut below = path;
         while let Some(slash) = below.iter().rposition(|b| *b == b'/') {
             below = below.get(..slash).unwrap_or_default();
-            let Ok(Some((dir, name))) = open::parent_of(&self.worktree, below) else {
+            let Ok(Some((dir, name))) = beneath::parent_of(&self.worktree, below) else {
                 return;
             };
             if unlinkat(&dir, name.as_c_str(), UnlinkatFlags::RemoveDir).is_err() {
@@ -237,7 +257,7 @@ impl<'a> Landing<'a> {
             Step::MadeDirectory(path) | Step::RemovedDirectory(path) => Some(path.as_slice()),
         };
         let path = path.ok_or(Errno::ENOENT)?;
-        let (dir, name) = open::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
+        let (dir, name) = beneath::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
         match step {
             Step::MovedOut(number) => {
                 let kept = name_of("old", *number)?;
@@ -265,10 +285,13 @@ impl<'a> Landing<'a> {
                 .map_err(io("look at", &self.at(&change.path)))?;
             Ok(full_entry(&change.path, leaf, &stat))
         };
+        let unseen = self.unseen.iter();
+        let unseen = unseen.filter_map(|change| Some(sparse_entry(&change.path, change.new?)));
         self.changes
             .iter()
             .filter_map(|change| Some((change, change.new?)))
             .map(entry)
+            .chain(unseen.map(Ok))
             .collect()
     }
 }

@@ -74,12 +74,15 @@ fn nanos((seconds, nanos): Moment) -> i128 {
 impl Manifest {
     /// Whether any tracked path lies below this directory.
     pub(super) fn has_below(&self, directory: &[u8]) -> bool {
+        self.below(directory).next().is_some()
+    }
+
+    /// The tracked paths below this directory.
+    pub(super) fn below(&self, directory: &[u8]) -> impl Iterator<Item = (&Vec<u8>, &Stamp)> {
         let mut prefix = directory.to_vec();
         prefix.push(b'/');
-        self.entries
-            .range(prefix.clone()..)
-            .next()
-            .is_some_and(|(path, _)| path.starts_with(&prefix))
+        let from = self.entries.range(prefix.clone()..);
+        from.take_while(move |(path, _)| path.starts_with(&prefix))
     }
 
     /// Every path with its mode.

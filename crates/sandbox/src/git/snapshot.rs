@@ -14,8 +14,8 @@ use super::home::Home;
 use super::manifest::{Manifest, Moment, Stamp};
 use super::names::{check_path, is_dot_gitmodules};
 use super::objects::Quarantine;
-use super::open;
 use super::tree::{self, EXECUTABLE, FILE, LINK, Leaf};
+use crate::beneath;
 use crate::name::Slug;
 
 const LONGEST_LINK: usize = 4096;
@@ -97,6 +97,10 @@ pub enum Oddity {
     Repository,
     /// A file that may not be read.
     Unreadable,
+    /// A file over [`Bounds::file`].
+    TooLarge,
+    /// A file that would take all of them over [`Bounds::total`]; the next snapshot goes on.
+    NoRoom,
 }
 
 impl Oddity {
@@ -108,6 +112,19 @@ impl Oddity {
             Self::Device => "a device",
             Self::Repository => "the '.git' of a repository inside the workspace",
             Self::Unreadable => "it may not be read",
+            Self::TooLarge => "it is larger than sandbox.snapshot.file allows",
+            Self::NoRoom => {
+                "the changed files are together larger than sandbox.snapshot.total allows; \
+                 another snapshot takes more of them"
+            }
+        }
+    }
+
+    /// Whether it may be somebody's work, which is then in the workspace only.
+    pub fn is_work(self) -> bool {
+        match self {
+            Self::Fifo | Self::Socket | Self::Device => false,
+            Self::Repository | Self::Unreadable | Self::TooLarge | Self::NoRoom => true,
         }
     }
 }
@@ -134,10 +151,12 @@ pub struct Snapshot {
     pub moved: bool,
     /// How many files were read.
     pub read: u64,
-    /// What was left out, and why; the first thousand.
+    /// What was left out, and why; the first thousand, work before the rest.
     pub skipped: Vec<(Vec<u8>, Oddity)>,
     /// How many were left out.
     pub left_out: u64,
+    /// How many of those may be work.
+    pub unsaved: u64,
     /// For the next snapshot.
     pub manifest: Manifest,
 }
@@ -174,6 +193,7 @@ impl Home {
             rows: Vec::with_capacity(known.entries.len()),
             skipped: Vec::new(),
             left_out: 0,
+            unsaved: 0,
             seen: 0,
             read: 0,
             bytes: 0,
@@ -183,11 +203,13 @@ impl Home {
         }
         let Gathering {
             mut rows,
-            skipped,
+            mut skipped,
             left_out,
+            unsaved,
             read,
             ..
         } = gathering;
+        skipped.sort_by_key(|(_, oddity)| !oddity.is_work());
         let repo = quarantine.repo();
         let odb = repo.odb().map_err(git("open the objects"))?;
         // Sorted once, which is much cheaper than keeping a map in order all the while.
@@ -223,6 +245,7 @@ impl Home {
             read,
             skipped,
             left_out,
+            unsaved,
             manifest,
         })
     }
@@ -326,6 +349,7 @@ struct Gathering<'a> {
     rows: Vec<Row>,
     skipped: Vec<(Vec<u8>, Oddity)>,
     left_out: u64,
+    unsaved: u64,
     seen: u64,
     read: u64,
     bytes: u64,
@@ -343,9 +367,10 @@ impl Gathering<'_> {
             return Err(too_much("the number of files", self.bounds.entries, path));
         }
         if let Content::Odd(oddity) = content {
-            self.left_out += 1;
-            if self.skipped.len() < MOST_SKIPPED {
-                self.skipped.push((path.to_vec(), oddity));
+            if oddity == Oddity::Unreadable {
+                self.keep_as_it_was(path, oddity);
+            } else {
+                self.leave_out(path, oddity);
             }
             return Ok(());
         }
@@ -374,7 +399,13 @@ impl Gathering<'_> {
                 body,
             } => {
                 let mode = if executable { EXECUTABLE } else { FILE };
-                let (id, steady) = self.store_file(path, size, body)?;
+                let (id, steady) = match self.store_file(path, size, body)? {
+                    Ok(stored) => stored,
+                    Err(oddity) => {
+                        self.keep_as_it_was(path, oddity);
+                        return Ok(());
+                    }
+                };
                 // A file that was being written counts as it was read, and is read again.
                 let unsteady = |stamp| Stamp {
                     ino: 0,
@@ -404,26 +435,82 @@ impl Gathering<'_> {
         Ok(())
     }
 
+    fn leave_out(&mut self, path: &[u8], oddity: Oddity) {
+        self.left_out += 1;
+        self.unsaved += u64::from(oddity.is_work());
+        // Ten thousand FIFOs must not hide the name of a file.
+        let room = if oddity.is_work() {
+            MOST_SKIPPED
+        } else {
+            MOST_SKIPPED / 2
+        };
+        if self.skipped.len() < room {
+            self.skipped.push((path.to_vec(), oddity));
+        }
+    }
+
+    /// Leaves out what a file, or a closed directory, holds now. Where the branch has an
+    /// earlier state of it, that one stays: a file that grew was not deleted.
+    fn keep_as_it_was(&mut self, path: &[u8], oddity: Oddity) {
+        self.leave_out(path, oddity);
+        let itself = self.known.entries.get_key_value(path);
+        for (path, known) in itself.into_iter().chain(self.known.below(path)) {
+            self.rows.push(Row {
+                path: path.clone(),
+                leaf: Leaf {
+                    mode: known.mode,
+                    id: known.id,
+                },
+                stamp: Some(*known),
+            });
+        }
+    }
+
+    /// Reads a file and stores it: its blob, and whether it held still; or why it stays
+    /// behind.
     fn store_file(
         &mut self,
         path: &[u8],
         size: u64,
         body: &mut dyn Read,
-    ) -> Result<(Oid, bool), GitError> {
+    ) -> Result<Result<(Oid, bool), Oddity>, GitError> {
         let bound = self.bounds.file;
         if size > bound {
-            return Err(too_much("a file's size", bound, path));
+            return Ok(Err(Oddity::TooLarge));
+        }
+        // One that was touched and says what it said costs nothing; without a manifest of
+        // ours nobody knows the size it had.
+        let known = self.known.entries.get(path);
+        let known = known.filter(|known| known.size == size || known.ino == 0);
+        if known.is_none() && size > self.room() {
+            return Ok(Err(Oddity::NoRoom));
         }
         self.read += 1;
-        let mut bytes = Vec::with_capacity(usize::try_from(size.min(1 << 20)).unwrap_or_default());
+        let mut bytes = Vec::new();
+        bytes
+            .try_reserve_exact(usize::try_from(size).unwrap_or(usize::MAX))
+            .map_err(|_| io("read", beneath::path(path))(std::io::ErrorKind::OutOfMemory))?;
         body.take(bound.saturating_add(1))
             .read_to_end(&mut bytes)
-            .map_err(io("read", open::path(path)))?;
+            .map_err(io("read", beneath::path(path)))?;
         let length = bytes.len() as u64;
         if length > bound {
-            return Err(too_much("a file's size", bound, path));
+            return Ok(Err(Oddity::TooLarge));
         }
-        Ok((self.store(path, &bytes)?, length == size))
+        if let Some(known) = known {
+            let id = Oid::hash_object(ObjectType::Blob, &bytes).map_err(git("hash a file"))?;
+            if id == known.id {
+                return Ok(Ok((id, length == size)));
+            }
+        }
+        if length > self.room() {
+            return Ok(Err(Oddity::NoRoom));
+        }
+        Ok(Ok((self.store(path, &bytes)?, length == size)))
+    }
+
+    fn room(&self) -> u64 {
+        self.bounds.total.saturating_sub(self.bytes)
     }
 
     fn store_link(&mut self, path: &[u8], text: &[u8]) -> Result<Oid, GitError> {
@@ -445,7 +532,7 @@ impl Gathering<'_> {
         self.bytes += bytes.len() as u64;
         if self.bytes > self.bounds.total {
             return Err(too_much(
-                "the size of all changed files",
+                "the size of all changed files and links (sandbox.snapshot.total)",
                 self.bounds.total,
                 path,
             ));

@@ -93,7 +93,8 @@ pub fn steering<'a>(paths: impl IntoIterator<Item = &'a [u8]>) -> Vec<Steering> 
         .collect()
 }
 
-fn judge(path: &[u8]) -> Option<&'static str> {
+/// What a path runs or steers, in a few words.
+pub(crate) fn judge(path: &[u8]) -> Option<&'static str> {
     let lower = path.to_ascii_lowercase();
     let mut names: Vec<&[u8]> = lower.split(|b| *b == b'/').collect();
     let file = names.pop()?;

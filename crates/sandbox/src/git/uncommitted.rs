@@ -23,11 +23,11 @@ use super::error::{GitError, git, io};
 use super::home::Home;
 use super::manifest::{Manifest, Stamp};
 use super::names::check_path;
-use super::open;
 use super::snapshot::{Bounds, Content, Oddity, Source};
 use super::tree::{self, EXECUTABLE, FILE, LINK, Leaf, SUBMODULE};
 use super::walk::Walk;
 use super::workspace::Owner;
+use crate::beneath;
 
 impl Home {
     /// Puts what differs between `commit` and the worktree into a fresh workspace of that
@@ -50,7 +50,7 @@ impl Home {
         let tracked = Tracked::read(self, &committed)?;
         let mut walk = Walk::worktree(self.root(), &tracked.known, bounds, self.excludes())?;
         let mut target = Target {
-            root: open::root(workspace).map_err(io("open", workspace))?,
+            root: beneath::root(workspace).map_err(io("open", workspace))?,
             at: workspace,
             owner,
             changed: 0,
@@ -59,7 +59,7 @@ impl Home {
         let mut total = 0;
         while let Some(entry) = walk.next()? {
             let path = entry.path;
-            let at = self.root().join(open::path(path));
+            let at = self.root().join(beneath::path(path));
             let (mode, bytes) = match entry.content {
                 Content::Odd(Oddity::Unreadable) => {
                     let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
@@ -197,23 +197,23 @@ impl Target<'_> {
     fn put(&mut self, path: &[u8], mode: u32, bytes: &[u8]) -> Result<(), GitError> {
         self.changed += 1;
         self.write(path, mode, bytes)
-            .map_err(io("write", &self.at.join(open::path(path))))
+            .map_err(io("write", &self.at.join(beneath::path(path))))
     }
 
     fn write(&self, path: &[u8], mode: u32, bytes: &[u8]) -> std::io::Result<()> {
         self.make_parents(path)?;
-        let (dir, name) = open::parent_of(&self.root, path)?.ok_or(Errno::ENOENT)?;
+        let (dir, name) = beneath::parent_of(&self.root, path)?.ok_or(Errno::ENOENT)?;
         match unlinkat(&dir, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(Errno::EISDIR) => {
                 // What was a directory is a file now. Nobody else is in this workspace, and
                 // the parents were opened without a link.
-                fs::remove_dir_all(self.at.join(open::path(path)))?;
+                fs::remove_dir_all(self.at.join(beneath::path(path)))?;
             }
             Err(errno) => return Err(errno.into()),
         }
         if mode == LINK {
-            symlinkat(open::path(bytes), &dir, name.as_c_str())?;
+            symlinkat(beneath::path(bytes), &dir, name.as_c_str())?;
         } else {
             let flags = OFlag::O_WRONLY
                 | OFlag::O_CREAT
@@ -231,8 +231,8 @@ impl Target<'_> {
     fn make_parents(&self, path: &[u8]) -> Result<(), Errno> {
         for (slash, _) in path.iter().enumerate().filter(|(_, b)| **b == b'/') {
             let parent = path.get(..slash).unwrap_or_default();
-            let (dir, name) = open::parent_of(&self.root, parent)?.ok_or(Errno::ENOENT)?;
-            match open::directory(dir.as_fd(), &name) {
+            let (dir, name) = beneath::parent_of(&self.root, parent)?.ok_or(Errno::ENOENT)?;
+            match beneath::directory(dir.as_fd(), &name) {
                 Ok(_) => continue,
                 // What was a file or a link is a directory now.
                 Err(Errno::ENOTDIR | Errno::ELOOP) => {
@@ -266,12 +266,12 @@ impl Target<'_> {
     /// Removes a file, and directories with their last file, as git does.
     fn remove(&mut self, path: &[u8]) -> Result<(), GitError> {
         self.changed += 1;
-        let at = self.at.join(open::path(path));
+        let at = self.at.join(beneath::path(path));
         let mut below = path;
         let mut flags = UnlinkatFlags::NoRemoveDir;
         loop {
             let Some((dir, name)) =
-                open::parent_of(&self.root, below).map_err(io("remove", &at))?
+                beneath::parent_of(&self.root, below).map_err(io("remove", &at))?
             else {
                 return Ok(());
             };

@@ -20,9 +20,9 @@ use nix::sys::stat::{FileStat, SFlag, fstat};
 
 use super::error::{GitError, io};
 use super::manifest::{Manifest, Moment, Stamp, now};
-use super::open;
 use super::snapshot::{Bounds, Content, Entry, Oddity, Source};
 use super::tree::{EXECUTABLE, FILE, LINK, SUBMODULE};
+use crate::beneath;
 
 const LARGEST_IGNORE_FILE: u64 = 256 * 1024;
 const MOST_IGNORE_BYTES: u64 = 4 * 1024 * 1024;
@@ -145,7 +145,7 @@ impl<'a> Walk<'a> {
     }
 
     fn read_patterns(&mut self, dir: &OwnedFd) -> Result<Option<Gitignore>, GitError> {
-        let Ok(file) = open::file(dir, c".gitignore") else {
+        let Ok(file) = beneath::file(dir, c".gitignore") else {
             return Ok(None);
         };
         let regular = fstat(&file).is_ok_and(|stat| kind(&stat) == SFlag::S_IFREG);
@@ -175,7 +175,7 @@ impl<'a> Walk<'a> {
     /// Whether the ignore files exclude the path now at hand; the innermost has the last word.
     fn is_ignored(&self, is_dir: bool) -> bool {
         for level in self.stack.iter().rev() {
-            let below = open::path(self.path.get(level.prefix..).unwrap_or_default());
+            let below = beneath::path(self.path.get(level.prefix..).unwrap_or_default());
             match level
                 .patterns
                 .as_ref()
@@ -187,7 +187,7 @@ impl<'a> Walk<'a> {
             }
         }
         let excludes = self.excludes.as_ref();
-        excludes.is_some_and(|all| all.matched(open::path(&self.path), is_dir).is_ignore())
+        excludes.is_some_and(|all| all.matched(beneath::path(&self.path), is_dir).is_ignore())
     }
 
     /// Finds the next thing to tell. `None` at the end.
@@ -209,10 +209,10 @@ impl<'a> Walk<'a> {
                 }
                 return Ok(Some(Step::Odd(Oddity::Repository)));
             }
-            let stat = match open::look(level.dir.as_fd(), &name) {
-                Ok(stat) => stat,
+            let stat = match beneath::look(level.dir.as_fd(), &name) {
+                Ok(Some(stat)) => stat,
                 // Gone since it was listed.
-                Err(Errno::ENOENT) => continue,
+                Ok(None) => continue,
                 Err(error) => return Err(io("look at", &self.here())(error)),
             };
             let is_dir = kind(&stat) == SFlag::S_IFDIR;
@@ -244,7 +244,7 @@ impl<'a> Walk<'a> {
         let Some(level) = self.stack.last() else {
             return Ok(true);
         };
-        match open::directory(level.dir.as_fd(), name) {
+        match beneath::directory(level.dir.as_fd(), name) {
             Ok(dir) => {
                 self.path.push(b'/');
                 self.enter(dir, ignored)?;
@@ -288,7 +288,7 @@ impl<'a> Walk<'a> {
             self.link = text.as_bytes().to_vec();
             return Ok(Some(Step::Link(stamp)));
         }
-        let file = match open::file(level.dir.as_fd(), name) {
+        let file = match beneath::file(level.dir.as_fd(), name) {
             Ok(file) => file,
             Err(Errno::ENOENT | Errno::ELOOP) => return Ok(None),
             Err(Errno::EACCES) => return Ok(Some(Step::Odd(Oddity::Unreadable))),
@@ -305,13 +305,13 @@ impl<'a> Walk<'a> {
     }
 
     fn here(&self) -> PathBuf {
-        self.root.join(open::path(&self.path))
+        self.root.join(beneath::path(&self.path))
     }
 }
 
 /// Opens a workspace's root.
 pub(crate) fn open_root(root: &Path) -> Result<OwnedFd, GitError> {
-    open::root(root).map_err(io("open", root))
+    beneath::root(root).map_err(io("open", root))
 }
 
 enum Step {

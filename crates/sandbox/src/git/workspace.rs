@@ -15,9 +15,10 @@ use super::error::{GitError, git, io};
 use super::home::Home;
 use super::index::index_entry;
 use super::manifest::Manifest;
-use super::ownership::{give, give_below, give_tree};
+use super::ownership::{give, give_all, give_below, give_tree};
 use super::snapshot::Bounds;
 use crate::name::Slug;
+use crate::progress::{Progress, Step};
 
 /// What a workspace starts from.
 #[derive(Clone, Debug)]
@@ -54,7 +55,14 @@ impl Checkouts {
         self.publish("spares", &dir, |fresh| {
             let workspace = fresh.join("workspace");
             fs::create_dir(&workspace).map_err(io("create", &workspace))?;
-            let manifest = self.fill(home, plan, &checkout, &workspace, owner)?;
+            let manifest = self.fill(
+                home,
+                plan,
+                &checkout,
+                &workspace,
+                owner,
+                &Progress::default(),
+            )?;
             if let Some((user, group)) = owner {
                 let path = fresh.join("owner");
                 fs::write(&path, format!("{user} {group}")).map_err(io("write", &path))?;
@@ -110,8 +118,21 @@ impl Checkouts {
         target: &Path,
         owner: Option<Owner>,
     ) -> Result<Manifest, GitError> {
+        self.create_watched(home, plan, slug, target, owner, &Progress::default())
+    }
+
+    /// As [`Checkouts::create_workspace`], and tells how far it is.
+    pub fn create_watched(
+        &self,
+        home: &Home,
+        plan: &Plan,
+        slug: &Slug,
+        target: &Path,
+        owner: Option<Owner>,
+        progress: &Progress,
+    ) -> Result<Manifest, GitError> {
         let found = empty_directory(target)?;
-        let made = self.make_workspace(home, plan, slug, target, owner);
+        let made = self.make_workspace(home, plan, slug, target, owner, progress);
         if made.is_err() {
             clear(target, found.as_ref());
         }
@@ -125,6 +146,7 @@ impl Checkouts {
         slug: &Slug,
         target: &Path,
         owner: Option<Owner>,
+        progress: &Progress,
     ) -> Result<Manifest, GitError> {
         let manifest = match self.take_spare(plan, target)? {
             Some((manifest, whose)) if whose == owner => manifest,
@@ -133,12 +155,12 @@ impl Checkouts {
                 None => manifest,
             },
             None => {
-                let checkout = self.get(home, plan.commit)?;
+                let checkout = self.get_watched(home, plan.commit, progress)?;
                 match fs::create_dir(target) {
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                     other => other.map_err(io("create", target))?,
                 }
-                self.fill(home, plan, &checkout, target, owner)?
+                self.fill(home, plan, &checkout, target, owner, progress)?
             }
         };
         if plan.dirty {
@@ -181,17 +203,39 @@ impl Checkouts {
         checkout: &Checkout,
         to: &Path,
         owner: Option<Owner>,
+        progress: &Progress,
     ) -> Result<Manifest, GitError> {
         let template = checkout.dir.join(plan.template());
         if !template.exists() {
+            progress.begin(Step::History, None);
             self.publish("checkouts", &template, |fresh| {
                 write_template(home, plan, &checkout.manifest, fresh)
             })?;
         }
-        let manifest = copy_tree(&checkout.dir.join("tree"), to, &checkout.manifest, owner)?;
+        let tree = checkout.dir.join("tree");
+        let manifest = copy_tree(&tree, to, &checkout.manifest, owner, progress)?;
         copy_template(&template, &to.join(".git"), &AtomicBool::new(true))?;
         Ok(manifest)
     }
+}
+
+/// Gives a workspace away and moves what is in it to where the sandbox has an empty one,
+/// which it may have mounted somewhere. `manifest` is where it says what there is, before and
+/// after.
+pub(crate) fn settle(
+    from: &Path,
+    to: &Path,
+    manifest: &Path,
+    owner: Owner,
+) -> Result<(), GitError> {
+    let known = Manifest::load(manifest)?;
+    give_all(from, &known, owner)?.save(manifest)?;
+    for entry in fs::read_dir(from).map_err(io("list", from))? {
+        let entry = entry.map_err(io("list", from))?;
+        let target = to.join(entry.file_name());
+        fs::rename(entry.path(), &target).map_err(io("move", &target))?;
+    }
+    fs::remove_dir(from).map_err(io("remove", from))
 }
 
 /// What a target is, if it is there; one that holds something, or is no directory, is refused.

@@ -2,15 +2,15 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use policy::id::SandboxId;
 use serde::Serialize;
 
 use super::row::{Row, Stage};
-use super::{Manager, ManagerError, commit_of, new_id, now};
-use crate::checkpoint::{self, CheckpointBounds, Copied};
-use crate::contract::{Sandbox, SandboxConfig, SandboxError, SandboxStatus};
+use super::{Manager, ManagerError, commit_of, home_of, new_id, now};
+use crate::checkpoint::{self, Copied};
+use crate::contract::{Sandbox, SandboxConfig, SandboxError, SandboxStatus, Trust};
 use crate::git::home::Home;
 use crate::name::Slug;
 
@@ -52,16 +52,21 @@ impl Manager {
         private(&self.checkpoints)
             .and_then(|()| private(&above))
             .map_err(SandboxError::system("making the directory of checkpoints"))?;
-        self.standing_still(id, || {
-            let (tree, first) = self.backend.tree(id)?;
-            let bounds = CheckpointBounds::default();
-            Ok(checkpoint::save(&tree, &to, first, bounds, &|_| {})?)
-        })
+        self.standing_still(id, || Ok(self.backend.save(id, &to)?))
     }
 
     /// Puts the files of a checkpoint in the place of a sandbox's. Its processes end, and it
-    /// starts again.
-    pub fn restore(&self, id: &SandboxId, label: &str) -> Result<(), ManagerError> {
+    /// starts again, and trusts `trust`.
+    pub fn restore(&self, id: &SandboxId, label: &str, trust: &Trust) -> Result<(), ManagerError> {
+        let from = self.find_checkpoint(id, label)?;
+        self.backend.replace(id, trust, |tree, first| {
+            self.backend.unpack(id, &from, tree, first)?;
+            Ok::<(), ManagerError>(())
+        })
+    }
+
+    /// Where a checkpoint is, if there is one of that label.
+    pub fn find_checkpoint(&self, id: &SandboxId, label: &str) -> Result<PathBuf, ManagerError> {
         let label = label_of(label)?;
         let from = self.checkpoint_at(id, &label)?;
         if !from.is_dir() {
@@ -77,19 +82,15 @@ impl Manager {
                 },
             });
         }
-        self.backend.replace(id, |tree, first| {
-            let bounds = CheckpointBounds::default();
-            checkpoint::restore(&from, tree, first, bounds, &|_| {})?;
-            Ok::<(), ManagerError>(())
-        })
+        Ok(from)
     }
 
     /// Makes a sandbox with another one's files and branch, as they are now. As
     /// [`Manager::begin`], it wants [`Manager::keep`].
-    pub fn fork(&self, id: &SandboxId, name: &str) -> Result<Row, ManagerError> {
+    pub fn fork(&self, id: &SandboxId, name: &str, trust: &Trust) -> Result<Row, ManagerError> {
         let name = Slug::from_name(name).map_err(SandboxError::from)?;
         let source = self.row(id)?;
-        let home = source.repository.as_deref().map(Home::discover);
+        let home = source.repository.as_ref().map(|_| home_of(&source));
         let home = home.transpose()?;
         let tip = home
             .as_ref()
@@ -101,27 +102,33 @@ impl Manager {
             start: tip.map(|tip| tip.to_string()),
             created: now(),
             stage: Stage::Making,
+            branch_made: false,
             published: Vec::new(),
             ..source.clone()
         })?;
-        let made = self.build_fork(&source, &row, home.as_ref());
+        let made = self.build_fork(&source, &row, home.as_ref(), trust);
         self.or_undo(row, made)
     }
 
-    fn build_fork(&self, source: &Row, row: &Row, home: Option<&Home>) -> Result<(), ManagerError> {
+    fn build_fork(
+        &self,
+        source: &Row,
+        row: &Row,
+        home: Option<&Home>,
+        trust: &Trust,
+    ) -> Result<(), ManagerError> {
         if let (Some(home), Some(start)) = (home, &row.start) {
             self.make_branch(row, home, commit_of(start)?)?;
         }
         let config = SandboxConfig {
             id: row.id.clone(),
             name: row.name.clone(),
+            trust: Some(trust.clone()),
             ..self.backend.config(&source.id)?
         };
         self.standing_still(&source.id, || {
-            let (from, from_first) = self.backend.tree(&source.id)?;
             self.backend.create_from(&config, |tree, first| {
-                let bounds = CheckpointBounds::default();
-                checkpoint::fork(&from, from_first, tree, first, bounds, &|_| {})?;
+                self.backend.copy_tree(&source.id, &row.id, tree, first)?;
                 Ok::<(), ManagerError>(())
             })
         })?;
@@ -158,7 +165,9 @@ impl Manager {
     }
 
     pub(super) fn remove_checkpoints(&self, id: &SandboxId) -> Result<(), ManagerError> {
-        Ok(checkpoint::remove(&self.checkpoints.join(id.as_str()))?)
+        let checkpoints = self.checkpoints.join(id.as_str());
+        let remove = |path: &Path| self.backend.remove_files(path);
+        Ok(checkpoint::remove(&checkpoints, &remove)?)
     }
 }
 
@@ -166,7 +175,7 @@ fn label_of(label: &str) -> Result<Slug, ManagerError> {
     Ok(Slug::from_name(label).map_err(SandboxError::from)?)
 }
 
-fn private(directory: &std::path::Path) -> std::io::Result<()> {
+fn private(directory: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),

@@ -22,6 +22,12 @@ pub struct Row {
     pub name: Slug,
     /// The operator's repository, unless it works on none.
     pub repository: Option<PathBuf>,
+    /// The directory that all worktrees of that repository share.
+    #[serde(default)]
+    pub common: Option<PathBuf>,
+    /// Whether the branch is known to be ours. A crash may have come before.
+    #[serde(default)]
+    pub branch_made: bool,
     /// The commit its workspace began at, which is known inside.
     pub base: Option<String>,
     /// The commit its branch was made at: another one where it is a fork.
@@ -58,6 +64,13 @@ pub enum Stage {
 }
 
 impl Row {
+    /// Whether both are called the same in the same repository.
+    pub(super) fn is_twin_of(&self, other: &Self) -> bool {
+        let same_repository = self.repository == other.repository
+            || (self.common.is_some() && self.common == other.common);
+        self.name == other.name && same_repository
+    }
+
     /// The branch it works on, where it has one.
     pub fn branch(&self) -> Option<String> {
         self.repository.as_ref().map(|_| self.name.branch())

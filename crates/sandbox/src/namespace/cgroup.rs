@@ -97,6 +97,21 @@ pub(crate) fn freeze(cgroups: &[PathBuf], frozen: bool) -> Result<bool> {
     Ok(false)
 }
 
+/// Thaws whatever stands still in them and below them: an agent may have made cgroups of its
+/// own there, and in version 1 the frozen do not die.
+pub(crate) fn thaw_all(cgroups: &[PathBuf]) {
+    for cgroup in cgroups {
+        for one in descendants(cgroup).iter().chain([cgroup]) {
+            for (file, word) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
+                let file = one.join(file);
+                if file.exists() {
+                    let _ = fs::write(file, word);
+                }
+            }
+        }
+    }
+}
+
 /// Whether one of them is frozen, where one can be.
 pub(crate) fn is_frozen(cgroups: &[PathBuf]) -> Option<bool> {
     cgroups.iter().find_map(|cgroup| {
@@ -111,11 +126,9 @@ pub(crate) fn is_frozen(cgroups: &[PathBuf]) -> Option<bool> {
 pub(crate) fn remove(cgroups: &[PathBuf]) -> Result<()> {
     for cgroup in cgroups {
         let _ = fs::write(cgroup.join("cgroup.kill"), "1");
-        // Version 1: the frozen do not die. One that an agent made below it may hold them.
-        for below in descendants(cgroup) {
-            let _ = fs::write(below.join("freezer.state"), "THAWED");
-        }
-        let _ = fs::write(cgroup.join("freezer.state"), "THAWED");
+    }
+    thaw_all(cgroups);
+    for cgroup in cgroups {
         wait_for(
             &|| match remove_below(cgroup).and_then(|()| fs::remove_dir(cgroup)) {
                 Ok(()) => Ok(true),

@@ -3,6 +3,7 @@
 mod transfer;
 
 use std::io::{Error, ErrorKind};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -23,6 +24,9 @@ use crate::contract::{Command, ExecutionResult, Listener, SandboxError};
 /// How long init may take for an answer that costs it nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long it may take, from the first word, to say whose a connection is: a request waits.
+const MOMENT: Duration = Duration::from_millis(250);
+
 /// The most a command run to its end may write, to each of its outputs.
 const MOST_OUTPUT: usize = 64 << 20;
 
@@ -35,17 +39,23 @@ impl Session {
     /// Connects, and checks that init speaks our version.
     pub(crate) fn open(directory: &Path) -> Result<Self, SandboxError> {
         let silent = |error: Error| SandboxError::Silent(error.to_string());
-        let socket = dial(directory).map_err(silent)?;
+        let socket = dial(directory, SockFlag::empty()).map_err(silent)?;
         let session = Self { socket };
-        let (hello, _) = session.hear::<Hello>()?;
+        session.greet(Instant::now() + PATIENCE)?;
+        packet::widen(&session.socket).map_err(silent)?;
+        Ok(session)
+    }
+
+    /// Hears init's first words.
+    fn greet(&self, deadline: Instant) -> Result<(), SandboxError> {
+        let (hello, _) = self.hear_by::<Hello>(deadline)?;
         if hello.protocol != PROTOCOL {
             return Err(SandboxError::Protocol {
                 found: hello.protocol,
                 known: PROTOCOL,
             });
         }
-        packet::widen(&session.socket).map_err(silent)?;
-        Ok(session)
+        Ok(())
     }
 
     /// The sandbox's sockets.
@@ -160,14 +170,40 @@ impl Session {
     }
 
     fn hear<T: serde::de::DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), SandboxError> {
+        self.hear_by(Instant::now() + PATIENCE)
+    }
+
+    fn hear_by<T: serde::de::DeserializeOwned>(
+        &self,
+        deadline: Instant,
+    ) -> Result<(T, Vec<OwnedFd>), SandboxError> {
         let mut end = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        wait(&mut end, Some(Instant::now() + PATIENCE))
+        wait(&mut end, Some(deadline))
             .and_then(|ready| match ready {
                 0 => Err(Error::from(ErrorKind::TimedOut)),
                 _ => packet::receive(self.socket.as_fd()),
             })
             .and_then(|word| word.ok_or_else(|| Error::from(ErrorKind::UnexpectedEof)))
             .map_err(|error| SandboxError::Silent(error.to_string()))
+    }
+}
+
+/// The program inside that has the socket with these ends, if that is certain.
+pub(crate) fn owner(
+    directory: &Path,
+    from: SocketAddr,
+    to: SocketAddr,
+) -> Result<Option<String>, SandboxError> {
+    let deadline = Instant::now() + MOMENT;
+    // Without waiting for a place in the queue of an init that stands still.
+    let socket = dial(directory, SockFlag::SOCK_NONBLOCK)
+        .map_err(|error| SandboxError::Silent(error.to_string()))?;
+    let session = Session { socket };
+    session.greet(deadline)?;
+    session.ask(&Request::Owner { from, to })?;
+    match session.hear_by(deadline)? {
+        (Answer::Owner(program), _) => Ok(program),
+        (answer, _) => Err(unexpected(&answer)),
     }
 }
 
@@ -363,13 +399,13 @@ fn wait(ends: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<i
 }
 
 /// Connects by way of an open directory: a socket's path has room for 107 bytes only.
-fn dial(directory: &Path) -> std::io::Result<OwnedFd> {
+fn dial(directory: &Path, how: SockFlag) -> std::io::Result<OwnedFd> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let directory = open(directory, flags, Mode::empty())?;
     let socket = socket(
         AddressFamily::Unix,
         SockType::SeqPacket,
-        SockFlag::SOCK_CLOEXEC,
+        SockFlag::SOCK_CLOEXEC | how,
         None,
     )?;
     let path = format!("/proc/self/fd/{}/init.sock", directory.as_raw_fd());
@@ -379,7 +415,10 @@ fn dial(directory: &Path) -> std::io::Result<OwnedFd> {
 
 /// The process that listens at a sandbox's `init.sock`, frozen or not.
 pub(crate) fn listener(directory: &Path) -> std::io::Result<i32> {
-    let peer = getsockopt(&dial(directory)?, sockopt::PeerCredentials)?;
+    let peer = getsockopt(
+        &dial(directory, SockFlag::empty())?,
+        sockopt::PeerCredentials,
+    )?;
     // Another namespace's process has no number here.
     match peer.pid() {
         0 => Err(Error::from(ErrorKind::NotFound)),

@@ -8,8 +8,15 @@
 //! - and every minute at least, because what others freed hides what the agent took;
 //!
 //! a few entries at a time, between two requests, and never for more than a small part of
-//! the time. Whatever a measurement says, the host keeps its last gibibyte (or twentieth, or
-//! few inodes): files that were deleted and are still open are found by no measurement.
+//! the time. Files that were deleted and are still open count as well. Whatever a measurement
+//! says, the host keeps its last gibibyte (or twentieth, or few inodes), the floor. Each init
+//! decides for its own sandbox what that takes, by what it has grown since there was room:
+//!
+//! | left | who stops |
+//! | --- | --- |
+//! | the floor | who took a quarter or more of what has gone |
+//! | half of it | who took any |
+//! | a quarter | everybody |
 //!
 //! ```text
 //!            limit or floor passed: everybody is killed, `stopped` says why
@@ -22,6 +29,8 @@
 //! to look into directories that are closed to it, and looks at names, kinds and sizes only.
 
 mod measure;
+mod room;
+mod unnamed;
 
 use std::fs::File;
 use std::io::Result;
@@ -30,20 +39,20 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use nix::poll::PollTimeout;
-use nix::sys::statvfs::fstatvfs;
+use nix::unistd::Pid;
 
 use measure::Measurement;
-
-/// What the host keeps, unless that is more than a twentieth of its file system.
-const FLOOR: u64 = 1 << 30;
-/// The same, in inodes.
-const FLOOR_INODES: u64 = 16 << 10;
+pub(crate) use room::check_room;
+use room::{Need, Room, in_words};
 
 /// Entries that are looked at between two requests.
 const SLICE: usize = 2000;
 
 /// How often it is measured when there is no other reason.
 const SELDOM: Duration = Duration::from_secs(60);
+
+/// Growth that is anybody's own affair: a log, a lock, a cache.
+const A_LITTLE: u64 = 1 << 20;
 
 /// Nobody writes more in a millisecond.
 const FASTEST: u64 = 4 << 20;
@@ -58,25 +67,28 @@ pub(crate) struct Watch {
     next_look: Instant,
     /// What the last measurement found.
     last: Option<Found>,
+    /// What was there, and what it held, when there was last room enough.
+    calm: Option<(Room, u64)>,
     running: Option<(Measurement, Instant, Room)>,
     stopped: Option<String>,
 }
 
+/// Who is inside.
+pub(crate) struct Inside<'a> {
+    /// A `/proc` that shows everybody.
+    pub(crate) proc: &'a OwnedFd,
+    /// Processes of ours.
+    pub(crate) keepers: &'a [Pid],
+}
+
 struct Found {
     used: u64,
+    /// Whether somebody inside let nobody look at what he has open.
+    hides: bool,
     /// What was left when it began.
     room: Room,
     began: Instant,
     took: Duration,
-}
-
-/// What a file system has left.
-#[derive(Clone, Copy, Debug)]
-struct Room {
-    free: u64,
-    floor: u64,
-    inodes_free: u64,
-    inodes_floor: u64,
 }
 
 impl Watch {
@@ -88,6 +100,7 @@ impl Watch {
             limit,
             next_look: Instant::now(),
             last: None,
+            calm: None,
             running: None,
             stopped: None,
         }
@@ -119,7 +132,7 @@ impl Watch {
     }
 
     /// Looks, if it is time to. Nobody may run while [`Watch::stopped`] says so.
-    pub(crate) fn look(&mut self, somebody_runs: bool) {
+    pub(crate) fn look(&mut self, somebody_runs: bool, inside: Option<&Inside<'_>>) {
         let now = Instant::now();
         if self.running.is_none() && now < self.next_look {
             return;
@@ -133,7 +146,7 @@ impl Watch {
             self.next_look = now + Duration::from_secs(1);
             return;
         };
-        self.measure(now, room);
+        self.measure(now, room, inside);
         let reason = self.judge(room);
         if reason.as_deref() != self.stopped.as_deref() {
             // What cannot be written down is enforced all the same.
@@ -143,9 +156,9 @@ impl Watch {
         self.next_look = now + self.interval(room);
     }
 
-    fn measure(&mut self, now: Instant, room: Room) {
+    fn measure(&mut self, now: Instant, room: Room, inside: Option<&Inside<'_>>) {
         if self.running.is_none() && self.is_due(now, room) {
-            match Measurement::begin(&self.top) {
+            match Measurement::begin(&self.top, inside) {
                 Ok(begun) => self.running = Some((begun, now, room)),
                 Err(_) => return,
             }
@@ -153,14 +166,23 @@ impl Watch {
         if let Some((measurement, began, room)) = &mut self.running
             && measurement.go_on(SLICE)
         {
-            self.last = Some(Found {
+            let found = Found {
                 used: measurement.bytes(),
+                hides: measurement.hides(),
                 room: *room,
                 began: *began,
                 took: began.elapsed(),
-            });
+            };
             self.running = None;
+            self.take_in(found);
         }
+    }
+
+    fn take_in(&mut self, found: Found) {
+        if self.calm.is_none() || !found.room.is_below(2) {
+            self.calm = Some((found.room, found.used));
+        }
+        self.last = Some(found);
     }
 
     fn is_due(&self, now: Instant, room: Room) -> bool {
@@ -171,6 +193,12 @@ impl Watch {
         }
         let left = self.limit.saturating_sub(last.used);
         let gone = room.gone_since(last.room);
+        if room.is_below(1)
+            && age >= last.took
+            && (!last.room.is_below(1) || gone >= room.floor / 16)
+        {
+            return true;
+        }
         let step = (left / 8).clamp(1 << 20, 256 << 20);
         (gone >= left && age >= last.took)
             || (gone >= step && age >= last.took * 4)
@@ -179,10 +207,8 @@ impl Watch {
 
     fn judge(&self, room: Room) -> Option<String> {
         // A little more room than the floor before it starts again, or it would flap.
-        let factor = if self.stopped.is_some() { 2 } else { 1 };
-        if room.free < room.floor.saturating_mul(factor)
-            || room.inodes_free < room.inodes_floor.saturating_mul(factor)
-        {
+        let stays = self.stopped.is_some() && room.is_below(2);
+        if stays || self.has_to_go(room) {
             return Some(format!(
                 "disk limit: the host's file system has only {} and {} inodes left; make room \
                  there, and the sandbox runs again",
@@ -201,6 +227,30 @@ impl Watch {
         })
     }
 
+    /// Whether this sandbox has to stop for the host to keep what it needs.
+    fn has_to_go(&self, room: Room) -> bool {
+        let need = room.need();
+        let (Some(last), Some((calm, held))) = (&self.last, &self.calm) else {
+            // Nothing is known of it yet.
+            return need > Need::None;
+        };
+        // Who hides what it has open is taken to have grown.
+        let grown = match last.hides {
+            true => u64::MAX,
+            false => last.used.saturating_sub(*held),
+        };
+        // What was measured before the floor was passed says nothing of who passed it.
+        let is_fresh = last.room.is_below(1);
+        match need {
+            Need::None => false,
+            Need::Greedy => {
+                is_fresh && grown > A_LITTLE && grown >= last.room.gone_since(*calm) / 4
+            }
+            Need::Grown => is_fresh && grown > A_LITTLE,
+            Need::All => true,
+        }
+    }
+
     /// Until the fastest disk could have reached the limit or the floor.
     fn interval(&self, room: Room) -> Duration {
         let used = self.last.as_ref().map_or(0, |last| {
@@ -217,60 +267,6 @@ impl Watch {
     }
 }
 
-impl Room {
-    /// What somebody has taken meanwhile, at least: empty files take inodes only.
-    fn gone_since(self, before: Self) -> u64 {
-        let inodes = before.inodes_free.saturating_sub(self.inodes_free);
-        before
-            .free
-            .saturating_sub(self.free)
-            .saturating_add(inodes.saturating_mul(measure::LEAST))
-    }
-
-    fn of(top: &OwnedFd) -> nix::Result<Self> {
-        let found = fstatvfs(top)?;
-        let size = found.blocks() * found.fragment_size();
-        // A file system that makes inodes as it goes says that it has none.
-        let counts = found.files() > 0;
-        Ok(Self {
-            free: found.blocks_available() * found.fragment_size(),
-            floor: FLOOR.min(size / 20),
-            inodes_free: if counts {
-                found.files_available()
-            } else {
-                u64::MAX
-            },
-            inodes_floor: FLOOR_INODES.min(found.files() / 20),
-        })
-    }
-}
-
-/// Why a new sandbox cannot be, if the file system is too full for one.
-pub(crate) fn check_room(directory: &OwnedFd) -> Result<Option<String>> {
-    let room = Room::of(directory)?;
-    let full = room.free < room.floor || room.inodes_free < room.inodes_floor;
-    Ok(full.then(|| {
-        format!(
-            "the file system of the sandboxes has only {} and {} inodes left; make room there",
-            in_words(room.free),
-            room.inodes_free
-        )
-    }))
-}
-
-/// Bytes as people say them.
-fn in_words(bytes: u64) -> String {
-    let tenths = |unit: u64| {
-        let tenths = bytes.saturating_mul(10) / unit;
-        format!("{}.{}", tenths / 10, tenths % 10)
-    };
-    match bytes {
-        0..0x10_0000 => format!("{} KiB", bytes >> 10),
-        0x10_0000..0x4000_0000 => format!("{} MiB", tenths(1 << 20)),
-        _ => format!("{} GiB", tenths(1 << 30)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -284,8 +280,9 @@ mod tests {
 
     fn measured(watch: &mut Watch, used: u64, free: u64) {
         let room = room(free);
-        watch.last = Some(Found {
+        watch.take_in(Found {
             used,
+            hides: false,
             room,
             began: Instant::now(),
             took: Duration::ZERO,
@@ -306,7 +303,7 @@ mod tests {
         let (_place, mut watch) = watch(100 << 20);
         measured(&mut watch, 50 << 20, 9 << 30);
         assert_eq!(watch.judge(room(9 << 30)), None);
-        let said = watch.judge(room((1 << 30) - 1)).unwrap();
+        let said = watch.judge(room((1 << 28) - 1)).unwrap();
         assert!(said.starts_with("disk limit: the host's"), "{said}");
         watch.stopped = Some(said);
         assert!(watch.judge(room(3 << 29)).is_some());
@@ -320,6 +317,42 @@ mod tests {
             said.contains("holds 101.0 MiB and may hold 100.0 MiB"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn at_the_floor_those_go_first_who_took_what_was_there() {
+        const MIB: u64 = 1 << 20;
+        for (grown, at_the_floor, at_half, at_a_quarter) in [
+            (0, false, false, true),
+            (MIB, false, false, true),
+            (20 * MIB, false, true, true),
+            (900 * MIB, true, true, true),
+        ] {
+            let (_place, mut watch) = watch(16 << 30);
+            measured(&mut watch, 5 << 30, 3 << 30);
+            for (free, goes) in [
+                (1 << 30, false),
+                (1023 * MIB, at_the_floor),
+                (511 * MIB, at_half),
+                (255 * MIB, at_a_quarter),
+            ] {
+                measured(&mut watch, (5 << 30) + grown, free);
+                assert_eq!(watch.judge(room(free)).is_some(), goes, "{grown} {free}");
+            }
+        }
+        let (_hiding, mut hiding) = watch(16 << 30);
+        measured(&mut hiding, 5 << 30, 3 << 30);
+        measured(&mut hiding, 5 << 30, 1023 * MIB);
+        assert_eq!(hiding.judge(room(1023 * MIB)), None);
+        hiding.last.as_mut().unwrap().hides = true;
+        assert!(hiding.judge(room(1023 * MIB)).is_some());
+        assert_eq!(hiding.judge(room(2 << 30)), None);
+        // One that was measured before only says nothing, until there is no more time.
+        let (_place, mut watch) = watch(16 << 30);
+        measured(&mut watch, 5 << 30, 3 << 30);
+        assert_eq!(watch.judge(room(600 * MIB)), None);
+        assert!(watch.is_due(Instant::now(), room(600 * MIB)));
+        assert!(watch.judge(room(200 * MIB)).is_some());
     }
 
     #[test]
@@ -352,12 +385,12 @@ mod tests {
         let (place, mut watch) = watch(1 << 20);
         let read = || std::fs::read_to_string(place.path().join("verdict")).unwrap();
         std::fs::write(place.path().join("big"), vec![1; 3 << 20]).unwrap();
-        watch.look(true);
+        watch.look(true, None);
         assert!(watch.stopped().unwrap().contains("3.0 MiB"), "{}", read());
         assert_eq!(Some(read().as_str()), watch.stopped());
         std::fs::remove_file(place.path().join("big")).unwrap();
         while watch.stopped().is_some() {
-            watch.look(false);
+            watch.look(false, None);
             std::thread::yield_now();
         }
         assert_eq!(read(), "");

@@ -3,7 +3,7 @@
 use std::io::{Error, Result};
 
 use nix::sys::prctl;
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::protocol::Counted;
 use crate::contract::Limits;
@@ -16,15 +16,22 @@ const CAP_FSETID: u32 = 4;
 const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
 const CAP_KILL: u32 = 5;
+const CAP_SYS_PTRACE: u32 = 19;
 const LAST_POSSIBLE: u32 = 63;
 
 /// What init keeps where the agent has another id: enough to become the agent, to end its
-/// processes, and to measure what it has closed.
-pub(crate) const OF_INIT: &[u32] = &[CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SETGID, CAP_SETUID];
+/// processes, and to measure what it has closed, or deleted and still has open.
+pub(crate) const OF_INIT: &[u32] = &[
+    CAP_DAC_READ_SEARCH,
+    CAP_KILL,
+    CAP_SETGID,
+    CAP_SETUID,
+    CAP_SYS_PTRACE,
+];
 
-/// What init keeps where it shares the agent's id: to measure what the agent has closed. That
-/// it has more than the agent also keeps the agent from tracing it.
-pub(crate) const OF_INIT_WITH_ONE_ID: &[u32] = &[CAP_DAC_READ_SEARCH];
+/// What init keeps where it shares the agent's id: to measure the same. That it has more than
+/// the agent also keeps the agent from tracing it.
+pub(crate) const OF_INIT_WITH_ONE_ID: &[u32] = &[CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE];
 
 /// What an agent that is root inside has: enough to install things, within its own user
 /// namespace. Nothing that mounts, traces, or touches the network.
@@ -36,6 +43,24 @@ pub(crate) const OF_ROOT: &[u32] = &[
     CAP_SETGID,
     CAP_SETUID,
 ];
+
+/// What a process keeps that acts as ids which the operator was lent: to walk, change and give
+/// away their files, and to lend them on to a sandbox. It has it over nobody else's.
+pub(crate) const OF_TAKER: &[u32] = &[
+    CAP_CHOWN,
+    CAP_DAC_OVERRIDE,
+    CAP_DAC_READ_SEARCH,
+    CAP_FOWNER,
+    CAP_FSETID,
+    CAP_SETGID,
+    CAP_SETUID,
+];
+
+/// What such a process keeps that lends no id on.
+pub(crate) const OF_STEWARD: &[u32] = &[CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID];
+
+/// What such a process keeps that only reads.
+pub(crate) const OF_READER: &[u32] = &[CAP_DAC_READ_SEARCH];
 
 /// Empties the bounding set, but for what is kept, and the ambient one; nothing executed later
 /// can gain any other capability.
@@ -115,11 +140,17 @@ pub(crate) fn close_up() -> Result<()> {
     Ok(())
 }
 
+/// Files that a program may have open unless it asks for more. The gate has raised its own,
+/// and some programs walk through all that they might have.
+const OPEN_FILES: u64 = 4096;
+
 /// Limits that every process inherits.
 pub(crate) fn limit(limits: Limits, counted: Counted) -> Result<()> {
     // One byte, not none: a host whose core_pattern is a pipe runs its handler, outside, for a
     // limit of 0, and not for 1 (core(5)).
     setrlimit(Resource::RLIMIT_CORE, 1, 1)?;
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most.min(OPEN_FILES), most)?;
     if !counted.pids {
         let pids = u64::from(limits.pids);
         setrlimit(Resource::RLIMIT_NPROC, pids, pids)?;

@@ -2,7 +2,8 @@
 //!
 //! As root: 65536 ids of its own, far above those of people and of `/etc/subuid`'s usual
 //! ranges; init is 0 inside and the agent 1000. Else the operator's one id, which is 1000
-//! inside, for both.
+//! inside, for both; or, for an agent that is to be root inside, a slice of what
+//! `/etc/subuid` lends to the operator.
 
 use std::fs::write;
 use std::path::Path;
@@ -12,6 +13,7 @@ use nix::unistd::{Gid, Uid};
 use super::hardening;
 use super::protocol::{Identity, Spec};
 use super::step::{Step, Stumble};
+use super::subids::SLICE;
 
 /// The agent inside.
 pub(crate) const AGENT_UID: u32 = 1000;
@@ -49,23 +51,34 @@ pub(crate) fn choose(
     }
     let is_range = |first: u32| first >= FIRST && (first - FIRST).is_multiple_of(RANGE);
     if let Some(first) = wished.filter(|first| is_range(*first) && !taken.contains(first)) {
-        return Some(Identity::Range { first });
+        return Some(Identity::of_root(first));
     }
-    // FNV-1a: two gates with different directories rarely begin at the same place.
-    let start = seed.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    });
+    // Two gates with different directories rarely begin at the same place.
+    let start = hash(seed);
     (0..RANGES)
         .map(|offset| FIRST + (start.wrapping_add(offset) % RANGES) * RANGE)
         .find(|first| !taken.contains(first))
-        .map(|first| Identity::Range { first })
+        .map(Identity::of_root)
+}
+
+/// FNV-1a.
+pub(crate) fn hash(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
+}
+
+impl Identity {
+    fn of_root(first: u32) -> Self {
+        Self::Range { first, lent: None }
+    }
 }
 
 /// The agent's ids as the host has them, where they are a range's.
 pub(crate) fn agent_on_host(identity: Identity, root: bool) -> Option<(u32, u32)> {
     match identity {
-        Identity::Range { first } if root => Some((first, first)),
-        Identity::Range { first } => Some((first + AGENT_UID, first + AGENT_GID)),
+        Identity::Range { first, .. } if root => Some((first, first)),
+        Identity::Range { first, .. } => Some((first + AGENT_UID, first + AGENT_GID)),
         Identity::Single => None,
     }
 }
@@ -88,12 +101,24 @@ pub(crate) fn range_of_agent(user: u32) -> Option<u32> {
     user.checked_sub(AGENT_UID)
 }
 
-/// Writes the maps of a process that has just been cloned. From outside.
+/// Whom many programs know as nobody.
+const NOBODY: u32 = 65534;
+
+/// Writes the maps of a process that has just been cloned. From outside; where the ids are
+/// lent, from where they were taken.
 pub(crate) fn write_maps(pid: i32, identity: Identity) -> Result<(), Stumble> {
     let process = Path::new("/proc").join(pid.to_string());
     let (uids, gids) = match identity {
-        Identity::Range { first } => {
+        Identity::Range { first, lent: None } => {
             let map = format!("0 {first} {RANGE}\n");
+            (map.clone(), map)
+        }
+        Identity::Range {
+            first,
+            lent: Some(_),
+        } => {
+            let last = SLICE - 1;
+            let map = format!("0 {first} {last}\n{NOBODY} {} 1\n", first + last);
             (map.clone(), map)
         }
         Identity::Single => {
@@ -117,7 +142,7 @@ mod tests {
     fn ranges_never_overlap_and_stay_positive() {
         let mut taken = Vec::new();
         for _ in 0..200 {
-            let Some(Identity::Range { first }) = choose(true, "same", &taken, None) else {
+            let Some(Identity::Range { first, .. }) = choose(true, "same", &taken, None) else {
                 panic!("no range");
             };
             assert_eq!(first % RANGE, 0);
@@ -125,14 +150,12 @@ mod tests {
             assert!(!taken.contains(&first));
             taken.push(first);
         }
-        let free = Identity::Range {
-            first: FIRST + 7000 * RANGE,
-        };
+        let free = Identity::of_root(FIRST + 7000 * RANGE);
         let wish = |first| choose(true, "same", &taken, Some(first));
         assert_eq!(wish(FIRST + 7000 * RANGE), Some(free));
         for first in [taken[3], 0, 1000, FIRST + 1] {
             let chosen = wish(first);
-            assert!(matches!(chosen, Some(Identity::Range { first: other }) if other != first));
+            assert!(matches!(chosen, Some(Identity::Range { first: other, .. }) if other != first));
         }
         assert_eq!(choose(false, "x", &taken, None), Some(Identity::Single));
     }

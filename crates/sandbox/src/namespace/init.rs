@@ -4,7 +4,9 @@
 //! are ignored by the kernel, and SIGCHLD comes by descriptor. It cannot be traced or dumped,
 //! and never reads a byte that the agent wrote, other than the names of its files.
 
-use std::io::Error;
+use std::fs::File;
+use std::io::{Error, Write};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
@@ -19,7 +21,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid, sethostname, setresgid, setresuid};
 
 use super::dial::{self, Dial, Dialled};
-use super::disk::Watch;
+use super::disk::{Inside, Watch};
 use super::ends::silence;
 use super::errand::Errand;
 use super::identity::Account;
@@ -30,7 +32,7 @@ use super::process::{self, End, Job, Work};
 use super::protocol::{Answer, Hello, Identity, PROTOCOL, Report, Request, Size, Spec};
 use super::seccomp::Filters;
 use super::step::{Step, Stumble};
-use super::{domain, hardening, packet, ports, root, tree};
+use super::{domain, environment, hardening, owner, packet, ports, root, tree};
 
 /// The most connections at a time; more are closed at once.
 const MOST_CONNECTIONS: usize = 256;
@@ -43,6 +45,8 @@ pub(crate) struct Estate {
     /// `init.sock`.
     pub(crate) listener: OwnedFd,
     pub(crate) watch: Watch,
+    /// The ways into its cgroups of version 1.
+    pub(crate) cgroups: Vec<File>,
 }
 
 /// The child's side of the launcher's clone.
@@ -62,11 +66,15 @@ pub(crate) fn begin(spec: Spec, estate: Estate, launcher: OwnedFd) -> ! {
 }
 
 /// Everything between the clone and the first connection, in order.
-fn build(spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Init, Stumble> {
+fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Init, Stumble> {
     silence(&[0, 1]).step("closing the creator's line")?;
     match packet::receive::<Report>(launcher).step("waiting for the launcher")? {
         Some((Report::Go, _)) => {}
         _ => return Err(Error::other("it went away")).step("waiting for the launcher"),
+    }
+    for mut tasks in estate.cgroups {
+        // Itself, and at once.
+        tasks.write_all(b"0").step("joining a cgroup")?;
     }
     if let Identity::Range { .. } = spec.identity {
         let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
@@ -79,9 +87,8 @@ fn build(spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Init, S
     sethostname(spec.config.name.as_str()).step("setting the host name")?;
     let doors = network::build(&spec.config.ports).step("building the network")?;
     let root = root::enter(&spec, estate.layers)?;
-    match packet::receive::<Report>(launcher).step("waiting to be in the cgroups")? {
-        Some((Report::Joined, _)) => {}
-        _ => return Err(Error::other("it went away")).step("waiting to be in the cgroups"),
+    if root.has_java {
+        environment::add_java(&mut spec.environment);
     }
     // Only now is the cgroup the one that shall look like the root.
     unshare(CloneFlags::CLONE_NEWCGROUP).step("making a cgroup namespace")?;
@@ -201,7 +208,12 @@ impl Init {
     fn watch_disk(&mut self) {
         let everybody = Pid::from_raw(-1);
         // It is for nobody but us to hear that there is nobody else.
-        self.watch.look(kill(everybody, None).is_ok());
+        let somebody_runs = kill(everybody, None).is_ok();
+        let inside = Inside {
+            proc: &self.proc,
+            keepers: &self.keepers,
+        };
+        self.watch.look(somebody_runs, Some(&inside));
         if self.watch.stopped().is_some() {
             let _ = kill(everybody, Signal::SIGKILL);
         }
@@ -317,6 +329,7 @@ impl Init {
                     reason: error.to_string(),
                 }),
             },
+            (Request::Owner { from, to }, _) => return self.name_owner(place, from, to),
             (Request::Signal { number }, Some(job)) => {
                 job.signal(number);
                 Ok(())
@@ -340,6 +353,29 @@ impl Init {
         };
         if done.is_err()
             && let Some(connection) = self.connections.get_mut(place)
+        {
+            connection.hang_up(&self.proc);
+        }
+    }
+
+    /// Says which program a connection of the agent's belongs to.
+    fn name_owner(&mut self, place: usize, from: SocketAddr, to: SocketAddr) {
+        let (mut started, mut untold) = (Vec::new(), Vec::new());
+        for job in self.connections.iter_mut().flat_map(|one| &mut one.job) {
+            match job.command() {
+                Some(command) => started.push(command),
+                None => untold.push(job.keeper()),
+            }
+        }
+        let inside = owner::Inside {
+            proc: &self.proc,
+            keepers: &self.keepers,
+            started: &started,
+            untold: &untold,
+        };
+        let program = owner::find(&inside, from, to);
+        if let Some(connection) = self.connections.get_mut(place)
+            && connection.answer(&Answer::Owner(program)).is_err()
         {
             connection.hang_up(&self.proc);
         }

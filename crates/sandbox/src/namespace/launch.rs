@@ -4,12 +4,11 @@
 //!   creator (threaded)        launcher (one thread)          init (PID 1 inside)
 //!      │ ── spec ────────────────▶ │
 //!      │                           │ ── clone3 ─────────────────▶ │
-//!      │                           │    maps                      │ waits
-//!      │                           │ ── Go ─────────────────────▶ │ builds
-//!      │                           │ ── Joined (its cgroups) ───▶ │
-//!      │                           │ ◀───────────── Ready/Failed  │
-//!      │ ◀── Running {pid} ─────── │                              │
+//!      │ ◀── Born {pid} ────────── │    maps                      │ waits
+//!      │                           │ ── Go ─────────────────────▶ │ joins its cgroups, builds
 //!      │ records the process       │                              │
+//!      │                           │ ◀───────────── Ready/Failed  │
+//!      │ ◀── Running ───────────── │                              │
 //!      │ ── Live ────────────────▶ │ ── Live ───────────────────▶ │ serves
 //!      │ records `active`  ◀────── ╵ exits                        │
 //! ```
@@ -26,6 +25,7 @@ use std::process::ExitCode;
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
@@ -38,7 +38,7 @@ use super::disk::Watch;
 use super::init::Estate;
 use super::protocol::{Identity, Order, Report, Spec};
 use super::step::{Step, Stumble};
-use super::{hardening, identity, init, layer, packet, process, survey};
+use super::{chore, hardening, identity, init, layer, packet, process, survey};
 
 /// The hidden subcommand. The creator's line is standard input. Call it before anything
 /// starts a thread.
@@ -65,15 +65,18 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), Stumble> {
     umask(Mode::from_bits_truncate(0o077));
     let spec = match order {
         Order::Create(spec) => *spec,
+        Order::Chore { loan, lock, chore } => {
+            return chore::serve(line, &loan, lock.as_deref(), &chore);
+        }
         Order::Survey { directory } => {
             return survey::try_out(line, &directory).step("trying what this machine allows");
         }
     };
+    if let Some(loan) = &spec.loan {
+        loan.take()?;
+    }
     chdir(&spec.directory).step("entering the sandbox's directory")?;
-    let lock = File::open("launcher.lock").step("opening the launcher's lock")?;
-    let lock = Flock::lock(lock, FlockArg::LockExclusive)
-        .map_err(|(_, errno)| errno)
-        .step("taking the launcher's lock")?;
+    let lock = take_lock(Path::new("launcher.lock"))?;
     let listener = listen_at("init.sock").step("opening init.sock")?;
     let verdict = File::create("stopped").step("making a place for a verdict")?;
     enter_fs(spec.identity, spec.has_tree).step("making the sandbox's own directory")?;
@@ -84,7 +87,14 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), Stumble> {
         setgroups(&[]).step("dropping groups")?;
     }
     let layers = layer::gather(&spec)?;
+    if spec.loan.is_some() && !spec.counted.pids {
+        // An agent that may become others has a count for each of them. What holds here when
+        // the namespace is made holds for all of them together (Linux 5.14).
+        let pids = u64::from(spec.config.limits.pids);
+        setrlimit(Resource::RLIMIT_NPROC, pids, pids).step("limiting processes")?;
+    }
     let (ours, its) = packet::line().step("making a line to init")?;
+    let doors = doors_of(&spec.cgroups).step("opening cgroups")?;
 
     let (init, born_into) = clone_into_namespaces(&spec.cgroups)
         .step("making namespaces (are user namespaces allowed? see `palisade doctor`)")?;
@@ -94,14 +104,23 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), Stumble> {
             layers,
             listener,
             watch,
+            cgroups: doors,
         };
         init::begin(spec, estate, its);
     };
-    drop((its, listener, layers, watch));
+    drop((its, listener, layers, watch, doors));
     let child = Child(init);
     see_off(line, ours.as_fd(), &child, &spec, born_into.as_deref())?;
     std::mem::forget(child);
     Ok(())
+}
+
+/// The lock that whoever removes the sandbox waits for.
+pub(crate) fn take_lock(path: &Path) -> Result<Flock<File>, Stumble> {
+    let lock = File::open(path).step("opening the launcher's lock")?;
+    Flock::lock(lock, FlockArg::LockExclusive)
+        .map_err(|(_, errno)| errno)
+        .step("taking the launcher's lock")
 }
 
 /// Init, until it is on its own: dropped, it is killed and waited for.
@@ -122,16 +141,11 @@ fn see_off(
     born_into: Option<&Path>,
 ) -> Result<(), Stumble> {
     let pid = child.0.as_raw();
+    let started = process::start_time(pid).step("looking at init")?;
+    packet::send(line, &Report::Born { pid, started }, &[]).step("reporting")?;
     identity::write_maps(pid, spec.identity)?;
+    join(pid, &spec.cgroups, born_into)?;
     packet::send(init, &Report::Go, &[]).step("starting init")?;
-    // The kernel takes some milliseconds for it; init builds meanwhile.
-    let joined = join(pid, &spec.cgroups, born_into);
-    match &joined {
-        // An init that is gone has said why, which is heard below.
-        Ok(()) => drop(packet::send(init, &Report::Joined, &[])),
-        Err(_) if has_spoken(init) => {}
-        Err(_) => joined?,
-    }
     let mut warnings = Vec::new();
     loop {
         match hear(line, init)? {
@@ -140,18 +154,12 @@ fn see_off(
             Report::Failed { step, reason } => {
                 return Err(Error::other(reason)).step(&step);
             }
-            Report::Go | Report::Joined | Report::Running { .. } | Report::Live => {
+            Report::Go | Report::Born { .. } | Report::Running { .. } | Report::Live => {
                 return Err(Error::from(ErrorKind::InvalidData)).step("listening to init");
             }
         }
     }
-    let started = process::start_time(pid).step("looking at init")?;
-    let running = Report::Running {
-        pid,
-        started,
-        warnings,
-    };
-    packet::send(line, &running, &[]).step("reporting")?;
+    packet::send(line, &Report::Running { warnings }, &[]).step("reporting")?;
     match packet::receive::<Report>(line).step("waiting for the creator")? {
         Some((Report::Live, _)) => {}
         _ => return Err(Error::from(ErrorKind::BrokenPipe)).step("waiting for the creator"),
@@ -164,20 +172,27 @@ fn see_off(
     }
 }
 
-/// Makes init a member of those cgroups it was not born into.
+/// Makes init a member of a cgroup of version 2 that it was not born into. It joins those of
+/// version 1 itself.
 fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), Stumble> {
     let others = cgroups
         .iter()
-        .filter(|one| Some(one.as_path()) != born_into);
+        .filter(|one| Some(one.as_path()) != born_into && !one.join("tasks").exists());
     for cgroup in others {
         std::fs::write(cgroup.join("cgroup.procs"), pid.to_string()).step("joining a cgroup")?;
     }
     Ok(())
 }
 
-fn has_spoken(init: BorrowedFd<'_>) -> bool {
-    let mut end = [PollFd::new(init, PollFlags::POLLIN)];
-    poll(&mut end, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+/// The ways into cgroups of version 1, for init: whoever moves another process there waits
+/// some milliseconds for every processor, and who moves its only thread does not
+/// (`cgroup_procs_write_start`).
+fn doors_of(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
+    let tasks = cgroups.iter().map(|cgroup| cgroup.join("tasks"));
+    tasks
+        .filter(|tasks| tasks.exists())
+        .map(|tasks| File::options().write(true).open(tasks))
+        .collect()
 }
 
 /// Init's next word, unless the creator goes away first.
@@ -217,7 +232,7 @@ fn enter_fs(identity: Identity, has_tree: bool) -> std::io::Result<()> {
     if !has_tree {
         mkdir("fs", Mode::from_bits_truncate(0o700))?;
     }
-    if let Identity::Range { first } = identity {
+    if let Identity::Range { first, .. } = identity {
         chown(
             Path::new("fs"),
             Some(Uid::from_raw(first)),

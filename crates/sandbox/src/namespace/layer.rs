@@ -25,7 +25,7 @@ use nix::sys::wait::waitpid;
 use super::protocol::{Identity, Spec};
 use super::step::{Step, Stumble};
 use super::veil::{self, Where};
-use super::{identity, launch};
+use super::{identity, launch, trust};
 use crate::contract::System;
 
 /// Directories of the host that are there inside, changeable where overlays work.
@@ -93,6 +93,8 @@ pub(crate) struct Layers {
     pub(crate) layers: Vec<Layer>,
     /// Links of the host's root, such as `bin -> usr/bin`.
     pub(crate) links: Vec<(PathBuf, PathBuf)>,
+    /// Where what is trusted has to be.
+    pub(crate) trusted: Vec<trust::Entry>,
     /// What is weaker than it could be.
     pub(crate) warnings: Vec<String>,
 }
@@ -175,6 +177,7 @@ pub(crate) fn gather(spec: &Spec) -> std::result::Result<Layers, Stumble> {
         accounts: Default::default(),
         layers: Vec::new(),
         links: Vec::new(),
+        trusted: Vec::new(),
         warnings: Vec::new(),
     };
     let system = &spec.config.system;
@@ -193,9 +196,13 @@ pub(crate) fn gather(spec: &Spec) -> std::result::Result<Layers, Stumble> {
         Some(tree) => {
             let host = resolved(tree, resolve(tree, state))?;
             all.accounts = ["passwd", "group"].map(|name| read_plain(&host, name));
+            all.trusted = trust::gather(&host, system.root);
             all.rootfs = Some(looked_at(PathBuf::new(), host)?);
         }
-        None => all.add_system(),
+        None => {
+            all.add_system();
+            all.trusted = trust::gather(Path::new("/"), system.root);
+        }
     }
     let mut asked = system.host_paths.clone();
     asked.sort();
@@ -206,8 +213,9 @@ pub(crate) fn gather(spec: &Spec) -> std::result::Result<Layers, Stumble> {
         all.layers.push(looked_at(inside, host)?);
     }
     match spec.identity {
-        // Who is nobody's owner is kept out by the kernel; root inside is everybody's.
-        Identity::Range { .. } if !system.root => {}
+        // Who is nobody's owner is kept out by the kernel; root inside is everybody's, unless
+        // the ids are lent: nobody can map those onto the host's files.
+        Identity::Range { lent, .. } if !system.root || lent.is_some() => {}
         Identity::Range { .. } => all.veil(|_| Some((Path::new(""), Where::Everywhere)))?,
         // Files of the operator's are the agent's own: one id.
         Identity::Single => {
@@ -221,13 +229,21 @@ pub(crate) fn gather(spec: &Spec) -> std::result::Result<Layers, Stumble> {
             })?;
         }
     }
-    if let Identity::Range { first } = spec.identity
-        && let Err(error) = all.map(first)
-    {
-        all.warnings.push(format!(
-            "files of the host belong to nobody inside, and --root cannot change them: \
-             this kernel or file system maps no ids ({error})"
-        ));
+    match spec.identity {
+        Identity::Range { first, lent: None } => {
+            if let Err(error) = all.map(first) {
+                all.warnings.push(format!(
+                    "files of the host belong to nobody inside, and --root cannot change them: \
+                     this kernel or file system maps no ids ({error})"
+                ));
+            }
+        }
+        Identity::Range { lent: Some(_), .. } => all.warnings.push(
+            "files of the host belong to nobody inside, and --root cannot change them: that \
+             takes a gate started by root"
+                .to_owned(),
+        ),
+        Identity::Single => {}
     }
     Ok(all)
 }
@@ -304,6 +320,19 @@ impl Layer {
             mapped: None,
             hidden: Vec::new(),
             may_be_bound,
+        }
+    }
+
+    /// One with nothing in it; `host` is a directory that has as much.
+    pub(crate) fn empty(inside: &Path, host: &str) -> Self {
+        Self {
+            inside: inside.to_owned(),
+            host: host.into(),
+            mode: 0o755,
+            owner: (0, 0),
+            mapped: None,
+            hidden: Vec::new(),
+            may_be_bound: true,
         }
     }
 

@@ -72,11 +72,7 @@ impl Job {
             Ok(0) | Err(_) => return Some(End::Exited(128 + libc::SIGKILL)),
             Ok(length) => self.heard.extend_from_slice(words.get(..length)?),
         }
-        if let Some(command) = number(&self.heard, 0) {
-            for signal in self.early.drain(..) {
-                signal_group(command, signal);
-            }
-        }
+        self.signal_early();
         let code = number(&self.heard, 4)?;
         let mut text = String::new();
         // The command is dead, and with it the writing end.
@@ -98,6 +94,28 @@ impl Job {
         match number(&self.heard, 0) {
             Some(command) => signal_group(command, signal),
             None => self.early.push(signal),
+        }
+    }
+
+    /// The command's process, once the keeper has told it. Its end is left to be heard.
+    pub(crate) fn command(&mut self) -> Option<Pid> {
+        let mut word = [0; 4];
+        let missing = word.len().saturating_sub(self.heard.len());
+        if let Some(rest) = word.get_mut(..missing)
+            && let Ok(length) = self.tells.read(rest)
+        {
+            self.heard.extend_from_slice(rest.get(..length)?);
+            self.signal_early();
+        }
+        number(&self.heard, 0).map(Pid::from_raw)
+    }
+
+    /// Sends the signals that came too early, as soon as it is known to whom.
+    fn signal_early(&mut self) {
+        if let Some(command) = number(&self.heard, 0) {
+            for signal in self.early.drain(..) {
+                signal_group(command, signal);
+            }
         }
     }
 

@@ -19,6 +19,8 @@
 //!     │ ◀── Connected + socket | Failed {..} ─── │
 //!     │ ──── Ports ────────────────────────────▶ │
 //!     │ ◀── Ports [..] ───────────────────────── │
+//!     │ ──── Owner {from, to} ─────────────────▶ │
+//!     │ ◀── Owner program | none ─────────────── │
 //! ```
 //!
 //! Descriptors only ever travel outwards. Init reads none from a client, so what a process
@@ -31,6 +33,9 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::chore::Chore;
+use super::loan::Loan;
+use super::subids::Slice;
 use crate::contract::{SandboxConfig, Transfer, Transport};
 
 /// The version of everything in this file.
@@ -65,6 +70,8 @@ pub(crate) enum Request {
     Connect { port: u16 },
     /// Which ports of the agent's somebody listens on.
     Ports,
+    /// Which program has the socket with these ends.
+    Owner { from: SocketAddr, to: SocketAddr },
 }
 
 /// A command. Bytes, because neither arguments nor paths need be text.
@@ -106,6 +113,8 @@ pub(crate) enum Answer {
     Connected,
     /// The ports, ascending.
     Ports(Vec<u16>),
+    /// The program's path inside, if it is certain.
+    Owner(Option<String>),
 }
 
 /// What the launcher is for.
@@ -113,6 +122,13 @@ pub(crate) enum Answer {
 pub(crate) enum Order {
     /// To make a sandbox.
     Create(Box<Spec>),
+    /// To do something to files of lent ids.
+    Chore {
+        loan: Loan,
+        /// The lock of the sandbox whose files they are.
+        lock: Option<std::path::PathBuf>,
+        chore: Box<Chore>,
+    },
     /// To try what this machine allows, with a directory to try it in.
     Survey { directory: std::path::PathBuf },
 }
@@ -126,6 +142,8 @@ pub(crate) struct Spec {
     pub(crate) config: SandboxConfig,
     /// Who it is inside and outside.
     pub(crate) identity: Identity,
+    /// Leave to act as the sandbox's ids, where they are lent.
+    pub(crate) loan: Option<Loan>,
     /// Variables of every process inside.
     pub(crate) environment: Vec<(String, String)>,
     /// cgroups that init joins before it does anything.
@@ -146,8 +164,13 @@ pub(crate) struct Counted {
 /// Whose ids the sandbox has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Identity {
-    /// A range of its own: init is 0 and the agent 1000 inside. Needs root.
-    Range { first: u32 },
+    /// A range of its own: init is 0 and the agent 1000 inside. Root has them to give; for
+    /// others they are a slice of what `/etc/subuid` and `/etc/subgid` lend.
+    Range {
+        first: u32,
+        #[serde(default)]
+        lent: Option<Slice>,
+    },
     /// The operator's one id, 1000 inside, for init and agent alike.
     Single,
 }
@@ -157,16 +180,12 @@ pub(crate) enum Identity {
 pub(crate) enum Report {
     /// Maps are set; begin.
     Go,
-    /// You are in your cgroups; let no agent in before.
-    Joined,
     /// Everything stands.
     Ready,
-    /// The launcher's last word: init's process id and when it started.
-    Running {
-        pid: i32,
-        started: u64,
-        warnings: Vec<String>,
-    },
+    /// There is an init: its process id and when it started.
+    Born { pid: i32, started: u64 },
+    /// It is ready, and waits for `Live`.
+    Running { warnings: Vec<String> },
     /// It is on record; live.
     Live,
     /// It went wrong.

@@ -19,7 +19,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 const DEEPEST: usize = 64;
 
 /// Removes a directory and everything in it. One that is not there is no error.
-pub(crate) fn remove_tree(path: &Path) -> Result<()> {
+pub fn remove_tree(path: &Path) -> Result<()> {
     let top = match open_directory(AT_FDCWD, path) {
         Err(Errno::ENOENT) => return Ok(()),
         other => other?,

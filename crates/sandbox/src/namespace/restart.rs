@@ -7,16 +7,17 @@ use std::path::{Path, PathBuf};
 
 use policy::id::SandboxId;
 
+use super::chore::Chore;
 use super::protocol::Identity;
-use super::{Namespace, cgroup, reuse};
+use super::{Namespace, cgroup};
 use crate::contract::lifecycle::Event;
-use crate::contract::{SandboxConfig, SandboxError, SandboxStatus};
+use crate::contract::{SandboxConfig, SandboxError, SandboxStatus, Trust};
 
 impl Namespace {
     /// A sandbox's own tree on the host, and the first of its ids where they are a range's.
     pub fn tree(&self, id: &SandboxId) -> Result<(PathBuf, Option<u32>), SandboxError> {
         let first = match self.read(id)?.identity {
-            Identity::Range { first } => Some(first),
+            Identity::Range { first, .. } => Some(first),
             Identity::Single => None,
         };
         Ok((self.place(id).join("fs"), first))
@@ -34,7 +35,8 @@ impl Namespace {
         let make = || {
             let (tree, first) = self.tree(&config.id)?;
             fill(&tree, first)?;
-            reuse::tame(&tree).map_err(SandboxError::system("making the tree ready"))?;
+            self.tidy(&config.id, Chore::Tame { tree })
+                .map_err(SandboxError::system("making the tree ready"))?;
             Ok(self.build(&mut record, true, Event::Started)?)
         };
         let made = make();
@@ -45,32 +47,42 @@ impl Namespace {
         made
     }
 
-    /// Starts a sandbox again whose processes are gone, from its files as they are.
-    pub fn restart(&self, id: &SandboxId) -> Result<(), SandboxError> {
+    /// Starts a sandbox again whose processes are gone, from its files as they are. From now
+    /// on it trusts `trust`.
+    pub fn restart(&self, id: &SandboxId, trust: &Trust) -> Result<(), SandboxError> {
         let (_, first) = self.tree(id)?;
         let again = |tree: &Path| {
-            reuse::renew(tree, first).map_err(SandboxError::system("making the tree ready"))
+            let tree = tree.to_owned();
+            self.tidy(id, Chore::Renew { tree, first })
+                .map_err(SandboxError::system("making the tree ready"))
         };
-        self.start_again(id, again)
+        self.start_again(id, trust, again)
     }
 
-    /// Ends a sandbox's processes and starts it again from a tree that `fill` makes. Where
-    /// that fails, its files are what they were.
+    /// Ends a sandbox's processes and starts it again from a tree that `fill` makes. From
+    /// now on it trusts `trust`. Where that fails, its files are what they were.
     pub fn replace<E: From<SandboxError>>(
         &self,
         id: &SandboxId,
+        trust: &Trust,
         fill: impl FnOnce(&Path, Option<u32>) -> Result<(), E>,
     ) -> Result<(), E> {
         let (tree, first) = self.tree(id)?;
-        let system = || SandboxError::system("setting the old tree aside");
-        let done = self.start_again(id, |tree| {
-            reuse::set_aside(tree, first).map_err(system())?;
+        let done = self.start_again(id, trust, |tree| {
+            let aside = Chore::SetAside {
+                tree: tree.to_owned(),
+                first,
+            };
+            self.tidy(id, aside)
+                .map_err(SandboxError::system("setting the old tree aside"))?;
             fill(tree, first)
         });
         if done.is_ok() {
-            reuse::forget(&tree).map_err(SandboxError::system("removing the old tree"))?;
+            self.tidy(id, Chore::Forget { tree })
+                .map_err(SandboxError::system("removing the old tree"))?;
         } else if tree.with_file_name("fs.before").exists() {
-            reuse::put_back(&tree).map_err(SandboxError::system("putting the tree back"))?;
+            self.tidy(id, Chore::PutBack { tree })
+                .map_err(SandboxError::system("putting the tree back"))?;
         }
         done
     }
@@ -78,6 +90,7 @@ impl Namespace {
     fn start_again<E: From<SandboxError>>(
         &self,
         id: &SandboxId,
+        trust: &Trust,
         prepare: impl FnOnce(&Path) -> Result<(), E>,
     ) -> Result<(), E> {
         let system = |step| SandboxError::system::<Error>(step);
@@ -102,8 +115,10 @@ impl Namespace {
         }
         let tree = place.join("fs");
         prepare(&tree)?;
-        reuse::tame(&tree).map_err(system("making the tree ready"))?;
+        self.tidy(id, Chore::Tame { tree })
+            .map_err(system("making the tree ready"))?;
         record.warnings.clear();
+        record.config.trust = Some(trust.clone());
         self.build(&mut record, true, Event::Restarted)?;
         Ok(())
     }

@@ -31,6 +31,7 @@ const PLACES: &[&str] = &[
     "proc",
     "sys",
     "etc",
+    "etc/palisade",
 ];
 
 /// What we write ourselves, beneath the same.
@@ -203,12 +204,14 @@ mod tests {
         let etc = fs_dir.join("upper/rootfs/etc");
         fs::create_dir_all(&etc).unwrap();
         symlink(outside.join("passwd"), etc.join("passwd")).unwrap();
+        symlink(&outside, etc.join("palisade")).unwrap();
 
         tame(&fs_dir).unwrap();
         for gone in ["home", "var/tmp", "var/run", "tmp"] {
             assert!(root.join(gone).symlink_metadata().is_err(), "{gone}");
         }
         assert!(etc.join("passwd").symlink_metadata().is_err());
+        assert!(etc.join("palisade").symlink_metadata().is_err());
         assert_eq!(fs::read(root.join("workspace/a")).unwrap(), b"work");
         assert_eq!(fs::read(outside.join("agent/keep")).unwrap(), b"mine");
         assert_eq!(fs::read(outside.join("passwd")).unwrap(), b"mine");

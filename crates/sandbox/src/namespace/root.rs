@@ -4,7 +4,9 @@
 //!   /                 root/         the sandbox's own directory, on disk
 //!   /usr /opt /bin …  overlay       lower: the host's; upper: the sandbox's own
 //!   what was asked for overlay      the same, at the path it has on the host
-//!   /etc              root/etc      files of an allowlist, and what we write ourselves
+//!   /etc              tmpfs         files of an allowlist, and what we write ourselves
+//!   /etc/ssl …        overlay       the host's, and what is trusted above it (`trust.rs`)
+//!   /etc/palisade     bind          what is trusted, read-only
 //!   /home/agent /tmp /run /var /workspace     the sandbox's own
 //!   /dev              tmpfs         six devices, a devpts of its own
 //!   /proc             proc          fresh, masked, other people's processes hidden
@@ -14,6 +16,10 @@
 //! and `/run` are binds of the same directories of `root/`. What we write ourselves is put
 //! into its upper layer before it is mounted: no link in that tree is ever followed.
 //!
+//! Nothing of `/etc` outlives a start, so none of it is written to disk. Where the agent is
+//! root inside and may install things, it is: `/etc` is `root/etc` there, and its directories
+//! have upper layers like the system's.
+//!
 //! No home of the host, no `/sys`, no socket of the host. Where the kernel refuses an overlay
 //! in a user namespace, a read-only bind takes its place and a warning says so.
 //!
@@ -21,6 +27,7 @@
 //! init may lack the right to walk there from `/`, and no mount option needs escaping.
 
 mod kernel;
+mod trusted;
 
 use std::fs::{DirBuilder, write};
 use std::io::{Error, ErrorKind};
@@ -35,6 +42,7 @@ use super::identity::{AGENT_GID, AGENT_UID, Account};
 use super::layer::{self, Layer, Layers};
 use super::protocol::{Identity, Spec};
 use super::step::{Step, Stumble};
+use super::trust::{self, Shelf};
 use super::veil;
 
 /// Files of `/etc` that say how programs work and nothing about the operator.
@@ -83,8 +91,13 @@ const GROUPS: &str = "root:x:0:\ntty:x:5:\nagent:x:1000:\nnogroup:x:65534:\n";
 
 const _: () = assert!(AGENT_UID == 1000 && AGENT_GID == 1000, "as in ACCOUNTS");
 
+/// A layer that adds nothing: an overlay that cannot be changed wants two.
+const NOTHING: &str = "lower/nothing";
+
 /// What comes out of building the tree.
 pub(crate) struct Root {
+    /// Whether there is a Java, and a trust store for it.
+    pub(crate) has_java: bool,
     /// What is weaker than it could be.
     pub(crate) warnings: Vec<String>,
     /// A `/proc` in which nothing is hidden, for init alone: it has no name anywhere.
@@ -98,11 +111,15 @@ struct Tree<'a> {
     host_name: &'a str,
     /// What becomes `/`.
     base: &'static str,
+    /// Whether the agent is root inside and may change the system.
+    installs: bool,
+    /// What is trusted beside the system's.
+    shelf: Option<Shelf>,
     warnings: Vec<String>,
 }
 
 /// Builds the tree and makes it `/`.
-pub(crate) fn enter(spec: &Spec, layers: Layers) -> Result<Root, Stumble> {
+pub(crate) fn enter(spec: &Spec, mut layers: Layers) -> Result<Root, Stumble> {
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
         .step("making mounts private")?;
@@ -116,14 +133,19 @@ pub(crate) fn enter(spec: &Spec, layers: Layers) -> Result<Root, Stumble> {
         "lower",
         Some("tmpfs"),
         quiet,
-        Some("mode=0755,size=64k"),
+        Some("mode=0755,size=16m"),
     )
     .step("making places for layers")?;
+    make_directory(Path::new(NOTHING), 0o755).step("making places for layers")?;
+    let trust = spec.config.trust.as_ref();
+    let shelf = trust.map(|trust| Shelf::fill(trust, &mut layers, NOTHING));
     let mut tree = Tree {
         identity: spec.identity,
         agent: spec.agent(),
         host_name: spec.config.name.as_str(),
         base: "root",
+        installs: spec.config.system.root,
+        shelf: shelf.transpose().step("writing what is trusted")?,
         warnings: layers.warnings.clone(),
     };
     match &layers.rootfs {
@@ -133,10 +155,12 @@ pub(crate) fn enter(spec: &Spec, layers: Layers) -> Result<Root, Stumble> {
     for layer in &layers.layers {
         tree.add(layer)?;
     }
+    let has_java = tree.add_trust().step("mounting what is trusted")?;
     kernel::mount_dev(tree.base, tree.identity)?;
     let proc = kernel::mount_proc(tree.base)?;
     pivot(tree.base)?;
     Ok(Root {
+        has_java,
         warnings: tree.warnings,
         proc,
     })
@@ -184,6 +208,17 @@ impl Tree<'_> {
         remount("root", MsFlags::MS_NOSUID | MsFlags::MS_NODEV).step("mounting the root nosuid")?;
         // The working directory is still under the mount; its entries are looked up anew.
         let root = Path::new("root");
+        if !self.installs {
+            make_directory(&root.join("etc"), 0o755).step("filling the root directory")?;
+            mount(
+                Some("tmpfs"),
+                "root/etc",
+                Some("tmpfs"),
+                MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+                Some("mode=0755,size=8m,nr_inodes=4k"),
+            )
+            .step("mounting /etc")?;
+        }
         self.fill(root).step("filling the root directory")?;
         self.make_private(root, PRIVATE)
             .step("filling the root directory")?;
@@ -212,6 +247,7 @@ impl Tree<'_> {
         for place in inside
             .clone()
             .chain(layers.layers.iter().map(|layer| layer.inside.as_path()))
+            .chain(self.shelf.iter().map(|_| Path::new(trust::OWN)))
         {
             make_place(upper, place).step(FILLING)?;
         }
@@ -289,6 +325,7 @@ impl Tree<'_> {
         mount(Some(&layer.host), &at, none, MsFlags::MS_BIND, none).step(&says("mounting"))?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
         remount(&at, flags).step(&says("mounting read-only"))?;
+        self.bind_trust(layer, &at);
         self.warnings.push(format!(
             "{} is read-only: the kernel refused an overlay ({error})",
             layer.host.display()
@@ -298,15 +335,6 @@ impl Tree<'_> {
 
     /// Mounts an overlay over a layer.
     fn overlay(&self, layer: &Layer, name: &str, at: &Path) -> Result<(), Error> {
-        let (upper, work) = (format!("upper/{name}"), format!("work/{name}"));
-        // A directory shows the upper layer's owner and mode, so these are the host's.
-        make_directory(Path::new(&upper), layer.mode)?;
-        make_directory(Path::new(&work), 0o755)?;
-        if layer.mapped.is_some() && layer.inside != Path::new("") {
-            let (uid, gid) = layer.owner;
-            chown(&upper, layer::id_inside(uid), layer::id_inside(gid))?;
-        }
-        veil::hide(&layer.hidden, Path::new(&upper), self.identity)?;
         let lower = match &layer.mapped {
             None => layer.host.clone(),
             Some(mount) => {
@@ -316,10 +344,27 @@ impl Tree<'_> {
                 place
             }
         };
-        let options = format!(
-            "lowerdir={},upperdir={upper},workdir={work},userxattr",
-            lower.display()
-        );
+        let over = match &self.shelf {
+            Some(shelf) => shelf.over(&layer.inside, name)?,
+            None => None,
+        };
+        let has_two = over.is_some();
+        let lower = match over {
+            Some(over) => format!("{}:{}", over.display(), lower.display()),
+            None => lower.display().to_string(),
+        };
+        let is_fixed = layer.may_be_bound && layer.inside.starts_with("etc");
+        let options = if is_fixed && !self.installs && layer.hidden.is_empty() {
+            let lower = if has_two {
+                lower
+            } else {
+                format!("{lower}:{NOTHING}")
+            };
+            format!("lowerdir={lower},userxattr")
+        } else {
+            let (upper, work) = self.make_upper(layer, name)?;
+            format!("lowerdir={lower},upperdir={upper},workdir={work},userxattr")
+        };
         mount(
             Some("overlay"),
             at,
@@ -328,6 +373,20 @@ impl Tree<'_> {
             Some(options.as_str()),
         )?;
         Ok(())
+    }
+
+    /// Makes what of a layer is the sandbox's own, and a place to work in.
+    fn make_upper(&self, layer: &Layer, name: &str) -> Result<(String, String), Error> {
+        let (upper, work) = (format!("upper/{name}"), format!("work/{name}"));
+        // A directory shows the upper layer's owner and mode, so these are the host's.
+        make_directory(Path::new(&upper), layer.mode)?;
+        make_directory(Path::new(&work), 0o755)?;
+        if layer.mapped.is_some() && layer.inside != Path::new("") {
+            let (uid, gid) = layer.owner;
+            chown(&upper, layer::id_inside(uid), layer::id_inside(gid))?;
+        }
+        veil::hide(&layer.hidden, Path::new(&upper), self.identity)?;
+        Ok((upper, work))
     }
 }
 

@@ -112,11 +112,17 @@ fn refused_arguments(nested: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Ba
             ],
         ),
         (libc::SYS_personality, vec![none_of(0, &personalities)?]),
-        // An init of the agent's own id would take a limit from it.
+        // Its own limits are an agent's to set, by the number 0. Whatever has its id would
+        // take one from it as well: init, and a command's keeper.
         (
             libc::SYS_prlimit64,
-            vec![SeccompRule::new(vec![equal(0, 1)?])?],
+            vec![
+                SeccompRule::new(vec![equal(0, 1)?])?,
+                SeccompRule::new(vec![differs(0, 0)?, is_given(2)?])?,
+            ],
         ),
+        // Setting the clock is for the host; so is steering it.
+        (libc::SYS_clock_adjtime, Vec::new()),
     ]);
     if nested {
         refused.remove(&libc::SYS_clone);
@@ -146,6 +152,11 @@ fn equal(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
 
 fn differs(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
     condition(argument, SeccompCmpOp::Ne, value)
+}
+
+/// A pointer that is not null: all of its bits count.
+fn is_given(argument: u8) -> Result<SeccompCondition, BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)
 }
 
 fn none_of(argument: u8, values: &[u64]) -> Result<SeccompRule, BackendError> {

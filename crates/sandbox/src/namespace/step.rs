@@ -11,6 +11,12 @@ pub(crate) struct Stumble {
     pub(crate) source: Error,
 }
 
+impl std::fmt::Display for Stumble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.step, self.source)
+    }
+}
+
 /// Names the step a result belongs to.
 pub(crate) trait Step<T> {
     /// On failure, says what was being done.

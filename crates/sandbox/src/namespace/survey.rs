@@ -13,7 +13,9 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{Gid, Uid, chdir, getgroups, setresgid, setresuid};
 use serde::{Deserialize, Serialize};
 
+use super::chore::Chore;
 use super::protocol::{Identity, Order, Report};
+use super::subids::{Grant, Lack};
 use super::{Namespace, cgroup, domain, identity, launch, packet, removal};
 use crate::contract::{Limits, SandboxError};
 
@@ -87,11 +89,17 @@ impl Namespace {
         let (trials, _) = said
             .map_err(system())?
             .ok_or_else(|| system()(Error::other("the launcher ended early")))?;
-        Ok(findings(&trials, &self.program))
+        let ids = subordinate_ids(|grant| {
+            // Nothing is there: what is tried is to act as these ids.
+            let path = self.directory.join(".survey-ids");
+            let loan = grant.loan_of_all();
+            self.have_done(loan, None, Chore::Remove { path }).map(drop)
+        });
+        Ok(findings(&trials, &self.program, ids))
     }
 }
 
-fn findings(trials: &Trials, program: &Path) -> Vec<Finding> {
+fn findings(trials: &Trials, program: &Path, ids: Finding) -> Vec<Finding> {
     vec![
         user_namespaces(trials, &Causes::read(), program),
         overlay(trials),
@@ -99,7 +107,7 @@ fn findings(trials: &Trials, program: &Path) -> Vec<Finding> {
         cgroups(),
         landlock(trials.landlock),
         time(trials),
-        subordinate_ids(),
+        ids,
         groups(),
     ]
 }
@@ -287,14 +295,33 @@ fn time(trials: &Trials) -> Finding {
     }
 }
 
-fn subordinate_ids() -> Finding {
+/// What may be lent to sandboxes, and whether it can be taken.
+fn subordinate_ids(take: impl FnOnce(&Grant) -> Result<()>) -> Finding {
     const WHAT: &str = "subordinate ids";
-    let says = if Uid::effective().is_root() {
-        "not needed by root, who has ids of every sandbox's own"
-    } else {
-        "not used: --root inside a sandbox needs a gate started by root"
+    if Uid::effective().is_root() {
+        let says = "not needed by root, who has ids of every sandbox's own";
+        return well(WHAT, says);
+    }
+    let weaker = |found: String, fix| {
+        let says = format!("{found}; without them there is no --root");
+        bad(WHAT, Verdict::Weaker, says, fix)
     };
-    well(WHAT, says)
+    let grant = match Grant::read() {
+        Ok(grant) => grant,
+        Err(Lack { found, fix }) => return weaker(found, fix),
+    };
+    match take(&grant) {
+        Ok(()) => well(
+            WHAT,
+            format!("room for {} sandboxes made with --root", grant.room()),
+        ),
+        Err(why) => weaker(
+            why.to_string(),
+            "start the gate where programs may be setuid (no NoNewPrivileges, no nosuid mount), \
+             and as the user and group of /etc/passwd"
+                .to_owned(),
+        ),
+    }
 }
 
 fn groups() -> Finding {
@@ -361,7 +388,7 @@ fn try_namespaces(trials: &mut Trials, place: &Path) -> Result<()> {
         fs::create_dir(one)?;
     }
     places.push(place.to_owned());
-    if let Identity::Range { first } = identity {
+    if let Identity::Range { first, .. } = identity {
         for one in &places {
             chown(one, Some(first), Some(first))?;
         }
@@ -469,7 +496,8 @@ mod tests {
     #[test]
     fn every_finding_that_is_not_well_says_what_to_do() {
         for trials in [Trials::default(), tried("EPERM", "EPERM"), tried("", "")] {
-            for finding in findings(&trials, Path::new("/usr/bin/palisade")) {
+            let ids = subordinate_ids(|_| Err(Error::other("no")));
+            for finding in findings(&trials, Path::new("/usr/bin/palisade"), ids) {
                 let fixable = finding.verdict != Verdict::Well;
                 assert_eq!(fixable, finding.fix.is_some(), "{finding:?}");
             }

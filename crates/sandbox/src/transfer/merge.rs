@@ -9,8 +9,8 @@ use nix::errno::Errno;
 use nix::fcntl::renameat;
 use nix::sys::stat::{Mode, fstat, mkdirat};
 
-use super::beneath::{self, Kind};
 use super::{Overwrite, Refusal, TransferError};
+use crate::beneath::{self, Kind};
 
 /// Moves what is in `from` into `to`. Returns the directories that were there before.
 pub(super) fn merge(

@@ -11,10 +11,10 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, readlinkat};
 use nix::sys::stat::{FileStat, Mode, fstat, stat};
 
-use super::beneath::{self, Kind};
 use super::path::{DEEPEST, LONGEST};
 use super::writer::{Entry, Writer};
 use super::{Refusal, TransferError, leave_out};
+use crate::beneath::{self, Kind};
 use crate::contract::{Moved, Transfer};
 
 const CHUNK: usize = 64 << 10;
@@ -24,6 +24,8 @@ pub(super) struct Packer<'a> {
     bounds: Transfer,
     entries: u64,
     moved: Moved,
+    /// A directory that is left out, by device and inode.
+    without: Option<(u64, u64)>,
     progress: &'a mut dyn FnMut(u64),
     buffer: Vec<u8>,
 }
@@ -39,9 +41,37 @@ impl<'a> Packer<'a> {
             bounds: *bounds,
             entries: 0,
             moved: Moved::default(),
+            without: None,
             progress,
             buffer: vec![0; CHUNK],
         }
+    }
+
+    /// Has a directory left out, which need not be there.
+    pub(super) fn leave_out(&mut self, directory: &Path) -> Result<(), TransferError> {
+        self.without = match stat(directory) {
+            Ok(data) => Some(identity(&data)),
+            Err(Errno::ENOENT) => None,
+            Err(errno) => return Err(TransferError::system("looking at", directory)(errno)),
+        };
+        Ok(())
+    }
+
+    /// A source is within what is left out where one of the directories above it is that.
+    fn refuse_within(&self, source: &Path) -> Result<(), TransferError> {
+        let Some(without) = self.without else {
+            return Ok(());
+        };
+        let system = TransferError::system("finding", source);
+        let real = std::fs::canonicalize(source).map_err(system)?;
+        for above in real.ancestors() {
+            let data = stat(above).map_err(TransferError::system("looking at", above))?;
+            if identity(&data) == without {
+                let path = source.as_os_str().as_bytes();
+                return Err(TransferError::refused(path, Refusal::OurOwn));
+            }
+        }
+        Ok(())
     }
 
     /// Adds a file or a tree, under its own name. What has none (`/`, `.`) is added without.
@@ -63,6 +93,7 @@ impl<'a> Packer<'a> {
                 return Err(TransferError::refused(&path, Refusal::Unknown));
             }
         };
+        self.refuse_within(source)?;
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let opened = open(source, flags | more, Mode::empty()).map_err(missing)?;
         if kind == Kind::Directory {
@@ -81,6 +112,10 @@ impl<'a> Packer<'a> {
 
     fn tree(&mut self, directory: &OwnedFd, path: &mut Vec<u8>) -> Result<(), TransferError> {
         let data = fstat(directory).map_err(TransferError::system("looking at", shown(path)))?;
+        if self.without == Some(identity(&data)) {
+            leave_out(&mut self.moved, path, "palisade's own state directory");
+            return Ok(());
+        }
         let length = path.len();
         if !path.is_empty() {
             path.push(b'/');
@@ -200,6 +235,11 @@ impl<'a> Packer<'a> {
             .begin(path, data.st_mode & 0o777, entry)
             .map_err(TransferError::system("writing", "archive"))
     }
+}
+
+/// What a file is, whatever it is called.
+fn identity(data: &FileStat) -> (u64, u64) {
+    (data.st_dev, data.st_ino)
 }
 
 fn shown(path: &[u8]) -> &std::ffi::OsStr {

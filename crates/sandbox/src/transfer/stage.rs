@@ -15,8 +15,11 @@ use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use super::path::{LONGEST, names, stays_inside};
 use super::reader::{self, Member, Reader};
-use super::{Links, Refusal, Rules, TransferError, beneath, leave_out, merge};
+use super::{Links, Refusal, Repositories, Rules, TransferError, leave_out, merge, note};
+use crate::beneath;
 use crate::contract::{Moved, Transfer};
+use crate::git::names::is_dot_git;
+use crate::git::steering::judge;
 use crate::namespace::removal::remove_tree;
 
 const CHUNK: usize = 64 << 10;
@@ -31,6 +34,9 @@ pub(super) struct Stage {
     rules: Rules,
     entries: u64,
     moved: Moved,
+    /// The repository that was left out last, and the bytes of all of them.
+    repository: Vec<CString>,
+    dropped: u64,
     /// The directory that the last member was in.
     last: Option<(Vec<CString>, OwnedFd)>,
     /// Directories whose mode is set last: it would have kept us out, or came too late.
@@ -81,6 +87,8 @@ impl Stage {
             rules,
             entries: 0,
             moved: Moved::default(),
+            repository: Vec::new(),
+            dropped: 0,
             last: None,
             closed: Vec::new(),
             unwanted: Vec::new(),
@@ -108,6 +116,16 @@ impl Stage {
                 _ => Err(refused(Refusal::NoPath)),
             };
         };
+        if self.rules.repositories == Repositories::LeftOut {
+            if self.is_of_repository(&names) || self.leads_to_repository(member) {
+                return self.drop_content(member, reader);
+            }
+            if member.kind != reader::Kind::Directory
+                && let Some(why) = judge(&member.path)
+            {
+                note(&mut self.moved.steering, &member.path, why);
+            }
+        }
         let system = |errno| match errno {
             Errno::EEXIST => refused(Refusal::Twice),
             Errno::ELOOP | Errno::ENOTDIR => refused(Refusal::ThroughLink),
@@ -181,6 +199,48 @@ impl Stage {
                 self.moved.files += 1;
             }
         }
+        Ok(())
+    }
+
+    /// Whether a member is a `.git` or in one. Each is noted once.
+    fn is_of_repository(&mut self, names: &[CString]) -> bool {
+        let found = names.iter().position(|name| is_dot_git(name.to_bytes()));
+        let Some(top) = found.and_then(|at| names.get(..=at)) else {
+            return false;
+        };
+        if self.repository != top {
+            self.repository = top.to_vec();
+            let path: Vec<&[u8]> = top.iter().map(|name| name.to_bytes()).collect();
+            let why = "a '.git', whose hooks and configuration would run programs here";
+            leave_out(&mut self.moved, &path.join(&b'/'), why);
+        }
+        true
+    }
+
+    /// Whether a member is another name of a file that was left out.
+    fn leads_to_repository(&mut self, member: &Member) -> bool {
+        let reader::Kind::HardLink { to } = &member.kind else {
+            return false;
+        };
+        let leads = to.split(|byte| *byte == b'/').any(is_dot_git);
+        if leads {
+            leave_out(&mut self.moved, &member.path, "a part of a '.git'");
+        }
+        leads
+    }
+
+    fn drop_content(
+        &mut self,
+        member: &Member,
+        reader: &mut Reader<'_>,
+    ) -> Result<(), TransferError> {
+        if let reader::Kind::File { size } = member.kind {
+            if size > self.bounds.bytes.saturating_sub(self.dropped) {
+                return Err(TransferError::TooLarge(self.bounds.bytes));
+            }
+            self.dropped += size;
+        }
+        while reader.content(&mut self.buffer)? > 0 {}
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! What must never arrive, and what is left as it was.
 
 mod journey;
+mod repositories;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -334,7 +335,7 @@ fn what_is_there_stays_unless_asked_and_a_directory_always() {
     let with = |archive: &[u8], overwrite| {
         let rules = Rules {
             overwrite,
-            links: Links::Inside,
+            ..Rules::FOR_HOST
         };
         unpack(&mut &archive[..], &target, &ROOMY, &rules)
     };
@@ -434,7 +435,8 @@ fn what_is_neither_file_nor_link_stays_behind_with_a_note() {
             left_out: vec![
                 "s/fifo\\n: a socket, FIFO or device".to_owned(),
                 "s/socket: a socket, FIFO or device".to_owned()
-            ]
+            ],
+            steering: Vec::new(),
         }
     );
     assert_eq!(heard, [5]);

@@ -26,8 +26,9 @@ const WINDOW: usize = 32 << 20;
 const WINDOWS: usize = 512 << 20;
 const PACKS: usize = 256;
 
-/// Shuts the process in, for good. It must have one thread.
-pub(super) fn shut_in(limits: &WorkerLimits, bounds: &Bounds) -> Result<()> {
+/// Shuts the process in, for good. It must have one thread. Where it acts as lent ids, it may
+/// go on to read their files.
+pub(super) fn shut_in(limits: &WorkerLimits, bounds: &Bounds, is_lent: bool) -> Result<()> {
     // SAFETY: libgit2's options are plain numbers, and no other thread uses it.
     unsafe {
         git2::opts::set_mwindow_size(WINDOW).map_err(Error::other)?;
@@ -56,6 +57,8 @@ pub(super) fn shut_in(limits: &WorkerLimits, bounds: &Bounds) -> Result<()> {
     if Uid::effective().is_root() {
         hardening::empty_bounding_set(&[])?;
         hardening::keep_capabilities(KEPT)?;
+    } else if is_lent {
+        hardening::keep_capabilities(hardening::OF_READER)?;
     } else {
         hardening::keep_capabilities(&[])?;
     }
@@ -78,7 +81,7 @@ fn filter() -> std::result::Result<BpfProgram, BackendError> {
 }
 
 /// Files, memory, time, and the line to the gate that is open already.
-const ALLOWED: &[i64] = &[
+pub(crate) const ALLOWED: &[i64] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
     libc::SYS_close,
@@ -146,7 +149,7 @@ const ALLOWED: &[i64] = &[
 
 /// The same under older names.
 #[cfg(target_arch = "x86_64")]
-const ALLOWED_HERE: &[i64] = &[
+pub(crate) const ALLOWED_HERE: &[i64] = &[
     libc::SYS_access,
     libc::SYS_chmod,
     libc::SYS_getdents,
@@ -164,7 +167,7 @@ const ALLOWED_HERE: &[i64] = &[
 ];
 
 #[cfg(not(target_arch = "x86_64"))]
-const ALLOWED_HERE: &[i64] = &[libc::SYS_renameat];
+pub(crate) const ALLOWED_HERE: &[i64] = &[libc::SYS_renameat];
 
 #[cfg(test)]
 mod tests {
@@ -178,7 +181,8 @@ mod tests {
         // SAFETY: the child only makes system calls, and exits without running destructors.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
-                let well = shut_in(&WorkerLimits::default(), &Bounds::default()).is_ok() && check();
+                let well =
+                    shut_in(&WorkerLimits::default(), &Bounds::default(), false).is_ok() && check();
                 // SAFETY: ends this process at once.
                 unsafe { libc::_exit(i32::from(!well)) }
             }

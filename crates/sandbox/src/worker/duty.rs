@@ -17,6 +17,7 @@ use crate::git::import::Imported;
 use crate::git::manifest::Manifest;
 use crate::git::objects::Quarantine;
 use crate::git::snapshot::{Request, Snapshot};
+use crate::git::stray::Strays;
 use crate::git::walk::Walk;
 use crate::namespace::{hardening, packet};
 
@@ -48,12 +49,23 @@ pub fn worker_main() -> ExitCode {
 }
 
 fn serve(order: &Order, bundle: Option<OwnedFd>) -> Result<SnapshotReport, GitError> {
-    let Order { snapshot, limits } = order;
+    let Order {
+        snapshot,
+        limits,
+        loan,
+    } = order;
+    if let Some(loan) = loan {
+        loan.take().map_err(|stumble| GitError::Worker {
+            how: format!("could not act as the sandbox's ids ({stumble})"),
+            hint: "",
+        })?;
+    }
     // What is the operator's, or ours, is opened first; the agent's is read behind the wall.
     let home = Home::discover(&snapshot.repository)?;
     let _turn = take_turn(&snapshot.manifest);
     let root = crate::git::walk::open_root(&snapshot.workspace)?;
-    confinement::shut_in(limits, &snapshot.bounds).map_err(|error| GitError::Worker {
+    let is_lent = loan.is_some();
+    confinement::shut_in(limits, &snapshot.bounds, is_lent).map_err(|error| GitError::Worker {
         how: format!("could not shut itself in ({error})"),
         hint: "",
     })?;
@@ -63,6 +75,11 @@ fn serve(order: &Order, bundle: Option<OwnedFd>) -> Result<SnapshotReport, GitEr
     };
     let until = Instant::now() + Duration::from_secs(limits.bundle_seconds);
     let (quarantine, imported, import_error) = import(&home, snapshot, bundle, until)?;
+    let workspace = root.try_clone().map_err(|error| GitError::Io {
+        doing: "open",
+        path: snapshot.workspace.clone(),
+        source: error,
+    })?;
     let mut walk = Walk::below(root, &snapshot.workspace, &known, &snapshot.bounds)?;
     let request = Request {
         slug: &snapshot.slug,
@@ -72,7 +89,8 @@ fn serve(order: &Order, bundle: Option<OwnedFd>) -> Result<SnapshotReport, GitEr
     };
     let made = home.snapshot_into(quarantine, &request, &known, &mut walk)?;
     made.manifest.save(&snapshot.manifest)?;
-    Ok(report(&made, imported, import_error))
+    let strays = home.strays(&snapshot.slug, &workspace)?;
+    Ok(report(&made, imported, import_error, strays))
 }
 
 /// One snapshot of a workspace at a time: whoever holds the manifest. It is replaced at the
@@ -142,6 +160,7 @@ fn report(
     made: &Snapshot,
     imported: Option<Imported>,
     import_error: Option<String>,
+    strays: Strays,
 ) -> SnapshotReport {
     let shown = made.skipped.iter().take(MOST_SKIPPED);
     let skipped = shown.map(|(path, oddity)| {
@@ -159,6 +178,9 @@ fn report(
         read: made.read,
         skipped: skipped.collect(),
         left_out: made.left_out,
+        unsaved: made.unsaved,
         import_error,
+        strays: strays.shown,
+        stray_count: strays.count,
     }
 }

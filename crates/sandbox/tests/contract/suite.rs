@@ -431,6 +431,7 @@ fn config(name: &str) -> SandboxConfig {
         ports: Ports::default(),
         limits: Limits::default(),
         system: System::default(),
+        trust: None,
     }
 }
 

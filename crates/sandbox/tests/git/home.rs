@@ -41,13 +41,13 @@ fn a_branch_is_made_and_unmade_without_a_trace() {
     assert_eq!(home.name(), "project");
     let before = fingerprint(&repo.dir);
 
-    home.create_branch(&slug, head.commit).unwrap();
+    home.create_branch(&slug, head.commit, "made").unwrap();
     assert_eq!(home.tip(&slug).unwrap(), head.commit);
     assert_eq!(
         git(&repo.dir, &["rev-parse", "palisade/fix"]),
         head.commit.to_string()
     );
-    let again = home.create_branch(&slug, head.commit).unwrap_err();
+    let again = home.create_branch(&slug, head.commit, "made").unwrap_err();
     assert!(matches!(again, GitError::BranchExists(_)), "{again}");
     let kept: Vec<_> = fingerprint(&repo.dir)
         .into_iter()
@@ -91,7 +91,7 @@ fn a_branch_named_palisade_stands_in_the_way() {
     let home = repo.home();
     let slug = Slug::from_name("fix").unwrap();
     let error = home
-        .create_branch(&slug, home.head().unwrap().commit)
+        .create_branch(&slug, home.head().unwrap().commit, "made")
         .unwrap_err();
     assert!(matches!(error, GitError::BranchBlocked(_)), "{error}");
 }
@@ -116,7 +116,7 @@ fn a_linked_worktree_a_submodule_and_a_bare_repository_work() {
     let home = Home::discover(&linked.join("src")).unwrap();
     let head = home.head().unwrap();
     assert_eq!(head.branch.as_deref(), Some("refs/heads/other"));
-    home.create_branch(&slug, head.commit).unwrap();
+    home.create_branch(&slug, head.commit, "made").unwrap();
     assert_eq!(repo.rev("palisade/fix"), head.commit);
 
     let outer = Repo::with_files();
@@ -134,7 +134,7 @@ fn a_linked_worktree_a_submodule_and_a_bare_repository_work() {
     outer.commit("with a submodule");
     let inner = Home::discover(&outer.dir.join("sub")).unwrap();
     inner
-        .create_branch(&slug, inner.head().unwrap().commit)
+        .create_branch(&slug, inner.head().unwrap().commit, "made")
         .unwrap();
     assert!(try_git(&outer.dir.join("sub"), &["rev-parse", "palisade/fix"]).0);
     assert!(!try_git(&outer.dir, &["rev-parse", "palisade/fix"]).0);
@@ -149,6 +149,7 @@ fn a_linked_worktree_a_submodule_and_a_bare_repository_work() {
     home.create_branch(
         &Slug::from_name("two").unwrap(),
         home.head().unwrap().commit,
+        "made",
     )
     .unwrap();
 }

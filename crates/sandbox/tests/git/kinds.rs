@@ -21,7 +21,7 @@ fn create(repo: &Repo, dir: &Path, name: &str, depth: Option<u32>) -> Place {
         depth,
         dirty: false,
     };
-    home.create_branch(&slug, plan.commit).unwrap();
+    home.create_branch(&slug, plan.commit, "made").unwrap();
     let dir: PathBuf = repo.temp.path().join(format!("workspace-{name}"));
     let manifest = repo
         .checkouts()

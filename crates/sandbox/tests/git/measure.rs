@@ -84,23 +84,33 @@ fn a_repository_of_many_files_goes_there_and_back_measured() {
         sandbox = Some(repo.sandbox("fix"));
     });
     let mut place = sandbox.unwrap();
+    let change = |place: &crate::repo::Place, text: &str| {
+        for number in 0..22 {
+            let number = number * (files / 22);
+            let path = format!("d{}/e{}/f{number}.txt", number % 10, number % 100);
+            place.write(&path, text);
+        }
+    };
     for round in 0..3 {
         timed("snapshot, nothing changed", &mut || {
             drop(place.snapshot("none"));
         });
-        for number in 0..22 {
-            let number = number * (files / 22);
-            let path = format!("d{}/e{}/f{number}.txt", number % 10, number % 100);
-            place.write(&path, &format!("changed {round}\n"));
-        }
+        change(&place, &format!("changed {round}\n"));
         timed(&format!("snapshot, 22 of {files} changed"), &mut || {
             assert!(place.snapshot("some").moved);
         });
     }
-    for _ in 0..3 {
+    for round in 0..5 {
         timed("snapshot by the worker, nothing changed", &mut || {
             assert!(!crate::worker::snapshot(&repo, &place, None).moved);
         });
+        change(&place, &format!("changed by the worker {round}\n"));
+        timed(
+            &format!("snapshot by the worker, 22 of {files} changed"),
+            &mut || {
+                assert!(crate::worker::snapshot(&repo, &place, None).moved);
+            },
+        );
     }
     timed("diff", &mut || {
         drop(place.home.diff(&place.slug, usize::MAX).unwrap());

@@ -359,3 +359,90 @@ fn files_with_other_line_endings_on_disk_count_as_clean() {
     assert_eq!(git(&repo.dir, &["status", "--porcelain"]), "");
     assert_eq!(std::fs::read(repo.dir.join("a.txt")).unwrap(), b"two\n");
 }
+
+#[test]
+fn what_a_sparse_checkout_keeps_off_the_disk_stays_off_it() {
+    let repo = Repo::with_files();
+    repo.write("far/a.txt", "a\n");
+    repo.write("far/b.txt", "b\n");
+    repo.commit("far");
+    let mut place = repo.sandbox("fix");
+    place.write("far/a.txt", "agent\n");
+    std::fs::remove_file(place.dir.join("far/b.txt")).unwrap();
+    place.write("README.md", "agent\n");
+    place.snapshot("work");
+    git(
+        &repo.dir,
+        &["sparse-checkout", "set", "--no-cone", "/*", "!/far/"],
+    );
+    assert!(!repo.dir.join("far").exists());
+    // Applied, there is only the disk to put it on.
+    repo.home().apply(&place.slug).unwrap();
+    let text = std::fs::read_to_string(repo.dir.join("far/a.txt")).unwrap();
+    assert_eq!(text, "agent\n");
+    std::fs::remove_dir_all(repo.dir.join("far")).unwrap();
+    git(&repo.dir, &["checkout", "-q", "README.md"]);
+    git(&repo.dir, &["sparse-checkout", "reapply"]);
+    repo.home().merge(&place.slug, Manner::Auto, None).unwrap();
+    assert!(!repo.dir.join("far").exists());
+    let text = std::fs::read_to_string(repo.dir.join("README.md")).unwrap();
+    assert_eq!(text, "agent\n");
+    assert_eq!(git(&repo.dir, &["status", "--porcelain"]), "");
+    assert_eq!(git(&repo.dir, &["ls-files", "-t", "far"]), "S far/a.txt");
+    let staged = git(&repo.dir, &["rev-parse", ":far/a.txt"]);
+    assert_eq!(
+        staged,
+        git(&repo.dir, &["rev-parse", "palisade/fix:far/a.txt"])
+    );
+    git(&repo.dir, &["sparse-checkout", "disable"]);
+    let text = std::fs::read_to_string(repo.dir.join("far/a.txt")).unwrap();
+    assert_eq!(text, "agent\n");
+}
+
+#[test]
+fn line_endings_of_the_operators_are_no_change_of_their_own() {
+    let repo = Repo::empty();
+    git(&repo.dir, &["config", "core.autocrlf", "true"]);
+    repo.write("a.txt", "one\r\ntwo\r\n");
+    repo.write("b.txt", "one\r\ntwo\r\n");
+    repo.commit("lines");
+    let mut place = repo.sandbox("fix");
+    place.write("a.txt", "one\nagent\n");
+    place.snapshot("work");
+    // As young as the index, and by the second only: nobody can tell by the time.
+    let young = std::fs::FileTimes::new()
+        .set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(4_000_000_000));
+    let set = |path: &str| {
+        let file = std::fs::File::options()
+            .write(true)
+            .open(repo.dir.join(path))
+            .unwrap();
+        file.set_times(young).unwrap();
+    };
+    set("a.txt");
+    git(&repo.dir, &["update-index", "--really-refresh"]);
+    repo.home().merge(&place.slug, Manner::Auto, None).unwrap();
+    let text = std::fs::read_to_string(repo.dir.join("a.txt")).unwrap();
+    assert_eq!(text, "one\nagent\n");
+    // A change of theirs still is one, also where git was told not to look.
+    for hidden in [false, true] {
+        let mut place = repo.sandbox(if hidden { "hidden" } else { "seen" });
+        place.write("b.txt", "one\nagent\n");
+        place.snapshot("work");
+        repo.write("b.txt", "one\r\nmine\r\n");
+        set("b.txt");
+        let how = if hidden {
+            "--assume-unchanged"
+        } else {
+            "--no-assume-unchanged"
+        };
+        git(&repo.dir, &["update-index", how, "b.txt"]);
+        let error = repo
+            .home()
+            .merge(&place.slug, Manner::Auto, None)
+            .unwrap_err();
+        assert!(matches!(error, GitError::Dirty(_)), "{error}");
+        let text = std::fs::read_to_string(repo.dir.join("b.txt")).unwrap();
+        assert_eq!(text, "one\r\nmine\r\n");
+    }
+}

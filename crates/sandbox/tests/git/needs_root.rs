@@ -53,7 +53,7 @@ fn every_file_of_a_workspace_belongs_to_the_sandbox_and_nothing_is_read_again() 
         std::fs::create_dir(&dir).unwrap();
         std::os::unix::fs::chown(&dir, Some(OWNER.0), Some(OWNER.1)).unwrap();
         let slug = Slug::from_name(name).unwrap();
-        home.create_branch(&slug, plan.commit).unwrap();
+        home.create_branch(&slug, plan.commit, "made").unwrap();
         let manifest = checkouts
             .create_workspace(&home, &plan, &slug, &dir, Some(OWNER))
             .unwrap();

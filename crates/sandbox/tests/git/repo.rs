@@ -111,7 +111,7 @@ impl Repo {
             depth: None,
             dirty: false,
         };
-        home.create_branch(&slug, plan.commit).unwrap();
+        home.create_branch(&slug, plan.commit, "made").unwrap();
         let dir = self.temp.path().join(format!("workspace-{name}"));
         let manifest = self
             .checkouts()

@@ -264,13 +264,7 @@ fn every_bound_has_its_sentence_and_leaves_nothing() {
         depth: 8,
     };
     type Make = fn(&crate::repo::Place);
-    let cases: [(&str, Make); 4] = [
-        ("a file's size", |place| {
-            place.write("big", &"x".repeat(1001));
-        }),
-        ("the size of all changed files", |place| {
-            (0..10).for_each(|n| place.write(&format!("f{n}"), &format!("{n}").repeat(900)));
-        }),
+    let cases: [(&str, Make); 2] = [
         ("the number of files", |place| {
             (0..2000).for_each(|n| place.write(&format!("many/{n}"), ""));
         }),
@@ -286,6 +280,62 @@ fn every_bound_has_its_sentence_and_leaves_nothing() {
         assert!(error.to_string().starts_with(what), "{error}");
         assert_no_leftovers(&repo);
     }
+}
+
+#[test]
+fn a_file_over_its_bound_is_left_out_by_name_and_the_rest_comes_home() {
+    let repo = Repo::with_files();
+    let mut place = repo.sandbox("fix");
+    let small = Bounds {
+        file: 1000,
+        ..Bounds::default()
+    };
+    place.write("big", &"x".repeat(1001));
+    place.write("README.md", &"y".repeat(1001));
+    place.write("new", "x");
+    let made = place.try_snapshot("work", &small, None).unwrap();
+    let skipped: Vec<_> = made
+        .skipped
+        .iter()
+        .map(|(path, _)| path.as_slice())
+        .collect();
+    assert_eq!(skipped, [b"README.md".as_slice(), b"big"]);
+    assert!(made.skipped.iter().all(|(_, odd)| *odd == Oddity::TooLarge));
+    assert_eq!((made.left_out, made.unsaved), (2, 2));
+    let tree = listing(&repo.dir, "palisade/fix");
+    assert!(
+        tree.contains(" new\n") && !tree.contains(" big\n"),
+        "{tree}"
+    );
+    // What the branch had of it before is still there: it was not deleted.
+    let before = git(&repo.dir, &["rev-parse", "HEAD:README.md"]);
+    let after = git(&repo.dir, &["rev-parse", "palisade/fix:README.md"]);
+    assert_eq!(before, after);
+    // Small again, it comes along like any other.
+    place.write("README.md", "small\n");
+    let made = place.try_snapshot("work", &small, None).unwrap();
+    assert_eq!((made.left_out, made.unsaved), (1, 1));
+    let text = git(&repo.dir, &["cat-file", "-p", "palisade/fix:README.md"]);
+    assert_eq!(text, "small");
+    assert_no_leftovers(&repo);
+}
+
+#[test]
+fn what_does_not_fit_one_snapshot_fits_the_next() {
+    let repo = Repo::with_files();
+    let mut place = repo.sandbox("fix");
+    let small = Bounds {
+        total: 5000,
+        ..Bounds::default()
+    };
+    (0..8).for_each(|n| place.write(&format!("f{n}"), &format!("{n}").repeat(900)));
+    let first = place.try_snapshot("work", &small, None).unwrap();
+    assert_eq!((first.left_out, first.unsaved), (3, 3));
+    assert!(first.skipped.iter().all(|(_, odd)| *odd == Oddity::NoRoom));
+    let second = place.try_snapshot("work", &small, None).unwrap();
+    assert_eq!(second.left_out, 0, "{:?}", second.skipped);
+    let tree = listing(&repo.dir, "palisade/fix");
+    (0..8).for_each(|n| assert!(tree.contains(&format!(" f{n}\n")), "{tree}"));
 }
 
 /// A helper that the agent took over.

@@ -17,7 +17,7 @@ fn try_dirty(repo: &Repo, name: &str) -> Result<Place, GitError> {
         depth: None,
         dirty: true,
     };
-    home.create_branch(&slug, plan.commit).unwrap();
+    home.create_branch(&slug, plan.commit, "made").unwrap();
     let dir: PathBuf = repo.temp.path().join(format!("workspace-{name}"));
     let made = repo
         .checkouts()

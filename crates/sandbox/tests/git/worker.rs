@@ -303,3 +303,103 @@ fn a_branch_that_is_locked_by_a_crash_says_which_file_to_remove() {
     std::fs::remove_file(lock).unwrap();
     assert!(worker().snapshot(&order, None).unwrap().moved);
 }
+
+/// The words for what is in a workspace's repository only.
+fn strays(repo: &Repo, place: &Place) -> Vec<String> {
+    snapshot(repo, place, None).strays
+}
+
+#[test]
+fn what_only_the_agents_repository_holds_is_named() {
+    let repo = Repo::with_files();
+    let place = repo.sandbox("fix");
+    let inside = |args: &[&str]| git(&place.dir, args);
+    assert_eq!(strays(&repo, &place), [""; 0], "fresh");
+    let short = |name: &str| inside(&["rev-parse", "--short=12", name]);
+    // A branch beside ours, loose and packed.
+    inside(&["checkout", "-q", "-b", "side"]);
+    place.write("side", "x");
+    inside(&["add", "-A"]);
+    inside(&["commit", "-q", "-m", "side"]);
+    inside(&["checkout", "-q", "palisade/fix"]);
+    let side = format!("branch side at {}", short("side"));
+    assert_eq!(strays(&repo, &place), [side.as_str()]);
+    inside(&["pack-refs", "--all"]);
+    assert_eq!(strays(&repo, &place), [side.as_str()]);
+    // Two stashes, of which the older is in a log only.
+    for text in ["one", "two"] {
+        place.write("README.md", text);
+        inside(&["stash", "-q"]);
+    }
+    let older = format!("a stash at {}", short("stash@{1}"));
+    let newer = format!("a stash at {}", short("stash@{0}"));
+    assert_eq!(strays(&repo, &place), [side, newer, older]);
+    inside(&["stash", "clear"]);
+    inside(&["branch", "-q", "-D", "side"]);
+    assert_eq!(strays(&repo, &place), [""; 0]);
+    // A commit on our own branch that nobody fetched, as of a sandbox that stands still.
+    inside(&["commit", "-q", "--allow-empty", "-m", "own"]);
+    let own = format!("branch palisade/fix at {}", short("HEAD"));
+    assert_eq!(strays(&repo, &place), [own]);
+    let base = repo.rev("HEAD");
+    let fetched = bundle(&place, &["HEAD", &format!("^{base}")]);
+    let report = snapshot(&repo, &place, Some(fetched));
+    assert_eq!((report.commits, report.strays.len()), (1, 0));
+    // A detached HEAD, a tag object, a worktree, and what was merely fetched.
+    inside(&["checkout", "-q", "--detach"]);
+    inside(&["commit", "-q", "--allow-empty", "-m", "detached"]);
+    inside(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
+    let head = format!("HEAD at {}", short("HEAD"));
+    assert_eq!(strays(&repo, &place), [head]);
+    inside(&["tag", "-a", "-m", "words", "v1"]);
+    inside(&["checkout", "-q", "palisade/fix"]);
+    let tag = format!("tag v1 at {}", short("v1"));
+    assert_eq!(strays(&repo, &place), [tag]);
+    inside(&["tag", "-d", "v1"]);
+    let aside = repo.temp.path().join("aside");
+    inside(&["worktree", "add", "-q", "--detach", aside.to_str().unwrap()]);
+    assert_eq!(strays(&repo, &place), [""; 0]);
+    git(&aside, &["commit", "-q", "--allow-empty", "-m", "aside"]);
+    let found = strays(&repo, &place);
+    assert!(
+        found[0].starts_with("the HEAD of worktree aside at "),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn a_repository_that_cannot_be_read_counts_as_work() {
+    let repo = Repo::with_files();
+    type Make = fn(&std::path::Path);
+    let cases: [(&str, &str, Make); 5] = [
+        ("a-link", "is no directory", |git| {
+            std::fs::rename(git, git.with_extension("away")).unwrap();
+            std::os::unix::fs::symlink("/nonexistent", git).unwrap();
+        }),
+        ("a-fifo", "is no file", |git| {
+            std::fs::remove_file(git.join("HEAD")).unwrap();
+            assert!(mkfifo(&git.join("HEAD")));
+        }),
+        ("large", "too large", |git| {
+            std::fs::write(git.join("packed-refs"), vec![b'#'; 5 << 20]).unwrap();
+        }),
+        ("rubbish", "cannot be read", |git| {
+            std::fs::write(git.join("refs/heads/x\x1b[2J"), "no id").unwrap();
+        }),
+        ("other", "reftable", |git| {
+            std::fs::create_dir(git.join("reftable")).unwrap();
+        }),
+    ];
+    for (name, why, make) in cases {
+        let place = repo.sandbox(name);
+        make(&place.dir.join(".git"));
+        let found = strays(&repo, &place);
+        assert_eq!(found.len(), 1, "{name}: {found:?}");
+        assert!(found[0].contains(why), "{name}: {found:?}");
+        assert!(!found[0].contains('\x1b'), "{name}: {found:?}");
+    }
+    // Without a repository there is nothing to lose.
+    let place = repo.sandbox("none");
+    std::fs::remove_dir_all(place.dir.join(".git")).unwrap();
+    assert_eq!(strays(&repo, &place), [""; 0]);
+}

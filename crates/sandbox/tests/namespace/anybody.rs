@@ -2,11 +2,12 @@
 
 mod confinement;
 mod contract;
-mod disk;
+pub(crate) mod disk;
 mod isolation;
 mod life;
 mod measure;
 mod network;
+mod programs;
 mod running;
 mod system;
 mod transfer;

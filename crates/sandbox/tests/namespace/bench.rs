@@ -157,6 +157,7 @@ pub(crate) fn config(name: &str) -> SandboxConfig {
         ports: Ports::default(),
         limits: Limits::default(),
         system: System::default(),
+        trust: None,
     }
 }
 

@@ -4,8 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use sandbox::contract::{Command, Sandbox, SandboxStatus};
+use sandbox::contract::{Command, Force, Sandbox, SandboxStatus};
 
+use crate::anybody::disk::{assert_ends, small};
 use crate::bench::{Bench, program, until};
 
 const NOBODY: u32 = 65534;
@@ -71,6 +72,33 @@ fn a_fork_bomb_ends_at_the_limit_and_others_go_on() {
 }
 
 #[test]
+fn cgroups_that_were_made_below_a_sandboxs_own_go_with_it() {
+    let (bench, id) = Bench::with_sandbox();
+    bench.says(&id, "sleep 1000 >/dev/null 2>&1 &");
+    until("the sleeper", || bench.sleepers(&id) == 1);
+    let record = bench.directory.path().join("sandboxes/one/record.json");
+    let record: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+    let cgroups: Vec<_> = record["cgroups"].as_array().unwrap().iter().collect();
+    assert!(!cgroups.is_empty(), "{record}");
+    for cgroup in &cgroups {
+        let cgroup = std::path::Path::new(cgroup.as_str().unwrap());
+        let below = cgroup.join("agents/own");
+        std::fs::create_dir_all(&below).unwrap();
+        // Somebody is in it, and where it can be, frozen.
+        let members = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
+        let last = members.lines().last().unwrap();
+        std::fs::write(below.join("cgroup.procs"), last).unwrap();
+        let _ = std::fs::write(below.join("freezer.state"), "FROZEN");
+    }
+    bench.backend.delete(&id, Force::Yes).unwrap();
+    for cgroup in cgroups {
+        let cgroup = std::path::Path::new(cgroup.as_str().unwrap());
+        assert!(!cgroup.exists(), "{}", cgroup.display());
+    }
+}
+
+#[test]
 fn memory_ends_at_the_limit_and_the_sandbox_goes_on() {
     let bench = Bench::new();
     let small = bench.create("small", |config| config.limits.memory = 64 << 20);
@@ -100,7 +128,7 @@ fn a_directory_in_a_closed_home_comes_in_when_it_was_asked_for() {
 }
 
 #[test]
-fn the_hosts_last_bytes_are_kept_from_files_that_no_measurement_finds() {
+fn the_hosts_last_bytes_are_kept_and_who_took_none_goes_on() {
     // A small file system that nobody outside this thread sees, gone with it.
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
     let none = None::<&str>;
@@ -110,6 +138,8 @@ fn the_hosts_last_bytes_are_kept_from_files_that_no_measurement_finds() {
     let (kind, size) = (Some("tmpfs"), Some("size=200m"));
     mount(kind, place.path(), kind, MsFlags::empty(), size).unwrap();
     let bench = Bench::at(tempfile::tempdir_in(place.path()).unwrap());
+    let innocent = bench.create("innocent", |_| {});
+    bench.says(&innocent, "sleep 1000 >/dev/null 2>&1 &");
     let id = bench.create("one", |_| {});
     // Grown slowly enough for the smallest of floors: ten megabytes, and not a gibibyte.
     let line = "exec 9> /tmp/x; rm /tmp/x; while head -c 1M /dev/zero >&9; do sleep 0.02; done; \
@@ -125,8 +155,16 @@ fn the_hosts_last_bytes_are_kept_from_files_that_no_measurement_finds() {
         bench.backend.status(&id) == SandboxStatus::Active
     });
     assert_eq!(bench.says(&id, "echo well"), "well\n");
+    assert_eq!(bench.sleepers(&innocent), 1, "nobody stopped it");
     drop(bench);
     umount2(place.path(), MntFlags::MNT_DETACH).unwrap();
+}
+
+#[test]
+fn a_process_that_nobody_may_look_into_hides_no_deleted_file() {
+    let (bench, id) = small();
+    bench.bring_probe(&id);
+    assert_ends(&bench, &id, "/tmp/probe hoard-hidden /tmp/x; sleep 1000");
 }
 
 #[test]

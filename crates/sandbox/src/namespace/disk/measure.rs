@@ -9,6 +9,9 @@ use nix::dir::{Dir, OwningIter};
 use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
 
+use super::Inside;
+use super::unnamed::Unnamed;
+
 /// As many directories are open at a time. What is deeper is come back to from the top.
 const DEEPEST: usize = 64;
 
@@ -25,6 +28,8 @@ pub(super) struct Measurement {
     /// Directories that are too deep to have been entered, by the way to them.
     deeper: Vec<Vec<CString>>,
     bytes: u64,
+    /// What is in no directory any more.
+    unnamed: Option<Unnamed>,
 }
 
 struct Level {
@@ -34,7 +39,8 @@ struct Level {
 }
 
 impl Measurement {
-    pub(super) fn begin(top: &OwnedFd) -> Result<Self> {
+    /// Begins one of `top`, and of what those inside have open that has no name.
+    pub(super) fn begin(top: &OwnedFd, inside: Option<&Inside<'_>>) -> Result<Self> {
         let first = Level::enter(top, c".")?;
         Ok(Self {
             top: top.as_fd().try_clone_to_owned()?,
@@ -42,12 +48,21 @@ impl Measurement {
             way: vec![c".".to_owned()],
             deeper: Vec::new(),
             bytes: 0,
+            unnamed: inside
+                .map(|inside| Unnamed::begin(inside, top))
+                .transpose()?,
         })
     }
 
     /// What was found.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+        let unnamed = self.unnamed.as_ref().map_or(0, Unnamed::bytes);
+        self.bytes.saturating_add(unnamed)
+    }
+
+    /// Whether somebody inside could not be looked at.
+    pub(super) fn hides(&self) -> bool {
+        self.unnamed.as_ref().is_some_and(Unnamed::hides)
     }
 
     /// Looks at some more entries; whether that was all.
@@ -62,7 +77,7 @@ impl Measurement {
 
     fn next(&mut self) -> bool {
         let Some(level) = self.levels.last_mut() else {
-            return self.descend_again();
+            return self.descend_again() || self.unnamed.as_mut().is_some_and(Unnamed::next);
         };
         if let Some(listing) = &mut level.listing {
             // A listing that fails ends: the agent has removed the directory.
@@ -164,7 +179,7 @@ mod tests {
 
     fn measure(path: &Path) -> u64 {
         let top: OwnedFd = std::fs::File::open(path).unwrap().into();
-        let mut measurement = Measurement::begin(&top).unwrap();
+        let mut measurement = Measurement::begin(&top, None).unwrap();
         while !measurement.go_on(3) {}
         measurement.bytes()
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use nix::fcntl::{OFlag, open};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sys::stat::Mode;
 
 use super::{make_directory, remount};
@@ -37,6 +37,9 @@ const PROC_MASKED: &[&str] = &[
 
 /// Directories of `/proc` that may be looked at; writing is for the host.
 const PROC_READ_ONLY: &[&str] = &["sys", "bus", "fs", "irq", "acpi", "scsi", "driver", "tty"];
+
+/// Where init's own `/proc` is until it enters the new root.
+const PROC_OF_INIT: &str = "lower/proc";
 
 /// Mounts `/dev`: six devices of the host's, and a devpts of the sandbox's own.
 pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), Stumble> {
@@ -105,24 +108,18 @@ pub(super) fn mount_proc(base: &str) -> Result<OwnedFd, Stumble> {
     let none = None::<&str>;
     let proc_place = format!("{base}/proc");
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    let fresh = |options| {
-        mount(
-            Some("proc"),
-            proc_place.as_str(),
-            Some("proc"),
-            quiet,
-            Some(options),
-        )
-        .step("mounting /proc (inside a container this needs an unmasked /proc outside)")
+    let fresh = |at: &str, options| {
+        mount(Some("proc"), at, Some("proc"), quiet, Some(options))
+            .step("mounting /proc (inside a container this needs an unmasked /proc outside)")
     };
     // Init has to see every process to end it, also one that made itself undumpable, which
     // `hidepid` would hide from an init of the same id. So it keeps an instance of its own,
-    // open and mounted nowhere.
-    fresh("")?;
+    // open, and mounted in a place that goes with the host's tree.
+    make_directory(Path::new(PROC_OF_INIT), 0o755).step("making a place for /proc")?;
+    fresh(PROC_OF_INIT, "")?;
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let proc = open(proc_place.as_str(), flags, Mode::empty()).step("opening /proc")?;
-    umount2(proc_place.as_str(), MntFlags::MNT_DETACH).step("hiding init's /proc")?;
-    fresh("hidepid=2")?;
+    let proc = open(PROC_OF_INIT, flags, Mode::empty()).step("opening /proc")?;
+    fresh(&proc_place, "hidepid=2")?;
     for name in PROC_READ_ONLY {
         let path = format!("{proc_place}/{name}");
         if Path::new(&path).exists() {

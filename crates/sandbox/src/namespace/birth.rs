@@ -1,0 +1,93 @@
+//! The creator's side of a launch: from the order to a sandbox on record.
+
+use std::fs;
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::protocol::{Order, Report};
+use super::record::{Process, Record};
+use super::{Namespace, packet};
+use crate::contract::SandboxError;
+use crate::contract::lifecycle::Event;
+
+/// How long building a sandbox may take before it is given up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The same for one whose layers are looked through first, from a slow disk at worst.
+const PATIENCE_WITH_LAYERS: Duration = Duration::from_secs(180);
+
+impl Namespace {
+    /// Sees a launch through: what the launcher tells is on record before init is let go.
+    pub(super) fn accompany(
+        &self,
+        record: &mut Record,
+        line: &OwnedFd,
+        order: &Order,
+        then: Event,
+    ) -> Result<(), SandboxError> {
+        let failed = |error: Error| SandboxError::Create {
+            step: "talking to the launcher".to_owned(),
+            reason: error.to_string(),
+        };
+        packet::send(line.as_fd(), order, &[]).map_err(failed)?;
+        let system = &record.config.system;
+        let patience = if system.root || !system.host_paths.is_empty() {
+            PATIENCE_WITH_LAYERS
+        } else {
+            PATIENCE
+        };
+        let deadline = Instant::now() + patience;
+        let next = || hear(line, deadline).map_err(failed);
+        match next()? {
+            Report::Born { pid, started } => record.init = Some(Process { pid, started }),
+            Report::Failed { step, reason } => return Err(SandboxError::Create { step, reason }),
+            other => return Err(failed(out_of_turn(&other))),
+        }
+        // Not yet alive, but from now on whoever finds it knows whom to end.
+        self.write(record)?;
+        record.phase = record.phase.after(then)?;
+        // To disk while init builds; it becomes the record when all is well.
+        let mut ready = self.write_aside(record)?;
+        match next()? {
+            Report::Running { warnings } if warnings.is_empty() => {}
+            Report::Running { warnings } => {
+                record.warnings.extend(warnings);
+                ready = self.write_aside(record)?;
+            }
+            Report::Failed { step, reason } => return Err(SandboxError::Create { step, reason }),
+            other => return Err(failed(out_of_turn(&other))),
+        }
+        packet::send(line.as_fd(), &Report::Live, &[]).map_err(failed)?;
+        // The launcher's end tells that init is on its own.
+        if let Some((Report::Failed { step, reason }, _)) =
+            packet::receive::<Report>(line.as_fd()).map_err(failed)?
+        {
+            return Err(SandboxError::Create { step, reason });
+        }
+        fs::rename(ready, self.place(&record.config.id).join("record.json"))
+            .map_err(SandboxError::system("writing the sandbox's record"))
+    }
+}
+
+fn out_of_turn(word: &Report) -> Error {
+    Error::other(format!("a word out of turn: {word:?}"))
+}
+
+/// The launcher's next word.
+fn hear(line: &OwnedFd, deadline: Instant) -> std::io::Result<Report> {
+    let mut end = [PollFd::new(line.as_fd(), PollFlags::POLLIN)];
+    let left = deadline.saturating_duration_since(Instant::now());
+    match poll(
+        &mut end,
+        PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX),
+    )? {
+        0 => Err(Error::from(ErrorKind::TimedOut)),
+        _ => match packet::receive::<Report>(line.as_fd())? {
+            Some((report, _)) => Ok(report),
+            None => Err(Error::from(ErrorKind::UnexpectedEof)),
+        },
+    }
+}

@@ -1,0 +1,196 @@
+//! One question to the kernel: which socket has these two ends?
+//!
+//! Its tables in `/proc` say so too, but to write them it goes through the sockets of the
+//! whole machine. Layouts are those of `linux/netlink.h`, `linux/sock_diag.h` and
+//! `linux/inet_diag.h`.
+
+use std::io::Result;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
+};
+
+use super::sockets::{Ends, plain};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_DUMP: u16 = 0x300;
+const NLMSG_DONE: u16 = 3;
+const HEADER: usize = 16;
+/// Where a socket's ends are in the kernel's answer, and where its inode.
+const ENDS: usize = HEADER + 4;
+const INODE: usize = HEADER + 68;
+
+/// What the kernel says.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Diagnosis {
+    /// This inode; 0 if no process has the socket any more.
+    Inode(u64),
+    /// There is no such socket.
+    Nothing,
+    /// It was not built to say.
+    Silent,
+}
+
+/// Asks about the TCP sockets of this network namespace.
+pub(crate) fn ask(from: SocketAddr, to: SocketAddr) -> Result<Diagnosis> {
+    let line = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        SockProtocol::NetlinkSockDiag,
+    )?;
+    let ends = (plain(from), plain(to));
+    let answer = exchange(&line, &question(ends, NLM_F_REQUEST))?;
+    if let Some(diagnosis) = read(&answer, ends) {
+        return Ok(diagnosis);
+    }
+    // 'No such socket' and 'no such question' are the same word. A list of the sockets in no
+    // state at all is empty, unless there are no lists.
+    let answer = exchange(&line, &question(ends, NLM_F_REQUEST | NLM_F_DUMP))?;
+    let empty = word(&answer, 4)
+        .is_some_and(|[low, high, ..]| [low, high] == NLMSG_DONE.to_ne_bytes())
+        && word(&answer, HEADER) == Some([0; 4]);
+    Ok(if empty {
+        Diagnosis::Nothing
+    } else {
+        Diagnosis::Silent
+    })
+}
+
+/// The answer is there when the question was sent.
+fn exchange(line: &OwnedFd, question: &[u8]) -> Result<Vec<u8>> {
+    send(line.as_raw_fd(), question, MsgFlags::MSG_NOSIGNAL)?;
+    let mut answer = vec![0; 8 << 10];
+    let length = recv(line.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+    answer.truncate(length);
+    Ok(answer)
+}
+
+fn question(((own, port), (other, its_port)): Ends, flags: u16) -> Vec<u8> {
+    let family = match own {
+        IpAddr::V4(_) => libc::AF_INET,
+        IpAddr::V6(_) => libc::AF_INET6,
+    };
+    let small = |number: i32| u8::try_from(number).unwrap_or(0);
+    let body = [
+        &[small(family), small(libc::IPPROTO_TCP), 0, 0][..],
+        // In no state: only a list asks for states.
+        &[0; 4],
+        &port.to_be_bytes(),
+        &its_port.to_be_bytes(),
+        &words(own),
+        &words(other),
+        // On no certain device, and with any cookie.
+        &[0; 4],
+        &[0xff; 8],
+    ]
+    .concat();
+    let length = u32::try_from(HEADER + body.len()).unwrap_or(0);
+    [
+        &length.to_ne_bytes()[..],
+        &SOCK_DIAG_BY_FAMILY.to_ne_bytes(),
+        &flags.to_ne_bytes(),
+        &[0; 8],
+        &body,
+    ]
+    .concat()
+}
+
+fn words(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => {
+            let [a, b, c, d] = address.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// Reads an answer, if it is about a socket. One with other ends, such as a listener that
+/// would take the connection, is not the one.
+fn read(answer: &[u8], ends: Ends) -> Option<Diagnosis> {
+    let [low, high, ..] = word(answer, 4)?;
+    if u16::from_ne_bytes([low, high]) != SOCK_DIAG_BY_FAMILY {
+        return None;
+    }
+    let inode = u32::from_ne_bytes(word(answer, INODE)?);
+    let four = i32::from(*answer.get(HEADER)?) == libc::AF_INET;
+    let address = |at: usize| {
+        let octets: [u8; 16] = answer.get(at..at + 16)?.try_into().ok()?;
+        Some(if four {
+            let [a, b, c, d, ..] = octets;
+            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+        } else {
+            IpAddr::V6(Ipv6Addr::from(octets)).to_canonical()
+        })
+    };
+    let [own, port, its, its_port] = word(answer, ENDS)?;
+    let found = (
+        (address(ENDS + 4)?, u16::from_be_bytes([own, port])),
+        (address(ENDS + 20)?, u16::from_be_bytes([its, its_port])),
+    );
+    Some(if found == ends {
+        Diagnosis::Inode(inode.into())
+    } else {
+        Diagnosis::Nothing
+    })
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<[u8; 4]> {
+    bytes.get(at..at + 4)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_is_found_by_both_its_ends_and_a_listener_is_not_it() {
+        for local in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(local) else {
+                continue;
+            };
+            let address = listener.local_addr().unwrap();
+            let stream = TcpStream::connect(address).unwrap();
+            let own = stream.local_addr().unwrap();
+            let inode = nix::sys::stat::fstat(&stream).unwrap().st_ino;
+            assert_eq!(ask(own, address).unwrap(), Diagnosis::Inode(inode));
+            // Nobody accepted it, so nobody has the other end.
+            assert_eq!(ask(address, own).unwrap(), Diagnosis::Inode(0));
+            let stranger = SocketAddr::new(own.ip(), 1);
+            assert_eq!(ask(address, stranger).unwrap(), Diagnosis::Nothing);
+            assert_eq!(ask(stranger, address).unwrap(), Diagnosis::Nothing);
+        }
+    }
+
+    #[test]
+    fn a_socket_of_one_family_that_speaks_the_other_is_found() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mapped = SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), port);
+        let Ok(stream) = TcpStream::connect(mapped) else {
+            return;
+        };
+        let (own, other) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+        let inode = nix::sys::stat::fstat(&stream).unwrap().st_ino;
+        assert_eq!(ask(own, other).unwrap(), Diagnosis::Inode(inode));
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_off_is_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(address).unwrap();
+        let ends = (plain(stream.local_addr().unwrap()), plain(address));
+        let answer = [&[0; 4][..], &SOCK_DIAG_BY_FAMILY.to_ne_bytes(), &[0; 90]].concat();
+        for length in 0..INODE + 4 {
+            assert_eq!(read(&answer[..length], ends), None, "{length}");
+        }
+        assert_eq!(read(&answer, ends), Some(Diagnosis::Nothing));
+    }
+}

@@ -1,0 +1,166 @@
+//! The variables of every process inside.
+
+use crate::contract::SandboxConfig;
+
+/// Variables of the operator's that programs inside may know, beside `LC_*`.
+const PASSED_ON: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
+
+/// What the sandbox says of itself.
+const ITS_OWN: &[(&str, &str)] = &[
+    (
+        "PATH",
+        "/home/agent/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    ),
+    ("HOME", "/home/agent"),
+    ("USER", "agent"),
+    ("LOGNAME", "agent"),
+    ("SHELL", "/bin/sh"),
+];
+
+/// The gate's proxy: for programs that ask for one. Others reach the gate all the same.
+const PROXY: &str = "http://palisade.internal:8080";
+
+/// What a program reaches without it.
+const NO_PROXY: &str = "localhost,127.0.0.1,::1";
+
+/// All certificates, and the gate's alone: for programs that add to those they bring along.
+const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
+const ROOT: &str = "/etc/palisade/ca.pem";
+
+/// What tells programs of the gate, where its root is trusted. Each is read by somebody who
+/// does not look at the system's bundle, or at another one's variable.
+const GATE: &[(&str, &str)] = &[
+    ("HTTP_PROXY", PROXY),
+    ("HTTPS_PROXY", PROXY),
+    ("http_proxy", PROXY),
+    ("https_proxy", PROXY),
+    ("NO_PROXY", NO_PROXY),
+    ("no_proxy", NO_PROXY),
+    // fetch() of Node reads the proxy's variables only if told to.
+    ("NODE_USE_ENV_PROXY", "1"),
+    ("SSL_CERT_FILE", BUNDLE),
+    ("SSL_CERT_DIR", "/etc/ssl/certs"),
+    ("CURL_CA_BUNDLE", BUNDLE),
+    ("REQUESTS_CA_BUNDLE", BUNDLE),
+    ("PIP_CERT", BUNDLE),
+    ("GIT_SSL_CAINFO", BUNDLE),
+    ("CARGO_HTTP_CAINFO", BUNDLE),
+    ("AWS_CA_BUNDLE", BUNDLE),
+    ("NODE_EXTRA_CA_CERTS", ROOT),
+    ("DENO_CERT", ROOT),
+];
+
+/// The same for Java, which tells on its error output that it was told something.
+const JAVA: (&str, &str) = (
+    "JAVA_TOOL_OPTIONS",
+    "-Djavax.net.ssl.trustStore=/etc/palisade/truststore.jks -Djavax.net.ssl.trustStoreType=JKS",
+);
+
+/// All of them: the sandbox's own, those that tell of the gate, a few of the operator's, and
+/// what was asked for. Later ones win.
+pub(super) fn environment(
+    operator: impl Iterator<Item = (String, String)>,
+    config: &SandboxConfig,
+) -> Vec<(String, String)> {
+    let account = config.system.root.then_some("root");
+    let account = account.into_iter().flat_map(|name| {
+        ["USER", "LOGNAME"].map(|variable| (variable.to_owned(), name.to_owned()))
+    });
+    let passed_on =
+        operator.filter(|(name, _)| PASSED_ON.contains(&name.as_str()) || name.starts_with("LC_"));
+    let gate = GATE.iter().filter(|_| config.trust.is_some());
+    ITS_OWN
+        .iter()
+        .chain(gate)
+        .map(|&(name, value)| (name.to_owned(), value.to_owned()))
+        .chain(account)
+        .chain(passed_on)
+        .chain(config.environment.iter().cloned())
+        .collect()
+}
+
+/// Adds what Java wants to know, where there is one: whoever asked otherwise gets that.
+pub(super) fn add_java(environment: &mut Vec<(String, String)>) {
+    let (name, value) = JAVA;
+    let is_asked_for = environment.iter().any(|(known, _)| known == name);
+    if !is_asked_for {
+        environment.push((name.to_owned(), value.to_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::id::SandboxId;
+
+    use super::*;
+
+    #[test]
+    fn the_operators_environment_stays_outside_but_for_a_few_words() {
+        let operator = [
+            ("TERM", "xterm"),
+            ("LC_ALL", "C.UTF-8"),
+            ("AWS_SECRET_ACCESS_KEY", "no"),
+            ("PATH", "/operator/bin"),
+            ("HOME", "/home/operator"),
+            ("LD_PRELOAD", "no"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let config = SandboxConfig {
+            id: SandboxId::parse("one").unwrap(),
+            name: crate::name::Slug::from_name("one").unwrap(),
+            environment: vec![("CI".to_owned(), "1".to_owned())],
+            ports: crate::contract::Ports::default(),
+            limits: crate::contract::Limits::default(),
+            system: crate::contract::System::default(),
+            trust: None,
+        };
+        let names: Vec<_> = environment(operator.into_iter(), &config)
+            .into_iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .filter(|line| !line.starts_with("PATH=/home/agent"))
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "HOME=/home/agent",
+                "USER=agent",
+                "LOGNAME=agent",
+                "SHELL=/bin/sh",
+                "TERM=xterm",
+                "LC_ALL=C.UTF-8",
+                "CI=1"
+            ]
+        );
+    }
+
+    #[test]
+    fn programs_are_told_of_the_gate_where_its_root_is_trusted() {
+        let trust = crate::contract::Trust {
+            root: String::new(),
+            hash: 0,
+        };
+        let config = SandboxConfig {
+            id: SandboxId::parse("one").unwrap(),
+            name: crate::name::Slug::from_name("one").unwrap(),
+            environment: vec![("NO_PROXY".to_owned(), "mine".to_owned())],
+            ports: crate::contract::Ports::default(),
+            limits: crate::contract::Limits::default(),
+            system: crate::contract::System::default(),
+            trust: Some(trust),
+        };
+        let mut all = environment(std::iter::empty(), &config);
+        let value = |all: &[(String, String)], wanted: &str| {
+            let found = all.iter().rfind(|(name, _)| name == wanted);
+            found.map(|(_, value)| value.clone())
+        };
+        assert_eq!(value(&all, "https_proxy").as_deref(), Some(PROXY));
+        assert_eq!(value(&all, "NO_PROXY").as_deref(), Some("mine"));
+        assert_eq!(value(&all, "JAVA_TOOL_OPTIONS"), None);
+        add_java(&mut all);
+        let java = value(&all, "JAVA_TOOL_OPTIONS").unwrap();
+        assert!(java.contains("/etc/palisade/truststore.jks"), "{java}");
+        all.push(("JAVA_TOOL_OPTIONS".to_owned(), "mine".to_owned()));
+        add_java(&mut all);
+        assert_eq!(value(&all, "JAVA_TOOL_OPTIONS").as_deref(), Some("mine"));
+    }
+}

@@ -1,0 +1,117 @@
+//! What is written down of a sandbox, and the process that it names.
+
+use std::fs::{self, File};
+use std::io::{Error, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use policy::id::SandboxId;
+use serde::{Deserialize, Serialize};
+
+use super::protocol::Identity;
+use super::{Namespace, cgroup, client, launch, process};
+use crate::contract::lifecycle::Phase;
+use crate::contract::{SandboxConfig, SandboxError};
+
+/// How long a killed sandbox may take to be gone.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What is known of a sandbox between two processes of ours.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) phase: Phase,
+    pub(super) config: SandboxConfig,
+    pub(super) identity: Identity,
+    pub(super) cgroups: Vec<PathBuf>,
+    pub(super) init: Option<Process>,
+    /// Who makes it.
+    pub(super) creator: Process,
+    pub(super) warnings: Vec<String>,
+}
+
+/// A process for all time: its number may come again, but not with this start.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Process {
+    pub(super) pid: i32,
+    pub(super) started: u64,
+}
+
+impl Namespace {
+    pub(super) fn read(&self, id: &SandboxId) -> Result<Record, SandboxError> {
+        match fs::read(self.place(id).join("record.json")) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                Err(SandboxError::NotFound(id.to_string()))
+            }
+            Err(error) => Err(SandboxError::system("reading the sandbox's record")(error)),
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(SandboxError::system("reading the sandbox's record")),
+        }
+    }
+
+    /// Writes the record, whole or not at all.
+    pub(super) fn write(&self, record: &Record) -> Result<(), SandboxError> {
+        let new = self.write_aside(record)?;
+        fs::rename(new, self.place(&record.config.id).join("record.json"))
+            .map_err(SandboxError::system("writing the sandbox's record"))
+    }
+
+    /// Writes what is to become the record.
+    pub(super) fn write_aside(&self, record: &Record) -> Result<PathBuf, SandboxError> {
+        let new = self.place(&record.config.id).join("record.new");
+        let write = || {
+            let mut file = File::create(&new)?;
+            file.write_all(&serde_json::to_vec_pretty(record)?)?;
+            // What is unfinished need not outlive a power cut: its processes do not either.
+            if !record.phase.is_unfinished() {
+                file.sync_all()?;
+            }
+            Ok(())
+        };
+        write().map_err(SandboxError::system::<Error>(
+            "writing the sandbox's record",
+        ))?;
+        Ok(new)
+    }
+}
+
+impl Process {
+    /// The one we are in.
+    pub(super) fn this() -> std::io::Result<Self> {
+        let pid = nix::unistd::getpid().as_raw();
+        let started = process::start_time(pid)?;
+        Ok(Self { pid, started })
+    }
+
+    /// The init that listens at a sandbox's `init.sock`, where no record names it.
+    pub(super) fn behind(place: &Path) -> Option<Self> {
+        let pid = client::listener(place).ok()?;
+        let started = process::start_time(pid).ok()?;
+        // It still listens, so the number was its own all the time.
+        (client::listener(place).ok()? == pid).then_some(Self { pid, started })
+    }
+
+    pub(super) fn lives(self) -> bool {
+        process::start_time(self.pid).is_ok_and(|started| started == self.started)
+    }
+
+    /// Kills it, with it everything in its namespace, and waits for the end.
+    pub(super) fn end(self, cgroups: &[PathBuf]) -> std::io::Result<()> {
+        let Ok(held) = launch::open_process(self.pid) else {
+            return Ok(());
+        };
+        // Held first, compared then: the number cannot change hands in between.
+        if !self.lives() {
+            return Ok(());
+        }
+        launch::kill_process(held.as_fd())?;
+        cgroup::thaw_all(cgroups);
+        let mut end = [PollFd::new(held.as_fd(), PollFlags::POLLIN)];
+        let patience = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
+        match poll(&mut end, patience)? {
+            0 => Err(Error::from(ErrorKind::TimedOut)),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! Ids that the machine's administrator has lent to the operator: `/etc/subuid` and
+//! `/etc/subgid`.
+//!
+//! They are cut into slices, one for each sandbox. Inside, a slice is 0 to 4094, and its last
+//! id is 65534, whom many programs know as nobody. With the 65536 ids that distributions lend
+//! to a user there is room for sixteen sandboxes.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{Gid, Uid, User};
+use serde::{Deserialize, Serialize};
+
+use super::loan::{Extent, Loan, Tools};
+
+/// How many ids a sandbox gets of those that were lent.
+pub(crate) const SLICE: u32 = 1 << 12;
+
+/// Ids below are the system's and people's, whatever a line says: they are never lent on.
+const LOWEST: u32 = 1 << 16;
+/// Ids from here on are negative to some programs.
+const HIGHEST: u32 = 1 << 31;
+
+/// Where a new line begins at the earliest, as `useradd` has it.
+const USUAL: u32 = 100_000;
+const USUAL_COUNT: u32 = 1 << 16;
+
+/// Ids of one sandbox: as many groups as users, from a place of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Slice {
+    /// The first user.
+    pub(crate) first: u32,
+    /// The first group.
+    pub(crate) groups: u32,
+}
+
+/// What an operator was lent.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    users: Vec<Range>,
+    groups: Vec<Range>,
+    tools: Tools,
+    user: u32,
+    group: u32,
+}
+
+/// From here, up to and without there.
+type Range = (u32, u32);
+
+/// Why an operator has no ids to give on, and what helps.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Lack {
+    /// What was found.
+    pub(crate) found: String,
+    /// What to do.
+    pub(crate) fix: String,
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.found, self.fix)
+    }
+}
+
+impl Grant {
+    /// What the operator was lent on this machine.
+    pub(crate) fn read() -> Result<Self, Lack> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let tool = |name: &str| find(name, &path).ok_or_else(|| no_tool(name));
+        let tools = Tools {
+            users: tool("newuidmap")?,
+            groups: tool("newgidmap")?,
+        };
+        let (user, group) = (Uid::effective(), Gid::effective());
+        let name = User::from_uid(user).ok().flatten().map(|user| user.name);
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let lines = (read("/etc/subuid"), read("/etc/subgid"));
+        let users = lent(&lines.0, name.as_deref(), user.as_raw());
+        let groups = lent(&lines.1, name.as_deref(), user.as_raw());
+        let grant = Self {
+            users,
+            groups,
+            tools,
+            user: user.as_raw(),
+            group: group.as_raw(),
+        };
+        if grant.slices().is_empty() {
+            let who = name.unwrap_or_else(|| user.to_string());
+            return Err(grant.no_line(&who, &[&lines.0, &lines.1]));
+        }
+        Ok(grant)
+    }
+
+    /// Ids for one more sandbox: none of those in `taken`, and none that a process has which
+    /// another gate of the operator's may have made.
+    pub(crate) fn choose(&self, seed: &str, taken: &[u32]) -> Result<Slice, Lack> {
+        let slices = self.slices();
+        let running = running();
+        let is_free = |slice: &&Slice| {
+            let ids = slice.first..slice.first.saturating_add(SLICE);
+            !taken.iter().any(|first| ids.contains(first)) && running.range(ids).next().is_none()
+        };
+        // Two gates with different directories rarely begin at the same place.
+        let start = super::identity::hash(seed) as usize % slices.len().max(1);
+        let free = slices.iter().cycle().skip(start).take(slices.len());
+        free.into_iter().find(is_free).copied().ok_or_else(|| Lack {
+            found: format!(
+                "all {} places for sandboxes among the ids of /etc/subuid are taken",
+                slices.len()
+            ),
+            fix: "delete a sandbox, or have more ids lent".to_owned(),
+        })
+    }
+
+    /// How many sandboxes there is room for.
+    pub(crate) fn room(&self) -> usize {
+        self.slices().len()
+    }
+
+    /// Leave to act as these sandboxes' ids and as the operator, nobody else. Numbers inside
+    /// are those of the host, but that a slice's groups have the numbers of its users.
+    pub(crate) fn loan(&self, slices: &[Slice]) -> Loan {
+        let extents = |own: u32, outside: fn(&Slice) -> u32| {
+            let slices = slices.iter().map(|slice| Extent {
+                inside: slice.first,
+                outside: outside(slice),
+                count: SLICE,
+            });
+            slices.chain([Extent::same(own, 1)]).collect()
+        };
+        Loan {
+            tools: self.tools.clone(),
+            users: extents(self.user, |slice| slice.first),
+            groups: extents(self.group, |slice| slice.groups),
+        }
+    }
+
+    /// Leave to act as everybody who was lent, for the removal of what nobody has a record of.
+    pub(crate) fn loan_of_all(&self) -> Loan {
+        let extents = |ranges: &[Range], own: u32| {
+            let lent = ranges
+                .iter()
+                .map(|(from, to)| Extent::same(*from, to - from));
+            lent.chain([Extent::same(own, 1)]).collect()
+        };
+        Loan {
+            tools: self.tools.clone(),
+            users: extents(&self.users, self.user),
+            groups: extents(&self.groups, self.group),
+        }
+    }
+
+    fn slices(&self) -> Vec<Slice> {
+        let cut = |ranges: &[Range]| -> Vec<u32> {
+            let count = |(from, to): &Range| (to - from) / SLICE;
+            let firsts = ranges
+                .iter()
+                .flat_map(|range| (0..count(range)).map(move |place| range.0 + place * SLICE));
+            firsts.collect()
+        };
+        let holds = |first: u32, id: u32| (first..first.saturating_add(SLICE)).contains(&id);
+        cut(&self.users)
+            .into_iter()
+            .zip(cut(&self.groups))
+            .map(|(first, groups)| Slice { first, groups })
+            // The operator's group keeps its number inside, which nobody else may have there.
+            .filter(|slice| !holds(slice.first, self.group))
+            .collect()
+    }
+
+    fn no_line(&self, who: &str, lines: &[&str]) -> Lack {
+        let missing: Vec<&str> = [(&self.users, "/etc/subuid"), (&self.groups, "/etc/subgid")]
+            .into_iter()
+            .filter(|(ranges, _)| !ranges.iter().any(|(from, to)| to - from >= SLICE))
+            .map(|(_, file)| file)
+            .collect();
+        let missing = if missing.is_empty() {
+            "/etc/subuid".to_owned()
+        } else {
+            missing.join(" and ")
+        };
+        let from = first_free(lines);
+        let to = from + USUAL_COUNT - 1;
+        Lack {
+            found: format!("{missing} has no line that lends {SLICE} ids or more to {who}"),
+            fix: format!(
+                "as root: usermod --add-subuids {from}-{to} --add-subgids {from}-{to} {who}"
+            ),
+        }
+    }
+}
+
+fn no_tool(name: &str) -> Lack {
+    Lack {
+        found: format!("{name}, which maps ids, is not there, or not set up to do it (setuid)"),
+        fix: "as root: apt install uidmap (elsewhere the package is called shadow-utils)"
+            .to_owned(),
+    }
+}
+
+/// What a file's lines lend to a user: in order, without overlaps, and nobody's real ids.
+fn lent(lines: &str, name: Option<&str>, uid: u32) -> Vec<Range> {
+    let number = uid.to_string();
+    let mut ranges: Vec<Range> = parse(lines)
+        .filter(|(who, _)| Some(*who) == name || *who == number)
+        .map(|(_, (from, to))| (from.max(LOWEST), to.min(HIGHEST)))
+        .filter(|(from, to)| from < to)
+        .collect();
+    ranges.sort_unstable();
+    let mut apart: Vec<Range> = Vec::new();
+    for (from, to) in ranges {
+        match apart.last_mut() {
+            Some(last) if from <= last.1 => last.1 = last.1.max(to),
+            _ => apart.push((from, to)),
+        }
+    }
+    // An operator's own number is their own, whoever lends it.
+    apart.retain(|(from, to)| !(*from..*to).contains(&uid));
+    apart
+}
+
+/// Every line that says something: `who:first:count`.
+fn parse(lines: &str) -> impl Iterator<Item = (&str, Range)> {
+    lines.lines().filter_map(|line| {
+        let mut words = line.trim().split(':');
+        let who = words.next().filter(|who| !who.is_empty())?;
+        let from: u32 = words.next()?.parse().ok()?;
+        let count: u32 = words.next()?.parse().ok()?;
+        Some((who, (from, from.checked_add(count)?)))
+    })
+}
+
+/// Where nobody was lent anything yet.
+fn first_free(lines: &[&str]) -> u32 {
+    let ends = lines
+        .iter()
+        .flat_map(|lines| parse(lines))
+        .map(|(_, (_, to))| to)
+        .filter(|to| *to < HIGHEST - USUAL_COUNT);
+    ends.max().unwrap_or(USUAL).max(USUAL)
+}
+
+/// A program that root has put there and lets map ids: in a directory of root's, by setuid or
+/// by a capability of the file's.
+fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
+    let usual = ["/usr/bin", "/bin", "/usr/local/bin"].map(PathBuf::from);
+    std::env::split_paths(path)
+        .chain(usual)
+        .filter(|directory| directory.is_absolute() && is_roots(directory))
+        .map(|directory| directory.join(name))
+        .find(|tool| {
+            tool.metadata().is_ok_and(|data| {
+                let mode = data.permissions().mode();
+                data.is_file()
+                    && mode & 0o111 != 0
+                    && is_roots(tool)
+                    && (mode & libc::S_ISUID != 0 || has_capability(tool))
+            })
+        })
+}
+
+/// Whether nobody but root can change it.
+fn is_roots(path: &Path) -> bool {
+    path.metadata()
+        .is_ok_and(|data| data.uid() == 0 && data.mode() & 0o022 == 0)
+}
+
+fn has_capability(path: &Path) -> bool {
+    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else {
+        return false;
+    };
+    let name = c"security.capability";
+    // SAFETY: both strings outlive the call, which writes nothing where there is no room.
+    let length = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) };
+    length > 0
+}
+
+/// Who has a process on this machine. One that has ended and only waits for its parent does
+/// not count.
+fn running() -> BTreeSet<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter(|entry| {
+            entry
+                .file_name()
+                .as_bytes()
+                .first()
+                .is_some_and(u8::is_ascii_digit)
+        })
+        .filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok())
+        .flat_map(|status| {
+            let words = |name: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name));
+                line.unwrap_or_default().split_whitespace()
+            };
+            let ended = words("State:").next().is_some_and(|state| state == "Z");
+            let ids = words("Uid:").filter(|_| !ended);
+            ids.filter_map(|id| id.parse().ok()).collect::<Vec<u32>>()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grant(subuid: &str, subgid: &str) -> Grant {
+        Grant {
+            users: lent(subuid, Some("ann"), 2000),
+            groups: lent(subgid, Some("ann"), 2000),
+            tools: Tools {
+                users: "/usr/bin/newuidmap".into(),
+                groups: "/usr/bin/newgidmap".into(),
+            },
+            user: 2000,
+            group: 2000,
+        }
+    }
+
+    #[test]
+    fn lines_count_by_name_and_by_number_and_odd_ones_do_not() {
+        for (lines, expected) in [
+            ("ann:100000:65536\n", vec![(100_000, 165_536)]),
+            ("2000:100000:65536", vec![(100_000, 165_536)]),
+            ("bob:100000:65536", vec![]),
+            ("anna:100000:65536\n20000:1:2", vec![]),
+            ("ann:100000", vec![]),
+            ("ann:x:65536\nann::\n#\n\n:::", vec![]),
+            ("ann:4294967295:2", vec![]),
+            // Never root's, nor people's, nor the operator's own.
+            ("ann:0:65536", vec![]),
+            ("ann:0:70000", vec![(65_536, 70_000)]),
+            // Twice the same, or partly, is one.
+            (
+                "ann:200000:100\nann:100000:65536\n2000:120000:65536",
+                vec![(100_000, 185_536), (200_000, 200_100)],
+            ),
+        ] {
+            assert_eq!(lent(lines, Some("ann"), 2000), expected, "{lines}");
+        }
+    }
+
+    #[test]
+    fn no_two_sandboxes_have_an_id_in_common() {
+        let grant = grant("ann:1000000000:65536\n", "ann:1100000000:65536\n");
+        let mut taken = Vec::new();
+        for _ in 0..16 {
+            let slice = grant.choose("same", &taken).unwrap();
+            assert_eq!(slice.groups - 1_100_000_000, slice.first - 1_000_000_000);
+            for other in &taken {
+                assert!(slice.first.abs_diff(*other) >= SLICE);
+            }
+            taken.push(slice.first);
+        }
+        let lack = grant.choose("same", &taken).unwrap_err();
+        assert!(lack.fix.contains("delete a sandbox"), "{lack}");
+    }
+
+    #[test]
+    fn a_missing_line_comes_with_one_that_overlaps_nobodys() {
+        let lines = "bob:100000:65536\neve:165536:65536\n";
+        let grant = grant(lines, "");
+        assert!(grant.slices().is_empty());
+        let lack = grant.no_line("ann", &[lines, ""]).to_string();
+        assert!(lack.contains("/etc/subuid and /etc/subgid"), "{lack}");
+        let fix = "usermod --add-subuids 231072-296607 --add-subgids 231072-296607 ann";
+        assert!(lack.contains(fix), "{lack}");
+    }
+
+    #[test]
+    fn only_roots_own_tools_are_trusted() {
+        let place = tempfile::tempdir().unwrap();
+        let tool = place.path().join("newuidmap");
+        fs::write(&tool, "").unwrap();
+        fs::set_permissions(&tool, fs::Permissions::from_mode(0o4755)).unwrap();
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let found = find("newuidmap", place.path().as_os_str());
+        assert_ne!(found, Some(tool), "anybody may write where it is");
+        assert_eq!(find("palisade-has-no-such-tool", OsStr::new("")), None);
+    }
+}

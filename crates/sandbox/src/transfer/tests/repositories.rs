@@ -1,0 +1,87 @@
+//! A `.git` stays where it is, and what steers tools is named.
+
+use super::*;
+
+#[test]
+fn a_repository_is_left_out_in_every_spelling_and_named_once() {
+    for name in [
+        ".git",
+        ".GIT",
+        ".git.",
+        ".git ",
+        "git~1",
+        "GIT~1",
+        ".g\u{200c}it",
+        ".git::$INDEX_ALLOCATION",
+    ] {
+        let (_place, target) = place();
+        let moved = Forge::default()
+            .directory(&format!("a/{name}/"))
+            .file(&format!("a/{name}/config"), "[core]\n")
+            .file(&format!("a/{name}/hooks/post-checkout"), "#!/bin/sh\n")
+            .hard_link("a/another", &format!("a/{name}/config"))
+            .file("a/file", "x")
+            .unpack(&target)
+            .unwrap();
+        assert_eq!(list(&target.join("a")), ["file"], "{name}");
+        assert_eq!(moved.files, 1, "{name}");
+        assert_eq!(moved.left_out.len(), 2, "{name}: {:?}", moved.left_out);
+        assert!(moved.left_out[0].contains("a '.git'"), "{name}");
+        assert!(moved.left_out[1].starts_with("a/another"), "{name}");
+    }
+    // As a file or a link, it points to one.
+    let (_place, target) = place();
+    let moved = Forge::default()
+        .file(".git", "gitdir: elsewhere\n")
+        .link("sub/.git", "../elsewhere")
+        .unpack(&target)
+        .unwrap();
+    assert_eq!((moved.files, moved.left_out.len()), (0, 2), "{moved:?}");
+    assert_eq!(list(&target), ["there"]);
+}
+
+#[test]
+fn what_is_left_out_counts_as_well() {
+    let (_place, target) = place();
+    let large = "x".repeat(600 << 10);
+    let error = Forge::default()
+        .file(".git/one", &large)
+        .file(".git/two", &large)
+        .unpack(&target);
+    assert_eq!(error, Err(TransferError::TooLarge(1 << 20)));
+}
+
+#[test]
+fn what_steers_tools_comes_along_and_is_named() {
+    let (_place, target) = place();
+    let moved = Forge::default()
+        .directory(".vscode/")
+        .file(".vscode/tasks.json", "{}")
+        .file("sub/.envrc", "x")
+        .file("sub/AGENTS.md", "x")
+        .file("sub/plain", "x")
+        .unpack(&target)
+        .unwrap();
+    assert_eq!((moved.files, moved.left_out.len()), (4, 0));
+    let named: Vec<_> = moved
+        .steering
+        .iter()
+        .filter_map(|note| note.split(": ").next())
+        .collect();
+    assert_eq!(named, [".vscode/tasks.json", "sub/.envrc", "sub/AGENTS.md"]);
+}
+
+#[test]
+fn an_operators_own_repository_goes_in_whole() {
+    let (_place, target) = place();
+    let archive = Forge::default().file(".git/config", "[core]\n").end();
+    let moved = unpack(
+        &mut archive.as_slice(),
+        &target,
+        &ROOMY,
+        &Rules::FOR_SANDBOX,
+    )
+    .unwrap();
+    assert_eq!((moved.files, moved.left_out.len()), (1, 0));
+    assert!(target.join(".git/config").exists());
+}

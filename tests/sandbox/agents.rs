@@ -1,0 +1,59 @@
+//! Agents that shut themselves in are told that they are shut in already.
+
+use std::os::unix::fs::PermissionsExt;
+
+use testkit::said;
+
+use crate::bench::{Bench, told};
+
+for_every_operator!(an_agent_is_told_once_that_it_is_in_a_sandbox);
+
+fn an_agent_is_told_once_that_it_is_in_a_sandbox(bench: &Bench) {
+    let script = "#!/bin/sh\necho \"$0\" \"$@\"; echo \"gemini=$GEMINI_SANDBOX\"\n";
+    for agent in ["codex", "claude", "gemini", "other"] {
+        bench.repo.write(agent, script);
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(bench.repo.path(agent), executable).unwrap();
+    }
+    bench.repo.commit("agents");
+    let run = |before: &[&str], command: &[&str]| {
+        let words = [&["run", "--name", "fix"], before, &["--"], command].concat();
+        let output = bench.run(&words);
+        assert!(output.status.success(), "{}", told(&output));
+        let notes = said::err(&output)
+            .matches("it is in a sandbox already")
+            .count();
+        (said::out(&output), notes)
+    };
+    for (command, heard) in [
+        (
+            &["./codex", "exec", "do it"][..],
+            "./codex -c sandbox_mode=danger-full-access exec do it\ngemini=\n",
+        ),
+        (
+            &["./claude", "-p", "hi"],
+            "./claude --settings {\"sandbox\":{\"enabled\":false}} -p hi\ngemini=\n",
+        ),
+        (&["./gemini"], "./gemini\ngemini=false\n"),
+    ] {
+        assert_eq!(run(&[], command), (heard.to_owned(), 1));
+        let plain = format!("{}\ngemini=\n", command.join(" "));
+        assert_eq!(run(&["--as-is"], command), (plain, 0));
+    }
+    for command in [
+        &["./codex", "--sandbox", "read-only"][..],
+        &["./claude", "--settings", "mine.json"],
+        &["./gemini", "-s"],
+        &["./other"],
+    ] {
+        let plain = format!("{}\ngemini=\n", command.join(" "));
+        assert_eq!(run(&[], command), (plain, 0));
+    }
+    let own = run(&["--env", "GEMINI_SANDBOX=docker"], &["./gemini"]);
+    assert_eq!(own, ("./gemini\ngemini=docker\n".to_owned(), 0));
+    // exec does as it is told.
+    assert_eq!(
+        bench.ok(&["exec", "fix", "--", "./gemini"]),
+        "./gemini\ngemini=\n"
+    );
+}

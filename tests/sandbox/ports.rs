@@ -1,0 +1,146 @@
+//! Ports of a sandbox on the operator's loopback.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use serde_json::Value;
+use testkit::{said, wait};
+
+use crate::bench::{Bench, text, told};
+
+for_every_operator!(
+    a_port_that_is_taken_leaves_no_sandbox,
+    a_published_port_leads_inside_from_the_start,
+    ports_of_a_paused_sandbox_are_told_and_changed,
+    a_port_inside_is_shown_with_every_address_that_leads_to_it,
+    a_port_published_again_leads_to_its_new_place,
+);
+
+/// Answers one connection after the other with a word.
+const SERVER: &str = "$s = IO::Socket::INET->new(LocalAddr => '127.0.0.1:3000', Listen => 5); \
+    while ($c = $s->accept) { print $c 'well'; close $c }";
+
+/// Somewhere on the loopback where nobody listened a moment ago.
+fn free() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+fn a_port_that_is_taken_leaves_no_sandbox(bench: &Bench) {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let publish = format!("{port}:3000");
+    for command in [
+        &["create", "fix", "--publish", &publish][..],
+        &["run", "--name", "fix", "--publish", &publish, "--", "true"],
+    ] {
+        let complaint = bench.fails(4, command);
+        let expected = format!("port {port} is taken");
+        assert!(complaint.contains(&expected), "{complaint}");
+        assert_eq!(bench.json(&["list"]), serde_json::json!([]));
+        assert!(bench.repo.sandbox_branches().is_empty());
+    }
+    bench.assert_nothing_left();
+}
+
+fn a_published_port_leads_inside_from_the_start(bench: &Bench) {
+    let host = free();
+    let publish = format!("{}:3000", host.port());
+    let created = bench.json(&["create", "fix", "--publish", &publish]);
+    assert_eq!(created["published"][0]["host"], host.to_string().as_str());
+    let mut server = bench
+        .palisade(&[
+            "exec",
+            "fix",
+            "--",
+            "perl",
+            "-MIO::Socket::INET",
+            "-e",
+            SERVER,
+        ])
+        .spawn()
+        .unwrap();
+    let heard = wait::until("the server inside", || {
+        let mut stream = TcpStream::connect(host).ok()?;
+        stream.write_all(b"?").ok()?;
+        let mut heard = String::new();
+        stream.read_to_string(&mut heard).ok()?;
+        (!heard.is_empty()).then_some(heard)
+    });
+    assert_eq!(heard, "well");
+    bench.ok(&["delete", "-f", "fix"]);
+    server.wait().unwrap();
+    // And the port is free again for the next one.
+    bench.ok(&["create", "fix", "--publish", &publish]);
+    bench.ok(&["delete", "-f", "fix"]);
+    bench.assert_nothing_left();
+}
+
+fn ports_of_a_paused_sandbox_are_told_and_changed(bench: &Bench) {
+    bench.create("fix");
+    bench.ok(&["pause", "fix"]);
+    let shown = bench.run(&["ports", "fix", "--publish", "0:3000"]);
+    assert!(shown.status.success(), "{}", told(&shown));
+    assert!(
+        said::out(&shown).contains("3000  not known"),
+        "{}",
+        told(&shown)
+    );
+    assert!(said::err(&shown).contains("is paused"), "{}", told(&shown));
+    let ports = bench.json(&["ports", "fix"]);
+    assert_eq!(ports["open"], Value::Null);
+    let host = text(&ports["published"][0]["host"]);
+    let back = bench.json(&["ports", "fix", "--unpublish", &host]);
+    assert_eq!(back["published"], serde_json::json!([]));
+    let none = bench.ok(&["ports", "fix"]);
+    assert!(none.contains("nothing is published"), "{none}");
+}
+
+fn a_port_inside_is_shown_with_every_address_that_leads_to_it(bench: &Bench) {
+    bench.create("fix");
+    let shown = bench.ok(&[
+        "ports", "fix", "-p", "0:3000", "-p", "0:3000", "-p", "0:4000",
+    ]);
+    let rows: Vec<&str> = shown.lines().collect();
+    assert_eq!(rows.len(), 3, "{shown}");
+    let of = |port: &str| rows.iter().find(|row| row.starts_with(port)).unwrap();
+    assert_eq!(of("3000").matches("127.0.0.1:").count(), 2, "{shown}");
+    assert_eq!(of("4000").matches("127.0.0.1:").count(), 1, "{shown}");
+}
+
+/// What a port of this machine says to whoever connects.
+fn heard(host: u16) -> Option<String> {
+    let mut words = String::new();
+    let mut stream = TcpStream::connect(("127.0.0.1", host)).ok()?;
+    stream.read_to_string(&mut words).ok()?;
+    (!words.is_empty()).then_some(words)
+}
+
+fn a_port_published_again_leads_to_its_new_place(bench: &Bench) {
+    bench.create("fix");
+    for (port, word) in [(8001, "one"), (8002, "two")] {
+        let server = format!(
+            "perl -MIO::Socket::INET -e 'my $l = IO::Socket::INET->new(LocalAddr => \
+             \"127.0.0.1:{port}\", Listen => 5) or die; while (my $c = $l->accept) \
+             {{ print $c \"{word}\" }}' > /dev/null 2>&1 &"
+        );
+        bench.says("fix", &server);
+    }
+    // Any port the first time, and then that very one.
+    let mut host = 0;
+    for (port, word) in [(8001, "one"), (8002, "two"), (8001, "one")] {
+        bench.ok(&["ports", "fix", "--publish", &format!("{host}:{port}")]);
+        let published = &bench.json(&["ports", "fix"])["published"];
+        assert_eq!(published.as_array().unwrap().len(), 1, "{published}");
+        let at: SocketAddr = text(&published[0]["host"]).parse().unwrap();
+        assert!(host == 0 || host == at.port(), "{published}");
+        host = at.port();
+        assert_eq!(wait::until("an answer", || heard(host)), word);
+    }
+    bench.ok(&["ports", "fix", "--unpublish", &host.to_string()]);
+    wait::until("the end of it", || {
+        TcpStream::connect(("127.0.0.1", host))
+            .is_err()
+            .then_some(())
+    });
+}

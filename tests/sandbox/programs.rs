@@ -1,0 +1,170 @@
+//! Rules that name programs.
+
+use serde_json::Value;
+use testkit::ca::Ca;
+use testkit::origin::{Origin, Reply};
+use testkit::said;
+
+use crate::bench::{Bench, text, told};
+
+for_every_operator!(
+    a_rule_for_one_program_is_for_no_other,
+    a_connection_that_two_programs_hold_is_neithers,
+    a_rule_for_git_is_for_what_git_does_its_work_with,
+    what_is_passed_on_unread_is_for_its_program_alone,
+);
+
+/// What programs connect to that know no proxy.
+const ANYWHERE: &str = "192.0.2.1";
+
+/// Asks by hand for a page of the host `$ARGV[0]` and prints what comes back. With more
+/// words these are a program that has the connection as well.
+const PERL: &str = r#"
+    use IO::Socket::INET;
+    $^F = 255;
+    my ($host, @other) = @ARGV;
+    my $s = IO::Socket::INET->new(PeerAddr => "192.0.2.1:80") or die "no connection: $!";
+    my $child;
+    if (@other) {
+        # Its end of a pipe closes when the other program has begun.
+        pipe(my $r, my $w);
+        $child = fork;
+        if (!$child) { fcntl($w, 2, 1); open STDOUT, ">/dev/null"; exec @other; }
+        close $w;
+        <$r>;
+    }
+    print $s "GET / HTTP/1.1\r\nHost: $host\r\nConnection: close\r\n\r\n";
+    print while <$s>;
+    kill "KILL", $child if $child;
+"#;
+
+/// A gate with these rules in front of a server, for `allowed.test` and others.
+struct World<'a> {
+    bench: &'a Bench,
+    plain: Origin,
+    secure: Origin,
+}
+
+impl<'a> World<'a> {
+    fn new(bench: &'a Bench, rules: &str) -> Self {
+        let ca = Ca::new("roots of a test");
+        ca.write(bench.place.path());
+        bench
+            .place
+            .operator()
+            .own(&bench.place.path().join("root.pem"));
+        let plain = Origin::http(|_| Reply::text("welcome"));
+        let identity = ca.identity(&["allowed.test", "perl.test"]);
+        let secure = Origin::https(identity, |_| Reply::text("welcome"));
+        let (http, https) = (plain.address(), secure.address());
+        bench.place.write_config(&format!(
+            "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  resolve: {{\
+             'allowed.test:80': '{http}', 'allowed.test:443': '{https}', \
+             'perl.test:80': '{http}', 'perl.test:443': '{https}'}}\n{rules}"
+        ));
+        bench.create("fix");
+        Self {
+            bench,
+            plain,
+            secure,
+        }
+    }
+
+    fn perl(&self, words: &[&str]) -> String {
+        let command = [&["exec", "fix", "--", "perl", "-e", PERL][..], words].concat();
+        let output = self.bench.run(&command);
+        assert!(output.status.success(), "{}", told(&output));
+        said::out(&output)
+    }
+
+    /// What curl is answered, by whatever way it takes.
+    fn curl(&self, words: &str) -> String {
+        let to = format!("--connect-to ::{ANYWHERE}:");
+        self.bench
+            .says("fix", &format!("curl -sSk --noproxy '*' {to} {words}"))
+    }
+
+    /// How many requests got through.
+    fn arrived(&self) -> usize {
+        self.plain.requests().len() + self.secure.requests().len()
+    }
+}
+
+fn reason(answer: &str) -> String {
+    let body = answer.split("\r\n\r\n").last().unwrap_or_default();
+    let body: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("no JSON: {answer}"));
+    text(&body["reason"])
+}
+
+fn a_rule_for_one_program_is_for_no_other(bench: &Bench) {
+    let rules = "  domains: [{host: allowed.test, programs: [curl]}]\n";
+    let world = World::new(bench, rules);
+    assert_eq!(world.curl("http://allowed.test/"), "welcome");
+    assert_eq!(world.curl("https://allowed.test/"), "welcome");
+    // By the proxy, and in a tunnel there.
+    for url in ["http://allowed.test/", "https://allowed.test/"] {
+        let line = format!("curl -sSk -x http://{ANYWHERE}:8080 {url}");
+        assert_eq!(bench.says("fix", &line), "welcome", "{line}");
+    }
+    assert_eq!(world.arrived(), 4);
+
+    let refused = world.perl(&["allowed.test"]);
+    assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
+    assert_eq!(reason(&refused), "program_denied");
+    // Another name for the same program is another program.
+    let line =
+        format!("cp $(command -v curl) /tmp/other && /tmp/other -sSk -x http://{ANYWHERE}:8080");
+    for url in ["http://allowed.test/", "https://allowed.test/"] {
+        let refused = bench.says("fix", &format!("{line} {url}"));
+        assert_eq!(reason(&refused), "program_denied", "{url}");
+    }
+    assert_eq!(world.arrived(), 4);
+}
+
+fn a_connection_that_two_programs_hold_is_neithers(bench: &Bench) {
+    let rules = "  domains: [{host: perl.test, programs: [perl]}]\n";
+    let world = World::new(bench, rules);
+    let welcome = world.perl(&["perl.test"]);
+    assert!(welcome.ends_with("welcome"), "{welcome}");
+    let welcome = world.perl(&["perl.test", "perl", "-e", "sleep 1000"]);
+    assert!(welcome.ends_with("welcome"), "{welcome}");
+    let refused = world.perl(&["perl.test", "sleep", "1000"]);
+    assert_eq!(reason(&refused), "program_denied", "{refused}");
+    assert_eq!(world.arrived(), 2);
+}
+
+fn a_rule_for_git_is_for_what_git_does_its_work_with(bench: &Bench) {
+    let rules = "  domains: [{host: allowed.test, programs: [git]}]\n";
+    let world = World::new(bench, rules);
+    // The server knows nothing of git; that it was asked is enough.
+    let asks = format!(
+        "git -c http.sslVerify=false -c http.proxy=http://{ANYWHERE}:8080 ls-remote https://allowed.test/a.git"
+    );
+    bench.bash("fix", &asks);
+    let asked = world.secure.requests();
+    assert_eq!(
+        asked
+            .first()
+            .map(|asked| asked.path().to_owned())
+            .as_deref(),
+        Some("/a.git/info/refs")
+    );
+    assert_eq!(
+        reason(&world.curl("https://allowed.test/a.git/info/refs")),
+        "program_denied"
+    );
+}
+
+fn what_is_passed_on_unread_is_for_its_program_alone(bench: &Bench) {
+    let rules = "  passthrough: [allowed.test]\n  \
+                 domains: [{host: allowed.test, programs: [curl]}]\n";
+    let world = World::new(bench, rules);
+    assert_eq!(world.curl("https://allowed.test/"), "welcome");
+    let other = format!(
+        "cp $(command -v curl) /tmp/other && /tmp/other -sSk --noproxy '*' \
+         --connect-to ::{ANYWHERE}: https://allowed.test/"
+    );
+    let refused = bench.bash("fix", &other);
+    assert!(!refused.status.success(), "{}", told(&refused));
+    assert_eq!(world.arrived(), 1);
+}

@@ -1,0 +1,391 @@
+//! What programs inside trust and know from the start: the gate's certificate, and its proxy.
+
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use testkit::ca::Ca;
+use testkit::operator::Operator;
+use testkit::origin::{Origin, Reply};
+use testkit::{said, wait};
+
+use crate::bench::Bench;
+
+for_every_operator!(
+    programs_trust_the_gate_with_and_without_its_proxy,
+    java_trusts_the_gate,
+    a_refusal_is_read_and_no_error_of_tls,
+    a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust,
+    an_operator_has_the_last_word_on_a_variable,
+    the_setup_knows_the_gate,
+    nothing_that_an_agent_does_changes_what_the_host_trusts,
+    a_tree_of_the_operators_trusts_the_gate,
+);
+
+mod lent {
+    use super::*;
+
+    for_a_borrower!(
+        programs_trust_the_gate_with_and_without_its_proxy,
+        a_refusal_is_read_and_no_error_of_tls,
+        a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust,
+        nothing_that_an_agent_does_changes_what_the_host_trusts,
+        a_bundle_that_is_made_anew_holds_the_root,
+        a_fork_trusts_the_gate_whatever_was_in_the_way,
+    );
+}
+
+mod needs_root {
+    use super::*;
+
+    fn as_root(test: fn(&Bench)) {
+        if testkit::require_root("ids of a sandbox's own") {
+            test(&Bench::new(Operator::Oneself));
+        }
+    }
+
+    #[test]
+    fn a_bundle_that_is_made_anew_holds_the_root() {
+        as_root(super::a_bundle_that_is_made_anew_holds_the_root);
+    }
+
+    #[test]
+    fn a_fork_trusts_the_gate_whatever_was_in_the_way() {
+        as_root(super::a_fork_trusts_the_gate_whatever_was_in_the_way);
+    }
+}
+
+/// A host of the internet that may be reached, `allowed.test`.
+fn internet(bench: &Bench, more: &str) -> Origin {
+    let ca = Ca::new("the internet");
+    let origin = Origin::https(ca.identity(&["allowed.test"]), |asked| match asked.path() {
+        "/hello" => Reply::text("hello"),
+        "/project.git/info/refs" => {
+            Reply::text("5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e\trefs/heads/main\n")
+        }
+        "/project.git/HEAD" => Reply::text("ref: refs/heads/main\n"),
+        _ => Reply::status(404),
+    });
+    let root = ca.write(bench.place.path());
+    bench.place.write_config(&format!(
+        "version: \"1.0\"\negress:\n  domains: [allowed.test]\n  resolve:\n    allowed.test: {}\n  \
+         extra_roots: [{}]\n{more}",
+        origin.address(),
+        root.display()
+    ));
+    origin
+}
+
+/// Every variable that names the proxy, taken away.
+const BY_ITSELF: &str =
+    "env -u HTTP_PROXY -u HTTPS_PROXY -u http_proxy -u https_proxy -u NODE_USE_ENV_PROXY";
+
+/// Every variable of ours, taken away.
+const WITH_NOTHING: &str = "env -i PATH=\"$PATH\" HOME=\"$HOME\"";
+
+const CURL: &str = "curl -sS --max-time 60 https://allowed.test/hello";
+
+const JAVA: &str = "import java.net.http.*; class Ask { public static void main(String[] a) \
+    throws Exception { var ask = HttpRequest.newBuilder(java.net.URI.create(\
+    \"https://allowed.test/hello\")).build(); System.out.println(HttpClient.newHttpClient()\
+    .send(ask, HttpResponse.BodyHandlers.ofString()).body()); } }";
+
+/// A program, the line that makes it ask, what it says, and whether it looks at the system's
+/// certificates where no variable names any.
+fn programs() -> Vec<(&'static str, String, &'static str, bool)> {
+    let python = "import urllib.request as r; \
+                  print(r.urlopen('https://allowed.test/hello').read().decode())";
+    let node = "fetch('https://allowed.test/hello').then(r => r.text()).then(console.log)";
+    vec![
+        ("curl", CURL.to_owned(), "hello", true),
+        (
+            "wget",
+            "wget -q -O- https://allowed.test/hello".to_owned(),
+            "hello",
+            true,
+        ),
+        (
+            "/usr/bin/python3",
+            format!("/usr/bin/python3 -c \"{python}\""),
+            "hello",
+            true,
+        ),
+        (
+            "git",
+            "git ls-remote --heads https://allowed.test/project.git".to_owned(),
+            "5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e\trefs/heads/main",
+            true,
+        ),
+        (
+            "openssl",
+            "openssl s_client -connect allowed.test:443 -servername allowed.test \
+             -verify_return_error -verify_hostname allowed.test -brief 2>&1 </dev/null | \
+             grep -o 'Verification: OK'"
+                .to_owned(),
+            "Verification: OK",
+            true,
+        ),
+        ("node", format!("node -e \"{node}\""), "hello", false),
+    ]
+}
+
+fn programs_trust_the_gate_with_and_without_its_proxy(bench: &Bench) {
+    let origin = internet(bench, "");
+    bench.create("fix");
+    let mut tried = 0;
+    for (program, line, says, looks_itself) in programs() {
+        if !bench
+            .bash("fix", &format!("command -v {program}"))
+            .status
+            .success()
+        {
+            continue;
+        }
+        let ways: &[&str] = if looks_itself {
+            &["", BY_ITSELF, WITH_NOTHING]
+        } else {
+            &["", BY_ITSELF]
+        };
+        for way in ways {
+            let line = format!("{way} {line}");
+            let before = origin.requests().len();
+            assert_eq!(bench.says("fix", &line), says, "{line}");
+            tried += 1;
+            // What it said came from there, and not from somewhere in between.
+            if program != "openssl" {
+                assert!(origin.requests().len() > before, "{line}");
+            }
+        }
+    }
+    assert!(tried >= 9, "curl, git and openssl at least: {tried}");
+}
+
+fn java_trusts_the_gate(bench: &Bench) {
+    let origin = internet(bench, "");
+    bench.create("fix");
+    let finds = "ls /usr/lib/jvm/*/bin/javac 2>/dev/null || true";
+    let found = bench.says("fix", finds);
+    let Some(compiler) = found.lines().next() else {
+        assert_eq!(bench.says("fix", "echo $JAVA_TOOL_OPTIONS"), "");
+        return;
+    };
+    bench.says(
+        "fix",
+        &format!("cat > Ask.java <<'end'\n{JAVA}\nend\n{compiler} --release 11 Ask.java"),
+    );
+    for one in found.lines() {
+        let line = format!("{} Ask", one.trim_end_matches('c'));
+        assert_eq!(bench.says("fix", &line), "hello", "{line}");
+        let line = format!("env -u JAVA_TOOL_OPTIONS {line}");
+        assert!(!bench.bash("fix", &line).status.success(), "{line}");
+    }
+    assert_eq!(origin.requests().len(), found.lines().count());
+}
+
+fn a_refusal_is_read_and_no_error_of_tls(bench: &Bench) {
+    internet(bench, "");
+    bench.create("fix");
+    for way in ["", BY_ITSELF, WITH_NOTHING] {
+        let line = format!("{way} curl -sS --max-time 60 https://denied.test/");
+        let told = bench.says("fix", &line);
+        let told: serde_json::Value =
+            serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
+        assert!(told["request_id"].is_string(), "{told}");
+        assert!(told["reason"].is_string(), "{told}");
+    }
+}
+
+fn inside(bench: &Bench, name: &str) -> String {
+    bench.says(name, "cat /etc/palisade/ca.pem")
+}
+
+fn exported(bench: &Bench) -> String {
+    bench.ok(&["ca", "export"]).trim_end().to_owned()
+}
+
+fn a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust(bench: &Bench) {
+    let _origin = internet(bench, "");
+    let old = bench.create("old");
+    let first = exported(bench);
+    assert_eq!(inside(bench, "old"), first);
+    assert_eq!(bench.says("old", CURL), "hello");
+    bench.ok(&["ca", "rotate", "--yes"]);
+    let second = exported(bench);
+    assert_ne!(first, second);
+    bench.create("new");
+    assert_eq!(inside(bench, "old"), first);
+    assert_eq!(inside(bench, "new"), second);
+    let both = |line: &str| {
+        for name in ["old", "new"] {
+            for way in ["", BY_ITSELF, WITH_NOTHING] {
+                let line = format!("{way} {line}");
+                assert_eq!(bench.says(name, &line), "hello", "{name}: {line}");
+            }
+        }
+    };
+    both(CURL);
+    both("wget -q -O- https://allowed.test/hello");
+    // One that starts again trusts who signs now.
+    let init = bench.init(&old);
+    kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
+    wait::until("init's end", || {
+        (bench.json(&["list"])[0]["status"] == "error").then_some(())
+    });
+    bench.ok(&["resume", "old"]);
+    assert_eq!(inside(bench, "old"), second);
+    both(CURL);
+}
+
+fn an_operator_has_the_last_word_on_a_variable(bench: &Bench) {
+    bench.create("fix");
+    let line = "echo \"[$HTTPS_PROXY] [$no_proxy] [$SSL_CERT_FILE]\"";
+    assert_eq!(
+        bench.says("fix", line),
+        "[http://palisade.internal:8080] [localhost,127.0.0.1,::1] \
+         [/etc/ssl/certs/ca-certificates.crt]"
+    );
+    let asked = ["--env", "HTTPS_PROXY=", "--env", "SSL_CERT_FILE=/mine"];
+    let words = [&["exec"], &asked[..], &["fix", "--", "sh", "-c", line]].concat();
+    assert_eq!(bench.ok(&words), "[] [localhost,127.0.0.1,::1] [/mine]\n");
+}
+
+fn the_setup_knows_the_gate(bench: &Bench) {
+    let setup = format!("sandbox:\n  setup_command: \"{CURL} > /tmp/said\"\n");
+    let _origin = internet(bench, &setup);
+    bench.create("fix");
+    assert_eq!(bench.says("fix", "cat /tmp/said"), "hello");
+}
+
+/// Every file that says whom the host trusts: its name, when it changed, what it holds.
+fn trusted_by_the_host() -> Vec<(PathBuf, SystemTime, Vec<u8>)> {
+    let mut all = Vec::new();
+    for place in [
+        "/etc/ssl/certs",
+        "/etc/palisade",
+        "/usr/local/share/ca-certificates",
+    ] {
+        for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
+            let changed = entry.path().symlink_metadata().unwrap().modified().unwrap();
+            let bytes = std::fs::read(entry.path()).unwrap_or_default();
+            all.push((entry.path(), changed, bytes));
+        }
+    }
+    all.sort();
+    all
+}
+
+fn nothing_that_an_agent_does_changes_what_the_host_trusts(bench: &Bench) {
+    let before = trusted_by_the_host();
+    bench.create("fix");
+    bench.bash(
+        "fix",
+        "for at in /etc/ssl/certs /etc/palisade /usr/local/share/ca-certificates; do \
+         for name in $at/*; do echo x >> $name; mv $name $name.gone; rm -f $name; done; \
+         echo x > $at/new; done",
+    );
+    assert_eq!(trusted_by_the_host(), before);
+    // And what tells programs of the gate is not the agent's to change either.
+    assert_eq!(inside(bench, "fix"), exported(bench));
+    bench.says("fix", "test ! -e /etc/palisade/new");
+    bench.create("other");
+    let bundle = bench.says("other", "cat /etc/ssl/certs/ca-certificates.crt");
+    assert!(bundle.ends_with(&exported(bench)), "{bundle}");
+}
+
+fn a_tree_of_the_operators_trusts_the_gate(bench: &Bench) {
+    let tree = bench.place.path().join("tree");
+    let at = |name: &str| tree.join(name);
+    // As Fedora has it: links between directories, and a link where the bundle is.
+    for name in ["bin", "etc/ssl", "etc/pki/tls/certs", "etc/pki/extracted"] {
+        std::fs::create_dir_all(at(name)).unwrap();
+    }
+    std::fs::copy("/bin/busybox", at("bin/busybox"))
+        .unwrap_or_else(|error| panic!("install busybox-static: {error}"));
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, at(name)).unwrap();
+    for name in ["sh", "cat", "bash"] {
+        link("busybox", &format!("bin/{name}"));
+    }
+    link("../pki/tls/certs", "etc/ssl/certs");
+    link(
+        "/etc/pki/extracted/bundle.pem",
+        "etc/pki/tls/certs/ca-bundle.crt",
+    );
+    std::fs::write(at("etc/pki/extracted/bundle.pem"), "theirs").unwrap();
+    let _origin = internet(bench, &format!("sandbox:\n  rootfs: {}\n", tree.display()));
+    let created = bench.run(&["create", "fix"]);
+    assert!(created.status.success(), "{}", said::err(&created));
+    let run = |path: &str| {
+        let output = bench.run(&["exec", "fix", "--", "/bin/cat", path]);
+        assert!(output.status.success(), "{path}: {}", said::err(&output));
+        said::out(&output).trim_end().to_owned()
+    };
+    let root = exported(bench);
+    assert_eq!(run("/etc/palisade/ca.pem"), root);
+    for place in [
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+    ] {
+        assert!(run(place).ends_with(&root), "{place}");
+    }
+    assert_eq!(run("/etc/pki/extracted/bundle.pem"), "theirs");
+    let theirs = std::fs::read(at("etc/pki/tls/certs/ca-bundle.crt")).unwrap_or_default();
+    assert!(theirs.is_empty(), "the link leads nowhere on the host");
+    assert_eq!(
+        std::fs::read_dir(at("etc/pki/tls/certs")).unwrap().count(),
+        1
+    );
+}
+
+/// A sandbox whose agent is root inside, as a borrower's always is.
+fn create_as_root(bench: &Bench, name: &str) {
+    match bench.place.operator() {
+        Operator::Borrower => bench.ok(&["create", name]),
+        Operator::Oneself | Operator::Nobody => bench.ok(&["create", "--root", name]),
+    };
+}
+
+fn a_bundle_that_is_made_anew_holds_the_root(bench: &Bench) {
+    let _origin = internet(bench, "");
+    create_as_root(bench, "fix");
+    if !bench
+        .bash("fix", "command -v update-ca-certificates")
+        .status
+        .success()
+    {
+        return;
+    }
+    bench.says("fix", "update-ca-certificates --fresh 2>&1");
+    for way in ["", BY_ITSELF, WITH_NOTHING] {
+        assert_eq!(
+            bench.says("fix", &format!("{way} {CURL}")),
+            "hello",
+            "{way}"
+        );
+    }
+    let bundle = bench.says("fix", "cat /etc/ssl/certs/ca-certificates.crt");
+    assert!(bundle.contains(&exported(bench)));
+}
+
+fn a_fork_trusts_the_gate_whatever_was_in_the_way(bench: &Bench) {
+    let _origin = internet(bench, "");
+    create_as_root(bench, "one");
+    // As root inside it can, and a fork begins with its files.
+    bench.bash(
+        "one",
+        "mv /etc/palisade /etc/other; ln -s /workspace /etc/palisade; \
+         rm -r /etc/ssl/certs; ln -s /workspace /etc/ssl/certs",
+    );
+    bench.ok(&["checkpoint", "one", "early"]);
+    bench.ok(&["fork", "one", "two"]);
+    bench.ok(&["restore", "--yes", "one", "early"]);
+    for name in ["one", "two"] {
+        assert_eq!(inside(bench, name), exported(bench));
+        let line = format!("{CURL} --cacert /etc/palisade/ca.pem");
+        assert_eq!(bench.says(name, &line), "hello");
+    }
+    let left = std::fs::read_dir(bench.repo.dir()).unwrap();
+    let left: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
+    assert!(!left.iter().any(|name| name == "ca.pem"), "{left:?}");
+}
