@@ -1,33 +1,44 @@
-//! The listeners of one sandbox. Which of them a connection came through is who it is.
+//! The listeners of one sandbox, and those on a shared network.
+//!
+//! Which listener a connection came through is who it is; on a shared network it is the
+//! peer's address, looked up once, when the connection is accepted.
 
 use std::io::Result;
-use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::TcpUserTimeout;
 use policy::id::SandboxId;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use policy::identity::Lookup;
+use policy::registration::canonical_ip;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::caller::Caller;
+use crate::connection::{self, Visit};
 use crate::datagram::Datagrams;
-use crate::refusal;
+use crate::dns;
+use crate::guest::Guest;
+use crate::pipeline::Source;
+use crate::request::Opening;
+use crate::traffic::Traffic;
 
 /// The port on which queries arrive.
-const DNS: u16 = 53;
+pub const DNS: u16 = 53;
 
-/// Connections of one sandbox at a time. More wait in the kernel's queue.
-const MOST_CONNECTIONS: usize = 256;
+/// Connections of sources nobody knows, at a time: enough to tell them so.
+const MOST_STRANGERS: usize = 64;
 
-/// How long a client may take to say something, and to take the answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Connections with queries from a shared network, at a time.
+const MOST_ASKERS: usize = 256;
 
-/// The longest query that is read. Longer ones are cut, and refused all the same.
-const LONGEST_QUERY: usize = 4096;
+/// How long, in milliseconds, a client may leave what it asked for unread.
+const NOTHING_TAKEN: u32 = 5 * 60 * 1000;
 
 /// After a failure to accept: the cause (no descriptors left) lasts a moment.
 const BREATH: Duration = Duration::from_millis(100);
@@ -41,61 +52,45 @@ pub enum Door {
     Datagram(OwnedFd),
 }
 
-/// Somebody who hears of each refusal.
-#[async_trait::async_trait]
-pub trait Witness: Send + Sync + 'static {
-    /// A connection or query of `sandbox` to `meant` was refused. Nothing is answered before
-    /// this returns.
-    async fn refused(&self, sandbox: &SandboxId, meant: SocketAddr, transport: Transport);
-}
-
-/// What was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// A connection.
-    Stream,
-    /// A query.
-    Query,
-}
-
 /// Serves a sandbox's doors until `stop`. Returns when every conversation has ended.
 pub async fn serve(
+    traffic: Arc<Traffic>,
     sandbox: SandboxId,
     doors: Vec<Door>,
-    witness: Arc<dyn Witness>,
     stop: CancellationToken,
 ) -> Result<()> {
-    let sandbox = Arc::new(sandbox);
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let guest = traffic.guest(&sandbox).map_err(std::io::Error::other)?;
     let tasks = TaskTracker::new();
     for door in doors {
-        let guest = Guest {
-            sandbox: Arc::clone(&sandbox),
-            witness: Arc::clone(&witness),
-        };
         match door {
             Door::Stream(socket) => {
-                let listener = StdListener::from(socket);
-                listener.set_nonblocking(true)?;
-                let listener = TcpListener::from_std(listener)?;
-                let accepting = accept(
-                    guest,
-                    listener,
-                    Arc::clone(&places),
-                    tasks.clone(),
-                    stop.clone(),
-                );
-                tasks.spawn(accepting);
+                let listener = listen(StdListener::from(socket))?;
+                if listener.local_addr()?.port() == DNS {
+                    let accepting = accept_queries(
+                        Arc::clone(&traffic),
+                        dns::Source::Sandbox(sandbox.clone()),
+                        listener,
+                        Arc::clone(&guest.connections),
+                        tasks.clone(),
+                        stop.clone(),
+                    );
+                    tasks.spawn(until(stop.clone(), accepting));
+                    continue;
+                }
+                let (traffic, guest) = (Arc::clone(&traffic), Arc::clone(&guest));
+                let accepting =
+                    accept_inside(traffic, guest, listener, tasks.clone(), stop.clone());
+                tasks.spawn(until(stop.clone(), accepting));
             }
             Door::Datagram(socket) => {
                 let datagrams = Datagrams::new(socket)?;
+                let source = dns::Source::Sandbox(sandbox.clone());
+                let names = Arc::clone(traffic.names());
+                let journal: Arc<dyn dns::Journal> = Arc::clone(&traffic) as _;
                 let stop = stop.clone();
-                tasks.spawn(async move {
-                    tokio::select! {
-                        () = stop.cancelled() => {}
-                        () = answer_queries(&guest, &datagrams) => {}
-                    }
-                });
+                tasks.spawn(dns::serve_datagrams(
+                    names, datagrams, source, journal, stop,
+                ));
             }
         }
     }
@@ -104,118 +99,197 @@ pub async fn serve(
     Ok(())
 }
 
-/// Whose traffic this is.
-#[derive(Clone)]
-struct Guest {
-    sandbox: Arc<SandboxId>,
-    witness: Arc<dyn Witness>,
+/// Serves a listener on a shared network until `stop`.
+pub async fn serve_shared(
+    traffic: Arc<Traffic>,
+    listener: StdListener,
+    stop: CancellationToken,
+) -> Result<()> {
+    let listener = listen(listener)?;
+    let tasks = TaskTracker::new();
+    let accepting = accept_shared(traffic, listener, tasks.clone(), stop.clone());
+    tasks.spawn(until(stop, accepting));
+    tasks.close();
+    tasks.wait().await;
+    Ok(())
 }
 
-async fn accept(
-    guest: Guest,
+/// Answers queries of a shared network until `stop`, over both transports.
+pub async fn serve_shared_names(
+    traffic: Arc<Traffic>,
+    datagrams: OwnedFd,
+    listener: StdListener,
+    stop: CancellationToken,
+) -> Result<()> {
+    let tasks = TaskTracker::new();
+    let source = dns::Source::Shared(Arc::clone(&traffic) as _);
+    tasks.spawn(dns::serve_datagrams(
+        Arc::clone(traffic.names()),
+        Datagrams::new(datagrams)?,
+        source.clone(),
+        Arc::clone(&traffic) as _,
+        stop.clone(),
+    ));
+    let places = Arc::new(Semaphore::new(MOST_ASKERS));
+    let accepting = accept_queries(
+        traffic,
+        source,
+        listen(listener)?,
+        places,
+        tasks.clone(),
+        stop.clone(),
+    );
+    tasks.spawn(until(stop, accepting));
+    tasks.close();
+    tasks.wait().await;
+    Ok(())
+}
+
+fn listen(listener: StdListener) -> Result<TcpListener> {
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = work => {}
+    }
+}
+
+/// Accepts what one sandbox opens.
+async fn accept_inside(
+    traffic: Arc<Traffic>,
+    guest: Arc<Guest>,
+    listener: TcpListener,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+) {
+    loop {
+        let (place, stream, peer) = accept(&listener, &guest.connections).await;
+        let Ok(meant) = stream.local_addr() else {
+            continue;
+        };
+        // Every address is local on this side, so this is the one that the client meant.
+        let meant = SocketAddr::new(meant.ip().to_canonical(), meant.port());
+        let visit = Visit {
+            traffic: Arc::clone(&traffic),
+            source: Source::Listener(Arc::clone(&guest)),
+            opening: Opening {
+                peer: Some(peer),
+                meant: Some(meant),
+                tunnel: None,
+                hello: None,
+                caller: Caller::default(),
+            },
+            place: place.map(Arc::new),
+            stop: stop.clone(),
+            tasks: tasks.clone(),
+        };
+        connection::begin(visit, stream);
+    }
+}
+
+/// Accepts queries over streams.
+async fn accept_queries(
+    traffic: Arc<Traffic>,
+    source: dns::Source,
     listener: TcpListener,
     places: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
     loop {
-        let next = async {
-            let place = Arc::clone(&places).acquire_owned().await;
-            (place, listener.accept().await)
-        };
-        let (place, accepted) = tokio::select! {
-            () = stop.cancelled() => return,
-            next = next => next,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::debug!(sandbox = %guest.sandbox, %error, "a connection was lost before it began");
-                tokio::time::sleep(BREATH).await;
-                continue;
-            }
-        };
-        let (guest, stop) = (guest.clone(), stop.clone());
+        let (place, stream, _) = accept(&listener, &places).await;
+        let (traffic, source, stop) = (Arc::clone(&traffic), source.clone(), stop.clone());
         tasks.spawn(async move {
-            let _place = place;
-            tokio::select! {
-                () = stop.cancelled() => {}
-                refused = timeout(2 * PATIENCE, refuse(&guest, stream)) => {
-                    if let Ok(Err(error)) = refused {
-                        tracing::debug!(sandbox = %guest.sandbox, %error, "a client left early");
-                    }
-                }
+            let names = Arc::clone(traffic.names());
+            let served = dns::serve_stream(names, stream, source, traffic, stop).await;
+            if let Err(error) = served {
+                tracing::debug!(%error, "a client's queries ended");
             }
+            drop(place);
         });
     }
 }
 
-async fn refuse(guest: &Guest, mut stream: TcpStream) -> Result<()> {
-    // The address that the client meant: every address is local on this side.
-    let meant = stream.local_addr()?;
-    let meant = SocketAddr::new(meant.ip().to_canonical(), meant.port());
-    if meant.port() == DNS {
-        return refuse_query(guest, stream, meant).await;
-    }
-    guest
-        .witness
-        .refused(&guest.sandbox, meant, Transport::Stream)
-        .await;
-    let mut first = [0; 1024];
-    // A client that waits for the server to speak first is told after a while.
-    let length = match timeout(PATIENCE, stream.read(&mut first)).await {
-        Ok(read) => read?,
-        Err(_) => 0,
-    };
-    let answer = refusal::answer(&guest.sandbox, first.get(..length).unwrap_or_default());
-    stream.write_all(&answer).await?;
-    stream.shutdown().await?;
-    // What is still on its way would turn the answer into a reset.
-    while timeout(PATIENCE, stream.read(&mut first))
-        .await
-        .is_ok_and(|read| read.is_ok_and(|n| n > 0))
-    {}
-    Ok(())
-}
-
-/// DNS over TCP: two bytes of length, then a query (RFC 1035, section 4.2.2).
-async fn refuse_query(guest: &Guest, mut stream: TcpStream, meant: SocketAddr) -> Result<()> {
-    let length = usize::from(stream.read_u16().await?);
-    let mut query = vec![0; length.min(LONGEST_QUERY)];
-    stream.read_exact(&mut query).await?;
-    guest
-        .witness
-        .refused(&guest.sandbox, meant, Transport::Query)
-        .await;
-    if let Some(answer) = refusal::answer_query(&query) {
-        let length = u16::try_from(answer.len()).unwrap_or_default();
-        stream.write_all(&length.to_be_bytes()).await?;
-        stream.write_all(&answer).await?;
-    }
-    stream.shutdown().await
-}
-
-async fn answer_queries(guest: &Guest, datagrams: &Datagrams) {
-    let mut buffer = vec![0; LONGEST_QUERY];
+/// Accepts what anybody on a shared network opens.
+async fn accept_shared(
+    traffic: Arc<Traffic>,
+    listener: TcpListener,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+) {
+    let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
     loop {
-        let (length, ends) = match datagrams.receive(&mut buffer).await {
-            Ok(received) => received,
-            Err(error) => {
-                tracing::debug!(sandbox = %guest.sandbox, %error, "a datagram was lost");
-                tokio::time::sleep(BREATH).await;
-                continue;
-            }
+        let (stream, peer) = accept_one(&listener).await;
+        let ip = canonical_ip(peer.ip());
+        let guest = match traffic.registry().by_ip(ip) {
+            Lookup::Found(row) => match traffic.guest(&row.id) {
+                Ok(guest) => Some(guest),
+                Err(error) => {
+                    tracing::error!(sandbox = %row.id, %error, "a container is not served");
+                    continue;
+                }
+            },
+            Lookup::Unavailable | Lookup::Unknown | Lookup::NoPeer => None,
         };
-        let Some(answer) = refusal::answer_query(buffer.get(..length).unwrap_or_default()) else {
+        // One that has too many open must not keep the others waiting.
+        let places = guest
+            .as_ref()
+            .map_or(&strangers, |guest| &guest.connections);
+        let Ok(place) = Arc::clone(places).try_acquire_owned() else {
             continue;
         };
-        let meant = SocketAddr::new(IpAddr::to_canonical(&ends.meant), DNS);
-        guest
-            .witness
-            .refused(&guest.sandbox, meant, Transport::Query)
-            .await;
-        if let Err(error) = datagrams.answer(&answer, ends).await {
-            tracing::debug!(sandbox = %guest.sandbox, %error, "an answer was lost");
+        let visit = Visit {
+            traffic: Arc::clone(&traffic),
+            source: Source::Address(Some(ip), guest),
+            opening: Opening {
+                peer: Some(peer),
+                meant: None,
+                tunnel: None,
+                hello: None,
+                caller: Caller::default(),
+            },
+            place: Some(Arc::new(place)),
+            stop: stop.clone(),
+            tasks: tasks.clone(),
+        };
+        connection::begin(visit, stream);
+    }
+}
+
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> (Option<OwnedSemaphorePermit>, TcpStream, SocketAddr) {
+    // The semaphore is never closed.
+    let place = Arc::clone(places).acquire_owned().await.ok();
+    let (stream, peer) = accept_one(listener).await;
+    (place, stream, peer)
+}
+
+async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                if let Err(error) = prepare(&stream) {
+                    tracing::debug!(%error, "a connection without its options");
+                }
+                return (stream, peer);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a connection was lost before it began");
+                tokio::time::sleep(BREATH).await;
+            }
         }
     }
+}
+
+/// A small answer must not wait for the one before to be acknowledged, and a client that
+/// takes nothing for so long is given up by the kernel: nobody else looks at it then.
+fn prepare(stream: &TcpStream) -> Result<()> {
+    stream.set_nodelay(true)?;
+    setsockopt(stream, TcpUserTimeout, &NOTHING_TAKEN)?;
+    Ok(())
 }

@@ -63,6 +63,8 @@ pub async fn serve(
             }
         });
     }
+    // Free at once for whoever comes next; conversations take a moment to end.
+    drop(listener);
     tasks.close();
     tasks.wait().await;
     Ok(())

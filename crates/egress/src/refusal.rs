@@ -1,126 +1,263 @@
-//! What a sandbox hears whose traffic goes nowhere.
+//! A refusal, in the words that a client reads.
+//!
+//! The same denial reads the same everywhere: one reason code, one request id. What the
+//! program before us answered keeps its keys, because clients look for them.
 
-use policy::id::SandboxId;
-use serde_json::json;
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{HeaderName, Response, StatusCode};
+use policy::id::{RequestId, SandboxId};
+use policy::reason::Reason;
+use policy::verdict::Denial;
+use serde_json::{Map, Value, json};
 
-/// RFC 1035, section 4.1.1: 'the name server refuses to perform the operation'.
-const REFUSED: u8 = 5;
+use crate::body::{self, Content};
+use crate::trail::Stage;
 
-/// The first byte of a TLS record that carries a handshake (RFC 8446, section 5.1).
-const HANDSHAKE: u8 = 22;
+/// Says that it was the gate that answered, and no.
+pub const BLOCKED: HeaderName = HeaderName::from_static("x-palisade-blocked");
 
-/// A fatal `access_denied` alert (RFC 8446, section 6.2). Its version is what every client
-/// takes before a version was agreed on.
-const ACCESS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
+/// Names the request, for `palisade why`.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-palisade-request-id");
 
-/// The answer to a client that began with `first`, in the language it speaks.
-pub fn answer(sandbox: &SandboxId, first: &[u8]) -> Vec<u8> {
-    if first.first() == Some(&HANDSHAKE) {
-        return ACCESS_DENIED.to_vec();
-    }
-    let body = json!({
-        "error": format!(
-            "Palisade refused this connection of sandbox '{sandbox}': nothing leaves it yet"
-        ),
-        "code": "refused",
-        "sandbox": sandbox,
-    })
-    .to_string();
-    format!(
-        "HTTP/1.1 403 Forbidden\r\n\
-         Content-Type: application/json\r\n\
-         Content-Length: {}\r\n\
-         Connection: close\r\n\
-         \r\n\
-         {body}\n",
-        body.len() + 1
-    )
-    .into_bytes()
+/// The end of a request's way.
+#[derive(Debug)]
+pub struct Refusal {
+    /// What was decided.
+    pub denial: Denial,
+    /// Where.
+    pub stage: Stage,
+    /// What else the answer says.
+    pub extra: Extra,
 }
 
-/// The answer to a DNS query: the same question, refused. `None` where nothing was asked.
-pub fn answer_query(query: &[u8]) -> Option<Vec<u8>> {
-    let header = query.get(..12)?;
-    let [id_high, id_low, flags, ..] = *header else {
-        return None;
-    };
-    // An answer is not answered, or two servers could talk for ever.
-    if flags & 0x80 != 0 {
-        return None;
-    }
-    // Opcode and 'recursion desired' as asked; every count but the question's is zero.
-    let flags = [0x80 | (flags & 0x79), REFUSED];
-    let question = question(query);
-    let count = u8::from(!question.is_empty());
-    let mut answer = vec![
-        id_high, id_low, flags[0], flags[1], 0, count, 0, 0, 0, 0, 0, 0,
-    ];
-    answer.extend_from_slice(question);
-    Some(answer)
+/// What some refusals say beside the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extra {
+    /// Nothing.
+    None,
+    /// Who may come again when, and with what.
+    Retry {
+        /// The host.
+        upstream: String,
+        /// In so many seconds.
+        after: u64,
+    },
 }
 
-/// The bytes of the one question, where there is one and it is whole and plain.
-fn question(query: &[u8]) -> &[u8] {
-    if query.get(4..6) != Some(&[0, 1]) {
-        return &[];
-    }
-    let mut at = 12;
-    loop {
-        match query.get(at) {
-            Some(0) => break,
-            // A pointer in a question is none that we follow.
-            Some(length) if *length < 64 => at += 1 + usize::from(*length),
-            Some(_) | None => return &[],
-        }
-        if at > 12 + 255 {
-            return &[];
+impl Refusal {
+    /// A refusal that says its reason.
+    pub fn new(stage: Stage, denial: Denial) -> Self {
+        Self {
+            denial,
+            stage,
+            extra: Extra::None,
         }
     }
-    query.get(12..at + 5).unwrap_or_default()
+
+    /// The same, with when to come again.
+    #[must_use]
+    pub fn retry(mut self, upstream: impl Into<String>, after: u64) -> Self {
+        self.extra = Extra::Retry {
+            upstream: upstream.into(),
+            after,
+        };
+        self
+    }
+
+    /// The status that says it.
+    pub fn status(&self) -> StatusCode {
+        status_of(self.denial.reason)
+    }
+
+    /// Whether the connection is of no more use.
+    fn closes(&self) -> bool {
+        matches!(self.denial.reason, Reason::NameMismatch | Reason::Framing)
+    }
+
+    /// The answer.
+    pub fn answer(&self, sandbox: Option<&SandboxId>, id: RequestId) -> Response<Content> {
+        let text = self.body(sandbox, id).to_string() + "\n";
+        let mut response = Response::new(body::full(text));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(BLOCKED, HeaderValue::from_static("true"));
+        if let Ok(id) = HeaderValue::try_from(id.to_string()) {
+            headers.insert(REQUEST_ID, id);
+        }
+        if let Extra::Retry { after, .. } = &self.extra {
+            headers.insert(RETRY_AFTER, HeaderValue::from(*after));
+        }
+        if self.closes() {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// The answer's text.
+    pub fn body(&self, sandbox: Option<&SandboxId>, id: RequestId) -> Value {
+        let Denial {
+            reason,
+            rule,
+            message,
+            ..
+        } = &self.denial;
+        let mut body = Map::new();
+        let mut say = |key: &str, value: Value| {
+            body.insert(key.to_owned(), value);
+        };
+        match (&self.extra, reason) {
+            (Extra::Retry { upstream, after }, Reason::RateLimited) => {
+                say("error", json!("Rate limit exceeded"));
+                say("container_id", json!(sandbox));
+                say("upstream", json!(upstream));
+                say("retry_after", json!(after));
+                say("reason", json!(reason.code()));
+            }
+            (Extra::Retry { upstream, after }, Reason::CircuitOpen) => {
+                say("error", json!("Service temporarily unavailable"));
+                // The word of the program before us; ours is in `code`.
+                say("reason", json!("circuit_breaker_open"));
+                say("code", json!(reason.code()));
+                say("upstream", json!(upstream));
+                say("retry_after", json!(after));
+            }
+            (Extra::Retry { .. } | Extra::None, _) => {
+                say("error", json!(message));
+                say("reason", json!(reason.code()));
+            }
+        }
+        say("rule", json!(rule.as_str()));
+        if let Some(sandbox) = sandbox {
+            say("sandbox", json!(sandbox));
+        }
+        say("request_id", json!(id));
+        say("hint", json!(hint(*reason)));
+        body.into()
+    }
+}
+
+/// One mapping for every door.
+pub fn status_of(reason: Reason) -> StatusCode {
+    match reason {
+        Reason::RegistryUnavailable | Reason::CircuitOpen => StatusCode::SERVICE_UNAVAILABLE,
+        Reason::RateLimited | Reason::GitRate => StatusCode::TOO_MANY_REQUESTS,
+        Reason::NameMismatch => StatusCode::MISDIRECTED_REQUEST,
+        Reason::Framing | Reason::BadName | Reason::GitMalformed => StatusCode::BAD_REQUEST,
+        Reason::TooLarge | Reason::GitSize => StatusCode::PAYLOAD_TOO_LARGE,
+        Reason::TlsUpstream | Reason::ConnectFailed => StatusCode::BAD_GATEWAY,
+        Reason::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
+        Reason::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        Reason::IdentityUnknown
+        | Reason::IdentityMismatch
+        | Reason::IdentityExpired
+        | Reason::HostDenied
+        | Reason::PortDenied
+        | Reason::MethodDenied
+        | Reason::PathDenied
+        | Reason::ProgramDenied
+        | Reason::GithubRule
+        | Reason::RegoDenied
+        | Reason::RegoError
+        | Reason::AskDenied
+        | Reason::AskTimeout
+        | Reason::AskUnattended
+        | Reason::IpLiteral
+        | Reason::AddressClass
+        | Reason::TlsClient
+        | Reason::GitRepo
+        | Reason::GitDelete
+        | Reason::GitProtected
+        | Reason::GitNamespace
+        | Reason::GitPath
+        | Reason::SecretFound
+        | Reason::Canary
+        | Reason::ScanBudget
+        | Reason::Injection
+        | Reason::PlaceholderMisused
+        | Reason::CredentialMissing
+        | Reason::DnsType
+        | Reason::ToolDenied
+        | Reason::ToolChanged => StatusCode::FORBIDDEN,
+    }
+}
+
+/// What to do about it, for the agent and whoever reads over its shoulder.
+fn hint(reason: Reason) -> &'static str {
+    match reason {
+        Reason::RateLimited | Reason::CircuitOpen | Reason::GitRate => {
+            "Wait for retry_after seconds before the next request."
+        }
+        Reason::IdentityUnknown
+        | Reason::IdentityExpired
+        | Reason::IdentityMismatch
+        | Reason::RegistryUnavailable => "Only the operator can change this.",
+        Reason::NameMismatch => {
+            "Ask for one name in the tunnel, the TLS hello and the request's host."
+        }
+        Reason::Framing | Reason::BadName => "Send the request in one plain, standard form.",
+        Reason::ConnectFailed | Reason::TlsUpstream | Reason::UpstreamTimeout => {
+            "The rules allow this request; the other side failed. It may be worth another try."
+        }
+        _ => "The operator can see it with 'palisade why' and this request_id.",
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt;
+
     use super::*;
 
-    const QUERY: &[u8] = b"\x12\x34\x01\x20\0\x01\0\0\0\0\0\x01\x01x\x04test\0\0\x01\0\x01\0\0\x29";
-
-    fn id() -> SandboxId {
-        SandboxId::parse("fix-1").unwrap()
+    fn id() -> RequestId {
+        RequestId::new(1, 2)
     }
 
-    #[test]
-    fn a_query_is_refused_with_its_own_question() {
-        let answer = answer_query(QUERY).unwrap();
-        assert_eq!(answer[..4], [0x12, 0x34, 0x81, 5]);
-        assert_eq!(answer[4..12], [0, 1, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(answer[12..], QUERY[12..24]);
+    async fn read(refusal: &Refusal) -> (StatusCode, http::HeaderMap, Value) {
+        let sandbox = SandboxId::parse("fix-1").unwrap();
+        let (head, body) = refusal.answer(Some(&sandbox), id()).into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let value = serde_json::from_slice(&bytes).unwrap();
+        (head.status, head.headers, value)
     }
 
-    #[test]
-    fn what_is_no_query_is_left_alone_and_an_odd_one_loses_its_question() {
-        assert_eq!(answer_query(b"short"), None);
-        let mut answer = QUERY.to_vec();
-        answer[2] |= 0x80;
-        assert_eq!(answer_query(&answer), None, "it is an answer itself");
-        for cut in 12..24 {
-            let refused = answer_query(&QUERY[..cut]).unwrap();
-            assert_eq!((refused.len(), refused[5]), (12, 0), "{cut}");
+    #[tokio::test]
+    async fn a_denial_says_reason_rule_and_request() {
+        let denial = Denial::new(Reason::HostDenied, "allowlist").because("for the operator");
+        let (status, headers, body) = read(&Refusal::new(Stage::Policy, denial)).await;
+        assert_eq!(status, 403);
+        assert_eq!(headers[BLOCKED], "true");
+        assert_eq!(headers[REQUEST_ID], id().to_string());
+        assert_eq!(body["reason"], "host_denied");
+        assert_eq!(body["rule"], "allowlist");
+        assert_eq!(body["request_id"], id().to_string());
+        assert!(!body.to_string().contains("for the operator"));
+    }
+
+    #[tokio::test]
+    async fn the_bodies_of_the_program_before_us_keep_their_keys() {
+        let denial = Denial::new(Reason::RateLimited, "rate_limits");
+        let refusal = Refusal::new(Stage::Rate, denial).retry("x.example", 1);
+        let (status, headers, body) = read(&refusal).await;
+        assert_eq!(
+            (status.as_u16(), &headers[RETRY_AFTER]),
+            (429, &HeaderValue::from(1))
+        );
+        for (key, value) in [
+            ("error", json!("Rate limit exceeded")),
+            ("container_id", json!("fix-1")),
+            ("upstream", json!("x.example")),
+            ("retry_after", json!(1)),
+        ] {
+            assert_eq!(body[key], value);
         }
-        let mut pointer = QUERY.to_vec();
-        pointer[12] = 0xc0;
-        assert_eq!(answer_query(&pointer).unwrap().len(), 12);
-    }
 
-    #[test]
-    fn a_tls_client_gets_an_alert_and_everybody_else_a_sentence() {
-        assert_eq!(answer(&id(), &[22, 3, 1]), ACCESS_DENIED);
-        for first in [&b"GET / HTTP/1.1\r\n"[..], b"", b"SSH-2.0"] {
-            let text = String::from_utf8(answer(&id(), first)).unwrap();
-            let (head, body) = text.split_once("\r\n\r\n").unwrap();
-            assert!(head.starts_with("HTTP/1.1 403 Forbidden\r\n"), "{head}");
-            assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())));
-            assert!(body.contains("sandbox 'fix-1'"), "{body}");
-        }
+        let denial = Denial::new(Reason::CircuitOpen, "circuit_breakers");
+        let refusal = Refusal::new(Stage::Breaker, denial).retry("x.example", 17);
+        let (status, _, body) = read(&refusal).await;
+        assert_eq!(status, 503);
+        assert_eq!(body["error"], "Service temporarily unavailable");
+        assert_eq!(body["reason"], "circuit_breaker_open");
+        assert_eq!(body["retry_after"], 17);
     }
 }

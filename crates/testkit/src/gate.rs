@@ -52,6 +52,9 @@ impl Place {
             }
             place.binary = copy;
         }
+        if operator == Operator::Borrower {
+            Operator::lend(place.path());
+        }
         place.write_config("version: \"1.0\"\n");
         place
     }
@@ -97,7 +100,10 @@ impl Place {
 
     /// `palisade` with this place's flags and a bare environment.
     pub fn palisade(&self, args: &[&str]) -> Command {
-        let mut command = self.operator.command(&self.binary);
+        let mut command = match self.operator {
+            Operator::Borrower => Operator::borrow(&self.binary, self.path()),
+            Operator::Oneself | Operator::Nobody => self.operator.command(&self.binary),
+        };
         command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default());

@@ -1,7 +1,7 @@
 //! A small blocking HTTP client for Unix sockets, so that a test can ask thousands of
 //! times without starting curl thousands of times.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -50,44 +50,100 @@ pub fn ask(socket: &Path, method: &str, path: &str, body: &[u8]) -> io::Result<A
     .into_bytes();
     request.extend_from_slice(body);
     stream.write_all(&request)?;
-    read_answer(stream)
+    read_answer(BufReader::new(stream))
 }
 
-fn read_answer(stream: UnixStream) -> io::Result<Answer> {
-    let broken = |what: &str| io::Error::new(io::ErrorKind::UnexpectedEof, what.to_owned());
-    let mut reader = BufReader::new(stream);
+/// Reads one answer, and not a byte more.
+pub fn read_answer(mut stream: impl Read) -> io::Result<Answer> {
+    let mut answer = read_head(&mut stream)?;
+    let none = matches!(answer.status, 100..=199 | 204 | 304);
+    let chunked = answer
+        .header("transfer-encoding")
+        .is_some_and(|coding| coding.eq_ignore_ascii_case("chunked"));
+    let length = answer
+        .header("content-length")
+        .and_then(|text| text.parse().ok());
+    match length {
+        _ if none => {}
+        _ if chunked => answer.body = read_chunks(&mut stream)?,
+        Some(length) => {
+            answer.body = vec![0; length];
+            stream.read_exact(&mut answer.body)?;
+        }
+        None => {
+            // A connection that breaks off has ended as well.
+            if let Err(error) = stream.read_to_end(&mut answer.body)
+                && error.kind() != io::ErrorKind::UnexpectedEof
+                && error.kind() != io::ErrorKind::ConnectionReset
+            {
+                return Err(error);
+            }
+        }
+    }
+    Ok(answer)
+}
+
+/// Reads the head of an answer, and not a byte more.
+pub fn read_head(mut stream: impl Read) -> io::Result<Answer> {
     let mut head = Vec::new();
     loop {
-        let mut line = String::new();
-        if reader.read_line(&mut line)? == 0 {
-            return Err(broken("the answer ended in its head"));
-        }
-        let line = line.trim_end();
+        let line = read_line(&mut stream)?;
         if line.is_empty() {
             break;
         }
-        head.push(line.to_owned());
+        head.push(line);
     }
     let status = head
         .first()
         .and_then(|line| line.split(' ').nth(1)?.parse().ok())
         .ok_or_else(|| broken("the answer has no status"))?;
-    let mut answer = Answer {
+    Ok(Answer {
         status,
         head,
         body: Vec::new(),
-    };
-    match answer
-        .header("content-length")
-        .and_then(|text| text.parse().ok())
-    {
-        Some(length) => {
-            answer.body = vec![0; length];
-            reader.read_exact(&mut answer.body)?;
-        }
-        None => {
-            reader.read_to_end(&mut answer.body)?;
-        }
+    })
+}
+
+/// The next chunk of a body; `None` after the last, whose trailers are left unread.
+pub fn read_chunk(mut stream: impl Read) -> io::Result<Option<Vec<u8>>> {
+    let line = read_line(&mut stream)?;
+    let length = line.split(';').next().unwrap_or_default().trim();
+    let length = usize::from_str_radix(length, 16).map_err(|_| broken("a chunk has no length"))?;
+    if length == 0 {
+        return Ok(None);
     }
-    Ok(answer)
+    let mut chunk = vec![0; length];
+    stream.read_exact(&mut chunk)?;
+    read_line(&mut stream)?;
+    Ok(Some(chunk))
+}
+
+fn read_chunks(mut stream: impl Read) -> io::Result<Vec<u8>> {
+    let mut body = Vec::new();
+    while let Some(chunk) = read_chunk(&mut stream)? {
+        body.extend(chunk);
+    }
+    while !read_line(&mut stream)?.is_empty() {}
+    Ok(body)
+}
+
+/// A line without its end.
+pub fn read_line(mut stream: impl Read) -> io::Result<String> {
+    let mut line = Vec::new();
+    loop {
+        let mut byte = [0];
+        if stream.read(&mut byte)? == 0 {
+            return Err(broken("the answer ended in its head"));
+        }
+        let [byte] = byte;
+        if byte == b'\n' {
+            break;
+        }
+        line.push(byte);
+    }
+    Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
+}
+
+fn broken(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, what.to_owned())
 }

@@ -5,13 +5,17 @@
 //! **Never here:** a stand-in for anything of ours. A fake plays only what lives on the
 //! internet, and speaks its protocol.
 
+pub mod ca;
 pub mod collector;
 pub mod gate;
 pub mod http;
+pub mod inside;
 pub mod leftovers;
 pub mod operator;
+pub mod origin;
 pub mod pty;
 pub mod repo;
+pub mod resolver;
 pub mod said;
 pub mod wait;
 

@@ -141,7 +141,11 @@ impl Drop for Pty {
 fn rebuilt(operator: Operator, command: &Command) -> Command {
     let mut words = vec![command.get_program()];
     words.extend(command.get_args());
-    let mut outer = operator.command("setsid");
+    let mut outer = match operator {
+        // What it begins with makes a place that only root can make, and then becomes another.
+        Operator::Borrower => Command::new("setsid"),
+        Operator::Oneself | Operator::Nobody => operator.command("setsid"),
+    };
     outer.args(["--ctty", "--wait"]).args(words).env_clear();
     for (name, value) in command.get_envs() {
         if let Some(value) = value {

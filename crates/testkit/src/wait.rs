@@ -28,3 +28,18 @@ pub fn until_or<T>(mut condition: impl FnMut() -> Option<T>, what: impl FnOnce()
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// The same where blocking would keep the condition from coming true.
+#[expect(clippy::panic, reason = "a test that waits in vain has failed")]
+pub async fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        if started.elapsed() > LIMIT {
+            panic!("waited {LIMIT:?} in vain for: {what}");
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}

@@ -1,0 +1,23 @@
+//! What a message carries, in the one type that every stage takes and gives.
+
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Empty, Full};
+
+/// Why a body ended before its time.
+pub type Broken = Box<dyn std::error::Error + Send + Sync>;
+
+/// A body on its way through the gate: it streams, whatever is behind it.
+pub type Content = UnsyncBoxBody<Bytes, Broken>;
+
+/// A body without a byte.
+pub fn empty() -> Content {
+    Empty::new().map_err(|never| match never {}).boxed_unsync()
+}
+
+/// A body that is already there.
+pub fn full(bytes: impl Into<Bytes>) -> Content {
+    Full::new(bytes.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
+}

@@ -1,0 +1,394 @@
+//! One client connection, from its first byte: TLS or not, a tunnel or not, and then HTTP.
+//!
+//! Explicit proxying, a program that knows no proxy, and whatever is inside a tunnel all
+//! meet in [`pipeline::answer`]; there is no other way for a request.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use policy::audit::Kind;
+use policy::host::{Authority, Host};
+use policy::reason::Reason;
+use policy::verdict::Denial;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::body::{self, Content};
+use crate::framing::{Faults, Guarded, Limits};
+use crate::hello::{self, Hello, Replay};
+use crate::passthrough;
+use crate::pipeline::{self, Handover, Source};
+use crate::request::{self, Destination, Opening};
+use crate::traffic::Traffic;
+use crate::trail::{Stage, Trail};
+use crate::websocket;
+
+/// HTTP/2 from a client: what it may have open, and on its way to us unread.
+const MOST_STREAMS: u32 = 128;
+const STREAM_WINDOW: u32 = 256 * 1024;
+const LINE_WINDOW: u32 = 1024 * 1024;
+
+/// What an answer's stream may have written and not sent.
+const SEND_BUFFER: usize = 64 * 1024;
+
+/// The largest head.
+const MOST_HEAD: usize = 64 * 1024;
+
+/// An HTTP/2 client that is silent for so long is asked whether it is there.
+const PING_AFTER: Duration = Duration::from_secs(30);
+const PONG_WITHIN: Duration = Duration::from_secs(20);
+
+/// A connection, as far as it has come.
+#[derive(Clone)]
+pub struct Visit {
+    /// The gate's traffic.
+    pub traffic: Arc<Traffic>,
+    /// Who it is.
+    pub source: Source,
+    /// What was said before the first request.
+    pub opening: Opening,
+    /// Its place among the sandbox's connections, which a tunnel keeps.
+    pub place: Option<Arc<OwnedSemaphorePermit>>,
+    /// Ends it, and every tunnel in it.
+    pub stop: CancellationToken,
+    /// Who waits for its end.
+    pub tasks: TaskTracker,
+}
+
+/// What a tunnel runs in, whatever it is: a connection inside a connection needs a type
+/// that does not grow.
+type Inner = Box<dyn Stream>;
+
+/// Bytes both ways.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<IO: AsyncRead + AsyncWrite + Send + Unpin> Stream for IO {}
+
+type Served<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// Begins to serve a connection. It ends by itself, or with its sandbox.
+pub fn begin<IO>(visit: Visit, io: IO)
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (stop, tasks) = (visit.stop.clone(), visit.tasks.clone());
+    let served = serve(visit, io, Bytes::new());
+    tasks.spawn(async move { stop.run_until_cancelled(served).await });
+}
+
+/// Serves a connection to its end.
+fn serve<IO>(visit: Visit, io: IO, already: Bytes) -> Served<'static>
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    // For the same reason the future is boxed.
+    Box::pin(async move {
+        let patience = visit.header_patience();
+        let opened = match timeout(patience, hello::open(io, already)).await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(error)) => {
+                visit.tls_failed(None, error.to_string());
+                return;
+            }
+            // Whoever says nothing is told nothing, but it is on record where it went.
+            Err(_) => {
+                visit.ended(None, request::framing("nothing was said in time"));
+                return;
+            }
+        };
+        match opened {
+            hello::Opening::Tls { hello, io } => serve_tls(visit, hello, io).await,
+            hello::Opening::Plain { io } => serve_http1(visit, io).await,
+        }
+    })
+}
+
+impl Visit {
+    fn header_patience(&self) -> Duration {
+        self.traffic.rules().settings.egress.timeouts.header
+    }
+
+    /// Writes down a handshake that did not come about.
+    fn tls_failed(&self, host: Option<&Host>, evidence: String) {
+        self.ended(
+            host,
+            Denial::new(Reason::TlsClient, "tls").because(evidence),
+        );
+    }
+
+    /// Writes down a connection that ended before anything was asked on it.
+    fn ended(&self, host: Option<&Host>, denial: Denial) {
+        let guest = self.source.guest();
+        let mut trail = Trail::begin(&self.traffic, guest, Kind::Http, None);
+        trail.came_for(&self.opening);
+        if let Some(host) = host {
+            trail.event.host = Some(host.to_string());
+        }
+        trail.refused(Stage::Request, &denial);
+    }
+}
+
+async fn serve_tls<IO>(mut visit: Visit, hello: Hello, io: Replay<IO>)
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    if visit.opening.hello.is_some() {
+        // TLS inside the TLS that we ended: nobody needs it, and nobody could look inside.
+        visit.tls_failed(None, "TLS inside TLS".to_owned());
+        return;
+    }
+    let name = match hello.server_name.as_deref().map(Host::parse).transpose() {
+        Ok(name) => name,
+        Err(error) => {
+            visit.tls_failed(None, error.to_string());
+            return;
+        }
+    };
+    visit.opening.hello = Some(name.clone());
+    let Some(guest) = visit.source.guest().cloned() else {
+        // Nobody we know trusts our certificates.
+        visit.tls_failed(name.as_ref(), "an unknown source".to_owned());
+        return;
+    };
+    if let Ok(Some((host, Some(port)))) = visit.opening.agreed()
+        && visit.traffic.rules().passes_unread(&host)
+    {
+        let tls = true;
+        let destination = Destination { host, port, tls };
+        return passthrough::pass(&visit, &guest, destination, &hello, io).await;
+    }
+    // A certificate for the name that was asked for, so that the refusal can be read; what
+    // does not agree is refused inside.
+    let tunnel = visit.opening.tunnel.as_ref().map(|(host, _)| host.clone());
+    let meant = visit.opening.meant.map(|meant| Host::Ip(meant.ip()));
+    let Some(shown) = name.or(tunnel).or(meant) else {
+        visit.tls_failed(None, "no name".to_owned());
+        return;
+    };
+    let now = visit.traffic.clock().wall();
+    let handshake = match guest.leaves.handshake(&shown, now) {
+        Ok(handshake) => handshake,
+        Err(error) => {
+            visit.tls_failed(Some(&shown), error.to_string());
+            return;
+        }
+    };
+    let accepting = TlsAcceptor::from(handshake).accept(io);
+    let stream = match timeout(visit.header_patience(), accepting).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            visit.tls_failed(Some(&shown), error.to_string());
+            return;
+        }
+        Err(_) => {
+            visit.tls_failed(Some(&shown), "the handshake took too long".to_owned());
+            return;
+        }
+    };
+    if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+        serve_http2(visit, stream).await;
+    } else {
+        serve_http1(visit, stream).await;
+    }
+}
+
+async fn serve_http1<IO>(visit: Visit, io: IO)
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let patience = visit.header_patience();
+    let (io, faults) = Guarded::new(io, Limits::default());
+    let ordinals = AtomicU64::new(0);
+    let service = service_fn(|request: Request<Incoming>| {
+        let ordinal = ordinals.fetch_add(1, Ordering::Relaxed);
+        let (visit, faults) = (&visit, &faults);
+        async move { Ok::<_, Infallible>(answer_http1::<IO>(visit, faults, ordinal, request).await) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(patience)
+        .max_buf_size(MOST_HEAD + 8 * 1024)
+        .serve_connection(TokioIo::new(io), service)
+        .with_upgrades()
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "a client's connection ended");
+    }
+}
+
+async fn answer_http1<IO>(
+    visit: &Visit,
+    faults: &Faults,
+    ordinal: u64,
+    request: Request<Incoming>,
+) -> Response<Content>
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let Visit {
+        traffic,
+        source,
+        opening,
+        ..
+    } = visit;
+    if let Some(fault) = faults.take(ordinal) {
+        let denial = request::framing(&fault.to_string());
+        return pipeline::answer_fault(traffic, source, opening, denial).await;
+    }
+    let response = if request.method() == Method::CONNECT {
+        open_tunnel::<IO>(visit, request).await
+    } else {
+        let (mut head, body) = request.into_parts();
+        head.extensions.insert(Handover::new(faults, ordinal));
+        pipeline::answer(traffic, source, opening, head, body).await
+    };
+    let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS
+        || response.extensions().get::<Tunnel>().is_some();
+    if !switched {
+        // What follows is the next message. After a switch whoever takes the stream over
+        // takes what the guard holds as well.
+        faults.resume(ordinal);
+    }
+    response
+}
+
+/// Marks the answer that opens a tunnel.
+#[derive(Clone, Copy)]
+struct Tunnel;
+
+/// Answers CONNECT. What the tunnel is used for is judged inside it, request by request,
+/// where the client can read why not; a client that does not trust our certificates could
+/// not read that, and is told now.
+async fn open_tunnel<IO>(visit: &Visit, request: Request<Incoming>) -> Response<Content>
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (mut head, _) = request.into_parts();
+    let trusts = trusts_our_certificates(visit);
+    let meant = read_tunnel(&visit.opening, head.uri.authority());
+    let Visit {
+        traffic,
+        source,
+        opening,
+        ..
+    } = visit;
+    let judged = pipeline::judge_tunnel(traffic, source, opening, &head, |rules| {
+        let (host, port) = meant.as_ref().map_err(Clone::clone)?;
+        if trusts || request::is_internal(host) {
+            return Ok(());
+        }
+        // Only somebody on a shared network, where nobody knows a program.
+        rules.judge_tunnel(host, *port, None).map(drop)
+    });
+    if let Err(refused) = judged.await {
+        return refused;
+    }
+    let (Ok(meant), Some(upgrade)) = (meant, head.extensions.remove::<OnUpgrade>()) else {
+        let denial = request::framing("a tunnel cannot be opened here");
+        return pipeline::answer_fault(&visit.traffic, &visit.source, &visit.opening, denial).await;
+    };
+    let mut inside = visit.clone();
+    inside.opening.tunnel = Some(meant);
+    let (stop, tasks) = (inside.stop.clone(), inside.tasks.clone());
+    let tunnel = async move {
+        let Ok(upgraded) = upgrade.await else { return };
+        // The stream itself, without the layers that HTTP needed.
+        match upgraded.downcast::<TokioIo<Guarded<IO>>>() {
+            Ok(parts) => {
+                let (io, rest) = parts.io.into_inner().into_inner();
+                let already = [parts.read_buf, rest].concat().into();
+                serve(inside, Box::new(io) as Inner, already).await;
+            }
+            Err(upgraded) => {
+                let io: Inner = Box::new(TokioIo::new(upgraded));
+                serve(inside, io, Bytes::new()).await;
+            }
+        }
+    };
+    tasks.spawn(async move { stop.run_until_cancelled(tunnel).await });
+    let mut response = Response::new(body::empty());
+    response.extensions_mut().insert(Tunnel);
+    response
+}
+
+fn read_tunnel(
+    opening: &Opening,
+    authority: Option<&http::uri::Authority>,
+) -> Result<(Host, u16), Denial> {
+    if opening.tunnel.is_some() || opening.hello.is_some() {
+        return Err(request::framing("a tunnel inside a tunnel"));
+    }
+    let authority = authority.ok_or_else(|| request::framing("a tunnel names host and port"))?;
+    let Authority { host, port } =
+        Authority::parse(authority.as_str()).map_err(request::bad_host)?;
+    let port = port.ok_or_else(|| request::framing("a tunnel names host and port"))?;
+    Ok((host, port))
+}
+
+/// Whether the client was told to trust our root: our own sandboxes were, and a registered
+/// container where the registration says so.
+fn trusts_our_certificates(visit: &Visit) -> bool {
+    match &visit.source {
+        Source::Listener(_) => true,
+        Source::Address(..) => match visit.source.look_up(&visit.traffic) {
+            policy::identity::Lookup::Found(row) => row
+                .metadata
+                .get("trusts_ca")
+                .and_then(serde_json::Value::as_bool)
+                .unwrap_or(false),
+            _ => false,
+        },
+    }
+}
+
+async fn serve_http2<IO>(visit: Visit, io: IO)
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let visit = Arc::new(visit);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let visit = Arc::clone(&visit);
+        async move {
+            let (mut head, body) = request.into_parts();
+            let Visit {
+                traffic,
+                source,
+                opening,
+                ..
+            } = &*visit;
+            let response = match websocket::from_http2(&mut head) {
+                Ok(()) => pipeline::answer(traffic, source, opening, head, body).await,
+                Err(denial) => pipeline::answer_fault(traffic, source, opening, denial).await,
+            };
+            Ok::<_, Infallible>(websocket::to_http2(response))
+        }
+    });
+    let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MOST_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(LINE_WINDOW)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_header_list_size(u32::try_from(MOST_HEAD).unwrap_or(u32::MAX))
+        .keep_alive_interval(PING_AFTER)
+        .keep_alive_timeout(PONG_WITHIN)
+        .enable_connect_protocol()
+        .serve_connection(TokioIo::new(io), service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "a client's connection ended");
+    }
+}

@@ -1,0 +1,241 @@
+//! The one way out of the gate. Proxy, WebSocket, token refresh and mirror all dial here.
+//!
+//! ```text
+//!   host ──▶ addresses, every one judged ──▶ TCP to one of them ──▶ TLS, always verified ──▶ HTTP
+//! ```
+//! The name was judged by the caller before it gets here: no query leaves for a denied one.
+//! The address that was checked is the one that is dialled, there is no second look-up, and
+//! no redirect is ever followed.
+
+mod address;
+mod body;
+mod error;
+mod exchange;
+mod message;
+mod pool;
+mod single;
+mod socket;
+mod trust;
+mod wire;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use config::Settings;
+use config::section::egress::Timeouts;
+use http::{Request, Response, Version};
+use policy::host::Host;
+use policy::id::SandboxId;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use self::address::Addresses;
+use self::exchange::Failure;
+use self::pool::{Key, Pool};
+use self::trust::Trust;
+use self::wire::Deadline;
+use crate::body::Content;
+
+pub use self::body::Arriving;
+pub use self::error::{DialError, Step};
+pub use self::single::{Answer, Upgradable};
+pub use self::trust::BadRoots;
+
+/// Where a request goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// The host, as it was judged.
+    pub host: Host,
+    /// The port, as it was judged.
+    pub port: u16,
+    /// Whether TLS is spoken there.
+    pub tls: bool,
+}
+
+/// An answer, as it begins to come in.
+#[derive(Debug)]
+pub struct Sent {
+    /// Head and streaming body. The connection is free when the body is read or dropped.
+    pub response: Response<Arriving>,
+    /// How it got here.
+    pub timings: Timings,
+}
+
+/// How long each step took, and where it led. A connection that was there took none.
+#[derive(Clone, Copy, Debug)]
+pub struct Timings {
+    /// Finding the address.
+    pub resolve: Duration,
+    /// Connecting.
+    pub connect: Duration,
+    /// The TLS handshake.
+    pub tls: Duration,
+    /// Whether the connection was there before.
+    pub reused: bool,
+    /// The address that answered.
+    pub peer: SocketAddr,
+    /// The version spoken with it.
+    pub version: Version,
+}
+
+/// The way out.
+pub struct Dialer {
+    pool: Arc<Pool>,
+    rules: ArcSwap<Rules>,
+    /// One change of the rules at a time.
+    change: Mutex<()>,
+}
+
+/// What may change while the gate runs. A request keeps what it began with.
+#[derive(Clone)]
+struct Rules {
+    addresses: Arc<Addresses>,
+    trust: Arc<Trust>,
+    timeouts: Timeouts,
+}
+
+impl Dialer {
+    /// Reads roots and the system's resolvers: call it where it may block.
+    pub fn new(settings: &Settings) -> Result<Self, BadRoots> {
+        Ok(Self {
+            pool: Pool::new(),
+            rules: ArcSwap::from_pointee(Rules::read(settings, Arc::from([]))?),
+            change: Mutex::new(()),
+        })
+    }
+
+    /// Takes over new settings; reads files, as [`Dialer::new`] does. Connections that the
+    /// new settings might not allow are not used again; requests that run finish on theirs.
+    pub fn reload(&self, settings: &Settings) -> Result<(), BadRoots> {
+        let _one_at_a_time = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.rules.load_full();
+        let mut new = Rules::read(settings, Arc::clone(&old.addresses.own))?;
+        let same_roots = new.trust.is_same(&old.trust);
+        if same_roots {
+            // Sessions can be resumed under the same roots.
+            new.trust = Arc::clone(&old.trust);
+        }
+        let new = Arc::new(new);
+        // First the rules, then the shelves: who finds a new shelf reads the new rules.
+        self.rules.store(Arc::clone(&new));
+        let same_holes = new.addresses.holes == old.addresses.holes;
+        self.pool.close(|(_, Route { host, port, tls })| {
+            let fixed = |rules: &Rules| rules.addresses.resolve.get(host, *port);
+            (*tls && !same_roots) || !same_holes || fixed(&new) != fixed(&old)
+        });
+        Ok(())
+    }
+
+    /// Tells which addresses are the gate's own listeners. They are never dialled, whatever
+    /// the settings say. An unspecified address stands for every address of this host.
+    pub fn refuse(&self, own: impl IntoIterator<Item = SocketAddr>) {
+        let _one_at_a_time = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rules = Rules::clone(&self.rules.load());
+        rules.addresses = Arc::new(rules.addresses.with_own(own.into_iter().collect()));
+        self.rules.store(Arc::new(rules));
+        self.pool.close(|_| true);
+    }
+
+    /// A bare connection to a checked address, for TLS that is passed on unread.
+    pub async fn connect(
+        &self,
+        host: &Host,
+        port: u16,
+    ) -> Result<(TcpStream, SocketAddr), DialError> {
+        let rules = self.rules.load_full();
+        let deadline = Deadline::new(host, Instant::now(), rules.timeouts.connect);
+        let (stream, timings) = deadline.hold(rules.reach(host, port)).await?;
+        Ok((stream, timings.peer))
+    }
+
+    /// Sends a request and waits for the head of its answer. Goes out a second time only when
+    /// a connection that was lying about closed before any of it was sent. Dropped, it closes
+    /// the stream it used and frees its place.
+    pub async fn send(
+        &self,
+        sandbox: &SandboxId,
+        route: &Route,
+        mut request: Request<Content>,
+    ) -> Result<Sent, DialError> {
+        message::clean(route, &mut request)?;
+        let key = (sandbox.clone(), route.clone());
+        match self.attempt(&key, request, false).await {
+            Ok(sent) => Ok(sent),
+            Err(Failure::Final(error)) => Err(error),
+            Err(Failure::Unsent(request, _)) => match self.attempt(&key, *request, true).await {
+                Ok(sent) => Ok(sent),
+                Err(Failure::Final(error) | Failure::Unsent(_, error)) => Err(error),
+            },
+        }
+    }
+
+    /// A connection of its own, HTTP/1.1, for one request that may become something else.
+    pub async fn open(&self, route: &Route) -> Result<Upgradable, DialError> {
+        let rules = self.rules.load_full();
+        let deadline = Deadline::new(&route.host, Instant::now(), rules.timeouts.connect);
+        let (wire, timings) = deadline.hold(rules.wire(route, None)).await?;
+        single::begin(route, wire, timings, rules.timeouts.response).await
+    }
+
+    /// Closes the unused connections of a sandbox; those in use close when their request
+    /// ends. Its TLS sessions are forgotten.
+    pub fn forget(&self, sandbox: &SandboxId) {
+        self.pool.close(|(owner, _)| owner == sandbox);
+        self.rules.load().trust.forget(sandbox);
+    }
+
+    /// Unused connections that are kept.
+    pub fn idle(&self) -> usize {
+        self.pool.idle()
+    }
+
+    async fn attempt(
+        &self,
+        key: &Key,
+        request: Request<Content>,
+        again: bool,
+    ) -> Result<Sent, Failure> {
+        let since = Instant::now();
+        loop {
+            // The shelf before the rules: see `reload`.
+            let shelf = self.pool.shelf(key);
+            let rules = self.rules.load_full();
+            // Without a connection the settings changed, and the next shelf is under the new
+            // ones.
+            if let Some(taken) = exchange::take(&shelf, &rules, since, again).await? {
+                return taken.send(&key.1, request, rules.timeouts.response).await;
+            }
+        }
+    }
+}
+
+impl Rules {
+    fn read(settings: &Settings, own: Arc<[SocketAddr]>) -> Result<Self, BadRoots> {
+        let egress = &settings.egress;
+        Ok(Self {
+            addresses: Arc::new(Addresses::new(
+                egress.resolve.clone(),
+                egress.allow_private.clone(),
+                own,
+                &egress.dns.upstreams,
+            )),
+            trust: Arc::new(Trust::load(&egress.extra_roots)?),
+            timeouts: egress.timeouts.clone(),
+        })
+    }
+}
+
+impl Timings {
+    fn reused(peer: SocketAddr, version: Version) -> Self {
+        Self {
+            resolve: Duration::ZERO,
+            connect: Duration::ZERO,
+            tls: Duration::ZERO,
+            reused: true,
+            peer,
+            version,
+        }
+    }
+}

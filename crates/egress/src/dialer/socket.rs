@@ -1,0 +1,66 @@
+//! One TCP connection to the first of several addresses that takes it.
+
+use std::io::{Error, Result};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::JoinSet;
+
+/// Addresses that are tried: a name may have hundreds.
+const MOST_ADDRESSES: usize = 8;
+
+/// How long one address is waited for before the next is tried beside it (RFC 8305).
+const STAGGER: Duration = Duration::from_millis(250);
+
+/// Dead peers are noticed after about two minutes without a byte.
+const KEEPALIVE_IDLE: u32 = 60;
+const KEEPALIVE_INTERVAL: u32 = 15;
+const KEEPALIVE_COUNT: u32 = 4;
+
+/// Connects to one of `addresses`. The error names each of them. Has no deadline of its own;
+/// dropping it ends every attempt.
+pub(super) async fn connect(
+    addresses: &[SocketAddr],
+) -> std::result::Result<(TcpStream, SocketAddr), String> {
+    let mut left = addresses.iter().copied().take(MOST_ADDRESSES);
+    let mut failures = Vec::new();
+    let mut attempts = JoinSet::new();
+    let mut try_next = |attempts: &mut JoinSet<_>| match left.next() {
+        Some(address) => {
+            attempts.spawn(async move { (address, dial(address).await) });
+            true
+        }
+        None => false,
+    };
+    let mut more = try_next(&mut attempts);
+    loop {
+        tokio::select! {
+            ended = attempts.join_next() => match ended {
+                None => return Err(failures.join("; ")),
+                Some(Ok((address, Ok(stream)))) => return Ok((stream, address)),
+                Some(Ok((address, Err(error)))) => {
+                    failures.push(format!("{address}: {error}"));
+                    more = try_next(&mut attempts);
+                }
+                Some(Err(lost)) => failures.push(lost.to_string()),
+            },
+            () = tokio::time::sleep(STAGGER), if more => more = try_next(&mut attempts),
+        }
+    }
+}
+
+async fn dial(address: SocketAddr) -> Result<TcpStream> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // Small requests must not wait for the acknowledgement of the one before.
+    socket.set_nodelay(true)?;
+    socket.set_keepalive(true)?;
+    setsockopt(&socket, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE).map_err(Error::from)?;
+    setsockopt(&socket, sockopt::TcpKeepInterval, &KEEPALIVE_INTERVAL).map_err(Error::from)?;
+    setsockopt(&socket, sockopt::TcpKeepCount, &KEEPALIVE_COUNT).map_err(Error::from)?;
+    socket.connect(address).await
+}

@@ -1,0 +1,471 @@
+use std::net::Ipv4Addr;
+
+use hickory_proto::op::{Message, MessageType};
+use hickory_proto::rr::RecordType;
+use hickory_proto::rr::rdata::A;
+use proptest::prelude::*;
+
+use super::*;
+
+const UDP: Way = Way {
+    transport: Transport::Udp,
+    mode: DnsMode::Synthetic,
+    gate: None,
+};
+
+const TCP: Way = Way {
+    transport: Transport::Tcp,
+    ..UDP
+};
+
+fn names() -> Names {
+    names_with(Settings::default())
+}
+
+fn names_with(settings: Settings) -> Names {
+    let settings = Arc::new(settings);
+    Names::new(
+        Box::new(move || Arc::clone(&settings)),
+        Limits::default(),
+        DnsMetrics::default(),
+    )
+}
+
+fn known(sandbox: &str) -> Asker {
+    Asker::Known(SandboxId::parse(sandbox).unwrap())
+}
+
+/// A query by hand: header, question, and an OPT record where a size is given.
+fn query(name: &str, kind: u16, size: Option<u16>) -> Vec<u8> {
+    let mut bytes = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
+    bytes[11] = u8::from(size.is_some());
+    for label in name.split('.').filter(|label| !label.is_empty()) {
+        bytes.push(u8::try_from(label.len()).unwrap());
+        bytes.extend(label.as_bytes());
+    }
+    bytes.push(0);
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend([0, 1]);
+    if let Some(size) = size {
+        bytes.extend([0, 0, 41]);
+        bytes.extend(size.to_be_bytes());
+        bytes.extend([0, 0, 0, 0, 0, 0]);
+    }
+    bytes
+}
+
+/// What comes back at once: in these tests nobody is waited for.
+fn ask(names: &Names, asker: &Asker, query: &[u8], way: &Way) -> Option<Answered> {
+    let mut answer = std::pin::pin!(names.answer(asker, query, way));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match answer.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(answered) => answered,
+        std::task::Poll::Pending => panic!("it waits"),
+    }
+}
+
+fn look_up(names: &Names, name: &str, kind: u16) -> (Message, Option<AuditEvent>) {
+    let answered = ask(names, &known("one"), &query(name, kind, None), &UDP).unwrap();
+    let message = Message::from_vec(&answered.bytes).unwrap();
+    assert_eq!(message.metadata.id, 0x1234);
+    assert_eq!(message.metadata.message_type, MessageType::Response);
+    (message, answered.event)
+}
+
+fn address(message: &Message) -> IpAddr {
+    match message.answers.as_slice() {
+        [one] => match &one.data {
+            RData::A(a) => a.0.into(),
+            RData::AAAA(aaaa) => aaaa.0.into(),
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_name_gets_an_address_that_means_it() {
+    let names = names();
+    let one = SandboxId::parse("one").unwrap();
+    for name in [
+        "example.com",
+        "_x.a.test",
+        "xn--bcher-kva.example",
+        "single",
+    ] {
+        for kind in [1, 28] {
+            let (message, event) = look_up(&names, name, kind);
+            let ip = address(&message);
+            assert_eq!(ip.is_ipv4(), kind == 1);
+            assert_eq!(names.meant(&one, ip), Host::parse(name).ok());
+            assert_eq!(message.answers[0].ttl, 5);
+            assert_eq!(event, None, "the connect is what is written down");
+            assert_eq!(address(&look_up(&names, name, kind).0), ip, "it stays");
+        }
+    }
+    let (message, _) = look_up(&names, "example.com", 1);
+    let two = SandboxId::parse("two").unwrap();
+    assert_eq!(names.meant(&two, address(&message)), None);
+    names.forget(&one);
+    assert_eq!(names.meant(&one, address(&message)), None);
+}
+
+#[test]
+fn the_question_comes_back_in_the_letters_it_was_asked_in() {
+    let names = names();
+    let asked = query("wWw.ExAmPlE.cOm", 1, None);
+    let answered = ask(&names, &known("one"), &asked, &UDP).unwrap();
+    assert_eq!(answered.bytes[12..asked.len()], asked[12..]);
+    let upper = Message::from_vec(&answered.bytes).unwrap();
+    let (lower, _) = look_up(&names, "www.example.com", 1);
+    assert_eq!(address(&upper), address(&lower));
+}
+
+#[test]
+fn the_gate_and_the_own_host_have_fixed_addresses() {
+    let names = names();
+    let one = SandboxId::parse("one").unwrap();
+    let (four, _) = look_up(&names, "Palisade.Internal", 1);
+    assert_eq!(address(&four).to_string(), "198.18.0.1");
+    assert_eq!(names.meant(&one, address(&four)), Host::parse(GATE).ok());
+    let (six, _) = look_up(&names, "palisade.internal", 28);
+    assert_eq!(address(&six).to_string(), "2001:2::1");
+    for name in ["localhost", "app.localhost"] {
+        assert!(address(&look_up(&names, name, 1).0).is_loopback());
+        assert!(address(&look_up(&names, name, 28).0).is_loopback());
+    }
+    let shared = Way {
+        mode: DnsMode::Forward,
+        gate: Some("192.0.2.7".parse().unwrap()),
+        ..UDP
+    };
+    let answered = ask(&names, &known("one"), &query(GATE, 1, None), &shared).unwrap();
+    let message = Message::from_vec(&answered.bytes).unwrap();
+    assert_eq!(address(&message).to_string(), "192.0.2.7");
+}
+
+#[test]
+fn an_address_that_was_given_out_tells_its_name_and_others_are_refused() {
+    let names = names();
+    let (message, _) = look_up(&names, "example.com", 1);
+    let four = Name::from(address(&message)).to_ascii();
+    let (message, _) = look_up(&names, "example.com", 28);
+    let six = Name::from(address(&message)).to_ascii();
+    for (reverse, name) in [
+        (four.as_str(), "example.com."),
+        (&six, "example.com."),
+        ("1.0.18.198.in-addr.arpa", "palisade.internal."),
+    ] {
+        let (message, event) = look_up(&names, reverse, 12);
+        match &message.answers[0].data {
+            RData::PTR(ptr) => assert_eq!(ptr.0.to_ascii(), name),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(event, None);
+    }
+    let (message, _) = look_up(&names, "9.9.18.198.in-addr.arpa", 12);
+    assert_eq!(message.metadata.response_code, ResponseCode::NXDomain);
+    for foreign in [
+        "1.2.0.192.in-addr.arpa",
+        "18.198.in-addr.arpa",
+        "001.0.18.198.in-addr.arpa",
+        "1.1.0.18.198.in-addr.arpa",
+        "b.d.0.1.0.0.2.ip6.arpa",
+        "example.com",
+    ] {
+        let (message, event) = look_up(&names, foreign, 12);
+        assert_eq!(
+            message.metadata.response_code,
+            ResponseCode::Refused,
+            "{foreign}"
+        );
+        assert_eq!(event.unwrap().reason, Some(Reason::DnsType));
+    }
+}
+
+#[test]
+fn hints_for_other_protocols_are_empty_and_other_types_refused() {
+    let names = names();
+    for kind in [64, 65] {
+        let (message, event) = look_up(&names, "example.com", kind);
+        assert_eq!(message.metadata.response_code, ResponseCode::NoError);
+        assert_eq!((message.answers.len(), message.authorities.len()), (0, 1));
+        assert_eq!(event, None);
+    }
+    // MX, TXT, SRV, NS, SOA, CNAME, ANY, AXFR, OPT, none, unheard of.
+    for kind in [15, 16, 33, 2, 6, 5, 255, 252, 41, 0, 65_280] {
+        let (message, event) = look_up(&names, "example.com", kind);
+        assert_eq!(
+            message.metadata.response_code,
+            ResponseCode::Refused,
+            "{kind}"
+        );
+        let event = event.unwrap();
+        assert_eq!(event.verdict, Some(Word::Deny));
+        assert_eq!(event.reason, Some(Reason::DnsType));
+        assert_eq!(event.host.as_deref(), Some("example.com"));
+    }
+    let (_, event) = look_up(&names, "example.com", 65_280);
+    assert_eq!(event.unwrap().method.as_deref(), Some("TYPE65280"));
+    let refused = Outcome::Refused;
+    assert_eq!(names.metrics.count_of(refused, Some(RecordType::TXT)), 1);
+    let other = names.metrics.count_of(refused, Some(RecordType::AXFR));
+    assert_eq!(other, 5, "types without a label of their own share one");
+}
+
+#[test]
+fn a_listed_type_is_empty_where_nothing_leaves_and_any_cannot_be_listed() {
+    let mut settings = Settings::default();
+    settings.egress.dns.extra_types = ["TXT", "ANY", "AXFR", "TYPE99"].map(String::from).to_vec();
+    let names = names_with(settings);
+    for (kind, code) in [
+        (16, ResponseCode::NoError),
+        (99, ResponseCode::NoError),
+        (255, ResponseCode::Refused),
+        (252, ResponseCode::Refused),
+    ] {
+        let (message, _) = look_up(&names, "example.com", kind);
+        assert_eq!(message.metadata.response_code, code, "{kind}");
+        assert!(message.answers.is_empty());
+    }
+}
+
+#[test]
+fn a_stranger_is_refused_whatever_it_says() {
+    let names = names();
+    let denial = Denial::new(Reason::IdentityExpired, "identity");
+    let stranger = Asker::Unknown(denial);
+    let good = query("example.com", 1, None);
+    for bytes in [good.clone(), good[..20].to_vec()] {
+        let answered = ask(&names, &stranger, &bytes, &UDP).unwrap();
+        let message = Message::from_vec(&answered.bytes).unwrap();
+        assert_eq!(message.metadata.response_code, ResponseCode::Refused);
+        let event = answered.event.unwrap();
+        assert_eq!(event.reason, Some(Reason::IdentityExpired));
+        assert_eq!(event.sandbox, None);
+    }
+}
+
+#[test]
+fn names_that_policy_cannot_read_are_refused() {
+    let names = names();
+    for (name, code, reason) in [
+        ("a b.test", ResponseCode::Refused, Reason::BadName),
+        ("-a.test", ResponseCode::Refused, Reason::BadName),
+        ("a\0.test", ResponseCode::Refused, Reason::BadName),
+        ("bücher.test", ResponseCode::Refused, Reason::BadName),
+        ("xn--a.test", ResponseCode::Refused, Reason::BadName),
+        ("", ResponseCode::Refused, Reason::BadName),
+        ("127.0.0.1", ResponseCode::NXDomain, Reason::IpLiteral),
+        ("0x7f.1", ResponseCode::NXDomain, Reason::IpLiteral),
+        ("a.b.1.2.3.4", ResponseCode::Refused, Reason::BadName),
+    ] {
+        let (message, event) = look_up(&names, name, 1);
+        assert_eq!(message.metadata.response_code, code, "{name:?}");
+        let event = event.unwrap();
+        assert_eq!(event.reason, Some(reason), "{name:?}");
+        let host = event.host.unwrap();
+        assert!(host.bytes().all(|b| b.is_ascii_graphic()), "{host:?}");
+    }
+    // One label with a dot inside must not read as two.
+    let mut dotted = query("evil-allowed.test", 1, None);
+    dotted[12 + 5] = b'.';
+    let answered = ask(&names, &known("one"), &dotted, &UDP).unwrap();
+    assert_eq!(answered.event.unwrap().reason, Some(Reason::BadName));
+}
+
+#[test]
+fn what_is_no_query_is_answered_by_its_header_or_not_at_all() {
+    let names = names();
+    let one = known("one");
+    let good = query("example.com", 1, Some(1232));
+    let with = |at: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        bytes
+    };
+    assert_eq!(ask(&names, &one, b"", &UDP), None);
+    assert_eq!(ask(&names, &one, &good[..11], &UDP), None);
+    assert_eq!(ask(&names, &one, &with(2, 0x81), &UDP), None, "an answer");
+
+    let mut pointer_loop = good[..12].to_vec();
+    pointer_loop.extend([0xc0, 12, 0, 1, 0, 1]);
+    pointer_loop[11] = 0;
+    let mut two_opts = good.clone();
+    two_opts[11] = 2;
+    two_opts.extend(good[good.len() - 11..].to_vec());
+    for (bytes, code) in [
+        (with(2, 0x28), ResponseCode::NotImp), // UPDATE
+        (with(2, 0x10), ResponseCode::NotImp), // STATUS
+        (with(5, 0), ResponseCode::FormErr),   // no question
+        (with(5, 2), ResponseCode::FormErr),   // two
+        (with(4, 255), ResponseCode::FormErr), // thousands
+        (with(7, 1), ResponseCode::FormErr),   // an answer inside
+        (with(9, 1), ResponseCode::FormErr),   // an authority
+        (with(11, 9), ResponseCode::FormErr),  // fewer records than said
+        (with(12, 0xc0), ResponseCode::FormErr),
+        (with(12, 0x40), ResponseCode::FormErr),
+        (pointer_loop, ResponseCode::FormErr),
+        (two_opts, ResponseCode::FormErr),
+        (good[..20].to_vec(), ResponseCode::FormErr),
+        (good[..12].to_vec(), ResponseCode::FormErr),
+    ] {
+        let answered = ask(&names, &one, &bytes, &UDP).unwrap();
+        assert_eq!(answered.bytes.len(), 12, "{bytes:02x?}");
+        assert_eq!(answered.bytes[..2], [0x12, 0x34]);
+        assert_eq!(answered.bytes[2] & 0xf8, 0x80 | (bytes[2] & 0x78));
+        assert_eq!(answered.bytes[3] & 0xf, code.low(), "{bytes:02x?}");
+        assert_eq!(answered.event.unwrap().reason, Some(Reason::Framing));
+    }
+    let version_one = with(good.len() - 5, 1);
+    let answered = ask(&names, &one, &version_one, &UDP).unwrap();
+    let message = Message::from_vec(&answered.bytes).unwrap();
+    // 16 has two names.
+    assert_eq!(u16::from(message.metadata.response_code), 16);
+    assert_eq!(message.edns.unwrap().version(), 0);
+    // Class CHAOS, as in `version.bind`.
+    let chaos = with(good.len() - 12, 3);
+    let answered = ask(&names, &one, &chaos, &UDP).unwrap();
+    let message = Message::from_vec(&answered.bytes).unwrap();
+    assert_eq!(message.metadata.response_code, ResponseCode::Refused);
+}
+
+#[test]
+fn a_client_that_speaks_edns_hears_why() {
+    let names = names();
+    let asked = query("example.com", 255, Some(4096));
+    let answered = ask(&names, &known("one"), &asked, &UDP).unwrap();
+    let text = String::from_utf8_lossy(&answered.bytes);
+    assert!(text.contains("dns_type"), "{text:?}");
+    let message = Message::from_vec(&answered.bytes).unwrap();
+    assert_eq!(message.edns.unwrap().max_payload(), 1232);
+    let plain = ask(
+        &names,
+        &known("one"),
+        &query("example.com", 255, None),
+        &UDP,
+    )
+    .unwrap();
+    assert_eq!(Message::from_vec(&plain.bytes).unwrap().edns, None);
+}
+
+#[test]
+fn a_datagram_is_cut_at_the_clients_size_and_a_stream_is_not() {
+    let many = || {
+        let records = (0..200).map(|n| RData::A(A(Ipv4Addr::new(192, 0, 2, n))));
+        Reply::with(records.collect(), 60)
+    };
+    for (size, transport, most, whole) in [
+        (None, Transport::Udp, 512, false),
+        (Some(0), Transport::Udp, 512, false),
+        (Some(65_535), Transport::Udp, 1232, false),
+        (None, Transport::Tcp, 65_535, true),
+    ] {
+        let asked = message::read(&query("example.com", 1, size))
+            .unwrap()
+            .unwrap();
+        let bytes = asked.write(&many(), transport);
+        assert!(bytes.len() <= most, "{}", bytes.len());
+        let message = Message::from_vec(&bytes).unwrap();
+        assert_eq!(message.metadata.truncation, !whole, "{size:?}");
+        assert_eq!(message.answers.len(), if whole { 200 } else { 0 });
+        assert_eq!(message.queries.len(), 1);
+    }
+    let records = (0..28).map(|n| RData::A(A(Ipv4Addr::new(192, 0, 2, n))));
+    let fits = Reply::with(records.collect(), 60);
+    let asked = message::read(&query("example.com", 1, None))
+        .unwrap()
+        .unwrap();
+    let bytes = asked.write(&fits, Transport::Udp);
+    let message = Message::from_vec(&bytes).unwrap();
+    assert_eq!(
+        (message.metadata.truncation, message.answers.len()),
+        (false, 28)
+    );
+    assert!(bytes.len() > 470, "near the edge: {}", bytes.len());
+}
+
+#[test]
+fn in_forward_mode_a_denied_name_does_not_exist_whatever_the_type() {
+    let names = names();
+    let way = Way {
+        mode: DnsMode::Forward,
+        ..UDP
+    };
+    for kind in [1, 28, 65] {
+        let asked = query("secret.evil.test", kind, None);
+        let answered = ask(&names, &known("one"), &asked, &way).unwrap();
+        let message = Message::from_vec(&answered.bytes).unwrap();
+        assert_eq!(message.metadata.response_code, ResponseCode::NXDomain);
+        assert_eq!(message.authorities.len(), 1);
+        let event = answered.event.unwrap();
+        assert_eq!(event.kind, Kind::Dns);
+        assert_eq!(event.verdict, Some(Word::Deny));
+        assert_eq!(event.reason, Some(Reason::HostDenied));
+        assert_eq!(event.host.as_deref(), Some("secret.evil.test"));
+        assert_eq!(event.sandbox, SandboxId::parse("one").ok());
+    }
+}
+
+#[test]
+fn a_reverse_name_is_an_address_only_when_it_is_whole() {
+    for ip in ["192.0.2.1", "2001:db8::1", "::", "255.255.255.255"] {
+        let ip: IpAddr = ip.parse().unwrap();
+        assert_eq!(address_in(&Name::from(ip)), Some(ip));
+    }
+    for text in [
+        "in-addr.arpa",
+        "1.2.3.in-addr.arpa",
+        "1.2.3.256.in-addr.arpa",
+        "ip6.arpa",
+    ] {
+        assert_eq!(address_in(&wire_name(text).unwrap()), None, "{text}");
+    }
+}
+
+/// Bytes that get past the header more often than chance would have it.
+fn nearly_a_query() -> impl Strategy<Value = Vec<u8>> {
+    let name = proptest::collection::vec("[a-zA-Z0-9_.-]{1,63}", 0..5);
+    (
+        name,
+        any::<u16>(),
+        any::<Option<u16>>(),
+        any::<Vec<(u16, u8)>>(),
+    )
+        .prop_map(|(labels, kind, size, changes)| {
+            let mut bytes = query(&labels.join("."), kind % 300, size);
+            for (at, byte) in changes.into_iter().take(3) {
+                let at = usize::from(at) % bytes.len();
+                bytes[at] = byte;
+            }
+            bytes
+        })
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic_wait_or_answer_too_much(
+        bytes in prop_oneof![
+            nearly_a_query(),
+            proptest::collection::vec(any::<u8>(), 0..600),
+        ],
+    ) {
+        let names = names();
+        for way in [UDP, TCP, Way { mode: DnsMode::Forward, ..UDP }] {
+            let answered = ask(&names, &known("one"), &bytes, &way);
+            let Some(answered) = answered else {
+                prop_assert!(bytes.len() < 12 || bytes[2] & 0x80 != 0);
+                continue;
+            };
+            prop_assert!(answered.bytes.len() <= 1232);
+            let has_edns = Message::from_vec(&bytes).is_ok_and(|query| query.edns.is_some());
+            if !has_edns && way.transport == Transport::Udp {
+                prop_assert!(answered.bytes.len() <= 512);
+            }
+            prop_assert_eq!(&answered.bytes[..2], &bytes[..2]);
+            prop_assert!(answered.bytes[2] & 0x80 != 0, "an answer, so that nobody answers it");
+            prop_assert!(Message::from_vec(&answered.bytes).is_ok());
+        }
+        exercise(&bytes);
+    }
+}

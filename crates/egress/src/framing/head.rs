@@ -1,0 +1,339 @@
+//! The lines of a head, each checked once, when it is whole.
+
+use http::Uri;
+use memchr::{memchr, memrchr};
+
+use super::Limits;
+use super::fault::FaultKind;
+
+/// What follows a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Body {
+    /// Nothing.
+    Empty,
+    /// So many bytes, at least one.
+    Fixed(u64),
+    /// Chunks.
+    Chunked,
+}
+
+/// The most that hyper counts to is a little less than a u64 (it keeps some for itself);
+/// nineteen digits stay below it.
+const LENGTH_DIGITS: usize = 19;
+
+/// A head on its way in: the lines that were read, and what they said.
+#[derive(Debug, Default)]
+pub(super) struct Head {
+    lines: Lines,
+    request: Option<RequestLine>,
+    fields: usize,
+    host: bool,
+    length: Option<u64>,
+    chunked: bool,
+    upgrade: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RequestLine {
+    connect: bool,
+    /// The target names its host itself: authority form or absolute form.
+    names_host: bool,
+    old: bool,
+}
+
+impl Head {
+    /// Reads on in `bytes`, which begin where the head begins. Its length, once it is whole.
+    pub(super) fn scan(
+        &mut self,
+        bytes: &[u8],
+        limits: &Limits,
+    ) -> Result<Option<usize>, FaultKind> {
+        // Who speaks another protocol may never send a line.
+        if bytes.first().is_some_and(|first| !is_token_byte(*first)) && self.request.is_none() {
+            return Err(match bytes {
+                [b'\r' | b'\n', ..] => FaultKind::RequestLine,
+                _ => FaultKind::Method,
+            });
+        }
+        let (bytes, full) = within(bytes, limits.head);
+        loop {
+            let Some(line) = self.lines.next(bytes)? else {
+                return if full {
+                    Err(FaultKind::HeadTooLong)
+                } else {
+                    Ok(None)
+                };
+            };
+            if self.request.is_none() {
+                self.request = Some(RequestLine::read(line, limits)?);
+            } else if line.is_empty() {
+                return Ok(Some(self.lines.start));
+            } else {
+                self.fields += 1;
+                if self.fields > limits.headers {
+                    return Err(FaultKind::TooManyHeaders);
+                }
+                self.note(line)?;
+            }
+        }
+    }
+
+    fn note(&mut self, line: &[u8]) -> Result<(), FaultKind> {
+        let (name, value) = field(line)?;
+        if name.eq_ignore_ascii_case(b"host") {
+            if self.host {
+                return Err(FaultKind::TwoHosts);
+            }
+            self.host = true;
+        } else if name.eq_ignore_ascii_case(b"content-length") {
+            if self.length.is_some() {
+                return Err(FaultKind::TwoLengths);
+            }
+            self.length = Some(length(trim(value)).ok_or(FaultKind::Length)?);
+        } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
+            if self.chunked {
+                return Err(FaultKind::TwoCodings);
+            }
+            if !trim(value).eq_ignore_ascii_case(b"chunked") {
+                return Err(FaultKind::Coding);
+            }
+            self.chunked = true;
+        } else if name.eq_ignore_ascii_case(b"upgrade") {
+            self.upgrade = true;
+        }
+        Ok(())
+    }
+
+    /// What a whole head says: what follows it, and whether the connection may stop speaking
+    /// HTTP after that.
+    pub(super) fn close(&self) -> Result<(Body, bool), FaultKind> {
+        let request = self.request.ok_or(FaultKind::RequestLine)?;
+        // Python's urllib sends CONNECT with HTTP/1.0 and no Host.
+        let may_lack_host = request.old && request.names_host;
+        if !self.host && !may_lack_host {
+            return Err(FaultKind::NoHost);
+        }
+        if self.chunked && self.length.is_some() {
+            return Err(FaultKind::LengthAndCoding);
+        }
+        if self.chunked && request.old {
+            return Err(FaultKind::OldCoding);
+        }
+        let body = match self.length {
+            None if self.chunked => Body::Chunked,
+            None | Some(0) => Body::Empty,
+            Some(length) => Body::Fixed(length),
+        };
+        if request.connect && body != Body::Empty {
+            return Err(FaultKind::ConnectBody);
+        }
+        // hyper too hears no Upgrade in HTTP/1.0.
+        Ok((body, request.connect || (self.upgrade && !request.old)))
+    }
+}
+
+impl RequestLine {
+    fn read(line: &[u8], limits: &Limits) -> Result<Self, FaultKind> {
+        if memchr(b'\r', line).is_some() {
+            return Err(FaultKind::BareCarriageReturn);
+        }
+        let (method, rest) = split(line, memchr(b' ', line)).ok_or(FaultKind::RequestLine)?;
+        let (target, version) = split(rest, memrchr(b' ', rest)).ok_or(FaultKind::RequestLine)?;
+        if !is_token(method) {
+            return Err(FaultKind::Method);
+        }
+        let old = match version {
+            b"HTTP/1.1" => false,
+            b"HTTP/1.0" => true,
+            _ => return Err(FaultKind::Version),
+        };
+        if target.is_empty() || target.contains(&b' ') {
+            return Err(FaultKind::RequestLine);
+        }
+        if target.len() > limits.target {
+            return Err(FaultKind::TargetTooLong);
+        }
+        let connect = method == b"CONNECT";
+        let names_host = if connect {
+            is_authority(target)
+                .then_some(true)
+                .ok_or(FaultKind::Target)?
+        } else {
+            match target {
+                [b'/', ..] if is_path(target) => false,
+                b"*" if method == b"OPTIONS" => false,
+                [b'/', ..] | b"*" => return Err(FaultKind::Target),
+                _ if is_absolute(target) => true,
+                _ => return Err(FaultKind::Target),
+            }
+        };
+        Ok(Self {
+            connect,
+            names_host,
+            old,
+        })
+    }
+}
+
+/// Where a section's lines end.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    /// Where the line begins that is not whole yet.
+    pub(super) start: usize,
+    /// No end of line before this.
+    scanned: usize,
+}
+
+impl Lines {
+    /// The next whole line of `bytes`, without its CRLF.
+    pub(super) fn next<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<&'a [u8]>, FaultKind> {
+        let unseen = bytes.get(self.scanned..).unwrap_or_default();
+        let Some(at) = memchr(b'\n', unseen) else {
+            self.scanned = bytes.len();
+            return Ok(None);
+        };
+        let end = self.scanned + at;
+        let line = bytes.get(self.start..end).unwrap_or_default();
+        self.start = end + 1;
+        self.scanned = self.start;
+        match line.strip_suffix(b"\r") {
+            Some(line) => Ok(Some(line)),
+            None => Err(FaultKind::BareLineFeed),
+        }
+    }
+}
+
+/// As much of a section as is read, and whether more would be too much: the same whether it
+/// came at once or in pieces.
+pub(super) fn within(bytes: &[u8], most: usize) -> (&[u8], bool) {
+    match bytes.get(..most) {
+        Some(bytes) => (bytes, true),
+        None => (bytes, false),
+    }
+}
+
+/// The name and the value of a header line.
+pub(super) fn field(line: &[u8]) -> Result<(&[u8], &[u8]), FaultKind> {
+    if matches!(line, [b' ' | b'\t', ..]) {
+        return Err(FaultKind::Fold);
+    }
+    let (name, value) = split(line, memchr(b':', line)).ok_or(FaultKind::Name)?;
+    if !is_token(name) {
+        return Err(match name {
+            [before @ .., b' ' | b'\t'] if is_token(before.trim_ascii_end()) => {
+                FaultKind::SpaceBeforeColon
+            }
+            _ => FaultKind::Name,
+        });
+    }
+    // No early way out, so that the compiler looks at many bytes at once.
+    let controls = value
+        .iter()
+        .fold(false, |found, byte| found | is_control(*byte));
+    if controls {
+        return Err(if value.contains(&b'\r') {
+            FaultKind::BareCarriageReturn
+        } else {
+            FaultKind::Value
+        });
+    }
+    Ok((name, value))
+}
+
+fn split(bytes: &[u8], at: Option<usize>) -> Option<(&[u8], &[u8])> {
+    let (before, rest) = bytes.split_at_checked(at?)?;
+    Some((before, rest.get(1..)?))
+}
+
+/// Without the spaces around it. A tab stays, and makes a framing header invalid: nobody
+/// writes one there in good faith.
+fn trim(mut value: &[u8]) -> &[u8] {
+    while let [b' ', rest @ ..] | [rest @ .., b' '] = value {
+        value = rest;
+    }
+    value
+}
+
+fn length(value: &[u8]) -> Option<u64> {
+    if value.is_empty() || value.len() > LENGTH_DIGITS || !value.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    value.iter().try_fold(0u64, |sum, digit| {
+        sum.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
+    })
+}
+
+fn is_control(byte: u8) -> bool {
+    (byte < b' ' && byte != b'\t') || byte == 0x7f
+}
+
+fn is_token(bytes: &[u8]) -> bool {
+    !bytes.is_empty() && bytes.iter().all(|byte| is_token_byte(*byte))
+}
+
+/// RFC 9110, section 5.6.2.
+fn is_token_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'!' | b'#'
+                | b'$'
+                | b'%'
+                | b'&'
+                | b'\''
+                | b'*'
+                | b'+'
+                | b'-'
+                | b'.'
+                | b'^'
+                | b'_'
+                | b'`'
+                | b'|'
+                | b'~'
+        )
+}
+
+/// What hyper takes as a path and a query, so that it never refuses one behind our back; but
+/// no fragment, which it would drop.
+fn is_path(target: &[u8]) -> bool {
+    // What nearly every target is made of; the rest is left to the parser, which allocates.
+    let plain = |byte: &u8| {
+        byte.is_ascii_alphanumeric()
+            || matches!(
+                byte,
+                b'/' | b'-'
+                    | b'.'
+                    | b'_'
+                    | b'~'
+                    | b'%'
+                    | b'!'
+                    | b'$'
+                    | b'&'
+                    | b'\''
+                    | b'('
+                    | b')'
+                    | b'*'
+                    | b'+'
+                    | b','
+                    | b';'
+                    | b'='
+                    | b':'
+                    | b'@'
+                    | b'?'
+            )
+    };
+    target.iter().all(plain) || (!target.contains(&b'#') && Uri::try_from(target).is_ok())
+}
+
+fn is_absolute(target: &[u8]) -> bool {
+    !target.contains(&b'#')
+        && Uri::try_from(target)
+            .is_ok_and(|uri| uri.scheme().is_some() && uri.authority().is_some())
+}
+
+fn is_authority(target: &[u8]) -> bool {
+    !target.contains(&b'#')
+        && Uri::try_from(target).is_ok_and(|uri| {
+            uri.scheme().is_none() && uri.authority().is_some() && uri.path_and_query().is_none()
+        })
+}

@@ -1,0 +1,119 @@
+//! The GitHub API: the built-in rules, asked with as much of a request as they want to see.
+
+use std::pin::Pin;
+
+use bytes::Bytes;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use policy::allowlist::Target;
+use policy::github::{GithubRequest, GithubRules};
+use policy::proof::Permitted;
+use policy::reason::Reason;
+use policy::registration::Repo;
+use policy::verdict::{Denial, RuleName};
+
+use crate::body::{self, Content};
+use crate::pipeline::Message;
+use crate::traffic::Rules;
+
+/// The largest body that is read for a judgement.
+const MOST_BODY: usize = 1024 * 1024;
+
+/// Headers by which some servers take a request for one of another method.
+const OVERRIDES: [&str; 3] = [
+    "x-http-method-override",
+    "x-http-method",
+    "x-method-override",
+];
+
+/// Judges a request to GitHub's API; anything else is not its business. The body it reads
+/// is put back.
+pub async fn check(
+    rules: &Rules,
+    request: &mut Permitted<Message>,
+) -> Result<Option<RuleName>, Denial> {
+    let target = request.permit().target();
+    if !GithubRules::speaks_for(&target.host) {
+        return Ok(None);
+    }
+    blocked_pattern(rules, target)?;
+    let mut body = None;
+    if rules.github.wants_body(&target.method, &target.path) {
+        let message = request.request_mut();
+        if is_coded(&message.head.headers) {
+            return Err(Denial::new(Reason::GithubRule, "github:body").saying(
+                "The body of this request is compressed, and must be read. Send it as it is.",
+            ));
+        }
+        let taken = std::mem::replace(&mut message.body, body::empty());
+        let read = read_body(taken).await?;
+        request.request_mut().body = body::full(read.clone());
+        body = Some(read);
+    }
+    let repos = request.identity().registration().repos.clone();
+    let (target, headers) = (request.permit().target(), &request.request().head.headers);
+    judge(rules, target, headers, body.as_deref(), &repos).map(Some)
+}
+
+/// Judges what is known of a request.
+pub fn judge(
+    rules: &Rules,
+    target: &Target,
+    headers: &HeaderMap,
+    body: Option<&[u8]>,
+    repos: &[Repo],
+) -> Result<RuleName, Denial> {
+    let content_type = headers.get(CONTENT_TYPE);
+    rules.github.judge(&GithubRequest {
+        method: &target.method,
+        host: &target.host,
+        path: &target.path,
+        has_method_override: OVERRIDES.iter().any(|name| headers.contains_key(*name)),
+        content_type: content_type.and_then(|value| value.to_str().ok()),
+        body,
+        repos,
+    })
+}
+
+/// policy.yaml's own list, of the program before us. It looks at the path as it is sent and
+/// as it is read.
+pub fn blocked_pattern(rules: &Rules, target: &Target) -> Result<(), Denial> {
+    let table = &rules.settings.policy.policy.blocked_api_patterns;
+    let listed = table.get(target.method.as_str()).into_iter().flatten();
+    let text = target.path.text();
+    let bare = text.strip_suffix('/').filter(|bare| !bare.is_empty());
+    for pattern in listed {
+        let regex = pattern.regex();
+        let hit = [Some(text), Some(target.path.wire()), bare]
+            .into_iter()
+            .flatten()
+            .any(|path| regex.is_match(path));
+        if hit {
+            return Err(
+                Denial::new(Reason::GithubRule, "policy.yaml:blocked_api_patterns")
+                    .because(format!("the pattern is {}", regex.as_str())),
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn read_body(body: Content) -> Result<Bytes, Denial> {
+    // The compiler finds the library's future to be `Send` only behind a pointer.
+    let collecting: Pin<Box<dyn Future<Output = _> + Send>> =
+        Box::pin(Limited::new(body, MOST_BODY).collect());
+    match collecting.await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            Err(Denial::new(Reason::TooLarge, "github:body").saying(format!(
+                "The body of this request must be read, and is larger than {MOST_BODY} bytes."
+            )))
+        }
+        Err(error) => Err(Denial::new(Reason::Framing, "github:body").because(error.to_string())),
+    }
+}
+
+fn is_coded(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(CONTENT_ENCODING).iter();
+    codings.any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
+}

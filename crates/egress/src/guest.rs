@@ -1,0 +1,130 @@
+//! All that the gate keeps for one sandbox. Nothing of it is ever shown to another.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use policy::audit::AuditEvent;
+use policy::id::{RequestId, SandboxId};
+use policy::reason::Reason;
+use policy::verdict::{Denial, RuleName};
+use tokio::sync::Semaphore;
+
+use crate::authority::Authority;
+use crate::leaf::{LeafError, Leaves};
+use crate::live::Underway;
+use crate::trail::Stage;
+use crate::upstream::Upstreams;
+
+/// Connections at a time. More wait in the kernel's queue.
+const MOST_CONNECTIONS: usize = 4096;
+
+/// Requests under way at a time, their records included. More wait.
+const MOST_REQUESTS: usize = 8192;
+
+/// Questions about its programs under way at a time. More wait, and its init has time for
+/// others in between.
+const MOST_QUESTIONS: usize = 2;
+
+/// Refusals that can be explained without looking into the log.
+const MOST_EXPLAINED: usize = 256;
+
+/// One sandbox, as the gate's traffic knows it.
+#[derive(Debug)]
+pub struct Guest {
+    id: SandboxId,
+    /// The certificates it is shown.
+    pub leaves: Leaves,
+    /// Its buckets and breakers.
+    pub upstreams: Upstreams,
+    /// Its requests under way.
+    pub underway: Arc<Underway>,
+    /// Places for connections.
+    pub connections: Arc<Semaphore>,
+    /// Places for requests.
+    pub requests: Arc<Semaphore>,
+    /// Places for questions about its programs.
+    pub questions: Arc<Semaphore>,
+    explained: Mutex<VecDeque<Explained>>,
+}
+
+/// A refusal, with what an operator wants to know of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explained {
+    /// The request.
+    pub id: RequestId,
+    /// Where it ended.
+    pub stage: Stage,
+    /// The code.
+    pub reason: Reason,
+    /// The rule that decided.
+    pub rule: RuleName,
+    /// What the agent was told.
+    pub message: String,
+    /// What only the operator is told.
+    pub evidence: Option<String>,
+    /// The host that was meant.
+    pub host: Option<String>,
+    /// The method.
+    pub method: Option<String>,
+    /// The path, without its query.
+    pub path: Option<String>,
+}
+
+impl Guest {
+    /// A sandbox nothing is known of yet.
+    pub fn new(id: SandboxId, authority: Arc<ArcSwap<Authority>>) -> Result<Self, LeafError> {
+        Ok(Self {
+            id,
+            leaves: Leaves::new(authority)?,
+            upstreams: Upstreams::default(),
+            underway: Arc::default(),
+            connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
+            requests: Arc::new(Semaphore::new(MOST_REQUESTS)),
+            questions: Arc::new(Semaphore::new(MOST_QUESTIONS)),
+            explained: Mutex::default(),
+        })
+    }
+
+    /// Who it is.
+    pub fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    /// Whether nothing of it is under way.
+    pub fn is_idle(&self) -> bool {
+        self.underway.is_empty() && self.connections.available_permits() == MOST_CONNECTIONS
+    }
+
+    /// Keeps a refusal, so that it can be explained.
+    pub fn remember(&self, id: RequestId, stage: Stage, denial: &Denial, event: &AuditEvent) {
+        let one = Explained {
+            id,
+            stage,
+            reason: denial.reason,
+            rule: denial.rule.clone(),
+            message: denial.message.clone(),
+            evidence: denial.evidence.clone(),
+            host: event.host.clone(),
+            method: event.method.clone(),
+            path: event.path.clone(),
+        };
+        let mut explained = self
+            .explained
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if explained.len() >= MOST_EXPLAINED {
+            explained.pop_front();
+        }
+        explained.push_back(one);
+    }
+
+    /// A refusal of this sandbox that is not long ago.
+    pub fn explain(&self, id: RequestId) -> Option<Explained> {
+        let explained = self
+            .explained
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        explained.iter().rev().find(|one| one.id == id).cloned()
+    }
+}

@@ -1,0 +1,201 @@
+//! The traffic's numbers. Labels come from closed lists: a method that is no standard one
+//! is `other`, and a host is only ever named by the rule that allows it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use policy::audit::AuditEvent;
+use policy::breaker::State;
+use policy::host::HostPattern;
+use policy::verdict::Word;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use crate::traffic::Traffic;
+use crate::trail::Stage;
+use crate::upstream::Reading;
+
+const METHODS: [&str; 9] = [
+    "GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE",
+];
+
+/// Counters and timers of the traffic. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Numbers {
+    requests: Family<RequestLabels, Counter>,
+    durations: Family<VerdictLabels, Histogram>,
+    stages: Family<StageLabels, Histogram>,
+    rejected: Counter,
+    failures: Counter,
+    undecided: Counter,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    method: &'static str,
+    status: u16,
+    upstream: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VerdictLabels {
+    verdict: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StageLabels {
+    stage: &'static str,
+}
+
+/// The buckets and breakers of every sandbox, read when somebody asks. Only hosts that a
+/// rule names outright are shown: those below a wildcard have names of the agent's choice.
+#[derive(Debug)]
+pub struct States(pub Arc<Traffic>);
+
+impl Collector for States {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let (rules, now) = (self.0.rules(), self.0.clock().tick());
+        let exact = |reading: &Reading| {
+            let named = rules.settings.allowlist().lookup(&reading.host);
+            named.and_then(|rules| rules.first()).is_some_and(|rule| {
+                matches!(rule.pattern, HostPattern::Exact(_) | HostPattern::Ip(_))
+            })
+        };
+        let mut readings = Vec::new();
+        for guest in self.0.known() {
+            let all = guest.upstreams.readings(&rules.settings, now);
+            let shown = all.into_iter().filter(exact);
+            readings.extend(shown.map(|reading| (guest.id().clone(), reading)));
+        }
+        let mut show = |name: &str, help: &str, value: fn(&Reading) -> i64| {
+            let mut family = encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                ConstGauge::new(0_i64).metric_type(),
+            )?;
+            for (sandbox, reading) in &readings {
+                let labels = [
+                    ("container_id", sandbox.as_str().to_owned()),
+                    ("upstream", reading.host.to_string()),
+                ];
+                ConstGauge::new(value(reading)).encode(family.encode_family(&labels)?)?;
+            }
+            Ok::<(), std::fmt::Error>(())
+        };
+        show(
+            "proxy_rate_limit_bucket_tokens",
+            "Requests that may be sent at once",
+            |reading| i64::from(reading.tokens),
+        )?;
+        show(
+            "proxy_circuit_breaker_state",
+            "0 closed, 1 open, 2 half-open",
+            |reading| match reading.state {
+                State::Closed => 0,
+                State::Open => 1,
+                State::HalfOpen => 2,
+            },
+        )
+    }
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self {
+            requests: Family::default(),
+            // From a tenth of a millisecond to some minutes.
+            durations: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(0.0001, 3.0, 14))
+            }),
+            // From a microsecond to some seconds.
+            stages: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(0.000_001, 4.0, 12))
+            }),
+            rejected: Counter::default(),
+            failures: Counter::default(),
+            undecided: Counter::default(),
+        }
+    }
+}
+
+impl Numbers {
+    /// Makes the numbers visible in `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "proxy_requests",
+            "Requests by method, status and the rule that allowed them",
+            self.requests.clone(),
+        );
+        registry.register(
+            "proxy_request_duration_seconds",
+            "From a request's head to its answer's last byte",
+            self.durations.clone(),
+        );
+        registry.register(
+            "proxy_stage_duration_seconds",
+            "Time spent in each stage of the pipeline",
+            self.stages.clone(),
+        );
+        registry.register(
+            "proxy_rate_limit_rejected",
+            "Requests refused because they came too fast",
+            self.rejected.clone(),
+        );
+        registry.register(
+            "proxy_circuit_breaker_failures",
+            "Requests that counted as failures of their upstream",
+            self.failures.clone(),
+        );
+        registry.register(
+            "proxy_policy_failures",
+            "Requests about which a policy bundle could not decide",
+            self.undecided.clone(),
+        );
+    }
+
+    /// A request ended.
+    pub fn request(&self, event: &AuditEvent, took: Duration) {
+        let known = |method: &str| METHODS.iter().find(|known| **known == method).copied();
+        let allowed = event.verdict == Some(Word::Allow);
+        let rule = event.rule.as_ref().filter(|_| allowed);
+        let labels = RequestLabels {
+            method: event.method.as_deref().and_then(known).unwrap_or("other"),
+            status: event.status.unwrap_or_default(),
+            upstream: rule.map_or("refused", |rule| rule.as_str()).to_owned(),
+        };
+        self.requests.get_or_create(&labels).inc();
+        let verdict = event.verdict.map_or("none", Word::as_str);
+        self.durations
+            .get_or_create(&VerdictLabels { verdict })
+            .observe(took.as_secs_f64());
+    }
+
+    /// A stage ended.
+    pub fn stage(&self, stage: Stage, took: Duration) {
+        let stage = stage.as_str();
+        self.stages
+            .get_or_create(&StageLabels { stage })
+            .observe(took.as_secs_f64());
+    }
+
+    /// A request came too fast.
+    pub fn rejected(&self) {
+        self.rejected.inc();
+    }
+
+    /// A policy bundle could not decide.
+    pub fn undecided(&self) {
+        self.undecided.inc();
+    }
+
+    /// An upstream failed.
+    pub fn failed(&self) {
+        self.failures.inc();
+    }
+}

@@ -1,0 +1,419 @@
+//! The way of a request through the gate.
+//!
+//! [`pass`] is that way, in its order. Each stage takes what only the one before it can
+//! give, so that none can be left out, and gives the request on or refuses it. Git rules,
+//! the scanner and credentials each have their place in it and come with their own parts
+//! of the program; until then nothing here claims to have checked for them.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::{Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use policy::allowlist::{Permit, Target};
+use policy::audit::Kind;
+use policy::breaker::Outcome;
+use policy::endpoint::Method;
+use policy::host::{Host, HostPattern};
+use policy::identity::{Identity, Lookup, identify};
+use policy::proof::{Admitted, Clearance, Guard, Identified, Permitted};
+use policy::reason::Reason;
+use policy::verdict::Denial;
+use serde_json::Value;
+
+use crate::body::Content;
+use crate::flow;
+use crate::forward::{self, Reply};
+use crate::framing::Faults;
+use crate::github;
+use crate::guest::Guest;
+use crate::headers::CONTAINER_ID;
+use crate::internal;
+use crate::refusal::Refusal;
+use crate::rego;
+use crate::request::{self, Destination, Opening};
+use crate::traffic::{Rules, Traffic};
+use crate::trail::{Stage, Trail};
+
+/// How a connection says who it is.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// By the listener it came through.
+    Listener(Arc<Guest>),
+    /// By its address, which may be nobody's.
+    Address(Option<std::net::IpAddr>, Option<Arc<Guest>>),
+}
+
+impl Source {
+    /// What is kept for whoever it is.
+    pub fn guest(&self) -> Option<&Arc<Guest>> {
+        match self {
+            Source::Listener(guest) => Some(guest),
+            Source::Address(_, guest) => guest.as_ref(),
+        }
+    }
+
+    /// What the registry knows of it now. Who it is was settled when the connection was
+    /// accepted: an address that changed hands since is nobody.
+    pub fn look_up(&self, traffic: &Traffic) -> Lookup {
+        match self {
+            Source::Listener(guest) => traffic.registry().by_id(guest.id()),
+            Source::Address(None, _) => Lookup::NoPeer,
+            Source::Address(Some(ip), guest) => match (traffic.registry().by_ip(*ip), guest) {
+                (Lookup::Found(row), Some(guest)) if row.id == *guest.id() => Lookup::Found(row),
+                (Lookup::Found(_), _) => Lookup::Unknown,
+                (other, _) => other,
+            },
+        }
+    }
+}
+
+/// A request as it moves from stage to stage.
+pub struct Message {
+    /// Everything but the body.
+    pub head: Parts,
+    /// The body.
+    pub body: Content,
+    /// Where it goes.
+    pub destination: Destination,
+    /// What becomes of the connection if the protocol changes, and who has to know.
+    pub upgrade: Option<(OnUpgrade, Option<Handover>)>,
+    /// What the operator's policies were told, so that they can be asked again.
+    pub judged: Option<Arc<Value>>,
+}
+
+/// Lets the guard of an HTTP/1 connection know that what follows is no message.
+#[derive(Clone, Debug)]
+pub struct Handover {
+    faults: Faults,
+    ordinal: u64,
+}
+
+impl Handover {
+    /// For the request of that number.
+    pub fn new(faults: &Faults, ordinal: u64) -> Self {
+        Self {
+            faults: faults.clone(),
+            ordinal,
+        }
+    }
+
+    /// The connection was handed over.
+    pub fn done(&self) {
+        self.faults.upgrade(self.ordinal);
+    }
+}
+
+/// Answers one request. Whatever happens is written down, once.
+pub async fn answer(
+    traffic: &Arc<Traffic>,
+    source: &Source,
+    opening: &Opening,
+    head: Parts,
+    body: Incoming,
+) -> Response<Content> {
+    let (rules, mut trail) = begin(traffic, source, opening).await;
+    trail.event.method = Some(head.method.as_str().chars().take(32).collect());
+    match pass(traffic, source, opening, &rules, head, body, &mut trail).await {
+        Ok(Reply::Ours(response)) => {
+            trail.answered(response.status());
+            response
+        }
+        Ok(Reply::Theirs(response, live)) => {
+            trail.answered(response.status());
+            let patience = rules.settings.egress.timeouts.idle;
+            response.map(|body| flow::receiving(body, trail, live, patience))
+        }
+        Ok(Reply::Upgraded(upgrade)) => {
+            trail.answered(StatusCode::SWITCHING_PROTOCOLS);
+            upgrade.begin(traffic, trail, rules.settings.egress.timeouts.idle)
+        }
+        Err(refusal) => refuse(source, trail, &refusal),
+    }
+}
+
+/// Answers a message that never became a request.
+pub async fn answer_fault(
+    traffic: &Arc<Traffic>,
+    source: &Source,
+    opening: &Opening,
+    denial: Denial,
+) -> Response<Content> {
+    let (_, trail) = begin(traffic, source, opening).await;
+    refuse(source, trail, &Refusal::new(Stage::Request, denial))
+}
+
+/// Decides who is asking for a tunnel, and whether it is worth opening one.
+pub async fn judge_tunnel(
+    traffic: &Arc<Traffic>,
+    source: &Source,
+    opening: &Opening,
+    head: &Parts,
+    judge: impl FnOnce(&Rules) -> Result<(), Denial>,
+) -> Result<(), Response<Content>> {
+    let (rules, mut trail) = begin(traffic, source, opening).await;
+    trail.event.method = Some("CONNECT".to_owned());
+    trail.event.host = head
+        .uri
+        .authority()
+        .map(|a| a.as_str().chars().take(256).collect());
+    let judged = identify_sender(traffic, source, head)
+        .and_then(|_| judge(&rules).map_err(|denial| Refusal::new(Stage::Policy, denial)));
+    match judged {
+        Ok(()) => {
+            trail.nothing_to_say();
+            Ok(())
+        }
+        Err(refusal) => Err(refuse(source, trail, &refusal)),
+    }
+}
+
+async fn begin(traffic: &Arc<Traffic>, source: &Source, opening: &Opening) -> (Arc<Rules>, Trail) {
+    let guest = source.guest();
+    let place = match guest {
+        // The semaphore is never closed.
+        Some(guest) => Arc::clone(&guest.requests).acquire_owned().await.ok(),
+        None => None,
+    };
+    let mut trail = Trail::begin(traffic, guest, Kind::Http, place);
+    trail.came_for(opening);
+    (traffic.rules(), trail)
+}
+
+fn refuse(source: &Source, mut trail: Trail, refusal: &Refusal) -> Response<Content> {
+    trail.refused(refusal.stage, &refusal.denial);
+    let response = refusal.answer(source.guest().map(|guest| guest.id()), trail.id);
+    trail.answered(response.status());
+    response
+}
+
+/// The pipeline.
+async fn pass(
+    traffic: &Arc<Traffic>,
+    source: &Source,
+    opening: &Opening,
+    rules: &Arc<Rules>,
+    mut head: Parts,
+    body: Incoming,
+    trail: &mut Trail,
+) -> Result<Reply, Refusal> {
+    // 1. Who is asking?
+    let identity = identify_sender(traffic, source, &head)?;
+    let guest = source.guest().ok_or_else(nobody)?;
+    trail.passed(Stage::Identity);
+
+    // What is asked for, where every place that says so agrees.
+    let destination = opening
+        .destination(&head)
+        .map_err(|denial| Refusal::new(Stage::Request, denial))?;
+    trail.event.host = Some(destination.host.to_string());
+    trail.event.port = Some(destination.port);
+    let target = read_target(&identity, &head, &destination)?;
+    trail.event.path = Some(target.path.wire().to_owned());
+    if destination.is_internal() {
+        return Ok(Reply::Ours(
+            internal::answer(traffic, guest, rules, &target).await,
+        ));
+    }
+    let handover = head.extensions.remove::<Handover>();
+    let upgrade = head.extensions.remove::<OnUpgrade>();
+    let upgrade = upgrade.map(|upgrade| (upgrade, handover));
+    let patience = rules.settings.egress.timeouts.idle;
+    let message = Message {
+        body: flow::sending(body, &trail.tally, patience),
+        head,
+        destination,
+        upgrade,
+        judged: None,
+    };
+    let request = Identified::new(message, identity);
+    trail.passed(Stage::Request);
+
+    // 2. and 3. Too fast, or an upstream that is left alone?
+    let request = admit(traffic, guest, rules, &target.host, request, trail)?;
+
+    // 4. Do the rules allow it?
+    let request = permit(traffic, guest, rules, opening, request, target, trail).await?;
+    trail.allowed(request.permit().rule());
+    trail.passed(Stage::Policy);
+
+    // 5. Git and 6. the scanner say here what they make of the content.
+    let request = request.clear(Clearance::nothing_configured());
+
+    // 7. Credentials are added here, and 8. it leaves.
+    let reply = forward::send(traffic, guest, rules, request).await;
+    trail.passed(Stage::Forward);
+    reply
+}
+
+fn identify_sender(traffic: &Traffic, source: &Source, head: &Parts) -> Result<Identity, Refusal> {
+    let mut claims = head.headers.get_all(CONTAINER_ID).iter();
+    // Bytes that are no text are no registered id either, and two claims are none.
+    let claimed = match (claims.next(), claims.next()) {
+        (None, _) => None,
+        (Some(one), None) => Some(one.to_str().unwrap_or_default()),
+        (Some(_), Some(_)) => Some(""),
+    };
+    identify_source(traffic, source, claimed)
+}
+
+/// Decides who is asking, now.
+pub fn identify_source(
+    traffic: &Traffic,
+    source: &Source,
+    claimed: Option<&str>,
+) -> Result<Identity, Refusal> {
+    let lookup = source.look_up(traffic);
+    let row = match &lookup {
+        Lookup::Found(row) => Some(Arc::clone(row)),
+        Lookup::Unavailable | Lookup::NoPeer | Lookup::Unknown => None,
+    };
+    identify(lookup, claimed, traffic.clock().wall()).map_err(|denial| {
+        if let (Reason::IdentityExpired, Some(row)) = (denial.reason, row) {
+            traffic.registry().expired(&row.id);
+        }
+        Refusal::new(Stage::Identity, denial)
+    })
+}
+
+/// A source without a guest was refused as unknown before it gets here.
+fn nobody() -> Refusal {
+    let denial = Denial::new(Reason::IdentityUnknown, "identity");
+    Refusal::new(Stage::Identity, denial)
+}
+
+fn read_target(
+    identity: &Identity,
+    head: &Parts,
+    destination: &Destination,
+) -> Result<Target, Refusal> {
+    let refused = |denial| Refusal::new(Stage::Request, denial);
+    let method = Method::parse(head.method.as_str()).map_err(|error| {
+        refused(Denial::new(Reason::MethodDenied, "names").saying(format!("{error}.")))
+    })?;
+    Ok(Target {
+        sandbox: identity.sandbox().clone(),
+        method,
+        host: destination.host.clone(),
+        port: destination.port,
+        path: request::path_of(head).map_err(refused)?,
+        program: None,
+    })
+}
+
+/// Takes a token and asks the breaker.
+pub fn admit<R>(
+    traffic: &Traffic,
+    guest: &Guest,
+    rules: &Rules,
+    host: &Host,
+    request: Identified<R>,
+    trail: &mut Trail,
+) -> Result<Admitted<R>, Refusal> {
+    let now = traffic.clock().tick();
+    let pass = guest
+        .upstreams
+        .take(&rules.settings, host, now)
+        .map_err(|(wait, rule)| {
+            traffic.numbers().rejected();
+            let denial = Denial::new(Reason::RateLimited, rule);
+            Refusal::new(Stage::Rate, denial).retry(host.to_string(), wait.seconds())
+        })?;
+    trail.passed(Stage::Rate);
+    let ticket = guest
+        .upstreams
+        .admit(&rules.settings, host, now)
+        .map_err(|open| {
+            let denial = Denial::new(Reason::CircuitOpen, "circuit_breakers");
+            Refusal::new(Stage::Breaker, denial).retry(host.to_string(), open.seconds())
+        })?;
+    trail.passed(Stage::Breaker);
+    Ok(request.admit(pass, Guard::Ticket(ticket)))
+}
+
+async fn permit(
+    traffic: &Traffic,
+    guest: &Guest,
+    rules: &Rules,
+    opening: &Opening,
+    request: Admitted<Message>,
+    mut target: Target,
+    trail: &mut Trail,
+) -> Result<Permitted<Message>, Refusal> {
+    target.program = opening.program(traffic, guest, rules).await;
+    let judged = rules
+        .judge(target)
+        .and_then(|permit| within_labels(traffic, rules, permit));
+    let (denial, (message, guard)) = match judged {
+        Ok(permit) => match request.permit(permit) {
+            Ok(mut permitted) => match check(traffic, rules, &mut permitted, trail).await {
+                Ok(()) => return Ok(permitted),
+                Err(denial) => (denial, permitted.refuse()),
+            },
+            Err(misused) => (misused.denial, misused.request.refuse()),
+        },
+        Err(denial) => (denial, request.refuse()),
+    };
+    settle(
+        traffic,
+        guest,
+        rules,
+        &message.destination,
+        guard,
+        Outcome::Abandoned,
+    );
+    Err(Refusal::new(Stage::Policy, denial))
+}
+
+/// Names below a wildcard are of the agent's choice, and to resolve one is to say it to
+/// whoever answers for the domain: there are only so many.
+fn within_labels(traffic: &Traffic, rules: &Rules, permit: Permit) -> Result<Permit, Denial> {
+    let target = permit.target();
+    let Some(name) = target.host.as_name() else {
+        return Ok(permit);
+    };
+    let allowlist = rules.settings.allowlist();
+    let matched = allowlist
+        .lookup(&target.host)
+        .and_then(|rules| rules.first());
+    let chosen = matched.is_some_and(|rule| matches!(rule.pattern, HostPattern::Below(_)));
+    let fixed = rules.settings.egress.resolve.get(&target.host, target.port);
+    if chosen && fixed.is_none() {
+        traffic.names().labels().admit(&target.sandbox, name)?;
+    }
+    Ok(permit)
+}
+
+/// What is asked beyond the allowlist.
+async fn check(
+    traffic: &Traffic,
+    rules: &Rules,
+    request: &mut Permitted<Message>,
+    trail: &mut Trail,
+) -> Result<(), Denial> {
+    github::check(rules, request).await?;
+    rego::check(traffic, rules, request, trail).await
+}
+
+/// Gives the breaker its ticket back.
+pub fn settle(
+    traffic: &Traffic,
+    guest: &Guest,
+    rules: &Rules,
+    destination: &Destination,
+    guard: Guard,
+    outcome: Outcome,
+) {
+    let Guard::Ticket(ticket) = guard else { return };
+    if outcome == Outcome::Failure {
+        traffic.numbers().failed();
+    }
+    let (host, now) = (&destination.host, traffic.clock().tick());
+    let opened = guest
+        .upstreams
+        .settle(&rules.settings, host, ticket, outcome, now);
+    if opened {
+        tracing::warn!(sandbox = %guest.id(), %host, "an upstream keeps failing and is left alone for a while");
+    }
+}

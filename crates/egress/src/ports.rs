@@ -1,0 +1,45 @@
+//! What the traffic needs of others: who is registered, and where decisions are written.
+
+use std::net::IpAddr;
+
+use async_trait::async_trait;
+use policy::audit::AuditEvent;
+use policy::id::{RequestId, SandboxId};
+use policy::identity::Lookup;
+
+/// Who is registered. Asked for every request, so the answer is in memory.
+pub trait Registry: Send + Sync + 'static {
+    /// The row of one id.
+    fn by_id(&self, id: &SandboxId) -> Lookup;
+
+    /// The row of a source address.
+    fn by_ip(&self, ip: IpAddr) -> Lookup;
+
+    /// This row has expired: it may go.
+    fn expired(&self, id: &SandboxId);
+}
+
+/// Where decisions are written.
+#[async_trait]
+pub trait Ledger: Send + Sync + 'static {
+    /// Takes an event, unless its sandbox's queue is full: then it comes back.
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>>;
+
+    /// Takes an event, and waits while its sandbox's queue is full.
+    async fn record(&self, event: Box<AuditEvent>);
+
+    /// What was written about a request of `sandbox`.
+    async fn find(&self, sandbox: &SandboxId, request: RequestId) -> Option<AuditEvent>;
+}
+
+/// Which program opened a connection.
+#[async_trait]
+pub trait Programs: Send + Sync + 'static {
+    /// The executable inside `sandbox` whose socket has these ends, where that is certain.
+    async fn owner(
+        &self,
+        sandbox: &SandboxId,
+        from: std::net::SocketAddr,
+        to: std::net::SocketAddr,
+    ) -> Option<String>;
+}

@@ -1,0 +1,345 @@
+//! The operator's own policies at the gate: bundles with entrypoint `http/authz`.
+//!
+//! A request that every other rule allows is put to each bundle, in the order of the
+//! settings; the first that does not allow it decides. A bundle in mode `log` is asked
+//! and written down, and decides nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use config::Settings;
+use config::bundle::{self, BadBundle};
+use config::section::policies::BundleMode;
+use http::HeaderMap;
+use policy::allowlist::Target;
+use policy::audit::AuditEvent;
+use policy::proof::Permitted;
+use policy::reason::Reason;
+use policy::registration::Registration;
+use policy::rego::{Budget, Bundle, Decision, Failure, Said};
+use policy::verdict::{Denial, RuleName, Word};
+use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
+
+use crate::headers;
+use crate::pipeline::Message;
+use crate::traffic::{Rules, Traffic};
+use crate::trail::Trail;
+
+/// What bundles of the gate decide.
+const ENTRYPOINT: &str = "http/authz";
+
+/// What is tried at once. A policy of ordinary size needs a tenth of it; whatever needs more
+/// is asked again where it keeps no other request waiting. A decision has no effects, so
+/// asking twice does no harm.
+const QUICK: Budget = Budget {
+    time: Duration::from_millis(1),
+    steps: 10_000,
+};
+
+/// Slow decisions that are made at the same time.
+const MOST_SLOW: usize = 4;
+
+/// Bundles that judge requests.
+#[derive(Debug)]
+pub struct Policies {
+    judges: Vec<Judge>,
+    budget: Budget,
+    fail_open: bool,
+    slow: Semaphore,
+}
+
+#[derive(Debug)]
+struct Judge {
+    bundle: Arc<Bundle>,
+    counts: bool,
+    failures: AtomicU64,
+}
+
+/// What one bundle makes of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judgement {
+    /// The bundle.
+    pub bundle: String,
+    /// Its name among rules.
+    pub rule: RuleName,
+    /// Whether it decides: it is not there to log, nor did it fail where the operator lets
+    /// failures pass.
+    pub counts: bool,
+    /// Why not.
+    pub denial: Option<Denial>,
+}
+
+impl Policies {
+    /// Reads the bundles of `settings`. Blocks. One that is not there is left out, with a
+    /// warning, unless it is required; one that cannot be used is an error.
+    pub fn load(settings: &Settings) -> Result<Self, BadBundle> {
+        let section = &settings.policies;
+        let mut judges = Vec::new();
+        for named in &section.bundles {
+            let inner = named.entrypoint.strip_prefix(ENTRYPOINT);
+            if !inner.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+                continue;
+            }
+            match bundle::read(named) {
+                Ok(bundle) => judges.push(Judge {
+                    bundle: Arc::new(bundle),
+                    counts: named.mode == BundleMode::Enforce,
+                    failures: AtomicU64::new(0),
+                }),
+                Err(problem @ BadBundle::Missing { .. }) if !named.required => {
+                    tracing::warn!(%problem, "a policy bundle is missing and judges nothing");
+                }
+                Err(problem) => return Err(problem),
+            }
+        }
+        Ok(Self {
+            judges,
+            budget: Budget::of(section.timeout),
+            fail_open: section.fail_open,
+            slow: Semaphore::new(MOST_SLOW),
+        })
+    }
+
+    /// Whether there is nobody to ask.
+    pub fn is_empty(&self) -> bool {
+        self.judges.is_empty()
+    }
+
+    /// What each bundle says, up to the first that decides against it.
+    pub async fn judge(&self, input: &Arc<Value>) -> Vec<Judgement> {
+        let mut said = Vec::with_capacity(self.judges.len());
+        for judge in &self.judges {
+            let decision = self.ask(&judge.bundle, input).await;
+            let judgement = self.understand(judge, decision);
+            let ends = judgement.counts && judgement.denial.is_some();
+            said.push(judgement);
+            if ends {
+                break;
+            }
+        }
+        said
+    }
+
+    /// Whether every bundle that counts allows it. Blocks for as long as they may take.
+    pub fn allows(&self, input: &Value) -> bool {
+        let mut counting = self.judges.iter().filter(|judge| judge.counts);
+        counting.all(|judge| {
+            let decision = judge.bundle.decide(input, self.budget);
+            let judgement = self.understand(judge, decision);
+            judgement.denial.is_none() || !judgement.counts
+        })
+    }
+
+    async fn ask(&self, bundle: &Arc<Bundle>, input: &Arc<Value>) -> Decision {
+        let decision = bundle.decide(input, QUICK);
+        if !matches!(
+            decision,
+            Decision::Failed(Failure::OutOfTime | Failure::OutOfSteps)
+        ) {
+            return decision;
+        }
+        // The semaphore is never closed.
+        let place = self.slow.acquire().await;
+        let (bundle, input, budget) = (Arc::clone(bundle), Arc::clone(input), self.budget);
+        let decided = tokio::task::spawn_blocking(move || bundle.decide(&input, budget)).await;
+        drop(place);
+        decided.unwrap_or_else(|error| Decision::Failed(Failure::Error(error.to_string())))
+    }
+
+    fn understand(&self, judge: &Judge, decision: Decision) -> Judgement {
+        let rule = judge.bundle.rule_name();
+        let deny = |reason: Reason| Denial::new(reason, rule.clone());
+        let mut counts = judge.counts;
+        let denial = match decision {
+            Decision::Allow(_) => None,
+            Decision::Deny(said) => Some(told(deny(Reason::RegoDenied), said)),
+            Decision::Undefined => Some(
+                deny(Reason::RegoDenied)
+                    .because(format!("{} is undefined here", judge.bundle.rule())),
+            ),
+            Decision::Ask(said) => {
+                let denial = told(deny(Reason::AskUnattended), said);
+                let message = format!(
+                    "{} The operator wants to be asked, and this version cannot ask yet.",
+                    denial.message
+                );
+                Some(denial.saying(message))
+            }
+            Decision::Modify { said, .. } => {
+                let because = "the policy wants the request changed, which the gate cannot do";
+                Some(told(deny(Reason::RegoDenied), said).because(because))
+            }
+            Decision::Failed(failure) => {
+                judge.note(&failure);
+                counts &= !self.fail_open;
+                Some(deny(Reason::RegoError).because(failure.to_string()))
+            }
+        };
+        Judgement {
+            bundle: judge.bundle.id().to_owned(),
+            rule,
+            counts,
+            denial,
+        }
+    }
+}
+
+impl Judge {
+    /// An agent can make a policy fail as often as it likes, so that not every failure is a
+    /// line of the log.
+    fn note(&self, failure: &Failure) {
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        if failures.is_power_of_two() {
+            let bundle = self.bundle.id();
+            tracing::error!(bundle, %failure, failures, "a policy bundle could not decide");
+        }
+    }
+}
+
+/// Adds what the policy says. Its own name for the rule is the operator's business.
+fn told(denial: Denial, said: Said) -> Denial {
+    let denial = match said.message {
+        Some(message) => denial.saying(message),
+        None => denial,
+    };
+    match said.rule {
+        Some(rule) => denial.because(format!("the policy calls it {rule}")),
+        None => denial,
+    }
+}
+
+/// Puts a request to the bundles that judge requests.
+pub async fn check(
+    traffic: &Traffic,
+    rules: &Rules,
+    request: &mut Permitted<Message>,
+    trail: &mut Trail,
+) -> Result<(), Denial> {
+    if rules.policies.is_empty() {
+        return Ok(());
+    }
+    let (permit, message) = (request.permit(), request.request());
+    let mut sent = message.head.headers.clone();
+    headers::strip_request(&mut sent);
+    let asked = Asked {
+        target: permit.target(),
+        tls: message.destination.tls,
+        headers: &sent,
+        registration: Some(request.identity().registration()),
+        rule: permit.rule(),
+    };
+    let input = Arc::new(asked.input());
+    let judgements = rules.policies.judge(&input).await;
+    request.request_mut().judged = Some(input);
+    for Judgement {
+        bundle,
+        rule,
+        counts,
+        denial,
+    } in judgements
+    {
+        let failed = denial.as_ref().map(|denial| denial.reason) == Some(Reason::RegoError);
+        if failed {
+            traffic.numbers().undecided();
+        }
+        if counts {
+            trail.event.bundle = Some(bundle);
+            denial.map_or(Ok(()), Err)?;
+        } else if let Some(denial) = denial {
+            let event = AuditEvent {
+                bundle: Some(bundle),
+                event: Some("policy_logged".to_owned()),
+                ms: BTreeMap::new(),
+                reason: Some(denial.reason),
+                rule: Some(rule),
+                verdict: Some(Word::Deny),
+                ..(*trail.event).clone()
+            };
+            traffic.ledger().record(Box::new(event)).await;
+        }
+    }
+    Ok(())
+}
+
+/// What a policy is told about.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// What is asked for.
+    pub target: &'a Target,
+    /// Whether over TLS.
+    pub tls: bool,
+    /// The headers as they will be sent.
+    pub headers: &'a HeaderMap,
+    /// Who asks, where it is known.
+    pub registration: Option<&'a Registration>,
+    /// The rule of the allowlist that allows it.
+    pub rule: &'a RuleName,
+}
+
+impl Asked<'_> {
+    /// What a policy finds under `input`. Every field is always there and of one type: a
+    /// policy that trips over a type is one that an agent can trip.
+    pub fn input(&self) -> Value {
+        let target = self.target;
+        let registration = self.registration.map_or_else(
+            || json!({"repos": [], "auth_mode": "user", "metadata": {}}),
+            |row| {
+                let repos: Vec<&str> = row.repos.iter().map(|repo| repo.name.as_str()).collect();
+                json!({
+                    "repos": repos,
+                    "auth_mode": row.auth_mode.as_str(),
+                    "metadata": row.metadata,
+                })
+            },
+        );
+        json!({
+            "kind": "http",
+            "sandbox": target.sandbox,
+            "method": target.method.as_str(),
+            "scheme": if self.tls { "https" } else { "http" },
+            "host": target.host.to_string(),
+            "port": target.port,
+            "path": target.path.text(),
+            "raw_path": target.path.wire(),
+            "segments": target.path.segments().collect::<Vec<_>>(),
+            "headers": told_headers(self.headers),
+            "program": target.program,
+            "registration": registration,
+            "rule": self.rule.as_str(),
+        })
+    }
+}
+
+/// Headers by name, in lower case; what comes more than once is one list, as HTTP has it
+/// (RFC 9110, 5.3). What lets somebody in is there, and not what it is.
+fn told_headers(headers: &HeaderMap) -> Map<String, Value> {
+    let mut told = Map::with_capacity(headers.keys_len());
+    for name in headers.keys() {
+        let value = if is_secret(name.as_str()) {
+            "redacted".to_owned()
+        } else {
+            let values = headers.get_all(name).iter();
+            let texts: Vec<_> = values
+                .map(|value| String::from_utf8_lossy(value.as_bytes()))
+                .collect();
+            texts.join(", ")
+        };
+        told.insert(name.as_str().to_owned(), Value::String(value));
+    }
+    told
+}
+
+fn is_secret(name: &str) -> bool {
+    ["authorization", "cookie", "secret", "password"]
+        .iter()
+        .any(|word| name.contains(word))
+        || ["token", "api-key", "apikey"]
+            .iter()
+            .any(|end| name.ends_with(end))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,346 @@
+//! Where a request wants to go, read from what the client said in all the places it can
+//! say it in: the tunnel, the TLS hello, the request line, the `Host`.
+
+use std::net::SocketAddr;
+
+use http::header::HOST;
+use http::request::Parts;
+use http::uri::Scheme;
+use policy::host::{Authority, BadHost, Host};
+use policy::path::CleanPath;
+use policy::reason::Reason;
+use policy::verdict::Denial;
+
+use crate::caller::Caller;
+
+/// The name under which the gate itself answers.
+pub const INTERNAL: &str = "palisade.internal";
+
+/// What a connection was before its first request.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// The client's own end.
+    pub peer: Option<SocketAddr>,
+    /// The address it connected to. Inside a sandbox that is the one it meant; on a shared
+    /// network it is the gate's own, and says nothing.
+    pub meant: Option<SocketAddr>,
+    /// What a CONNECT asked for.
+    pub tunnel: Option<(Host, u16)>,
+    /// The name in the TLS hello, where there was a hello: `None` inside is no name.
+    pub hello: Option<Option<Host>>,
+    /// Which program opened it, once that was asked. A tunnel's is the connection's.
+    pub caller: Caller,
+}
+
+/// Where a request goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The host.
+    pub host: Host,
+    /// The port.
+    pub port: u16,
+    /// Whether over TLS.
+    pub tls: bool,
+}
+
+impl Destination {
+    /// Whether it is the gate itself.
+    pub fn is_internal(&self) -> bool {
+        is_internal(&self.host)
+    }
+}
+
+/// Whether `host` is the gate itself.
+pub fn is_internal(host: &Host) -> bool {
+    host.as_name().is_some_and(|name| name.as_str() == INTERNAL)
+}
+
+impl Opening {
+    /// The name and port that the tunnel and the hello agree on.
+    pub fn agreed(&self) -> Result<Option<(Host, Option<u16>)>, Denial> {
+        let hello = self.hello.as_ref().and_then(Option::as_ref);
+        match (&self.tunnel, hello) {
+            (Some((host, port)), Some(name)) if host == name => {
+                Ok(Some((host.clone(), Some(*port))))
+            }
+            (Some((host, _)), Some(name)) => Err(mismatch(format!(
+                "the tunnel leads to {host} and the TLS hello names {name}"
+            ))),
+            (Some((host, port)), None) => Ok(Some((host.clone(), Some(*port)))),
+            (None, Some(name)) => Ok(Some((name.clone(), self.meant.map(|meant| meant.port())))),
+            (None, None) if self.hello.is_some() => Err(Denial::new(Reason::NameMismatch, "names")
+                .saying("The TLS hello names no host. Use a client that sends one, or a proxy.")),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Where `request` goes. Everything that was said must agree.
+    pub fn destination(&self, request: &Parts) -> Result<Destination, Denial> {
+        let in_tls = self.hello.is_some();
+        let written = written(request)?;
+        let absolute = request.uri.scheme();
+        let tls = match absolute {
+            // HTTP/2 repeats the scheme in every request.
+            Some(scheme) if *scheme == Scheme::HTTPS => true,
+            Some(scheme) if *scheme == Scheme::HTTP => false,
+            Some(scheme) => {
+                return Err(bad_name(format!("the scheme '{scheme}' is not known here")));
+            }
+            None => in_tls,
+        };
+        if in_tls && !tls {
+            return Err(mismatch("the request says http inside TLS".to_owned()));
+        }
+        let default = if tls { 443 } else { 80 };
+        let port = written.port.unwrap_or(default);
+        let destination = Destination {
+            host: written.host,
+            port,
+            tls,
+        };
+        if let Some((host, expected)) = self.agreed()? {
+            if host != destination.host || expected.is_some_and(|expected| expected != port) {
+                let expected = expected.unwrap_or(default);
+                return Err(mismatch(format!(
+                    "the connection is for {host}:{expected} and the request for {}:{port}",
+                    destination.host
+                )));
+            }
+        } else if let (None, Some(meant)) = (absolute, self.meant)
+            && meant.port() != port
+            && !destination.is_internal()
+        {
+            // A program that knows no proxy: the port it connected to is the one it means.
+            return Err(mismatch(format!(
+                "the connection is to port {} and the request for {}:{port}",
+                meant.port(),
+                destination.host
+            )));
+        }
+        Ok(destination)
+    }
+}
+
+/// The host that the request itself names: in its target, in its `Host`, or in both alike.
+fn written(request: &Parts) -> Result<Authority, Denial> {
+    let mut hosts = request.headers.get_all(HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(framing("a request has one Host"));
+    }
+    let host = match host {
+        Some(value) => {
+            let text = value
+                .to_str()
+                .map_err(|_| bad_name("the Host is not plain text".to_owned()))?;
+            Some(Authority::parse(text).map_err(bad_host)?)
+        }
+        None => None,
+    };
+    let target = match request.uri.authority() {
+        Some(authority) => Some(Authority::parse(authority.as_str()).map_err(bad_host)?),
+        None => None,
+    };
+    match (target, host) {
+        (Some(target), Some(host)) => {
+            let tls = request.uri.scheme() == Some(&Scheme::HTTPS);
+            let default = if tls { 443 } else { 80 };
+            let same = target.host == host.host
+                && target.port.unwrap_or(default) == host.port.unwrap_or(default);
+            if same {
+                Ok(target)
+            } else {
+                Err(mismatch(format!(
+                    "the target names {target} and the Host {host}"
+                )))
+            }
+        }
+        (Some(one), None) | (None, Some(one)) => Ok(one),
+        (None, None) => Err(framing("a request names its host")),
+    }
+}
+
+/// The path and query of a request, normalised.
+pub fn path_of(request: &Parts) -> Result<CleanPath, Denial> {
+    let target = request
+        .uri
+        .path_and_query()
+        .map_or("/", http::uri::PathAndQuery::as_str);
+    let target = if target.is_empty() { "/" } else { target };
+    CleanPath::parse(target).map_err(|error| bad_name(error.to_string()))
+}
+
+/// Refuses names that differ.
+pub fn mismatch(evidence: String) -> Denial {
+    Denial::new(Reason::NameMismatch, "names").because(evidence)
+}
+
+/// Refuses a host that cannot be read.
+pub fn bad_host(error: BadHost) -> Denial {
+    bad_name(error.to_string())
+}
+
+fn bad_name(sentence: String) -> Denial {
+    let mut letters = sentence.chars();
+    let first = letters.next().map(|c| c.to_ascii_uppercase());
+    let sentence: String = first.into_iter().chain(letters).collect();
+    Denial::new(Reason::BadName, "names").saying(format!("{sentence}."))
+}
+
+/// Refuses a message that can be read in two ways.
+pub fn framing(what: &str) -> Denial {
+    Denial::new(Reason::Framing, "framing").because(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn host(text: &str) -> Host {
+        Host::parse(text).unwrap()
+    }
+
+    fn parts(target: &str, hosts: &[&str]) -> Parts {
+        let mut request = Request::builder().uri(target);
+        for host in hosts {
+            request = request.header(HOST, *host);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn plain(port: u16) -> Opening {
+        Opening {
+            peer: None,
+            meant: Some(SocketAddr::from(([192, 0, 2, 1], port))),
+            tunnel: None,
+            hello: None,
+            caller: Caller::default(),
+        }
+    }
+
+    fn tls(name: Option<&str>) -> Opening {
+        Opening {
+            hello: Some(name.map(host)),
+            ..plain(443)
+        }
+    }
+
+    fn tunnel(name: &str, port: u16, hello: Option<Option<&str>>) -> Opening {
+        Opening {
+            tunnel: Some((host(name), port)),
+            hello: hello.map(|name| name.map(host)),
+            ..plain(8080)
+        }
+    }
+
+    #[test]
+    fn where_everything_agrees_the_destination_is_clear() {
+        for (opening, parts, shown) in [
+            (plain(80), parts("/a", &["x.example"]), "x.example:80"),
+            (
+                plain(8000),
+                parts("/a", &["X.example.:8000"]),
+                "x.example:8000",
+            ),
+            (
+                plain(8080),
+                parts("http://x.example/a", &["x.example"]),
+                "x.example:80",
+            ),
+            (
+                plain(8080),
+                parts("http://x.example:80/", &["x.example"]),
+                "x.example:80",
+            ),
+            (
+                tls(Some("x.example")),
+                parts("/", &["x.example:443"]),
+                "x.example:443",
+            ),
+            (
+                tls(Some("x.example")),
+                parts("https://x.example/", &[]),
+                "x.example:443",
+            ),
+            (
+                tunnel("x.example", 8443, Some(Some("x.example"))),
+                parts("/", &["x.example:8443"]),
+                "x.example:8443",
+            ),
+            (
+                tunnel("x.example", 443, Some(None)),
+                parts("/", &["x.example"]),
+                "x.example:443",
+            ),
+            (
+                tunnel("x.example", 80, None),
+                parts("/", &["x.example"]),
+                "x.example:80",
+            ),
+            (
+                plain(8080),
+                parts("/allowlist", &["palisade.internal"]),
+                "palisade.internal:80",
+            ),
+        ] {
+            let destination = opening.destination(&parts).unwrap();
+            assert_eq!(format!("{}:{}", destination.host, destination.port), shown);
+            assert_eq!(destination.tls, opening.hello.is_some());
+        }
+    }
+
+    #[test]
+    fn where_two_places_disagree_the_request_is_misdirected() {
+        for (opening, parts) in [
+            (tls(Some("x.example")), parts("/", &["y.example"])),
+            (tls(Some("x.example")), parts("/", &["x.example:8443"])),
+            (
+                tls(Some("x.example")),
+                parts("http://x.example/", &["x.example"]),
+            ),
+            (tls(None), parts("/", &["x.example"])),
+            (
+                tunnel("x.example", 443, Some(Some("y.example"))),
+                parts("/", &["x.example"]),
+            ),
+            (
+                tunnel("x.example", 443, Some(Some("x.example"))),
+                parts("/", &["y.example"]),
+            ),
+            (
+                tunnel("x.example", 8443, Some(None)),
+                parts("/", &["x.example"]),
+            ),
+            (tunnel("x.example", 443, None), parts("/", &["x.example"])),
+            (plain(8080), parts("http://x.example/", &["y.example"])),
+            (plain(8080), parts("http://x.example/", &["x.example:81"])),
+            (plain(8080), parts("/", &["x.example"])),
+            (plain(80), parts("/", &["x.example:81"])),
+        ] {
+            let denial = opening.destination(&parts).unwrap_err();
+            assert_eq!(denial.reason, Reason::NameMismatch, "{opening:?} {parts:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_read_is_refused_as_such() {
+        for (target, hosts, reason) in [
+            ("/", vec!["a..example"], Reason::BadName),
+            ("/", vec!["user@x.example"], Reason::BadName),
+            ("http://u:p@x.example/", vec!["x.example"], Reason::BadName),
+            ("/", vec!["x.example", "x.example"], Reason::Framing),
+            ("/", vec![], Reason::Framing),
+            ("ftp://x.example/", vec!["x.example"], Reason::BadName),
+        ] {
+            let denial = plain(80).destination(&parts(target, &hosts)).unwrap_err();
+            assert_eq!(denial.reason, reason, "{target} {hosts:?}");
+        }
+        assert!(path_of(&parts("/a/%2e%2e/b", &[])).is_ok());
+        assert_eq!(
+            path_of(&parts("/a%5cb", &[])).unwrap_err().reason,
+            Reason::BadName
+        );
+    }
+}

@@ -1,0 +1,399 @@
+//! The gate's traffic as a whole: what every connection needs, and what changes with the
+//! settings.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use config::Settings;
+use config::bundle::BadBundle;
+use config::section::egress::Unknown;
+use policy::allowlist::{Permit, Target};
+use policy::audit::AuditEvent;
+use policy::clock::UnixMillis;
+use policy::github::GithubRules;
+use policy::host::Host;
+use policy::id::{RequestId, SandboxId};
+use policy::identity::Lookup;
+use policy::reason::Reason;
+use policy::registration::Registration;
+use policy::verdict::{Denial, RuleName};
+use rustls::crypto::CryptoProvider;
+use tokio::runtime::Handle;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::task::TaskTracker;
+
+use crate::authority::Authority;
+use crate::clock::Clock;
+use crate::dialer::{BadRoots, Dialer};
+use crate::dns::{self, DnsMetrics, Limits, Names};
+use crate::guest::{Explained, Guest};
+use crate::leaf::LeafError;
+use crate::live::{Asked, Live};
+use crate::numbers::{Numbers, States};
+use crate::ports::{Ledger, Programs, Registry};
+use crate::rego::Policies;
+
+/// What the traffic is given.
+pub struct Parts {
+    /// The rules to begin with.
+    pub rules: Rules,
+    /// Who is registered.
+    pub registry: Arc<dyn Registry>,
+    /// Where decisions are written.
+    pub ledger: Arc<dyn Ledger>,
+    /// Which program opened a connection.
+    pub programs: Arc<dyn Programs>,
+    /// Who signs.
+    pub authority: Arc<ArcSwap<Authority>>,
+    /// The way out.
+    pub dialer: Dialer,
+}
+
+/// The gate's traffic. Shared by every connection.
+pub struct Traffic {
+    rules: Arc<ArcSwap<Rules>>,
+    registry: Arc<dyn Registry>,
+    ledger: Arc<dyn Ledger>,
+    programs: Arc<dyn Programs>,
+    authority: Arc<ArcSwap<Authority>>,
+    dialer: Dialer,
+    names: Arc<Names>,
+    queries: DnsMetrics,
+    numbers: Numbers,
+    clock: Clock,
+    provider: CryptoProvider,
+    runtime: Handle,
+    /// What outlives the connection it began on: conversations that changed their protocol,
+    /// and records that wait for their place.
+    tasks: TaskTracker,
+    guests: Mutex<HashMap<SandboxId, Arc<Guest>>>,
+}
+
+/// What is worked out once per settings. A request keeps the one it began with.
+#[derive(Debug)]
+pub struct Rules {
+    /// The settings.
+    pub settings: Arc<Settings>,
+    /// Whether some rule names programs, so that it is worth finding out which one asks.
+    pub names_programs: bool,
+    /// The rules for GitHub's API.
+    pub github: GithubRules,
+    /// The operator's own policies.
+    pub policies: Policies,
+}
+
+/// Settings that cannot be put in force.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// Certificates.
+    #[error(transparent)]
+    Roots(#[from] BadRoots),
+    /// A policy bundle.
+    #[error(transparent)]
+    Bundle(#[from] BadBundle),
+}
+
+impl Rules {
+    /// Works out `settings`. Reads policy bundles, so it blocks.
+    pub fn load(settings: Arc<Settings>) -> Result<Self, BadBundle> {
+        let names_programs = settings
+            .allowlist()
+            .rules()
+            .any(|rule| !rule.programs.is_empty());
+        // Names of rules that do not exist were refused when the file was read.
+        let github = GithubRules::new(&settings.egress.github.allow, settings.git.read_public);
+        Ok(Self {
+            github: github.unwrap_or_default(),
+            policies: Policies::load(&settings)?,
+            settings,
+            names_programs,
+        })
+    }
+
+    /// Decides about a request, as far as its head says.
+    pub fn judge(&self, target: Target) -> Result<Permit, Denial> {
+        let judged = self.settings.allowlist().judge(target);
+        judged.map_err(|denial| self.or_ask(denial))
+    }
+
+    /// Decides about a connection of which nobody sees more than host, port and, where it is
+    /// certain, program.
+    pub fn judge_tunnel(
+        &self,
+        host: &Host,
+        port: u16,
+        program: Option<&str>,
+    ) -> Result<RuleName, Denial> {
+        let judged = self.settings.allowlist().judge_unread(host, port, program);
+        judged
+            .map(|rule| rule.name.clone())
+            .map_err(|denial| self.or_ask(denial))
+    }
+
+    /// Whether TLS to `host` is passed on unread.
+    pub fn passes_unread(&self, host: &Host) -> bool {
+        let unread = &self.settings.egress.passthrough;
+        unread.iter().any(|pattern| pattern.matches(host))
+    }
+
+    /// Where the operator wants to be asked about unknown hosts, and cannot be yet, the
+    /// refusal says so.
+    fn or_ask(&self, denial: Denial) -> Denial {
+        let unknown = matches!(denial.reason, Reason::HostDenied | Reason::IpLiteral);
+        if unknown && self.settings.egress.unknown == Unknown::Ask {
+            let Denial { message, .. } = denial;
+            return Denial::new(Reason::AskUnattended, "egress.unknown").saying(format!(
+                "{message} The operator wants to be asked, and this version cannot ask yet."
+            ));
+        }
+        denial
+    }
+
+    /// Whether what was allowed is allowed still.
+    fn judge_again(&self, asked: &Asked) -> Result<(), Denial> {
+        match asked {
+            Asked::Request(target, judged) => {
+                self.judge(target.as_ref().clone()).map(drop)?;
+                match judged {
+                    Some(input) if !self.policies.allows(input) => {
+                        Err(Denial::new(Reason::RegoDenied, "rego"))
+                    }
+                    Some(_) | None => Ok(()),
+                }
+            }
+            Asked::Tunnel(host, port, program) if self.passes_unread(host) => {
+                self.judge_tunnel(host, *port, program.as_deref()).map(drop)
+            }
+            Asked::Tunnel(..) => Err(Denial::new(Reason::HostDenied, "egress.passthrough")),
+        }
+    }
+}
+
+impl Traffic {
+    /// Traffic that nobody has yet. Call it in the runtime that shall do the work.
+    pub fn new(parts: Parts) -> Arc<Self> {
+        let rules = Arc::new(ArcSwap::from_pointee(parts.rules));
+        let now = Arc::clone(&rules);
+        let settings = Box::new(move || Arc::clone(&now.load().settings));
+        let metrics = DnsMetrics::default();
+        Arc::new(Self {
+            rules,
+            names: Arc::new(Names::new(settings, Limits::default(), metrics.clone())),
+            queries: metrics,
+            registry: parts.registry,
+            ledger: parts.ledger,
+            programs: parts.programs,
+            authority: parts.authority,
+            dialer: parts.dialer,
+            numbers: Numbers::default(),
+            clock: Clock::start(),
+            provider: rustls::crypto::aws_lc_rs::default_provider(),
+            runtime: Handle::current(),
+            tasks: TaskTracker::new(),
+            guests: Mutex::default(),
+        })
+    }
+
+    /// The rules of now.
+    pub fn rules(&self) -> Arc<Rules> {
+        self.rules.load_full()
+    }
+
+    /// Puts new settings in force, and ends what they do not allow any more. Says how many
+    /// conversations that were. Reads certificates and bundles, so it blocks; where they
+    /// cannot be used, nothing changes.
+    pub fn reload(&self, settings: Arc<Settings>) -> Result<usize, Refused> {
+        let rules = Arc::new(Rules::load(Arc::clone(&settings))?);
+        self.dialer.reload(&settings)?;
+        self.rules.store(Arc::clone(&rules));
+        let guests: Vec<Arc<Guest>> = self.guests().values().cloned().collect();
+        let ended = guests.iter().map(|guest| {
+            let still = |asked: &Asked| rules.judge_again(asked).is_ok();
+            guest.underway.judge_again(still)
+        });
+        Ok(ended.sum())
+    }
+
+    /// Notes that what `rules` allowed is under way. It may have been held back since, by
+    /// its own body, and what a reload or a removal ends is what they find under way: so it
+    /// is looked at once more, now that it can be found.
+    pub fn enter(&self, guest: &Guest, rules: &Rules, asked: Asked) -> Result<Live, Denial> {
+        let live = guest.underway.enter(asked);
+        let now = self.rules();
+        if !std::ptr::eq(Arc::as_ptr(&now), rules) {
+            now.judge_again(live.asked())?;
+        }
+        match self.registry.by_id(guest.id()) {
+            Lookup::Found(_) => Ok(live),
+            Lookup::Unavailable => Err(Denial::new(Reason::RegistryUnavailable, "identity")),
+            Lookup::Unknown | Lookup::NoPeer => {
+                Err(Denial::new(Reason::IdentityUnknown, "identity"))
+            }
+        }
+    }
+
+    /// Why what was under way has to end.
+    pub fn why_revoked(&self, live: &Live) -> Denial {
+        match self.rules().judge_again(live.asked()) {
+            Err(denial) => denial,
+            // The rules would still allow it: the sandbox is gone, or they changed twice.
+            Ok(()) => Denial::new(Reason::IdentityUnknown, "identity"),
+        }
+    }
+
+    /// Who is registered.
+    pub fn registry(&self) -> &dyn Registry {
+        self.registry.as_ref()
+    }
+
+    /// Which program opened a connection.
+    pub fn programs(&self) -> &Arc<dyn Programs> {
+        &self.programs
+    }
+
+    /// Where decisions are written.
+    pub fn ledger(&self) -> &dyn Ledger {
+        self.ledger.as_ref()
+    }
+
+    /// The way out.
+    pub fn dialer(&self) -> &Dialer {
+        &self.dialer
+    }
+
+    /// Who answers queries.
+    pub fn names(&self) -> &Arc<Names> {
+        &self.names
+    }
+
+    /// Makes every number visible in `registry`.
+    pub fn register(self: &Arc<Self>, registry: &mut prometheus_client::registry::Registry) {
+        self.numbers.register(registry);
+        self.queries.register(registry);
+        registry.register_collector(Box::new(States(Arc::clone(self))));
+    }
+
+    /// Who signs.
+    pub fn authority(&self) -> &Arc<ArcSwap<Authority>> {
+        &self.authority
+    }
+
+    /// The numbers.
+    pub fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
+
+    /// The time.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// A name for a request.
+    pub fn new_id(&self) -> RequestId {
+        let mut bytes = [0; 16];
+        // Without randomness ids are no longer told apart by it, and nothing else depends on
+        // them: requests go on.
+        drop(self.provider.secure_random.fill(&mut bytes));
+        let millis = u64::try_from(self.clock.wall().get()).unwrap_or_default();
+        RequestId::new(millis, u128::from_ne_bytes(bytes))
+    }
+
+    /// What is kept for a sandbox; made when it is asked for first.
+    pub fn guest(&self, id: &SandboxId) -> Result<Arc<Guest>, LeafError> {
+        let mut guests = self.guests();
+        if let Some(guest) = guests.get(id) {
+            return Ok(Arc::clone(guest));
+        }
+        let guest = Arc::new(Guest::new(id.clone(), Arc::clone(&self.authority))?);
+        guests.insert(id.clone(), Arc::clone(&guest));
+        Ok(guest)
+    }
+
+    /// Forgets a sandbox, and ends what it has under way.
+    pub fn dismiss(&self, id: &SandboxId) {
+        if let Some(guest) = self.guests().remove(id) {
+            guest.underway.end();
+        }
+        self.dialer.forget(id);
+        self.names.forget(id);
+    }
+
+    /// Forgets those who are not registered any more.
+    pub fn prune(&self, now: UnixMillis) {
+        let live = |row: &Arc<Registration>| row.is_live(now);
+        let gone = |id: &SandboxId| match self.registry.by_id(id) {
+            Lookup::Found(row) => !live(&row),
+            Lookup::Unknown => true,
+            Lookup::Unavailable | Lookup::NoPeer => false,
+        };
+        let ids: Vec<SandboxId> = self.guests().keys().cloned().collect();
+        for id in ids.iter().filter(|id| gone(id)) {
+            self.dismiss(id);
+        }
+    }
+
+    /// A refusal that is not long ago, of whoever it was.
+    pub fn explain(&self, id: RequestId) -> Option<(SandboxId, Explained)> {
+        let guests: Vec<Arc<Guest>> = self.guests().values().cloned().collect();
+        guests
+            .iter()
+            .find_map(|guest| Some((guest.id().clone(), guest.explain(id)?)))
+    }
+
+    /// Every sandbox there is something kept for.
+    pub fn known(&self) -> Vec<Arc<Guest>> {
+        self.guests().values().cloned().collect()
+    }
+
+    /// Writes a record. Where its sandbox's queue is full, a task waits for it, and holds
+    /// the request's place meanwhile: there are only so many.
+    pub(crate) fn write(&self, event: Box<AuditEvent>, place: Option<OwnedSemaphorePermit>) {
+        if let Err(event) = self.ledger.try_record(event) {
+            let ledger = Arc::clone(&self.ledger);
+            self.spawn(async move {
+                ledger.record(event).await;
+                drop(place);
+            });
+        }
+    }
+
+    /// Does something that outlives the connection it began on.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn_on(work, &self.runtime);
+    }
+
+    /// Ends everything that is under way, and returns when all of it is written down. Call
+    /// it when nobody is served any more.
+    pub async fn finish(&self) {
+        for guest in self.known() {
+            guest.underway.end();
+        }
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn guests(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Guest>>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Traffic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Traffic").finish_non_exhaustive()
+    }
+}
+
+impl dns::Registry for Traffic {
+    fn who(&self, ip: IpAddr) -> Lookup {
+        self.registry.by_ip(ip)
+    }
+}
+
+#[async_trait::async_trait]
+impl dns::Journal for Traffic {
+    async fn record(&self, event: AuditEvent) {
+        self.ledger.record(Box::new(event)).await;
+    }
+}

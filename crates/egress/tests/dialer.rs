@@ -1,0 +1,104 @@
+//! The dialer against real servers on loopback.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test that cannot go on should stop"
+)]
+
+#[path = "dialer/addresses.rs"]
+mod addresses;
+#[path = "dialer/certificates.rs"]
+mod certificates;
+#[path = "dialer/messages.rs"]
+mod messages;
+#[path = "dialer/patience.rs"]
+mod patience;
+#[path = "dialer/pool.rs"]
+mod pool;
+#[path = "dialer/upgrades.rs"]
+mod upgrades;
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use config::Settings;
+use egress::body::{self, Content};
+use egress::dialer::{DialError, Dialer, Route, Sent};
+use http::Request;
+use http_body_util::BodyExt;
+use policy::host::Host;
+use policy::id::SandboxId;
+use testkit::ca::Ca;
+
+/// Settings as an operator writes them, in a directory with one root.
+struct Operator {
+    directory: tempfile::TempDir,
+    ca: Ca,
+}
+
+impl Operator {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let ca = Ca::new("roots of a test");
+        ca.write(directory.path());
+        Self { directory, ca }
+    }
+
+    /// Reads `egress:` with these lines below it.
+    fn settings(&self, lines: &str) -> Settings {
+        let path = self.directory.path().join("palisade.yaml");
+        let indented: String = lines.lines().map(|line| format!("  {line}\n")).collect();
+        std::fs::write(&path, format!("version: \"1.0\"\negress:\n{indented}")).unwrap();
+        config::load(Some(&path), &|_| None).unwrap_or_else(|bad| panic!("{bad:?}"))
+    }
+
+    /// A dialer for which `name` is at `address`, with the test's root and `more` settings.
+    fn dialer(&self, name: &str, address: SocketAddr, more: &str) -> Dialer {
+        let lines = format!("resolve: {{{name}: '{address}'}}\nextra_roots: [root.pem]\n{more}");
+        Dialer::new(&self.settings(&lines)).unwrap()
+    }
+}
+
+fn host(name: &str) -> Host {
+    Host::parse(name).unwrap()
+}
+
+fn sandbox(name: &str) -> SandboxId {
+    SandboxId::parse(name).unwrap()
+}
+
+fn https(name: &str) -> Route {
+    Route {
+        host: host(name),
+        port: 443,
+        tls: true,
+    }
+}
+
+fn http(name: &str) -> Route {
+    Route {
+        host: host(name),
+        port: 80,
+        tls: false,
+    }
+}
+
+fn get(path: &str) -> Request<Content> {
+    Request::get(path).body(body::empty()).unwrap()
+}
+
+fn post(path: &str, content: Content) -> Request<Content> {
+    Request::post(path).body(content).unwrap()
+}
+
+async fn text(sent: Sent) -> Bytes {
+    sent.response.collect().await.unwrap().to_bytes()
+}
+
+/// Asks and reads the answer.
+async fn ask(dialer: &Dialer, who: &str, route: &Route, path: &str) -> Result<Bytes, DialError> {
+    let sent = dialer.send(&sandbox(who), route, get(path)).await?;
+    Ok(text(sent).await)
+}

@@ -1,0 +1,283 @@
+//! Which addresses are dialled.
+
+use std::net::{IpAddr, UdpSocket};
+use std::sync::{Arc, Mutex};
+
+use policy::reason::Reason;
+use testkit::origin::{Origin, Reply};
+
+use super::*;
+
+/// A resolver that gives the same addresses for every name, and remembers who asked.
+struct Names {
+    address: SocketAddr,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Names {
+    fn that_are(addresses: &[&str]) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let remember = Arc::clone(&asked);
+        let addresses: Vec<IpAddr> = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
+        std::thread::spawn(move || {
+            let mut query = [0; 1500];
+            while let Ok((length, from)) = socket.recv_from(&mut query) {
+                let (name, answer) = answer(&query[..length], &addresses);
+                remember.lock().unwrap().push(name);
+                socket.send_to(&answer, from).unwrap();
+            }
+        });
+        Self { address, asked }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    fn dialer(&self, more: &str) -> Dialer {
+        let lines = format!("dns: {{upstreams: ['{}']}}\n{more}", self.address);
+        Dialer::new(&Operator::new().settings(&lines)).unwrap()
+    }
+}
+
+/// RFC 1035, by hand: the question again, and each address of the type that was asked for.
+fn answer(query: &[u8], addresses: &[IpAddr]) -> (String, Vec<u8>) {
+    let (mut name, mut at) = (String::new(), 12);
+    while query[at] != 0 {
+        let end = at + 1 + usize::from(query[at]);
+        name.push_str(std::str::from_utf8(&query[at + 1..end]).unwrap());
+        name.push('.');
+        at = end;
+    }
+    let kind = u16::from_be_bytes([query[at + 1], query[at + 2]]);
+    let question = &query[12..at + 5];
+    let records: Vec<Vec<u8>> = addresses
+        .iter()
+        .filter_map(|ip| match (kind, ip) {
+            (1, IpAddr::V4(ip)) => Some(ip.octets().to_vec()),
+            (28, IpAddr::V6(ip)) => Some(ip.octets().to_vec()),
+            _ => None,
+        })
+        .collect();
+    let mut answer = query[..2].to_vec();
+    answer.extend([
+        0x81,
+        0x80,
+        0,
+        1,
+        0,
+        u8::try_from(records.len()).unwrap(),
+        0,
+        0,
+        0,
+        0,
+    ]);
+    answer.extend(question);
+    for record in records {
+        answer.extend([0xc0, 12]);
+        answer.extend(kind.to_be_bytes());
+        answer.extend([0, 1, 0, 0, 0, 60, 0, u8::try_from(record.len()).unwrap()]);
+        answer.extend(record);
+    }
+    (name.to_lowercase(), answer)
+}
+
+fn refused(error: &DialError, class: &str) {
+    assert_eq!(error.reason(), Reason::AddressClass, "{error:?}");
+    assert!(!error.counts_as_failure());
+    assert!(error.evidence().contains(class), "{}", error.evidence());
+}
+
+#[tokio::test]
+async fn a_name_that_leads_inside_is_refused_whatever_else_it_leads_to() {
+    for inside in [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.0.1",
+        "169.254.169.254",
+        "169.254.0.9",
+        "100.64.0.1",
+        "0.0.0.0",
+        "198.18.0.1",
+        "224.0.0.1",
+        "240.0.0.1",
+        "::1",
+        "::",
+        "fd00::1",
+        "fe80::1",
+        "ff02::1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::a00:1",
+        "2002:a00:1::",
+    ] {
+        // One address that may be dialled and one that may not, in either order.
+        for addresses in [["192.0.2.1", inside], [inside, "2001:db8::1"]] {
+            let names = Names::that_are(&addresses);
+            let dialer = names.dialer("");
+            let error = ask(&dialer, "s", &http("rebind.example"), "/")
+                .await
+                .unwrap_err();
+            let class = policy::host::classify(inside.parse().unwrap()).as_str();
+            refused(&error, class);
+            let shown: IpAddr = inside.parse().unwrap();
+            assert!(
+                error.evidence().contains(&shown.to_string()),
+                "{}",
+                error.evidence()
+            );
+            assert_eq!(
+                error.to_string(),
+                "rebind.example leads to an address that is never dialled",
+            );
+            let error = dialer
+                .connect(&host("rebind.example"), 443)
+                .await
+                .unwrap_err();
+            refused(&error, class);
+            let error = dialer.open(&https("rebind.example")).await.err().unwrap();
+            refused(&error, class);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_address_is_judged_as_a_name_is_and_nobody_is_asked() {
+    let names = Names::that_are(&["192.0.2.1"]);
+    let dialer = names.dialer("");
+    for (literal, class) in [
+        ("127.0.0.1", "loopback"),
+        ("0x7f.1", "loopback"),
+        ("169.254.169.254", "cloud metadata"),
+        ("[::1]", "loopback"),
+        ("[::ffff:192.168.0.1]", "private"),
+        ("[fd00::1]", "unique local"),
+    ] {
+        let error = ask(&dialer, "s", &http(literal), "/").await.unwrap_err();
+        refused(&error, class);
+    }
+    assert_eq!(names.asked(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_fixed_address_is_allowed_and_asks_nobody() {
+    let names = Names::that_are(&["192.0.2.1"]);
+    let origin = Origin::http(|_| Reply::text("fine"));
+    let dialer = names.dialer(&format!(
+        "resolve: {{fixed.example: '{}'}}",
+        origin.address()
+    ));
+    assert_eq!(
+        ask(&dialer, "s", &http("fixed.example"), "/")
+            .await
+            .unwrap(),
+        "fine"
+    );
+    let (_stream, peer) = dialer.connect(&host("fixed.example"), 443).await.unwrap();
+    assert_eq!(peer, origin.address());
+    assert_eq!(names.asked(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_hole_is_for_one_host_and_one_range() {
+    let names = Names::that_are(&["127.0.0.1"]);
+    let origin = Origin::http(|_| Reply::text("fine"));
+    let dialer = names.dialer("allow_private: [{host: in.example, cidr: 127.0.0.0/30}]");
+    let route = |name| Route {
+        port: origin.address().port(),
+        ..http(name)
+    };
+    assert_eq!(
+        ask(&dialer, "s", &route("in.example"), "/").await.unwrap(),
+        "fine"
+    );
+    for other in ["out.example", "below.in.example", "127.0.0.1"] {
+        let error = ask(&dialer, "s", &route(other), "/").await.unwrap_err();
+        refused(&error, "loopback");
+    }
+    let wide = Names::that_are(&["127.0.0.1", "127.0.0.9"]);
+    let dialer = wide.dialer("allow_private: [{host: in.example, cidr: 127.0.0.0/30}]");
+    let error = ask(&dialer, "s", &route("in.example"), "/")
+        .await
+        .unwrap_err();
+    refused(&error, "127.0.0.9");
+}
+
+#[tokio::test]
+async fn a_hole_that_a_reload_closes_is_closed_for_connections_that_were_there() {
+    let names = Names::that_are(&["127.0.0.1"]);
+    let origin = Origin::http(|_| Reply::text("fine"));
+    let operator = Operator::new();
+    let closed = format!("dns: {{upstreams: ['{}']}}", names.address);
+    let open = format!("{closed}\nallow_private: [{{host: in.example, cidr: 127.0.0.1}}]");
+    let dialer = Dialer::new(&operator.settings(&open)).unwrap();
+    let route = Route {
+        port: origin.address().port(),
+        ..http("in.example")
+    };
+    ask(&dialer, "s", &route, "/").await.unwrap();
+    assert_eq!(dialer.idle(), 1);
+    dialer.reload(&operator.settings(&closed)).unwrap();
+    assert_eq!(dialer.idle(), 0);
+    refused(
+        &ask(&dialer, "s", &route, "/").await.unwrap_err(),
+        "loopback",
+    );
+}
+
+#[tokio::test]
+async fn the_gates_own_listeners_are_refused_even_through_a_hole() {
+    let names = Names::that_are(&["127.0.0.1"]);
+    let own = Origin::http(|_| Reply::text("mine"));
+    let port = own.address().port();
+    let lines = format!(
+        "allow_private: [{{host: in.example, cidr: 127.0.0.1}}, {{host: 0.0.0.0, cidr: 0.0.0.0}}]\n\
+         resolve: {{fixed.example: '{}'}}",
+        own.address()
+    );
+    for listener in [own.address(), SocketAddr::new([0, 0, 0, 0].into(), port)] {
+        let dialer = names.dialer(&lines);
+        let route = |name| Route { port, ..http(name) };
+        assert_eq!(
+            ask(&dialer, "s", &route("in.example"), "/").await.unwrap(),
+            "mine"
+        );
+        dialer.refuse([listener]);
+        for name in ["in.example", "fixed.example", "0.0.0.0"] {
+            let error = ask(&dialer, "s", &route(name), "/").await.unwrap_err();
+            refused(&error, "the gate's own address");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_name_is_asked_for_as_it_was_judged() {
+    let names = Names::that_are(&[]);
+    let dialer = names.dialer("");
+    let error = ask(&dialer, "s", &http("nowhere.example"), "/")
+        .await
+        .unwrap_err();
+    assert!(matches!(error, DialError::NoSuchName { .. }), "{error:?}");
+    assert_eq!(error.reason(), Reason::ConnectFailed);
+    let mut asked = names.asked();
+    asked.sort();
+    asked.dedup();
+    assert_eq!(asked, ["nowhere.example."]);
+}
+
+#[tokio::test]
+async fn a_resolver_that_is_silent_is_a_time_out_and_its_address_is_not_shown() {
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let lines = format!(
+        "dns: {{upstreams: ['{}']}}\ntimeouts: {{connect: 150ms}}",
+        silent.local_addr().unwrap()
+    );
+    let dialer = Dialer::new(&Operator::new().settings(&lines)).unwrap();
+    let error = ask(&dialer, "s", &http("slow.example"), "/")
+        .await
+        .unwrap_err();
+    assert!(matches!(error, DialError::TimedOut { .. }), "{error:?}");
+    assert!(!error.to_string().contains("127.0.0.1"), "{error}");
+}

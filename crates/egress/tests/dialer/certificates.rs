@@ -1,0 +1,132 @@
+//! Whose certificates are believed.
+
+use policy::reason::Reason;
+use testkit::ca::Identity;
+use testkit::origin::{Origin, Reply};
+
+use super::*;
+
+const HOST: &str = "api.example";
+
+async fn fails(operator: &Operator, identity: Identity, says: &str) {
+    let origin = Origin::https(identity, |_| Reply::text("fine"));
+    let dialer = operator.dialer(HOST, origin.address(), "");
+    let error = ask(&dialer, "s", &https(HOST), "/").await.unwrap_err();
+    let DialError::Tls { .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(error.reason(), Reason::TlsUpstream);
+    assert!(error.counts_as_failure());
+    assert_eq!(
+        error.to_string(),
+        format!("the TLS handshake with {HOST} failed: {says}")
+    );
+    assert!(origin.requests().is_empty());
+    let error = dialer.open(&https(HOST)).await.err().unwrap();
+    assert!(matches!(error, DialError::Tls { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_root_of_the_operators_is_believed() {
+    let operator = Operator::new();
+    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let dialer = operator.dialer(HOST, origin.address(), "");
+    assert_eq!(ask(&dialer, "s", &https(HOST), "/").await.unwrap(), "fine");
+}
+
+#[tokio::test]
+async fn a_certificate_nobody_signed_is_refused() {
+    let operator = Operator::new();
+    let stranger = Ca::new("a stranger").identity(&[HOST]);
+    fails(
+        &operator,
+        stranger,
+        "its certificate is signed by nobody we trust",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn an_expired_certificate_is_refused() {
+    let operator = Operator::new();
+    let expired = operator.ca.expired(&[HOST]);
+    fails(&operator, expired, "its certificate has expired").await;
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_name_is_refused() {
+    let operator = Operator::new();
+    let other = operator.ca.identity(&["other.example"]);
+    fails(&operator, other, "its certificate is for another name").await;
+}
+
+#[tokio::test]
+async fn a_server_without_tls_is_refused() {
+    let operator = Operator::new();
+    let origin = Origin::raw(|mut stream, _| {
+        use std::io::Write;
+        let _sent = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+    });
+    let dialer = operator.dialer(HOST, origin.address(), "");
+    let error = ask(&dialer, "s", &https(HOST), "/").await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("the upstream does not speak TLS on this port"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn an_address_is_verified_as_an_address() {
+    let operator = Operator::new();
+    let origin = Origin::https(operator.ca.identity(&["127.0.0.1"]), |_| {
+        Reply::text("fine")
+    });
+    let lines = "allow_private: [{host: 127.0.0.1, cidr: 127.0.0.1}]\nextra_roots: [root.pem]";
+    let dialer = Dialer::new(&operator.settings(lines)).unwrap();
+    let route = Route {
+        port: origin.address().port(),
+        ..https("127.0.0.1")
+    };
+    assert_eq!(ask(&dialer, "s", &route, "/").await.unwrap(), "fine");
+}
+
+#[tokio::test]
+async fn roots_taken_away_by_a_reload_are_believed_no_more() {
+    let operator = Operator::new();
+    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let dialer = operator.dialer(HOST, origin.address(), "");
+    ask(&dialer, "s", &https(HOST), "/").await.unwrap();
+    let lines = format!("resolve: {{{HOST}: '{}'}}", origin.address());
+    dialer.reload(&operator.settings(&lines)).unwrap();
+    let error = ask(&dialer, "s", &https(HOST), "/").await.unwrap_err();
+    assert_eq!(error.reason(), Reason::TlsUpstream);
+    // Where the platform has no roots either, the words are others.
+    assert!(
+        matches!(error, DialError::Tls { .. } | DialError::NoRoots { .. }),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn a_file_of_roots_without_a_root_is_named() {
+    let operator = Operator::new();
+    std::fs::write(operator.directory.path().join("empty.pem"), "nothing").unwrap();
+    let settings = operator.settings("extra_roots: [empty.pem]");
+    let error = Dialer::new(&settings).err().unwrap().to_string();
+    assert!(
+        error.contains("empty.pem cannot be used: there is no certificate in it"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_file_of_roots_that_is_not_there_is_named_and_the_old_ones_stay() {
+    let operator = Operator::new();
+    let settings = operator.settings("extra_roots: [gone.pem]");
+    let error = Dialer::new(&settings).err().unwrap().to_string();
+    assert!(error.contains("gone.pem cannot be used: "), "{error}");
+    let dialer = Dialer::new(&operator.settings("extra_roots: [root.pem]")).unwrap();
+    dialer.reload(&settings).unwrap_err();
+}

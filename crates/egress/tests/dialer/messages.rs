@@ -1,0 +1,166 @@
+//! What a server gets to see of a request.
+
+use http::Version;
+use testkit::origin::{Origin, Received, Reply};
+
+use super::*;
+
+const HOST: &str = "api.example";
+
+/// What arrives over HTTP/1.1 and over HTTP/2.
+async fn arrive(request: impl Fn() -> Request<Content>) -> [Received; 2] {
+    let operator = Operator::new();
+    let one = Origin::http(|_| Reply::text("fine"));
+    let two = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let lines = format!(
+        "resolve: {{'{HOST}:80': '{}', '{HOST}:443': '{}'}}\nextra_roots: [root.pem]",
+        one.address(),
+        two.address()
+    );
+    let dialer = Dialer::new(&operator.settings(&lines)).unwrap();
+    for route in [http(HOST), https(HOST)] {
+        let sent = dialer.send(&sandbox("s"), &route, request()).await.unwrap();
+        text(sent).await;
+    }
+    [one.requests().remove(0), two.requests().remove(0)]
+}
+
+#[tokio::test]
+async fn the_host_comes_from_the_route_and_not_from_the_client() {
+    let request = || {
+        Request::get("http://evil.example/path?q=1")
+            .header("host", "evil.example")
+            .body(body::empty())
+            .unwrap()
+    };
+    let [one, two] = arrive(request).await;
+    assert_eq!(one.version, Version::HTTP_11);
+    assert_eq!(one.uri, "/path?q=1");
+    assert_eq!(one.header("host"), Some(HOST));
+    assert_eq!(two.version, Version::HTTP_2);
+    assert_eq!(two.uri, "https://api.example/path?q=1");
+    assert_eq!(two.header("host"), None);
+}
+
+#[tokio::test]
+async fn a_port_that_is_not_the_usual_one_is_named() {
+    let operator = Operator::new();
+    let origin = Origin::http(|_| Reply::text("fine"));
+    let dialer = operator.dialer(HOST, origin.address(), "");
+    for (port, named) in [
+        (80, "api.example"),
+        (443, "api.example:443"),
+        (8080, "api.example:8080"),
+    ] {
+        let route = Route { port, ..http(HOST) };
+        ask(&dialer, "s", &route, "/").await.unwrap();
+        assert_eq!(
+            origin.requests().last().unwrap().header("host"),
+            Some(named)
+        );
+    }
+}
+
+#[tokio::test]
+async fn headers_of_the_clients_own_hop_stay_behind() {
+    let request = || {
+        Request::get("/")
+            .header("connection", "keep-alive, x-mine, Authorization, host")
+            .header("keep-alive", "timeout=5")
+            .header("proxy-connection", "keep-alive")
+            .header("proxy-authorization", "Basic c2VjcmV0")
+            .header("upgrade", "h2c")
+            .header("http2-settings", "AAMAAABk")
+            .header("te", "gzip, trailers")
+            .header("x-mine", "1")
+            .header("x-kept", "1")
+            .header("authorization", "Bearer kept")
+            .body(body::empty())
+            .unwrap()
+    };
+    for seen in arrive(request).await {
+        for gone in [
+            "keep-alive",
+            "proxy-connection",
+            "proxy-authorization",
+            "upgrade",
+            "http2-settings",
+            "x-mine",
+            "transfer-encoding",
+        ] {
+            assert_eq!(seen.header(gone), None, "{gone} over {:?}", seen.version);
+        }
+        assert_eq!(seen.header("authorization"), Some("Bearer kept"));
+        assert_eq!(seen.header("x-kept"), Some("1"));
+        assert_eq!(seen.header("te"), Some("trailers"));
+        let connection = (seen.version == Version::HTTP_11).then_some("te");
+        assert_eq!(seen.header("connection"), connection);
+    }
+}
+
+#[tokio::test]
+async fn the_length_is_that_of_the_body_whatever_the_client_claimed() {
+    let request = || {
+        Request::post("/")
+            .header("content-length", "9999")
+            .header("transfer-encoding", "chunked")
+            .body(body::full("seven b"))
+            .unwrap()
+    };
+    for seen in arrive(request).await {
+        assert_eq!(seen.body, "seven b");
+        assert_eq!(seen.header("content-length"), Some("7"));
+        assert_eq!(seen.header("transfer-encoding"), None);
+    }
+}
+
+#[tokio::test]
+async fn a_post_without_a_body_says_so() {
+    for seen in arrive(|| post("/", body::empty())).await {
+        assert_eq!(
+            seen.header("content-length"),
+            Some("0"),
+            "{:?}",
+            seen.version
+        );
+    }
+}
+
+#[tokio::test]
+async fn trailers_pass_in_the_answer() {
+    let operator = Operator::new();
+    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| {
+        Reply::text("body").trailer("grpc-status", "0")
+    });
+    let dialer = operator.dialer(HOST, origin.address(), "");
+    let sent = dialer
+        .send(&sandbox("s"), &https(HOST), get("/"))
+        .await
+        .unwrap();
+    let answer = sent.response.collect().await.unwrap();
+    assert_eq!(answer.trailers().unwrap()["grpc-status"], "0");
+    assert_eq!(answer.to_bytes(), "body");
+}
+
+#[tokio::test]
+async fn a_request_for_the_whole_server_keeps_its_star() {
+    let request = || Request::options("*").body(body::empty()).unwrap();
+    for seen in arrive(request).await {
+        assert_eq!(seen.uri.path(), "*", "{:?}", seen.version);
+    }
+}
+
+#[tokio::test]
+async fn connect_does_not_pass() {
+    let origin = Origin::http(|_| Reply::text("fine"));
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    let request = Request::connect("api.example:443")
+        .body(body::empty())
+        .unwrap();
+    let error = dialer
+        .send(&sandbox("s"), &http(HOST), request)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, DialError::Unsendable { .. }), "{error:?}");
+    assert_eq!(origin.connections(), 0);
+}

@@ -1,0 +1,173 @@
+//! How long each step may take.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use egress::dialer::Step;
+use http_body_util::channel::Channel;
+use policy::reason::Reason;
+use testkit::origin::{Latch, Origin, Reply};
+use testkit::wait::eventually;
+
+use super::*;
+
+const HOST: &str = "api.example";
+
+#[tokio::test]
+async fn a_server_that_never_answers_is_given_up() {
+    let latch = Latch::new();
+    let held = latch.clone();
+    let origin = Origin::http(move |_| Reply::text("late").held(&held));
+    let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {response: 100ms}");
+    let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            DialError::TimedOut {
+                step: Step::Answer,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert_eq!(error.reason(), Reason::UpstreamTimeout);
+    assert!(error.counts_as_failure());
+    assert_eq!(error.to_string(), "api.example did not answer within 100ms");
+    eventually("the close", || (origin.open() == 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_server_that_never_finishes_its_handshake_is_given_up() {
+    let origin = Origin::raw(|mut stream, _| {
+        use std::io::Read;
+        let _all = stream.read_to_end(&mut Vec::new());
+    });
+    let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {connect: 100ms}");
+    let error = ask(&dialer, "s", &https(HOST), "/").await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            DialError::TimedOut {
+                step: Step::Connect,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert_eq!(error.reason(), Reason::UpstreamTimeout);
+    eventually("the close", || (origin.open() == 0).then_some(())).await;
+    let error = dialer.open(&https(HOST)).await.err().unwrap();
+    assert!(
+        matches!(
+            error,
+            DialError::TimedOut {
+                step: Step::Connect,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_upload_may_take_longer_than_an_answer_while_it_moves() {
+    let origin = Origin::http(|asked| Reply::text(asked.length.to_string()));
+    let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {response: 200ms}");
+    let (mut sender, upload) = Channel::<Bytes, std::io::Error>::new(1);
+    let upload = upload.map_err(Into::into).boxed_unsync();
+    let feeding = tokio::spawn(async move {
+        let began = std::time::Instant::now();
+        let mut length = 0;
+        while began.elapsed() < Duration::from_millis(700) {
+            sender.send_data(Bytes::from_static(b"more")).await.unwrap();
+            length += 4;
+        }
+        length
+    });
+    let sent = dialer
+        .send(&sandbox("s"), &http(HOST), post("/", upload))
+        .await
+        .unwrap();
+    let length: u64 = feeding.await.unwrap();
+    assert_eq!(text(sent).await, length.to_string());
+}
+
+#[tokio::test]
+async fn a_port_nobody_listens_on_is_refused_in_words_without_addresses() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let dialer = Operator::new().dialer(HOST, address, "");
+    let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
+    assert_eq!(error.reason(), Reason::ConnectFailed);
+    assert!(error.counts_as_failure());
+    assert_eq!(
+        error.to_string(),
+        "api.example could not be reached on port 80"
+    );
+    assert!(
+        error.evidence().contains(&address.to_string()),
+        "{}",
+        error.evidence()
+    );
+}
+
+#[tokio::test]
+async fn the_body_that_broke_is_to_blame_and_not_the_server() {
+    let origin = Origin::http(|_| Reply::text("fine"));
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    let (mut sender, upload) = Channel::<Bytes, std::io::Error>::new(1);
+    let upload = upload.map_err(Into::into).boxed_unsync();
+    tokio::spawn(async move {
+        sender.send_data(Bytes::from_static(b"half")).await.unwrap();
+        sender.abort(std::io::Error::other("the client went away"));
+    });
+    let error = dialer
+        .send(&sandbox("s"), &http(HOST), post("/", upload))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, DialError::Cut { .. }), "{error:?}");
+    assert!(!error.counts_as_failure());
+    assert!(
+        error.evidence().contains("the client went away"),
+        "{}",
+        error.evidence()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_megabytes_pass_both_ways_and_wait_for_slow_readers() {
+    const SIZE: u64 = 100 * 1024 * 1024;
+    for http2 in [false, true] {
+        let operator = Operator::new();
+        let kind = testkit::origin::Kind {
+            tls: http2.then(|| operator.ca.identity(&[HOST])),
+            http2,
+            streams: None,
+        };
+        let origin = Origin::start(kind, |asked| {
+            Reply::large(SIZE).header("got", &asked.length.to_string())
+        });
+        let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
+        let route = if http2 { https(HOST) } else { http(HOST) };
+        let (mut sender, upload) = Channel::<Bytes, std::io::Error>::new(1);
+        let upload = upload.map_err(Into::into).boxed_unsync();
+        tokio::spawn(async move {
+            let piece = Bytes::from(vec![b'u'; 1024 * 1024]);
+            for _ in 0..100 {
+                sender.send_data(piece.clone()).await.unwrap();
+            }
+        });
+        let sent = dialer
+            .send(&sandbox("s"), &route, post("/", upload))
+            .await
+            .unwrap();
+        assert_eq!(sent.response.headers()["got"], SIZE.to_string());
+        let mut answer = sent.response.into_body();
+        let mut length = 0;
+        while let Some(frame) = answer.frame().await {
+            length += frame.unwrap().into_data().unwrap().len() as u64;
+        }
+        assert_eq!(length, SIZE);
+    }
+}

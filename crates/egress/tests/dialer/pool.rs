@@ -1,0 +1,471 @@
+//! Which connections are used again, by whom.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Version;
+use testkit::origin::{Kind, Latch, Origin, Reply};
+use testkit::wait::eventually;
+
+use super::*;
+
+const HOST: &str = "api.example";
+
+#[tokio::test]
+async fn requests_in_a_row_share_a_connection() {
+    let origin = Origin::http(|asked| Reply::text(asked.path().to_owned()));
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    for path in ["/one", "/two", "/three"] {
+        let answer = ask(&dialer, "s", &http(HOST), path).await.unwrap();
+        assert_eq!(answer, path);
+    }
+    assert_eq!(origin.connections(), 1);
+    assert_eq!(dialer.idle(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_in_a_row_share_a_connection_on_many_threads() {
+    let origin = Origin::http(|_| Reply::text("fine"));
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    for _ in 0..200 {
+        ask(&dialer, "s", &http(HOST), "/").await.unwrap();
+    }
+    assert!(origin.connections() <= 3, "{}", origin.connections());
+}
+
+#[tokio::test]
+async fn timings_tell_a_new_connection_from_one_that_was_there() {
+    let operator = Operator::new();
+    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let dialer = operator.dialer(HOST, origin.address(), "");
+    let first = dialer
+        .send(&sandbox("s"), &https(HOST), get("/"))
+        .await
+        .unwrap();
+    assert!(!first.timings.reused);
+    assert!(!first.timings.tls.is_zero());
+    assert_eq!(first.timings.peer, origin.address());
+    assert_eq!(first.timings.version, Version::HTTP_2);
+    text(first).await;
+    let second = dialer
+        .send(&sandbox("s"), &https(HOST), get("/"))
+        .await
+        .unwrap();
+    assert!(second.timings.reused);
+    assert!(second.timings.tls.is_zero());
+}
+
+#[tokio::test]
+async fn sandboxes_share_no_connection_and_no_session() {
+    for http2 in [false, true] {
+        let operator = Operator::new();
+        let kind = Kind {
+            tls: Some(operator.ca.identity(&[HOST])),
+            http2,
+            streams: None,
+        };
+        let origin = Origin::start(kind, |_| Reply::text("fine"));
+        let dialer = operator.dialer(HOST, origin.address(), "");
+        for who in ["a", "b", "a", "b"] {
+            ask(&dialer, who, &https(HOST), "/").await.unwrap();
+        }
+        let connections: Vec<_> = origin.requests().iter().map(|r| r.connection).collect();
+        assert_eq!(connections, [0, 1, 0, 1]);
+        assert_eq!(origin.resumed(), 0);
+        // A sandbox's own session is taken up again.
+        origin.hang_up();
+        eventually("dead connections to be noticed", || {
+            (dialer.idle() == 0).then_some(())
+        })
+        .await;
+        ask(&dialer, "a", &https(HOST), "/").await.unwrap();
+        assert_eq!(origin.resumed(), 1);
+        dialer.forget(&sandbox("b"));
+        ask(&dialer, "b", &https(HOST), "/").await.unwrap();
+        assert_eq!(origin.resumed(), 1, "a session outlived its sandbox");
+    }
+}
+
+#[tokio::test]
+async fn http2_requests_at_once_share_one_connection() {
+    let operator = Operator::new();
+    let latch = Latch::new();
+    let held = latch.clone();
+    let origin = Origin::https(operator.ca.identity(&[HOST]), move |_| {
+        Reply::text("fine").held(&held)
+    });
+    let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
+    let asked: Vec<_> = (0..50)
+        .map(|_| {
+            let dialer = Arc::clone(&dialer);
+            tokio::spawn(async move { ask(&dialer, "s", &https(HOST), "/").await })
+        })
+        .collect();
+    eventually("all to arrive", || (latch.waiting() == 50).then_some(())).await;
+    latch.open();
+    for answer in asked {
+        assert_eq!(answer.await.unwrap().unwrap(), "fine");
+    }
+    assert_eq!(origin.connections(), 1);
+}
+
+#[tokio::test]
+async fn http2_opens_another_connection_when_the_peer_takes_no_more_streams() {
+    let operator = Operator::new();
+    let latch = Latch::new();
+    let held = latch.clone();
+    let kind = Kind {
+        tls: Some(operator.ca.identity(&[HOST])),
+        http2: true,
+        streams: Some(2),
+    };
+    let origin = Origin::start(kind, move |asked| match asked.path() {
+        "/" => Reply::text("fine"),
+        _ => Reply::text("late").held(&held),
+    });
+    let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
+    // After an answer the peer's limit is known.
+    ask(&dialer, "s", &https(HOST), "/").await.unwrap();
+    let mut asked = Vec::new();
+    for number in 1..=6 {
+        let dialer = Arc::clone(&dialer);
+        asked.push(tokio::spawn(async move {
+            ask(&dialer, "s", &https(HOST), "/held").await
+        }));
+        eventually("it to arrive", || (latch.waiting() == number).then_some(())).await;
+    }
+    assert!(origin.connections() >= 3, "{}", origin.connections());
+    latch.open();
+    for answer in asked {
+        assert_eq!(answer.await.unwrap().unwrap(), "late");
+    }
+}
+
+#[tokio::test]
+async fn http1_requests_at_once_do_not_wait_for_each_other() {
+    let operator = Operator::new();
+    let latch = Latch::new();
+    let held = latch.clone();
+    let identity = operator.ca.identity(&[HOST]);
+    let origin = Origin::https_one(identity, move |_| Reply::text("fine").held(&held));
+    let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
+    let asked: Vec<_> = (0..20)
+        .map(|_| {
+            let dialer = Arc::clone(&dialer);
+            tokio::spawn(async move { ask(&dialer, "s", &https(HOST), "/").await })
+        })
+        .collect();
+    eventually("all to arrive", || (latch.waiting() == 20).then_some(())).await;
+    assert_eq!(origin.connections(), 20);
+    latch.open();
+    for answer in asked {
+        assert_eq!(answer.await.unwrap().unwrap(), "fine");
+    }
+    eventually("all to be kept", || (dialer.idle() == 20).then_some(())).await;
+}
+
+#[tokio::test]
+async fn one_failed_dial_is_the_answer_to_all_who_waited_for_it() {
+    let operator = Operator::new();
+    let origin = Origin::https(Ca::new("another").identity(&[HOST]), |_| {
+        Reply::text("fine")
+    });
+    let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
+    let asked: Vec<_> = (0..20)
+        .map(|_| {
+            let dialer = Arc::clone(&dialer);
+            tokio::spawn(async move { ask(&dialer, "s", &https(HOST), "/").await })
+        })
+        .collect();
+    for answer in asked {
+        let error = answer.await.unwrap().unwrap_err();
+        assert!(matches!(error, DialError::Tls { .. }), "{error:?}");
+    }
+    assert_eq!(origin.connections(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_requests_at_once_are_all_answered() {
+    for http2 in [false, true] {
+        let operator = Operator::new();
+        let kind = Kind {
+            tls: Some(operator.ca.identity(&[HOST])),
+            http2,
+            streams: None,
+        };
+        let origin = Origin::start(kind, |asked| Reply::text(asked.path().to_owned()));
+        let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
+        let asked: Vec<_> = (0..200)
+            .map(|number| {
+                let dialer = Arc::clone(&dialer);
+                tokio::spawn(async move {
+                    let path = format!("/{number}");
+                    let answer = ask(&dialer, "s", &https(HOST), &path).await.unwrap();
+                    assert_eq!(answer, path);
+                })
+            })
+            .collect();
+        for answer in asked {
+            answer.await.unwrap();
+        }
+        let kept = dialer.idle();
+        assert!(kept <= 32, "{kept} connections are kept");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_was_closed_meanwhile_costs_a_request_nothing() {
+    // It answers once, and closes when the next request may already be on its way.
+    let origin = Origin::raw(|mut stream, _| {
+        let mut head = [0; 4096];
+        let read = stream.read(&mut head).unwrap_or(0);
+        if read > 0 {
+            let _sent = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine");
+        }
+    });
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    for number in 1..=20 {
+        assert_eq!(ask(&dialer, "s", &http(HOST), "/").await.unwrap(), "fine");
+        eventually("the close", || (origin.open() == 0).then_some(())).await;
+        assert_eq!(origin.connections(), number);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_was_sent_is_never_sent_again() {
+    let origin = Origin::http(|asked| match asked.path() {
+        "/" => Reply::text("fine"),
+        _ => Reply::hang_up(),
+    });
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    ask(&dialer, "s", &http(HOST), "/").await.unwrap();
+    let request = post("/pay", body::full("once"));
+    let error = dialer
+        .send(&sandbox("s"), &http(HOST), request)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
+    assert!(error.counts_as_failure());
+    let paid = origin
+        .requests()
+        .iter()
+        .filter(|r| r.path() == "/pay")
+        .count();
+    assert_eq!(paid, 1);
+}
+
+#[tokio::test]
+async fn an_http2_server_that_restarts_costs_a_later_request_nothing() {
+    let operator = Operator::new();
+    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let dialer = operator.dialer(HOST, origin.address(), "");
+    for number in 1..=5 {
+        assert_eq!(ask(&dialer, "s", &https(HOST), "/").await.unwrap(), "fine");
+        assert_eq!(origin.connections(), number);
+        origin.hang_up();
+        eventually("the close", || (dialer.idle() == 0).then_some(())).await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_an_error_and_its_connection_is_gone() {
+    let origin = Origin::http(|_| Reply::large(100_000).cut());
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    let sent = dialer
+        .send(&sandbox("s"), &http(HOST), get("/"))
+        .await
+        .unwrap();
+    assert!(sent.response.collect().await.is_err());
+    assert_eq!(dialer.idle(), 0);
+}
+
+#[tokio::test]
+async fn a_server_that_says_close_is_not_asked_on_that_connection_again() {
+    let origin = Origin::http(|_| Reply::text("fine").closing());
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    for number in 1..=3 {
+        ask(&dialer, "s", &http(HOST), "/").await.unwrap();
+        assert_eq!(origin.connections(), number);
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_http1_request_closes_its_connection() {
+    let latch = Latch::new();
+    let held = latch.clone();
+    let origin = Origin::http(move |_| Reply::text("late").held(&held));
+    let dialer = Arc::new(Operator::new().dialer(HOST, origin.address(), ""));
+    let asking = Arc::clone(&dialer);
+    let asked = tokio::spawn(async move { ask(&asking, "s", &http(HOST), "/").await });
+    eventually("it to arrive", || (latch.waiting() == 1).then_some(())).await;
+    asked.abort();
+    eventually("the close", || (origin.open() == 0).then_some(())).await;
+    assert_eq!(dialer.idle(), 0);
+}
+
+#[tokio::test]
+async fn a_cancelled_http2_request_frees_its_stream_and_leaves_the_others() {
+    let operator = Operator::new();
+    let latch = Latch::new();
+    let held = latch.clone();
+    let kind = Kind {
+        tls: Some(operator.ca.identity(&[HOST])),
+        http2: true,
+        streams: Some(1),
+    };
+    let origin = Origin::start(kind, move |asked| match asked.path() {
+        "/held" => Reply::text("late").held(&held),
+        _ => Reply::text("fine"),
+    });
+    let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
+    ask(&dialer, "s", &https(HOST), "/").await.unwrap();
+    for _ in 0..10 {
+        let asking = Arc::clone(&dialer);
+        let asked = tokio::spawn(async move { ask(&asking, "s", &https(HOST), "/held").await });
+        eventually("it to arrive", || (latch.waiting() == 1).then_some(())).await;
+        asked.abort();
+        eventually("its reset", || (latch.waiting() == 0).then_some(())).await;
+    }
+    assert_eq!(ask(&dialer, "s", &https(HOST), "/").await.unwrap(), "fine");
+    assert_eq!(origin.connections(), 1);
+}
+
+#[tokio::test]
+async fn an_answer_nobody_reads_to_its_end_closes_its_connection() {
+    let latch = Latch::new();
+    let paused = latch.clone();
+    let origin = Origin::http(move |_| Reply::large(64 * 1024).paused(&paused));
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    let sent = dialer
+        .send(&sandbox("s"), &http(HOST), get("/"))
+        .await
+        .unwrap();
+    drop(sent);
+    eventually("the close", || (origin.open() == 0).then_some(())).await;
+    assert_eq!(dialer.idle(), 0);
+}
+
+#[tokio::test]
+async fn a_forgotten_sandbox_leaves_no_connection() {
+    let operator = Operator::new();
+    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let dialer = operator.dialer(HOST, origin.address(), "");
+    ask(&dialer, "a", &https(HOST), "/").await.unwrap();
+    ask(&dialer, "b", &https(HOST), "/").await.unwrap();
+    assert_eq!(dialer.idle(), 2);
+    dialer.forget(&sandbox("a"));
+    assert_eq!(dialer.idle(), 1);
+    eventually("the close", || (origin.open() == 1).then_some(())).await;
+    ask(&dialer, "b", &https(HOST), "/").await.unwrap();
+    assert_eq!(origin.connections(), 2);
+}
+
+#[tokio::test]
+async fn a_reload_closes_what_the_new_settings_lead_elsewhere_and_running_answers_finish() {
+    let operator = Operator::new();
+    let latch = Latch::new();
+    let paused = latch.clone();
+    let old = Origin::http(move |_| Reply::text("old").paused(&paused));
+    let new = Origin::http(|_| Reply::text("new"));
+    let other = Origin::http(|_| Reply::text("other"));
+    let lines = |first: SocketAddr| {
+        format!(
+            "resolve: {{{HOST}: '{first}', other.example: '{}'}}",
+            other.address()
+        )
+    };
+    let dialer = Dialer::new(&operator.settings(&lines(old.address()))).unwrap();
+    ask(&dialer, "s", &http("other.example"), "/")
+        .await
+        .unwrap();
+    let running = dialer
+        .send(&sandbox("s"), &http(HOST), get("/"))
+        .await
+        .unwrap();
+
+    dialer
+        .reload(&operator.settings(&lines(new.address())))
+        .unwrap();
+    assert_eq!(ask(&dialer, "s", &http(HOST), "/").await.unwrap(), "new");
+    latch.open();
+    assert_eq!(text(running).await, "old");
+    ask(&dialer, "s", &http("other.example"), "/")
+        .await
+        .unwrap();
+    assert_eq!(other.connections(), 1, "what did not change was kept");
+    eventually("the old close", || (old.open() == 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_connection_nobody_used_for_a_minute_is_closed() {
+    for http2 in [false, true] {
+        let operator = Operator::new();
+        let kind = Kind {
+            tls: Some(operator.ca.identity(&[HOST])),
+            http2,
+            streams: None,
+        };
+        let origin = Origin::start(kind, |_| Reply::text("fine"));
+        let dialer = operator.dialer(HOST, origin.address(), "");
+        ask(&dialer, "s", &https(HOST), "/").await.unwrap();
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(50)).await;
+        assert_eq!(dialer.idle(), 1);
+        tokio::time::advance(Duration::from_secs(30)).await;
+        tokio::time::resume();
+        eventually("the close", || (origin.open() == 0).then_some(())).await;
+        assert_eq!(dialer.idle(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_keeps_only_so_many_connections() {
+    let origin = Origin::http(|_| Reply::text("fine"));
+    let operator = Operator::new();
+    let names: Vec<String> = (0..300)
+        .map(|number| format!("h{number}.example"))
+        .collect();
+    let fixed: Vec<String> = names
+        .iter()
+        .map(|name| format!("{name}: '{}'", origin.address()))
+        .collect();
+    let lines = format!("resolve: {{{}}}", fixed.join(", "));
+    let dialer = Dialer::new(&operator.settings(&lines)).unwrap();
+    for name in &names {
+        ask(&dialer, "greedy", &http(name), "/").await.unwrap();
+    }
+    assert_eq!(dialer.idle(), 256);
+    eventually("the oldest to close", || {
+        (origin.open() == 256).then_some(())
+    })
+    .await;
+    ask(&dialer, "modest", &http("h0.example"), "/")
+        .await
+        .unwrap();
+    assert_eq!(dialer.idle(), 257);
+}
+
+#[tokio::test]
+async fn requests_beyond_what_a_host_may_have_wait_for_a_place() {
+    let latch = Latch::new();
+    let held = latch.clone();
+    let origin = Origin::http(move |_| Reply::text("fine").held(&held));
+    let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {connect: 2s}");
+    let dialer = Arc::new(dialer);
+    let asked: Vec<_> = (0..256)
+        .map(|_| {
+            let dialer = Arc::clone(&dialer);
+            tokio::spawn(async move { ask(&dialer, "s", &http(HOST), "/").await })
+        })
+        .collect();
+    eventually("all to arrive", || (latch.waiting() == 256).then_some(())).await;
+    let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
+    assert!(matches!(error, DialError::Busy { .. }), "{error:?}");
+    assert!(!error.counts_as_failure());
+    latch.open();
+    for answer in asked {
+        assert_eq!(answer.await.unwrap().unwrap(), "fine");
+    }
+    assert_eq!(ask(&dialer, "s", &http(HOST), "/").await.unwrap(), "fine");
+}

@@ -1,0 +1,81 @@
+//! Connections that become something else.
+
+use testkit::origin::{Origin, Reply};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+
+const HOST: &str = "chat.example";
+
+fn upgrade() -> Request<Content> {
+    Request::get("/chat")
+        .header("connection", "keep-alive, Upgrade")
+        .header("upgrade", "websocket")
+        .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
+        .body(body::empty())
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_switched_connection_carries_bytes_both_ways() {
+    let operator = Operator::new();
+    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::echo("websocket"));
+    let dialer = operator.dialer(HOST, origin.address(), "");
+    let answer = dialer
+        .open(&https(HOST))
+        .await
+        .unwrap()
+        .send(upgrade())
+        .await
+        .unwrap();
+    assert_eq!(answer.response.status(), 101);
+    assert_eq!(answer.response.headers()["upgrade"], "websocket");
+    let mut io = answer.io.unwrap();
+    io.write_all(b"are you there?").await.unwrap();
+    let mut echo = [0; 14];
+    io.read_exact(&mut echo).await.unwrap();
+    assert_eq!(&echo, b"are you there?");
+    io.shutdown().await.unwrap();
+    assert_eq!(io.read(&mut echo).await.unwrap(), 0);
+
+    let asked = &origin.requests()[0];
+    assert_eq!(asked.header("connection"), Some("upgrade"));
+    assert_eq!(asked.header("upgrade"), Some("websocket"));
+    assert_eq!(asked.header("host"), Some(HOST));
+    assert_eq!(dialer.idle(), 0);
+}
+
+#[tokio::test]
+async fn a_server_that_will_not_switch_answers_as_usual() {
+    let origin = Origin::http(|_| Reply::status(403).header("why", "closed"));
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    let answer = dialer
+        .open(&http(HOST))
+        .await
+        .unwrap()
+        .send(upgrade())
+        .await
+        .unwrap();
+    assert_eq!(answer.response.status(), 403);
+    assert_eq!(answer.response.headers()["why"], "closed");
+    assert!(answer.io.is_none());
+}
+
+#[tokio::test]
+async fn a_server_that_switches_unasked_has_broken_the_connection() {
+    let origin = Origin::raw(|mut stream, _| {
+        use std::io::{Read, Write};
+        let _read = stream.read(&mut [0; 4096]);
+        let _sent = stream.write_all(
+            b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
+        );
+        let _rest = stream.read(&mut [0; 4096]);
+    });
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
+    assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
+    let opened = dialer.open(&http(HOST)).await.unwrap();
+    let error = opened.send(get("/")).await.err().unwrap();
+    assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
+    assert_eq!(dialer.idle(), 0);
+}

@@ -1,0 +1,363 @@
+//! Queries off sockets.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use egress::dns::{Journal, Outcome, Registry, Source};
+use hickory_proto::op::ResponseCode;
+use policy::audit::AuditEvent;
+use policy::bucket::Rate;
+use policy::clock::UnixMillis;
+use policy::identity::Lookup;
+use policy::reason::Reason;
+use policy::registration::{AuthMode, Registration};
+use testkit::resolver::{Data, Reply, record};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+
+use super::place::{A, Heard, LONG, Place, Served, hear, one, query, until};
+
+fn known(place: &Place) {
+    let public = Data::A([203, 0, 113, 7].into());
+    let reply = Reply::Records(vec![record("allowed.test", public)]);
+    place.resolver.tell("allowed.test", A, reply);
+}
+
+/// Queries with their lengths in front.
+fn framed(queries: &[Vec<u8>]) -> Vec<u8> {
+    let frame = |query: &Vec<u8>| {
+        let length = u16::try_from(query.len()).unwrap().to_be_bytes();
+        [length.to_vec(), query.clone()].concat()
+    };
+    queries.iter().flat_map(frame).collect()
+}
+
+async fn next(stream: &mut TcpStream) -> Heard {
+    let reading = async {
+        let length = stream.read_u16().await.unwrap();
+        let mut answer = vec![0; length.into()];
+        stream.read_exact(&mut answer).await.unwrap();
+        Heard::read(&answer, None)
+    };
+    tokio::time::timeout(LONG, reading)
+        .await
+        .expect("an answer in time")
+}
+
+#[tokio::test]
+async fn a_datagram_is_answered_and_a_refusal_is_written_down_first() {
+    let place = Place::new();
+    known(&place);
+    let served = Served::datagrams(&place, Source::Sandbox(one()));
+    let client = served.client().await;
+    client.send(&query("allowed.test", A)).await.unwrap();
+    assert_eq!(hear(&client).await.addresses.len(), 1);
+    client.send(&query("evil.test", A)).await.unwrap();
+    assert_eq!(hear(&client).await.code, ResponseCode::NXDomain);
+    let events = served.journal.0.lock().unwrap().clone();
+    assert_eq!(events.len(), 2);
+    assert_eq!(events[1].reason, Some(Reason::HostDenied));
+    assert_eq!(events[1].sandbox, Some(one()));
+}
+
+#[tokio::test]
+async fn too_many_queries_at_once_are_dropped_and_room_comes_back() {
+    let place = Place::with("", |limits| {
+        limits.in_flight = 3;
+        limits.deadline = Duration::from_millis(1500);
+    });
+    known(&place);
+    for n in 0..3 {
+        place
+            .resolver
+            .tell(&format!("n{n}.wild.test"), A, Reply::Silence);
+    }
+    let served = Served::datagrams(&place, Source::Sandbox(one()));
+    let client = served.client().await;
+    for n in 0..3 {
+        client
+            .send(&query(&format!("n{n}.wild.test"), A))
+            .await
+            .unwrap();
+    }
+    client.send(&query("evil.test", A)).await.unwrap();
+    until("the fourth is dropped", || {
+        place.metrics.count_of(Outcome::Dropped, None) == 1
+    })
+    .await;
+    for _ in 0..3 {
+        assert_eq!(hear(&client).await.code, ResponseCode::ServFail);
+    }
+    // The room is free a moment after the answer is out.
+    let waiting = async {
+        loop {
+            client.send(&query("allowed.test", A)).await.unwrap();
+            let heard = tokio::time::timeout(Duration::from_millis(300), hear(&client)).await;
+            if let Ok(heard) = heard {
+                return heard;
+            }
+        }
+    };
+    let heard = tokio::time::timeout(LONG, waiting).await.unwrap();
+    assert_eq!(heard.addresses.len(), 1);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_asks_too_fast_loses_datagrams_and_waits_on_streams() {
+    let place = Place::with("", |limits| limits.rate = Rate::new(5.0, 3).ok());
+    let served = Served::datagrams(&place, Source::Sandbox(one()));
+    let client = served.client().await;
+    for _ in 0..10 {
+        client.send(&query("evil.test", A)).await.unwrap();
+    }
+    for _ in 0..3 {
+        assert_eq!(hear(&client).await.code, ResponseCode::NXDomain);
+    }
+    let dropped = || place.metrics.count_of(Outcome::Dropped, None);
+    until("some are dropped", || dropped() >= 1).await;
+
+    let served = Served::streams(&place, Source::Sandbox(one())).await;
+    let mut stream = served.connection().await;
+    let all = vec![query("evil.test", A); 3];
+    stream.write_all(&framed(&all)).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(next(&mut stream).await.code, ResponseCode::NXDomain);
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_served_after_the_stop() {
+    let place = Place::new();
+    let served = Served::datagrams(&place, Source::Sandbox(one()));
+    let client = served.client().await;
+    client.send(&query("evil.test", A)).await.unwrap();
+    hear(&client).await;
+    served.stop.cancel();
+    let closed = async {
+        let mut buffer = [0; 512];
+        loop {
+            // Loopback says so when a port has closed.
+            if client.send(&query("evil.test", A)).await.is_err() {
+                return;
+            }
+            let heard = tokio::time::timeout(Duration::from_millis(50), client.recv(&mut buffer));
+            if let Ok(Err(_)) = heard.await {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(LONG, closed)
+        .await
+        .expect("the socket closes");
+}
+
+#[tokio::test]
+async fn a_connection_carries_several_queries_at_once_and_in_pieces() {
+    let place = Place::with("", |limits| limits.deadline = Duration::from_secs(1));
+    known(&place);
+    let served = Served::streams(&place, Source::Sandbox(one())).await;
+    let mut stream = served.connection().await;
+    let all = framed(&[
+        query("allowed.test", A),
+        query("evil.test", A),
+        query("palisade.internal", A),
+    ]);
+    for byte in all {
+        stream.write_all(&[byte]).await.unwrap();
+    }
+    let mut heard = Vec::new();
+    for _ in 0..3 {
+        let answer = next(&mut stream).await;
+        heard.push((answer.code, answer.addresses.len()));
+    }
+    heard.sort_by_key(|(code, _)| u16::from(*code));
+    assert_eq!(heard[2], (ResponseCode::NXDomain, 0));
+    assert_eq!(heard[0], (ResponseCode::NoError, 1));
+
+    // A quick answer does not wait for a slow one.
+    place.resolver.tell("slow.wild.test", A, Reply::Silence);
+    let both = framed(&[query("slow.wild.test", A), query("evil.test", A)]);
+    stream.write_all(&both).await.unwrap();
+    stream.shutdown().await.unwrap();
+    assert_eq!(next(&mut stream).await.code, ResponseCode::NXDomain);
+    assert_eq!(next(&mut stream).await.code, ResponseCode::ServFail);
+    assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0, "then it ends");
+}
+
+#[tokio::test]
+async fn hundreds_of_queries_on_one_connection_are_all_answered() {
+    let place = Place::with("", |limits| limits.in_flight = 2);
+    let served = Served::streams(&place, Source::Sandbox(one())).await;
+    let stream = served.connection().await;
+    let (mut reader, mut writer) = stream.into_split();
+    let sending = tokio::spawn(async move {
+        let all: Vec<_> = (0..300)
+            .map(|n| query(&format!("n{n}.evil.test"), A))
+            .collect();
+        writer.write_all(&framed(&all)).await.unwrap();
+        writer
+    });
+    let reading = async {
+        for _ in 0..300 {
+            let length = reader.read_u16().await.unwrap();
+            let mut answer = vec![0; length.into()];
+            reader.read_exact(&mut answer).await.unwrap();
+            assert_eq!(Heard::read(&answer, None).code, ResponseCode::NXDomain);
+        }
+    };
+    tokio::time::timeout(LONG, reading).await.unwrap();
+    drop(sending.await.unwrap());
+    assert_eq!(served.journal.0.lock().unwrap().len(), 300);
+}
+
+#[tokio::test]
+async fn a_silent_client_and_one_that_dribbles_are_cut_off() {
+    let place = Place::with("", |limits| limits.idle = Duration::from_millis(300));
+    let served = Served::streams(&place, Source::Sandbox(one())).await;
+    let mut silent = served.connection().await;
+    let mut byte = [0; 1];
+    let ends = tokio::time::timeout(LONG, silent.read(&mut byte)).await;
+    assert_eq!(ends.unwrap().unwrap(), 0);
+
+    let dribbling = served.connection().await;
+    let (mut reader, mut writer) = dribbling.into_split();
+    let dribble = async {
+        writer.write_all(&[0x0f, 0xff]).await.unwrap();
+        while writer.write_all(&[0]).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = dribble => {}
+        // A reset is an end as well.
+        _ = reader.read(&mut byte) => {}
+        () = tokio::time::sleep(LONG) => panic!("it dribbles on"),
+    }
+}
+
+#[tokio::test]
+async fn a_query_longer_than_any_question_ends_the_connection() {
+    let place = Place::new();
+    let served = Served::streams(&place, Source::Sandbox(one())).await;
+    let mut stream = served.connection().await;
+    stream.write_all(&[0xff, 0xff]).await.unwrap();
+    let ends = tokio::time::timeout(LONG, stream.read(&mut [0; 1]))
+        .await
+        .unwrap();
+    assert!(matches!(ends, Ok(0) | Err(_)));
+}
+
+/// A registry that knows 127.0.0.1 and nobody else.
+struct KnowsOne;
+
+impl Registry for KnowsOne {
+    fn who(&self, ip: IpAddr) -> Lookup {
+        if ip == IpAddr::from([127, 0, 0, 1]) {
+            registered(i64::MAX)
+        } else {
+            Lookup::Unknown
+        }
+    }
+}
+
+/// A journal that never finishes a stranger's record.
+struct Stuck;
+
+#[async_trait::async_trait]
+impl Journal for Stuck {
+    async fn record(&self, event: AuditEvent) {
+        if event.sandbox.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_strangers_takes_nobody_elses_room() {
+    let place = Place::with("", |limits| limits.in_flight = 2);
+    let served =
+        Served::datagrams_with(&place, Source::Shared(Arc::new(KnowsOne)), Arc::new(Stuck));
+    let stranger = UdpSocket::bind("127.0.0.2:0").await.unwrap();
+    let asked = query("allowed.test", A);
+    for _ in 0..5 {
+        stranger.send_to(&asked, served.address).await.unwrap();
+    }
+    let dropped = || place.metrics.count_of(Outcome::Dropped, None);
+    until("the strangers' room is full", || dropped() == 3).await;
+    let client = served.client().await;
+    client.send(&query("evil.test", A)).await.unwrap();
+    assert_eq!(hear(&client).await.code, ResponseCode::NXDomain);
+}
+
+/// A registry with one answer.
+struct Says(Lookup);
+
+impl Registry for Says {
+    fn who(&self, ip: IpAddr) -> Lookup {
+        assert!(ip.is_loopback());
+        self.0.clone()
+    }
+}
+
+fn registered(expires: i64) -> Lookup {
+    Lookup::Found(Arc::new(Registration {
+        id: one(),
+        ip: None,
+        repos: Vec::new(),
+        auth_mode: AuthMode::User,
+        created: UnixMillis::new(0),
+        expires: UnixMillis::new(expires),
+        metadata: serde_json::Map::new(),
+    }))
+}
+
+#[tokio::test]
+async fn on_a_shared_network_only_registered_addresses_are_answered() {
+    let place = Place::new();
+    known(&place);
+    for (lookup, code, reason) in [
+        (registered(i64::MAX), ResponseCode::NoError, None),
+        (
+            registered(1),
+            ResponseCode::Refused,
+            Some(Reason::IdentityExpired),
+        ),
+        (
+            Lookup::Unknown,
+            ResponseCode::Refused,
+            Some(Reason::IdentityUnknown),
+        ),
+        (
+            Lookup::Unavailable,
+            ResponseCode::Refused,
+            Some(Reason::RegistryUnavailable),
+        ),
+    ] {
+        let source = Source::Shared(Arc::new(Says(lookup)));
+        let datagrams = Served::datagrams(&place, source.clone());
+        let client = datagrams.client().await;
+        client.send(&query("allowed.test", A)).await.unwrap();
+        assert_eq!(hear(&client).await.code, code);
+        let streams = Served::streams(&place, source).await;
+        let mut stream = streams.connection().await;
+        stream
+            .write_all(&framed(&[query("allowed.test", A)]))
+            .await
+            .unwrap();
+        assert_eq!(next(&mut stream).await.code, code);
+        for served in [datagrams, streams] {
+            assert_eq!(served.journal.0.lock().unwrap()[0].reason, reason);
+        }
+    }
+}
+
+#[tokio::test]
+async fn on_a_shared_network_the_gate_is_where_it_was_asked() {
+    let place = Place::new();
+    let source = Source::Shared(Arc::new(Says(registered(i64::MAX))));
+    let served = Served::datagrams(&place, source);
+    let client = served.client().await;
+    client.send(&query("palisade.internal", A)).await.unwrap();
+    assert_eq!(hear(&client).await.addresses, [served.address.ip()]);
+}

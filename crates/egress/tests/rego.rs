@@ -1,0 +1,422 @@
+//! The operator's own policies between a client and an origin on loopback.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should stop"
+)]
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use config::Settings;
+use egress::authority::Authority;
+use egress::caller::Caller;
+use egress::connection::{self, Visit};
+use egress::dialer::Dialer;
+use egress::pipeline::Source;
+use egress::ports::{Ledger, Programs, Registry};
+use egress::request::Opening;
+use egress::traffic::{Parts, Rules, Traffic};
+use egress::trial::{self, Question};
+use policy::audit::AuditEvent;
+use policy::clock::UnixMillis;
+use policy::id::{RequestId, SandboxId};
+use policy::identity::Lookup;
+use policy::reason::Reason;
+use policy::registration::{AuthMode, Registration};
+use policy::verdict::Word;
+use serde_json::{Map, Value, json};
+use testkit::origin::{Latch, Origin, Reply};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Allows what is below `/ok`, has a rule of its own for `/why`, and says nothing of the rest.
+const POLICY: &str = r#"package http.authz
+
+decision := {"allow": true} if startswith(input.path, "/ok")
+
+decision := {"allow": false, "reason": "Not by\n my policy.", "rule": "why"} if {
+	startswith(input.path, "/why")
+}
+
+decision := {"action": "ask", "reason": "Shall it?"} if startswith(input.path, "/ask")
+
+decision := {"action": "redact", "outputs": {}} if startswith(input.path, "/redact")
+
+decision := {"allow": true} if {
+	input.path == "/metadata"
+	input.registration.metadata.team == "red"
+}
+
+decision := "perhaps" if input.path == "/shape"
+
+decision := {"allow": true} if {
+	input.path == "/slow"
+	count([1 | some a in data.many; some b in data.many; a + b == 1]) == 2
+}
+"#;
+
+struct Place {
+    directory: tempfile::TempDir,
+    origin: Origin,
+    traffic: Arc<Traffic>,
+    records: Arc<Records>,
+}
+
+fn sandbox() -> SandboxId {
+    SandboxId::parse("fix-1").unwrap()
+}
+
+struct Row;
+
+impl Registry for Row {
+    fn by_id(&self, id: &SandboxId) -> Lookup {
+        Lookup::Found(Arc::new(Registration {
+            id: id.clone(),
+            ip: None,
+            repos: Vec::new(),
+            auth_mode: AuthMode::User,
+            created: UnixMillis::new(0),
+            expires: UnixMillis::new(i64::MAX),
+            metadata: Map::from_iter([("team".to_owned(), json!("red"))]),
+        }))
+    }
+
+    fn by_ip(&self, _: IpAddr) -> Lookup {
+        Lookup::Unknown
+    }
+
+    fn expired(&self, _: &SandboxId) {}
+}
+
+#[derive(Default)]
+struct Records(Mutex<Vec<AuditEvent>>);
+
+#[async_trait::async_trait]
+impl Ledger for Records {
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        self.0.lock().unwrap().push(*event);
+        Ok(())
+    }
+
+    async fn record(&self, event: Box<AuditEvent>) {
+        self.0.lock().unwrap().push(*event);
+    }
+
+    async fn find(&self, _: &SandboxId, _: RequestId) -> Option<AuditEvent> {
+        None
+    }
+}
+
+struct Book(Arc<Records>);
+
+#[async_trait::async_trait]
+impl Ledger for Book {
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        self.0.try_record(event)
+    }
+
+    async fn record(&self, event: Box<AuditEvent>) {
+        self.0.record(event).await;
+    }
+
+    async fn find(&self, sandbox: &SandboxId, request: RequestId) -> Option<AuditEvent> {
+        self.0.find(sandbox, request).await
+    }
+}
+
+struct Nobody;
+
+#[async_trait::async_trait]
+impl Programs for Nobody {
+    async fn owner(
+        &self,
+        _: &SandboxId,
+        _: std::net::SocketAddr,
+        _: std::net::SocketAddr,
+    ) -> Option<String> {
+        None
+    }
+}
+
+impl Place {
+    /// A gate with the policy above; `policies` stands below `policies:` in its settings.
+    fn new(policies: &str, answer: impl Fn() -> Reply + Send + Sync + 'static) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let origin = Origin::http(move |_| answer());
+        std::fs::create_dir(directory.path().join("mine")).unwrap();
+        std::fs::write(directory.path().join("mine/policy.rego"), POLICY).unwrap();
+        let many: Vec<u32> = (0..200).collect();
+        let data = json!({ "many": many }).to_string();
+        std::fs::write(directory.path().join("mine/data.json"), data).unwrap();
+        let settings = settings(directory.path(), &origin, policies);
+        let records = Arc::<Records>::default();
+        let now = UnixMillis::new(1_800_000_000_000);
+        let authority = Authority::open(directory.path(), now).unwrap();
+        let traffic = Traffic::new(Parts {
+            registry: Arc::new(Row),
+            ledger: Arc::new(Book(Arc::clone(&records))),
+            programs: Arc::new(Nobody),
+            authority: Arc::new(ArcSwap::from_pointee(authority)),
+            dialer: Dialer::new(&settings).unwrap(),
+            rules: Rules::load(Arc::new(settings)).unwrap(),
+        });
+        Self {
+            directory,
+            origin,
+            traffic,
+            records,
+        }
+    }
+
+    fn settings(&self, policies: &str) -> Arc<Settings> {
+        Arc::new(settings(self.directory.path(), &self.origin, policies))
+    }
+
+    /// A connection of the sandbox.
+    fn connect(&self) -> DuplexStream {
+        let (client, server) = duplex(64 * 1024);
+        let visit = Visit {
+            traffic: Arc::clone(&self.traffic),
+            source: Source::Listener(self.traffic.guest(&sandbox()).unwrap()),
+            opening: Opening {
+                peer: None,
+                meant: None,
+                tunnel: None,
+                hello: None,
+                caller: Caller::default(),
+            },
+            place: None,
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        };
+        connection::begin(visit, server);
+        client
+    }
+
+    /// Asks for a path, and says the status and body of the answer.
+    async fn get(&self, path: &str) -> (u16, String) {
+        let mut client = self.connect();
+        let request = format!(
+            "GET http://api.example{path} HTTP/1.1\r\nHost: api.example\r\nConnection: close\r\n\r\n"
+        );
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        client.read_to_string(&mut text).await.unwrap();
+        let status = text.get(9..12).unwrap().parse().unwrap();
+        let body = text.split("\r\n\r\n").nth(1).unwrap_or_default();
+        (status, body.to_owned())
+    }
+
+    /// Asks, and reads a refusal.
+    async fn refused(&self, path: &str) -> Value {
+        let (status, body) = self.get(path).await;
+        assert_eq!(status, 403, "{body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    fn records(&self) -> Vec<AuditEvent> {
+        std::mem::take(&mut *self.records.0.lock().unwrap())
+    }
+}
+
+fn settings(directory: &std::path::Path, origin: &Origin, policies: &str) -> Settings {
+    let path = directory.join("palisade.yaml");
+    let text = format!(
+        "version: \"1.0\"\negress:\n  domains: [{{host: api.example, ports: [80, 443]}}]\n  resolve: {{api.example: '{}'}}\npolicies:\n  timeout: 5s\n{policies}",
+        origin.address()
+    );
+    std::fs::write(&path, text).unwrap();
+    config::load(Some(&path), &|_| None).unwrap_or_else(|bad| panic!("{bad:?}"))
+}
+
+const ENFORCED: &str = "  bundles: [{id: mine, path: mine, entrypoint: http/authz}]\n";
+
+#[tokio::test]
+async fn a_policy_decides_after_the_allowlist_and_is_named() {
+    let place = Place::new(ENFORCED, || Reply::text("hello"));
+    assert_eq!(place.get("/ok").await, (200, "hello".to_owned()));
+    assert_eq!(place.get("/metadata").await.0, 200);
+    let allowed = place.records();
+    assert!(allowed.iter().all(|record| {
+        record.bundle.as_deref() == Some("mine") && record.verdict == Some(Word::Allow)
+    }));
+    assert_eq!(allowed.len(), 2);
+
+    let said = place.refused("/why").await;
+    assert_eq!(said["reason"], "rego_denied");
+    assert_eq!(said["rule"], "rego:mine");
+    assert_eq!(said["error"], "Not by  my policy.");
+    let records = place.records();
+    let [record] = records.as_slice() else {
+        panic!("{records:?}");
+    };
+    assert_eq!(record.bundle.as_deref(), Some("mine"));
+    assert_eq!(record.reason, Some(Reason::RegoDenied));
+    assert_eq!(record.rule.as_ref().unwrap().as_str(), "rego:mine");
+    let id: RequestId = record.request_id.unwrap();
+    let (_, explained) = place.traffic.explain(id).unwrap();
+    assert_eq!(explained.evidence.unwrap(), "the policy calls it why");
+
+    for (path, reason) in [
+        ("/undefined", "rego_denied"),
+        ("/ask", "ask_unattended"),
+        ("/redact", "rego_denied"),
+        ("/shape", "rego_error"),
+    ] {
+        assert_eq!(place.refused(path).await["reason"], reason, "{path}");
+    }
+    assert_eq!(place.origin.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn a_policy_that_takes_its_time_gets_it_and_one_that_takes_more_refuses() {
+    let place = Place::new(ENFORCED, || Reply::text("hello"));
+    assert_eq!(place.get("/slow").await.0, 200);
+    let text = std::fs::read_to_string(place.directory.path().join("palisade.yaml")).unwrap();
+    let text = text.replace("timeout: 5s", "timeout: 1ms");
+    let path = place.directory.path().join("hurried.yaml");
+    std::fs::write(&path, text).unwrap();
+    let settings = config::load(Some(&path), &|_| None).unwrap();
+    place.traffic.reload(Arc::new(settings)).unwrap();
+    assert_eq!(place.refused("/slow").await["reason"], "rego_error");
+    assert_eq!(place.get("/ok").await.0, 200);
+}
+
+#[tokio::test]
+async fn fail_open_lets_an_error_pass_and_nothing_else() {
+    let place = Place::new(&format!("  fail_open: true\n{ENFORCED}"), || {
+        Reply::text("hello")
+    });
+    assert_eq!(place.get("/shape").await.0, 200);
+    // It is written down that nobody judged it.
+    let records = place.records();
+    let [logged, request] = records.as_slice() else {
+        panic!("{records:?}");
+    };
+    assert_eq!(logged.reason, Some(Reason::RegoError));
+    assert_eq!(logged.request_id, request.request_id);
+    assert_eq!(request.verdict, Some(Word::Allow));
+    for path in ["/why", "/undefined", "/redact", "/ask"] {
+        assert_eq!(place.get(path).await.0, 403, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_bundle_that_only_logs_is_written_down_and_decides_nothing() {
+    let logged = "  bundles: [{id: mine, path: mine, entrypoint: http/authz, mode: log}]\n";
+    let place = Place::new(logged, || Reply::text("hello"));
+    assert_eq!(place.get("/why").await.0, 200);
+    let records = place.records();
+    let [logged, request] = records.as_slice() else {
+        panic!("{records:?}");
+    };
+    assert_eq!(logged.event.as_deref(), Some("policy_logged"));
+    assert_eq!(logged.bundle.as_deref(), Some("mine"));
+    assert_eq!(logged.verdict, Some(Word::Deny));
+    assert_eq!(logged.request_id, request.request_id);
+    assert_eq!(request.verdict, Some(Word::Allow));
+    assert_eq!(
+        (request.bundle.as_ref(), request.event.as_ref()),
+        (None, None)
+    );
+    assert_eq!(place.get("/ok").await.0, 200);
+    assert_eq!(place.records().len(), 1);
+}
+
+#[tokio::test]
+async fn a_reload_puts_a_new_policy_in_force_or_keeps_the_old_one() {
+    let place = Place::new(ENFORCED, || Reply::text("hello"));
+    let file = place.directory.path().join("mine/policy.rego");
+    std::fs::write(&file, "package http.authz\n\nallow if {\n").unwrap();
+    let error = place.traffic.reload(place.settings(ENFORCED)).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.starts_with("policies.bundles: mine: policy.rego:4:"),
+        "{error}"
+    );
+    assert_eq!(place.get("/ok").await.0, 200);
+    assert_eq!(place.get("/other").await.0, 403);
+
+    std::fs::write(
+        &file,
+        "package http.authz\n\nallow if input.path == \"/other\"\n",
+    )
+    .unwrap();
+    place.traffic.reload(place.settings(ENFORCED)).unwrap();
+    assert_eq!(place.get("/ok").await.0, 403);
+    assert_eq!(place.get("/other").await.0, 200);
+
+    std::fs::rename(
+        place.directory.path().join("mine"),
+        place.directory.path().join("gone"),
+    )
+    .unwrap();
+    let required = ENFORCED.replace("http/authz}", "http/authz, required: true}");
+    let error = place.traffic.reload(place.settings(&required)).unwrap_err();
+    assert!(error.to_string().contains("there is nothing at"), "{error}");
+    assert_eq!(place.get("/ok").await.0, 403);
+    // Whoever did not say that it is required goes on without.
+    place.traffic.reload(place.settings(ENFORCED)).unwrap();
+    assert_eq!(place.get("/ok").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_reload_ends_what_the_new_policy_does_not_allow() {
+    let latch = Latch::new();
+    let held = latch.clone();
+    let place = Place::new(ENFORCED, move || Reply::text("hello").paused(&held));
+    let mut client = place.connect();
+    let request = "GET http://api.example/ok HTTP/1.1\r\nHost: api.example\r\n\r\n";
+    client.write_all(request.as_bytes()).await.unwrap();
+    let mut first = [0; 12];
+    client.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+
+    let policy = |path: &str| format!("package http.authz\n\nallow if input.path == \"{path}\"\n");
+    let file = place.directory.path().join("mine/policy.rego");
+    std::fs::write(&file, policy("/ok")).unwrap();
+    assert_eq!(place.traffic.reload(place.settings(ENFORCED)).unwrap(), 0);
+    std::fs::write(&file, policy("/other")).unwrap();
+    assert_eq!(place.traffic.reload(place.settings(ENFORCED)).unwrap(), 1);
+    // The origin still holds its answer back: only the gate can have ended it.
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(20), client.read_to_end(&mut rest));
+    drop(ended.await.unwrap());
+    latch.open();
+}
+
+#[tokio::test]
+async fn a_trial_asks_the_policy_too() {
+    let place = Place::new(ENFORCED, || Reply::text("hello"));
+    let rules = place.traffic.rules();
+    let Lookup::Found(row) = Row.by_id(&sandbox()) else {
+        panic!("nobody is registered");
+    };
+    let ask = async |path: &str, registration: Option<Arc<Registration>>| {
+        let question = Question {
+            sandbox: sandbox(),
+            method: "GET".to_owned(),
+            url: format!("https://api.example{path}"),
+            program: None,
+            registration,
+        };
+        trial::judge(&rules, &question).await.verdict
+    };
+    assert!(ask("/ok", None).await.is_ok());
+    assert!(ask("/metadata", Some(row)).await.is_ok());
+    for (path, reason) in [
+        ("/metadata", Reason::RegoDenied),
+        ("/why", Reason::RegoDenied),
+        ("/shape", Reason::RegoError),
+    ] {
+        let denial = ask(path, None).await.unwrap_err();
+        assert_eq!(denial.reason, reason, "{path}");
+        assert_eq!(denial.rule.as_str(), "rego:mine");
+    }
+    assert_eq!(place.origin.requests().len(), 0);
+}

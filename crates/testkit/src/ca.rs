@@ -1,0 +1,88 @@
+//! An authority of the internet that signs whatever a test asks for.
+#![expect(
+    clippy::expect_used,
+    reason = "a test without certificates cannot go on"
+)]
+
+use std::path::PathBuf;
+
+use rcgen::{BasicConstraints, Certificate, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+
+/// A certificate authority, made for one test.
+pub struct Ca {
+    issuer: Issuer<'static, KeyPair>,
+    root: Certificate,
+}
+
+/// A certificate and its key.
+#[derive(Debug)]
+pub struct Identity {
+    /// The certificate.
+    pub certificate: CertificateDer<'static>,
+    /// Its key.
+    pub key: PrivateKeyDer<'static>,
+}
+
+impl Clone for Identity {
+    fn clone(&self) -> Self {
+        Self {
+            certificate: self.certificate.clone(),
+            key: self.key.clone_key(),
+        }
+    }
+}
+
+impl Ca {
+    /// A new one; nobody trusts it yet.
+    pub fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        let root = params.self_signed(&key).expect("a root");
+        Self {
+            issuer: Issuer::new(params, key),
+            root,
+        }
+    }
+
+    /// Its root, as an operator would put it into a file.
+    pub fn pem(&self) -> String {
+        self.root.pem()
+    }
+
+    /// Writes the root into `directory` and says where: for `egress.extra_roots`.
+    pub fn write(&self, directory: &std::path::Path) -> PathBuf {
+        let path = directory.join("root.pem");
+        std::fs::write(&path, self.pem()).expect("a writable directory");
+        path
+    }
+
+    /// A certificate for `names`, which may be addresses.
+    pub fn identity(&self, names: &[&str]) -> Identity {
+        self.sign(params(names))
+    }
+
+    /// One whose time is over.
+    pub fn expired(&self, names: &[&str]) -> Identity {
+        let mut params = params(names);
+        params.not_before = rcgen::date_time_ymd(2001, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2002, 1, 1);
+        self.sign(params)
+    }
+
+    fn sign(&self, params: CertificateParams) -> Identity {
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.issuer).expect("a signature");
+        Identity {
+            certificate: certificate.der().clone(),
+            key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+        }
+    }
+}
+
+fn params(names: &[&str]) -> CertificateParams {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    CertificateParams::new(names).expect("names that a certificate can carry")
+}

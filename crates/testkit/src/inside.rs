@@ -1,0 +1,174 @@
+//! Connections that begin inside a sandbox, without a program in it: a thread steps into
+//! its network namespace and opens a socket there, which stays there whoever uses it. So a
+//! test says any bytes it likes, in any pieces.
+//!
+//! Stepping into somebody else's namespace takes root.
+#![expect(
+    clippy::expect_used,
+    reason = "a test without its connection cannot go on"
+)]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, setns};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use serde_json::Value;
+
+use crate::gate::Place;
+use crate::wait;
+
+/// TLS on a connection.
+pub type Tls<IO> = StreamOwned<ClientConnection, IO>;
+
+/// The network of one sandbox.
+#[derive(Clone, Debug)]
+pub struct Inside(Arc<File>);
+
+impl Inside {
+    /// Of the sandbox with that id.
+    pub fn of(place: &Place, id: &str) -> Self {
+        let record = place.state().join("sandboxes").join(id);
+        let record = std::fs::read(record.join("record.json")).expect("a record");
+        let record: Value = serde_json::from_slice(&record).expect("JSON");
+        let pid = record.pointer("/init/pid").and_then(Value::as_i64);
+        let path = format!("/proc/{}/ns/net", pid.expect("a process"));
+        Self(Arc::new(File::open(path).expect("a namespace")))
+    }
+
+    /// Does something there, on a thread of its own.
+    pub fn within<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let namespace = Arc::clone(&self.0);
+        let thread = std::thread::spawn(move || {
+            setns(&*namespace, CloneFlags::CLONE_NEWNET).expect("root may enter");
+            work()
+        });
+        thread.join().expect("no panic inside")
+    }
+
+    /// A connection to `to`, as far as anybody inside can tell.
+    pub fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        let stream = self.within(move || TcpStream::connect(to))?;
+        stream.set_read_timeout(Some(wait::LIMIT))?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    /// One to the gate's port of that number, whatever the address.
+    pub fn port(&self, port: u16) -> TcpStream {
+        self.connect(SocketAddr::from(([192, 0, 2, 1], port)))
+            .expect("a connection")
+    }
+}
+
+/// Speaks TLS on `io` with a hello that names `name`, if any. The certificate is not looked
+/// at: whether programs trust it is for programs to show.
+pub fn tls<IO: Read + Write>(io: IO, name: Option<&str>, protocols: &[&str]) -> Tls<IO> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .expect("TLS")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
+        .with_no_client_auth();
+    config.enable_sni = name.is_some();
+    config.alpn_protocols = protocols.iter().map(|p| p.as_bytes().to_vec()).collect();
+    let name = name.unwrap_or("nobody.example").to_owned();
+    let name = ServerName::try_from(name).expect("a name");
+    let session = ClientConnection::new(Arc::new(config), name).expect("a session");
+    StreamOwned::new(session, io)
+}
+
+/// The names that the certificate of the other side is for, once it was seen.
+pub fn certificate<IO: Read + Write>(tls: &mut Tls<IO>) -> io::Result<CertificateDer<'static>> {
+    while tls.conn.is_handshaking() {
+        tls.conn.complete_io(&mut tls.sock)?;
+    }
+    let chain = tls.conn.peer_certificates().unwrap_or_default();
+    let leaf = chain.first().cloned();
+    leaf.ok_or_else(|| io::Error::other("no certificate"))
+}
+
+/// A stream that gives each byte a packet of its own.
+#[derive(Debug)]
+pub struct Dripping(pub TcpStream);
+
+impl Read for Dripping {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for Dripping {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes.get(..1).unwrap_or_default())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Whether the other side ends the connection, after whatever it still says.
+pub fn ends(mut stream: impl Read, limit: Duration) -> bool {
+    let begun = std::time::Instant::now();
+    let mut rest = [0; 4096];
+    loop {
+        match stream.read(&mut rest) {
+            Ok(0) => return true,
+            Ok(_) if begun.elapsed() < limit => {}
+            Ok(_) => return false,
+            Err(error) => {
+                let waited = matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                );
+                return !waited;
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Anyone(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

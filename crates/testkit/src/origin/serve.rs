@@ -1,0 +1,286 @@
+//! The thread an origin runs on.
+#![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
+
+use std::net::TcpStream as StdStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use http_body_util::channel::{Channel, Sender};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::{HandshakeKind, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use super::reply::Manner;
+use super::{Answer, Book, Kind, Origin, Received, Reply};
+
+/// What is kept of a request's body.
+const KEPT: usize = 1024 * 1024;
+
+type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+
+/// A connection is counted while this lives.
+struct Counted(Arc<Book>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn count(book: &Arc<Book>) -> (Counted, usize) {
+    book.open.fetch_add(1, Ordering::SeqCst);
+    let number = book.accepted.fetch_add(1, Ordering::SeqCst);
+    (Counted(Arc::clone(book)), number)
+}
+
+pub(super) fn start_raw(serve: Arc<dyn Fn(StdStream, usize) + Send + Sync>) -> Origin {
+    let (hang_up, _) = watch::channel(0);
+    let book = Arc::<Book>::default();
+    let keep = Arc::clone(&book);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    // It ends with the test's process: nothing can interrupt its accept.
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let (counted, number) = count(&keep);
+            let serve = Arc::clone(&serve);
+            std::thread::spawn(move || {
+                let _counted = counted;
+                serve(stream, number);
+            });
+        }
+    });
+    Origin {
+        address,
+        book,
+        hang_up,
+    }
+}
+
+pub(super) fn start(kind: Kind, answer: Arc<Answer>) -> Origin {
+    let (hang_up, closing) = watch::channel(0);
+    let book = Arc::<Book>::default();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    listener.set_nonblocking(true).expect("a listener");
+    let server = Server {
+        tls: kind
+            .tls
+            .as_ref()
+            .map(|identity| acceptor(identity, kind.http2)),
+        streams: kind.streams,
+        answer,
+        book: Arc::clone(&book),
+        closing,
+    };
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let listener = TcpListener::from_std(listener).expect("a listener");
+            server.run(listener).await;
+        });
+    });
+    Origin {
+        address,
+        book,
+        hang_up,
+    }
+}
+
+fn acceptor(identity: &crate::ca::Identity, http2: bool) -> TlsAcceptor {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("TLS")
+        .with_no_client_auth()
+        .with_single_cert(vec![identity.certificate.clone()], identity.key.clone_key())
+        .expect("a certificate and its key");
+    if http2 {
+        config.alpn_protocols.push(b"h2".to_vec());
+    }
+    config.alpn_protocols.push(b"http/1.1".to_vec());
+    TlsAcceptor::from(Arc::new(config))
+}
+
+#[derive(Clone)]
+struct Server {
+    tls: Option<TlsAcceptor>,
+    streams: Option<u32>,
+    answer: Arc<Answer>,
+    book: Arc<Book>,
+    closing: watch::Receiver<u64>,
+}
+
+impl Server {
+    async fn run(self, listener: TcpListener) {
+        let mut ending = self.closing.clone();
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => {
+                    let Ok((stream, _)) = accepted else { return };
+                    let (counted, number) = count(&self.book);
+                    let server = self.clone();
+                    tokio::spawn(async move {
+                        let _counted = counted;
+                        server.serve(stream, number).await;
+                    });
+                }
+                changed = ending.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn serve(self, stream: TcpStream, number: usize) {
+        let _nodelay = stream.set_nodelay(true);
+        let mut closing = self.closing.clone();
+        closing.mark_unchanged();
+        let serving = async {
+            let Some(tls) = self.tls.clone() else {
+                self.http(stream, number, false).await;
+                return;
+            };
+            let Ok(stream) = tls.accept(stream).await else {
+                return;
+            };
+            let session = stream.get_ref().1;
+            if session.handshake_kind() == Some(HandshakeKind::Resumed) {
+                self.book.resumed.fetch_add(1, Ordering::SeqCst);
+            }
+            let http2 = session.alpn_protocol() == Some(b"h2");
+            self.http(stream, number, http2).await;
+        };
+        tokio::select! {
+            () = serving => {}
+            _ = closing.changed() => {}
+        }
+    }
+
+    async fn http<S>(&self, stream: S, number: usize, http2: bool)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let service = service_fn(|request| self.clone().respond(request, number));
+        let io = TokioIo::new(stream);
+        // A client that goes away in the middle is what tests do.
+        let _ended = if http2 {
+            http2::Builder::new(TokioExecutor::new())
+                .max_concurrent_streams(self.streams)
+                .serve_connection(
+                    io,
+                    service_fn(move |request| self.clone().respond(request, number)),
+                )
+                .await
+        } else {
+            let connection = http1::Builder::new().serve_connection(io, service);
+            connection.with_upgrades().await
+        };
+    }
+
+    async fn respond(
+        self,
+        mut request: Request<Incoming>,
+        connection: usize,
+    ) -> Result<Response<Body>, std::io::Error> {
+        let upgrade = hyper::upgrade::on(&mut request);
+        let received = receive(request, connection).await?;
+        self.book.received().push(received.clone());
+        let mut reply = (self.answer)(&received);
+        if let Some(latch) = &reply.held {
+            latch.passed().await;
+        }
+        match reply.manner {
+            Manner::HangUp => return Err(std::io::Error::other("told to hang up")),
+            Manner::Echo => {
+                tokio::spawn(async move {
+                    let Ok(upgraded) = upgrade.await else { return };
+                    let (mut from, mut to) = tokio::io::split(TokioIo::new(upgraded));
+                    let _ended = tokio::io::copy(&mut from, &mut to).await;
+                    let _ended = tokio::io::AsyncWriteExt::shutdown(&mut to).await;
+                });
+            }
+            Manner::Whole | Manner::Cut => {}
+        }
+        let mut response = Response::new(());
+        *response.status_mut() = reply.status;
+        *response.headers_mut() = std::mem::take(&mut reply.headers);
+        if !reply.streams() {
+            let whole = Full::new(reply.body).map_err(|never| match never {});
+            return Ok(response.map(|()| whole.boxed_unsync()));
+        }
+        let (sender, body) = Channel::new(1);
+        tokio::spawn(feed(sender, reply));
+        Ok(response.map(|()| body.boxed_unsync()))
+    }
+}
+
+async fn receive(
+    request: Request<Incoming>,
+    connection: usize,
+) -> Result<Received, std::io::Error> {
+    let (head, mut body) = request.into_parts();
+    let (mut kept, mut length, mut trailers) = (BytesMut::new(), 0, http::HeaderMap::new());
+    while let Some(frame) = body.frame().await {
+        match frame.map_err(std::io::Error::other)?.into_data() {
+            Ok(data) => {
+                length += u64::try_from(data.len()).unwrap_or_default();
+                let room = KEPT.saturating_sub(kept.len()).min(data.len());
+                kept.extend_from_slice(&data.slice(..room));
+            }
+            Err(frame) => {
+                if let Ok(more) = frame.into_trailers() {
+                    trailers.extend(more);
+                }
+            }
+        }
+    }
+    Ok(Received {
+        connection,
+        method: head.method,
+        uri: head.uri,
+        version: head.version,
+        headers: head.headers,
+        body: kept.freeze(),
+        length,
+        trailers,
+    })
+}
+
+/// Sends the body piece by piece; ends early when nobody listens.
+async fn feed(mut sender: Sender<Bytes, std::io::Error>, reply: Reply) {
+    let one = u64::try_from(reply.body.len()).unwrap_or_default();
+    let mut left = reply.length.unwrap_or(one);
+    while left > 0 && one > 0 {
+        let next = usize::try_from(left.min(one)).unwrap_or_default();
+        if sender.send_data(reply.body.slice(..next)).await.is_err() {
+            return;
+        }
+        left = left.saturating_sub(one);
+    }
+    if let Some(latch) = &reply.paused {
+        latch.passed().await;
+    }
+    if reply.manner == Manner::Cut {
+        sender.abort(std::io::Error::other("told to break off"));
+        return;
+    }
+    if let Some(trailers) = reply.trailers {
+        let _gone = sender.send_trailers(trailers).await;
+    }
+}

@@ -1,0 +1,269 @@
+//! A resolver as there are on the internet: answers what it was told to, over UDP and TCP,
+//! and remembers what it was asked. It writes its messages by hand, so that a mistake of
+//! the library that reads them does not cancel out.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One query that arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The name, in the letters it came in.
+    pub name: String,
+    /// The type's number.
+    pub kind: u16,
+    /// Whether it came over TCP.
+    pub tcp: bool,
+    /// The whole message.
+    pub message: Vec<u8>,
+}
+
+/// What a name is answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// These records.
+    Records(Vec<Record>),
+    /// Over UDP only that there is more; over TCP these records.
+    Cut(Vec<Record>),
+    /// The name has nothing of the type.
+    Nothing,
+    /// The name does not exist.
+    NoName,
+    /// SERVFAIL.
+    Failure,
+    /// Not at all.
+    Silence,
+    /// Bytes that are no message, behind the right id.
+    Garbage,
+}
+
+/// One record of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The name that has it.
+    pub name: String,
+    /// For how many seconds.
+    pub ttl: u32,
+    /// What it has.
+    pub data: Data,
+}
+
+/// What a record holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// An IPv4 address.
+    A(Ipv4Addr),
+    /// An IPv6 address.
+    Aaaa(Ipv6Addr),
+    /// Another name.
+    Cname(String),
+    /// A text of at most 255 bytes.
+    Txt(String),
+}
+
+/// A record of `name` that holds for a minute.
+pub fn record(name: &str, data: Data) -> Record {
+    Record {
+        name: name.to_owned(),
+        ttl: 60,
+        data,
+    }
+}
+
+/// A resolver on loopback. What it was not told about does not exist.
+#[derive(Clone, Debug)]
+pub struct Resolver {
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    zone: HashMap<(String, u16), Reply>,
+    asked: Vec<Asked>,
+}
+
+impl Resolver {
+    /// Starts on a port that is free for both.
+    #[expect(clippy::expect_used, reason = "a test without a port cannot go on")]
+    pub fn start() -> Self {
+        let (listener, socket) = (0..100)
+            .find_map(|_| {
+                let listener = TcpListener::bind("127.0.0.1:0").ok()?;
+                let socket = UdpSocket::bind(listener.local_addr().ok()?).ok()?;
+                Some((listener, socket))
+            })
+            .expect("a port");
+        let address = socket.local_addr().expect("an address");
+        let own = Self {
+            address,
+            state: Arc::default(),
+        };
+        let datagrams = own.clone();
+        std::thread::spawn(move || datagrams.serve_datagrams(&socket));
+        let streams = own.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let own = streams.clone();
+                std::thread::spawn(move || own.serve_stream(stream));
+            }
+        });
+        own
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// From now on `name` is answered so for the type of that number.
+    pub fn tell(&self, name: &str, kind: u16, reply: Reply) {
+        self.state()
+            .zone
+            .insert((name.to_ascii_lowercase(), kind), reply);
+    }
+
+    /// All that it was asked so far. A client that says the same again, because it did not
+    /// hear an answer in time, counts once.
+    pub fn asked(&self) -> Vec<Asked> {
+        let mut asked = Vec::new();
+        for query in &self.state().asked {
+            if !asked.contains(query) {
+                asked.push(query.clone());
+            }
+        }
+        asked
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve_datagrams(&self, socket: &UdpSocket) {
+        let mut buffer = [0; 4096];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let query = buffer.get(..length).unwrap_or_default();
+            if let Some(answer) = self.answer(query, false) {
+                // A client that is gone is no reason to stop.
+                let _ = socket.send_to(&answer, from);
+            }
+        }
+    }
+
+    fn serve_stream(&self, mut stream: TcpStream) -> Option<()> {
+        loop {
+            let mut length = [0; 2];
+            stream.read_exact(&mut length).ok()?;
+            let mut query = vec![0; u16::from_be_bytes(length).into()];
+            stream.read_exact(&mut query).ok()?;
+            if let Some(answer) = self.answer(&query, true) {
+                let length = u16::try_from(answer.len()).ok()?;
+                stream.write_all(&length.to_be_bytes()).ok()?;
+                stream.write_all(&answer).ok()?;
+            }
+        }
+    }
+
+    fn answer(&self, query: &[u8], tcp: bool) -> Option<Vec<u8>> {
+        let (name, end) = read_name(query, 12)?;
+        let question = query.get(12..end + 4)?;
+        let kind = u16::from_be_bytes(*query.get(end..)?.first_chunk()?);
+        let reply = {
+            let mut state = self.state();
+            let reply = state.zone.get(&(name.to_ascii_lowercase(), kind)).cloned();
+            state.asked.push(Asked {
+                name,
+                kind,
+                tcp,
+                message: query.to_vec(),
+            });
+            reply.unwrap_or(Reply::NoName)
+        };
+        let id: [u8; 2] = *query.first_chunk()?;
+        let (flags, records, soa): (u16, &[Record], bool) = match &reply {
+            Reply::Records(records) => (0x8180, records, false),
+            Reply::Cut(_) if !tcp => (0x8380, &[], false),
+            Reply::Cut(records) => (0x8180, records, false),
+            Reply::Nothing => (0x8180, &[], true),
+            Reply::NoName => (0x8183, &[], true),
+            Reply::Failure => (0x8182, &[], false),
+            Reply::Silence => return None,
+            Reply::Garbage => {
+                let mut garbage = id.to_vec();
+                garbage.extend([0xff; 30]);
+                return Some(garbage);
+            }
+        };
+        let mut answer = id.to_vec();
+        let counts = [1, u16::try_from(records.len()).ok()?, u16::from(soa), 0];
+        answer.extend(flags.to_be_bytes());
+        answer.extend(counts.iter().flat_map(|count: &u16| count.to_be_bytes()));
+        answer.extend(question);
+        for record in records {
+            write_record(&mut answer, record)?;
+        }
+        if soa {
+            // At the root, with a minimum of an hour.
+            answer.extend([0, 0, 6, 0, 1, 0, 0, 0x0e, 0x10, 0, 22, 0, 0]);
+            answer.extend([0, 0, 0, 1, 0, 0, 0, 60, 0, 0, 0, 60, 0, 0, 0, 60]);
+            answer.extend([0, 0, 0x0e, 0x10]);
+        }
+        Some(answer)
+    }
+}
+
+/// A name that is written out, and where it ends.
+fn read_name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
+    let mut labels = Vec::new();
+    loop {
+        let length = usize::from(*message.get(at)?);
+        at += 1;
+        if length == 0 {
+            return Some((labels.join("."), at));
+        }
+        let label = message.get(at..at + length)?;
+        labels.push(String::from_utf8_lossy(label).into_owned());
+        at += length;
+    }
+}
+
+fn write_name(to: &mut Vec<u8>, name: &str) -> Option<()> {
+    for label in name.split('.').filter(|label| !label.is_empty()) {
+        to.push(u8::try_from(label.len()).ok().filter(|n| *n < 64)?);
+        to.extend(label.as_bytes());
+    }
+    to.push(0);
+    Some(())
+}
+
+fn write_record(to: &mut Vec<u8>, record: &Record) -> Option<()> {
+    let mut data = Vec::new();
+    let kind: u16 = match &record.data {
+        Data::A(ip) => {
+            data.extend(ip.octets());
+            1
+        }
+        Data::Aaaa(ip) => {
+            data.extend(ip.octets());
+            28
+        }
+        Data::Cname(name) => {
+            write_name(&mut data, name)?;
+            5
+        }
+        Data::Txt(text) => {
+            data.push(u8::try_from(text.len()).ok()?);
+            data.extend(text.as_bytes());
+            16
+        }
+    };
+    write_name(to, &record.name)?;
+    to.extend(kind.to_be_bytes());
+    to.extend([0, 1]);
+    to.extend(record.ttl.to_be_bytes());
+    to.extend(u16::try_from(data.len()).ok()?.to_be_bytes());
+    to.extend(data);
+    Some(())
+}
