@@ -41,6 +41,10 @@ crashes count="300":
 crowd count="200":
     PALISADE_CROWD={{count}} cargo nextest run --package palisade --test sandbox --no-capture a_crowd_of_sandboxes
 
+# The long forms of the traffic tests: 2 GiB each way, 200 reloads under load, quiet streams
+traffic-long mib="2048" reloads="200" quiet="600":
+    PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --profile long --package palisade --test traffic --no-capture streaming reloading lessons
+
 # Sandboxes beside bubblewrap and Docker, in one run (installs both; Docker needs a daemon)
 bench-sandboxes:
     command -v bwrap >/dev/null || apt-get install -y -qq bubblewrap

@@ -11,8 +11,9 @@ use sandbox::contract::Force;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::outward::TryBody;
 use crate::sandboxes::body::{
-    CreateBody, ForkBody, LabelBody, PortBody, SessionBody, SnapshotBody,
+    CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody,
 };
 
 /// One thing an operator asks. Everything the gate can be told is a variant here.
@@ -32,12 +33,12 @@ pub enum Action {
     Register(Box<Registration>),
     /// Ends a registration.
     Unregister(SandboxId),
-    /// Every sandbox.
-    ListSandboxes,
+    /// Every sandbox, or those that a name or id may mean.
+    ListSandboxes(Option<String>),
     /// One sandbox.
     ShowSandbox(SandboxId),
     /// Makes a sandbox.
-    CreateSandbox(Box<CreateBody>),
+    CreateSandbox(Box<CreateBody>, Telling),
     /// Removes a sandbox with everything it had.
     DeleteSandbox(SandboxId, Force),
     /// Stops every process of a sandbox.
@@ -53,7 +54,7 @@ pub enum Action {
     /// Keeps the files of a sandbox under a label.
     MakeCheckpoint(SandboxId, LabelBody),
     /// Puts the files of a checkpoint back.
-    RestoreCheckpoint(SandboxId, LabelBody),
+    RestoreCheckpoint(SandboxId, RestoreBody),
     /// Makes a sandbox with the files and the branch of another.
     ForkSandbox(SandboxId, ForkBody),
     /// The ports of a sandbox.
@@ -78,8 +79,25 @@ pub enum Action {
     RestoreRegistry(PathBuf),
     /// Starts an empty database.
     ResetRegistry,
+    /// The certificate authority, without its key.
+    ShowAuthority,
+    /// Puts a new root in the authority's place.
+    RotateAuthority,
+    /// Why a request was refused, or what became of it.
+    ExplainRequest(RequestId),
+    /// What would become of a request.
+    TryPolicy(TryBody),
     /// Stops the gate.
     Shutdown,
+}
+
+/// When a caller is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Telling {
+    /// When it is done.
+    AtTheEnd,
+    /// As it goes, in lines.
+    AsItGoes,
 }
 
 impl Action {
@@ -93,9 +111,9 @@ impl Action {
             Action::GetRegistration(_) => "registrations.get",
             Action::Register(_) => "registrations.put",
             Action::Unregister(_) => "registrations.delete",
-            Action::ListSandboxes => "sandboxes.list",
+            Action::ListSandboxes(_) => "sandboxes.list",
             Action::ShowSandbox(_) => "sandboxes.show",
-            Action::CreateSandbox(_) => "sandboxes.create",
+            Action::CreateSandbox(..) => "sandboxes.create",
             Action::DeleteSandbox(..) => "sandboxes.delete",
             Action::PauseSandbox(_) => "sandboxes.pause",
             Action::ResumeSandbox(_) => "sandboxes.resume",
@@ -116,6 +134,10 @@ impl Action {
             Action::BackupRegistry(_) => "registry.backup",
             Action::RestoreRegistry(_) => "registry.restore",
             Action::ResetRegistry => "registry.reset",
+            Action::ShowAuthority => "ca.show",
+            Action::RotateAuthority => "ca.rotate",
+            Action::ExplainRequest(_) => "requests.explain",
+            Action::TryPolicy(_) => "policy.try",
             Action::Shutdown => "shutdown",
         }
     }

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use crate::door::VERSION_HEADER;
+use crate::door::{LINES, VERSION_HEADER};
 
 /// Why nothing useful came back.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +55,7 @@ pub struct Client {
 pub struct Answer {
     status: StatusCode,
     version: Option<String>,
+    in_lines: bool,
     body: Incoming,
 }
 
@@ -93,6 +94,22 @@ impl Client {
             .await
     }
 
+    /// POSTs `body` to `path` and hears how far it is, from a gate that tells.
+    pub async fn post_watched(
+        &self,
+        path: &str,
+        body: &Value,
+        hear: impl FnMut(&Value),
+    ) -> Result<Value, ClientError> {
+        let sent = self.send_patiently(Method::POST, path, Some(body), LINES);
+        let answer = sent.await?;
+        if answer.in_lines {
+            answer.last_line(hear).await
+        } else {
+            answer.json().await
+        }
+    }
+
     /// DELETEs `path`.
     pub async fn delete(&self, path: &str) -> Result<Value, ClientError> {
         self.send(Method::DELETE, path, None).await?.json().await
@@ -105,7 +122,7 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Answer, ClientError> {
-        let sent = self.send_patiently(method, path, body);
+        let sent = self.send_patiently(method, path, body, "*/*");
         match self.limit {
             None => sent.await,
             Some(limit) => tokio::time::timeout(limit, sent)
@@ -126,6 +143,7 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<&Value>,
+        accept: &'static str,
     ) -> Result<Answer, ClientError> {
         let stream = UnixStream::connect(&self.socket)
             .await
@@ -146,6 +164,7 @@ impl Client {
             .uri(path)
             .header(header::HOST, "localhost")
             .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, accept)
             .header(VERSION_HEADER, env!("CARGO_PKG_VERSION"))
             .body(Full::new(body))
             .map_err(|error| ClientError::Broken(error.to_string()))?;
@@ -155,9 +174,11 @@ impl Client {
             .get(VERSION_HEADER)
             .and_then(|value| value.to_str().ok())
             .map(str::to_owned);
+        let kind = response.headers().get(header::CONTENT_TYPE);
         Ok(Answer {
             status: response.status(),
             version,
+            in_lines: kind.is_some_and(|kind| kind.as_bytes() == LINES.as_bytes()),
             body: response.into_body(),
         })
     }
@@ -180,6 +201,33 @@ impl Answer {
         } else {
             Err(refusal(status, value))
         }
+    }
+
+    /// The answer at the end of a stream of lines; `hear` gets those about progress.
+    async fn last_line(mut self, mut hear: impl FnMut(&Value)) -> Result<Value, ClientError> {
+        let mut rest = Vec::new();
+        while let Some(frame) = self.body.frame().await {
+            let frame = frame.map_err(broken)?;
+            rest.extend_from_slice(frame.data_ref().map_or(&[], |data| &data[..]));
+            while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = rest.drain(..=end).collect();
+                let mut line: Value = serde_json::from_slice(&line).map_err(|error| {
+                    ClientError::Broken(format!("its answer is not JSON: {error}"))
+                })?;
+                if let Some(progress) = line.get("progress") {
+                    hear(progress);
+                } else if let Some(done) = line.get_mut("done") {
+                    return Ok(done.take());
+                } else if let Some(failed) = line.get_mut("failed") {
+                    let status = failed.get("status").and_then(Value::as_u64);
+                    let status = status.and_then(|status| u16::try_from(status).ok());
+                    let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+                    let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                    return Err(refusal(status, failed.take()));
+                }
+            }
+        }
+        Err(ClientError::Broken("its answer has no end".to_owned()))
     }
 
     /// The whole answer as text, or the gate's refusal.

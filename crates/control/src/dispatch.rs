@@ -1,9 +1,11 @@
 //! Carrying out what was asked.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use config::Settings;
+use egress::traffic::Traffic;
 use http::StatusCode;
 use jiff::Timestamp;
 use policy::audit::AuditEvent;
@@ -16,12 +18,13 @@ use store::registry::Lookup;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::action::Action;
+use crate::action::{Action, Telling};
 use crate::health::{Board, HealthReport, Status};
 use crate::metrics::ControlMetrics;
 use crate::reply::{ControlError, Reply};
-use crate::sandboxes::Sandboxes;
-use crate::{evidence, openapi, wall_now};
+use crate::sandboxes::body::CreateBody;
+use crate::sandboxes::{Sandboxes, watched};
+use crate::{evidence, openapi, outward, wall_now};
 
 /// Asks the reloader to read the files now; it answers with the changed keys, or with
 /// the text of every problem.
@@ -57,6 +60,10 @@ pub struct Gate {
     pub store: Store,
     /// Where agents run.
     pub sandboxes: Sandboxes,
+    /// What leaves them.
+    pub traffic: Arc<Traffic>,
+    /// Where everything is kept.
+    pub state_dir: PathBuf,
     /// The settings in force.
     pub settings: Arc<ArcSwap<Settings>>,
     /// How every part is.
@@ -84,13 +91,14 @@ impl Gate {
             Action::GetRegistration(id) => self.get_registration(&id),
             Action::Register(row) => self.register(*row).await,
             Action::Unregister(id) => self.unregister(&id).await,
-            Action::ListSandboxes => self.sandboxes.list().await,
+            Action::ListSandboxes(named) => self.sandboxes.list(named).await,
             Action::ShowSandbox(id) => self.sandboxes.show(id).await,
-            Action::CreateSandbox(body) => {
+            Action::CreateSandbox(body, telling) => self.create(*body, telling).await,
+            Action::DeleteSandbox(id, force) => {
                 let settings = self.settings.load_full();
-                self.sandboxes.create(&self.store, &settings, *body).await
+                let sandboxes = &self.sandboxes;
+                sandboxes.delete(&self.store, &settings, id, force).await
             }
-            Action::DeleteSandbox(id, force) => self.sandboxes.delete(&self.store, id, force).await,
             Action::PauseSandbox(id) => self.sandboxes.pause(&self.store, id).await,
             Action::ResumeSandbox(id) => self.sandboxes.resume(&self.store, id).await,
             Action::EnterSandbox(id, body) => {
@@ -98,16 +106,23 @@ impl Gate {
                 self.sandboxes.enter(&self.store, &settings, id, body).await
             }
             Action::SnapshotSandbox(id, body) => {
-                self.sandboxes.snapshot(&self.store, id, body).await
+                let settings = self.settings.load_full();
+                let sandboxes = &self.sandboxes;
+                sandboxes.snapshot(&self.store, &settings, id, body).await
             }
             Action::ListCheckpoints(id) => self.sandboxes.checkpoints(id).await,
             Action::MakeCheckpoint(id, body) => {
                 self.sandboxes.checkpoint(&self.store, id, body).await
             }
             Action::RestoreCheckpoint(id, body) => {
-                self.sandboxes.restore(&self.store, id, body).await
+                let settings = self.settings.load_full();
+                let sandboxes = &self.sandboxes;
+                sandboxes.restore(&self.store, &settings, id, body).await
             }
-            Action::ForkSandbox(id, body) => self.sandboxes.fork(&self.store, id, body).await,
+            Action::ForkSandbox(id, body) => {
+                let settings = self.settings.load_full();
+                self.sandboxes.fork(&self.store, &settings, id, body).await
+            }
             Action::ListPorts(id) => self.sandboxes.ports(id).await,
             Action::PublishPort(id, body) => self.sandboxes.publish(id, body).await,
             Action::QueryAudit(wanted) => evidence::query(&self.store, wanted).await,
@@ -133,6 +148,12 @@ impl Gate {
                 self.store.reset(wall_now()).await?;
                 Ok(Reply::ok(json!({ "status": "reset" })))
             }
+            Action::ShowAuthority => Ok(outward::show_authority(&self.traffic)),
+            Action::RotateAuthority => {
+                outward::rotate_authority(&self.traffic, &self.state_dir).await
+            }
+            Action::ExplainRequest(id) => outward::explain(&self.traffic, &self.store, id).await,
+            Action::TryPolicy(body) => outward::try_policy(&self.traffic, &self.store, body).await,
             Action::Shutdown => {
                 tracing::info!("told to stop over the control socket");
                 self.stop.cancel();
@@ -215,10 +236,30 @@ impl Gate {
     async fn unregister(&self, id: &SandboxId) -> Result<Reply, ControlError> {
         let event = AuditEvent::lifecycle("unregistered", Some(id.clone()));
         self.store.unregister(id, event, wall_now()).await?;
+        // What it has under way ends as well.
+        self.traffic.dismiss(id);
         tracing::info!(sandbox = %id, "unregistered");
         Ok(Reply::ok(
             json!({ "status": "unregistered", "container_id": id }),
         ))
+    }
+
+    async fn create(
+        self: &Arc<Self>,
+        body: CreateBody,
+        telling: Telling,
+    ) -> Result<Reply, ControlError> {
+        // Where no stream is to be had, the answer comes all the same.
+        if telling == Telling::AsItGoes
+            && let Ok(place) = self.streams.take()
+        {
+            return Ok(watched::create(Arc::clone(self), body, place));
+        }
+        let settings = self.settings.load_full();
+        let sandboxes = &self.sandboxes;
+        sandboxes
+            .create(&self.store, &settings, body, Arc::default())
+            .await
     }
 
     fn show_config(&self) -> Reply {

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-use crate::action::{Action, AuditQuery, FileBody};
+use crate::action::{Action, AuditQuery, FileBody, Telling};
 use crate::dispatch::Gate;
 use crate::openapi::ROUTES;
 use crate::registering::read_registration;
@@ -42,6 +42,9 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Every answer says which version gave it, so that a newer CLI can offer a restart.
 pub const VERSION_HEADER: HeaderName = HeaderName::from_static("palisade-version");
+
+/// What answers in lines are, and how a client says that it takes them.
+pub const LINES: &str = "application/x-ndjson";
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
@@ -86,11 +89,18 @@ pub(crate) struct Asked {
     segments: Vec<String>,
     query: Vec<(String, String)>,
     body: Bytes,
+    /// Whether the client takes lines where there is a choice.
+    takes_lines: bool,
 }
 
 impl Asked {
     async fn read(request: Request<Incoming>) -> Result<Self, ControlError> {
         let (head, body) = request.into_parts();
+        let accepted = head
+            .headers
+            .get(ACCEPT)
+            .and_then(|value| value.to_str().ok());
+        let takes_lines = accepted == Some(LINES);
         let body = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect())
             .await
             .map_err(|_| ControlError::Bad("The request body did not come in time".to_owned()))?
@@ -101,12 +111,16 @@ impl Asked {
                     ControlError::Bad(format!("The request body could not be read: {error}"))
                 }
             })?;
-        Self::new(
+        let asked = Self::new(
             head.method,
             head.uri.path(),
             head.uri.query(),
             body.to_bytes(),
-        )
+        )?;
+        Ok(Self {
+            takes_lines,
+            ..asked
+        })
     }
 
     fn new(
@@ -134,6 +148,7 @@ impl Asked {
             segments,
             query,
             body,
+            takes_lines: false,
         })
     }
 
@@ -148,6 +163,14 @@ impl Asked {
                 self.segments().as_slice(),
                 ["internal", "containers", ..] | ["v1", "registrations", ..]
             )
+    }
+
+    fn telling(&self) -> Telling {
+        if self.takes_lines {
+            Telling::AsItGoes
+        } else {
+            Telling::AtTheEnd
+        }
     }
 
     fn is_seed_route(&self) -> bool {
@@ -170,6 +193,18 @@ impl Asked {
                 "path must be absolute: the gate has its own directory".into(),
             ))
         }
+    }
+
+    /// `?name=NAME`, and nothing else.
+    fn name(&self) -> Result<Option<String>, ControlError> {
+        let mut name = None;
+        for (parameter, value) in &self.query {
+            if parameter != "name" {
+                return Err(unknown_parameter(parameter));
+            }
+            name = Some(value.clone());
+        }
+        Ok(name)
     }
 
     /// `?force=true`, and nothing else.
@@ -236,8 +271,10 @@ pub(crate) fn read_action(asked: &Asked, now: UnixMillis) -> Result<Action, Cont
             Action::Unregister(known_id(id)?)
         }
 
-        (GET, ["v1", "sandboxes"]) => Action::ListSandboxes,
-        (POST, ["v1", "sandboxes"]) => Action::CreateSandbox(Box::new(asked.json()?)),
+        (GET, ["v1", "sandboxes"]) => Action::ListSandboxes(asked.name()?),
+        (POST, ["v1", "sandboxes"]) => {
+            Action::CreateSandbox(Box::new(asked.json()?), asked.telling())
+        }
         (GET, ["v1", "sandboxes", id]) => Action::ShowSandbox(known_sandbox(id)?),
         (DELETE, ["v1", "sandboxes", id]) => {
             Action::DeleteSandbox(known_sandbox(id)?, asked.force()?)
@@ -278,6 +315,13 @@ pub(crate) fn read_action(asked: &Asked, now: UnixMillis) -> Result<Action, Cont
         (POST, ["v1", "registry", "backup"]) => Action::BackupRegistry(asked.file()?),
         (POST, ["v1", "registry", "restore"]) => Action::RestoreRegistry(asked.file()?),
         (POST, ["v1", "registry", "reset"]) => Action::ResetRegistry,
+
+        (GET, ["v1", "ca"]) => Action::ShowAuthority,
+        (POST, ["v1", "ca", "rotate"]) => Action::RotateAuthority,
+        (GET, ["v1", "requests", id]) => {
+            Action::ExplainRequest(word("request id", RequestId::parse(id).ok())?)
+        }
+        (POST, ["v1", "policy", "try"]) => Action::TryPolicy(asked.json()?),
 
         (POST, ["v1", "shutdown"]) => Action::Shutdown,
 
@@ -336,10 +380,9 @@ fn respond(reply: Reply) -> Response<Body> {
         }
         Reply::Lines(lines) => {
             let mut response = Response::new(Lines(lines).boxed_unsync());
-            response.headers_mut().insert(
-                CONTENT_TYPE,
-                HeaderValue::from_static("application/x-ndjson"),
-            );
+            response
+                .headers_mut()
+                .insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
             sign(response)
         }
     }

@@ -15,6 +15,7 @@ mod evidence;
 pub mod health;
 pub mod metrics;
 pub mod openapi;
+pub mod outward;
 pub mod registering;
 pub mod reply;
 pub mod sandboxes;

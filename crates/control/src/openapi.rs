@@ -8,8 +8,9 @@ use serde_json::{Map, Value, json};
 
 use crate::action::FileBody;
 use crate::health::HealthReport;
+use crate::outward::TryBody;
 use crate::sandboxes::body::{
-    CreateBody, ForkBody, LabelBody, PortBody, SessionBody, SnapshotBody,
+    CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody,
 };
 
 /// One route of the door.
@@ -46,6 +47,8 @@ pub enum Takes {
     AuditQuery,
     /// Whether by force.
     Force,
+    /// Which sandboxes, by name or id.
+    Named,
     /// What a new sandbox is to be.
     CreateSandbox,
     /// What a sandbox is entered for.
@@ -56,8 +59,12 @@ pub enum Takes {
     Port,
     /// A checkpoint's label.
     Label,
+    /// A [`RestoreBody`].
+    Restore,
     /// A fork's name.
     Fork,
+    /// A request that is only asked about.
+    Try,
 }
 
 /// What a route gives.
@@ -119,8 +126,8 @@ routes! {
     GET "/v1/audit/export" "audit.export" AuditQuery Lines 200 [400, 503], "Audit records as a stream of lines";
     GET "/v1/audit/tail" "audit.tail" AuditQuery Lines 200 [400, 503], "Audit records as they are written, until the client hangs up";
     POST "/v1/audit/verify" "audit.verify" Nothing Object 200 [503], "Checks the audit chain";
-    GET "/v1/sandboxes" "sandboxes.list" Nothing Sandboxes 200 [], "Every sandbox and how it is";
-    POST "/v1/sandboxes" "sandboxes.create" CreateSandbox Sandbox 201 [400, 409, 413, 500, 503], "Makes a sandbox: branch, place to run, workspace";
+    GET "/v1/sandboxes" "sandboxes.list" Named Sandboxes 200 [400], "Every sandbox and how it is, or those of a name or id";
+    POST "/v1/sandboxes" "sandboxes.create" CreateSandbox Sandbox 201 [400, 409, 413, 500, 503], "Makes a sandbox: branch, place to run, workspace. With Accept: application/x-ndjson, lines tell how far it is, and the last one is {done} or {failed}";
     GET "/v1/sandboxes/{id}" "sandboxes.show" Nothing Sandbox 200 [404], "One sandbox";
     DELETE "/v1/sandboxes/{id}" "sandboxes.delete" Force Object 200 [404, 409], "Removes a sandbox with everything it had";
     POST "/v1/sandboxes/{id}/pause" "sandboxes.pause" Nothing Sandbox 200 [404, 409, 503], "Stops every process of a sandbox";
@@ -129,15 +136,19 @@ routes! {
     POST "/v1/sandboxes/{id}/snapshot" "sandboxes.snapshot" Snapshot Object 200 [404, 409, 422, 500], "Commits the workspace to the sandbox's branch";
     GET "/v1/sandboxes/{id}/checkpoints" "checkpoints.list" Nothing Object 200 [404], "The checkpoints of a sandbox, oldest first";
     POST "/v1/sandboxes/{id}/checkpoints" "checkpoints.make" Label Object 201 [400, 404, 409, 500], "Keeps the files of a sandbox under a label";
-    POST "/v1/sandboxes/{id}/restore" "checkpoints.restore" Label Sandbox 200 [400, 404, 500], "Puts the files of a checkpoint back and starts the sandbox again";
+    POST "/v1/sandboxes/{id}/restore" "checkpoints.restore" Restore Sandbox 200 [400, 404, 409, 500], "Takes a snapshot, puts the files of a checkpoint back and starts the sandbox again";
     POST "/v1/sandboxes/{id}/fork" "sandboxes.fork" Fork Sandbox 201 [400, 404, 409, 500], "Makes a sandbox with the files and the branch of another";
     GET "/v1/sandboxes/{id}/ports" "ports.list" Nothing Object 200 [404, 503], "The ports of a sandbox: open inside, and published";
-    POST "/v1/sandboxes/{id}/ports" "ports.publish" Port Object 200 [400, 404], "Publishes a port on the host's loopback, or takes it back";
+    POST "/v1/sandboxes/{id}/ports" "ports.publish" Port Object 200 [400, 404, 409], "Publishes a port on the host's loopback, or takes it back";
     GET "/v1/config" "config.show" Nothing Object 200 [], "The settings in force and where each came from";
     POST "/v1/config/reload" "config.reload" Nothing Object 200 [422, 503], "Reads the configuration files again";
     POST "/v1/registry/backup" "registry.backup" File Object 200 [400, 409, 503], "Copies the database to a new file";
     POST "/v1/registry/restore" "registry.restore" File Object 200 [400, 503], "Puts a backup in the database's place";
     POST "/v1/registry/reset" "registry.reset" Nothing Object 200 [503], "Starts an empty database and keeps the old one aside";
+    GET "/v1/ca" "ca.show" Nothing Object 200 [], "The root that sandboxes trust, without its key";
+    POST "/v1/ca/rotate" "ca.rotate" Nothing Object 200 [500], "Puts a new root in its place; older ones lead to it until they end";
+    GET "/v1/requests/{request}" "requests.explain" Nothing Object 200 [400, 404, 503], "Why a request was refused, or what became of it";
+    POST "/v1/policy/try" "policy.try" Try Object 200 [400, 404], "What would become of a request, without sending one";
     POST "/v1/shutdown" "shutdown" Nothing Object 202 [], "Stops the gate";
     POST "/internal/containers" "registrations.put" Registration Object 201 [400, 409, 413, 429, 503], "As /v1/registrations, for existing programs";
     GET "/internal/containers" "registrations.list" Nothing Object 200 [503], "As /v1/registrations, in an envelope";
@@ -180,8 +191,10 @@ pub fn document() -> Value {
             "ForkBody": schema_of::<ForkBody>(),
             "LabelBody": schema_of::<LabelBody>(),
             "PortBody": schema_of::<PortBody>(),
+            "RestoreBody": schema_of::<RestoreBody>(),
             "SessionBody": schema_of::<SessionBody>(),
             "SnapshotBody": schema_of::<SnapshotBody>(),
+            "TryBody": schema_of::<TryBody>(),
             "Sandbox": sandbox_schema(),
             "HealthReport": schema_of::<HealthReport>(),
             "Registration": registration_schema(),
@@ -204,13 +217,15 @@ fn operation(route: &Route) -> Value {
         operation.insert("parameters".into(), Value::Array(parameters));
     }
     let body = match route.takes {
-        Takes::Nothing | Takes::AuditQuery | Takes::Force => None,
+        Takes::Nothing | Takes::AuditQuery | Takes::Force | Takes::Named => None,
         Takes::CreateSandbox => Some("CreateBody"),
         Takes::Session => Some("SessionBody"),
         Takes::Snapshot => Some("SnapshotBody"),
         Takes::Port => Some("PortBody"),
         Takes::Label => Some("LabelBody"),
+        Takes::Restore => Some("RestoreBody"),
         Takes::Fork => Some("ForkBody"),
+        Takes::Try => Some("TryBody"),
         Takes::Registration => Some("Registration"),
         Takes::File => Some("FileBody"),
     };
@@ -227,13 +242,19 @@ fn operation(route: &Route) -> Value {
 
 fn parameters(route: &Route) -> Vec<Value> {
     let mut parameters = Vec::new();
-    if route.path.contains("{id}") {
+    for name in ["id", "request"] {
+        if !route.path.contains(&format!("{{{name}}}")) {
+            continue;
+        }
         parameters.push(json!({
-            "name": "id", "in": "path", "required": true, "schema": { "type": "string" },
+            "name": name, "in": "path", "required": true, "schema": { "type": "string" },
         }));
     }
     if let Takes::Force = route.takes {
         parameters.push(json!({ "name": "force", "in": "query", "schema": { "type": "boolean" } }));
+    }
+    if let Takes::Named = route.takes {
+        parameters.push(json!({ "name": "name", "in": "query", "schema": { "type": "string" } }));
     }
     if let Takes::AuditQuery = route.takes {
         for (name, kind) in [
@@ -380,6 +401,8 @@ fn sandbox_schema() -> Value {
             "backend": { "type": "string" },
             "repository": { "type": ["string", "null"] },
             "base": { "type": ["string", "null"] },
+            "root": { "type": "boolean" },
+            "nested": { "type": "boolean" },
             "published": { "type": "array", "items": { "type": "object" } },
             "created_at": { "type": ["string", "null"], "format": "date-time" },
             "warnings": { "type": "array", "items": { "type": "string" } },

@@ -1,5 +1,6 @@
 //! What comes back, and the one place where failures become statuses.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,6 +9,7 @@ use sandbox::checkpoint::CheckpointError;
 use sandbox::contract::SandboxError;
 use sandbox::git::error::GitError;
 use sandbox::manager::ManagerError;
+use sandbox::transfer::TransferError;
 use serde_json::{Value, json};
 use store::error::StoreError;
 use tokio::sync::mpsc;
@@ -57,6 +59,13 @@ pub enum ControlError {
     /// A sandbox, its branch or its workspace said no.
     #[error(transparent)]
     Sandbox(#[from] ManagerError),
+    /// Somebody else listens there.
+    #[error(
+        "port {} is taken on {}; publish at another one, or at 0 to have one chosen",
+        .0.port(),
+        .0.ip()
+    )]
+    PortTaken(SocketAddr),
     /// It was tried and went wrong.
     #[error("{0}")]
     Failed(String),
@@ -80,6 +89,7 @@ impl ControlError {
             ControlError::RateLimited(_) => (StatusCode::TOO_MANY_REQUESTS, "rate_limited"),
             ControlError::Config(_) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_config"),
             ControlError::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+            ControlError::PortTaken(_) => (StatusCode::CONFLICT, "port_taken"),
             ControlError::Failed(_) => (StatusCode::INTERNAL_SERVER_ERROR, "failed"),
             ControlError::Store(error) => store_status(error),
             ControlError::Sandbox(error) => manager_status(error),
@@ -110,13 +120,17 @@ fn manager_status(error: &ManagerError) -> (StatusCode, &'static str) {
         ManagerError::Sandbox(error) => sandbox_status(error),
         ManagerError::Git(error) => git_status(error),
         ManagerError::Unmerged { .. } => (StatusCode::CONFLICT, "unmerged"),
+        ManagerError::Unsaved { .. } => (StatusCode::CONFLICT, "unsaved"),
         ManagerError::Checkpoint(error) => checkpoint_status(error),
         ManagerError::NoCheckpoint { .. } => (StatusCode::NOT_FOUND, "no_checkpoint"),
         ManagerError::NoRepository(_) => (StatusCode::BAD_REQUEST, "no_repository"),
+        ManagerError::RepositoryGone { .. } => (StatusCode::CONFLICT, "repository_gone"),
+        ManagerError::BranchGone { .. } => (StatusCode::CONFLICT, "branch_gone"),
     }
 }
 
-fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
+/// What the failure of a sandbox is answered with.
+pub fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
     match error {
         SandboxError::Name(_) => (StatusCode::BAD_REQUEST, "invalid_name"),
         SandboxError::Exists(_) => (StatusCode::CONFLICT, "exists"),
@@ -132,12 +146,27 @@ fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
             (StatusCode::SERVICE_UNAVAILABLE, "sandbox_silent")
         }
         SandboxError::TimedOut(_) => (StatusCode::GATEWAY_TIMEOUT, "timed_out"),
-        SandboxError::Transfer(_) => (StatusCode::UNPROCESSABLE_ENTITY, "transfer_refused"),
+        SandboxError::Transfer(error) => transfer_status(error),
         SandboxError::Connect { .. } => (StatusCode::BAD_GATEWAY, "nobody_listens"),
         SandboxError::Create { .. }
         | SandboxError::Start { .. }
         | SandboxError::TooMuchOutput(_)
         | SandboxError::System { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "sandbox_failed"),
+    }
+}
+
+/// What the failure of a transfer is answered with.
+pub fn transfer_status(error: &TransferError) -> (StatusCode, &'static str) {
+    match error {
+        TransferError::Missing(_) => (StatusCode::NOT_FOUND, "no_path"),
+        TransferError::Exists(_) => (StatusCode::CONFLICT, "exists"),
+        TransferError::Refused { .. } | TransferError::Malformed(_) => {
+            (StatusCode::UNPROCESSABLE_ENTITY, "transfer_refused")
+        }
+        TransferError::TooLarge(_) | TransferError::TooMany(_) => {
+            (StatusCode::UNPROCESSABLE_ENTITY, "too_much")
+        }
+        TransferError::System { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "transfer_failed"),
     }
 }
 
@@ -152,7 +181,8 @@ fn checkpoint_status(error: &CheckpointError) -> (StatusCode, &'static str) {
     }
 }
 
-fn git_status(error: &GitError) -> (StatusCode, &'static str) {
+/// What a failure about a branch or a workspace is answered with.
+pub fn git_status(error: &GitError) -> (StatusCode, &'static str) {
     match error {
         GitError::NotARepository(_)
         | GitError::NotYours(_)
@@ -168,6 +198,7 @@ fn git_status(error: &GitError) -> (StatusCode, &'static str) {
         | GitError::Dirty(_)
         | GitError::NotFastForward(_)
         | GitError::Busy { .. }
+        | GitError::Locked { .. }
         | GitError::Interrupted { .. }
         | GitError::Unrelated(_) => (StatusCode::CONFLICT, "git_conflict"),
         GitError::Forbidden { .. }

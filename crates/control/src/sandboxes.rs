@@ -7,23 +7,24 @@
 
 pub mod body;
 mod checkpoints;
+mod making;
 mod ports;
+pub(crate) mod watched;
 mod wish;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use config::Settings;
-use http::StatusCode;
 use jiff::Timestamp;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
-use policy::registration::Registration;
-use sandbox::contract::{Command, Force, Listener, Sandbox, SandboxError, SandboxStatus};
+use sandbox::contract::{Force, Listener, Sandbox, SandboxError, SandboxStatus, Trust};
+use sandbox::git::snapshot::Bounds;
 use sandbox::manager::row::{Published, Row, Stage};
-use sandbox::manager::{Manager, ManagerError};
+use sandbox::manager::{Manager, ManagerError, Removed};
+use sandbox::name::Slug;
 use serde_json::{Value, json};
 use store::Store;
 use store::error::StoreError;
@@ -31,17 +32,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
-use body::{CreateBody, SessionBody, SnapshotBody};
-use wish::{Standing, Wish};
-
-/// A sandbox lives until it is deleted; its row in the registry must not end before.
-const LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-
-/// How long `sandbox.setup_command` may take.
-const SETUP: Duration = Duration::from_secs(30 * 60);
-
-/// Lines of a failed setup that are shown.
-const SETUP_LINES: usize = 20;
+use body::{SessionBody, SnapshotBody};
 
 /// What serves a sandbox's sockets.
 pub trait Traffic: Send + Sync + std::fmt::Debug {
@@ -59,6 +50,9 @@ pub trait Traffic: Send + Sync + std::fmt::Debug {
 
     /// Whether it is served.
     fn serves(&self, sandbox: &SandboxId) -> bool;
+
+    /// The root that signs now, which a sandbox that starts is to trust.
+    fn trust(&self) -> Trust;
 }
 
 /// A port inside a sandbox, and the way to it.
@@ -167,11 +161,19 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Every sandbox.
-    pub async fn list(&self) -> Result<Reply, ControlError> {
-        let shown = self.ask(|manager| {
-            let rows = manager.rows()?;
-            Ok(rows.iter().map(|row| describe(manager, row)).collect())
+    /// Every sandbox, or those that a name or id may mean: nobody else is asked.
+    pub async fn list(&self, named: Option<String>) -> Result<Reply, ControlError> {
+        let shown = self.ask(move |manager| {
+            let mut rows = manager.rows()?;
+            if let Some(word) = named {
+                let slug = Slug::from_name(&word).ok();
+                rows.retain(|row| row.id.as_str() == word || Some(&row.name) == slug.as_ref());
+            }
+            let statuses = manager.statuses(&rows);
+            let both = rows.iter().zip(&statuses);
+            Ok(both
+                .map(|(row, status)| describe_as(manager, row, status))
+                .collect())
         });
         Ok(Reply::ok(Value::Array(shown.await?)))
     }
@@ -180,82 +182,6 @@ impl Sandboxes {
     pub async fn show(&self, id: SandboxId) -> Result<Reply, ControlError> {
         let shown = self.ask(move |manager| Ok(describe(manager, &manager.row(&id)?)));
         Ok(Reply::ok(shown.await?))
-    }
-
-    /// Makes one.
-    pub async fn create(
-        &self,
-        store: &Store,
-        settings: &Settings,
-        body: CreateBody,
-    ) -> Result<Reply, ControlError> {
-        let wish = Wish::read(body, settings)?;
-        let Wish { wanted, who } = wish;
-        let depth = wanted.depth;
-        let setup = settings.sandbox.setup_command.as_deref();
-        let row = self.ask(move |manager| manager.begin(&wanted)).await?;
-        let reply = self.complete(store, row.clone(), who, setup).await?;
-        self.prepare_spare(row, depth);
-        Ok(reply)
-    }
-
-    /// Everything between the sandbox and its being kept.
-    async fn settle(
-        &self,
-        store: &Store,
-        row: &Row,
-        who: Standing,
-        setup: Option<&str>,
-    ) -> Result<(), ControlError> {
-        let now = wall_now();
-        let registration = Registration {
-            id: row.id.clone(),
-            ip: None,
-            repos: who.repos,
-            auth_mode: who.auth_mode,
-            created: now,
-            expires: now.plus(LIFE),
-            metadata: serde_json::Map::new(),
-        };
-        let event = AuditEvent::lifecycle("sandbox_created", Some(row.id.clone()));
-        store.register(registration, event, now).await?;
-        self.serve(&row.id).await?;
-        if let Some(line) = setup {
-            self.set_up(&row.id, line).await?;
-        }
-        let row = row.clone();
-        self.ask(move |manager| manager.keep(row)).await.map(drop)
-    }
-
-    async fn set_up(&self, id: &SandboxId, line: &str) -> Result<(), ControlError> {
-        let mut command = Command::shell(line);
-        command.timeout = Some(SETUP);
-        let id = id.clone();
-        let result = self
-            .ask(move |manager| Ok(manager.backend().exec(&id, &command)?))
-            .await?;
-        if result.exit_code == 0 {
-            return Ok(());
-        }
-        let said = [result.stdout, result.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        let lines: Vec<&str> = said.lines().collect();
-        let from = lines.len().saturating_sub(SETUP_LINES);
-        Err(ControlError::Failed(format!(
-            "sandbox.setup_command ended with code {}; the sandbox was removed again\n{}",
-            result.exit_code,
-            lines.get(from..).unwrap_or_default().join("\n")
-        )))
-    }
-
-    /// In the background: the next create from the same commit only renames.
-    fn prepare_spare(&self, row: Row, depth: Option<u32>) {
-        let manager = Arc::clone(&self.manager);
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = manager.prepare_spare(&row, depth) {
-                tracing::debug!(%error, "no spare workspace was prepared");
-            }
-        });
     }
 
     /// Stops every process of one.
@@ -274,9 +200,10 @@ impl Sandboxes {
             // One that is started again has new sockets.
             self.traffic.detach(&id);
         }
+        let trust = self.traffic.trust();
         let reply = self
-            .change(store, id.clone(), "sandbox_resumed", |manager, id| {
-                manager.resume(id)
+            .change(store, id.clone(), "sandbox_resumed", move |manager, id| {
+                manager.resume(id, &trust)
             })
             .await?;
         // One that stood still when this gate started could not be asked for its sockets.
@@ -285,25 +212,6 @@ impl Sandboxes {
             self.serve(&id).await?;
         }
         Ok(reply)
-    }
-
-    /// Registers, serves and keeps a sandbox that was begun, or removes it.
-    async fn complete(
-        &self,
-        store: &Store,
-        row: Row,
-        who: Standing,
-        setup: Option<&str>,
-    ) -> Result<Reply, ControlError> {
-        // The row is on disk: a crash is cleared up at the next start, and a failure below.
-        if let Err(error) = self.settle(store, &row, who, setup).await {
-            self.finish(store, &row).await?;
-            return Err(error);
-        }
-        tracing::info!(sandbox = %row.id, "a sandbox was created");
-        let id = row.id.clone();
-        let shown = self.ask(move |manager| Ok(describe(manager, &manager.row(&id)?)));
-        Ok(Reply::Json(StatusCode::CREATED, shown.await?))
     }
 
     async fn change(
@@ -332,11 +240,12 @@ impl Sandboxes {
     pub async fn delete(
         &self,
         store: &Store,
+        settings: &Settings,
         id: SandboxId,
         force: Force,
     ) -> Result<Reply, ControlError> {
         let _turn = self.turns.take(&id).await;
-        let of = id.clone();
+        let (of, bounds) = (id.clone(), bounds(settings));
         let row = self
             .ask(move |manager| {
                 // One that is being removed has no workspace to look at.
@@ -347,23 +256,23 @@ impl Sandboxes {
                 if force == Force::No
                     && row.repository.is_some()
                     && manager.status(&of) != SandboxStatus::Active
-                    && let Err(error) = manager.snapshot(&of, "before deletion")
                 {
-                    return Err(error);
+                    let report = manager.snapshot(&of, "before deletion", &bounds)?;
+                    manager.refuse_to_lose_the_rest(&row, &report, "--force")?;
                 }
                 manager.condemn(&of, force)
             })
             .await?;
-        let tip = self.finish(store, &row).await?;
+        let removed = self.finish(store, &row).await?;
         tracing::info!(sandbox = %row.id, "a sandbox was deleted");
         Ok(Reply::ok(json!({
             "status": "deleted", "id": row.id, "name": row.name,
-            "branch_name": row.branch(), "tip": tip,
+            "branch_name": row.branch(), "tip": removed.tip, "branch_kept": removed.kept,
         })))
     }
 
     /// Removes a sandbox that is not kept: first from the registry, so that nobody is it.
-    async fn finish(&self, store: &Store, row: &Row) -> Result<Option<String>, ControlError> {
+    async fn finish(&self, store: &Store, row: &Row) -> Result<Removed, ControlError> {
         self.traffic.detach(&row.id);
         let event = AuditEvent::lifecycle("sandbox_deleted", Some(row.id.clone()));
         match store.unregister(&row.id, event, wall_now()).await {
@@ -378,13 +287,14 @@ impl Sandboxes {
     pub async fn snapshot(
         &self,
         store: &Store,
+        settings: &Settings,
         id: SandboxId,
         body: SnapshotBody,
     ) -> Result<Reply, ControlError> {
         let _turn = self.turns.take(&id).await;
-        let of = id.clone();
+        let (of, bounds) = (id.clone(), bounds(settings));
         let report = self
-            .ask(move |manager| manager.snapshot(&of, &body.message))
+            .ask(move |manager| manager.snapshot(&of, &body.message, &bounds))
             .await?;
         if report.moved {
             let event = AuditEvent::lifecycle("sandbox_snapshot", Some(id));
@@ -440,22 +350,37 @@ impl Sandboxes {
     }
 }
 
+/// How much of a workspace comes to its branch.
+fn bounds(settings: &Settings) -> Bounds {
+    let snapshot = &settings.sandbox.snapshot;
+    Bounds {
+        file: snapshot.file,
+        total: snapshot.total,
+        ..Bounds::default()
+    }
+}
+
 fn refusal(error: SandboxError) -> ControlError {
     ControlError::Sandbox(error.into())
 }
 
 /// A sandbox as clients see it.
 fn describe(manager: &Manager, row: &Row) -> Value {
-    let status = match row.stage {
-        Stage::Kept => manager.status(&row.id),
-        Stage::Making | Stage::Removing => {
-            SandboxStatus::Error("it could not be removed; delete it again".to_owned())
-        }
-    };
+    let statuses = manager.statuses(std::slice::from_ref(row));
+    let status = statuses.into_iter().next();
+    describe_as(manager, row, &status.unwrap_or(SandboxStatus::Missing))
+}
+
+fn describe_as(manager: &Manager, row: &Row, status: &SandboxStatus) -> Value {
+    let system = manager
+        .backend()
+        .config(&row.id)
+        .map(|config| config.system);
+    let system = system.unwrap_or_default();
     let created = i64::try_from(row.created)
         .ok()
         .and_then(|at| Timestamp::from_millisecond(at).ok());
-    let (word, reason) = match &status {
+    let (word, reason) = match status {
         SandboxStatus::Error(reason) => ("error".to_owned(), Some(reason.clone())),
         other => (other.to_string(), None),
     };
@@ -468,7 +393,10 @@ fn describe(manager: &Manager, row: &Row) -> Value {
         "reason": reason,
         "backend": "namespace",
         "repository": row.repository,
+        "common": row.common,
         "base": row.base,
+        "root": system.root,
+        "nested": system.nested,
         "published": row.published,
         "created_at": created.map(|at| at.to_string()),
         "warnings": manager.backend().warnings(&row.id).unwrap_or_default(),

@@ -1,6 +1,8 @@
 //! The command line: every flag is defined once, here or beside the command it belongs to.
 
+mod agents;
 mod audit;
+mod ca;
 mod checkpoints;
 mod config_command;
 mod docs;
@@ -9,12 +11,15 @@ mod enter;
 mod files;
 mod gate_command;
 mod home;
+mod outcome;
 mod place;
 mod ports;
 mod registry;
+mod reuse;
 mod sandboxes;
 mod summary;
 mod trust;
+mod why;
 
 use std::path::PathBuf;
 
@@ -47,7 +52,8 @@ Getting started:
   palisade audit tail           watch what happens, as it happens
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 not found, 4 exists
-already, 5 no gate answers, 6 backend unavailable, 7 denied, 124 timed out.";
+already, or its state forbids it (active, paused, unmerged), 5 no gate answers, 6 backend
+unavailable, 7 denied, 124 timed out; run, exec and shell: the command's own.";
 
 /// Flags every command takes.
 #[derive(Clone, Debug, Args)]
@@ -87,44 +93,89 @@ pub enum Command {
     /// Run a command in a sandbox on this repository, and say what came of it
     Run(enter::RunArgs),
     /// Make a sandbox: a branch, a workspace, a place to run
+    #[command(
+        after_help = "Example:\n  palisade create fix --dirty   the branch palisade/fix, and your uncommitted changes"
+    )]
     Create(sandboxes::CreateArgs),
     /// List the sandboxes
     #[command(visible_alias = "ls")]
+    #[command(
+        after_help = "Example:\n  palisade list --here   those of the repository you stand in"
+    )]
     List(sandboxes::ListArgs),
     /// Open a shell in a sandbox
+    #[command(after_help = "Example:\n  palisade shell fix   a shell in its workspace")]
     Shell(enter::ShellArgs),
     /// Run a command in a sandbox that is there
+    #[command(
+        after_help = "Example:\n  palisade exec fix -- git status   its output and its exit code are yours"
+    )]
     Exec(enter::ExecArgs),
     /// Stop every process of a sandbox where it is
+    #[command(
+        after_help = "Example:\n  palisade pause fix   nothing in it runs until it is resumed"
+    )]
     Pause(sandboxes::NameArgs),
     /// Let every process of a sandbox go on
+    #[command(after_help = "Example:\n  palisade resume fix   also one whose processes are gone")]
     Resume(sandboxes::NameArgs),
     /// Remove a sandbox with its branch and everything in it
     #[command(visible_alias = "rm")]
+    #[command(
+        after_help = "Example:\n  palisade delete --force fix   without --force, one that is paused and merged"
+    )]
     Delete(sandboxes::DeleteArgs),
     /// Copy a file or directory into a sandbox
+    #[command(
+        after_help = "Example:\n  palisade upload fix README.md notes   to /workspace/notes/README.md"
+    )]
     Upload(files::UploadArgs),
     /// Copy a file or directory out of a sandbox
+    #[command(
+        after_help = "Example:\n  palisade download fix README.md from-fix   to from-fix/README.md"
+    )]
     Download(files::DownloadArgs),
     /// Show what a sandbox changed
+    #[command(after_help = "Example:\n  palisade diff --stat fix   the files and how many lines")]
     Diff(home::DiffArgs),
     /// Show the commits of a sandbox
+    #[command(after_help = "Example:\n  palisade log fix   its commits that you do not have")]
     Log(home::LogArgs),
     /// Merge a sandbox's branch into yours
+    #[command(
+        after_help = "Example:\n  palisade merge --squash fix   everything it did, as one commit"
+    )]
     Merge(home::MergeArgs),
     /// Apply a sandbox's changes to your worktree, uncommitted
+    #[command(after_help = "Example:\n  palisade apply fix   everything it did, for you to commit")]
     Apply(home::ApplyArgs),
     /// Switch your worktree to a sandbox's branch
+    #[command(after_help = "Example:\n  palisade checkout fix   its branch, in your worktree")]
     Checkout(home::ApplyArgs),
     /// Commit a sandbox's workspace to its branch, as it is now
+    #[command(
+        after_help = "Example:\n  palisade snapshot fix -m halfway   a commit on palisade/fix"
+    )]
     Snapshot(sandboxes::SnapshotArgs),
     /// Keep the files of a sandbox as they are now, or list what was kept
+    #[command(
+        after_help = "Example:\n  palisade checkpoint fix before   to come back to, with palisade restore"
+    )]
     Checkpoint(checkpoints::CheckpointArgs),
     /// Put the files of a checkpoint back
+    #[command(
+        after_help = "Example:\n  palisade restore --yes fix before   as it was at that checkpoint"
+    )]
     Restore(checkpoints::RestoreArgs),
     /// Make a sandbox with the files and the branch of another
+    #[command(
+        after_help = "Example:\n  palisade fork fix other   two that go their own ways from here"
+    )]
     Fork(checkpoints::ForkArgs),
     /// Show a sandbox's ports, and publish them on this machine
+    #[command(
+        after_help = "Example:\n  palisade ports fix --publish 0:3000   port 3000 inside, at a free one here"
+    )]
     Ports(ports::PortsArgs),
     /// Start, stop and look at the gate
     #[command(subcommand)]
@@ -135,6 +186,14 @@ pub enum Command {
     /// Read and verify the audit log
     #[command(subcommand)]
     Audit(audit::AuditCommand),
+    /// Say why a request was refused, or what became of it
+    Why(why::WhyArgs),
+    /// Ask the rules
+    #[command(subcommand)]
+    Policy(why::PolicyCommand),
+    /// The certificate authority that sandboxes trust
+    #[command(subcommand)]
+    Ca(ca::CaCommand),
     /// Registered containers, and the database they live in
     #[command(subcommand)]
     Registry(registry::RegistryCommand),
@@ -183,6 +242,9 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Gate(command) => gate_command::run(command, &global),
         Command::Config(command) => config_command::run(command, &global),
         Command::Audit(command) => audit::run(command, &global),
+        Command::Why(args) => why::why(&args, &global),
+        Command::Policy(command) => why::policy(command, &global),
+        Command::Ca(command) => ca::run(command, &global),
         Command::Registry(command) => registry::run(command, &global),
         Command::Trust(args) => trust::run(args, &global),
         Command::Health => gate_command::health(&global),

@@ -1,7 +1,11 @@
 //! Exit codes and the error that carries one.
 
 use control::client::ClientError;
+use control::reply;
 use http::StatusCode;
+use sandbox::contract::SandboxError;
+use sandbox::git::error::GitError;
+use sandbox::transfer::TransferError;
 
 /// What the process tells its caller. The numbers are an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +18,7 @@ pub enum Exit {
     Usage,
     /// There is no such thing.
     NotFound,
-    /// It is already there.
+    /// It is already there, or in a state that forbids what was asked: active, paused, unmerged.
     Exists,
     /// No gate answers.
     GateUnreachable,
@@ -79,28 +83,107 @@ impl std::fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The exit code of any error.
+/// The exit code of any error: the one place that knows. What the gate refuses and what is
+/// refused here are the same errors, so both go by the status and word that the door has for
+/// them.
 pub fn exit_of(error: &anyhow::Error) -> Exit {
     if let Some(failure) = error.downcast_ref::<Failure>() {
         return failure.exit;
     }
-    match error.downcast_ref::<ClientError>() {
-        Some(ClientError::Unreachable { .. }) => Exit::GateUnreachable,
-        Some(ClientError::Refused { code, .. }) if code == "backend_unavailable" => {
-            Exit::BackendUnavailable
+    let (status, word) = if let Some(error) = error.downcast_ref::<ClientError>() {
+        match error {
+            ClientError::Unreachable { .. } => return Exit::GateUnreachable,
+            ClientError::Broken(_) => return Exit::Failed,
+            ClientError::Refused { status, code, .. } => (*status, code.as_str()),
         }
-        Some(ClientError::Refused { code, .. }) if code == "timed_out" => Exit::TimedOut,
-        Some(ClientError::Refused { status, .. }) => exit_of_status(*status),
-        Some(ClientError::Broken(_)) | None => Exit::Failed,
+    } else if let Some(error) = error.downcast_ref::<SandboxError>() {
+        reply::sandbox_status(error)
+    } else if let Some(error) = error.downcast_ref::<TransferError>() {
+        reply::transfer_status(error)
+    } else if let Some(error) = error.downcast_ref::<GitError>() {
+        reply::git_status(error)
+    } else {
+        return Exit::Failed;
+    };
+    exit_of_answer(status, word)
+}
+
+fn exit_of_answer(status: StatusCode, word: &str) -> Exit {
+    match (status, word) {
+        (_, "backend_unavailable") => Exit::BackendUnavailable,
+        (_, "timed_out") => Exit::TimedOut,
+        // It was asked for rightly and is not to be, as with git itself.
+        (_, "git_conflict" | "workspace_refused" | "transfer_refused" | "too_much") => Exit::Failed,
+        (StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _) => Exit::Usage,
+        (StatusCode::NOT_FOUND, _) => Exit::NotFound,
+        (StatusCode::CONFLICT, _) => Exit::Exists,
+        (StatusCode::FORBIDDEN, _) => Exit::Denied,
+        _ => Exit::Failed,
     }
 }
 
-fn exit_of_status(status: StatusCode) -> Exit {
-    match status {
-        StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => Exit::Usage,
-        StatusCode::NOT_FOUND => Exit::NotFound,
-        StatusCode::CONFLICT => Exit::Exists,
-        StatusCode::FORBIDDEN => Exit::Denied,
-        _ => Exit::Failed,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code<E: std::error::Error + Send + Sync + 'static>(error: E) -> u8 {
+        exit_of(&anyhow::Error::from(error).context("upload failed")).code()
+    }
+
+    #[test]
+    fn what_is_refused_here_exits_as_what_the_gate_refuses() {
+        let refused = |status: StatusCode, word: &str| ClientError::Refused {
+            status,
+            code: word.to_owned(),
+            message: String::new(),
+            body: serde_json::Value::Null,
+        };
+        for (here, there, expected) in [
+            (
+                code(SandboxError::NotFound("fix".into())),
+                code(refused(StatusCode::NOT_FOUND, "not_found")),
+                3,
+            ),
+            (
+                code(TransferError::Missing("file".into())),
+                code(SandboxError::Transfer(TransferError::Missing(
+                    "file".into(),
+                ))),
+                3,
+            ),
+            (
+                code(TransferError::Exists("file".into())),
+                code(refused(StatusCode::CONFLICT, "exists")),
+                4,
+            ),
+            (
+                code(SandboxError::Active),
+                code(refused(StatusCode::CONFLICT, "active")),
+                4,
+            ),
+            (
+                code(SandboxError::Paused("fix".into())),
+                code(refused(StatusCode::CONFLICT, "paused")),
+                4,
+            ),
+            (
+                code(refused(StatusCode::CONFLICT, "unmerged")),
+                code(refused(StatusCode::CONFLICT, "port_taken")),
+                4,
+            ),
+            (
+                code(GitError::Conflicts(Vec::new())),
+                code(refused(StatusCode::CONFLICT, "git_conflict")),
+                1,
+            ),
+            (
+                code(TransferError::TooLarge(1)),
+                code(refused(StatusCode::UNPROCESSABLE_ENTITY, "too_much")),
+                1,
+            ),
+        ] {
+            assert_eq!((here, there), (expected, expected));
+        }
+        assert_eq!(exit_of(&anyhow::anyhow!("something")).code(), 1);
     }
 }

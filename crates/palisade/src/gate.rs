@@ -2,7 +2,9 @@
 
 pub mod background;
 pub mod lock;
+mod ports;
 mod reload;
+mod shared;
 mod supervisor;
 mod traffic;
 
@@ -20,6 +22,10 @@ use control::metrics::ControlMetrics;
 use control::sandboxes::Sandboxes;
 use control::serve::ControlSocket;
 use control::wall_now;
+use egress::authority::Authority;
+use egress::dialer::Dialer;
+use egress::traffic::{Parts, Rules, Traffic};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use policy::audit::AuditEvent;
 use sandbox::manager::{Manager, Program};
 use store::audit::{AuditOptions, JsonlOptions, OnFull};
@@ -34,18 +40,26 @@ use crate::telemetry::log_file::LogFile;
 use crate::telemetry::numbers::Numbers;
 use crate::telemetry::{Sink, Telemetry};
 use lock::StateLock;
+use ports::{Book, Inits, Rows};
 use reload::Reloader;
+use shared::Shared;
 use supervisor::Supervisor;
 use traffic::Served;
 
 /// How often rows that have expired are removed. Expiry itself is checked on each use.
 const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
 
+/// How often buckets, breakers and connections of those who are gone are forgotten.
+const FORGET_EVERY: Duration = Duration::from_secs(5 * 60);
+
 /// The word that makes this program a sandbox's init.
 pub const INIT: &str = "__init";
 
 /// The word that makes it a worker.
 pub const WORKER: &str = "__worker";
+
+/// How long the last records may take: a log that is stuck must not keep a gate from ending.
+const LAST_RECORDS: Duration = Duration::from_secs(5);
 
 /// How long the last traces may take.
 const LAST_TRACES: Duration = Duration::from_secs(5);
@@ -104,8 +118,11 @@ pub fn run(paths: &Paths, verbose: u8, detached: bool) -> Result<Exit> {
     served
 }
 
-/// The gate holds keys: no core dumps, no debugger, no files for others.
+/// The gate holds keys: no core dumps, no debugger, no files for others. It holds a dozen
+/// sockets of every sandbox, too: as many descriptors as it may have.
 fn harden(detached: bool) -> Result<()> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).context("cannot read the file limit")?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).context("cannot raise the file limit")?;
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     if detached {
@@ -136,6 +153,13 @@ async fn serve(
     let numbers = Numbers::default();
     let counters = ControlMetrics::default();
     let settings = Arc::new(ArcSwap::from_pointee(settings));
+    let manager = open_manager(paths).await?;
+    let inits = Inits(manager.backend().clone());
+    let traffic = open_traffic(paths, &store, inits, settings.load_full()).await?;
+    let shared = Shared::new(Arc::clone(&traffic), Arc::clone(&board), stop.clone());
+    let shared = Arc::new(shared);
+    let ready = shared.prepare(&settings.load());
+    let ready = ready.map_err(|problem| Failure::new(Exit::Failed, problem))?;
     let (reload, requests) = mpsc::channel(8);
     let reloader = Arc::new(Reloader {
         config: paths.config.clone(),
@@ -144,20 +168,25 @@ async fn serve(
         numbers: numbers.clone(),
         telemetry,
         store: store.clone(),
+        traffic: Arc::clone(&traffic),
+        shared: Arc::clone(&shared),
         requests: Mutex::new(requests),
         hangup: Mutex::new(hangup),
         seen: Mutex::new(sources.fingerprint()),
     });
     reloader.announce(&settings.load());
-    let served = Arc::new(Served::new(store.clone(), stop.clone()));
-    let sandboxes = open_sandboxes(paths, Arc::clone(&served)).await?;
+    let served = Arc::new(Served::new(Arc::clone(&traffic), stop.clone()));
+    let sandboxes = Sandboxes::new(manager, Arc::clone(&served) as _);
     sandboxes.adopt(&store).await?;
+    shared.switch(ready);
     let gate = Arc::new(Gate {
         store: store.clone(),
         sandboxes,
+        traffic: Arc::clone(&traffic),
+        state_dir: paths.state_dir.clone(),
         settings: Arc::clone(&settings),
         board: Arc::clone(&board),
-        metrics: numbers.registry(store.clone(), &counters),
+        metrics: numbers.registry(store.clone(), &counters, &traffic),
         counters,
         reload,
         stop: stop.clone(),
@@ -173,6 +202,10 @@ async fn serve(
         }
     });
     supervisor.start("reload", move |stop| Arc::clone(&reloader).run(stop));
+    supervisor.start("prune", {
+        let traffic = Arc::clone(&traffic);
+        move |stop| prune_traffic(Arc::clone(&traffic), stop)
+    });
     supervisor.start("expiry", {
         let store = store.clone();
         move |stop| prune_hourly(store.clone(), stop)
@@ -188,6 +221,13 @@ async fn serve(
     drop(socket);
     // Sandboxes live on; their connections end here, and the next gate serves them again.
     served.drain().await;
+    shared.drain().await;
+    if tokio::time::timeout(LAST_RECORDS, traffic.finish())
+        .await
+        .is_err()
+    {
+        tracing::error!("the last records of the traffic were not taken in time");
+    }
     if let Err(error) = close(&store).await {
         tracing::error!(%error, "the audit log could not be closed cleanly");
         return Ok(Exit::Failed);
@@ -244,10 +284,34 @@ async fn open_store(paths: &Paths, settings: &Settings) -> Result<Store> {
     Ok(store)
 }
 
-async fn open_sandboxes(paths: &Paths, served: Arc<Served>) -> Result<Sandboxes> {
+/// Opens the authority, the way out and the rules: all of them read files.
+async fn open_traffic(
+    paths: &Paths,
+    store: &Store,
+    inits: Inits,
+    settings: Arc<Settings>,
+) -> Result<Arc<Traffic>> {
+    let dir = paths.state_dir.clone();
+    let opened = tokio::task::spawn_blocking(move || {
+        let authority = Authority::open(&dir, wall_now())?;
+        let dialer = Dialer::new(&settings)?;
+        anyhow::Ok((authority, dialer, Rules::load(settings)?))
+    });
+    let (authority, dialer, rules) = opened.await??;
+    Ok(Traffic::new(Parts {
+        rules,
+        registry: Arc::new(Rows::new(store.clone())),
+        ledger: Arc::new(Book(store.clone())),
+        programs: Arc::new(inits),
+        authority: Arc::new(ArcSwap::from_pointee(authority)),
+        dialer,
+    }))
+}
+
+async fn open_manager(paths: &Paths) -> Result<Manager> {
     let state = paths.state_dir.clone();
     let manager = tokio::task::spawn_blocking(move || Manager::open(&state, own_program()));
-    Ok(Sandboxes::new(manager.await??, served))
+    Ok(manager.await??)
 }
 
 /// This very program, also after an update has put another one in its place, and the words
@@ -282,6 +346,16 @@ async fn prune_hourly(store: Store, stop: CancellationToken) -> Result<()> {
         match store.prune_expired(wall_now()).await {
             Ok(pruned) => tracing::debug!(pruned = pruned.len(), "expired registrations removed"),
             Err(error) => tracing::warn!(%error, "expired registrations were not removed"),
+        }
+    }
+}
+
+/// Forgets what is kept for those who are not registered any more.
+async fn prune_traffic(traffic: Arc<Traffic>, stop: CancellationToken) -> Result<()> {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(FORGET_EVERY) => traffic.prune(wall_now()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What people and scripts read on stdout.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -36,6 +36,7 @@ pub fn say(text: &str) {
 pub struct Waiting {
     over: Option<mpsc::Sender<()>>,
     shows: Option<std::thread::JoinHandle<()>>,
+    words: Arc<Mutex<String>>,
 }
 
 impl Waiting {
@@ -43,14 +44,17 @@ impl Waiting {
     const QUIET: Duration = Duration::from_millis(400);
 
     /// Begins to wait for `what`.
-    pub fn start(what: &'static str) -> Self {
-        if !io::stderr().is_terminal() {
+    pub fn start(what: &str) -> Self {
+        let words = Arc::new(Mutex::new(what.to_owned()));
+        if !Self::is_seen() {
             return Self {
                 over: None,
                 shows: None,
+                words,
             };
         }
         let (over, is_over) = mpsc::channel::<()>();
+        let shown = Arc::clone(&words);
         let shows = std::thread::spawn(move || {
             let over_within = |limit| {
                 !matches!(
@@ -61,11 +65,13 @@ impl Waiting {
             if over_within(Self::QUIET) {
                 return;
             }
-            let bar = ProgressBar::new_spinner().with_message(what);
+            let words = || shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let bar = ProgressBar::new_spinner().with_message(words());
             if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
                 bar.set_style(style);
             }
             while !over_within(Duration::from_millis(100)) {
+                bar.set_message(words());
                 bar.tick();
             }
             bar.finish_and_clear();
@@ -73,7 +79,18 @@ impl Waiting {
         Self {
             over: Some(over),
             shows: Some(shows),
+            words,
         }
+    }
+
+    /// Whether somebody would see it.
+    pub fn is_seen() -> bool {
+        io::stderr().is_terminal()
+    }
+
+    /// Says from now on what is being waited for.
+    pub fn say(&self, words: String) {
+        *self.words.lock().unwrap_or_else(PoisonError::into_inner) = words;
     }
 
     /// Ends the sign; the line is clean again when this returns.

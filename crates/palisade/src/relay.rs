@@ -3,8 +3,10 @@
 //! Nothing of the operator's is handed inside: bytes are copied. One thread, one loop; a
 //! reader that does not read holds back only what it should.
 
-use std::io::{Error, IsTerminal, Write};
+use std::io::{Error, IsTerminal, PipeReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -18,6 +20,9 @@ use sandbox::terminal::{self, Raw};
 
 /// How much is read at a time, and the most that waits for a command to read it.
 const PIECE: usize = 64 << 10;
+
+/// How long a sandbox may take to show that it takes signals.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Signals that are the command's, not ours.
 const PASSED_ON: [Signal; 4] = [
@@ -35,9 +40,37 @@ pub fn own_terminal() -> Option<Size> {
         .flatten()
 }
 
-/// Accompanies a command to its end and returns its code. `on_terminal` says that it was
-/// started on a terminal of its own, and makes ours raw meanwhile.
-pub fn accompany(mut running: Running, on_terminal: bool) -> Result<i32> {
+/// How a command is accompanied.
+pub struct Manner {
+    /// It was started on a terminal of its own; ours is raw meanwhile.
+    pub on_terminal: bool,
+    /// Where its output goes.
+    pub stdout: Sink,
+    /// Whether its sandbox answers, found out without haste.
+    pub answers: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+/// How it was with the command in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It ended with this code.
+    Code(i32),
+    /// We were told to end, and its sandbox did not answer: we went without it.
+    Left(i32),
+}
+
+impl End {
+    /// The code to end with.
+    pub fn code(self) -> i32 {
+        match self {
+            End::Code(code) | End::Left(code) => code,
+        }
+    }
+}
+
+/// Accompanies a command to its end.
+pub fn accompany(mut running: Running, manner: Manner) -> Result<End> {
+    let on_terminal = manner.on_terminal;
     let mut mask: SigSet = PASSED_ON.into_iter().collect();
     mask.add(Signal::SIGWINCH);
     mask.thread_block().context("cannot take signals")?;
@@ -45,22 +78,22 @@ pub fn accompany(mut running: Running, on_terminal: bool) -> Result<i32> {
         .context("cannot take signals")?;
     let stdin = std::io::stdin();
     let raw = on_terminal.then(|| Raw::new(&stdin)).transpose()?;
-    let mut relay = Relay::new(running.take_ends(), on_terminal)?;
-    let code = relay
+    let mut relay = Relay::new(running.take_ends(), manner)?;
+    let end = relay
         .run(&running, &signals, &stdin)
         .or_else(as_if_by_a_signal);
     // The terminal first: whatever is said next, is said on a sane one.
     drop(raw);
     let _ = mask.thread_unblock();
-    code
+    end
 }
 
 /// Nobody reads the output any more (`| head`): a program of this machine would have died of
 /// it without a word. The command ends with us.
-fn as_if_by_a_signal(error: anyhow::Error) -> Result<i32> {
+fn as_if_by_a_signal(error: anyhow::Error) -> Result<End> {
     let is_broken = |error: &Error| error.kind() == std::io::ErrorKind::BrokenPipe;
     if error.downcast_ref::<Error>().is_some_and(is_broken) {
-        return Ok(128 + Signal::SIGPIPE as i32);
+        return Ok(End::Code(128 + Signal::SIGPIPE as i32));
     }
     Err(error)
 }
@@ -76,16 +109,32 @@ struct Relay {
     on_terminal: bool,
     interrupts: u32,
     buffer: Vec<u8>,
+    answers: Arc<dyn Fn() -> bool + Send + Sync>,
+    doubt: Option<Doubt>,
 }
 
-#[derive(Clone, Copy)]
-enum Sink {
+/// A signal was passed on, and whether somebody is there to take it is not known yet.
+struct Doubt {
+    /// Says a byte when somebody is, and ends when nobody is.
+    verdict: PipeReader,
+    until: Instant,
+    number: i32,
+}
+
+/// Where output goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sink {
     Stdout,
     Stderr,
 }
 
 impl Relay {
-    fn new(ends: Vec<OwnedFd>, on_terminal: bool) -> Result<Self> {
+    fn new(ends: Vec<OwnedFd>, manner: Manner) -> Result<Self> {
+        let Manner {
+            on_terminal,
+            stdout,
+            answers,
+        } = manner;
         for end in &ends {
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
                 .context("cannot talk to the command")?;
@@ -93,9 +142,9 @@ impl Relay {
         let mut ends = ends.into_iter();
         let feed = ends.next().context("the command has no input")?;
         let outputs = if on_terminal {
-            vec![(feed.try_clone()?, Sink::Stdout)]
+            vec![(feed.try_clone()?, stdout)]
         } else {
-            ends.zip([Sink::Stdout, Sink::Stderr]).collect()
+            ends.zip([stdout, Sink::Stderr]).collect()
         };
         Ok(Self {
             feed: Some(feed),
@@ -105,6 +154,8 @@ impl Relay {
             on_terminal,
             interrupts: 0,
             buffer: vec![0; PIECE],
+            answers,
+            doubt: None,
         })
     }
 
@@ -113,7 +164,7 @@ impl Relay {
         running: &Running,
         signals: &SignalFd,
         stdin: &std::io::Stdin,
-    ) -> Result<i32> {
+    ) -> Result<End> {
         loop {
             let ready = self.wait(running.end(), signals, stdin)?;
             if ready.signal {
@@ -127,7 +178,10 @@ impl Relay {
             self.pump()?;
             if ready.over {
                 self.pump()?;
-                return Ok(running.wait()?);
+                return Ok(End::Code(running.wait()?));
+            }
+            if let Some(number) = self.nobody_answers() {
+                return Ok(End::Left(128 + number));
             }
         }
     }
@@ -153,7 +207,15 @@ impl Relay {
         if let (Some(feed), false) = (&self.feed, self.pending.is_empty()) {
             all.push(on(feed.as_fd(), PollFlags::POLLOUT));
         }
-        match poll(&mut all, PollTimeout::NONE) {
+        if let Some(doubt) = &self.doubt {
+            all.push(on(doubt.verdict.as_fd(), PollFlags::POLLIN));
+        }
+        let limit = self.doubt.as_ref().map(|doubt| {
+            // Rounded up, or the last part of a millisecond is waited for in a loop.
+            let left = doubt.until.saturating_duration_since(Instant::now());
+            PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+        });
+        match poll(&mut all, limit.unwrap_or(PollTimeout::NONE)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno).context("cannot wait for the command"),
         }
@@ -188,8 +250,44 @@ impl Relay {
             } else {
                 running.signal(number)?;
             }
+            self.doubt(number)?;
         }
         Ok(())
+    }
+
+    /// An init that stands still takes no signal, and we must not stand still with it.
+    fn doubt(&mut self, number: i32) -> Result<()> {
+        if self.doubt.is_some() {
+            return Ok(());
+        }
+        let (verdict, mut says) = std::io::pipe().context("cannot make a pipe")?;
+        let answers = Arc::clone(&self.answers);
+        // Asking may take its time. The thread ends with us, if not before.
+        std::thread::spawn(move || {
+            if answers() {
+                let _ = says.write_all(b"!");
+            }
+        });
+        self.doubt = Some(Doubt {
+            verdict,
+            until: Instant::now() + PATIENCE,
+            number,
+        });
+        Ok(())
+    }
+
+    /// The signal that nobody takes, once that is clear.
+    fn nobody_answers(&mut self) -> Option<i32> {
+        let doubt = self.doubt.as_mut()?;
+        let mut ready = [PollFd::new(doubt.verdict.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut ready, PollTimeout::ZERO) == Ok(1) {
+            if let Ok(1) = doubt.verdict.read(&mut [0]) {
+                self.doubt = None;
+                return None;
+            }
+            return Some(doubt.number);
+        }
+        (Instant::now() >= doubt.until).then_some(doubt.number)
     }
 
     fn read_input(&mut self, stdin: &std::io::Stdin) -> Result<()> {

@@ -32,16 +32,18 @@ fn status(result: Result<Action, ControlError>) -> u16 {
 fn every_route_of_the_document_is_read_as_the_action_it_names() {
     for route in ROUTES {
         let path = route.path.replace("{id}", "abc");
+        let path = path.replace("{request}", "01M7H3RARVNE2837QB27MYVE9K");
         let body = match route.takes {
             Takes::File => r#"{"path":"/b"}"#,
             Takes::CreateSandbox => r#"{"name":"fix"}"#,
             Takes::Session => r#"{"purpose":"exec"}"#,
             Takes::Snapshot => r#"{"message":"bash: make"}"#,
-            Takes::Label => r#"{"label":"before"}"#,
+            Takes::Label | Takes::Restore => r#"{"label":"before"}"#,
             Takes::Fork => r#"{"name":"other"}"#,
             Takes::Port => r#"{"host":"127.0.0.1:8080","port":80}"#,
+            Takes::Try => r#"{"url":"https://x.example/"}"#,
             Takes::Registration => ROW,
-            Takes::Nothing | Takes::AuditQuery | Takes::Force => "",
+            Takes::Nothing | Takes::AuditQuery | Takes::Force | Takes::Named => "",
         };
         let action = read(route.method, &path, body).unwrap();
         assert_eq!(

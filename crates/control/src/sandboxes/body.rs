@@ -36,6 +36,10 @@ pub struct CreateBody {
     /// Whether programs inside may make user namespaces.
     #[serde(default)]
     pub nested: bool,
+    /// Ports of the host's loopback that lead inside from the start. One that is taken is a
+    /// refusal, and nothing is made.
+    #[serde(default)]
+    pub publish: Vec<PortBody>,
 }
 
 /// The body of a request for a snapshot.
@@ -74,6 +78,17 @@ pub enum Purpose {
 pub struct LabelBody {
     /// What it is called.
     pub label: String,
+}
+
+/// The body of a request to put a checkpoint back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RestoreBody {
+    /// What it is called.
+    pub label: String,
+    /// Whether to give up what the workspace holds now, instead of taking a snapshot first.
+    #[serde(default)]
+    pub no_snapshot: bool,
 }
 
 /// The body of a request for a fork.

@@ -1,5 +1,6 @@
 //! Files of a sandbox: kept, put back, given to another.
 
+use config::Settings;
 use http::StatusCode;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
@@ -8,9 +9,9 @@ use serde_json::json;
 use store::Store;
 use store::registry::Lookup;
 
-use super::Sandboxes;
-use super::body::{ForkBody, LabelBody};
+use super::body::{ForkBody, LabelBody, RestoreBody};
 use super::wish::Standing;
+use super::{Sandboxes, bounds, describe};
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
 
@@ -41,40 +42,62 @@ impl Sandboxes {
         ))
     }
 
-    /// Puts the files of a checkpoint back.
+    /// Puts the files of a checkpoint back. What they take the place of is committed to the
+    /// branch first.
     pub async fn restore(
         &self,
         store: &Store,
+        settings: &Settings,
         id: SandboxId,
-        body: LabelBody,
+        body: RestoreBody,
     ) -> Result<Reply, ControlError> {
-        let reply = self
-            .change(store, id.clone(), "sandbox_restored", move |manager, id| {
-                manager.restore(id, &body.label)
+        let _turn = self.turns.take(&id).await;
+        let (of, bounds, trust) = (id.clone(), bounds(settings), self.traffic.trust());
+        let (mut shown, report) = self
+            .ask(move |manager| {
+                let row = manager.row(&of)?;
+                manager.find_checkpoint(&of, &body.label)?;
+                let report = if row.repository.is_none() || body.no_snapshot {
+                    None
+                } else {
+                    let message = format!("before restoring {}", body.label);
+                    let report = manager.snapshot(&of, &message, &bounds)?;
+                    manager.refuse_to_lose_the_rest(&row, &report, "--no-snapshot")?;
+                    Some(report)
+                };
+                manager.restore(&of, &body.label, &trust)?;
+                Ok((describe(manager, &row), report))
             })
             .await?;
+        let event = AuditEvent::lifecycle("sandbox_restored", Some(id.clone()));
+        store.audit().record_durable(event, wall_now()).await?;
         // It was started again, and has new sockets.
         self.traffic.detach(&id);
         self.serve(&id).await?;
-        Ok(reply)
+        if let Some(fields) = shown.as_object_mut() {
+            fields.insert("snapshot".to_owned(), json!(report));
+        }
+        Ok(Reply::ok(shown))
     }
 
     /// Makes a sandbox with the files and the branch of another.
     pub async fn fork(
         &self,
         store: &Store,
+        settings: &Settings,
         id: SandboxId,
         body: ForkBody,
     ) -> Result<Reply, ControlError> {
         let turn = self.turns.take(&id).await;
-        let of = id.clone();
+        let (of, bounds, trust) = (id.clone(), bounds(settings), self.traffic.trust());
         let row = self
             .ask(move |manager| {
                 // The new branch begins with everything there is.
                 if manager.row(&of)?.repository.is_some() {
-                    manager.snapshot(&of, &format!("before the fork {}", body.name))?;
+                    let message = format!("before the fork {}", body.name);
+                    manager.snapshot(&of, &message, &bounds)?;
                 }
-                manager.fork(&of, &body.name)
+                manager.fork(&of, &body.name, &trust)
             })
             .await?;
         drop(turn);
@@ -82,7 +105,12 @@ impl Sandboxes {
             Lookup::Found(source) => (source.repos.clone(), source.auth_mode),
             Lookup::Unknown | Lookup::Unavailable => (Vec::new(), AuthMode::User),
         };
-        let who = Standing { repos, auth_mode };
+        // The ports of the host lead to the original.
+        let who = Standing {
+            repos,
+            auth_mode,
+            publish: Vec::new(),
+        };
         // The setup has left its traces in the files.
         self.complete(store, row, who, None).await
     }

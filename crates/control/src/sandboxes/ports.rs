@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use policy::id::SandboxId;
+use sandbox::contract::SandboxError;
 use sandbox::manager::row::Published;
 use serde_json::json;
 
@@ -17,8 +18,18 @@ impl Sandboxes {
     pub async fn ports(&self, id: SandboxId) -> Result<Reply, ControlError> {
         let shown = self.ask(move |manager| {
             let row = manager.row(&id)?;
-            let open = manager.backend().open_ports(&id)?;
-            Ok(json!({ "id": id, "open": open, "published": row.published }))
+            let (open, reason) = match manager.backend().open_ports(&id) {
+                Ok(open) => (Some(open), None),
+                // What is published is known all the same.
+                Err(
+                    error @ (SandboxError::Paused(_)
+                    | SandboxError::Stopped { .. }
+                    | SandboxError::Silent(_)
+                    | SandboxError::Protocol { .. }),
+                ) => (None, Some(error.to_string())),
+                Err(other) => return Err(other.into()),
+            };
+            Ok(json!({ "id": id, "open": open, "reason": reason, "published": row.published }))
         });
         Ok(Reply::ok(shown.await?))
     }
@@ -27,11 +38,7 @@ impl Sandboxes {
     pub async fn publish(&self, id: SandboxId, body: PortBody) -> Result<Reply, ControlError> {
         let _turn = self.turns.take(&id).await;
         let PortBody { host, port } = body;
-        if !host.ip().is_loopback() {
-            return Err(ControlError::Bad(format!(
-                "{host} is not on the loopback: published ports are for this machine only"
-            )));
-        }
+        check_host(host)?;
         let of = id.clone();
         let row = self.ask(move |manager| manager.row(&of)).await?;
         let mut published = row.published;
@@ -40,12 +47,7 @@ impl Sandboxes {
         let listener = if port == 0 {
             None
         } else {
-            let listener = listen(host).await.map_err(|error| {
-                ControlError::Bad(format!("{host} cannot be listened on: {error}"))
-            })?;
-            let host = listener.local_addr().map_err(|error| {
-                ControlError::Failed(format!("{host} cannot be listened on: {error}"))
-            })?;
+            let (listener, host) = listen(host).await?;
             published.push(Published { host, port });
             Some(listener)
         };
@@ -60,15 +62,41 @@ impl Sandboxes {
     }
 }
 
-/// Listens. An address that was ours until now is free in a moment.
-async fn listen(host: SocketAddr) -> std::io::Result<TcpListener> {
-    for _ in 0..20 {
-        match TcpListener::bind(host) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {
-                tokio::time::sleep(Duration::from_millis(25)).await;
-            }
-            other => return other,
-        }
+/// Ports are published for this machine only.
+pub(super) fn check_host(host: SocketAddr) -> Result<(), ControlError> {
+    if host.ip().is_loopback() {
+        return Ok(());
     }
-    TcpListener::bind(host)
+    Err(ControlError::Bad(format!(
+        "{host} is not on the loopback: published ports are for this machine only"
+    )))
+}
+
+/// Listens, and says where: the system chooses for port 0. An address that was ours until
+/// now is free in a moment.
+pub(super) async fn listen(host: SocketAddr) -> Result<(TcpListener, SocketAddr), ControlError> {
+    let bind = || {
+        let listener = TcpListener::bind(host)?;
+        let host = listener.local_addr()?;
+        Ok((listener, host))
+    };
+    let mut bound = bind();
+    for _ in 0..20 {
+        match &bound {
+            Err(error) if is_taken(error) => tokio::time::sleep(Duration::from_millis(25)).await,
+            _ => break,
+        }
+        bound = bind();
+    }
+    bound.map_err(|error| {
+        if is_taken(&error) {
+            ControlError::PortTaken(host)
+        } else {
+            ControlError::Bad(format!("{host} cannot be listened on: {error}"))
+        }
+    })
+}
+
+fn is_taken(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::AddrInUse
 }

@@ -1,6 +1,7 @@
 //! What a request for a sandbox means, by the settings in force.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use config::Settings;
 use policy::registration::{AuthMode, Repo, RepoName};
@@ -8,7 +9,8 @@ use sandbox::contract::{Limits, Ports, SandboxError, System};
 use sandbox::git::home::Home;
 use sandbox::manager::Wanted;
 
-use super::body::CreateBody;
+use super::body::{CreateBody, PortBody};
+use super::ports;
 use crate::reply::ControlError;
 
 /// What a request for a sandbox means.
@@ -21,21 +23,14 @@ pub(super) struct Wish {
 pub(super) struct Standing {
     pub(super) repos: Vec<Repo>,
     pub(super) auth_mode: AuthMode,
+    /// Ports of the host that shall lead inside.
+    pub(super) publish: Vec<PortBody>,
 }
 
 impl Wish {
     pub(super) fn read(body: CreateBody, settings: &Settings) -> Result<Self, ControlError> {
         let configured = settings.sandbox.backend.as_str();
-        let backend = body.backend.as_deref().unwrap_or(configured);
-        if backend != "namespace" {
-            return Err(ControlError::Sandbox(
-                SandboxError::Unavailable {
-                    backend: "other",
-                    reason: format!("'{backend}' does not exist yet; use namespace"),
-                }
-                .into(),
-            ));
-        }
+        check_backend(body.backend.as_deref().unwrap_or(configured))?;
         if body
             .repository
             .as_ref()
@@ -73,6 +68,15 @@ impl Wish {
                 .into_iter()
                 .collect(),
         };
+        for one in &body.publish {
+            ports::check_host(one.host)?;
+            if one.port == 0 {
+                return Err(ControlError::Bad(format!(
+                    "{} must lead to a port inside, and 0 is none",
+                    one.host
+                )));
+            }
+        }
         let limits = &settings.sandbox.limits;
         Ok(Self {
             wanted: Wanted {
@@ -81,7 +85,7 @@ impl Wish {
                 depth: body.depth,
                 dirty: body.dirty,
                 environment: Vec::new(),
-                ports: ports(settings),
+                ports: listened_on(settings),
                 limits: Limits {
                     memory: limits.memory,
                     pids: limits.pids,
@@ -93,6 +97,8 @@ impl Wish {
                     root: body.root,
                     nested: body.nested,
                 },
+                trust: None,
+                progress: Arc::default(),
             },
             who: Standing {
                 repos: repos
@@ -103,9 +109,31 @@ impl Wish {
                     })
                     .collect(),
                 auth_mode,
+                publish: body.publish,
             },
         })
     }
+}
+
+/// Whether there is such a backend; if not, which there is and what to do.
+fn check_backend(wanted: &str) -> Result<(), ControlError> {
+    let backend = match wanted {
+        "namespace" => return Ok(()),
+        "docker" => "docker",
+        "remote" => "remote",
+        _ => {
+            return Err(ControlError::Bad(format!(
+                "Unknown backend '{}': this gate has 'namespace'; leave --backend out, or set \
+                 sandbox.backend to it",
+                wanted.escape_default()
+            )));
+        }
+    };
+    let reason = "this version of palisade has 'namespace' only; leave --backend out, or set \
+                  sandbox.backend to namespace"
+        .to_owned();
+    let unavailable = SandboxError::Unavailable { backend, reason };
+    Err(ControlError::Sandbox(unavailable.into()))
 }
 
 /// The repository that `origin` points to, where that is on a git host.
@@ -121,7 +149,7 @@ fn origin(path: &Path, settings: &Settings) -> Option<RepoName> {
 }
 
 /// The proxy and DNS, and what is served for programs that know of neither.
-fn ports(settings: &Settings) -> Ports {
+fn listened_on(settings: &Settings) -> Ports {
     let mut tcp = settings.egress.transparent_ports.clone();
     for own in [8080, 53] {
         if !tcp.contains(&own) {

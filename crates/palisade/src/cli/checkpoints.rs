@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 use clap::Args;
+use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
 use crate::cli::place;
 use crate::cli::sandboxes::{below, in_words};
-use crate::cli::{Global, confirm};
+use crate::cli::{Global, confirm, summary};
 use crate::exit::Exit;
 use crate::output;
 
@@ -27,6 +28,9 @@ pub struct RestoreArgs {
     /// Do not ask
     #[arg(long, short)]
     pub yes: bool,
+    /// Give up the files there are now, without taking a snapshot first
+    #[arg(long)]
+    pub no_snapshot: bool,
 }
 
 #[derive(Debug, Args)]
@@ -76,19 +80,34 @@ fn list(all: &Value) -> String {
 pub fn restore(args: &RestoreArgs, global: &Global) -> Result<Exit> {
     in_words("restore", global, async |gate| {
         let place = place::find(gate, &args.name).await?;
+        let first = match &place.branch_name {
+            Some(branch) if !args.no_snapshot => format!(" A snapshot of them goes to {branch}."),
+            _ => String::new(),
+        };
         confirm(
             &format!(
                 "This ends everything that runs in {} and puts the files of '{}' in the place \
-                 of its own.",
+                 of its own.{first}",
                 place.name, args.label
             ),
             args.yes,
         )?;
         let waiting = output::Waiting::start("putting the files back");
-        let body = json!({ "label": args.label });
+        let body = json!({ "label": args.label, "no_snapshot": args.no_snapshot });
         let done = gate.post(&below(&place, "restore"), &body).await;
         waiting.end();
-        Ok((done?, format!("Restored {} to {}", place.name, args.label)))
+        let done = done?;
+        let mut told = format!("Restored {} to {}", place.name, args.label);
+        let report = done.get("snapshot").filter(|report| !report.is_null());
+        if let (Some(report), Some(branch)) = (report, &place.branch_name) {
+            let report: SnapshotReport = serde_json::from_value(report.clone())?;
+            for line in summary::left_behind(&report) {
+                output::say(&format!("palisade: {line}"));
+            }
+            let tip = report.tip.get(..12).unwrap_or(&report.tip);
+            told.push_str(&format!("; the files before it are on {branch} at {tip}"));
+        }
+        Ok((done, told))
     })
 }
 

@@ -3,27 +3,34 @@
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use control::client::Client;
+use control::client::{Client, ClientError};
 use control::sandboxes::body::Purpose;
-use sandbox::contract::Command;
+use sandbox::contract::{Command, SandboxError};
 use sandbox::name::Slug;
 use sandbox::namespace::Namespace;
 use serde_json::{Value, json};
 
+use crate::cli::outcome::Outcome;
 use crate::cli::place::{self, Place};
-use crate::cli::sandboxes::{Making, below, make, take_snapshot};
-use crate::cli::{Global, block_on, summary};
-use crate::exit::{Exit, Failure};
+use crate::cli::sandboxes::{Making, below, route, take_snapshot};
+use crate::cli::{Global, agents, block_on, reuse, summary};
+use crate::exit::{Exit, Failure, exit_of};
 use crate::gate::background;
+use crate::output;
 use crate::paths::Paths;
-use crate::{output, relay};
+use crate::relay::{self, End, Manner, Sink};
 
 /// Variables of the operator's that a command inside may know, beside `LC_*` and what
 /// `sandbox.env` names.
 const PASSED_ON: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
+
+/// Said when we leave a command behind.
+const SILENT: &str = "the sandbox does not answer, and the command ends when it goes on; see how \
+                      it is with palisade list, and resume or delete it";
 
 /// The longest message that is made of a command.
 const LONGEST_MESSAGE: usize = 200;
@@ -33,14 +40,31 @@ const LONGEST_MESSAGE: usize = 200;
 Examples:
   palisade run -- claude                          an agent, in a sandbox of its own
   palisade run --name fix -- bash                 a shell; the next run of that name goes on
-  palisade run --dirty -- make test               with your uncommitted changes")]
+  palisade run --dirty -- make test               with your uncommitted changes
+  palisade run --json --rm -- make | jq .exit_code
+
+With --name, a sandbox that is there is used as it is: it is resumed if need be, --publish
+and --rm apply to it, and any other option that asks for something it is not is refused.
+
+Programs inside trust the gate's certificate and know its proxy: the system's bundle holds it,
+and HTTPS_PROXY, SSL_CERT_FILE, NODE_EXTRA_CA_CERTS and their like are set (JAVA_TOOL_OPTIONS
+where there is a Java). --env NAME=VALUE sets one otherwise, --env NAME= empties it.
+
+With --json, stdout has one JSON object at the end and nothing else: exit_code, commits,
+files, added, removed, reached, refused, kept and what names the sandbox. What the command
+writes goes to stderr, through pipes. The exit code is the command's own all the same.")]
 pub struct RunArgs {
     /// Use the sandbox of that name, or make it [default: made from the command]
     #[arg(long, short)]
     pub name: Option<String>,
-    /// Delete the sandbox afterwards, unless it has something to bring home
+    /// Delete the sandbox afterwards, also one that was there before, unless it has something
+    /// to bring home
     #[arg(long)]
     pub rm: bool,
+    /// Start the command exactly as it is written: an agent that shuts itself in is not told
+    /// that it is shut in already
+    #[arg(long)]
+    pub as_is: bool,
     #[command(flatten)]
     pub making: Making,
     #[command(flatten)]
@@ -90,19 +114,31 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
     let (gate, place, made) = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let (place, made) = make_or_reuse(&gate, args).await?;
+        let (place, made) = reuse::make_or_reuse(&gate, args, global.json).await?;
         Ok((gate, place, made))
     })
     .context("run failed")?;
     let started = jiff::Timestamp::now();
-    let code = inside(
-        &paths,
-        &gate,
-        &place,
-        &args.command,
-        &args.running,
-        Purpose::Exec,
-    );
+    let asked = Asked {
+        command: &args.command,
+        running: &args.running,
+        purpose: Purpose::Exec,
+        // With user namespaces an agent's own layer works.
+        as_is: args.as_is || place.nested,
+        stdout: if global.json {
+            Sink::Stderr
+        } else {
+            Sink::Stdout
+        },
+    };
+    let ended = inside(&paths, &gate, &place, &asked).context("run failed");
+    let mut outcome = Outcome::new(&place, made);
+    if let Ok(End::Left(code)) = ended {
+        // Of a sandbox that does not answer there is nothing to tell.
+        outcome.error = Some(SILENT.to_owned());
+        return finish(outcome, Ok(exit_with(code)), global);
+    }
+    let code = ended.map(|end| exit_with(end.code()));
     // Whatever became of the command, its work is looked at. The gate may have gone meanwhile.
     let told = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
@@ -110,66 +146,71 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<Exit> {
             Some(_) => Some(take_snapshot(&gate, &place, &message("run", &args.command)).await?),
             None => None,
         };
+        if global.json {
+            outcome
+                .gather(&gate, &place, report.as_ref(), started)
+                .await?;
+            return Ok(outcome.commits > 0);
+        }
         summary::tell(&gate, &place, report.as_ref(), started).await
     });
-    let kept = match &told {
-        Ok(brought) => !args.rm || *brought,
-        Err(_) => true,
-    };
-    if !kept && made {
-        let force = format!("{}?force=true", crate::cli::sandboxes::route(&place));
+    if args.rm && matches!(told, Ok(false)) {
         let removed = block_on(async {
             let gate = background::client(&paths, global.verbose).await?;
-            Ok(gate.delete(&force).await?)
+            remove_unless_needed(&gate, &place).await
         });
-        removed.context("delete failed")?;
+        match removed {
+            Ok(gone) => outcome.kept = !gone,
+            Err(error) => outcome.error = Some(format!("delete failed: {error:#}")),
+        }
     }
     if let Err(error) = told {
-        output::say(&format!(
-            "palisade: snapshot failed: {}",
-            output::safe(&format!("{error:#}"))
-        ));
-        // A command that went well and whose work is not safe did not go well.
-        return match code {
-            Ok(Exit::Command(0)) => Ok(Exit::Failed),
-            other => other,
-        };
+        outcome.error = Some(format!("snapshot failed: {error:#}"));
+    }
+    finish(outcome, code, global)
+}
+
+/// The last words of a run, for a person or for a script, and its exit code.
+fn finish(mut outcome: Outcome, code: Result<Exit>, global: &Global) -> Result<Exit> {
+    if let Some(error) = &outcome.error {
+        output::say(&format!("palisade: {}", output::safe(error)));
+    }
+    // A command that went well and whose work is not safe did not go well.
+    let code = match code {
+        Ok(Exit::Command(0)) if outcome.error.is_some() => Ok(Exit::Failed),
+        other => other,
+    };
+    if global.json {
+        match &code {
+            Ok(exit) => outcome.exit_code = Some(exit.code()),
+            Err(error) => outcome.error = Some(format!("{error:#}")),
+        }
+        output::print_json(&outcome)?;
     }
     code
 }
 
-/// The sandbox to run in, and whether it is new.
-async fn make_or_reuse(gate: &Client, args: &RunArgs) -> Result<(Place, bool)> {
-    if let Some(name) = &args.name {
-        let slug =
-            Slug::from_name(name).map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
-        let root = place::here().map(|home| home.root().to_owned());
-        let wanted = if args.making.no_repo { None } else { root };
-        let known = place::all(gate).await?.into_iter();
-        let mut known = known.filter(|place| (&place.name, &place.repository) == (&slug, &wanted));
-        if let Some(place) = known.next() {
-            if place.status == "paused" {
-                gate.post(&below(&place, "resume"), &json!({})).await?;
-            }
-            return Ok((place, false));
-        }
-    }
-    let name = match &args.name {
-        Some(name) => name.clone(),
-        None => name_after(&args.command)?,
+/// Deletes a sandbox that has nothing to bring home, and says whether it is gone. It stands
+/// still while that is found out, so that nothing can be added; one that does hold something
+/// stays, and says what.
+async fn remove_unless_needed(gate: &Client, place: &Place) -> Result<bool> {
+    let paused = gate.post(&below(place, "pause"), &json!({})).await;
+    let Err(error) = gate.delete(&route(place)).await else {
+        return Ok(true);
     };
-    let place = make(gate, &args.making, name).await?;
-    let branch = place.branch_name.as_ref();
-    output::say(&format!(
-        "palisade: sandbox {}{}",
-        place.name,
-        branch.map_or_else(String::new, |branch| format!(", branch {branch}"))
-    ));
-    Ok((place, true))
+    if paused.is_ok() {
+        gate.post(&below(place, "resume"), &json!({})).await?;
+    }
+    if !matches!(&error, ClientError::Refused { status, .. } if status.as_u16() == 409) {
+        return Err(error.into());
+    }
+    let why = output::safe(&error.to_string());
+    output::say(&format!("palisade: {} stays: {why}", place.name));
+    Ok(false)
 }
 
 /// A name from the command and a short random tail.
-fn name_after(command: &[OsString]) -> Result<String> {
+pub fn name_after(command: &[OsString]) -> Result<String> {
     let mut tail = [0; 2];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut tail)?;
     let program = command.first().map(PathBuf::from).unwrap_or_default();
@@ -191,14 +232,14 @@ fn message(word: &str, command: &[OsString]) -> String {
 }
 
 pub fn exec(args: &ExecArgs, global: &Global) -> Result<Exit> {
-    enter(
-        &args.name,
-        &args.command,
-        &args.running,
-        Purpose::Exec,
-        global,
-    )
-    .context("exec failed")
+    let asked = Asked {
+        command: &args.command,
+        running: &args.running,
+        purpose: Purpose::Exec,
+        as_is: true,
+        stdout: Sink::Stdout,
+    };
+    enter(&args.name, &asked, global).context("exec failed")
 }
 
 pub fn shell(args: &ShellArgs, global: &Global) -> Result<Exit> {
@@ -208,36 +249,45 @@ pub fn shell(args: &ShellArgs, global: &Global) -> Result<Exit> {
         // The best there is, as a login shell would be.
         None => command.push("exec $(command -v bash || command -v sh)".into()),
     }
-    enter(&args.name, &command, &args.running, Purpose::Shell, global).context("shell failed")
+    let asked = Asked {
+        command: &command,
+        running: &args.running,
+        purpose: Purpose::Shell,
+        as_is: true,
+        stdout: Sink::Stdout,
+    };
+    enter(&args.name, &asked, global).context("shell failed")
 }
 
-fn enter(
-    name: &str,
-    command: &[OsString],
-    running: &Running,
-    purpose: Purpose,
-    global: &Global,
-) -> Result<Exit> {
+fn enter(name: &str, asked: &Asked<'_>, global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
     let (gate, place) = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let place = place::find(&gate, name).await?;
         Ok((gate, place))
     })?;
-    inside(&paths, &gate, &place, command, running, purpose)
+    let end = inside(&paths, &gate, &place, asked)?;
+    if let End::Left(_) = end {
+        output::say(&format!("palisade: {SILENT}"));
+    }
+    Ok(exit_with(end.code()))
 }
 
-/// Runs a command to its end, and passes its own code on.
-fn inside(
-    paths: &Paths,
-    gate: &Client,
-    place: &Place,
-    command: &[OsString],
-    running: &Running,
+/// A command that is to run.
+struct Asked<'a> {
+    command: &'a [OsString],
+    running: &'a Running,
     purpose: Purpose,
-) -> Result<Exit> {
+    /// An agent is told nothing on top.
+    as_is: bool,
+    /// Where its output goes. What it says on its error output goes to ours.
+    stdout: Sink,
+}
+
+/// Runs a command to its end.
+fn inside(paths: &Paths, gate: &Client, place: &Place, asked: &Asked<'_>) -> Result<End> {
     let session = block_on(async {
-        let body = json!({ "purpose": purpose });
+        let body = json!({ "purpose": asked.purpose });
         Ok(gate.post(&below(place, "session"), &body).await?)
     })?;
     let named = session.get("environment").and_then(Value::as_array);
@@ -246,15 +296,59 @@ fn inside(
         .flatten()
         .filter_map(Value::as_str)
         .collect();
+    let mut environment = environment(&named, &asked.running.env)?;
+    let mut words = asked.command.to_vec();
+    if !asked.as_is {
+        let fitted = agents::fit(&words, &environment);
+        if let Some(added) = fitted.added {
+            output::say(&format!(
+                "palisade: started with {added}: it is in a sandbox already (--as-is to leave \
+                 that out)"
+            ));
+        }
+        let variable = fitted.variable;
+        environment.extend(variable.map(|(name, value)| (name.into(), value.into())));
+        words = fitted.command;
+    }
     let command = Command {
-        environment: environment(&named, &running.env)?,
-        directory: running.workdir.clone(),
-        ..Command::new(command.to_vec())
+        environment,
+        directory: asked.running.workdir.clone(),
+        ..Command::new(words)
     };
-    let terminal = relay::own_terminal().filter(|_| !running.no_tty);
-    let started = backend(paths).start(&place.id, &command, terminal)?;
-    let code = relay::accompany(started, terminal.is_some())?;
-    Ok(Exit::Command(u8::try_from(code).unwrap_or(1)))
+    let terminal = match asked.stdout {
+        Sink::Stdout => relay::own_terminal().filter(|_| !asked.running.no_tty),
+        // A terminal has one output only.
+        Sink::Stderr => None,
+    };
+    let backend = backend(paths);
+    let started = backend.start(&place.id, &command, terminal)?;
+    let id = place.id.clone();
+    let manner = Manner {
+        on_terminal: terminal.is_some(),
+        stdout: asked.stdout,
+        answers: Arc::new(move || backend.answers(&id)),
+    };
+    relay::accompany(started, manner).map_err(with_advice)
+}
+
+/// Says where a program or a directory must be, since that is not where the operator looks.
+fn with_advice(error: anyhow::Error) -> anyhow::Error {
+    let advice = match error.downcast_ref::<SandboxError>() {
+        Some(SandboxError::Start { step, .. }) if step == "running it" => {
+            "a program must be in the workspace, in the sandbox's PATH or below a directory that \
+             sandbox.host_paths names"
+        }
+        Some(SandboxError::Start { step, .. }) if step == "entering the directory" => {
+            "--workdir must be a directory inside the sandbox"
+        }
+        _ => return error,
+    };
+    Failure::new(exit_of(&error), format!("{error:#}; {advice}")).into()
+}
+
+/// The command's own code.
+fn exit_with(code: i32) -> Exit {
+    Exit::Command(u8::try_from(code).unwrap_or(1))
 }
 
 /// The backend, to enter with. Making and removing are the gate's.

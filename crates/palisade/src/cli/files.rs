@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use control::sandboxes::body::Purpose;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use sandbox::contract::{Moved, Sandbox, Transfer};
+use sandbox::contract::{Moved, Sandbox, SandboxError, Transfer};
 use sandbox::transfer::{self, Overwrite, Rules, TransferError};
 use serde_json::json;
 
@@ -26,6 +26,9 @@ const BOUNDS: Transfer = Transfer {
     bytes: 16 << 30,
     entries: 1_000_000,
 };
+
+/// Files that steer tools, as far as they are named.
+const STEERING_SHOWN: usize = 20;
 
 #[derive(Debug, Args)]
 pub struct UploadArgs {
@@ -63,10 +66,11 @@ pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
         let bar = bar("uploading");
         let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
         let source = args.source.clone();
+        let state = global.paths()?.state_dir;
         let progress = bar.clone();
         let packing = std::thread::spawn(move || {
             let mut writer = BufWriter::with_capacity(1 << 18, writer);
-            let packed = transfer::pack(&source, &mut writer, &mut |bytes| {
+            let packed = transfer::pack_around(&state, &source, &mut writer, &mut |bytes| {
                 progress.set_position(bytes);
             })?;
             writer.flush()?;
@@ -80,10 +84,18 @@ pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
             .join()
             .map_err(|_| anyhow::anyhow!("packing failed"))?;
         bar.finish_and_clear();
-        // What failed inside is why packing failed, if both did.
-        let mut moved = unpacked?;
-        moved.left_out.extend(packed?.left_out);
-        Ok((place, moved))
+        // An archive that was cut short is so because packing failed; otherwise what failed
+        // inside is why packing failed, if both did.
+        match (unpacked, packed) {
+            (Ok(mut moved), Ok(packed)) => {
+                moved.left_out.extend(packed.left_out);
+                Ok((place, moved))
+            }
+            (Err(SandboxError::Transfer(TransferError::Malformed(_))) | Ok(_), Err(error)) => {
+                Err(error)
+            }
+            (Err(error), _) => Err(error.into()),
+        }
     };
     let (place, moved) = work().context("upload failed")?;
     let words = format!("Uploaded {} to {}", summary(&moved), place.name);
@@ -162,8 +174,22 @@ fn tell(moved: &Moved, words: &str, global: &Global) -> Result<Exit> {
     for note in &moved.left_out {
         output::say(&format!("palisade: {}", output::safe(note)));
     }
+    if !moved.steering.is_empty() {
+        output::say("palisade: these files run or steer tools on your machine:");
+        for note in moved.steering.iter().take(STEERING_SHOWN) {
+            output::say(&format!("  {}", output::safe(note)));
+        }
+        if moved.steering.len() > STEERING_SHOWN {
+            output::say("  and more");
+        }
+    }
     if global.json {
-        output::print_json(&json!({ "files": moved.files, "bytes": moved.bytes }))?;
+        output::print_json(&json!({
+            "files": moved.files,
+            "bytes": moved.bytes,
+            "left_out": moved.left_out,
+            "steering": moved.steering,
+        }))?;
     } else {
         output::print_line(words)?;
     }

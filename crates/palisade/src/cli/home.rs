@@ -3,7 +3,6 @@
 //! Everything here reads the operator's repository from this process, which holds no key.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -15,7 +14,7 @@ use sandbox::git::switch::Switched;
 use sandbox::name::Slug;
 use serde_json::{Value, json};
 
-use crate::cli::place::{self, Place};
+use crate::cli::place::{self, Here, Place};
 use crate::cli::sandboxes::take_snapshot;
 use crate::cli::summary::{count, letter, lines_of};
 use crate::cli::{Global, block_on, confirm};
@@ -122,12 +121,17 @@ impl Work {
             None => Slug::from_name(name)
                 .map_err(|error| Failure::new(Exit::Usage, error.to_string()))?,
         };
-        let elsewhere = |repository: PathBuf| Home::discover(&repository);
-        let home = place::here().filter(|home| home.tip(&slug).is_ok());
-        let home = match (home, place.and_then(|place| place.repository)) {
-            (Some(home), _) => home,
-            (None, Some(repository)) => elsewhere(repository)?,
-            (None, None) => {
+        // In the worktree we stand in, if it is one of the repository's. Another one may have
+        // a branch of that name as well.
+        let elsewhere = |place: &Place| Here::find().is_none_or(|here| !place.is_of(&here));
+        let home = match &place {
+            Some(place) if elsewhere(place) => place.home()?,
+            Some(_) => place::here(),
+            None => place::here().filter(|home| home.tip(&slug).is_ok()),
+        };
+        let home = match home {
+            Some(home) => home,
+            None => {
                 let message = sandbox::contract::SandboxError::NotFound(name.to_owned());
                 return Err(Failure::new(Exit::NotFound, message.to_string()).into());
             }

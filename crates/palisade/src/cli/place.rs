@@ -1,12 +1,14 @@
 //! Which sandbox a command is about.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use control::client::Client;
 use policy::id::SandboxId;
 use sandbox::contract::SandboxError;
+use sandbox::git::error::GitError;
 use sandbox::git::home::Home;
+use sandbox::manager::row::Published;
 use sandbox::name::Slug;
 use serde::Deserialize;
 
@@ -27,18 +29,100 @@ pub struct Place {
     pub reason: Option<String>,
     /// The operator's repository.
     pub repository: Option<PathBuf>,
+    /// What all worktrees of that repository share.
+    #[serde(default)]
+    pub common: Option<PathBuf>,
     /// The commit its branch began at.
     pub base: Option<String>,
     /// When it was made.
     pub created_at: Option<String>,
+    /// What keeps it in.
+    #[serde(default)]
+    pub backend: String,
+    /// Whether the agent is root inside.
+    #[serde(default)]
+    pub root: bool,
+    /// Whether programs inside may make user namespaces.
+    #[serde(default)]
+    pub nested: bool,
+    /// Ports of this machine that lead inside.
+    #[serde(default)]
+    pub published: Vec<Published>,
     /// What is weaker in it than it could be.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
 
-/// Every sandbox.
-pub async fn all(gate: &Client) -> Result<Vec<Place>> {
-    Ok(serde_json::from_value(gate.get("/v1/sandboxes").await?)?)
+/// Where an operator stands: a worktree, and the repository behind it.
+#[derive(Clone, Debug)]
+pub struct Here {
+    root: PathBuf,
+    common: PathBuf,
+}
+
+impl Here {
+    /// The repository we stand in.
+    pub fn find() -> Option<Self> {
+        let home = here()?;
+        Some(Self {
+            root: home.root().components().collect(),
+            common: home.common(),
+        })
+    }
+}
+
+impl Place {
+    /// Whether it works on this repository, in whichever worktree.
+    pub fn is_of(&self, here: &Here) -> bool {
+        match &self.common {
+            // A link may be where it was.
+            Some(common) => {
+                *common == here.common
+                    || std::fs::canonicalize(common).is_ok_and(|now| now == here.common)
+            }
+            None => self.repository.as_ref() == Some(&here.root),
+        }
+    }
+
+    /// Its repository; a worktree that is gone has left the repository where it is.
+    pub fn home(&self) -> Result<Option<Home>> {
+        let Some(repository) = &self.repository else {
+            return Ok(None);
+        };
+        match (Home::discover(repository), &self.common) {
+            (Err(GitError::NotARepository(_)), Some(common)) => Ok(Some(Home::discover(common)?)),
+            (found, _) => Ok(Some(found?)),
+        }
+    }
+}
+
+/// Every sandbox that these words may mean, by name or by id. The gate asks no other how it is.
+async fn named(gate: &Client, words: &str) -> Result<Vec<Place>> {
+    // Either is free of what would have to be escaped.
+    let word = match SandboxId::parse(words) {
+        Ok(id) => id.to_string(),
+        Err(_) => slug(words)?.to_string(),
+    };
+    let path = format!("/v1/sandboxes?name={word}");
+    Ok(serde_json::from_value(gate.get(&path).await?)?)
+}
+
+fn slug(name: &str) -> Result<Slug> {
+    Ok(Slug::from_name(name).map_err(|error| Failure::new(Exit::Usage, error.to_string()))?)
+}
+
+/// The sandbox of that name in the repository we stand in, or in none.
+pub async fn in_repository(
+    gate: &Client,
+    name: &Slug,
+    here: Option<&Here>,
+) -> Result<Option<Place>> {
+    let is_wanted = |place: &Place| match here {
+        Some(here) => place.is_of(here),
+        None => place.repository.is_none(),
+    };
+    let mut places = named(gate, name.as_str()).await?.into_iter();
+    Ok(places.find(|place| place.name == *name && is_wanted(place)))
 }
 
 /// The repository we stand in.
@@ -50,23 +134,21 @@ pub fn here() -> Option<Home> {
 /// The sandbox of that name: the one of the repository we stand in, else the only one there
 /// is, or by its id.
 pub async fn find(gate: &Client, name: &str) -> Result<Place> {
-    let root = here().map(|home| home.root().to_owned());
-    choose(all(gate).await?, name, root.as_deref())
+    choose(named(gate, name).await?, name, Here::find().as_ref())
 }
 
-fn choose(places: Vec<Place>, name: &str, here: Option<&Path>) -> Result<Place> {
+fn choose(places: Vec<Place>, name: &str, here: Option<&Here>) -> Result<Place> {
     if let Some(place) = places.iter().find(|place| place.id.as_str() == name) {
         return Ok(place.clone());
     }
-    let slug =
-        Slug::from_name(name).map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
+    let slug = slug(name)?;
     let named: Vec<Place> = places
         .into_iter()
         .filter(|place| place.name == slug)
         .collect();
     let of_here = named
         .iter()
-        .find(|place| here.is_some() && place.repository.as_deref() == here);
+        .find(|place| here.is_some_and(|here| place.is_of(here)));
     match (of_here, named.as_slice()) {
         (Some(place), _) => Ok(place.clone()),
         (None, [only]) => Ok(only.clone()),
@@ -97,8 +179,13 @@ mod tests {
             status: "active".to_owned(),
             reason: None,
             repository: Some(repository.into()),
+            common: Some(format!("{repository}/.git").into()),
             base: None,
             created_at: None,
+            backend: "namespace".to_owned(),
+            root: false,
+            nested: false,
+            published: Vec::new(),
             warnings: Vec::new(),
         }
     }
@@ -111,7 +198,11 @@ mod tests {
             place("docs-3", "docs", "/b"),
         ];
         let found = |name: &str, here: Option<&str>| {
-            choose(places.clone(), name, here.map(Path::new))
+            let here = here.map(|root| Here {
+                root: format!("{root}-linked").into(),
+                common: format!("{root}/.git").into(),
+            });
+            choose(places.clone(), name, here.as_ref())
                 .map(|place| place.id.to_string())
                 .map_err(|error| error.to_string())
         };

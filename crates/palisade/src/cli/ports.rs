@@ -1,11 +1,13 @@
 //! `palisade ports`, and `--publish`.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::Result;
 use clap::Args;
 use control::client::Client;
 use sandbox::manager::row::Published;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
@@ -25,6 +27,16 @@ pub struct PortsArgs {
     pub unpublish: Vec<SocketAddr>,
 }
 
+/// What the gate tells of a sandbox's ports.
+#[derive(Deserialize)]
+struct Ports {
+    /// Those on which somebody listens inside, where that is known.
+    open: Option<Vec<u16>>,
+    /// Why it is not.
+    reason: Option<String>,
+    published: Vec<Published>,
+}
+
 pub fn run(args: &PortsArgs, global: &Global) -> Result<crate::exit::Exit> {
     in_words("ports", global, async |gate| {
         let place = place::find(gate, &args.name).await?;
@@ -39,7 +51,7 @@ pub fn run(args: &PortsArgs, global: &Global) -> Result<crate::exit::Exit> {
             publish(gate, &place, *published).await?;
         }
         let ports = gate.get(&below(&place, "ports")).await?;
-        let told = describe(&ports);
+        let told = describe(&ports)?;
         Ok((ports, told))
     })
 }
@@ -50,31 +62,41 @@ pub async fn publish(gate: &Client, place: &Place, published: Published) -> Resu
     Ok(())
 }
 
-fn describe(ports: &Value) -> String {
-    let list = |name: &str| ports.get(name).and_then(Value::as_array).cloned();
-    let published = list("published").unwrap_or_default();
-    let leads_to = |port: &Value| {
-        let one = published.iter().find(|one| one.get("port") == Some(port));
-        let host = one.and_then(|one| one.get("host")).and_then(Value::as_str);
-        host.unwrap_or_default().to_owned()
-    };
-    let open = list("open").unwrap_or_default();
-    let mut rows: Vec<Vec<String>> = open
-        .iter()
-        .map(|port| vec![port.to_string(), "open".to_owned(), leads_to(port)])
-        .collect();
-    let silent = published.iter().filter_map(|one| one.get("port"));
-    rows.extend(silent.filter(|port| !open.contains(port)).map(|port| {
-        vec![
-            port.to_string(),
-            "nobody listens".to_owned(),
-            leads_to(port),
-        ]
-    }));
-    if rows.is_empty() {
-        return "nobody listens inside, and nothing is published".to_owned();
+/// A row for each port inside that is open or published.
+fn describe(ports: &Value) -> Result<String> {
+    let Ports {
+        open,
+        reason,
+        published,
+    } = serde_json::from_value(ports.clone())?;
+    if let Some(reason) = reason {
+        output::say(&format!(
+            "palisade: which ports are open inside is not known: {}",
+            output::safe(&reason)
+        ));
     }
-    output::table(&["PORT", "INSIDE", "PUBLISHED AT"], &rows)
+    let is_open = |port: &u16| open.as_ref().map(|open| open.contains(port));
+    let mut all: BTreeSet<u16> = published.iter().map(|one| one.port).collect();
+    all.extend(open.iter().flatten());
+    let row = |port: &u16| {
+        let inside = match is_open(port) {
+            Some(true) => "open",
+            Some(false) => "nobody listens",
+            None => "not known",
+        };
+        let hosts: Vec<String> = published
+            .iter()
+            .filter(|one| one.port == *port)
+            .map(|one| one.host.to_string())
+            .collect();
+        vec![port.to_string(), inside.to_owned(), hosts.join(", ")]
+    };
+    let rows: Vec<Vec<String>> = all.iter().map(row).collect();
+    Ok(match (rows.is_empty(), open) {
+        (false, _) => output::table(&["PORT", "INSIDE", "PUBLISHED AT"], &rows),
+        (true, Some(_)) => "nobody listens inside, and nothing is published".to_owned(),
+        (true, None) => "nothing is published".to_owned(),
+    })
 }
 
 /// Reads `PORT`, `HOSTPORT:PORT` or `ADDRESS:HOSTPORT:PORT`.

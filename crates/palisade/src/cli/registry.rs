@@ -29,6 +29,9 @@ pub enum RegistryCommand {
         /// As whom it pushes: user or bot
         #[arg(long, default_value = "user", value_parser = ["user", "bot"])]
         auth_mode: String,
+        /// It trusts the gate's root, so that refusals can be told inside TLS
+        #[arg(long)]
+        trusts_ca: bool,
         /// When the registration ends, like 2026-12-31T00:00:00Z [default: in 24 hours]
         #[arg(long, value_name = "TIME")]
         expires_at: Option<String>,
@@ -83,11 +86,17 @@ async fn ask(gate: &Client, command: RegistryCommand) -> Result<Value> {
             ip,
             repos,
             auth_mode,
+            trusts_ca,
             expires_at,
         } => {
+            let metadata = if trusts_ca {
+                json!({ "trusts_ca": true })
+            } else {
+                json!({})
+            };
             let body = json!({
                 "container_id": id, "container_ip": ip, "repos": repos,
-                "auth_mode": auth_mode, "expires_at": expires_at,
+                "auth_mode": auth_mode, "expires_at": expires_at, "metadata": metadata,
             });
             gate.post("/v1/registrations", &body).await?
         }

@@ -1,23 +1,26 @@
 //! `palisade create|list|pause|resume|delete|snapshot`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use control::client::Client;
-use control::sandboxes::body::CreateBody;
+use control::sandboxes::body::{CreateBody, PortBody};
 use sandbox::git::error::GitError;
 use sandbox::git::home::Home;
 use sandbox::manager::row::Published;
+use sandbox::progress::{Reached, Step};
+use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
-use crate::cli::place::{self, Place};
-use crate::cli::ports;
-use crate::cli::{Global, block_on};
+use crate::cli::place::{self, Here, Place};
+use crate::cli::{Global, block_on, ports, summary};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
-use crate::output;
+use crate::output::{self, Waiting};
+
+const NOT_HERE: &str =
+    "list failed: you do not stand in a git repository; go to one, or leave --here out";
 
 /// What a new sandbox is to be.
 #[derive(Clone, Debug, Args)]
@@ -26,9 +29,9 @@ pub struct Making {
     /// `origin` points to, where that is on a git host]
     #[arg(long = "repo", value_name = "OWNER/NAME")]
     pub repos: Vec<String>,
-    /// As whom it pushes
-    #[arg(long, value_name = "MODE", default_value = "user", value_parser = ["user", "bot"])]
-    pub auth_mode: String,
+    /// As whom it pushes [default: user]
+    #[arg(long, value_name = "MODE", value_parser = ["user", "bot"])]
+    pub auth_mode: Option<String>,
     /// What keeps it in [default: sandbox.backend of the configuration]
     #[arg(long, value_parser = ["namespace", "docker", "remote"])]
     pub backend: Option<String>,
@@ -41,7 +44,7 @@ pub struct Making {
     /// Start with an empty workspace instead of the repository you stand in
     #[arg(long, conflicts_with_all = ["depth", "dirty"])]
     pub no_repo: bool,
-    /// Be root inside, to install packages (needs a gate that runs as root)
+    /// Be root inside (installing packages needs a gate that runs as root; else ids in /etc/subuid)
     #[arg(long)]
     pub root: bool,
     /// Let programs inside make user namespaces, as Chromium's own sandbox does
@@ -71,10 +74,18 @@ impl Making {
             depth: self.depth,
             dirty: self.dirty,
             repos: (!self.repos.is_empty()).then(|| self.repos.clone()),
-            auth_mode: Some(self.auth_mode.clone()),
+            auth_mode: self.auth_mode.clone(),
             backend: self.backend.clone(),
             root: self.root,
             nested: self.nested,
+            publish: self
+                .publish
+                .iter()
+                .map(|Published { host, port }| PortBody {
+                    host: *host,
+                    port: *port,
+                })
+                .collect(),
         })
     }
 }
@@ -105,7 +116,7 @@ pub struct NameArgs {
 pub struct DeleteArgs {
     /// Its name, or its id
     pub name: String,
-    /// Also when it is active, and when its branch holds work that is nowhere else
+    /// Also when it is active, and when it holds work that is nowhere else
     #[arg(long, short)]
     pub force: bool,
 }
@@ -121,7 +132,7 @@ pub struct SnapshotArgs {
 
 pub fn create(args: &CreateArgs, global: &Global) -> Result<Exit> {
     in_words("create", global, async |gate| {
-        let place = make(gate, &args.making, args.name.clone()).await?;
+        let place = make(gate, &args.making, args.name.clone(), global.json).await?;
         let branch = place
             .branch_name
             .as_ref()
@@ -131,39 +142,66 @@ pub fn create(args: &CreateArgs, global: &Global) -> Result<Exit> {
     })
 }
 
-/// Asks the gate for a sandbox and waits for it.
-pub async fn make(gate: &Client, making: &Making, name: String) -> Result<Place> {
-    let body = making.body(name)?;
-    let waiting = output::Waiting::start("preparing the sandbox");
-    let made = gate.post("/v1/sandboxes", &json!(body)).await;
-    waiting.end();
+/// Asks the gate for a sandbox and waits for it. Shows how far it is to somebody on a
+/// terminal, but for scripts.
+pub async fn make(gate: &Client, making: &Making, name: String, for_script: bool) -> Result<Place> {
+    let body = json!(making.body(name)?);
+    let made = if for_script || !Waiting::is_seen() {
+        gate.post("/v1/sandboxes", &body).await
+    } else {
+        let waiting = Waiting::start("preparing the sandbox");
+        let made = gate
+            .post_watched("/v1/sandboxes", &body, |progress| {
+                if let Ok(reached) = serde_json::from_value(progress.clone()) {
+                    waiting.say(words(reached));
+                }
+            })
+            .await;
+        waiting.end();
+        made
+    };
     let place: Place = serde_json::from_value(made?)?;
     for warning in &place.warnings {
         output::say(&format!("palisade: {}", output::safe(warning)));
     }
-    for published in &making.publish {
-        ports::publish(gate, &place, *published).await?;
+    for Published { host, port } in &place.published {
+        output::say(&format!("palisade: {host} leads to port {port} inside"));
     }
     Ok(place)
+}
+
+/// How far the making of a sandbox is.
+fn words(reached: Reached) -> String {
+    let what = match reached.step {
+        Step::Checkout => "checking files out",
+        Step::History => "packing the history",
+        Step::Copy => "copying files",
+        Step::Setup => "running sandbox.setup_command",
+    };
+    match reached.total {
+        Some(total) => format!("preparing the sandbox: {what}, {} of {total}", reached.done),
+        None => format!("preparing the sandbox: {what}"),
+    }
 }
 
 pub fn list(args: &ListArgs, global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let root = if args.here {
-            let home = place::here()
-                .ok_or_else(|| Failure::new(Exit::Usage, "you do not stand in a git repository"))?;
-            Some(home.root().to_owned())
+        let here = if args.here {
+            Some(Here::find().ok_or_else(|| Failure::new(Exit::Usage, NOT_HERE))?)
         } else {
             None
         };
-        let wanted =
-            |repository: Option<&str>| root.is_none() || repository.map(PathBuf::from) == root;
         let Value::Array(mut rows) = gate.get("/v1/sandboxes").await? else {
             anyhow::bail!("the gate's answer is no list");
         };
-        rows.retain(|row| wanted(row.get("repository").and_then(Value::as_str)));
+        if let Some(here) = here {
+            rows.retain(|row| {
+                let place = serde_json::from_value::<Place>(row.clone());
+                place.is_ok_and(|place| place.is_of(&here))
+            });
+        }
         if global.json {
             output::print_json(&rows)?;
             return Ok(Exit::Ok);
@@ -253,6 +291,13 @@ pub fn delete(args: &DeleteArgs, global: &Global) -> Result<Exit> {
                 "the branch {branch} was at {tip}; to have it again: git branch {branch} {tip}"
             ));
         }
+        let kept = answer.get("branch_kept").and_then(Value::as_str);
+        if let (Some(branch), Some(why)) = (&place.branch_name, kept) {
+            let why = output::safe(why);
+            output::say(&format!(
+                "palisade: the branch {branch} was not deleted: {why}"
+            ));
+        }
         Ok((answer, format!("Deleted {}", place.name)))
     })
 }
@@ -261,12 +306,8 @@ pub fn snapshot(args: &SnapshotArgs, global: &Global) -> Result<Exit> {
     in_words("snapshot", global, async |gate| {
         let place = place::find(gate, &args.name).await?;
         let report = take_snapshot(gate, &place, &args.message).await?;
-        let moved = report.get("moved").and_then(Value::as_bool) == Some(true);
-        let tip = report
-            .get("tip")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let line = if moved {
+        let line = if report.moved {
+            let tip = &report.tip;
             format!(
                 "Snapshot {} of {}",
                 tip.get(..12).unwrap_or(tip),
@@ -275,31 +316,19 @@ pub fn snapshot(args: &SnapshotArgs, global: &Global) -> Result<Exit> {
         } else {
             format!("Nothing new in {}", place.name)
         };
-        Ok((report, line))
+        Ok((json!(report), line))
     })
 }
 
 /// Commits the workspace, and says on stderr what could not be taken along.
-pub async fn take_snapshot(gate: &Client, place: &Place, message: &str) -> Result<Value> {
-    let waiting = output::Waiting::start("taking a snapshot");
+pub async fn take_snapshot(gate: &Client, place: &Place, message: &str) -> Result<SnapshotReport> {
+    let waiting = Waiting::start("taking a snapshot");
     let body = json!({ "message": message });
     let report = gate.post(&below(place, "snapshot"), &body).await;
     waiting.end();
-    let report = report?;
-    let text = |value: &Value, name: &str| {
-        let text = value.get(name).and_then(Value::as_str);
-        output::safe(text.unwrap_or_default())
-    };
-    let skipped = report.get("skipped").and_then(Value::as_array);
-    for one in skipped.into_iter().flatten() {
-        output::say(&format!(
-            "palisade: left out {}: {}",
-            text(one, "path"),
-            text(one, "why")
-        ));
-    }
-    if report.get("import_error").is_some_and(Value::is_string) {
-        output::say(&format!("palisade: {}", text(&report, "import_error")));
+    let report: SnapshotReport = serde_json::from_value(report?)?;
+    for line in summary::left_behind(&report) {
+        output::say(&format!("palisade: {line}"));
     }
     Ok(report)
 }
@@ -339,6 +368,19 @@ pub fn in_words(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_far_it_is_is_told_in_numbers() {
+        let told = |step, done, total| words(Reached { step, done, total });
+        assert_eq!(
+            told(Step::Copy, 1200, Some(10_000)),
+            "preparing the sandbox: copying files, 1200 of 10000"
+        );
+        assert_eq!(
+            told(Step::Setup, 0, None),
+            "preparing the sandbox: running sandbox.setup_command"
+        );
+    }
 
     #[test]
     fn an_age_is_told_in_its_largest_unit() {

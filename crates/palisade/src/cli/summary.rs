@@ -1,12 +1,12 @@
 //! What `run` says at its end: what came of it, what it reached, what it was refused.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use anyhow::Result;
 use control::client::Client;
 use sandbox::git::diff::{ChangeKind, Changes};
 use sandbox::git::home::Home;
+use sandbox::worker::SnapshotReport;
 use serde_json::Value;
 
 use crate::cli::place::Place;
@@ -15,17 +15,20 @@ use crate::output;
 /// Files and hosts that are named; the rest is counted.
 const SHOWN: usize = 10;
 
+/// The same of what a snapshot left behind.
+const LEFT_SHOWN: usize = 5;
+
 /// Says it on stderr. Whether the branch has something to bring home.
 pub async fn tell(
     gate: &Client,
     place: &Place,
-    report: Option<&Value>,
+    report: Option<&SnapshotReport>,
     since: jiff::Timestamp,
 ) -> Result<bool> {
     let mut lines = Vec::new();
     let mut brought = false;
-    if let (Some(repository), Some(_)) = (&place.repository, report) {
-        let (work, any) = work(repository, place)?;
+    if let (Some(home), Some(_)) = (place.home()?, report) {
+        let (work, any) = work(&home, place)?;
         lines.extend(work);
         brought = any;
     }
@@ -33,7 +36,7 @@ pub async fn tell(
     let name = &place.name;
     if brought {
         lines.push(format!(
-            "next: palisade diff {name} · palisade merge {name} · palisade delete {name}"
+            "next: palisade diff {name} · palisade merge {name} · palisade delete -f {name}"
         ));
     }
     for line in lines {
@@ -42,8 +45,41 @@ pub async fn tell(
     Ok(brought)
 }
 
-fn work(repository: &Path, place: &Place) -> Result<(Vec<String>, bool)> {
-    let home = Home::discover(repository)?;
+/// What a snapshot could not take along: the first few names, and how many more.
+pub fn left_behind(report: &SnapshotReport) -> Vec<String> {
+    let mut lines: Vec<String> = report
+        .skipped
+        .iter()
+        .take(LEFT_SHOWN)
+        .map(|one| {
+            let (path, why) = (output::safe(&one.path), output::safe(&one.why));
+            format!("left out {path}: {why}")
+        })
+        .collect();
+    let more = report.left_out.saturating_sub(lines.len() as u64);
+    if more > 0 {
+        lines.push(format!("and {more} more left out"));
+    }
+    if let Some(error) = &report.import_error {
+        lines.push(output::safe(error));
+    }
+    if report.stray_count > 0 {
+        let named = report.strays.iter().take(LEFT_SHOWN);
+        let named: Vec<String> = named.map(|stray| output::safe(stray)).collect();
+        let more = report.stray_count.saturating_sub(named.len() as u64);
+        let more = match more {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        lines.push(format!(
+            "only in the workspace's own repository: {}{more}; merge it there to bring it along",
+            named.join(", ")
+        ));
+    }
+    lines
+}
+
+fn work(home: &Home, place: &Place) -> Result<(Vec<String>, bool)> {
     let changes = home.diff(&place.name, 0)?;
     let commits = home.log(&place.name, usize::MAX)?.len();
     if commits == 0 {

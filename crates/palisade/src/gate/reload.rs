@@ -19,6 +19,7 @@ use config::{Settings, Sources};
 use control::dispatch::ReloadRequest;
 use control::health::Board;
 use control::wall_now;
+use egress::traffic::Traffic;
 use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use policy::audit::{AuditEvent, Kind};
@@ -28,6 +29,7 @@ use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::gate::shared::Shared;
 use crate::gate::{audit_options, environment};
 use crate::paths::ConfigPath;
 use crate::telemetry::Telemetry;
@@ -74,6 +76,10 @@ pub struct Reloader {
     pub telemetry: Arc<Telemetry>,
     /// Audit options follow, and the log records it.
     pub store: Store,
+    /// The traffic's rules follow.
+    pub traffic: Arc<Traffic>,
+    /// Listeners on shared networks follow.
+    pub shared: Arc<Shared>,
     /// Requests over the control socket.
     pub requests: Mutex<mpsc::Receiver<ReloadRequest>>,
     /// SIGHUP.
@@ -166,7 +172,10 @@ impl Reloader {
             .await
             .map_err(|error| error.to_string())
             .and_then(|built| built.map_err(|problems| problems.to_string()));
-        let outcome = built.and_then(|settings| self.swap(settings, file.as_deref()));
+        let outcome = match built {
+            Ok(settings) => self.swap(settings, file.as_deref()).await,
+            Err(problems) => Err(problems),
+        };
         let event = match &outcome {
             Ok(changed) => {
                 tracing::info!(?changed, "the configuration was reloaded");
@@ -194,7 +203,18 @@ impl Reloader {
         outcome
     }
 
-    fn swap(&self, settings: Settings, file: Option<&Path>) -> Result<Vec<String>, String> {
+    async fn swap(&self, settings: Settings, file: Option<&Path>) -> Result<Vec<String>, String> {
+        let settings = Arc::new(settings);
+        // The parts that can still refuse: sockets are opened, certificates read.
+        let ready = self.shared.prepare(&settings)?;
+        let (traffic, new) = (Arc::clone(&self.traffic), Arc::clone(&settings));
+        let ended = tokio::task::spawn_blocking(move || traffic.reload(new))
+            .await
+            .map_err(|error| error.to_string())?
+            .map_err(|error| error.to_string())?;
+        if ended > 0 {
+            tracing::info!(ended, "conversations ended that are not allowed any more");
+        }
         self.store
             .audit()
             .set_options(audit_options(&settings))
@@ -202,7 +222,7 @@ impl Reloader {
         self.telemetry
             .follow(&settings)
             .map_err(|error| format!("{error:#}"))?;
-        let settings = Arc::new(settings);
+        self.shared.switch(ready);
         let old = self.settings.swap(Arc::clone(&settings));
         self.announce(&settings);
         self.board.config(file);

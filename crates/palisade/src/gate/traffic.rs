@@ -1,19 +1,14 @@
-//! The traffic of every sandbox: which are served, and where their refusals are written.
+//! The traffic of every sandbox: which are served, and which of their ports are published.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use control::sandboxes::{Inside, Traffic};
-use control::wall_now;
-use egress::doors::{self, Door, Witness};
+use egress::doors::{self, Door};
 use egress::publish;
-use policy::audit::{AuditEvent, Kind};
 use policy::id::SandboxId;
-use policy::reason::Reason;
-use policy::verdict::Word;
-use sandbox::contract::{Listener, Transport};
-use store::Store;
+use sandbox::contract::{Listener, Transport, Trust};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -22,7 +17,7 @@ use tokio_util::task::TaskTracker;
 #[derive(Debug)]
 pub struct Served {
     runtime: Handle,
-    store: Store,
+    traffic: Arc<egress::traffic::Traffic>,
     stop: CancellationToken,
     tasks: TaskTracker,
     sandboxes: Mutex<HashMap<SandboxId, Lease>>,
@@ -39,10 +34,10 @@ struct Lease {
 
 impl Served {
     /// Serves nobody yet. Call it in the runtime that shall do the work.
-    pub fn new(store: Store, stop: CancellationToken) -> Self {
+    pub fn new(traffic: Arc<egress::traffic::Traffic>, stop: CancellationToken) -> Self {
         Self {
             runtime: Handle::current(),
-            store,
+            traffic,
             stop,
             tasks: TaskTracker::new(),
             sandboxes: Mutex::default(),
@@ -79,11 +74,10 @@ impl Traffic for Served {
         if let Some(before) = self.leases().insert(sandbox.clone(), lease) {
             before.stop.cancel();
         }
-        let witness = Arc::new(Log(self.store.clone()));
-        let id = sandbox.clone();
+        let (traffic, id) = (Arc::clone(&self.traffic), sandbox.clone());
         self.tasks.spawn_on(
             async move {
-                if let Err(error) = doors::serve(id.clone(), doors, witness, stop).await {
+                if let Err(error) = doors::serve(traffic, id.clone(), doors, stop).await {
                     tracing::error!(sandbox = %id, %error, "a sandbox is not served");
                 }
             },
@@ -131,10 +125,19 @@ impl Traffic for Served {
         if let Some(lease) = self.leases().remove(sandbox) {
             lease.stop.cancel();
         }
+        self.traffic.dismiss(sandbox);
     }
 
     fn serves(&self, sandbox: &SandboxId) -> bool {
         self.leases().contains_key(sandbox)
+    }
+
+    fn trust(&self) -> Trust {
+        let authority = self.traffic.authority().load();
+        Trust {
+            root: authority.root_pem().to_owned(),
+            hash: authority.subject_hash(),
+        }
     }
 }
 
@@ -148,30 +151,5 @@ impl publish::Inside for Way {
         tokio::task::spawn_blocking(move || inside.connect())
             .await
             .map_err(std::io::Error::other)?
-    }
-}
-
-/// Writes refusals down.
-#[derive(Debug)]
-struct Log(Store);
-
-#[async_trait::async_trait]
-impl Witness for Log {
-    async fn refused(&self, sandbox: &SandboxId, meant: SocketAddr, transport: doors::Transport) {
-        let kind = match transport {
-            doors::Transport::Stream => Kind::Http,
-            doors::Transport::Query => Kind::Dns,
-        };
-        let event = AuditEvent {
-            sandbox: Some(sandbox.clone()),
-            host: Some(meant.ip().to_string()),
-            port: Some(meant.port()),
-            verdict: Some(Word::Deny),
-            reason: Some(Reason::HostDenied),
-            ..AuditEvent::new(kind)
-        };
-        if let Err(error) = self.0.audit().record(event, wall_now()).await {
-            tracing::warn!(%sandbox, %error, "a refusal was not recorded");
-        }
     }
 }

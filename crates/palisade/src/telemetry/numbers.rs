@@ -1,8 +1,10 @@
 //! The gate's own numbers, and those it reads off its parts when asked.
 
 use std::fmt;
+use std::sync::Arc;
 
 use control::metrics::ControlMetrics;
+use egress::traffic::Traffic;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -44,7 +46,12 @@ impl Numbers {
     /// Every number of the gate in one registry.
     ///
     /// Names are given without `_total`: the library appends it to counters.
-    pub fn registry(&self, store: Store, control: &ControlMetrics) -> Registry {
+    pub fn registry(
+        &self,
+        store: Store,
+        control: &ControlMetrics,
+        traffic: &Arc<Traffic>,
+    ) -> Registry {
         for status in ["success", "failed"] {
             drop(self.reloads.get_or_create(&ReloadLabels { status }));
         }
@@ -65,6 +72,7 @@ impl Numbers {
             Info::new([("version", env!("CARGO_PKG_VERSION"))]),
         );
         control.register(&mut registry);
+        traffic.register(&mut registry);
         registry.register_collector(Box::new(StoreNumbers(store)));
         registry
     }

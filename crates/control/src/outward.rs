@@ -1,0 +1,195 @@
+//! What an operator asks about the traffic: who signs, why not, and what if.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use egress::authority::Authority;
+use egress::traffic::Traffic;
+use egress::trial::{self, Question};
+use jiff::Timestamp;
+use policy::clock::UnixMillis;
+use policy::id::{RequestId, SandboxId};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use store::Store;
+use store::audit::query::Filter;
+use store::registry::Lookup;
+
+use crate::reply::{ControlError, Reply};
+use crate::wall_now;
+
+/// The body of a request that asks what would become of another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TryBody {
+    /// The URL that would be asked for.
+    pub url: String,
+    /// The method; GET when not given.
+    #[serde(default = "get", skip_serializing_if = "is_get")]
+    pub method: String,
+    /// The sandbox that would ask; rules that are only about some do not count without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub sandbox: Option<SandboxId>,
+    /// The program inside that would ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+}
+
+fn get() -> String {
+    "GET".to_owned()
+}
+
+fn is_get(method: &String) -> bool {
+    method == "GET"
+}
+
+/// The authority, without its key.
+pub(crate) fn show_authority(traffic: &Traffic) -> Reply {
+    Reply::ok(describe(&traffic.authority().load()))
+}
+
+/// Puts a new root in force.
+pub(crate) async fn rotate_authority(
+    traffic: &Arc<Traffic>,
+    dir: &Path,
+) -> Result<Reply, ControlError> {
+    let dir = dir.to_owned();
+    let made = tokio::task::spawn_blocking(move || Authority::rotate(&dir, wall_now())).await;
+    let made = made
+        .map_err(|error| ControlError::Failed(error.to_string()))?
+        .map_err(|error| ControlError::Failed(error.to_string()))?;
+    let described = describe(&made);
+    traffic.authority().store(Arc::new(made));
+    Ok(Reply::ok(described))
+}
+
+fn describe(authority: &Authority) -> Value {
+    json!({
+        "name": authority.name(),
+        "expires_at": time(authority.expires()),
+        "older_roots_that_lead_here": authority.bridges(),
+        "certificate": authority.root_pem(),
+    })
+}
+
+fn time(at: UnixMillis) -> Option<String> {
+    let at = Timestamp::from_millisecond(at.get()).ok()?;
+    Some(at.to_string())
+}
+
+/// Everything that is known about a request: what was decided, and what was told to whom.
+pub(crate) async fn explain(
+    traffic: &Traffic,
+    store: &Store,
+    id: RequestId,
+) -> Result<Reply, ControlError> {
+    let filter = Filter {
+        request_id: Some(id),
+        limit: Some(1),
+        ..Filter::default()
+    };
+    // What was decided a moment ago is on its way there.
+    store.audit().flush().await?;
+    let record = store.audit().query(filter).await?.into_iter().next();
+    let recent = traffic.explain(id);
+    if record.is_none() && recent.is_none() {
+        return Err(ControlError::NotFound(format!(
+            "No request {id} is known. Ids are in the refusal's JSON, in its header \
+             x-palisade-request-id, and in 'palisade audit'."
+        )));
+    }
+    let mut answer = json!({ "request_id": id });
+    let mut say = |key: &str, value: Value| {
+        if let (Some(answer), false) = (answer.as_object_mut(), value.is_null()) {
+            answer.insert(key.to_owned(), value);
+        }
+    };
+    if let Some(record) = &record {
+        let event = &record.event;
+        say("sandbox", json!(event.sandbox));
+        say("at", json!(time(record.ts)));
+        say("verdict", json!(event.verdict));
+        say("method", json!(event.method));
+        say("host", json!(event.host));
+        say("port", json!(event.port));
+        say("path", json!(event.path));
+        say("status", json!(event.status));
+        say("stage", json!(event.stage));
+        say("reason", json!(event.reason));
+        say(
+            "says",
+            json!(event.reason.map(policy::reason::Reason::says)),
+        );
+        say("rule", json!(event.rule));
+        say("bytes_in", json!(event.bytes_in));
+        say("bytes_out", json!(event.bytes_out));
+        say("ms", json!(event.ms));
+        say("alike", json!(event.count));
+        say("seq", json!(record.seq));
+    }
+    if let Some((sandbox, one)) = &recent {
+        say("sandbox", json!(sandbox));
+        say("verdict", json!("deny"));
+        say("reason", json!(one.reason));
+        say("says", json!(one.reason.says()));
+        say("rule", json!(one.rule));
+        say("stage", json!(one.stage.as_str()));
+        say("method", json!(one.method));
+        say("host", json!(one.host));
+        say("path", json!(one.path));
+        say("told", json!(one.message));
+        say("evidence", json!(one.evidence));
+    }
+    Ok(Reply::ok(answer))
+}
+
+/// What would become of a request.
+pub(crate) async fn try_policy(
+    traffic: &Traffic,
+    store: &Store,
+    body: TryBody,
+) -> Result<Reply, ControlError> {
+    let registration = match &body.sandbox {
+        None => None,
+        Some(id) => match store.registry().by_id(id) {
+            Lookup::Found(row) => Some(row),
+            Lookup::Unavailable | Lookup::Unknown => {
+                let message = format!("No sandbox or container '{id}' is registered");
+                return Err(ControlError::NotFound(message));
+            }
+        },
+    };
+    let nobody =
+        || SandboxId::parse("nobody").map_err(|error| ControlError::Bad(error.to_string()));
+    let question = Question {
+        sandbox: body.sandbox.map_or_else(nobody, Ok)?,
+        method: body.method,
+        url: body.url,
+        program: body.program,
+        registration,
+    };
+    let trial = trial::judge(&traffic.rules(), &question).await;
+    let mut answer = json!({
+        "method": question.method,
+        "host": trial.host.map(|host| host.to_string()),
+        "port": trial.port,
+        "path": trial.path,
+        "unread": trial.unread,
+    });
+    let said = match &trial.verdict {
+        Ok(rule) => json!({ "verdict": "allow", "rule": rule }),
+        Err(denial) => json!({
+            "verdict": "deny",
+            "reason": denial.reason,
+            "rule": denial.rule,
+            "error": denial.message,
+            "evidence": denial.evidence,
+        }),
+    };
+    if let (Some(answer), Value::Object(said)) = (answer.as_object_mut(), said) {
+        answer.extend(said);
+    }
+    Ok(Reply::ok(answer))
+}

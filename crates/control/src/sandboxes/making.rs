@@ -1,0 +1,148 @@
+//! A sandbox from the wish to its being kept.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use config::Settings;
+use http::StatusCode;
+use policy::audit::AuditEvent;
+use policy::id::SandboxId;
+use policy::registration::Registration;
+use sandbox::contract::{Command, Sandbox};
+use sandbox::manager::row::{Published, Row};
+use sandbox::progress::{Progress, Step};
+use store::Store;
+
+use super::body::{CreateBody, PortBody};
+use super::wish::{Standing, Wish};
+use super::{Sandboxes, describe, ports};
+use crate::reply::{ControlError, Reply};
+use crate::wall_now;
+
+/// A sandbox lives until it is deleted; its row in the registry must not end before.
+const LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// How long `sandbox.setup_command` may take.
+const SETUP: Duration = Duration::from_secs(30 * 60);
+
+/// Lines of a failed setup that are shown.
+const SETUP_LINES: usize = 20;
+
+impl Sandboxes {
+    /// Makes one. `progress` hears how far it is.
+    pub async fn create(
+        &self,
+        store: &Store,
+        settings: &Settings,
+        body: CreateBody,
+        progress: Arc<Progress>,
+    ) -> Result<Reply, ControlError> {
+        let wish = Wish::read(body, settings)?;
+        let Wish { mut wanted, who } = wish;
+        wanted.progress = Arc::clone(&progress);
+        wanted.trust = Some(self.traffic.trust());
+        let depth = wanted.depth;
+        let setup = settings.sandbox.setup_command.as_deref();
+        let row = self.ask(move |manager| manager.begin(&wanted)).await?;
+        if setup.is_some() {
+            progress.begin(Step::Setup, None);
+        }
+        let reply = self.complete(store, row.clone(), who, setup).await?;
+        self.prepare_spare(row, depth);
+        Ok(reply)
+    }
+
+    /// Registers, serves and keeps a sandbox that was begun, or removes it.
+    pub(super) async fn complete(
+        &self,
+        store: &Store,
+        row: Row,
+        who: Standing,
+        setup: Option<&str>,
+    ) -> Result<Reply, ControlError> {
+        // The row is on disk: a crash is cleared up at the next start, and a failure below.
+        if let Err(error) = self.settle(store, &row, who, setup).await {
+            self.finish(store, &row).await?;
+            return Err(error);
+        }
+        tracing::info!(sandbox = %row.id, "a sandbox was created");
+        let id = row.id.clone();
+        let shown = self.ask(move |manager| Ok(describe(manager, &manager.row(&id)?)));
+        Ok(Reply::Json(StatusCode::CREATED, shown.await?))
+    }
+
+    /// Everything between the sandbox and its being kept.
+    async fn settle(
+        &self,
+        store: &Store,
+        row: &Row,
+        who: Standing,
+        setup: Option<&str>,
+    ) -> Result<(), ControlError> {
+        // First: it is what fails most easily.
+        let mut doors = Vec::new();
+        for PortBody { host, port } in who.publish {
+            doors.push((ports::listen(host).await?, port));
+        }
+        let now = wall_now();
+        let registration = Registration {
+            id: row.id.clone(),
+            ip: None,
+            repos: who.repos,
+            auth_mode: who.auth_mode,
+            created: now,
+            expires: now.plus(LIFE),
+            metadata: serde_json::Map::new(),
+        };
+        let event = AuditEvent::lifecycle("sandbox_created", Some(row.id.clone()));
+        store.register(registration, event, now).await?;
+        self.serve(&row.id).await?;
+        if let Some(line) = setup {
+            self.set_up(&row.id, line).await?;
+        }
+        let mut row = row.clone();
+        row.published = doors
+            .iter()
+            .map(|((_, host), port)| Published {
+                host: *host,
+                port: *port,
+            })
+            .collect();
+        let row = self.ask(move |manager| manager.keep(row)).await?;
+        for ((listener, _), port) in doors {
+            self.lead(&row.id, listener, port);
+        }
+        Ok(())
+    }
+
+    async fn set_up(&self, id: &SandboxId, line: &str) -> Result<(), ControlError> {
+        let mut command = Command::shell(line);
+        command.timeout = Some(SETUP);
+        let id = id.clone();
+        let result = self
+            .ask(move |manager| Ok(manager.backend().exec(&id, &command)?))
+            .await?;
+        if result.exit_code == 0 {
+            return Ok(());
+        }
+        let said = [result.stdout, result.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<&str> = said.lines().collect();
+        let from = lines.len().saturating_sub(SETUP_LINES);
+        Err(ControlError::Failed(format!(
+            "sandbox.setup_command ended with code {}; the sandbox was removed again\n{}",
+            result.exit_code,
+            lines.get(from..).unwrap_or_default().join("\n")
+        )))
+    }
+
+    /// In the background: the next create from the same commit only renames.
+    fn prepare_spare(&self, row: Row, depth: Option<u32>) {
+        let manager = Arc::clone(&self.manager);
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = manager.prepare_spare(&row, depth) {
+                tracing::debug!(%error, "no spare workspace was prepared");
+            }
+        });
+    }
+}

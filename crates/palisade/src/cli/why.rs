@@ -1,0 +1,142 @@
+//! `palisade why` and `palisade policy …`: what was decided, and what would be.
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use policy::id::RequestId;
+use serde_json::{Map, Value, json};
+
+use crate::cli::{Global, block_on, place};
+use crate::exit::{Exit, Failure};
+use crate::gate::background;
+use crate::output;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The id is in the refusal's JSON, in its header x-palisade-request-id, and in the audit log:
+  palisade audit query --verdict deny")]
+pub struct WhyArgs {
+    /// The request's id: 26 letters and digits
+    pub request_id: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Say what would become of a request, without sending one
+    #[command(after_help = "\
+Examples:
+  palisade policy try https://api.github.com/user
+  palisade policy try --method POST --sandbox fix-login https://api.example.com/v1/items
+Exits 0 when it would be allowed, 7 when it would be refused.")]
+    Try(TryArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct TryArgs {
+    /// The URL
+    pub url: String,
+    /// The method
+    #[arg(long, short = 'X', default_value = "GET")]
+    pub method: String,
+    /// The sandbox that would ask
+    #[arg(long, value_name = "NAME")]
+    pub sandbox: Option<String>,
+    /// The program inside that would ask
+    #[arg(long, value_name = "PATH")]
+    pub program: Option<String>,
+}
+
+/// Runs `palisade why`.
+pub fn why(args: &WhyArgs, global: &Global) -> Result<Exit> {
+    let id = RequestId::parse(&args.request_id).map_err(|_| {
+        let message = format!(
+            "'{}' is no request id: they have 26 letters and digits",
+            output::safe(&args.request_id)
+        );
+        Failure::new(Exit::Usage, message)
+    })?;
+    let paths = global.paths()?;
+    block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let answer = gate.get(&format!("/v1/requests/{id}")).await?;
+        if global.json {
+            output::print_json(&answer)?;
+        } else {
+            output::print_line(&explain(&answer))?;
+        }
+        Ok(Exit::Ok)
+    })
+}
+
+/// Runs `palisade policy …`.
+pub fn policy(command: PolicyCommand, global: &Global) -> Result<Exit> {
+    let PolicyCommand::Try(args) = command;
+    let paths = global.paths()?;
+    block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let mut body = Map::new();
+        body.insert("url".to_owned(), json!(args.url));
+        body.insert("method".to_owned(), json!(args.method));
+        if let Some(name) = &args.sandbox {
+            let sandbox = place::find(&gate, name).await?;
+            body.insert("sandbox".to_owned(), json!(sandbox.id));
+        }
+        if let Some(program) = &args.program {
+            body.insert("program".to_owned(), json!(program));
+        }
+        let answer = gate.post("/v1/policy/try", &body.into()).await?;
+        if global.json {
+            output::print_json(&answer)?;
+        } else {
+            output::print_line(&explain(&answer))?;
+        }
+        let allowed = answer.get("verdict").and_then(Value::as_str) == Some("allow");
+        Ok(if allowed { Exit::Ok } else { Exit::Denied })
+    })
+}
+
+/// A verdict for people: one line that says it, then what is known, a line each.
+fn explain(answer: &Value) -> String {
+    let text = |key: &str| -> Option<String> {
+        match answer.get(key)? {
+            Value::Null => None,
+            Value::String(text) => Some(output::safe(text)),
+            other => Some(other.to_string()),
+        }
+    };
+    let verdict = match text("verdict").as_deref() {
+        Some("allow") => "allowed",
+        Some("deny") => "refused",
+        _ => "not decided",
+    };
+    let mut wanted = String::new();
+    if let Some(method) = text("method") {
+        wanted = format!(": {method} {}", text("host").unwrap_or_default());
+        if let Some(port) = text("port") {
+            wanted = format!("{wanted}:{port}");
+        }
+        wanted += &text("path").unwrap_or_default();
+    }
+    let mut lines = vec![format!("{verdict}{wanted}")];
+    for (key, label) in [
+        ("reason", "reason"),
+        ("says", "that is"),
+        ("rule", "rule"),
+        ("error", "told"),
+        ("told", "told"),
+        ("evidence", "evidence"),
+        ("stage", "stage"),
+        ("status", "status"),
+        ("sandbox", "sandbox"),
+        ("at", "at"),
+        ("alike", "alike"),
+    ] {
+        let dull = key == "alike" && text(key).as_deref() == Some("1");
+        if let Some(value) = text(key).filter(|_| !dull) {
+            lines.push(format!("  {label:<9} {value}"));
+        }
+    }
+    if answer.get("unread").and_then(Value::as_bool) == Some(true) {
+        lines.push("  unread    passed on as it is: only host and port are judged".to_owned());
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,115 @@
+//! What the traffic needs of the rest of the gate.
+
+use std::net::{IpAddr, SocketAddr};
+
+use control::wall_now;
+use egress::ports::{Ledger, Programs, Registry};
+use policy::audit::AuditEvent;
+use policy::id::{RequestId, SandboxId};
+use policy::identity::Lookup;
+use sandbox::namespace::Namespace;
+use store::Store;
+use store::audit::query::Filter;
+use store::registry::Lookup as Row;
+use tokio::runtime::Handle;
+
+/// The store's registry, as the traffic asks it.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    store: Store,
+    runtime: Handle,
+}
+
+impl Rows {
+    /// Call it in the runtime that shall do the work.
+    pub fn new(store: Store) -> Self {
+        Self {
+            store,
+            runtime: Handle::current(),
+        }
+    }
+}
+
+fn lookup(found: Row) -> Lookup {
+    match found {
+        Row::Unavailable => Lookup::Unavailable,
+        Row::Unknown => Lookup::Unknown,
+        Row::Found(row) => Lookup::Found(row),
+    }
+}
+
+impl Registry for Rows {
+    fn by_id(&self, id: &SandboxId) -> Lookup {
+        lookup(self.store.registry().by_id(id))
+    }
+
+    fn by_ip(&self, ip: IpAddr) -> Lookup {
+        lookup(self.store.registry().by_ip(ip))
+    }
+
+    fn expired(&self, id: &SandboxId) {
+        let (store, id) = (self.store.clone(), id.clone());
+        self.runtime.spawn(async move {
+            // Every row that has expired goes, this one among them.
+            if let Err(error) = store.prune_expired(wall_now()).await {
+                tracing::warn!(sandbox = %id, %error, "an expired registration was not removed");
+            }
+        });
+    }
+}
+
+/// The store's audit log, as the traffic writes to it.
+#[derive(Clone, Debug)]
+pub struct Book(pub Store);
+
+#[async_trait::async_trait]
+impl Ledger for Book {
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        self.0.audit().try_record(event, wall_now()).map(drop)
+    }
+
+    async fn record(&self, event: Box<AuditEvent>) {
+        if let Err(error) = self.0.audit().record(*event, wall_now()).await {
+            tracing::warn!(%error, "a decision was not recorded");
+        }
+    }
+
+    async fn find(&self, sandbox: &SandboxId, request: RequestId) -> Option<AuditEvent> {
+        let filter = Filter {
+            sandbox: Some(sandbox.clone()),
+            request_id: Some(request),
+            limit: Some(1),
+            ..Filter::default()
+        };
+        match self.0.audit().query(filter).await {
+            Ok(records) => records.into_iter().next().map(|record| record.event),
+            Err(error) => {
+                tracing::warn!(%error, "the audit log was not asked");
+                None
+            }
+        }
+    }
+}
+
+/// The inits of sandboxes, as the traffic asks them for programs.
+#[derive(Clone, Debug)]
+pub struct Inits(pub Namespace);
+
+#[async_trait::async_trait]
+impl Programs for Inits {
+    async fn owner(&self, sandbox: &SandboxId, from: SocketAddr, to: SocketAddr) -> Option<String> {
+        let (backend, id) = (self.0.clone(), sandbox.clone());
+        let asked = tokio::task::spawn_blocking(move || backend.connected_by(&id, from, to));
+        match asked.await {
+            Ok(Ok(program)) => program,
+            Ok(Err(error)) => {
+                tracing::debug!(%sandbox, %error, "nobody said which program asks");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(%sandbox, %error, "nobody was asked which program it is");
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Listeners for containers on a shared network, as the settings want them.
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use config::Settings;
+use control::health::Board;
+use egress::doors;
+use egress::traffic::Traffic;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo};
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// What is listened at, each until the settings or the gate end it.
+#[derive(Debug)]
+pub struct Shared {
+    runtime: Handle,
+    traffic: Arc<Traffic>,
+    board: Arc<Board>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    open: Mutex<HashMap<Listening, CancellationToken>>,
+}
+
+/// One thing to listen at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Listening {
+    Proxy(SocketAddr),
+    Names(SocketAddr),
+}
+
+/// Sockets that are bound and not served yet.
+enum Bound {
+    Proxy(TcpListener),
+    Names(OwnedFd, TcpListener),
+}
+
+/// New sockets, ready to take the place of the old ones.
+pub struct Ready {
+    wanted: Vec<Listening>,
+    bound: Vec<(Listening, Bound)>,
+}
+
+impl Shared {
+    /// Listens nowhere yet. Call it in the runtime that shall do the work.
+    pub fn new(traffic: Arc<Traffic>, board: Arc<Board>, stop: CancellationToken) -> Self {
+        Self {
+            runtime: Handle::current(),
+            traffic,
+            board,
+            stop,
+            tasks: TaskTracker::new(),
+            open: Mutex::default(),
+        }
+    }
+
+    /// Opens what `settings` want and is not open yet. Nothing is served, and nothing that is
+    /// open ends, before [`Shared::switch`]: settings may still be refused.
+    pub fn prepare(&self, settings: &Settings) -> Result<Ready, String> {
+        let proxies = settings.egress.listen.iter().copied();
+        let names = settings.egress.dns.listen.iter().copied();
+        let mut wanted: Vec<Listening> = proxies.map(Listening::Proxy).collect();
+        wanted.extend(names.map(Listening::Names));
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bound = Vec::new();
+        for one in wanted.iter().filter(|one| !open.contains_key(one)) {
+            bound.push((*one, one.bind()?));
+        }
+        Ok(Ready { wanted, bound })
+    }
+
+    /// Serves what was opened, and ends what is not wanted any more.
+    pub fn switch(&self, ready: Ready) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|one, stop| {
+            let stays = ready.wanted.contains(one);
+            if !stays {
+                stop.cancel();
+            }
+            stays
+        });
+        for (one, bound) in ready.bound {
+            let stop = self.stop.child_token();
+            open.insert(one, stop.clone());
+            let (name, at) = one.shown();
+            self.board.listening(name, &at.to_string());
+            let traffic = Arc::clone(&self.traffic);
+            let serving = async move {
+                let served = match bound {
+                    Bound::Proxy(listener) => doors::serve_shared(traffic, listener, stop).await,
+                    Bound::Names(datagrams, listener) => {
+                        doors::serve_shared_names(traffic, datagrams, listener, stop).await
+                    }
+                };
+                if let Err(error) = served {
+                    tracing::error!(%at, %error, "a shared network is not served");
+                }
+            };
+            self.tasks.spawn_on(serving, &self.runtime);
+        }
+        // Nobody reaches the gate through the gate.
+        let own = open.keys().map(|one| one.shown().1);
+        self.traffic.dialer().refuse(own);
+    }
+
+    /// Waits until every conversation has ended, which the stop makes them do.
+    pub async fn drain(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+impl Listening {
+    fn shown(&self) -> (&'static str, SocketAddr) {
+        match self {
+            Listening::Proxy(at) => ("proxy", *at),
+            Listening::Names(at) => ("dns", *at),
+        }
+    }
+
+    fn bind(&self) -> Result<Bound, String> {
+        let (name, at) = self.shown();
+        let bound = || -> std::io::Result<Bound> {
+            match self {
+                Listening::Proxy(at) => Ok(Bound::Proxy(TcpListener::bind(at)?)),
+                Listening::Names(at) => {
+                    let datagrams = UdpSocket::bind(at)?;
+                    if at.is_ipv4() {
+                        setsockopt(&datagrams, Ipv4PacketInfo, &true)?;
+                    } else {
+                        setsockopt(&datagrams, Ipv6RecvPacketInfo, &true)?;
+                    }
+                    Ok(Bound::Names(datagrams.into(), TcpListener::bind(at)?))
+                }
+            }
+        };
+        bound().map_err(|error| {
+            let key = match self {
+                Listening::Proxy(_) => "egress.listen",
+                Listening::Names(_) => "egress.dns.listen",
+            };
+            format!(
+                "the {name} cannot listen at {at} ({error}); change {key}, or end what is there"
+            )
+        })
+    }
+}

@@ -1,0 +1,324 @@
+//! An operator with a gate, sandboxes, and a small internet.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use testkit::ca::Ca;
+use testkit::gate::Place;
+use testkit::http::{self, Answer};
+use testkit::inside::Inside;
+use testkit::operator::Operator;
+use testkit::origin::{Kind, Origin, Received, Reply};
+use testkit::{said, wait};
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+/// What the operator's files say.
+#[derive(Clone, Default)]
+pub(crate) struct Rules {
+    domains: Vec<String>,
+    resolve: Vec<String>,
+    egress: String,
+    policy: String,
+}
+
+impl Rules {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// A host that may be reached: a name, or a rule in YAML's flow form.
+    pub(crate) fn allow(mut self, rule: &str) -> Self {
+        self.domains.push(rule.to_owned());
+        self
+    }
+
+    /// Where `authority` is.
+    pub(crate) fn at(mut self, authority: &str, address: SocketAddr) -> Self {
+        self.resolve.push(format!("\"{authority}\": \"{address}\""));
+        self
+    }
+
+    /// More of the section `egress`.
+    pub(crate) fn egress(mut self, line: &str) -> Self {
+        self.egress.push_str(&format!("  {line}\n"));
+        self
+    }
+
+    /// The file of limits.
+    pub(crate) fn policy(mut self, text: &str) -> Self {
+        self.policy = text.to_owned();
+        self
+    }
+}
+
+/// A place for a gate, and who signs on this internet.
+pub(crate) struct Bench {
+    pub(crate) place: Place,
+    pub(crate) ca: Ca,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        Self::of(Operator::Oneself)
+    }
+
+    pub(crate) fn of(operator: Operator) -> Self {
+        let place = Place::of(operator, PALISADE);
+        let ca = Ca::new("the internet's root");
+        ca.write(place.path());
+        Self { place, ca }
+    }
+
+    /// Writes the operator's files.
+    pub(crate) fn write(&self, rules: &Rules) {
+        let policy = self.place.path().join("policy.yaml");
+        let limits = if rules.policy.is_empty() {
+            "{}\n"
+        } else {
+            &rules.policy
+        };
+        std::fs::write(policy, limits).unwrap();
+        let list = |items: &[String]| items.join(", ");
+        self.place.write_config(&format!(
+            "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  policy: policy.yaml\n  \
+             domains: [{}]\n  resolve: {{{}}}\n{}",
+            list(&rules.domains),
+            list(&rules.resolve),
+            rules.egress
+        ));
+    }
+
+    /// Writes them, and has the gate read them.
+    pub(crate) fn reload(&self, rules: &Rules) {
+        self.write(rules);
+        self.ok(&["config", "reload"]);
+    }
+
+    /// `palisade` as it is typed.
+    pub(crate) fn palisade(&self, args: &[&str]) -> Command {
+        let mut command = self.place.palisade(args);
+        command.current_dir(self.place.path());
+        command
+    }
+
+    /// Runs it, whatever comes of it.
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        self.palisade(args).output().unwrap()
+    }
+
+    /// Runs it; it must go well.
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}", told(&output));
+        said::out(&output)
+    }
+
+    /// Runs it and takes what it printed as JSON.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        let printed = self.ok(&[args, &["--json"]].concat());
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
+    }
+
+    /// Makes a sandbox that trusts the gate's root.
+    pub(crate) fn create(&self, name: &str) -> Agent<'_> {
+        let made = self.json(&["create", name, "--no-repo"]);
+        let agent = Agent {
+            bench: self,
+            name: name.to_owned(),
+            id: text(&made["id"]),
+        };
+        agent.trust();
+        agent
+    }
+
+    /// Asks on the control socket.
+    pub(crate) fn control(&self, method: &str, path: &str) -> Answer {
+        http::ask(&self.place.control(), method, path, b"").unwrap()
+    }
+
+    /// The gate's metrics.
+    pub(crate) fn metrics(&self) -> String {
+        self.control("GET", "/internal/metrics").text()
+    }
+
+    /// The gate's process.
+    pub(crate) fn gate(&self) -> i64 {
+        self.json(&["gate", "status"])["pid"].as_i64().unwrap()
+    }
+
+    /// The most memory the gate had, in KiB.
+    pub(crate) fn most_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.gate())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.unwrap().trim().trim_end_matches(" kB");
+        kib.parse().unwrap()
+    }
+
+    /// Every record of the audit log.
+    pub(crate) fn records(&self) -> Vec<Value> {
+        let lines = self.ok(&["audit", "export"]);
+        let lines = lines.lines().map(serde_json::from_str);
+        lines.map(Result::unwrap).collect()
+    }
+
+    /// The record of a request, once it is written.
+    pub(crate) fn record(&self, request: &str) -> Value {
+        let find = || {
+            let mut records = self.records().into_iter();
+            records.find(|record| record["request_id"] == request)
+        };
+        wait::until_or(find, || format!("a record of {request}"))
+    }
+
+    /// A server that speaks TLS, for `names`.
+    pub(crate) fn https(
+        &self,
+        names: &[&str],
+        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
+    ) -> Origin {
+        Origin::https(self.ca.identity(names), answer)
+    }
+
+    /// The same without HTTP/2.
+    pub(crate) fn https_one(
+        &self,
+        names: &[&str],
+        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
+    ) -> Origin {
+        let kind = Kind {
+            tls: Some(self.ca.identity(names)),
+            ..Kind::default()
+        };
+        Origin::start(kind, answer)
+    }
+}
+
+/// A sandbox, and what is done in it.
+pub(crate) struct Agent<'a> {
+    pub(crate) bench: &'a Bench,
+    pub(crate) name: String,
+    pub(crate) id: String,
+}
+
+impl Agent<'_> {
+    /// Puts the gate's root where [`TRUSTING`] says it is.
+    fn trust(&self) {
+        let root = self.bench.ok(&["ca", "export"]);
+        let mut child = self
+            .bench
+            .palisade(&["exec", &self.name, "--", "sh", "-c", "cat >~/gate.pem"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(root.as_bytes()).unwrap();
+        drop(stdin);
+        assert!(child.wait().unwrap().success());
+    }
+
+    /// Runs a line of bash inside, whatever comes of it.
+    pub(crate) fn bash(&self, line: &str) -> Output {
+        let line = format!("{TRUSTING}{line}");
+        self.bench
+            .run(&["exec", &self.name, "--", "bash", "-c", &line])
+    }
+
+    /// What a line of bash says inside; it must go well.
+    pub(crate) fn says(&self, line: &str) -> String {
+        let output = self.bash(line);
+        assert!(output.status.success(), "{line}: {}", told(&output));
+        said::out(&output).trim_end().to_owned()
+    }
+
+    /// Runs curl inside; it must get an answer.
+    pub(crate) fn curl(&self, args: &str) -> Got {
+        let line = format!("curl -sS --max-time 25 -w '\\n%{{http_code}}' {args}");
+        let said = self.says(&line);
+        let (body, status) = said.rsplit_once('\n').unwrap_or(("", &said));
+        Got {
+            status: status.parse().unwrap(),
+            body: body.to_owned(),
+        }
+    }
+
+    /// The sandbox's network.
+    pub(crate) fn inside(&self) -> Inside {
+        Inside::of(&self.bench.place, &self.id)
+    }
+}
+
+/// Programs find the root here until sandboxes trust it by themselves.
+const TRUSTING: &str = "export CURL_CA_BUNDLE=$HOME/gate.pem SSL_CERT_FILE=$HOME/gate.pem \
+    GIT_SSL_CAINFO=$HOME/gate.pem REQUESTS_CA_BUNDLE=$HOME/gate.pem \
+    NODE_EXTRA_CA_CERTS=$HOME/gate.pem; ";
+
+/// What a client got.
+#[derive(Debug)]
+pub(crate) struct Got {
+    pub(crate) status: u16,
+    pub(crate) body: String,
+}
+
+impl Got {
+    /// The body as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// It must be a refusal of that status and reason. Returns the request's id.
+    #[track_caller]
+    pub(crate) fn refused(&self, status: u16, reason: &str) -> String {
+        refused(self.status, &self.json(), status, reason)
+    }
+}
+
+/// An answer to bytes must be a refusal of that status and reason. Returns the request's id.
+#[track_caller]
+pub(crate) fn refusal(answer: &Answer, status: u16, reason: &str) -> String {
+    let body = answer.json();
+    assert!(body.is_object(), "{answer:?} {}", answer.text());
+    refused(answer.status, &body, status, reason)
+}
+
+#[track_caller]
+fn refused(found: u16, body: &Value, status: u16, reason: &str) -> String {
+    assert_eq!((found, &body["reason"]), (status, &reason.into()), "{body}");
+    let id = text(&body["request_id"]);
+    assert_eq!(id.len(), 26, "{body}");
+    id
+}
+
+/// Says `bytes` and reads one answer.
+#[track_caller]
+pub(crate) fn ask(mut stream: impl Read + Write, bytes: impl AsRef<[u8]>) -> Answer {
+    // A gate that has heard enough may close before it has heard all.
+    let _cut = stream
+        .write_all(bytes.as_ref())
+        .and_then(|()| stream.flush());
+    http::read_answer(stream).unwrap()
+}
+
+/// A request without a body, as most clients send it.
+pub(crate) fn get(host: &str, path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")
+}
+
+/// All that a command told, for a message.
+pub(crate) fn told(output: &Output) -> String {
+    let (out, err) = (said::out(output), said::err(output));
+    format!("{}\nstdout: {out}\nstderr: {err}", output.status)
+}
+
+/// A JSON string.
+pub(crate) fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// Whether a test may step into a sandbox's network.
+pub(crate) fn may_enter() -> bool {
+    testkit::require_root("stepping into a sandbox's network")
+}

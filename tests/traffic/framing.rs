@@ -1,0 +1,281 @@
+//! Messages that two readers could read in two ways are refused, said so, and written down.
+
+use std::io::Write;
+use std::time::Duration;
+
+use testkit::inside::{self, Inside};
+use testkit::origin::{Origin, Reply};
+
+use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn with_agent(check: impl FnOnce(&Origin, &Agent<'_>, &Inside)) {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let web = Origin::http(|asked| Reply::text(format!("{} {}", asked.path(), asked.length)));
+    let rules = Rules::new()
+        .allow("web.example")
+        .at("web.example", web.address());
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    check(&web, &agent, &agent.inside());
+}
+
+/// A head of those lines, after one that names the host.
+fn head(lines: &[&str]) -> String {
+    let lines = lines.join("\r\n");
+    format!("POST /x HTTP/1.1\r\nHost: web.example\r\n{lines}\r\n\r\n")
+}
+
+#[test]
+fn ambiguous_heads_are_refused_with_400_and_audited() {
+    with_agent(|web, agent, inside| {
+        let chunks = "0\r\n\r\n";
+        let cases = [
+            (
+                "both lengths",
+                head(&["Content-Length: 5", "Transfer-Encoding: chunked"]) + chunks,
+            ),
+            (
+                "both, the other way round",
+                head(&["Transfer-Encoding: chunked", "Content-Length: 5"]) + chunks,
+            ),
+            (
+                "two lengths",
+                head(&["Content-Length: 5", "Content-Length: 6"]) + "hello",
+            ),
+            (
+                "twice the same length",
+                head(&["Content-Length: 5", "Content-Length: 5"]) + "hello",
+            ),
+            (
+                "a list of lengths",
+                head(&["Content-Length: 5, 5"]) + "hello",
+            ),
+            (
+                "a length with a sign",
+                head(&["Content-Length: +5"]) + "hello",
+            ),
+            ("a length in hex", head(&["Content-Length: 0x5"]) + "hello"),
+            ("a negative length", head(&["Content-Length: -5"]) + "hello"),
+            ("no number at all", head(&["Content-Length: "]) + "hello"),
+            (
+                "a length too large",
+                head(&["Content-Length: 99999999999999999999"]) + "hello",
+            ),
+            (
+                "gzip, chunked",
+                head(&["Transfer-Encoding: gzip, chunked"]) + chunks,
+            ),
+            (
+                "chunked, identity",
+                head(&["Transfer-Encoding: chunked, identity"]) + chunks,
+            ),
+            (
+                "chunked twice",
+                head(&["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"]) + chunks,
+            ),
+            (
+                "a word like chunked",
+                head(&["Transfer-Encoding: xchunked"]) + chunks,
+            ),
+            (
+                "a quoted chunked",
+                head(&["Transfer-Encoding: \"chunked\""]) + chunks,
+            ),
+            (
+                "a tab before chunked",
+                head(&["Transfer-Encoding:\x0bchunked"]) + chunks,
+            ),
+            (
+                "a space before the colon",
+                head(&["Transfer-Encoding : chunked"]) + chunks,
+            ),
+            ("a space in a name", head(&["Content Length: 5"]) + "hello"),
+            ("an empty name", head(&[": x"])),
+            ("no colon", head(&["Broken"])),
+            ("a folded line", head(&["X-A: 1", " continued"])),
+            (
+                "a folded length",
+                head(&["Content-Length:", " 5"]) + "hello",
+            ),
+            ("a bare CR", head(&["X-A: 1\rX-B: 2"])),
+            ("a NUL", head(&["X-A: 1\0"])),
+            (
+                "a bare LF",
+                "GET /x HTTP/1.1\nHost: web.example\n\n".to_owned(),
+            ),
+            (
+                "a bare LF in the middle",
+                "GET /x HTTP/1.1\r\nHost: web.example\nX-A: 1\r\n\r\n".to_owned(),
+            ),
+            ("no host", "GET /x HTTP/1.1\r\nX-A: 1\r\n\r\n".to_owned()),
+            ("two hosts", head(&["Host: web.example"])),
+            ("two different hosts", head(&["Host: evil.example"])),
+            (
+                "a space in the target",
+                "GET /x y HTTP/1.1\r\nHost: web.example\r\n\r\n".to_owned(),
+            ),
+            (
+                "two spaces",
+                "GET  /x HTTP/1.1\r\nHost: web.example\r\n\r\n".to_owned(),
+            ),
+            (
+                "a tab for a space",
+                "GET\t/x HTTP/1.1\r\nHost: web.example\r\n\r\n".to_owned(),
+            ),
+            (
+                "another version",
+                "GET /x HTTP/3.7\r\nHost: web.example\r\n\r\n".to_owned(),
+            ),
+            ("no version", "GET /x\r\n\r\n".to_owned()),
+            (
+                "a space before the first header",
+                "GET /x HTTP/1.1\r\n Host: web.example\r\n\r\n".to_owned(),
+            ),
+        ];
+        for (what, bytes) in &cases {
+            let mut stream = inside.port(80);
+            let answer = ask(&mut stream, bytes);
+            assert_eq!(answer.status, 400, "{what}: {answer:?} {}", answer.text());
+            let id = refusal(&answer, 400, "framing");
+            assert!(inside::ends(&mut stream, SOON), "{what}: still open");
+            let record = agent.bench.record(&id);
+            assert_eq!(
+                (&record["verdict"], &record["reason"], &record["sandbox"]),
+                (&"deny".into(), &"framing".into(), &agent.id.as_str().into()),
+                "{what}"
+            );
+        }
+        assert!(web.requests().is_empty(), "{:?}", web.requests());
+    });
+}
+
+#[test]
+fn a_broken_chunk_aborts_the_request_and_nothing_behind_it_is_read() {
+    with_agent(|web, agent, inside| {
+        let smuggled = get("web.example", "/smuggled");
+        for body in [
+            "5\r\nhelloX\r\n0\r\n\r\n",
+            "5\nhello\r\n0\r\n\r\n",
+            "5\r\nhello\n0\r\n\r\n",
+            "+5\r\nhello\r\n0\r\n\r\n",
+            "0x5\r\nhello\r\n0\r\n\r\n",
+            " 5\r\nhello\r\n0\r\n\r\n",
+            "\r\nhello\r\n0\r\n\r\n",
+            "-1\r\nhello\r\n0\r\n\r\n",
+            "ffffffffffffffff1\r\nhello\r\n0\r\n\r\n",
+            "5;extension=1\r\nhello\r\n0\r\n\r\n",
+            "5;a\nb\r\nhello\r\n0\r\n\r\n",
+        ] {
+            let mut stream = inside.port(80);
+            let bytes = head(&["Transfer-Encoding: chunked"]) + body + &smuggled;
+            stream.write_all(bytes.as_bytes()).unwrap();
+            let answer = testkit::http::read_answer(&mut stream);
+            if let Ok(answer) = answer {
+                assert!(
+                    answer.status >= 400,
+                    "{body:?}: {answer:?} {}",
+                    answer.text()
+                );
+            }
+            assert!(inside::ends(&mut stream, SOON), "{body:?}: still open");
+        }
+        let seen = web.requests();
+        assert!(seen.is_empty(), "{seen:?}");
+        let count = || {
+            let records = agent.bench.records().into_iter();
+            let faults = records.filter(|record| record["reason"] == "framing");
+            (faults.count() >= 11).then_some(())
+        };
+        testkit::wait::until("eleven records of broken framing", count);
+    });
+}
+
+#[test]
+fn requests_one_after_the_other_in_one_packet_are_each_answered() {
+    with_agent(|web, _, inside| {
+        let mut stream = inside.port(80);
+        let both = head(&["Content-Length: 5"]) + "hello" + &get("web.example", "/second");
+        assert_eq!(ask(&mut stream, both).text(), "/x 5");
+        let second = testkit::http::read_answer(&mut stream).unwrap();
+        assert_eq!(second.text(), "/second 0");
+        let chunked = head(&["Transfer-Encoding: chunked"]) + "5\r\nhello\r\n0\r\n\r\n";
+        assert_eq!(
+            ask(&mut stream, chunked + &get("web.example", "/last")).text(),
+            "/x 5"
+        );
+        assert_eq!(
+            testkit::http::read_answer(&mut stream).unwrap().text(),
+            "/last 0"
+        );
+        assert_eq!(web.requests().len(), 4);
+    });
+}
+
+#[test]
+fn headers_between_neighbours_end_at_the_gate_and_cannot_take_others_with_them() {
+    with_agent(|web, _, inside| {
+        let lines = [
+            "Connection: x-mine, authorization, host, content-length, content-type, cookie",
+            "Keep-Alive: timeout=5",
+            "Proxy-Connection: keep-alive",
+            "Proxy-Authorization: Basic c2VjcmV0",
+            "TE: gzip",
+            "Upgrade: h2c",
+            "HTTP2-Settings: AAMAAABkAAQAAP__",
+            "X-Mine: 1",
+            "X-Kept: 1",
+            "Authorization: stub",
+            "Cookie: a=1",
+            "Content-Type: text/plain",
+            "Content-Length: 5",
+        ];
+        assert_eq!(ask(inside.port(80), head(&lines) + "hello").status, 200);
+        let seen = &web.requests()[0];
+        for gone in [
+            "x-mine",
+            "keep-alive",
+            "proxy-connection",
+            "proxy-authorization",
+            "te",
+            "upgrade",
+            "http2-settings",
+            "transfer-encoding",
+        ] {
+            assert_eq!(seen.header(gone), None, "{seen:?}");
+        }
+        for (kept, value) in [
+            ("x-kept", "1"),
+            ("authorization", "stub"),
+            ("cookie", "a=1"),
+            ("content-type", "text/plain"),
+            ("content-length", "5"),
+            ("host", "web.example"),
+        ] {
+            assert_eq!(seen.header(kept), Some(value), "{seen:?}");
+        }
+    });
+}
+
+#[test]
+fn a_head_without_end_is_refused() {
+    with_agent(|web, _, inside| {
+        let long = format!("X-Long: {}", "a".repeat(200 * 1024));
+        let answer = ask(inside.port(80), head(&[&long]));
+        assert!(matches!(answer.status, 400 | 431), "{answer:?}");
+        let many: String = (0..20_000).map(|n| format!("X-{n}: 1\r\n")).collect();
+        let answer = ask(inside.port(80), head(&[many.trim_end()]));
+        assert!(matches!(answer.status, 400 | 431), "{answer:?}");
+        let target = format!(
+            "GET /{} HTTP/1.1\r\nHost: web.example\r\n\r\n",
+            "a".repeat(200 * 1024)
+        );
+        let answer = ask(inside.port(80), target);
+        assert!(matches!(answer.status, 400 | 414 | 431), "{answer:?}");
+        assert!(web.requests().is_empty());
+    });
+}

@@ -1,0 +1,382 @@
+//! Load that means harm, bounded: the gate keeps its memory, and the others their answers.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use testkit::inside;
+use testkit::origin::Reply;
+use testkit::wait;
+
+use crate::bench::{Agent, Bench, Rules, ask, get, may_enter};
+
+const API: &str = "https://api.example/";
+
+/// A sandbox that means harm, and one that does its work.
+fn with_two(
+    rules: impl FnOnce(Rules) -> Rules,
+    check: impl FnOnce(&Bench, &Agent<'_>, &Agent<'_>),
+) {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let api = bench.https(&["api.example", "fails.example"], |_| Reply::text("hello"));
+    let given = Rules::new()
+        .allow("api.example")
+        .at("api.example", api.address());
+    bench.write(&rules(given));
+    let (evil, good) = (bench.create("evil"), bench.create("good"));
+    assert_eq!(good.curl(API).status, 200);
+    check(&bench, &evil, &good);
+}
+
+/// Sends the rest a byte at a time until the other side ends it; says after how long.
+fn drip(mut stream: impl Read + Write, rest: &[u8]) -> Option<Duration> {
+    let begun = Instant::now();
+    for byte in rest {
+        if stream
+            .write_all(&[*byte])
+            .and_then(|()| stream.flush())
+            .is_err()
+        {
+            return Some(begun.elapsed());
+        }
+        match stream.read(&mut [0; 4096]) {
+            Ok(0) => return Some(begun.elapsed()),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(_) => return Some(begun.elapsed()),
+        }
+    }
+    None
+}
+
+#[test]
+fn heads_that_never_end_are_not_waited_for() {
+    with_two(
+        |rules| rules.egress("timeouts: {header: 1s}"),
+        |_, evil, _| {
+            let inside = evil.inside();
+            // Long enough for two minutes at this pace.
+            let rest = vec![b'a'; 1200];
+            let slow = |port: u16| {
+                let stream = inside.port(port);
+                stream
+                    .set_read_timeout(Some(Duration::from_millis(100)))
+                    .unwrap();
+                stream
+            };
+            std::thread::scope(|scope| {
+                for port in [80, 8080] {
+                    let (rest, slow) = (&rest, &slow);
+                    scope.spawn(move || {
+                        let mut stream = slow(port);
+                        stream
+                            .write_all(b"GET / HTTP/1.1\r\nHost: api.example\r\nX-A: ")
+                            .unwrap();
+                        let ended = drip(&stream, rest).expect("it was ended");
+                        assert!(ended < Duration::from_secs(20), "{ended:?} on {port}");
+                    });
+                }
+                let (rest, slow, inside) = (&rest, &slow, &inside);
+                scope.spawn(move || {
+                    // In TLS as well, where the handshake was quick.
+                    let stream = inside.port(443);
+                    let mut tls = inside::tls(stream, Some("api.example"), &["http/1.1"]);
+                    tls.write_all(b"GET / HTTP/1.1\r\nHost: api.example\r\nX-A: ")
+                        .unwrap();
+                    tls.sock
+                        .set_read_timeout(Some(Duration::from_millis(100)))
+                        .unwrap();
+                    let ended = drip(&mut tls, rest).expect("it was ended");
+                    assert!(ended < Duration::from_secs(20), "{ended:?} in TLS");
+                });
+                scope.spawn(move || {
+                    // And a hello of which each byte comes late.
+                    let mut stream = slow(443);
+                    stream
+                        .write_all(&[0x16, 3, 1, 4, 0, 1, 0, 3, 0xfc, 3, 3])
+                        .unwrap();
+                    let ended = drip(&stream, rest).expect("it was ended");
+                    assert!(ended < Duration::from_secs(20), "{ended:?} of a hello");
+                });
+            });
+        },
+    );
+}
+
+/// How many series there are, but for the histograms' buckets.
+fn series(bench: &Bench) -> usize {
+    let metrics = bench.metrics();
+    metrics
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .count()
+}
+
+#[test]
+fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
+    with_two(
+        |rules| {
+            rules
+                .allow("\"*.wild.example\"")
+                .policy("rate_limits: {enabled: false}\n")
+        },
+        |bench, evil, good| {
+            let inside = evil.inside();
+            let deny = |from: usize, to: usize| {
+                let mut plain = inside.port(80);
+                for n in (from..to).step_by(50) {
+                    let asked = (n..n + 50).map(|n| get(&format!("h{n}.evil.example"), "/"));
+                    plain
+                        .write_all(asked.collect::<String>().as_bytes())
+                        .unwrap();
+                    for _ in 0..50 {
+                        let answer = testkit::http::read_answer(&mut plain).unwrap();
+                        assert_eq!(answer.status, 403, "{answer:?}");
+                    }
+                }
+            };
+            // Certificates are made for names, too; and addresses.
+            let shake = |from: u32, to: u32| {
+                for n in from..to {
+                    let name = format!("h{n}.evil.example");
+                    let mut tls = inside::tls(inside.port(443), Some(&name), &["http/1.1"]);
+                    assert_eq!(ask(&mut tls, get(&name, "/")).status, 403);
+                }
+            };
+            let look_up = |from: u32, to: u32| {
+                let socket = inside.within(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+                socket
+                    .connect(SocketAddr::from(([192, 0, 0, 1], 53)))
+                    .unwrap();
+                for n in from..to {
+                    let label = format!("h{n}");
+                    let mut query = b"\x12\x34\x01\x00\0\x01\0\0\0\0\0\0".to_vec();
+                    for label in [label.as_str(), "evil", "example"] {
+                        query.push(u8::try_from(label.len()).unwrap());
+                        query.extend(label.as_bytes());
+                    }
+                    query.extend([0, 0, 1, 0, 1]);
+                    // Most are dropped: so many at a time are not answered.
+                    socket.send(&query).unwrap();
+                }
+            };
+            deny(0, 300);
+            shake(0, 50);
+            look_up(0, 300);
+            wait::until("the numbers to stand still", || {
+                (series(bench) == series(bench)).then_some(())
+            });
+            let (before, memory) = (series(bench), bench.most_memory());
+            deny(300, 10_300);
+            shake(50, 350);
+            look_up(300, 10_300);
+            let after = series(bench);
+            assert!(after <= before + 2, "{before} series became {after}");
+            let grown = bench.most_memory() - memory;
+            println!("{grown} KiB, {before} series before and {after} after");
+            assert!(grown < 48 * 1024, "{grown} KiB");
+            assert_eq!(good.curl(API).status, 200);
+        },
+    );
+}
+
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut frame = length[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const HEADERS: u8 = 1;
+const RESET: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const CONTINUATION: u8 = 9;
+
+/// GET https://api.example/ in HPACK, without a table.
+fn request() -> Vec<u8> {
+    let mut block = vec![0x82, 0x87, 0x84, 0x01, 11];
+    block.extend(b"api.example");
+    block
+}
+
+/// Says frames until they are all said or nobody listens any more.
+fn flood(agent: &Agent<'_>, frames: impl Iterator<Item = Vec<u8>>) -> usize {
+    let mut tls = inside::tls(agent.inside().port(443), Some("api.example"), &["h2"]);
+    tls.sock
+        .set_write_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    let mut said = 0;
+    let mut bytes = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
+    for next in frames {
+        bytes.extend(next);
+        if bytes.len() > 16 * 1024 {
+            if tls.write_all(&bytes).is_err() {
+                break;
+            }
+            bytes.clear();
+        }
+        said += 1;
+    }
+    let _closed = tls.write_all(&bytes);
+    said
+}
+
+fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
+    let no_limits = "rate_limits: {enabled: false}\n";
+    with_two(
+        |rules| rules.policy(no_limits),
+        |bench, evil, good| {
+            let memory = bench.most_memory();
+            std::thread::scope(|scope| {
+                let flooding = scope.spawn(|| (0..4).map(|_| what(evil)).sum::<usize>());
+                for _ in 0..5 {
+                    assert_eq!(good.curl(API).status, 200);
+                }
+                assert!(flooding.join().unwrap() > 100);
+            });
+            assert_eq!(good.curl(API).status, 200);
+            assert_eq!(evil.curl(API).status, 200);
+            let grown = bench.most_memory() - memory;
+            println!("{grown} KiB");
+            assert!(grown < 64 * 1024, "{grown} KiB");
+        },
+    );
+}
+
+#[test]
+fn a_flood_of_requests_that_are_taken_back_at_once_is_survived() {
+    floods(|evil| {
+        let streams = (0..20_000_u32).map(|n| n * 2 + 1);
+        let pairs = streams.map(|id| {
+            [
+                frame(HEADERS, 5, id, &request()),
+                frame(RESET, 0, id, &[0, 0, 0, 8]),
+            ]
+            .concat()
+        });
+        flood(evil, pairs)
+    });
+}
+
+#[test]
+fn a_flood_of_settings_and_pings_is_survived() {
+    floods(|evil| {
+        let settings = (0..50_000).map(|n| match n % 2 {
+            0 => frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 255, 255]),
+            _ => frame(PING, 0, 0, &[7; 8]),
+        });
+        flood(evil, settings)
+    });
+}
+
+#[test]
+fn a_head_of_http2_that_never_ends_is_survived() {
+    floods(|evil| {
+        let first = std::iter::once(frame(HEADERS, 1, 1, &request()));
+        let mut more = vec![0x00, 3];
+        more.extend(b"x-a");
+        more.extend([0x7f, 0x80 | 1, 7]);
+        more.extend([b'a'; 1024]);
+        let more = (0..20_000).map(move |_| frame(CONTINUATION, 0, 1, &more));
+        flood(evil, first.chain(more))
+    });
+}
+
+/// What a process may have open.
+fn raise_own_limit() {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+}
+
+#[test]
+fn many_open_connections_of_one_sandbox_leave_the_other_its_own() {
+    with_two(
+        |rules| rules,
+        |bench, evil, good| {
+            raise_own_limit();
+            let before = bench.most_memory();
+            let open = |count: usize, then: fn(&mut TcpStream)| -> Vec<TcpStream> {
+                let to = SocketAddr::from(([192, 0, 2, 1], 8080));
+                evil.inside().within(move || {
+                    let opened = (0..count).map(|_| {
+                        let mut stream = TcpStream::connect(to).unwrap();
+                        stream.set_read_timeout(Some(wait::LIMIT)).unwrap();
+                        then(&mut stream);
+                        stream
+                    });
+                    opened.collect()
+                })
+            };
+            let silent = open(1000, |_| {});
+            let tunnels = open(1000, |stream| {
+                stream
+                    .write_all(b"CONNECT api.example:443 HTTP/1.1\r\nHost: api.example:443\r\n\r\n")
+                    .unwrap();
+                let head = testkit::http::read_head(stream).unwrap();
+                assert_eq!(head.status, 200);
+            });
+            assert_eq!(good.curl(API).status, 200);
+            assert_eq!(bench.control("GET", "/v1/health").status, 200);
+            let grown = bench.most_memory() - before;
+            println!(
+                "{} KiB for each of {}",
+                grown / 2000,
+                silent.len() + tunnels.len()
+            );
+            assert!(grown < 2000 * 40, "{grown} KiB");
+            drop((silent, tunnels));
+            assert_eq!(evil.curl(API).status, 200);
+        },
+    );
+}
+
+#[test]
+fn tunnels_count_among_a_sandboxs_connections() {
+    with_two(
+        |rules| rules.egress("timeouts: {header: 600s}"),
+        |_, evil, good| {
+            raise_own_limit();
+            let to = SocketAddr::from(([192, 0, 2, 1], 8080));
+            // More than one sandbox may have at a time: the last ones wait for a place.
+            let (opened, waiting) = evil.inside().within(move || {
+                let mut streams = Vec::new();
+                for _ in 0..4300 {
+                    let mut stream = TcpStream::connect(to).unwrap();
+                    stream
+                        .write_all(
+                            b"CONNECT api.example:443 HTTP/1.1\r\nHost: api.example:443\r\n\r\n",
+                        )
+                        .unwrap();
+                    stream
+                        .set_read_timeout(Some(Duration::from_secs(2)))
+                        .unwrap();
+                    match testkit::http::read_head(&mut stream) {
+                        Ok(head) => assert_eq!(head.status, 200),
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+                            return (streams, Some(stream));
+                        }
+                    }
+                    streams.push(stream);
+                }
+                (streams, None)
+            });
+            let mut waiting = waiting.expect("there is an end to it");
+            assert!(opened.len() > 1000, "{}", opened.len());
+            assert_eq!(good.curl(API).status, 200);
+            // A place that becomes free is the next one's.
+            drop(opened);
+            waiting.set_read_timeout(Some(wait::LIMIT)).unwrap();
+            assert_eq!(testkit::http::read_head(&mut waiting).unwrap().status, 200);
+        },
+    );
+}

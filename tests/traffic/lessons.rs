@@ -1,0 +1,180 @@
+//! What users of the programs before us ran into, each once.
+
+use std::net::Ipv4Addr;
+
+use testkit::origin::{Origin, Reply};
+use testkit::resolver::{self, Data, Resolver, record};
+use testkit::wait;
+
+use crate::bench::{Bench, Rules};
+
+#[test]
+fn a_name_is_judged_before_anybody_resolves_it() {
+    let upstream = Resolver::start();
+    for name in ["api.example", "secret.evil.example"] {
+        let address = record(name, Data::A(Ipv4Addr::LOCALHOST));
+        upstream.tell(name, 1, resolver::Reply::Records(vec![address]));
+    }
+    let bench = Bench::new();
+    let web = Origin::http(|_| Reply::text("hello"));
+    let (at, port) = (upstream.address(), web.address().port());
+    let rules = Rules::new()
+        .allow(&format!(
+            "{{host: api.example, ports: [80, {port}], paths: [/open]}}"
+        ))
+        .egress("allow_private: [{host: api.example, cidr: 127.0.0.1/32}]")
+        .egress(&format!("dns: {{upstreams: [\"{at}\"]}}"));
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    let proxy = "-x http://192.0.0.1:8080";
+    for url in [
+        "http://secret.evil.example/",
+        "https://secret.evil.example/",
+        &format!("{proxy} http://secret.evil.example/"),
+        &format!("{proxy} https://secret.evil.example/"),
+        "http://api.example/closed",
+        &format!("{proxy} http://api.example:8081/open"),
+    ] {
+        assert_eq!(agent.curl(url).status, 403, "{url}");
+    }
+    // Looking it up tells nobody anything either.
+    agent.says("dig +short secret.evil.example");
+    assert_eq!(upstream.asked(), []);
+    // What may be reached is looked up.
+    let got = agent.curl(&format!("{proxy} http://api.example:{port}/open"));
+    assert_eq!(got.body, "hello", "{got:?}");
+    let asked = upstream.asked();
+    assert!(!asked.is_empty());
+    assert!(
+        asked.iter().all(|asked| asked.name == "api.example"),
+        "{asked:?}"
+    );
+}
+
+#[test]
+fn a_name_that_leads_to_the_operators_own_network_is_not_dialled() {
+    let upstream = Resolver::start();
+    let bench = Bench::new();
+    let web = Origin::http(|_| Reply::text("internal"));
+    let inward = [
+        Ipv4Addr::new(127, 0, 0, 1),
+        Ipv4Addr::new(10, 0, 0, 1),
+        Ipv4Addr::new(169, 254, 169, 254),
+        Ipv4Addr::new(100, 64, 0, 1),
+        Ipv4Addr::UNSPECIFIED,
+    ];
+    let mut rules = Rules::new();
+    let at = upstream.address();
+    let port = web.address().port();
+    for (n, ip) in inward.iter().enumerate() {
+        let name = format!("n{n}.example");
+        upstream.tell(
+            &name,
+            1,
+            resolver::Reply::Records(vec![record(&name, Data::A(*ip))]),
+        );
+        rules = rules.allow(&format!("{{host: {name}, ports: [{port}]}}"));
+    }
+    bench.write(&rules.egress(&format!("dns: {{upstreams: [\"{at}\"]}}")));
+    let agent = bench.create("fix");
+    for (n, ip) in inward.iter().enumerate() {
+        let got = agent.curl(&format!(
+            "-x http://192.0.0.1:8080 http://n{n}.example:{port}/"
+        ));
+        got.refused(403, "address_class");
+        // The address is the operator's business.
+        assert!(!got.body.contains(&ip.to_string()), "{got:?}");
+    }
+    assert_eq!(web.connections(), 0);
+}
+
+#[test]
+fn one_star_is_one_segment_and_two_are_any_number() {
+    let bench = Bench::new();
+    let web = Origin::http(|_| Reply::text("hello"));
+    let rules = Rules::new()
+        .allow("{host: one.example, paths: [/a/*]}")
+        .allow("{host: many.example, paths: [/a/**]}")
+        .at("one.example", web.address())
+        .at("many.example", web.address());
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    for (host, path, status) in [
+        ("one", "/a/b", 200),
+        ("one", "/a/b/c", 403),
+        ("one", "/a/b%2fc", 403),
+        ("one", "/a", 403),
+        ("one", "/ab", 403),
+        ("many", "/a/b", 200),
+        ("many", "/a/b/c", 200),
+        ("many", "/ab", 403),
+        ("many", "/b/a/c", 403),
+    ] {
+        let got = agent.curl(&format!("--path-as-is http://{host}.example{path}"));
+        let fine = got.status == status || (status == 403 && got.status == 400);
+        assert!(fine, "{host}{path}: {got:?}");
+    }
+}
+
+#[test]
+fn identity_holds_inside_tunnels() {
+    let bench = Bench::new();
+    let api = bench.https(&["api.example"], |_| Reply::text("hello"));
+    bench.write(
+        &Rules::new()
+            .allow("api.example")
+            .at("api.example", api.address()),
+    );
+    let agent = bench.create("fix");
+    let proxy = "-x http://192.0.0.1:8080";
+    assert_eq!(
+        agent
+            .curl(&format!("{proxy} https://api.example/inside"))
+            .status,
+        200
+    );
+    let id = agent
+        .curl(&format!("{proxy} https://evil.example/inside"))
+        .refused(403, "host_denied");
+    assert_eq!(bench.record(&id)["sandbox"], agent.id.as_str());
+    let recorded = || {
+        let records = bench.records();
+        let mut inside = records.iter().filter(|one| one["path"] == "/inside");
+        inside
+            .all(|one| one["sandbox"] == agent.id.as_str())
+            .then_some(())
+    };
+    wait::until("every record to name the sandbox", recorded);
+}
+
+#[test]
+fn a_gate_that_stops_writes_down_what_was_under_way() {
+    if !crate::bench::may_enter() {
+        return;
+    }
+    use std::io::{Read, Write};
+    let bench = Bench::new();
+    let web = Origin::http(|_| Reply::echo("websocket"));
+    bench.write(
+        &Rules::new()
+            .allow("web.example")
+            .at("web.example", web.address()),
+    );
+    let agent = bench.create("fix");
+    let mut stream = agent.inside().port(80);
+    stream
+        .write_all(
+            b"GET /socket HTTP/1.1\r\nHost: web.example\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nping",
+        )
+        .unwrap();
+    assert_eq!(testkit::http::read_head(&mut stream).unwrap().status, 101);
+    stream.read_exact(&mut [0; 4]).unwrap();
+    bench.ok(&["gate", "restart"]);
+    let records = bench.records();
+    let found = records.iter().find(|one| one["path"] == "/socket");
+    assert_eq!(
+        found.map(|one| &one["status"]),
+        Some(&101.into()),
+        "{records:?}"
+    );
+}

@@ -1,0 +1,27 @@
+//! The gate's traffic as an agent meets it: the built binary, a real sandbox, real clients,
+//! and a small internet on loopback that remembers what it was asked.
+//!
+//! Where a test needs bytes that no client would send, it opens a socket in the sandbox's
+//! network namespace itself, which takes root.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+mod agreement;
+mod bench;
+mod clients;
+mod framing;
+mod hostile;
+mod lessons;
+mod neighbours;
+mod passthrough;
+mod plain;
+mod reloading;
+mod seed;
+mod shared;
+mod streaming;

@@ -1,0 +1,179 @@
+//! Two sandboxes of one gate have nothing in common but the rules.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use testkit::origin::{Origin, Reply};
+use testkit::wait;
+
+use crate::bench::{Agent, Bench, Rules, text};
+
+const API: &str = "https://api.example/v1";
+
+fn with_two(policy: &str, check: impl FnOnce(&Origin, &Agent<'_>, &Agent<'_>)) {
+    let bench = Bench::new();
+    let api = bench.https_one(&["api.example"], |asked| match asked.path() {
+        "/fails" => Reply::status(500),
+        _ => Reply::text("hello"),
+    });
+    let rules = Rules::new()
+        .allow("api.example")
+        .at("api.example", api.address())
+        .policy(policy);
+    bench.write(&rules);
+    let (one, two) = (bench.create("one"), bench.create("two"));
+    check(&api, &one, &two);
+}
+
+#[test]
+fn one_that_sends_too_fast_slows_nobody_else_down() {
+    let limits = "rate_limits:\n  defaults: {requests_per_second: 1, burst_size: 3}\n";
+    with_two(limits, |_, one, two| {
+        let codes = one.says(&format!(
+            "curl -sS -o /dev/null -w '%{{http_code}} ' '{API}?[1-12]'"
+        ));
+        assert!(codes.contains("429"), "{codes}");
+        assert_eq!(two.curl(API).status, 200);
+    });
+}
+
+#[test]
+fn one_that_finds_an_upstream_failing_closes_it_for_nobody_else() {
+    let breakers = "circuit_breakers:\n  defaults: {failure_threshold: 2, recovery_timeout: 60s, success_threshold: 1}\n";
+    with_two(breakers, |_, one, two| {
+        for _ in 0..2 {
+            assert_eq!(one.curl("https://api.example/fails").status, 500);
+        }
+        assert_eq!(one.curl(API).status, 503);
+        assert_eq!(two.curl(API).status, 200);
+    });
+}
+
+#[test]
+fn a_connection_to_an_upstream_carries_one_sandboxs_requests_only() {
+    with_two("", |api, one, two| {
+        for _ in 0..2 {
+            assert_eq!(one.curl(&format!("-A one {API}")).status, 200);
+            assert_eq!(two.curl(&format!("-A two {API}")).status, 200);
+        }
+        let connection_of = |who: &str| -> Vec<usize> {
+            let seen = api.requests();
+            let own = seen
+                .iter()
+                .filter(|asked| asked.header("user-agent") == Some(who));
+            own.map(|asked| asked.connection).collect()
+        };
+        let (ones, twos) = (connection_of("one"), connection_of("two"));
+        assert_eq!((ones.len(), twos.len()), (2, 2));
+        assert!(
+            ones.iter().all(|used| !twos.contains(used)),
+            "{ones:?} {twos:?}"
+        );
+        assert_eq!(ones[0], ones[1], "its own is used again");
+    });
+}
+
+#[test]
+fn names_that_one_looks_up_tell_the_other_nothing() {
+    with_two("", |_, one, two| {
+        let look_up = |agent: &Agent<'_>, name: &str| agent.says(&format!("dig +short {name} A"));
+        let first = look_up(two, "first.example");
+        assert!(
+            first.starts_with("198.18.") || first.starts_with("198.19."),
+            "{first}"
+        );
+        // What the other looks up in between moves nothing here.
+        let lines: Vec<String> = (0..20).map(|n| format!("n{n}.example A")).collect();
+        one.says(&format!(
+            "printf '%s\\n' {} | dig +short -f -",
+            lines
+                .iter()
+                .map(|line| format!("'{line}'"))
+                .collect::<Vec<_>>()
+                .join(" ")
+        ));
+        let bench = one.bench;
+        let three = bench.create("three");
+        let four = bench.create("four");
+        look_up(&three, "a.example");
+        let after_one = look_up(&three, "b.example");
+        look_up(&four, "a.example");
+        look_up(one, "between.example");
+        assert_eq!(look_up(&four, "b.example"), after_one);
+        // And an address is no way to a name.
+        let got = two.curl(&format!("http://{}/", look_up(one, "api.example")));
+        got.refused(403, "ip_literal");
+    });
+}
+
+#[test]
+fn whatever_happens_at_once_each_record_names_its_own_sandbox() {
+    with_two("", |_, one, two| {
+        let run = |agent: &Agent<'_>, who: &str| {
+            agent.says(&format!(
+                "curl -sS -o /dev/null -w '' -Z --parallel-max 8 'https://api.example/of/{who}/[1-20]' \
+                 'http://denied.example/of/{who}/[1-20]' -o /dev/null"
+            ));
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| run(one, "one"));
+            scope.spawn(|| run(two, "two"));
+        });
+        let whole = || {
+            let records = one.bench.records();
+            let of: Vec<_> = records
+                .into_iter()
+                .filter(|record| text(&record["path"]).starts_with("/of/"))
+                .collect();
+            let count: u64 = of
+                .iter()
+                .map(|one| one["count"].as_u64().unwrap_or(1))
+                .sum();
+            (count == 80).then_some(of)
+        };
+        for record in wait::until("a record of each request", whole) {
+            let own = if text(&record["path"]).starts_with("/of/one/") {
+                one
+            } else {
+                two
+            };
+            assert_eq!(record["sandbox"], own.id.as_str(), "{record}");
+        }
+    });
+}
+
+#[test]
+fn one_that_floods_does_not_keep_the_other_waiting() {
+    if !crate::bench::may_enter() {
+        return;
+    }
+    with_two("", |_, one, two| {
+        let inside = one.inside();
+        let stop = Arc::new(AtomicBool::new(false));
+        let floods: Vec<_> = (0..4)
+            .map(|_| {
+                let (inside, stop) = (inside.clone(), Arc::clone(&stop));
+                std::thread::spawn(move || {
+                    let mut passed = 0_u64;
+                    while !stop.load(Ordering::SeqCst) {
+                        let mut stream = inside.port(80);
+                        for _ in 0..200 {
+                            crate::bench::ask(
+                                &mut stream,
+                                crate::bench::get("denied.example", "/"),
+                            );
+                            passed += 1;
+                        }
+                    }
+                    passed
+                })
+            })
+            .collect();
+        for _ in 0..5 {
+            assert_eq!(two.curl(API).status, 200);
+        }
+        stop.store(true, Ordering::SeqCst);
+        let flooded: u64 = floods.into_iter().map(|flood| flood.join().unwrap()).sum();
+        assert!(flooded > 100, "{flooded}");
+    });
+}

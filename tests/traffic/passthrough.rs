@@ -1,0 +1,108 @@
+//! TLS that is passed on unread: the client speaks with the host itself, and the record
+//! says that nobody looked.
+
+use testkit::origin::{Origin, Reply};
+use testkit::wait;
+
+use crate::bench::{Agent, Bench, Rules, told};
+
+/// pinned.example is passed on; closed.example would be, if it were allowed.
+fn with_agent(check: impl FnOnce(&Rules, &Origin, &Agent<'_>)) {
+    let bench = Bench::new();
+    let names = ["pinned.example", "closed.example"];
+    let pinned = bench.https(&names, |_| Reply::text("pinned"));
+    let rules = Rules::new()
+        .at("pinned.example", pinned.address())
+        .at("closed.example", pinned.address())
+        .egress("passthrough: [pinned.example, closed.example]");
+    bench.write(&rules.clone().allow("pinned.example"));
+    let agent = bench.create("fix");
+    agent.says(&format!(
+        "cat >~/theirs.pem <<'EOF'\n{}EOF\n",
+        bench.ca.pem()
+    ));
+    check(&rules, &pinned, &agent);
+}
+
+/// Trusts the host's own root, and nobody else.
+const THEIRS: &str = "--cacert ~/theirs.pem";
+
+#[test]
+fn a_client_that_pins_a_certificate_sees_the_hosts_own() {
+    with_agent(|_, pinned, agent| {
+        for way in ["", "-x http://192.0.0.1:8080"] {
+            let got = agent.curl(&format!(
+                "{way} {THEIRS} https://pinned.example/secret/path"
+            ));
+            assert_eq!(got.body, "pinned", "{way}");
+        }
+        assert_eq!(pinned.requests().len(), 2);
+        let recorded = || {
+            let records = agent.bench.records();
+            let records = records.into_iter();
+            let own: Vec<_> = records
+                .filter(|one| one["host"] == "pinned.example")
+                .collect();
+            (own.len() == 2).then_some(own)
+        };
+        for record in wait::until("a record of each", recorded) {
+            assert_eq!(record["unread"], true, "{record}");
+            assert_eq!(record["verdict"], "allow", "{record}");
+            assert!(!record.to_string().contains("secret/path"), "{record}");
+        }
+    });
+}
+
+#[test]
+fn what_is_passed_on_must_be_allowed_all_the_same() {
+    with_agent(|_, pinned, agent| {
+        for way in ["", "-x http://192.0.0.1:8080"] {
+            let output = agent.bash(&format!("curl -sS {way} {THEIRS} https://closed.example/"));
+            assert!(!output.status.success(), "{}", told(&output));
+        }
+        assert_eq!(pinned.connections(), 0);
+        let denied = || {
+            let records = agent.bench.records();
+            let mut records = records.iter();
+            records
+                .any(|one| one["host"] == "closed.example" && one["reason"] == "host_denied")
+                .then_some(())
+        };
+        wait::until("a record of the refusal", denied);
+    });
+}
+
+#[test]
+fn a_hello_that_names_another_host_than_its_tunnel_is_not_passed_on() {
+    if !crate::bench::may_enter() {
+        return;
+    }
+    with_agent(|_, pinned, agent| {
+        use std::io::Write;
+        let mut stream = agent.inside().port(8080);
+        stream
+            .write_all(b"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example:443\r\n\r\n")
+            .unwrap();
+        assert_eq!(testkit::http::read_head(&mut stream).unwrap().status, 200);
+        let tls = testkit::inside::tls(stream, Some("pinned.example"), &["http/1.1"]);
+        let answer = crate::bench::ask(tls, crate::bench::get("pinned.example", "/"));
+        crate::bench::refusal(&answer, 421, "name_mismatch");
+        assert_eq!(pinned.connections(), 0);
+    });
+}
+
+#[test]
+fn what_is_passed_on_ends_with_its_rule() {
+    if !crate::bench::may_enter() {
+        return;
+    }
+    with_agent(|rules, pinned, agent| {
+        let stream = agent.inside().port(443);
+        let mut tls = testkit::inside::tls(stream, Some("pinned.example"), &["http/1.1"]);
+        let hello = crate::bench::get("pinned.example", "/");
+        assert_eq!(crate::bench::ask(&mut tls, &hello).text(), "pinned");
+        agent.bench.reload(rules);
+        assert!(testkit::inside::ends(&mut tls, wait::LIMIT));
+        assert_eq!(pinned.requests().len(), 1);
+    });
+}

@@ -1,0 +1,182 @@
+//! Programs that know no proxy: what is allowed works, what is not says why.
+
+use testkit::operator::Operator;
+use testkit::origin::Reply;
+
+use crate::bench::{Agent, Bench, Rules, text, told};
+
+/// Names of this internet: api.example with TLS, web.example without, and neighbours.
+fn with_agent(operator: Operator, check: impl FnOnce(&Bench, &Agent<'_>)) {
+    let bench = Bench::of(operator);
+    let api = bench.https(&["api.example", "*.wild.example"], |asked| {
+        Reply::text(format!("api {} {}", asked.method, asked.uri.path()))
+    });
+    let web = testkit::origin::Origin::http(|asked| Reply::text(format!("web {}", asked.path())));
+    let rules = Rules::new()
+        .allow("web.example")
+        .allow("{host: api.example, methods: [GET, HEAD], paths: [/v1/**, /one/*], deny: [{paths: [/v1/secret/**]}]}")
+        .allow("\"*.wild.example\"")
+        .at("api.example:443", api.address())
+        .at("a.wild.example:443", api.address())
+        .at("web.example:80", web.address());
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    check(&bench, &agent);
+}
+
+fn every_operator(check: fn(&Bench, &Agent<'_>)) {
+    with_agent(Operator::Oneself, check);
+    if testkit::require_root("being an unprivileged user") {
+        with_agent(Operator::Nobody, check);
+    }
+}
+
+#[test]
+fn allowed_names_are_reached_over_http_and_https_without_any_setting() {
+    every_operator(|_, agent| {
+        for (url, body) in [
+            ("http://web.example/hello", "web /hello"),
+            ("https://api.example/v1/items", "api GET /v1/items"),
+            ("https://a.wild.example/", "api GET /"),
+        ] {
+            let got = agent.curl(&format!("--noproxy '*' {url}"));
+            assert_eq!((got.status, got.body.as_str()), (200, body), "{url}");
+        }
+    });
+}
+
+#[test]
+fn a_denied_name_is_answered_with_a_reason_that_both_sides_can_look_up() {
+    every_operator(|bench, agent| {
+        for url in [
+            "http://evil.example/x?secret=1",
+            "https://evil.example/x?secret=1",
+        ] {
+            let got = agent.curl(&format!("--noproxy '*' -i '{url}'"));
+            let head = got.body.to_ascii_lowercase();
+            assert!(head.contains("x-palisade-blocked: true"), "{got:?}");
+            let got = agent.curl(&format!("--noproxy '*' '{url}'"));
+            let id = got.refused(403, "host_denied");
+            for key in ["error", "rule", "hint"] {
+                assert!(!text(&got.json()[key]).is_empty(), "{got:?}");
+            }
+            let why = bench.json(&["why", &id]);
+            assert_eq!(why["reason"], "host_denied", "{why}");
+            assert_eq!(why["host"], "evil.example", "{why}");
+            assert_eq!(why["sandbox"], agent.id.as_str(), "{why}");
+            let inside = agent.curl(&format!("http://palisade.internal/why/{id}"));
+            assert_eq!(inside.status, 200, "{inside:?}");
+            assert_eq!(inside.json()["reason"], "host_denied");
+            let record = bench.record(&id);
+            assert_eq!(
+                (&record["verdict"], &record["host"], &record["status"]),
+                (&"deny".into(), &"evil.example".into(), &403.into())
+            );
+            assert!(!record.to_string().contains("secret=1"), "{record}");
+        }
+    });
+}
+
+#[test]
+fn another_sandboxes_refusal_is_nobodys_business() {
+    with_agent(Operator::Oneself, |bench, agent| {
+        let other = bench.create("other");
+        let id = agent
+            .curl("http://evil.example/")
+            .refused(403, "host_denied");
+        let asked = format!("http://palisade.internal/why/{id}");
+        assert_eq!(other.curl(&asked).status, 404);
+        assert_eq!(agent.curl(&asked).status, 200);
+        // Not from the log either, where it is when the gate has forgotten it.
+        bench.record(&id);
+        bench.ok(&["gate", "restart"]);
+        assert_eq!(other.curl(&asked).status, 404);
+        assert_eq!(agent.curl(&asked).status, 200);
+    });
+}
+
+#[test]
+fn palisade_internal_tells_what_may_be_reached_and_nothing_else() {
+    with_agent(Operator::Oneself, |_, agent| {
+        let list = agent.curl("http://palisade.internal/allowlist").json();
+        assert_eq!(list["sandbox"], agent.id.as_str());
+        let hosts: Vec<_> = list["hosts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|rule| text(&rule["host"]))
+            .collect();
+        assert!(hosts.contains(&"web.example".to_owned()), "{list}");
+        assert!(hosts.contains(&"*.wild.example".to_owned()), "{list}");
+        assert_eq!(agent.curl("https://palisade.internal/health").status, 200);
+        // What an operator asks is not asked here: neither by name nor by address nor port.
+        for host in ["palisade.internal", "192.0.0.1", "palisade.internal:8080"] {
+            for path in [
+                "/internal/metrics",
+                "/internal/health",
+                "/internal/containers",
+                "/v1/health",
+                "/v1/sandboxes",
+                "/v1/config",
+                "/v1/shutdown",
+            ] {
+                for method in ["GET", "POST"] {
+                    let got = agent.curl(&format!("-X {method} http://{host}{path}"));
+                    assert!((403..=405).contains(&got.status), "{host}{path}: {got:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn policy_try_says_what_really_happens() {
+    with_agent(Operator::Oneself, |bench, agent| {
+        for (method, url) in [
+            ("GET", "https://api.example/v1/items"),
+            ("GET", "https://API.example./v1/items"),
+            ("GET", "https://api.example/v1"),
+            ("GET", "https://api.example/v1/"),
+            ("GET", "https://api.example/v1/secret/x"),
+            ("GET", "https://api.example/v1/%73ecret/x"),
+            ("GET", "https://api.example/v1/a/../secret/x"),
+            ("GET", "https://api.example/v1//secret/x"),
+            ("GET", "https://api.example/other"),
+            ("GET", "https://api.example/one/two"),
+            ("GET", "https://api.example/one/two/three"),
+            ("GET", "https://api.example/v1/%2573ecret/x"),
+            ("POST", "https://api.example/v1/items"),
+            ("DELETE", "https://api.example/v1/items"),
+            ("GET", "http://web.example/anything"),
+            ("POST", "http://web.example/anything"),
+            ("GET", "http://web.example:8080/"),
+            ("GET", "https://a.wild.example/"),
+            ("GET", "https://wild.example/"),
+            ("GET", "https://api.example.evil.example/v1/items"),
+            ("GET", "https://notapi.example/v1/items"),
+            ("GET", "http://192.0.2.1/"),
+            ("GET", "http://0x7f.1/"),
+            ("GET", "http://[::1]/"),
+        ] {
+            let tried = bench.run(&["policy", "try", "--method", method, url, "--json"]);
+            let said: serde_json::Value = serde_json::from_slice(&tried.stdout)
+                .unwrap_or_else(|error| panic!("{url}: {error}: {}", told(&tried)));
+            let body = if method == "POST" { "-d x" } else { "" };
+            let got = agent.curl(&format!(
+                "-g --path-as-is -X {method} {body} --noproxy '' -x http://192.0.0.1:8080 '{url}'"
+            ));
+            if tried.status.code() == Some(0) {
+                assert_eq!(got.status, 200, "{method} {url}: {said} {got:?}");
+            } else {
+                assert_eq!(tried.status.code(), Some(7), "{url}: {}", told(&tried));
+                let reason = &got.json()["reason"];
+                assert_eq!(*reason, said["reason"], "{method} {url}: {said} {got:?}");
+                assert_eq!(
+                    got.json()["rule"],
+                    said["rule"],
+                    "{method} {url}: {said} {got:?}"
+                );
+            }
+        }
+    });
+}

@@ -1,0 +1,269 @@
+//! New rules while requests run: what is allowed goes on, what is not any more ends.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use testkit::http;
+use testkit::inside;
+use testkit::origin::{Latch, Origin, Reply};
+use testkit::wait;
+
+use crate::bench::{Bench, Rules, ask, get, may_enter, refusal};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn reloads() -> usize {
+    std::env::var("PALISADE_RELOADS").map_or(20, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_its_rule() {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let api = bench.https(&["stays.example", "goes.example"], |_| Reply::text("hello"));
+    let stays = Rules::new()
+        .allow("stays.example")
+        .at("stays.example", api.address())
+        .at("goes.example", api.address())
+        .policy("rate_limits: {enabled: false}\n");
+    let both = stays.clone().allow("goes.example");
+    bench.write(&both);
+    let agent = bench.create("fix");
+    let (stop, done) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let clients: Vec<_> = (0..4)
+        .map(|number| {
+            let (inside, stop, done) = (agent.inside(), Arc::clone(&stop), Arc::clone(&done));
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    let mut tls =
+                        inside::tls(inside.port(443), Some("stays.example"), &["http/1.1"]);
+                    for _ in 0..10 {
+                        let answer = ask(&mut tls, get("stays.example", "/"));
+                        assert_eq!(answer.text(), "hello", "client {number}: {answer:?}");
+                        done.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            })
+        })
+        .collect();
+    let try_other = || {
+        let tls = inside::tls(
+            agent.inside().port(443),
+            Some("goes.example"),
+            &["http/1.1"],
+        );
+        ask(tls, get("goes.example", "/"))
+    };
+    for _ in 0..reloads() {
+        assert_eq!(try_other().text(), "hello");
+        bench.reload(&stays);
+        refusal(&try_other(), 403, "host_denied");
+        bench.reload(&both);
+    }
+    stop.store(true, Ordering::SeqCst);
+    for client in clients {
+        client.join().expect("no request that may pass has failed");
+    }
+    assert!(
+        done.load(Ordering::SeqCst) > reloads(),
+        "requests ran meanwhile"
+    );
+}
+
+#[test]
+fn a_file_that_is_refused_leaves_the_rules_as_they_are() {
+    let bench = Bench::new();
+    let web = Origin::http(|_| Reply::text("hello"));
+    let rules = Rules::new()
+        .allow("web.example")
+        .at("web.example", web.address());
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    bench.write(&rules.clone().egress("nonsense: true"));
+    assert!(!bench.run(&["config", "reload"]).status.success());
+    assert_eq!(agent.curl("http://web.example/").body, "hello");
+    agent
+        .curl("http://evil.example/")
+        .refused(403, "host_denied");
+}
+
+#[test]
+fn downloads_and_websockets_end_with_their_rule() {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let latch = Latch::new();
+    let held = latch.clone();
+    let answer = move |asked: &testkit::origin::Received| match asked.path() {
+        "/ws" => Reply::echo("websocket"),
+        "/slow" => Reply::text("begun").paused(&held),
+        "/late" => Reply::text("late").held(&held),
+        "/large" => Reply::large(1 << 40),
+        _ => Reply::text("hello"),
+    };
+    let web = Origin::http(answer);
+    let stays = Rules::new()
+        .allow("stays.example")
+        .at("stays.example", web.address())
+        .at("goes.example", web.address());
+    bench.write(&stays.clone().allow("goes.example"));
+    let agent = bench.create("fix");
+    let open = |host: &str, path: &str| {
+        let mut stream = agent.inside().port(80);
+        let upgrade = "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+        let more = if path == "/ws" { upgrade } else { "" };
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n").unwrap();
+        let head = http::read_head(&mut stream).unwrap();
+        assert!(matches!(head.status, 101 | 200), "{head:?}");
+        if path == "/ws" {
+            stream.write_all(b"ping").unwrap();
+            stream.read_exact(&mut [0; 4]).unwrap();
+        } else if path == "/large" {
+            stream.read_exact(&mut [0; 4096]).unwrap();
+        } else {
+            assert_eq!(http::read_chunk(&mut stream).unwrap().unwrap(), b"begun");
+        }
+        stream
+    };
+    // One that always has more, another that has not begun to answer.
+    let mut fast = open("goes.example", "/large");
+    let mut waiting = agent.inside().port(80);
+    waiting
+        .write_all(get("goes.example", "/late").as_bytes())
+        .unwrap();
+    wait::until("the upstream to be asked", || {
+        web.requests()
+            .iter()
+            .any(|asked| asked.path() == "/late")
+            .then_some(())
+    });
+    let mut ends = [open("goes.example", "/ws"), open("goes.example", "/slow")];
+    let mut socket = open("stays.example", "/ws");
+    let mut download = open("stays.example", "/slow");
+    bench.reload(&stays);
+    for stream in &mut ends {
+        assert!(inside::ends(stream, SOON));
+    }
+    assert!(inside::ends(&mut fast, SOON), "it always has more");
+    refusal(
+        &http::read_answer(&mut waiting).unwrap(),
+        403,
+        "host_denied",
+    );
+    socket.write_all(b"ping").unwrap();
+    socket.read_exact(&mut [0; 4]).unwrap();
+    latch.open();
+    assert_eq!(http::read_chunk(&mut download).unwrap(), None);
+}
+
+#[test]
+fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let api = bench.https(&["api.github.com"], |_| Reply::text("{}"));
+    let without = Rules::new().at("api.github.com", api.address());
+    bench.write(&without.clone().allow("api.github.com"));
+    let made = bench.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
+    let id = made["id"].as_str().unwrap();
+    let inside = inside::Inside::of(&bench.place, id);
+    // The rules for GitHub read this body before the request goes on.
+    let (first, second) = ("{\"title\": \"a\", ", "\"body\": \"b\"}");
+    let post = || {
+        let mut tls = inside::tls(inside.port(443), Some("api.github.com"), &["http/1.1"]);
+        let length = first.len() + second.len();
+        write!(
+            tls,
+            "POST /repos/acme/app/issues HTTP/1.1\r\nHost: api.github.com\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{first}"
+        )
+        .unwrap();
+        tls.flush().unwrap();
+        tls
+    };
+    let mut passes = post();
+    assert_eq!(
+        ask(&mut passes, second).status,
+        200,
+        "with its rule it passes"
+    );
+    let mut held = post();
+    // Long enough that the gate has judged the head: it has since answered another.
+    let mut other = inside::tls(inside.port(443), Some("evil.example"), &["http/1.1"]);
+    refusal(
+        &ask(&mut other, get("evil.example", "/")),
+        403,
+        "host_denied",
+    );
+    bench.reload(&without);
+    let _cut = held
+        .write_all(second.as_bytes())
+        .and_then(|()| held.flush());
+    if let Ok(answer) = http::read_answer(&mut held) {
+        assert_eq!(answer.status, 403, "{answer:?} {}", answer.text());
+    }
+    assert_eq!(api.requests().len(), 1, "{:?}", api.requests());
+    wait::until("the refusal to be written down", || {
+        let records = bench.records();
+        let mut records = records.iter();
+        records
+            .any(|one| one["host"] == "api.github.com" && one["verdict"] == "deny")
+            .then_some(())
+    });
+}
+
+#[test]
+fn what_a_deleted_sandbox_had_under_way_ends() {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let latch = Latch::new();
+    let held = latch.clone();
+    let web = Origin::http(move |_| Reply::text("begun").paused(&held));
+    bench.write(
+        &Rules::new()
+            .allow("web.example")
+            .at("web.example", web.address()),
+    );
+    let agent = bench.create("fix");
+    let inside = agent.inside();
+    let mut direct = inside.port(80);
+    direct
+        .write_all(get("web.example", "/").as_bytes())
+        .unwrap();
+    let mut tunnel = inside.port(8080);
+    tunnel
+        .write_all(b"CONNECT web.example:80 HTTP/1.1\r\nHost: web.example:80\r\n\r\n")
+        .unwrap();
+    assert_eq!(http::read_head(&mut tunnel).unwrap().status, 200);
+    tunnel
+        .write_all(get("web.example", "/").as_bytes())
+        .unwrap();
+    let mut idle = inside.port(8080);
+    idle.write_all(b"CONNECT web.example:80 HTTP/1.1\r\nHost: web.example:80\r\n\r\n")
+        .unwrap();
+    assert_eq!(http::read_head(&mut idle).unwrap().status, 200);
+    for stream in [&mut direct, &mut tunnel] {
+        assert_eq!(http::read_head(&mut *stream).unwrap().status, 200);
+    }
+    bench.ok(&["delete", "fix", "--force"]);
+    for stream in [&mut direct, &mut tunnel, &mut idle] {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        assert!(inside::ends(&mut *stream, SOON));
+    }
+    wait::until("the upstream to be left", || {
+        (web.open() == 0).then_some(())
+    });
+}

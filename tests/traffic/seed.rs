@@ -1,0 +1,418 @@
+//! The verification list of the program before us, item by item, as far as it is about
+//! traffic.
+
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use serde_json::Value;
+use testkit::origin::{Origin, Reply};
+use testkit::resolver::{self, Data, Resolver, record};
+use testkit::wait;
+
+use crate::bench::{Agent, Bench, Rules, text};
+
+const API: &str = "https://api.example/v1/messages";
+
+fn with_api(rules: impl FnOnce(Rules) -> Rules, check: impl FnOnce(&Origin, &Agent<'_>)) {
+    let bench = Bench::new();
+    let api = bench.https(&["api.example"], |asked| {
+        Reply::text(asked.path().to_owned())
+    });
+    let given = Rules::new()
+        .allow("api.example")
+        .at("api.example", api.address());
+    bench.write(&rules(given));
+    let agent = bench.create("fix");
+    check(&api, &agent);
+}
+
+#[test]
+fn seed_05_an_allowed_api_is_reached() {
+    with_api(
+        |rules| rules,
+        |api, agent| {
+            let got = agent.curl(&format!("-d '{{\"a\":1}}' {API}"));
+            assert_eq!((got.status, got.body.as_str()), (200, "/v1/messages"));
+            let seen = &api.requests()[0];
+            assert_eq!(
+                (seen.method.as_str(), &seen.body[..]),
+                ("POST", &b"{\"a\":1}"[..])
+            );
+        },
+    );
+}
+
+#[test]
+fn seed_07_a_gate_that_restarts_still_knows_its_sandboxes() {
+    with_api(
+        |rules| rules,
+        |_, agent| {
+            assert_eq!(agent.curl(API).status, 200);
+            let rows = |bench: &Bench| bench.control("GET", "/internal/containers").json();
+            let before = rows(agent.bench);
+            agent.bench.ok(&["gate", "restart"]);
+            assert_eq!(agent.curl(API).status, 200);
+            assert_eq!(rows(agent.bench), before);
+            // And one that was killed.
+            let status = std::process::Command::new("kill")
+                .args(["-9", &agent.bench.gate().to_string()])
+                .status();
+            assert!(status.unwrap().success());
+            agent.bench.ok(&["gate", "start"]);
+            assert_eq!(agent.curl(API).status, 200);
+            assert_eq!(rows(agent.bench), before);
+        },
+    );
+}
+
+fn with_names(check: impl FnOnce(&Resolver, &Agent<'_>)) {
+    let upstream = Resolver::start();
+    let a = |name: &str| {
+        let records = vec![record(name, Data::A(Ipv4Addr::new(203, 0, 113, 7)))];
+        resolver::Reply::Records(records)
+    };
+    for name in ["api.example", "evil.example", "deep.evil.example"] {
+        upstream.tell(name, 1, a(name));
+    }
+    let bench = Bench::new();
+    let at = upstream.address();
+    let rules = Rules::new()
+        .allow("api.example")
+        .egress(&format!("dns: {{mode: forward, upstreams: [\"{at}\"]}}"));
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    check(&upstream, &agent);
+}
+
+#[test]
+fn seed_08_a_name_on_the_list_is_resolved() {
+    with_names(|_, agent| {
+        for flags in ["", "+tcp", "+noedns"] {
+            let said = agent.says(&format!("dig +short {flags} @192.0.0.1 api.example"));
+            assert_eq!(said, "203.0.113.7", "{flags}");
+        }
+        // Whichever resolver a program asks, it is the gate that answers.
+        assert_eq!(
+            agent.says("dig +short @198.51.100.53 API.example."),
+            "203.0.113.7"
+        );
+    });
+}
+
+#[test]
+fn seed_09_a_name_that_is_not_on_the_list_does_not_exist_and_is_not_asked_for() {
+    with_names(|upstream, agent| {
+        for name in ["evil.example", "deep.evil.example", "x.api.example"] {
+            for flags in ["", "+tcp"] {
+                let said = agent.says(&format!("dig {flags} @192.0.0.1 {name}"));
+                assert!(said.contains("status: NXDOMAIN"), "{name}: {said}");
+                assert!(!said.contains("203.0.113"), "{name}: {said}");
+            }
+        }
+        let asked = upstream.asked();
+        assert!(asked.is_empty(), "{asked:?}");
+        let denied = || {
+            let records = agent.bench.records();
+            let mut records = records.iter();
+            records
+                .find(|one| one["kind"] == "dns" && one["host"] == "evil.example")
+                .cloned()
+        };
+        let found = wait::until("a record of the query", denied);
+        assert_eq!(found["verdict"], "deny", "{found}");
+        assert_eq!(found["sandbox"], agent.id.as_str(), "{found}");
+    });
+}
+
+/// The series of a metric: labels and value.
+fn series(metrics: &str, name: &str) -> HashMap<String, f64> {
+    let lines = metrics.lines().filter(|line| {
+        let rest = line.strip_prefix(name);
+        rest.is_some_and(|rest| rest.starts_with(['{', ' ']))
+    });
+    lines
+        .map(|line| {
+            let (labels, value) = line.rsplit_once(' ').unwrap();
+            (labels.to_owned(), value.parse().unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn seed_10_metrics_are_read_on_the_control_socket() {
+    with_api(
+        |rules| rules,
+        |_, agent| {
+            assert_eq!(agent.curl(API).status, 200);
+            agent
+                .curl("https://evil.example/a/raw/path")
+                .refused(403, "host_denied");
+            let counted = || {
+                let metrics = agent.bench.metrics();
+                let requests = series(&metrics, "proxy_requests_total");
+                (requests.values().sum::<f64>() >= 2.0).then_some(metrics)
+            };
+            let metrics = wait::until("both requests to be counted", counted);
+            for name in [
+                "proxy_requests_total",
+                "proxy_request_duration_seconds_count",
+                "proxy_dns_queries_total",
+                "proxy_rate_limit_rejected_total",
+                "proxy_rate_limit_bucket_tokens",
+                "proxy_circuit_breaker_state",
+                "proxy_circuit_breaker_failures_total",
+                "proxy_registered_containers",
+                "proxy_stage_duration_seconds_count",
+            ] {
+                assert!(
+                    !series(&metrics, name).is_empty(),
+                    "{name} is missing:\n{metrics}"
+                );
+            }
+            let rows = series(&metrics, "proxy_registered_containers");
+            assert_eq!(rows.values().sum::<f64>(), 1.0, "{rows:?}");
+            assert!(
+                !metrics.contains("evil"),
+                "a name nobody listed:\n{metrics}"
+            );
+            assert!(!metrics.contains("raw/path"), "a raw path:\n{metrics}");
+        },
+    );
+}
+
+#[test]
+fn seed_11_health_is_read_on_the_control_socket() {
+    with_api(
+        |rules| rules,
+        |_, agent| {
+            let health = agent.bench.control("GET", "/internal/health");
+            assert_eq!(health.status, 200);
+            assert_eq!(health.json()["status"], "healthy", "{}", health.text());
+        },
+    );
+}
+
+#[test]
+fn seed_12_the_container_id_never_leaves() {
+    with_api(
+        |rules| rules,
+        |api, agent| {
+            let own = format!("-H 'X-Container-Id: {}'", agent.id);
+            for flags in [
+                "",
+                "--http2",
+                "--http1.1 -H 'Connection: X-Container-Id'",
+                "-x http://192.0.0.1:8080",
+            ] {
+                assert_eq!(
+                    agent.curl(&format!("{flags} {own} {API}")).status,
+                    200,
+                    "{flags}"
+                );
+            }
+            assert_eq!(api.requests().len(), 4);
+            for seen in api.requests() {
+                assert!(!format!("{seen:?}").contains(&agent.id), "{seen:?}");
+            }
+        },
+    );
+}
+
+/// An API that answers with whatever status it is told, and is left alone for so long.
+fn with_failing(recovery: &str, check: impl FnOnce(&Arc<AtomicU16>, &Origin, &Agent<'_>)) {
+    let bench = Bench::new();
+    let status = Arc::new(AtomicU16::new(500));
+    let told = Arc::clone(&status);
+    let api = bench.https(&["api.example"], move |_| {
+        Reply::status(told.load(Ordering::SeqCst))
+    });
+    let rules = Rules::new()
+        .allow("{host: api.example, deny: [{paths: [/never]}]}")
+        .at("api.example", api.address())
+        .policy(&format!(
+            "circuit_breakers:\n  defaults: {{failure_threshold: 3, recovery_timeout: {recovery}, \
+             success_threshold: 2}}\n"
+        ));
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    check(&status, &api, &agent);
+}
+
+#[test]
+fn seed_13_a_failing_upstream_is_left_alone_and_the_answer_says_for_how_long() {
+    with_failing("60s", |_, api, agent| {
+        for _ in 0..3 {
+            assert_eq!(agent.curl(API).status, 500);
+        }
+        let mut last = 60;
+        for _ in 0..5 {
+            let refused = agent.curl(API);
+            assert_eq!(refused.status, 503, "{refused:?}");
+            let body = refused.json();
+            assert_eq!(body["error"], "Service temporarily unavailable", "{body}");
+            assert_eq!(body["reason"], "circuit_breaker_open", "{body}");
+            assert_eq!(body["upstream"], "api.example", "{body}");
+            // The true rest, which the refusals themselves do not move.
+            let left = body["retry_after"].as_u64().unwrap();
+            assert!((1..=last).contains(&left), "{left} after {last}: {body}");
+            last = left;
+        }
+        assert_eq!(api.requests().len(), 3, "the upstream was left alone");
+    });
+}
+
+#[test]
+fn seed_13_a_failing_upstream_is_tried_again_and_used_again() {
+    with_failing("1s", |status, _, agent| {
+        for _ in 0..3 {
+            assert_eq!(agent.curl(API).status, 500);
+        }
+        status.store(200, Ordering::SeqCst);
+        // Refusals come in between, and keep nothing from closing.
+        wait::until("the breaker to let a probe pass", || {
+            (agent.curl(API).status == 200).then_some(())
+        });
+        for _ in 0..5 {
+            assert_eq!(agent.curl(API).status, 200);
+        }
+        // Closed again: a failure is passed on, and does not open it.
+        status.store(500, Ordering::SeqCst);
+        assert_eq!(agent.curl(API).status, 500);
+        status.store(200, Ordering::SeqCst);
+        assert_eq!(agent.curl(API).status, 200);
+    });
+}
+
+#[test]
+fn seed_13_the_gates_own_refusals_never_count() {
+    with_failing("60s", |status, api, agent| {
+        status.store(200, Ordering::SeqCst);
+        for _ in 0..5 {
+            agent
+                .curl("https://api.example/never")
+                .refused(403, "path_denied");
+            agent
+                .curl("-H 'Host: evil.example' https://api.example/")
+                .refused(421, "name_mismatch");
+            agent
+                .curl("-H 'X-Container-Id: other' https://api.example/")
+                .refused(403, "identity_mismatch");
+        }
+        // Nor does what the client itself did wrong.
+        status.store(404, Ordering::SeqCst);
+        for _ in 0..5 {
+            assert_eq!(agent.curl(API).status, 404);
+        }
+        assert_eq!(api.requests().len(), 5);
+        status.store(500, Ordering::SeqCst);
+        assert_eq!(agent.curl(API).status, 500);
+        let failures = series(
+            &agent.bench.metrics(),
+            "proxy_circuit_breaker_failures_total",
+        );
+        assert_eq!(failures.values().sum::<f64>(), 1.0, "{failures:?}");
+    });
+}
+
+#[test]
+fn seed_13_an_upstream_that_cannot_be_reached_fails_too() {
+    let bench = Bench::new();
+    // A port that was free a moment ago.
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let rules = Rules::new()
+        .allow("api.example")
+        .at("api.example", nobody)
+        .policy("circuit_breakers:\n  defaults: {failure_threshold: 2, recovery_timeout: 60s, success_threshold: 1}\n");
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    for _ in 0..2 {
+        agent.curl(API).refused(502, "connect_failed");
+    }
+    let refused = agent.curl(API);
+    assert_eq!(refused.status, 503, "{refused:?}");
+    let left = refused.json()["retry_after"].as_u64().unwrap();
+    assert!((30..=60).contains(&left), "{refused:?}");
+}
+
+#[test]
+fn seed_14_too_many_requests_are_told_when_to_come_again() {
+    let limits = "rate_limits:\n  defaults: {requests_per_second: 1, burst_size: 20}\n";
+    with_api(
+        |rules| rules.policy(limits),
+        |api, agent| {
+            let urls = format!("'{API}?[1-40]'");
+            let codes = agent.says(&format!(
+                "curl -sS -o /dev/null -w '%{{http_code}}\\n' {urls} 2>/dev/null"
+            ));
+            let count = |code: &str| codes.lines().filter(|line| *line == code).count();
+            let (passed, refused) = (count("200"), count("429"));
+            assert_eq!(passed + refused, 40, "{codes}");
+            assert!((20..40).contains(&passed), "{codes}");
+            assert_eq!(api.requests().len(), passed);
+            let got = wait::until("a refusal", || {
+                Some(agent.curl(&format!("-i {API}"))).filter(|got| got.status == 429)
+            });
+            let (head, body) = got
+                .body
+                .rsplit_once("\r\n\r\n")
+                .or_else(|| got.body.split_once("\n\n"))
+                .unwrap();
+            assert!(
+                head.to_ascii_lowercase().contains("retry-after: 1"),
+                "{got:?}"
+            );
+            let body: Value = serde_json::from_str(body).unwrap();
+            assert_eq!(body["error"], "Rate limit exceeded", "{body}");
+            assert_eq!(text(&body["container_id"]), agent.id, "{body}");
+            assert_eq!(body["upstream"], "api.example", "{body}");
+            assert_eq!(body["retry_after"], 1, "{body}");
+            assert_eq!(body["reason"], "rate_limited", "{body}");
+            let rejected = series(&agent.bench.metrics(), "proxy_rate_limit_rejected_total");
+            assert!(rejected.values().sum::<f64>() >= 1.0, "{rejected:?}");
+        },
+    );
+}
+
+#[test]
+fn seed_15_the_container_id_is_optional() {
+    with_api(
+        |rules| rules,
+        |_, agent| {
+            assert_eq!(
+                agent
+                    .curl(&format!("-x http://192.0.0.1:8080 {API}"))
+                    .status,
+                200
+            );
+            assert_eq!(agent.curl(API).status, 200);
+        },
+    );
+}
+
+#[test]
+fn seed_16_a_container_id_that_is_not_the_registered_one_is_refused() {
+    with_api(
+        |rules| rules,
+        |api, agent| {
+            let wrong = "-H 'X-Container-Id: wrong-id'";
+            for flags in ["", "--http2", "-x http://192.0.0.1:8080"] {
+                let got = agent.curl(&format!("{flags} {wrong} {API}"));
+                got.refused(403, "identity_mismatch");
+                assert_eq!(got.json()["error"], "Container ID mismatch");
+            }
+            let twice = format!(
+                "-H 'X-Container-Id: {0}' -H 'X-Container-Id: {0}'",
+                agent.id
+            );
+            agent
+                .curl(&format!("{twice} {API}"))
+                .refused(403, "identity_mismatch");
+            assert!(api.requests().is_empty());
+        },
+    );
+}

@@ -1,0 +1,254 @@
+//! Containers on a shared network: whoever speaks is known by the address, or not at all.
+//!
+//! Loopback plays that network: every address of 127.0.0.0/8 is a neighbour of its own.
+
+use std::net::{SocketAddr, TcpListener};
+use std::process::Command;
+
+use serde_json::Value;
+use testkit::origin::{Origin, Reply};
+use testkit::said;
+use testkit::wait;
+
+use crate::bench::{Bench, Got, Rules, told};
+
+struct Net {
+    bench: Bench,
+    api: Origin,
+    web: Origin,
+    rules: Rules,
+    proxy: SocketAddr,
+}
+
+/// A gate that listens on a shared network, and knows nobody there.
+fn net() -> Net {
+    let bench = Bench::new();
+    let api = bench.https(&["api.example"], |_| Reply::text("hello"));
+    let web = Origin::http(|_| Reply::text("hello"));
+    // A port that is free now; nobody else here asks for this very one.
+    let proxy = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let rules = Rules::new()
+        .allow("api.example")
+        .at("api.example:443", api.address())
+        .at("api.example:80", web.address())
+        .egress(&format!("listen: [\"{proxy}\"]"));
+    bench.write(&rules);
+    bench.ok(&["gate", "start"]);
+    bench.ok(&["ca", "export", "--out", "gate.pem"]);
+    Net {
+        bench,
+        api,
+        web,
+        rules,
+        proxy,
+    }
+}
+
+impl Net {
+    fn register(&self, id: &str, ip: &str, more: &[&str]) {
+        self.bench
+            .ok(&[&["registry", "add", id, "--ip", ip], more].concat());
+    }
+
+    /// curl as a container at `ip` runs it, whatever comes of it.
+    fn run(&self, ip: &str, args: &str) -> std::process::Output {
+        let pem = self.bench.place.path().join("gate.pem");
+        let line = format!(
+            "curl -sS --max-time 25 --interface {ip} --cacert {} -x http://{} \
+             -w '\\n%{{http_code}}' {args}",
+            pem.display(),
+            self.proxy
+        );
+        Command::new("bash")
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .args(["-c", &line])
+            .output()
+            .unwrap()
+    }
+
+    fn curl(&self, ip: &str, args: &str) -> Got {
+        let output = self.run(ip, args);
+        assert!(output.status.success(), "{args}: {}", told(&output));
+        let said = said::out(&output);
+        let (body, status) = said.trim_end().rsplit_once('\n').unwrap();
+        Got {
+            status: status.parse().unwrap(),
+            body: body.trim_end().to_owned(),
+        }
+    }
+}
+
+const API: &str = "https://api.example/v1";
+
+#[test]
+fn seed_06_unknown_source_addresses_are_refused() {
+    let net = net();
+    net.register("one", "127.0.0.2", &[]);
+    let got = net.curl("127.0.0.3", "http://api.example/");
+    got.refused(403, "identity_unknown");
+    assert_eq!(got.json()["error"], "Unknown source IP");
+    // A tunnel is refused where it is asked for: a stranger trusts none of our certificates.
+    let output = net.run("127.0.0.3", API);
+    let told = told(&output);
+    assert!(!output.status.success() && told.contains("403"), "{told}");
+    assert!(net.api.requests().is_empty() && net.web.requests().is_empty());
+    let denied = || {
+        let records = net.bench.records();
+        let mut records = records.iter();
+        records
+            .any(|one| {
+                one["reason"] == "identity_unknown" && one.get("sandbox").is_none_or(Value::is_null)
+            })
+            .then_some(())
+    };
+    wait::until("a record of the refusal", denied);
+    assert_eq!(net.curl("127.0.0.2", API).body, "hello");
+}
+
+#[test]
+fn seed_07_registrations_by_address_outlive_the_gate() {
+    let net = net();
+    net.register("one", "127.0.0.2", &[]);
+    assert_eq!(net.curl("127.0.0.2", API).status, 200);
+    net.bench.ok(&["gate", "restart"]);
+    assert_eq!(net.curl("127.0.0.2", API).status, 200);
+    net.curl("127.0.0.3", "http://api.example/")
+        .refused(403, "identity_unknown");
+}
+
+#[test]
+fn seed_15_and_16_the_container_id_is_optional_and_must_be_true() {
+    let net = net();
+    net.register("one", "127.0.0.2", &[]);
+    net.register("two", "127.0.0.3", &[]);
+    for (ip, id, status) in [
+        ("127.0.0.2", None, 200),
+        ("127.0.0.2", Some("one"), 200),
+        ("127.0.0.2", Some("two"), 403),
+        ("127.0.0.2", Some("wrong-id"), 403),
+        ("127.0.0.3", Some("two"), 200),
+    ] {
+        let claim = id.map_or(String::new(), |id| format!("-H 'X-Container-Id: {id}'"));
+        let got = net.curl(ip, &format!("{claim} {API}"));
+        assert_eq!(got.status, status, "{ip} {id:?}: {got:?}");
+        if status == 403 {
+            assert_eq!(got.json()["error"], "Container ID mismatch");
+        }
+    }
+    assert!(
+        net.api
+            .requests()
+            .iter()
+            .all(|seen| seen.header("x-container-id").is_none())
+    );
+}
+
+#[test]
+fn a_registration_that_ends_ends_the_traffic_also_on_connections_that_are_open() {
+    let net = net();
+    net.register("one", "127.0.0.2", &[]);
+    // Two requests on one connection, with the end of the registration between them.
+    let body = net.bench.place.path().join("fifo");
+    let made = Command::new("mkfifo").arg(&body).status().unwrap();
+    assert!(made.success());
+    let line = format!(
+        "curl -sS --max-time 25 --interface 127.0.0.2 -x http://{} -w '%{{http_code}} %{{num_connects}} ' \
+         -o /dev/null http://api.example/a --next -sS --max-time 25 --interface 127.0.0.2 -x http://{} \
+         -w '%{{http_code}} %{{num_connects}}' -o /dev/null -T {} http://api.example/b",
+        net.proxy,
+        net.proxy,
+        body.display()
+    );
+    let child = Command::new("bash")
+        .args(["-c", &line])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The upload waits for its body: curl opens the file only now.
+    let upload = std::fs::OpenOptions::new().write(true).open(&body).unwrap();
+    net.bench.ok(&["registry", "remove", "one"]);
+    drop(upload);
+    let said = said::out(&child.wait_with_output().unwrap());
+    assert!(said.starts_with("200 1 "), "{said}");
+    assert!(said.ends_with("403 0") || said.ends_with("403 1"), "{said}");
+    assert_eq!(
+        net.web.requests().len(),
+        1,
+        "the second never arrived whole"
+    );
+    net.curl("127.0.0.2", "http://api.example/")
+        .refused(403, "identity_unknown");
+}
+
+#[test]
+fn a_denied_tunnel_is_refused_at_once_unless_the_container_trusts_our_root() {
+    let net = net();
+    net.register("plain", "127.0.0.2", &[]);
+    net.register("trusting", "127.0.0.3", &["--trusts-ca"]);
+    let output = net.run("127.0.0.2", "https://evil.example/");
+    let told = told(&output);
+    assert!(!output.status.success() && told.contains("403"), "{told}");
+    let got = net.curl("127.0.0.3", "https://evil.example/");
+    got.refused(403, "host_denied");
+}
+
+#[test]
+fn the_gate_is_not_reached_through_the_gate() {
+    let net = net();
+    net.register("one", "127.0.0.2", &[]);
+    let at = net.proxy;
+    // Not even where the operator's own table says so.
+    let rules = net
+        .rules
+        .clone()
+        .allow("loop.example")
+        .at("loop.example", at);
+    net.bench.reload(&rules);
+    let got = net.curl("127.0.0.2", "http://loop.example/");
+    assert!(got.status == 403 || got.status == 502, "{got:?}");
+    // What an operator asks is not asked on this port.
+    for path in [
+        "/internal/metrics",
+        "/internal/health",
+        "/v1/health",
+        "/internal/containers",
+    ] {
+        let line = format!(
+            "curl -sS --interface 127.0.0.2 -o /dev/null -w '%{{http_code}}' http://{at}{path}"
+        );
+        let output = Command::new("bash").args(["-c", &line]).output().unwrap();
+        let said = said::out(&output);
+        assert!(said.starts_with('4'), "{path}: {said}");
+    }
+}
+
+#[test]
+fn a_registration_whose_time_is_over_is_refused_and_removed() {
+    let net = net();
+    let soon = Command::new("date")
+        .args(["-u", "-d", "+3 seconds", "+%Y-%m-%dT%H:%M:%SZ"])
+        .output()
+        .unwrap();
+    net.register(
+        "one",
+        "127.0.0.2",
+        &["--expires-at", said::out(&soon).trim()],
+    );
+    let expired = || {
+        let got = net.curl("127.0.0.2", "http://api.example/");
+        (got.status == 403).then_some(got)
+    };
+    let got = wait::until("the registration to end", expired);
+    // The first one who notices removes the row; whoever comes later is unknown.
+    got.refused(403, "identity_expired");
+    assert_eq!(got.json()["error"], "Container registration expired");
+    let removed = || {
+        let rows = net.bench.control("GET", "/internal/containers").text();
+        (!rows.contains("127.0.0.2")).then_some(())
+    };
+    wait::until("the row to be removed", removed);
+}

@@ -1,0 +1,493 @@
+//! Bodies stream, both ways, in every form that HTTP has for them.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use testkit::http;
+use testkit::inside::{self, Inside};
+use testkit::origin::{Origin, Received, Reply};
+use testkit::wait;
+
+use crate::bench::{Agent, Bench, Rules, ask, get, may_enter};
+
+/// What the gate may grow by while it passes any amount of data on.
+const ROOM_KIB: u64 = 64 * 1024;
+
+/// How much is sent: `PALISADE_BIG` asks for more, in MiB.
+fn amount() -> u64 {
+    let asked = std::env::var("PALISADE_BIG");
+    let mib = asked.map_or(256, |text| text.parse().expect("PALISADE_BIG in MiB"));
+    mib * 1024 * 1024
+}
+
+fn answer(asked: &Received) -> Reply {
+    match asked.path() {
+        "/large" => Reply::large(amount()),
+        "/length" => Reply::text(asked.length.to_string()),
+        "/trailers" => Reply::text("body").trailer("x-checksum", "42"),
+        "/nothing" => Reply::status(204),
+        "/same" => Reply::status(304).header("etag", "\"1\""),
+        "/zstd" => Reply::text(&b"\x28\xb5\x2f\xfd\x24\x05\x29\x00\x00hello\x42"[..])
+            .header("content-encoding", "zstd"),
+        "/ws" => {
+            Reply::echo("websocket").header("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
+        }
+        "/cut" => Reply::text("half").cut(),
+        "/events" => Reply::text("data: one\n\n").header("content-type", "text/event-stream"),
+        _ => Reply::text("hello"),
+    }
+}
+
+struct Net {
+    api: Origin,
+    web: Origin,
+}
+
+fn with_agent(check: impl FnOnce(&Net, &Agent<'_>)) {
+    let bench = Bench::new();
+    let net = Net {
+        api: bench.https(&["api.example"], answer),
+        web: Origin::http(answer),
+    };
+    let rules = Rules::new()
+        .allow("api.example")
+        .allow("web.example")
+        .at("api.example", net.api.address())
+        .at("web.example", net.web.address());
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    check(&net, &agent);
+}
+
+#[test]
+fn a_large_download_takes_no_memory() {
+    with_agent(|_, agent| {
+        assert_eq!(agent.curl("https://api.example/").status, 200);
+        let before = agent.bench.most_memory();
+        let url = "https://api.example/large";
+        let size = agent.says(&format!(
+            "curl -sS --http2 -o /dev/null -w '%{{size_download}}' {url}"
+        ));
+        assert_eq!(size, amount().to_string());
+        let grown = agent.bench.most_memory() - before;
+        println!("{grown} KiB");
+        assert!(grown < ROOM_KIB, "{grown} KiB");
+    });
+}
+
+#[test]
+fn a_large_upload_takes_no_memory() {
+    with_agent(|_, agent| {
+        assert_eq!(agent.curl("https://api.example/").status, 200);
+        let before = agent.bench.most_memory();
+        let (amount, url) = (amount(), "https://api.example/length");
+        let got = agent.says(&format!(
+            "head -c {amount} /dev/zero | curl -sS --http1.1 -T - {url}"
+        ));
+        assert_eq!(got, amount.to_string());
+        let grown = agent.bench.most_memory() - before;
+        println!("{grown} KiB");
+        assert!(grown < ROOM_KIB, "{grown} KiB");
+    });
+}
+
+#[test]
+fn a_client_that_does_not_read_is_not_read_for() {
+    if !may_enter() {
+        return;
+    }
+    with_agent(|net, agent| {
+        assert_eq!(agent.curl("https://api.example/").status, 200);
+        let before = agent.bench.most_memory();
+        let inside = agent.inside();
+        // Many at once, none of which takes what it asked for.
+        let mut held: Vec<TcpStream> = (0..40).map(|_| inside.port(80)).collect();
+        for stream in &mut held {
+            stream
+                .write_all(get("web.example", "/large").as_bytes())
+                .unwrap();
+            stream.read_exact(&mut [0; 1024]).unwrap();
+        }
+        wait::until("the upstream to hear all of them", || {
+            (net.web.requests().len() >= 40).then_some(())
+        });
+        assert_eq!(agent.curl("https://api.example/").status, 200);
+        let grown = agent.bench.most_memory() - before;
+        assert!(grown < ROOM_KIB, "{grown} KiB");
+    });
+}
+
+/// The opening of RFC 6455, and its example of a masked frame that says "Hello".
+const OPENING: &str = "GET /ws HTTP/1.1\r\nHost: HOST\r\nUpgrade: websocket\r\n\
+    Connection: keep-alive, Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+    Sec-WebSocket-Version: 13\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
+const HELLO: [u8; 11] = [
+    0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58,
+];
+
+fn speak_websocket(mut stream: impl Read + Write, host: &str) {
+    stream
+        .write_all(OPENING.replace("HOST", host).as_bytes())
+        .unwrap();
+    let opened = http::read_head(&mut stream).unwrap();
+    assert_eq!(opened.status, 101, "{opened:?}");
+    assert_eq!(
+        opened.header("sec-websocket-accept"),
+        Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
+    );
+    for _ in 0..3 {
+        stream.write_all(&HELLO).unwrap();
+        stream.flush().unwrap();
+        let mut back = [0; HELLO.len()];
+        stream.read_exact(&mut back).unwrap();
+        assert_eq!(back, HELLO);
+    }
+    let large = vec![7; 200 * 1024];
+    stream.write_all(&large[..100 * 1024]).unwrap();
+    let mut back = vec![0; 100 * 1024];
+    stream.read_exact(&mut back).unwrap();
+    assert_eq!(back, large[..100 * 1024]);
+}
+
+#[test]
+fn websockets_speak_both_ways_on_80_on_443_and_through_the_proxy() {
+    if !may_enter() {
+        return;
+    }
+    with_agent(|net, agent| {
+        let inside = agent.inside();
+        speak_websocket(inside.port(80), "web.example");
+        let tls = |stream| inside::tls(stream, Some("api.example"), &["http/1.1"]);
+        speak_websocket(tls(inside.port(443)), "api.example");
+        let mut tunnel = inside.port(8080);
+        tunnel
+            .write_all(b"CONNECT api.example:443 HTTP/1.1\r\nHost: api.example:443\r\n\r\n")
+            .unwrap();
+        assert_eq!(http::read_head(&mut tunnel).unwrap().status, 200);
+        speak_websocket(tls(tunnel), "api.example");
+        for seen in [net.api.requests(), net.web.requests()].concat() {
+            assert_eq!(seen.header("upgrade"), Some("websocket"), "{seen:?}");
+            assert_eq!(
+                seen.header("sec-websocket-key"),
+                Some("dGhlIHNhbXBsZSBub25jZQ==")
+            );
+            assert_eq!(
+                seen.header("sec-websocket-extensions"),
+                None,
+                "it could not be read"
+            );
+        }
+        let recorded = || {
+            let records = agent.bench.records();
+            let records = records
+                .iter()
+                .filter(|one| one["path"] == "/ws" && one["status"] == 101);
+            (records.count() == 3).then_some(())
+        };
+        wait::until("a record of each", recorded);
+    });
+}
+
+#[test]
+fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
+    if !may_enter() {
+        return;
+    }
+    with_agent(|_, agent| {
+        let answer = ask(
+            agent.inside().port(80),
+            OPENING.replace("HOST", "evil.example"),
+        );
+        crate::bench::refusal(&answer, 403, "host_denied");
+    });
+}
+
+/// An origin that sends an event whenever it is told to, and the end.
+fn events() -> (Origin, mpsc::Sender<&'static str>) {
+    let (tell, told) = mpsc::channel::<&'static str>();
+    let told = std::sync::Mutex::new(told);
+    let origin = Origin::raw(move |mut stream, _| {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            if stream.read(&mut byte).unwrap_or(0) == 0 {
+                return;
+            }
+            head.push(byte[0]);
+        }
+        let answer = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+        stream.write_all(answer.as_bytes()).unwrap();
+        for event in told.lock().unwrap().iter() {
+            let text = format!("data: {event}\n\n");
+            if write!(stream, "{:x}\r\n{text}\r\n", text.len()).is_err() {
+                return;
+            }
+        }
+        let _gone = stream.write_all(b"0\r\n\r\n");
+    });
+    (origin, tell)
+}
+
+#[test]
+fn events_arrive_one_by_one() {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let (origin, tell) = events();
+    bench.write(
+        &Rules::new()
+            .allow("web.example")
+            .at("web.example", origin.address()),
+    );
+    let agent = bench.create("fix");
+    let mut stream = agent.inside().port(80);
+    stream
+        .write_all(get("web.example", "/events").as_bytes())
+        .unwrap();
+    let head = http::read_head(&mut stream).unwrap();
+    assert_eq!(head.header("content-type"), Some("text/event-stream"));
+    // Each is read before the next is sent: whoever gathers them waits for ever.
+    for event in ["one", "two", "three"] {
+        tell.send(event).unwrap();
+        let chunk = http::read_chunk(&mut stream).unwrap().unwrap();
+        assert_eq!(
+            String::from_utf8(chunk).unwrap(),
+            format!("data: {event}\n\n")
+        );
+    }
+    drop(tell);
+    assert_eq!(http::read_chunk(&mut stream).unwrap(), None);
+}
+
+#[test]
+fn a_stream_that_is_quiet_for_a_few_seconds_goes_on() {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let (origin, tell) = events();
+    // Every other limit is shorter than the silence.
+    let rules = Rules::new()
+        .allow("web.example")
+        .at("web.example", origin.address())
+        .egress("timeouts: {connect: 1s, header: 1s, response: 1s}");
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    let quiet = Duration::from_secs(
+        std::env::var("PALISADE_QUIET").map_or(3, |text| text.parse().unwrap()),
+    );
+    let sender = thread::spawn(move || {
+        tell.send("one").unwrap();
+        let (_never, wait) = mpsc::channel::<()>();
+        assert!(wait.recv_timeout(quiet).is_err());
+        tell.send("two").unwrap();
+    });
+    let begun = Instant::now();
+    let got = agent.says("curl -sSN --max-time 600 http://web.example/events");
+    assert_eq!(got, "data: one\n\ndata: two");
+    assert!(begun.elapsed() >= quiet);
+    sender.join().unwrap();
+}
+
+#[test]
+fn trailers_pass_in_both_directions() {
+    if !may_enter() {
+        return;
+    }
+    with_agent(|net, agent| {
+        let mut stream = agent.inside().port(80);
+        let request = "POST /trailers HTTP/1.1\r\nHost: web.example\r\nTE: trailers\r\n\
+            Connection: TE\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n\
+            5\r\nhello\r\n0\r\nX-Sum: 7\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+        let head = http::read_head(&mut stream).unwrap();
+        assert_eq!(head.status, 200);
+        assert_eq!(http::read_chunk(&mut stream).unwrap().unwrap(), b"body");
+        assert_eq!(http::read_chunk(&mut stream).unwrap(), None);
+        assert_eq!(
+            http::read_line(&mut stream).unwrap().to_ascii_lowercase(),
+            "x-checksum: 42"
+        );
+        let seen = &net.web.requests()[0];
+        assert_eq!(seen.trailers.get("x-sum").unwrap(), "7", "{seen:?}");
+    });
+}
+
+#[test]
+fn answers_without_a_body_leave_the_connection_in_step() {
+    if !may_enter() {
+        return;
+    }
+    with_agent(|_, agent| {
+        let mut stream = agent.inside().port(80);
+        for (path, status) in [
+            ("/nothing", 204),
+            ("/same", 304),
+            ("/hello", 200),
+            ("/nothing", 204),
+        ] {
+            let answer = ask(&mut stream, get("web.example", path));
+            assert_eq!(answer.status, status, "{path}: {answer:?}");
+        }
+        stream
+            .write_all(b"HEAD /hello HTTP/1.1\r\nHost: web.example\r\n\r\n")
+            .unwrap();
+        let head = http::read_head(&mut stream).unwrap();
+        assert_eq!(
+            (head.status, head.header("content-length")),
+            (200, Some("5"))
+        );
+        assert_eq!(
+            ask(&mut stream, get("web.example", "/hello")).text(),
+            "hello"
+        );
+        // A refusal of a HEAD has no body either.
+        stream
+            .write_all(b"HEAD / HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+            .unwrap();
+        assert_eq!(http::read_head(&mut stream).unwrap().status, 403);
+        assert_eq!(
+            ask(&mut stream, get("web.example", "/hello")).text(),
+            "hello"
+        );
+    });
+}
+
+#[test]
+fn a_client_that_waits_for_100_continue_is_told_to_go_on() {
+    with_agent(|net, agent| {
+        // HTTP/2 is not asked: hyper has no interim answers there, and clients do not wait.
+        let begun = Instant::now();
+        let got = agent.curl(
+            "--http1.1 -H 'Expect: 100-continue' --expect100-timeout 20 -d hello https://api.example/length",
+        );
+        assert_eq!(got.body, "5");
+        assert!(begun.elapsed() < Duration::from_secs(15), "it was not told");
+        assert_eq!(net.api.requests().len(), 1);
+    });
+}
+
+#[test]
+fn a_client_of_http_1_0_is_answered_and_let_go() {
+    if !may_enter() {
+        return;
+    }
+    with_agent(|_, agent| {
+        let inside = agent.inside();
+        let answer = ask(
+            inside.port(80),
+            "GET /hello HTTP/1.0\r\nHost: web.example\r\n\r\n",
+        );
+        assert_eq!((answer.status, answer.text().as_str()), (200, "hello"));
+        // A body of unknown length ends with the connection: 1.0 knows no chunks.
+        let answer = ask(
+            inside.port(80),
+            "GET /trailers HTTP/1.0\r\nHost: web.example\r\n\r\n",
+        );
+        assert_eq!(answer.header("transfer-encoding"), None, "{answer:?}");
+        assert_eq!(answer.text(), "body");
+        assert_eq!(
+            agent.curl("--http1.0 https://api.example/hello").body,
+            "hello"
+        );
+    });
+}
+
+#[test]
+fn compressed_bodies_pass_as_they_are() {
+    with_agent(|net, agent| {
+        let got = agent.says("curl -sS https://api.example/zstd | od -An -tx1 | tr -d ' \\n'");
+        assert_eq!(got, "28b52ffd240529000068656c6c6f42");
+        let line = "printf '\\x28\\xb5\\x2f\\xfd\\x24\\x05\\x29\\x00\\x00hello\\x42' | \
+             curl -sS -H 'Content-Encoding: zstd' --data-binary @- https://api.example/length";
+        assert_eq!(agent.says(line), "15");
+        let requests = net.api.requests();
+        let seen = requests.last().unwrap();
+        assert_eq!(seen.header("content-encoding"), Some("zstd"));
+        assert_eq!(&seen.body[..4], b"\x28\xb5\x2f\xfd");
+    });
+}
+
+#[test]
+fn an_answer_that_breaks_off_does_not_look_whole() {
+    with_agent(|_, agent| {
+        for flags in ["--http1.1", "--http2"] {
+            let output = agent.bash(&format!("curl -sS {flags} https://api.example/cut"));
+            // A part of the file, nothing at all, failure in receiving, or a stream that was reset.
+            let code = output.status.code();
+            assert!(
+                matches!(code, Some(18 | 52 | 56 | 92)),
+                "{}",
+                crate::bench::told(&output)
+            );
+        }
+    });
+}
+
+#[test]
+fn small_requests_on_a_kept_connection_do_not_wait_for_each_other() {
+    if !may_enter() {
+        return;
+    }
+    with_agent(|_, agent| {
+        let inside: Inside = agent.inside();
+        let mut plain = inside.port(80);
+        let mut tls = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
+        ask(&mut plain, get("web.example", "/hello"));
+        ask(&mut tls, get("api.example", "/hello"));
+        let begun = Instant::now();
+        for _ in 0..50 {
+            assert_eq!(
+                ask(&mut plain, get("web.example", "/hello")).text(),
+                "hello"
+            );
+            assert_eq!(ask(&mut tls, get("api.example", "/hello")).text(), "hello");
+        }
+        // Nagle's algorithm against delayed acknowledgements is 40 ms for each of the hundred.
+        let each = begun.elapsed() / 100;
+        println!("{each:?} each");
+        assert!(each < Duration::from_millis(30), "{each:?} each");
+    });
+}
+
+#[test]
+fn an_upload_reaches_the_upstream_before_it_ends() {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let (heard, hear) = mpsc::channel();
+    let heard = std::sync::Mutex::new(heard);
+    let origin = Origin::raw(move |mut stream, _| {
+        let mut seen = Vec::new();
+        let mut buffer = [0; 4096];
+        while !seen.ends_with(b"0\r\n\r\n") {
+            let Ok(n) = stream.read(&mut buffer) else {
+                return;
+            };
+            if n == 0 {
+                return;
+            }
+            seen.extend_from_slice(&buffer[..n]);
+            heard.lock().unwrap().send(seen.clone()).unwrap();
+        }
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            .unwrap();
+    });
+    bench.write(
+        &Rules::new()
+            .allow("web.example")
+            .at("web.example", origin.address()),
+    );
+    let agent = bench.create("fix");
+    let mut stream = agent.inside().port(80);
+    stream.write_all(b"POST / HTTP/1.1\r\nHost: web.example\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").unwrap();
+    let limit = wait::LIMIT;
+    while !String::from_utf8_lossy(&hear.recv_timeout(limit).unwrap()).contains("first") {}
+    assert_eq!(ask(&mut stream, "0\r\n\r\n").text(), "ok");
+}
