@@ -44,6 +44,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
         ],
     ),
     ("testkit", &[]),
+    ("benches", &[]),
     ("xtask", &[]),
 ];
 

@@ -1,0 +1,216 @@
+//! A closed loop: so many clients, each asking again as soon as it was answered.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
+use hyper_util::rt::TokioIo;
+use rustls::client::Resumption;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, ServerName};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// How many ask at once.
+pub const CLIENTS: usize = 32;
+
+/// A way to the origin.
+#[derive(Clone)]
+pub struct Way {
+    /// Where to connect.
+    pub at: SocketAddr,
+    /// What to ask a proxy for, where there is one.
+    pub tunnel: Option<String>,
+    /// The origin's name on this way.
+    pub name: &'static str,
+    /// What the certificates are checked against.
+    pub tls: Arc<ClientConfig>,
+}
+
+/// A connection that takes requests.
+pub struct Line {
+    sender: SendRequest<Empty<Bytes>>,
+    name: &'static str,
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// Every answer's time, in microseconds, sorted.
+    micros: Vec<u32>,
+    took: Duration,
+}
+
+/// A client that trusts these roots, and resumes sessions or does not.
+pub fn client(roots: &[String], resumes: bool) -> Arc<ClientConfig> {
+    let mut store = RootCertStore::empty();
+    for pem in roots {
+        store
+            .add(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap())
+            .unwrap();
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(store)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    if !resumes {
+        config.resumption = Resumption::disabled();
+    }
+    Arc::new(config)
+}
+
+impl Way {
+    /// A new connection: TCP, the tunnel where there is a proxy, TLS.
+    pub async fn open(&self) -> Line {
+        let mut tcp = TcpStream::connect(self.at).await.unwrap();
+        tcp.set_nodelay(true).unwrap();
+        if let Some(tunnel) = &self.tunnel {
+            let ask = format!("CONNECT {tunnel} HTTP/1.1\r\nHost: {tunnel}\r\n\r\n");
+            tcp.write_all(ask.as_bytes()).await.unwrap();
+            let (mut answer, mut read) = ([0; 1024], 0);
+            while !answer[..read].ends_with(b"\r\n\r\n") {
+                let more = tcp.read(&mut answer[read..]).await.unwrap();
+                assert_ne!(more, 0, "the proxy hung up");
+                read += more;
+            }
+            assert!(answer.starts_with(b"HTTP/1.1 200"), "no tunnel");
+        }
+        let name = ServerName::try_from(self.name).unwrap();
+        let tls: TlsStream<TcpStream> = TlsConnector::from(Arc::clone(&self.tls))
+            .connect(name, tcp)
+            .await
+            .unwrap();
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls))
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        Line {
+            sender,
+            name: self.name,
+        }
+    }
+}
+
+impl Line {
+    /// Asks, and reads the answer to its end. Says how long that was.
+    pub async fn ask(&mut self, path: &str) -> usize {
+        let request = Request::get(path)
+            .header(HOST, self.name)
+            .body(Empty::new())
+            .unwrap();
+        self.sender.ready().await.unwrap();
+        let response = self.sender.send_request(request).await.unwrap();
+        read(response).await
+    }
+}
+
+async fn read(response: Response<Incoming>) -> usize {
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body();
+    let mut length = 0;
+    while let Some(frame) = body.frame().await {
+        length += frame.unwrap().data_ref().map_or(0, Bytes::len);
+    }
+    length
+}
+
+/// Small answers on connections that are kept.
+pub async fn kept(way: &Way, time: Duration) -> Run {
+    run(way, time, async |way, end| {
+        let mut line = way.open().await;
+        line.ask("/small").await;
+        let mut micros = Vec::new();
+        while Instant::now() < end {
+            let begun = Instant::now();
+            assert_eq!(line.ask("/small").await, 1024);
+            micros.push(since(begun));
+        }
+        micros
+    })
+    .await
+}
+
+/// A small answer on a connection of its own, each time.
+pub async fn new(way: &Way, time: Duration) -> Run {
+    run(way, time, async |way, end| {
+        let mut micros = Vec::new();
+        while Instant::now() < end {
+            let begun = Instant::now();
+            let mut line = way.open().await;
+            assert_eq!(line.ask("/small").await, 1024);
+            micros.push(since(begun));
+        }
+        micros
+    })
+    .await
+}
+
+async fn run<F>(way: &Way, time: Duration, client: impl Fn(Way, Instant) -> F) -> Run
+where
+    F: Future<Output = Vec<u32>> + Send + 'static,
+{
+    let begun = Instant::now();
+    let mut clients = JoinSet::new();
+    for _ in 0..CLIENTS {
+        clients.spawn(client(way.clone(), begun + time));
+    }
+    let mut micros = clients.join_all().await.concat();
+    micros.sort_unstable();
+    Run {
+        micros,
+        took: begun.elapsed(),
+    }
+}
+
+/// One large answer. Says how many million bytes came in a second.
+pub async fn large(way: &Way) -> f64 {
+    let mut line = way.open().await;
+    let begun = Instant::now();
+    let length = line.ask("/large").await;
+    let bytes = u32::try_from(length).unwrap();
+    f64::from(bytes) / 1e6 / begun.elapsed().as_secs_f64()
+}
+
+fn since(begun: Instant) -> u32 {
+    u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX)
+}
+
+impl Run {
+    /// From what every client saw.
+    pub fn new(mut micros: Vec<u32>, took: Duration) -> Self {
+        micros.sort_unstable();
+        Self { micros, took }
+    }
+
+    /// How many answers came.
+    pub fn answers(&self) -> f64 {
+        f64::from(u32::try_from(self.micros.len()).unwrap())
+    }
+
+    /// Answers a second.
+    pub fn rate(&self) -> f64 {
+        self.answers() / self.took.as_secs_f64()
+    }
+
+    /// What so many of a hundred answers did not exceed, in milliseconds.
+    pub fn percentile(&self, hundredth: usize) -> f64 {
+        let place = self.micros.len() * hundredth / 100;
+        let micros = self
+            .micros
+            .get(place.min(self.micros.len().saturating_sub(1)));
+        f64::from(micros.copied().unwrap_or_default()) / 1e3
+    }
+}

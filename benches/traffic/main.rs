@@ -1,0 +1,291 @@
+//! The gate beside nginx alone, mitmproxy and dnsmasq, in one run on one machine.
+//!
+//! `just bench-traffic`. Client, proxy and origin share the machine's cores, so a proxy's rate
+//! says how much work it adds. Every case goes round by round through all who take part, and
+//! medians are shown: a noisy moment then hits everybody. Nothing here can fail on a time.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a benchmark that cannot go on has nothing to say"
+)]
+
+mod load;
+mod names;
+mod places;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use self::load::{CLIENTS, Run, Way};
+use self::places::{Addresses, Gate, LOCAL, ORIGIN, Running};
+
+/// Connections that lie about, for what each takes of memory.
+const IDLE: usize = 2000;
+
+/// Who takes part in a case: a name, a way to the origin, and whose work is counted.
+struct Contender<'a> {
+    name: &'static str,
+    way: Way,
+    process: Option<&'a Running>,
+}
+
+/// What of a case is shown.
+struct Row {
+    name: &'static str,
+    rate: f64,
+    p50: f64,
+    p99: f64,
+    /// Processor time of the proxy per answer, in microseconds.
+    work: Option<f64>,
+}
+
+struct Options {
+    palisade: PathBuf,
+    mitmdump: Option<PathBuf>,
+    seconds: u64,
+    rounds: usize,
+    cases: Vec<String>,
+}
+
+impl Options {
+    /// `--palisade FILE [--mitmdump FILE] [--seconds N] [--rounds N] [CASE…]`
+    fn read() -> Self {
+        let mut options = Self {
+            palisade: "palisade".into(),
+            mitmdump: None,
+            seconds: 4,
+            rounds: 3,
+            cases: Vec::new(),
+        };
+        let mut words = std::env::args().skip(1);
+        while let Some(word) = words.next() {
+            let mut value = || words.next().unwrap();
+            match word.as_str() {
+                "--palisade" => options.palisade = value().into(),
+                "--mitmdump" => options.mitmdump = Some(value().into()),
+                "--seconds" => options.seconds = value().parse().unwrap(),
+                "--rounds" => options.rounds = value().parse().unwrap(),
+                _ => options.cases.push(word),
+            }
+        }
+        options
+    }
+
+    fn wants(&self, case: &str) -> bool {
+        self.cases.is_empty() || self.cases.iter().any(|wanted| wanted == case)
+    }
+}
+
+#[tokio::main]
+async fn main() {
+    let options = Options::read();
+    let temp = tempfile::Builder::new().prefix("pal").tempdir().unwrap();
+    let dir = temp.path();
+    let at = Addresses {
+        origin: places::free(),
+        proxy: places::free(),
+        names: places::free(),
+        resolver: places::free(),
+    };
+    let _origin = places::origin(dir, at.origin);
+    let _resolver = places::dnsmasq(at.resolver, None);
+    let gate = Gate::start(&options.palisade, dir, &at);
+    let mut roots = vec![std::fs::read_to_string(dir.join("root.pem")).unwrap()];
+    roots.push(gate.root.clone());
+    let other = options
+        .mitmdump
+        .as_deref()
+        .map(|binary| start_other(binary, dir, &mut roots));
+    println!("{CLIENTS} clients; medians of {} rounds", options.rounds);
+
+    let ways = |resumes: bool| {
+        let tls = load::client(&roots, resumes);
+        let way = |at, tunnel: Option<String>, name| Way {
+            at,
+            tunnel,
+            name,
+            tls: tls.clone(),
+        };
+        let mut all = vec![
+            Contender {
+                name: "nginx direct",
+                way: way(at.origin, None, ORIGIN),
+                process: None,
+            },
+            Contender {
+                name: "palisade",
+                way: way(at.proxy, Some(format!("{ORIGIN}:443")), ORIGIN),
+                process: Some(&gate.process),
+            },
+        ];
+        if let Some((process, proxy)) = &other {
+            let tunnel = format!("{LOCAL}:{}", at.origin.port());
+            all.push(Contender {
+                name: "mitmproxy",
+                way: way(*proxy, Some(tunnel), LOCAL),
+                process: Some(process),
+            });
+        }
+        all
+    };
+
+    if options.wants("memory") {
+        memory(&gate.process, &ways(true)[1].way).await;
+    }
+    if options.wants("kept") {
+        let rows = rates(&options, &ways(true), async |way, time| {
+            load::kept(way, time).await
+        });
+        show("kept connections, 1 KiB", "req/s", &rows.await);
+    }
+    for (case, resumes) in [("new", true), ("fresh", false)] {
+        if options.wants(case) {
+            let rows = rates(&options, &ways(resumes), async |way, time| {
+                load::new(way, time).await
+            });
+            let how = if resumes { "resumed" } else { "full" };
+            let title = format!("a new connection each time, {how} handshake");
+            show(&title, "req/s", &rows.await);
+        }
+    }
+    if options.wants("large") {
+        large(&options, &ways(true)).await;
+    }
+    if options.wants("names") {
+        let peer = places::free();
+        let _peer = places::dnsmasq(peer, Some(at.resolver));
+        look_up(&options, &[("dnsmasq", peer), ("palisade", at.names)]).await;
+    }
+    println!(
+        "\npalisade at the end: {:.1} MB",
+        gate.process.memory() / 1e3
+    );
+}
+
+fn start_other(
+    binary: &Path,
+    dir: &Path,
+    roots: &mut Vec<String>,
+) -> (Running, std::net::SocketAddr) {
+    let at = places::free();
+    let (process, root) = places::mitmproxy(binary, dir, at);
+    roots.push(root);
+    (process, at)
+}
+
+/// What an idle gate takes, and what each connection adds that lies about after a request.
+async fn memory(gate: &Running, way: &Way) {
+    let before = gate.memory();
+    let mut lines = Vec::new();
+    for _ in 0..IDLE {
+        let mut line = way.open().await;
+        line.ask("/small").await;
+        lines.push(line);
+    }
+    let after = gate.memory();
+    println!("\nmemory: idle {:.1} MB", before / 1e3);
+    println!(
+        "with {IDLE} kept connections {:.1} MB, {:.1} KiB each",
+        after / 1e3,
+        (after - before) / f64::from(u32::try_from(IDLE).unwrap())
+    );
+}
+
+async fn rates(
+    options: &Options,
+    contenders: &[Contender<'_>],
+    case: impl AsyncFn(&Way, Duration) -> Run,
+) -> Vec<Row> {
+    let mut runs: Vec<Vec<Row>> = contenders.iter().map(|_| Vec::new()).collect();
+    for contender in contenders {
+        case(&contender.way, Duration::from_secs(1)).await;
+    }
+    for _ in 0..options.rounds {
+        for (contender, runs) in contenders.iter().zip(&mut runs) {
+            let before = contender.process.map(Running::processor);
+            let run = case(&contender.way, Duration::from_secs(options.seconds)).await;
+            let after = contender.process.map(Running::processor);
+            let work = after.zip(before);
+            runs.push(Row {
+                name: contender.name,
+                rate: run.rate(),
+                p50: run.percentile(50),
+                p99: run.percentile(99),
+                work: work.map(|(after, before)| (after - before) / run.answers()),
+            });
+        }
+    }
+    runs.iter().map(|runs| median_row(runs)).collect()
+}
+
+fn median_row(runs: &[Row]) -> Row {
+    let of = |value: fn(&Row) -> f64| median(runs.iter().map(value).collect());
+    Row {
+        name: runs[0].name,
+        rate: of(|row| row.rate),
+        p50: of(|row| row.p50),
+        p99: of(|row| row.p99),
+        work: runs[0].work.map(|_| of(|row| row.work.unwrap_or_default())),
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Prints a case. Ratios are to the first.
+fn show(title: &str, unit: &str, rows: &[Row]) {
+    println!("\n{title}");
+    println!(
+        "{:14} {unit:>9} {:>7} {:>9} {:>9} {:>13}",
+        "", "ratio", "p50 ms", "p99 ms", "CPU µs each"
+    );
+    for row in rows {
+        let work = row.work.map_or(String::new(), |work| format!("{work:.1}"));
+        println!(
+            "{:14} {:9.0} {:7.3} {:9.2} {:9.2} {work:>13}",
+            row.name,
+            row.rate,
+            row.rate / rows[0].rate,
+            row.p50,
+            row.p99
+        );
+    }
+}
+
+async fn large(options: &Options, contenders: &[Contender<'_>]) {
+    let mut rates: Vec<Vec<f64>> = contenders.iter().map(|_| Vec::new()).collect();
+    for _ in 0..options.rounds * 2 + 1 {
+        for (contender, rates) in contenders.iter().zip(&mut rates) {
+            rates.push(load::large(&contender.way).await);
+        }
+    }
+    println!("\none body of 100 MB");
+    println!("{:14} {:>9} {:>7}", "", "MB/s", "ratio");
+    let medians: Vec<f64> = rates.into_iter().map(median).collect();
+    for (contender, rate) in contenders.iter().zip(&medians) {
+        println!("{:14} {rate:9.0} {:7.3}", contender.name, rate / medians[0]);
+    }
+}
+
+async fn look_up(options: &Options, contenders: &[(&'static str, std::net::SocketAddr)]) {
+    let mut runs: Vec<Vec<Row>> = contenders.iter().map(|_| Vec::new()).collect();
+    for _ in 0..options.rounds {
+        for ((name, at), runs) in contenders.iter().zip(&mut runs) {
+            let run = names::ask(*at, Duration::from_secs(options.seconds)).await;
+            runs.push(Row {
+                name,
+                rate: run.rate(),
+                p50: run.percentile(50),
+                p99: run.percentile(99),
+                work: None,
+            });
+        }
+    }
+    let rows: Vec<Row> = runs.iter().map(|runs| median_row(runs)).collect();
+    show("names, forwarded and remembered", "query/s", &rows);
+}

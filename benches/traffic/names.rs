@@ -1,0 +1,63 @@
+//! Queries over UDP, in a closed loop.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use tokio::net::UdpSocket;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::load::{CLIENTS, Run};
+use crate::places::{NAMES, name};
+
+/// A datagram that is not answered in this time is lost, and asked again.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Asks for the same names over and over.
+pub async fn ask(at: SocketAddr, time: Duration) -> Run {
+    let begun = Instant::now();
+    let mut clients = JoinSet::new();
+    for client in 0..CLIENTS {
+        clients.spawn(one(at, client, begun + time));
+    }
+    let micros = clients.join_all().await.concat();
+    Run::new(micros, begun.elapsed())
+}
+
+async fn one(at: SocketAddr, client: usize, end: Instant) -> Vec<u32> {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(at).await.unwrap();
+    let mut micros = Vec::new();
+    let mut answer = [0; 512];
+    for number in client.. {
+        let begun = Instant::now();
+        if begun >= end {
+            break;
+        }
+        socket.send(&query(number)).await.unwrap();
+        let Ok(read) = timeout(PATIENCE, socket.recv(&mut answer)).await else {
+            continue;
+        };
+        assert!(read.unwrap() > 12, "half an answer");
+        // No error, and one record.
+        assert_eq!(
+            (answer[3] & 15, answer[7]),
+            (0, 1),
+            "{}",
+            name(number % NAMES)
+        );
+        micros.push(u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX));
+    }
+    micros
+}
+
+/// A query for an IPv4 address, as a stub resolver sends it.
+fn query(number: usize) -> Vec<u8> {
+    let mut bytes = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name(number % NAMES).split('.') {
+        bytes.push(u8::try_from(label.len()).unwrap());
+        bytes.extend(label.as_bytes());
+    }
+    bytes.extend([0, 0, 1, 0, 1]);
+    bytes
+}

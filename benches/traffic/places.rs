@@ -1,0 +1,247 @@
+//! Those who take part: an origin, the gate, and its peers, each a process of its own.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+
+/// The origin's name behind the gate. Mitmproxy asks the system's resolver, and is given
+/// the other one.
+pub const ORIGIN: &str = "origin.example";
+pub const LOCAL: &str = "localhost";
+
+/// Names that are looked up: so many first ones of the allowlist.
+pub const NAMES: usize = 100;
+
+const ALLOWED: usize = 10_000;
+const LARGE: usize = 100_000_000;
+
+/// A process that ends with the benchmark.
+pub struct Running {
+    child: Child,
+    name: &'static str,
+}
+
+impl Running {
+    fn start(name: &'static str, command: &mut Command) -> Self {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{name} does not start: {error}"));
+        Self { child, name }
+    }
+
+    /// Waits until somebody listens there.
+    fn listening(mut self, at: SocketAddr) -> Self {
+        let begun = Instant::now();
+        while TcpStream::connect(at).is_err() {
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "{} ended: {ended:?}", self.name);
+            assert!(begun.elapsed().as_secs() < 30, "{} is not up", self.name);
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+        self
+    }
+
+    /// Resident memory, in kilobytes.
+    pub fn memory(&self) -> f64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = fs::read_to_string(path).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+        let number = line.and_then(|line| line.split_whitespace().nth(1));
+        number.unwrap().parse().unwrap()
+    }
+
+    /// Processor time it took so far, in microseconds. Threads are counted, children are not.
+    pub fn processor(&self) -> f64 {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let stat = fs::read_to_string(path).unwrap();
+        let after = stat.rsplit(") ").next().unwrap();
+        let mut fields = after.split(' ').skip(11);
+        let mut ticks = || fields.next().unwrap().parse::<f64>().unwrap();
+        // A tick is a hundredth of a second on every Linux that we know.
+        (ticks() + ticks()) * 1e4
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An address of the loopback that nobody listens at.
+pub fn free() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    // Names are asked for over both transports.
+    drop(UdpSocket::bind(at).unwrap());
+    at
+}
+
+/// Nginx, with TLS and two files. Writes its root to `root.pem`.
+pub fn origin(dir: &Path, at: SocketAddr) -> Running {
+    certify(dir);
+    let files = dir.join("files");
+    fs::create_dir(&files).unwrap();
+    fs::write(files.join("small"), vec![b'x'; 1024]).unwrap();
+    fs::write(files.join("large"), vec![b'x'; LARGE]).unwrap();
+    let dir = dir.display();
+    let config = format!(
+        "daemon off; pid {dir}/nginx.pid; worker_processes auto; worker_rlimit_nofile 16384;
+        user root; error_log stderr crit;
+        events {{ worker_connections 8192; }}
+        http {{
+            access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000000;
+            client_body_temp_path {dir}/b; proxy_temp_path {dir}/p; fastcgi_temp_path {dir}/f;
+            uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
+            ssl_protocols TLSv1.2 TLSv1.3; ssl_session_cache shared:bench:16m;
+            server {{
+                listen {at} ssl backlog=4096; root {dir}/files;
+                ssl_certificate {dir}/origin.pem; ssl_certificate_key {dir}/origin.key;
+            }}
+        }}"
+    );
+    let path = PathBuf::from(dir.to_string()).join("nginx.conf");
+    fs::write(&path, config).unwrap();
+    Running::start("nginx", Command::new("nginx").arg("-c").arg(path)).listening(at)
+}
+
+fn certify(dir: &Path) {
+    let mut root = CertificateParams::default();
+    root.distinguished_name.push(DnType::CommonName, "bench");
+    root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    fs::write(dir.join("root.pem"), root.self_signed(&key).unwrap().pem()).unwrap();
+    let issuer = Issuer::new(root, key);
+    let names = vec![ORIGIN.to_owned(), LOCAL.to_owned()];
+    let leaf = CertificateParams::new(names).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let signed = leaf.signed_by(&key, &issuer).unwrap();
+    fs::write(dir.join("origin.pem"), signed.pem()).unwrap();
+    fs::write(dir.join("origin.key"), key.serialize_pem()).unwrap();
+}
+
+/// The gate, with everything on: whoever asks is known by its address.
+pub struct Gate {
+    pub process: Running,
+    /// Its root.
+    pub root: String,
+}
+
+/// Where the gate's parts listen and lead.
+pub struct Addresses {
+    pub origin: SocketAddr,
+    pub proxy: SocketAddr,
+    pub names: SocketAddr,
+    pub resolver: SocketAddr,
+}
+
+impl Gate {
+    /// Starts the binary in a directory with the origin's `root.pem`.
+    pub fn start(binary: &Path, dir: &Path, at: &Addresses) -> Self {
+        let Addresses {
+            origin,
+            proxy,
+            names,
+            resolver,
+        } = at;
+        let mut domains = format!(
+            "version: 1\ndomains:\n- host: {ORIGIN}\n  methods: [GET, HEAD, POST]\n  \
+             paths: [/small, /large, /api/**]\n  deny: [{{methods: [POST], paths: [/api/admin/**]}}]\n"
+        );
+        for number in 0..ALLOWED {
+            domains += &format!("- {{host: {}, paths: [/api/**]}}\n", name(number));
+        }
+        fs::write(dir.join("allowlist.yaml"), domains).unwrap();
+        let config = format!(
+            "version: '1.0'
+egress:
+  listen: ['{proxy}']
+  allowlist: allowlist.yaml
+  resolve: {{{ORIGIN}: '{origin}'}}
+  extra_roots: [root.pem]
+  dns: {{listen: ['{names}'], upstreams: ['{resolver}']}}
+rate_limits: {{defaults: {{requests_per_second: 1000000, burst_size: 1000000}}}}
+logging: {{level: warn}}
+"
+        );
+        fs::write(dir.join("palisade.yaml"), config).unwrap();
+        let palisade = || {
+            let mut command = Command::new(binary);
+            command
+                .arg("--state-dir")
+                .arg(dir.join("state"))
+                .arg("--config")
+                .arg(dir.join("palisade.yaml"));
+            command
+        };
+        let process = Running::start("palisade", palisade().args(["gate", "run"]));
+        let process = process.listening(*proxy);
+        let added = palisade()
+            .args(["registry", "add", "bench", "--ip", "127.0.0.1"])
+            .args(["--repo", "o/r", "--trusts-ca"])
+            .stdout(Stdio::null())
+            .status();
+        assert!(added.unwrap().success(), "nobody was registered");
+        let root = fs::read_to_string(dir.join("state/ca.pem")).unwrap();
+        Self { process, root }
+    }
+}
+
+/// The allowlist's names.
+pub fn name(number: usize) -> String {
+    format!("h{number:05}.example")
+}
+
+/// Mitmproxy as a plain proxy, and its root.
+pub fn mitmproxy(binary: &Path, dir: &Path, at: SocketAddr) -> (Running, String) {
+    let process = Running::start(
+        "mitmdump",
+        Command::new(binary)
+            .args(["--quiet", "--mode", "regular", "--set", "ssl_insecure=true"])
+            .args(["--listen-host", "127.0.0.1", "--listen-port"])
+            .arg(at.port().to_string())
+            .arg("--set")
+            .arg(format!("confdir={}/mitmproxy", dir.display())),
+    );
+    let process = process.listening(at);
+    let root = fs::read_to_string(dir.join("mitmproxy/mitmproxy-ca-cert.pem")).unwrap();
+    (process, root)
+}
+
+/// Dnsmasq: it knows every name itself, or asks `upstream` and remembers.
+pub fn dnsmasq(at: SocketAddr, upstream: Option<SocketAddr>) -> Running {
+    let mut command = Command::new("dnsmasq");
+    command
+        .args([
+            "--keep-in-foreground",
+            "--conf-file=/dev/null",
+            "--no-hosts",
+        ])
+        .args([
+            "--no-resolv",
+            "--bind-interfaces",
+            "--user=root",
+            "--pid-file=",
+        ])
+        .args(["--cache-size=10000", "--dns-forward-max=10000"])
+        .arg(format!("--listen-address={}", at.ip()))
+        .arg(format!("--port={}", at.port()));
+    match upstream {
+        Some(upstream) => {
+            command.arg(format!("--server={}#{}", upstream.ip(), upstream.port()));
+        }
+        None => {
+            let names = (0..NAMES).map(name);
+            let records = names.map(|name| format!("--host-record={name},203.0.113.7,3600"));
+            command.args(records);
+        }
+    }
+    Running::start("dnsmasq", &mut command).listening(at)
+}
