@@ -9,6 +9,7 @@
     clippy::panic,
     clippy::print_stdout,
     clippy::unwrap_used,
+    unreachable_pub,
     reason = "a benchmark that cannot go on has nothing to say"
 )]
 
@@ -136,19 +137,15 @@ async fn main() {
         memory(&gate.process, &ways(true)[1].way).await;
     }
     if options.wants("kept") {
-        let rows = rates(&options, &ways(true), async |way, time| {
-            load::kept(way, time).await
-        });
-        show("kept connections, 1 KiB", "req/s", &rows.await);
+        let rows = rates(&options, &ways(true), load::kept).await;
+        show("kept connections, 1 KiB", "req/s", &rows);
     }
     for (case, resumes) in [("new", true), ("fresh", false)] {
         if options.wants(case) {
-            let rows = rates(&options, &ways(resumes), async |way, time| {
-                load::new(way, time).await
-            });
+            let rows = rates(&options, &ways(resumes), load::new).await;
             let how = if resumes { "resumed" } else { "full" };
             let title = format!("a new connection each time, {how} handshake");
-            show(&title, "req/s", &rows.await);
+            show(&title, "req/s", &rows);
         }
     }
     if options.wants("large") {

@@ -70,7 +70,12 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        // Asked to, it takes its own children along.
+        let pid = self.child.id().to_string();
+        let asked = Command::new("kill").arg(pid).status();
+        if !asked.is_ok_and(|status| status.success()) {
+            let _ = self.child.kill();
+        }
         let _ = self.child.wait();
     }
 }
@@ -167,11 +172,14 @@ egress:
   resolve: {{{ORIGIN}: '{origin}'}}
   extra_roots: [root.pem]
   dns: {{listen: ['{names}'], upstreams: ['{resolver}']}}
-rate_limits: {{defaults: {{requests_per_second: 1000000, burst_size: 1000000}}}}
+  policy: policy.yaml
 logging: {{level: warn}}
 "
         );
         fs::write(dir.join("palisade.yaml"), config).unwrap();
+        let limits = "rate_limits: {defaults: {requests_per_second: 1000000, \
+                      burst_size: 1000000}}\n";
+        fs::write(dir.join("policy.yaml"), limits).unwrap();
         let palisade = || {
             let mut command = Command::new(binary);
             command
