@@ -111,6 +111,7 @@ impl AuditLog {
             OnFull::Drop => match state.queues.try_take(&event.sandbox) {
                 Some(place) => Some(place),
                 None => {
+                    state.queues.dropped(&event.sandbox);
                     state.counters.dropped.fetch_add(1, Relaxed);
                     return Ok(Accepted::Dropped);
                 }

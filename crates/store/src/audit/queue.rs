@@ -64,19 +64,19 @@ impl Queues {
         })
     }
 
-    /// A place if there is one right now; otherwise the event counts as dropped.
+    /// A place if there is one right now.
     pub(crate) fn try_take(&self, name: &ChainName) -> Option<Place> {
         let queue = self.of(name);
-        match Arc::clone(&queue.places).try_acquire_owned() {
-            Ok(permit) => Some(Place {
-                _permit: permit,
-                queue,
-            }),
-            Err(_) => {
-                queue.dropped.fetch_add(1, Relaxed);
-                None
-            }
-        }
+        let permit = Arc::clone(&queue.places).try_acquire_owned().ok()?;
+        Some(Place {
+            _permit: permit,
+            queue,
+        })
+    }
+
+    /// Notes that an event of `name` was dropped; its chain will say so.
+    pub(crate) fn dropped(&self, name: &ChainName) {
+        self.of(name).dropped.fetch_add(1, Relaxed);
     }
 
     /// Forgets the queues among `names` that nobody holds a place in or waits for.

@@ -111,6 +111,28 @@ async fn a_full_queue_blocks_its_own_sandbox_only() {
 }
 
 #[tokio::test]
+async fn an_event_that_came_back_and_was_written_later_was_not_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), OnFull::Block);
+    let log = store.audit();
+    let release = hold(&store);
+    for n in 0..QUEUE {
+        let event = Box::new(request("flood", n));
+        assert_eq!(log.try_record(event, at(1)), Ok(Accepted::Queued));
+    }
+    let late = log.try_record(Box::new(request("flood", QUEUE)), at(1));
+    let late = late.unwrap_err();
+    drop(release);
+    log.record(*late, at(1)).await.unwrap();
+    log.flush().await.unwrap();
+    let events = events_of(&store, "flood");
+    let said = events.iter().filter(|event| event.event.is_some());
+    assert_eq!(said.count(), 0, "the chain speaks of something else");
+    let total: u32 = events.iter().map(|event| event.count).sum();
+    assert_eq!(usize::try_from(total).unwrap(), QUEUE + 1);
+}
+
+#[tokio::test]
 async fn a_full_queue_drops_and_the_chain_says_how_many() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), OnFull::Drop);
