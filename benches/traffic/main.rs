@@ -143,8 +143,12 @@ async fn main() {
     for (case, resumes) in [("new", true), ("fresh", false)] {
         if options.wants(case) {
             let rows = rates(&options, &ways(resumes), load::new).await;
-            let how = if resumes { "resumed" } else { "full" };
-            let title = format!("a new connection each time, {how} handshake");
+            let how = if resumes {
+                "resumes"
+            } else {
+                "does not resume"
+            };
+            let title = format!("a new connection each time, client {how} sessions");
             show(&title, "req/s", &rows);
         }
     }
