@@ -91,11 +91,6 @@ impl Guest {
         &self.id
     }
 
-    /// Whether nothing of it is under way.
-    pub fn is_idle(&self) -> bool {
-        self.underway.is_empty() && self.connections.available_permits() == MOST_CONNECTIONS
-    }
-
     /// Keeps a refusal, so that it can be explained.
     pub fn remember(&self, id: RequestId, stage: Stage, denial: &Denial, event: &AuditEvent) {
         let one = Explained {

@@ -31,16 +31,6 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Every stage.
-    pub const ALL: [Stage; 6] = [
-        Stage::Request,
-        Stage::Identity,
-        Stage::Rate,
-        Stage::Breaker,
-        Stage::Policy,
-        Stage::Forward,
-    ];
-
     /// The word in records and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {

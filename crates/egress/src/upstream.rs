@@ -63,7 +63,7 @@ pub struct Reading {
 }
 
 impl Upstreams {
-    /// Takes a token for a request to `host`. `None` where limits are off.
+    /// Takes a token for a request to `host`. Where limits are off, only the total counts.
     pub fn take(
         &self,
         settings: &Settings,
