@@ -249,11 +249,11 @@ where
         return pipeline::answer_fault(traffic, source, opening, denial).await;
     }
     let response = if request.method() == Method::CONNECT {
-        open_tunnel::<IO>(visit, request).await
+        Box::pin(open_tunnel::<IO>(visit, request)).await
     } else {
         let (mut head, body) = request.into_parts();
         head.extensions.insert(Handover::new(faults, ordinal));
-        pipeline::answer(traffic, source, opening, head, body).await
+        pipeline::answer(traffic, source, opening, Box::new(head), body).await
     };
     let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS
         || response.extensions().get::<Tunnel>().is_some();
@@ -370,7 +370,7 @@ where
                 ..
             } = &*visit;
             let response = match websocket::from_http2(&mut head) {
-                Ok(()) => pipeline::answer(traffic, source, opening, head, body).await,
+                Ok(()) => pipeline::answer(traffic, source, opening, Box::new(head), body).await,
                 Err(denial) => pipeline::answer_fault(traffic, source, opening, denial).await,
             };
             Ok::<_, Infallible>(websocket::to_http2(response))

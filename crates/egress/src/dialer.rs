@@ -9,6 +9,7 @@
 
 mod address;
 mod body;
+mod driven;
 mod error;
 mod exchange;
 mod message;

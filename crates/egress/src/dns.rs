@@ -239,7 +239,7 @@ impl Names {
             );
             event.method = Some(type_name(asked.question.query_type));
             let ms = began.elapsed().as_secs_f64() * 1000.0;
-            event.ms.insert("dns".to_owned(), ms);
+            event.ms.insert("dns", ms);
             event
         });
         Some(Answered { bytes, event })

@@ -2,7 +2,6 @@
 //!
 //! What was checked is what is sent: the request is built anew from the permit's target.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
@@ -40,7 +39,7 @@ pub enum Reply {
 /// Two ends that agreed to speak another protocol.
 pub struct Upgrade {
     response: Response<Content>,
-    client: (OnUpgrade, Option<Handover>),
+    client: Client,
     upstream: TokioIo<Upgraded>,
     live: Live,
 }
@@ -85,7 +84,7 @@ struct Settled<'a> {
     traffic: &'a Traffic,
     guest: &'a Guest,
     rules: &'a Rules,
-    destination: &'a Destination,
+    destination: Destination,
     guard: Option<Guard>,
 }
 
@@ -96,7 +95,7 @@ impl Settled<'_> {
                 self.traffic,
                 self.guest,
                 self.rules,
-                self.destination,
+                &self.destination,
                 guard,
                 outcome,
             );
@@ -113,20 +112,29 @@ impl Drop for Settled<'_> {
 /// What the upstream said to a request.
 enum Answered {
     Theirs(Response<Arriving>),
-    Switched(
-        Response<Content>,
-        (OnUpgrade, Option<Handover>),
-        TokioIo<Upgraded>,
-    ),
+    Switched(Box<(Response<Content>, Client, TokioIo<Upgraded>)>),
 }
 
-/// Sends a cleared request.
-pub async fn send(
-    traffic: &Traffic,
-    guest: &Arc<Guest>,
-    rules: &Rules,
+/// The client's end of a connection that may change its protocol.
+type Client = (OnUpgrade, Option<Handover>);
+
+/// A cleared request as it leaves, built anew from what was permitted, and under way.
+pub struct Leaving<'a> {
+    outgoing: Request<Content>,
+    route: Route,
+    /// Whoever wants to speak WebSocket.
+    upgrade: Option<Client>,
+    live: Live,
+    settled: Settled<'a>,
+}
+
+/// Makes a cleared request ready to leave.
+pub fn prepare<'a>(
+    traffic: &'a Traffic,
+    guest: &'a Guest,
+    rules: &'a Rules,
     request: Cleared<Message>,
-) -> Result<Reply, Refusal> {
+) -> Result<Leaving<'a>, Refusal> {
     let parts = request.into_parts();
     let Message {
         head,
@@ -135,74 +143,101 @@ pub async fn send(
         upgrade,
         judged,
     } = parts.request;
-    let mut settled = Settled {
-        traffic,
-        guest,
-        rules,
-        destination: &destination,
-        guard: Some(parts.guard),
-    };
     let target = parts.permit.into_target();
     let route = Route {
         host: target.host.clone(),
         port: target.port,
         tls: destination.tls,
     };
+    let settled = Settled {
+        traffic,
+        guest,
+        rules,
+        destination,
+        guard: Some(parts.guard),
+    };
     let path = PathAndQuery::try_from(target.path.target()).map_err(|error| {
         let denial = Denial::new(Reason::BadName, "names").because(error.to_string());
         Refusal::new(Stage::Forward, denial)
     })?;
-    let asks_for_websocket = websocket::is_asked_for(&head);
+    let upgrade = upgrade.filter(|_| websocket::is_asked_for(&head));
+    let head = *head;
     let mut outgoing = Request::new(body);
     *outgoing.method_mut() = head.method;
     *outgoing.uri_mut() = Uri::from(path);
     *outgoing.headers_mut() = head.headers;
-    let stopped = |denial| Refusal::new(Stage::Policy, denial);
     let live = traffic
         .enter(guest, rules, Asked::Request(Box::new(target), judged))
-        .map_err(stopped)?;
-    // The upstream may take its time, and the rules may change meanwhile.
-    let answered = async {
-        match upgrade.filter(|_| asks_for_websocket) {
-            Some(client) => send_upgrade(traffic, &route, outgoing, client).await,
-            None => {
-                let sent = traffic.dialer().send(guest.id(), &route, outgoing).await;
-                sent.map(|sent| Answered::Theirs(sent.response))
+        .map_err(|denial| Refusal::new(Stage::Policy, denial))?;
+    Ok(Leaving {
+        outgoing,
+        route,
+        upgrade,
+        live,
+        settled,
+    })
+}
+
+impl Leaving<'_> {
+    /// Sends it, and waits for the answer's head.
+    pub async fn send(self) -> Result<Reply, Refusal> {
+        let Leaving {
+            outgoing,
+            route,
+            upgrade,
+            live,
+            mut settled,
+        } = self;
+        let (traffic, sandbox) = (settled.traffic, settled.guest.id());
+        // The upstream may take its time, and the rules may change meanwhile.
+        let answered = async {
+            match upgrade {
+                // Boxed, as is all that is seldom: a request's future is as large as its
+                // largest part, and is moved about.
+                Some(client) => Box::pin(send_upgrade(traffic, &route, outgoing, client)).await,
+                None => {
+                    let sent = traffic.dialer().send(sandbox, &route, outgoing).await;
+                    sent.map(|sent| Answered::Theirs(sent.response))
+                }
             }
-        }
-    };
-    let answered = tokio::select! {
-        answered = answered => answered,
-        () = live.revoked() => return Err(stopped(traffic.why_revoked(&live))),
-    };
-    match answered {
-        Ok(Answered::Theirs(mut response)) => {
-            settled.learn(if response.status().is_server_error() {
-                Outcome::Failure
-            } else {
-                Outcome::Success
-            });
-            headers::strip_hop_by_hop(response.headers_mut());
-            // Hyper writes the version that the client speaks.
-            *response.version_mut() = Version::default();
-            Ok(Reply::Theirs(response, live))
-        }
-        Ok(Answered::Switched(response, client, upstream)) => {
-            settled.learn(Outcome::Success);
-            Ok(Reply::Upgraded(Box::new(Upgrade {
-                response,
-                client,
-                upstream,
-                live,
-            })))
-        }
-        Err(error) => {
-            settled.learn(if error.counts_as_failure() {
-                Outcome::Failure
-            } else {
-                Outcome::Abandoned
-            });
-            Err(refusal(&error))
+        };
+        let answered = tokio::select! {
+            answered = answered => answered,
+            () = live.revoked() => {
+                let denial = traffic.why_revoked(&live);
+                return Err(Refusal::new(Stage::Policy, denial));
+            }
+        };
+        match answered {
+            Ok(Answered::Theirs(mut response)) => {
+                settled.learn(if response.status().is_server_error() {
+                    Outcome::Failure
+                } else {
+                    Outcome::Success
+                });
+                headers::strip_hop_by_hop(response.headers_mut());
+                // Hyper writes the version that the client speaks.
+                *response.version_mut() = Version::default();
+                Ok(Reply::Theirs(response, live))
+            }
+            Ok(Answered::Switched(switched)) => {
+                let (response, client, upstream) = *switched;
+                settled.learn(Outcome::Success);
+                Ok(Reply::Upgraded(Box::new(Upgrade {
+                    response,
+                    client,
+                    upstream,
+                    live,
+                })))
+            }
+            Err(error) => {
+                settled.learn(if error.counts_as_failure() {
+                    Outcome::Failure
+                } else {
+                    Outcome::Abandoned
+                });
+                Err(refusal(&error))
+            }
         }
     }
 }
@@ -212,7 +247,7 @@ async fn send_upgrade(
     traffic: &Traffic,
     route: &Route,
     mut outgoing: Request<Content>,
-    client: (OnUpgrade, Option<Handover>),
+    client: Client,
 ) -> Result<Answered, DialError> {
     websocket::ask(outgoing.headers_mut());
     *outgoing.body_mut() = body::empty();
@@ -223,7 +258,7 @@ async fn send_upgrade(
     let mut response = answer.response.map(|_| body::empty());
     websocket::agree(response.headers_mut());
     *response.version_mut() = Version::default();
-    Ok(Answered::Switched(response, client, upstream))
+    Ok(Answered::Switched(Box::new((response, client, upstream))))
 }
 
 /// A failure of the other side, in words for the agent. What it says of the operator's

@@ -15,6 +15,7 @@ use policy::allowlist::{Permit, Target};
 use policy::audit::Kind;
 use policy::breaker::Outcome;
 use policy::endpoint::Method;
+use policy::github::GithubRules;
 use policy::host::{Host, HostPattern};
 use policy::identity::{Identity, Lookup, identify};
 use policy::proof::{Admitted, Clearance, Guard, Identified, Permitted};
@@ -71,8 +72,8 @@ impl Source {
 
 /// A request as it moves from stage to stage.
 pub struct Message {
-    /// Everything but the body.
-    pub head: Parts,
+    /// Everything but the body. In a box, because it moves often.
+    pub head: Box<Parts>,
     /// The body.
     pub body: Content,
     /// Where it goes.
@@ -110,11 +111,11 @@ pub async fn answer(
     traffic: &Arc<Traffic>,
     source: &Source,
     opening: &Opening,
-    head: Parts,
+    head: Box<Parts>,
     body: Incoming,
 ) -> Response<Content> {
     let (rules, mut trail) = begin(traffic, source, opening).await;
-    trail.event.method = Some(head.method.as_str().chars().take(32).collect());
+    trail.event.method = Some(beginning(head.method.as_str(), 32));
     match pass(traffic, source, opening, &rules, head, body, &mut trail).await {
         Ok(Reply::Ours(response)) => {
             trail.answered(response.status());
@@ -157,7 +158,7 @@ pub async fn judge_tunnel(
     trail.event.host = head
         .uri
         .authority()
-        .map(|a| a.as_str().chars().take(256).collect());
+        .map(|authority| beginning(authority.as_str(), 256));
     let judged = identify_sender(traffic, source, head)
         .and_then(|_| judge(&rules).map_err(|denial| Refusal::new(Stage::Policy, denial)));
     match judged {
@@ -167,6 +168,12 @@ pub async fn judge_tunnel(
         }
         Err(refusal) => Err(refuse(source, trail, &refusal)),
     }
+}
+
+/// As much of what a client wrote as a record needs.
+fn beginning(text: &str, most: usize) -> String {
+    let end = text.floor_char_boundary(most);
+    text.get(..end).unwrap_or_default().to_owned()
 }
 
 async fn begin(traffic: &Arc<Traffic>, source: &Source, opening: &Opening) -> (Arc<Rules>, Trail) {
@@ -194,7 +201,7 @@ async fn pass(
     source: &Source,
     opening: &Opening,
     rules: &Arc<Rules>,
-    mut head: Parts,
+    mut head: Box<Parts>,
     body: Incoming,
     trail: &mut Trail,
 ) -> Result<Reply, Refusal> {
@@ -212,9 +219,8 @@ async fn pass(
     let target = read_target(&identity, &head, &destination)?;
     trail.event.path = Some(target.path.wire().to_owned());
     if destination.is_internal() {
-        return Ok(Reply::Ours(
-            internal::answer(traffic, guest, rules, &target).await,
-        ));
+        let answering = Box::pin(internal::answer(traffic, guest, rules, &target));
+        return Ok(Reply::Ours(answering.await));
     }
     let handover = head.extensions.remove::<Handover>();
     let upgrade = head.extensions.remove::<OnUpgrade>();
@@ -242,7 +248,8 @@ async fn pass(
     let request = request.clear(Clearance::nothing_configured());
 
     // 7. Credentials are added here, and 8. it leaves.
-    let reply = forward::send(traffic, guest, rules, request).await;
+    let leaving = forward::prepare(traffic, guest, rules, request)?;
+    let reply = leaving.send().await;
     trail.passed(Stage::Forward);
     reply
 }
@@ -341,7 +348,9 @@ async fn permit(
     mut target: Target,
     trail: &mut Trail,
 ) -> Result<Permitted<Message>, Refusal> {
-    target.program = opening.program(traffic, guest, rules).await;
+    if rules.names_programs {
+        target.program = Box::pin(opening.program(traffic, guest, rules)).await;
+    }
     let judged = rules
         .judge(target)
         .and_then(|permit| within_labels(traffic, rules, permit));
@@ -392,8 +401,13 @@ async fn check(
     request: &mut Permitted<Message>,
     trail: &mut Trail,
 ) -> Result<(), Denial> {
-    github::check(rules, request).await?;
-    rego::check(traffic, rules, request, trail).await
+    if GithubRules::speaks_for(&request.permit().target().host) {
+        Box::pin(github::check(rules, request)).await?;
+    }
+    if !rules.policies.is_empty() {
+        Box::pin(rego::check(traffic, rules, request, trail)).await?;
+    }
+    Ok(())
 }
 
 /// Gives the breaker its ticket back.

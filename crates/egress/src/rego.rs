@@ -4,7 +4,6 @@
 //! settings; the first that does not allow it decides. A bundle in mode `log` is asked
 //! and written down, and decides nothing.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use config::bundle::{self, BadBundle};
 use config::section::policies::BundleMode;
 use http::HeaderMap;
 use policy::allowlist::Target;
-use policy::audit::AuditEvent;
+use policy::audit::{AuditEvent, Times};
 use policy::proof::Permitted;
 use policy::reason::Reason;
 use policy::registration::Registration;
@@ -252,7 +251,7 @@ pub async fn check(
             let event = AuditEvent {
                 bundle: Some(bundle),
                 event: Some("policy_logged".to_owned()),
-                ms: BTreeMap::new(),
+                ms: Times::default(),
                 reason: Some(denial.reason),
                 rule: Some(rule),
                 verdict: Some(Word::Deny),

@@ -31,6 +31,16 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// Every stage.
+    pub const ALL: [Stage; 6] = [
+        Stage::Request,
+        Stage::Identity,
+        Stage::Rate,
+        Stage::Breaker,
+        Stage::Policy,
+        Stage::Forward,
+    ];
+
     /// The word in records and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -118,7 +128,7 @@ impl Trail {
         self.last = now;
         self.traffic.numbers().stage(stage, took);
         let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
-        self.event.ms.insert(stage.as_str().to_owned(), ms);
+        self.event.ms.insert(stage.as_str(), ms);
     }
 
     /// Notes what was decided to go on.
@@ -160,7 +170,7 @@ impl Drop for Trail {
         event.bytes_out = self.tally.received.load(Ordering::Relaxed);
         let took = self.begun.elapsed();
         let total = (took.as_secs_f64() * 1e6).round() / 1e3;
-        event.ms.insert("total".to_owned(), total);
+        event.ms.insert("total", total);
         self.traffic.numbers().request(&event, took);
         let place = self.place.take();
         self.traffic.write(event, place);

@@ -94,12 +94,12 @@ impl RequestId {
 
 impl std::fmt::Display for RequestId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for place in (0..26).rev() {
+        let mut text = [b'0'; 26];
+        for (place, byte) in text.iter_mut().rev().enumerate() {
             let digit = usize::try_from((self.0 >> (place * 5)) & 31).unwrap_or_default();
-            let byte = CROCKFORD.get(digit).copied().unwrap_or(b'0');
-            write!(f, "{}", char::from(byte))?;
+            *byte = CROCKFORD.get(digit).copied().unwrap_or(b'0');
         }
-        Ok(())
+        f.write_str(std::str::from_utf8(&text).unwrap_or_default())
     }
 }
 

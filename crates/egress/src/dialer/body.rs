@@ -1,26 +1,32 @@
-//! The two bodies of one exchange. Each holds the connection's place; it is free when both
-//! are gone.
+//! The two bodies of one exchange.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
+use super::driven::Frames;
+use super::exchange::Ride;
 use super::pool::Place;
 use crate::body::{Broken, Content};
 
 /// A request's body on its way out.
 pub(super) struct Departing {
     content: Content,
-    place: Option<Arc<Place>>,
+    frames: Arc<Frames>,
+    /// A stream's place is free when neither body needs it.
+    _place: Option<Arc<Place>>,
 }
 
 impl Departing {
-    pub(super) fn new(content: Content, place: Option<Arc<Place>>) -> Self {
-        Self { content, place }
+    pub(super) fn new(content: Content, frames: Arc<Frames>, place: Option<Arc<Place>>) -> Self {
+        Self {
+            content,
+            frames,
+            _place: place,
+        }
     }
 
     /// The body itself, if the request was not sent after all.
@@ -38,9 +44,7 @@ impl Body for Departing {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let frame = ready!(Pin::new(&mut self.content).poll_frame(cx));
-        if let Some(place) = &self.place {
-            place.frames.fetch_add(1, Ordering::Relaxed);
-        }
+        self.frames.taken();
         Poll::Ready(frame)
     }
 
@@ -56,21 +60,36 @@ impl Body for Departing {
 /// A response's body on its way in. Read to its end or dropped, it gives its connection back.
 pub struct Arriving {
     incoming: Incoming,
-    place: Option<Arc<Place>>,
+    way: Way,
+}
+
+/// What brings it.
+pub(super) enum Way {
+    /// A connection that is driven as the body is read.
+    Http1(Box<Ride>),
+    /// One stream among others of a connection.
+    Http2 { _place: Arc<Place> },
+    /// A connection of its own, or none any more.
+    Free,
 }
 
 impl Arriving {
-    pub(super) fn new(incoming: Incoming, place: Option<Arc<Place>>) -> Self {
-        let mut arriving = Self { incoming, place };
-        arriving.look();
-        arriving
+    pub(super) fn new(incoming: Incoming, way: Way) -> Self {
+        Self { incoming, way }
     }
 
-    fn look(&mut self) {
-        if self.incoming.is_end_stream()
-            && let Some(place) = self.place.take()
-        {
-            place.whole();
+    /// Gives the connection back if nothing more comes.
+    pub(super) fn look(&mut self, cx: &mut Context<'_>) {
+        if self.incoming.is_end_stream() {
+            self.end(cx);
+        }
+    }
+
+    /// The body came to its proper end.
+    fn end(&mut self, cx: &mut Context<'_>) {
+        match std::mem::replace(&mut self.way, Way::Free) {
+            Way::Http1(ride) => ride.end(cx),
+            Way::Http2 { .. } | Way::Free => {}
         }
     }
 }
@@ -80,18 +99,20 @@ impl Body for Arriving {
     type Error = hyper::Error;
 
     fn poll_frame(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx));
+        let this = self.get_mut();
+        let mut next = Pin::new(&mut this.incoming).poll_frame(cx);
+        if let (Poll::Pending, Way::Http1(ride)) = (&next, &mut this.way) {
+            ride.drive(cx);
+            next = Pin::new(&mut this.incoming).poll_frame(cx);
+        }
+        let frame = ready!(next);
         match &frame {
-            Some(Ok(_)) => self.look(),
-            Some(Err(_)) => self.place = None,
-            None => {
-                if let Some(place) = self.place.take() {
-                    place.whole();
-                }
-            }
+            Some(Ok(_)) => this.look(cx),
+            Some(Err(_)) => this.way = Way::Free,
+            None => this.end(cx),
         }
         Poll::Ready(frame)
     }

@@ -1,38 +1,49 @@
 //! One request on one connection.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
-use hyper::client::conn::{TrySendError, http1, http2};
+use hyper::client::conn::{TrySendError, http2};
 use policy::host::Host;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::{Arriving, Departing};
+use super::body::{self, Arriving, Departing};
+use super::driven::{Driven, Frames};
 use super::error::{DialError, Step};
 use super::pool::{Checkout, Dial, Place, Shelf};
 use super::wire::{Deadline, Line, broken};
 use super::{Route, Rules, Sent, Timings, message};
 use crate::body::Content;
 
-/// How long a connection that was just given back may take to become ready. Its task has
-/// nothing to do but notice; a new connection would take longer.
-const SETTLE: Duration = Duration::from_millis(5);
+/// How long an upload whose answer has ended may stand still.
+const LINGER: Duration = Duration::from_secs(60);
 
 /// A connection and a request's place on it.
 pub(super) struct Taken {
-    place: Arc<Place>,
-    sender: Sender,
+    way: Way,
     timings: Timings,
 }
 
-enum Sender {
-    Http1(http1::SendRequest<Departing>),
-    Http2(http2::SendRequest<Departing>, Option<Arc<Notify>>),
+enum Way {
+    Http1(Ride),
+    Http2(
+        Arc<Place>,
+        http2::SendRequest<Departing>,
+        Option<Arc<Notify>>,
+    ),
+}
+
+/// A request's hold on an HTTP/1 connection, which it drives. Dropped before its end, it
+/// closes the connection: what is left on it belongs to nobody.
+pub(super) struct Ride {
+    place: Place,
+    connection: Driven,
 }
 
 /// How one attempt ended without an answer.
@@ -66,26 +77,26 @@ pub(super) async fn take(
         match shelf.check_out(seen, again) {
             Checkout::Http1 {
                 place,
-                mut sender,
-                peer,
+                mut connection,
             } => {
-                if let Ok(Ok(())) = timeout(SETTLE, sender.ready()).await {
+                // It was ready when it was put there, and may have ended since.
+                if connection.is_ready().await {
                     return Ok(Some(Taken {
-                        place: Arc::new(place),
-                        sender: Sender::Http1(sender),
-                        timings: Timings::reused(peer, http::Version::HTTP_11),
+                        timings: Timings::reused(connection.peer(), http::Version::HTTP_11),
+                        way: Way::Http1(Ride { place, connection }),
                     }));
                 }
             }
             Checkout::Http2 { place, line } => {
                 return Ok(Some(Taken {
-                    place: Arc::new(place),
-                    sender: Sender::Http2(line.sender.clone(), None),
                     timings: Timings::reused(line.peer, http::Version::HTTP_2),
+                    way: Way::Http2(Arc::new(place), line.sender.clone(), None),
                 }));
             }
             Checkout::Dial(dial) => {
-                return match deadline.hold(rules.line(route, sandbox)).await {
+                // Seldom and large: in place it would make every request's future as large.
+                let dialing = Box::pin(deadline.hold(rules.line(route, sandbox)));
+                return match dialing.await {
                     Ok((line, timings)) => Ok(Some(Taken::fresh(dial, line, timings))),
                     Err(error) => {
                         dial.failed(&error);
@@ -116,18 +127,17 @@ pub(super) async fn take(
 
 impl Taken {
     fn fresh(dial: Dial, line: Line, timings: Timings) -> Self {
-        let (place, sender) = match line {
-            Line::Http1(sender) => (dial.http1(), Sender::Http1(sender)),
-            Line::Http2 { sender, most, look } => (
-                dial.http2(sender.clone(), timings.peer, most),
-                Sender::Http2(sender, Some(look)),
-            ),
+        let way = match line {
+            Line::Http1(connection) => Way::Http1(Ride {
+                place: dial.http1(),
+                connection,
+            }),
+            Line::Http2 { sender, most, look } => {
+                let place = dial.http2(sender.clone(), timings.peer, most);
+                Way::Http2(Arc::new(place), sender, Some(look))
+            }
         };
-        Self {
-            place: Arc::new(place),
-            sender,
-            timings,
-        }
+        Self { way, timings }
     }
 
     /// Sends the request and waits for the head of the answer.
@@ -137,31 +147,36 @@ impl Taken {
         mut request: Request<Content>,
         response: Duration,
     ) -> Result<Sent, Failure> {
-        let Self {
-            place,
-            sender,
-            timings,
-        } = self;
-        let wrap = |content| Departing::new(content, Some(Arc::clone(&place)));
-        let answered = match sender {
-            Sender::Http1(mut sender) => {
+        let Self { way, timings } = self;
+        let (answered, way) = match way {
+            Way::Http1(mut ride) => {
                 message::for_http1(route, &mut request)?;
-                let sending = sender.try_send_request(request.map(wrap));
-                place.keep(sender, timings.peer);
-                wait(&route.host, &place, response, sending).await
+                let frames = Arc::clone(ride.connection.frames());
+                let wrap = |content| Departing::new(content, Arc::clone(&frames), None);
+                let mut sending = pin!(ride.connection.send(request.map(wrap)));
+                let driven = poll_fn(|cx| {
+                    ride.connection.drive(cx);
+                    sending.as_mut().poll(cx)
+                });
+                let answered = wait(&route.host, &frames, response, driven).await?;
+                (answered, body::Way::Http1(Box::new(ride)))
             }
-            Sender::Http2(mut sender, look) => {
+            Way::Http2(place, mut sender, look) => {
                 message::for_http2(route, &mut request)?;
+                let frames = Arc::default();
+                let wrap = |content| {
+                    Departing::new(content, Arc::clone(&frames), Some(Arc::clone(&place)))
+                };
                 let sending = sender.try_send_request(request.map(wrap));
-                let answered = wait(&route.host, &place, response, sending).await;
+                let answered = wait(&route.host, &frames, response, sending).await?;
                 // The peer's settings come before its first answer.
                 if let Some(look) = look {
                     look.notify_one();
                 }
-                answered
+                (answered, body::Way::Http2 { _place: place })
             }
         };
-        let answer = match answered? {
+        let answer = match answered {
             Ok(answer) => answer,
             Err(mut unsent) => {
                 let unsent_request = unsent.take_message();
@@ -182,29 +197,58 @@ impl Taken {
                 detail: "the upstream switched protocols unasked".to_owned(),
             }));
         }
-        Ok(Sent {
-            response: answer.map(|incoming| Arriving::new(incoming, Some(place))),
-            timings,
-        })
+        let mut response = answer.map(|incoming| Arriving::new(incoming, way));
+        poll_fn(|cx| Poll::Ready(response.body_mut().look(cx))).await;
+        Ok(Sent { response, timings })
     }
 }
 
-type Answered = Result<Response<Incoming>, TrySendError<Request<Departing>>>;
+impl Ride {
+    pub(super) fn drive(&mut self, cx: &mut Context<'_>) {
+        self.connection.drive(cx);
+    }
+
+    /// The answer came to its proper end. If the request did too, the connection can be used
+    /// again; else it is seen off, and then can.
+    pub(super) fn end(mut self: Box<Self>, cx: &mut Context<'_>) {
+        match self.connection.poll_ready(cx) {
+            Poll::Ready(true) => self.place.give_back(self.connection),
+            Poll::Ready(false) => {}
+            Poll::Pending => {
+                tokio::spawn(self.linger());
+            }
+        }
+    }
+
+    async fn linger(mut self: Box<Self>) {
+        loop {
+            let seen = self.connection.frames().so_far();
+            let ready = poll_fn(|cx| self.connection.poll_ready(cx));
+            match timeout(LINGER, ready).await {
+                Ok(true) => return self.place.give_back(self.connection),
+                Err(_) if self.connection.frames().so_far() != seen => {}
+                Ok(false) | Err(_) => return,
+            }
+        }
+    }
+}
+
+pub(super) type Answered = Result<Response<Incoming>, TrySendError<Request<Departing>>>;
 
 /// Waits for the head. The clock starts again while the request's own body moves: an upload
 /// may take longer than an answer.
 async fn wait(
     host: &Host,
-    place: &Place,
+    frames: &Frames,
     response: Duration,
     sending: impl Future<Output = Answered>,
 ) -> Result<Answered, DialError> {
     let mut sending = pin!(sending);
     loop {
-        let seen = place.frames.load(Ordering::Relaxed);
+        let seen = frames.so_far();
         match timeout(response, &mut sending).await {
             Ok(answered) => return Ok(answered),
-            Err(_) if place.frames.load(Ordering::Relaxed) != seen => {}
+            Err(_) if frames.so_far() != seen => {}
             Err(_) => {
                 return Err(DialError::TimedOut {
                     host: host.clone(),

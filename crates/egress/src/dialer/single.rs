@@ -1,5 +1,6 @@
 //! A connection for one request that may become something else: WebSocket and other upgrades.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::UPGRADE;
@@ -9,7 +10,7 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 
-use super::body::{Arriving, Departing};
+use super::body::{Arriving, Departing, Way};
 use super::error::{DialError, Step, said};
 use super::exchange::blame;
 use super::wire::{Wire, broken, http1};
@@ -75,7 +76,7 @@ impl Upgradable {
         if let Some(protocol) = upgrade {
             message::ask_for_upgrade(&mut request, protocol);
         }
-        let request = request.map(|content| Departing::new(content, None));
+        let request = request.map(|content| Departing::new(content, Arc::default(), None));
         let answering = async {
             let mut response = match self.sender.send_request(request).await {
                 Ok(response) => response,
@@ -96,7 +97,7 @@ impl Upgradable {
         };
         match timeout(self.response, answering).await {
             Ok(Ok((response, io))) => Ok(Answer {
-                response: response.map(|incoming| Arriving::new(incoming, None)),
+                response: response.map(|incoming| Arriving::new(incoming, Way::Free)),
                 io,
                 timings: self.timings,
             }),

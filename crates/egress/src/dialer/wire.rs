@@ -18,6 +18,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
 use super::body::Departing;
+use super::driven::Driven;
 use super::error::{DialError, Step, said};
 use super::{Route, Rules, Timings, socket};
 
@@ -52,7 +53,7 @@ pub(super) struct Deadline<'a> {
 
 /// A connection nobody has used.
 pub(super) enum Line {
-    Http1(http1::SendRequest<Departing>),
+    Http1(Driven),
     Http2 {
         sender: http2::SendRequest<Departing>,
         /// What the peer allows at once.
@@ -146,7 +147,7 @@ impl Rules {
         let line = if timings.version == Version::HTTP_2 {
             begin_http2(wire, timings.peer).await
         } else {
-            begin_http1(wire, timings.peer).await
+            Driven::begin(wire, timings.peer).await.map(Line::Http1)
         };
         let line = line.map_err(|error| broken(&route.host, &error))?;
         Ok((line, timings))
@@ -166,16 +167,6 @@ pub(super) fn broken(host: &Host, error: &hyper::Error) -> DialError {
         host: host.clone(),
         detail: said(error),
     }
-}
-
-async fn begin_http1(wire: Wire, peer: SocketAddr) -> hyper::Result<Line> {
-    let (sender, connection) = http1().handshake(TokioIo::new(wire)).await?;
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%peer, error = said(&error), "an upstream connection ended");
-        }
-    });
-    Ok(Line::Http1(sender))
 }
 
 async fn begin_http2(wire: Wire, peer: SocketAddr) -> hyper::Result<Line> {

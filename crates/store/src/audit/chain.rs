@@ -138,7 +138,7 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Hea
         unread,
         verdict,
     } = event;
-    let text = |field: &'_ Option<String>| field.as_deref().map(|t| cut(t, MAX_TEXT).into_owned());
+    let text = |field| Option::as_deref(field).map(|text| cut(text, MAX_TEXT));
     let body = Body {
         bundle: text(bundle),
         bytes_in: *bytes_in,
@@ -153,7 +153,7 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Hea
         ms: ms
             .iter()
             .take(MAX_STAGES)
-            .map(|(stage, took)| (cut(stage, MAX_STAGE), tidy(*took)))
+            .map(|(stage, took)| (cut(stage, MAX_STAGE), tidy(took)))
             .collect(),
         path: text(path),
         port: *port,
@@ -177,7 +177,7 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Hea
 #[derive(Serialize)]
 struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    bundle: Option<String>,
+    bundle: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "is_zero")]
     bytes_in: u64,
     #[serde(skip_serializing_if = "is_zero")]
@@ -185,20 +185,20 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "is_one")]
     count: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    credential: Option<String>,
+    credential: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    event: Option<String>,
+    event: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     heads: &'a [Head],
     #[serde(skip_serializing_if = "Option::is_none")]
-    host: Option<String>,
+    host: Option<Cow<'a, str>>,
     kind: Kind,
     #[serde(skip_serializing_if = "Option::is_none")]
-    method: Option<String>,
+    method: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     ms: BTreeMap<Cow<'a, str>, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    path: Option<String>,
+    path: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     port: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -211,7 +211,7 @@ struct Body<'a> {
     sandbox: Option<&'a str>,
     seq: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    stage: Option<String>,
+    stage: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<u16>,
     ts: i64,
@@ -321,7 +321,7 @@ mod tests {
             host: text(),
             kind: Kind::Http,
             method: text(),
-            ms: BTreeMap::from([("dial".to_owned(), 0.1), ("scan".to_owned(), 2.0)]),
+            ms: [("dial", 0.1), ("scan", 2.0)].into_iter().collect(),
             path: text(),
             port: Some(443),
             reason: Some(Reason::HostDenied),
@@ -369,7 +369,7 @@ mod tests {
     fn a_time_that_is_no_number_is_still_a_record() {
         let mut event = full();
         for bad in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
-            event.ms.insert("x".to_owned(), bad);
+            event.ms.insert("x", bad);
             let body = compose(&event, 1, UnixMillis::new(1), &[]);
             assert!(serde_json::from_str::<AuditEvent>(&body).is_ok(), "{body}");
         }
@@ -395,7 +395,7 @@ mod tests {
                 }
             };
             *place = Some(text);
-            event.ms.insert("x".to_owned(), tidy(took));
+            event.ms.insert("x", tidy(took));
             let body = compose(&event, 1, UnixMillis::new(1), &[]);
             prop_assert!(!body.contains('\n') && !body.contains('\0'));
             prop_assert_eq!(&serde_json::from_str::<AuditEvent>(&body).unwrap(), &event);

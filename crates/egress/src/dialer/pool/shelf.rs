@@ -2,15 +2,16 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use hyper::client::conn::{http1, http2};
+use hyper::client::conn::http2;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{KEEP, Key, MOST_OF_ALL, MOST_OF_SANDBOX, Pool, locked};
 use crate::dialer::body::Departing;
+use crate::dialer::driven::Driven;
 use crate::dialer::error::DialError;
 
 /// Unused HTTP/1 connections.
@@ -62,8 +63,7 @@ enum Speaks {
 }
 
 struct Idle {
-    sender: http1::SendRequest<Departing>,
-    peer: SocketAddr,
+    connection: Driven,
     since: Instant,
 }
 
@@ -83,12 +83,8 @@ struct Usage {
 
 /// What one look at the shelf gave.
 pub(in crate::dialer) enum Checkout {
-    /// A connection that was there; it may still be a moment from ready.
-    Http1 {
-        place: Place,
-        sender: http1::SendRequest<Departing>,
-        peer: SocketAddr,
-    },
+    /// A connection that was there; it may have ended since.
+    Http1 { place: Place, connection: Driven },
     /// A stream of a connection that was there.
     Http2 { place: Place, line: Arc<Line> },
     /// Nothing: dial.
@@ -116,20 +112,8 @@ pub(in crate::dialer) struct Dial {
 /// A request's hold on a connection.
 pub(in crate::dialer) struct Place {
     shelf: Arc<Shelf>,
-    held: Held,
-    /// Frames of the request's body that were taken: while they move, the upstream listens.
-    pub(in crate::dialer) frames: AtomicU64,
-}
-
-enum Held {
-    Http1(Mutex<Kept>),
-    Http2(Arc<Line>),
-}
-
-#[derive(Default)]
-struct Kept {
-    connection: Option<(http1::SendRequest<Departing>, SocketAddr)>,
-    whole: bool,
+    /// The connection it is a stream of; none on HTTP/1, where it is the whole of one.
+    line: Option<Arc<Line>>,
 }
 
 impl Shelf {
@@ -154,11 +138,11 @@ impl Shelf {
         if state.closed {
             return Checkout::Gone;
         }
-        self.drop_dead(&mut state);
+        self.drop_old(&mut state);
         if let Some(line) = state.lines.iter().find(|line| line.take()) {
             let line = Arc::clone(line);
             return Checkout::Http2 {
-                place: Place::new(self, Held::Http2(Arc::clone(&line))),
+                place: Place::new(self, Some(Arc::clone(&line))),
                 line,
             };
         }
@@ -175,9 +159,8 @@ impl Shelf {
         {
             state.busy += 1;
             return Checkout::Http1 {
-                place: Place::new(self, Held::Http1(Mutex::default())),
-                sender: idle.sender,
-                peer: idle.peer,
+                place: Place::new(self, None),
+                connection: idle.connection,
             };
         }
         let only_http1 = !self.key.1.tls || state.speaks == Speaks::Http1;
@@ -200,13 +183,9 @@ impl Shelf {
         })
     }
 
-    /// The latest that is ready, else the latest that may become so in a moment.
+    /// The latest.
     fn take_idle(&self, state: &mut State) -> Option<Idle> {
-        let ready = state.idle.iter().rposition(|idle| idle.sender.is_ready());
-        let taken = match ready {
-            Some(place) => state.idle.remove(place),
-            None => state.idle.pop_back(),
-        };
+        let taken = state.idle.pop_back();
         self.uncount(usize::from(taken.is_some()));
         taken
     }
@@ -286,18 +265,27 @@ impl Shelf {
         self.uncount(before - state.kept());
     }
 
-    /// Drops what is dead or too old.
-    fn drop_dead(&self, state: &mut State) {
+    /// Drops what is too old, and lines that are known to be dead.
+    fn drop_old(&self, state: &mut State) {
         let before = state.kept();
-        state
-            .idle
-            .retain(|idle| !idle.sender.is_closed() && idle.since.elapsed() < KEEP);
+        let old = |idle: &Idle| idle.since.elapsed() >= KEEP;
+        while state.idle.front().is_some_and(old) {
+            state.idle.pop_front();
+        }
         state.lines.retain(|line| {
             let unused = line.unused_since();
             let stale = unused.is_some_and(|since| since.elapsed() >= KEEP);
             !stale && !line.sender.is_closed()
         });
         self.uncount(before - state.kept());
+    }
+
+    /// The same, after a look at every unused connection.
+    fn drop_dead(&self, state: &mut State) {
+        let before = state.kept();
+        state.idle.retain_mut(|idle| idle.connection.is_alive());
+        self.uncount(before - state.kept());
+        self.drop_old(state);
     }
 
     /// Says whether the shelf is empty, when what is dead is gone.
@@ -333,7 +321,7 @@ impl Dial {
         drop(state);
         self.done = true;
         self.shelf.changed.notify_waiters();
-        Place::new(&self.shelf, Held::Http1(Mutex::default()))
+        Place::new(&self.shelf, None)
     }
 
     /// The upstream speaks HTTP/2: whoever waited shares the connection.
@@ -372,7 +360,7 @@ impl Dial {
         self.done = true;
         self.shelf.trim();
         self.shelf.changed.notify_waiters();
-        Place::new(&self.shelf, Held::Http2(line))
+        Place::new(&self.shelf, Some(line))
     }
 
     /// It failed. Whoever waited for this very dial hears the same.
@@ -429,52 +417,31 @@ impl Line {
 }
 
 impl Place {
-    fn new(shelf: &Arc<Shelf>, held: Held) -> Self {
+    fn new(shelf: &Arc<Shelf>, line: Option<Arc<Line>>) -> Self {
         Self {
             shelf: Arc::clone(shelf),
-            held,
-            frames: AtomicU64::new(0),
+            line,
         }
     }
 
-    /// Keeps an HTTP/1 connection until the exchange on it has ended.
-    pub(in crate::dialer) fn keep(&self, sender: http1::SendRequest<Departing>, peer: SocketAddr) {
-        if let Held::Http1(kept) = &self.held {
-            locked(kept).connection = Some((sender, peer));
-        }
-    }
-
-    /// The response came to its proper end: an HTTP/1 connection can be used again.
-    pub(in crate::dialer) fn whole(&self) {
-        if let Held::Http1(kept) = &self.held {
-            locked(kept).whole = true;
-        }
+    /// Keeps an HTTP/1 connection, whose exchange is over, for the next.
+    pub(in crate::dialer) fn give_back(self, connection: Driven) {
+        let since = Instant::now();
+        let mut state = locked(&self.shelf.state);
+        self.shelf.put_idle(&mut state, Idle { connection, since });
+        drop(state);
+        self.shelf.trim();
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        match &self.held {
-            Held::Http1(kept) => {
-                let mut kept = locked(kept);
+        match &self.line {
+            Some(line) => line.give_back(),
+            None => {
                 let mut state = locked(&self.shelf.state);
                 state.busy = state.busy.saturating_sub(1);
-                if let Some((sender, peer)) = kept.connection.take()
-                    && kept.whole
-                    && !sender.is_closed()
-                {
-                    let since = Instant::now();
-                    let idle = Idle {
-                        sender,
-                        peer,
-                        since,
-                    };
-                    self.shelf.put_idle(&mut state, idle);
-                }
-                drop(state);
-                self.shelf.trim();
             }
-            Held::Http2(line) => line.give_back(),
         }
         self.shelf.changed.notify_one();
     }

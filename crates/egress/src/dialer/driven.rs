@@ -1,0 +1,134 @@
+//! An HTTP/1 connection without a task of its own.
+//!
+//! Whoever uses it drives it: then a client's connection, its request and the answer are one
+//! task, and nobody wakes anybody. While it lies unused nobody does, and what came in
+//! meanwhile (the upstream's goodbye, as a rule) is found by the next who looks.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use http::Request;
+use hyper::client::conn::http1::{Connection, SendRequest};
+use hyper_util::rt::TokioIo;
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
+use tokio::time::timeout;
+use tokio_util::either::Either;
+
+use super::body::Departing;
+use super::error::said;
+use super::exchange::Answered;
+use super::wire::{Wire, http1};
+
+/// How long the runtime may take to notice what lies in a socket. A new connection would
+/// take longer.
+const SETTLE: Duration = Duration::from_millis(5);
+
+/// One HTTP/1 connection.
+pub(super) struct Driven {
+    sender: SendRequest<Departing>,
+    /// Until it ends.
+    connection: Option<Pin<Box<Connection<TokioIo<Wire>, Departing>>>>,
+    /// Its socket's number, for as long as it is there.
+    socket: RawFd,
+    peer: SocketAddr,
+    frames: Arc<Frames>,
+}
+
+/// Frames of requests' bodies that were taken: while they move, the upstream listens.
+#[derive(Debug, Default)]
+pub(super) struct Frames(AtomicU64);
+
+impl Frames {
+    pub(super) fn taken(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn so_far(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Driven {
+    pub(super) async fn begin(wire: Wire, peer: SocketAddr) -> hyper::Result<Self> {
+        let socket = match &wire {
+            Either::Left(plain) => plain.as_raw_fd(),
+            Either::Right(tls) => tls.get_ref().0.as_raw_fd(),
+        };
+        let (sender, connection) = http1().handshake(TokioIo::new(wire)).await?;
+        Ok(Self {
+            sender,
+            connection: Some(Box::pin(connection)),
+            socket,
+            peer,
+            frames: Arc::default(),
+        })
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(super) fn frames(&self) -> &Arc<Frames> {
+        &self.frames
+    }
+
+    /// Reads and writes what can be.
+    pub(super) fn drive(&mut self, cx: &mut Context<'_>) {
+        let Some(connection) = &mut self.connection else {
+            return;
+        };
+        if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+            self.connection = None;
+            if let Err(error) = ended {
+                let peer = self.peer;
+                tracing::debug!(%peer, error = said(&error), "an upstream connection ended");
+            }
+        }
+    }
+
+    /// Whether it can take a request; `false` when it never will.
+    pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        self.drive(cx);
+        if self.connection.is_none() {
+            return Poll::Ready(false);
+        }
+        self.sender.poll_ready(cx).map(|ready| ready.is_ok())
+    }
+
+    /// Whether it can take a request now, after it lay about. What came meanwhile is read
+    /// first, also if the runtime has not heard of it yet.
+    pub(super) async fn is_ready(&mut self) -> bool {
+        let ready = poll_fn(|cx| match self.poll_ready(cx) {
+            Poll::Ready(true) if self.has_unread() => Poll::Pending,
+            ready => ready,
+        });
+        timeout(SETTLE, ready).await.unwrap_or(false)
+    }
+
+    /// Whether something, be it the end, lies in the socket.
+    fn has_unread(&self) -> bool {
+        let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        recv(self.socket, &mut [0], look) != Err(Errno::EAGAIN)
+    }
+
+    /// Whether it can take a request, as far as a look without waiting can tell.
+    pub(super) fn is_alive(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        self.poll_ready(&mut cx) == Poll::Ready(true)
+    }
+
+    /// Sends a request. The answer comes while the connection is driven.
+    pub(super) fn send(
+        &mut self,
+        request: Request<Departing>,
+    ) -> impl Future<Output = Answered> + use<> {
+        self.sender.try_send_request(request)
+    }
+}
