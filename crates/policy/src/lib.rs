@@ -4,8 +4,8 @@
 //!
 //! - **words**: [`id`], [`verdict`], [`reason`], [`registration`], [`audit`], [`clock`];
 //! - **spellings**, each normalised once, where it enters: [`host`], [`path`];
-//! - **rules**: [`allowlist`] over [`endpoint`], [`github`] for its API, [`refs`] for pushes,
-//!   [`rego`] for the operator's own policies;
+//! - **rules**: [`allowlist`] over [`endpoint`], [`github`] for its API, [`refs`] for pushes
+//!   ([`push`] is what they are told), [`rego`] for the operator's own policies;
 //! - **arithmetic**: [`bucket`], [`window`], [`breaker`];
 //! - **proofs**, which the next stage demands: [`identity`], [`proof`].
 //!
@@ -29,6 +29,7 @@ pub mod id;
 pub mod identity;
 pub mod path;
 pub mod proof;
+pub mod push;
 pub mod reason;
 pub mod refs;
 pub mod registration;

@@ -5,13 +5,16 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use crate::glob::{self, Segment, Token};
 use crate::reason::Reason;
 use crate::registration::AuthMode;
 use crate::verdict::{Denial, RuleName};
 
 /// A full ref name, as bytes, that `git check-ref-format` would take.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct RefName(Box<[u8]>);
 
 /// What is wrong with a ref name.
@@ -77,6 +80,20 @@ impl RefName {
     }
 }
 
+impl TryFrom<Vec<u8>> for RefName {
+    type Error = BadRef;
+
+    fn try_from(name: Vec<u8>) -> Result<Self, BadRef> {
+        Self::parse(&name)
+    }
+}
+
+impl From<RefName> for Vec<u8> {
+    fn from(name: RefName) -> Vec<u8> {
+        name.0.into()
+    }
+}
+
 fn has_pair(text: &[u8], pair: [u8; 2]) -> bool {
     text.windows(2).any(|two| two == pair)
 }
@@ -95,7 +112,8 @@ impl std::fmt::Debug for RefName {
 }
 
 /// The name of a git object: SHA-1 or SHA-256.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum ObjectId {
     /// 40 hexadecimal digits.
     Sha1([u8; 20]),
@@ -133,6 +151,20 @@ impl ObjectId {
     }
 }
 
+impl TryFrom<String> for ObjectId {
+    type Error = BadObjectId;
+
+    fn try_from(hex: String) -> Result<Self, BadObjectId> {
+        Self::parse(hex.as_bytes())
+    }
+}
+
+impl From<ObjectId> for String {
+    fn from(id: ObjectId) -> String {
+        id.to_string()
+    }
+}
+
 fn decode_hex<const N: usize>(hex: &[u8]) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     for (byte, pair) in bytes.iter_mut().zip(hex.chunks_exact(2)) {
@@ -161,7 +193,8 @@ impl std::fmt::Debug for ObjectId {
 }
 
 /// One command of a push: move `name` from `old` to `new`. Zero stands for 'no ref'.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RefUpdate {
     /// The ref.
     pub name: RefName,

@@ -525,3 +525,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_update_is_written_and_read_back_whatever_its_bytes() {
+    let update = RefUpdate {
+        name: RefName::parse(b"refs/heads/\xff\xfe").unwrap(),
+        old: id(ZERO),
+        new: id(&"ab".repeat(32)),
+    };
+    let written = serde_json::to_value(&update).unwrap();
+    assert_eq!(
+        serde_json::from_value::<RefUpdate>(written.clone()).unwrap(),
+        update
+    );
+    for (field, bad) in [
+        ("name", serde_json::json!(b"refs/heads/a b")),
+        ("new", serde_json::json!("abc")),
+        ("more", serde_json::json!(1)),
+    ] {
+        let mut changed = written.clone();
+        changed[field] = bad;
+        assert!(
+            serde_json::from_value::<RefUpdate>(changed).is_err(),
+            "{field}"
+        );
+    }
+}
