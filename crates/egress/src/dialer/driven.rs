@@ -30,11 +30,14 @@ use super::wire::{Wire, http1};
 /// take longer.
 const SETTLE: Duration = Duration::from_millis(5);
 
+/// The wire under HTTP/1.
+type Spoken = Connection<TokioIo<Wire>, Departing>;
+
 /// One HTTP/1 connection.
 pub(super) struct Driven {
     sender: SendRequest<Departing>,
     /// Until it ends.
-    connection: Option<Pin<Box<Connection<TokioIo<Wire>, Departing>>>>,
+    connection: Option<Pin<Box<Spoken>>>,
     /// Its socket's number, for as long as it is there.
     socket: RawFd,
     peer: SocketAddr,

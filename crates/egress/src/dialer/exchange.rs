@@ -198,7 +198,11 @@ impl Taken {
             }));
         }
         let mut response = answer.map(|incoming| Arriving::new(incoming, way));
-        poll_fn(|cx| Poll::Ready(response.body_mut().look(cx))).await;
+        poll_fn(|cx| {
+            response.body_mut().look(cx);
+            Poll::Ready(())
+        })
+        .await;
         Ok(Sent { response, timings })
     }
 }
