@@ -8,7 +8,7 @@ use crate::problem::Problem;
 use crate::tree::{Content, Node, Place, Tree, join};
 
 /// Looks a variable up. The loader never reads the process environment by itself.
-pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub type Env<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 
 /// The longest text a value may expand to: 1 MiB.
 const LONGEST: usize = 1024 * 1024;

@@ -43,7 +43,7 @@ impl<T: DeserializeOwned> Layer<T> {
             expand(&mut tree, env, problems);
         }
         let valid = validate(shape, &mut tree, problems);
-        match serde_json::from_value(valid.value.clone()) {
+        match T::deserialize(&valid.value) {
             Ok(value) => Some(Self { value, tree, valid }),
             Err(error) => {
                 // serde's own words may quote a value, so they stay out of the message.

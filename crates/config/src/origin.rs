@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::Arc;
 
 use crate::tree::{Content, Node, Tree, join};
 
@@ -12,7 +13,7 @@ pub enum Origin {
     /// It stands in a file.
     File {
         /// The file.
-        file: PathBuf,
+        file: Arc<Path>,
         /// The line, from 1.
         line: usize,
         /// The column, from 1.
@@ -25,7 +26,7 @@ pub enum Origin {
         /// The variable.
         name: String,
         /// The file that names it.
-        file: PathBuf,
+        file: Arc<Path>,
         /// The line, from 1.
         line: usize,
     },
@@ -36,11 +37,11 @@ impl Origin {
         match &node.variable {
             Some(name) => Origin::Env {
                 name: name.clone(),
-                file: tree.file.clone(),
+                file: Arc::clone(&tree.file),
                 line: node.place.line,
             },
             None => Origin::File {
-                file: tree.file.clone(),
+                file: Arc::clone(&tree.file),
                 line: node.place.line,
                 column: node.place.column,
             },
@@ -61,26 +62,42 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The origin of `node` and of every value in it, as if it stood at `pointer`.
+/// Which origins are recorded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Every value's.
+    All,
+    /// Those of values that a variable holds. There may be ten thousand rules, and each
+    /// says itself where it stands.
+    Variables,
+}
+
+/// The origin of `node` and of every value in it, as if it stood at `pointer`, as far as
+/// anybody asks for it.
 pub(crate) fn record(
     tree: &Tree,
     node: &Node,
     pointer: &str,
+    wanted: Wanted,
     origins: &mut BTreeMap<String, Origin>,
 ) {
     if matches!(node.content, Content::Absent | Content::Faulty) {
         return;
     }
-    origins.insert(pointer.to_owned(), Origin::of(tree, node));
+    if wanted == Wanted::All || node.variable.is_some() {
+        origins.insert(pointer.to_owned(), Origin::of(tree, node));
+    }
     match &node.content {
         Content::List(items) => {
             for (index, item) in items.iter().enumerate() {
-                record(tree, item, &join(pointer, &index.to_string()), origins);
+                let inner = join(pointer, &index.to_string());
+                record(tree, item, &inner, wanted, origins);
             }
         }
         Content::Map(entries) => {
             for entry in entries {
-                record(tree, &entry.value, &join(pointer, &entry.key), origins);
+                let inner = join(pointer, &entry.key);
+                record(tree, &entry.value, &inner, wanted, origins);
             }
         }
         _ => {}

@@ -9,7 +9,7 @@ use crate::consistency::{check_file, compile_policy};
 use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
 use crate::layer::Layer;
-use crate::origin::{self, Origin};
+use crate::origin::{self, Origin, Wanted};
 use crate::policy_file::{AllowlistFile, PolicyFile};
 use crate::problem::{Problem, Problems};
 use crate::schema::{ALLOWLIST, PALISADE, POLICY};
@@ -145,7 +145,23 @@ impl Sources {
     }
 
     /// Builds the settings from these bytes, or says everything that is wrong with them.
+    ///
+    /// A file's trees take many times its size, and what is kept would lie scattered among
+    /// what is not: so a thread reads, and a copy of its result is kept. What the thread
+    /// took then goes back to the system in one piece.
     pub fn settings(&self, env: Env<'_>) -> Result<Settings, Problems> {
+        let read = std::thread::scope(|scope| {
+            let reading = std::thread::Builder::new().name("config".to_owned());
+            let reading = reading.spawn_scoped(scope, || self.build(env));
+            reading.ok().and_then(|thread| thread.join().ok())
+        });
+        match read {
+            Some(built) => built.map(|settings| settings.clone()),
+            None => self.build(env),
+        }
+    }
+
+    fn build(&self, env: Env<'_>) -> Result<Settings, Problems> {
         let mut problems = Vec::new();
         let mut warnings = Vec::new();
         let mut origins = BTreeMap::new();
@@ -155,7 +171,7 @@ impl Sources {
         let mut main = self.read_main(env, &mut problems);
         if let Some(main) = &mut main {
             check_file(main, &mut problems, &mut warnings);
-            origin::record(&main.tree, &main.tree.root, "", &mut origins);
+            origin::record(&main.tree, &main.tree.root, "", Wanted::All, &mut origins);
             add_domains(
                 main,
                 "/egress/domains",
@@ -195,7 +211,13 @@ impl Sources {
             Layer::<PolicyFile>::read(&POLICY, path, bytes, Some(env), &mut problems)
         });
         if let Some(layer) = &policy {
-            origin::record(&layer.tree, &layer.tree.root, "/policy", &mut origins);
+            origin::record(
+                &layer.tree,
+                &layer.tree.root,
+                "/policy",
+                Wanted::All,
+                &mut origins,
+            );
         }
         let default = PolicyFile::default();
         let rules = policy.as_ref().map_or(&default, |layer| &layer.value);
@@ -283,7 +305,7 @@ fn add_domains<T>(
         let node = layer.tree.get(&original);
         if let Some(node) = node {
             let merged = format!("/domains/{}", domains.len());
-            origin::record(&layer.tree, node, &merged, origins);
+            origin::record(&layer.tree, node, &merged, Wanted::Variables, origins);
         }
         domains.push(Domain {
             rule: rule.clone(),

@@ -6,7 +6,8 @@
 mod scalar;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, StrInput, Tag};
 use serde_json::Number;
@@ -92,7 +93,8 @@ pub(crate) struct Entry {
 /// A whole file.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {
-    pub(crate) file: PathBuf,
+    /// Shared with everything that says where it stands.
+    pub(crate) file: Arc<Path>,
     pub(crate) root: Node,
 }
 
@@ -116,7 +118,7 @@ impl Tree {
         };
         match builder.document() {
             Ok(root) => Some(Self {
-                file: file.to_owned(),
+                file: file.into(),
                 root,
             }),
             Err(Stop { place, message }) => {

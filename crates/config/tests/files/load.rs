@@ -230,7 +230,7 @@ fn a_variable_becomes_a_number_where_one_is_wanted_and_nothing_more() {
         settings.origin("/sandbox/limits/pids"),
         Origin::Env {
             name: "N".into(),
-            file: dir.path().join("palisade.yaml"),
+            file: dir.path().join("palisade.yaml").into(),
             line: 2,
         }
     );

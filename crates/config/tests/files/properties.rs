@@ -1,10 +1,10 @@
 //! What holds for every file, not only for those somebody thought of.
 
 use config::section::tools::RuntimeKind;
-use config::{Settings, Sources};
+use config::{Env, Settings, Sources};
 use proptest::prelude::*;
 
-fn load_bytes(bytes: &[u8], env: &dyn Fn(&str) -> Option<String>) -> Result<Settings, String> {
+fn load_bytes(bytes: &[u8], env: Env<'_>) -> Result<Settings, String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("palisade.yaml");
     std::fs::write(&path, bytes).unwrap();
