@@ -366,6 +366,21 @@ fn half_a_hello_is_not_waited_for_for_ever() {
 }
 
 #[test]
+fn a_hello_with_an_encrypted_one_inside_is_read_by_its_outer_name() {
+    with_agent(|net, _, inside| {
+        let grease = |name, host: &str| {
+            let tls = inside::tls_with_ech(inside.port(443), name, &["http/1.1"]);
+            ask(tls, get(host, "/"))
+        };
+        assert_eq!(grease("api.example", "api.example").text(), "api");
+        // What it might hide plays no part: the request must name what the hello shows.
+        refusal(&grease("evil.example", "api.example"), 421, "name_mismatch");
+        refusal(&grease("evil.example", "evil.example"), 403, "host_denied");
+        assert_eq!(net.api.requests().len(), 1);
+    });
+}
+
+#[test]
 fn plain_text_in_a_tunnel_is_judged_as_http_or_closed() {
     with_agent(|net, _, inside| {
         // To port 80 it is HTTP, which some clients send through tunnels.

@@ -147,6 +147,36 @@ fn pythons_urllib_gets_what_it_asks_for() {
 }
 
 #[test]
+fn pythons_requests_gets_what_it_asks_for() {
+    each_way(|agent, way| {
+        let found = agent.bash("/usr/bin/python3 -c 'import requests'");
+        assert!(
+            found.status.success(),
+            "requests is missing here: ./test installs python3-requests"
+        );
+        // Two on one session, so that the second finds the connection of the first.
+        let program = "import sys, requests\n\
+            with requests.Session() as session:\n    \
+                for method in ('GET', 'POST'):\n        \
+                    got = session.request(method, sys.argv[1], data={'GET': None, 'POST': 'x' * 100000}[method])\n        \
+                    print(got.status_code, got.text.strip())\n";
+        agent.says(&format!("cat >~/ask.py <<'EOF'\n{program}EOF\n"));
+        for url in ["http://web.example/", "https://api.example/"] {
+            let said = agent.says(&format!("{way} /usr/bin/python3 ~/ask.py {url}"));
+            assert_eq!(said, "200 hello GET\n200 hello POST", "{url}");
+        }
+        for url in ["http://evil.example/", "https://evil.example/"] {
+            let said = agent.says(&format!("{way} /usr/bin/python3 ~/ask.py {url}"));
+            for line in said.lines() {
+                let told = line.starts_with("403") && line.contains("\"host_denied\"");
+                assert!(told, "{said}");
+            }
+            assert_eq!(said.lines().count(), 2, "{said}");
+        }
+    });
+}
+
+#[test]
 fn nodes_fetch_gets_what_it_asks_for() {
     each_way(|agent, way| {
         needs(agent, "node");

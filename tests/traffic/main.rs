@@ -15,7 +15,9 @@
 mod agreement;
 mod bench;
 mod clients;
+mod early;
 mod framing;
+mod github;
 mod hostile;
 mod lessons;
 mod neighbours;
@@ -24,4 +26,5 @@ mod plain;
 mod reloading;
 mod seed;
 mod shared;
+mod silent;
 mod streaming;

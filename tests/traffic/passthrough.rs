@@ -91,6 +91,59 @@ fn a_hello_that_names_another_host_than_its_tunnel_is_not_passed_on() {
     });
 }
 
+/// A hello as RFC 8446, 4.1.2 has it, for that name, with these extensions besides.
+fn hello(name: &str, more: &[(u16, &[u8])]) -> Vec<u8> {
+    let counted = |bytes: &[u8]| {
+        let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
+        [&length[..], bytes].concat()
+    };
+    let name = counted(&[&[0][..], &counted(name.as_bytes())].concat());
+    let mut list = Vec::new();
+    for (kind, data) in [(0, &name[..])].iter().chain(more) {
+        list.extend(kind.to_be_bytes());
+        list.extend(counted(data));
+    }
+    // Version, random, no session, one cipher suite, no compression.
+    let mut body = vec![3, 3];
+    body.extend([7; 32]);
+    body.extend([0, 0, 2, 0x13, 1, 1, 0]);
+    body.extend(counted(&list));
+    let length = u32::try_from(body.len()).unwrap().to_be_bytes();
+    let message = [&[1][..], &length[1..], &body].concat();
+    [&[0x16, 3, 1][..], &counted(&message)].concat()
+}
+
+/// An encrypted hello of somebody: outer, one suite, a key and a payload (RFC 9849, 5).
+const ENCRYPTED: (u16, &[u8]) = (0xfe0d, &[0, 0, 1, 0, 1, 1, 0, 2, 9, 9, 0, 4, 1, 2, 3, 4]);
+
+#[test]
+fn a_hello_that_hides_its_real_name_is_not_passed_on() {
+    if !crate::bench::may_enter() {
+        return;
+    }
+    with_agent(|_, pinned, agent| {
+        use std::io::Write;
+        let mut stream = agent.inside().port(443);
+        stream
+            .write_all(&hello("pinned.example", &[ENCRYPTED]))
+            .unwrap();
+        assert!(testkit::inside::ends(&mut stream, wait::LIMIT));
+        assert_eq!(pinned.connections(), 0);
+        let refused = || {
+            let records = agent.bench.records();
+            let mut records = records.into_iter();
+            records.find(|one| one["host"] == "pinned.example" && one["verdict"] == "deny")
+        };
+        let record = wait::until("a record of the refusal", refused);
+        assert_eq!(record["reason"], "name_mismatch", "{record}");
+        // The same without it reaches the host, whatever the host makes of it.
+        let mut stream = agent.inside().port(443);
+        stream.write_all(&hello("pinned.example", &[])).unwrap();
+        assert!(testkit::inside::ends(&mut stream, wait::LIMIT));
+        assert_eq!(pinned.connections(), 1);
+    });
+}
+
 #[test]
 fn what_is_passed_on_ends_with_its_rule() {
     if !crate::bench::may_enter() {

@@ -2,11 +2,12 @@
 //!
 //! Loopback plays that network: every address of 127.0.0.0/8 is a neighbour of its own.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::Command;
 
 use serde_json::Value;
 use testkit::origin::{Origin, Reply};
+use testkit::resolver::{self, Data, Resolver, record};
 use testkit::said;
 use testkit::wait;
 
@@ -223,6 +224,78 @@ fn the_gate_is_not_reached_through_the_gate() {
         let output = Command::new("bash").args(["-c", &line]).output().unwrap();
         let said = said::out(&output);
         assert!(said.starts_with('4'), "{path}: {said}");
+    }
+}
+
+/// What dig says as a container at `ip` runs it.
+fn dig(ip: &str, at: SocketAddr, args: &str) -> String {
+    let line = format!(
+        "dig -b {ip} @{} -p {} +tries=1 +time=10 {args}",
+        at.ip(),
+        at.port()
+    );
+    let output = Command::new("bash").args(["-c", &line]).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", told(&output));
+    said::out(&output)
+}
+
+#[test]
+fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
+    let upstream = Resolver::start();
+    for name in ["api.example", "evil.example"] {
+        let address = record(name, Data::A(Ipv4Addr::new(203, 0, 113, 7)));
+        upstream.tell(name, 1, resolver::Reply::Records(vec![address]));
+    }
+    let net = net();
+    // A port that is free now, for streams as well, as a rule.
+    let at = std::net::UdpSocket::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let rules = net.rules.clone().egress(&format!(
+        "dns: {{listen: [\"{at}\"], upstreams: [\"{}\"]}}",
+        upstream.address()
+    ));
+    net.bench.write(&rules);
+    net.bench.ok(&["gate", "restart"]);
+    net.register("one", "127.0.0.2", &[]);
+    for flags in ["+notcp", "+tcp"] {
+        let said = dig("127.0.0.2", at, &format!("{flags} api.example"));
+        assert!(said.contains("203.0.113.7"), "{flags}: {said}");
+        let said = dig("127.0.0.2", at, &format!("{flags} evil.example"));
+        assert!(said.contains("status: NXDOMAIN"), "{flags}: {said}");
+        for name in ["api.example", "evil.example"] {
+            let said = dig("127.0.0.3", at, &format!("{flags} {name}"));
+            assert!(said.contains("status: REFUSED"), "{flags}: {said}");
+            assert!(!said.contains("203.0.113.7"), "{flags}: {said}");
+        }
+    }
+    let asked = upstream.asked();
+    assert!(
+        asked.iter().all(|asked| asked.name == "api.example"),
+        "{asked:?}"
+    );
+    // Each is on record under the name it has here.
+    let by = |host: &str, reason: &str| {
+        wait::until_or(
+            || {
+                let records = net.bench.records();
+                let mut records = records.into_iter();
+                records.find(|one| {
+                    one["kind"] == "dns" && one["host"] == host && one["reason"] == reason
+                })
+            },
+            || format!("{reason} of {host}"),
+        )
+    };
+    assert_eq!(by("evil.example", "host_denied")["sandbox"], "one");
+    let unknown = by("evil.example", "identity_unknown");
+    assert!(unknown.get("sandbox").is_none_or(Value::is_null));
+    // Who is not registered any more is nobody.
+    net.bench.ok(&["registry", "remove", "one"]);
+    for flags in ["+notcp", "+tcp"] {
+        let said = dig("127.0.0.2", at, &format!("{flags} api.example"));
+        assert!(said.contains("status: REFUSED"), "{flags}: {said}");
     }
 }
 

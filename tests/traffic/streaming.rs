@@ -11,7 +11,7 @@ use testkit::inside::{self, Inside};
 use testkit::origin::{Origin, Received, Reply};
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, ask, get, may_enter};
+use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
 
 /// What the gate may grow by while it passes any amount of data on.
 const ROOM_KIB: u64 = 64 * 1024;
@@ -192,6 +192,60 @@ fn websockets_speak_both_ways_on_80_on_443_and_through_the_proxy() {
 }
 
 #[test]
+fn websockets_speak_over_http2_with_a_client_that_asks_so() {
+    with_agent(|net, agent| {
+        // RFC 8441: an extended CONNECT, once the gate has said that it takes one.
+        let program = r#"
+            const [host, path] = process.argv.slice(2);
+            const session = require('http2').connect(`https://${host}`);
+            const hello = Buffer.from('818537fa213d7f9f4d5158', 'hex');
+            session.on('remoteSettings', (settings) => {
+                if (!settings.enableConnectProtocol) { console.log('not offered'); session.destroy(); return; }
+                const asked = session.request({
+                    ':method': 'CONNECT', ':protocol': 'websocket', ':path': path,
+                    'sec-websocket-version': '13', 'sec-websocket-extensions': 'permessage-deflate',
+                });
+                let back = Buffer.alloc(0);
+                asked.on('response', (head) => {
+                    console.log(head[':status']);
+                    if (head[':status'] === 200) asked.write(hello);
+                });
+                asked.on('data', (data) => {
+                    back = Buffer.concat([back, data]);
+                    if (back.equals(hello)) { console.log('back'); asked.end(); }
+                });
+                asked.on('end', () => {
+                    if (!back.equals(hello)) console.log(back.toString());
+                    session.close();
+                });
+            });
+        "#;
+        agent.says(&format!("cat >~/ws.js <<'EOF'\n{program}\nEOF\n"));
+        assert_eq!(agent.says("node ~/ws.js api.example /ws"), "200\nback");
+        let asked = net.api.requests();
+        assert_eq!(asked.len(), 1, "{asked:?}");
+        assert_eq!(asked[0].version, ::http::Version::HTTP_11, "{asked:?}");
+        assert_eq!(asked[0].header("upgrade"), Some("websocket"), "{asked:?}");
+        assert_eq!(asked[0].header("sec-websocket-extensions"), None);
+        wait::until("a record of it", || {
+            let records = agent.bench.records();
+            let mut records = records.iter();
+            records
+                .any(|one| one["path"] == "/ws" && one["method"] == "GET" && one["status"] == 101)
+                .then_some(())
+        });
+        // It is judged as any request, and a refusal is read.
+        let said = agent.says("node ~/ws.js evil.example /ws");
+        assert!(
+            said.starts_with("403\n") && said.contains("\"host_denied\""),
+            "{said}"
+        );
+        // One who does not switch has not agreed, whatever the status.
+        assert_eq!(agent.says("node ~/ws.js api.example /"), "502\nhello");
+    });
+}
+
+#[test]
 fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
     if !may_enter() {
         return;
@@ -201,7 +255,7 @@ fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
             agent.inside().port(80),
             OPENING.replace("HOST", "evil.example"),
         );
-        crate::bench::refusal(&answer, 403, "host_denied");
+        refusal(&answer, 403, "host_denied");
     });
 }
 
@@ -360,7 +414,6 @@ fn answers_without_a_body_leave_the_connection_in_step() {
 #[test]
 fn a_client_that_waits_for_100_continue_is_told_to_go_on() {
     with_agent(|net, agent| {
-        // HTTP/2 is not asked: hyper has no interim answers there, and clients do not wait.
         let begun = Instant::now();
         let got = agent.curl(
             "--http1.1 -H 'Expect: 100-continue' --expect100-timeout 20 -d hello https://api.example/length",
@@ -368,6 +421,45 @@ fn a_client_that_waits_for_100_continue_is_told_to_go_on() {
         assert_eq!(got.body, "5");
         assert!(begun.elapsed() < Duration::from_secs(15), "it was not told");
         assert_eq!(net.api.requests().len(), 1);
+        // Over HTTP/2 the library has no interim answers, and a client goes on by itself (RFC
+        // 9110, 10.1.1).
+        let got = agent.curl(
+            "--http2 -H 'Expect: 100-continue' --expect100-timeout 0.1 -d hello https://api.example/length",
+        );
+        assert_eq!(got.body, "5");
+        for seen in net.api.requests() {
+            assert_eq!(seen.header("expect"), None, "{seen:?}");
+        }
+    });
+}
+
+#[test]
+fn a_client_that_waits_for_100_continue_keeps_its_body_when_it_is_refused() {
+    if !may_enter() {
+        return;
+    }
+    with_agent(|net, agent| {
+        // The answer is the refusal, with nothing before it, although no body was sent.
+        let head = "POST / HTTP/1.1\r\nHost: evil.example\r\nExpect: 100-continue\r\n\
+            Content-Length: 1000\r\n\r\n";
+        let inside = agent.inside();
+        refusal(&ask(inside.port(80), head), 403, "host_denied");
+        let tls = inside::tls(inside.port(443), Some("evil.example"), &["http/1.1"]);
+        refusal(&ask(tls, head), 403, "host_denied");
+        // The same over HTTP/2, with a client that waits for as long as it takes.
+        let program = r#"
+            const session = require('http2').connect('https://evil.example');
+            const asked = session.request(
+                {':method': 'POST', ':path': '/', 'expect': '100-continue'}, {endStream: false});
+            asked.on('continue', () => console.log('continue'));
+            asked.on('response', (head) => console.log(head[':status']));
+            asked.on('data', (data) => console.log(JSON.parse(data).reason));
+            asked.on('end', () => session.destroy());
+        "#;
+        agent.says(&format!("cat >~/expect.js <<'EOF'\n{program}\nEOF\n"));
+        assert_eq!(agent.says("node ~/expect.js"), "403\nhost_denied");
+        let seen = [net.api.requests(), net.web.requests()].concat();
+        assert!(seen.is_empty(), "{seen:?}");
     });
 }
 

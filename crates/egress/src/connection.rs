@@ -19,6 +19,7 @@ use policy::audit::Kind;
 use policy::host::{Authority, Host};
 use policy::reason::Reason;
 use policy::verdict::Denial;
+use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
@@ -28,7 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::body::{self, Content};
 use crate::framing::{Faults, Guarded, Limits};
-use crate::hello::{self, Hello, Replay};
+use crate::hello::{self, BadHello, Hello, Replay};
 use crate::passthrough;
 use crate::pipeline::{self, Handover, Source};
 use crate::request::{self, Destination, Opening};
@@ -102,29 +103,34 @@ fn serve(visit: Visit, io: Line, already: Bytes) -> Served {
     Box::pin(async move {
         let mut visit = visit;
         match Box::pin(agree(&mut visit, io, already)).await {
-            Some(Spoken::Http1(line)) => serve_http1(visit, line).await,
-            Some(Spoken::Http2(line)) => serve_http2(visit, line).await,
-            None => {}
+            Ok(Some(Spoken::Http1(line))) => serve_http1(visit, line).await,
+            Ok(Some(Spoken::Http2(line))) => serve_http2(visit, line).await,
+            Ok(None) => {}
+            // Whoever says nothing is told nothing, but it is on record where it went.
+            Err(Unready { host, denial }) => visit.ended(host.as_ref(), denial).await,
         }
     })
 }
 
-/// Finds out what is spoken, and ends TLS. None where nothing is left to do: what went wrong
-/// is on record, or it passed unread.
-async fn agree(visit: &mut Visit, io: Line, already: Bytes) -> Option<Spoken> {
-    let patience = visit.header_patience();
-    match timeout(patience, hello::open(io, already)).await {
-        Ok(Ok(hello::Opening::Tls { hello, io })) => agree_on_tls(visit, hello, io).await,
-        Ok(Ok(hello::Opening::Plain { io })) => Some(Spoken::Http1(Box::new(io))),
-        Ok(Err(error)) => {
-            visit.tls_failed(None, error.to_string());
-            None
-        }
-        // Whoever says nothing is told nothing, but it is on record where it went.
-        Err(_) => {
-            visit.ended(None, request::framing("nothing was said in time"));
-            None
-        }
+/// A connection that ended before it was ready for a request.
+struct Unready {
+    /// Where it went, as far as it said.
+    host: Option<Host>,
+    denial: Denial,
+}
+
+impl Unready {
+    fn new(host: Option<&Host>, denial: Denial) -> Self {
+        let host = host.cloned();
+        Self { host, denial }
+    }
+
+    /// A handshake that did not come about.
+    fn tls(host: Option<&Host>, evidence: impl Into<String>) -> Self {
+        Self::new(
+            host,
+            Denial::new(Reason::TlsClient, "tls").because(evidence.into()),
+        )
     }
 }
 
@@ -133,18 +139,12 @@ impl Visit {
         self.traffic.rules().settings.egress.timeouts.header
     }
 
-    /// Writes down a handshake that did not come about.
-    fn tls_failed(&self, host: Option<&Host>, evidence: String) {
-        self.ended(
-            host,
-            Denial::new(Reason::TlsClient, "tls").because(evidence),
-        );
-    }
-
-    /// Writes down a connection that ended before anything was asked on it.
-    fn ended(&self, host: Option<&Host>, denial: Denial) {
+    /// Writes down a connection that ended before it was ready for a request. One that was,
+    /// and on which nothing was asked, is what browsers keep in store: it is no record.
+    async fn ended(&self, host: Option<&Host>, denial: Denial) {
         let guest = self.source.guest();
-        let mut trail = Trail::begin(&self.traffic, guest, Kind::Http, None);
+        let place = pipeline::place(guest).await;
+        let mut trail = Trail::begin(&self.traffic, guest, Kind::Http, place);
         trail.came_for(&self.opening);
         if let Some(host) = host {
             trail.event.host = Some(host.to_string());
@@ -153,24 +153,74 @@ impl Visit {
     }
 }
 
-async fn agree_on_tls(visit: &mut Visit, hello: Hello, io: Replay<Line>) -> Option<Spoken> {
+/// A client that did not get to its end in time.
+fn late(what: &str) -> Denial {
+    Denial::new(Reason::ClientTimeout, "timeouts.header").because(format!("{what} took too long"))
+}
+
+/// A client whose first words were not understood.
+fn unheard(error: &BadHello) -> Denial {
+    let reason = match error {
+        BadHello::Io(_) | BadHello::Cut => Reason::ClientLeft,
+        BadHello::NotTls => Reason::NotTls,
+        BadHello::TooLong
+        | BadHello::Record
+        | BadHello::NotHello
+        | BadHello::Trailing
+        | BadHello::Malformed
+        | BadHello::Extensions
+        | BadHello::ServerName
+        | BadHello::Protocols => Reason::TlsClient,
+    };
+    Denial::new(reason, "tls").because(error.to_string())
+}
+
+/// A client that ended the handshake. Whoever does not trust a certificate says so in one
+/// of a few words (RFC 8446, 6.2), or leaves without one.
+fn unshaken(error: &std::io::Error) -> Denial {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
+    let reason = match tls {
+        Some(rustls::Error::AlertReceived(
+            AlertDescription::UnknownCA
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateRevoked,
+        )) => Reason::TlsDistrusted,
+        Some(_) => Reason::TlsClient,
+        None => Reason::ClientLeft,
+    };
+    Denial::new(reason, "tls").because(error.to_string())
+}
+
+/// Finds out what is spoken, and ends TLS. None where nothing is left to do, because it passed
+/// unread.
+async fn agree(visit: &mut Visit, io: Line, already: Bytes) -> Result<Option<Spoken>, Unready> {
+    let patience = visit.header_patience();
+    match timeout(patience, hello::open(io, already)).await {
+        Ok(Ok(hello::Opening::Tls { hello, io })) => agree_on_tls(visit, hello, io).await,
+        Ok(Ok(hello::Opening::Plain { io })) => Ok(Some(Spoken::Http1(Box::new(io)))),
+        Ok(Err(error)) => Err(Unready::new(None, unheard(&error))),
+        Err(_) => Err(Unready::new(None, late("the first words"))),
+    }
+}
+
+async fn agree_on_tls(
+    visit: &mut Visit,
+    hello: Hello,
+    io: Replay<Line>,
+) -> Result<Option<Spoken>, Unready> {
     if visit.opening.hello.is_some() {
         // TLS inside the TLS that we ended: nobody needs it, and nobody could look inside.
-        visit.tls_failed(None, "TLS inside TLS".to_owned());
-        return None;
+        return Err(Unready::tls(None, "TLS inside TLS"));
     }
-    let name = match hello.server_name.as_deref().map(Host::parse).transpose() {
-        Ok(name) => name,
-        Err(error) => {
-            visit.tls_failed(None, error.to_string());
-            return None;
-        }
-    };
+    let name = hello.server_name.as_deref().map(Host::parse).transpose();
+    let name = name.map_err(|error| Unready::tls(None, error.to_string()))?;
     visit.opening.hello = Some(name.clone());
     let Some(guest) = visit.source.guest().cloned() else {
         // Nobody we know trusts our certificates.
-        visit.tls_failed(name.as_ref(), "an unknown source".to_owned());
-        return None;
+        return Err(Unready::tls(name.as_ref(), "an unknown source"));
     };
     if let Ok(Some((host, Some(port)))) = visit.opening.agreed()
         && visit.traffic.rules().passes_unread(&host)
@@ -178,43 +228,31 @@ async fn agree_on_tls(visit: &mut Visit, hello: Hello, io: Replay<Line>) -> Opti
         let tls = true;
         let destination = Destination { host, port, tls };
         passthrough::pass(visit, &guest, destination, &hello, io).await;
-        return None;
+        return Ok(None);
     }
     // A certificate for the name that was asked for, so that the refusal can be read; what
     // does not agree is refused inside.
     let tunnel = visit.opening.tunnel.as_ref().map(|(host, _)| host.clone());
     let meant = visit.opening.meant.map(|meant| Host::Ip(meant.ip()));
     let Some(shown) = name.or(tunnel).or(meant) else {
-        visit.tls_failed(None, "no name".to_owned());
-        return None;
+        return Err(Unready::tls(None, "no name"));
     };
     let now = visit.traffic.clock().wall();
-    let handshake = match guest.leaves.handshake(&shown, now) {
-        Ok(handshake) => handshake,
-        Err(error) => {
-            visit.tls_failed(Some(&shown), error.to_string());
-            return None;
-        }
-    };
+    let handshake = guest.leaves.handshake(&shown, now);
+    let handshake = handshake.map_err(|error| Unready::tls(Some(&shown), error.to_string()))?;
     let accepting = TlsAcceptor::from(handshake).accept(io);
     let stream = match timeout(visit.header_patience(), accepting).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            visit.tls_failed(Some(&shown), error.to_string());
-            return None;
-        }
-        Err(_) => {
-            visit.tls_failed(Some(&shown), "the handshake took too long".to_owned());
-            return None;
-        }
+        Ok(Err(error)) => return Err(Unready::new(Some(&shown), unshaken(&error))),
+        Err(_) => return Err(Unready::new(Some(&shown), late("the handshake"))),
     };
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let line: Line = Box::new(stream);
-    Some(if is_http2 {
+    Ok(Some(if is_http2 {
         Spoken::Http2(line)
     } else {
         Spoken::Http1(line)
-    })
+    }))
 }
 
 async fn serve_http1(visit: Visit, line: Line) {
@@ -371,11 +409,12 @@ async fn serve_http2(visit: Visit, line: Line) {
                 opening,
                 ..
             } = &*visit;
+            let asked = head.method == Method::CONNECT;
             let response = match websocket::from_http2(&mut head) {
                 Ok(()) => pipeline::answer(traffic, source, opening, Box::new(head), body).await,
                 Err(denial) => pipeline::answer_fault(traffic, source, opening, denial).await,
             };
-            Ok::<_, Infallible>(websocket::to_http2(response))
+            Ok::<_, Infallible>(websocket::to_http2(response, asked))
         }
     });
     let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())

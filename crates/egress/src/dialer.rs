@@ -16,6 +16,7 @@ mod message;
 mod pool;
 mod single;
 mod socket;
+mod tap;
 mod trust;
 mod wire;
 

@@ -33,6 +33,8 @@ struct Flow<B> {
     /// Made when there is something to wait for, which for most bodies there never is.
     alarm: Option<Pin<Box<Sleep>>>,
     waiting: bool,
+    /// Ends it before its time.
+    live: Option<Live>,
     way: Way,
 }
 
@@ -41,7 +43,7 @@ enum Way {
     /// From the sandbox.
     Out(Arc<Tally>),
     /// To the sandbox: the record is written at the end.
-    In(Box<(Trail, Live)>),
+    In(Box<Trail>),
 }
 
 /// What a sandbox sends.
@@ -50,7 +52,7 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Broken>,
 {
-    Flow::new(body, patience, Way::Out(Arc::clone(tally))).boxed_unsync()
+    Flow::new(body, patience, None, Way::Out(Arc::clone(tally))).boxed_unsync()
 }
 
 /// What a sandbox receives.
@@ -59,16 +61,56 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Broken>,
 {
-    Flow::new(body, patience, Way::In(Box::new((trail, live)))).boxed_unsync()
+    Flow::new(body, patience, Some(live), Way::In(Box::new(trail))).boxed_unsync()
+}
+
+/// What a sandbox sends, once it is under way: it ends with its rule, also where the answer
+/// has ended before.
+pub fn revocable(content: Content, live: Live) -> Content {
+    Revocable { content, live }.boxed_unsync()
+}
+
+/// A body that ends with its rule.
+struct Revocable {
+    content: Content,
+    live: Live,
+}
+
+impl Body for Revocable {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let cut = || Poll::Ready(Some(Err(Cut::Revoked.into())));
+        if self.live.is_revoked() {
+            return cut();
+        }
+        match Pin::new(&mut self.content).poll_frame(cx) {
+            Poll::Pending if self.live.poll_revoked(cx).is_ready() => cut(),
+            next => next,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.content.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.content.size_hint()
+    }
 }
 
 impl<B> Flow<B> {
-    fn new(inner: B, patience: Duration, way: Way) -> Self {
+    fn new(inner: B, patience: Duration, live: Option<Live>, way: Way) -> Self {
         Self {
             inner,
             patience,
             alarm: None,
             waiting: false,
+            live,
             way,
         }
     }
@@ -78,15 +120,15 @@ impl<B> Flow<B> {
         let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let counter = match &self.way {
             Way::Out(tally) => &tally.sent,
-            Way::In(end) => &end.0.tally.received,
+            Way::In(trail) => &trail.tally.received,
         };
         counter.fetch_add(length, Ordering::Relaxed);
     }
 
     /// Whether it has to be cut although nothing came.
     fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<Cut> {
-        if let Way::In(end) = &self.way
-            && end.1.poll_revoked(cx).is_ready()
+        if let Some(live) = &self.live
+            && live.poll_revoked(cx).is_ready()
         {
             return Poll::Ready(Cut::Revoked);
         }
@@ -116,9 +158,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         // Also where there is always more to pass on.
-        if let Way::In(end) = &self.way
-            && end.1.is_revoked()
-        {
+        if self.live.as_ref().is_some_and(Live::is_revoked) {
             return Poll::Ready(Some(Err(Cut::Revoked.into())));
         }
         match Pin::new(&mut self.inner).poll_frame(cx) {
@@ -144,9 +184,11 @@ where
 
 #[cfg(test)]
 mod tests {
+    use policy::host::Host;
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::live::{Asked, Underway};
 
     /// A body that gives what the channel gives.
     struct Channel(mpsc::Receiver<&'static str>);
@@ -183,5 +225,83 @@ mod tests {
         );
         assert_eq!(begun.elapsed().as_secs(), 10);
         assert_eq!(tally.sent.load(Ordering::Relaxed), 6);
+    }
+
+    /// A body that always has more.
+    struct Endless;
+
+    impl Body for Endless {
+        type Data = Bytes;
+        type Error = Broken;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"more")))))
+        }
+    }
+
+    fn under_way(underway: &Arc<Underway>) -> Live {
+        let host = Host::parse("x.example").unwrap();
+        underway.enter(Asked::Tunnel(host, 443, None))
+    }
+
+    /// The two halves of one request with these bodies.
+    fn halves<B>(live: Live, upload: B, answer: B) -> [Content; 2]
+    where
+        B: Body<Data = Bytes, Error = Broken> + Send + Unpin + 'static,
+    {
+        let patience = Duration::from_secs(60);
+        let tally = Arc::new(Tally::default());
+        let sent = revocable(sending(upload, &tally, patience), live.for_upload());
+        // The record plays no part in what ends a flow.
+        let received = Flow::new(answer, patience, Some(live), Way::Out(tally)).boxed_unsync();
+        [sent, received]
+    }
+
+    async fn assert_cut(body: &mut Content) {
+        let error = body.frame().await.unwrap().unwrap_err();
+        assert_eq!(error.downcast_ref::<Cut>(), Some(&Cut::Revoked));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_revoked_request_is_cut_in_both_directions_while_it_waits() {
+        let underway = Arc::new(Underway::default());
+        let ((_one, upload), (_two, answer)) = (mpsc::channel(1), mpsc::channel(1));
+        let [mut sent, mut received] =
+            halves(under_way(&underway), Channel(upload), Channel(answer));
+        let begun = Instant::now();
+        let revoke = async {
+            // Both wait by then.
+            tokio::task::yield_now().await;
+            assert_eq!(underway.judge_again(|_| false), 1);
+        };
+        tokio::join!(assert_cut(&mut sent), assert_cut(&mut received), revoke);
+        assert!(begun.elapsed().is_zero(), "it was told, and did not wait");
+    }
+
+    #[tokio::test]
+    async fn a_revoked_request_is_cut_in_both_directions_while_it_runs() {
+        let underway = Arc::new(Underway::default());
+        let [mut sent, mut received] = halves(under_way(&underway), Endless, Endless);
+        for body in [&mut sent, &mut received] {
+            assert!(body.frame().await.unwrap().is_ok());
+        }
+        underway.end();
+        assert_cut(&mut sent).await;
+        assert_cut(&mut received).await;
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_outlives_its_answer_can_still_be_cut() {
+        let underway = Arc::new(Underway::default());
+        let [mut sent, received] = halves(under_way(&underway), Endless, Endless);
+        drop(received);
+        assert_eq!(underway.len(), 1);
+        assert_eq!(underway.judge_again(|_| false), 1);
+        assert_cut(&mut sent).await;
+        drop(sent);
+        assert!(underway.is_empty());
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri, Version};
+use hyper::body::Body;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use policy::breaker::Outcome;
@@ -15,6 +16,7 @@ use policy::verdict::Denial;
 
 use crate::body::{self, Content};
 use crate::dialer::{Arriving, DialError, Route};
+use crate::flow;
 use crate::guest::Guest;
 use crate::headers;
 use crate::live::{Asked, Live};
@@ -169,6 +171,11 @@ pub fn prepare<'a>(
     let live = traffic
         .enter(guest, rules, Asked::Request(Box::new(target), judged))
         .map_err(|denial| Refusal::new(Stage::Policy, denial))?;
+    let outgoing = if outgoing.body().is_end_stream() {
+        outgoing
+    } else {
+        outgoing.map(|body| flow::revocable(body, live.for_upload()))
+    };
     Ok(Leaving {
         outgoing,
         route,
@@ -229,6 +236,11 @@ impl Leaving<'_> {
                     upstream,
                     live,
                 })))
+            }
+            // The upload may hear of it first.
+            Err(_) if live.is_revoked() => {
+                let denial = traffic.why_revoked(&live);
+                Err(Refusal::new(Stage::Policy, denial))
             }
             Err(error) => {
                 settled.learn(if error.counts_as_failure() {

@@ -55,6 +55,22 @@ pub async fn check(
     judge(rules, target, headers, body.as_deref(), &repos).map(Some)
 }
 
+/// Whether what `rule` allowed is allowed still, as far as that can be told of a request that
+/// has left.
+pub fn judge_again(rules: &Rules, target: &Target, rule: &RuleName) -> Result<(), Denial> {
+    blocked_pattern(rules, target)?;
+    if rules.github.is_in_force(rule) {
+        return Ok(());
+    }
+    Err(Denial::new(Reason::GithubRule, rule.clone()))
+}
+
+/// Refuses a request that was judged by rules which are not those of now.
+pub fn changed() -> Denial {
+    Denial::new(Reason::GithubRule, "github:changed")
+        .saying("The rules for GitHub changed while this request was on its way. Send it again.")
+}
+
 /// Judges what is known of a request.
 pub fn judge(
     rules: &Rules,
@@ -63,16 +79,27 @@ pub fn judge(
     body: Option<&[u8]>,
     repos: &[Repo],
 ) -> Result<RuleName, Denial> {
-    let content_type = headers.get(CONTENT_TYPE);
+    let mut content_types = headers.get_all(CONTENT_TYPE).iter();
+    let content_type = match (content_types.next(), content_types.next()) {
+        (None, _) => None,
+        (Some(one), None) => Some(one.to_str().map_err(|_| unclear_type())?),
+        (Some(_), Some(_)) => return Err(unclear_type()),
+    };
     rules.github.judge(&GithubRequest {
         method: &target.method,
         host: &target.host,
         path: &target.path,
         has_method_override: OVERRIDES.iter().any(|name| headers.contains_key(*name)),
-        content_type: content_type.and_then(|value| value.to_str().ok()),
+        content_type,
         body,
         repos,
     })
+}
+
+/// Which of two types a body is read as is the reader's choice, and not ours.
+fn unclear_type() -> Denial {
+    Denial::new(Reason::GithubRule, "github:content-type")
+        .saying("The Content-Type must be given once, in plain text.")
 }
 
 /// policy.yaml's own list, of the program before us. It looks at the path as it is sent and

@@ -25,6 +25,7 @@ pub mod headers;
 pub mod hello;
 pub mod internal;
 pub mod leaf;
+pub mod leftover;
 pub mod live;
 pub mod numbers;
 pub mod passthrough;

@@ -4,12 +4,13 @@
 //! and a reload judges all of them again.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use atomic_waker::AtomicWaker;
 use policy::allowlist::Target;
+use policy::verdict::RuleName;
 use serde_json::Value;
 
 /// All requests of one sandbox that are under way.
@@ -25,16 +26,28 @@ struct Call {
     /// What was allowed; none for a tunnel that is passed on unread.
     asked: Asked,
     revoked: AtomicBool,
-    waker: AtomicWaker,
+    /// Who hears of it: the answer, and the upload.
+    wakers: [AtomicWaker; 2],
+    /// How many of them there are.
+    holds: AtomicUsize,
 }
 
 /// What a request was allowed to do.
 #[derive(Clone, Debug)]
 pub enum Asked {
-    /// A request, and what the operator's policies were told of it.
-    Request(Box<Target>, Option<Arc<Value>>),
+    /// A request, and who allowed it beyond the allowlist.
+    Request(Box<Target>, Judged),
     /// A whole connection to a host and port, unread, of a program if that is known.
     Tunnel(policy::host::Host, u16, Option<String>),
+}
+
+/// Who judged a request beyond the allowlist, so that they can be asked again.
+#[derive(Clone, Debug, Default)]
+pub struct Judged {
+    /// What the operator's policies were told.
+    pub policies: Option<Arc<Value>>,
+    /// The rule for GitHub's API that allowed it.
+    pub github: Option<RuleName>,
 }
 
 /// The one who holds it is under way. Dropped at the end.
@@ -43,6 +56,14 @@ pub struct Live {
     call: Arc<Call>,
     number: u64,
     among: Arc<Underway>,
+    way: Way,
+}
+
+/// Which half of a request holds it.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Answer,
+    Upload,
 }
 
 impl Underway {
@@ -52,7 +73,8 @@ impl Underway {
         let call = Arc::new(Call {
             asked,
             revoked: AtomicBool::new(false),
-            waker: AtomicWaker::new(),
+            wakers: [AtomicWaker::new(), AtomicWaker::new()],
+            holds: AtomicUsize::new(1),
         });
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.table().insert(number, Arc::clone(&call));
@@ -60,6 +82,7 @@ impl Underway {
             call,
             number,
             among: Arc::clone(self),
+            way: Way::Answer,
         }
     }
 
@@ -94,7 +117,7 @@ impl Underway {
 impl Call {
     fn revoke(&self) {
         self.revoked.store(true, Ordering::Release);
-        self.waker.wake();
+        self.wakers.iter().for_each(AtomicWaker::wake);
     }
 }
 
@@ -102,6 +125,18 @@ impl Live {
     /// What was allowed.
     pub fn asked(&self) -> &Asked {
         &self.call.asked
+    }
+
+    /// A hold for what is sent, which may take longer than the answer: it is under way until
+    /// both have ended.
+    pub fn for_upload(&self) -> Self {
+        self.call.holds.fetch_add(1, Ordering::Relaxed);
+        Self {
+            call: Arc::clone(&self.call),
+            number: self.number,
+            among: Arc::clone(&self.among),
+            way: Way::Upload,
+        }
     }
 
     /// Whether it must end.
@@ -114,7 +149,12 @@ impl Live {
         if self.is_revoked() {
             return Poll::Ready(());
         }
-        self.call.waker.register(cx.waker());
+        let [answer, upload] = &self.call.wakers;
+        let waker = match self.way {
+            Way::Answer => answer,
+            Way::Upload => upload,
+        };
+        waker.register(cx.waker());
         if self.is_revoked() {
             Poll::Ready(())
         } else {
@@ -130,7 +170,9 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
-        self.among.table().remove(&self.number);
+        if self.call.holds.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.among.table().remove(&self.number);
+        }
     }
 }
 

@@ -7,8 +7,9 @@
 
 use std::sync::Arc;
 
+use http::header::EXPECT;
 use http::request::Parts;
-use http::{Response, StatusCode};
+use http::{Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use policy::allowlist::{Permit, Target};
@@ -21,7 +22,7 @@ use policy::identity::{Identity, Lookup, identify};
 use policy::proof::{Admitted, Clearance, Guard, Identified, Permitted};
 use policy::reason::Reason;
 use policy::verdict::Denial;
-use serde_json::Value;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::body::Content;
 use crate::flow;
@@ -31,6 +32,8 @@ use crate::github;
 use crate::guest::Guest;
 use crate::headers::CONTAINER_ID;
 use crate::internal;
+use crate::leftover::Leftover;
+use crate::live::Judged;
 use crate::refusal::Refusal;
 use crate::rego;
 use crate::request::{self, Destination, Opening};
@@ -80,8 +83,8 @@ pub struct Message {
     pub destination: Destination,
     /// What becomes of the connection if the protocol changes, and who has to know.
     pub upgrade: Option<(OnUpgrade, Option<Handover>)>,
-    /// What the operator's policies were told, so that they can be asked again.
-    pub judged: Option<Arc<Value>>,
+    /// Who allowed it beyond the allowlist.
+    pub judged: Judged,
 }
 
 /// Lets the guard of an HTTP/1 connection know that what follows is no message.
@@ -114,6 +117,7 @@ pub async fn answer(
     head: Box<Parts>,
     body: Incoming,
 ) -> Response<Content> {
+    let body = leftover(&head, body);
     let (rules, mut trail) = begin(traffic, source, opening).await;
     trail.event.method = Some(beginning(head.method.as_str(), 32));
     match pass(traffic, source, opening, &rules, head, body, &mut trail).await {
@@ -170,19 +174,31 @@ pub async fn judge_tunnel(
     }
 }
 
+/// What becomes of a body that is not wanted. HTTP/2 can say so, and who waits for a word to
+/// go on has sent nothing: to read would be that word.
+fn leftover(head: &Parts, body: Incoming) -> Leftover {
+    if head.version < Version::HTTP_2 && !head.headers.contains_key(EXPECT) {
+        Leftover::drained(body)
+    } else {
+        Leftover::let_go(body)
+    }
+}
+
 /// As much of what a client wrote as a record needs.
 fn beginning(text: &str, most: usize) -> String {
     let end = text.floor_char_boundary(most);
     text.get(..end).unwrap_or_default().to_owned()
 }
 
+/// A place for a record, which the sandbox waits for if it has too many under way.
+pub async fn place(guest: Option<&Arc<Guest>>) -> Option<OwnedSemaphorePermit> {
+    // The semaphore is never closed.
+    Arc::clone(&guest?.requests).acquire_owned().await.ok()
+}
+
 async fn begin(traffic: &Arc<Traffic>, source: &Source, opening: &Opening) -> (Arc<Rules>, Trail) {
     let guest = source.guest();
-    let place = match guest {
-        // The semaphore is never closed.
-        Some(guest) => Arc::clone(&guest.requests).acquire_owned().await.ok(),
-        None => None,
-    };
+    let place = place(guest).await;
     let mut trail = Trail::begin(traffic, guest, Kind::Http, place);
     trail.came_for(opening);
     (traffic.rules(), trail)
@@ -202,7 +218,7 @@ async fn pass(
     opening: &Opening,
     rules: &Arc<Rules>,
     mut head: Box<Parts>,
-    body: Incoming,
+    body: Leftover,
     trail: &mut Trail,
 ) -> Result<Reply, Refusal> {
     // 1. Who is asking?
@@ -231,7 +247,7 @@ async fn pass(
         head,
         destination,
         upgrade,
-        judged: None,
+        judged: Judged::default(),
     };
     let request = Identified::new(message, identity);
     trail.passed(Stage::Request);
@@ -402,7 +418,8 @@ async fn check(
     trail: &mut Trail,
 ) -> Result<(), Denial> {
     if GithubRules::speaks_for(&request.permit().target().host) {
-        Box::pin(github::check(rules, request)).await?;
+        let rule = Box::pin(github::check(rules, request)).await?;
+        request.request_mut().judged.github = rule;
     }
     if !rules.policies.is_empty() {
         Box::pin(rego::check(traffic, rules, request, trail)).await?;

@@ -147,6 +147,7 @@ pub fn status_of(reason: Reason) -> StatusCode {
         Reason::TooLarge | Reason::GitSize => StatusCode::PAYLOAD_TOO_LARGE,
         Reason::TlsUpstream | Reason::ConnectFailed => StatusCode::BAD_GATEWAY,
         Reason::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
+        Reason::ClientTimeout => StatusCode::REQUEST_TIMEOUT,
         Reason::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         Reason::IdentityUnknown
         | Reason::IdentityMismatch
@@ -165,6 +166,9 @@ pub fn status_of(reason: Reason) -> StatusCode {
         | Reason::IpLiteral
         | Reason::AddressClass
         | Reason::TlsClient
+        | Reason::TlsDistrusted
+        | Reason::NotTls
+        | Reason::ClientLeft
         | Reason::GitRepo
         | Reason::GitDelete
         | Reason::GitProtected

@@ -232,7 +232,7 @@ pub async fn check(
     };
     let input = Arc::new(asked.input());
     let judgements = rules.policies.judge(&input).await;
-    request.request_mut().judged = Some(input);
+    request.request_mut().judged.policies = Some(input);
     for Judgement {
         bundle,
         rule,

@@ -28,6 +28,7 @@ use crate::authority::Authority;
 use crate::clock::Clock;
 use crate::dialer::{BadRoots, Dialer};
 use crate::dns::{self, DnsMetrics, Limits, Names};
+use crate::github;
 use crate::guest::{Explained, Guest};
 use crate::leaf::LeafError;
 use crate::live::{Asked, Live};
@@ -156,7 +157,10 @@ impl Rules {
         match asked {
             Asked::Request(target, judged) => {
                 self.judge(target.as_ref().clone()).map(drop)?;
-                match judged {
+                if let Some(rule) = &judged.github {
+                    github::judge_again(self, target, rule)?;
+                }
+                match &judged.policies {
                     Some(input) if !self.policies.allows(input) => {
                         Err(Denial::new(Reason::RegoDenied, "rego"))
                     }
@@ -224,6 +228,13 @@ impl Traffic {
         let now = self.rules();
         if !std::ptr::eq(Arc::as_ptr(&now), rules) {
             now.judge_again(live.asked())?;
+            // What was read of its body is not there any more to be judged again.
+            if let Asked::Request(_, judged) = live.asked()
+                && judged.github.is_some()
+                && now.github != rules.github
+            {
+                return Err(github::changed());
+            }
         }
         match self.registry.by_id(guest.id()) {
             Lookup::Found(_) => Ok(live),

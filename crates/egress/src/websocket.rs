@@ -47,14 +47,17 @@ pub fn from_http2(head: &mut Parts) -> Result<(), Denial> {
     Ok(())
 }
 
-/// Makes an answer fit for HTTP/2, which has neither 101 nor these headers.
-pub fn to_http2(mut response: Response<Content>) -> Response<Content> {
+/// Makes an answer fit for HTTP/2, which has neither 101 nor these headers. To who asked for
+/// WebSocket, every success is one: an upstream that will not switch has not succeeded.
+pub fn to_http2(mut response: Response<Content>, asked: bool) -> Response<Content> {
     let headers = response.headers_mut();
     for name in [CONNECTION, UPGRADE, SEC_WEBSOCKET_ACCEPT] {
         headers.remove(name);
     }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         *response.status_mut() = StatusCode::OK;
+    } else if asked && response.status().is_success() {
+        *response.status_mut() = StatusCode::BAD_GATEWAY;
     }
     response
 }
@@ -110,8 +113,12 @@ mod tests {
         let mut response = Response::new(crate::body::empty());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         agree(response.headers_mut());
-        let response = to_http2(response);
+        let response = to_http2(response, true);
         assert_eq!(response.status(), StatusCode::OK);
         assert!(response.headers().is_empty());
+        // And a plain yes is no switch.
+        let plain = || Response::new(crate::body::empty());
+        assert_eq!(to_http2(plain(), true).status(), StatusCode::BAD_GATEWAY);
+        assert_eq!(to_http2(plain(), false).status(), StatusCode::OK);
     }
 }

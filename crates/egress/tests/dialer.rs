@@ -11,6 +11,8 @@
 mod addresses;
 #[path = "dialer/certificates.rs"]
 mod certificates;
+#[path = "dialer/early.rs"]
+mod early;
 #[path = "dialer/messages.rs"]
 mod messages;
 #[path = "dialer/patience.rs"]

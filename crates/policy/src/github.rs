@@ -44,7 +44,7 @@ const UPLOADS: &str = "uploads.github.com";
 const READ_PUBLIC: &str = "github:read-public";
 
 /// The rules, with what an operator switched on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GithubRules {
     /// For each of [`rules`], its full name and whether it is on.
     states: Vec<(RuleName, bool)>,
@@ -147,6 +147,12 @@ impl GithubRules {
     /// Whether what `rule` allowed must be sent without a credential.
     pub fn is_anonymous(rule: &RuleName) -> bool {
         rule.as_str() == READ_PUBLIC
+    }
+
+    /// Whether `rule`, which allowed something once, is there still.
+    pub fn is_in_force(&self, rule: &RuleName) -> bool {
+        let mut on = self.states.iter().filter(|(_, is_on)| *is_on);
+        self.public.as_ref() == Some(rule) || on.any(|(name, _)| name == rule)
     }
 
     /// Whether [`judge`](Self::judge) has to see the body of such a request.

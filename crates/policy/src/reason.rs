@@ -54,6 +54,10 @@ reasons! {
     IpLiteral = "ip_literal", "An address was used where a name is required.";
     AddressClass = "address_class", "The name resolves to an address that is never dialled.";
     TlsClient = "tls_client", "The TLS handshake with the client failed.";
+    TlsDistrusted = "tls_distrusted", "The client does not trust the gate's certificate.";
+    NotTls = "not_tls", "The connection begins neither with TLS nor with HTTP.";
+    ClientTimeout = "client_timeout", "The client did not say in time what it wants.";
+    ClientLeft = "client_left", "The client left before it said what it wants.";
     TlsUpstream = "tls_upstream", "The TLS handshake with the upstream failed.";
     ConnectFailed = "connect_failed", "The upstream could not be reached.";
     UpstreamTimeout = "upstream_timeout", "The upstream did not answer in time.";
@@ -105,6 +109,6 @@ mod tests {
                 format!("\"{code}\"")
             );
         }
-        assert_eq!(seen.len(), 45);
+        assert_eq!(seen.len(), 49);
     }
 }

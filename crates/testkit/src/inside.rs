@@ -16,8 +16,14 @@ use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{EchGreaseConfig, EchMode};
 use rustls::crypto::CryptoProvider;
-use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned};
+use rustls::crypto::aws_lc_rs::hpke::DH_KEM_X25519_HKDF_SHA256_AES_128;
+use rustls::crypto::hpke::Hpke;
+use rustls::{
+    ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct, SignatureScheme,
+    StreamOwned, WantsVerifier,
+};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use serde_json::Value;
 
@@ -71,9 +77,31 @@ impl Inside {
 /// at: whether programs trust it is for programs to show.
 pub fn tls<IO: Read + Write>(io: IO, name: Option<&str>, protocols: &[&str]) -> Tls<IO> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .expect("TLS")
+        .expect("TLS");
+    begin(io, builder, provider, name, protocols)
+}
+
+/// The same with a decoy of an encrypted hello, as browsers send it.
+pub fn tls_with_ech<IO: Read + Write>(io: IO, name: &str, protocols: &[&str]) -> Tls<IO> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let suite = DH_KEM_X25519_HKDF_SHA256_AES_128;
+    let (key, _) = suite.generate_key_pair().expect("a key");
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_ech(EchMode::Grease(EchGreaseConfig::new(suite, key)))
+        .expect("TLS");
+    begin(io, builder, provider, Some(name), protocols)
+}
+
+fn begin<IO: Read + Write>(
+    io: IO,
+    builder: ConfigBuilder<ClientConfig, WantsVerifier>,
+    provider: Arc<CryptoProvider>,
+    name: Option<&str>,
+    protocols: &[&str],
+) -> Tls<IO> {
+    let mut config = builder
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
         .with_no_client_auth();

@@ -24,25 +24,27 @@ use tokio_util::either::Either;
 use super::body::Departing;
 use super::error::said;
 use super::exchange::Answered;
+use super::tap::{Deaf, Tap};
 use super::wire::{Wire, http1};
 
 /// How long the runtime may take to notice what lies in a socket. A new connection would
 /// take longer.
 const SETTLE: Duration = Duration::from_millis(5);
 
-/// The wire under HTTP/1.
-type Spoken = Connection<TokioIo<Wire>, Departing>;
-
 /// One HTTP/1 connection.
 pub(super) struct Driven {
     sender: SendRequest<Departing>,
     /// Until it ends.
-    connection: Option<Pin<Box<Spoken>>>,
+    connection: Option<Pin<Box<Running>>>,
     /// Its socket's number, for as long as it is there.
     socket: RawFd,
     peer: SocketAddr,
     frames: Arc<Frames>,
+    deaf: Deaf,
 }
+
+/// What the library makes of the connection's bytes.
+type Running = Connection<TokioIo<Tap>, Departing>;
 
 /// Frames of requests' bodies that were taken: while they move, the upstream listens.
 #[derive(Debug, Default)]
@@ -64,13 +66,15 @@ impl Driven {
             Either::Left(plain) => plain.as_raw_fd(),
             Either::Right(tls) => tls.get_ref().0.as_raw_fd(),
         };
-        let (sender, connection) = http1().handshake(TokioIo::new(wire)).await?;
+        let (tap, deaf) = Tap::new(wire);
+        let (sender, connection) = http1().handshake(TokioIo::new(tap)).await?;
         Ok(Self {
             sender,
             connection: Some(Box::pin(connection)),
             socket,
             peer,
             frames: Arc::default(),
+            deaf,
         })
     }
 
@@ -80,6 +84,11 @@ impl Driven {
 
     pub(super) fn frames(&self) -> &Arc<Frames> {
         &self.frames
+    }
+
+    /// Whether the upstream stopped to listen, so that it never takes another request.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.deaf.is_set()
     }
 
     /// Reads and writes what can be.
@@ -100,6 +109,9 @@ impl Driven {
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         self.drive(cx);
         if self.connection.is_none() {
+            return Poll::Ready(false);
+        }
+        if self.is_deaf() && self.sender.is_ready() {
             return Poll::Ready(false);
         }
         self.sender.poll_ready(cx).map(|ready| ready.is_ok())

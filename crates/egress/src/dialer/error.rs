@@ -97,6 +97,12 @@ pub enum DialError {
         /// What the library said.
         detail: String,
     },
+    /// A limit of ours.
+    #[error("the head of {host}'s answer is longer than 64 KiB, or has more than 100 headers")]
+    LongHead {
+        /// The host.
+        host: Host,
+    },
     /// The body that was to be sent broke. Its own error is in the chain of sources.
     #[error("the request to {host} ended before it was complete")]
     Cut {
@@ -143,7 +149,8 @@ impl DialError {
             DialError::NoSuchName { .. }
             | DialError::Unresolved { .. }
             | DialError::Unreachable { .. }
-            | DialError::Broken { .. } => Reason::ConnectFailed,
+            | DialError::Broken { .. }
+            | DialError::LongHead { .. } => Reason::ConnectFailed,
             DialError::Tls { .. } | DialError::NoRoots { .. } => Reason::TlsUpstream,
             DialError::TimedOut { .. } | DialError::Busy { .. } => Reason::UpstreamTimeout,
             DialError::Cut { .. } | DialError::Unsendable { .. } => Reason::Internal,
@@ -164,6 +171,7 @@ impl DialError {
             | DialError::Refused { .. }
             | DialError::NoRoots { .. }
             | DialError::Busy { .. }
+            | DialError::LongHead { .. }
             | DialError::Cut { .. }
             | DialError::Unsendable { .. } => false,
         }
@@ -188,6 +196,7 @@ impl DialError {
             }
             DialError::TimedOut { step, after, .. } => format!("did not {step} within {after:?}"),
             DialError::Busy { after, .. } => format!("no free connection for {after:?}"),
+            DialError::LongHead { .. } => self.to_string(),
             DialError::Cut { cause, .. } => said(cause.as_ref()),
             DialError::Unsendable { detail, .. } => (*detail).to_owned(),
         }

@@ -218,6 +218,8 @@ impl Ride {
         match self.connection.poll_ready(cx) {
             Poll::Ready(true) => self.place.give_back(self.connection),
             Poll::Ready(false) => {}
+            // Nobody listens to the rest.
+            Poll::Pending if self.connection.is_deaf() => {}
             Poll::Pending => {
                 tokio::spawn(self.linger());
             }

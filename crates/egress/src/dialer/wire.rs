@@ -22,11 +22,11 @@ use super::driven::Driven;
 use super::error::{DialError, Step, said};
 use super::{Route, Rules, Timings, socket};
 
-/// The most an HTTP/1 upstream may send as the head of a response. It is also what is read at
-/// once, and a connection that has read so much keeps the buffer while it is unused.
-const MOST_HEAD: usize = 24 * 1024;
+/// The most an HTTP/1 upstream may send as the head of a response. How much of it is kept
+/// while the connection is unused is for [`super::tap`] to say.
+const MOST_HEAD: usize = 64 * 1024;
 
-/// The same of an HTTP/2 upstream, which keeps nothing of it.
+/// The same of an HTTP/2 upstream.
 const MOST_HEADERS: u32 = 64 * 1024;
 
 /// HTTP/2 windows: what may be on its way to us unread, per stream and per connection.
@@ -163,8 +163,12 @@ pub(super) fn http1() -> http1::Builder {
 
 /// What a broken connection said.
 pub(super) fn broken(host: &Host, error: &hyper::Error) -> DialError {
+    let host = host.clone();
+    if error.is_parse_too_large() {
+        return DialError::LongHead { host };
+    }
     DialError::Broken {
-        host: host.clone(),
+        host,
         detail: said(error),
     }
 }

@@ -25,6 +25,11 @@ impl Latch {
         self.0.send_replace(true);
     }
 
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        *self.0.borrow()
+    }
+
     /// How many wait.
     pub fn waiting(&self) -> usize {
         self.0.receiver_count()

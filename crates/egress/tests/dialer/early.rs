@@ -1,0 +1,174 @@
+//! Servers that answer before they have heard all, and answers with long heads.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::mpsc;
+
+use http::Version;
+use http_body_util::channel::{Channel, Sender};
+use testkit::http::{read_chunk, read_line};
+use testkit::origin::Origin;
+use testkit::wait::eventually;
+
+use super::*;
+
+const HOST: &str = "api.example";
+
+/// A piece of a body.
+const PIECE: &[u8] = &[b'x'; 16 * 1024];
+
+/// A body that the test feeds.
+fn upload() -> (Sender<Bytes, std::io::Error>, Request<Content>) {
+    let (sender, body) = Channel::<Bytes, std::io::Error>::new(1);
+    let content = body.map_err(Into::into).boxed_unsync();
+    (sender, post("/", content))
+}
+
+/// Reads the head of a request, if one comes.
+fn hears(stream: &mut TcpStream) -> bool {
+    loop {
+        match read_line(&mut *stream) {
+            Ok(line) if line.is_empty() => return true,
+            Ok(_) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Reads a chunked body to its end and says how long it was.
+fn read_chunks(stream: &mut TcpStream) -> u64 {
+    let mut length = 0;
+    while let Some(chunk) = read_chunk(&mut *stream).unwrap() {
+        length += u64::try_from(chunk.len()).unwrap();
+    }
+    assert_eq!(read_line(stream).unwrap(), "");
+    length
+}
+
+#[tokio::test]
+async fn an_upload_that_outlives_its_answer_arrives_whole_and_its_connection_is_used_again() {
+    let (told, heard) = mpsc::channel();
+    let origin = Origin::raw(move |mut stream, _| {
+        // One that answers as soon as it has seen the head, and then listens to the end.
+        while hears(&mut stream) {
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nearly")
+                .unwrap();
+            told.send(read_chunks(&mut stream)).unwrap();
+        }
+    });
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    for round in 0..3 {
+        let (mut sender, request) = upload();
+        let sent = dialer
+            .send(&sandbox("s"), &http(HOST), request)
+            .await
+            .unwrap();
+        assert_eq!(sent.timings.reused, round > 0);
+        assert_eq!(text(sent).await, "early");
+        assert_eq!(dialer.idle(), 0, "it is still in use");
+        for _ in 0..100 {
+            sender.send_data(Bytes::from_static(PIECE)).await.unwrap();
+        }
+        drop(sender);
+        eventually("the connection to be kept", || {
+            (dialer.idle() == 1).then_some(())
+        })
+        .await;
+        let whole = u64::try_from(PIECE.len() * 100).unwrap();
+        assert_eq!(heard.recv(), Ok(whole));
+    }
+    assert_eq!(origin.connections(), 1);
+}
+
+#[tokio::test]
+async fn the_answer_of_a_server_that_closes_early_is_not_lost() {
+    // The close crosses the upload at another moment each time.
+    for round in 0..30 {
+        let origin = Origin::raw(|mut stream, _| {
+            assert!(hears(&mut stream));
+            stream
+                .write_all(
+                    b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno",
+                )
+                .unwrap();
+            // Closed with unread bytes in it, so that the other side is reset.
+        });
+        let dialer = Operator::new().dialer(HOST, origin.address(), "");
+        let (mut sender, request) = upload();
+        let feeding = tokio::spawn(async move {
+            while sender.send_data(Bytes::from_static(PIECE)).await.is_ok() {}
+        });
+        let sent = dialer.send(&sandbox("s"), &http(HOST), request).await;
+        let sent = sent.unwrap_or_else(|error| panic!("{round}: {error:?}"));
+        assert_eq!(sent.response.status(), 413);
+        assert_eq!(text(sent).await, "no", "{round}");
+        assert_eq!(dialer.idle(), 0);
+        // What nobody listens to is not sent for ever.
+        tokio::time::timeout(testkit::wait::LIMIT, feeding)
+            .await
+            .unwrap()
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_closes_without_an_answer_while_it_is_sent_to_has_failed() {
+    let origin = Origin::raw(|mut stream, _| {
+        assert!(hears(&mut stream));
+    });
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    let (mut sender, request) = upload();
+    tokio::spawn(async move { while sender.send_data(Bytes::from_static(PIECE)).await.is_ok() {} });
+    let error = dialer
+        .send(&sandbox("s"), &http(HOST), request)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
+    assert!(error.counts_as_failure());
+}
+
+/// A server whose head has a header of so many bytes.
+fn wordy(length: usize) -> Origin {
+    Origin::raw(move |mut stream, _| {
+        while hears(&mut stream) {
+            let long = "a".repeat(length);
+            let said = write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nX-Long: {long}\r\nContent-Length: 4\r\n\r\nfine"
+            );
+            if said.is_err() {
+                return;
+            }
+        }
+    })
+}
+
+#[tokio::test]
+async fn a_head_of_sixty_kilobytes_passes_and_its_connection_is_used_again() {
+    let origin = wordy(60 * 1024);
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    for _ in 0..3 {
+        let sent = dialer
+            .send(&sandbox("s"), &http(HOST), get("/"))
+            .await
+            .unwrap();
+        assert_eq!(sent.timings.version, Version::HTTP_11);
+        assert_eq!(sent.response.headers()["x-long"].len(), 60 * 1024);
+        assert_eq!(text(sent).await, "fine");
+    }
+    assert_eq!(origin.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_head_that_is_longer_is_refused_in_words() {
+    let origin = wordy(80 * 1024);
+    let dialer = Operator::new().dialer(HOST, origin.address(), "");
+    let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
+    assert!(matches!(error, DialError::LongHead { .. }), "{error:?}");
+    assert_eq!(
+        error.to_string(),
+        "the head of api.example's answer is longer than 64 KiB, or has more than 100 headers"
+    );
+    assert!(!error.counts_as_failure(), "it did answer");
+}

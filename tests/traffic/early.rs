@@ -1,0 +1,127 @@
+//! Upstreams that answer before they have heard all of a request, and those with long heads.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use testkit::http;
+use testkit::inside;
+use testkit::origin::{Latch, Origin};
+use testkit::wait;
+
+use crate::bench::{Agent, Bench, Rules, may_enter};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn with_agent(
+    serve: impl Fn(TcpStream, usize) + Send + Sync + 'static,
+    check: impl FnOnce(&Rules, &Origin, &Agent<'_>),
+) {
+    let bench = Bench::new();
+    let web = Origin::raw(serve);
+    let without = Rules::new().at("web.example", web.address());
+    bench.write(&without.clone().allow("web.example"));
+    let agent = bench.create("fix");
+    check(&without, &web, &agent);
+}
+
+/// Reads the head of a request, if one comes.
+fn hears(stream: &mut TcpStream) -> bool {
+    loop {
+        match http::read_line(&mut *stream) {
+            Ok(line) if line.is_empty() => return true,
+            Ok(_) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+#[test]
+fn an_upstream_that_answers_and_closes_early_is_heard() {
+    let serve = |mut stream: TcpStream, _| {
+        if hears(&mut stream) {
+            let said = stream.write_all(
+                b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno\n",
+            );
+            // Closed with unread bytes in it, so that the gate is reset.
+            drop(said);
+        }
+    };
+    with_agent(serve, |_, web, agent| {
+        let rounds = 10;
+        for round in 0..rounds {
+            let got = agent.curl(
+                "-H Expect: -X POST -T <(head -c 20000000 /dev/zero) http://web.example/upload",
+            );
+            assert_eq!((got.status, got.body.trim()), (413, "no"), "{round}");
+        }
+        assert_eq!(web.connections(), rounds);
+    });
+}
+
+#[test]
+fn an_upload_that_outlives_its_answer_ends_with_its_rule() {
+    if !may_enter() {
+        return;
+    }
+    let (heard, cut) = (Latch::new(), Latch::new());
+    let told = (heard.clone(), cut.clone());
+    let serve = move |mut stream: TcpStream, _| {
+        if !hears(&mut stream) {
+            return;
+        }
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nearly")
+            .unwrap();
+        let mut bytes = [0; 4096];
+        while let Ok(length) = stream.read(&mut bytes) {
+            if length == 0 {
+                break;
+            }
+            if bytes[..length].windows(4).any(|four| four == b"late") {
+                told.0.open();
+            }
+        }
+        told.1.open();
+    };
+    with_agent(serve, |without, _, agent| {
+        let mut stream = agent.inside().port(80);
+        stream
+            .write_all(
+                b"POST / HTTP/1.1\r\nHost: web.example\r\nTransfer-Encoding: chunked\r\n\r\n",
+            )
+            .unwrap();
+        let answer = http::read_answer(&mut stream).unwrap();
+        assert_eq!(answer.text(), "early");
+        stream.write_all(b"4\r\nlate\r\n").unwrap();
+        wait::until("the upstream to hear it", || heard.is_open().then_some(()));
+        assert!(!cut.is_open(), "it goes on while it may");
+        agent.bench.reload(without);
+        wait::until("the upload to be cut", || cut.is_open().then_some(()));
+        assert!(inside::ends(&mut stream, SOON));
+    });
+}
+
+#[test]
+fn a_long_head_of_an_answer_passes_and_a_longer_one_is_explained() {
+    let serve = |mut stream: TcpStream, number: usize| {
+        while hears(&mut stream) {
+            let long = "a".repeat(if number == 0 { 60_000 } else { 90_000 });
+            let head =
+                format!("HTTP/1.1 200 OK\r\nX-Long: {long}\r\nConnection: close\r\n\r\nhello");
+            if stream.write_all(head.as_bytes()).is_err() {
+                return;
+            }
+            let _closed = stream.shutdown(std::net::Shutdown::Write);
+        }
+    };
+    with_agent(serve, |_, _, agent| {
+        let got = agent.curl("-D ~/head http://web.example/");
+        assert_eq!((got.status, got.body.as_str()), (200, "hello"));
+        let length = agent.says("grep -i '^x-long' ~/head | tr -d '\\r\\n' | wc -c");
+        assert_eq!(length, "60008");
+        let got = agent.curl("http://web.example/");
+        got.refused(502, "connect_failed");
+        assert!(got.body.contains("longer than 64 KiB"), "{got:?}");
+    });
+}

@@ -1,0 +1,138 @@
+//! The rules for GitHub's API, as an agent meets them.
+
+use std::io::Write;
+use std::time::Duration;
+
+use testkit::http;
+use testkit::inside::{self, Inside};
+use testkit::origin::{Latch, Origin, Reply};
+
+use crate::bench::{Bench, Rules, ask, may_enter, refusal};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A sandbox that is registered for acme/app.
+fn with_github(
+    rules: impl FnOnce(Rules) -> Rules,
+    answer: impl Fn() -> Reply + Send + Sync + 'static,
+    check: impl FnOnce(&Rules, &Origin, &Bench, &Inside),
+) {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let api = bench.https(&["api.github.com"], move |_| answer());
+    let plain = Rules::new()
+        .allow("api.github.com")
+        .at("api.github.com", api.address());
+    bench.write(&rules(plain.clone()));
+    let made = bench.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
+    let inside = Inside::of(&bench.place, made["id"].as_str().unwrap());
+    check(&plain, &api, &bench, &inside);
+}
+
+/// A request of that first line, with these headers and this body.
+fn said(line: &str, headers: &[&str], body: &str) -> String {
+    let lines: String = headers.iter().map(|one| format!("{one}\r\n")).collect();
+    let length = body.len();
+    format!(
+        "{line} HTTP/1.1\r\nHost: api.github.com\r\n{lines}Content-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+fn speak(inside: &Inside) -> inside::Tls<std::net::TcpStream> {
+    inside::tls(inside.port(443), Some("api.github.com"), &["http/1.1"])
+}
+
+const JSON: &str = "Content-Type: application/json";
+
+#[test]
+fn seed_04_a_pull_request_is_not_merged_through_the_api() {
+    with_github(
+        |rules| rules,
+        || Reply::text("{}"),
+        |_, api, bench, inside| {
+            let merge = "PUT /repos/acme/app/pulls/123/merge";
+            let answer = ask(speak(inside), said(merge, &[JSON], "{}"));
+            let id = refusal(&answer, 403, "github_rule");
+            let error = answer.json()["error"].to_string();
+            assert!(
+                error.contains("PR merge blocked - use GitHub UI"),
+                "{error}"
+            );
+            assert_eq!(bench.record(&id)["reason"], "github_rule");
+            // By the other roads that lead there.
+            for (line, body) in [
+                ("PUT /repos/acme/app/pulls/123/merge/", "{}"),
+                ("PUT /repos/acme/app//pulls/123/%6derge", "{}"),
+                (
+                    "POST /repos/acme/app/merges",
+                    "{\"base\":\"main\",\"head\":\"x\"}",
+                ),
+                (
+                    "POST /graphql",
+                    "{\"query\":\"mutation { mergePullRequest(input: {pullRequestId: \\\"x\\\"}) { clientMutationId } }\"}",
+                ),
+            ] {
+                let answer = ask(speak(inside), said(line, &[JSON], body));
+                refusal(&answer, 403, "github_rule");
+            }
+            assert!(api.requests().is_empty(), "{:?}", api.requests());
+            // What is no merge passes.
+            let comment = "POST /repos/acme/app/issues/1/comments";
+            let answer = ask(speak(inside), said(comment, &[JSON], "{\"body\":\"hi\"}"));
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        },
+    );
+}
+
+#[test]
+fn a_request_with_two_content_types_is_refused() {
+    with_github(
+        |rules| rules,
+        || Reply::text("{}"),
+        |_, api, _, inside| {
+            let line = "POST /repos/acme/app/issues";
+            let body = "{\"title\":\"a\"}";
+            let form = "Content-Type: application/x-www-form-urlencoded";
+            let strange = "Content-Type: application/json\u{e9}";
+            for headers in [&[JSON, form][..], &[form, JSON], &[JSON, JSON], &[strange]] {
+                let answer = ask(speak(inside), said(line, headers, body));
+                refusal(&answer, 403, "github_rule");
+                assert_eq!(answer.json()["rule"], "github:content-type", "{headers:?}");
+            }
+            assert!(api.requests().is_empty(), "{:?}", api.requests());
+            let answer = ask(speak(inside), said(line, &[JSON], body));
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        },
+    );
+}
+
+#[test]
+fn what_a_switched_rule_allowed_ends_when_it_is_switched_off() {
+    let latch = Latch::new();
+    let held = latch.clone();
+    with_github(
+        |rules| rules.egress("github: {allow: [read-user]}"),
+        move || Reply::text("begun").paused(&held),
+        |without, _, bench, inside| {
+            let open = |path: &str| {
+                let mut tls = speak(inside);
+                write!(tls, "GET {path} HTTP/1.1\r\nHost: api.github.com\r\n\r\n").unwrap();
+                tls.flush().unwrap();
+                let head = http::read_head(&mut tls).unwrap();
+                assert_eq!(head.status, 200, "{head:?}");
+                assert_eq!(http::read_chunk(&mut tls).unwrap().unwrap(), b"begun");
+                tls
+            };
+            let mut switched = open("/user");
+            let mut own = open("/repos/acme/app");
+            bench.reload(without);
+            assert!(inside::ends(&mut switched, SOON));
+            let answer = ask(speak(inside), said("GET /user", &[], ""));
+            refusal(&answer, 403, "github_rule");
+            latch.open();
+            assert_eq!(http::read_chunk(&mut own).unwrap(), None, "it was cut too");
+        },
+    );
+}

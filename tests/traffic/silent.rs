@@ -1,0 +1,149 @@
+//! Connections on which nothing is asked: those that a client keeps in store are no record,
+//! and those that never came about are one, by their name and with why.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::Value;
+use testkit::http;
+use testkit::inside::{self, Inside};
+use testkit::origin::{Origin, Reply};
+use testkit::wait;
+
+use crate::bench::{Agent, Bench, Rules, may_enter};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn with_agent(check: impl FnOnce(&Origin, &Agent<'_>, &Inside)) {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let api = bench.https(&["api.example"], |_| Reply::text("hello"));
+    let rules = Rules::new()
+        .allow("api.example")
+        .at("api.example", api.address())
+        .egress("timeouts: {header: 1s}");
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    check(&api, &agent, &agent.inside());
+}
+
+/// A tunnel through the proxy.
+fn tunnel(inside: &Inside, to: &str) -> TcpStream {
+    let mut stream = inside.port(8080);
+    write!(stream, "CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n").unwrap();
+    assert_eq!(http::read_head(&mut stream).unwrap().status, 200);
+    stream
+}
+
+/// What the log says of requests and connections.
+fn records(bench: &Bench) -> Vec<Value> {
+    let mut records = bench.records();
+    records.retain(|one| one["kind"] == "http");
+    records
+}
+
+#[test]
+fn connections_that_a_client_keeps_in_store_are_no_record() {
+    with_agent(|_, agent, inside| {
+        for protocol in ["http/1.1", "h2"] {
+            for left in [true, false] {
+                for proxied in [true, false] {
+                    let stream = if proxied {
+                        tunnel(inside, "api.example:443")
+                    } else {
+                        inside.port(443)
+                    };
+                    let mut tls = inside::tls(stream, Some("api.example"), &[protocol]);
+                    inside::certificate(&mut tls).unwrap();
+                    if left {
+                        tls.conn.send_close_notify();
+                        tls.flush().unwrap();
+                    } else if protocol == "http/1.1" {
+                        assert!(inside::ends(&mut tls, SOON), "it waits for ever");
+                    }
+                }
+            }
+        }
+        // What was asked since is on record, so all that came before would be.
+        assert_eq!(agent.curl("https://api.example/fence").status, 200);
+        let all = wait::until("the record of a request", || {
+            let all = records(agent.bench);
+            all.iter().any(|one| one["path"] == "/fence").then_some(all)
+        });
+        assert_eq!(all.len(), 1, "{all:?}");
+    });
+}
+
+/// Waits for a record of that reason, and says which host it names.
+fn recorded(agent: &Agent<'_>, reason: &str, host: &str) {
+    wait::until_or(
+        || {
+            let all = records(agent.bench);
+            let mut all = all.iter();
+            all.any(|one| {
+                one["reason"] == reason && one["host"] == host && one["verdict"] == "deny"
+            })
+            .then_some(())
+        },
+        || format!("{reason} of {host} in {:?}", records(agent.bench)),
+    );
+}
+
+#[test]
+fn a_hello_that_never_comes_is_on_record_by_its_name() {
+    with_agent(|api, agent, inside| {
+        let mut silent = tunnel(inside, "silent.example:443");
+        let mut half = tunnel(inside, "half.example:443");
+        half.write_all(&[0x16, 3, 1, 2, 0, 1, 0]).unwrap();
+        let mut direct = inside.port(443);
+        for stream in [&mut silent, &mut half, &mut direct] {
+            assert!(inside::ends(stream, SOON));
+        }
+        drop(tunnel(inside, "left.example:443"));
+        recorded(agent, "client_timeout", "silent.example");
+        recorded(agent, "client_timeout", "half.example");
+        recorded(agent, "client_timeout", "192.0.2.1");
+        recorded(agent, "client_left", "left.example");
+        assert_eq!(api.connections(), 0);
+    });
+}
+
+#[test]
+fn a_handshake_that_fails_is_on_record_with_why() {
+    with_agent(|api, agent, inside| {
+        // Somebody else's root.
+        agent.says(&format!(
+            "cat >~/other.pem <<'EOF'\n{}EOF\n",
+            agent.bench.ca.pem()
+        ));
+        let output =
+            agent.bash("curl -sS --capath /nowhere --cacert ~/other.pem https://api.example/");
+        assert_eq!(output.status.code(), Some(60), "curl does not trust it");
+        recorded(agent, "tls_distrusted", "api.example");
+        let proxy = "-x http://192.0.0.1:8080";
+        agent.bash(&format!(
+            "curl -sS {proxy} --capath /nowhere --cacert ~/other.pem https://tunnel.example/"
+        ));
+        recorded(agent, "tls_distrusted", "tunnel.example");
+        // Neither TLS nor text, and a hello that is none.
+        for (bytes, reason, name) in [
+            (&[0x80, 0x2e, 1, 0][..], "not_tls", "ssl2.example"),
+            (&[0x16, 3, 1, 0, 1, 2], "tls_client", "strange.example"),
+        ] {
+            let mut stream = tunnel(inside, &format!("{name}:443"));
+            stream.write_all(bytes).unwrap();
+            assert!(inside::ends(&mut stream, SOON));
+            recorded(agent, reason, name);
+        }
+        // One that goes away in the middle.
+        let mut stream = tunnel(inside, "middle.example:443");
+        let mut tls = inside::tls(&mut stream, Some("middle.example"), &[]);
+        tls.conn.write_tls(&mut tls.sock).unwrap();
+        drop(stream);
+        recorded(agent, "client_left", "middle.example");
+        assert_eq!(api.connections(), 0);
+    });
+}
