@@ -472,6 +472,7 @@ impl File {
         self.egress.allowlist.iter_mut().for_each(resolve);
         self.egress.policy.iter_mut().for_each(resolve);
         self.egress.extra_roots.iter_mut().for_each(resolve);
+        resolve(&mut self.egress.dns.resolv_conf);
         self.scan.rules.iter_mut().for_each(resolve);
         self.sandbox.host_paths.iter_mut().for_each(resolve);
         self.sandbox.rootfs.iter_mut().for_each(resolve);

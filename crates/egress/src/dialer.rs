@@ -37,7 +37,7 @@ use self::address::Addresses;
 use self::exchange::Failure;
 use self::pool::{Key, Pool};
 use self::trust::Trust;
-use self::wire::Deadline;
+use self::wire::{Deadline, Use};
 use crate::body::Content;
 
 pub use self::body::Arriving;
@@ -143,12 +143,13 @@ impl Dialer {
     /// A bare connection to a checked address, for TLS that is passed on unread.
     pub async fn connect(
         &self,
+        sandbox: &SandboxId,
         host: &Host,
         port: u16,
     ) -> Result<(TcpStream, SocketAddr), DialError> {
         let rules = self.rules.load_full();
         let deadline = Deadline::new(host, Instant::now(), rules.timeouts.connect);
-        let (stream, timings) = deadline.hold(rules.reach(host, port)).await?;
+        let (stream, timings) = deadline.hold(rules.reach(sandbox, host, port)).await?;
         Ok((stream, timings.peer))
     }
 
@@ -174,18 +175,20 @@ impl Dialer {
     }
 
     /// A connection of its own, HTTP/1.1, for one request that may become something else.
-    pub async fn open(&self, route: &Route) -> Result<Upgradable, DialError> {
+    pub async fn open(&self, sandbox: &SandboxId, route: &Route) -> Result<Upgradable, DialError> {
         let rules = self.rules.load_full();
         let deadline = Deadline::new(&route.host, Instant::now(), rules.timeouts.connect);
-        let (wire, timings) = deadline.hold(rules.wire(route, None)).await?;
+        let (wire, timings) = deadline.hold(rules.wire(sandbox, route, Use::Once)).await?;
         single::begin(route, wire, timings, rules.timeouts.response).await
     }
 
     /// Closes the unused connections of a sandbox; those in use close when their request
-    /// ends. Its TLS sessions are forgotten.
+    /// ends. Its TLS sessions and the answers it had from DNS are forgotten.
     pub fn forget(&self, sandbox: &SandboxId) {
         self.pool.close(|(owner, _)| owner == sandbox);
-        self.rules.load().trust.forget(sandbox);
+        let rules = self.rules.load();
+        rules.trust.forget(sandbox);
+        rules.addresses.forget(sandbox);
     }
 
     /// Unused connections that are kept.
@@ -217,12 +220,7 @@ impl Rules {
     fn read(settings: &Settings, own: Arc<[SocketAddr]>) -> Result<Self, BadRoots> {
         let egress = &settings.egress;
         Ok(Self {
-            addresses: Arc::new(Addresses::new(
-                egress.resolve.clone(),
-                egress.allow_private.clone(),
-                own,
-                &egress.dns.upstreams,
-            )),
+            addresses: Arc::new(Addresses::new(settings, own)),
             trust: Arc::new(Trust::load(&egress.extra_roots)?),
             timeouts: egress.timeouts.clone(),
         })

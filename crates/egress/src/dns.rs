@@ -8,7 +8,8 @@
 //!   connect, where a refusal can be read by a person.
 //! - **Forward**: a name the allowlist does not have does not exist. Others are asked for
 //!   upstream, in lower case and without anything else of the client's; aliases are
-//!   flattened, every hop and address is judged.
+//!   flattened, every hop is held against what the operator denied and every address
+//!   against what is never dialled (docs/adr/0021-names-behind-an-alias.md).
 //!
 //! **What is written down.** Every refusal, in both modes. In forward mode also every
 //! answer that an upstream gave, now or before. Not in synthetic mode: there the connect
@@ -30,7 +31,7 @@ mod synthetic;
 mod upstream;
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -107,15 +108,6 @@ pub struct Answered {
     pub event: Option<AuditEvent>,
 }
 
-/// What must hold of the names behind an alias.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hops {
-    /// The allowlist has each of them.
-    Allowed,
-    /// They are host names. The addresses behind them are judged all the same.
-    WellFormed,
-}
-
 /// How much at once and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -123,15 +115,10 @@ pub struct Limits {
     pub deadline: Duration,
     /// Queries of one sandbox at a time.
     pub in_flight: usize,
-    /// Queries of one sandbox in a time; `None` for any number. Each refusal is written
-    /// down, so without it an agent could fill the disk.
-    pub rate: Option<Rate>,
     /// Names of one sandbox that have a synthetic address.
     pub names: usize,
-    /// Answers of upstreams that are remembered, for all sandboxes together.
+    /// Answers of upstreams that are remembered for one sandbox.
     pub cached: usize,
-    /// What must hold of aliases.
-    pub hops: Hops,
     /// How long a connection may be silent.
     pub idle: Duration,
     /// How much names may say.
@@ -143,10 +130,8 @@ impl Default for Limits {
         Self {
             deadline: Duration::from_secs(5),
             in_flight: 64,
-            rate: Rate::new(200.0, 400).ok(),
             names: 4096,
-            cached: 2048,
-            hops: Hops::Allowed,
+            cached: 512,
             idle: Duration::from_secs(10),
             labels: LabelLimits::default(),
         }
@@ -182,6 +167,17 @@ impl Names {
         }
     }
 
+    /// Asks these resolvers from now on, or says why there is nobody to ask.
+    pub fn follow(&self, resolvers: Result<Vec<SocketAddr>, String>) {
+        self.forwarder.follow(resolvers);
+    }
+
+    /// How fast one asker may ask now. Each refusal is written down, so that without a limit
+    /// an agent could fill the disk.
+    fn pace(&self) -> Rate {
+        (self.settings)().egress.dns.pace()
+    }
+
     /// How much names may say: the dialer asks this too before it resolves one.
     pub fn labels(&self) -> &Arc<LabelBudget> {
         &self.labels
@@ -202,6 +198,15 @@ impl Names {
     pub fn forget(&self, sandbox: &SandboxId) {
         self.guests().remove(sandbox);
         self.labels.forget(sandbox);
+    }
+
+    /// Forgets every sandbox that `gone` says is: on a shared network one may have asked for
+    /// names and sent nothing else.
+    pub fn prune(&self, gone: impl Fn(&SandboxId) -> bool) {
+        let known: Vec<SandboxId> = self.guests().keys().cloned().collect();
+        for sandbox in known.iter().filter(|sandbox| gone(sandbox)) {
+            self.forget(sandbox);
+        }
     }
 
     /// Answers one query; `None` where there is nothing to answer. Takes no longer than the
@@ -350,9 +355,11 @@ impl Names {
 
     /// Asks an upstream about a name that was judged.
     async fn forward(&self, errand: Errand, settings: &Settings, deadline: Instant) -> Decision {
+        let guest = self.guest(&errand.sandbox);
         let case = Case {
             settings,
             labels: &self.labels,
+            guest: &guest,
             sandbox: &errand.sandbox,
             deadline,
         };

@@ -10,6 +10,7 @@ use hyper::body::Body;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use policy::breaker::Outcome;
+use policy::id::SandboxId;
 use policy::proof::{Cleared, Guard};
 use policy::reason::Reason;
 use policy::verdict::Denial;
@@ -201,7 +202,9 @@ impl Leaving<'_> {
             match upgrade {
                 // Boxed, as is all that is seldom: a request's future is as large as its
                 // largest part, and is moved about.
-                Some(client) => Box::pin(send_upgrade(traffic, &route, outgoing, client)).await,
+                Some(client) => {
+                    Box::pin(send_upgrade(traffic, sandbox, &route, outgoing, client)).await
+                }
                 None => {
                     let sent = traffic.dialer().send(sandbox, &route, outgoing).await;
                     sent.map(|sent| Answered::Theirs(sent.response))
@@ -257,13 +260,19 @@ impl Leaving<'_> {
 /// Sends a request that asks for WebSocket, on a connection of its own.
 async fn send_upgrade(
     traffic: &Traffic,
+    sandbox: &SandboxId,
     route: &Route,
     mut outgoing: Request<Content>,
     client: Client,
 ) -> Result<Answered, DialError> {
     websocket::ask(outgoing.headers_mut());
     *outgoing.body_mut() = body::empty();
-    let answer = traffic.dialer().open(route).await?.send(outgoing).await?;
+    let answer = traffic
+        .dialer()
+        .open(sandbox, route)
+        .await?
+        .send(outgoing)
+        .await?;
     let Some(upstream) = answer.io else {
         return Ok(Answered::Theirs(answer.response));
     };

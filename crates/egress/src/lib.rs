@@ -36,6 +36,7 @@ pub mod publish;
 pub mod refusal;
 pub mod rego;
 pub mod request;
+pub mod resolvers;
 pub mod splice;
 pub mod traffic;
 pub mod trail;

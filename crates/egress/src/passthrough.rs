@@ -82,7 +82,7 @@ where
         }
     }
     trail.passed(Stage::Policy);
-    let upstream = match traffic.dialer().connect(&host, port).await {
+    let upstream = match traffic.dialer().connect(guest.id(), &host, port).await {
         Ok((upstream, _)) => {
             learn(Outcome::Success);
             upstream

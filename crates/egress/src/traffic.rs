@@ -2,7 +2,7 @@
 //! settings.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -35,6 +35,7 @@ use crate::live::{Asked, Live};
 use crate::numbers::{Numbers, States};
 use crate::ports::{Ledger, Programs, Registry};
 use crate::rego::Policies;
+use crate::resolvers;
 
 /// What the traffic is given.
 pub struct Parts {
@@ -83,6 +84,8 @@ pub struct Rules {
     pub github: GithubRules,
     /// The operator's own policies.
     pub policies: Policies,
+    /// Who is asked about names, or why there is nobody.
+    pub resolvers: Result<Vec<SocketAddr>, String>,
 }
 
 /// Settings that cannot be put in force.
@@ -97,7 +100,7 @@ pub enum Refused {
 }
 
 impl Rules {
-    /// Works out `settings`. Reads policy bundles, so it blocks.
+    /// Works out `settings`. Reads policy bundles and the system's resolvers, so it blocks.
     pub fn load(settings: Arc<Settings>) -> Result<Self, BadBundle> {
         let names_programs = settings
             .allowlist()
@@ -108,6 +111,7 @@ impl Rules {
         Ok(Self {
             github: github.unwrap_or_default(),
             policies: Policies::load(&settings)?,
+            resolvers: resolvers::read(&settings.egress.dns),
             settings,
             names_programs,
         })
@@ -178,13 +182,16 @@ impl Rules {
 impl Traffic {
     /// Traffic that nobody has yet. Call it in the runtime that shall do the work.
     pub fn new(parts: Parts) -> Arc<Self> {
+        let resolvers = parts.rules.resolvers.clone();
         let rules = Arc::new(ArcSwap::from_pointee(parts.rules));
         let now = Arc::clone(&rules);
         let settings = Box::new(move || Arc::clone(&now.load().settings));
         let metrics = DnsMetrics::default();
+        let names = Names::new(settings, Limits::default(), metrics.clone());
+        names.follow(resolvers);
         Arc::new(Self {
             rules,
-            names: Arc::new(Names::new(settings, Limits::default(), metrics.clone())),
+            names: Arc::new(names),
             queries: metrics,
             registry: parts.registry,
             ledger: parts.ledger,
@@ -211,6 +218,7 @@ impl Traffic {
     pub fn reload(&self, settings: Arc<Settings>) -> Result<usize, Refused> {
         let rules = Arc::new(Rules::load(Arc::clone(&settings))?);
         self.dialer.reload(&settings)?;
+        self.names.follow(rules.resolvers.clone());
         self.rules.store(Arc::clone(&rules));
         let guests: Vec<Arc<Guest>> = self.guests().values().cloned().collect();
         let ended = guests.iter().map(|guest| {
@@ -343,6 +351,7 @@ impl Traffic {
         for id in ids.iter().filter(|id| gone(id)) {
             self.dismiss(id);
         }
+        self.names.prune(gone);
     }
 
     /// A refusal that is not long ago, of whoever it was.

@@ -9,7 +9,8 @@
 //! beats a wildcard and a longer wildcard a shorter one, and the rules that share the
 //! winning pattern are all asked, in the order of the file. What is denied is denied by
 //! every pattern that names the host: a grant for `a.x.com` must not lift what the
-//! operator denied on `*.x.com`.
+//! operator denied on `*.x.com`. A rule that denies everything denies the name: then it is
+//! not resolved either, and no alias leads there.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -68,6 +69,11 @@ impl HostRule {
         } else {
             &self.ports
         }
+    }
+
+    /// Whether it denies whatever is asked, of everybody.
+    fn denies_everything(&self) -> bool {
+        self.programs.is_empty() && self.endpoints.deny.iter().any(EndpointRule::is_everything)
     }
 
     /// Whether it speaks for `program`; an unknown program only where none is named.
@@ -156,6 +162,8 @@ pub struct Allowlist {
     /// Bit `n` is set when some wildcard has a suffix of `n` labels (127 at most), so that
     /// a hostile name with all of them does not cost 126 probes.
     depths: u128,
+    /// Whether some rule denies everything, so that it is worth looking for it.
+    denies_names: bool,
 }
 
 impl Allowlist {
@@ -163,6 +171,7 @@ impl Allowlist {
     pub fn new(rules: Vec<HostRule>) -> Self {
         let mut list = Self::default();
         for rule in rules {
+            list.denies_names |= rule.denies_everything();
             let next = list.groups.len();
             let group = match &rule.pattern {
                 HostPattern::Exact(name) => *list.exact.entry(name.clone()).or_insert(next),
@@ -252,9 +261,53 @@ impl Allowlist {
         found
     }
 
+    /// Whether some rule denies a name.
+    pub fn denies_names(&self) -> bool {
+        self.denies_names
+    }
+
+    /// The rule that denies everything on every port that the rules of `host` name: then
+    /// the host is denied by its name. A host that no rule names is not.
+    pub fn denied_name(&self, host: &Host) -> Option<&HostRule> {
+        if !self.denies_names {
+            return None;
+        }
+        let ports = self.lookup(host)?.iter().flat_map(HostRule::ports);
+        let mut denying = ports.map(|port| self.denied_port(host, *port));
+        let first = denying.next()??;
+        denying.all(|found| found.is_some()).then_some(first)
+    }
+
+    /// The rule that denies everything on a port, of any pattern that names the host.
+    fn denied_port(&self, host: &Host, port: u16) -> Option<&HostRule> {
+        if !self.denies_names {
+            return None;
+        }
+        let denies = |rule: &&HostRule| rule.ports().contains(&port) && rule.denies_everything();
+        let mut found = self.lookup(host)?.iter().find(denies);
+        if let Host::Name(name) = host {
+            self.visit_below(name.as_str(), |group| {
+                let rules = self.groups.get(group).into_iter().flatten();
+                found = found.or_else(|| rules.into_iter().find(denies));
+            });
+        }
+        found
+    }
+
     /// Decides about the host alone. DNS asks this.
     pub fn judge_host(&self, host: &Host) -> Result<&[HostRule], Denial> {
-        self.lookup(host).ok_or_else(|| self.refuse_host(host))
+        match self.denied_name(host) {
+            Some(rule) => Err(refuse_name(host, rule)),
+            None => self.lookup(host).ok_or_else(|| self.refuse_host(host)),
+        }
+    }
+
+    /// Decides about a name behind the alias of a host that was allowed. Which names those
+    /// are is up to whoever runs that host, so that the list need not have them; one that
+    /// the operator denied is denied here, too.
+    pub fn judge_alias(&self, alias: &Host) -> Result<(), Denial> {
+        self.denied_name(alias)
+            .map_or(Ok(()), |rule| Err(refuse_name(alias, rule)))
     }
 
     /// Decides about a connection that nobody reads: by host, port and program alone.
@@ -265,6 +318,9 @@ impl Allowlist {
         program: Option<&str>,
     ) -> Result<&HostRule, Denial> {
         let rules = self.judge_port(host, port)?;
+        if let Some(rule) = self.denied_port(host, port) {
+            return Err(refuse_name(host, rule));
+        }
         let mut on_port = rules.iter().filter(|rule| rule.ports().contains(&port));
         on_port
             .find(|rule| rule.names_program(program))
@@ -348,6 +404,12 @@ fn name_of(rules: &[HostRule]) -> RuleName {
     rules
         .first()
         .map_or_else(|| TABLE.into(), |rule| rule.name.clone())
+}
+
+fn refuse_name(host: &Host, rule: &HostRule) -> Denial {
+    Denial::new(Reason::HostDenied, rule.name.clone()).saying(format!(
+        "The host {host} is denied by a rule. Do not retry."
+    ))
 }
 
 fn refuse_port(host: &Host, port: u16, rules: &[HostRule]) -> Denial {

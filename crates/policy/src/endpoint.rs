@@ -271,6 +271,12 @@ pub struct EndpointRule {
 }
 
 impl EndpointRule {
+    /// Whether it is about every method on every path.
+    pub fn is_everything(&self) -> bool {
+        let every = |pattern: &PathPattern| pattern.form(Reading::LITERAL) == [Segment::Many];
+        self.methods.is_any() && (self.paths.is_empty() || self.paths.iter().any(every))
+    }
+
     fn covers(&self, path: &CleanPath) -> bool {
         self.paths.is_empty() || self.paths.iter().any(|pattern| pattern.covers(path))
     }

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use policy::bucket::Rate;
 use policy::endpoint::PathPattern;
 use policy::host::{Authority, Host, HostPattern};
 use schemars::JsonSchema;
@@ -329,6 +331,17 @@ pub struct Dns {
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<DnsUpstream>>")]
     pub upstreams: Vec<DnsUpstream>,
+    /// The file that says which resolvers `system` means. A change of it is noticed.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<PathBuf>")]
+    pub resolv_conf: PathBuf,
+    /// Queries a second of one sandbox, in the long run. What is beyond is dropped over UDP
+    /// and waits over TCP.
+    #[schemars(range(max = 1_000_000))]
+    pub rate: NonZeroU32,
+    /// Queries at once; twice the rate when not given.
+    #[schemars(range(max = 1_000_000))]
+    pub burst: Option<NonZeroU32>,
     /// Record types that are answered beside A and AAAA.
     #[schemars(with = "Vec<Text<DnsType>>")]
     pub extra_types: Vec<String>,
@@ -340,8 +353,24 @@ impl Default for Dns {
             listen: Vec::new(),
             mode: DnsMode::Synthetic,
             upstreams: vec![DnsUpstream::System],
+            resolv_conf: PathBuf::from("/etc/resolv.conf"),
+            rate: const { NonZeroU32::new(200).expect("it is not zero") },
+            burst: None,
             extra_types: Vec::new(),
         }
+    }
+}
+
+impl Dns {
+    /// How fast one sandbox may ask.
+    pub fn pace(&self) -> Rate {
+        // Rounded up: rather a nanosecond slow than a query fast.
+        let nanos = 1_000_000_000_u64.div_ceil(self.rate.get().into());
+        let twice = || self.rate.saturating_add(self.rate.get());
+        Rate::every(
+            NonZeroU64::new(nanos).unwrap_or(NonZeroU64::MIN),
+            self.burst.unwrap_or_else(twice),
+        )
     }
 }
 

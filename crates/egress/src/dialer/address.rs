@@ -2,19 +2,23 @@
 //! refused refuses the name: a name that leads into the operator's network today was put
 //! there to lead there.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use config::leaf::DnsUpstream;
+use config::Settings;
 use config::section::egress::{PrivateHole, Resolve};
 use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{NameServerConfig, ResolverConfig, ResolverOpts};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
-use hickory_resolver::proto::rr::Name;
+use hickory_resolver::proto::rr::{Name, RData};
+use policy::allowlist::Allowlist;
 use policy::host::{Host, HostName, classify};
+use policy::id::SandboxId;
 
 use super::error::DialError;
+use crate::resolvers;
 
 /// One try at one resolver. Two of them fit into the default time for a connection.
 const QUERY: Duration = Duration::from_secs(3);
@@ -25,6 +29,9 @@ const FORGET_NEGATIVE: Duration = Duration::from_secs(30);
 /// Queries on their way to one resolver; the library's default refuses the 33rd.
 const MOST_QUERIES: usize = 512;
 
+/// Answers that are remembered for one sandbox.
+const REMEMBERED: u64 = 256;
+
 /// Where names lead, and which of it may be dialled.
 pub(super) struct Addresses {
     /// The operator's fixed addresses.
@@ -33,23 +40,34 @@ pub(super) struct Addresses {
     pub(super) holes: Vec<PrivateHole>,
     /// The gate's own listeners, refused always.
     pub(super) own: Arc<[SocketAddr]>,
-    resolver: Result<TokioResolver, String>,
+    /// The operator's rules, where some of them deny names: aliases are held against them.
+    denied: Option<Arc<Allowlist>>,
+    resolvers: Arc<Resolvers>,
+}
+
+/// A resolver for each sandbox. They remember answers, and how fast one comes would tell a
+/// sandbox what another asked for.
+struct Resolvers {
+    servers: Result<Vec<SocketAddr>, String>,
+    each: Mutex<HashMap<SandboxId, TokioResolver>>,
 }
 
 impl Addresses {
-    /// Reads the system's resolvers if they are asked for; a system without any is an error
-    /// of each lookup, not of the gate.
-    pub(super) fn new(
-        resolve: Resolve,
-        holes: Vec<PrivateHole>,
-        own: Arc<[SocketAddr]>,
-        upstreams: &[DnsUpstream],
-    ) -> Self {
+    /// Reads the system's resolvers if they are asked for.
+    pub(super) fn new(settings: &Settings, own: Arc<[SocketAddr]>) -> Self {
+        let egress = &settings.egress;
+        let allowlist = settings.allowlist();
         Self {
-            resolve,
-            holes,
+            resolve: egress.resolve.clone(),
+            holes: egress.allow_private.clone(),
             own,
-            resolver: resolver(upstreams),
+            denied: allowlist
+                .denies_names()
+                .then(|| Arc::new(allowlist.clone())),
+            resolvers: Arc::new(Resolvers {
+                servers: resolvers::read(&egress.dns),
+                each: Mutex::default(),
+            }),
         }
     }
 
@@ -59,20 +77,26 @@ impl Addresses {
             resolve: self.resolve.clone(),
             holes: self.holes.clone(),
             own,
-            resolver: self.resolver.clone(),
+            denied: self.denied.clone(),
+            resolvers: Arc::clone(&self.resolvers),
         }
     }
 
     /// Addresses of `host` that were all checked, IPv6 and IPv4 in turns. Asks no resolver
     /// about an address, nor about a host with a fixed one.
-    pub(super) async fn find(&self, host: &Host, port: u16) -> Result<Vec<SocketAddr>, DialError> {
+    pub(super) async fn find(
+        &self,
+        sandbox: &SandboxId,
+        host: &Host,
+        port: u16,
+    ) -> Result<Vec<SocketAddr>, DialError> {
         if let Some(fixed) = self.resolve.get(host, port) {
             self.refuse_own(host, fixed)?;
             return Ok(vec![fixed]);
         }
         let found = match host {
             Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => self.look_up(host, name).await?,
+            Host::Name(name) => self.look_up(sandbox, host, name).await?,
         };
         let checked = found
             .into_iter()
@@ -104,6 +128,24 @@ impl Addresses {
         })
     }
 
+    /// Judges a name behind an alias. What cannot be read as a host's name is none that the
+    /// operator could have denied.
+    fn check_alias(&self, host: &Host, alias: &Name) -> Result<(), DialError> {
+        let Some(denied) = &self.denied else {
+            return Ok(());
+        };
+        let Ok(alias) = Host::parse(&alias.to_ascii()) else {
+            return Ok(());
+        };
+        denied
+            .judge_alias(&alias)
+            .map_err(|denial| DialError::Alias {
+                host: host.clone(),
+                alias,
+                rule: denial.rule,
+            })
+    }
+
     /// A request that comes back in at the gate's own door would be judged as somebody else's.
     fn refuse_own(&self, host: &Host, address: SocketAddr) -> Result<(), DialError> {
         if !self.own.iter().any(|own| is_same(*own, address)) {
@@ -116,12 +158,22 @@ impl Addresses {
         })
     }
 
-    async fn look_up(&self, host: &Host, name: &HostName) -> Result<Vec<IpAddr>, DialError> {
+    /// Forgets what was asked for a sandbox.
+    pub(super) fn forget(&self, sandbox: &SandboxId) {
+        self.resolvers.each().remove(sandbox);
+    }
+
+    async fn look_up(
+        &self,
+        sandbox: &SandboxId,
+        host: &Host,
+        name: &HostName,
+    ) -> Result<Vec<IpAddr>, DialError> {
         let unresolved = |detail: String| DialError::Unresolved {
             host: host.clone(),
             detail,
         };
-        let resolver = self.resolver.as_ref().map_err(|e| unresolved(e.clone()))?;
+        let resolver = self.resolvers.of(sandbox).map_err(unresolved)?;
         let mut asked = Name::from_ascii(name.as_str()).map_err(|error| DialError::BadName {
             host: host.clone(),
             detail: error.to_string(),
@@ -129,7 +181,14 @@ impl Addresses {
         // What was judged is what is asked for: no search domain is tried.
         asked.set_fqdn(true);
         let found: Vec<IpAddr> = match resolver.lookup_ip(asked).await {
-            Ok(found) => found.iter().collect(),
+            Ok(found) => {
+                for record in found.as_lookup().answers() {
+                    if let RData::CNAME(alias) = &record.data {
+                        self.check_alias(host, &alias.0)?;
+                    }
+                }
+                found.iter().collect()
+            }
             Err(error) if error.is_no_records_found() || error.is_nx_domain() => Vec::new(),
             Err(error) => return Err(unresolved(error.to_string())),
         };
@@ -140,31 +199,40 @@ impl Addresses {
     }
 }
 
-fn resolver(upstreams: &[DnsUpstream]) -> Result<TokioResolver, String> {
-    let mut servers = Vec::new();
-    let mut options = ResolverOpts::default();
-    for upstream in upstreams {
-        match upstream {
-            DnsUpstream::System => {
-                let (system, its) = hickory_resolver::system_conf::read_system_conf()
-                    .map_err(|error| format!("the system's resolvers are unknown: {error}"))?;
-                servers.extend_from_slice(system.name_servers());
-                options = its;
-            }
-            DnsUpstream::Server(address) => {
-                let mut server = NameServerConfig::udp_and_tcp(address.ip());
-                for connection in &mut server.connections {
-                    connection.port = address.port();
-                }
-                servers.push(server);
-            }
+impl Resolvers {
+    fn of(&self, sandbox: &SandboxId) -> Result<TokioResolver, String> {
+        let servers = self.servers.as_ref().map_err(Clone::clone)?;
+        let mut each = self.each();
+        if let Some(resolver) = each.get(sandbox) {
+            return Ok(resolver.clone());
         }
+        let resolver = open(servers)?;
+        each.insert(sandbox.clone(), resolver.clone());
+        Ok(resolver)
     }
-    options.timeout = options.timeout.min(QUERY);
-    options.attempts = options.attempts.min(2);
+
+    fn each(&self) -> MutexGuard<'_, HashMap<SandboxId, TokioResolver>> {
+        self.each.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn open(servers: &[SocketAddr]) -> Result<TokioResolver, String> {
+    let servers = servers.iter().map(|address| {
+        let mut server = NameServerConfig::udp_and_tcp(address.ip());
+        for connection in &mut server.connections {
+            connection.port = address.port();
+        }
+        server
+    });
+    let mut options = ResolverOpts::default();
+    options.timeout = QUERY;
+    options.attempts = 2;
+    options.cache_size = REMEMBERED;
     options.negative_max_ttl = Some(FORGET_NEGATIVE);
     options.max_active_requests = MOST_QUERIES;
-    let servers = ResolverConfig::from_name_servers(servers);
+    // Aliases are looked at, so they have to be in the answer.
+    options.preserve_intermediates = true;
+    let servers = ResolverConfig::from_name_servers(servers.collect());
     let mut builder = TokioResolver::builder_with_config(servers, TokioRuntimeProvider::default());
     *builder.options_mut() = options;
     builder.build().map_err(|error| error.to_string())

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use policy::host::Host;
 use policy::reason::Reason;
+use policy::verdict::RuleName;
 
 /// What kept the dialer from an answer.
 ///
@@ -44,6 +45,16 @@ pub enum DialError {
         address: IpAddr,
         /// What it is.
         class: &'static str,
+    },
+    /// An alias of a name that the operator denied.
+    #[error("{host} is an alias of a name that a rule denies")]
+    Alias {
+        /// The host.
+        host: Host,
+        /// What it is an alias of.
+        alias: Host,
+        /// The rule.
+        rule: RuleName,
     },
     /// No address took the connection.
     #[error("{host} could not be reached on port {port}")]
@@ -146,6 +157,7 @@ impl DialError {
         match self {
             DialError::BadName { .. } => Reason::BadName,
             DialError::Refused { .. } => Reason::AddressClass,
+            DialError::Alias { .. } => Reason::HostDenied,
             DialError::NoSuchName { .. }
             | DialError::Unresolved { .. }
             | DialError::Unreachable { .. }
@@ -169,6 +181,7 @@ impl DialError {
             | DialError::Broken { .. } => true,
             DialError::BadName { .. }
             | DialError::Refused { .. }
+            | DialError::Alias { .. }
             | DialError::NoRoots { .. }
             | DialError::Busy { .. }
             | DialError::LongHead { .. }
@@ -191,6 +204,9 @@ impl DialError {
                 address,
                 class,
             } => format!("{host} is {address}, which is {class}"),
+            DialError::Alias { host, alias, rule } => {
+                format!("{host} is an alias of {alias}, which {rule} denies")
+            }
             DialError::NoRoots { .. } => {
                 "neither the system nor egress.extra_roots has a root certificate".to_owned()
             }

@@ -44,6 +44,15 @@ const PONG_WITHIN: Duration = Duration::from_secs(20);
 /// A TCP connection, with TLS or without.
 pub(super) type Wire = Either<TcpStream, TlsStream<TcpStream>>;
 
+/// What a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Requests one after the other: with the sandbox's sessions and a choice of protocol.
+    Often,
+    /// One request that may become something else.
+    Once,
+}
+
 /// A time by which something must be done, and for whom.
 pub(super) struct Deadline<'a> {
     pub(super) host: &'a Host,
@@ -92,11 +101,12 @@ impl Rules {
     /// A TCP connection to a checked address.
     pub(super) async fn reach(
         &self,
+        sandbox: &SandboxId,
         host: &Host,
         port: u16,
     ) -> Result<(TcpStream, Timings), DialError> {
         let began = Instant::now();
-        let addresses = self.addresses.find(host, port).await?;
+        let addresses = self.addresses.find(sandbox, host, port).await?;
         let resolve = began.elapsed();
         let (stream, peer) =
             socket::connect(&addresses)
@@ -117,19 +127,20 @@ impl Rules {
         Ok((stream, timings))
     }
 
-    /// The same, with TLS where the route has it: with the sandbox's sessions and a choice of
-    /// protocol, or without a sandbox for a connection that is used once.
+    /// The same, with TLS where the route has it.
     pub(super) async fn wire(
         &self,
+        sandbox: &SandboxId,
         route: &Route,
-        sandbox: Option<&SandboxId>,
+        for_what: Use,
     ) -> Result<(Wire, Timings), DialError> {
-        let (stream, mut timings) = self.reach(&route.host, route.port).await?;
+        let (stream, mut timings) = self.reach(sandbox, &route.host, route.port).await?;
         if !route.tls {
             return Ok((Either::Left(stream), timings));
         }
         let began = Instant::now();
-        let stream = self.trust.shake(sandbox, &route.host, stream).await?;
+        let sessions = (for_what == Use::Often).then_some(sandbox);
+        let stream = self.trust.shake(sessions, &route.host, stream).await?;
         timings.tls = began.elapsed();
         if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
             timings.version = Version::HTTP_2;
@@ -143,7 +154,7 @@ impl Rules {
         route: &Route,
         sandbox: &SandboxId,
     ) -> Result<(Line, Timings), DialError> {
-        let (wire, timings) = self.wire(route, Some(sandbox)).await?;
+        let (wire, timings) = self.wire(sandbox, route, Use::Often).await?;
         let line = if timings.version == Version::HTTP_2 {
             begin_http2(wire, timings.peer).await
         } else {

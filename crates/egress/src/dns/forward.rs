@@ -2,10 +2,10 @@
 //! again hop by hop.
 //!
 //! What is remembered is what an upstream said, not what we made of it: every use is judged
-//! by the rules of the moment.
+//! by the rules of the moment. Each sandbox remembers for itself.
 
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use config::Settings;
@@ -16,10 +16,11 @@ use policy::reason::Reason;
 use policy::verdict::Denial;
 use tokio::time::Instant;
 
+use super::Limits;
+use super::guest::Guest;
 use super::labels::LabelBudget;
 use super::recent::Recent;
 use super::upstream::{End, MOST_HOPS, Segment, UpstreamError, Upstreams};
-use super::{Hops, Limits};
 
 /// The rule's name where an address is refused.
 const ADDRESS_RULE: &str = "dns:address";
@@ -49,18 +50,17 @@ pub(super) enum Forwarded {
 
 pub(super) struct Forwarder {
     upstreams: Upstreams,
-    hops: Hops,
-    cache: Mutex<Cache>,
 }
 
 /// What upstreams said, and until when it holds.
-type Cache = Recent<(HostName, RecordType), (Instant, Arc<Segment>)>;
+pub(super) type Cache = Recent<(HostName, RecordType), (Instant, Arc<Segment>)>;
 
 /// Whose question it is, and by which rules.
 #[derive(Clone, Copy)]
 pub(super) struct Case<'a> {
     pub(super) settings: &'a Settings,
     pub(super) labels: &'a LabelBudget,
+    pub(super) guest: &'a Guest,
     pub(super) sandbox: &'a SandboxId,
     pub(super) deadline: Instant,
 }
@@ -81,9 +81,12 @@ impl Forwarder {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             upstreams: Upstreams::new(limits.deadline),
-            hops: limits.hops,
-            cache: Mutex::new(Recent::new(limits.cached)),
         }
+    }
+
+    /// Asks these resolvers from now on.
+    pub(super) fn follow(&self, servers: Result<Vec<SocketAddr>, String>) {
+        self.upstreams.follow(servers);
     }
 
     /// Resolves a name that the allowlist has allowed.
@@ -118,7 +121,7 @@ impl Forwarder {
                 if hops > MOST_HOPS {
                     return Err(UpstreamError::TooManyHops.into());
                 }
-                self.judge_hop(case, question, hop)?;
+                judge_hop(case.settings, question, hop)?;
             }
             match (&segment.end, segment.hops.last()) {
                 (End::Records(records), _) => {
@@ -140,21 +143,6 @@ impl Forwarder {
         }
     }
 
-    fn judge_hop(&self, case: Case<'_>, question: &HostName, hop: &HostName) -> Result<(), Stop> {
-        match self.hops {
-            Hops::WellFormed => Ok(()),
-            Hops::Allowed => {
-                let judged = case
-                    .settings
-                    .allowlist()
-                    .judge_host(&Host::Name(hop.clone()));
-                judged.map(drop).map_err(|denial| {
-                    Stop::Denied(denial.because(format!("{question} is an alias of {hop}")))
-                })
-            }
-        }
-    }
-
     /// What is known about one name, or else what an upstream says; for how many seconds it
     /// holds; and whether it was known.
     async fn segment(
@@ -163,36 +151,44 @@ impl Forwarder {
         name: &HostName,
         kind: RecordType,
     ) -> Result<(Arc<Segment>, u32, bool), Stop> {
-        if let Some((segment, left)) = self.remembered(name, kind) {
+        if let Some((segment, left)) = remembered(case.guest, name, kind) {
             return Ok((segment, left, true));
         }
         case.labels
             .admit(case.sandbox, name)
             .map_err(Stop::Denied)?;
-        let wanted = &case.settings.egress.dns.upstreams;
-        let segment = Arc::new(self.upstreams.ask(wanted, name, kind).await?);
+        let segment = Arc::new(self.upstreams.ask(name, kind).await?);
         let left = segment.ttl;
         if size(&segment) <= LARGEST_REMEMBERED {
             let until = Instant::now() + Duration::from_secs(left.into());
-            let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-            cache.insert((name.clone(), kind), (until, Arc::clone(&segment)));
+            let known = (until, Arc::clone(&segment));
+            case.guest.cache().insert((name.clone(), kind), known);
         }
         Ok((segment, left, false))
     }
+}
 
-    fn remembered(&self, name: &HostName, kind: RecordType) -> Option<(Arc<Segment>, u32)> {
-        let key = (name.clone(), kind);
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let (until, segment) = cache.get(&key)?;
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            cache.remove(&key);
-            return None;
-        }
-        // Never nothing, so that the client does not ask again at once.
-        let left = u32::try_from(left.as_secs()).unwrap_or(u32::MAX).max(1);
-        Some((Arc::clone(segment), left))
+/// A name behind the alias of an allowed one: not asked for by the agent, and not to be one
+/// that the operator denied.
+fn judge_hop(settings: &Settings, question: &HostName, hop: &HostName) -> Result<(), Stop> {
+    let judged = settings.allowlist().judge_alias(&Host::Name(hop.clone()));
+    judged
+        .map_err(|denial| Stop::Denied(denial.because(format!("{question} is an alias of {hop}"))))
+}
+
+/// What this sandbox was told before, and for how many seconds it still holds.
+fn remembered(guest: &Guest, name: &HostName, kind: RecordType) -> Option<(Arc<Segment>, u32)> {
+    let key = (name.clone(), kind);
+    let mut cache = guest.cache();
+    let (until, segment) = cache.get(&key)?;
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        cache.remove(&key);
+        return None;
     }
+    // Never nothing, so that the client does not ask again at once.
+    let left = u32::try_from(left.as_secs()).unwrap_or(u32::MAX).max(1);
+    Some((Arc::clone(segment), left))
 }
 
 /// A denial where one of the addresses is never dialled. One is enough: a client picks

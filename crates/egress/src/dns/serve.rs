@@ -119,7 +119,7 @@ pub async fn serve_datagrams(
         let query = buffer.get(..length).unwrap_or_default();
         let asker = source.asker(ends.from.ip());
         let way = source.way(&names, Transport::Udp, ends.meant);
-        let Some(place) = names.guest_of(&asker).enter() else {
+        let Some(place) = names.guest_of(&asker).enter(&names.pace()) else {
             names.metrics.count(Outcome::Dropped, None);
             continue;
         };
@@ -230,7 +230,8 @@ async fn answer(
 ) -> Option<Vec<u8>> {
     // A stream can wait for its turn, though not for ever.
     let deadline = Instant::now() + names.limits.deadline;
-    let Some(_place) = names.guest_of(asker).enter_by(deadline).await else {
+    let guest = names.guest_of(asker);
+    let Some(_place) = guest.enter_by(&names.pace(), deadline).await else {
         names.metrics.count(Outcome::Dropped, None);
         return None;
     };

@@ -8,31 +8,22 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use config::leaf::DnsUpstream;
+use arc_swap::ArcSwap;
 use hickory_proto::op::{DnsRequestOptions, Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RData, RecordType};
 use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolverOpts};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::xfer::{DnsHandle, FirstAnswer};
 use hickory_resolver::net::{DnsError, NetError};
-use hickory_resolver::system_conf::read_system_conf;
 use hickory_resolver::{NameServerPool, PoolContext, TlsConfig};
 use policy::host::{Host, HostName};
 use policy::reason::Reason;
-use tokio::sync::Mutex;
-use tokio::time::Instant;
 
 /// Aliases in one answer.
 pub(super) const MOST_HOPS: usize = 8;
 
 /// Records that are taken from one answer.
 const MOST_RECORDS: usize = 64;
-
-/// Servers that are asked at all.
-const MOST_SERVERS: usize = 8;
-
-/// How long the host's own settings are believed: laptops change networks.
-const SYSTEM_AGE: Duration = Duration::from_secs(30);
 
 /// How long an answer may be remembered, in seconds.
 const SHORTEST_TTL: u32 = 1;
@@ -62,10 +53,8 @@ pub(super) enum End {
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UpstreamError {
-    #[error("no resolver is configured: give egress.dns.upstreams an address")]
-    NoServers,
-    #[error("the host's resolver settings cannot be read: {0}")]
-    System(NetError),
+    #[error("{0}")]
+    NoServers(String),
     #[error("no resolver could be asked: {0}")]
     Ask(NetError),
     #[error("a name cannot be read or written as a host's")]
@@ -79,7 +68,7 @@ pub(super) enum UpstreamError {
 impl UpstreamError {
     pub(super) fn reason(&self) -> Reason {
         match self {
-            UpstreamError::NoServers | UpstreamError::System(_) => Reason::ConnectFailed,
+            UpstreamError::NoServers(_) => Reason::ConnectFailed,
             UpstreamError::Ask(NetError::Timeout) | UpstreamError::Late => Reason::UpstreamTimeout,
             UpstreamError::Ask(_) => Reason::ConnectFailed,
             UpstreamError::BadName | UpstreamError::TooManyHops => Reason::BadName,
@@ -92,34 +81,60 @@ type Pool = NameServerPool<TokioRuntimeProvider>;
 /// The resolvers as they are configured now.
 pub(super) struct Upstreams {
     patience: Duration,
-    held: Mutex<Option<Held>>,
+    held: ArcSwap<Held>,
 }
 
+/// Resolvers, and the way to ask them.
 struct Held {
-    wanted: Vec<DnsUpstream>,
-    servers: Vec<SocketAddr>,
-    since: Instant,
-    pool: Pool,
+    servers: Result<Vec<SocketAddr>, String>,
+    pool: Option<Pool>,
 }
 
 impl Upstreams {
-    /// Resolvers that have `patience` for one answer.
+    /// Nobody yet; later resolvers that have `patience` for one answer.
     pub(super) fn new(patience: Duration) -> Self {
         Self {
             patience,
-            held: Mutex::new(None),
+            held: ArcSwap::from_pointee(Held {
+                servers: Ok(Vec::new()),
+                pool: None,
+            }),
         }
+    }
+
+    /// Asks `servers` from now on. Those that stay keep what is known about them.
+    pub(super) fn follow(&self, servers: Result<Vec<SocketAddr>, String>) {
+        if self.held.load().servers == servers {
+            return;
+        }
+        let opened = match &servers {
+            Ok(servers) => self.open(servers).map_err(|error| error.to_string()),
+            Err(_) => Ok(None),
+        };
+        self.held.store(Arc::new(match opened {
+            Ok(pool) => Held { servers, pool },
+            Err(error) => Held {
+                servers: Err(error),
+                pool: None,
+            },
+        }));
     }
 
     /// Asks about one name, which its caller has judged. Nothing of the client's goes with
     /// it but the name in lower case and the type.
     pub(super) async fn ask(
         &self,
-        wanted: &[DnsUpstream],
         name: &HostName,
         kind: RecordType,
     ) -> Result<Segment, UpstreamError> {
-        let pool = self.pool(wanted).await?;
+        let held = self.held.load_full();
+        let pool = match (&held.servers, &held.pool) {
+            (Ok(_), Some(pool)) => pool,
+            (Ok(_), None) => {
+                return Err(UpstreamError::NoServers("no resolver is known".to_owned()));
+            }
+            (Err(why), _) => return Err(UpstreamError::NoServers(why.clone())),
+        };
         let query = Query::query(wire_name(name.as_str())?, kind);
         let options = DnsRequestOptions::default();
         match pool.lookup(query, options).first_answer().await {
@@ -140,33 +155,13 @@ impl Upstreams {
         }
     }
 
-    async fn pool(&self, wanted: &[DnsUpstream]) -> Result<Pool, UpstreamError> {
-        let mut held = self.held.lock().await;
-        let from_system = wanted.contains(&DnsUpstream::System);
-        if let Some(held) = held.as_ref()
-            && held.wanted == wanted
-            && !(from_system && held.since.elapsed() >= SYSTEM_AGE)
-        {
-            return Ok(held.pool.clone());
+    fn open(&self, servers: &[SocketAddr]) -> Result<Option<Pool>, NetError> {
+        if servers.is_empty() {
+            return Ok(None);
         }
-        let servers = servers(wanted, from_system).await?;
-        let pool = match held.as_ref() {
-            Some(held) if held.servers == servers => held.pool.clone(),
-            Some(_) | None => self.open(&servers)?,
-        };
-        *held = Some(Held {
-            wanted: wanted.to_vec(),
-            servers,
-            since: Instant::now(),
-            pool: pool.clone(),
-        });
-        Ok(pool)
-    }
-
-    fn open(&self, servers: &[SocketAddr]) -> Result<Pool, UpstreamError> {
         let mut options = ResolverOpts::default();
         options.timeout = self.patience;
-        let tls = TlsConfig::new().map_err(UpstreamError::System)?;
+        let tls = TlsConfig::new()?;
         let servers = servers.iter().map(|server| {
             let mut connections = vec![ConnectionConfig::udp(), ConnectionConfig::tcp()];
             for connection in &mut connections {
@@ -174,40 +169,12 @@ impl Upstreams {
             }
             NameServerConfig::new(server.ip(), true, connections)
         });
-        Ok(NameServerPool::from_config(
+        Ok(Some(NameServerPool::from_config(
             servers,
             Arc::new(PoolContext::new(options, tls)),
             TokioRuntimeProvider::default(),
-        ))
+        )))
     }
-}
-
-async fn servers(
-    wanted: &[DnsUpstream],
-    from_system: bool,
-) -> Result<Vec<SocketAddr>, UpstreamError> {
-    let mut system = Vec::new();
-    if from_system {
-        let read = tokio::task::spawn_blocking(read_system_conf).await;
-        let late = |_| UpstreamError::System(NetError::Message("the gate is stopping"));
-        let (config, _) = read.map_err(late)?.map_err(UpstreamError::System)?;
-        system.extend(config.name_servers().iter().map(|server| {
-            let port = server.connections.first().map_or(53, |first| first.port);
-            SocketAddr::new(server.ip, port)
-        }));
-    }
-    let mut servers = Vec::new();
-    for upstream in wanted {
-        match upstream {
-            DnsUpstream::System => servers.extend(&system),
-            DnsUpstream::Server(server) => servers.push(*server),
-        }
-    }
-    servers.truncate(MOST_SERVERS);
-    if servers.is_empty() {
-        return Err(UpstreamError::NoServers);
-    }
-    Ok(servers)
 }
 
 impl Segment {

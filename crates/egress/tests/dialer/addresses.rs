@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use policy::reason::Reason;
 use testkit::origin::{Origin, Reply};
+use testkit::resolver::{Data, Reply as Answer, Resolver, record};
 
 use super::*;
 
@@ -133,11 +134,15 @@ async fn a_name_that_leads_inside_is_refused_whatever_else_it_leads_to() {
                 "rebind.example leads to an address that is never dialled",
             );
             let error = dialer
-                .connect(&host("rebind.example"), 443)
+                .connect(&sandbox("one"), &host("rebind.example"), 443)
                 .await
                 .unwrap_err();
             refused(&error, class);
-            let error = dialer.open(&https("rebind.example")).await.err().unwrap();
+            let error = dialer
+                .open(&sandbox("one"), &https("rebind.example"))
+                .await
+                .err()
+                .unwrap();
             refused(&error, class);
         }
     }
@@ -175,7 +180,10 @@ async fn a_fixed_address_is_allowed_and_asks_nobody() {
             .unwrap(),
         "fine"
     );
-    let (_stream, peer) = dialer.connect(&host("fixed.example"), 443).await.unwrap();
+    let (_stream, peer) = dialer
+        .connect(&sandbox("one"), &host("fixed.example"), 443)
+        .await
+        .unwrap();
     assert_eq!(peer, origin.address());
     assert_eq!(names.asked(), Vec::<String>::new());
 }
@@ -280,4 +288,90 @@ async fn a_resolver_that_is_silent_is_a_time_out_and_its_address_is_not_shown() 
         .unwrap_err();
     assert!(matches!(error, DialError::TimedOut { .. }), "{error:?}");
     assert!(!error.to_string().contains("127.0.0.1"), "{error}");
+}
+
+/// A dialer that asks `resolver`, where one name is denied.
+fn asking(resolver: &Resolver) -> Dialer {
+    let lines = format!(
+        "dns: {{upstreams: ['{}']}}\n\
+         domains: [cdn.example, {{host: '*.denied.example', deny: [{{}}]}}]\n\
+         timeouts: {{connect: 300ms}}\n",
+        resolver.address()
+    );
+    Dialer::new(&Operator::new().settings(&lines)).unwrap()
+}
+
+#[tokio::test]
+async fn an_alias_of_a_denied_name_is_refused_and_any_other_is_followed() {
+    let resolver = Resolver::start();
+    let inside = |name: &str| record(name, Data::A([10, 0, 0, 1].into()));
+    let alias = |from: &str, to: &str| record(from, Data::Cname(to.to_owned()));
+    resolver.tell(
+        "cdn.example",
+        1,
+        Answer::Records(vec![
+            alias("cdn.example", "edge.elsewhere.example"),
+            inside("edge.elsewhere.example"),
+        ]),
+    );
+    let dialer = asking(&resolver);
+    let dial = async || {
+        let (who, name) = (sandbox("one"), host("cdn.example"));
+        dialer.connect(&who, &name, 443).await.unwrap_err()
+    };
+    // It was followed, and its address is judged like any other.
+    refused(&dial().await, "private");
+
+    resolver.tell(
+        "cdn.example",
+        1,
+        Answer::Records(vec![
+            alias("cdn.example", "a.elsewhere.example"),
+            alias("a.elsewhere.example", "x.denied.example"),
+            record("x.denied.example", Data::A([203, 0, 113, 7].into())),
+        ]),
+    );
+    dialer.forget(&sandbox("one"));
+    let error = dial().await;
+    assert_eq!(error.reason(), Reason::HostDenied, "{error:?}");
+    assert!(!error.counts_as_failure());
+    assert!(error.evidence().contains("allowlist:*.denied.example"));
+    assert!(!error.to_string().contains("denied.example"), "{error}");
+}
+
+#[tokio::test]
+async fn no_sandbox_is_quicker_for_what_another_looked_up() {
+    let resolver = Resolver::start();
+    let inside = record("cdn.example", Data::A([10, 0, 0, 1].into()));
+    resolver.tell("cdn.example", 1, Answer::Records(vec![inside]));
+    let dialer = asking(&resolver);
+    let asked = async |who: &str| {
+        let before = resolver.asked().len();
+        let (who, name) = (sandbox(who), host("cdn.example"));
+        let error = dialer.connect(&who, &name, 443).await.unwrap_err();
+        refused(&error, "private");
+        resolver.asked().len() > before
+    };
+    assert!(asked("one").await);
+    assert!(!asked("one").await, "remembered");
+    assert!(asked("two").await, "for itself only");
+    dialer.forget(&sandbox("one"));
+    assert!(asked("one").await, "forgotten");
+    assert!(!asked("two").await);
+}
+
+#[tokio::test]
+async fn the_resolvers_of_the_system_are_read_again_with_the_settings() {
+    let operator = Operator::new();
+    let lines = "dns: {upstreams: [system], resolv_conf: resolv.conf}";
+    let file = operator.directory.path().join("resolv.conf");
+    let servers = || egress::resolvers::read(&operator.settings(lines).egress.dns);
+    assert!(servers().unwrap_err().contains("resolv.conf"));
+    std::fs::write(&file, "search a.example\nnameserver 192.0.2.1\n").unwrap();
+    assert_eq!(servers().unwrap(), ["192.0.2.1:53".parse().unwrap()]);
+    std::fs::write(&file, "nameserver 192.0.2.2\nnameserver 2001:db8::1\n").unwrap();
+    let both = ["192.0.2.2:53", "[2001:db8::1]:53"].map(|server| server.parse().unwrap());
+    assert_eq!(servers().unwrap(), both);
+    std::fs::write(&file, "# nothing\n").unwrap();
+    assert!(servers().is_err());
 }

@@ -22,7 +22,11 @@ async fn fails(operator: &Operator, identity: Identity, says: &str) {
         format!("the TLS handshake with {HOST} failed: {says}")
     );
     assert!(origin.requests().is_empty());
-    let error = dialer.open(&https(HOST)).await.err().unwrap();
+    let error = dialer
+        .open(&sandbox("one"), &https(HOST))
+        .await
+        .err()
+        .unwrap();
     assert!(matches!(error, DialError::Tls { .. }), "{error:?}");
 }
 

@@ -56,7 +56,11 @@ async fn a_server_that_never_finishes_its_handshake_is_given_up() {
     );
     assert_eq!(error.reason(), Reason::UpstreamTimeout);
     eventually("the close", || (origin.open() == 0).then_some(())).await;
-    let error = dialer.open(&https(HOST)).await.err().unwrap();
+    let error = dialer
+        .open(&sandbox("one"), &https(HOST))
+        .await
+        .err()
+        .unwrap();
     assert!(
         matches!(
             error,

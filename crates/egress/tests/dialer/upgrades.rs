@@ -22,7 +22,7 @@ async fn a_switched_connection_carries_bytes_both_ways() {
     let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::echo("websocket"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     let answer = dialer
-        .open(&https(HOST))
+        .open(&sandbox("one"), &https(HOST))
         .await
         .unwrap()
         .send(upgrade())
@@ -50,7 +50,7 @@ async fn a_server_that_will_not_switch_answers_as_usual() {
     let origin = Origin::http(|_| Reply::status(403).header("why", "closed"));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let answer = dialer
-        .open(&http(HOST))
+        .open(&sandbox("one"), &http(HOST))
         .await
         .unwrap()
         .send(upgrade())
@@ -74,7 +74,7 @@ async fn a_server_that_switches_unasked_has_broken_the_connection() {
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
     assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
-    let opened = dialer.open(&http(HOST)).await.unwrap();
+    let opened = dialer.open(&sandbox("one"), &http(HOST)).await.unwrap();
     let error = opened.send(get("/")).await.err().unwrap();
     assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
     assert_eq!(dialer.idle(), 0);

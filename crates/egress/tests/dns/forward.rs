@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use egress::dns::{Hops, LabelLimits, Outcome, Transport};
+use egress::dns::{LabelLimits, Outcome, Transport};
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 use policy::reason::Reason;
@@ -82,65 +82,82 @@ async fn hints_for_other_protocols_stay_here_and_listed_types_do_not() {
 }
 
 #[tokio::test]
-async fn aliases_are_flattened_wherever_they_lead_that_is_allowed() {
+async fn aliases_are_flattened_wherever_they_lead() {
     let place = Place::new();
+    // Neither of them is on the allowlist: the host's own operator chose them.
     let chain = vec![
-        alias("allowed.test", "a.wild.test"),
-        alias("a.wild.test", "cdn.test"),
+        alias("allowed.test", "a.edge.example"),
+        alias("a.edge.example", "node.cdn.example"),
     ];
-    let whole = [chain.clone(), vec![a("cdn.test")]].concat();
+    let whole = [chain.clone(), vec![a("node.cdn.example")]].concat();
     place
         .resolver
         .tell("allowed.test", A, Reply::Records(whole));
-    assert_eq!(
-        place.ask("allowed.test", A).await.addresses,
-        [IpAddr::from(PUBLIC)]
-    );
+    let heard = place.ask("allowed.test", A).await;
+    assert_eq!(heard.addresses, [IpAddr::from(PUBLIC)]);
+    let event = heard.event.unwrap();
+    assert_eq!(event.rule.unwrap().as_str(), "allowlist:allowed.test");
 
     // A resolver that leaves the rest to us.
     let six = "2001:db8::7".parse().unwrap();
     place
         .resolver
         .tell("allowed.test", AAAA, Reply::Records(chain));
-    let last = record("cdn.test", Data::Aaaa(six));
+    let last = record("node.cdn.example", Data::Aaaa(six));
     place
         .resolver
-        .tell("cdn.test", AAAA, Reply::Records(vec![last]));
+        .tell("node.cdn.example", AAAA, Reply::Records(vec![last]));
     let heard = place.ask("allowed.test", AAAA).await;
     assert_eq!(heard.addresses, [IpAddr::from(six)]);
     let asked = place.resolver.asked();
-    assert_eq!(asked.last().unwrap().name, "cdn.test");
+    assert_eq!(asked.last().unwrap().name, "node.cdn.example");
+
+    // That a name is behind an alias does not let the agent ask for it.
+    let heard = place.ask("node.cdn.example", AAAA).await;
+    assert_eq!(heard.code, ResponseCode::NXDomain);
 }
 
 #[tokio::test]
-async fn an_alias_of_a_denied_name_does_not_exist_and_nobody_asks_for_it() {
+async fn an_alias_of_a_name_that_the_operator_denied_does_not_exist_and_nobody_asks_for_it() {
     let place = Place::new();
+    let alias_of = |to: &str| vec![alias("allowed.test", to)];
     for (kind, reply) in [
-        (A, vec![alias("allowed.test", "evil.test"), a("evil.test")]),
-        (AAAA, vec![alias("allowed.test", "evil.test")]),
+        (
+            A,
+            [alias_of("evil.wild.test"), vec![a("evil.wild.test")]].concat(),
+        ),
+        (AAAA, alias_of("evil.wild.test")),
     ] {
         place
             .resolver
             .tell("allowed.test", kind, Reply::Records(reply));
         let heard = place.ask("allowed.test", kind).await;
         assert_eq!(heard.code, ResponseCode::NXDomain);
-        assert_eq!(heard.event.unwrap().reason, Some(Reason::HostDenied));
+        let event = heard.event.unwrap();
+        assert_eq!(event.reason, Some(Reason::HostDenied));
+        assert_eq!(event.rule.unwrap().as_str(), "allowlist:evil.wild.test");
     }
+    let heard = place.ask("evil.wild.test", A).await;
+    assert_eq!(heard.code, ResponseCode::NXDomain);
     let asked = place.resolver.asked();
     assert!(
         asked.iter().all(|asked| asked.name == "allowed.test"),
         "{asked:?}"
     );
+}
 
-    let lenient = Place::with("", |limits| limits.hops = Hops::WellFormed);
-    let reply = vec![alias("allowed.test", "evil.test"), a("evil.test")];
-    lenient
+#[tokio::test]
+async fn an_address_behind_an_alias_is_judged_like_any_other() {
+    let holes = "  allow_private: [{host: edge.example, cidr: 10.1.0.0/16}]\n";
+    let place = Place::with(holes, |_| {});
+    let inside = record("edge.example", Data::A([10, 1, 2, 3].into()));
+    let reply = vec![alias("allowed.test", "edge.example"), inside];
+    place
         .resolver
         .tell("allowed.test", A, Reply::Records(reply));
-    assert_eq!(
-        lenient.ask("allowed.test", A).await.addresses,
-        [IpAddr::from(PUBLIC)]
-    );
+    let heard = place.ask("allowed.test", A).await;
+    assert!(heard.addresses.is_empty(), "the hole is another name's");
+    assert_eq!(heard.event.unwrap().reason, Some(Reason::AddressClass));
 }
 
 #[tokio::test]
@@ -287,6 +304,36 @@ async fn an_answer_is_remembered_for_a_while_and_judged_each_time() {
         place.ask("allowed.test", A).await.code,
         ResponseCode::NXDomain
     );
+}
+
+#[tokio::test]
+async fn no_sandbox_is_answered_from_what_another_asked() {
+    let place = Place::with("", |limits| limits.cached = 2);
+    let two = policy::id::SandboxId::parse("two").unwrap();
+    for name in ["allowed.test", "cdn.test", "n.wild.test"] {
+        place.resolver.tell(name, A, Reply::Records(vec![a(name)]));
+    }
+    place.ask("allowed.test", A).await;
+    place.ask_as(&two, Transport::Udp, "allowed.test", A).await;
+    assert_eq!(place.resolver.asked().len(), 2, "each asked for itself");
+    let kind = Some(RecordType::A);
+    assert_eq!(place.metrics.count_of(Outcome::Cached, kind), 0);
+
+    // What one remembers takes no room from the other.
+    for name in ["cdn.test", "n.wild.test"] {
+        place.ask_as(&two, Transport::Udp, name, A).await;
+    }
+    let before = place.resolver.asked().len();
+    place.ask("allowed.test", A).await;
+    assert_eq!(place.resolver.asked().len(), before, "remembered");
+    place.ask_as(&two, Transport::Udp, "allowed.test", A).await;
+    assert_eq!(place.resolver.asked().len(), before + 1, "made room");
+
+    // One that is gone takes along what it was told.
+    place.names.prune(|sandbox| *sandbox == two);
+    place.ask_as(&two, Transport::Udp, "allowed.test", A).await;
+    place.ask("allowed.test", A).await;
+    assert_eq!(place.resolver.asked().len(), before + 2);
 }
 
 #[tokio::test]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use config::Settings;
 use egress::datagram::Datagrams;
 use egress::dns::{
-    Answered, Asker, DnsMetrics, Hops, Journal, Limits, Names, Source, Transport, Way,
-    serve_datagrams, serve_stream,
+    Answered, Asker, DnsMetrics, Journal, Limits, Names, Source, Transport, Way, serve_datagrams,
+    serve_stream,
 };
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::RData;
@@ -34,7 +34,8 @@ pub(super) fn settings(resolver: SocketAddr, more: &str) -> Settings {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("palisade.yaml");
     let text = format!(
-        "version: '1.0'\negress:\n  domains: [allowed.test, '*.wild.test', cdn.test]\n  \
+        "version: '1.0'\negress:\n  domains: [allowed.test, '*.wild.test', cdn.test, \
+         {{host: evil.wild.test, deny: [{{}}]}}]\n  \
          dns: {{mode: forward, upstreams: ['{resolver}'], extra_types: [TXT]}}\n{more}"
     );
     std::fs::write(&path, text).unwrap();
@@ -57,25 +58,31 @@ impl Place {
         let resolver = Resolver::start();
         let settings = settings(resolver.address(), more);
         let settings = Arc::new(Mutex::new(Arc::new(settings)));
-        let mut limits = Limits {
-            hops: Hops::Allowed,
-            ..Limits::default()
-        };
+        let mut limits = Limits::default();
         change(&mut limits);
         let metrics = DnsMetrics::default();
         let now = Arc::clone(&settings);
         let now = Box::new(move || Arc::clone(&now.lock().unwrap()));
-        Self {
+        let place = Self {
             resolver,
             names: Arc::new(Names::new(now, limits, metrics.clone())),
             metrics,
             settings,
-        }
+        };
+        place.follow();
+        place
     }
 
     /// What a reload does.
     pub(super) fn reload(&self, settings: Settings) {
         *self.settings.lock().unwrap() = Arc::new(settings);
+        self.follow();
+    }
+
+    fn follow(&self) {
+        let settings = Arc::clone(&self.settings.lock().unwrap());
+        self.names
+            .follow(egress::resolvers::read(&settings.egress.dns));
     }
 
     pub(super) async fn ask(&self, name: &str, kind: u16) -> Heard {
@@ -83,13 +90,24 @@ impl Place {
     }
 
     pub(super) async fn ask_over(&self, transport: Transport, name: &str, kind: u16) -> Heard {
+        self.ask_as(&one(), transport, name, kind).await
+    }
+
+    pub(super) async fn ask_as(
+        &self,
+        sandbox: &SandboxId,
+        transport: Transport,
+        name: &str,
+        kind: u16,
+    ) -> Heard {
         let way = Way {
             transport,
             mode: config::section::egress::DnsMode::Forward,
             gate: None,
         };
         let query = query(name, kind);
-        let answer = self.names.answer(&Asker::Known(one()), &query, &way).await;
+        let asker = Asker::Known(sandbox.clone());
+        let answer = self.names.answer(&asker, &query, &way).await;
         let Answered { bytes, event } = answer.expect("an answer");
         Heard::read(&bytes, event)
     }

@@ -1,13 +1,13 @@
 //! Queries off sockets.
 
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use egress::dns::{Journal, Outcome, Registry, Source};
 use hickory_proto::op::ResponseCode;
 use policy::audit::AuditEvent;
-use policy::bucket::Rate;
 use policy::clock::UnixMillis;
 use policy::identity::Lookup;
 use policy::reason::Reason;
@@ -16,7 +16,7 @@ use testkit::resolver::{Data, Reply, record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
-use super::place::{A, Heard, LONG, Place, Served, hear, one, query, until};
+use super::place::{A, Heard, LONG, Place, Served, hear, one, query, settings, until};
 
 fn known(place: &Place) {
     let public = Data::A([203, 0, 113, 7].into());
@@ -105,7 +105,11 @@ async fn too_many_queries_at_once_are_dropped_and_room_comes_back() {
 
 #[tokio::test]
 async fn a_sandbox_that_asks_too_fast_loses_datagrams_and_waits_on_streams() {
-    let place = Place::with("", |limits| limits.rate = Rate::new(5.0, 3).ok());
+    let place = Place::new();
+    let mut slow = settings(place.resolver.address(), "");
+    slow.egress.dns.rate = NonZeroU32::new(5).unwrap();
+    slow.egress.dns.burst = NonZeroU32::new(3);
+    place.reload(slow);
     let served = Served::datagrams(&place, Source::Sandbox(one()));
     let client = served.client().await;
     for _ in 0..10 {

@@ -198,6 +198,65 @@ fn a_deny_of_a_wider_pattern_is_not_lifted_by_a_narrower_one() {
 }
 
 #[test]
+fn a_rule_that_denies_everything_denies_the_name() {
+    let denying = |pattern: &str, paths: &[&str]| {
+        let mut rule = rule(pattern);
+        rule.endpoints.deny = vec![endpoint(&[], paths)];
+        rule
+    };
+    let mut of_some = denying("program.x.com", &[]);
+    of_some.programs = vec!["git".into()];
+    let mut odd_port = denying("port.x.com", &[]);
+    odd_port.ports = vec![8443];
+    let mut two = rule("two.x.com");
+    two.ports = vec![443, 8443];
+    let list = Allowlist::new(vec![
+        rule("*.x.com"),
+        denying("no.x.com", &[]),
+        denying("never.x.com", &["/a", "/**"]),
+        denying("some.x.com", &["/a/**"]),
+        denying("*.bad.x.com", &[]),
+        rule("granted.bad.x.com"),
+        of_some,
+        odd_port,
+        rule("port.x.com"),
+        denying("two.x.com", &[]),
+        two,
+    ]);
+    for (name, denied) in [
+        ("a.x.com", false),
+        ("no.x.com", true),
+        ("never.x.com", true),
+        ("some.x.com", false),
+        ("bad.x.com", false),
+        ("a.bad.x.com", true),
+        ("granted.bad.x.com", true),
+        ("program.x.com", false),
+        ("port.x.com", false),
+        ("two.x.com", false),
+    ] {
+        let judged = list.judge_host(&host(name)).map(drop);
+        assert_eq!(judged.is_err(), denied, "{name}: {judged:?}");
+        assert_eq!(list.judge_alias(&host(name)), judged, "{name}");
+        let asked = list.judge(target("GET", name, 443, "/b"));
+        let unread = list.judge_unread(&host(name), 443, Some("/bin/git"));
+        let on_port = denied || name == "two.x.com";
+        assert_eq!(unread.is_err(), on_port, "{name}: {unread:?}");
+        assert_eq!(
+            asked.is_err(),
+            on_port || name == "program.x.com",
+            "{name}: {asked:?}"
+        );
+    }
+    let elsewhere = host("cdn.example");
+    assert!(list.judge_host(&elsewhere).is_err());
+    assert_eq!(list.judge_alias(&elsewhere), Ok(()), "nobody denied it");
+    let denial = list.judge_alias(&host("a.bad.x.com")).unwrap_err();
+    assert_eq!(denial.rule.as_str(), "allowlist:*.bad.x.com");
+    assert_eq!(denial.reason, Reason::HostDenied);
+}
+
+#[test]
 fn a_rule_for_another_port_stands_aside() {
     let mut odd = rule("x.com");
     odd.ports = vec![8080];
