@@ -43,12 +43,17 @@ pub struct Line {
     name: &'static str,
 }
 
-/// What a run came to.
-#[derive(Clone, Debug, Default)]
-pub struct Run {
-    /// Every answer's time, in microseconds, sorted.
-    micros: Vec<u32>,
-    took: Duration,
+/// What of a run is compared.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// How many answers came.
+    pub answers: f64,
+    /// Answers a second.
+    pub rate: f64,
+    /// What half of the answers did not exceed, in milliseconds.
+    pub p50: f64,
+    /// The same of ninety-nine in a hundred.
+    pub p99: f64,
 }
 
 /// A client that trusts these roots, and resumes sessions or does not.
@@ -128,7 +133,7 @@ async fn read(response: Response<Incoming>) -> usize {
 }
 
 /// Small answers on connections that are kept.
-pub async fn kept(way: &Way, time: Duration) -> Run {
+pub async fn kept(way: &Way, time: Duration) -> Figures {
     run(way, time, async |way, end| {
         let mut line = way.open().await;
         line.ask("/small").await;
@@ -144,7 +149,7 @@ pub async fn kept(way: &Way, time: Duration) -> Run {
 }
 
 /// A small answer on a connection of its own, each time.
-pub async fn new(way: &Way, time: Duration) -> Run {
+pub async fn new(way: &Way, time: Duration) -> Figures {
     run(way, time, async |way, end| {
         let mut micros = Vec::new();
         while Instant::now() < end {
@@ -158,7 +163,7 @@ pub async fn new(way: &Way, time: Duration) -> Run {
     .await
 }
 
-async fn run<F>(way: &Way, time: Duration, client: impl Fn(Way, Instant) -> F) -> Run
+async fn run<F>(way: &Way, time: Duration, client: impl Fn(Way, Instant) -> F) -> Figures
 where
     F: Future<Output = Vec<u32>> + Send + 'static,
 {
@@ -167,12 +172,8 @@ where
     for _ in 0..CLIENTS {
         clients.spawn(client(way.clone(), begun + time));
     }
-    let mut micros = clients.join_all().await.concat();
-    micros.sort_unstable();
-    Run {
-        micros,
-        took: begun.elapsed(),
-    }
+    let micros = clients.join_all().await.concat();
+    figures(micros, begun.elapsed())
 }
 
 /// One large answer. Says how many million bytes came in a second.
@@ -188,29 +189,19 @@ fn since(begun: Instant) -> u32 {
     u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX)
 }
 
-impl Run {
-    /// From what every client saw.
-    pub fn new(mut micros: Vec<u32>, took: Duration) -> Self {
-        micros.sort_unstable();
-        Self { micros, took }
-    }
-
-    /// How many answers came.
-    pub fn answers(&self) -> f64 {
-        f64::from(u32::try_from(self.micros.len()).unwrap())
-    }
-
-    /// Answers a second.
-    pub fn rate(&self) -> f64 {
-        self.answers() / self.took.as_secs_f64()
-    }
-
-    /// What so many of a hundred answers did not exceed, in milliseconds.
-    pub fn percentile(&self, hundredth: usize) -> f64 {
-        let place = self.micros.len() * hundredth / 100;
-        let micros = self
-            .micros
-            .get(place.min(self.micros.len().saturating_sub(1)));
+/// From what every client saw, in microseconds.
+pub fn figures(mut micros: Vec<u32>, took: Duration) -> Figures {
+    micros.sort_unstable();
+    let percentile = |hundredth: usize| {
+        let place = micros.len() * hundredth / 100;
+        let micros = micros.get(place.min(micros.len().saturating_sub(1)));
         f64::from(micros.copied().unwrap_or_default()) / 1e3
+    };
+    let answers = f64::from(u32::try_from(micros.len()).unwrap());
+    Figures {
+        answers,
+        rate: answers / took.as_secs_f64(),
+        p50: percentile(50),
+        p99: percentile(99),
     }
 }

@@ -15,12 +15,14 @@
 
 mod load;
 mod names;
+mod oha;
 mod places;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use self::load::{CLIENTS, Run, Way};
+use self::load::{CLIENTS, Figures, Way};
+use self::oha::Oha;
 use self::places::{Addresses, Gate, LOCAL, ORIGIN, Running};
 
 /// Connections that lie about, for what each takes of memory.
@@ -46,17 +48,19 @@ struct Row {
 struct Options {
     palisade: PathBuf,
     mitmdump: Option<PathBuf>,
+    oha: Option<PathBuf>,
     seconds: u64,
     rounds: usize,
     cases: Vec<String>,
 }
 
 impl Options {
-    /// `--palisade FILE [--mitmdump FILE] [--seconds N] [--rounds N] [CASE…]`
+    /// `--palisade FILE [--mitmdump FILE] [--oha FILE] [--seconds N] [--rounds N] [CASE…]`
     fn read() -> Self {
         let mut options = Self {
             palisade: "palisade".into(),
             mitmdump: None,
+            oha: None,
             seconds: 4,
             rounds: 3,
             cases: Vec::new(),
@@ -67,6 +71,7 @@ impl Options {
             match word.as_str() {
                 "--palisade" => options.palisade = value().into(),
                 "--mitmdump" => options.mitmdump = Some(value().into()),
+                "--oha" => options.oha = Some(value().into()),
                 "--seconds" => options.seconds = value().parse().unwrap(),
                 "--rounds" => options.rounds = value().parse().unwrap(),
                 _ => options.cases.push(word),
@@ -153,7 +158,17 @@ async fn main() {
         }
     }
     if options.wants("large") {
-        large(&options, &ways(true)).await;
+        let rates = large(&options, &ways(true), load::large).await;
+        show_large("one body of 100 MB", &rates);
+    }
+    if let Some(binary) = options.oha.as_deref() {
+        let path = dir.join("roots.pem");
+        std::fs::write(&path, roots.concat()).unwrap();
+        let oha = Oha {
+            binary,
+            roots: &path,
+        };
+        by_oha(&options, &ways(true), &oha).await;
     }
     if options.wants("names") {
         let peer = places::free();
@@ -177,16 +192,49 @@ fn start_other(
     (process, at)
 }
 
+/// What the aims were measured with.
+async fn by_oha(options: &Options, contenders: &[Contender<'_>], oha: &Oha<'_>) {
+    if options.wants("kept") {
+        let rows = rates(options, contenders, async |way, time| {
+            oha.kept(way, time).await
+        });
+        show("oha: kept connections, 1 KiB", "req/s", &rows.await);
+    }
+    if options.wants("new") {
+        let rows = rates(options, contenders, async |way, time| {
+            oha.fresh(way, time).await
+        });
+        show("oha: a new connection each time", "req/s", &rows.await);
+    }
+    if options.wants("large") {
+        let rates = large(options, contenders, async |way| oha.large(way).await).await;
+        show_large("oha: one body of 100 MB", &rates);
+    }
+}
+
+/// What it takes once what it has no more use for went back.
+async fn settled(gate: &Running) -> f64 {
+    let mut last = f64::INFINITY;
+    loop {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let now = gate.memory();
+        if now >= last {
+            return now;
+        }
+        last = now;
+    }
+}
+
 /// What an idle gate takes, and what each connection adds that lies about after a request.
 async fn memory(gate: &Running, way: &Way) {
-    let before = gate.memory();
+    let before = settled(gate).await;
     let mut lines = Vec::new();
     for _ in 0..IDLE {
         let mut line = way.open().await;
         line.ask("/small").await;
         lines.push(line);
     }
-    let after = gate.memory();
+    let after = settled(gate).await;
     println!("\nmemory: idle {:.1} MB", before / 1e3);
     println!(
         "with {IDLE} kept connections {:.1} MB, {:.1} KiB each",
@@ -198,7 +246,7 @@ async fn memory(gate: &Running, way: &Way) {
 async fn rates(
     options: &Options,
     contenders: &[Contender<'_>],
-    case: impl AsyncFn(&Way, Duration) -> Run,
+    case: impl AsyncFn(&Way, Duration) -> Figures,
 ) -> Vec<Row> {
     let mut runs: Vec<Vec<Row>> = contenders.iter().map(|_| Vec::new()).collect();
     for contender in contenders {
@@ -212,10 +260,10 @@ async fn rates(
             let work = after.zip(before);
             runs.push(Row {
                 name: contender.name,
-                rate: run.rate(),
-                p50: run.percentile(50),
-                p99: run.percentile(99),
-                work: work.map(|(after, before)| (after - before) / run.answers()),
+                rate: run.rate,
+                p50: run.p50,
+                p99: run.p99,
+                work: work.map(|(after, before)| (after - before) / run.answers),
             });
         }
     }
@@ -258,18 +306,26 @@ fn show(title: &str, unit: &str, rows: &[Row]) {
     }
 }
 
-async fn large(options: &Options, contenders: &[Contender<'_>]) {
+async fn large(
+    options: &Options,
+    contenders: &[Contender<'_>],
+    case: impl AsyncFn(&Way) -> f64,
+) -> Vec<(&'static str, f64)> {
     let mut rates: Vec<Vec<f64>> = contenders.iter().map(|_| Vec::new()).collect();
     for _ in 0..options.rounds * 2 + 1 {
         for (contender, rates) in contenders.iter().zip(&mut rates) {
-            rates.push(load::large(&contender.way).await);
+            rates.push(case(&contender.way).await);
         }
     }
-    println!("\none body of 100 MB");
+    let names = contenders.iter().map(|contender| contender.name);
+    names.zip(rates.into_iter().map(median)).collect()
+}
+
+fn show_large(title: &str, rates: &[(&'static str, f64)]) {
+    println!("\n{title}");
     println!("{:14} {:>9} {:>7}", "", "MB/s", "ratio");
-    let medians: Vec<f64> = rates.into_iter().map(median).collect();
-    for (contender, rate) in contenders.iter().zip(&medians) {
-        println!("{:14} {rate:9.0} {:7.3}", contender.name, rate / medians[0]);
+    for (name, rate) in rates {
+        println!("{name:14} {rate:9.0} {:7.3}", rate / rates[0].1);
     }
 }
 
@@ -280,9 +336,9 @@ async fn look_up(options: &Options, contenders: &[(&'static str, std::net::Socke
             let run = names::ask(*at, Duration::from_secs(options.seconds)).await;
             runs.push(Row {
                 name,
-                rate: run.rate(),
-                p50: run.percentile(50),
-                p99: run.percentile(99),
+                rate: run.rate,
+                p50: run.p50,
+                p99: run.p99,
                 work: None,
             });
         }

@@ -7,21 +7,21 @@ use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::load::{CLIENTS, Run};
+use crate::load::{CLIENTS, Figures, figures};
 use crate::places::{NAMES, name};
 
 /// A datagram that is not answered in this time is lost, and asked again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Asks for the same names over and over.
-pub async fn ask(at: SocketAddr, time: Duration) -> Run {
+pub async fn ask(at: SocketAddr, time: Duration) -> Figures {
     let begun = Instant::now();
     let mut clients = JoinSet::new();
     for client in 0..CLIENTS {
         clients.spawn(one(at, client, begun + time));
     }
     let micros = clients.join_all().await.concat();
-    Run::new(micros, begun.elapsed())
+    figures(micros, begun.elapsed())
 }
 
 async fn one(at: SocketAddr, client: usize, end: Instant) -> Vec<u32> {
