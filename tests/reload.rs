@@ -265,3 +265,69 @@ fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
     place.write_config(&with_level("debug"));
     wait_for_level(&gate, "debug");
 }
+
+/// What the gate would make of a request, in a word.
+fn trial(place: &Place, url: &str) -> String {
+    let output = place.run(&["policy", "try", url, "--json"]);
+    let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    said["verdict"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_policy_bundle_that_changes_is_in_force_and_a_broken_one_is_not() {
+    let place = Place::new(PALISADE);
+    let file = place.path().join("mine/policy.rego");
+    let policy = |path: &str| format!("package http.authz\n\nallow if input.path == \"{path}\"\n");
+    std::fs::create_dir(place.path().join("mine")).unwrap();
+    std::fs::write(&file, policy("/one")).unwrap();
+    place.write_config(
+        "version: \"1.0\"\negress: {domains: [api.example]}\npolicies:\n  bundles: \
+         [{id: mine, path: mine, entrypoint: http/authz}]\n",
+    );
+    let gate = place.start();
+    let (one, two) = ("https://api.example/one", "https://api.example/two");
+    assert_eq!(
+        (trial(&place, one), trial(&place, two)),
+        ("allow".into(), "deny".into())
+    );
+
+    std::fs::write(&file, policy("/two")).unwrap();
+    wait::until("the new policy", || {
+        (reloads(&gate, "success") == 1).then_some(())
+    });
+    assert_eq!(
+        (trial(&place, one), trial(&place, two)),
+        ("deny".into(), "allow".into())
+    );
+
+    std::fs::write(&file, "package http.authz\n\nallow if {\n").unwrap();
+    let health = wait::until("health to say so", || {
+        let answer = gate.get("/internal/health");
+        (answer.status == 503).then(|| answer.json())
+    });
+    let error = health["errors"]["config_current"].as_str().unwrap();
+    assert!(
+        error.contains("policies.bundles: mine: policy.rego:4:"),
+        "{error}"
+    );
+    assert_eq!(trial(&place, two), "allow", "the old one stays");
+
+    std::fs::write(&file, policy("/one")).unwrap();
+    wait::until("health to be well again", || {
+        (gate.get("/internal/health").status == 200).then_some(())
+    });
+    assert_eq!(trial(&place, one), "allow");
+}
+
+#[test]
+fn other_resolvers_of_the_system_are_noticed() {
+    let place = Place::new(PALISADE);
+    let file = place.path().join("resolv.conf");
+    std::fs::write(&file, "nameserver 192.0.2.1\n").unwrap();
+    place.write_config("version: \"1.0\"\negress: {dns: {resolv_conf: resolv.conf}}\n");
+    let gate = place.start();
+    std::fs::write(&file, "nameserver 192.0.2.2\n").unwrap();
+    wait::until("a reload", || {
+        (reloads(&gate, "success") == 1).then_some(())
+    });
+}

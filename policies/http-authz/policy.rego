@@ -1,8 +1,9 @@
 # Which requests may leave, beyond what the allowlist says.
 #
 # `input` is one request: kind, sandbox, method, scheme, host, port, path, raw_path, segments,
-# headers, program, registration {repos, auth_mode, metadata}, rule. Whatever no rule allows
-# is refused.
+# headers, program, registration {repos, auth_mode, metadata}, rule, unread. Whatever no rule
+# allows is refused. A connection to a host of egress.passthrough is one CONNECT with
+# `unread: true`, no path and no headers.
 package http.authz
 
 default allow := false

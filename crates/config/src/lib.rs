@@ -9,6 +9,7 @@
 //! **Never here:** watching, starting anything, the process environment (the caller passes
 //! one), following a link in a repository, the value of a secret or variable in a message.
 
+mod beside;
 pub mod bundle;
 mod consistency;
 mod expansion;

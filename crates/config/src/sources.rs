@@ -1,10 +1,11 @@
 //! The bytes of every layer, read at one moment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use crate::beside::Beside;
 use crate::consistency::{check_file, compile_policy};
 use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
@@ -13,9 +14,9 @@ use crate::origin::{self, Origin, Wanted};
 use crate::policy_file::{AllowlistFile, PolicyFile};
 use crate::problem::{Problem, Problems};
 use crate::schema::{ALLOWLIST, PALISADE, POLICY};
-use crate::section::egress::DomainRule;
+use crate::section::egress::{Dns, DomainRule};
 use crate::settings::{Compiled, Domain, File, Settings, host_rule, resolve};
-use crate::tree::Tree;
+use crate::tree::{Content, Node, Tree};
 
 /// What 'allow always' and grants are written to, beside palisade.yaml.
 const GRANTS: &str = "grants.yaml";
@@ -30,6 +31,8 @@ pub struct Sources {
     allowlist: Option<SourceFile>,
     policy: Option<SourceFile>,
     grants: Option<SourceFile>,
+    /// What is not read here, and changes what the settings mean.
+    beside: Vec<Beside>,
 }
 
 #[derive(Clone)]
@@ -84,6 +87,7 @@ impl Sources {
                 allowlist: None,
                 policy: None,
                 grants: None,
+                beside: beside(None, |path| Some(PathBuf::from(path))),
             });
         };
         if path.file_name().is_none() {
@@ -93,13 +97,17 @@ impl Sources {
         let tree = main
             .bytes()
             .and_then(|bytes| Tree::parse(path, bytes, &mut Vec::new()));
+        let lead = |text: &str| {
+            let Expanded { text, variable } = expand_text(text, env).ok()?;
+            Some((from_file(path, Path::new(&text), env), variable))
+        };
         let include = |pointer: &str| {
             let text = tree.as_ref()?.get(pointer)?.text()?;
-            let Expanded { text, variable } = expand_text(text, env).ok()?;
-            let path = from_file(path, Path::new(&text), env);
+            let (path, variable) = lead(text)?;
             Some(SourceFile::read(path, variable))
         };
         Ok(Self {
+            beside: beside(tree.as_ref(), |text| Some(lead(text)?.0)),
             allowlist: include("/egress/allowlist"),
             policy: include("/egress/policy"),
             grants: Some(SourceFile::read(path.with_file_name(GRANTS), None)),
@@ -132,16 +140,33 @@ impl Sources {
                 }
             }
         }
+        for beside in &self.beside {
+            add(beside.fingerprint());
+        }
         hash.finalize().into()
     }
 
-    /// Every path that was read or could appear, for watching.
+    /// Every path that was read or could appear.
     pub fn paths(&self) -> Vec<PathBuf> {
         [&self.main, &self.allowlist, &self.policy, &self.grants]
             .into_iter()
             .flatten()
             .map(|source| source.path.clone())
             .collect()
+    }
+
+    /// For watching: every file of [`Sources::paths`] and of what the settings lead to.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let beside = self.beside.iter().flat_map(|beside| &beside.files);
+        self.paths().into_iter().chain(beside.cloned()).collect()
+    }
+
+    /// For watching: the directories in which a change would show.
+    pub fn directories(&self) -> BTreeSet<PathBuf> {
+        let parents = self.paths();
+        let parents = parents.iter().filter_map(|path| path.parent());
+        let beside = self.beside.iter().flat_map(|beside| &beside.directories);
+        parents.map(PathBuf::from).chain(beside.cloned()).collect()
     }
 
     /// Builds the settings from these bytes, or says everything that is wrong with them.
@@ -293,6 +318,30 @@ impl Sources {
     }
 }
 
+/// What a file leads to. `find` says where a path that is written in it leads.
+fn beside(tree: Option<&Tree>, find: impl Fn(&str) -> Option<PathBuf>) -> Vec<Beside> {
+    let list = |pointer: &str| match tree?.get(pointer).map(|node| &node.content) {
+        Some(Content::List(items)) => Some(items.as_slice()),
+        _ => None,
+    };
+    let bundles = list("/policies/bundles").map_or(0, <[Node]>::len);
+    let mut found: Vec<Beside> = (0..bundles)
+        .filter_map(|index| {
+            let path = tree?.get(&format!("/policies/bundles/{index}/path"))?;
+            Some(Beside::bundle(&find(path.text()?)?))
+        })
+        .collect();
+    let asks_system = list("/egress/dns/upstreams")
+        .is_none_or(|upstreams| upstreams.iter().any(|node| node.text() == Some("system")));
+    if asks_system {
+        let written = tree.and_then(|tree| tree.get("/egress/dns/resolv_conf")?.text());
+        let default = Dns::default().resolv_conf;
+        let path = written.map_or(Some(default), find);
+        found.extend(path.map(Beside::file));
+    }
+    found
+}
+
 fn add_domains<T>(
     layer: &Layer<T>,
     pointer: &str,
@@ -340,6 +389,7 @@ pub(crate) fn exercise(bytes: &[u8], env: Env<'_>) {
         allowlist: file("allowlist.yaml"),
         policy: file("policy.yaml"),
         grants: file(GRANTS),
+        beside: Vec::new(),
     };
     let empty = Sources {
         allowlist: None,

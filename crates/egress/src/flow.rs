@@ -244,7 +244,7 @@ mod tests {
 
     fn under_way(underway: &Arc<Underway>) -> Live {
         let host = Host::parse("x.example").unwrap();
-        underway.enter(Asked::Tunnel(host, 443, None))
+        underway.enter(Asked::Tunnel(host, 443, None, Arc::default()))
     }
 
     /// The two halves of one request with these bodies.

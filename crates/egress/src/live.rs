@@ -37,8 +37,9 @@ struct Call {
 pub enum Asked {
     /// A request, and who allowed it beyond the allowlist.
     Request(Box<Target>, Judged),
-    /// A whole connection to a host and port, unread, of a program if that is known.
-    Tunnel(policy::host::Host, u16, Option<String>),
+    /// A whole connection to a host and port, unread, of a program if that is known, and
+    /// what the operator's policies were told of it.
+    Tunnel(policy::host::Host, u16, Option<String>, Arc<Value>),
 }
 
 /// Who judged a request beyond the allowlist, so that they can be asked again.
@@ -185,13 +186,16 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_allowed_any_more_hears_of_it_and_the_rest_goes_on() {
         let underway = Arc::new(Underway::default());
-        let tunnel = |name: &str| Asked::Tunnel(Host::parse(name).unwrap(), 443, None);
+        let tunnel = |name: &str| {
+            let host = Host::parse(name).unwrap();
+            Asked::Tunnel(host, 443, None, Arc::default())
+        };
         let gone = underway.enter(tunnel("gone.example"));
         let stays = underway.enter(tunnel("stays.example"));
         let waiting = tokio::spawn(async move { gone.revoked().await });
         tokio::task::yield_now().await;
         let keep = |asked: &Asked| match asked {
-            Asked::Tunnel(host, _, _) => host.to_string().starts_with("stays"),
+            Asked::Tunnel(host, ..) => host.to_string().starts_with("stays"),
             Asked::Request(..) => false,
         };
         assert_eq!(underway.judge_again(keep), 1);

@@ -1,7 +1,7 @@
 //! TLS that is passed on unread, to a host whose clients take no certificate but its own.
 //!
-//! The rules see the name, the port and the program, and that is all; no credential is
-//! added, and the record says `unread`.
+//! The rules see the name, the port and the program, and that is all, and so do the
+//! operator's policies; no credential is added, and the record says `unread`.
 
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ use crate::hello::{Hello, Replay};
 use crate::live::Asked;
 use crate::pipeline::{self, settle};
 use crate::refusal::Refusal;
+use crate::rego;
 use crate::request::Destination;
 use crate::splice;
 use crate::trail::{Stage, Trail};
@@ -71,16 +72,33 @@ where
     let request = Identified::new(destination, identity);
     let request = pipeline::admit(traffic, guest, &rules, &host, request, trail)?;
     let program = visit.opening.program(traffic, guest, &rules).await;
-    let judged = rules.judge_tunnel(&host, port, program.as_deref());
+    let registration = Arc::clone(request.identity().registration());
+    let judged = match rules.judge_tunnel(&host, port, program.as_deref()) {
+        Ok(rule) => {
+            trail.allowed(&rule);
+            let asked = rego::Asked {
+                sandbox: guest.id(),
+                host: &host,
+                port,
+                tls: true,
+                program: program.as_deref(),
+                request: None,
+                registration: Some(&registration),
+                rule: &rule,
+            };
+            rego::check_unread(traffic, &rules, &asked, trail).await
+        }
+        Err(denial) => Err(denial),
+    };
     let (destination, guard) = request.refuse();
     let learn = |outcome| settle(traffic, guest, &rules, &destination, guard, outcome);
-    match judged {
-        Ok(rule) => trail.allowed(&rule),
+    let told = match judged {
+        Ok(told) => told,
         Err(denial) => {
             learn(Outcome::Abandoned);
             return Err(Refusal::new(Stage::Policy, denial));
         }
-    }
+    };
     trail.passed(Stage::Policy);
     let upstream = match traffic.dialer().connect(guest.id(), &host, port).await {
         Ok((upstream, _)) => {
@@ -98,7 +116,7 @@ where
     };
     trail.passed(Stage::Forward);
     let live = traffic
-        .enter(guest, &rules, Asked::Tunnel(host, port, program))
+        .enter(guest, &rules, Asked::Tunnel(host, port, program, told))
         .map_err(|denial| Refusal::new(Stage::Policy, denial))?;
     let patience = rules.settings.egress.timeouts.idle;
     if let Err(error) = splice::join(io, upstream, &trail.tally, &live, patience).await {

@@ -14,6 +14,10 @@ use config::section::policies::BundleMode;
 use http::HeaderMap;
 use policy::allowlist::Target;
 use policy::audit::{AuditEvent, Times};
+use policy::endpoint::Method;
+use policy::host::Host;
+use policy::id::SandboxId;
+use policy::path::CleanPath;
 use policy::proof::Permitted;
 use policy::reason::Reason;
 use policy::registration::Registration;
@@ -223,16 +227,39 @@ pub async fn check(
     let (permit, message) = (request.permit(), request.request());
     let mut sent = message.head.headers.clone();
     headers::strip_request(&mut sent);
-    let asked = Asked {
-        target: permit.target(),
-        tls: message.destination.tls,
-        headers: &sent,
-        registration: Some(request.identity().registration()),
-        rule: permit.rule(),
-    };
+    let asked = Asked::request(
+        permit.target(),
+        &sent,
+        message.destination.tls,
+        Some(request.identity().registration()),
+        permit.rule(),
+    );
     let input = Arc::new(asked.input());
-    let judgements = rules.policies.judge(&input).await;
-    request.request_mut().judged.policies = Some(input);
+    request.request_mut().judged.policies = Some(Arc::clone(&input));
+    put(traffic, rules, &input, trail).await
+}
+
+/// Puts a connection that nobody reads to the bundles that judge requests: they are told of
+/// a CONNECT, and that there is no more to know.
+pub async fn check_unread(
+    traffic: &Traffic,
+    rules: &Rules,
+    asked: &Asked<'_>,
+    trail: &mut Trail,
+) -> Result<Arc<Value>, Denial> {
+    let input = Arc::new(asked.input());
+    put(traffic, rules, &input, trail).await?;
+    Ok(input)
+}
+
+/// Asks, writes down, and says the first denial that counts.
+async fn put(
+    traffic: &Traffic,
+    rules: &Rules,
+    input: &Arc<Value>,
+    trail: &mut Trail,
+) -> Result<(), Denial> {
+    let judgements = rules.policies.judge(input).await;
     for Judgement {
         bundle,
         rule,
@@ -266,23 +293,74 @@ pub async fn check(
 /// What a policy is told about.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
-    /// What is asked for.
-    pub target: &'a Target,
+    /// Whose it is.
+    pub sandbox: &'a SandboxId,
+    /// The host.
+    pub host: &'a Host,
+    /// The port.
+    pub port: u16,
     /// Whether over TLS.
     pub tls: bool,
-    /// The headers as they will be sent.
-    pub headers: &'a HeaderMap,
+    /// The program, where it is certain.
+    pub program: Option<&'a str>,
+    /// The request; none for a connection that nobody reads.
+    pub request: Option<Read<'a>>,
     /// Who asks, where it is known.
     pub registration: Option<&'a Registration>,
     /// The rule of the allowlist that allows it.
     pub rule: &'a RuleName,
 }
 
-impl Asked<'_> {
+/// What is read of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Read<'a> {
+    /// The method.
+    pub method: &'a Method,
+    /// The path.
+    pub path: &'a CleanPath,
+    /// The headers as they will be sent.
+    pub headers: &'a HeaderMap,
+}
+
+impl<'a> Asked<'a> {
+    /// A request for `target`.
+    pub fn request(
+        target: &'a Target,
+        headers: &'a HeaderMap,
+        tls: bool,
+        registration: Option<&'a Registration>,
+        rule: &'a RuleName,
+    ) -> Self {
+        Self {
+            sandbox: &target.sandbox,
+            host: &target.host,
+            port: target.port,
+            tls,
+            program: target.program.as_deref(),
+            request: Some(Read {
+                method: &target.method,
+                path: &target.path,
+                headers,
+            }),
+            registration,
+            rule,
+        }
+    }
+
     /// What a policy finds under `input`. Every field is always there and of one type: a
     /// policy that trips over a type is one that an agent can trip.
     pub fn input(&self) -> Value {
-        let target = self.target;
+        // A connection that nobody reads has no path: a rule about paths does not allow it.
+        let (method, path, raw_path, segments, headers) = match &self.request {
+            Some(read) => (
+                read.method.as_str(),
+                read.path.text(),
+                read.path.wire(),
+                read.path.segments().collect(),
+                told_headers(read.headers),
+            ),
+            None => ("CONNECT", "", "", Vec::new(), Map::new()),
+        };
         let registration = self.registration.map_or_else(
             || json!({"repos": [], "auth_mode": "user", "metadata": {}}),
             |row| {
@@ -296,16 +374,17 @@ impl Asked<'_> {
         );
         json!({
             "kind": "http",
-            "sandbox": target.sandbox,
-            "method": target.method.as_str(),
+            "sandbox": self.sandbox,
+            "method": method,
             "scheme": if self.tls { "https" } else { "http" },
-            "host": target.host.to_string(),
-            "port": target.port,
-            "path": target.path.text(),
-            "raw_path": target.path.wire(),
-            "segments": target.path.segments().collect::<Vec<_>>(),
-            "headers": told_headers(self.headers),
-            "program": target.program,
+            "host": self.host.to_string(),
+            "port": self.port,
+            "unread": self.request.is_none(),
+            "path": path,
+            "raw_path": raw_path,
+            "segments": segments,
+            "headers": headers,
+            "program": self.program,
             "registration": registration,
             "rule": self.rule.as_str(),
         })

@@ -117,7 +117,8 @@ mod tests {
     use crate::live::{Asked, Underway};
 
     fn live(underway: &Arc<Underway>) -> Live {
-        underway.enter(Asked::Tunnel(Host::parse("x.example").unwrap(), 443, None))
+        let host = Host::parse("x.example").unwrap();
+        underway.enter(Asked::Tunnel(host, 443, None, Arc::default()))
     }
 
     #[tokio::test(start_paused = true)]

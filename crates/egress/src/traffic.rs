@@ -20,6 +20,7 @@ use policy::reason::Reason;
 use policy::registration::Registration;
 use policy::verdict::{Denial, RuleName};
 use rustls::crypto::CryptoProvider;
+use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
@@ -165,16 +166,24 @@ impl Rules {
                     github::judge_again(self, target, rule)?;
                 }
                 match &judged.policies {
-                    Some(input) if !self.policies.allows(input) => {
-                        Err(Denial::new(Reason::RegoDenied, "rego"))
-                    }
-                    Some(_) | None => Ok(()),
+                    Some(input) => self.ask_again(input),
+                    None => Ok(()),
                 }
             }
-            Asked::Tunnel(host, port, program) if self.passes_unread(host) => {
-                self.judge_tunnel(host, *port, program.as_deref()).map(drop)
+            Asked::Tunnel(host, port, program, judged) if self.passes_unread(host) => {
+                self.judge_tunnel(host, *port, program.as_deref())?;
+                self.ask_again(judged)
             }
             Asked::Tunnel(..) => Err(Denial::new(Reason::HostDenied, "egress.passthrough")),
+        }
+    }
+
+    /// Whether the operator's policies allow still what they were told of.
+    fn ask_again(&self, input: &Value) -> Result<(), Denial> {
+        if self.policies.allows(input) {
+            Ok(())
+        } else {
+            Err(Denial::new(Reason::RegoDenied, "rego"))
         }
     }
 }

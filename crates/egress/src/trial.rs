@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::HeaderMap;
-use policy::allowlist::{Permit, Target};
+use policy::allowlist::Target;
 use policy::endpoint::Method;
 use policy::github::GithubRules;
 use policy::host::{Authority, Host};
@@ -88,8 +88,24 @@ async fn run(rules: &Rules, question: &Question, trial: &mut Trial) -> Result<Ru
     let method = Method::parse(&question.method)
         .map_err(|error| Denial::new(Reason::MethodDenied, "names").saying(format!("{error}.")))?;
     trial.unread = tls && rules.passes_unread(&authority.host);
+    let (program, registration) = (
+        question.program.as_deref(),
+        question.registration.as_deref(),
+    );
     if trial.unread {
-        return rules.judge_tunnel(&authority.host, port, question.program.as_deref());
+        let rule = rules.judge_tunnel(&authority.host, port, program)?;
+        let asked = Asked {
+            sandbox: &question.sandbox,
+            host: &authority.host,
+            port,
+            tls,
+            program,
+            request: None,
+            registration,
+            rule: &rule,
+        };
+        ask_policies(rules, &asked).await?;
+        return Ok(rule);
     }
     let target = Target {
         sandbox: question.sandbox.clone(),
@@ -101,7 +117,9 @@ async fn run(rules: &Rules, question: &Question, trial: &mut Trial) -> Result<Ru
     };
     let permit = rules.judge(target)?;
     ask_github(rules, question, permit.target())?;
-    ask_policies(rules, question, &permit, tls).await?;
+    let headers = HeaderMap::new();
+    let asked = Asked::request(permit.target(), &headers, tls, registration, permit.rule());
+    ask_policies(rules, &asked).await?;
     Ok(permit.rule().clone())
 }
 
@@ -121,22 +139,10 @@ fn ask_github(rules: &Rules, question: &Question, target: &Target) -> Result<(),
 }
 
 /// Puts it to the operator's policies, without headers.
-async fn ask_policies(
-    rules: &Rules,
-    question: &Question,
-    permit: &Permit,
-    tls: bool,
-) -> Result<(), Denial> {
+async fn ask_policies(rules: &Rules, asked: &Asked<'_>) -> Result<(), Denial> {
     if rules.policies.is_empty() {
         return Ok(());
     }
-    let asked = Asked {
-        target: permit.target(),
-        tls,
-        headers: &HeaderMap::new(),
-        registration: question.registration.as_deref(),
-        rule: permit.rule(),
-    };
     let judgements = rules.policies.judge(&Arc::new(asked.input())).await;
     let mut denials = judgements
         .into_iter()

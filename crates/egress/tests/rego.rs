@@ -23,6 +23,7 @@ use egress::traffic::{Parts, Rules, Traffic};
 use egress::trial::{self, Question};
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
+use policy::host::Host;
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
 use policy::reason::Reason;
@@ -179,6 +180,11 @@ impl Place {
 
     /// A connection of the sandbox.
     fn connect(&self) -> DuplexStream {
+        self.connect_in(None)
+    }
+
+    /// The same in a tunnel to a host and port.
+    fn connect_in(&self, tunnel: Option<(Host, u16)>) -> DuplexStream {
         let (client, server) = duplex(64 * 1024);
         let visit = Visit {
             traffic: Arc::clone(&self.traffic),
@@ -186,7 +192,7 @@ impl Place {
             opening: Opening {
                 peer: None,
                 meant: None,
-                tunnel: None,
+                tunnel,
                 hello: None,
                 caller: Caller::default(),
             },
@@ -227,7 +233,9 @@ impl Place {
 fn settings(directory: &std::path::Path, origin: &Origin, policies: &str) -> Settings {
     let path = directory.join("palisade.yaml");
     let text = format!(
-        "version: \"1.0\"\negress:\n  domains: [{{host: api.example, ports: [80, 443]}}]\n  resolve: {{api.example: '{}'}}\npolicies:\n  timeout: 5s\n{policies}",
+        "version: \"1.0\"\negress:\n  domains: [{{host: api.example, ports: [80, 443]}}, pinned.example]\n  \
+         passthrough: [pinned.example]\n  \
+         resolve: {{api.example: '{0}', pinned.example: '{0}'}}\npolicies:\n  timeout: 5s\n{policies}",
         origin.address()
     );
     std::fs::write(&path, text).unwrap();
@@ -419,4 +427,84 @@ async fn a_trial_asks_the_policy_too() {
         assert_eq!(denial.rule.as_str(), "rego:mine");
     }
     assert_eq!(place.origin.requests().len(), 0);
+}
+
+/// Allows unread connections of the sandbox to one host.
+const UNREAD: &str = r#"package http.authz
+
+allow if {
+	input.unread
+	input.method == "CONNECT"
+	input.host == "pinned.example"
+	input.port == 443
+	input.registration.metadata.team == "red"
+}
+"#;
+
+/// The first words of a client that wants to speak TLS with `name`.
+fn hello(name: &str) -> Vec<u8> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let client = rustls::ClientConfig::builder_with_provider(provider);
+    let client = client.with_safe_default_protocol_versions().unwrap();
+    let client = client
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let name = name.to_owned().try_into().unwrap();
+    let mut client = rustls::ClientConnection::new(Arc::new(client), name).unwrap();
+    let mut bytes = Vec::new();
+    client.write_tls(&mut bytes).unwrap();
+    bytes
+}
+
+#[tokio::test]
+async fn a_connection_that_nobody_reads_is_put_to_the_policy_too() {
+    let place = Place::new(ENFORCED, || Reply::text("hello"));
+    let pinned = || Some((Host::parse("pinned.example").unwrap(), 443));
+    let said = |records: &[AuditEvent]| {
+        let one = records.first()?;
+        assert!(one.unread);
+        Some((one.reason?, one.rule.as_ref()?.to_string()))
+    };
+    // The policy knows of paths alone, fails, or means another port: none of it allows.
+    let file = place.directory.path().join("mine/policy.rego");
+    let fails = "package http.authz\n\ndefault allow := true\n\n\
+                 allow := false if startswith(input.port, \"/\")\n";
+    for (policy, reason) in [
+        (POLICY, Reason::RegoDenied),
+        (fails, Reason::RegoError),
+        (&UNREAD.replace("== 443", "== 444"), Reason::RegoDenied),
+    ] {
+        std::fs::write(&file, policy).unwrap();
+        place.traffic.reload(place.settings(ENFORCED)).unwrap();
+        let mut client = place.connect_in(pinned());
+        client.write_all(&hello("pinned.example")).await.unwrap();
+        let mut answer = Vec::new();
+        drop(client.read_to_end(&mut answer).await);
+        assert_eq!(answer, b"", "the stream is not ours to speak on");
+        let refused = Some((reason, "rego:mine".to_owned()));
+        assert_eq!(said(&place.records()), refused);
+    }
+    assert_eq!(place.origin.connections(), 0);
+
+    std::fs::write(&file, UNREAD).unwrap();
+    place.traffic.reload(place.settings(ENFORCED)).unwrap();
+    let mut client = place.connect_in(pinned());
+    client.write_all(&hello("pinned.example")).await.unwrap();
+    testkit::wait::eventually("the origin to be reached", || {
+        (place.origin.connections() == 1).then_some(())
+    })
+    .await;
+
+    std::fs::write(&file, POLICY).unwrap();
+    place.traffic.reload(place.settings(ENFORCED)).unwrap();
+    let question = Question {
+        sandbox: sandbox(),
+        method: "GET".to_owned(),
+        url: "https://pinned.example/ok".to_owned(),
+        program: None,
+        registration: None,
+    };
+    let trial = trial::judge(&place.traffic.rules(), &question).await;
+    assert!(trial.unread);
+    assert_eq!(trial.verdict.unwrap_err().reason, Reason::RegoDenied);
 }

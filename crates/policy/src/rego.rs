@@ -3,15 +3,18 @@
 //! A bundle is compiled once, to a program for regorus's machine, and decides any number of
 //! times. What cannot work is refused when it is compiled, with its file and line: a
 //! mistake, an entrypoint that is not there, a built-in function that does not exist or
-//! whose answer depends on more than its arguments. The machine matters: the library's
-//! interpreter answers 'undefined' to a function it does not know, and a policy that
-//! allows by default then fails open.
+//! whose answer depends on more than its arguments.
+//!
+//! **Only a yes that two of them say counts.** The machine decides. It takes a rule in which
+//! something went wrong (a built-in that cannot read what it is given, a sum of a number and
+//! a text) for one that does not apply, and a policy that allows by default would then fail
+//! open. So whatever it does not refuse is put to the library's interpreter, which ends at
+//! the first such error. The interpreter alone would not do: it answers 'undefined' to a
+//! function it does not know, which the machine's compiler refuses, and counts no steps.
 //!
 //! Every evaluation ends: after so many steps, which is the same everywhere, or after so
 //! much time, which is the one place in this crate where a clock is read (the library
-//! reads it). A built-in that is given something it cannot work with makes the rule fail
-//! that it stands in, also behind a `not`. That rule is then undefined, as in OPA, so a
-//! policy should allow by rule and deny by default, never the other way round.
+//! reads it).
 
 mod calls;
 mod decision;
@@ -23,11 +26,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use regorus::Engine;
 use regorus::languages::rego::compiler::Compiler;
 use regorus::rvm::program::Program;
 use regorus::rvm::vm::{RegoVM, VmError};
 use regorus::utils::limits::ExecutionTimerConfig;
+use regorus::{Engine, LimitError};
 
 pub use self::decision::{Decision, Failure, Said};
 use self::entry::Entry;
@@ -35,6 +38,9 @@ use crate::verdict::RuleName;
 
 /// Steps between two looks at the clock. A step takes some 50 ns.
 const LOOK_EVERY: NonZeroU32 = NonZeroU32::new(128).expect("it is not zero");
+
+/// The same for the interpreter, whose steps are larger.
+const LOOK_SELDOM: NonZeroU32 = NonZeroU32::new(32).expect("it is not zero");
 
 /// Built-in functions whose answer is not decided by their arguments.
 const IMPURE: [&str; 6] = [
@@ -95,6 +101,8 @@ pub struct Bundle {
     entry: Entry,
     program: Arc<Program>,
     data: regorus::Value,
+    /// The interpreter with policy and data; each evaluation has a copy, which shares both.
+    strict: Engine,
 }
 
 impl std::fmt::Debug for Bundle {
@@ -172,11 +180,13 @@ impl Bundle {
             return Err(BundleError::Impure("__builtin_host_await".to_owned()));
         }
         calls::check(&program)?;
+        let strict = strict(engine, &entry, data.clone())?;
         let bundle = Self {
             id: id.into(),
             entry,
             program,
             data,
+            strict,
         };
         // What data and rules both define shows only here.
         bundle
@@ -215,7 +225,7 @@ impl Bundle {
             Ok(machine) => machine,
             Err(error) => return Decision::Failed(failure(&error)),
         };
-        machine.set_input(input);
+        machine.set_input(input.clone());
         let mut ask = |index: usize, budget: Budget| {
             machine.set_max_instructions(budget.steps);
             machine.set_execution_timer_config(Some(ExecutionTimerConfig {
@@ -230,10 +240,56 @@ impl Bundle {
         };
         // A reason that cannot be had does not change the decision.
         let beside = self.entry.beside().iter().zip(1..);
-        Decision::read(&answer).hear(beside.map(|((part, _), index)| {
-            let answer = ask(index, budget.share());
-            (*part, answer.unwrap_or(regorus::Value::Undefined))
-        }))
+        let beside: Vec<_> = beside
+            .map(|((part, _), index)| {
+                let answer = ask(index, budget.share());
+                (*part, answer.unwrap_or(regorus::Value::Undefined))
+            })
+            .collect();
+        let mut all = beside.iter().map(|(_, answer)| answer);
+        if !value::is_shallow(&answer) || !all.all(value::is_shallow) {
+            let deep = "it is nested too deep".to_owned();
+            return Decision::Failed(Failure::Shape(deep));
+        }
+        let decision = Decision::read(&answer);
+        if decision.is_refusal() {
+            return decision.hear(beside.into_iter());
+        }
+        match self.confirm(input, &answer, budget.time) {
+            Ok(()) => decision.hear(beside.into_iter()),
+            Err(failure) => Decision::Failed(failure),
+        }
+    }
+
+    /// Asks the interpreter, too: it has to come to the same answer without an error.
+    fn confirm(
+        &self,
+        input: regorus::Value,
+        answer: &regorus::Value,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let mut engine = self.strict.clone();
+        engine.set_input(input);
+        engine.set_execution_timer_config(ExecutionTimerConfig {
+            limit,
+            check_interval: LOOK_SELDOM,
+        });
+        match engine.eval_rule(self.entry.rule().to_owned()) {
+            Ok(again) if again == *answer => Ok(()),
+            Ok(_) => Err(Failure::Error(
+                "the policy can be read in two ways".to_owned(),
+            )),
+            // The error of a function comes as text, and this one is tried again elsewhere.
+            Err(error)
+                if matches!(
+                    error.downcast_ref(),
+                    Some(LimitError::TimeLimitExceeded { .. })
+                ) || error.to_string().contains("exceeded time limit") =>
+            {
+                Err(Failure::OutOfTime)
+            }
+            Err(error) => Err(Failure::Error(said(&error.to_string()))),
+        }
     }
 
     fn machine(&self) -> Result<RegoVM, VmError> {
@@ -243,6 +299,18 @@ impl Bundle {
         machine.set_data(self.data.clone())?;
         Ok(machine)
     }
+}
+
+/// The interpreter, ready to be copied: what can be worked out once is.
+fn strict(mut engine: Engine, entry: &Entry, data: regorus::Value) -> Result<Engine, BundleError> {
+    engine
+        .add_data(data)
+        .map_err(|error| BundleError::Data(decision::clean(&error.to_string())))?;
+    engine.set_strict_builtin_errors(true);
+    engine
+        .compile_with_entrypoint(&entry.rule().into())
+        .map_err(|error| wrong(&error.to_string()))?;
+    Ok(engine)
 }
 
 /// The library reads nested expressions on the thread's own stack, however deep they are.
@@ -277,17 +345,26 @@ fn failure(error: &VmError) -> Failure {
 
 /// The library draws its errors over several lines; we say place and fault in one.
 fn wrong(drawn: &str) -> BundleError {
-    let place = drawn
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("--> "))
-        .map(decision::clean);
-    let said = drawn
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("error: "));
-    BundleError::Policy {
-        what: decision::clean(said.unwrap_or(drawn).trim()),
-        place,
+    let (place, what) = read_drawing(drawn);
+    BundleError::Policy { place, what }
+}
+
+fn said(drawn: &str) -> String {
+    match read_drawing(drawn) {
+        (Some(place), what) => format!("{place}: {what}"),
+        (None, what) => what,
     }
+}
+
+/// Where, and what.
+fn read_drawing(drawn: &str) -> (Option<String>, String) {
+    let mut lines = drawn.lines().map(str::trim);
+    let place = lines.clone().find_map(|line| line.strip_prefix("--> "));
+    let what = lines.find_map(|line| line.strip_prefix("error: "));
+    (
+        place.map(decision::clean),
+        decision::clean(what.unwrap_or(drawn).trim()),
+    )
 }
 
 #[cfg(test)]

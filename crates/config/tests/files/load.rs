@@ -280,6 +280,56 @@ fn sources_are_read_once_and_fingerprinted_whole() {
 }
 
 #[test]
+fn what_the_settings_lead_to_is_part_of_the_fingerprint() {
+    let dir = directory(&[
+        (
+            "palisade.yaml",
+            "version: '1.0'\negress: {dns: {upstreams: [system], resolv_conf: resolv.conf}}\n\
+             policies:\n  bundles:\n  - {id: a, path: '${B}', entrypoint: http/authz}\n  \
+             - {id: b, path: b.tar.gz, entrypoint: http/authz}\n",
+        ),
+        ("resolv.conf", "nameserver 192.0.2.1\n"),
+    ]);
+    let at = |name: &str| dir.path().join(name);
+    std::fs::create_dir_all(at("a/lists")).unwrap();
+    std::fs::write(at("a/policy.rego"), "package http.authz\n").unwrap();
+    let read = || {
+        let env = |name: &str| (name == "B").then(|| "a".into());
+        Sources::read(Some(&at("palisade.yaml")), &env).unwrap()
+    };
+    let mut seen = vec![read().fingerprint()];
+    assert_eq!(read().fingerprint(), seen[0]);
+    let directories = read().directories();
+    for watched in ["", "a", "a/lists"] {
+        let watched = dir.path().join(watched);
+        assert!(directories.iter().any(|one| *one == watched), "{watched:?}");
+    }
+    assert!(read().files().contains(&at("a/policy.rego")));
+
+    let mut changed = |what: &str| {
+        let now = read().fingerprint();
+        assert!(!seen.contains(&now), "{what}");
+        seen.push(now);
+    };
+    // As long as before: the times tell.
+    std::fs::write(at("a/policy.rego"), "package http.auth2\n").unwrap();
+    changed("a file of a bundle");
+    std::fs::write(at("a/lists/data.json"), "{}").unwrap();
+    changed("a new file");
+    std::fs::rename(at("a/lists/data.json"), at("a/lists/other.json")).unwrap();
+    changed("another name");
+    std::fs::remove_dir_all(at("a")).unwrap();
+    changed("no bundle");
+    std::fs::write(at("b.tar.gz"), "no archive").unwrap();
+    changed("an archive");
+    std::fs::write(at("resolv.conf"), "nameserver 192.0.2.2\n").unwrap();
+    changed("other resolvers");
+    // Written again, and the same.
+    std::fs::write(at("resolv.conf"), "nameserver 192.0.2.2\n").unwrap();
+    assert_eq!(read().fingerprint(), *seen.last().unwrap());
+}
+
+#[test]
 fn a_diff_names_what_changed_and_no_value() {
     let a = load(
         "version: '1.0'\nlogging: {level: info}\nsecrets: {k: one}\n\

@@ -50,14 +50,7 @@ fn a_policy_sees_the_request_as_it_will_be_sent_and_no_secret() {
         target("/a%20b//c/./d%2Fe?q=1"),
         RuleName::from("allowlist:x"),
     );
-    let input = Asked {
-        target: &target,
-        tls: true,
-        headers: &headers,
-        registration: Some(&row),
-        rule: &rule,
-    }
-    .input();
+    let input = Asked::request(&target, &headers, true, Some(&row), &rule).input();
     assert_eq!(
         input,
         json!({
@@ -67,6 +60,7 @@ fn a_policy_sees_the_request_as_it_will_be_sent_and_no_secret() {
             "scheme": "https",
             "host": "api.example",
             "port": 8443,
+            "unread": false,
             "path": "/a b/c/d/e",
             "raw_path": "/a%20b/c/d%2Fe",
             "segments": ["a b", "c", "d/e"],
@@ -94,17 +88,29 @@ fn a_policy_sees_the_request_as_it_will_be_sent_and_no_secret() {
 #[test]
 fn what_a_policy_is_told_has_the_same_fields_when_nobody_is_registered() {
     let (target, rule) = (target("/"), RuleName::from("r"));
-    let input = Asked {
-        target: &target,
-        tls: false,
-        headers: &HeaderMap::new(),
-        registration: None,
-        rule: &rule,
-    }
-    .input();
+    let headers = HeaderMap::new();
+    let request = Asked::request(&target, &headers, false, None, &rule);
+    let input = request.input();
     assert_eq!(
         input["registration"],
         json!({"repos": [], "auth_mode": "user", "metadata": {}})
     );
     assert_eq!(input["scheme"], "http");
+    let unread = Asked {
+        request: None,
+        ..request
+    };
+    let told = unread.input();
+    let fields = |value: &Value| {
+        let fields = value.as_object().unwrap().iter();
+        let kind = |value: &Value| std::mem::discriminant(value);
+        let fields = fields.map(|(name, value)| (name.clone(), kind(value)));
+        fields.collect::<Vec<_>>()
+    };
+    assert_eq!(fields(&told), fields(&input), "the same fields and types");
+    assert_eq!(told["unread"], true);
+    assert_eq!(
+        (&told["method"], &told["path"]),
+        (&json!("CONNECT"), &json!(""))
+    );
 }

@@ -6,7 +6,8 @@
 //! A change is taken once the files hold still: an editor that truncates and writes, or
 //! a script that writes a hundred times, leaves behind moments in which the file is
 //! valid and wrong. Two readings a moment apart must agree before anything is built, and
-//! a file that somebody has begun to write and not closed is given longer.
+//! a file that somebody has begun to write and not closed is given longer. The same holds
+//! for policy bundles and the file of the system's resolvers, which are read in the swap.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -321,20 +322,16 @@ impl Watch {
     }
 
     fn follow(&mut self, sources: &Sources) {
-        let paths = sources.paths();
         {
             let mut writing = lock(&self.writing);
-            writing.ours = paths.iter().cloned().collect();
+            writing.ours = sources.files().into_iter().collect();
             let Writing { ours, open, .. } = &mut *writing;
             open.retain(|path| ours.contains(path));
         }
         let Some(watcher) = &mut self.watcher else {
             return;
         };
-        let wanted: BTreeSet<PathBuf> = paths
-            .iter()
-            .filter_map(|path| Some(path.parent()?.to_owned()))
-            .collect();
+        let wanted = sources.directories();
         for gone in self.directories.difference(&wanted) {
             // It may have been removed, which ended the watch already.
             let _ = watcher.unwatch(gone);

@@ -181,6 +181,14 @@ impl Decision {
         self
     }
 
+    /// Whether the answer is no.
+    pub(super) fn is_refusal(&self) -> bool {
+        match self {
+            Decision::Deny(_) | Decision::Undefined | Decision::Failed(_) => true,
+            Decision::Allow(_) | Decision::Ask(_) | Decision::Modify { .. } => false,
+        }
+    }
+
     /// Adds what stands beside the rule that decided.
     pub(super) fn hear(mut self, parts: impl Iterator<Item = (Part, Value)>) -> Self {
         if let Decision::Allow(said)

@@ -275,6 +275,59 @@ fn a_built_in_that_cannot_read_its_input_does_not_allow() {
 }
 
 #[test]
+fn what_a_built_in_cannot_read_is_an_error_where_nothing_else_refuses() {
+    let odd = || json!({"path": ["/admin"], "port": "443", "sum": {}, "re": "("});
+    for policy in [
+        "default allow := true\nallow := false if startswith(input.path, \"/admin\")",
+        "default allow := true\nallow := false if input.port + 1 > 444",
+        "default allow := true\nallow := false if { not startswith(input.path, \"/ok\") }",
+        "default allow := true\nallow := false if count(input.port + 1) > 1",
+        "default allow := true\nallow := false if is_admin(input.path)\nis_admin(p) if startswith(p, \"/admin\")",
+        "allow if not admin\nadmin if startswith(input.path, \"/admin\")",
+        "decision := \"ask\" if not startswith(input.path, \"/a\")\ndecision := \"ask\" if true",
+        "decision := {\"action\": \"redact\", \"outputs\": {}} if not admin\nadmin if startswith(input.path, \"/admin\")",
+    ] {
+        let decided = decide(policy, odd());
+        let Decision::Failed(Failure::Error(why)) = &decided else {
+            panic!("{policy}: {decided:?}");
+        };
+        assert!(why.starts_with("policy.rego:"), "{policy}: {why}");
+        assert!(!why.contains('\n'), "{why}");
+    }
+    for policy in [
+        "allow if count([1 | startswith(input.path, \"/admin\")]) == 0",
+        "allow if not regex.match(input.re, \"a\")",
+    ] {
+        assert_eq!(decide(policy, odd()), Decision::Undefined, "{policy}");
+    }
+}
+
+#[test]
+fn an_answer_that_is_nested_too_deep_is_no_decision() {
+    let nested = |depth: usize| {
+        let mut input = json!(1);
+        for _ in 0..depth {
+            input = json!([input]);
+        }
+        json!({ "deep": input })
+    };
+    for policy in [
+        "decision := {\"action\": \"redact\", \"outputs\": {\"a\": [[input.deep]]}}",
+        "action := \"redact\"\noutputs := {\"a\": [[[input.deep]]]}",
+        "decision := {\"allow\": true, \"beside\": [[[input.deep]]]}",
+    ] {
+        let decided = decide(policy, nested(126));
+        assert_eq!(
+            decided,
+            Decision::Failed(Failure::Shape("it is nested too deep".to_owned())),
+            "{policy}"
+        );
+        let decided = decide(policy, nested(100));
+        assert!(!matches!(decided, Decision::Failed(_)), "{decided:?}");
+    }
+}
+
+#[test]
 fn rules_that_disagree_do_not_allow() {
     let policy = "default allow := true\nallow := true if input.a\nallow := false if input.b";
     let decided = decide(policy, json!({"a": true, "b": true}));
@@ -300,15 +353,19 @@ fn a_rule_that_calls_itself_is_refused() {
 #[test]
 fn rules_may_call_each_other_only_so_deep() {
     let chain = |length: usize| {
-        let rules = (1..length).map(|n| format!("r{n} if r{}\n", n + 1));
+        // With something on the stack between one rule and the next.
+        let rules = (1..length).map(|n| {
+            let next = n + 1;
+            format!("r{n} if {{ every x in [y | some y in [1]; r{next}] {{ x == 1 }}; r{next} }}\n")
+        });
         format!(
             "package http.authz\nallow if r1\n{}r{length} if input.x\n",
             rules.collect::<String>()
         )
     };
-    let deep = compile(&chain(40)).unwrap();
-    // On the smallest stack that a thread of ours has.
-    let thread = std::thread::Builder::new().stack_size(2 * 1024 * 1024);
+    let deep = compile(&chain(15)).unwrap();
+    // On half of the smallest stack that a thread of ours has.
+    let thread = std::thread::Builder::new().stack_size(1024 * 1024);
     let decided = thread.spawn(move || deep.decide(&json!({"x": true}), Budget::of(TIME)));
     assert_eq!(
         decided.unwrap().join().unwrap(),
@@ -415,8 +472,10 @@ fn text_that_is_nested_too_deep_is_refused_and_some_nesting_is_not() {
         );
         let deep = text(6);
         let thread = std::thread::Builder::new().stack_size(2 * 1024 * 1024);
-        let compiled = thread.spawn(move || compile(&deep).map(drop));
-        compiled.unwrap().join().unwrap().unwrap();
+        let decided = thread.spawn(move || {
+            compile(&deep).map(|bundle| drop(bundle.decide(&json!({}), Budget::of(TIME))))
+        });
+        decided.unwrap().join().unwrap().unwrap();
     }
 }
 

@@ -41,6 +41,25 @@ fn convert(json: &serde_json::Value, left: usize) -> Option<Value> {
     })
 }
 
+/// Whether an answer nests no deeper than an input may.
+pub(super) fn is_shallow(value: &Value) -> bool {
+    fits(value, DEEPEST)
+}
+
+fn fits(value: &Value, left: usize) -> bool {
+    let Some(left) = left.checked_sub(1) else {
+        return false;
+    };
+    match value {
+        Value::Array(items) => items.iter().all(|item| fits(item, left)),
+        Value::Set(items) => items.iter().all(|item| fits(item, left)),
+        Value::Object(fields) => fields
+            .iter()
+            .all(|(key, field)| fits(key, left) && fits(field, left)),
+        _ => true,
+    }
+}
+
 /// Converts back. A set becomes a list.
 pub(super) fn write(value: &Value) -> serde_json::Value {
     serde_json::to_value(value).unwrap_or_default()

@@ -1,0 +1,134 @@
+//! What the settings lead to without being part of them: policy bundles and the file of the
+//! system's resolvers. They are read when settings are put in force; here it is only seen
+//! that they changed.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::file::{self, Links};
+
+/// Entries of a bundle that are looked at every second. A change beyond them is seen by an
+/// explicit reload.
+const MOST_ENTRIES: usize = 10_000;
+
+/// How deep a bundle is looked into, as when it is read.
+const DEEPEST: usize = 16;
+
+/// The most of a resolvers' file that counts.
+const MOST_BYTES: u64 = 64 * 1024;
+
+/// One of them, as it was at one moment.
+#[derive(Clone)]
+pub(crate) struct Beside {
+    hash: [u8; 32],
+    /// What it consists of.
+    pub(crate) files: Vec<PathBuf>,
+    /// Where something could appear.
+    pub(crate) directories: Vec<PathBuf>,
+}
+
+/// Nothing of it is shown: a path may have come from a variable.
+impl std::fmt::Debug for Beside {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = f.debug_struct("Beside");
+        parts
+            .field("files", &self.files.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Beside {
+    /// A file that is short enough to be read each time.
+    pub(crate) fn file(path: PathBuf) -> Self {
+        let mut hash = Sha256::new();
+        match file::read(&path, MOST_BYTES, Links::Follow) {
+            Ok(bytes) => hash.update(bytes),
+            Err(why) => hash.update(format!("\0{why}")),
+        }
+        Self {
+            hash: hash.finalize().into(),
+            directories: path.parent().map(PathBuf::from).into_iter().collect(),
+            files: vec![path],
+        }
+    }
+
+    /// A bundle, which may be large: size, times and place of each file tell a change.
+    pub(crate) fn bundle(path: &Path) -> Self {
+        let mut look = Look {
+            hash: Sha256::new(),
+            left: MOST_ENTRIES,
+            files: Vec::new(),
+            directories: path.parent().map(PathBuf::from).into_iter().collect(),
+        };
+        look.at(path, 0);
+        Self {
+            hash: look.hash.finalize().into(),
+            files: look.files,
+            directories: look.directories,
+        }
+    }
+
+    /// Tells one state from another.
+    pub(crate) fn fingerprint(&self) -> &[u8; 32] {
+        &self.hash
+    }
+}
+
+struct Look {
+    hash: Sha256,
+    left: usize,
+    files: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
+}
+
+impl Look {
+    fn at(&mut self, path: &Path, depth: usize) {
+        let Some(left) = self.left.checked_sub(1) else {
+            return;
+        };
+        self.left = left;
+        let name = path.as_os_str().as_encoded_bytes();
+        self.hash.update((name.len() as u64).to_be_bytes());
+        self.hash.update(name);
+        // Links are followed: Kubernetes swaps what is behind them.
+        let metadata = match std::fs::metadata(path) {
+            Ok(metadata) => metadata,
+            Err(error) => {
+                self.hash.update(error.kind().to_string());
+                return;
+            }
+        };
+        for number in [
+            metadata.dev(),
+            metadata.ino(),
+            metadata.size(),
+            metadata.mtime().cast_unsigned(),
+            metadata.mtime_nsec().cast_unsigned(),
+            metadata.ctime().cast_unsigned(),
+            metadata.ctime_nsec().cast_unsigned(),
+        ] {
+            self.hash.update(number.to_be_bytes());
+        }
+        if !metadata.is_dir() {
+            self.files.push(path.to_owned());
+            return;
+        }
+        let is_link = depth > 0 && path.is_symlink();
+        if is_link || depth > DEEPEST {
+            return;
+        }
+        self.directories.push(path.to_owned());
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        let mut inner: Vec<PathBuf> = entries
+            .take(self.left)
+            .filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."))
+            .map(|entry| entry.path())
+            .collect();
+        inner.sort();
+        for path in inner {
+            self.at(&path, depth + 1);
+        }
+    }
+}
