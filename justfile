@@ -3,6 +3,7 @@
 export CARGO_TARGET_DIR := env("CARGO_TARGET_DIR", env("HOME") / ".cache/palisade/target")
 
 mitmproxy := env("HOME") / ".cache/palisade/mitmproxy"
+noop := env("HOME") / ".cache/palisade/noop"
 oha := env("HOME") / ".cache/palisade/oha"
 
 # List the tasks
@@ -55,15 +56,16 @@ bench-sandboxes:
     -d=$(mktemp -d) && mkdir "$d/bin" && cp "$(command -v busybox)" "$d/bin/" && for a in true sleep sh; do ln -s busybox "$d/bin/$a"; done && tar -C "$d" -c . | docker import - palisade-bench; rm -r "$d"
     cargo bench --package sandbox --bench beside
 
-# The gate's traffic beside nginx, mitmproxy and dnsmasq, in one run (installs all three, and oha as a second client)
+# The gate's traffic beside nginx, a no-op, mitmproxy and dnsmasq, in one run (installs them, and oha as a second client)
 bench-traffic *args:
     command -v nginx >/dev/null || apt-get install -y -qq --no-install-recommends nginx-light
     command -v dnsmasq >/dev/null || apt-get install -y -qq --no-install-recommends dnsmasq-base
     test -x {{mitmproxy}}/bin/mitmdump || { python3 -m venv {{mitmproxy}} && {{mitmproxy}}/bin/pip install -q mitmproxy; }
     test -x {{oha}}/bin/oha || cargo install --quiet --locked --root {{oha}} --target-dir {{oha}}/target oha
+    cargo build --release --manifest-path benches/noop/Cargo.toml --target-dir {{noop}}
     cargo build --profile dist --package palisade
     cargo build --release --package benches
-    "$CARGO_TARGET_DIR/release/bench-traffic" --palisade "$CARGO_TARGET_DIR/dist/palisade" --mitmdump {{mitmproxy}}/bin/mitmdump --oha {{oha}}/bin/oha {{args}}
+    "$CARGO_TARGET_DIR/release/bench-traffic" --palisade "$CARGO_TARGET_DIR/dist/palisade" --mitmdump {{mitmproxy}}/bin/mitmdump --noop {{noop}}/release/noop --oha {{oha}}/bin/oha {{args}}
 
 # Figures of the git side with 10 000 files
 measure-git files="10000":

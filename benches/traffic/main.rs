@@ -1,4 +1,5 @@
-//! The gate beside nginx alone, mitmproxy and dnsmasq, in one run on one machine.
+//! The gate beside nginx alone, a proxy that decides nothing, mitmproxy and dnsmasq, in one
+//! run on one machine.
 //!
 //! `just bench-traffic`. Client, proxy and origin share the machine's cores, so a proxy's rate
 //! says how much work it adds. Every case goes round by round through all who take part, and
@@ -18,6 +19,7 @@ mod names;
 mod oha;
 mod places;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -45,9 +47,13 @@ struct Row {
     work: Option<f64>,
 }
 
+/// Starts a peer: its binary, a directory and an address. Gives its root.
+type Start = fn(&Path, &Path, SocketAddr) -> (Running, String);
+
 struct Options {
     palisade: PathBuf,
     mitmdump: Option<PathBuf>,
+    noop: Option<PathBuf>,
     oha: Option<PathBuf>,
     seconds: u64,
     rounds: usize,
@@ -55,11 +61,12 @@ struct Options {
 }
 
 impl Options {
-    /// `--palisade FILE [--mitmdump FILE] [--oha FILE] [--seconds N] [--rounds N] [CASE…]`
+    /// `--palisade FILE [--mitmdump FILE] [--noop FILE] [--oha FILE] [--seconds N] [--rounds N] [CASE…]`
     fn read() -> Self {
         let mut options = Self {
             palisade: "palisade".into(),
             mitmdump: None,
+            noop: None,
             oha: None,
             seconds: 4,
             rounds: 3,
@@ -71,6 +78,7 @@ impl Options {
             match word.as_str() {
                 "--palisade" => options.palisade = value().into(),
                 "--mitmdump" => options.mitmdump = Some(value().into()),
+                "--noop" => options.noop = Some(value().into()),
                 "--oha" => options.oha = Some(value().into()),
                 "--seconds" => options.seconds = value().parse().unwrap(),
                 "--rounds" => options.rounds = value().parse().unwrap(),
@@ -101,10 +109,17 @@ async fn main() {
     let gate = Gate::start(&options.palisade, dir, &at);
     let mut roots = vec![std::fs::read_to_string(dir.join("root.pem")).unwrap()];
     roots.push(gate.root.clone());
-    let other = options
-        .mitmdump
-        .as_deref()
-        .map(|binary| start_other(binary, dir, &mut roots));
+    let mut others = Vec::new();
+    for (name, binary, start) in [
+        ("no-op", &options.noop, places::noop as Start),
+        ("mitmproxy", &options.mitmdump, places::mitmproxy as Start),
+    ] {
+        let Some(binary) = binary else { continue };
+        let at = places::free();
+        let (process, root) = start(binary, dir, at);
+        roots.push(root);
+        others.push((name, process, at));
+    }
     println!("{CLIENTS} clients; medians of {} rounds", options.rounds);
 
     let ways = |resumes: bool| {
@@ -127,10 +142,10 @@ async fn main() {
                 process: Some(&gate.process),
             },
         ];
-        if let Some((process, proxy)) = &other {
+        for (name, process, proxy) in &others {
             let tunnel = format!("{LOCAL}:{}", at.origin.port());
             all.push(Contender {
-                name: "mitmproxy",
+                name,
                 way: way(*proxy, Some(tunnel), LOCAL),
                 process: Some(process),
             });
@@ -179,17 +194,6 @@ async fn main() {
         "\npalisade at the end: {:.1} MB",
         gate.process.memory() / 1e3
     );
-}
-
-fn start_other(
-    binary: &Path,
-    dir: &Path,
-    roots: &mut Vec<String>,
-) -> (Running, std::net::SocketAddr) {
-    let at = places::free();
-    let (process, root) = places::mitmproxy(binary, dir, at);
-    roots.push(root);
-    (process, at)
 }
 
 /// What the aims were measured with.
@@ -329,7 +333,7 @@ fn show_large(title: &str, rates: &[(&'static str, f64)]) {
     }
 }
 
-async fn look_up(options: &Options, contenders: &[(&'static str, std::net::SocketAddr)]) {
+async fn look_up(options: &Options, contenders: &[(&'static str, SocketAddr)]) {
     let mut runs: Vec<Vec<Row>> = contenders.iter().map(|_| Vec::new()).collect();
     for _ in 0..options.rounds {
         for ((name, at), runs) in contenders.iter().zip(&mut runs) {

@@ -223,6 +223,25 @@ pub fn mitmproxy(binary: &Path, dir: &Path, at: SocketAddr) -> (Running, String)
     (process, root)
 }
 
+/// A proxy that decrypts and decides nothing, and its root.
+pub fn noop(binary: &Path, dir: &Path, at: SocketAddr) -> (Running, String) {
+    let mut root = CertificateParams::default();
+    root.distinguished_name.push(DnType::CommonName, "noop");
+    root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let root = root.self_signed(&key).unwrap().pem();
+    let (root_at, key_at) = (dir.join("noop.pem"), dir.join("noop.key"));
+    fs::write(&root_at, &root).unwrap();
+    fs::write(&key_at, key.serialize_pem()).unwrap();
+    let process = Running::start(
+        "noop",
+        Command::new(binary)
+            .arg(at.to_string())
+            .args([root_at, key_at, dir.join("root.pem")]),
+    );
+    (process.listening(at), root)
+}
+
 /// Dnsmasq: it knows every name itself, or asks `upstream` and remembers.
 pub fn dnsmasq(at: SocketAddr, upstream: Option<SocketAddr>) -> Running {
     let mut command = Command::new("dnsmasq");
