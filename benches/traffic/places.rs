@@ -171,7 +171,7 @@ egress:
   allowlist: allowlist.yaml
   resolve: {{{ORIGIN}: '{origin}'}}
   extra_roots: [root.pem]
-  dns: {{listen: ['{names}'], upstreams: ['{resolver}']}}
+  dns: {{listen: ['{names}'], upstreams: ['{resolver}'], rate: 1000000, burst: 1000000}}
   policy: policy.yaml
 logging: {{level: warn}}
 "

@@ -8,7 +8,8 @@
 //!
 //! ```text
 //! Repository ─▶ Inside ─▶ Inside     issues, pull requests, commits, files, checks
-//!      └──────────┴─────▶ Card       people, teams, repositories: who it is and no more
+//!      └──────────┼─────▶ Card       people, teams, repositories: who it is and no more
+//!                 └─────▶ Board      projects: what they are called and no more
 //! ```
 
 /// Where a selection stands.
@@ -20,6 +21,8 @@ pub(super) enum Place {
     Inside,
     /// On somebody, or on another repository, of whom only the name is shown.
     Card,
+    /// On a project that something is part of, which need not be the repository's own.
+    Board,
     /// On what a mutation answers.
     Payload,
     /// On the token's owner.
@@ -42,7 +45,12 @@ impl Place {
                 (REPOSITORY_PEOPLE, Place::Card),
                 (REPOSITORY, Place::Inside),
             ],
-            Place::Inside => &[(PEOPLE, Place::Card), (INSIDE, Place::Inside)],
+            Place::Inside => &[
+                (PEOPLE, Place::Card),
+                (&["projectCards", "projectItems"], Place::Board),
+                (INSIDE, Place::Inside),
+            ],
+            Place::Board => &[(BOARD, Place::Board)],
             Place::Card => &[(CARD, Place::Card)],
             Place::Payload => &[(&["subject"], Place::Card), (PAYLOAD, Place::Inside)],
             Place::Viewer => &[(VIEWER, Place::Viewer)],
@@ -171,6 +179,7 @@ const CARD: &[&str] = &[
     "databaseId",
     "date",
     "defaultBranchRef",
+    "description",
     "edges",
     "email",
     "endCursor",
@@ -197,6 +206,25 @@ const CARD: &[&str] = &[
     "url",
     "user",
     "viewerPermission",
+];
+
+/// What a project is called, and where on it something stands.
+const BOARD: &[&str] = &[
+    "column",
+    "cursor",
+    "edges",
+    "endCursor",
+    "hasNextPage",
+    "hasPreviousPage",
+    "id",
+    "name",
+    "node",
+    "nodes",
+    "pageInfo",
+    "project",
+    "startCursor",
+    "title",
+    "totalCount",
 ];
 
 /// In the repository: issues, pull requests, commits, trees, refs, releases, checks.

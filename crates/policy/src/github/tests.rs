@@ -1,4 +1,5 @@
 mod endpoints;
+mod gh;
 mod graphql;
 mod properties;
 
