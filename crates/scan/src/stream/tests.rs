@@ -1,0 +1,100 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::shapes::Shapes;
+
+fn secret() -> String {
+    format!("{}{}", "ghp_", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
+}
+
+/// Findings of `text`, cut into pieces of these lengths, in turn.
+fn in_pieces(
+    shapes: &Shapes,
+    text: &[u8],
+    lengths: &[usize],
+) -> Vec<(String, std::ops::Range<u64>)> {
+    let mut stream = Stream::new(shapes);
+    let mut all = Vec::new();
+    let mut found = |finding: Finding<'_>| all.push((finding.rule.to_owned(), finding.span));
+    let mut rest = text;
+    for length in lengths.iter().cycle() {
+        let (piece, later) = rest.split_at((*length).clamp(1, rest.len().max(1)).min(rest.len()));
+        stream.feed(piece, &mut found);
+        rest = later;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    stream.finish(&mut found);
+    all
+}
+
+#[test]
+fn a_secret_across_any_boundary_is_found_once() {
+    let shapes = Shapes::built_in().unwrap();
+    let window = FRESH + 2 * shapes.reach();
+    let secret = secret();
+    for boundary in [window - shapes.reach(), window, window + FRESH] {
+        for shift in 0..=secret.len() + 2 {
+            let start = boundary - shift;
+            let mut text = vec![b' '; start];
+            text.extend(secret.bytes());
+            text.resize(3 * window, b' ');
+            let expected = [(
+                "github-token".to_owned(),
+                start as u64..(start + secret.len()) as u64,
+            )];
+            assert_eq!(
+                in_pieces(&shapes, &text, &[usize::MAX]),
+                expected,
+                "{boundary} - {shift}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_end_of_one_stream_is_no_beginning_of_the_next() {
+    let shapes = Shapes::built_in().unwrap();
+    let secret = secret();
+    let (front, back) = secret.split_at(20);
+    let mut stream = Stream::new(&shapes);
+    let mut count = 0;
+    for piece in [front, back] {
+        stream.feed(piece.as_bytes(), &mut |_| count += 1);
+        stream.finish(&mut |_| count += 1);
+    }
+    assert_eq!(count, 0);
+    stream.feed(secret.as_bytes(), &mut |finding| {
+        assert_eq!(finding.span.start, 0);
+    });
+    stream.finish(&mut |finding| {
+        count += 1;
+        assert_eq!(finding.span.start, 0);
+    });
+    assert_eq!(count, 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// However a text is cut, the findings are those of the whole.
+    #[test]
+    fn pieces_are_the_whole(
+        gaps in proptest::collection::vec(0_usize..40_000, 1..12),
+        lengths in proptest::collection::vec(1_usize..90_000, 1..5),
+        filler in "[ a-z_:/-]{1,9}",
+    ) {
+        let shapes = Shapes::built_in().unwrap();
+        let mut text = Vec::new();
+        for gap in gaps {
+            text.extend(filler.bytes().cycle().take(gap));
+            text.extend(b" ");
+            text.extend(secret().bytes());
+            text.extend(b" ");
+        }
+        let mut whole = Vec::new();
+        shapes.scan(&text, &mut |finding| whole.push((finding.rule.to_owned(), finding.span)));
+        prop_assert!(!whole.is_empty());
+        prop_assert_eq!(in_pieces(&shapes, &text, &lengths), whole);
+    }
+}
