@@ -58,6 +58,9 @@ pub const INIT: &str = "__init";
 /// The word that makes it a worker.
 pub const WORKER: &str = "__worker";
 
+/// The word that makes it the reader of one push.
+pub const JUDGE: &str = "__judge-push";
+
 /// How long the last records may take: a log that is stuck must not keep a gate from ending.
 const LAST_RECORDS: Duration = Duration::from_secs(5);
 

@@ -37,6 +37,7 @@ fn main() -> ExitCode {
     {
         Some(gate::INIT) => return sandbox::namespace::launch::init_main(),
         Some(gate::WORKER) => return sandbox::worker::worker_main(),
+        Some(gate::JUDGE) => return sandbox::judge::judge_main(),
         _ => {}
     }
     let cli = cli::Cli::parse();

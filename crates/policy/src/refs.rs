@@ -299,7 +299,7 @@ impl std::fmt::Display for RefPattern {
 
 /// `text` without case. Upper case comes first: it is what `ſ` has in common with `s`, and
 /// `ı` with `i`; the Kelvin sign becomes `k` on the way down. `İ` would leave a dot behind.
-fn fold(text: &str) -> String {
+pub fn fold(text: &str) -> String {
     text.chars()
         .map(|c| if c == 'İ' { 'i' } else { c })
         .flat_map(char::to_uppercase)
@@ -310,7 +310,7 @@ fn fold(text: &str) -> String {
 /// Whether a person would not see it: format characters, bidirectional controls, and what
 /// Unicode's `Default_Ignorable_Code_Point` lists (DerivedCoreProperties.txt, 17.0). Some
 /// file systems drop these when they compare names.
-fn is_invisible(c: char) -> bool {
+pub fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(
             c,

@@ -13,6 +13,7 @@ mod beneath;
 pub mod checkpoint;
 pub mod contract;
 pub mod git;
+pub mod judge;
 pub mod manager;
 pub mod name;
 pub mod namespace;
