@@ -145,6 +145,7 @@ pub fn prepare<'a>(
         destination,
         upgrade,
         judged,
+        anonymous: _,
     } = parts.request;
     let target = parts.permit.into_target();
     let route = Route {

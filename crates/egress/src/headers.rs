@@ -1,13 +1,17 @@
 //! Which headers travel, and which end at the gate.
 
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE,
-    COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, RANGE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, AUTHORIZATION, CACHE_CONTROL, CONNECTION,
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
+    HeaderValue, PRAGMA, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE, SET_COOKIE, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 };
 
 /// What the sandbox may claim to be. It is checked and never leaves.
 pub const CONTAINER_ID: HeaderName = HeaderName::from_static("x-container-id");
+
+/// The version of git's protocol that a client speaks.
+pub const GIT_PROTOCOL: HeaderName = HeaderName::from_static("git-protocol");
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -67,6 +71,36 @@ pub fn strip_request(headers: &mut HeaderMap) {
         headers.remove(name);
     }
     join_cookies(headers);
+}
+
+/// What a request may say that nobody in particular sends. Forges know more names for a
+/// token than anybody could list, so this is a list of what stays.
+const ANONYMOUS: [HeaderName; 13] = [
+    ACCEPT,
+    ACCEPT_ENCODING,
+    ACCEPT_LANGUAGE,
+    CACHE_CONTROL,
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    CONTENT_TYPE,
+    GIT_PROTOCOL,
+    HOST,
+    PRAGMA,
+    RANGE,
+    TRANSFER_ENCODING,
+    USER_AGENT,
+];
+
+/// Takes off everything that could say who asks.
+pub fn make_anonymous(headers: &mut HeaderMap) {
+    let known: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| !ANONYMOUS.contains(name))
+        .cloned()
+        .collect();
+    for name in known {
+        headers.remove(name);
+    }
 }
 
 /// HTTP/2 may split a cookie for compression; HTTP/1 has one line (RFC 9113, 8.2.3).
@@ -161,6 +195,21 @@ mod tests {
         assert_eq!(names(&all), ["accept", "cookie", "te"]);
         assert_eq!(all[COOKIE], "a=1; b=2");
         assert_eq!(all[TE], "trailers");
+    }
+
+    #[test]
+    fn an_anonymous_request_says_nothing_of_who_sends_it() {
+        let mut all = headers(&[
+            ("authorization", "Basic x"),
+            ("cookie", "a=1"),
+            ("private-token", "x"),
+            ("x-anything", "x"),
+            ("git-protocol", "version=2"),
+            ("user-agent", "git/2.47"),
+            ("content-type", "application/x-git-upload-pack-request"),
+        ]);
+        make_anonymous(&mut all);
+        assert_eq!(names(&all), ["content-type", "git-protocol", "user-agent"]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod doors;
 pub mod flow;
 pub mod forward;
 pub mod framing;
+pub mod git;
 pub mod github;
 pub mod guest;
 pub mod headers;

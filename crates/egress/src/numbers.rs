@@ -7,6 +7,7 @@ use std::time::Duration;
 use policy::audit::AuditEvent;
 use policy::breaker::State;
 use policy::host::HostPattern;
+use policy::repository::Errand;
 use policy::verdict::Word;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -35,6 +36,8 @@ pub struct Numbers {
     rejected: Counter,
     failures: Counter,
     undecided: Counter,
+    operations: Family<OperationLabels, Counter>,
+    blocked: Family<BlockedLabels, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -47,6 +50,17 @@ struct RequestLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct VerdictLabels {
     verdict: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabels {
+    operation: &'static str,
+    verdict: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BlockedLabels {
+    reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -130,6 +144,8 @@ impl Default for Numbers {
             rejected: Counter::default(),
             failures: Counter::default(),
             undecided: Counter::default(),
+            operations: Family::default(),
+            blocked: Family::default(),
         }
     }
 }
@@ -167,6 +183,16 @@ impl Numbers {
             "Requests about which a policy bundle could not decide",
             self.undecided.clone(),
         );
+        registry.register(
+            "proxy_git_operations",
+            "What was asked of repositories, and whether it was allowed",
+            self.operations.clone(),
+        );
+        registry.register(
+            "proxy_git_push_blocked",
+            "Pushes that were refused, by reason",
+            self.blocked.clone(),
+        );
     }
 
     /// A request ended.
@@ -184,6 +210,27 @@ impl Numbers {
         self.durations
             .get_or_create(&VerdictLabels { verdict })
             .observe(took.as_secs_f64());
+        self.git(event, verdict);
+    }
+
+    fn git(&self, event: &AuditEvent, verdict: &'static str) {
+        let Some(operation) = event.operation.as_deref() else {
+            return;
+        };
+        let mut errands = Errand::ALL.into_iter();
+        let Some(errand) = errands.find(|errand| errand.as_str() == operation) else {
+            return;
+        };
+        let operation = errand.as_str();
+        let labels = OperationLabels { operation, verdict };
+        self.operations.get_or_create(&labels).inc();
+        if errand == Errand::Push
+            && event.verdict == Some(Word::Deny)
+            && let Some(reason) = event.reason
+        {
+            let reason = reason.code();
+            self.blocked.get_or_create(&BlockedLabels { reason }).inc();
+        }
     }
 
     /// A stage ended.

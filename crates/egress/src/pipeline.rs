@@ -1,9 +1,9 @@
 //! The way of a request through the gate.
 //!
 //! [`pass`] is that way, in its order. Each stage takes what only the one before it can
-//! give, so that none can be left out, and gives the request on or refuses it. Git rules,
-//! the scanner and credentials each have their place in it and come with their own parts
-//! of the program; until then nothing here claims to have checked for them.
+//! give, so that none can be left out, and gives the request on or refuses it. The scanner
+//! and credentials each have their place in it and come with their own parts of the
+//! program; until then nothing here claims to have checked for them.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use policy::endpoint::Method;
 use policy::github::GithubRules;
 use policy::host::{Host, HostPattern};
 use policy::identity::{Identity, Lookup, identify};
-use policy::proof::{Admitted, Clearance, Guard, Identified, Permitted};
+use policy::proof::{Admitted, Clearance, Cleared, Guard, Identified, Permitted};
 use policy::reason::Reason;
 use policy::verdict::Denial;
 use tokio::sync::OwnedSemaphorePermit;
@@ -28,6 +28,7 @@ use crate::body::Content;
 use crate::flow;
 use crate::forward::{self, Reply};
 use crate::framing::Faults;
+use crate::git;
 use crate::github;
 use crate::guest::Guest;
 use crate::headers::CONTAINER_ID;
@@ -85,6 +86,8 @@ pub struct Message {
     pub upgrade: Option<(OnUpgrade, Option<Handover>)>,
     /// Who allowed it beyond the allowlist.
     pub judged: Judged,
+    /// Whether it goes as nobody's: no credential may be added to it.
+    pub anonymous: bool,
 }
 
 /// Lets the guard of an HTTP/1 connection know that what follows is no message.
@@ -248,6 +251,7 @@ async fn pass(
         destination,
         upgrade,
         judged: Judged::default(),
+        anonymous: false,
     };
     let request = Identified::new(message, identity);
     trail.passed(Stage::Request);
@@ -260,8 +264,8 @@ async fn pass(
     trail.allowed(request.permit().rule());
     trail.passed(Stage::Policy);
 
-    // 5. Git and 6. the scanner say here what they make of the content.
-    let request = request.clear(Clearance::nothing_configured());
+    // 5. Git, and 6. the scanner here, say what they make of the content.
+    let request = inspect(traffic, guest, rules, request, trail).await?;
 
     // 7. Credentials are added here, and 8. it leaves.
     let leaving = forward::prepare(traffic, guest, rules, request)?;
@@ -425,6 +429,39 @@ async fn check(
         Box::pin(rego::check(traffic, rules, request, trail)).await?;
     }
     Ok(())
+}
+
+/// What is asked about the content.
+async fn inspect(
+    traffic: &Traffic,
+    guest: &Guest,
+    rules: &Rules,
+    mut request: Permitted<Message>,
+    trail: &mut Trail,
+) -> Result<Cleared<Message>, Refusal> {
+    let host = &request.permit().target().host;
+    if !rules.settings.git.hosts.contains(host) {
+        return Ok(request.clear(Clearance::nothing_configured()));
+    }
+    match Box::pin(git::check(rules, &mut request, trail)).await {
+        Ok(clearance) => {
+            trail.passed(Stage::Git);
+            Ok(request.clear(clearance))
+        }
+        Err(refusal) => {
+            let (message, guard) = request.refuse();
+            let destination = &message.destination;
+            settle(
+                traffic,
+                guest,
+                rules,
+                destination,
+                guard,
+                Outcome::Abandoned,
+            );
+            Err(refusal)
+        }
+    }
 }
 
 /// Gives the breaker its ticket back.

@@ -42,6 +42,8 @@ pub enum Extra {
         /// In so many seconds.
         after: u64,
     },
+    /// Nothing, and in plain text: git shows a person no other.
+    Text,
 }
 
 impl Refusal {
@@ -64,6 +66,13 @@ impl Refusal {
         self
     }
 
+    /// The same, in plain text.
+    #[must_use]
+    pub fn in_text(mut self) -> Self {
+        self.extra = Extra::Text;
+        self
+    }
+
     /// The status that says it.
     pub fn status(&self) -> StatusCode {
         status_of(self.denial.reason)
@@ -76,11 +85,17 @@ impl Refusal {
 
     /// The answer.
     pub fn answer(&self, sandbox: Option<&SandboxId>, id: RequestId) -> Response<Content> {
-        let text = self.body(sandbox, id).to_string() + "\n";
+        let (kind, text) = match &self.extra {
+            Extra::Text => ("text/plain; charset=utf-8", self.text(id)),
+            Extra::None | Extra::Retry { .. } => (
+                "application/json",
+                self.body(sandbox, id).to_string() + "\n",
+            ),
+        };
         let mut response = Response::new(body::full(text));
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(BLOCKED, HeaderValue::from_static("true"));
         if let Ok(id) = HeaderValue::try_from(id.to_string()) {
             headers.insert(REQUEST_ID, id);
@@ -94,7 +109,22 @@ impl Refusal {
         response
     }
 
-    /// The answer's text.
+    /// The answer in sentences.
+    fn text(&self, id: RequestId) -> String {
+        let Denial {
+            reason,
+            rule,
+            message,
+            ..
+        } = &self.denial;
+        format!(
+            "{message}\npalisade: {}, rule {rule}, request {id}\npalisade: {}\n",
+            reason.code(),
+            hint(*reason)
+        )
+    }
+
+    /// The answer as JSON.
     pub fn body(&self, sandbox: Option<&SandboxId>, id: RequestId) -> Value {
         let Denial {
             reason,
@@ -122,7 +152,7 @@ impl Refusal {
                 say("upstream", json!(upstream));
                 say("retry_after", json!(after));
             }
-            (Extra::Retry { .. } | Extra::None, _) => {
+            (Extra::Retry { .. } | Extra::None | Extra::Text, _) => {
                 say("error", json!(message));
                 say("reason", json!(reason.code()));
             }
@@ -236,6 +266,22 @@ mod tests {
         assert_eq!(body["rule"], "allowlist");
         assert_eq!(body["request_id"], id().to_string());
         assert!(!body.to_string().contains("for the operator"));
+    }
+
+    #[tokio::test]
+    async fn what_git_shows_a_person_is_text() {
+        let denial = Denial::new(Reason::GitRepo, "git:repositories")
+            .saying("Repo not authorized: o/r")
+            .because("for the operator");
+        let refusal = Refusal::new(Stage::Git, denial).in_text();
+        let (head, body) = refusal.answer(None, id()).into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let text = str::from_utf8(&bytes).unwrap();
+        assert_eq!(head.status, 403);
+        assert_eq!(head.headers[CONTENT_TYPE], "text/plain; charset=utf-8");
+        assert!(text.starts_with("Repo not authorized: o/r\n"), "{text}");
+        assert!(text.contains("git_repo") && text.contains(&id().to_string()));
+        assert!(!text.contains("for the operator"));
     }
 
     #[tokio::test]

@@ -26,18 +26,21 @@ pub enum Stage {
     Breaker,
     /// Whether the rules allow it.
     Policy,
+    /// Whether the rules for git allow it.
+    Git,
     /// The way to the upstream and back.
     Forward,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Stage; 6] = [
+    pub const ALL: [Stage; 7] = [
         Stage::Request,
         Stage::Identity,
         Stage::Rate,
         Stage::Breaker,
         Stage::Policy,
+        Stage::Git,
         Stage::Forward,
     ];
 
@@ -49,6 +52,7 @@ impl Stage {
             Stage::Rate => "rate",
             Stage::Breaker => "breaker",
             Stage::Policy => "policy",
+            Stage::Git => "git",
             Stage::Forward => "forward",
         }
     }

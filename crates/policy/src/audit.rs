@@ -44,6 +44,9 @@ pub struct AuditEvent {
     /// Milliseconds spent in each stage.
     #[serde(default, skip_serializing_if = "Times::is_empty")]
     pub ms: Times,
+    /// What was asked of a repository, in the words of [`crate::repository::Errand`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<String>,
     /// The path, without its query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
@@ -53,6 +56,12 @@ pub struct AuditEvent {
     /// The reason code of a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
+    /// The refs of a push, the first of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refs: Vec<String>,
+    /// The repository, `owner/name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repo: Option<String>,
     /// The request this is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<RequestId>,
@@ -90,9 +99,12 @@ impl AuditEvent {
             kind,
             method: None,
             ms: Times::default(),
+            operation: None,
             path: None,
             port: None,
             reason: None,
+            refs: Vec::new(),
+            repo: None,
             request_id: None,
             rule: None,
             sandbox: None,
@@ -267,6 +279,9 @@ mod tests {
         event.unread = true;
         event.verdict = Some(Word::Deny);
         event.reason = Some(Reason::HostDenied);
+        event.refs = vec!["refs/heads/a".to_owned()];
+        event.repo = Some("o/r".to_owned());
+        event.operation = Some("push".to_owned());
         event.ms.insert("total", 3.0);
         event.ms.insert("rate", 1.0);
         event.ms.insert("total", 2.0);

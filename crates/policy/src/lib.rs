@@ -4,8 +4,8 @@
 //!
 //! - **words**: [`id`], [`verdict`], [`reason`], [`registration`], [`audit`], [`clock`];
 //! - **spellings**, each normalised once, where it enters: [`host`], [`path`];
-//! - **rules**: [`allowlist`] over [`endpoint`], [`github`] for its API, [`refs`] for pushes
-//!   ([`push`] is what they are told), [`rego`] for the operator's own policies;
+//! - **rules**: [`allowlist`] over [`endpoint`], [`github`] for its API, [`repository`] for which
+//!   of them may be spoken to, [`refs`] and [`push`] for pushes, [`rego`] for the operator's own policies;
 //! - **arithmetic**: [`bucket`], [`window`], [`breaker`];
 //! - **proofs**, which the next stage demands: [`identity`], [`proof`].
 //!
@@ -34,5 +34,6 @@ pub mod reason;
 pub mod refs;
 pub mod registration;
 pub mod rego;
+pub mod repository;
 pub mod verdict;
 pub mod window;

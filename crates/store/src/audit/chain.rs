@@ -26,6 +26,10 @@ pub const MAX_TEXT: usize = 4096;
 const MAX_STAGE: usize = 64;
 const MAX_STAGES: usize = 64;
 
+/// The longest name of a ref, and how many are kept.
+const MAX_REF: usize = 1024;
+const MAX_REFS: usize = 32;
+
 /// Which chain: a sandbox's, or the gate's own.
 pub(crate) type ChainName = Option<SandboxId>;
 
@@ -127,9 +131,12 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Hea
         kind,
         method,
         ms,
+        operation,
         path,
         port,
         reason,
+        refs,
+        repo,
         request_id,
         rule,
         sandbox,
@@ -155,9 +162,16 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Hea
             .take(MAX_STAGES)
             .map(|(stage, took)| (cut(stage, MAX_STAGE), tidy(took)))
             .collect(),
+        operation: text(operation),
         path: text(path),
         port: *port,
         reason: *reason,
+        refs: refs
+            .iter()
+            .take(MAX_REFS)
+            .map(|name| cut(name, MAX_REF))
+            .collect(),
+        repo: text(repo),
         request_id: *request_id,
         rule: rule.as_ref().map(|r| cut(r.as_str(), MAX_TEXT)),
         sandbox: sandbox.as_ref().map(SandboxId::as_str),
@@ -198,11 +212,17 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     ms: BTreeMap<Cow<'a, str>, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    operation: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     port: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<Reason>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refs: Vec<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repo: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_id: Option<RequestId>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -322,9 +342,12 @@ mod tests {
             kind: Kind::Http,
             method: text(),
             ms: [("dial", 0.1), ("scan", 2.0)].into_iter().collect(),
+            operation: text(),
             path: text(),
             port: Some(443),
             reason: Some(Reason::HostDenied),
+            refs: vec!["refs/heads/x".to_owned()],
+            repo: text(),
             request_id: Some(RequestId::new(1, 2)),
             rule: Some("r".into()),
             sandbox: Some(SandboxId::parse("a").unwrap()),
@@ -345,7 +368,7 @@ mod tests {
         let body = compose(&full(), 7, UnixMillis::new(5), &[head]);
         let sorted: BTreeMap<String, serde_json::Value> = serde_json::from_str(&body).unwrap();
         assert_eq!(serde_json::to_string(&sorted).unwrap(), body);
-        assert_eq!(sorted.len(), 24);
+        assert_eq!(sorted.len(), 27);
         assert_eq!(serde_json::from_str::<AuditEvent>(&body).unwrap(), full());
         let outline = Outline::parse(body.as_bytes()).unwrap();
         assert_eq!((outline.seq, outline.ts, outline.heads.len()), (7, 5, 1));
