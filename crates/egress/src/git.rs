@@ -1,6 +1,8 @@
 //! Git over HTTP: which repositories a sandbox speaks to, and what it pushes.
 
 pub mod address;
+pub mod line;
+pub mod push;
 
 use policy::audit::Kind;
 use policy::proof::{Clearance, Permitted};
