@@ -11,9 +11,15 @@
 //! The child finds; it decides nothing. A pack that subverts it can make it lie about that
 //! pack and about nothing else: the child holds no key, and the rules for refs do not ask it.
 
+use std::num::{NonZeroU32, NonZeroU64};
+
 use serde::{Deserialize, Serialize};
 
-use crate::refs::{ObjectId, RefUpdate};
+use crate::bucket::Rate;
+use crate::reason::Reason;
+use crate::refs::{ObjectId, PushDenied, RefFacts, RefRules, RefUpdate};
+use crate::registration::{MAX_RECEIVE_PACK_BYTES, Repo};
+use crate::verdict::Denial;
 
 /// How a repository names its objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -110,3 +116,172 @@ pub enum Restricted {
     /// What upstream has is not known, and a tree of the push has such a path.
     Unknown,
 }
+
+/// How often a sandbox may push: ten times, then once a second.
+pub const PUSH_RATE: Rate = Rate::every(
+    NonZeroU64::new(1_000_000_000).unwrap(),
+    NonZeroU32::new(10).unwrap(),
+);
+
+/// The largest push to `repo`: its own limit, or the one for all.
+pub fn size_limit(repo: &Repo, hard_limit: u64) -> u64 {
+    let limit = repo.max_receive_pack_bytes.unwrap_or(hard_limit);
+    limit.min(MAX_RECEIVE_PACK_BYTES)
+}
+
+/// What is done about a secret in a push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnSecret {
+    /// The push is refused.
+    Deny,
+    /// The operator is asked.
+    Ask,
+    /// It is written down.
+    Note,
+    /// Nobody looks.
+    Off,
+}
+
+/// The rules for pushes, for one sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PushRules {
+    /// Which refs it may touch.
+    pub refs: RefRules,
+    /// What is done about secrets.
+    pub secrets: OnSecret,
+}
+
+impl PushRules {
+    /// Decides as far as no object has to be read. Whoever is refused here is refused
+    /// before anything is asked of upstream or of the reader.
+    pub fn judge_refs(&self, case: &Case, facts: &[RefFacts]) -> Result<(), PushDenied> {
+        let unread = RefRules {
+            deny_force_push: false,
+            ..self.refs.clone()
+        };
+        unread.judge_push(&pair(case, facts, None))
+    }
+
+    /// Whether somebody has to read the objects.
+    pub fn wants_findings(&self, case: &Case) -> bool {
+        let moves = |update: &RefUpdate| !update.old.is_zero() && !update.is_deletion();
+        case.scan
+            || !case.restricted.is_empty()
+            || (self.refs.deny_force_push && case.updates.iter().any(moves))
+    }
+}
+
+/// Decides about a whole push. A check that was asked for and not made refuses it.
+pub fn judge(
+    rules: &PushRules,
+    case: &Case,
+    facts: &[RefFacts],
+    findings: Option<&Findings>,
+) -> Result<(), PushDenied> {
+    rules.refs.judge_push(&pair(case, facts, findings))?;
+    let Some(findings) = findings else {
+        return if rules.wants_findings(case) {
+            Err(unread("nobody read the objects of this push").into())
+        } else {
+            Ok(())
+        };
+    };
+    if !case.restricted.is_empty() {
+        judge_paths(findings.restricted)?;
+    }
+    judge_secrets(rules.secrets, findings)
+}
+
+/// Refuses a push whose objects could not be read.
+pub fn unread(evidence: impl Into<String>) -> Denial {
+    Denial::new(Reason::Internal, "git:judge")
+        .saying("The content of this push could not be checked, so it is refused.")
+        .because(evidence)
+}
+
+/// What is known of each update.
+fn pair(
+    case: &Case,
+    facts: &[RefFacts],
+    findings: Option<&Findings>,
+) -> Vec<(RefUpdate, RefFacts)> {
+    let forward = |at: usize| *findings?.fast_forward.get(at)?;
+    let updates = case.updates.iter().enumerate();
+    updates
+        .map(|(at, update)| {
+            let known = facts.get(at).copied().unwrap_or_default();
+            let facts = RefFacts {
+                is_fast_forward: known.is_fast_forward.or_else(|| forward(at)),
+                ..known
+            };
+            (update.clone(), facts)
+        })
+        .collect()
+}
+
+fn judge_paths(restricted: Restricted) -> Result<(), PushDenied> {
+    let refuse = |message: &str| {
+        let denial = Denial::new(Reason::GitPath, "git:restricted-paths").saying(message);
+        Err(denial.into())
+    };
+    match restricted {
+        Restricted::Untouched => Ok(()),
+        Restricted::Changed => refuse(
+            "This push changes files that are the operator's to change. Leave them as upstream \
+             has them, or ask the operator.",
+        ),
+        Restricted::Unknown => refuse(
+            "This push holds files that are the operator's to change, and whether it changes \
+             them cannot be told here. Ask the operator.",
+        ),
+    }
+}
+
+fn judge_secrets(action: OnSecret, findings: &Findings) -> Result<(), PushDenied> {
+    let Some(first) = findings.secrets.first() else {
+        return Ok(());
+    };
+    let all = &findings.secrets;
+    let in_names = all
+        .iter()
+        .any(|one| matches!(one.place, Place::Tree(_) | Place::Ref(_)));
+    let mut message = format!("This push holds a secret (rule {})", first.rule);
+    // A path may be what holds it.
+    message += &first.place.describe(!in_names);
+    match (all.len() - 1, findings.more_secrets) {
+        (0, false) => message += ".",
+        (others, false) => message += &format!(", and {others} more."),
+        (others, true) => message += &format!(", and more than {others} others."),
+    }
+    message += " Take it out of every commit that is pushed, and change it: it may be known.";
+    let rule = format!("git.scan:{}", first.rule);
+    let denial = |reason| Denial::new(reason, rule.clone());
+    match action {
+        OnSecret::Note | OnSecret::Off => Ok(()),
+        OnSecret::Deny => Err(denial(Reason::SecretFound).saying(message).into()),
+        OnSecret::Ask => {
+            message += " The operator wants to be asked, and this version cannot ask yet.";
+            Err(denial(Reason::AskUnattended).saying(message).into())
+        }
+    }
+}
+
+impl Place {
+    fn describe(&self, with_path: bool) -> String {
+        let plain = |path: &&String| path.chars().all(|c| !c.is_control());
+        match self {
+            Place::Blob { id, path } => match path.as_ref().filter(plain) {
+                Some(path) if with_path => format!(" in {path}"),
+                _ => format!(" in file {id}"),
+            },
+            Place::Tree(id) => format!(" in a name in directory {id}"),
+            Place::Commit(id) => format!(" in commit {id}"),
+            Place::Tag(id) => format!(" in tag {id}"),
+            Place::Ref(_) => " in the name of a ref".to_owned(),
+            Place::Option(_) => " in a push option".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -499,12 +499,11 @@ impl RefRules {
                 });
             }
         }
-        let mut denials = denials.into_iter();
-        match denials.next() {
+        match denials.first() {
             None => Ok(()),
             Some(first) => Err(PushDenied {
-                first,
-                others: denials.collect(),
+                denial: first.denial.clone(),
+                refs: denials,
             }),
         }
     }
@@ -519,19 +518,22 @@ pub struct RefDenial {
     pub denial: Denial,
 }
 
-/// A push that was refused: at least one of its refs was.
+/// A push that was refused, the whole of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushDenied {
     /// The denial that names the push, in logs and audit.
-    pub first: RefDenial,
-    /// The others, in the order of the push.
-    pub others: Vec<RefDenial>,
+    pub denial: Denial,
+    /// The refs that were refused for themselves, in the order of the push. None where it
+    /// is not about refs.
+    pub refs: Vec<RefDenial>,
 }
 
-impl PushDenied {
-    /// All denials, in the order of the push.
-    pub fn iter(&self) -> impl Iterator<Item = &RefDenial> {
-        std::iter::once(&self.first).chain(&self.others)
+impl From<Denial> for PushDenied {
+    fn from(denial: Denial) -> Self {
+        Self {
+            denial,
+            refs: Vec::new(),
+        }
     }
 }
 

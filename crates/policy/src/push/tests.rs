@@ -1,0 +1,200 @@
+use super::*;
+use crate::refs::RefName;
+use crate::registration::{AuthMode, RepoName};
+
+fn id(digit: char) -> ObjectId {
+    ObjectId::parse(digit.to_string().repeat(40).as_bytes()).unwrap()
+}
+
+fn update(old: char, new: char, name: &str) -> RefUpdate {
+    RefUpdate {
+        name: RefName::parse(name.as_bytes()).unwrap(),
+        old: id(old),
+        new: id(new),
+    }
+}
+
+fn case(updates: Vec<RefUpdate>) -> Case {
+    Case {
+        format: ObjectFormat::Sha1,
+        updates,
+        options: Vec::new(),
+        default_tip: None,
+        restricted: vec![".github/workflows".to_owned()],
+        scan: true,
+    }
+}
+
+fn rules() -> PushRules {
+    PushRules {
+        refs: RefRules::new(AuthMode::User),
+        secrets: OnSecret::Deny,
+    }
+}
+
+fn sighting(place: Place) -> Sighting {
+    Sighting {
+        rule: "some-key".to_owned(),
+        place,
+    }
+}
+
+fn reason(judged: Result<(), PushDenied>) -> Result<(), Reason> {
+    judged.map_err(|denied| denied.denial.reason)
+}
+
+#[test]
+fn a_push_that_offends_no_rule_passes() {
+    let case = case(vec![update('0', '1', "refs/heads/new")]);
+    let clean = Findings::default();
+    assert_eq!(judge(&rules(), &case, &[], Some(&clean)), Ok(()));
+    assert_eq!(rules().judge_refs(&case, &[]), Ok(()));
+}
+
+#[test]
+fn a_check_that_was_not_made_refuses() {
+    let mut case = case(vec![update('0', '1', "refs/heads/new")]);
+    let judged = judge(&rules(), &case, &[], None);
+    assert_eq!(reason(judged), Err(Reason::Internal));
+    case.scan = false;
+    assert!(rules().wants_findings(&case), "paths are restricted");
+    case.restricted.clear();
+    assert!(!rules().wants_findings(&case));
+    assert_eq!(judge(&rules(), &case, &[], None), Ok(()));
+
+    let mut careful = rules();
+    careful.refs.deny_force_push = true;
+    assert!(
+        !careful.wants_findings(&case),
+        "a new branch rewrites nothing"
+    );
+    case.updates = vec![update('1', '2', "refs/heads/mine")];
+    assert!(careful.wants_findings(&case));
+    let facts = [RefFacts {
+        made_by_this_sandbox: true,
+        ..RefFacts::default()
+    }];
+    assert_eq!(careful.judge_refs(&case, &facts), Ok(()), "not known yet");
+    for (forward, expected) in [
+        (Some(true), Ok(())),
+        (Some(false), Err(Reason::GitProtected)),
+        (None, Err(Reason::GitProtected)),
+    ] {
+        let findings = Findings {
+            fast_forward: vec![forward],
+            ..Findings::default()
+        };
+        let judged = judge(&careful, &case, &facts, Some(&findings));
+        assert_eq!(reason(judged), expected);
+    }
+    let short = Findings::default();
+    let judged = judge(&careful, &case, &facts, Some(&short));
+    assert_eq!(reason(judged), Err(Reason::GitProtected));
+}
+
+#[test]
+fn refs_are_judged_before_what_is_in_them() {
+    let case = case(vec![
+        update('0', '1', "refs/heads/new"),
+        update('1', '0', "refs/heads/gone"),
+    ]);
+    let findings = Findings {
+        secrets: vec![sighting(Place::Commit(id('1')))],
+        ..Findings::default()
+    };
+    let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
+    assert_eq!(denied.denial.reason, Reason::GitDelete);
+    assert_eq!(denied.refs.len(), 1);
+    assert_eq!(denied.refs[0].name.as_bytes(), b"refs/heads/gone");
+}
+
+#[test]
+fn restricted_paths_refuse_without_being_named() {
+    let mut case = case(vec![update('0', '1', "refs/heads/new")]);
+    for restricted in [Restricted::Changed, Restricted::Unknown] {
+        let findings = Findings {
+            restricted,
+            ..Findings::default()
+        };
+        let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
+        assert_eq!(denied.denial.reason, Reason::GitPath);
+        assert!(!denied.denial.message.contains(".github"));
+    }
+    case.restricted.clear();
+    let findings = Findings {
+        restricted: Restricted::Changed,
+        ..Findings::default()
+    };
+    assert_eq!(judge(&rules(), &case, &[], Some(&findings)), Ok(()));
+}
+
+#[test]
+fn a_secret_is_told_by_its_rule_and_its_place() {
+    let case = case(vec![update('0', '1', "refs/heads/new")]);
+    let blob = |path: Option<&str>| Place::Blob {
+        id: id('a'),
+        path: path.map(str::to_owned),
+    };
+    let says = |secrets: Vec<Sighting>, more_secrets| {
+        let findings = Findings {
+            secrets,
+            more_secrets,
+            ..Findings::default()
+        };
+        let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
+        assert_eq!(denied.denial.reason, Reason::SecretFound);
+        assert_eq!(denied.denial.rule.as_str(), "git.scan:some-key");
+        denied.denial.message
+    };
+    let in_file = says(vec![sighting(blob(Some("src/a.rs")))], false);
+    assert!(in_file.contains("rule some-key) in src/a.rs."), "{in_file}");
+    let named = says(
+        vec![
+            sighting(blob(Some("hunter2"))),
+            sighting(Place::Tree(id('b'))),
+        ],
+        true,
+    );
+    assert!(
+        !named.contains("hunter2") && named.contains("more than 1"),
+        "{named}"
+    );
+    let control = says(vec![sighting(blob(Some("a\u{1b}[0m")))], false);
+    assert!(!control.contains('\u{1b}'), "{control}");
+    let both = says(
+        vec![sighting(Place::Option(0)), sighting(Place::Ref(0))],
+        false,
+    );
+    assert!(both.contains("push option, and 1 more."), "{both}");
+}
+
+#[test]
+fn what_is_done_about_a_secret_is_the_operators_choice() {
+    let case = case(vec![update('0', '1', "refs/heads/new")]);
+    let findings = Findings {
+        secrets: vec![sighting(Place::Tag(id('1')))],
+        ..Findings::default()
+    };
+    for (secrets, expected) in [
+        (OnSecret::Deny, Err(Reason::SecretFound)),
+        (OnSecret::Ask, Err(Reason::AskUnattended)),
+        (OnSecret::Note, Ok(())),
+        (OnSecret::Off, Ok(())),
+    ] {
+        let rules = PushRules { secrets, ..rules() };
+        let judged = judge(&rules, &case, &[], Some(&findings));
+        assert_eq!(reason(judged), expected);
+    }
+}
+
+#[test]
+fn a_repository_may_have_a_limit_of_its_own_up_to_a_point() {
+    let repo = |max_receive_pack_bytes| Repo {
+        name: RepoName::parse("o/r").unwrap(),
+        max_receive_pack_bytes,
+    };
+    assert_eq!(size_limit(&repo(None), 100), 100);
+    assert_eq!(size_limit(&repo(Some(200)), 100), 200);
+    assert_eq!(size_limit(&repo(Some(u64::MAX)), 100), 500 << 20);
+    assert_eq!(size_limit(&repo(None), u64::MAX), 500 << 20);
+}
