@@ -99,11 +99,11 @@ pub struct GitPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PushLimits {
-    /// From here on it is logged.
+    /// Above this it is logged.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub warning_bytes: u64,
-    /// From here on it is refused. At most 500 MiB.
+    /// Above this it is refused. At most 500 MiB.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub hard_limit_bytes: u64,

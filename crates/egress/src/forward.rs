@@ -35,6 +35,8 @@ pub enum Reply {
     Ours(Response<Content>),
     /// The upstream's.
     Theirs(Response<Arriving>, Live),
+    /// The upstream's, looked at or changed as it passes.
+    Changed(Response<Content>, Live),
     /// The upstream's, and from then on another protocol.
     Upgraded(Box<Upgrade>),
 }

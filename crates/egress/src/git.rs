@@ -1,9 +1,25 @@
 //! Git over HTTP: which repositories a sandbox speaks to, and what it pushes.
+//!
+//! [`address`] recognises, [`push`] reads a push, [`report`] writes refusals and reads
+//! upstream's word; none of these touches a socket. [`intake`] and [`spool`] keep a push
+//! until `receive` has it judged; [`answer`] looks at what comes back.
 
 pub mod address;
+pub mod advertisement;
+pub mod answer;
+pub mod branches;
+pub mod intake;
 pub mod line;
+mod policies;
 pub mod push;
+mod receive;
+pub mod report;
+pub mod size;
+pub mod spool;
 
+use std::sync::Arc;
+
+use http::header::{ACCEPT_ENCODING, HeaderValue};
 use policy::audit::Kind;
 use policy::proof::{Clearance, Permitted};
 use policy::reason::Reason;
@@ -11,18 +27,22 @@ use policy::repository::{self, Access, Errand};
 use policy::verdict::{Denial, Verdict};
 
 use self::address::recognise;
+use self::answer::Aftermath;
+use crate::guest::Guest;
 use crate::headers;
 use crate::pipeline::Message;
 use crate::refusal::Refusal;
-use crate::traffic::Rules;
+use crate::traffic::{Rules, Traffic};
 use crate::trail::{Stage, Trail};
 
-/// Judges a request to a git host.
+/// Judges a request to a git host, and says what is to be done with the answer.
 pub async fn check(
+    traffic: &Arc<Traffic>,
+    guest: &Arc<Guest>,
     rules: &Rules,
     request: &mut Permitted<Message>,
     trail: &mut Trail,
-) -> Result<Clearance, Refusal> {
+) -> Result<(Clearance, Aftermath), Refusal> {
     let refused = |denial| Refusal::new(Stage::Git, denial);
     let Some(address) = recognise(request.permit().target()) else {
         let denial = Denial::new(Reason::PathDenied, "git:paths")
@@ -48,15 +68,21 @@ pub async fn check(
     let message = request.request_mut();
     // Nothing of git changes its protocol.
     message.upgrade = None;
-    let rule = match access {
-        Access::Registered(_) => "git:repositories",
-        Access::Anonymous => {
-            headers::make_anonymous(&mut message.head.headers);
-            message.anonymous = true;
-            "git.read_public"
-        }
+    let Access::Registered(repo) = access else {
+        headers::make_anonymous(&mut message.head.headers);
+        message.anonymous = true;
+        return Ok((clearance("git.read_public")?, Aftermath::None));
     };
-    clearance(rule)
+    let aftermath = match address.errand {
+        Errand::AdvertisePush => {
+            let identity = HeaderValue::from_static("identity");
+            message.head.headers.insert(ACCEPT_ENCODING, identity);
+            Aftermath::Advertisement
+        }
+        Errand::Push => receive::take(traffic, guest, rules, request, repo, trail).await?,
+        Errand::AdvertiseFetch | Errand::Fetch | Errand::Lfs | Errand::Download => Aftermath::None,
+    };
+    Ok((clearance("git:repositories")?, aftermath))
 }
 
 /// The content was looked at, and `rule` lets it pass.

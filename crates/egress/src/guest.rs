@@ -5,12 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use policy::audit::AuditEvent;
+use policy::bucket::{Pass, TokenBucket, Wait};
+use policy::clock::Tick;
 use policy::id::{RequestId, SandboxId};
+use policy::push::PUSH_RATE;
 use policy::reason::Reason;
 use policy::verdict::{Denial, RuleName};
 use tokio::sync::Semaphore;
 
 use crate::authority::Authority;
+use crate::git::branches::Branches;
+use crate::git::spool::Tank;
 use crate::leaf::{LeafError, Leaves};
 use crate::live::Underway;
 use crate::trail::Stage;
@@ -25,6 +30,9 @@ const MOST_REQUESTS: usize = 8192;
 /// Questions about its programs under way at a time. More wait, and its init has time for
 /// others in between.
 const MOST_QUESTIONS: usize = 2;
+
+/// Pushes that are taken in or judged at a time. More wait.
+const MOST_PUSHES: usize = 4;
 
 /// Refusals that can be explained without looking into the log.
 const MOST_EXPLAINED: usize = 256;
@@ -45,6 +53,13 @@ pub struct Guest {
     pub requests: Arc<Semaphore>,
     /// Places for questions about its programs.
     pub questions: Arc<Semaphore>,
+    /// Places for pushes.
+    pub pushes: Semaphore,
+    /// How much of its pushes waits for a verdict.
+    pub spooled: Arc<Tank>,
+    /// The branches it made.
+    pub branches: Branches,
+    push_bucket: Mutex<TokenBucket>,
     explained: Mutex<VecDeque<Explained>>,
 }
 
@@ -82,6 +97,10 @@ impl Guest {
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
             requests: Arc::new(Semaphore::new(MOST_REQUESTS)),
             questions: Arc::new(Semaphore::new(MOST_QUESTIONS)),
+            pushes: Semaphore::new(MOST_PUSHES),
+            spooled: Tank::of_one(),
+            branches: Branches::default(),
+            push_bucket: Mutex::default(),
             explained: Mutex::default(),
         })
     }
@@ -89,6 +108,15 @@ impl Guest {
     /// Who it is.
     pub fn id(&self) -> &SandboxId {
         &self.id
+    }
+
+    /// Takes a token for a push.
+    pub fn take_push(&self, now: Tick) -> Result<Pass, Wait> {
+        let bucket = &mut self
+            .push_bucket
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        bucket.take(&PUSH_RATE, now)
     }
 
     /// Keeps a refusal, so that it can be explained.

@@ -28,7 +28,7 @@ use crate::body::Content;
 use crate::flow;
 use crate::forward::{self, Reply};
 use crate::framing::Faults;
-use crate::git;
+use crate::git::{self, answer::Aftermath};
 use crate::github;
 use crate::guest::Guest;
 use crate::headers::CONTAINER_ID;
@@ -129,6 +129,11 @@ pub async fn answer(
             response
         }
         Ok(Reply::Theirs(response, live)) => {
+            trail.answered(response.status());
+            let patience = rules.settings.egress.timeouts.idle;
+            response.map(|body| flow::receiving(body, trail, live, patience))
+        }
+        Ok(Reply::Changed(response, live)) => {
             trail.answered(response.status());
             let patience = rules.settings.egress.timeouts.idle;
             response.map(|body| flow::receiving(body, trail, live, patience))
@@ -265,13 +270,13 @@ async fn pass(
     trail.passed(Stage::Policy);
 
     // 5. Git, and 6. the scanner here, say what they make of the content.
-    let request = inspect(traffic, guest, rules, request, trail).await?;
+    let (request, aftermath) = inspect(traffic, guest, rules, request, trail).await?;
 
     // 7. Credentials are added here, and 8. it leaves.
     let leaving = forward::prepare(traffic, guest, rules, request)?;
     let reply = leaving.send().await;
     trail.passed(Stage::Forward);
-    reply
+    reply.map(|reply| aftermath.apply(reply))
 }
 
 fn identify_sender(traffic: &Traffic, source: &Source, head: &Parts) -> Result<Identity, Refusal> {
@@ -433,20 +438,22 @@ async fn check(
 
 /// What is asked about the content.
 async fn inspect(
-    traffic: &Traffic,
-    guest: &Guest,
+    traffic: &Arc<Traffic>,
+    guest: &Arc<Guest>,
     rules: &Rules,
     mut request: Permitted<Message>,
     trail: &mut Trail,
-) -> Result<Cleared<Message>, Refusal> {
+) -> Result<(Cleared<Message>, Aftermath), Refusal> {
     let host = &request.permit().target().host;
     if !rules.settings.git.hosts.contains(host) {
-        return Ok(request.clear(Clearance::nothing_configured()));
+        let request = request.clear(Clearance::nothing_configured());
+        return Ok((request, Aftermath::None));
     }
-    match Box::pin(git::check(rules, &mut request, trail)).await {
-        Ok(clearance) => {
+    let checked = Box::pin(git::check(traffic, guest, rules, &mut request, trail)).await;
+    match checked {
+        Ok((clearance, aftermath)) => {
             trail.passed(Stage::Git);
-            Ok(request.clear(clearance))
+            Ok((request.clear(clearance), aftermath))
         }
         Err(refusal) => {
             let (message, guard) = request.refuse();

@@ -1,11 +1,13 @@
 //! What the traffic needs of others: who is registered, and where decisions are written.
 
+use std::fs::File;
 use std::net::IpAddr;
 
 use async_trait::async_trait;
 use policy::audit::AuditEvent;
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
+use policy::push::{Case, Findings};
 
 /// Who is registered. Asked for every request, so the answer is in memory.
 pub trait Registry: Send + Sync + 'static {
@@ -28,9 +30,35 @@ pub trait Ledger: Send + Sync + 'static {
     /// Takes an event, and waits while its sandbox's queue is full.
     async fn record(&self, event: Box<AuditEvent>);
 
+    /// Takes an event, and returns when it is on disk.
+    async fn keep(&self, event: Box<AuditEvent>);
+
+    /// What happened to `sandbox` and is no traffic, the oldest first; none where that
+    /// cannot be read.
+    async fn history(&self, sandbox: &SandboxId) -> Option<Vec<AuditEvent>>;
+
     /// What was written about a request of `sandbox`.
     async fn find(&self, sandbox: &SandboxId, request: RequestId) -> Option<AuditEvent>;
 }
+
+/// Who reads the objects of a push.
+#[async_trait]
+pub trait PushJudge: Send + Sync + 'static {
+    /// Reads what a push adds. `pack` stands at the pack's first byte and ends with it; it
+    /// is none where everything is a deletion. `bases` are packs of what upstream has, as
+    /// far as they were needed and obtained.
+    async fn read(
+        &self,
+        case: &Case,
+        pack: Option<File>,
+        bases: Vec<File>,
+    ) -> Result<Findings, Unread>;
+}
+
+/// Why a push could not be read. For the operator alone.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unread(pub String);
 
 /// Which program opened a connection.
 #[async_trait]

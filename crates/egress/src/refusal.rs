@@ -11,6 +11,8 @@ use policy::verdict::Denial;
 use serde_json::{Map, Value, json};
 
 use crate::body::{self, Content};
+use crate::git::push::Capabilities;
+use crate::git::{report, size};
 use crate::trail::Stage;
 
 /// Says that it was the gate that answered, and no.
@@ -44,7 +46,30 @@ pub enum Extra {
     },
     /// Nothing, and in plain text: git shows a person no other.
     Text,
+    /// How large a push was, and how large it may be.
+    Size {
+        /// As far as is known.
+        bytes: u64,
+        /// The most.
+        limit: u64,
+    },
+    /// What became of each ref of a push, in git's own form.
+    Push(Box<Unmoved>),
 }
+
+/// A push of which nothing was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unmoved {
+    /// What the client can be told.
+    pub capabilities: Capabilities,
+    /// Each ref, and why it did not move.
+    pub refs: Vec<(Vec<u8>, String)>,
+    /// What else there is to say than the first reason.
+    pub others: Vec<String>,
+}
+
+/// How many reasons of one push are told in whole sentences.
+const MOST_REASONS: usize = 8;
 
 impl Refusal {
     /// A refusal that says its reason.
@@ -73,9 +98,20 @@ impl Refusal {
         self
     }
 
-    /// The status that says it.
-    pub fn status(&self) -> StatusCode {
-        status_of(self.denial.reason)
+    /// A push that is larger than it may be.
+    pub fn too_large(denial: Denial, bytes: u64, limit: u64) -> Self {
+        Self {
+            denial,
+            stage: Stage::Git,
+            extra: Extra::Size { bytes, limit },
+        }
+    }
+
+    /// The same, of a push.
+    #[must_use]
+    pub fn of_push(mut self, unmoved: Unmoved) -> Self {
+        self.extra = Extra::Push(Box::new(unmoved));
+        self
     }
 
     /// Whether the connection is of no more use.
@@ -85,15 +121,24 @@ impl Refusal {
 
     /// The answer.
     pub fn answer(&self, sandbox: Option<&SandboxId>, id: RequestId) -> Response<Content> {
-        let (kind, text) = match &self.extra {
-            Extra::Text => ("text/plain; charset=utf-8", self.text(id)),
-            Extra::None | Extra::Retry { .. } => (
-                "application/json",
-                self.body(sandbox, id).to_string() + "\n",
-            ),
+        let json = || {
+            let text = self.body(sandbox, id).to_string() + "\n";
+            ("application/json", text.into_bytes(), self.status())
         };
-        let mut response = Response::new(body::full(text));
-        *response.status_mut() = self.status();
+        let (kind, bytes, status) = match &self.extra {
+            Extra::Text => {
+                let text = self.text(id).into_bytes();
+                ("text/plain; charset=utf-8", text, self.status())
+            }
+            Extra::Push(unmoved) => match self.report(unmoved, id) {
+                // Anything but 200 makes git say that everything is up to date.
+                Some(report) => (report::CONTENT_TYPE, report, StatusCode::OK),
+                None => json(),
+            },
+            Extra::None | Extra::Retry { .. } | Extra::Size { .. } => json(),
+        };
+        let mut response = Response::new(body::full(bytes));
+        *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(BLOCKED, HeaderValue::from_static("true"));
@@ -107,6 +152,32 @@ impl Refusal {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+
+    /// The status that says it where the form does not say it by itself.
+    fn status(&self) -> StatusCode {
+        status_of(self.denial.reason)
+    }
+
+    /// The answer in git's own form; none where the client does not read it.
+    fn report(&self, unmoved: &Unmoved, id: RequestId) -> Option<Vec<u8>> {
+        let Denial {
+            reason,
+            rule,
+            message,
+            ..
+        } = &self.denial;
+        let mut sentences = vec![message.clone()];
+        let others = unmoved.others.iter().filter(|other| *other != message);
+        sentences.extend(others.take(MOST_REASONS).cloned());
+        sentences.push(format!(
+            "nothing was pushed: {}, rule {rule}, request {id}",
+            reason.code()
+        ));
+        sentences.push(hint(*reason).to_owned());
+        let refs = unmoved.refs.iter();
+        let refs = refs.map(|(name, why)| (name.as_slice(), why.as_str()));
+        report::refuse(unmoved.capabilities, &sentences, refs)
     }
 
     /// The answer in sentences.
@@ -152,7 +223,14 @@ impl Refusal {
                 say("upstream", json!(upstream));
                 say("retry_after", json!(after));
             }
-            (Extra::Retry { .. } | Extra::None | Extra::Text, _) => {
+            (Extra::Size { bytes, limit }, _) => {
+                say("error", json!("Push size exceeds limit"));
+                for (key, value) in size::details(*bytes, *limit) {
+                    say(key, value);
+                }
+                say("reason", json!(reason.code()));
+            }
+            (Extra::Retry { .. } | Extra::None | Extra::Text | Extra::Push(_), _) => {
                 say("error", json!(message));
                 say("reason", json!(reason.code()));
             }
@@ -226,6 +304,7 @@ fn hint(reason: Reason) -> &'static str {
         | Reason::IdentityExpired
         | Reason::IdentityMismatch
         | Reason::RegistryUnavailable => "Only the operator can change this.",
+        Reason::GitSize => "Split the push, use Git LFS, or ask the operator for a larger limit.",
         Reason::NameMismatch => {
             "Ask for one name in the tunnel, the TLS hello and the request's host."
         }
@@ -282,6 +361,72 @@ mod tests {
         assert!(text.starts_with("Repo not authorized: o/r\n"), "{text}");
         assert!(text.contains("git_repo") && text.contains(&id().to_string()));
         assert!(!text.contains("for the operator"));
+    }
+
+    #[tokio::test]
+    async fn a_push_that_is_too_large_keeps_the_keys_clients_look_for() {
+        let refusal = Refusal::too_large(
+            size::denial(250_000_000, 209_715_200),
+            250_000_000,
+            209_715_200,
+        );
+        let (status, _, body) = read(&refusal).await;
+        assert_eq!(status, 413);
+        assert_eq!(body["error"], "Push size exceeds limit");
+        assert_eq!(
+            body["details"],
+            json!({
+                "push_size_bytes": 250_000_000,
+                "push_size_human": "238.4 MB",
+                "limit_bytes": 209_715_200,
+                "limit_human": "200 MB",
+            })
+        );
+        assert_eq!(body["guidance"]["options"].as_array().unwrap().len(), 3);
+        assert_eq!(
+            (&body["reason"], &body["rule"]),
+            (&json!("git_size"), &json!("git:size"))
+        );
+        assert_eq!(body["request_id"], id().to_string());
+    }
+
+    #[tokio::test]
+    async fn a_push_is_refused_where_git_looks_and_as_json_where_it_does_not() {
+        let refusal = |report| {
+            let denial = Denial::new(Reason::GitProtected, "git:protected:main")
+                .saying("refs/heads/main is protected.")
+                .because("for the operator");
+            Refusal::new(Stage::Git, denial).of_push(Unmoved {
+                capabilities: Capabilities {
+                    report,
+                    side_band: true,
+                    ..Capabilities::default()
+                },
+                refs: vec![(
+                    b"refs/heads/main".to_vec(),
+                    "palisade: git_protected".to_owned(),
+                )],
+                others: Vec::new(),
+            })
+        };
+        let (head, body) = refusal(true).answer(None, id()).into_parts();
+        assert_eq!(head.status, 200);
+        assert_eq!(head.headers[CONTENT_TYPE], report::CONTENT_TYPE);
+        assert_eq!(head.headers[BLOCKED], "true");
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let text = String::from_utf8_lossy(&bytes);
+        for part in [
+            "\u{2}palisade: refs/heads/main is protected.\n",
+            "git_protected, rule git:protected:main, request ",
+            &id().to_string(),
+            "ng refs/heads/main palisade: git_protected\n",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert!(!text.contains("for the operator"));
+        let (status, _, body) = read(&refusal(false)).await;
+        assert_eq!(status, 403);
+        assert_eq!(body["reason"], "git_protected");
     }
 
     #[tokio::test]

@@ -1,4 +1,5 @@
-//! The operator's own policies at the gate: bundles with entrypoint `http/authz`.
+//! The operator's own policies at the gate: bundles with entrypoint `http/authz`, and
+//! `git/push` for pushes.
 //!
 //! A request that every other rule allows is put to each bundle, in the order of the
 //! settings; the first that does not allow it decides. A bundle in mode `log` is asked
@@ -31,8 +32,11 @@ use crate::pipeline::Message;
 use crate::traffic::{Rules, Traffic};
 use crate::trail::Trail;
 
-/// What bundles of the gate decide.
-const ENTRYPOINT: &str = "http/authz";
+/// What bundles about requests decide.
+pub const REQUESTS: &str = "http/authz";
+
+/// What bundles about pushes decide.
+pub const PUSHES: &str = "git/push";
 
 /// What is tried at once. A policy of ordinary size needs a tenth of it; whatever needs more
 /// is asked again where it keeps no other request waiting. A decision has no effects, so
@@ -76,13 +80,13 @@ pub struct Judgement {
 }
 
 impl Policies {
-    /// Reads the bundles of `settings`. Blocks. One that is not there is left out, with a
+    /// Reads the bundles of `settings` for `entrypoint`. Blocks. One that is not there is left out, with a
     /// warning, unless it is required; one that cannot be used is an error.
-    pub fn load(settings: &Settings) -> Result<Self, BadBundle> {
+    pub fn load(settings: &Settings, entrypoint: &str) -> Result<Self, BadBundle> {
         let section = &settings.policies;
         let mut judges = Vec::new();
         for named in &section.bundles {
-            let inner = named.entrypoint.strip_prefix(ENTRYPOINT);
+            let inner = named.entrypoint.strip_prefix(entrypoint);
             if !inner.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
                 continue;
             }
@@ -236,7 +240,8 @@ pub async fn check(
     );
     let input = Arc::new(asked.input());
     request.request_mut().judged.policies = Some(Arc::clone(&input));
-    put(traffic, rules, &input, trail).await
+    let judgements = rules.policies.judge(&input).await;
+    conclude(traffic, judgements, trail).await
 }
 
 /// Puts a connection that nobody reads to the bundles that judge requests: they are told of
@@ -248,18 +253,17 @@ pub async fn check_unread(
     trail: &mut Trail,
 ) -> Result<Arc<Value>, Denial> {
     let input = Arc::new(asked.input());
-    put(traffic, rules, &input, trail).await?;
+    let judgements = rules.policies.judge(&input).await;
+    conclude(traffic, judgements, trail).await?;
     Ok(input)
 }
 
-/// Asks, writes down, and says the first denial that counts.
-async fn put(
+/// What follows from what the bundles say. One that only logs has a record of its own.
+pub async fn conclude(
     traffic: &Traffic,
-    rules: &Rules,
-    input: &Arc<Value>,
+    judgements: Vec<Judgement>,
     trail: &mut Trail,
 ) -> Result<(), Denial> {
-    let judgements = rules.policies.judge(input).await;
     for Judgement {
         bundle,
         rule,
@@ -361,17 +365,6 @@ impl<'a> Asked<'a> {
             ),
             None => ("CONNECT", "", "", Vec::new(), Map::new()),
         };
-        let registration = self.registration.map_or_else(
-            || json!({"repos": [], "auth_mode": "user", "metadata": {}}),
-            |row| {
-                let repos: Vec<&str> = row.repos.iter().map(|repo| repo.name.as_str()).collect();
-                json!({
-                    "repos": repos,
-                    "auth_mode": row.auth_mode.as_str(),
-                    "metadata": row.metadata,
-                })
-            },
-        );
         json!({
             "kind": "http",
             "sandbox": self.sandbox,
@@ -385,10 +378,25 @@ impl<'a> Asked<'a> {
             "segments": segments,
             "headers": headers,
             "program": self.program,
-            "registration": registration,
+            "registration": told_registration(self.registration),
             "rule": self.rule.as_str(),
         })
     }
+}
+
+/// What a policy is told of whoever asks.
+pub fn told_registration(registration: Option<&Registration>) -> Value {
+    registration.map_or_else(
+        || json!({"repos": [], "auth_mode": "user", "metadata": {}}),
+        |row| {
+            let repos: Vec<&str> = row.repos.iter().map(|repo| repo.name.as_str()).collect();
+            json!({
+                "repos": repos,
+                "auth_mode": row.auth_mode.as_str(),
+                "metadata": row.metadata,
+            })
+        },
+    )
 }
 
 /// Headers by name, in lower case; what comes more than once is one list, as HTTP has it

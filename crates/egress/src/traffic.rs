@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -29,13 +30,14 @@ use crate::authority::Authority;
 use crate::clock::Clock;
 use crate::dialer::{BadRoots, Dialer};
 use crate::dns::{self, DnsMetrics, Limits, Names};
+use crate::git::spool::Spools;
 use crate::github;
 use crate::guest::{Explained, Guest};
 use crate::leaf::LeafError;
 use crate::live::{Asked, Live};
 use crate::numbers::{Numbers, States};
-use crate::ports::{Ledger, Programs, Registry};
-use crate::rego::Policies;
+use crate::ports::{Ledger, Programs, PushJudge, Registry};
+use crate::rego::{self, Policies};
 use crate::resolvers;
 
 /// What the traffic is given.
@@ -52,6 +54,10 @@ pub struct Parts {
     pub authority: Arc<ArcSwap<Authority>>,
     /// The way out.
     pub dialer: Dialer,
+    /// Who reads the objects of pushes. Without it, pushes that have to be read are refused.
+    pub judge: Option<Arc<dyn PushJudge>>,
+    /// Where pushes wait for their verdict.
+    pub spool: PathBuf,
 }
 
 /// The gate's traffic. Shared by every connection.
@@ -62,6 +68,8 @@ pub struct Traffic {
     programs: Arc<dyn Programs>,
     authority: Arc<ArcSwap<Authority>>,
     dialer: Dialer,
+    judge: Option<Arc<dyn PushJudge>>,
+    spools: Spools,
     names: Arc<Names>,
     queries: DnsMetrics,
     numbers: Numbers,
@@ -83,10 +91,12 @@ pub struct Rules {
     pub names_programs: bool,
     /// The rules for GitHub's API.
     pub github: GithubRules,
-    /// The operator's own policies.
+    /// The operator's own policies about requests.
     pub policies: Policies,
     /// Who is asked about names, or why there is nobody.
     pub resolvers: Result<Vec<SocketAddr>, String>,
+    /// The operator's own policies about pushes.
+    pub pushes: Policies,
 }
 
 /// Settings that cannot be put in force.
@@ -111,8 +121,9 @@ impl Rules {
         let github = GithubRules::new(&settings.egress.github.allow, settings.git.read_public);
         Ok(Self {
             github: github.unwrap_or_default(),
-            policies: Policies::load(&settings)?,
             resolvers: resolvers::read(&settings.egress.dns),
+            policies: Policies::load(&settings, rego::REQUESTS)?,
+            pushes: Policies::load(&settings, rego::PUSHES)?,
             settings,
             names_programs,
         })
@@ -207,6 +218,8 @@ impl Traffic {
             programs: parts.programs,
             authority: parts.authority,
             dialer: parts.dialer,
+            judge: parts.judge,
+            spools: Spools::new(&parts.spool),
             numbers: Numbers::default(),
             clock: Clock::start(),
             provider: rustls::crypto::aws_lc_rs::default_provider(),
@@ -289,6 +302,16 @@ impl Traffic {
     /// The way out.
     pub fn dialer(&self) -> &Dialer {
         &self.dialer
+    }
+
+    /// Who reads the objects of pushes.
+    pub fn judge(&self) -> Option<&Arc<dyn PushJudge>> {
+        self.judge.as_ref()
+    }
+
+    /// Where pushes wait for their verdict.
+    pub fn spools(&self) -> &Spools {
+        &self.spools
     }
 
     /// Who answers queries.

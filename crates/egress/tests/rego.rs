@@ -108,6 +108,14 @@ impl Ledger for Records {
         self.0.lock().unwrap().push(*event);
     }
 
+    async fn keep(&self, event: Box<AuditEvent>) {
+        self.record(event).await;
+    }
+
+    async fn history(&self, _: &SandboxId) -> Option<Vec<AuditEvent>> {
+        None
+    }
+
     async fn find(&self, _: &SandboxId, _: RequestId) -> Option<AuditEvent> {
         None
     }
@@ -123,6 +131,14 @@ impl Ledger for Book {
 
     async fn record(&self, event: Box<AuditEvent>) {
         self.0.record(event).await;
+    }
+
+    async fn keep(&self, event: Box<AuditEvent>) {
+        self.0.keep(event).await;
+    }
+
+    async fn history(&self, sandbox: &SandboxId) -> Option<Vec<AuditEvent>> {
+        self.0.history(sandbox).await
     }
 
     async fn find(&self, sandbox: &SandboxId, request: RequestId) -> Option<AuditEvent> {
@@ -165,6 +181,8 @@ impl Place {
             authority: Arc::new(ArcSwap::from_pointee(authority)),
             dialer: Dialer::new(&settings).unwrap(),
             rules: Rules::load(Arc::new(settings)).unwrap(),
+            judge: None,
+            spool: directory.path().join("spool"),
         });
         Self {
             directory,

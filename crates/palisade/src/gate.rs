@@ -308,6 +308,8 @@ async fn open_traffic(
         programs: Arc::new(inits),
         authority: Arc::new(ArcSwap::from_pointee(authority)),
         dialer,
+        judge: None,
+        spool: paths.state_dir.join("spool"),
     }))
 }
 

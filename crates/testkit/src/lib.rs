@@ -7,6 +7,7 @@
 
 pub mod ca;
 pub mod collector;
+pub mod forge;
 pub mod gate;
 pub mod http;
 pub mod inside;

@@ -16,7 +16,7 @@
 //! blocks does not stop it.
 
 mod reply;
-mod serve;
+pub(crate) mod serve;
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -23,6 +23,11 @@ pub struct Git {
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<policy::refs::RefPattern>>")]
     pub protected: Vec<policy::refs::RefPattern>,
+    /// Existing branches that a sandbox may push to although it did not make them; `*`
+    /// stands for part of a name.
+    #[serde(with = "leaf::list")]
+    #[schemars(with = "Vec<Text<policy::refs::RefPattern>>")]
+    pub pushable: Vec<policy::refs::RefPattern>,
     /// Paths a push may not change.
     #[schemars(with = "Vec<Text<TreePath>>")]
     pub restricted_paths: Vec<String>,
@@ -43,6 +48,7 @@ impl Default for Git {
                 .into_iter()
                 .filter_map(known)
                 .collect(),
+            pushable: Vec::new(),
             restricted_paths: [".github/workflows", ".github/actions"]
                 .map(str::to_owned)
                 .into(),

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use control::wall_now;
 use egress::ports::{Ledger, Programs, Registry};
-use policy::audit::AuditEvent;
+use policy::audit::{AuditEvent, Kind};
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
 use sandbox::namespace::Namespace;
@@ -71,6 +71,35 @@ impl Ledger for Book {
     async fn record(&self, event: Box<AuditEvent>) {
         if let Err(error) = self.0.audit().record(*event, wall_now()).await {
             tracing::warn!(%error, "a decision was not recorded");
+        }
+    }
+
+    async fn keep(&self, event: Box<AuditEvent>) {
+        if let Err(error) = self.0.audit().record_durable(*event, wall_now()).await {
+            tracing::warn!(%error, "what happened to a sandbox was not recorded");
+        }
+    }
+
+    async fn history(&self, sandbox: &SandboxId) -> Option<Vec<AuditEvent>> {
+        let mut filter = Filter {
+            sandbox: Some(sandbox.clone()),
+            kind: Some(Kind::Lifecycle),
+            ..Filter::default()
+        };
+        let mut history = Vec::new();
+        loop {
+            let page = match self.0.audit().query(filter.clone()).await {
+                Ok(page) => page,
+                Err(error) => {
+                    tracing::warn!(%error, "the audit log was not asked");
+                    return None;
+                }
+            };
+            let Some(last) = page.last() else {
+                return Some(history);
+            };
+            filter.after_seq = Some(last.seq);
+            history.extend(page.into_iter().map(|record| record.event));
         }
     }
 

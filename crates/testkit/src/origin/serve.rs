@@ -100,7 +100,8 @@ pub(super) fn start(kind: Kind, answer: Arc<Answer>) -> Origin {
     }
 }
 
-fn acceptor(identity: &crate::ca::Identity, http2: bool) -> TlsAcceptor {
+/// What speaks TLS with that certificate.
+pub(crate) fn acceptor(identity: &crate::ca::Identity, http2: bool) -> TlsAcceptor {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

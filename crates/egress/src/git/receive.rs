@@ -1,0 +1,393 @@
+//! A push at the gate: taken in whole, judged, and sent on or answered.
+//!
+//! ```text
+//!   body ──▶ spool ──▶ commands ──▶ rules for refs ──▶ reader of objects ──▶ all rules ──▶ upstream
+//! ```
+//! Upstream sees no byte of it before the last of these says yes.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use config::Settings;
+use config::section::scan::GitAction;
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
+use http_body_util::BodyExt;
+use policy::host::Host;
+use policy::proof::Permitted;
+use policy::push::{self, Case, Findings, OnSecret, PushRules};
+use policy::reason::Reason;
+use policy::refs::{PushDenied, RefFacts, RefRules};
+use policy::registration::{MAX_RECEIVE_PACK_BYTES, Registration, Repo};
+use policy::verdict::Denial;
+use tokio::task::spawn_blocking;
+
+use super::answer::{Aftermath, Sent};
+use super::branches::Place;
+use super::intake::{Coding, Intake, Stop, Taken};
+use super::push::{Head, Parsed, Push};
+use super::report::{self, Reader};
+use super::spool::Spool;
+use super::{policies, size};
+use crate::body::{self, Content};
+use crate::guest::Guest;
+use crate::pipeline::Message;
+use crate::refusal::{Refusal, Unmoved};
+use crate::traffic::{Rules, Traffic};
+use crate::trail::{Stage, Trail};
+
+/// What a push calls itself.
+const PUSH_TYPE: &[u8] = b"application/x-git-receive-pack-request";
+
+/// How much is taken in at a time.
+const PIECE: usize = 256 * 1024;
+
+/// How many refs of a push are on record.
+const MOST_RECORDED: usize = 32;
+
+/// What is known of one push when it is judged.
+pub(super) struct Pushed<'a> {
+    pub(super) registration: &'a Registration,
+    pub(super) repo: &'a Repo,
+    pub(super) host: &'a Host,
+    pub(super) case: Case,
+    pub(super) head: Head,
+    /// How long it is.
+    pub(super) bytes: u64,
+}
+
+/// Takes a push in, judges it, and puts it back to be sent.
+pub(super) async fn take(
+    traffic: &Arc<Traffic>,
+    guest: &Arc<Guest>,
+    rules: &Rules,
+    request: &mut Permitted<Message>,
+    repo: &Repo,
+    trail: &mut Trail,
+) -> Result<Aftermath, Refusal> {
+    let host = request.permit().target().host.clone();
+    let registration = request.identity().registration().clone();
+    let message = request.request_mut();
+    let coding = coding_of(&message.head.headers)?;
+    let body = std::mem::replace(&mut message.body, body::empty());
+    // The semaphore is never closed.
+    let _place = guest.pushes.acquire().await;
+    let limits = &rules.settings.policy.git.push_limits;
+    let limit = push::size_limit(repo, limits.hard_limit_bytes);
+    let Taken { parsed, spool } = take_in(traffic, guest, body, coding, limit).await?;
+    let Push { head, pack } = match parsed {
+        Parsed::Push(push) => push,
+        Parsed::Probe => {
+            trail.event.event = Some("probe".to_owned());
+            put_back(request.request_mut(), spool);
+            return Ok(Aftermath::None);
+        }
+    };
+    let names = head.updates.iter().map(|update| update.name.to_string());
+    trail.event.refs = names.take(MOST_RECORDED).collect();
+
+    let pushed = Pushed {
+        case: case(&rules.settings, &head),
+        registration: &registration,
+        repo,
+        host: &host,
+        bytes: spool.len(),
+        head,
+    };
+    let place = Place {
+        host: host.to_string(),
+        repo: repo.name.as_str().to_owned(),
+    };
+    let judged = judge(traffic, guest, rules, &pushed, &place, &spool, pack, trail).await;
+    judged.map_err(|denied| refused(denied, &pushed.head))?;
+
+    let Pushed { head, bytes, .. } = pushed;
+    let mut talk = Vec::new();
+    if bytes > limits.warning_bytes {
+        tracing::warn!(sandbox = %guest.id(), bytes, "a large push");
+        trail.event.event = Some("large_push".to_owned());
+        if head.capabilities.side_band {
+            report::talk(&mut talk, &size::warning(bytes, limit));
+        }
+    }
+    put_back(request.request_mut(), spool);
+    Ok(Aftermath::Push(Box::new(Sent {
+        traffic: Arc::clone(traffic),
+        guest: Arc::clone(guest),
+        place,
+        reader: Reader::new(head.capabilities),
+        updates: head.updates,
+        talk,
+    })))
+}
+
+/// How the body of a push is coded. What is not known cannot be read.
+fn coding_of(headers: &HeaderMap) -> Result<Coding, Refusal> {
+    let malformed = |why: &str| {
+        let denial = Denial::new(Reason::GitMalformed, "git:form").saying(why);
+        Refusal::new(Stage::Git, denial)
+    };
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case(PUSH_TYPE)) {
+        return Err(malformed("What is sent to git-receive-pack is a push."));
+    }
+    let mut codings = headers.get_all(CONTENT_ENCODING).iter();
+    match (codings.next().map(HeaderValue::as_bytes), codings.next()) {
+        (None, _) => Ok(Coding::Plain),
+        (Some(word), None) if word.eq_ignore_ascii_case(b"identity") => Ok(Coding::Plain),
+        (Some(word), None)
+            if word.eq_ignore_ascii_case(b"gzip") || word.eq_ignore_ascii_case(b"x-gzip") =>
+        {
+            Ok(Coding::Gzip)
+        }
+        _ => Err(malformed(
+            "This push is compressed in a way that is not read here. Use gzip, or none.",
+        )),
+    }
+}
+
+/// Puts the decoded push in the place of what came.
+fn put_back(message: &mut Message, spool: Spool) {
+    let headers = &mut message.head.headers;
+    headers.remove(CONTENT_ENCODING);
+    // The answer is read, too.
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    message.body = spool.into_body().boxed_unsync();
+}
+
+/// Takes all of it into a spool. Where that cannot be done, what is still to come is heard
+/// out: a client that is not done speaking does not listen.
+async fn take_in(
+    traffic: &Arc<Traffic>,
+    guest: &Arc<Guest>,
+    mut body: Content,
+    coding: Coding,
+    limit: u64,
+) -> Result<Taken, Refusal> {
+    let (gate, account) = (Arc::clone(traffic), Arc::clone(&guest.spooled));
+    let opened = off_thread(move || gate.spools().open(&account)).await?;
+    let mut intake = opened
+        .map(|spool| Intake::new(spool, coding, limit))
+        .map_err(|error| stopped(Stop::Spool(error), None, 0))?;
+    let mut pending = BytesMut::with_capacity(PIECE);
+    let mut taken = 0_u64;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            let denial = Denial::new(Reason::Framing, "git:form").because(error.to_string());
+            Refusal::new(Stage::Git, denial)
+        })?;
+        let Some(data) = frame.data_ref() else {
+            continue;
+        };
+        taken += u64::try_from(data.len()).unwrap_or(u64::MAX);
+        pending.extend_from_slice(data);
+        if pending.len() < PIECE {
+            continue;
+        }
+        let piece = pending.split();
+        let (back, result) = off_thread(move || {
+            let result = intake.take(&piece);
+            (intake, result)
+        })
+        .await?;
+        intake = back;
+        if let Err(stop) = result {
+            let head = intake.head().cloned();
+            let heard = taken.saturating_add(drain(body).await);
+            return Err(stopped(stop, head, heard.max(intake.taken())));
+        }
+    }
+    let finished = off_thread(move || {
+        if let Err(stop) = intake.take(&pending) {
+            return Err((intake.head().cloned(), stop));
+        }
+        intake.finish()
+    });
+    finished
+        .await?
+        .map_err(|(head, stop)| stopped(stop, head, taken))
+}
+
+/// Hears the rest out, within bounds, and says how much it was.
+async fn drain(mut body: Content) -> u64 {
+    let mut heard = 0_u64;
+    while heard < MAX_RECEIVE_PACK_BYTES
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        let length = frame.data_ref().map_or(0, bytes::Bytes::len);
+        heard += u64::try_from(length).unwrap_or(u64::MAX);
+    }
+    heard
+}
+
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Refusal> {
+    spawn_blocking(work).await.map_err(|error| {
+        let denial = Denial::new(Reason::Internal, "git:spool").because(error.to_string());
+        Refusal::new(Stage::Git, denial)
+    })
+}
+
+/// The answer to a push that was not taken in. `heard` is how long it was, as far as is
+/// known.
+fn stopped(stop: Stop, head: Option<Head>, heard: u64) -> Refusal {
+    let evidence = stop.to_string();
+    let denial = match stop {
+        Stop::TooLarge { limit } => {
+            return Refusal::too_large(size::denial(heard, limit), heard, limit);
+        }
+        Stop::Malformed(error) => Denial::new(Reason::GitMalformed, "git:form")
+            .saying(format!("The push could not be read: {error}.")),
+        Stop::Coding => Denial::new(Reason::GitMalformed, "git:form")
+            .saying("The push could not be read: it is not compressed as it says."),
+        Stop::NoRoom(_) => Denial::new(Reason::GitRate, "git:spool")
+            .saying("Too many large pushes are under way. Try again when they are through."),
+        Stop::Spool(_) => Denial::new(Reason::Internal, "git:spool").because(evidence),
+    };
+    match head {
+        Some(head) => refused(denial.into(), &head),
+        None => Refusal::new(Stage::Git, denial),
+    }
+}
+
+/// No, for every ref, in the form that the client reads.
+fn refused(denied: PushDenied, head: &Head) -> Refusal {
+    let code = denied.denial.reason.code();
+    let own = |name: &[u8]| {
+        let mut refs = denied.refs.iter();
+        refs.find(|one| one.name.as_bytes() == name)
+    };
+    let refs = head.updates.iter().map(|update| {
+        let name = update.name.as_bytes();
+        let why = match own(name) {
+            Some(one) => format!("palisade: {}", one.denial.reason.code()),
+            None if denied.refs.is_empty() => format!("palisade: {code}"),
+            None => "palisade: another ref of this push was refused".to_owned(),
+        };
+        (name.to_vec(), why)
+    });
+    let unmoved = Unmoved {
+        capabilities: head.capabilities,
+        refs: refs.collect(),
+        others: denied
+            .refs
+            .iter()
+            .skip(1)
+            .map(|one| one.denial.message.clone())
+            .collect(),
+    };
+    Refusal::new(Stage::Git, denied.denial).of_push(unmoved)
+}
+
+fn case(settings: &Settings, head: &Head) -> Case {
+    Case {
+        format: head.format,
+        updates: head.updates.clone(),
+        options: head.options.clone(),
+        default_tip: None,
+        restricted: settings.git.restricted_paths.clone(),
+        scan: settings.git.scan != GitAction::Off,
+    }
+}
+
+/// The rules for the pushes of one sandbox.
+fn push_rules(settings: &Settings, registration: &Registration) -> PushRules {
+    PushRules {
+        refs: RefRules {
+            allow_deletion: settings.policy.policy.allow_branch_deletion,
+            auth_mode: registration.auth_mode,
+            protected: settings.git.protected.clone(),
+            listed: settings.git.pushable.clone(),
+            deny_force_push: settings.git.deny_force_push,
+        },
+        secrets: match settings.git.scan {
+            GitAction::Deny => OnSecret::Deny,
+            GitAction::Ask => OnSecret::Ask,
+            GitAction::Note => OnSecret::Note,
+            GitAction::Off => OnSecret::Off,
+        },
+    }
+}
+
+/// Asks everybody who has a say, the cheapest first.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a push meets all of them in one place"
+)]
+async fn judge(
+    traffic: &Traffic,
+    guest: &Guest,
+    rules: &Rules,
+    pushed: &Pushed<'_>,
+    place: &Place,
+    spool: &Spool,
+    pack: Option<u64>,
+    trail: &mut Trail,
+) -> Result<(), PushDenied> {
+    if let Err(wait) = guest.take_push(traffic.clock().tick()) {
+        let seconds = wait.seconds();
+        let denial = Denial::new(Reason::GitRate, "git:rate").saying(format!(
+            "Too many pushes in too short a time: wait {seconds} s."
+        ));
+        return Err(denial.into());
+    }
+    let ours = push_rules(&rules.settings, pushed.registration);
+    guest.branches.recall(traffic.ledger(), guest.id()).await;
+    let facts = facts(guest, pushed, place);
+    ours.judge_refs(&pushed.case, &facts)?;
+    let findings = if ours.wants_findings(&pushed.case) {
+        Some(read_objects(traffic, pushed, spool, pack).await?)
+    } else {
+        None
+    };
+    push::judge(&ours, &pushed.case, &facts, findings.as_ref())?;
+    if let Some(found) = findings.as_ref().filter(|found| !found.secrets.is_empty()) {
+        let secrets = found.secrets.len();
+        tracing::warn!(sandbox = %guest.id(), secrets, "a push with secrets passes, as configured");
+        trail.event.event = Some("secrets_noted".to_owned());
+    }
+    policies::check(traffic, rules, pushed, findings.as_ref(), trail).await?;
+    Ok(())
+}
+
+fn facts(guest: &Guest, pushed: &Pushed<'_>, place: &Place) -> Vec<RefFacts> {
+    let updates = pushed.case.updates.iter();
+    updates
+        .map(|update| RefFacts {
+            exists_upstream: None,
+            made_by_this_sandbox: guest.branches.has(place, &update.name.to_string()),
+            is_fast_forward: None,
+        })
+        .collect()
+}
+
+/// Has the objects read. Where nobody can, the push is refused.
+async fn read_objects(
+    traffic: &Traffic,
+    pushed: &Pushed<'_>,
+    spool: &Spool,
+    pack: Option<u64>,
+) -> Result<Findings, Denial> {
+    let Some(judge) = traffic.judge() else {
+        return Err(push::unread("this gate has nobody to read a pack"));
+    };
+    let pack = match pack {
+        Some(at) => Some(open_at(spool, at).await?),
+        None => None,
+    };
+    let read = judge.read(&pushed.case, pack, Vec::new()).await;
+    read.map_err(|error| push::unread(error.to_string()))
+}
+
+/// The pack in a spool, from its first byte.
+async fn open_at(spool: &Spool, at: u64) -> Result<File, Denial> {
+    let failed = |error: std::io::Error| push::unread(error.to_string());
+    let mut file = spool.file().map_err(failed)?;
+    let sought = spawn_blocking(move || file.seek(SeekFrom::Start(at)).map(|_| file)).await;
+    sought
+        .map_err(std::io::Error::other)
+        .flatten()
+        .map_err(failed)
+}

@@ -1,0 +1,258 @@
+//! A git server of the internet, on loopback with TLS: the machine's own `git http-backend`
+//! behind a small HTTP server that counts what arrives.
+#![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body_util::channel::Channel;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::process::{ChildStdin, Command};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use crate::ca::Identity;
+use crate::origin::serve::acceptor;
+
+/// A running server. It stops when it is dropped.
+pub struct Forge {
+    address: SocketAddr,
+    book: Arc<Mutex<Vec<Asked>>>,
+    _stop: watch::Sender<()>,
+}
+
+/// What arrived.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The method.
+    pub method: String,
+    /// Path and query.
+    pub target: String,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// How much of a body there was.
+    pub length: u64,
+}
+
+#[derive(Clone)]
+struct Server {
+    /// Where the repositories are.
+    root: PathBuf,
+    /// Which git.
+    git: String,
+    book: Arc<Mutex<Vec<Asked>>>,
+}
+
+type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+
+impl Forge {
+    /// Serves the repositories below `root` by the backend of `git`. Whoever asks may push.
+    /// Batch requests of LFS get an answer of their own.
+    pub fn start(identity: &Identity, root: &Path, git: &str) -> Self {
+        let book = Arc::<Mutex<Vec<Asked>>>::default();
+        let server = Server {
+            root: root.to_owned(),
+            git: git.to_owned(),
+            book: Arc::clone(&book),
+        };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        listener.set_nonblocking(true).expect("a listener");
+        let acceptor = acceptor(identity, false);
+        let (stop, mut stopped) = watch::channel(());
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            runtime.block_on(async {
+                let listener = TcpListener::from_std(listener).expect("a listener");
+                tokio::select! {
+                    () = server.run(listener, acceptor) => {}
+                    _ = stopped.changed() => {}
+                }
+            });
+        });
+        Self {
+            address,
+            book,
+            _stop: stop,
+        }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// All that was asked so far.
+    pub fn asked(&self) -> Vec<Asked> {
+        let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        book.clone()
+    }
+
+    /// Bytes that arrived for `git-receive-pack`, probes left out.
+    pub fn pushed(&self) -> u64 {
+        let pushes = self
+            .asked()
+            .into_iter()
+            .filter(|asked| asked.target.ends_with("/git-receive-pack") && asked.length > 4);
+        pushes.map(|asked| asked.length).sum()
+    }
+}
+
+impl Server {
+    async fn run(self, listener: TcpListener, acceptor: TlsAcceptor) {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                return;
+            };
+            let (server, acceptor) = (self.clone(), acceptor.clone());
+            tokio::spawn(async move {
+                let Ok(stream) = acceptor.accept(stream).await else {
+                    return;
+                };
+                let service = service_fn(|request| server.clone().respond(request));
+                // A client that goes away in the middle is what tests do.
+                let _ended = http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await;
+            });
+        }
+    }
+
+    async fn respond(self, request: Request<Incoming>) -> Result<Response<Body>, std::io::Error> {
+        let (head, body) = request.into_parts();
+        let place = {
+            let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+            book.push(Asked {
+                method: head.method.to_string(),
+                target: head.uri.to_string(),
+                headers: head.headers.clone(),
+                length: 0,
+            });
+            book.len() - 1
+        };
+        if head.uri.path().contains("/info/lfs/") {
+            let answer = Bytes::from_static(b"{\"transfer\":\"basic\",\"objects\":[]}");
+            let mut response = Response::new(full(answer));
+            let kind = HeaderValue::from_static("application/vnd.git-lfs+json");
+            response.headers_mut().insert("content-type", kind);
+            self.copy(place, body, None).await;
+            return Ok(response);
+        }
+        let mut child = self.backend(&head).spawn()?;
+        let stdin = child.stdin.take();
+        let server = self.clone();
+        tokio::spawn(async move { server.copy(place, body, stdin).await });
+        let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let response = read_head(&mut stdout).await?;
+        let (mut sender, streamed) = Channel::new(1);
+        tokio::spawn(async move {
+            let mut piece = vec![0; 64 * 1024];
+            while let Ok(length) = stdout.read(&mut piece).await {
+                let data = Bytes::copy_from_slice(piece.get(..length).unwrap_or_default());
+                if length == 0 || sender.send_data(data).await.is_err() {
+                    break;
+                }
+            }
+            let _ended = child.wait().await;
+        });
+        Ok(response.map(|()| streamed.boxed_unsync()))
+    }
+
+    fn backend(&self, head: &http::request::Parts) -> Command {
+        let header = |name: &str| {
+            let value = head.headers.get(name)?;
+            Some(value.to_str().unwrap_or_default().to_owned())
+        };
+        let mut command = Command::new(&self.git);
+        command
+            .arg("http-backend")
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .env("GIT_PROJECT_ROOT", &self.root)
+            .env("GIT_HTTP_EXPORT_ALL", "1")
+            .env("REMOTE_USER", "agent")
+            .env("REQUEST_METHOD", head.method.as_str())
+            .env("PATH_INFO", head.uri.path())
+            .env("QUERY_STRING", head.uri.query().unwrap_or_default())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
+        for (variable, name) in [
+            ("CONTENT_TYPE", "content-type"),
+            ("CONTENT_LENGTH", "content-length"),
+            ("HTTP_CONTENT_ENCODING", "content-encoding"),
+            ("GIT_PROTOCOL", "git-protocol"),
+        ] {
+            if let Some(value) = header(name) {
+                command.env(variable, value);
+            }
+        }
+        command
+    }
+
+    fn count(&self, place: usize, length: usize) {
+        let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(asked) = book.get_mut(place) {
+            asked.length += u64::try_from(length).unwrap_or_default();
+        }
+    }
+
+    /// Counts a body, and passes it on where somebody reads it.
+    async fn copy(&self, place: usize, mut body: Incoming, mut to: Option<ChildStdin>) {
+        while let Some(Ok(frame)) = body.frame().await {
+            let Some(data) = frame.data_ref() else {
+                continue;
+            };
+            self.count(place, data.len());
+            if let Some(stdin) = &mut to
+                && stdin.write_all(data).await.is_err()
+            {
+                to = None;
+            }
+        }
+    }
+}
+
+fn full(bytes: Bytes) -> Body {
+    Full::new(bytes)
+        .map_err(|never| match never {})
+        .boxed_unsync()
+}
+
+/// The head of a CGI answer (RFC 3875, 6).
+async fn read_head(
+    stdout: &mut (impl AsyncBufReadExt + Unpin),
+) -> Result<Response<()>, std::io::Error> {
+    let mut response = Response::new(());
+    let mut line = String::new();
+    while stdout.read_line(&mut line).await? > 0 {
+        let Some((name, value)) = line.trim_end().split_once(": ") else {
+            break;
+        };
+        if name.eq_ignore_ascii_case("status") {
+            let code = value.get(..3).unwrap_or_default();
+            *response.status_mut() = code.parse().unwrap_or(StatusCode::BAD_GATEWAY);
+        } else {
+            let name = HeaderName::try_from(name).map_err(std::io::Error::other)?;
+            let value = HeaderValue::from_str(value).map_err(std::io::Error::other)?;
+            response.headers_mut().append(name, value);
+        }
+        line.clear();
+    }
+    Ok(response)
+}

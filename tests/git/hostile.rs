@@ -1,0 +1,164 @@
+//! Bytes that no git would send.
+
+use std::io::Write;
+
+use testkit::said;
+
+use crate::yard::{Wish, Yard};
+
+const TARGET: &str = "https://forge.example/acme/app.git/git-receive-pack";
+
+fn line(text: &[u8]) -> Vec<u8> {
+    [format!("{:04x}", text.len() + 4).as_bytes(), text].concat()
+}
+
+fn push(commands: &[&str]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (at, command) in commands.iter().enumerate() {
+        let caps = if at == 0 { "\0report-status" } else { "" };
+        body.extend(line(format!("{command}{caps}").as_bytes()));
+    }
+    body.extend_from_slice(b"0000");
+    body.extend_from_slice(b"PACK\0\0\0\x02\0\0\0\0");
+    body.extend_from_slice(&[7; 20]);
+    body
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut child = std::process::Command::new("gzip")
+        .arg("-c")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let bytes = bytes.to_vec();
+    let writer = std::thread::spawn(move || stdin.write_all(&bytes).unwrap());
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert!(output.status.success(), "{}", said::err(&output));
+    output.stdout
+}
+
+#[test]
+fn a_deletion_is_found_wherever_it_hides() {
+    let yard = Yard::new();
+    let (zero, one) = ("0".repeat(40), "1".repeat(40));
+    let fine = format!("{zero} {one} refs/heads/fine");
+    let gone = format!("{one} {zero} refs/heads/gone");
+    let body = push(&[&fine, &gone]);
+    for (bytes, headers) in [
+        (body.clone(), vec![]),
+        (body.clone(), vec!["transfer-encoding: chunked"]),
+        (gzip(&body), vec!["content-encoding: gzip"]),
+        (gzip(&body), vec!["content-encoding: x-gzip"]),
+        (
+            gzip(&body),
+            vec!["content-encoding: GZip", "transfer-encoding: chunked"],
+        ),
+    ] {
+        let (status, said) = yard.post(TARGET, &bytes, &headers);
+        assert_eq!(status, 200, "{headers:?}: {said}");
+        assert!(said.contains("unpack ok\n"), "{said}");
+        assert!(said.contains("ng refs/heads/gone palisade: git_delete\n"));
+        assert!(said.contains("ng refs/heads/fine palisade: another ref"));
+    }
+    assert_eq!(yard.forge.asked().len(), 0);
+}
+
+#[test]
+fn what_cannot_be_read_in_one_way_is_refused() {
+    let yard = Yard::new();
+    let (zero, one) = ("0".repeat(40), "1".repeat(40));
+    let fine = push(&[&format!("{zero} {one} refs/heads/fine")]);
+    let two = push(&[
+        &format!("{zero} {one} refs/heads/fine"),
+        &format!("{zero} {one} refs/heads/more\0push-options"),
+    ]);
+    let space = push(&[&format!("{zero} {one} refs/heads/a b")]);
+    let compressed = gzip(&fine);
+    let twice = [compressed.as_slice(), &compressed].concat();
+    let cut = &compressed[..compressed.len() - 4];
+    let deep = push(&[&format!("{zero} {one} ref/heads/fine")]);
+    for (bytes, headers) in [
+        (&two[..], &[][..]),
+        (&space, &[]),
+        (&deep, &[]),
+        (b"zzzz", &[]),
+        (b"0004", &[]),
+        (b"0001", &[]),
+        (b"00000000", &[]),
+        (b"", &[]),
+        (&fine[..fine.len() - 25], &[]),
+        (&fine[..60], &[]),
+        (&twice, &["content-encoding: gzip"]),
+        (cut, &["content-encoding: gzip"]),
+        (&fine, &["content-encoding: gzip"]),
+        (&fine, &["content-encoding: br"]),
+        (&fine, &["content-encoding: deflate"]),
+        (&compressed, &["content-encoding: gzip, gzip"]),
+        (
+            &compressed,
+            &["content-encoding: identity", "content-encoding: gzip"],
+        ),
+    ] {
+        let (status, said) = yard.post(TARGET, bytes, headers);
+        assert!(said.contains("git_malformed"), "{headers:?}: {said}");
+        assert!(
+            status == 400 || said.contains("ng refs/heads/fine"),
+            "{status} {said}"
+        );
+    }
+    let (status, said) = yard.curl(&[
+        "-X",
+        "POST",
+        "-H",
+        "content-type: text/plain",
+        "-d",
+        "0000",
+        TARGET,
+    ]);
+    assert_eq!(status, 400, "{said}");
+    assert_eq!(yard.forge.asked().len(), 0);
+}
+
+#[test]
+fn a_probe_passes() {
+    let yard = Yard::new();
+    let (status, _) = yard.post(TARGET, b"0000", &[]);
+    assert_eq!(status, 200);
+    let asked = yard.forge.asked();
+    assert_eq!((asked.len(), asked[0].length), (1, 4));
+}
+
+#[test]
+fn a_client_that_wants_no_report_is_refused_by_the_status() {
+    let yard = Yard::new();
+    let (zero, one) = ("0".repeat(40), "1".repeat(40));
+    let mut body = line(format!("{zero} {one} refs/heads/main").as_bytes());
+    body.extend_from_slice(b"0000PACK\0\0\0\x02\0\0\0\0");
+    body.extend_from_slice(&[7; 20]);
+    let (status, said) = yard.post(TARGET, &body, &[]);
+    assert_eq!(status, 403, "{said}");
+    assert!(said.contains("\"reason\":\"git_protected\""), "{said}");
+    assert_eq!(yard.forge.asked().len(), 0);
+}
+
+#[test]
+fn a_bomb_is_not_unpacked() {
+    let yard = Yard::with(Wish {
+        policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 1000000}}\n",
+        ..Wish::default()
+    });
+    let (zero, one) = ("0".repeat(40), "1".repeat(40));
+    let mut body = push(&[&format!("{zero} {one} refs/heads/fine")]);
+    body.resize(200 << 20, 0);
+    let bomb = gzip(&body);
+    assert!(bomb.len() < 1 << 20);
+    let (before, _) = yard.memory();
+    let (status, said) = yard.post(TARGET, &bomb, &["content-encoding: gzip"]);
+    assert_eq!(status, 413, "{said}");
+    let (after, _) = yard.memory();
+    assert!(after - before < 64 * 1024, "{before} {after}");
+    assert_eq!(yard.forge.asked().len(), 0);
+}

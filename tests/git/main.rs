@@ -1,0 +1,17 @@
+//! Git through the gate, with the git of the machine: the built binary, a real
+//! `git http-backend` on loopback, and a container of a shared network that loopback plays.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+mod fetching;
+mod hostile;
+mod pushing;
+mod refusing;
+mod sizes;
+mod yard;

@@ -1,0 +1,223 @@
+//! Pushes that pass.
+
+use testkit::{said, wait};
+
+use crate::yard::{Wish, Yard, gits, told};
+
+#[test]
+fn pushes_pass_in_every_form_with_every_git_and_protocol() {
+    let mut yard = Yard::new();
+    let dir = yard.working_copy("work");
+    for (at, git) in gits().into_iter().enumerate() {
+        for version in [0, 1, 2] {
+            let yard = yard.speaking(git, version);
+            let name = |what: &str| format!("{what}-{at}-{version}");
+            let branch = name("branch");
+            yard.commit(&dir, &name("file"), "one\n");
+            yard.git_in(
+                &dir,
+                &["push", "-q", "origin", &format!("HEAD:refs/heads/{branch}")],
+            );
+            // A branch of its own is moved, and rewritten.
+            yard.commit(&dir, &name("file"), "two\n");
+            yard.git_in(
+                &dir,
+                &["push", "-q", "origin", &format!("HEAD:refs/heads/{branch}")],
+            );
+            yard.git_in(&dir, &["commit", "-q", "--amend", "-m", "again"]);
+            let forced = format!("+HEAD:refs/heads/{branch}");
+            yard.git_in(&dir, &["push", "-q", "origin", &forced]);
+            // Tags, several refs, all or none, options.
+            yard.git_in(&dir, &["tag", "-a", "-m", "a tag", &name("v")]);
+            let (tag, more, third) = (name("v"), name("more"), name("third"));
+            let refs = [
+                format!("HEAD:refs/heads/{more}"),
+                format!("refs/tags/{tag}"),
+                format!("HEAD:refs/heads/{third}"),
+            ];
+            let args = ["push", "-q", "--atomic", "-o", "ci.skip", "origin"];
+            let refs: Vec<&str> = refs.iter().map(String::as_str).collect();
+            yard.git_in(&dir, &[&args[..], &refs].concat());
+            let there = yard.refs("acme/app");
+            for name in [branch, more, tag, third] {
+                assert!(there.contains(&name), "{name} in {there}");
+            }
+            let head = yard.git_in(&dir, &["rev-parse", "HEAD"]);
+            assert!(there.contains(&head));
+            // Nothing to push.
+            let forced = format!("HEAD:refs/heads/{}", name("more"));
+            let output = yard.try_git(&dir, &["push", "origin", &forced]);
+            assert!(output.status.success());
+            assert!(
+                said::err(&output).contains("up-to-date"),
+                "{}",
+                told(&output)
+            );
+        }
+    }
+    let metrics = yard.metrics();
+    assert!(
+        metrics.contains("proxy_git_operations_total{operation=\"push\",verdict=\"allow\"}"),
+        "{metrics}"
+    );
+    let pushes = || {
+        let records = yard.records();
+        let push = records.into_iter().find(|one| one["operation"] == "push");
+        push.filter(|one| one["repo"] == "acme/app" && one["refs"][0].is_string())
+    };
+    let record = wait::until("a record of a push", pushes);
+    assert_eq!(record["verdict"], "allow");
+}
+
+#[test]
+fn a_branch_is_the_sandboxs_own_also_after_the_gate_starts_anew() {
+    let yard = Yard::new();
+    let dir = yard.working_copy("work");
+    let upstream = yard.upstream("acme/app");
+    let upstream = upstream.to_str().unwrap().to_owned();
+    yard.git_in(&dir, &["push", "-q", &upstream, "HEAD:refs/heads/theirs"]);
+    yard.commit(&dir, "a", "a\n");
+    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
+    let recorded = || {
+        let mut records = yard.records().into_iter();
+        records.find(|one| one["event"] == "branch_made")
+    };
+    let made = wait::until("a record of the branch", recorded);
+    assert_eq!(made["refs"], serde_json::json!(["refs/heads/mine"]));
+    yard.ok(&["gate", "restart"]);
+    yard.commit(&dir, "b", "b\n");
+    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
+    let args = ["push", "origin", "HEAD:refs/heads/theirs"];
+    yard.refused(&dir, &args, "git_protected", "was not made by this sandbox");
+}
+
+#[test]
+fn a_branch_that_upstream_did_not_make_is_nobodys() {
+    let yard = Yard::new();
+    let dir = yard.working_copy("work");
+    let upstream = yard.upstream("acme/app");
+    std::fs::write(
+        upstream.join("hooks/update"),
+        "#!/bin/sh\necho never; exit 1\n",
+    )
+    .unwrap();
+    let hook = upstream.join("hooks/update");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&hook, mode).unwrap();
+    let output = yard.try_git(&dir, &["push", "origin", "HEAD:refs/heads/new"]);
+    // Upstream's own refusal is heard as it is.
+    assert!(!output.status.success());
+    let said = said::err(&output);
+    assert!(
+        said.contains("remote: never") && said.contains("hook declined"),
+        "{said}"
+    );
+    std::fs::remove_file(hook).unwrap();
+    let path = upstream.to_str().unwrap();
+    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/new"]);
+    yard.commit(&dir, "a", "a\n");
+    let args = ["push", "origin", "HEAD:refs/heads/new"];
+    yard.refused(&dir, &args, "git_protected", "was not made by this sandbox");
+}
+
+#[test]
+fn branches_that_the_operator_lists_are_open() {
+    let yard = Yard::with(Wish {
+        git: "  pushable: [\"team/*\"]\n",
+        ..Wish::default()
+    });
+    let dir = yard.working_copy("work");
+    let upstream = yard.upstream("acme/app");
+    let path = upstream.to_str().unwrap();
+    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/team/a"]);
+    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/other"]);
+    yard.commit(&dir, "a", "a\n");
+    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/team/a"]);
+    let args = ["push", "origin", "HEAD:refs/heads/other"];
+    yard.refused(&dir, &args, "git_protected", "was not made by this sandbox");
+}
+
+#[test]
+fn a_bot_pushes_to_its_own_namespaces() {
+    let yard = Yard::with(Wish {
+        bot: true,
+        ..Wish::default()
+    });
+    let dir = yard.working_copy("work");
+    for branch in ["sandbox/one", "palisade/two"] {
+        let spec = format!("HEAD:refs/heads/{branch}");
+        yard.git_in(&dir, &["push", "-q", "origin", &spec]);
+    }
+    for branch in ["main", "feature", "sandboxed"] {
+        let spec = format!("HEAD:refs/heads/{branch}");
+        yard.commit(&dir, branch, "x\n");
+        let args = ["push", "origin", &spec];
+        yard.refused(
+            &dir,
+            &args,
+            "git_namespace",
+            "sandbox/* and palisade/* only",
+        );
+    }
+}
+
+#[test]
+fn deletion_is_the_operators_to_allow() {
+    let yard = Yard::with(Wish {
+        policy: "policy: {allow_branch_deletion: true}\n",
+        ..Wish::default()
+    });
+    let dir = yard.working_copy("work");
+    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
+    yard.git_in(&dir, &["push", "-q", "origin", "--delete", "mine"]);
+    assert!(!yard.refs("acme/app").contains("mine"));
+    let args = ["push", "origin", "--delete", "main"];
+    yard.refused(&dir, &args, "git_protected", "refs/heads/main is protected");
+}
+
+#[test]
+fn ten_thousand_commits_are_one_push() {
+    let yard = Yard::new();
+    let dir = yard.working_copy("work");
+    let mut stream = String::new();
+    for n in 0..10_000 {
+        let data = format!("text {n}\n");
+        stream.push_str(&format!(
+            "commit refs/heads/long\nmark :{}\ncommitter A <a@example.com> {n} +0000\ndata 1\nx\n{}\
+             M 100644 inline file-{}\ndata {}\n{data}\n",
+            n + 1,
+            if n == 0 {
+                "from refs/heads/main^0\n".to_owned()
+            } else {
+                String::new()
+            },
+            n % 100,
+            data.len(),
+        ));
+    }
+    let mut child = yard
+        .command(&dir, &["fast-import", "--quiet"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, stream.as_bytes()).unwrap();
+    drop(stdin);
+    assert!(child.wait().unwrap().success());
+    yard.git_in(&dir, &["push", "-q", "origin", "long"]);
+    let count = yard.git_in(&yard.upstream("acme/app"), &["rev-list", "--count", "long"]);
+    assert_eq!(count, "10001");
+}
+
+#[test]
+fn the_operators_own_policy_judges_pushes() {
+    let yard = Yard::with(Wish {
+        top: "policies: {bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
+        ..Wish::default()
+    });
+    let dir = yard.working_copy("work");
+    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/ok/one"]);
+    yard.commit(&dir, "a", "a\n");
+    let args = ["push", "origin", "HEAD:refs/heads/other"];
+    yard.refused(&dir, &args, "rego_denied", "Only below ok.");
+}

@@ -1,0 +1,157 @@
+//! Pushes that are refused: git prints our sentence and fails, and upstream sees nothing.
+
+use testkit::said;
+
+use crate::yard::{Wish, Yard, gits, told};
+
+const TARGET: &str = "https://forge.example/acme/app/git-receive-pack";
+
+#[test]
+fn every_rule_about_refs_refuses_in_words_that_git_prints() {
+    let mut yard = Yard::new();
+    let dir = yard.working_copy("work");
+    let upstream = yard.upstream("acme/app");
+    let path = upstream.to_str().unwrap().to_owned();
+    for there in ["refs/heads/theirs", "refs/tags/v1", "refs/heads/release/1"] {
+        let spec = format!("HEAD:{there}");
+        yard.git_in(&dir, &["push", "-q", &path, &spec]);
+    }
+    yard.commit(&dir, "a", "a\n");
+    for (at, git) in gits().into_iter().enumerate() {
+        for version in [0, 2] {
+            let yard = yard.speaking(git, version);
+            if at + usize::from(version) > 0 {
+                // Ten pushes, then one a second: the bucket is the gate's, and a new gate's
+                // is full.
+                yard.ok(&["gate", "restart"]);
+            }
+            for (specs, reason, sentence) in [
+                (
+                    &["HEAD:refs/heads/main"][..],
+                    "git_protected",
+                    "refs/heads/main is protected",
+                ),
+                (
+                    &["HEAD:refs/heads/Main"],
+                    "git_protected",
+                    "refs/heads/Main is protected",
+                ),
+                (
+                    &["+HEAD:refs/heads/release/1"],
+                    "git_protected",
+                    "refs/heads/release/1 is protected",
+                ),
+                (
+                    &["HEAD:refs/heads/theirs"],
+                    "git_protected",
+                    "was not made by this sandbox",
+                ),
+                (
+                    &["+HEAD:refs/tags/v1"],
+                    "git_protected",
+                    "existing tags are not moved",
+                ),
+                (
+                    &[":refs/heads/theirs"],
+                    "git_delete",
+                    "Deleting refs/heads/theirs is not allowed",
+                ),
+                (
+                    &["HEAD:refs/heads/fine", ":refs/heads/theirs"],
+                    "git_delete",
+                    "another ref of this push was refused",
+                ),
+                (
+                    &["HEAD:refs/notes/x"],
+                    "git_namespace",
+                    "only branches and tags may be pushed",
+                ),
+                (
+                    &["HEAD:refs/replace/x"],
+                    "git_namespace",
+                    "only branches and tags may be pushed",
+                ),
+                (
+                    &["HEAD:refs/pull/1/head"],
+                    "git_namespace",
+                    "only branches and tags may be pushed",
+                ),
+            ] {
+                let args = [&["push", "origin"], specs].concat();
+                yard.refused(&dir, &args, reason, sentence);
+            }
+        }
+    }
+    yard.ok(&["gate", "restart"]);
+    let args = [
+        "push",
+        "--atomic",
+        "origin",
+        "HEAD:refs/heads/fine",
+        "HEAD:refs/heads/main",
+    ];
+    yard.refused(&dir, &args, "git_protected", "refs/heads/main is protected");
+    let metrics = yard.metrics();
+    assert!(
+        metrics.contains("proxy_git_push_blocked_total{reason=\"git_protected\"} 1"),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn a_ref_that_is_no_text_is_refused() {
+    let yard = Yard::new();
+    let dir = yard.working_copy("work");
+    let mut command = yard.command(&dir, &["push", "origin"]);
+    command
+        .arg(std::os::unix::ffi::OsStrExt::from_bytes(b"HEAD:refs/heads/\xff") as &std::ffi::OsStr);
+    let output = command.output().unwrap();
+    let said = said::err(&output);
+    assert!(!output.status.success(), "{}", told(&output));
+    assert!(said.contains("The name of a ref is not UTF-8"), "{said}");
+    assert!(said.contains("git_malformed"), "{said}");
+    assert_eq!(yard.forge.pushed(), 0);
+}
+
+#[test]
+fn pushes_that_come_too_fast_are_refused() {
+    let yard = Yard::new();
+    let file = yard.path("push");
+    std::fs::write(&file, push_body()).unwrap();
+    let data = format!("@{}", file.display());
+    let kind = "content-type: application/x-git-receive-pack-request";
+    let mut args = vec!["-H", kind, "--data-binary", &data];
+    args.extend([TARGET; 40]);
+    // One connection, one after the other.
+    let (_, said) = yard.curl(&args);
+    let of = |word: &str| said.matches(word).count();
+    let (judged, rate) = (
+        of("ng refs/heads/main palisade: git_protected"),
+        of("palisade: git_rate"),
+    );
+    assert_eq!(judged + rate, 40, "{said}");
+    assert!(judged >= 10 && rate > 0, "{judged} judged, {rate} too fast");
+    assert!(said.contains("Too many pushes in too short a time: wait 1 s."));
+    assert_eq!(yard.forge.pushed(), 0);
+}
+
+/// A push to a protected branch, as bytes.
+fn push_body() -> Vec<u8> {
+    let (zero, new) = ("0".repeat(40), "1".repeat(40));
+    let command = format!("{zero} {new} refs/heads/main\0report-status side-band-64k");
+    let mut body = format!("{:04x}{command}0000", command.len() + 4).into_bytes();
+    body.extend_from_slice(b"PACK\0\0\0\x02\0\0\0\0");
+    body.extend_from_slice(&[7; 20]);
+    body
+}
+
+#[test]
+fn where_nobody_can_read_a_pack_a_push_that_must_be_read_is_refused() {
+    let yard = Yard::with(Wish {
+        checked: true,
+        ..Wish::default()
+    });
+    let dir = yard.working_copy("work");
+    let args = ["push", "origin", "HEAD:refs/heads/feature"];
+    yard.refused(&dir, &args, "internal", "could not be checked");
+}

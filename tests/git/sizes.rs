@@ -1,0 +1,110 @@
+//! How large a push may be, and what it costs the gate.
+
+use testkit::said;
+
+use crate::yard::{Wish, Yard, told};
+
+const TARGET: &str = "https://forge.example/acme/app.git/git-receive-pack";
+
+/// A push of exactly that many bytes.
+fn body(length: usize) -> Vec<u8> {
+    let (zero, one) = ("0".repeat(40), "1".repeat(40));
+    let command = format!("{zero} {one} refs/heads/main\0report-status");
+    let mut body = format!("{:04x}{command}0000", command.len() + 4).into_bytes();
+    body.extend_from_slice(b"PACK\0\0\0\x02");
+    body.resize(length, 7);
+    body
+}
+
+#[test]
+fn the_limit_is_exact() {
+    for (wish, limit) in [
+        (
+            Wish {
+                policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 1000}}\n",
+                ..Wish::default()
+            },
+            1000,
+        ),
+        (
+            Wish {
+                policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 1000}}\n",
+                limit: Some(3000),
+                ..Wish::default()
+            },
+            3000,
+        ),
+    ] {
+        let yard = Yard::with(wish);
+        let (status, said) = yard.post(TARGET, &body(limit), &[]);
+        assert_eq!(status, 200, "{said}");
+        assert!(said.contains("git_protected"), "it was read: {said}");
+        let (status, said) = yard.post(TARGET, &body(limit + 1), &[]);
+        assert_eq!(status, 413, "{said}");
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(said["error"], "Push size exceeds limit");
+        assert_eq!(said["details"]["push_size_bytes"], limit + 1);
+        assert_eq!(said["details"]["limit_bytes"], limit);
+        assert_eq!(said["reason"], "git_size");
+        assert!(said["guidance"]["options"].is_array());
+        assert_eq!(yard.forge.asked().len(), 0);
+    }
+}
+
+/// Bytes that do not compress.
+fn noise(length: usize) -> Vec<u8> {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+#[test]
+fn a_push_of_ninety_megabytes_waits_on_disk() {
+    let yard = Yard::new();
+    let dir = yard.working_copy("work");
+    std::fs::write(dir.join("large"), noise(90 << 20)).unwrap();
+    yard.git_in(&dir, &["add", "-A"]);
+    yard.git_in(&dir, &["commit", "-q", "-m", "large"]);
+    let (_, idle) = yard.memory();
+    let output = yard.try_git(&dir, &["push", "origin", "HEAD:refs/heads/large"]);
+    assert!(output.status.success(), "{}", told(&output));
+    let said = said::err(&output);
+    assert!(
+        said.contains("remote: palisade: this push has 90"),
+        "{said}"
+    );
+    let (most, _) = yard.memory();
+    assert!(
+        most - idle < 64 * 1024,
+        "{idle} KiB idle, {most} KiB at most"
+    );
+    assert!(yard.refs("acme/app").contains("refs/heads/large"));
+    let left = std::fs::read_dir(yard.path("state/spool")).unwrap().count();
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn git_hears_of_a_push_that_is_too_large() {
+    let yard = Yard::with(Wish {
+        policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 3000000}}\n",
+        ..Wish::default()
+    });
+    let dir = yard.working_copy("work");
+    std::fs::write(dir.join("large"), noise(4 << 20)).unwrap();
+    yard.git_in(&dir, &["add", "-A"]);
+    yard.git_in(&dir, &["commit", "-q", "-m", "large"]);
+    let before = yard.refs("acme/app");
+    let output = yard.try_git(&dir, &["push", "origin", "HEAD:refs/heads/large"]);
+    let said = said::err(&output);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("413"), "{said}");
+    assert_eq!(yard.refs("acme/app"), before);
+    assert_eq!(yard.forge.pushed(), 0, "upstream saw bytes of it");
+}

@@ -1,0 +1,374 @@
+//! A gate, a forge behind it, and a container that uses git.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use testkit::ca::Ca;
+use testkit::forge::Forge;
+use testkit::gate::Place;
+use testkit::{http, said, wait};
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+/// Where the forge is, to clients.
+pub(crate) const FORGE: &str = "https://forge.example";
+
+/// The repository the container is registered for.
+pub(crate) const APP: &str = "https://forge.example/acme/app";
+
+/// A policy of the operator's own, in the directory `mine`.
+const BUNDLE: &str = r#"package git.push
+
+default allow := false
+
+allow if {
+	input.kind == "git_push"
+	every update in input.updates {
+		startswith(update.ref, "refs/heads/ok/")
+	}
+}
+
+reason := "Only below ok." if not allow
+"#;
+
+/// Every git of this machine.
+pub(crate) fn gits() -> Vec<&'static str> {
+    let known = ["/usr/bin/git", "/usr/local/bin/git"];
+    let there: Vec<&str> = known
+        .into_iter()
+        .filter(|git| Path::new(git).exists())
+        .collect();
+    assert!(!there.is_empty(), "no git");
+    there
+}
+
+/// A gate in front of a forge.
+pub(crate) struct Yard {
+    place: Place,
+    pub(crate) forge: Forge,
+    proxy: SocketAddr,
+    git: String,
+    version: u8,
+}
+
+/// What the operator says beside the usual.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Wish<'a> {
+    /// More of the section `git`.
+    pub(crate) git: &'a str,
+    /// policy.yaml.
+    pub(crate) policy: &'a str,
+    /// More at the top of palisade.yaml.
+    pub(crate) top: &'a str,
+    /// A bot's registration.
+    pub(crate) bot: bool,
+    /// The registration's own limit.
+    pub(crate) limit: Option<u64>,
+    /// Whether the defaults of scan and restricted paths stay.
+    pub(crate) checked: bool,
+}
+
+impl Yard {
+    /// A gate that needs nobody to read packs, and a container that pushes as its user.
+    pub(crate) fn new() -> Self {
+        Self::with(Wish::default())
+    }
+
+    pub(crate) fn with(wish: Wish<'_>) -> Self {
+        let place = Place::new(PALISADE);
+        let ca = Ca::new("the internet's root");
+        ca.write(place.path());
+        let root = place.path().join("forge");
+        let git = gits()[0].to_owned();
+        let forge = Forge::start(&ca.identity(&["forge.example"]), &root, &git);
+        // A port that is free now; nobody else here asks for this very one.
+        let proxy = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let yard = Self {
+            place,
+            forge,
+            proxy,
+            git,
+            version: 2,
+        };
+        yard.bare("acme/app", &[]);
+        yard.write(wish);
+        yard.ok(&["gate", "start"]);
+        yard.ok(&["ca", "export", "--out", "gate.pem"]);
+        yard.register(wish);
+        yard
+    }
+
+    fn write(&self, wish: Wish<'_>) {
+        let checks = if wish.checked {
+            ""
+        } else {
+            "  scan: \"off\"\n  restricted_paths: []\n"
+        };
+        let policy = if wish.policy.is_empty() {
+            "{}\n"
+        } else {
+            wish.policy
+        };
+        std::fs::write(self.path("policy.yaml"), policy).unwrap();
+        std::fs::create_dir_all(self.path("mine")).unwrap();
+        std::fs::write(self.path("mine/policy.rego"), BUNDLE).unwrap();
+        self.place.write_config(&format!(
+            "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  policy: policy.yaml\n  \
+             domains: [forge.example]\n  resolve: {{\"forge.example\": \"{}\"}}\n  \
+             listen: [\"{}\"]\ngit:\n  hosts: [forge.example]\n{checks}{}\n{}\n",
+            self.forge.address(),
+            self.proxy,
+            wish.git,
+            wish.top,
+        ));
+    }
+
+    fn register(&self, wish: Wish<'_>) {
+        let mut repo = serde_json::json!({"name": "acme/app"});
+        if let Some(limit) = wish.limit {
+            repo["max_receive_pack_bytes"] = limit.into();
+        }
+        let body = serde_json::json!({
+            "container_id": "agent", "container_ip": "127.0.0.1",
+            "repos": [repo, {"name": "acme/long"}],
+            "auth_mode": if wish.bot { "bot" } else { "user" },
+            "metadata": {"trusts_ca": true},
+        });
+        let control = self.place.control();
+        let body = body.to_string();
+        let answer = http::ask(&control, "POST", "/internal/containers", body.as_bytes()).unwrap();
+        assert_eq!(answer.status, 201, "{}", answer.text());
+    }
+
+    /// The same with another git and another version of the protocol.
+    pub(crate) fn speaking(&mut self, git: &str, version: u8) -> &Self {
+        self.git = git.to_owned();
+        self.version = version;
+        self
+    }
+
+    /// A path that is the test's own.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// A bare repository on the forge.
+    pub(crate) fn bare(&self, name: &str, more: &[&str]) -> PathBuf {
+        let dir = self.place.path().join("forge").join(format!("{name}.git"));
+        std::fs::create_dir_all(&dir).unwrap();
+        let args = [&["init", "-q", "--bare", "-b", "main"], more, &["."]].concat();
+        self.git_in(&dir, &args);
+        for (key, value) in [
+            ("http.receivepack", "true"),
+            ("receive.advertisePushOptions", "true"),
+            ("uploadpack.allowFilter", "true"),
+            ("uploadpack.allowAnySHA1InWant", "true"),
+            ("receive.denyDeletes", "false"),
+            ("gc.auto", "0"),
+        ] {
+            self.git_in(&dir, &["config", key, value]);
+        }
+        dir
+    }
+
+    /// The forge's own copy of a repository.
+    pub(crate) fn upstream(&self, name: &str) -> PathBuf {
+        self.place.path().join("forge").join(format!("{name}.git"))
+    }
+
+    /// The refs the forge has.
+    pub(crate) fn refs(&self, name: &str) -> String {
+        self.git_in(
+            &self.upstream(name),
+            &["for-each-ref", "--format=%(refname) %(objectname)"],
+        )
+    }
+
+    /// git as the container runs it: through the gate.
+    pub(crate) fn command(&self, dir: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.git);
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", self.place.path())
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .env("GIT_TERMINAL_PROMPT", "0")
+            .env("https_proxy", format!("http://{}", self.proxy))
+            .env("GIT_SSL_CAINFO", self.place.path().join("gate.pem"))
+            .args(["-c", &format!("protocol.version={}", self.version)])
+            .args([
+                "-c",
+                "user.name=Agent",
+                "-c",
+                "user.email=agent@example.com",
+            ])
+            .args(["-c", "init.defaultBranch=main", "-c", "gc.auto=0"])
+            // What these tests push is small, or noise.
+            .args(["-c", "core.compression=0"])
+            .args(args)
+            .current_dir(dir);
+        command
+    }
+
+    /// Runs git, whatever comes of it.
+    pub(crate) fn try_git(&self, dir: &Path, args: &[&str]) -> Output {
+        self.command(dir, args).output().unwrap()
+    }
+
+    /// Runs git; it must go well. What it says.
+    #[track_caller]
+    pub(crate) fn git_in(&self, dir: &Path, args: &[&str]) -> String {
+        let output = self.try_git(dir, args);
+        assert!(output.status.success(), "git {args:?}: {}", told(&output));
+        said::out(&output).trim_end().to_owned()
+    }
+
+    /// A push that must be refused: git says so, in our words, and nothing moved upstream.
+    #[track_caller]
+    pub(crate) fn refused(&self, dir: &Path, args: &[&str], reason: &str, sentence: &str) {
+        let (before, sent) = (self.refs("acme/app"), self.forge.pushed());
+        let output = self.try_git(dir, args);
+        let said = said::err(&output);
+        assert!(!output.status.success(), "git {args:?}: {}", told(&output));
+        assert!(said.contains(sentence), "no '{sentence}' in: {said}");
+        assert!(said.contains("remote: palisade: "), "{said}");
+        assert!(said.contains(reason), "no '{reason}' in: {said}");
+        assert_eq!(self.refs("acme/app"), before);
+        assert_eq!(self.forge.pushed(), sent, "upstream saw bytes of it");
+        self.explained(&said, reason);
+    }
+
+    /// What git printed names a request that `palisade why` and the audit log explain.
+    #[track_caller]
+    fn explained(&self, said: &str, reason: &str) {
+        let (_, rest) = said.split_once("request ").expect("a request id");
+        let id = rest.get(..26).unwrap();
+        let why = self.ok(&["why", id, "--json"]);
+        assert!(why.contains(reason), "{why}");
+        let find = || {
+            let mut records = self.records().into_iter();
+            records.find(|record| record["request_id"] == id)
+        };
+        let record = wait::until("a record of the refusal", find);
+        assert_eq!(
+            (&record["reason"], &record["verdict"], &record["kind"]),
+            (&reason.into(), &"deny".into(), &"git".into()),
+            "{record}"
+        );
+        assert!(record["repo"].is_string() && record["operation"].is_string());
+    }
+
+    /// A working copy with one commit, which `origin` has on `main`.
+    pub(crate) fn working_copy(&self, name: &str) -> PathBuf {
+        let dir = self.path(name);
+        self.git_in(self.place.path(), &["clone", "-q", APP, name]);
+        if self.refs("acme/app").is_empty() {
+            self.seed(&dir);
+        }
+        dir
+    }
+
+    /// The first commit, put upstream past the gate: it is the operator's own.
+    fn seed(&self, dir: &Path) {
+        self.commit(dir, "README.md", "hello\n");
+        let upstream = self.upstream("acme/app");
+        let upstream = upstream.to_str().unwrap();
+        self.git_in(dir, &["push", "-q", upstream, "HEAD:refs/heads/main"]);
+        self.git_in(dir, &["fetch", "-q", "origin"]);
+    }
+
+    /// Commits one file.
+    pub(crate) fn commit(&self, dir: &Path, file: &str, text: &str) {
+        let path = dir.join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+        self.git_in(dir, &["add", "-A"]);
+        self.git_in(dir, &["commit", "-q", "-m", file]);
+    }
+
+    /// The operator's words to the gate; they must go well.
+    #[track_caller]
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let mut command = self.place.palisade(args);
+        let output = command.current_dir(self.place.path()).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", told(&output));
+        said::out(&output)
+    }
+
+    /// Every record of the audit log.
+    pub(crate) fn records(&self) -> Vec<Value> {
+        let lines = self.ok(&["audit", "export"]);
+        lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    /// The gate's metrics.
+    pub(crate) fn metrics(&self) -> String {
+        let control = self.place.control();
+        http::ask(&control, "GET", "/internal/metrics", b"")
+            .unwrap()
+            .text()
+    }
+
+    /// The most memory the gate had, in KiB, and what it has now.
+    pub(crate) fn memory(&self) -> (u64, u64) {
+        let status = self.ok(&["gate", "status", "--json"]);
+        let status: Value = serde_json::from_str(&status).unwrap();
+        let path = format!("/proc/{}/status", status["pid"]);
+        let status = std::fs::read_to_string(path).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let kib = line.unwrap().trim().trim_end_matches(" kB");
+            kib.parse::<u64>().unwrap()
+        };
+        (field("VmHWM:"), field("VmRSS:"))
+    }
+
+    /// curl as the container runs it: status and body.
+    pub(crate) fn curl(&self, args: &[&str]) -> (u16, String) {
+        let output = Command::new("curl")
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .args(["-sS", "--max-time", "60", "-w", "\n%{http_code}"])
+            .args(["-x", &format!("http://{}", self.proxy), "--cacert"])
+            .arg(self.place.path().join("gate.pem"))
+            .args(args)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{args:?}: {}", told(&output));
+        let said = said::out(&output);
+        let (body, status) = said.rsplit_once('\n').unwrap();
+        (status.parse().unwrap(), body.to_owned())
+    }
+
+    /// The same with a body from a file, as a push.
+    pub(crate) fn post(&self, target: &str, body: &[u8], headers: &[&str]) -> (u16, String) {
+        let file = self.path("body");
+        std::fs::write(&file, body).unwrap();
+        let data = format!("@{}", file.display());
+        let mut args = vec![
+            "-H",
+            "content-type: application/x-git-receive-pack-request",
+            "--data-binary",
+            &data,
+        ];
+        for header in headers {
+            args.extend(["-H", *header]);
+        }
+        args.push(target);
+        self.curl(&args)
+    }
+}
+
+/// All that a command told, for a message.
+pub(crate) fn told(output: &Output) -> String {
+    let (out, err) = (said::out(output), said::err(output));
+    format!("{}\nstdout: {out}\nstderr: {err}", output.status)
+}
