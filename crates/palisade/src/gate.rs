@@ -27,6 +27,7 @@ use egress::dialer::Dialer;
 use egress::traffic::{Parts, Rules, Traffic};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use policy::audit::AuditEvent;
+use sandbox::judge::Judge;
 use sandbox::manager::{Manager, Program};
 use store::audit::{AuditOptions, JsonlOptions, OnFull};
 use store::{Store, StoreOptions};
@@ -40,7 +41,7 @@ use crate::telemetry::log_file::LogFile;
 use crate::telemetry::numbers::Numbers;
 use crate::telemetry::{Sink, Telemetry};
 use lock::StateLock;
-use ports::{Book, Inits, Rows};
+use ports::{Book, Inits, Readers, Rows};
 use reload::Reloader;
 use shared::Shared;
 use supervisor::Supervisor;
@@ -60,6 +61,9 @@ pub const WORKER: &str = "__worker";
 
 /// The word that makes it the reader of one push.
 pub const JUDGE: &str = "__judge-push";
+
+/// Pushes that are read at once; others wait. Each takes a processor.
+const MOST_READERS: usize = 2;
 
 /// How long the last records may take: a log that is stuck must not keep a gate from ending.
 const LAST_RECORDS: Duration = Duration::from_secs(5);
@@ -308,9 +312,14 @@ async fn open_traffic(
         programs: Arc::new(inits),
         authority: Arc::new(ArcSwap::from_pointee(authority)),
         dialer,
-        judge: None,
+        judge: Some(Arc::new(Readers(judge()))),
         spool: paths.state_dir.join("spool"),
     }))
+}
+
+/// Who reads pushes: this program, again.
+fn judge() -> Judge {
+    Judge::new(own_program().path, vec![JUDGE.into()], MOST_READERS)
 }
 
 async fn open_manager(paths: &Paths) -> Result<Manager> {

@@ -1,12 +1,16 @@
 //! What the traffic needs of the rest of the gate.
 
+use std::fs::File;
+use std::io::Seek;
 use std::net::{IpAddr, SocketAddr};
 
 use control::wall_now;
-use egress::ports::{Ledger, Programs, Registry};
+use egress::ports::{Ledger, Programs, PushJudge, Registry, Unread};
 use policy::audit::{AuditEvent, Kind};
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
+use policy::push::{Case, Findings};
+use sandbox::judge::{Judge, PackFile};
 use sandbox::namespace::Namespace;
 use store::Store;
 use store::audit::query::Filter;
@@ -117,6 +121,31 @@ impl Ledger for Book {
                 None
             }
         }
+    }
+}
+
+/// The children that read pushes, as the traffic asks them.
+#[derive(Clone, Debug)]
+pub struct Readers(pub Judge);
+
+#[async_trait::async_trait]
+impl PushJudge for Readers {
+    async fn read(
+        &self,
+        case: &Case,
+        pack: Option<File>,
+        bases: Vec<File>,
+    ) -> Result<Findings, Unread> {
+        let unread = |error: &dyn std::fmt::Display| Unread(error.to_string());
+        let place = |mut file: File| {
+            let offset = file.stream_position()?;
+            Ok::<_, std::io::Error>(PackFile { file, offset })
+        };
+        let pack = pack.map(place).transpose().map_err(|e| unread(&e))?;
+        let bases = bases.into_iter().map(place).collect::<Result<_, _>>();
+        let bases = bases.map_err(|e| unread(&e))?;
+        let judged = self.0.judge(case, pack, bases).await;
+        judged.map_err(|error| unread(&error))
     }
 }
 
