@@ -104,6 +104,16 @@ fn a_repository_that_is_not_registered_is_refused_in_every_spelling() {
         assert!(body.contains("path_denied"), "{path}: {body}");
     }
     assert!(yard.forge.asked().is_empty(), "{:?}", yard.forge.asked());
+    // A trial says the same.
+    for (url, verdict) in [
+        ("acme/app/info/refs?service=git-upload-pack", "allow"),
+        ("acme/other/info/refs?service=git-upload-pack", "deny"),
+        ("acme/app/settings", "deny"),
+    ] {
+        let body = serde_json::json!({"url": format!("{FORGE}/{url}"), "sandbox": "agent"});
+        let answer = yard.control("POST", "/v1/policy/try", &body);
+        assert_eq!(answer["verdict"], verdict, "{url}: {answer}");
+    }
 }
 
 #[test]

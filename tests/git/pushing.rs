@@ -92,6 +92,23 @@ fn a_branch_is_the_sandboxs_own_also_after_the_gate_starts_anew() {
 }
 
 #[test]
+fn clients_are_asked_for_packs_that_hold_all_they_speak_of() {
+    let mut yard = Yard::new();
+    let dir = yard.working_copy("work");
+    for version in [0, 1] {
+        let yard = yard.speaking(gits()[0], version);
+        yard.commit(&dir, &format!("file-{version}"), "text\n");
+        let spec = format!("HEAD:refs/heads/new-{version}");
+        let mut command = yard.command(&dir, &["push", "-q", "origin", &spec]);
+        let output = command.env("GIT_TRACE_PACKET", "1").output().unwrap();
+        let said = said::err(&output);
+        assert!(output.status.success(), "{said}");
+        let advertised = said.lines().find(|line| line.contains("report-status"));
+        assert!(advertised.unwrap().contains(" no-thin"), "{said}");
+    }
+}
+
+#[test]
 fn a_branch_that_upstream_did_not_make_is_nobodys() {
     let yard = Yard::new();
     let dir = yard.working_copy("work");

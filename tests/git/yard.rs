@@ -82,7 +82,7 @@ impl Yard {
         ca.write(place.path());
         let root = place.path().join("forge");
         let git = gits()[0].to_owned();
-        let forge = Forge::start(&ca.identity(&["forge.example"]), &root, &git);
+        let forge = Forge::start(Some(&ca.identity(&["forge.example"])), &root, &git);
         // A port that is free now; nobody else here asks for this very one.
         let proxy = TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -307,6 +307,13 @@ impl Yard {
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect()
+    }
+
+    /// Asks on the control socket.
+    pub(crate) fn control(&self, method: &str, path: &str, body: &Value) -> Value {
+        let control = self.place.control();
+        let answer = http::ask(&control, method, path, body.to_string().as_bytes()).unwrap();
+        answer.json()
     }
 
     /// The gate's metrics.

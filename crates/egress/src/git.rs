@@ -2,11 +2,13 @@
 //!
 //! [`address`] recognises, [`push`] reads a push, [`report`] writes refusals and reads
 //! upstream's word; none of these touches a socket. [`intake`] and [`spool`] keep a push
-//! until `receive` has it judged; [`answer`] looks at what comes back.
+//! until `receive` has it judged, for which `upstream` may be asked what it has ([`ask`]);
+//! [`answer`] looks at what comes back.
 
 pub mod address;
 pub mod advertisement;
 pub mod answer;
+pub mod ask;
 pub mod branches;
 pub mod intake;
 pub mod line;
@@ -16,13 +18,16 @@ mod receive;
 pub mod report;
 pub mod size;
 pub mod spool;
+mod upstream;
 
 use std::sync::Arc;
 
 use http::header::{ACCEPT_ENCODING, HeaderValue};
+use policy::allowlist::Target;
 use policy::audit::Kind;
 use policy::proof::{Clearance, Permitted};
 use policy::reason::Reason;
+use policy::registration::Repo;
 use policy::repository::{self, Access, Errand};
 use policy::verdict::{Denial, Verdict};
 
@@ -45,9 +50,7 @@ pub async fn check(
 ) -> Result<(Clearance, Aftermath), Refusal> {
     let refused = |denial| Refusal::new(Stage::Git, denial);
     let Some(address) = recognise(request.permit().target()) else {
-        let denial = Denial::new(Reason::PathDenied, "git:paths")
-            .saying("This host is for git: nothing else is open on it.");
-        return Err(refused(denial));
+        return Err(refused(closed()));
     };
     trail.event.kind = Kind::Git;
     trail.event.repo = Some(address.shown.clone());
@@ -83,6 +86,24 @@ pub async fn check(
         Errand::AdvertiseFetch | Errand::Fetch | Errand::Lfs | Errand::Download => Aftermath::None,
     };
     Ok((clearance("git:repositories")?, aftermath))
+}
+
+/// Judges what is known of a request to a git host before its body is read.
+pub fn judge(rules: &Rules, target: &Target, repos: &[Repo]) -> Result<(), Denial> {
+    let address = recognise(target).ok_or_else(closed)?;
+    let access = repository::authorise(
+        repos,
+        address.name.as_ref(),
+        &address.shown,
+        address.errand,
+        rules.settings.git.read_public,
+    );
+    access.map(drop)
+}
+
+fn closed() -> Denial {
+    Denial::new(Reason::PathDenied, "git:paths")
+        .saying("This host is for git: nothing else is open on it.")
 }
 
 /// The content was looked at, and `rule` lets it pass.

@@ -44,15 +44,23 @@ pub trait Ledger: Send + Sync + 'static {
 /// Who reads the objects of a push.
 #[async_trait]
 pub trait PushJudge: Send + Sync + 'static {
-    /// Reads what a push adds. `pack` stands at the pack's first byte and ends with it; it
-    /// is none where everything is a deletion. `bases` are packs of what upstream has, as
-    /// far as they were needed and obtained.
+    /// Reads what a push adds. There is no pack where everything is a deletion. `bases` are
+    /// packs of what upstream has, as far as they were needed and obtained.
     async fn read(
         &self,
         case: &Case,
-        pack: Option<File>,
+        pack: Option<Pack>,
         bases: Vec<File>,
     ) -> Result<Findings, Unread>;
+}
+
+/// The pack of a push.
+#[derive(Debug)]
+pub struct Pack {
+    /// The file that holds it, to its end. Where the file stands means nothing.
+    pub file: File,
+    /// Where it begins.
+    pub at: u64,
 }
 
 /// Why a push could not be read. For the operator alone.

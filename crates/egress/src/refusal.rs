@@ -68,9 +68,6 @@ pub struct Unmoved {
     pub others: Vec<String>,
 }
 
-/// How many reasons of one push are told in whole sentences.
-const MOST_REASONS: usize = 8;
-
 impl Refusal {
     /// A refusal that says its reason.
     pub fn new(stage: Stage, denial: Denial) -> Self {
@@ -169,7 +166,7 @@ impl Refusal {
         } = &self.denial;
         let mut sentences = vec![message.clone()];
         let others = unmoved.others.iter().filter(|other| *other != message);
-        sentences.extend(others.take(MOST_REASONS).cloned());
+        sentences.extend(others.cloned());
         sentences.push(format!(
             "nothing was pushed: {}, rule {rule}, request {id}",
             reason.code()

@@ -13,6 +13,7 @@ use policy::reason::Reason;
 use policy::registration::Registration;
 use policy::verdict::{Denial, RuleName};
 
+use crate::git;
 use crate::github;
 use crate::rego::Asked;
 use crate::traffic::Rules;
@@ -120,7 +121,18 @@ async fn run(rules: &Rules, question: &Question, trial: &mut Trial) -> Result<Ru
     let headers = HeaderMap::new();
     let asked = Asked::request(permit.target(), &headers, tls, registration, permit.rule());
     ask_policies(rules, &asked).await?;
+    ask_git(rules, question, permit.target())?;
     Ok(permit.rule().clone())
+}
+
+/// Puts it to the rules for repositories. What a push carries, a trial does not know.
+fn ask_git(rules: &Rules, question: &Question, target: &Target) -> Result<(), Denial> {
+    if !rules.settings.git.hosts.contains(&target.host) {
+        return Ok(());
+    }
+    let registration = question.registration.as_deref();
+    let repos = registration.map_or(&[][..], |row| row.repos.as_slice());
+    git::judge(rules, target, repos)
 }
 
 /// Puts it to the rules for GitHub. Where they would have to read a body, nobody can say.

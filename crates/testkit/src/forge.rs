@@ -1,4 +1,4 @@
-//! A git server of the internet, on loopback with TLS: the machine's own `git http-backend`
+//! A git server of the internet, on loopback: the machine's own `git http-backend`
 //! behind a small HTTP server that counts what arrives.
 #![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
 
@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{ChildStdin, Command};
 use tokio::sync::watch;
@@ -59,7 +59,8 @@ type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 impl Forge {
     /// Serves the repositories below `root` by the backend of `git`. Whoever asks may push.
     /// Batch requests of LFS get an answer of their own.
-    pub fn start(identity: &Identity, root: &Path, git: &str) -> Self {
+    /// Without a certificate it speaks plain HTTP.
+    pub fn start(identity: Option<&Identity>, root: &Path, git: &str) -> Self {
         let book = Arc::<Mutex<Vec<Asked>>>::default();
         let server = Server {
             root: root.to_owned(),
@@ -69,7 +70,7 @@ impl Forge {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         listener.set_nonblocking(true).expect("a listener");
-        let acceptor = acceptor(identity, false);
+        let acceptor = identity.map(|identity| acceptor(identity, false));
         let (stop, mut stopped) = watch::channel(());
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -113,23 +114,31 @@ impl Forge {
 }
 
 impl Server {
-    async fn run(self, listener: TcpListener, acceptor: TlsAcceptor) {
+    async fn run(self, listener: TcpListener, acceptor: Option<TlsAcceptor>) {
         loop {
             let Ok((stream, _)) = listener.accept().await else {
                 return;
             };
             let (server, acceptor) = (self.clone(), acceptor.clone());
             tokio::spawn(async move {
-                let Ok(stream) = acceptor.accept(stream).await else {
-                    return;
-                };
-                let service = service_fn(|request| server.clone().respond(request));
-                // A client that goes away in the middle is what tests do.
-                let _ended = http1::Builder::new()
-                    .serve_connection(TokioIo::new(stream), service)
-                    .await;
+                match acceptor {
+                    None => server.serve(stream).await,
+                    Some(acceptor) => {
+                        if let Ok(stream) = acceptor.accept(stream).await {
+                            server.serve(stream).await;
+                        }
+                    }
+                }
             });
         }
+    }
+
+    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let service = service_fn(|request| self.clone().respond(request));
+        // A client that goes away in the middle is what tests do.
+        let _ended = http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), service)
+            .await;
     }
 
     async fn respond(self, request: Request<Incoming>) -> Result<Response<Body>, std::io::Error> {

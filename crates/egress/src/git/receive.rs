@@ -5,8 +5,7 @@
 //! ```
 //! Upstream sees no byte of it before the last of these says yes.
 
-use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::BytesMut;
@@ -16,7 +15,7 @@ use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, H
 use http_body_util::BodyExt;
 use policy::host::Host;
 use policy::proof::Permitted;
-use policy::push::{self, Case, Findings, OnSecret, PushRules};
+use policy::push::{self, Case, Findings, OnSecret, PushRules, Restricted};
 use policy::reason::Reason;
 use policy::refs::{PushDenied, RefFacts, RefRules};
 use policy::registration::{MAX_RECEIVE_PACK_BYTES, Registration, Repo};
@@ -29,10 +28,12 @@ use super::intake::{Coding, Intake, Stop, Taken};
 use super::push::{Head, Parsed, Push};
 use super::report::{self, Reader};
 use super::spool::Spool;
+use super::upstream::Upstream;
 use super::{policies, size};
 use crate::body::{self, Content};
 use crate::guest::Guest;
 use crate::pipeline::Message;
+use crate::ports::{Pack, Unread};
 use crate::refusal::{Refusal, Unmoved};
 use crate::traffic::{Rules, Traffic};
 use crate::trail::{Stage, Trail};
@@ -42,6 +43,9 @@ const PUSH_TYPE: &[u8] = b"application/x-git-receive-pack-request";
 
 /// How much is taken in at a time.
 const PIECE: usize = 256 * 1024;
+
+/// How many reasons are told beside the first.
+const MOST_TOLD: usize = 8;
 
 /// How many refs of a push are on record.
 const MOST_RECORDED: usize = 32;
@@ -68,6 +72,13 @@ pub(super) async fn take(
 ) -> Result<Aftermath, Refusal> {
     let host = request.permit().target().host.clone();
     let registration = request.identity().registration().clone();
+    let upstream = Upstream::of(
+        traffic,
+        guest,
+        rules,
+        request.permit().target(),
+        request.request(),
+    );
     let message = request.request_mut();
     let coding = coding_of(&message.head.headers)?;
     let body = std::mem::replace(&mut message.body, body::empty());
@@ -99,7 +110,12 @@ pub(super) async fn take(
         host: host.to_string(),
         repo: repo.name.as_str().to_owned(),
     };
-    let judged = judge(traffic, guest, rules, &pushed, &place, &spool, pack, trail).await;
+    let waiting = Waiting {
+        spool: &spool,
+        pack,
+        upstream: upstream.as_ref(),
+    };
+    let judged = judge(traffic, guest, rules, &pushed, &place, &waiting, trail).await;
     judged.map_err(|denied| refused(denied, &pushed.head))?;
 
     let Pushed { head, bytes, .. } = pushed;
@@ -255,14 +271,16 @@ fn stopped(stop: Stop, head: Option<Head>, heard: u64) -> Refusal {
 /// No, for every ref, in the form that the client reads.
 fn refused(denied: PushDenied, head: &Head) -> Refusal {
     let code = denied.denial.reason.code();
-    let own = |name: &[u8]| {
-        let mut refs = denied.refs.iter();
-        refs.find(|one| one.name.as_bytes() == name)
-    };
+    // A push may have thousands of refs.
+    let own: BTreeMap<&[u8], Reason> = denied
+        .refs
+        .iter()
+        .map(|one| (one.name.as_bytes(), one.denial.reason))
+        .collect();
     let refs = head.updates.iter().map(|update| {
         let name = update.name.as_bytes();
-        let why = match own(name) {
-            Some(one) => format!("palisade: {}", one.denial.reason.code()),
+        let why = match own.get(name) {
+            Some(reason) => format!("palisade: {}", reason.code()),
             None if denied.refs.is_empty() => format!("palisade: {code}"),
             None => "palisade: another ref of this push was refused".to_owned(),
         };
@@ -275,6 +293,7 @@ fn refused(denied: PushDenied, head: &Head) -> Refusal {
             .refs
             .iter()
             .skip(1)
+            .take(MOST_TOLD)
             .map(|one| one.denial.message.clone())
             .collect(),
     };
@@ -312,18 +331,13 @@ fn push_rules(settings: &Settings, registration: &Registration) -> PushRules {
 }
 
 /// Asks everybody who has a say, the cheapest first.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "a push meets all of them in one place"
-)]
 async fn judge(
     traffic: &Traffic,
     guest: &Guest,
     rules: &Rules,
     pushed: &Pushed<'_>,
     place: &Place,
-    spool: &Spool,
-    pack: Option<u64>,
+    waiting: &Waiting<'_>,
     trail: &mut Trail,
 ) -> Result<(), PushDenied> {
     if let Err(wait) = guest.take_push(traffic.clock().tick()) {
@@ -338,7 +352,7 @@ async fn judge(
     let facts = facts(guest, pushed, place);
     ours.judge_refs(&pushed.case, &facts)?;
     let findings = if ours.wants_findings(&pushed.case) {
-        Some(read_objects(traffic, pushed, spool, pack).await?)
+        Some(read_objects(traffic, pushed, waiting).await?)
     } else {
         None
     };
@@ -363,31 +377,57 @@ fn facts(guest: &Guest, pushed: &Pushed<'_>, place: &Place) -> Vec<RefFacts> {
         .collect()
 }
 
-/// Has the objects read. Where nobody can, the push is refused.
+/// A push that waits, and where what it is compared with can be asked for.
+struct Waiting<'a> {
+    spool: &'a Spool,
+    pack: Option<u64>,
+    upstream: Option<&'a Upstream<'a>>,
+}
+
+impl Waiting<'_> {
+    fn pack(&self) -> Result<Option<Pack>, Denial> {
+        let Some(at) = self.pack else {
+            return Ok(None);
+        };
+        let file = self
+            .spool
+            .file()
+            .map_err(|error| push::unread(error.to_string()))?;
+        Ok(Some(Pack { file, at }))
+    }
+}
+
+/// Has the objects read. Where nobody can, the push is refused. What upstream has is fetched
+/// only for a push that cannot be judged without: most change nothing that is restricted.
 async fn read_objects(
     traffic: &Traffic,
     pushed: &Pushed<'_>,
-    spool: &Spool,
-    pack: Option<u64>,
+    waiting: &Waiting<'_>,
 ) -> Result<Findings, Denial> {
     let Some(judge) = traffic.judge() else {
         return Err(push::unread("this gate has nobody to read a pack"));
     };
-    let pack = match pack {
-        Some(at) => Some(open_at(spool, at).await?),
-        None => None,
+    let case = &pushed.case;
+    let failed = |error: Unread| push::unread(error.to_string());
+    let findings = judge.read(case, waiting.pack()?, Vec::new()).await;
+    let findings = findings.map_err(failed)?;
+    if findings.restricted != Restricted::Unknown {
+        return Ok(findings);
+    }
+    let Some(upstream) = waiting.upstream else {
+        return Ok(findings);
     };
-    let read = judge.read(&pushed.case, pack, Vec::new()).await;
-    read.map_err(|error| push::unread(error.to_string()))
-}
-
-/// The pack in a spool, from its first byte.
-async fn open_at(spool: &Spool, at: u64) -> Result<File, Denial> {
-    let failed = |error: std::io::Error| push::unread(error.to_string());
-    let mut file = spool.file().map_err(failed)?;
-    let sought = spawn_blocking(move || file.seek(SeekFrom::Start(at)).map(|_| file)).await;
-    sought
-        .map_err(std::io::Error::other)
-        .flatten()
-        .map_err(failed)
+    let Some(known) = upstream.trees(case.format, &case.updates).await else {
+        return Ok(findings);
+    };
+    let case = Case {
+        default_tip: known.default_tip,
+        ..case.clone()
+    };
+    let base = known
+        .trees
+        .file()
+        .map_err(|error| push::unread(error.to_string()))?;
+    let findings = judge.read(&case, waiting.pack()?, vec![base]).await;
+    findings.map_err(failed)
 }

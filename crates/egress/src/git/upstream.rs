@@ -1,0 +1,203 @@
+//! What upstream has of a repository, asked by the gate itself on the way of a push: along
+//! the same way, by the same rules and with the same credentials as the push.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT,
+};
+use http::{Method, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use policy::allowlist::Target;
+use policy::path::CleanPath;
+use policy::push::ObjectFormat;
+use policy::refs::{ObjectId, RefUpdate};
+use tokio::task::spawn_blocking;
+
+use super::ask::{self, Unpacker};
+use super::spool::Spool;
+use crate::body;
+use crate::dialer::Arriving;
+use crate::guest::Guest;
+use crate::headers::GIT_PROTOCOL;
+use crate::live::Judged;
+use crate::live::Live;
+use crate::pipeline::{self, Message};
+use crate::request::Destination;
+use crate::traffic::{Rules, Traffic};
+
+/// The longest list of refs.
+const MOST_REFS: usize = 4 << 20;
+
+/// The largest pack of trees.
+const MOST_TREES: u64 = 64 << 20;
+
+/// How many commits' trees are asked for.
+const MOST_WANTS: usize = 64;
+
+/// Where the gate asks, and as whom.
+pub(super) struct Upstream<'a> {
+    pub(super) traffic: &'a Arc<Traffic>,
+    pub(super) guest: &'a Arc<Guest>,
+    pub(super) rules: &'a Rules,
+    target: Target,
+    destination: Destination,
+    headers: HeaderMap,
+}
+
+/// What upstream has.
+pub(super) struct Known {
+    /// Where its default branch is.
+    pub(super) default_tip: Option<ObjectId>,
+    /// The trees there and at the refs of the push, as a pack.
+    pub(super) trees: Spool,
+}
+
+impl<'a> Upstream<'a> {
+    /// The repository that a push is for.
+    pub(super) fn of(
+        traffic: &'a Arc<Traffic>,
+        guest: &'a Arc<Guest>,
+        rules: &'a Rules,
+        target: &Target,
+        message: &Message,
+    ) -> Option<Self> {
+        let wire = target.path.wire();
+        let (repository, _) = wire.rsplit_once('/')?;
+        let path = CleanPath::parse(&format!("{repository}/git-upload-pack")).ok()?;
+        let mut headers = HeaderMap::new();
+        for name in [AUTHORIZATION, USER_AGENT] {
+            if let Some(value) = message.head.headers.get(&name) {
+                headers.insert(name, value.clone());
+            }
+        }
+        let fixed = [
+            (CONTENT_TYPE, ask::REQUEST_TYPE),
+            (ACCEPT, ask::RESULT_TYPE),
+            (ACCEPT_ENCODING, "identity"),
+            (GIT_PROTOCOL, "version=2"),
+        ];
+        for (name, value) in fixed {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        Some(Self {
+            traffic,
+            guest,
+            rules,
+            target: Target {
+                path,
+                ..target.clone()
+            },
+            destination: message.destination.clone(),
+            headers,
+        })
+    }
+
+    /// The trees a push is compared with. None where upstream does not give them.
+    pub(super) async fn trees(&self, format: ObjectFormat, updates: &[RefUpdate]) -> Option<Known> {
+        match self.try_trees(format, updates).await {
+            Ok(known) => known,
+            Err(error) => {
+                tracing::info!(sandbox = %self.guest.id(), error, "upstream's trees are not known");
+                None
+            }
+        }
+    }
+
+    async fn try_trees(
+        &self,
+        format: ObjectFormat,
+        updates: &[RefUpdate],
+    ) -> Result<Option<Known>, String> {
+        let names = updates.iter().map(|update| update.name.as_bytes());
+        let refs = self.refs(ask::refs(format, names)).await?;
+        let default_tip = refs.get(&b"HEAD"[..]).copied();
+        let mut wants: Vec<ObjectId> = default_tip.into_iter().collect();
+        let there = |update: &RefUpdate| refs.get(update.name.as_bytes()).copied();
+        wants.extend(updates.iter().filter_map(there));
+        wants.sort_unstable();
+        wants.dedup();
+        if wants.is_empty() {
+            return Ok(None);
+        }
+        if wants.len() > MOST_WANTS {
+            return Err("the push touches too many refs".to_owned());
+        }
+        let trees = self.pack(ask::trees(format, &wants)).await?;
+        Ok(Some(Known { default_tip, trees }))
+    }
+
+    async fn refs(&self, question: Vec<u8>) -> Result<BTreeMap<Vec<u8>, ObjectId>, String> {
+        let (response, _live) = self.ask(question).await?;
+        let body = response.into_body();
+        let read = Box::pin(Limited::new(body, MOST_REFS).collect()).await;
+        let bytes = read.map_err(|error| error.to_string())?.to_bytes();
+        ask::read_refs(&bytes).map_err(|error| error.to_string())
+    }
+
+    async fn pack(&self, question: Vec<u8>) -> Result<Spool, String> {
+        let (response, _live) = self.ask(question).await?;
+        let mut body = response.into_body();
+        let failed = |error: std::io::Error| error.to_string();
+        let (gate, account) = (Arc::clone(self.traffic), Arc::clone(&self.guest.spooled));
+        let opened = spawn_blocking(move || gate.spools().open(&account)).await;
+        let mut spool = opened
+            .map_err(std::io::Error::other)
+            .flatten()
+            .map_err(failed)?;
+        let mut unpacker = Unpacker::default();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| error.to_string())?;
+            let Some(data) = frame.data_ref() else {
+                continue;
+            };
+            let piece = unpacker.feed(data).map_err(|error| error.to_string())?;
+            if piece.is_empty() {
+                continue;
+            }
+            let more = u64::try_from(piece.len()).unwrap_or(u64::MAX);
+            if spool.len().saturating_add(more) > MOST_TREES {
+                return Err("upstream's trees are too large".to_owned());
+            }
+            let written = spawn_blocking(move || spool.append(&piece).map(|()| spool)).await;
+            spool = written
+                .map_err(std::io::Error::other)
+                .flatten()
+                .map_err(failed)?;
+        }
+        unpacker.finish().map_err(|error| error.to_string())?;
+        Ok(spool)
+    }
+
+    async fn ask(&self, question: Vec<u8>) -> Result<(Response<Arriving>, Live), String> {
+        let mut request = http::Request::new(());
+        *request.method_mut() = Method::POST;
+        *request.headers_mut() = self.headers.clone();
+        let (head, ()) = request.into_parts();
+        let message = Message {
+            head: Box::new(head),
+            body: body::full(Bytes::from(question)),
+            destination: self.destination.clone(),
+            upgrade: None,
+            judged: Judged::default(),
+            anonymous: false,
+        };
+        let sent = pipeline::ask(
+            self.traffic,
+            self.guest,
+            self.rules,
+            self.target.clone(),
+            message,
+        );
+        let (response, live) = sent.await.map_err(|refusal| refusal.denial.message)?;
+        let kind = response.headers().get(CONTENT_TYPE);
+        if response.status() != StatusCode::OK
+            || kind.is_none_or(|kind| kind.as_bytes() != ask::RESULT_TYPE.as_bytes())
+        {
+            return Err(format!("upstream answers {}", response.status()));
+        }
+        Ok((response, live))
+    }
+}
