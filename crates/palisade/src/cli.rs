@@ -10,6 +10,7 @@ mod doctor;
 mod enter;
 mod files;
 mod gate_command;
+mod git_check;
 mod home;
 mod outcome;
 mod place;
@@ -191,6 +192,9 @@ pub enum Command {
     /// Ask the rules
     #[command(subcommand)]
     Policy(why::PolicyCommand),
+    /// Judge a push without making it
+    #[command(subcommand)]
+    Git(git_check::GitCommand),
     /// The certificate authority that sandboxes trust
     #[command(subcommand)]
     Ca(ca::CaCommand),
@@ -244,6 +248,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Audit(command) => audit::run(command, &global),
         Command::Why(args) => why::why(&args, &global),
         Command::Policy(command) => why::policy(command, &global),
+        Command::Git(command) => git_check::run(command, &global),
         Command::Ca(command) => ca::run(command, &global),
         Command::Registry(command) => registry::run(command, &global),
         Command::Trust(args) => trust::run(args, &global),

@@ -51,6 +51,12 @@ pub struct Case {
     pub scan: bool,
 }
 
+/// From how many bytes on a push is warned about, and over how many it is refused where
+/// nothing else is registered.
+pub const LARGE_PUSH: u64 = 50 << 20;
+/// See [`LARGE_PUSH`].
+pub const LARGEST_PUSH: u64 = 100 << 20;
+
 /// What was found in a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,6 +72,52 @@ pub struct Findings {
     /// For each update, whether `new` descends from `old`; none where the old history is
     /// not here.
     pub fast_forward: Vec<Option<bool>>,
+}
+
+impl Findings {
+    /// The refusal of what it does to restricted paths. No path is named.
+    pub fn path_denial(&self) -> Option<Denial> {
+        let says = match self.restricted {
+            Restricted::Untouched => return None,
+            Restricted::Changed => {
+                "The push changes files that only the operator changes, such as workflows. Leave \
+                 them as they are upstream in every commit, or ask the operator."
+            }
+            Restricted::Unknown => {
+                "Whether the push changes files that only the operator changes, such as \
+                 workflows, cannot be told: what upstream has is not known here. Start from the \
+                 default branch as it is now, or ask the operator."
+            }
+        };
+        Some(Denial::new(Reason::GitPath, "git:restricted-paths").saying(says))
+    }
+
+    /// The refusals of its secrets, one for each rule. The rule is told, the place is for the
+    /// operator.
+    pub fn secret_denials(&self) -> Vec<Denial> {
+        let mut denials: Vec<Denial> = Vec::new();
+        for sighting in &self.secrets {
+            let rule = format!("secret:{}", sighting.rule);
+            let place = sighting.place.to_string();
+            match denials.iter_mut().find(|known| known.rule.as_str() == rule) {
+                Some(known) => {
+                    let evidence = known.evidence.get_or_insert_default();
+                    evidence.push_str(", ");
+                    evidence.push_str(&place);
+                }
+                None => denials.push(
+                    Denial::new(Reason::SecretFound, rule)
+                        .saying(format!(
+                            "The push holds a secret ({}). Take it out of every commit, also of \
+                             those that a later one repairs, and push again.",
+                            sighting.rule
+                        ))
+                        .because(place),
+                ),
+            }
+        }
+        denials
+    }
 }
 
 /// How many sightings are told.
@@ -102,6 +154,24 @@ pub enum Place {
     Ref(usize),
     /// In that push option, counted from nought.
     Option(usize),
+}
+
+/// For the operator; a path is as the agent spelt it, with what nobody sees escaped.
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Blob {
+                path: Some(path),
+                id,
+            } => write!(f, "'{}' (blob {id})", path.escape_debug()),
+            Place::Blob { path: None, id } => write!(f, "blob {id}"),
+            Place::Tree(id) => write!(f, "a name in tree {id}"),
+            Place::Commit(id) => write!(f, "commit {id}"),
+            Place::Tag(id) => write!(f, "tag {id}"),
+            Place::Ref(place) => write!(f, "the name of ref {}", place + 1),
+            Place::Option(place) => write!(f, "push option {}", place + 1),
+        }
+    }
 }
 
 /// What a push does to restricted paths.
@@ -186,8 +256,10 @@ pub fn judge(
             Ok(())
         };
     };
-    if !case.restricted.is_empty() {
-        judge_paths(findings.restricted)?;
+    if !case.restricted.is_empty()
+        && let Some(denial) = findings.path_denial()
+    {
+        return Err(denial.into());
     }
     judge_secrets(rules.secrets, findings)
 }
@@ -219,66 +291,17 @@ fn pair(
         .collect()
 }
 
-fn judge_paths(restricted: Restricted) -> Result<(), PushDenied> {
-    let refuse = |message: &str| {
-        let denial = Denial::new(Reason::GitPath, "git:restricted-paths").saying(message);
-        Err(denial.into())
-    };
-    match restricted {
-        Restricted::Untouched => Ok(()),
-        Restricted::Changed => refuse(
-            "This push changes files that are the operator's to change. Leave them as upstream \
-             has them, or ask the operator.",
-        ),
-        Restricted::Unknown => refuse(
-            "This push holds files that are the operator's to change, and whether it changes \
-             them cannot be told here. Ask the operator.",
-        ),
-    }
-}
-
 fn judge_secrets(action: OnSecret, findings: &Findings) -> Result<(), PushDenied> {
-    let Some(first) = findings.secrets.first() else {
+    let Some(mut denial) = findings.secret_denials().into_iter().next() else {
         return Ok(());
     };
-    let all = &findings.secrets;
-    let in_names = all
-        .iter()
-        .any(|one| matches!(one.place, Place::Tree(_) | Place::Ref(_)));
-    let mut message = format!("This push holds a secret (rule {})", first.rule);
-    // A path may be what holds it.
-    message += &first.place.describe(!in_names);
-    match (all.len() - 1, findings.more_secrets) {
-        (0, false) => message += ".",
-        (others, false) => message += &format!(", and {others} more."),
-        (others, true) => message += &format!(", and more than {others} others."),
-    }
-    message += " Take it out of every commit that is pushed, and change it: it may be known.";
-    let rule = format!("git.scan:{}", first.rule);
-    let denial = |reason| Denial::new(reason, rule.clone());
     match action {
         OnSecret::Note | OnSecret::Off => Ok(()),
-        OnSecret::Deny => Err(denial(Reason::SecretFound).saying(message).into()),
+        OnSecret::Deny => Err(denial.into()),
         OnSecret::Ask => {
-            message += " The operator wants to be asked, and this version cannot ask yet.";
-            Err(denial(Reason::AskUnattended).saying(message).into())
-        }
-    }
-}
-
-impl Place {
-    fn describe(&self, with_path: bool) -> String {
-        let plain = |path: &&String| path.chars().all(|c| !c.is_control());
-        match self {
-            Place::Blob { id, path } => match path.as_ref().filter(plain) {
-                Some(path) if with_path => format!(" in {path}"),
-                _ => format!(" in file {id}"),
-            },
-            Place::Tree(id) => format!(" in a name in directory {id}"),
-            Place::Commit(id) => format!(" in commit {id}"),
-            Place::Tag(id) => format!(" in tag {id}"),
-            Place::Ref(_) => " in the name of a ref".to_owned(),
-            Place::Option(_) => " in a push option".to_owned(),
+            denial.reason = Reason::AskUnattended;
+            denial.message += " The operator wants to be asked, and this version cannot ask yet.";
+            Err(denial.into())
         }
     }
 }

@@ -21,6 +21,7 @@
 //! refused unless the operator's own `safe.directory` names it. A root gate thereby does not
 //! act on a repository that another user prepared.
 
+pub mod bundle;
 pub mod checkout;
 mod copy;
 pub mod diff;
@@ -36,6 +37,7 @@ pub mod merge;
 pub mod names;
 pub(crate) mod objects;
 mod ownership;
+pub mod packing;
 pub mod snapshot;
 pub mod steering;
 pub mod stray;

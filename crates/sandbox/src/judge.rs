@@ -15,6 +15,7 @@
 //!
 //! **Never here:** a key, an environment, a program started, a decision about the push.
 
+mod bases;
 mod confinement;
 mod delta;
 mod duty;
@@ -41,6 +42,8 @@ use std::time::Duration;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
 use policy::push::{Case, Findings};
+use policy::reason::Reason;
+use policy::verdict::Denial;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
@@ -118,6 +121,25 @@ pub enum JudgeError {
     Child(String),
 }
 
+impl JudgeError {
+    /// The refusal that it is.
+    pub fn denial(&self) -> Denial {
+        let (reason, rule) = match self {
+            JudgeError::Malformed(_) => (Reason::GitMalformed, "git:form"),
+            JudgeError::TooMuch(_) | JudgeError::TimedOut(_) => (Reason::ScanBudget, "git:bounds"),
+            JudgeError::Child(_) => (Reason::Internal, "git:judge"),
+        };
+        let denial = Denial::new(reason, rule);
+        match self {
+            JudgeError::Malformed(why) => denial.saying(format!("The push was refused: {why}.")),
+            JudgeError::TooMuch(_) | JudgeError::TimedOut(_) => denial.saying(format!(
+                "The push is more than can be looked through: {self}. Push it in parts."
+            )),
+            JudgeError::Child(_) => denial.because(self.to_string()),
+        }
+    }
+}
+
 /// What the child is sent, with the case, the pack and the bases as open files.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -160,7 +182,8 @@ impl Judge {
     /// Reads a push. `pack` is what came with it, if anything did. `bases` are complete packs
     /// with commits and trees that upstream's own branches and tags reach, and nothing else:
     /// what is in them counts as upstream's. Without them restricted paths that the push has
-    /// are unknown ones.
+    /// are unknown ones. A pack that builds on what it leaves out (a thin one) is read where a
+    /// base holds that, files included.
     ///
     /// Dropped, it ends the child.
     pub async fn judge(

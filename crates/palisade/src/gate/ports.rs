@@ -1,11 +1,10 @@
 //! What the traffic needs of the rest of the gate.
 
 use std::fs::File;
-use std::io::Seek;
 use std::net::{IpAddr, SocketAddr};
 
 use control::wall_now;
-use egress::ports::{Ledger, Programs, PushJudge, Registry, Unread};
+use egress::ports::{Ledger, Pack, Programs, PushJudge, Registry, Unread};
 use policy::audit::{AuditEvent, Kind};
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
@@ -133,19 +132,14 @@ impl PushJudge for Readers {
     async fn read(
         &self,
         case: &Case,
-        pack: Option<File>,
+        pack: Option<Pack>,
         bases: Vec<File>,
     ) -> Result<Findings, Unread> {
-        let unread = |error: &dyn std::fmt::Display| Unread(error.to_string());
-        let place = |mut file: File| {
-            let offset = file.stream_position()?;
-            Ok::<_, std::io::Error>(PackFile { file, offset })
-        };
-        let pack = pack.map(place).transpose().map_err(|e| unread(&e))?;
-        let bases = bases.into_iter().map(place).collect::<Result<_, _>>();
-        let bases = bases.map_err(|e| unread(&e))?;
+        let pack = pack.map(|Pack { file, at }| PackFile { file, offset: at });
+        let whole = |file| PackFile { file, offset: 0 };
+        let bases = bases.into_iter().map(whole).collect();
         let judged = self.0.judge(case, pack, bases).await;
-        judged.map_err(|error| unread(&error))
+        judged.map_err(|error| Unread(error.to_string()))
     }
 }
 

@@ -129,43 +129,38 @@ fn restricted_paths_refuse_without_being_named() {
 }
 
 #[test]
-fn a_secret_is_told_by_its_rule_and_its_place() {
+fn a_secret_is_told_by_its_rule_and_its_place_only_to_the_operator() {
     let case = case(vec![update('0', '1', "refs/heads/new")]);
-    let blob = |path: Option<&str>| Place::Blob {
-        id: id('a'),
-        path: path.map(str::to_owned),
-    };
-    let says = |secrets: Vec<Sighting>, more_secrets| {
-        let findings = Findings {
-            secrets,
-            more_secrets,
-            ..Findings::default()
-        };
-        let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
-        assert_eq!(denied.denial.reason, Reason::SecretFound);
-        assert_eq!(denied.denial.rule.as_str(), "git.scan:some-key");
-        denied.denial.message
-    };
-    let in_file = says(vec![sighting(blob(Some("src/a.rs")))], false);
-    assert!(in_file.contains("rule some-key) in src/a.rs."), "{in_file}");
-    let named = says(
-        vec![
-            sighting(blob(Some("hunter2"))),
-            sighting(Place::Tree(id('b'))),
+    let findings = Findings {
+        secrets: vec![
+            sighting(Place::Commit(id('7'))),
+            Sighting {
+                rule: "npm-token".to_owned(),
+                place: Place::Ref(0),
+            },
+            sighting(Place::Blob {
+                id: id('a'),
+                path: Some("a\u{202e}b".to_owned()),
+            }),
         ],
-        true,
-    );
-    assert!(
-        !named.contains("hunter2") && named.contains("more than 1"),
-        "{named}"
-    );
-    let control = says(vec![sighting(blob(Some("a\u{1b}[0m")))], false);
-    assert!(!control.contains('\u{1b}'), "{control}");
-    let both = says(
-        vec![sighting(Place::Option(0)), sighting(Place::Ref(0))],
-        false,
-    );
-    assert!(both.contains("push option, and 1 more."), "{both}");
+        ..Findings::default()
+    };
+    let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
+    let denial = denied.denial;
+    assert_eq!(denial.reason, Reason::SecretFound);
+    assert_eq!(denial.rule.as_str(), "secret:some-key");
+    assert!(denial.message.contains("(some-key)"), "{}", denial.message);
+    assert!(!denial.message.contains("7777"), "{}", denial.message);
+    let evidence = denial.evidence.unwrap();
+    assert!(evidence.starts_with("commit 7777"), "{evidence}");
+    assert!(evidence.contains("'a\\u{202e}b' (blob aaaa"), "{evidence}");
+    let rules: Vec<_> = findings
+        .secret_denials()
+        .into_iter()
+        .map(|d| d.rule)
+        .collect();
+    let rules: Vec<_> = rules.iter().map(|rule| rule.as_str()).collect();
+    assert_eq!(rules, ["secret:some-key", "secret:npm-token"]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use policy::refs::ObjectId;
 use scan::detector::Detector;
 use scan::shapes::Shapes;
 
+use super::bases::Bases;
 use super::error::PackError;
 use super::learnt::Learnt;
 use super::pack::{self, PackBounds};
@@ -97,9 +98,12 @@ fn inquire(
         return Err(PackError::Malformed("ids of another format"));
     }
     let mut learnt = Learnt::new(case.format, &case.restricted, detector);
-    for (file, offset) in bases {
-        pack::read(file, *offset, case.format, bounds, &mut learnt)?;
-    }
+    let bases = Bases {
+        files: bases,
+        format: case.format,
+        bounds,
+    };
+    bases.tell(&mut learnt)?;
     learnt.push_begins();
     for (place, update) in case.updates.iter().enumerate() {
         learnt.text(update.name.as_bytes(), &Place::Ref(place));
@@ -109,15 +113,15 @@ fn inquire(
     }
     let mut objects = 0;
     if let Some((file, offset)) = pack {
-        objects = pack::read(file, *offset, case.format, bounds, &mut learnt)?;
+        let mut lender = |wanted: &HashSet<ObjectId>| bases.lend(wanted);
+        objects = pack::read(file, *offset, case.format, bounds, &mut lender, &mut learnt)?;
     }
     let restricted = restricted::judge(case, &learnt)?;
     let fast_forward = history::fast_forwards(case, &learnt);
     let mut seen = std::mem::take(&mut learnt.seen);
     if let Some((file, offset)) = pack {
         let roots: HashSet<ObjectId> = learnt.commits.values().map(|one| one.tree).collect();
-        let sightings = &mut seen.sightings;
-        whereabouts::fill_in(sightings, &roots, file, *offset, case.format, bounds)?;
+        whereabouts::fill_in(&mut seen.sightings, &roots, (file, *offset), &bases)?;
     }
     Ok(Findings {
         objects,

@@ -13,6 +13,7 @@
 
 mod input;
 
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 
 use flate2::Decompress;
@@ -65,13 +66,21 @@ pub(super) trait Visitor {
     fn end(&mut self, id: ObjectId) -> Result<(), PackError>;
 }
 
+/// Objects of other packs, by name.
+pub(super) type Lent = HashMap<ObjectId, (Kind, Vec<u8>)>;
+
+/// Gives those of the named objects that it has.
+pub(super) type Lender<'a> = dyn FnMut(&HashSet<ObjectId>) -> Result<Lent, PackError> + 'a;
+
 /// Tells `visitor` of every object of the pack that begins at `begin` in `file` and ends with
-/// it, and returns how many there are.
+/// it, and returns how many there are. What the pack builds on and leaves out is asked of
+/// `lender`, once, and not told.
 pub(super) fn read(
     file: &File,
     begin: u64,
     format: ObjectFormat,
     bounds: &PackBounds,
+    lender: &mut Lender<'_>,
     visitor: &mut dyn Visitor,
 ) -> Result<u64, PackError> {
     let mut reader = Reader {
@@ -86,9 +95,12 @@ pub(super) fn read(
         deltas: Vec::new(),
     };
     let count = reader.pass_over(begin)?;
-    reader.resolve()?;
+    reader.resolve(lender)?;
     Ok(count)
 }
+
+/// Where nothing of this pack lies.
+const NOWHERE: u64 = u64::MAX;
 
 /// An object that stands for itself.
 struct Whole {
@@ -265,7 +277,7 @@ impl Reader<'_> {
         Ok(bytes)
     }
 
-    fn resolve(&mut self) -> Result<(), PackError> {
+    fn resolve(&mut self, lender: &mut Lender<'_>) -> Result<(), PackError> {
         if self.deltas.is_empty() {
             return Ok(());
         }
@@ -277,7 +289,22 @@ impl Reader<'_> {
                 self.descend(&family, whole.kind, bytes, children)?;
             }
         }
-        // What is left builds on something that is not here, or on itself.
+        let missing: HashSet<ObjectId> = self
+            .deltas
+            .iter()
+            .filter(|delta| !delta.is_done)
+            .filter_map(|delta| match delta.base {
+                Base::Named(id) => Some(id),
+                Base::At(_) => None,
+            })
+            .collect();
+        if !missing.is_empty() {
+            for (id, (kind, bytes)) in lender(&missing)? {
+                let children = family.children(&self.deltas, NOWHERE, &id);
+                self.descend(&family, kind, bytes, children)?;
+            }
+        }
+        // What is left builds on something that nobody has, or on itself.
         if self.deltas.iter().all(|delta| delta.is_done) {
             Ok(())
         } else {

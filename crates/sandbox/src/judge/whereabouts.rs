@@ -7,9 +7,10 @@ use std::fs::File;
 use policy::push::{ObjectFormat, Place, Sighting};
 use policy::refs::ObjectId;
 
+use super::bases::Bases;
 use super::error::PackError;
 use super::object::{self, Kind};
-use super::pack::{self, PackBounds, Visitor};
+use super::pack::{self, Visitor};
 
 /// How many entries are remembered; a file that only later trees name has no path then.
 const MOST_EDGES: usize = 2_000_000;
@@ -19,23 +20,29 @@ const LONGEST_PATH: usize = 1024;
 pub(super) fn fill_in(
     sightings: &mut [Sighting],
     roots: &HashSet<ObjectId>,
-    file: &File,
-    begin: u64,
-    format: ObjectFormat,
-    bounds: &PackBounds,
+    (file, begin): (&File, u64),
+    bases: &Bases<'_>,
 ) -> Result<(), PackError> {
     let is_blob = |sighting: &Sighting| matches!(sighting.place, Place::Blob { .. });
     if !sightings.iter().any(is_blob) {
         return Ok(());
     }
     let mut edges = Edges {
-        format,
+        format: bases.format,
         names: HashMap::new(),
         parents: HashMap::new(),
         kind: Kind::Blob,
         tree: Vec::new(),
     };
-    pack::read(file, begin, format, bounds, &mut edges)?;
+    let mut lender = |wanted: &HashSet<ObjectId>| bases.lend(wanted);
+    pack::read(
+        file,
+        begin,
+        bases.format,
+        bases.bounds,
+        &mut lender,
+        &mut edges,
+    )?;
     for sighting in sightings {
         if let Place::Blob { id, path } = &mut sighting.place {
             *path = edges.path_of(*id, roots);

@@ -146,4 +146,11 @@ async fn what_builds_on_something_left_out_is_refused_with_a_way_on() {
     let error = read(&case, file(&thin)).await.unwrap_err();
     assert!(matches!(error, JudgeError::Malformed(_)), "{error:?}");
     assert!(error.to_string().contains("--no-thin"), "{error}");
+    // Where upstream's files are here, it is read like any other.
+    let bases = vec![repo.pack(&[&first])];
+    let found = judge()
+        .judge(&case, Some(file(&thin)), bases)
+        .await
+        .unwrap();
+    assert_eq!(found, read(&case, file(&whole)).await.unwrap());
 }

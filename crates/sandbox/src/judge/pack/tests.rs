@@ -76,7 +76,8 @@ fn read_bytes(bytes: &[u8], format: ObjectFormat) -> Result<Told, PackError> {
     let begin = file.stream_position().unwrap();
     file.write_all(bytes).unwrap();
     let mut told = Told::default();
-    let count = read(&file, begin, format, &BOUNDS, &mut told)?;
+    let mut nobody = |_: &HashSet<ObjectId>| Ok(Lent::new());
+    let count = read(&file, begin, format, &BOUNDS, &mut nobody, &mut told)?;
     assert_eq!(count, told.0.len() as u64);
     Ok(told)
 }

@@ -1,0 +1,448 @@
+//! `palisade git check`: what a push would be told, without pushing.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::{Args, Subcommand, ValueEnum};
+use config::section::git::Git;
+use config::section::scan::GitAction;
+use policy::push::{Case, Findings, LARGE_PUSH, LARGEST_PUSH, ObjectFormat};
+use policy::reason::Reason;
+use policy::refs::{ObjectId, RefFacts, RefName, RefRules, RefUpdate};
+use policy::registration::AuthMode;
+use policy::verdict::Denial;
+use sandbox::git::bundle::Bundle;
+use sandbox::git::error::GitError;
+use sandbox::git::home::Home;
+use sandbox::judge::{Judge, JudgeError, PackFile};
+use serde_json::{Value, json};
+
+use crate::cli::{Global, block_on};
+use crate::exit::{Exit, Failure};
+use crate::gate::{JUDGE, environment};
+use crate::output;
+
+#[derive(Debug, Subcommand)]
+pub enum GitCommand {
+    /// Say what a push would be told, without pushing
+    #[command(after_help = "\
+Examples:
+  palisade git check --range origin/main..HEAD
+      what this branch would be told; OLD is what upstream has
+  palisade git check --range origin/main..fix --ref palisade/fix --auth-mode bot
+      the same under another name, as a bot
+  palisade git check --bundle work.bundle
+      a push that somebody sent as a file (git bundle create work.bundle main..fix)
+
+The rules are those of the configuration's git section. Every object is read as the gate
+reads it: in a process without keys, files or network. Nothing is sent, nothing is changed.
+What upstream has is taken from this repository's remote-tracking branches of origin.
+Exits 0 when the push would be allowed, 7 when it would be refused.")]
+    Check(CheckArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Judge the commits of a range: what NEW adds to OLD
+    #[arg(
+        long,
+        value_name = "OLD..NEW",
+        conflicts_with = "bundle",
+        required_unless_present = "bundle"
+    )]
+    range: Option<String>,
+    /// Judge the refs and objects of a bundle
+    #[arg(long, value_name = "FILE")]
+    bundle: Option<PathBuf>,
+    /// The ref to push to [default: the branch that NEW names; a bundle's own refs]
+    #[arg(long = "ref", value_name = "REF")]
+    reference: Option<String>,
+    /// As whom the push is made
+    #[arg(long, value_enum, default_value_t = Mode::User)]
+    auth_mode: Mode,
+    /// The repository with the range, or with what the bundle builds on
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    repo: PathBuf,
+    /// Judge as the sandbox that made the branch
+    #[arg(long)]
+    own: bool,
+    /// A push option
+    #[arg(long, short = 'o', value_name = "OPTION")]
+    push_option: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Mode {
+    /// With the operator's own account
+    User,
+    /// As a bot, which has branches of its own
+    Bot,
+}
+
+/// A push that nobody makes.
+struct Push {
+    format: ObjectFormat,
+    updates: Vec<RefUpdate>,
+    facts: Vec<RefFacts>,
+    pack: PackFile,
+    default_tip: Option<ObjectId>,
+    bases: Vec<PackFile>,
+}
+
+/// Runs `palisade git …`.
+pub fn run(command: GitCommand, global: &Global) -> Result<Exit> {
+    let GitCommand::Check(args) = command;
+    let paths = global.paths()?;
+    let settings = config::load(paths.config.current(), &environment)
+        .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?;
+    let push = match (&args.range, &args.bundle) {
+        (Some(range), _) => of_range(range, &args)?,
+        (None, Some(file)) => of_bundle(file, &args)?,
+        (None, None) => return Err(Failure::new(Exit::Usage, "say --range or --bundle").into()),
+    };
+    let waiting = output::Waiting::start("reading the push");
+    let opinion = judge(push, &settings.git, &args);
+    waiting.end();
+    let opinion = opinion?;
+    if global.json {
+        output::print_json(&opinion.as_json())?;
+    } else {
+        output::print_line(&opinion.as_text())?;
+    }
+    Ok(if opinion.is_refused() {
+        Exit::Denied
+    } else {
+        Exit::Ok
+    })
+}
+
+fn of_range(range: &str, args: &CheckArgs) -> Result<Push> {
+    let home = Home::discover(&args.repo)?;
+    let (old, new) = match range.split_once("..") {
+        Some((old, new)) => (Some(or_head(old)), or_head(new.trim_start_matches('.'))),
+        None => (None, range),
+    };
+    let (new, branch) = home.find(new).map_err(not_found)?;
+    let old = old
+        .map(|old| home.find(old).map_err(not_found))
+        .transpose()?;
+    let old = old.map(|(id, _)| id);
+    let name = match (&args.reference, branch) {
+        (Some(name), _) => ref_name(name)?,
+        (None, Some(name)) if name.starts_with("refs/heads/") || name.starts_with("refs/tags/") => {
+            ref_name(&name)?
+        }
+        (None, _) => {
+            let message = "the range's end names no branch; say which one with --ref";
+            return Err(Failure::new(Exit::Usage, message).into());
+        }
+    };
+    let default = home.look_up("refs/remotes/origin/HEAD").or(old);
+    let has: Vec<_> = old.into_iter().collect();
+    let (file, below) = home.pack(&new, &has)?;
+    let upstream = tracking(&home, &name);
+    let mut tips: Vec<_> = below
+        .into_iter()
+        .chain(old)
+        .chain(default)
+        .chain(upstream)
+        .collect();
+    tips.sort_unstable();
+    tips.dedup();
+    let bases = home.pack_tips(&tips, false)?;
+    let update = RefUpdate {
+        name,
+        old: upstream.unwrap_or(ObjectId::Sha1([0; 20])),
+        new,
+    };
+    let facts = RefFacts {
+        exists_upstream: Some(upstream.is_some()),
+        made_by_this_sandbox: args.own,
+        is_fast_forward: upstream.and_then(|old| home.descends(&new, &old)),
+    };
+    Ok(Push {
+        format: ObjectFormat::Sha1,
+        updates: vec![update],
+        facts: vec![facts],
+        pack: PackFile { file, offset: 0 },
+        default_tip: default,
+        bases: vec![PackFile {
+            file: bases,
+            offset: 0,
+        }],
+    })
+}
+
+fn of_bundle(path: &Path, args: &CheckArgs) -> Result<Push> {
+    let shown = output::safe(&path.display().to_string());
+    let file = File::open(path).map_err(|error| {
+        let message = format!("cannot open {shown}: {error}");
+        Failure::new(Exit::NotFound, message)
+    })?;
+    let bundle = Bundle::read(&mut BufReader::new(&file)).map_err(|error| match error {
+        GitError::BadBundle(why) => {
+            Failure::new(Exit::Usage, format!("{shown} is no usable bundle: {why}")).into()
+        }
+        error => anyhow::Error::from(error),
+    })?;
+    let mut refs = bundle.refs;
+    if let Some(name) = &args.reference {
+        let name = ref_name(name)?;
+        match refs.as_mut_slice() {
+            [(own, _)] => *own = name,
+            _ => refs.retain(|(own, _)| *own == name),
+        }
+    }
+    if refs.is_empty() {
+        let message = format!("{shown} has no such ref; a push moves refs below refs/");
+        return Err(Failure::new(Exit::NotFound, message).into());
+    }
+    // A bundle with its whole history needs no repository.
+    let home = Home::discover(&args.repo).ok();
+    let mut bases = Vec::new();
+    if !bundle.prerequisites.is_empty() {
+        let lacking = || {
+            let message = format!(
+                "{shown} builds on commits that are not in '{}'; say where they are with --repo, \
+                 or make the bundle with the whole history",
+                output::safe(&args.repo.display().to_string())
+            );
+            Failure::new(Exit::NotFound, message)
+        };
+        let home = home.as_ref().ok_or_else(lacking)?;
+        let tips = bundle.prerequisites.iter();
+        let tips = tips.map(|id| home.find(&id.to_string()).map(|(id, _)| id));
+        let tips = tips.collect::<Result<Vec<_>, _>>().map_err(|_| lacking())?;
+        let file = home.pack_tips(&tips, true).map_err(|_| lacking())?;
+        bases.push(PackFile { file, offset: 0 });
+    }
+    let default = home
+        .as_ref()
+        .and_then(|home| home.look_up("refs/remotes/origin/HEAD"));
+    let default = default.filter(|_| bundle.format == ObjectFormat::Sha1);
+    if let (Some(home), Some(tip)) = (&home, default) {
+        let file = home.pack_tips(&[tip], false)?;
+        bases.push(PackFile { file, offset: 0 });
+    }
+    let zero = match bundle.format {
+        ObjectFormat::Sha1 => ObjectId::Sha1([0; 20]),
+        ObjectFormat::Sha256 => ObjectId::Sha256([0; 32]),
+    };
+    let (mut updates, mut facts) = (Vec::new(), Vec::new());
+    for (name, new) in refs {
+        let upstream = home.as_ref().and_then(|home| tracking(home, &name));
+        let upstream = upstream.filter(|_| bundle.format == ObjectFormat::Sha1);
+        facts.push(RefFacts {
+            exists_upstream: home.as_ref().map(|_| upstream.is_some()),
+            made_by_this_sandbox: args.own,
+            is_fast_forward: None,
+        });
+        let old = upstream.unwrap_or(zero);
+        updates.push(RefUpdate { name, old, new });
+    }
+    Ok(Push {
+        format: bundle.format,
+        updates,
+        facts,
+        default_tip: default,
+        pack: PackFile {
+            file,
+            offset: bundle.pack,
+        },
+        bases,
+    })
+}
+
+fn or_head(name: &str) -> &str {
+    if name.is_empty() { "HEAD" } else { name }
+}
+
+fn not_found(error: GitError) -> Failure {
+    Failure::new(Exit::NotFound, error.to_string())
+}
+
+/// A ref by its full name, or a branch by its own.
+fn ref_name(name: &str) -> Result<RefName> {
+    let full = if name.starts_with("refs/") {
+        name.to_owned()
+    } else {
+        format!("refs/heads/{name}")
+    };
+    RefName::parse(full.as_bytes())
+        .map_err(|error| Failure::new(Exit::Usage, format!("--ref: {error}")).into())
+}
+
+/// Where origin has a branch, as far as this repository knows.
+fn tracking(home: &Home, name: &RefName) -> Option<ObjectId> {
+    let name = str::from_utf8(name.as_bytes()).ok()?;
+    let branch = name.strip_prefix("refs/heads/")?;
+    home.look_up(&format!("refs/remotes/origin/{branch}"))
+}
+
+/// What a push would be told.
+struct Opinion {
+    /// Each ref, with its refusal.
+    refs: Vec<(RefName, Option<Denial>)>,
+    /// What refuses the whole push.
+    whole: Vec<Denial>,
+    /// What would only be written down or asked.
+    notes: Vec<String>,
+    findings: Findings,
+    bytes: u64,
+}
+
+fn judge(push: Push, git: &Git, args: &CheckArgs) -> Result<Opinion> {
+    let length = push.pack.file.metadata()?.len();
+    let bytes = length.saturating_sub(push.pack.offset);
+    let case = Case {
+        format: push.format,
+        updates: push.updates,
+        options: args
+            .push_option
+            .iter()
+            .map(|one| one.clone().into_bytes())
+            .collect(),
+        default_tip: push.default_tip,
+        restricted: git.restricted_paths.clone(),
+        scan: git.scan != GitAction::Off,
+    };
+    let mut whole = Vec::new();
+    let mut notes = Vec::new();
+    if bytes > LARGEST_PUSH {
+        whole.push(Denial::new(Reason::GitSize, "git:size").saying(format!(
+            "The push has {bytes} bytes; at most {LARGEST_PUSH} are taken unless the repository \
+             is registered with more."
+        )));
+    } else if bytes > LARGE_PUSH {
+        notes.push(format!("the push has {bytes} bytes, which is a lot"));
+    }
+    let program = PathBuf::from("/proc/self/exe");
+    let child = Judge::new(program, vec![JUDGE.into()], 1);
+    let judged = block_on(async { Ok(child.judge(&case, Some(push.pack), push.bases).await) })?;
+    let findings = match judged {
+        Ok(findings) => findings,
+        Err(error @ JudgeError::Child(_)) => return Err(error.into()),
+        Err(error) => {
+            whole.push(error.denial());
+            Findings::default()
+        }
+    };
+    whole.extend(findings.path_denial());
+    let secrets = findings.secret_denials();
+    match git.scan {
+        GitAction::Deny => whole.extend(secrets),
+        GitAction::Ask => notes.extend(secrets.iter().map(|one| said("you would be asked", one))),
+        GitAction::Note | GitAction::Off => {
+            notes.extend(secrets.iter().map(|one| said("would be noted", one)));
+        }
+    }
+    let rules = RefRules {
+        protected: git.protected.clone(),
+        deny_force_push: git.deny_force_push,
+        ..RefRules::new(match args.auth_mode {
+            Mode::User => AuthMode::User,
+            Mode::Bot => AuthMode::Bot,
+        })
+    };
+    let facts = push.facts.into_iter().enumerate().map(|(place, facts)| {
+        let found = findings.fast_forward.get(place).copied().flatten();
+        RefFacts {
+            is_fast_forward: facts.is_fast_forward.or(found),
+            ..facts
+        }
+    });
+    let updates: Vec<_> = case.updates.into_iter().zip(facts).collect();
+    let denied = rules.judge_push(&updates).err();
+    let refs = updates.into_iter().map(|(update, _)| {
+        let mut denials = denied.iter().flat_map(|denied| &denied.refs);
+        let denial = denials.find(|denial| denial.name == update.name);
+        (update.name, denial.map(|denial| denial.denial.clone()))
+    });
+    Ok(Opinion {
+        refs: refs.collect(),
+        whole,
+        notes,
+        findings,
+        bytes,
+    })
+}
+
+fn said(how: &str, denial: &Denial) -> String {
+    let place = denial.evidence.as_deref().unwrap_or("the push");
+    format!("{how}: {} in {place}", denial.rule)
+}
+
+impl Opinion {
+    fn is_refused(&self) -> bool {
+        !self.whole.is_empty() || self.refs.iter().any(|(_, denial)| denial.is_some())
+    }
+
+    fn as_text(&self) -> String {
+        let verdict = if self.is_refused() {
+            "refused"
+        } else {
+            "allowed"
+        };
+        let (objects, bytes) = (self.findings.objects, self.bytes);
+        let mut lines = vec![format!("{verdict}: {objects} objects, {bytes} bytes")];
+        let mut tell = |denial: &Denial| {
+            lines.push(format!("  {}", output::safe(&denial.message)));
+            lines.push(format!(
+                "    {}, rule {}",
+                denial.reason,
+                output::safe(denial.rule.as_str())
+            ));
+            if let Some(evidence) = &denial.evidence {
+                lines.push(format!("    in {}", output::safe(evidence)));
+            }
+        };
+        self.whole.iter().for_each(&mut tell);
+        self.refs
+            .iter()
+            .filter_map(|(_, denial)| denial.as_ref())
+            .for_each(&mut tell);
+        for (name, denial) in &self.refs {
+            let name = output::safe(&name.to_string());
+            match denial {
+                Some(_) => lines.push(format!("  ✗ {name}")),
+                None if self.is_refused() => lines.push(format!("  ✗ {name} (with the others)")),
+                None => lines.push(format!("  ✓ {name}")),
+            }
+        }
+        lines.extend(
+            self.notes
+                .iter()
+                .map(|note| format!("  note: {}", output::safe(note))),
+        );
+        if self.findings.more_secrets {
+            lines.push("  note: there are more secrets than are shown".to_owned());
+        }
+        lines.join("\n")
+    }
+
+    fn as_json(&self) -> Value {
+        let shown = |denial: &Denial| {
+            json!({
+                "reason": denial.reason,
+                "rule": denial.rule,
+                "told": denial.message,
+                "evidence": denial.evidence,
+            })
+        };
+        let refs = self.refs.iter().map(|(name, denial)| {
+            json!({ "ref": name.to_string(), "denial": denial.as_ref().map(shown) })
+        });
+        json!({
+            "verdict": if self.is_refused() { "deny" } else { "allow" },
+            "refs": refs.collect::<Vec<_>>(),
+            "denials": self.whole.iter().map(shown).collect::<Vec<_>>(),
+            "notes": self.notes,
+            "objects": self.findings.objects,
+            "bytes": self.bytes,
+            "secrets": self.findings.secrets,
+            "more_secrets": self.findings.more_secrets,
+        })
+    }
+}

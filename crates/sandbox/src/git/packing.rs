@@ -1,0 +1,146 @@
+//! What a push from the operator's repository would send, and what upstream has of it.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::path::Path;
+
+use git2::{ObjectType, Oid, PackBuilder, TreeWalkMode, TreeWalkResult};
+use policy::refs::ObjectId;
+
+use super::error::{GitError, git, io};
+use super::home::Home;
+
+impl Home {
+    /// The object that a revision names, and the full name of the ref where it is one.
+    pub fn find(&self, revision: &str) -> Result<(ObjectId, Option<String>), GitError> {
+        let (object, reference) = self
+            .repo()
+            .revparse_ext(revision)
+            .map_err(git(format!("find '{revision}'")))?;
+        let name = reference.map(|one| String::from_utf8_lossy(one.name_bytes()).into_owned());
+        Ok((ours(object.id())?, name))
+    }
+
+    /// Where a ref points, if there is one of this full name.
+    pub fn look_up(&self, name: &str) -> Option<ObjectId> {
+        let found = self.repo().find_reference(name).ok()?;
+        ours(found.resolve().ok()?.target()?).ok()
+    }
+
+    /// Whether one commit descends from another; none where one of them is no commit.
+    pub fn descends(&self, from: &ObjectId, ancestor: &ObjectId) -> Option<bool> {
+        let commit = |id: &ObjectId| {
+            let object = self.repo().find_object(theirs(id).ok()?, None).ok()?;
+            Some(object.peel_to_commit().ok()?.id())
+        };
+        let (from, ancestor) = (commit(from)?, commit(ancestor)?);
+        if from == ancestor {
+            return Some(true);
+        }
+        self.repo().graph_descendant_of(from, ancestor).ok()
+    }
+
+    /// A pack with what `new` reaches and `has` does not, and the commits it stands on.
+    pub fn pack(
+        &self,
+        new: &ObjectId,
+        has: &[ObjectId],
+    ) -> Result<(File, Vec<ObjectId>), GitError> {
+        const DOING: &str = "pack the commits";
+        let has = has.iter().map(theirs).collect::<Result<Vec<_>, _>>()?;
+        let object = self
+            .repo()
+            .find_object(theirs(new)?, None)
+            .map_err(git(DOING))?;
+        let mut walk = self.repo().revwalk().map_err(git(DOING))?;
+        let tip = object.peel_to_commit().map_err(git(DOING))?;
+        let steer = |walk: &mut git2::Revwalk<'_>| {
+            walk.push(tip.id())?;
+            has.iter().try_for_each(|id| walk.hide(*id))
+        };
+        steer(&mut walk).map_err(git(DOING))?;
+        let pushed = walk.by_ref().collect::<Result<HashSet<Oid>, _>>();
+        let pushed = pushed.map_err(git(DOING))?;
+        let mut below = HashSet::new();
+        for id in &pushed {
+            let commit = self.repo().find_commit(*id).map_err(git(DOING))?;
+            below.extend(
+                commit
+                    .parent_ids()
+                    .filter(|parent| !pushed.contains(parent)),
+            );
+        }
+        steer(&mut walk).map_err(git(DOING))?;
+        let mut packer = self.repo().packbuilder().map_err(git(DOING))?;
+        packer.insert_walk(&mut walk).map_err(git(DOING))?;
+        // Tags on the way to the commit.
+        let mut at = object;
+        while at.kind() == Some(ObjectType::Tag) {
+            packer.insert_object(at.id(), None).map_err(git(DOING))?;
+            let Some(tag) = at.as_tag() else { break };
+            at = tag.target().map_err(git(DOING))?;
+        }
+        let below = below.into_iter().map(ours).collect::<Result<_, _>>()?;
+        Ok((spool(&mut packer)?, below))
+    }
+
+    /// A pack with these commits and their trees, and their files if `with_files`.
+    pub fn pack_tips(&self, tips: &[ObjectId], with_files: bool) -> Result<File, GitError> {
+        const DOING: &str = "pack what upstream has";
+        let mut packer = self.repo().packbuilder().map_err(git(DOING))?;
+        for tip in tips {
+            let tip = theirs(tip)?;
+            if with_files {
+                packer.insert_commit(tip).map_err(git(DOING))?;
+                continue;
+            }
+            let commit = self.repo().find_commit(tip).map_err(git(DOING))?;
+            let tree = commit.tree().map_err(git(DOING))?;
+            packer.insert_object(tip, None).map_err(git(DOING))?;
+            packer.insert_object(tree.id(), None).map_err(git(DOING))?;
+            let mut failed = None;
+            let walked = tree.walk(TreeWalkMode::PreOrder, |_, entry| {
+                if entry.kind() == Some(ObjectType::Tree)
+                    && let Err(error) = packer.insert_object(entry.id(), None)
+                {
+                    failed = Some(error);
+                    return TreeWalkResult::Abort;
+                }
+                TreeWalkResult::Ok
+            });
+            failed.map_or(walked, Err).map_err(git(DOING))?;
+        }
+        spool(&mut packer)
+    }
+}
+
+fn theirs(id: &ObjectId) -> Result<Oid, GitError> {
+    Oid::from_bytes(id.as_bytes()).map_err(git(format!("find {id}")))
+}
+
+fn ours(id: Oid) -> Result<ObjectId, GitError> {
+    ObjectId::parse(id.to_string().as_bytes()).map_err(|_| GitError::BadObject {
+        why: "its name is of an unknown format".to_owned(),
+        id,
+    })
+}
+
+fn spool(packer: &mut PackBuilder<'_>) -> Result<File, GitError> {
+    let spooling = |error| io("write a pack to", Path::new("a temporary file"))(error);
+    let mut file = tempfile::tempfile().map_err(spooling)?;
+    let mut failed = None;
+    let packed = packer.foreach(|bytes| match file.write_all(bytes) {
+        Ok(()) => true,
+        Err(error) => {
+            failed = Some(error);
+            false
+        }
+    });
+    if let Some(error) = failed {
+        return Err(spooling(error));
+    }
+    packed.map_err(git("pack objects"))?;
+    file.rewind().map_err(spooling)?;
+    Ok(file)
+}

@@ -1,0 +1,299 @@
+//! `palisade git check`, as an operator uses it before a push.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use testkit::gate::Place;
+use testkit::said::{err, out};
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+/// A place, an upstream with a workflow, and a clone of it.
+struct Desk {
+    place: Place,
+    clone: PathBuf,
+}
+
+fn git(dir: &Path, args: &[&str]) -> String {
+    let output = Command::new("git")
+        .args(args)
+        .current_dir(dir)
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap())
+        .env("HOME", "/nonexistent")
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_AUTHOR_NAME", "A")
+        .env("GIT_AUTHOR_EMAIL", "a@example.com")
+        .env("GIT_COMMITTER_NAME", "A")
+        .env("GIT_COMMITTER_EMAIL", "a@example.com")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "git {args:?}: {}", err(&output));
+    out(&output).trim_end().to_owned()
+}
+
+fn write(dir: &Path, path: &str, text: &str) {
+    let path = dir.join(path);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}
+
+/// A token that no forge ever gave out, put together here.
+fn token() -> String {
+    format!("{}_{}", "ghp", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
+}
+
+impl Desk {
+    fn new() -> Self {
+        let place = Place::new(PALISADE);
+        let upstream = place.path().join("upstream");
+        std::fs::create_dir(&upstream).unwrap();
+        git(&upstream, &["init", "-q", "-b", "main"]);
+        write(&upstream, ".github/workflows/ci.yml", "on: push\n");
+        write(&upstream, "README.md", &"words and words\n".repeat(200));
+        git(&upstream, &["add", "-A"]);
+        git(&upstream, &["commit", "-q", "-m", "first"]);
+        git(place.path(), &["clone", "-q", "upstream", "clone"]);
+        let clone = place.path().join("clone");
+        git(&clone, &["checkout", "-q", "-b", "palisade/fix"]);
+        Self { place, clone }
+    }
+
+    fn commit(&self, path: &str, text: &str) {
+        write(&self.clone, path, text);
+        git(&self.clone, &["add", "-A"]);
+        git(&self.clone, &["commit", "-q", "-m", "work"]);
+    }
+
+    fn check(&self, args: &[&str]) -> Output {
+        let mut all = vec!["git", "check", "--repo", self.clone.to_str().unwrap()];
+        all.extend(args);
+        self.place.run(&all)
+    }
+
+    /// The answer as JSON, and the exit code it came with.
+    fn judged(&self, args: &[&str]) -> (Value, i32) {
+        let output = self.check(&[args, &["--json"]].concat());
+        let answer = serde_json::from_slice(&output.stdout);
+        let answer = answer.unwrap_or_else(|_| panic!("{}{}", out(&output), err(&output)));
+        (answer, output.status.code().unwrap())
+    }
+
+    /// The reasons of every refusal.
+    fn reasons(&self, args: &[&str]) -> Vec<String> {
+        let (answer, code) = self.judged(args);
+        let whole = answer["denials"].as_array().unwrap().iter();
+        let refs = answer["refs"].as_array().unwrap().iter();
+        let refs = refs.map(|one| &one["denial"]).filter(|one| !one.is_null());
+        let reasons: Vec<_> = whole
+            .chain(refs)
+            .map(|denial| denial["reason"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(code, if reasons.is_empty() { 0 } else { 7 }, "{answer}");
+        reasons
+    }
+}
+
+const RANGE: &[&str] = &["--range", "origin/main..HEAD"];
+
+fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [RANGE, more].concat()
+}
+
+#[test]
+fn a_push_is_judged_before_it_is_made() {
+    let desk = Desk::new();
+    desk.commit("src/work.rs", "fn main() {}\n");
+    let output = desk.check(RANGE);
+    assert!(output.status.success(), "{}{}", out(&output), err(&output));
+    let said = out(&output);
+    assert!(said.starts_with("allowed: "), "{said}");
+    assert!(said.contains("refs/heads/palisade/fix"), "{said}");
+    // The same commits under other names, and as somebody else.
+    assert_eq!(desk.reasons(&with(&["--ref", "main"])), ["git_protected"]);
+    assert_eq!(
+        desk.reasons(&with(&["--ref", "refs/notes/x"])),
+        ["git_namespace"]
+    );
+    assert_eq!(desk.reasons(&with(&["--auth-mode", "bot"])), [""; 0]);
+    let bot = with(&["--auth-mode", "bot", "--ref", "fix"]);
+    assert_eq!(desk.reasons(&bot), ["git_namespace"]);
+    // A branch that upstream has, and this sandbox did or did not make.
+    git(
+        &desk.clone,
+        &[
+            "update-ref",
+            "refs/remotes/origin/palisade/fix",
+            "origin/main",
+        ],
+    );
+    assert_eq!(desk.reasons(RANGE), ["git_protected"]);
+    assert_eq!(desk.reasons(&with(&["--own"])), [""; 0]);
+}
+
+#[test]
+fn a_secret_is_named_by_its_rule_and_place_and_never_shown() {
+    let desk = Desk::new();
+    desk.commit("src/settings.env", &format!("TOKEN={}\n", token()));
+    std::fs::remove_file(desk.clone.join("src/settings.env")).unwrap();
+    desk.commit("other", "x\n");
+    let output = desk.check(RANGE);
+    assert_eq!(output.status.code(), Some(7));
+    let said = out(&output);
+    for part in [
+        "refused",
+        "secret_found",
+        "github-token",
+        "'src/settings.env'",
+    ] {
+        assert!(said.contains(part), "{part} is not in {said}");
+    }
+    assert!(!said.contains(&token()), "{said}");
+    let option = format!("note={}", token());
+    desk.commit("third", "x\n");
+    let late = [
+        "--range",
+        "HEAD~1..HEAD",
+        "--ref",
+        "palisade/x",
+        "-o",
+        &option,
+    ];
+    assert_eq!(desk.reasons(&late), ["secret_found"]);
+    // Who only wants to know is told, and not refused.
+    desk.place
+        .write_config("version: \"1.0\"\ngit: { scan: note }\n");
+    let (answer, code) = desk.judged(RANGE);
+    assert_eq!((code, answer["secrets"].as_array().unwrap().len()), (0, 1));
+    assert!(
+        answer["notes"][0]
+            .as_str()
+            .unwrap()
+            .contains("github-token")
+    );
+    desk.place
+        .write_config("version: \"1.0\"\ngit: { scan: off }\n");
+    assert_eq!(desk.judged(RANGE).0["secrets"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_workflow_is_left_alone() {
+    let desk = Desk::new();
+    desk.commit("README.md", "words\n");
+    assert_eq!(desk.reasons(RANGE), [""; 0]);
+    desk.commit(".github/workflows/ci.yml", "on: pull_request_target\n");
+    assert_eq!(desk.reasons(RANGE), ["git_path"]);
+    let (answer, _) = desk.judged(RANGE);
+    let told = answer["denials"][0]["told"].as_str().unwrap();
+    assert!(!told.contains(".github"), "{told}");
+    desk.place
+        .write_config("version: \"1.0\"\ngit: { restricted_paths: [Makefile] }\n");
+    assert_eq!(desk.reasons(RANGE), [""; 0]);
+}
+
+#[test]
+fn rewritten_history_is_told_where_that_matters() {
+    let desk = Desk::new();
+    desk.commit("a", "1");
+    git(
+        &desk.clone,
+        &["update-ref", "refs/remotes/origin/palisade/fix", "HEAD"],
+    );
+    git(&desk.clone, &["commit", "-q", "--amend", "-m", "other"]);
+    assert_eq!(desk.reasons(&with(&["--own"])), [""; 0]);
+    desk.place
+        .write_config("version: \"1.0\"\ngit: { deny_force_push: true }\n");
+    assert_eq!(desk.reasons(&with(&["--own"])), ["git_protected"]);
+}
+
+#[test]
+fn a_bundle_is_judged_with_what_it_builds_on() {
+    let desk = Desk::new();
+    let file = desk.place.path().join("work.bundle");
+    let file = file.to_str().unwrap();
+    // A long file changed in one place: git sends the difference alone.
+    let text = "words and words\n".repeat(200);
+    desk.commit("README.md", &format!("{text}{}\n", "new"));
+    git(
+        &desk.clone,
+        &["bundle", "create", "-q", file, "origin/main..palisade/fix"],
+    );
+    assert_eq!(desk.reasons(&["--bundle", file]), [""; 0]);
+    assert_eq!(
+        desk.reasons(&["--bundle", file, "--ref", "main"]),
+        ["git_protected"]
+    );
+    let elsewhere = desk.place.path().to_str().unwrap();
+    let alone = desk
+        .place
+        .run(&["git", "check", "--bundle", file, "--repo", elsewhere]);
+    assert_eq!(alone.status.code(), Some(3));
+    assert!(err(&alone).contains("--repo"), "{}", err(&alone));
+    desk.commit("README.md", &format!("{text}{}\n", token()));
+    git(
+        &desk.clone,
+        &["bundle", "create", "-q", file, "origin/main..palisade/fix"],
+    );
+    assert_eq!(desk.reasons(&["--bundle", file]), ["secret_found"]);
+    // A bundle that was tampered with is refused, not believed.
+    let mut bytes = std::fs::read(file).unwrap();
+    let middle = bytes.len() - 40;
+    bytes[middle] ^= 0xff;
+    std::fs::write(file, bytes).unwrap();
+    assert_eq!(desk.reasons(&["--bundle", file]), ["git_malformed"]);
+}
+
+#[test]
+fn a_bundle_of_a_sha_256_repository_is_judged() {
+    let desk = Desk::new();
+    let other = desk.place.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    git(
+        &other,
+        &["init", "-q", "-b", "palisade/fix", "--object-format=sha256"],
+    );
+    write(&other, "file", "x\n");
+    git(&other, &["add", "-A"]);
+    git(&other, &["commit", "-q", "-m", "x"]);
+    let file = other.join("all.bundle");
+    let file = file.to_str().unwrap();
+    git(&other, &["bundle", "create", "-q", file, "palisade/fix"]);
+    assert_eq!(desk.reasons(&["--bundle", file]), [""; 0]);
+}
+
+#[test]
+fn mistakes_say_what_to_do() {
+    let desk = Desk::new();
+    desk.commit("a", "1");
+    git(&desk.clone, &["checkout", "-q", "--detach"]);
+    for (args, code, said) in [
+        (&[][..], 2, "--range"),
+        (RANGE, 2, "--ref"),
+        (&["--range", "nowhere..HEAD"], 3, "nowhere"),
+        (&["--bundle", "/nonexistent"], 3, "cannot open"),
+        (&["--bundle", "/etc/passwd"], 2, "no usable bundle"),
+        (
+            &["--range", "origin/main..HEAD", "--ref", "a..b"],
+            2,
+            "--ref",
+        ),
+    ] {
+        let output = desk.check(args);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{args:?}: {}",
+            err(&output)
+        );
+        assert!(err(&output).contains(said), "{args:?}: {}", err(&output));
+    }
+}
