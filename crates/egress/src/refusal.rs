@@ -232,6 +232,10 @@ impl Refusal {
                 say("reason", json!(reason.code()));
             }
         }
+        if *reason == Reason::GithubRule {
+            // Clients of this API look for their errors here, and show nothing else.
+            say("message", json!(message));
+        }
         say("rule", json!(rule.as_str()));
         if let Some(sandbox) = sandbox {
             say("sandbox", json!(sandbox));
@@ -424,6 +428,19 @@ mod tests {
         let (status, _, body) = read(&refusal(false)).await;
         assert_eq!(status, 403);
         assert_eq!(body["reason"], "git_protected");
+    }
+
+    #[tokio::test]
+    async fn a_client_of_the_github_api_finds_the_reason_where_it_looks() {
+        let denial = Denial::new(Reason::GithubRule, "github:merge").saying("Not so.");
+        let (_, _, body) = read(&Refusal::new(Stage::Policy, denial)).await;
+        assert_eq!(
+            (&body["message"], &body["error"]),
+            (&json!("Not so."), &json!("Not so."))
+        );
+        let denial = Denial::new(Reason::HostDenied, "allowlist");
+        let (_, _, body) = read(&Refusal::new(Stage::Policy, denial)).await;
+        assert_eq!(body.get("message"), None);
     }
 
     #[tokio::test]

@@ -147,7 +147,8 @@ struct DomainTable {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<Text<Name>>")]
     programs: Vec<String>,
-    /// What is refused all the same.
+    /// What is refused all the same. `[{}]` is everything: then the name is not resolved
+    /// either, and no alias leads there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     deny: Vec<DenyRule>,
     /// What the scanner does here, instead of `scan.outbound`.
