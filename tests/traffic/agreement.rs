@@ -122,6 +122,8 @@ fn tunnel_hello_and_host_that_differ_are_misdirected_and_the_connection_closes()
             let mut stream = inside::tls(tunnel(inside, to), hello, &["http/1.1"]);
             let answer = ask(&mut stream, get(host, "/"));
             let id = refusal(&answer, 421, "name_mismatch");
+            // By itself it would close later, when no other request came.
+            assert_eq!(answer.header("connection"), Some("close"), "{answer:?}");
             let closed = inside::ends(&mut stream, SOON);
             assert!(closed, "{to} {hello:?} {host}: still open");
             assert_eq!(agent.bench.record(&id)["reason"], "name_mismatch");
@@ -203,6 +205,22 @@ fn an_absolute_target_and_the_host_agree() {
             "web"
         );
         assert_eq!(net.web.requests().len(), 1);
+    });
+}
+
+#[test]
+fn a_request_inside_tls_does_not_say_http() {
+    with_agent(|net, _, inside| {
+        let say = |target: &str| {
+            let tls = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
+            let request = format!("GET {target} HTTP/1.1\r\nHost: api.example:443\r\n\r\n");
+            ask(tls, request)
+        };
+        for target in ["http://api.example:443/", "http://api.example/"] {
+            refusal(&say(target), 421, "name_mismatch");
+        }
+        net.assert_untouched();
+        assert_eq!(say("https://api.example/").text(), "api");
     });
 }
 

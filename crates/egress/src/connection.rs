@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -20,7 +20,7 @@ use policy::host::{Authority, Host};
 use policy::reason::Reason;
 use policy::verdict::Denial;
 use rustls::AlertDescription;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -44,6 +44,9 @@ const LINE_WINDOW: u32 = 1024 * 1024;
 
 /// What an answer's stream may have written and not sent.
 const SEND_BUFFER: usize = 64 * 1024;
+
+/// The preface of HTTP/2 and the settings after it fit.
+const FIRST_READ: usize = 512;
 
 /// The largest head.
 const MOST_HEAD: usize = 64 * 1024;
@@ -397,7 +400,14 @@ fn trusts_our_certificates(visit: &Visit) -> bool {
     }
 }
 
-async fn serve_http2(visit: Visit, line: Line) {
+async fn serve_http2(visit: Visit, mut line: Line) {
+    // The library waits for its preface for as long as it takes.
+    let mut first = BytesMut::with_capacity(FIRST_READ);
+    match timeout(visit.header_patience(), line.read_buf(&mut first)).await {
+        Ok(Ok(length)) if length > 0 => {}
+        Ok(_) | Err(_) => return,
+    }
+    let io = Replay::new(line, first.freeze());
     let visit = Arc::new(visit);
     let service = service_fn(move |request: Request<Incoming>| {
         let visit = Arc::clone(&visit);
@@ -427,7 +437,7 @@ async fn serve_http2(visit: Visit, line: Line) {
         .keep_alive_interval(PING_AFTER)
         .keep_alive_timeout(PONG_WITHIN)
         .enable_connect_protocol()
-        .serve_connection(TokioIo::new(line), service)
+        .serve_connection(TokioIo::new(io), service)
         .await;
     if let Err(error) = served {
         tracing::debug!(%error, "a client's connection ended");

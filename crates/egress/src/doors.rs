@@ -293,3 +293,17 @@ fn prepare(stream: &TcpStream) -> Result<()> {
     setsockopt(stream, TcpUserTimeout, &NOTHING_TAKEN)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_accepted_does_not_gather_small_answers() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (client, (accepted, peer)) = tokio::join!(client, accept_one(&listener));
+        assert_eq!(client.unwrap().local_addr().unwrap(), peer);
+        assert!(accepted.nodelay().unwrap());
+    }
+}

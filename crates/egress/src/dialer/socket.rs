@@ -64,3 +64,15 @@ async fn dial(address: SocketAddr) -> Result<TcpStream> {
     setsockopt(&socket, sockopt::TcpKeepCount, &KEEPALIVE_COUNT).map_err(Error::from)?;
     socket.connect(address).await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_dialled_does_not_gather_small_requests() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (stream, _) = connect(&[listener.local_addr().unwrap()]).await.unwrap();
+        assert!(stream.nodelay().unwrap());
+    }
+}
