@@ -96,6 +96,7 @@ const JAVA: &str = "import java.net.http.*; class Ask { public static void main(
 fn programs() -> Vec<(&'static str, String, &'static str, bool)> {
     let python = "import urllib.request as r; \
                   print(r.urlopen('https://allowed.test/hello').read().decode())";
+    let requests = "import requests; print(requests.get('https://allowed.test/hello').text)";
     let node = "fetch('https://allowed.test/hello').then(r => r.text()).then(console.log)";
     vec![
         ("curl", CURL.to_owned(), "hello", true),
@@ -108,6 +109,12 @@ fn programs() -> Vec<(&'static str, String, &'static str, bool)> {
         (
             "/usr/bin/python3",
             format!("/usr/bin/python3 -c \"{python}\""),
+            "hello",
+            true,
+        ),
+        (
+            "/usr/bin/python3",
+            format!("/usr/bin/python3 -c \"{requests}\""),
             "hello",
             true,
         ),
