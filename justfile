@@ -49,6 +49,11 @@ crowd count="200":
 traffic-long mib="2048" reloads="200" quiet="600":
     PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --profile long --package palisade --test traffic --no-capture streaming reloading lessons
 
+# Fuzz every target for so long, or those that are named (installs cargo-fuzz)
+fuzz seconds="60" *targets:
+    PATH="$HOME/.cache/palisade/tools/bin:$PATH" command -v cargo-fuzz >/dev/null || cargo install --quiet --locked --root "$HOME/.cache/palisade/tools" cargo-fuzz
+    fuzz/run {{seconds}} {{targets}}
+
 # Sandboxes beside bubblewrap and Docker, in one run (installs both; Docker needs a daemon)
 bench-sandboxes:
     command -v bwrap >/dev/null || apt-get install -y -qq bubblewrap

@@ -32,7 +32,7 @@ use crate::endpoint::Method;
 use crate::host::Host;
 use crate::path::CleanPath;
 use crate::reason::Reason;
-use crate::registration::Repo;
+use crate::registration::{Repo, RepoName};
 use crate::verdict::{Denial, RuleName};
 
 use self::body::Body;
@@ -353,6 +353,40 @@ fn nearest(name: &str) -> Option<&'static str> {
         .filter(|(distance, name)| *distance <= 1 + name.len() / 4)
         .min()
         .map(|(_, name)| name)
+}
+
+/// For a fuzzer: whatever the body is, GraphQL and an edit of an issue are judged by it, and
+/// what the rules allow as they come is allowed with a switch more.
+pub fn exercise(bytes: &[u8]) {
+    let switched = ["graphql-mutations".to_owned(), "close".to_owned()];
+    let few = GithubRules::default();
+    let (Ok(more), Ok(host), Ok(name)) = (
+        GithubRules::new(&switched, false),
+        Host::parse(API),
+        RepoName::parse("acme/app"),
+    ) else {
+        return;
+    };
+    let repos = [Repo {
+        name,
+        max_receive_pack_bytes: None,
+    }];
+    for (method, target) in [("POST", "/graphql"), ("PATCH", "/repos/acme/app/issues/1")] {
+        let (Ok(method), Ok(path)) = (Method::parse(method), CleanPath::parse(target)) else {
+            return;
+        };
+        let request = GithubRequest {
+            method: &method,
+            host: &host,
+            path: &path,
+            has_method_override: false,
+            content_type: Some("application/json"),
+            body: Some(bytes),
+            repos: &repos,
+        };
+        let allowed = few.judge(&request).is_ok();
+        assert!(!allowed || more.judge(&request).is_ok(), "{target}");
+    }
 }
 
 #[cfg(test)]

@@ -581,5 +581,26 @@ fn parse_port(text: &str) -> Result<u16, BadHost> {
     }
 }
 
+/// For a fuzzer: what was read has one spelling, which reads as the same, and a pattern of it
+/// is met by it.
+pub fn exercise(text: &str) {
+    if let Ok(host) = Host::parse(text) {
+        let spelled = host.to_string();
+        assert_eq!(Host::parse(&spelled).as_ref(), Ok(&host), "{text:?}");
+        if let Ok(pattern) = HostPattern::parse(&spelled) {
+            assert!(pattern.matches(&host), "{text:?}");
+        }
+        let _class = host.as_ip().map(classify);
+    }
+    if let Ok(authority) = Authority::parse(text) {
+        let spelled = authority.to_string();
+        assert_eq!(Authority::parse(&spelled), Ok(authority), "{text:?}");
+    }
+    if let Ok(pattern) = HostPattern::parse(text) {
+        let spelled = pattern.to_string();
+        assert_eq!(HostPattern::parse(&spelled), Ok(pattern), "{text:?}");
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -497,5 +497,20 @@ fn check_query(query: &str) -> Result<(), BadPath> {
     Ok(())
 }
 
+/// For a fuzzer: what is sent reads as what was checked, and nothing in it climbs or hides.
+pub fn exercise(text: &str) {
+    let Ok(path) = CleanPath::parse(text) else {
+        return;
+    };
+    let again = CleanPath::parse(path.target());
+    assert_eq!(again.as_ref(), Ok(&path), "{text:?}");
+    assert!(path.text().starts_with('/'), "{text:?}");
+    let hidden = |c: char| c == '\\' || c.is_control();
+    assert!(!path.text().contains(hidden), "{text:?}");
+    for segment in path.segments() {
+        assert!(!matches!(segment, "." | ".."), "{text:?}");
+    }
+}
+
 #[cfg(test)]
 mod tests;

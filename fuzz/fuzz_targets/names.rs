@@ -1,0 +1,9 @@
+//! Host names, authorities and paths, one in a line, normalised.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    for line in String::from_utf8_lossy(bytes).lines() {
+        policy::host::exercise(line);
+        policy::path::exercise(line);
+    }
+});
