@@ -144,14 +144,3 @@ fn push_body() -> Vec<u8> {
     body.extend_from_slice(&[7; 20]);
     body
 }
-
-#[test]
-fn where_nobody_can_read_a_pack_a_push_that_must_be_read_is_refused() {
-    let yard = Yard::with(Wish {
-        checked: true,
-        ..Wish::default()
-    });
-    let dir = yard.working_copy("work");
-    let args = ["push", "origin", "HEAD:refs/heads/feature"];
-    yard.refused(&dir, &args, "internal", "could not be checked");
-}

@@ -1,9 +1,9 @@
 //! What a client still sends when nobody wants it any more.
 //!
 //! A request can be answered before its body has come: with a refusal, or by an upstream in a
-//! hurry. Over HTTP/1 the connection would then be closed with bytes unread, the client's
-//! kernel would hear of a reset, and many a client would never see the answer that was on its
-//! way. So the rest is read for a while, into nowhere.
+//! hurry. Over HTTP/1 the connection would then be closed with bytes unread, over HTTP/2 the
+//! stream be reset, and many a client would never see the answer that was on its way. So the
+//! rest is read for a while, into nowhere.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -183,13 +183,14 @@ pub async fn judge_tunnel(
     }
 }
 
-/// What becomes of a body that is not wanted. HTTP/2 can say so, and who waits for a word to
-/// go on has sent nothing: to read would be that word.
+/// What becomes of a body that is not wanted. Who waits for a word to go on has sent nothing:
+/// to read would be that word. HTTP/2 has a word to stop, after which curl (as of 7.88) does
+/// not look at the answer.
 fn leftover(head: &Parts, body: Incoming) -> Leftover {
-    if head.version < Version::HTTP_2 && !head.headers.contains_key(EXPECT) {
-        Leftover::drained(body)
-    } else {
+    if head.headers.contains_key(EXPECT) {
         Leftover::let_go(body)
+    } else {
+        Leftover::drained(body)
     }
 }
 

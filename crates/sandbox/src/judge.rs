@@ -74,7 +74,7 @@ pub struct Judge {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JudgeLimits {
-    /// Bytes of address space.
+    /// Bytes of memory it can write to.
     pub memory: u64,
     /// Seconds of processor time.
     pub processor: u64,
@@ -251,6 +251,9 @@ impl Judge {
         let child = Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
+            // The allocator, where it is mimalloc, takes what it uses and no more: the rest
+            // would count towards the limit.
+            .env("MIMALLOC_ARENA_EAGER_COMMIT", "0")
             .current_dir("/")
             .stdin(Stdio::from(its))
             .stdout(Stdio::piped())

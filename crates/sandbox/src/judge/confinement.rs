@@ -16,7 +16,8 @@ pub(super) fn shut_in(limits: &JudgeLimits) -> Result<()> {
     for (resource, most) in [
         // One byte, not none: see `hardening::limit`.
         (Resource::RLIMIT_CORE, 1),
-        (Resource::RLIMIT_AS, limits.memory),
+        // What can be written to, not addresses: an allocator may set aside many of those.
+        (Resource::RLIMIT_DATA, limits.memory),
         (Resource::RLIMIT_FSIZE, 0),
         (Resource::RLIMIT_NOFILE, 0),
         (Resource::RLIMIT_NPROC, 0),
