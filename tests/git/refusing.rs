@@ -2,7 +2,7 @@
 
 use testkit::said;
 
-use crate::yard::{Wish, Yard, gits, told};
+use crate::yard::{Yard, gits, told};
 
 const TARGET: &str = "https://forge.example/acme/app/git-receive-pack";
 
@@ -96,6 +96,27 @@ fn every_rule_about_refs_refuses_in_words_that_git_prints() {
         metrics.contains("proxy_git_push_blocked_total{reason=\"git_protected\"} 1"),
         "{metrics}"
     );
+}
+
+#[test]
+fn a_push_to_a_host_that_is_not_gits_is_refused() {
+    let yard = Yard::new();
+    let dir = yard.working_copy("work");
+    let url = "https://elsewhere.example/acme/app.git";
+    let asked = yard.forge.asked().len();
+    let output = yard.try_git(&dir, &["push", url, "HEAD:refs/heads/feature"]);
+    let said = said::err(&output);
+    assert!(!output.status.success(), "{}", told(&output));
+    assert!(
+        said.contains("remote: Pushes to elsewhere.example are not open"),
+        "{said}"
+    );
+    let (status, body) = yard.post(&format!("{url}/git-receive-pack"), b"0000", &[]);
+    assert_eq!(status, 403, "{body}");
+    assert!(body.contains("\"rule\":\"git.hosts\""), "{body}");
+    assert_eq!(yard.forge.asked().len(), asked);
+    // Reading is the allowlist's business there.
+    yard.git_in(&dir, &["ls-remote", url]);
 }
 
 #[test]

@@ -82,7 +82,11 @@ impl Yard {
         ca.write(place.path());
         let root = place.path().join("forge");
         let git = gits()[0].to_owned();
-        let forge = Forge::start(Some(&ca.identity(&["forge.example"])), &root, &git);
+        let forge = Forge::start(
+            Some(&ca.identity(&["forge.example", "elsewhere.example"])),
+            &root,
+            &git,
+        );
         // A port that is free now; nobody else here asks for this very one.
         let proxy = TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -119,8 +123,8 @@ impl Yard {
         std::fs::write(self.path("mine/policy.rego"), BUNDLE).unwrap();
         self.place.write_config(&format!(
             "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  policy: policy.yaml\n  \
-             domains: [forge.example]\n  resolve: {{\"forge.example\": \"{}\"}}\n  \
-             listen: [\"{}\"]\ngit:\n  hosts: [forge.example]\n{checks}{}\n{}\n",
+             domains: [forge.example, elsewhere.example]\n  resolve: {{\"forge.example\": \"{0}\", \"elsewhere.example\": \"{0}\"}}\n  \
+             listen: [\"{1}\"]\ngit:\n  hosts: [forge.example]\n{checks}{2}\n{3}\n",
             self.forge.address(),
             self.proxy,
             wish.git,

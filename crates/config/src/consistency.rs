@@ -253,6 +253,15 @@ impl Check<'_> {
                 self.report(&pointer, message, "write an address and a port");
             }
         }
+        // What passes unread passes the rules for git, too.
+        let file = &self.layer.value;
+        for (index, pattern) in file.egress.passthrough.iter().enumerate() {
+            if file.git.hosts.iter().any(|host| pattern.matches(host)) {
+                let pointer = format!("/egress/passthrough/{index}");
+                let message = "a host of git.hosts cannot be passed on unread";
+                self.report(&pointer, message, "take it out of one of the two");
+            }
+        }
     }
 
     /// A name that no rule has would open nothing, and nobody would know.

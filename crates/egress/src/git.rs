@@ -88,8 +88,27 @@ pub async fn check(
     Ok((clearance("git:repositories")?, aftermath))
 }
 
-/// Judges what is known of a request to a git host before its body is read.
+/// Judges a request to a host that is not among git's: a push would leave it unread.
+pub fn judge_elsewhere(target: &Target) -> Result<(), Refusal> {
+    if !address::is_push(target) {
+        return Ok(());
+    }
+    let denial = Denial::new(Reason::GitRepo, "git.hosts").saying(format!(
+        "Pushes to {} are not open: only those to the hosts of git.hosts are read.",
+        target.host
+    ));
+    let refusal = Refusal::new(Stage::Git, denial);
+    Err(match target.method.as_str() {
+        "GET" => refusal.in_text(),
+        _ => refusal,
+    })
+}
+
+/// Judges what is known of a request before its body is read.
 pub fn judge(rules: &Rules, target: &Target, repos: &[Repo]) -> Result<(), Denial> {
+    if !rules.settings.git.hosts.contains(&target.host) {
+        return judge_elsewhere(target).map_err(|refusal| refusal.denial);
+    }
     let address = recognise(target).ok_or_else(closed)?;
     let access = repository::authorise(
         repos,

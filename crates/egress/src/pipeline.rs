@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use http::header::EXPECT;
 use http::request::Parts;
-use http::{Response, StatusCode, Version};
+use http::{Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use policy::allowlist::{Permit, Target};
@@ -457,17 +457,17 @@ async fn inspect(
     mut request: Permitted<Message>,
     trail: &mut Trail,
 ) -> Result<(Cleared<Message>, Aftermath), Refusal> {
-    let host = &request.permit().target().host;
-    if !rules.settings.git.hosts.contains(host) {
-        let request = request.clear(Clearance::nothing_configured());
-        return Ok((request, Aftermath::None));
-    }
-    let checked = Box::pin(git::check(traffic, guest, rules, &mut request, trail)).await;
+    let target = request.permit().target();
+    let checked = if rules.settings.git.hosts.contains(&target.host) {
+        let checked = Box::pin(git::check(traffic, guest, rules, &mut request, trail)).await;
+        trail.passed(Stage::Git);
+        checked
+    } else {
+        let elsewhere = git::judge_elsewhere(target);
+        elsewhere.map(|()| (Clearance::nothing_configured(), Aftermath::None))
+    };
     match checked {
-        Ok((clearance, aftermath)) => {
-            trail.passed(Stage::Git);
-            Ok((request.clear(clearance), aftermath))
-        }
+        Ok((clearance, aftermath)) => Ok((request.clear(clearance), aftermath)),
         Err(refusal) => {
             let (message, guard) = request.refuse();
             let destination = &message.destination;

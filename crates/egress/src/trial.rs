@@ -127,9 +127,6 @@ async fn run(rules: &Rules, question: &Question, trial: &mut Trial) -> Result<Ru
 
 /// Puts it to the rules for repositories. What a push carries, a trial does not know.
 fn ask_git(rules: &Rules, question: &Question, target: &Target) -> Result<(), Denial> {
-    if !rules.settings.git.hosts.contains(&target.host) {
-        return Ok(());
-    }
     let registration = question.registration.as_deref();
     let repos = registration.map_or(&[][..], |row| row.repos.as_slice());
     git::judge(rules, target, repos)

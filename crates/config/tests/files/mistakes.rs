@@ -143,6 +143,10 @@ fn every_kind_of_mistake_has_a_sentence() {
             "2:20: the key 'a b' in egress.resolve must be a host, or a host and port such as example.com:443 (a host name must not contain ' ')",
         ),
         (
+            "egress: {passthrough: [a.example, '*.git.example']}\ngit: {hosts: [x.git.example]}",
+            "2:35: a host of git.hosts cannot be passed on unread; take it out of one of the two",
+        ),
+        (
             "egress: {resolve: {a.example: ':80'}}",
             "2:31: egress.resolve.a.example cannot be connected to; write an address and a port",
         ),

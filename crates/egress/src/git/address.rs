@@ -61,6 +61,21 @@ pub fn recognise(target: &Target) -> Option<Address> {
     })
 }
 
+/// Whether somebody would take it for a push, in any reading. Asked on hosts that are not
+/// known to be git's, where a push would leave without being read.
+pub fn is_push(target: &Target) -> bool {
+    let text = target.path.text();
+    let text = text.strip_suffix('/').unwrap_or(text);
+    let last = text.rsplit('/').next().unwrap_or_default();
+    let last = last.split(';').next().unwrap_or_default();
+    is(last, "git-receive-pack")
+        || (is(last, "refs")
+            && target
+                .path
+                .query()
+                .is_some_and(|query| query.contains("receive") || query.contains('%')))
+}
+
 fn is(segment: &str, word: &str) -> bool {
     segment.eq_ignore_ascii_case(word)
 }
@@ -145,16 +160,20 @@ mod tests {
 
     use super::*;
 
-    fn address(line: &str) -> Option<Address> {
-        let (method, target) = line.split_once(' ').unwrap();
-        recognise(&Target {
+    fn target(method: &str, path: &str) -> Target {
+        Target {
             sandbox: SandboxId::parse("a").unwrap(),
             method: Method::parse(method).unwrap(),
             host: Host::parse("github.com").unwrap(),
             port: 443,
-            path: CleanPath::parse(target).unwrap(),
+            path: CleanPath::parse(path).unwrap(),
             program: None,
-        })
+        }
+    }
+
+    fn address(line: &str) -> Option<Address> {
+        let (method, path) = line.split_once(' ').unwrap();
+        recognise(&target(method, path))
     }
 
     #[test]
@@ -212,6 +231,26 @@ mod tests {
                     .map(|name| name.as_str().to_owned()),
                 "{line}"
             );
+        }
+    }
+
+    #[test]
+    fn a_push_is_known_on_any_host_in_any_reading() {
+        for (line, expected) in [
+            ("POST /x.git/git-receive-pack", true),
+            ("PUT /x/y/GIT-receive-pack/", true),
+            ("POST /x/git-receive%2Dpack;v=1?q", true),
+            ("POST /x%2Fgit-receive-pack", true),
+            ("GET /x/info/refs?service=git-receive-pack", true),
+            ("GET /x/info/refs?a=b&service=git-rec%65ive-pack", true),
+            ("GET /x/info/refs?service=git-upload-pack", false),
+            ("GET /x/info/refs", false),
+            ("POST /x/git-upload-pack", false),
+            ("GET /git-receive-pack/x", false),
+            ("GET /", false),
+        ] {
+            let (method, target) = line.split_once(' ').unwrap();
+            assert_eq!(is_push(&self::target(method, target)), expected, "{line}");
         }
     }
 
