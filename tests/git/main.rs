@@ -11,6 +11,7 @@
 
 mod fetching;
 mod hostile;
+mod judged;
 mod pushing;
 mod refusing;
 mod sizes;

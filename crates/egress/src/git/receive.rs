@@ -15,7 +15,7 @@ use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, H
 use http_body_util::BodyExt;
 use policy::host::Host;
 use policy::proof::Permitted;
-use policy::push::{self, Case, Findings, OnSecret, PushRules, Restricted};
+use policy::push::{self, Case, Findings, OnSecret, PushRules, Restricted, Sighting};
 use policy::reason::Reason;
 use policy::refs::{PushDenied, RefFacts, RefRules};
 use policy::registration::{MAX_RECEIVE_PACK_BYTES, Registration, Repo};
@@ -356,6 +356,9 @@ async fn judge(
     } else {
         None
     };
+    if let Some(found) = &findings {
+        veil(&mut trail.event.refs, found);
+    }
     push::judge(&ours, &pushed.case, &facts, findings.as_ref())?;
     if let Some(found) = findings.as_ref().filter(|found| !found.secrets.is_empty()) {
         let secrets = found.secrets.len();
@@ -364,6 +367,16 @@ async fn judge(
     }
     policies::check(traffic, rules, pushed, findings.as_ref(), trail).await?;
     Ok(())
+}
+
+/// Takes names that hold a secret off the record; all of them where not every place is known.
+fn veil(refs: &mut [String], found: &Findings) {
+    for (at, name) in refs.iter_mut().enumerate() {
+        let is_named = |one: &Sighting| one.place == push::Place::Ref(at);
+        if found.more_secrets || found.secrets.iter().any(is_named) {
+            "(held back)".clone_into(name);
+        }
+    }
 }
 
 fn facts(guest: &Guest, pushed: &Pushed<'_>, place: &Place) -> Vec<RefFacts> {
