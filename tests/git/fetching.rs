@@ -26,6 +26,7 @@ fn clone_and_fetch_work_in_every_form_with_every_git_and_protocol() {
 
             // Something new upstream is fetched, with a request that git compresses.
             let branch = format!("HEAD:refs/heads/{}", name("new"));
+            yard.rested();
             yard.commit(&first, &name("file"), "new\n");
             yard.git_in(&first, &["push", "-q", "origin", &branch]);
             for clone in [&whole, &shallow] {

@@ -17,6 +17,7 @@ fn pushes_pass_in_every_form_with_every_git_and_protocol() {
             }
             let name = |what: &str| format!("{what}-{at}-{version}");
             let branch = name("branch");
+            yard.rested();
             yard.commit(&dir, &name("file"), "one\n");
             yard.git_in(
                 &dir,

@@ -304,6 +304,11 @@ impl Yard {
         said::out(&output)
     }
 
+    /// Starts the gate anew: ten pushes may come at once, and a new gate has seen none.
+    pub(crate) fn rested(&self) {
+        self.ok(&["gate", "restart"]);
+    }
+
     /// Every record of the audit log.
     pub(crate) fn records(&self) -> Vec<Value> {
         let lines = self.ok(&["audit", "export"]);

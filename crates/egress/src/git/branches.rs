@@ -67,6 +67,13 @@ impl Branches {
         self.known().contains(&(place.clone(), name.to_owned()))
     }
 
+    /// The branches it made there, at most so many.
+    pub fn of(&self, place: &Place, most: usize) -> Vec<String> {
+        let known = self.known();
+        let there = known.iter().filter(|(known, _)| known == place);
+        there.take(most).map(|(_, name)| name.clone()).collect()
+    }
+
     /// Notes what became of a ref.
     pub fn note(&self, place: &Place, name: &str, deed: Deed) {
         let one = (place.clone(), name.to_owned());
@@ -147,6 +154,8 @@ mod tests {
             .for_each(|event| branches.replay(event));
         assert!(!branches.has(&place("a.example"), "refs/heads/0"));
         assert!(branches.has(&place("a.example"), "refs/heads/69"));
+        assert_eq!(branches.of(&place("a.example"), 5).len(), 5);
+        assert!(branches.of(&place("b.example"), 5).is_empty());
         assert!(!branches.has(&place("b.example"), "refs/heads/69"));
         branches.replay(&AuditEvent::lifecycle("unregistered", Some(sandbox())));
         assert!(!branches.has(&place("a.example"), "refs/heads/69"));

@@ -15,7 +15,7 @@ use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, H
 use http_body_util::BodyExt;
 use policy::host::Host;
 use policy::proof::Permitted;
-use policy::push::{self, Case, Findings, OnSecret, PushRules, Restricted, Sighting};
+use policy::push::{self, Case, Findings, OnSecret, PushRules, Sighting};
 use policy::reason::Reason;
 use policy::refs::{PushDenied, RefFacts, RefRules};
 use policy::registration::{MAX_RECEIVE_PACK_BYTES, Registration, Repo};
@@ -33,7 +33,7 @@ use super::{policies, size};
 use crate::body::{self, Content};
 use crate::guest::Guest;
 use crate::pipeline::Message;
-use crate::ports::{Pack, Unread};
+use crate::ports::Pack;
 use crate::refusal::{Refusal, Unmoved};
 use crate::traffic::{Rules, Traffic};
 use crate::trail::{Stage, Trail};
@@ -352,7 +352,7 @@ async fn judge(
     let facts = facts(guest, pushed, place);
     ours.judge_refs(&pushed.case, &facts)?;
     let findings = if ours.wants_findings(&pushed.case) {
-        Some(read_objects(traffic, pushed, waiting).await?)
+        Some(read_objects(traffic, pushed, place, waiting).await?)
     } else {
         None
     };
@@ -410,37 +410,34 @@ impl Waiting<'_> {
     }
 }
 
-/// Has the objects read. Where nobody can, the push is refused. What upstream has is fetched
-/// only for a push that cannot be judged without: most change nothing that is restricted.
+/// Has the objects read. Where nobody can, the push is refused.
 async fn read_objects(
     traffic: &Traffic,
     pushed: &Pushed<'_>,
+    place: &Place,
     waiting: &Waiting<'_>,
 ) -> Result<Findings, Denial> {
     let Some(judge) = traffic.judge() else {
         return Err(push::unread("this gate has nobody to read a pack"));
     };
-    let case = &pushed.case;
-    let failed = |error: Unread| push::unread(error.to_string());
-    let findings = judge.read(case, waiting.pack()?, Vec::new()).await;
-    let findings = findings.map_err(failed)?;
-    if findings.restricted != Restricted::Unknown {
-        return Ok(findings);
+    let failed = |error: String| push::unread(error);
+    let mut case = pushed.case.clone();
+    let known = match waiting.upstream {
+        // That something is gone is only seen beside what was there.
+        Some(upstream) if !case.restricted.is_empty() && waiting.pack.is_some() => {
+            upstream.trees(case.format, &case.updates, place).await
+        }
+        _ => None,
+    };
+    let mut bases = Vec::new();
+    if let Some(known) = &known {
+        case.default_tip = known.default_tip;
+        let file = known
+            .trees
+            .file()
+            .map_err(|error| failed(error.to_string()))?;
+        bases.push(file);
     }
-    let Some(upstream) = waiting.upstream else {
-        return Ok(findings);
-    };
-    let Some(known) = upstream.trees(case.format, &case.updates).await else {
-        return Ok(findings);
-    };
-    let case = Case {
-        default_tip: known.default_tip,
-        ..case.clone()
-    };
-    let base = known
-        .trees
-        .file()
-        .map_err(|error| push::unread(error.to_string()))?;
-    let findings = judge.read(&case, waiting.pack()?, vec![base]).await;
-    findings.map_err(failed)
+    let findings = judge.read(&case, waiting.pack()?, bases).await;
+    findings.map_err(|error| failed(error.to_string()))
 }

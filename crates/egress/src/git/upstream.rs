@@ -17,6 +17,7 @@ use policy::refs::{ObjectId, RefUpdate};
 use tokio::task::spawn_blocking;
 
 use super::ask::{self, Unpacker};
+use super::branches::Place;
 use super::spool::Spool;
 use crate::body;
 use crate::dialer::Arriving;
@@ -35,7 +36,10 @@ const MOST_REFS: usize = 4 << 20;
 const MOST_TREES: u64 = 64 << 20;
 
 /// How many commits' trees are asked for.
-const MOST_WANTS: usize = 64;
+const MOST_WANTS: usize = 256;
+
+/// How many of them are of branches that the sandbox made.
+const MOST_OWN: usize = 64;
 
 /// Where the gate asks, and as whom.
 pub(super) struct Upstream<'a> {
@@ -95,9 +99,18 @@ impl<'a> Upstream<'a> {
         })
     }
 
-    /// The trees a push is compared with. None where upstream does not give them.
-    pub(super) async fn trees(&self, format: ObjectFormat, updates: &[RefUpdate]) -> Option<Known> {
-        match self.try_trees(format, updates).await {
+    /// The trees a push is compared with: those of the default branch, of the refs that are
+    /// pushed to, and of branches the sandbox made, which a new tag or branch may stand on.
+    /// Only what a ref of upstream's points at is asked for: forges share objects among
+    /// forks, and would give those of any. None where upstream does not give them.
+    pub(super) async fn trees(
+        &self,
+        format: ObjectFormat,
+        updates: &[RefUpdate],
+        place: &Place,
+    ) -> Option<Known> {
+        let own = self.guest.branches.of(place, MOST_OWN);
+        match self.try_trees(format, updates, &own).await {
             Ok(known) => known,
             Err(error) => {
                 tracing::info!(sandbox = %self.guest.id(), error, "upstream's trees are not known");
@@ -110,13 +123,16 @@ impl<'a> Upstream<'a> {
         &self,
         format: ObjectFormat,
         updates: &[RefUpdate],
+        own: &[String],
     ) -> Result<Option<Known>, String> {
-        let names = updates.iter().map(|update| update.name.as_bytes());
-        let refs = self.refs(ask::refs(format, names)).await?;
+        let names = || {
+            let pushed = updates.iter().map(|update| update.name.as_bytes());
+            pushed.chain(own.iter().map(String::as_bytes))
+        };
+        let refs = self.refs(ask::refs(format, names())).await?;
         let default_tip = refs.get(&b"HEAD"[..]).copied();
         let mut wants: Vec<ObjectId> = default_tip.into_iter().collect();
-        let there = |update: &RefUpdate| refs.get(update.name.as_bytes()).copied();
-        wants.extend(updates.iter().filter_map(there));
+        wants.extend(names().filter_map(|name| refs.get(name).copied()));
         wants.sort_unstable();
         wants.dedup();
         if wants.is_empty() {
