@@ -76,6 +76,10 @@ bench-traffic *args:
 measure-git files="10000":
     PALISADE_FILES={{files}} cargo nextest run --package sandbox --cargo-profile release --no-capture measured
 
+# How long a push of that many MiB takes to read, and how much memory
+measure-judge mib="90":
+    PALISADE_PUSH_MIB={{mib}} cargo nextest run --package sandbox --cargo-profile release --test judge --no-capture measured
+
 # Known vulnerabilities in dependencies (needs the advisory database, so not in CI)
 audit:
     cargo deny check advisories

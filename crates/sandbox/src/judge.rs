@@ -183,7 +183,8 @@ impl Judge {
     /// with commits and trees that upstream's own branches and tags reach, and nothing else:
     /// what is in them counts as upstream's. Without them restricted paths that the push has
     /// are unknown ones. A pack that builds on what it leaves out (a thin one) is read where a
-    /// base holds that, files included.
+    /// base holds that, files included. The `old` of an update is believed where a base has
+    /// it: whoever asks compares it with what upstream advertises.
     ///
     /// Dropped, it ends the child.
     pub async fn judge(

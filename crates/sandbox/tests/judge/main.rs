@@ -12,6 +12,7 @@
 
 mod hostile;
 mod life;
+mod measure;
 mod paths;
 mod place;
 mod pushes;
