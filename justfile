@@ -47,7 +47,7 @@ crowd count="200":
 
 # The long forms of the traffic tests: 2 GiB each way, 200 reloads under load, quiet streams
 traffic-long mib="2048" reloads="200" quiet="600":
-    PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --profile long --package palisade --test traffic --no-capture streaming reloading lessons
+    PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --profile long --workspace --no-capture -E 'binary(traffic) and test(/streaming|reloading|lessons/)'
 
 # Fuzz every target for so long, or those that are named (installs cargo-fuzz)
 fuzz seconds="60" *targets:
