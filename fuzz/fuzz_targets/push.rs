@@ -1,0 +1,10 @@
+//! A push, whole and in pieces: both must be read the same.
+#![no_main]
+
+use egress::git::push::exercise;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let (piece, bytes) = bytes.split_first().unwrap_or((&1, &[]));
+    let piece = usize::from(*piece).max(1);
+    assert_eq!(exercise(bytes, usize::MAX), exercise(bytes, piece));
+});
