@@ -27,9 +27,8 @@ struct Shape {
     about: &'static str,
     /// One of these must be there.
     keywords: &'static [&'static str],
-    /// How far before the keyword the match may begin. With nothing it begins there, and not
-    /// in the middle of a word.
-    before: usize,
+    /// Where the match begins.
+    start: Start,
     /// How far after the keyword's beginning the match may end.
     longest: usize,
     /// The expression; the first group, where there is one, is the secret.
@@ -38,6 +37,20 @@ struct Shape {
     entropy: f32,
     /// What the secret does not contain.
     never: &'static [&'static str],
+}
+
+/// Where a match begins, seen from its keyword. It is tried from there and from nowhere else, so
+/// that a text full of keywords costs little more than one without.
+#[derive(Clone, Copy)]
+enum Start {
+    /// There, unless a letter or digit precedes it.
+    Word,
+    /// There, unless a byte precedes it that could belong to the same token.
+    Token,
+    /// There, whatever precedes it.
+    Keyword,
+    /// Before it, as far as such bytes go, but no further than this.
+    Back(fn(u8) -> bool, usize),
 }
 
 impl Shape {
@@ -52,7 +65,7 @@ impl Shape {
             id,
             about,
             keywords,
-            before: 0,
+            start: Start::Word,
             longest: 300,
             regex,
             entropy: 3.0,
@@ -60,8 +73,8 @@ impl Shape {
         }
     }
 
-    const fn before(mut self, before: usize) -> Self {
-        self.before = before;
+    const fn start(mut self, start: Start) -> Self {
+        self.start = start;
         self
     }
 
@@ -130,9 +143,13 @@ impl Shapes {
                 }
             }
         }
-        let reach = rules.iter().map(|(shape, _)| shape.longest + shape.before);
+        let reach = rules.iter().map(|(shape, _)| match shape.start {
+            Start::Word | Start::Token | Start::Keyword => shape.longest,
+            Start::Back(_, most) => shape.longest + most,
+        });
         Ok(Self {
-            reach: reach.max().unwrap_or_default() + 1,
+            // And what precedes a match: a byte, or two that are an escape.
+            reach: reach.max().unwrap_or_default() + 2,
             keywords: AhoCorasick::builder()
                 .match_kind(MatchKind::LeftmostFirst)
                 .build(&keywords)
@@ -196,18 +213,9 @@ fn compile(shape: &Shape) -> Result<Regex, BadRule> {
 
 /// The secret around a keyword at `hit`, if there is one.
 fn find(shape: &Shape, regex: &Regex, bytes: &[u8], hit: usize) -> Option<Range<usize>> {
-    let is_word = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphanumeric);
-    let starts_inside_a_word = is_word(hit) && hit.checked_sub(1).is_some_and(is_word);
-    if shape.before == 0 && starts_inside_a_word {
-        return None;
-    }
-    let begin = hit.saturating_sub(shape.before);
+    let begin = begin(shape.start, bytes, hit)?;
     let end = hit.saturating_add(shape.longest).min(bytes.len());
-    let anchored = match shape.before {
-        0 => Anchored::Yes,
-        _ => Anchored::No,
-    };
-    let input = Input::new(bytes).span(begin..end).anchored(anchored);
+    let input = Input::new(bytes).span(begin..end).anchored(Anchored::Yes);
     let mut slots = [None; 4];
     regex.search_slots(&input, &mut slots)?;
     let span = match slots {
@@ -219,6 +227,36 @@ fn find(shape: &Shape, regex: &Regex, bytes: &[u8], hit: usize) -> Option<Range<
         || has(secret, PLACEHOLDER)
         || entropy(secret) < shape.entropy;
     (!is_fake).then_some(span)
+}
+
+/// Where a match must begin whose keyword is at `hit`.
+fn begin(start: Start, bytes: &[u8], hit: usize) -> Option<usize> {
+    let precedes = |at: usize, belongs: fn(u8) -> bool| {
+        let before = at.checked_sub(1)?;
+        let byte = bytes.get(before).copied().filter(|byte| belongs(*byte))?;
+        // `\nTOKEN` in a string of JSON or source is a line of its own.
+        let is_escape = matches!(byte, b'n' | b'r' | b't')
+            && before.checked_sub(1).and_then(|at| bytes.get(at)) == Some(&b'\\');
+        (!is_escape).then_some(before)
+    };
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric();
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let starts_a_word = bytes.get(hit).copied().is_some_and(is_word);
+    match start {
+        Start::Word if starts_a_word && precedes(hit, is_word).is_some() => None,
+        Start::Token if precedes(hit, is_token).is_some() => None,
+        Start::Word | Start::Token | Start::Keyword => Some(hit),
+        Start::Back(belongs, most) => {
+            let mut at = hit;
+            while let Some(before) = precedes(at, belongs) {
+                if hit - before > most {
+                    return None;
+                }
+                at = before;
+            }
+            Some(at)
+        }
+    }
 }
 
 fn has(text: &[u8], word: &[u8]) -> bool {

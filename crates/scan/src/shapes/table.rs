@@ -1,6 +1,6 @@
 //! The rules, a provider at a time.
 
-use super::Shape;
+use super::{Shape, Start};
 
 /// The part of the example token on jwt.io that stands in half of all documentation.
 const DOCUMENTED_JWT: &[&str] = &["eyJzdWIiOiIxMjM0NTY3ODkwIiwibmFtZSI6IkpvaG4gRG9lI"];
@@ -33,7 +33,7 @@ pub(super) const SHAPES: &[Shape] = &[
         ],
         r#"[A-Za-z_]{6,40}["'`]?\s{0,4}[:=,>]{1,2}\s{0,4}["'`]?([A-Za-z0-9/+]{40})(?:[^A-Za-z0-9/+=]|$)"#,
     )
-    .before(1)
+    .start(Start::Keyword)
     .entropy(4.0),
     Shape::token(
         "google-api-key",
@@ -158,7 +158,7 @@ pub(super) const SHAPES: &[Shape] = &[
         &["discord", "Discord", "DISCORD"],
         r#"[A-Za-z_.-]{7,40}["'`]?\s{0,4}[:=,>( ]{1,3}\s{0,4}["'`]?(?:Bot )?([MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40})"#,
     )
-    .before(1)
+    .start(Start::Keyword)
     .entropy(4.0),
     Shape::token(
         "discord-webhook",
@@ -170,9 +170,10 @@ pub(super) const SHAPES: &[Shape] = &[
         "telegram-token",
         "Telegram bot token",
         &[":AA"],
-        r"\b[0-9]{8,10}:AA[A-Za-z0-9_-]{33}(?:[^A-Za-z0-9_-]|$)",
+        r"[0-9]{8,10}:AA[A-Za-z0-9_-]{33}(?:[^A-Za-z0-9_-]|$)",
     )
-    .before(10),
+    .start(Start::Back(|byte| byte.is_ascii_digit(), 10))
+    .longest(40),
     Shape::token(
         "sendgrid-key",
         "SendGrid key",
@@ -185,7 +186,7 @@ pub(super) const SHAPES: &[Shape] = &[
         &["twilio", "Twilio", "TWILIO"],
         r#"[A-Za-z_.-]{6,40}["'`]?\s{0,4}[:=,>( ]{1,3}\s{0,4}["'`]?((?:SK)?[0-9a-f]{32})\b"#,
     )
-    .before(1),
+    .start(Start::Keyword),
     // Money and shops.
     Shape::token(
         "stripe-key",
@@ -230,9 +231,8 @@ pub(super) const SHAPES: &[Shape] = &[
         "putty-private-key",
         "private key of PuTTY",
         &["PuTTY-User-Key-File-"],
-        r"PuTTY-User-Key-File-[0-9]: [\s\S]{0,1500}?Private-Lines: [0-9]",
-    )
-    .longest(1600),
+        r"PuTTY-User-Key-File-[0-9]: [a-z0-9-]{3,40}\r?\nEncryption: [a-z0-9-]{4,20}\r?\n",
+    ),
     Shape::token(
         "age-secret-key",
         "secret key of age",
@@ -245,15 +245,19 @@ pub(super) const SHAPES: &[Shape] = &[
         &["eyJ"],
         r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}",
     )
+    .start(Start::Token)
     .longest(4096)
     .never(DOCUMENTED_JWT),
     Shape::token(
         "password-in-url",
         "URL or connection string with a password",
         &["://"],
-        r#"\b(?:https?|ftps?|sftp|ssh|smtps?|ldaps?|postgres(?:ql)?|mysql|mariadb|mssql|sqlserver|mongodb(?:\+srv)?|rediss?|amqps?|nats|clickhouse)(?:\+[a-z0-9]{1,16})?://[^\s:/@"'`<>]{0,64}:([^\s:/@"'`<>$]{8,128})@[A-Za-z0-9\[]"#,
+        r#"(?:https?|ftps?|sftp|ssh|smtps?|ldaps?|postgres(?:ql)?|mysql|mariadb|mssql|sqlserver|mongodb(?:\+srv)?|rediss?|amqps?|nats|clickhouse)(?:\+[a-z0-9]{1,16})?://[^\s:/@"'`<>]{0,64}:([^\s:/@"'`<>$]{8,128})@[A-Za-z0-9\[]"#,
     )
-    .before(28)
+    .start(Start::Back(
+        |byte| byte.is_ascii_alphanumeric() || byte == b'+',
+        28,
+    ))
     .longest(260)
     .never(NO_PASSWORDS),
 ];

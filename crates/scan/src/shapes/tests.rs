@@ -123,6 +123,7 @@ fn examples() -> BTreeMap<&'static str, (Vec<String>, Vec<String>)> {
                     format!("{}{}", "ghp_", n(36)),
                     format!("token={}{}", "gho_", n(36)),
                     format!("https://x-access-token:{}{}@github.com/", "ghs_", n(36)),
+                    format!("{{\"run\": \"first\\n{}{}\"}}", "ghp_", n(36)),
                 ],
                 vec![
                     format!("{}{}", "ghp_", same(36)),
@@ -405,6 +406,7 @@ fn examples() -> BTreeMap<&'static str, (Vec<String>, Vec<String>)> {
                     format!("postgres://app:{}@db.internal:5432/app", n(12)),
                     format!("url = \"mongodb+srv://u:{}@cluster\"", n(10)),
                     format!("redis://:{}@cache:6379", n(20)),
+                    format!("first\\npostgres+psycopg://app:{}@db/app", n(12)),
                     format!("https://user:{}@example.com/x.git", n(14)),
                 ],
                 vec![
@@ -551,7 +553,10 @@ fn hostile_input_is_read_in_linear_time() {
         "-----BEGIN ",
         "https://a:",
         ":AA",
+        "-eyJaaaaaaaaaa",
         "eyJaaaaaaaaaaa.eyJaaaaaaaaaaa.",
+        "twilio",
+        "\"service_account\"",
     ] {
         let text = unit.repeat(30_000 / unit.len());
         let longer = unit.repeat(120_000 / unit.len());
