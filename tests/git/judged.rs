@@ -184,6 +184,12 @@ fn a_workflow_is_the_operators_and_one_that_stays_as_it_is_does_not_matter() {
         let args = ["push", "origin", "HEAD:refs/heads/workflow"];
         yard.refused(&dir, &args, "git_path", sentence);
     }
+    // Taken away.
+    yard.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/main"]);
+    yard.git_in(&dir, &["rm", "-q", ".github/workflows/ci.yml"]);
+    yard.git_in(&dir, &["commit", "-q", "-m", "without"]);
+    let args = ["push", "origin", "HEAD:refs/heads/workflow"];
+    yard.refused(&dir, &args, "git_path", sentence);
     // Changed and put back, but somebody could make a branch of the commit between.
     yard.git_in(&dir, &["revert", "--no-edit", "HEAD"]);
     let args = ["push", "origin", "HEAD:refs/heads/workflow"];
@@ -244,4 +250,21 @@ fn clean_pushes_of_every_kind_are_read_and_pass() {
         "{}",
         told(&output)
     );
+}
+
+#[test]
+fn a_rewrite_is_refused_where_the_operator_says_so() {
+    let yard = Yard::with(Wish {
+        git: "  deny_force_push: true\n",
+        ..Wish::default()
+    });
+    let dir = yard.working_copy("work");
+    let spec = "HEAD:refs/heads/mine";
+    for text in ["a\n", "b\n"] {
+        yard.commit(&dir, "a", text);
+        yard.git_in(&dir, &["push", "-q", "origin", spec]);
+    }
+    yard.git_in(&dir, &["commit", "-q", "--amend", "-m", "rewritten"]);
+    let args = ["push", "--force", "origin", spec];
+    yard.refused(&dir, &args, "git_protected", "Force pushes are not allowed");
 }
