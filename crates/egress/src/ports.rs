@@ -8,6 +8,7 @@ use policy::audit::AuditEvent;
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
 use policy::push::{Case, Findings};
+use policy::verdict::Denial;
 
 /// Who is registered. Asked for every request, so the answer is in memory.
 pub trait Registry: Send + Sync + 'static {
@@ -44,14 +45,14 @@ pub trait Ledger: Send + Sync + 'static {
 /// Who reads the objects of a push.
 #[async_trait]
 pub trait PushJudge: Send + Sync + 'static {
-    /// Reads what a push adds. There is no pack where everything is a deletion. `bases` are
+    /// Reads what a push adds, or says why it is refused for want of reading. There is no pack where everything is a deletion. `bases` are
     /// packs of what upstream has, as far as they were needed and obtained.
     async fn read(
         &self,
         case: &Case,
         pack: Option<Pack>,
         bases: Vec<File>,
-    ) -> Result<Findings, Unread>;
+    ) -> Result<Findings, Denial>;
 }
 
 /// The pack of a push.
@@ -62,11 +63,6 @@ pub struct Pack {
     /// Where it begins.
     pub at: u64,
 }
-
-/// Why a push could not be read. For the operator alone.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Unread(pub String);
 
 /// Which program opened a connection.
 #[async_trait]

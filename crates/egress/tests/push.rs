@@ -21,16 +21,18 @@ use egress::caller::Caller;
 use egress::connection::{self, Visit};
 use egress::dialer::Dialer;
 use egress::pipeline::Source;
-use egress::ports::{Ledger, Pack, Programs, PushJudge, Registry, Unread};
+use egress::ports::{Ledger, Pack, Programs, PushJudge, Registry};
 use egress::request::Opening;
 use egress::traffic::{Parts, Rules, Traffic};
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
-use policy::push::{Case, Findings, Place as Whereabouts, Restricted, Sighting};
+use policy::push::{self, Case, Findings, Place as Whereabouts, Restricted, Sighting};
+use policy::reason::Reason;
 use policy::refs::ObjectId;
 use policy::registration::{AuthMode, Registration, Repo, RepoName};
+use policy::verdict::Denial;
 use serde_json::Map;
 use testkit::forge::Forge;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
@@ -110,7 +112,7 @@ struct Given {
     bases: Vec<File>,
 }
 
-type Say = dyn Fn(&Given) -> Result<Findings, Unread> + Send + Sync;
+type Say = dyn Fn(&Given) -> Result<Findings, Denial> + Send + Sync;
 
 /// Somebody in the place of the reader.
 struct Reader {
@@ -125,7 +127,7 @@ impl PushJudge for Reader {
         case: &Case,
         pack: Option<Pack>,
         bases: Vec<File>,
-    ) -> Result<Findings, Unread> {
+    ) -> Result<Findings, Denial> {
         let pack = pack.map(|mut pack| {
             let mut bytes = Vec::new();
             pack.file.seek(SeekFrom::Start(pack.at)).unwrap();
@@ -154,7 +156,7 @@ struct Place {
 impl Place {
     fn new(
         git: &str,
-        say: impl Fn(&Given) -> Result<Findings, Unread> + Send + Sync + 'static,
+        say: impl Fn(&Given) -> Result<Findings, Denial> + Send + Sync + 'static,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("forge");
@@ -312,7 +314,7 @@ fn git(dir: &Path, args: &[&str]) -> String {
         .to_owned()
 }
 
-fn unknown_without_bases(given: &Given) -> Result<Findings, Unread> {
+fn unknown_without_bases(given: &Given) -> Result<Findings, Denial> {
     Ok(Findings {
         restricted: if given.bases.is_empty() {
             Restricted::Unknown
@@ -426,7 +428,7 @@ async fn what_the_reader_finds_refuses_the_push() {
         rule: "some-key".to_owned(),
         place: Whereabouts::Commit(ObjectId::Sha1([7; 20])),
     };
-    type Case = (&'static str, Result<Findings, Unread>);
+    type Case = (&'static str, Result<Findings, Denial>);
     let cases: [Case; 4] = [
         (
             "secret_found",
@@ -442,8 +444,11 @@ async fn what_the_reader_finds_refuses_the_push() {
                 ..Findings::default()
             }),
         ),
-        ("internal", Err(Unread("the reader fell over".to_owned()))),
-        ("internal", Err(Unread(String::new()))),
+        ("internal", Err(push::unread("the reader fell over"))),
+        (
+            "git_malformed",
+            Err(Denial::new(Reason::GitMalformed, "git:form").saying("No pack.")),
+        ),
     ];
     for (reason, said) in cases {
         let place = Place::new("", move |_| said.clone());

@@ -420,7 +420,6 @@ async fn read_objects(
     let Some(judge) = traffic.judge() else {
         return Err(push::unread("this gate has nobody to read a pack"));
     };
-    let failed = |error: String| push::unread(error);
     let mut case = pushed.case.clone();
     let known = match waiting.upstream {
         // That something is gone is only seen beside what was there.
@@ -432,12 +431,8 @@ async fn read_objects(
     let mut bases = Vec::new();
     if let Some(known) = &known {
         case.default_tip = known.default_tip;
-        let file = known
-            .trees
-            .file()
-            .map_err(|error| failed(error.to_string()))?;
-        bases.push(file);
+        let file = known.trees.file();
+        bases.push(file.map_err(|error| push::unread(error.to_string()))?);
     }
-    let findings = judge.read(&case, waiting.pack()?, bases).await;
-    findings.map_err(|error| failed(error.to_string()))
+    judge.read(&case, waiting.pack()?, bases).await
 }

@@ -4,11 +4,12 @@ use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 
 use control::wall_now;
-use egress::ports::{Ledger, Pack, Programs, PushJudge, Registry, Unread};
+use egress::ports::{Ledger, Pack, Programs, PushJudge, Registry};
 use policy::audit::{AuditEvent, Kind};
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
 use policy::push::{Case, Findings};
+use policy::verdict::Denial;
 use sandbox::judge::{Judge, PackFile};
 use sandbox::namespace::Namespace;
 use store::Store;
@@ -134,12 +135,12 @@ impl PushJudge for Readers {
         case: &Case,
         pack: Option<Pack>,
         bases: Vec<File>,
-    ) -> Result<Findings, Unread> {
+    ) -> Result<Findings, Denial> {
         let pack = pack.map(|Pack { file, at }| PackFile { file, offset: at });
         let whole = |file| PackFile { file, offset: 0 };
         let bases = bases.into_iter().map(whole).collect();
         let judged = self.0.judge(case, pack, bases).await;
-        judged.map_err(|error| Unread(error.to_string()))
+        judged.map_err(|error| error.denial())
     }
 }
 
