@@ -34,6 +34,7 @@ mod pieces;
 pub mod pipeline;
 pub mod ports;
 pub mod publish;
+pub mod question;
 pub mod refusal;
 pub mod rego;
 pub mod request;

@@ -25,7 +25,8 @@ use crate::guest::Guest;
 use crate::headers::GIT_PROTOCOL;
 use crate::live::Judged;
 use crate::live::Live;
-use crate::pipeline::{self, Message};
+use crate::pipeline::Message;
+use crate::question;
 use crate::request::Destination;
 use crate::traffic::{Rules, Traffic};
 
@@ -200,7 +201,7 @@ impl<'a> Upstream<'a> {
             judged: Judged::default(),
             anonymous: false,
         };
-        let sent = pipeline::ask(
+        let sent = question::ask(
             self.traffic,
             self.guest,
             self.rules,
