@@ -317,8 +317,35 @@ fn events_arrive_one_by_one() {
     assert_eq!(http::read_chunk(&mut stream).unwrap(), None);
 }
 
+/// How long streams live here: seconds, or what `just traffic-long` says.
+fn long() -> Duration {
+    let seconds = std::env::var("PALISADE_QUIET").map_or(3, |text| text.parse().unwrap());
+    Duration::from_secs(seconds)
+}
+
+/// The longest silence in them: less than what ends a quiet stream, by default five minutes.
+const SILENCE: Duration = Duration::from_secs(4 * 60);
+
+/// Waits, and says how often somebody should speak meanwhile.
+fn pauses(whole: Duration) -> Vec<Duration> {
+    let mut left = whole;
+    let mut pauses = Vec::new();
+    while !left.is_zero() {
+        let pause = left.min(SILENCE);
+        pauses.push(pause);
+        left -= pause;
+    }
+    pauses
+}
+
+/// Nothing happens for so long.
+fn be_quiet(pause: Duration) {
+    let (_never, wait) = mpsc::channel::<()>();
+    assert!(wait.recv_timeout(pause).is_err());
+}
+
 #[test]
-fn a_stream_that_is_quiet_for_a_few_seconds_goes_on() {
+fn a_stream_that_is_mostly_quiet_goes_on() {
     if !may_enter() {
         return;
     }
@@ -331,20 +358,41 @@ fn a_stream_that_is_quiet_for_a_few_seconds_goes_on() {
         .egress("timeouts: {connect: 1s, header: 1s, response: 1s}");
     bench.write(&rules);
     let agent = bench.create("fix");
-    let quiet = Duration::from_secs(
-        std::env::var("PALISADE_QUIET").map_or(3, |text| text.parse().unwrap()),
-    );
+    let pauses = pauses(long());
+    let expected = vec!["data: one"; pauses.len()].join("\n\n") + "\n\ndata: last";
     let sender = thread::spawn(move || {
-        tell.send("one").unwrap();
-        let (_never, wait) = mpsc::channel::<()>();
-        assert!(wait.recv_timeout(quiet).is_err());
-        tell.send("two").unwrap();
+        for pause in pauses {
+            tell.send("one").unwrap();
+            be_quiet(pause);
+        }
+        tell.send("last").unwrap();
     });
     let begun = Instant::now();
-    let got = agent.says("curl -sSN --max-time 600 http://web.example/events");
-    assert_eq!(got, "data: one\n\ndata: two");
-    assert!(begun.elapsed() >= quiet);
+    let got = agent.says("curl -sSN --max-time 3600 http://web.example/events");
+    assert_eq!(got, expected);
+    assert!(begun.elapsed() >= long());
     sender.join().unwrap();
+}
+
+#[test]
+fn a_websocket_that_is_mostly_quiet_goes_on() {
+    if !may_enter() {
+        return;
+    }
+    with_agent(|_, agent| {
+        let mut stream = agent.inside().port(80);
+        stream.set_read_timeout(None).unwrap();
+        let opening = OPENING.replace("HOST", "web.example");
+        stream.write_all(opening.as_bytes()).unwrap();
+        assert_eq!(http::read_head(&mut stream).unwrap().status, 101);
+        for pause in pauses(long()) {
+            be_quiet(pause);
+            stream.write_all(&HELLO).unwrap();
+            let mut back = [0; HELLO.len()];
+            stream.read_exact(&mut back).unwrap();
+            assert_eq!(back, HELLO);
+        }
+    });
 }
 
 #[test]

@@ -180,10 +180,11 @@ impl Sources {
             let reading = reading.spawn_scoped(scope, || self.build(env));
             reading.ok().and_then(|thread| thread.join().ok())
         });
-        match read {
-            Some(built) => built.map(|settings| settings.clone()),
-            None => self.build(env),
-        }
+        let Some(built) = read else {
+            return self.build(env);
+        };
+        let theirs = built?;
+        Ok(theirs.clone())
     }
 
     fn build(&self, env: Env<'_>) -> Result<Settings, Problems> {
