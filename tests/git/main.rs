@@ -12,6 +12,7 @@
 mod fetching;
 mod hostile;
 mod judged;
+mod mirror;
 mod pushing;
 mod refusing;
 mod sizes;

@@ -62,6 +62,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) policy: &'a str,
     /// More at the top of palisade.yaml.
     pub(crate) top: &'a str,
+    /// Other hosts, and where they are.
+    pub(crate) resolve: &'a str,
     /// A bot's registration.
     pub(crate) bot: bool,
     /// The registration's own limit.
@@ -123,13 +125,24 @@ impl Yard {
         std::fs::write(self.path("mine/policy.rego"), BUNDLE).unwrap();
         self.place.write_config(&format!(
             "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  policy: policy.yaml\n  \
-             domains: [forge.example, elsewhere.example]\n  resolve: {{\"forge.example\": \"{0}\", \"elsewhere.example\": \"{0}\"}}\n  \
-             listen: [\"{1}\"]\ngit:\n  hosts: [forge.example]\n{checks}{2}\n{3}\n",
+             domains: [forge.example, elsewhere.example]\n  resolve: {{\"forge.example\": \"{0}\", \"elsewhere.example\": \"{0}\"{1}}}\n  \
+             listen: [\"{2}\"]\ngit:\n  hosts: [forge.example]\n{checks}{3}\n{4}\n",
             self.forge.address(),
+            wish.resolve,
             self.proxy,
             wish.git,
             wish.top,
         ));
+    }
+
+    /// Where the gate listens.
+    pub(crate) fn proxy(&self) -> SocketAddr {
+        self.proxy
+    }
+
+    /// Where the gate keeps its state.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.place.state()
     }
 
     fn register(&self, wish: Wish<'_>) {
@@ -202,6 +215,7 @@ impl Yard {
             .env("HOME", self.place.path())
             .env("GIT_CONFIG_NOSYSTEM", "1")
             .env("GIT_TERMINAL_PROMPT", "0")
+            .env("http_proxy", format!("http://{}", self.proxy))
             .env("https_proxy", format!("http://{}", self.proxy))
             .env("GIT_SSL_CAINFO", self.place.path().join("gate.pem"))
             .args(["-c", &format!("protocol.version={}", self.version)])

@@ -8,6 +8,7 @@
 pub mod body;
 mod checkpoints;
 mod making;
+mod mirrored;
 mod ports;
 pub(crate) mod watched;
 mod wish;

@@ -153,6 +153,20 @@ impl Dialer {
         Ok((stream, timings.peer))
     }
 
+    /// Addresses of `host` that were all checked, for a program that dials by itself.
+    pub async fn find(
+        &self,
+        sandbox: &SandboxId,
+        host: &Host,
+        port: u16,
+    ) -> Result<Vec<SocketAddr>, DialError> {
+        let rules = self.rules.load_full();
+        let deadline = Deadline::new(host, Instant::now(), rules.timeouts.connect);
+        deadline
+            .hold(rules.addresses.find(sandbox, host, port))
+            .await
+    }
+
     /// Sends a request and waits for the head of its answer. Goes out a second time only when
     /// a connection that was lying about closed before any of it was sent. Dropped, it closes
     /// the stream it used and frees its place.

@@ -14,11 +14,11 @@ pub mod intake;
 pub mod line;
 mod policies;
 pub mod push;
-mod receive;
+pub(crate) mod receive;
 pub mod report;
 pub mod size;
 pub mod spool;
-mod upstream;
+pub(crate) mod upstream;
 
 use std::sync::Arc;
 

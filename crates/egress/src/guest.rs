@@ -34,6 +34,9 @@ const MOST_QUESTIONS: usize = 2;
 /// Pushes that are taken in or judged at a time. More wait.
 const MOST_PUSHES: usize = 4;
 
+/// Fetches from mirrors at a time, each of which is a process. More wait.
+const MOST_FETCHES: usize = 4;
+
 /// Refusals that can be explained without looking into the log.
 const MOST_EXPLAINED: usize = 256;
 
@@ -55,6 +58,8 @@ pub struct Guest {
     pub questions: Arc<Semaphore>,
     /// Places for pushes.
     pub pushes: Semaphore,
+    /// Places for fetches from mirrors.
+    pub fetches: Arc<Semaphore>,
     /// How much of its pushes waits for a verdict.
     pub spooled: Arc<Tank>,
     /// The branches it made.
@@ -98,6 +103,7 @@ impl Guest {
             requests: Arc::new(Semaphore::new(MOST_REQUESTS)),
             questions: Arc::new(Semaphore::new(MOST_QUESTIONS)),
             pushes: Semaphore::new(MOST_PUSHES),
+            fetches: Arc::new(Semaphore::new(MOST_FETCHES)),
             spooled: Tank::of_one(),
             branches: Branches::default(),
             push_bucket: Mutex::default(),

@@ -28,6 +28,7 @@ pub mod internal;
 pub mod leaf;
 pub mod leftover;
 pub mod live;
+pub mod mirror;
 pub mod numbers;
 pub mod passthrough;
 mod pieces;

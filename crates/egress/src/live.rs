@@ -40,6 +40,8 @@ pub enum Asked {
     /// A whole connection to a host and port, unread, of a program if that is known, and
     /// what the operator's policies were told of it.
     Tunnel(policy::host::Host, u16, Option<String>, Arc<Value>),
+    /// Something of a mirror, as the operator configured it then.
+    Mirror(Box<config::section::git::Mirror>),
 }
 
 /// Who judged a request beyond the allowlist, so that they can be asked again.
@@ -196,7 +198,7 @@ mod tests {
         tokio::task::yield_now().await;
         let keep = |asked: &Asked| match asked {
             Asked::Tunnel(host, ..) => host.to_string().starts_with("stays"),
-            Asked::Request(..) => false,
+            Asked::Request(..) | Asked::Mirror(_) => false,
         };
         assert_eq!(underway.judge_again(keep), 1);
         waiting.await.unwrap();

@@ -35,6 +35,7 @@ use crate::headers::CONTAINER_ID;
 use crate::internal;
 use crate::leftover::Leftover;
 use crate::live::Judged;
+use crate::mirror::serve::{self, Visitor};
 use crate::refusal::Refusal;
 use crate::rego;
 use crate::request::{self, Destination, Opening};
@@ -243,6 +244,19 @@ async fn pass(
     trail.event.port = Some(destination.port);
     let target = read_target(&identity, &head, &destination)?;
     trail.event.path = Some(target.path.wire().to_owned());
+    if destination.is_internal() && serve::is_for_mirror(&target) {
+        trail.passed(Stage::Request);
+        let visitor = Visitor {
+            traffic,
+            guest,
+            rules,
+            registration: identity.registration(),
+        };
+        let patience = rules.settings.egress.timeouts.idle;
+        let body = flow::sending(body, &trail.tally, patience);
+        let answering = serve::answer(&visitor, &target, &head.headers, body, trail);
+        return Box::pin(answering).await;
+    }
     if destination.is_internal() {
         let answering = Box::pin(internal::answer(traffic, guest, rules, &target));
         return Ok(Reply::Ours(answering.await));

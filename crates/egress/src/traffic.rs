@@ -35,6 +35,7 @@ use crate::github;
 use crate::guest::{Explained, Guest};
 use crate::leaf::LeafError;
 use crate::live::{Asked, Live};
+use crate::mirror::Mirrors;
 use crate::numbers::{Numbers, States};
 use crate::ports::{Ledger, Programs, PushJudge, Registry};
 use crate::rego::{self, Policies};
@@ -58,6 +59,8 @@ pub struct Parts {
     pub judge: Option<Arc<dyn PushJudge>>,
     /// Where pushes wait for their verdict.
     pub spool: PathBuf,
+    /// Upstreams that are served as mirrors.
+    pub mirrors: Mirrors,
 }
 
 /// The gate's traffic. Shared by every connection.
@@ -70,6 +73,7 @@ pub struct Traffic {
     dialer: Dialer,
     judge: Option<Arc<dyn PushJudge>>,
     spools: Spools,
+    mirrors: Mirrors,
     names: Arc<Names>,
     queries: DnsMetrics,
     numbers: Numbers,
@@ -185,6 +189,8 @@ impl Rules {
                 self.judge_tunnel(host, *port, program.as_deref())?;
                 self.ask_again(judged)
             }
+            Asked::Mirror(mirror) if self.settings.git.mirrors.contains(mirror) => Ok(()),
+            Asked::Mirror(_) => Err(Denial::new(Reason::GitRepo, "git.mirrors")),
             Asked::Tunnel(..) => Err(Denial::new(Reason::HostDenied, "egress.passthrough")),
         }
     }
@@ -220,6 +226,7 @@ impl Traffic {
             dialer: parts.dialer,
             judge: parts.judge,
             spools: Spools::new(&parts.spool),
+            mirrors: parts.mirrors,
             numbers: Numbers::default(),
             clock: Clock::start(),
             provider: rustls::crypto::aws_lc_rs::default_provider(),
@@ -312,6 +319,11 @@ impl Traffic {
     /// Where pushes wait for their verdict.
     pub fn spools(&self) -> &Spools {
         &self.spools
+    }
+
+    /// Upstreams that are served as mirrors.
+    pub fn mirrors(&self) -> &Mirrors {
+        &self.mirrors
     }
 
     /// Who answers queries.

@@ -20,6 +20,7 @@ use egress::authority::Authority;
 use egress::caller::Caller;
 use egress::connection::{self, Visit};
 use egress::dialer::Dialer;
+use egress::mirror::Mirrors;
 use egress::pipeline::Source;
 use egress::ports::{Ledger, Pack, Programs, PushJudge, Registry};
 use egress::request::Opening;
@@ -178,6 +179,7 @@ impl Place {
             rules: Rules::load(Arc::new(settings)).unwrap(),
             judge: Some(Arc::clone(&reader) as _),
             spool: directory.path().join("spool"),
+            mirrors: Mirrors::open(&directory.path().join("mirrors")).unwrap(),
         });
         let place = Self {
             directory,

@@ -16,6 +16,7 @@ use egress::authority::Authority;
 use egress::caller::Caller;
 use egress::connection::{self, Visit};
 use egress::dialer::Dialer;
+use egress::mirror::Mirrors;
 use egress::pipeline::Source;
 use egress::ports::{Ledger, Programs, Registry};
 use egress::request::Opening;
@@ -183,6 +184,7 @@ impl Place {
             rules: Rules::load(Arc::new(settings)).unwrap(),
             judge: None,
             spool: directory.path().join("spool"),
+            mirrors: Mirrors::open(&directory.path().join("mirrors")).unwrap(),
         });
         Self {
             directory,

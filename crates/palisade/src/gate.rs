@@ -24,6 +24,7 @@ use control::serve::ControlSocket;
 use control::wall_now;
 use egress::authority::Authority;
 use egress::dialer::Dialer;
+use egress::mirror::Mirrors;
 use egress::traffic::{Parts, Rules, Traffic};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use policy::audit::AuditEvent;
@@ -302,9 +303,10 @@ async fn open_traffic(
     let opened = tokio::task::spawn_blocking(move || {
         let authority = Authority::open(&dir, wall_now())?;
         let dialer = Dialer::new(&settings)?;
-        anyhow::Ok((authority, dialer, Rules::load(settings)?))
+        let mirrors = Mirrors::open(&dir.join("mirrors"))?;
+        anyhow::Ok((authority, dialer, mirrors, Rules::load(settings)?))
     });
-    let (authority, dialer, rules) = opened.await??;
+    let (authority, dialer, mirrors, rules) = opened.await??;
     Ok(Traffic::new(Parts {
         rules,
         registry: Arc::new(Rows::new(store.clone())),
@@ -314,6 +316,7 @@ async fn open_traffic(
         dialer,
         judge: Some(Arc::new(Readers(judge()))),
         spool: paths.state_dir.join("spool"),
+        mirrors,
     }))
 }
 

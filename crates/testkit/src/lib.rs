@@ -18,6 +18,7 @@ pub mod pty;
 pub mod repo;
 pub mod resolver;
 pub mod said;
+pub mod sshd;
 pub mod wait;
 
 /// Whether this test may do what only root can. Elsewhere it says so and is skipped; in

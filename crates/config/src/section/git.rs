@@ -1,6 +1,8 @@
 //! `git`: hosts, protected refs, mirrors.
 
-use policy::host::Host;
+use std::collections::BTreeSet;
+
+use policy::host::{Authority, Host};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -78,9 +80,89 @@ pub struct Mirror {
     pub host_key: Option<String>,
 }
 
+/// How an upstream is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Through ssh, with a key.
+    Ssh,
+    /// Over TLS.
+    Https,
+    /// In the clear.
+    Http,
+    /// Git's own protocol, in the clear.
+    Git,
+}
+
+/// Where a mirror's upstream is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// How it is spoken to.
+    pub transport: Transport,
+    /// As whom.
+    pub user: Option<&'a str>,
+    /// The host.
+    pub host: Host,
+    /// The port.
+    pub port: u16,
+    /// The repository, as the host is told.
+    pub path: String,
+}
+
 impl Mirror {
     /// Whether the upstream is reached by ssh.
     pub fn is_ssh(&self) -> bool {
         GitUrl::is_ssh(&self.upstream)
+    }
+
+    /// How people write the upstream's address. Who is meant does not matter, since the gate
+    /// decides as whom it goes there; a `.git` that follows is understood.
+    pub fn spellings(&self) -> Vec<String> {
+        let mut all = BTreeSet::from([self.upstream.clone()]);
+        if let Some(place) = self.place()
+            && place.transport == Transport::Ssh
+        {
+            let Place {
+                user, host, port, ..
+            } = &place;
+            let path = place.path.trim_start_matches('/');
+            let path = path.strip_suffix(".git").unwrap_or(path);
+            let named = user.map(|user| format!("{user}@"));
+            for who in named.iter().map(String::as_str).chain([""]) {
+                all.insert(format!("ssh://{who}{host}:{port}/{path}"));
+                if *port == 22 {
+                    all.insert(format!("ssh://{who}{host}/{path}"));
+                    all.insert(format!("{who}{host}:{path}"));
+                    all.insert(format!("{who}{host}:/{path}"));
+                }
+            }
+        }
+        all.into_iter().collect()
+    }
+
+    /// Where the upstream is. None for what [`GitUrl`] would not take.
+    pub fn place(&self) -> Option<Place<'_>> {
+        let (_, user, authority, path) = GitUrl::split(&self.upstream)?;
+        let (transport, port, path) = match self.upstream.split_once("://") {
+            // `host:path` is relative to the user's home.
+            None => (Transport::Ssh, 22, path.to_owned()),
+            Some((scheme, _)) => {
+                let (transport, port) = match scheme {
+                    "ssh" => (Transport::Ssh, 22),
+                    "https" => (Transport::Https, 443),
+                    "http" => (Transport::Http, 80),
+                    "git" => (Transport::Git, 9418),
+                    _ => return None,
+                };
+                (transport, port, format!("/{path}"))
+            }
+        };
+        let authority = Authority::parse(authority).ok()?;
+        Some(Place {
+            transport,
+            user,
+            host: authority.host,
+            port: authority.port.unwrap_or(port),
+            path,
+        })
     }
 }

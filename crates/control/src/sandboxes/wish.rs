@@ -10,7 +10,7 @@ use sandbox::git::home::Home;
 use sandbox::manager::Wanted;
 
 use super::body::{CreateBody, PortBody};
-use super::ports;
+use super::{mirrored, ports};
 use crate::reply::ControlError;
 
 /// What a request for a sandbox means.
@@ -84,7 +84,7 @@ impl Wish {
                 repository: body.repository,
                 depth: body.depth,
                 dirty: body.dirty,
-                environment: Vec::new(),
+                environment: mirrored::environment(&settings.git.mirrors),
                 ports: listened_on(settings),
                 limits: Limits {
                     memory: limits.memory,

@@ -11,14 +11,18 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 use policy::audit::AuditEvent;
 use policy::refs::RefUpdate;
+use policy::verdict::Denial;
 
 use super::advertisement::{self, Rewriter};
 use super::branches::{self, Deed, Place};
+use super::push::Capabilities;
+use super::receive;
 use super::report::{self, Reader};
-use crate::body::Broken;
+use crate::body::{Broken, Content};
 use crate::dialer::Arriving;
 use crate::forward::Reply;
 use crate::guest::Guest;
+use crate::refusal::Refusal;
 use crate::traffic::Traffic;
 
 /// What is still to do when upstream answers.
@@ -33,6 +37,7 @@ pub enum Aftermath {
 
 /// A push that is on its way.
 pub struct Sent {
+    pub(super) capabilities: Capabilities,
     pub(super) traffic: Arc<Traffic>,
     pub(super) guest: Arc<Guest>,
     pub(super) place: Place,
@@ -63,7 +68,7 @@ impl Aftermath {
                 rewriter: Some(Rewriter::default()),
             }
             .boxed_unsync(),
-            Aftermath::Push(sent) => Watched::new(inner, *sent).boxed_unsync(),
+            Aftermath::Push(sent) => sent.watch(inner.map_err(Into::into).boxed_unsync()),
             Aftermath::None => inner.map_err(Into::into).boxed_unsync(),
         });
         Reply::Changed(response, live)
@@ -124,20 +129,12 @@ impl Body for Rewritten {
 /// The answer to a push on its way. What upstream took is remembered as it is read, and on
 /// record when the answer ends, wherever that is.
 struct Watched {
-    inner: Arriving,
+    inner: Content,
     sent: Sent,
     noted: usize,
 }
 
 impl Watched {
-    fn new(inner: Arriving, sent: Sent) -> Self {
-        Self {
-            inner,
-            sent,
-            noted: 0,
-        }
-    }
-
     /// Notes what is newly known. Before the client hears of it: its next push may follow
     /// at once.
     fn note(&mut self, data: &[u8]) {
@@ -155,6 +152,21 @@ impl Watched {
 }
 
 impl Sent {
+    /// Upstream's answer, looked at as it passes.
+    pub(crate) fn watch(self, inner: Content) -> Content {
+        Watched {
+            inner,
+            sent: self,
+            noted: 0,
+        }
+        .boxed_unsync()
+    }
+
+    /// The refusal of a push that did not get to upstream after all.
+    pub(crate) fn refuse(&self, denial: Denial) -> Refusal {
+        receive::refused(denial.into(), self.capabilities, &self.updates)
+    }
+
     /// The branches to which upstream did that.
     fn done(&self, deed: Deed) -> Vec<String> {
         let accepted = self.reader.accepted();
@@ -212,6 +224,6 @@ impl Body for Watched {
         {
             self.note(data);
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+        Poll::Ready(frame)
     }
 }

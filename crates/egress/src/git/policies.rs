@@ -56,7 +56,7 @@ fn input(pushed: &Pushed<'_>, findings: Option<&Findings>) -> Value {
         "kind": "git_push",
         "sandbox": pushed.registration.id,
         "host": pushed.host.to_string(),
-        "repo": pushed.repo.name.as_str(),
+        "repo": pushed.repo,
         "updates": updates,
         "options": options,
         "atomic": pushed.head.capabilities.atomic,

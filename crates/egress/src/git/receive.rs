@@ -17,7 +17,7 @@ use policy::host::Host;
 use policy::proof::Permitted;
 use policy::push::{self, Case, Findings, OnSecret, PushRules, Sighting};
 use policy::reason::Reason;
-use policy::refs::{PushDenied, RefFacts, RefRules};
+use policy::refs::{PushDenied, RefFacts, RefRules, RefUpdate};
 use policy::registration::{MAX_RECEIVE_PACK_BYTES, Registration, Repo};
 use policy::verdict::Denial;
 use tokio::task::spawn_blocking;
@@ -25,7 +25,7 @@ use tokio::task::spawn_blocking;
 use super::answer::{Aftermath, Sent};
 use super::branches::Place;
 use super::intake::{Coding, Intake, Stop, Taken};
-use super::push::{Head, Parsed, Push};
+use super::push::{Capabilities, Head, Parsed, Push};
 use super::report::{self, Reader};
 use super::spool::Spool;
 use super::upstream::Upstream;
@@ -50,10 +50,32 @@ const MOST_TOLD: usize = 8;
 /// How many refs of a push are on record.
 const MOST_RECORDED: usize = 32;
 
+/// A push that comes in, and where it is to go.
+pub(crate) struct Arrival<'a> {
+    pub(crate) registration: &'a Registration,
+    pub(crate) host: &'a Host,
+    /// What the repository is called.
+    pub(crate) repo: &'a str,
+    /// How large it may be.
+    pub(crate) limit: u64,
+    pub(crate) coding: Coding,
+    pub(crate) body: Content,
+    /// Where what it is compared with can be asked for.
+    pub(crate) upstream: Option<Upstream<'a>>,
+}
+
+/// A push that may go on.
+pub(crate) struct Passed {
+    /// All of it, decoded.
+    pub(crate) spool: Spool,
+    /// What is to be remembered of it; nothing of a probe.
+    pub(crate) sent: Option<Box<Sent>>,
+}
+
 /// What is known of one push when it is judged.
 pub(super) struct Pushed<'a> {
     pub(super) registration: &'a Registration,
-    pub(super) repo: &'a Repo,
+    pub(super) repo: &'a str,
     pub(super) host: &'a Host,
     pub(super) case: Case,
     pub(super) head: Head,
@@ -80,19 +102,46 @@ pub(super) async fn take(
         request.request(),
     );
     let message = request.request_mut();
-    let coding = coding_of(&message.head.headers)?;
-    let body = std::mem::replace(&mut message.body, body::empty());
+    let limits = &rules.settings.policy.git.push_limits;
+    let arrival = Arrival {
+        registration: &registration,
+        host: &host,
+        repo: repo.name.as_str(),
+        limit: push::size_limit(repo, limits.hard_limit_bytes),
+        coding: coding_of(&message.head.headers)?,
+        body: std::mem::replace(&mut message.body, body::empty()),
+        upstream,
+    };
+    let Passed { spool, sent } = judge_arrival(traffic, guest, rules, arrival, trail).await?;
+    put_back(request.request_mut(), spool);
+    Ok(sent.map_or(Aftermath::None, Aftermath::Push))
+}
+
+/// Takes a push in and judges it, wherever it goes.
+pub(crate) async fn judge_arrival(
+    traffic: &Arc<Traffic>,
+    guest: &Arc<Guest>,
+    rules: &Rules,
+    arrival: Arrival<'_>,
+    trail: &mut Trail,
+) -> Result<Passed, Refusal> {
+    let Arrival {
+        registration,
+        host,
+        repo,
+        limit,
+        coding,
+        body,
+        upstream,
+    } = arrival;
     // The semaphore is never closed.
     let _place = guest.pushes.acquire().await;
-    let limits = &rules.settings.policy.git.push_limits;
-    let limit = push::size_limit(repo, limits.hard_limit_bytes);
     let Taken { parsed, spool } = take_in(traffic, guest, body, coding, limit).await?;
     let Push { head, pack } = match parsed {
         Parsed::Push(push) => push,
         Parsed::Probe => {
             trail.event.event = Some("probe".to_owned());
-            put_back(request.request_mut(), spool);
-            return Ok(Aftermath::None);
+            return Ok(Passed { spool, sent: None });
         }
     };
     let names = head.updates.iter().map(|update| update.name.to_string());
@@ -100,15 +149,15 @@ pub(super) async fn take(
 
     let pushed = Pushed {
         case: case(&rules.settings, &head),
-        registration: &registration,
+        registration,
         repo,
-        host: &host,
+        host,
         bytes: spool.len(),
         head,
     };
     let place = Place {
         host: host.to_string(),
-        repo: repo.name.as_str().to_owned(),
+        repo: repo.to_owned(),
     };
     let waiting = Waiting {
         spool: &spool,
@@ -116,30 +165,32 @@ pub(super) async fn take(
         upstream: upstream.as_ref(),
     };
     let judged = judge(traffic, guest, rules, &pushed, &place, &waiting, trail).await;
-    judged.map_err(|denied| refused(denied, &pushed.head))?;
+    judged.map_err(|denied| refused(denied, pushed.head.capabilities, &pushed.head.updates))?;
 
     let Pushed { head, bytes, .. } = pushed;
     let mut talk = Vec::new();
-    if bytes > limits.warning_bytes {
+    if bytes > rules.settings.policy.git.push_limits.warning_bytes {
         tracing::warn!(sandbox = %guest.id(), bytes, "a large push");
         trail.event.event = Some("large_push".to_owned());
         if head.capabilities.side_band {
             report::talk(&mut talk, &size::warning(bytes, limit));
         }
     }
-    put_back(request.request_mut(), spool);
-    Ok(Aftermath::Push(Box::new(Sent {
+    let sent = Box::new(Sent {
         traffic: Arc::clone(traffic),
         guest: Arc::clone(guest),
         place,
         reader: Reader::new(head.capabilities),
+        capabilities: head.capabilities,
         updates: head.updates,
         talk,
-    })))
+    });
+    let sent = Some(sent);
+    Ok(Passed { spool, sent })
 }
 
 /// How the body of a push is coded. What is not known cannot be read.
-fn coding_of(headers: &HeaderMap) -> Result<Coding, Refusal> {
+pub(crate) fn coding_of(headers: &HeaderMap) -> Result<Coding, Refusal> {
     let malformed = |why: &str| {
         let denial = Denial::new(Reason::GitMalformed, "git:form").saying(why);
         Refusal::new(Stage::Git, denial)
@@ -263,13 +314,17 @@ fn stopped(stop: Stop, head: Option<Head>, heard: u64) -> Refusal {
         Stop::Spool(_) => Denial::new(Reason::Internal, "git:spool").because(evidence),
     };
     match head {
-        Some(head) => refused(denial.into(), &head),
+        Some(head) => refused(denial.into(), head.capabilities, &head.updates),
         None => Refusal::new(Stage::Git, denial),
     }
 }
 
 /// No, for every ref, in the form that the client reads.
-fn refused(denied: PushDenied, head: &Head) -> Refusal {
+pub(super) fn refused(
+    denied: PushDenied,
+    capabilities: Capabilities,
+    updates: &[RefUpdate],
+) -> Refusal {
     let code = denied.denial.reason.code();
     // A push may have thousands of refs.
     let own: BTreeMap<&[u8], Reason> = denied
@@ -277,7 +332,7 @@ fn refused(denied: PushDenied, head: &Head) -> Refusal {
         .iter()
         .map(|one| (one.name.as_bytes(), one.denial.reason))
         .collect();
-    let refs = head.updates.iter().map(|update| {
+    let refs = updates.iter().map(|update| {
         let name = update.name.as_bytes();
         let why = match own.get(name) {
             Some(reason) => format!("palisade: {}", reason.code()),
@@ -287,7 +342,7 @@ fn refused(denied: PushDenied, head: &Head) -> Refusal {
         (name.to_vec(), why)
     });
     let unmoved = Unmoved {
-        capabilities: head.capabilities,
+        capabilities,
         refs: refs.collect(),
         others: denied
             .refs

@@ -9,7 +9,7 @@ use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT,
 };
 use http::{Method, Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
 use policy::allowlist::Target;
 use policy::path::CleanPath;
 use policy::push::ObjectFormat;
@@ -19,12 +19,14 @@ use tokio::task::spawn_blocking;
 use super::ask::{self, Unpacker};
 use super::branches::Place;
 use super::spool::Spool;
-use crate::body;
+use crate::body::{self, Content};
 use crate::dialer::Arriving;
 use crate::guest::Guest;
 use crate::headers::GIT_PROTOCOL;
 use crate::live::Judged;
 use crate::live::Live;
+use crate::mirror::upstream::Asking;
+use crate::mirror::{Age, Mirror};
 use crate::pipeline::Message;
 use crate::question;
 use crate::request::Destination;
@@ -43,10 +45,23 @@ const MOST_WANTS: usize = 256;
 const MOST_OWN: usize = 64;
 
 /// Where the gate asks, and as whom.
-pub(super) struct Upstream<'a> {
-    pub(super) traffic: &'a Arc<Traffic>,
-    pub(super) guest: &'a Arc<Guest>,
-    pub(super) rules: &'a Rules,
+pub(crate) struct Upstream<'a> {
+    traffic: &'a Arc<Traffic>,
+    guest: &'a Arc<Guest>,
+    rules: &'a Rules,
+    way: Way<'a>,
+}
+
+/// Whom it asks.
+enum Way<'a> {
+    /// The host that the push is for, along the push's own way.
+    Host(Box<Request>),
+    /// The mirror that the push is for, which has what its upstream has.
+    Mirror(&'a Mirror),
+}
+
+/// What all questions to a host have in common.
+struct Request {
     target: Target,
     destination: Destination,
     headers: HeaderMap,
@@ -91,13 +106,30 @@ impl<'a> Upstream<'a> {
             traffic,
             guest,
             rules,
-            target: Target {
-                path,
-                ..target.clone()
-            },
-            destination: message.destination.clone(),
-            headers,
+            way: Way::Host(Box::new(Request {
+                target: Target {
+                    path,
+                    ..target.clone()
+                },
+                destination: message.destination.clone(),
+                headers,
+            })),
         })
+    }
+
+    /// The upstream of a mirror.
+    pub(crate) fn of_mirror(
+        traffic: &'a Arc<Traffic>,
+        guest: &'a Arc<Guest>,
+        rules: &'a Rules,
+        mirror: &'a Mirror,
+    ) -> Self {
+        Self {
+            traffic,
+            guest,
+            rules,
+            way: Way::Mirror(mirror),
+        }
     }
 
     /// The trees a push is compared with: those of the default branch, of the refs that are
@@ -147,16 +179,14 @@ impl<'a> Upstream<'a> {
     }
 
     async fn refs(&self, question: Vec<u8>) -> Result<BTreeMap<Vec<u8>, ObjectId>, String> {
-        let (response, _live) = self.ask(question).await?;
-        let body = response.into_body();
-        let read = Box::pin(Limited::new(body, MOST_REFS).collect()).await;
-        let bytes = read.map_err(|error| error.to_string())?.to_bytes();
+        let (body, _live) = self.ask(question, Age::Now).await?;
+        let read = body::whole(body, MOST_REFS).await;
+        let bytes = read.map_err(|error| error.to_string())?;
         ask::read_refs(&bytes).map_err(|error| error.to_string())
     }
 
     async fn pack(&self, question: Vec<u8>) -> Result<Spool, String> {
-        let (response, _live) = self.ask(question).await?;
-        let mut body = response.into_body();
+        let (mut body, _live) = self.ask(question, Age::Recent).await?;
         let failed = |error: std::io::Error| error.to_string();
         let (gate, account) = (Arc::clone(self.traffic), Arc::clone(&self.guest.spooled));
         let opened = spawn_blocking(move || gate.spools().open(&account)).await;
@@ -188,15 +218,40 @@ impl<'a> Upstream<'a> {
         Ok(spool)
     }
 
-    async fn ask(&self, question: Vec<u8>) -> Result<(Response<Arriving>, Live), String> {
+    async fn ask(&self, question: Vec<u8>, age: Age) -> Result<(Content, Option<Live>), String> {
+        match &self.way {
+            Way::Host(request) => {
+                let (response, live) = self.ask_host(request, question).await?;
+                let body = response.into_body();
+                Ok((body.map_err(Into::into).boxed_unsync(), Some(live)))
+            }
+            Way::Mirror(mirror) => {
+                let asking = Asking {
+                    dialer: self.traffic.dialer(),
+                    settings: &self.rules.settings,
+                    sandbox: self.guest.id(),
+                    directory: self.traffic.mirrors().directory(),
+                };
+                let answer = Box::pin(mirror.ask(&asking, question, age)).await;
+                let answer = answer.map_err(|error| error.to_string())?;
+                Ok((answer.boxed_unsync(), None))
+            }
+        }
+    }
+
+    async fn ask_host(
+        &self,
+        like: &Request,
+        question: Vec<u8>,
+    ) -> Result<(Response<Arriving>, Live), String> {
         let mut request = http::Request::new(());
         *request.method_mut() = Method::POST;
-        *request.headers_mut() = self.headers.clone();
+        *request.headers_mut() = like.headers.clone();
         let (head, ()) = request.into_parts();
         let message = Message {
             head: Box::new(head),
             body: body::full(Bytes::from(question)),
-            destination: self.destination.clone(),
+            destination: like.destination.clone(),
             upgrade: None,
             judged: Judged::default(),
             anonymous: false,
@@ -205,7 +260,7 @@ impl<'a> Upstream<'a> {
             self.traffic,
             self.guest,
             self.rules,
-            self.target.clone(),
+            like.target.clone(),
             message,
         );
         let (response, live) = sent.await.map_err(|refusal| refusal.denial.message)?;

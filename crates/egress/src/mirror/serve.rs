@@ -1,0 +1,228 @@
+//! Mirrors over smart HTTP, at `http://palisade.internal/git/<name>`.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use flate2::read::GzDecoder;
+use http::Response;
+use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
+use http_body_util::BodyExt;
+use policy::allowlist::Target;
+use policy::audit::Kind;
+use policy::reason::Reason;
+use policy::registration::Registration;
+use policy::repository::Errand;
+use policy::verdict::{Denial, RuleName};
+use tokio::task::spawn_blocking;
+
+use super::output::Output;
+use super::upstream::Asking;
+use super::{Mirror, push};
+use crate::body::{self, Content};
+use crate::forward::Reply;
+use crate::git::address::recognise;
+use crate::git::ask;
+use crate::guest::Guest;
+use crate::headers::GIT_PROTOCOL;
+use crate::live::{Asked, Live};
+use crate::refusal::Refusal;
+use crate::traffic::{Rules, Traffic};
+use crate::trail::{Stage, Trail};
+
+/// Where mirrors are, below the gate's own name.
+const BELOW: &str = "git/";
+
+/// What a client may ask for at once, with everything it says it has: before and after
+/// compression.
+const MOST_ASKED: usize = 8 * 1024 * 1024;
+const MOST_READ: u64 = 64 * 1024 * 1024;
+
+/// Who asks a mirror for something.
+#[derive(Clone, Copy)]
+pub struct Visitor<'a> {
+    /// What all share.
+    pub traffic: &'a Arc<Traffic>,
+    /// What is kept for the one who asks.
+    pub guest: &'a Arc<Guest>,
+    /// The rules of its first moment.
+    pub rules: &'a Rules,
+    /// As what it is registered.
+    pub registration: &'a Registration,
+}
+
+impl Visitor<'_> {
+    /// How upstream is asked for it.
+    pub fn asking(&self) -> Asking<'_> {
+        Asking {
+            dialer: self.traffic.dialer(),
+            settings: &self.rules.settings,
+            sandbox: self.guest.id(),
+            directory: self.traffic.mirrors().directory(),
+        }
+    }
+
+    /// Notes that what it asked of a mirror is under way.
+    pub fn enter(&self, mirror: &Mirror) -> Result<Live, Refusal> {
+        let asked = Asked::Mirror(Box::new(mirror.settings().clone()));
+        let live = self.traffic.enter(self.guest, self.rules, asked);
+        live.map_err(|denial| Refusal::new(Stage::Git, denial))
+    }
+}
+
+/// Whether a request to the gate itself is for a mirror.
+pub fn is_for_mirror(target: &Target) -> bool {
+    target.path.segments().next() == Some("git")
+}
+
+/// Answers a request for a mirror.
+pub async fn answer(
+    visitor: &Visitor<'_>,
+    target: &Target,
+    headers: &HeaderMap,
+    body: Content,
+    trail: &mut Trail,
+) -> Result<Reply, Refusal> {
+    trail.event.kind = Kind::Git;
+    let Some(address) = recognise(target) else {
+        return Err(Refusal::new(Stage::Git, closed()));
+    };
+    trail.event.operation = Some(address.errand.as_str().to_owned());
+    let shown = address.shown.strip_prefix(BELOW).unwrap_or_default();
+    trail.event.repo = Some(shown.to_owned());
+    let answered = answer_errand(visitor, target, address.errand, shown, headers, body, trail);
+    let reply = answered.await.map_err(|refusal| match address.errand {
+        // Git shows a person no other.
+        Errand::AdvertiseFetch | Errand::AdvertisePush => refusal.in_text(),
+        Errand::Fetch | Errand::Push | Errand::Lfs | Errand::Download => refusal,
+    })?;
+    trail.passed(Stage::Git);
+    Ok(reply)
+}
+
+async fn answer_errand(
+    visitor: &Visitor<'_>,
+    target: &Target,
+    errand: Errand,
+    name: &str,
+    headers: &HeaderMap,
+    body: Content,
+    trail: &mut Trail,
+) -> Result<Reply, Refusal> {
+    let Visitor {
+        traffic,
+        guest,
+        rules,
+        ..
+    } = *visitor;
+    let settings = &rules.settings;
+    let mirror = traffic.mirrors().find(settings, name).ok_or_else(|| {
+        let denial = Denial::new(Reason::GitRepo, "git.mirrors")
+            .saying(format!("There is no mirror '{name}' here."));
+        Refusal::new(Stage::Git, denial)
+    })?;
+    let now = traffic.clock().tick();
+    let taken = guest.upstreams.take(settings, &target.host, now);
+    let _pass = taken.map_err(|(wait, rule)| {
+        traffic.numbers().rejected();
+        let denial = Denial::new(Reason::RateLimited, rule);
+        Refusal::new(Stage::Rate, denial).retry(target.host.to_string(), wait.seconds())
+    })?;
+    trail.allowed(&RuleName::from("git.mirrors"));
+    match errand {
+        Errand::AdvertiseFetch | Errand::Fetch => {
+            Box::pin(fetch(visitor, &mirror, errand, headers, body)).await
+        }
+        Errand::AdvertisePush => Box::pin(push::advertise(visitor, &mirror)).await,
+        Errand::Push => Box::pin(push::take(visitor, &mirror, target, headers, body, trail)).await,
+        Errand::Lfs | Errand::Download => Err(Refusal::new(Stage::Git, closed())),
+    }
+}
+
+/// Answers a fetch, from the mirror.
+async fn fetch(
+    visitor: &Visitor<'_>,
+    mirror: &Mirror,
+    errand: Errand,
+    headers: &HeaderMap,
+    body: Content,
+) -> Result<Reply, Refusal> {
+    let stale = |why: super::Stale| Refusal::new(Stage::Git, why.denial(mirror.name()));
+    // The semaphore is never closed.
+    let place = Arc::clone(&visitor.guest.fetches).acquire_owned().await;
+    let asking = visitor.asking();
+    let protocol = protocol(headers);
+    let (kind, output) = if errand == Errand::AdvertiseFetch {
+        mirror.refresh(&asking).await.map_err(stale)?;
+        let arguments = ["--stateless-rpc", "--http-backend-info-refs"];
+        let child = mirror.git.upload_pack(&arguments, protocol);
+        let child = child.map_err(|error| stale(error.into()))?;
+        // The second version begins without this line (gitprotocol-http, 'Smart Server
+        // Response').
+        let banner: &[u8] = match protocol {
+            Some("version=2") => b"",
+            _ => b"001e# service=git-upload-pack\n0000",
+        };
+        let kind = "application/x-git-upload-pack-advertisement";
+        (kind, Output::new(child, banner))
+    } else {
+        let asked = read_question(headers, body).await?;
+        mirror.refresh_if_old(&asking).await.map_err(stale)?;
+        let output = mirror.answer(asked, protocol).map_err(stale)?;
+        (ask::RESULT_TYPE, output)
+    };
+    let live = visitor.enter(mirror)?;
+    let body = output.holding(place.ok()).boxed_unsync();
+    Ok(Reply::Changed(respond(kind, body), live))
+}
+
+fn closed() -> Denial {
+    Denial::new(Reason::PathDenied, "git.mirrors").saying(
+        "Mirrors are for git: clone, fetch from and push to http://palisade.internal/git/<name>.",
+    )
+}
+
+/// The version that a client would like to speak, where that is one.
+fn protocol(headers: &HeaderMap) -> Option<&'static str> {
+    let asked = headers.get(GIT_PROTOCOL)?.to_str().ok()?;
+    let mut words = asked.split(':');
+    words.find_map(|word| match word {
+        "version=2" => Some("version=2"),
+        "version=1" => Some("version=1"),
+        _ => None,
+    })
+}
+
+/// All of a client's question, as it was before it was compressed.
+async fn read_question(headers: &HeaderMap, body: Content) -> Result<Bytes, Refusal> {
+    let malformed = |why: &str| {
+        let denial = Denial::new(Reason::GitMalformed, "git:form").saying(why);
+        Refusal::new(Stage::Git, denial)
+    };
+    let sent = body::whole(body, MOST_ASKED).await;
+    let sent = sent.map_err(|_| malformed("That is too much to ask for at once."))?;
+    match headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {
+        None | Some(b"identity") => Ok(sent),
+        Some(b"gzip" | b"x-gzip") => {
+            let read = spawn_blocking(move || {
+                let mut asked = Vec::new();
+                let mut decoder = GzDecoder::new(&*sent).take(MOST_READ + 1);
+                decoder.read_to_end(&mut asked).map(|_| asked)
+            });
+            match read.await {
+                Ok(Ok(asked)) if asked.len() as u64 <= MOST_READ => Ok(asked.into()),
+                _ => Err(malformed("That is not compressed as it says.")),
+            }
+        }
+        Some(_) => Err(malformed("Compress it with gzip, or not at all.")),
+    }
+}
+
+/// An answer of git's.
+pub(super) fn respond(kind: &'static str, body: Content) -> Response<Content> {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}

@@ -1,0 +1,142 @@
+//! An ssh server of the internet, on loopback: the machine's own sshd with keys of its own.
+#![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
+
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::wait;
+
+/// Where Debian has it, which is on few people's path.
+const SSHD: &str = "/usr/sbin/sshd";
+
+/// A running server. It stops when it is dropped.
+pub struct Sshd {
+    directory: TempDir,
+    address: SocketAddr,
+    user: String,
+    child: Option<Child>,
+}
+
+impl Sshd {
+    /// A server that lets whoever runs the test in, with one key.
+    pub fn start() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        for name in ["host", "user", "other"] {
+            let made = Command::new("ssh-keygen")
+                .args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f"])
+                .arg(directory.path().join(name))
+                .status();
+            assert!(made.expect("ssh-keygen").success());
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let user = Command::new("id").arg("-un").output().expect("id").stdout;
+        let mut sshd = Self {
+            directory,
+            address,
+            user: String::from_utf8_lossy(&user).trim().to_owned(),
+            child: None,
+        };
+        drop(listener);
+        sshd.configure();
+        sshd.run();
+        sshd
+    }
+
+    fn configure(&self) {
+        let path = |name: &str| self.directory.path().join(name).display().to_string();
+        let search = std::env::var("PATH").unwrap_or_default();
+        let text = format!(
+            "ListenAddress {}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\n\
+             StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n\
+             KbdInteractiveAuthentication no\nMaxStartups 100\nSetEnv PATH={search}\n",
+            self.address,
+            path("host"),
+            path("user.pub"),
+        );
+        std::fs::write(self.directory.path().join("config"), text).expect("a config");
+    }
+
+    /// Runs it again after it was stopped.
+    pub fn run(&mut self) {
+        // Root's sshd wants an empty directory of that name, which its service makes.
+        let _ = std::fs::create_dir_all("/run/sshd");
+        let log = std::fs::File::create(self.directory.path().join("log")).expect("a log");
+        let child = Command::new(SSHD)
+            .args(["-D", "-e", "-f"])
+            .arg(self.directory.path().join("config"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        self.child = Some(child.expect("sshd: install openssh-server"));
+        wait::until_or(
+            || greets(self.address).then_some(()),
+            || format!("sshd: {}", self.log()),
+        );
+    }
+
+    /// Stops it.
+    pub fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// What it logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whom it lets in.
+    pub fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// The private key that it takes.
+    pub fn key(&self) -> PathBuf {
+        self.directory.path().join("user")
+    }
+
+    /// Its public key, as a client is told.
+    pub fn host_key(&self) -> String {
+        public(&self.directory.path().join("host.pub"))
+    }
+
+    /// A public key of nobody.
+    pub fn other_key(&self) -> String {
+        public(&self.directory.path().join("other.pub"))
+    }
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Type and key, without the comment.
+fn public(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).expect("a public key");
+    let words: Vec<&str> = text.split_whitespace().take(2).collect();
+    words.join(" ")
+}
+
+fn greets(address: SocketAddr) -> bool {
+    let mut greeting = [0; 4];
+    TcpStream::connect(address).is_ok_and(|mut stream| {
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+        stream.read_exact(&mut greeting).is_ok() && greeting == *b"SSH-"
+    })
+}

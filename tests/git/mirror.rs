@@ -1,0 +1,555 @@
+//! Mirrors: an upstream that is reached with a key, behind a real sshd on loopback.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use testkit::sshd::Sshd;
+use testkit::{said, wait};
+
+use crate::yard::{Wish, Yard, gits, told};
+
+/// The mirror, as the sandbox has it.
+const APP: &str = "http://palisade.internal/git/app";
+
+/// What no scanner lets pass.
+const SECRET: &str = "AKIAQ3EGRTUVWXYZ4MNP";
+
+/// A gate with a mirror of a repository behind sshd.
+struct Harbour {
+    yard: Yard,
+    sshd: Sshd,
+    upstream: tempfile::TempDir,
+}
+
+/// What is different.
+#[derive(Default)]
+struct Twist {
+    /// The operator pinned another key.
+    wrong_host_key: bool,
+    /// The gate's reader of objects is asked.
+    checked: bool,
+    bot: bool,
+    /// The key is what a command prints.
+    printed: bool,
+    /// Somebody else is where upstream should be.
+    address: Option<SocketAddr>,
+    /// The upstream is the forge, over HTTPS.
+    https: bool,
+}
+
+impl Harbour {
+    fn new(twist: &Twist) -> Self {
+        let sshd = Sshd::start();
+        let upstream = tempfile::tempdir().unwrap();
+        let at = upstream.path().join("app.git");
+        let host_key = if twist.wrong_host_key {
+            sshd.other_key()
+        } else {
+            sshd.host_key()
+        };
+        let source = if twist.printed {
+            "command:cat "
+        } else {
+            "file:"
+        };
+        let mirror = if twist.https {
+            "upstream: \"https://forge.example/acme/app\"".to_owned()
+        } else {
+            format!(
+                "upstream: \"ssh://{}@git.example{}\"\n      identity: \"{source}{}\"\n      \
+                 host_key: \"{host_key}\"",
+                sshd.user(),
+                at.display(),
+                sshd.key().display(),
+            )
+        };
+        let address = twist.address.unwrap_or(sshd.address());
+        let yard = Yard::with(Wish {
+            git: &format!("  mirrors:\n    - name: app\n      {mirror}\n"),
+            resolve: &format!(", \"git.example\": \"{address}\""),
+            checked: twist.checked,
+            bot: twist.bot,
+            ..Wish::default()
+        });
+        let harbour = Self {
+            yard,
+            sshd,
+            upstream,
+        };
+        if !twist.https {
+            std::fs::create_dir(&at).unwrap();
+            let yard = &harbour.yard;
+            yard.git_in(&at, &["init", "-q", "--bare", "-b", "trunk"]);
+            yard.git_in(&at, &["config", "receive.advertisePushOptions", "true"]);
+        }
+        harbour.seed();
+        harbour
+    }
+
+    /// The upstream's own copy.
+    fn bare(&self) -> PathBuf {
+        let here = self.upstream.path().join("app.git");
+        if here.exists() {
+            here
+        } else {
+            self.yard.upstream("acme/app")
+        }
+    }
+
+    /// The first commit, put there by the operator.
+    fn seed(&self) {
+        let dir = self.yard.path("seed");
+        std::fs::create_dir(&dir).unwrap();
+        self.yard.git_in(&dir, &["init", "-q", "-b", "trunk"]);
+        self.out_of_band("README.md", "refs/heads/trunk");
+    }
+
+    /// A commit that did not come through the gate.
+    fn out_of_band(&self, file: &str, name: &str) -> String {
+        let dir = self.yard.path("seed");
+        self.yard.commit(&dir, file, "hello\n");
+        let bare = self.bare();
+        let spec = format!("HEAD:{name}");
+        self.yard
+            .git_in(&dir, &["push", "-q", bare.to_str().unwrap(), &spec]);
+        self.yard.git_in(&dir, &["rev-parse", "HEAD"])
+    }
+
+    fn refs(&self) -> String {
+        let format = "--format=%(refname) %(objectname)";
+        self.yard.git_in(&self.bare(), &["for-each-ref", format])
+    }
+
+    fn clone_as(&self, name: &str) -> PathBuf {
+        let top = self.yard.path("");
+        self.yard.git_in(&top, &["clone", "-q", APP, name]);
+        self.yard.path(name)
+    }
+
+    /// git, which must fail and say so in our words; upstream stays as it is.
+    #[track_caller]
+    fn refused(&self, dir: &Path, args: &[&str], sentence: &str) -> Output {
+        let before = self.refs();
+        let output = self.yard.try_git(dir, args);
+        assert!(!output.status.success(), "git {args:?}: {}", told(&output));
+        let said = said::err(&output);
+        assert!(said.contains(sentence), "no '{sentence}' in: {said}");
+        assert_eq!(self.refs(), before);
+        output
+    }
+}
+
+#[test]
+fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
+    let mut harbour = Harbour::new(&Twist::default());
+    for (at, git) in gits().into_iter().enumerate() {
+        for version in [0, 1, 2] {
+            harbour.yard.speaking(git, version);
+            let name = |what: &str| format!("{what}-{at}-{version}");
+            let dir = harbour.clone_as(&name("work"));
+            let yard = &harbour.yard;
+            let head = yard.git_in(&dir, &["symbolic-ref", "--short", "HEAD"]);
+            assert_eq!(head, "trunk", "HEAD is upstream's");
+            yard.git_in(&dir, &["fsck", "--strict"]);
+
+            let (branch, tag) = (name("branch"), name("v"));
+            let spec = format!("HEAD:refs/heads/{branch}");
+            yard.commit(&dir, "one", "one\n");
+            yard.git_in(&dir, &["push", "-q", "origin", &spec]);
+            yard.git_in(&dir, &["commit", "-q", "--amend", "-m", "again"]);
+            let forced = format!("+{spec}");
+            yard.git_in(&dir, &["tag", "-a", "-m", "a tag", &tag]);
+            let args = ["push", "-q", "--atomic", "-o", "ci.skip", "origin"];
+            yard.git_in(&dir, &[&args[..], &[&forced, &tag]].concat());
+            let made = yard.git_in(&dir, &["rev-parse", "HEAD"]);
+            let refs = harbour.refs();
+            assert!(refs.contains(&format!("refs/heads/{branch} {made}")));
+            assert!(refs.contains(&tag), "{tag} in {refs}");
+
+            let there = harbour.out_of_band(&name("there"), "refs/heads/trunk");
+            let yard = &harbour.yard;
+            yard.git_in(&dir, &["fetch", "-q", "origin"]);
+            let seen = yard.git_in(&dir, &["rev-parse", "origin/trunk"]);
+            assert_eq!(seen, there, "what was done elsewhere is seen at once");
+        }
+    }
+    let record = || {
+        let mut records = harbour.yard.records().into_iter();
+        records.find(|one| one["operation"] == "push" && one["repo"] == "app")
+    };
+    let record = wait::until("a record of a push", record);
+    assert_eq!(
+        (&record["kind"], &record["verdict"], &record["rule"]),
+        (&"git".into(), &"allow".into(), &"git.mirrors".into())
+    );
+    let metrics = harbour.yard.metrics();
+    let counted = "proxy_git_operations_total{operation=\"fetch\",verdict=\"allow\"}";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[test]
+fn shallow_and_partial_clones_are_served() {
+    let mut harbour = Harbour::new(&Twist::default());
+    harbour.out_of_band("two", "refs/heads/trunk");
+    for version in [0, 2] {
+        harbour.yard.speaking(gits()[0], version);
+        let (yard, top) = (&harbour.yard, harbour.yard.path(""));
+        let (shallow, partial) = (format!("shallow-{version}"), format!("partial-{version}"));
+        yard.git_in(&top, &["clone", "-q", "--depth=1", APP, &shallow]);
+        let count = yard.git_in(&top.join(&shallow), &["rev-list", "--count", "HEAD"]);
+        assert_eq!(count, "1");
+        yard.git_in(&top.join(&shallow), &["fetch", "-q", "--unshallow"]);
+        let count = yard.git_in(&top.join(&shallow), &["rev-list", "--count", "HEAD"]);
+        assert_eq!(count, "2");
+        yard.git_in(&top, &["clone", "-q", "--filter=blob:none", APP, &partial]);
+        assert!(top.join(partial).join("two").exists());
+    }
+}
+
+#[test]
+fn head_follows_upstreams() {
+    let harbour = Harbour::new(&Twist::default());
+    harbour.clone_as("before");
+    harbour.out_of_band("next", "refs/heads/next");
+    let args = ["symbolic-ref", "HEAD", "refs/heads/next"];
+    harbour.yard.git_in(&harbour.bare(), &args);
+    let dir = harbour.clone_as("after");
+    let head = harbour
+        .yard
+        .git_in(&dir, &["symbolic-ref", "--short", "HEAD"]);
+    assert_eq!(head, "next");
+    harbour
+        .yard
+        .git_in(&harbour.bare(), &["update-ref", "-d", "refs/heads/trunk"]);
+    let listed = harbour.yard.git_in(&dir, &["ls-remote", "--heads", APP]);
+    assert!(!listed.contains("trunk"), "what is gone is gone: {listed}");
+}
+
+#[test]
+fn an_upstream_that_is_down_is_said_to_be_and_nothing_old_is_shown() {
+    let mut harbour = Harbour::new(&Twist::default());
+    let dir = harbour.clone_as("work");
+    harbour.yard.commit(&dir, "a", "a\n");
+    harbour.sshd.stop();
+    let begun = Instant::now();
+    let sentence = "The upstream of mirror 'app' cannot be used: it refuses the connection.";
+    let top = harbour.yard.path("");
+    for args in [
+        &["clone", "-q", APP, "again"][..],
+        &["-C", "work", "fetch", "origin"],
+        &["-C", "work", "push", "origin", "HEAD:refs/heads/new"],
+    ] {
+        let output = harbour.refused(&top, args, sentence);
+        let said = said::err(&output);
+        let port = harbour.sshd.address().port().to_string();
+        assert!(!said.contains(&port), "where upstream is: {said}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(40));
+    harbour.sshd.run();
+    harbour.yard.git_in(&dir, &["fetch", "-q", "origin"]);
+}
+
+#[test]
+fn an_upstream_that_says_nothing_is_not_waited_for_for_ever() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let harbour = Harbour::new(&Twist {
+        address: Some(silent.local_addr().unwrap()),
+        ..Twist::default()
+    });
+    let top = harbour.yard.path("");
+    let begun = Instant::now();
+    let sentence = "The upstream of mirror 'app' cannot be used: it did not answer in time.";
+    harbour.refused(&top, &["clone", "-q", APP, "work"], sentence);
+    assert!(begun.elapsed() < Duration::from_secs(35));
+}
+
+#[test]
+fn what_a_git_left_that_was_ended_keeps_no_other_out() {
+    let harbour = Harbour::new(&Twist::default());
+    let dir = harbour.clone_as("work");
+    let mut mirrors = std::fs::read_dir(harbour.yard.state().join("mirrors")).unwrap();
+    let mirror = mirrors.next().unwrap().unwrap().path();
+    for name in ["HEAD.lock", "packed-refs.lock", "refs/heads/trunk.lock"] {
+        std::fs::write(mirror.join(name), "").unwrap();
+    }
+    let there = harbour.out_of_band("more", "refs/heads/trunk");
+    harbour.yard.git_in(&dir, &["fetch", "-q", "origin"]);
+    let seen = harbour.yard.git_in(&dir, &["rev-parse", "origin/trunk"]);
+    assert_eq!(seen, there);
+}
+
+#[test]
+fn an_upstream_with_another_host_key_is_refused() {
+    let harbour = Harbour::new(&Twist {
+        wrong_host_key: true,
+        ..Twist::default()
+    });
+    let top = harbour.yard.path("");
+    let sentence = "its host key is not the one that was configured";
+    harbour.refused(&top, &["clone", "-q", APP, "work"], sentence);
+    let seed = harbour.yard.path("seed");
+    let push = ["push", APP, "HEAD:refs/heads/new"];
+    harbour.refused(&seed, &push, sentence);
+    assert!(!harbour.sshd.log().contains("Accepted"), "no key was shown");
+}
+
+#[test]
+fn pushes_are_judged_as_any_other() {
+    let harbour = Harbour::new(&Twist {
+        checked: true,
+        ..Twist::default()
+    });
+    let dir = harbour.clone_as("work");
+    let yard = &harbour.yard;
+    yard.commit(&dir, "a", "a\n");
+    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
+    for (spec, sentence) in [
+        ("HEAD:refs/heads/main", "git_protected"),
+        ("HEAD:refs/heads/trunk", "was not made by this sandbox"),
+        (":refs/heads/mine", "git_delete"),
+        ("HEAD:refs/notes/commits", "git_namespace"),
+    ] {
+        let output = harbour.refused(&dir, &["push", "origin", spec], sentence);
+        assert!(said::err(&output).contains("remote: palisade: "));
+    }
+    yard.commit(&dir, "b", &format!("key = \"{SECRET}\"\n"));
+    let output = harbour.refused(
+        &dir,
+        &["push", "origin", "HEAD:refs/heads/mine"],
+        "secret_found",
+    );
+    assert!(!said::err(&output).contains(SECRET));
+    yard.git_in(&dir, &["reset", "-q", "--hard", "HEAD~"]);
+    yard.commit(&dir, ".github/workflows/ci.yaml", "on: push\n");
+    let push = ["push", "origin", "HEAD:refs/heads/mine"];
+    harbour.refused(&dir, &push, "git_path");
+    yard.git_in(&dir, &["reset", "-q", "--hard", "HEAD~"]);
+    yard.commit(&dir, "c", "c\n");
+    yard.git_in(&dir, &push);
+    let blocked = || {
+        let mut records = yard.records().into_iter();
+        records.find(|one| one["reason"] == "secret_found" && one["repo"] == "app")
+    };
+    let record = wait::until("a record of the refusal", blocked);
+    assert_eq!(record["operation"], "push");
+}
+
+#[test]
+fn restricted_paths_that_upstream_has_already_are_no_change() {
+    let harbour = Harbour::new(&Twist {
+        checked: true,
+        ..Twist::default()
+    });
+    harbour.out_of_band(".github/workflows/ci.yaml", "refs/heads/trunk");
+    let dir = harbour.clone_as("work");
+    let yard = &harbour.yard;
+    yard.commit(&dir, "a", "a\n");
+    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
+    assert!(harbour.refs().contains("refs/heads/mine"));
+}
+
+#[test]
+fn a_bot_pushes_to_its_own_namespaces() {
+    let harbour = Harbour::new(&Twist {
+        bot: true,
+        ..Twist::default()
+    });
+    let dir = harbour.clone_as("work");
+    harbour.yard.commit(&dir, "a", "a\n");
+    let push = ["push", "origin", "HEAD:refs/heads/feature"];
+    harbour.refused(&dir, &push, "git_namespace");
+    let push = ["push", "-q", "origin", "HEAD:refs/heads/sandbox/feature"];
+    harbour.yard.git_in(&dir, &push);
+}
+
+#[test]
+fn what_is_no_mirror_is_refused_in_words_that_git_shows() {
+    let harbour = Harbour::new(&Twist::default());
+    let top = harbour.yard.path("");
+    let other = "http://palisade.internal/git/other";
+    let sentence = "There is no mirror 'other' here.";
+    harbour.refused(&top, &["clone", "-q", other, "work"], sentence);
+    for odd in ["app.git", "APP", "%61pp"] {
+        let url = format!("http://palisade.internal/git/{odd}");
+        harbour.yard.git_in(&top, &["ls-remote", "-q", &url]);
+    }
+    for closed in ["", "/HEAD", "/objects/info/packs", "/info/refs", "/../../x"] {
+        let (status, said) = harbour
+            .yard
+            .curl(&["--path-as-is", &format!("{APP}{closed}")]);
+        assert!(
+            matches!(status, 400 | 403 | 404),
+            "{closed}: {status} {said}"
+        );
+    }
+}
+
+#[test]
+fn an_upstream_that_speaks_https_is_mirrored_without_a_key() {
+    let harbour = Harbour::new(&Twist {
+        https: true,
+        ..Twist::default()
+    });
+    let head = ["symbolic-ref", "HEAD", "refs/heads/trunk"];
+    harbour.yard.git_in(&harbour.bare(), &head);
+    let dir = harbour.clone_as("work");
+    harbour.yard.commit(&dir, "a", "a\n");
+    let push = ["push", "-q", "origin", "HEAD:refs/heads/mine"];
+    harbour.yard.git_in(&dir, &push);
+    assert!(harbour.refs().contains("refs/heads/mine"));
+    let push = ["push", "origin", "HEAD:refs/heads/main"];
+    harbour.refused(&dir, &push, "git_protected");
+}
+
+#[test]
+fn the_key_is_nowhere_that_a_sandbox_or_a_state_file_shows_it() {
+    for printed in [false, true] {
+        look_for_the_key(&Harbour::new(&Twist {
+            printed,
+            ..Twist::default()
+        }));
+    }
+}
+
+fn look_for_the_key(harbour: &Harbour) {
+    let dir = harbour.clone_as("work");
+    harbour.yard.commit(&dir, "a", "a\n");
+    let mut command = harbour
+        .yard
+        .command(&dir, &["push", "-v", "origin", "HEAD:refs/heads/mine"]);
+    command
+        .env("GIT_TRACE_PACKET", "1")
+        .env("GIT_CURL_VERBOSE", "1");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    let key = std::fs::read_to_string(harbour.sshd.key()).unwrap();
+    let line = key.lines().nth(1).unwrap();
+    let path = harbour.sshd.key().display().to_string();
+    let heard = told(&output);
+    assert!(!heard.contains(line) && !heard.contains(&path), "{heard}");
+    for file in files(&harbour.yard.state()) {
+        let bytes = std::fs::read(&file).unwrap_or_default();
+        let found = bytes
+            .windows(line.len())
+            .any(|part| part == line.as_bytes());
+        assert!(!found, "the key is in {}", file.display());
+    }
+}
+
+/// Every file below a directory.
+fn files(below: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut left = vec![below.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let entry = entry.unwrap();
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() {
+                left.push(entry.path());
+            } else if kind.is_file() {
+                found.push(entry.path());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_sandbox_uses_the_mirror_under_the_upstreams_own_address() {
+    let harbour = Harbour::new(&Twist::default());
+    let yard = &harbour.yard;
+    yard.ok(&["create", "inside", "--no-repo"]);
+    let at = harbour.bare();
+    let line = format!(
+        "cd ~ && git clone -q ssh://git.example{} work && cd work && echo a > a && git add a && \
+         git -c user.name=A -c user.email=a@example.com commit -qm a && \
+         git push -q origin HEAD:refs/heads/from-inside && ! env | grep -i 'private key' && \
+         ! git push -q origin HEAD:refs/heads/main",
+        at.display()
+    );
+    let said = yard.ok(&["exec", "inside", "--", "sh", "-c", &line]);
+    assert_eq!(said, "", "git has nothing to say");
+    let refs = harbour.refs();
+    assert!(refs.contains("refs/heads/from-inside"), "{refs}");
+    assert!(!refs.contains("refs/heads/main"), "{refs}");
+    yard.ok(&["delete", "inside", "--force"]);
+}
+
+#[test]
+fn two_sandboxes_that_push_at_once_lose_nothing() {
+    let harbour = Harbour::new(&Twist::default());
+    let body = serde_json::json!({
+        "container_id": "second", "container_ip": "127.0.0.2", "repos": [],
+        "auth_mode": "user",
+    });
+    harbour.yard.control("POST", "/internal/containers", &body);
+    let relay = relay(Ipv4Addr::new(127, 0, 0, 2).into(), harbour.yard.proxy());
+    let dirs = [harbour.clone_as("one"), harbour.clone_as("two")];
+    let made: Vec<String> = std::thread::scope(|scope| {
+        let push = |who: usize, dir: &Path| {
+            let mut made = Vec::new();
+            for n in 0..4 {
+                harbour.yard.commit(dir, &format!("{who}-{n}"), "text\n");
+                let name = format!("refs/heads/own-{who}-{n}");
+                let spec = format!("HEAD:{name}");
+                let mut command = harbour.yard.command(dir, &["push", "-q", "origin", &spec]);
+                if who == 1 {
+                    command.env("http_proxy", format!("http://{relay}"));
+                }
+                let output = command.output().unwrap();
+                assert!(output.status.success(), "{}", told(&output));
+                let head = harbour.yard.git_in(dir, &["rev-parse", "HEAD"]);
+                made.push(format!("{name} {head}"));
+            }
+            made
+        };
+        let threads: Vec<_> = dirs
+            .iter()
+            .enumerate()
+            .map(|(who, dir)| scope.spawn(move || push(who, dir)))
+            .collect();
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap());
+        joined.flatten().collect()
+    });
+    let refs = harbour.refs();
+    for one in made {
+        assert!(refs.contains(&one), "{one} in {refs}");
+    }
+    harbour.yard.git_in(&harbour.bare(), &["fsck", "--strict"]);
+    let both = || {
+        let records = harbour.yard.records();
+        let pushed = |who: &str| {
+            let mut all = records.iter();
+            all.any(|one| one["sandbox"] == who && one["operation"] == "push")
+        };
+        (pushed("agent") && pushed("second")).then_some(())
+    };
+    wait::until("records of both", both);
+}
+
+/// Passes connections on from another address of loopback, which is another container's.
+fn relay(from: IpAddr, to: SocketAddr) -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            while let Ok((mut client, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+                    socket.bind(SocketAddr::new(from, 0)).unwrap();
+                    let mut gate = socket.connect(to).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut gate).await;
+                });
+            }
+        });
+    });
+    address
+}
