@@ -80,6 +80,11 @@ measure-git files="10000":
 measure-judge mib="90":
     PALISADE_PUSH_MIB={{mib}} cargo nextest run --package sandbox --cargo-profile release --test judge --no-capture measured
 
+# Clones and pushes of that many MiB through the gate, as it is given to people, and past it
+measure-git-traffic mib="200":
+    cargo build --profile dist --package palisade
+    PALISADE_BINARY="$CARGO_TARGET_DIR/dist/palisade" PALISADE_GIT_MIB={{mib}} cargo nextest run --profile long --workspace --no-capture -E 'package(palisade) and binary(=git) and test(much)'
+
 # Known vulnerabilities in dependencies (needs the advisory database, so not in CI)
 audit:
     cargo deny check advisories

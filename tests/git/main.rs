@@ -13,6 +13,7 @@ mod fetching;
 mod hostile;
 mod judged;
 mod mirror;
+mod much;
 mod pushing;
 mod refusing;
 mod sizes;
