@@ -186,6 +186,35 @@ fn a_secret_is_named_by_its_rule_and_place_and_never_shown() {
 }
 
 #[test]
+fn the_rules_are_those_of_the_gate() {
+    let desk = Desk::new();
+    desk.commit("noise", &"0123456789abcdef".repeat(64));
+    // A branch that upstream has is open where the operator lists it.
+    let has = [
+        "update-ref",
+        "refs/remotes/origin/palisade/fix",
+        "origin/main",
+    ];
+    git(&desk.clone, &has);
+    assert_eq!(desk.reasons(RANGE), ["git_protected"]);
+    desk.place
+        .write_config("version: \"1.0\"\ngit: { pushable: [\"palisade/*\"] }\n");
+    assert_eq!(desk.reasons(RANGE), [""; 0]);
+    // The operator's own limits.
+    let limits = "git: { push_limits: { warning_bytes: 1, hard_limit_bytes: 100 } }\n";
+    std::fs::write(desk.place.path().join("policy.yaml"), limits).unwrap();
+    desk.place.write_config(
+        "version: \"1.0\"\negress: { policy: policy.yaml }\ngit: { pushable: [\"palisade/*\"] }\n",
+    );
+    assert_eq!(desk.reasons(RANGE), ["git_size"]);
+    // Who wants to be asked cannot be yet, and the gate refuses.
+    desk.commit("settings.env", &token());
+    desk.place
+        .write_config("version: \"1.0\"\ngit: { pushable: [\"palisade/*\"], scan: ask }\n");
+    assert_eq!(desk.reasons(RANGE), ["ask_unattended"]);
+}
+
+#[test]
 fn a_workflow_is_left_alone() {
     let desk = Desk::new();
     desk.commit("README.md", "words\n");

@@ -8,6 +8,9 @@ use policy::breaker::BreakerConfig;
 use policy::bucket::Rate;
 use policy::endpoint::{EndpointRule, EndpointRules, MethodSet};
 use policy::host::Host;
+use policy::push::{OnSecret, PushRules};
+use policy::refs::RefRules;
+use policy::registration::AuthMode;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -27,7 +30,7 @@ use crate::section::logging::Logging;
 use crate::section::metrics::Metrics;
 use crate::section::policies::Policies;
 use crate::section::sandbox::Sandbox;
-use crate::section::scan::Scan;
+use crate::section::scan::{GitAction, Scan};
 use crate::section::server::Server;
 use crate::section::tools::Tool;
 use crate::tree::join;
@@ -241,6 +244,25 @@ impl Settings {
     pub fn breaker_for(&self, host: &Host) -> BreakerConfig {
         let own = self.compiled.breakers.get(host);
         own.copied().unwrap_or(self.compiled.breaker)
+    }
+
+    /// The rules for pushes of whoever acts in that mode.
+    pub fn push_rules(&self, auth_mode: AuthMode) -> PushRules {
+        PushRules {
+            refs: RefRules {
+                allow_deletion: self.policy.policy.allow_branch_deletion,
+                auth_mode,
+                protected: self.git.protected.clone(),
+                listed: self.git.pushable.clone(),
+                deny_force_push: self.git.deny_force_push,
+            },
+            secrets: match self.git.scan {
+                GitAction::Deny => OnSecret::Deny,
+                GitAction::Ask => OnSecret::Ask,
+                GitAction::Note => OnSecret::Note,
+                GitAction::Off => OnSecret::Off,
+            },
+        }
     }
 
     /// Whether the interceptor and the MCP server have something to do: tools, bundles or

@@ -51,12 +51,6 @@ pub struct Case {
     pub scan: bool,
 }
 
-/// From how many bytes on a push is warned about, and over how many it is refused where
-/// nothing else is registered.
-pub const LARGE_PUSH: u64 = 50 << 20;
-/// See [`LARGE_PUSH`].
-pub const LARGEST_PUSH: u64 = 100 << 20;
-
 /// What was found in a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -232,6 +226,24 @@ impl PushRules {
         unread.judge_push(&pair(case, facts, None))
     }
 
+    /// The refusals of what was found, one for each rule that knew it; none where secrets
+    /// are only written down, or not at all.
+    pub fn secret_denials(&self, findings: &Findings) -> Vec<Denial> {
+        let mut denials = findings.secret_denials();
+        match self.secrets {
+            OnSecret::Deny => {}
+            OnSecret::Ask => {
+                for denial in &mut denials {
+                    denial.reason = Reason::AskUnattended;
+                    denial.message +=
+                        " The operator wants to be asked, and this version cannot ask yet.";
+                }
+            }
+            OnSecret::Note | OnSecret::Off => denials.clear(),
+        }
+        denials
+    }
+
     /// Whether somebody has to read the objects.
     pub fn wants_findings(&self, case: &Case) -> bool {
         let moves = |update: &RefUpdate| !update.old.is_zero() && !update.is_deletion();
@@ -261,7 +273,10 @@ pub fn judge(
     {
         return Err(denial.into());
     }
-    judge_secrets(rules.secrets, findings)
+    match rules.secret_denials(findings).into_iter().next() {
+        Some(denial) => Err(denial.into()),
+        None => Ok(()),
+    }
 }
 
 /// Refuses a push whose objects could not be read.
@@ -289,21 +304,6 @@ fn pair(
             (update.clone(), facts)
         })
         .collect()
-}
-
-fn judge_secrets(action: OnSecret, findings: &Findings) -> Result<(), PushDenied> {
-    let Some(mut denial) = findings.secret_denials().into_iter().next() else {
-        return Ok(());
-    };
-    match action {
-        OnSecret::Note | OnSecret::Off => Ok(()),
-        OnSecret::Deny => Err(denial.into()),
-        OnSecret::Ask => {
-            denial.reason = Reason::AskUnattended;
-            denial.message += " The operator wants to be asked, and this version cannot ask yet.";
-            Err(denial.into())
-        }
-    }
 }
 
 #[cfg(test)]

@@ -15,9 +15,9 @@ use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, H
 use http_body_util::BodyExt;
 use policy::host::Host;
 use policy::proof::Permitted;
-use policy::push::{self, Case, Findings, OnSecret, PushRules, Sighting};
+use policy::push::{self, Case, Findings, Sighting};
 use policy::reason::Reason;
-use policy::refs::{PushDenied, RefFacts, RefRules, RefUpdate};
+use policy::refs::{PushDenied, RefFacts, RefUpdate};
 use policy::registration::{MAX_RECEIVE_PACK_BYTES, Registration, Repo};
 use policy::verdict::Denial;
 use tokio::task::spawn_blocking;
@@ -366,25 +366,6 @@ fn case(settings: &Settings, head: &Head) -> Case {
     }
 }
 
-/// The rules for the pushes of one sandbox.
-fn push_rules(settings: &Settings, registration: &Registration) -> PushRules {
-    PushRules {
-        refs: RefRules {
-            allow_deletion: settings.policy.policy.allow_branch_deletion,
-            auth_mode: registration.auth_mode,
-            protected: settings.git.protected.clone(),
-            listed: settings.git.pushable.clone(),
-            deny_force_push: settings.git.deny_force_push,
-        },
-        secrets: match settings.git.scan {
-            GitAction::Deny => OnSecret::Deny,
-            GitAction::Ask => OnSecret::Ask,
-            GitAction::Note => OnSecret::Note,
-            GitAction::Off => OnSecret::Off,
-        },
-    }
-}
-
 /// Asks everybody who has a say, the cheapest first.
 async fn judge(
     traffic: &Traffic,
@@ -402,7 +383,7 @@ async fn judge(
         ));
         return Err(denial.into());
     }
-    let ours = push_rules(&rules.settings, pushed.registration);
+    let ours = rules.settings.push_rules(pushed.registration.auth_mode);
     guest.branches.recall(traffic.ledger(), guest.id()).await;
     let facts = facts(guest, pushed, place);
     ours.judge_refs(&pushed.case, &facts)?;

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
-use config::section::git::Git;
+use config::Settings;
 use config::section::scan::GitAction;
-use policy::push::{Case, Findings, LARGE_PUSH, LARGEST_PUSH, ObjectFormat};
-use policy::reason::Reason;
-use policy::refs::{ObjectId, RefFacts, RefName, RefRules, RefUpdate};
+use egress::git::size;
+use policy::push::{Case, Findings, ObjectFormat};
+use policy::refs::{ObjectId, RefFacts, RefName, RefUpdate};
 use policy::registration::AuthMode;
 use policy::verdict::Denial;
 use sandbox::git::bundle::Bundle;
@@ -103,7 +103,7 @@ pub fn run(command: GitCommand, global: &Global) -> Result<Exit> {
         (None, None) => return Err(Failure::new(Exit::Usage, "say --range or --bundle").into()),
     };
     let waiting = output::Waiting::start("reading the push");
-    let opinion = judge(push, &settings.git, &args);
+    let opinion = judge(push, &settings, &args);
     waiting.end();
     let opinion = opinion?;
     if global.json {
@@ -287,13 +287,18 @@ struct Opinion {
     refs: Vec<(RefName, Option<Denial>)>,
     /// What refuses the whole push.
     whole: Vec<Denial>,
-    /// What would only be written down or asked.
+    /// What would only be written down.
     notes: Vec<String>,
     findings: Findings,
     bytes: u64,
 }
 
-fn judge(push: Push, git: &Git, args: &CheckArgs) -> Result<Opinion> {
+fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
+    let git = &settings.git;
+    let rules = settings.push_rules(match args.auth_mode {
+        Mode::User => AuthMode::User,
+        Mode::Bot => AuthMode::Bot,
+    });
     let length = push.pack.file.metadata()?.len();
     let bytes = length.saturating_sub(push.pack.offset);
     let case = Case {
@@ -310,13 +315,11 @@ fn judge(push: Push, git: &Git, args: &CheckArgs) -> Result<Opinion> {
     };
     let mut whole = Vec::new();
     let mut notes = Vec::new();
-    if bytes > LARGEST_PUSH {
-        whole.push(Denial::new(Reason::GitSize, "git:size").saying(format!(
-            "The push has {bytes} bytes; at most {LARGEST_PUSH} are taken unless the repository \
-             is registered with more."
-        )));
-    } else if bytes > LARGE_PUSH {
-        notes.push(format!("the push has {bytes} bytes, which is a lot"));
+    let limits = &settings.policy.git.push_limits;
+    if bytes > limits.hard_limit_bytes {
+        whole.push(size::denial(bytes, limits.hard_limit_bytes));
+    } else if bytes > limits.warning_bytes {
+        notes.push(size::warning(bytes, limits.hard_limit_bytes));
     }
     let program = PathBuf::from("/proc/self/exe");
     let child = Judge::new(program, vec![JUDGE.into()], 1);
@@ -330,22 +333,12 @@ fn judge(push: Push, git: &Git, args: &CheckArgs) -> Result<Opinion> {
         }
     };
     whole.extend(findings.path_denial());
-    let secrets = findings.secret_denials();
-    match git.scan {
-        GitAction::Deny => whole.extend(secrets),
-        GitAction::Ask => notes.extend(secrets.iter().map(|one| said("you would be asked", one))),
-        GitAction::Note | GitAction::Off => {
-            notes.extend(secrets.iter().map(|one| said("would be noted", one)));
-        }
+    let refused = rules.secret_denials(&findings);
+    if refused.is_empty() {
+        let noted = findings.secret_denials();
+        notes.extend(noted.iter().map(|one| said("would be noted", one)));
     }
-    let rules = RefRules {
-        protected: git.protected.clone(),
-        deny_force_push: git.deny_force_push,
-        ..RefRules::new(match args.auth_mode {
-            Mode::User => AuthMode::User,
-            Mode::Bot => AuthMode::Bot,
-        })
-    };
+    whole.extend(refused);
     let facts = push.facts.into_iter().enumerate().map(|(place, facts)| {
         let found = findings.fast_forward.get(place).copied().flatten();
         RefFacts {
@@ -354,7 +347,7 @@ fn judge(push: Push, git: &Git, args: &CheckArgs) -> Result<Opinion> {
         }
     });
     let updates: Vec<_> = case.updates.into_iter().zip(facts).collect();
-    let denied = rules.judge_push(&updates).err();
+    let denied = rules.refs.judge_push(&updates).err();
     let refs = updates.into_iter().map(|(update, _)| {
         let mut denials = denied.iter().flat_map(|denied| &denied.refs);
         let denial = denials.find(|denial| denial.name == update.name);
