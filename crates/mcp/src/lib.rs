@@ -1,1 +1,7 @@
 //! Tool calls.
+
+pub mod context;
+pub mod governance;
+pub mod metrics;
+pub mod ports;
+pub mod redaction;
