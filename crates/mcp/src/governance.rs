@@ -11,7 +11,7 @@ mod rules;
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use policy::audit::{AuditEvent, Kind, Times};
@@ -226,6 +226,17 @@ impl Governance {
         metrics.judged(moment, ruling.as_str(), asked.tool, took);
         self.0.ledger.record(event).await;
         ruling
+    }
+
+    /// Writes down that a message was refused before any policy was asked.
+    pub async fn refused(&self, asked: &Asked<'_>, denial: &Denial) {
+        let mut event = Box::new(record(asked));
+        event.verdict = Some(Word::Deny);
+        event.reason = Some(denial.reason);
+        event.rule = Some(denial.rule.clone());
+        let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
+        metrics.judged(moment, "block", asked.tool, Duration::ZERO);
+        self.0.ledger.record(event).await;
     }
 
     /// Puts a message to each bundle in the order of the settings, each seeing what those

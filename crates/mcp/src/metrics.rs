@@ -303,12 +303,12 @@ impl Metrics {
         self.processes.get_or_create(&labels).inc_by(change);
     }
 
-    /// A tool wrote a line that is no message.
-    pub fn junk(&self, tool: &str) {
+    /// A tool wrote a line that is no message: the how many-th.
+    pub fn junk(&self, tool: &str) -> u64 {
         let labels = JunkLabels {
             tool_id: self.tool_id(tool),
         };
-        self.junk.get_or_create(&labels).inc();
+        self.junk.get_or_create(&labels).inc() + 1
     }
 
     /// The gauge of remembered requests.
