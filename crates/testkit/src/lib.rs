@@ -12,6 +12,7 @@ pub mod gate;
 pub mod http;
 pub mod inside;
 pub mod leftovers;
+pub mod mcp;
 pub mod operator;
 pub mod origin;
 pub mod pty;

@@ -1,0 +1,277 @@
+//! What the server says it has.
+
+use std::sync::atomic::Ordering;
+
+use serde_json::{Value, json};
+
+use crate::server::{Server, text};
+use crate::wire::Outcome;
+
+/// Tools without arguments, and what they do.
+const PLAIN: &[(&str, &str)] = &[
+    ("test_simple_text", "Returns a text"),
+    ("test_image_content", "Returns a picture"),
+    ("test_audio_content", "Returns a sound"),
+    ("test_embedded_resource", "Returns a resource"),
+    (
+        "test_multiple_content_types",
+        "Returns content of several kinds",
+    ),
+    ("test_tool_with_logging", "Logs three times on its way"),
+    ("test_logging_tool", "Logs three times on its way"),
+    ("test_error_handling", "Fails"),
+    ("test_tool_with_progress", "Tells its progress thrice"),
+    (
+        "test_elicitation_sep1034_defaults",
+        "Asks for values that have defaults",
+    ),
+    (
+        "test_elicitation_sep1330_enums",
+        "Asks for choices of every kind",
+    ),
+    ("test_reconnection", "Takes a moment"),
+    (
+        "test_missing_capability",
+        "Asks the client's model, whether it has one or not",
+    ),
+    ("test_streaming_elicitation", "Asks the person on its way"),
+    ("test_trigger_tool_change", "Adds a tool, or takes it away"),
+    (
+        "test_trigger_prompt_change",
+        "Adds a prompt, or takes it away",
+    ),
+    ("test_input_required_result_elicitation", "Asks for a name"),
+    (
+        "test_input_required_result_sampling",
+        "Asks the client's model",
+    ),
+    (
+        "test_input_required_result_list_roots",
+        "Asks for the client's roots",
+    ),
+    ("test_input_required_result_request_state", "Asks for a yes"),
+    (
+        "test_input_required_result_multiple_inputs",
+        "Asks three things at once",
+    ),
+    (
+        "test_input_required_result_multi_round",
+        "Asks one thing after the other",
+    ),
+    (
+        "test_input_required_result_tampered_state",
+        "Asks for a yes",
+    ),
+    (
+        "test_input_required_result_capabilities",
+        "Asks what the client can answer",
+    ),
+    ("hang", "Never answers"),
+    ("list_changed", "Says that a list has changed"),
+    ("who", "Tells its process and how many sessions it has seen"),
+];
+
+/// Tools with arguments: name, what it does, its properties, those it needs.
+fn with_arguments() -> Vec<(&'static str, &'static str, Value, Value)> {
+    let number = || json!({"type": "integer", "minimum": 0});
+    let string = || json!({"type": "string"});
+    vec![
+        (
+            "test_sampling",
+            "Asks the client's model",
+            json!({"prompt": string()}),
+            json!(["prompt"]),
+        ),
+        (
+            "test_elicitation",
+            "Asks the person",
+            json!({"message": string()}),
+            json!(["message"]),
+        ),
+        (
+            "test_header_param",
+            "Has an argument that is a header as well",
+            json!({"region": {"type": "string", "x-mcp-header": "Region"}}),
+            json!(["region"]),
+        ),
+        ("sleep", "Answers later", json!({"ms": number()}), json!([])),
+        (
+            "crash",
+            "Ends in the middle of its answer",
+            json!({"code": number(), "before": {"type": "boolean"}}),
+            json!([]),
+        ),
+        (
+            "flood",
+            "Writes junk first: so many lines, then one of so many bytes",
+            json!({"lines": number(), "bytes": number()}),
+            json!([]),
+        ),
+        (
+            "spawn_grandchild",
+            "Starts a program in a session of its own, which writes its process id to a file",
+            json!({"file": string()}),
+            json!(["file"]),
+        ),
+        (
+            "env",
+            "Tells its environment",
+            json!({"name": string()}),
+            json!([]),
+        ),
+        (
+            "progress",
+            "Tells its progress so many times",
+            json!({"steps": number(), "ms": number()}),
+            json!([]),
+        ),
+        (
+            "cancellable",
+            "Waits to be cancelled, and writes what it was told to a file",
+            json!({"file": string()}),
+            json!(["file"]),
+        ),
+        (
+            "stderr_lines",
+            "Writes so many lines to stderr",
+            json!({"count": number(), "text": string()}),
+            json!([]),
+        ),
+        (
+            "big",
+            "Answers with so many bytes",
+            json!({"bytes": number()}),
+            json!([]),
+        ),
+        (
+            "log",
+            "Logs",
+            json!({"level": string(), "text": string(), "count": number()}),
+            json!([]),
+        ),
+        (
+            "ask",
+            "Sends the client any request, and returns what came of it",
+            json!({"method": string(), "params": {"type": "object"}, "key": string()}),
+            json!(["method"]),
+        ),
+    ]
+}
+
+/// A schema with words of JSON Schema 2020-12 that a relay must keep.
+fn wordy_schema() -> Value {
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "$defs": {"address": {
+            "$anchor": "addressDef",
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "city": {"type": "string"}},
+        }},
+        "properties": {
+            "name": {"type": "string"},
+            "address": {"$ref": "#/$defs/address"},
+            "contactMethod": {"type": "string", "enum": ["phone", "email"]},
+            "phone": {"type": "string"},
+            "email": {"type": "string"},
+        },
+        "allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
+        "if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
+        "then": {"required": ["phone"]},
+        "else": {"required": ["email"]},
+        "additionalProperties": false,
+    })
+}
+
+/// `tools/list`.
+pub(crate) fn tools(server: &Server, params: &Value) -> Outcome {
+    let described = server.options.description.as_deref();
+    let mut tools = vec![json!({
+        "name": "echo_raw",
+        "description": described.unwrap_or("Returns its arguments as they came"),
+        "inputSchema": {"type": "object"},
+    })];
+    tools.extend(PLAIN.iter().map(|(name, description)| {
+        let schema = json!({"type": "object", "properties": {}});
+        json!({"name": name, "description": description, "inputSchema": schema})
+    }));
+    let more = with_arguments().into_iter();
+    tools.extend(more.map(|(name, description, properties, required)| {
+        let schema = json!({"type": "object", "properties": properties, "required": required});
+        json!({"name": name, "description": description, "inputSchema": schema})
+    }));
+    tools.push(json!({
+        "name": "json_schema_2020_12_tool",
+        "description": "Tool with JSON Schema 2020-12 features",
+        "inputSchema": wordy_schema(),
+    }));
+    if server.more_tools.load(Ordering::Relaxed) {
+        tools.push(json!({
+            "name": "test_dynamic_tool",
+            "description": "Is not always there",
+            "inputSchema": {"type": "object"},
+        }));
+    }
+    page(server, "tools", tools, params)
+}
+
+/// `prompts/list`.
+pub(crate) fn prompts(server: &Server, params: &Value) -> Outcome {
+    let argument =
+        |name: &str| json!({"name": name, "description": "A test argument", "required": true});
+    let mut prompts = vec![
+        json!({"name": "test_simple_prompt", "description": "A text"}),
+        json!({
+            "name": "test_prompt_with_arguments",
+            "description": "A text with two arguments in it",
+            "arguments": [argument("arg1"), argument("arg2")],
+        }),
+        json!({
+            "name": "test_prompt_with_embedded_resource",
+            "description": "A resource and a text",
+            "arguments": [argument("resourceUri")],
+        }),
+        json!({"name": "test_prompt_with_image", "description": "A picture and a text"}),
+        json!({"name": "test_input_required_result_prompt", "description": "Asks for its context"}),
+    ];
+    if server.more_prompts.load(Ordering::Relaxed) {
+        prompts.push(json!({"name": "test_dynamic_prompt", "description": "Is not always there"}));
+    }
+    page(server, "prompts", prompts, params)
+}
+
+/// `resources/list`.
+pub(crate) fn resources(server: &Server, params: &Value) -> Outcome {
+    let resource = |uri: &str, name: &str, kind: &str| json!({"uri": uri, "name": name, "description": "For tests", "mimeType": kind});
+    let resources = vec![
+        resource("test://static-text", "static-text", "text/plain"),
+        resource("test://static-binary", "static-binary", "image/png"),
+        resource("test://watched-resource", "watched-resource", "text/plain"),
+    ];
+    page(server, "resources", resources, params)
+}
+
+/// `resources/templates/list`.
+pub(crate) fn templates() -> Outcome {
+    Outcome::value(&json!({"resourceTemplates": [{
+        "uriTemplate": "test://template/{id}/data",
+        "name": "template",
+        "description": "For tests",
+        "mimeType": "application/json",
+    }]}))
+}
+
+/// All of it, or the page that the cursor names.
+fn page(server: &Server, what: &str, all: Vec<Value>, params: &Value) -> Outcome {
+    let Some(size) = server.options.page else {
+        return Outcome::value(&json!({what: all}));
+    };
+    let start: usize = text(params, "cursor").parse().unwrap_or(0);
+    let rest = all.len() > start + size;
+    let entries: Vec<Value> = all.into_iter().skip(start).take(size).collect();
+    let mut result = json!({what: entries});
+    if let (true, Some(result)) = (rest, result.as_object_mut()) {
+        result.insert("nextCursor".to_owned(), json!((start + size).to_string()));
+    }
+    Outcome::value(&result)
+}

@@ -1,0 +1,396 @@
+//! What lives as long as the process: the pipe out, calls under way, questions to the client.
+
+use std::collections::{HashMap, HashSet};
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::options::Options;
+use crate::wire::{Message, Outcome, notification};
+use crate::{listing, prompts, resources, tools};
+
+/// Revisions that begin with `initialize`, oldest first.
+const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
+
+/// Log levels, the mildest first.
+pub(crate) const LEVELS: [&str; 8] = [
+    "debug",
+    "info",
+    "notice",
+    "warning",
+    "error",
+    "critical",
+    "alert",
+    "emergency",
+];
+
+/// The server.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) options: Options,
+    running: Mutex<HashMap<String, Sender<Event>>>,
+    asked: Mutex<HashMap<String, Sender<Event>>>,
+    capabilities: Mutex<Value>,
+    pub(crate) subscribed: Mutex<HashSet<String>>,
+    questions: AtomicU64,
+    /// How often `initialize` came.
+    pub(crate) sessions: AtomicU64,
+    level: AtomicUsize,
+    /// Whether the tool that comes and goes is there.
+    pub(crate) more_tools: AtomicBool,
+    /// Whether the prompt that comes and goes is there.
+    pub(crate) more_prompts: AtomicBool,
+}
+
+/// What may reach a call under way.
+#[derive(Debug)]
+enum Event {
+    /// The client's answer to the question of that id.
+    Answer(String, Result<Value, Value>),
+    /// `notifications/cancelled`, its params as they came.
+    Cancelled(String),
+}
+
+/// One request under way, on a thread of its own.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) server: Arc<Server>,
+    /// Its params as they came.
+    pub(crate) raw: String,
+    pub(crate) params: Value,
+    events: Receiver<Event>,
+    sender: Sender<Event>,
+}
+
+/// Why a call does not go on: its client has cancelled it, with these params.
+#[derive(Debug)]
+pub(crate) struct Cancelled(pub(crate) String);
+
+/// A question to the client: its method, its params, and what the bridge may call it.
+pub(crate) type Question<'a> = (&'a str, Value, &'a str);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Server {
+    pub(crate) fn new(options: Options) -> Self {
+        Self {
+            options,
+            running: Mutex::default(),
+            asked: Mutex::default(),
+            capabilities: Mutex::new(json!({})),
+            subscribed: Mutex::default(),
+            questions: AtomicU64::new(0),
+            sessions: AtomicU64::new(0),
+            level: AtomicUsize::new(0),
+            more_tools: AtomicBool::new(false),
+            more_prompts: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes a line from the client.
+    pub(crate) fn hear(self: &Arc<Self>, line: &[u8]) {
+        let Ok(message) = serde_json::from_slice::<Message<'_>>(line) else {
+            self.say("{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32700,\"message\":\"Parse error\"}}");
+            return;
+        };
+        match (&message.method, message.id) {
+            (Some(method), Some(id)) => {
+                let params = message.params.map_or("{}", |params| params.get());
+                self.request(id.get(), method, params);
+            }
+            (Some(method), None) => self.notified(method, message.params.map_or("{}", |p| p.get())),
+            (None, Some(id)) => self.answered(id.get(), &message),
+            (None, None) => {}
+        }
+    }
+
+    fn request(self: &Arc<Self>, id: &str, method: &str, raw: &str) {
+        let params = readable(raw);
+        let name = params.get("name").and_then(Value::as_str).unwrap_or("");
+        let waits = match method {
+            "tools/call" => tools::waits(name),
+            "prompts/get" => prompts::waits(name),
+            _ => false,
+        };
+        let (sender, events) = channel();
+        let call = Call {
+            server: Arc::clone(self),
+            raw: raw.to_owned(),
+            params,
+            events,
+            sender: sender.clone(),
+        };
+        if !waits {
+            self.answer(id, &self.outcome(method, &call));
+            return;
+        }
+        lock(&self.running).insert(id.to_owned(), sender);
+        let (server, id, method) = (Arc::clone(self), id.to_owned(), method.to_owned());
+        std::thread::spawn(move || {
+            let outcome = server.outcome(&method, &call);
+            lock(&server.running).remove(&id);
+            server.answer(&id, &outcome);
+        });
+    }
+
+    fn outcome(&self, method: &str, call: &Call) -> Outcome {
+        match method {
+            "initialize" => self.initialize(&call.params),
+            "ping" => Outcome::value(&json!({})),
+            "logging/setLevel" => self.set_level(&call.params),
+            "tools/list" => listing::tools(self, &call.params),
+            "tools/call" => tools::call(call).unwrap_or(Outcome::Silence),
+            "prompts/list" => listing::prompts(self, &call.params),
+            "prompts/get" => prompts::get(call).unwrap_or(Outcome::Silence),
+            "resources/list" => listing::resources(self, &call.params),
+            "resources/templates/list" => listing::templates(),
+            "resources/read" => resources::read(&call.params),
+            "resources/subscribe" => {
+                let uri = text(&call.params, "uri").to_owned();
+                lock(&self.subscribed).insert(uri);
+                Outcome::value(&json!({}))
+            }
+            "resources/unsubscribe" => {
+                lock(&self.subscribed).remove(text(&call.params, "uri"));
+                Outcome::value(&json!({}))
+            }
+            "completion/complete" => prompts::complete(&call.params),
+            _ => Outcome::Error(-32601, "Method not found".to_owned(), None),
+        }
+    }
+
+    fn initialize(&self, params: &Value) -> Outcome {
+        self.sessions.fetch_add(1, Ordering::Relaxed);
+        let capabilities = params.get("capabilities").cloned();
+        *lock(&self.capabilities) = capabilities.unwrap_or_else(|| json!({}));
+        let newest = self.options.revision.as_deref().unwrap_or("2025-11-25");
+        let asked = text(params, "protocolVersion");
+        let known = REVISIONS.contains(&asked) && asked <= newest;
+        Outcome::value(&json!({
+            "protocolVersion": if known { asked } else { newest },
+            "capabilities": {
+                "tools": {"listChanged": true},
+                "prompts": {"listChanged": true},
+                "resources": {"listChanged": true, "subscribe": true},
+                "logging": {},
+                "completions": {},
+            },
+            "serverInfo": {"name": "mcp-fixture", "version": "1.0.0"},
+            "instructions": "A server for tests.",
+        }))
+    }
+
+    fn set_level(&self, params: &Value) -> Outcome {
+        let wanted = text(params, "level");
+        match LEVELS.iter().position(|level| *level == wanted) {
+            Some(level) => {
+                self.level.store(level, Ordering::Relaxed);
+                Outcome::value(&json!({}))
+            }
+            None => Outcome::invalid(format!("no such level: {wanted}")),
+        }
+    }
+
+    fn notified(&self, method: &str, raw: &str) {
+        if method != "notifications/cancelled" {
+            return;
+        }
+        let Ok(message) = serde_json::from_str::<HashMap<String, &RawValue>>(raw) else {
+            return;
+        };
+        let Some(id) = message.get("requestId") else {
+            return;
+        };
+        if let Some(call) = lock(&self.running).get(id.get()) {
+            let _ = call.send(Event::Cancelled(raw.to_owned()));
+        }
+    }
+
+    fn answered(&self, id: &str, message: &Message<'_>) {
+        let Ok(id) = serde_json::from_str::<String>(id) else {
+            return;
+        };
+        let Some(call) = lock(&self.asked).remove(&id) else {
+            return;
+        };
+        let value = |raw: &str| serde_json::from_str(raw).unwrap_or(Value::Null);
+        let answer = match (message.result, message.error) {
+            (Some(result), _) => Ok(value(result.get())),
+            (None, Some(error)) => Err(value(error.get())),
+            (None, None) => Err(Value::Null),
+        };
+        let _ = call.send(Event::Answer(id, answer));
+    }
+
+    fn answer(&self, id: &str, outcome: &Outcome) {
+        if let Some(line) = outcome.line(id) {
+            self.say(&line);
+        }
+    }
+
+    /// Writes lines in one go.
+    pub(crate) fn say(&self, line: &str) {
+        let mut bytes = Vec::with_capacity(line.len() + 1);
+        bytes.extend_from_slice(line.as_bytes());
+        bytes.push(b'\n');
+        self.say_bytes(&bytes);
+    }
+
+    /// Writes bytes as they are.
+    pub(crate) fn say_bytes(&self, bytes: &[u8]) {
+        let mut out = std::io::stdout().lock();
+        if out.write_all(bytes).and_then(|()| out.flush()).is_err() && !self.options.stubborn {
+            std::process::exit(0);
+        }
+    }
+
+    /// Sends a notification.
+    pub(crate) fn notify(&self, method: &str, params: &Value) {
+        self.say(&notification(method, params));
+    }
+
+    /// Logs, if the client wants to hear that level.
+    pub(crate) fn log(&self, level: &str, data: &Value) {
+        let place = LEVELS.iter().position(|known| *known == level);
+        if place.is_none_or(|place| place >= self.level.load(Ordering::Relaxed)) {
+            let params = json!({"level": level, "logger": "mcp-fixture", "data": data});
+            self.notify("notifications/message", &params);
+        }
+    }
+
+    /// Whether the client said at `initialize` that it can do this.
+    pub(crate) fn client_can(&self, what: &str) -> bool {
+        lock(&self.capabilities).get(what).is_some()
+    }
+
+    /// What the client said at `initialize` that it can do.
+    pub(crate) fn client(&self) -> Value {
+        lock(&self.capabilities).clone()
+    }
+
+    /// Whether a resource was subscribed to.
+    pub(crate) fn is_subscribed(&self, uri: &str) -> bool {
+        lock(&self.subscribed).contains(uri)
+    }
+}
+
+impl Call {
+    /// An argument of a tool's call or a prompt.
+    pub(crate) fn argument(&self, name: &str) -> &Value {
+        let arguments = self.params.get("arguments");
+        arguments
+            .and_then(|arguments| arguments.get(name))
+            .unwrap_or(&Value::Null)
+    }
+
+    /// An argument that is a number.
+    pub(crate) fn number(&self, name: &str, otherwise: u64) -> u64 {
+        self.argument(name).as_u64().unwrap_or(otherwise)
+    }
+
+    /// An argument that is a text.
+    pub(crate) fn text(&self, name: &str) -> &str {
+        self.argument(name).as_str().unwrap_or("")
+    }
+
+    /// Waits so long, unless the call is cancelled.
+    pub(crate) fn pause(&self, time: Duration) -> Result<(), Cancelled> {
+        let end = Instant::now() + time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(Event::Cancelled(params)) => return Err(Cancelled(params)),
+                Ok(Event::Answer(..)) => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        }
+    }
+
+    /// Waits for the end of the call by its client.
+    pub(crate) fn cancelled(&self) -> Cancelled {
+        loop {
+            if let Err(cancelled) = self.pause(Duration::from_secs(3600)) {
+                return cancelled;
+            }
+        }
+    }
+
+    /// Progress, if the client gave a token for it.
+    pub(crate) fn progress(&self, done: u64, total: u64) {
+        let token = self.params.pointer("/_meta/progressToken");
+        if let Some(token) = token {
+            let params = json!({"progressToken": token, "progress": done, "total": total});
+            self.server.notify("notifications/progress", &params);
+        }
+    }
+
+    /// Asks the client one thing.
+    pub(crate) fn ask(&self, question: Question<'_>) -> Result<Result<Value, Value>, Cancelled> {
+        let mut answers = self.ask_all(vec![question])?;
+        Ok(answers.pop().unwrap_or(Err(Value::Null)))
+    }
+
+    /// Asks several things in one write, and waits for every answer.
+    pub(crate) fn ask_all(
+        &self,
+        questions: Vec<Question<'_>>,
+    ) -> Result<Vec<Result<Value, Value>>, Cancelled> {
+        let mut ids = Vec::new();
+        let mut lines = Vec::new();
+        for (method, mut params, key) in questions {
+            let number = self.server.questions.fetch_add(1, Ordering::Relaxed) + 1;
+            let id = format!("srv-{number}");
+            if let (Some(params), false) = (params.as_object_mut(), key.is_empty()) {
+                params.insert("_meta".to_owned(), json!({"palisade/inputKey": key}));
+            }
+            let line = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+            lines.push(line.to_string());
+            lock(&self.server.asked).insert(id.clone(), self.sender.clone());
+            ids.push(id);
+        }
+        self.server.say(&lines.join("\n"));
+        let mut answers: HashMap<String, Result<Value, Value>> = HashMap::new();
+        while answers.len() < ids.len() {
+            match self.events.recv() {
+                Ok(Event::Answer(id, answer)) => {
+                    answers.insert(id, answer);
+                }
+                Ok(Event::Cancelled(params)) => {
+                    let mut asked = lock(&self.server.asked);
+                    ids.iter().for_each(|id| drop(asked.remove(id)));
+                    return Err(Cancelled(params));
+                }
+                Err(_) => break,
+            }
+        }
+        let answers = ids.iter().map(|id| answers.remove(id));
+        Ok(answers
+            .map(|answer| answer.unwrap_or(Err(Value::Null)))
+            .collect())
+    }
+}
+
+/// The params as values. Arguments may hold numbers that no type of ours can; then all but them.
+fn readable(raw: &str) -> Value {
+    serde_json::from_str(raw).unwrap_or_else(|_| {
+        let members: HashMap<&str, &RawValue> = serde_json::from_str(raw).unwrap_or_default();
+        let members = members.into_iter();
+        let members = members.filter_map(|(name, value)| {
+            let value = serde_json::from_str(value.get()).ok()?;
+            Some((name.to_owned(), value))
+        });
+        Value::Object(members.collect())
+    })
+}
+
+/// A text among params; empty when there is none.
+pub(crate) fn text<'a>(params: &'a Value, name: &str) -> &'a str {
+    params.get(name).and_then(Value::as_str).unwrap_or("")
+}

@@ -1,0 +1,224 @@
+//! Our own tools: what a bridge must carry unharmed, and what it must survive.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::conformance;
+use crate::server::{Call, Cancelled};
+use crate::wire::Outcome;
+
+/// Whether it needs a thread: it takes time, or asks the client something.
+pub(crate) fn waits(name: &str) -> bool {
+    match name {
+        "echo_raw" | "who" | "env" | "big" | "stderr_lines" | "list_changed" | "log" => false,
+        _ => conformance::waits(name),
+    }
+}
+
+/// Calls a tool.
+pub(crate) fn call(call: &Call) -> Result<Outcome, Cancelled> {
+    let name = call
+        .params
+        .get("name")
+        .and_then(Value::as_str)
+        .unwrap_or("");
+    Ok(match name {
+        "echo_raw" => echo(&call.raw),
+        "sleep" => {
+            call.pause(Duration::from_millis(call.number("ms", 100)))?;
+            Outcome::text("Slept.")
+        }
+        "crash" => crash(call),
+        "hang" => loop {
+            std::thread::park();
+        },
+        "flood" => flood(call),
+        "spawn_grandchild" => grandchild(call.text("file")),
+        "env" => environment(call.text("name")),
+        "progress" => progress(call)?,
+        "cancellable" => cancellable(call)?,
+        "stderr_lines" => stderr(call),
+        "big" => big(call.number("bytes", 1 << 20)),
+        "list_changed" => list_changed(call),
+        "log" => log(call),
+        "who" => who(call),
+        "ask" => ask(call)?,
+        _ => match conformance::call(name, call)? {
+            Some(outcome) => outcome,
+            None => Outcome::invalid(format!("Unknown tool: {name}")),
+        },
+    })
+}
+
+#[derive(Deserialize)]
+struct Raw<'a> {
+    #[serde(borrow, default)]
+    arguments: Option<&'a RawValue>,
+}
+
+/// The params as they came, as a text, and the arguments as they came, as a value.
+fn echo(raw: &str) -> Outcome {
+    let arguments = serde_json::from_str::<Raw<'_>>(raw).ok();
+    let arguments = arguments.and_then(|raw| raw.arguments);
+    let arguments = arguments.map_or("{}", RawValue::get);
+    let text = Value::from(raw);
+    Outcome::Result(format!(
+        r#"{{"content":[{{"type":"text","text":{text}}}],"structuredContent":{arguments}}}"#
+    ))
+}
+
+fn crash(call: &Call) -> Outcome {
+    if call.argument("before") != true {
+        call.server
+            .say_bytes(br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"te"#);
+    }
+    let code = i32::try_from(call.number("code", 7)).unwrap_or(7);
+    std::process::exit(code);
+}
+
+fn flood(call: &Call) -> Outcome {
+    let lines = call.number("lines", 1000);
+    for number in 0..lines {
+        call.server
+            .say(&format!("junk {number}: this is no JSON-RPC"));
+    }
+    let bytes = usize::try_from(call.number("bytes", 0)).unwrap_or(0);
+    if bytes > 0 {
+        call.server.say(&"x".repeat(bytes));
+    }
+    Outcome::text("Flooded.")
+}
+
+/// In a session, and so a process group, of its own: killing the group does not reach it.
+fn grandchild(file: &str) -> Outcome {
+    let started = Command::new("setsid")
+        .args([
+            "sh",
+            "-c",
+            "echo $$ >\"$0.new\" && mv \"$0.new\" \"$0\" && exec sleep 3600",
+        ])
+        .arg(file)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    match started {
+        Ok(_) => Outcome::text("Started."),
+        Err(error) => Outcome::failed(&error.to_string()),
+    }
+}
+
+fn environment(name: &str) -> Outcome {
+    if name.is_empty() {
+        let all: BTreeMap<String, String> = std::env::vars().collect();
+        return Outcome::text(json!(all).to_string());
+    }
+    Outcome::text(std::env::var(name).unwrap_or_default())
+}
+
+fn progress(call: &Call) -> Result<Outcome, Cancelled> {
+    let steps = call.number("steps", 3);
+    for step in 1..=steps {
+        call.pause(Duration::from_millis(call.number("ms", 10)))?;
+        call.progress(step, steps);
+    }
+    Ok(Outcome::text("Done."))
+}
+
+/// Writes 'started', and later the params of `notifications/cancelled` as they came.
+fn cancellable(call: &Call) -> Result<Outcome, Cancelled> {
+    let file = call.text("file").to_owned();
+    let note = |line: &str| {
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.create(true).append(true).open(&file);
+        file.and_then(|mut file| writeln!(file, "{line}"))
+    };
+    if let Err(error) = note("started") {
+        return Ok(Outcome::failed(&error.to_string()));
+    }
+    call.progress(1, 2);
+    let cancelled = call.cancelled();
+    let _ = note(&cancelled.0);
+    Err(cancelled)
+}
+
+fn stderr(call: &Call) -> Outcome {
+    let text = match call.text("text") {
+        "" => "a line on stderr",
+        text => text,
+    };
+    for number in 0..call.number("count", 3) {
+        eprintln!("{text} {number}");
+    }
+    Outcome::text("Said.")
+}
+
+fn big(bytes: u64) -> Outcome {
+    match usize::try_from(bytes) {
+        Ok(bytes) if bytes <= 1 << 30 => Outcome::text("x".repeat(bytes)),
+        _ => Outcome::failed("too much"),
+    }
+}
+
+/// `what`: tools, prompts, resources, or the URI of a resource that was updated.
+fn list_changed(call: &Call) -> Outcome {
+    match call.text("what") {
+        what @ ("tools" | "prompts" | "resources") => {
+            let method = format!("notifications/{what}/list_changed");
+            call.server.notify(&method, &Value::Null);
+        }
+        "" => call
+            .server
+            .notify("notifications/tools/list_changed", &Value::Null),
+        uri if call.server.is_subscribed(uri) => {
+            call.server
+                .notify("notifications/resources/updated", &json!({"uri": uri}));
+        }
+        _ => return Outcome::text("Nobody asked."),
+    }
+    Outcome::text("Changed.")
+}
+
+fn log(call: &Call) -> Outcome {
+    let level = match call.text("level") {
+        "" => "info",
+        level => level,
+    };
+    for _ in 0..call.number("count", 1) {
+        call.server.log(level, &json!(call.text("text")));
+    }
+    Outcome::text("Logged.")
+}
+
+fn who(call: &Call) -> Outcome {
+    let sessions = call.server.sessions.load(Ordering::Relaxed);
+    let directory = std::env::current_dir().unwrap_or_default();
+    Outcome::text(
+        json!({
+            "pid": std::process::id(),
+            "sessions": sessions,
+            "directory": directory,
+            "client": call.server.client(),
+        })
+        .to_string(),
+    )
+}
+
+fn ask(call: &Call) -> Result<Outcome, Cancelled> {
+    let params = match call.argument("params") {
+        Value::Object(params) => Value::Object(params.clone()),
+        _ => json!({}),
+    };
+    let question = (call.text("method"), params, call.text("key"));
+    Ok(match call.ask(question)? {
+        Ok(answer) => Outcome::text(json!({"result": answer}).to_string()),
+        Err(error) => Outcome::text(json!({"error": error}).to_string()),
+    })
+}

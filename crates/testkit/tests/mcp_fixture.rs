@@ -1,0 +1,203 @@
+//! The MCP server for tests says what it is told to say: a test behind the bridge can only be
+//! as honest as the server it stands on.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde_json::{Value, json};
+
+struct Server {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Server {
+    fn new(switches: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_mcp-fixture"))
+            .args(switches)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self {
+            child,
+            input,
+            output,
+        }
+    }
+
+    fn say(&mut self, line: &str) {
+        let input = self.input.as_mut().unwrap();
+        input.write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = Vec::new();
+        self.output.read_until(b'\n', &mut line).unwrap();
+        String::from_utf8_lossy(&line).trim_end().to_owned()
+    }
+
+    fn ask(&mut self, method: &str, params: &Value) -> Value {
+        self.say(
+            &json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string(),
+        );
+        serde_json::from_str(&self.line()).unwrap()
+    }
+
+    fn initialize(&mut self, revision: &str) -> Value {
+        let client = json!({"name": "test", "version": "1"});
+        let params = json!({"protocolVersion": revision, "capabilities": {}, "clientInfo": client});
+        self.ask("initialize", &params)["result"].clone()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn arguments_come_back_byte_for_byte() {
+    let mut server = Server::new(&[]);
+    let params = "{\"name\":\"echo_raw\",\"unknown\":[1],\"arguments\":\
+        {\"z\":123456789012345678901234567890,\"a\":1e400,\"f\":1.10,\"u\":\"\\u00e9é\"}}";
+    server.say(&format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":\"x\",\"method\":\"tools/call\",\"params\":{params}}}"
+    ));
+    let line = server.line();
+    let arguments = &params[params.find("{\"z\"").unwrap()..params.len() - 1];
+    assert!(
+        line.contains(&format!("\"structuredContent\":{arguments}}}")),
+        "{line}"
+    );
+    assert!(line.contains(&Value::from(params).to_string()), "{line}");
+}
+
+#[test]
+fn the_newest_revision_it_knows_is_offered() {
+    let mut server = Server::new(&[]);
+    assert_eq!(
+        server.initialize("2024-11-05")["protocolVersion"],
+        "2024-11-05"
+    );
+    assert_eq!(
+        server.initialize("2026-07-28")["protocolVersion"],
+        "2025-11-25"
+    );
+    let mut old = Server::new(&["--revision", "2025-03-26"]);
+    assert_eq!(
+        old.initialize("2025-06-18")["protocolVersion"],
+        "2025-03-26"
+    );
+}
+
+#[test]
+fn a_call_that_is_cancelled_is_not_answered_and_says_so() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("told");
+    let mut server = Server::new(&[]);
+    let params = json!({"name": "cancellable", "arguments": {"file": file}});
+    server.say(
+        &json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}).to_string(),
+    );
+    testkit::wait::until("the call to start", || file.exists().then_some(()));
+    server.say(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7,"reason":"tired"}}"#);
+    testkit::wait::until("the notification to be written", || {
+        let told = std::fs::read_to_string(&file).ok()?;
+        (told == "started\n{\"requestId\":7,\"reason\":\"tired\"}\n").then_some(())
+    });
+    assert_eq!(
+        server.ask("ping", &json!({})),
+        json!({"jsonrpc": "2.0", "id": 1, "result": {}})
+    );
+}
+
+#[test]
+fn what_it_asks_is_answered_by_id() {
+    let mut server = Server::new(&[]);
+    let params = json!({"name": "test_input_required_result_multiple_inputs", "arguments": {}});
+    server.say(
+        &json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string(),
+    );
+    let asked: Vec<Value> = (0..3)
+        .map(|_| serde_json::from_str(&server.line()).unwrap())
+        .collect();
+    for (number, question) in asked.iter().enumerate().rev() {
+        let answer = json!({"jsonrpc": "2.0", "id": question["id"], "result": {"n": number}});
+        server.say(&answer.to_string());
+    }
+    let answer: Value = serde_json::from_str(&server.line()).unwrap();
+    let text = answer["result"]["content"][0]["text"].as_str().unwrap();
+    assert_eq!(text, r#"[{"n":0},{"n":1},{"n":2}]"#);
+}
+
+#[test]
+fn its_description_differs_when_it_is_told_so() {
+    let mut server = Server::new(&["--describe", "Something else"]);
+    let listed = server.ask("tools/list", &json!({}));
+    assert_eq!(
+        listed["result"]["tools"][0]["description"],
+        "Something else"
+    );
+}
+
+#[test]
+fn lists_come_in_pages_when_told() {
+    let mut server = Server::new(&["--pages", "20"]);
+    let first = server.ask("tools/list", &json!({}));
+    assert_eq!(first["result"]["tools"].as_array().unwrap().len(), 20);
+    let next = json!({"cursor": first["result"]["nextCursor"]});
+    let second = server.ask("tools/list", &next);
+    assert_ne!(second["result"]["tools"][0], first["result"]["tools"][0]);
+}
+
+#[test]
+fn it_can_be_bad() {
+    let mut dead = Server::new(&["--die"]);
+    assert_eq!(dead.child.wait().unwrap().code(), Some(3));
+    let mut junk = Server::new(&["--junk-first"]);
+    assert_eq!(junk.line(), "Starting server...");
+    let mut mid = Server::new(&[]);
+    let params = json!({"name": "crash", "arguments": {"code": 9}});
+    mid.say(
+        &json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string(),
+    );
+    assert!(serde_json::from_str::<Value>(&mid.line()).is_err());
+    assert_eq!(mid.child.wait().unwrap().code(), Some(9));
+}
+
+#[test]
+fn it_ends_with_its_input_unless_it_is_stubborn() {
+    let mut good = Server::new(&[]);
+    good.input = None;
+    assert!(good.child.wait().unwrap().success());
+    let mut stubborn = Server::new(&["--stubborn"]);
+    stubborn.ask("ping", &json!({}));
+    stubborn.input = None;
+    let pid = stubborn.child.id().to_string();
+    let asked = Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+    assert!(asked.success());
+    // It is there, and nobody takes it (proc_pid_status(5), ShdPnd; SIGTERM is 15).
+    testkit::wait::until("the signal to wait in vain", || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let pending = status
+            .lines()
+            .find_map(|line| line.strip_prefix("ShdPnd:"))?;
+        let pending = u64::from_str_radix(pending.trim(), 16).ok()?;
+        (pending & (1 << 14) != 0).then_some(())
+    });
+    assert!(stubborn.child.try_wait().unwrap().is_none());
+}

@@ -1,0 +1,287 @@
+//! A gate with a stdio server behind it, and a client that says what a test wants said.
+
+use std::fmt::Write as _;
+use std::io::{BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testkit::gate::{Gate, Place};
+use testkit::http::{self, Answer};
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+/// A place whose gate serves tools.
+pub(crate) struct Bridge {
+    pub(crate) place: Place,
+    pub(crate) address: SocketAddr,
+    tools: String,
+    server: String,
+}
+
+impl Bridge {
+    /// No tool yet.
+    pub(crate) fn new() -> Self {
+        // A build that is worth measuring, where somebody measures.
+        let binary = std::env::var("PALISADE_BINARY");
+        let place = Place::new(binary.as_deref().unwrap_or(PALISADE));
+        // A port that is free now; nobody else here asks for this very one.
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self {
+            place,
+            address: free.local_addr().unwrap(),
+            tools: String::new(),
+            server: String::new(),
+        }
+    }
+
+    /// Our own server as `fixture`.
+    pub(crate) fn with_fixture() -> Self {
+        Self::new().fixture("fixture", &[])
+    }
+
+    /// Our own server under a name, with switches.
+    pub(crate) fn fixture(self, name: &str, switches: &[&str]) -> Self {
+        let program = testkit::mcp::fixture();
+        let mut command = vec![program.to_str().unwrap()];
+        command.extend(switches);
+        self.tool(name, &command, "")
+    }
+
+    /// A tool with this command, and more lines of its entry.
+    pub(crate) fn tool(mut self, name: &str, command: &[&str], more: &str) -> Self {
+        let command = json!(command);
+        writeln!(self.tools, "  - name: {name}\n    command: {command}").unwrap();
+        for line in more.lines() {
+            writeln!(self.tools, "    {line}").unwrap();
+        }
+        self
+    }
+
+    /// A line of the section `server`.
+    pub(crate) fn server(mut self, line: &str) -> Self {
+        writeln!(self.server, "  {line}").unwrap();
+        self
+    }
+
+    /// Writes the operator's file and starts the gate.
+    pub(crate) fn start(&self) -> Gate<'_> {
+        self.write();
+        self.place.start()
+    }
+
+    /// Writes the operator's file.
+    pub(crate) fn write(&self) {
+        let Self {
+            address,
+            tools,
+            server,
+            ..
+        } = self;
+        self.place.write_config(&format!(
+            "version: \"1.0\"\nserver:\n  single_port: \"{address}\"\n{server}tools:\n{tools}"
+        ));
+    }
+
+    /// Where a tool is.
+    pub(crate) fn url(&self, tool: &str) -> String {
+        format!("http://{}/mcp/{tool}", self.address)
+    }
+
+    /// A file of the place.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// A connection to the gate.
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        stream
+    }
+
+    /// Sends a request on a connection of its own, and does not wait.
+    pub(crate) fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> TcpStream {
+        let mut stream = self.connect();
+        let mut head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
+             Accept: application/json, text/event-stream\r\nContent-Length: {}\r\n",
+            self.address,
+            body.len()
+        );
+        for (name, value) in headers {
+            write!(head, "{name}: {value}\r\n").unwrap();
+        }
+        stream
+            .write_all(format!("{head}\r\n{body}").as_bytes())
+            .unwrap();
+        stream
+    }
+
+    /// Sends a request and reads its answer to the end.
+    pub(crate) fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Answer {
+        let headers: Vec<(&str, &str)> = headers
+            .iter()
+            .copied()
+            .chain([("Connection", "close")])
+            .collect();
+        let stream = self.send(method, path, &headers, body);
+        http::read_answer(BufReader::new(stream)).unwrap()
+    }
+
+    /// A session with a tool, as revisions up to 2025-11-25 have them.
+    pub(crate) fn session(&self, tool: &str) -> Session<'_> {
+        self.try_session(tool)
+            .unwrap_or_else(|answer| panic!("no session: {answer:?}"))
+    }
+
+    /// The same, or what was answered instead.
+    pub(crate) fn try_session(&self, tool: &str) -> Result<Session<'_>, Answer> {
+        let path = format!("/mcp/{tool}");
+        let params = json!({
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "test", "version": "1"},
+        });
+        let body = request(0, "initialize", &params);
+        let answer = self.ask("POST", &path, &[], &body);
+        let id = answer.header("mcp-session-id").map(str::to_owned);
+        let Some(id) = id.filter(|_| answer.status == 200) else {
+            return Err(answer);
+        };
+        let session = Session {
+            bridge: self,
+            path,
+            id,
+        };
+        let body = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+        assert_eq!(session.post(body).status, 202);
+        Ok(session)
+    }
+
+    /// Processes of the server behind the bridge.
+    pub(crate) fn servers(&self) -> Vec<i32> {
+        let program = testkit::mcp::fixture();
+        let program = program.canonicalize().unwrap();
+        testkit::leftovers::processes(&self.place)
+            .filter(|pid| {
+                let link = std::fs::read_link(format!("/proc/{pid}/exe"));
+                link.is_ok_and(|exe| exe == program)
+            })
+            .collect()
+    }
+}
+
+/// A JSON-RPC request.
+pub(crate) fn request(id: u64, method: &str, params: &Value) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
+}
+
+/// A session of Streamable HTTP.
+pub(crate) struct Session<'a> {
+    bridge: &'a Bridge,
+    pub(crate) path: String,
+    pub(crate) id: String,
+}
+
+impl Session<'_> {
+    /// Its headers.
+    pub(crate) fn headers(&self) -> [(&str, &str); 2] {
+        [
+            ("Mcp-Session-Id", &self.id),
+            ("MCP-Protocol-Version", "2025-11-25"),
+        ]
+    }
+
+    /// Posts a message and reads the answer to its end.
+    pub(crate) fn post(&self, body: &str) -> Answer {
+        self.bridge.ask("POST", &self.path, &self.headers(), body)
+    }
+
+    /// Posts a message and does not wait.
+    pub(crate) fn send(&self, body: &str) -> TcpStream {
+        self.bridge.send("POST", &self.path, &self.headers(), body)
+    }
+
+    /// Calls a tool; its whole answer, whatever it is.
+    pub(crate) fn call(&self, name: &str, arguments: &Value) -> Value {
+        let params = json!({"name": name, "arguments": arguments});
+        let answer = self.post(&request(1, "tools/call", &params));
+        let messages = messages(&answer);
+        messages
+            .into_iter()
+            .find(|message| message.get("id") == Some(&json!(1)))
+            .unwrap_or_else(|| panic!("no answer to {name}: {answer:?} {}", answer.text()))
+    }
+
+    /// The text that a tool returns.
+    pub(crate) fn text(&self, name: &str, arguments: &Value) -> String {
+        let answer = self.call(name, arguments);
+        let text = answer.pointer("/result/content/0/text");
+        text.and_then(Value::as_str)
+            .unwrap_or_else(|| panic!("{name}: {answer}"))
+            .to_owned()
+    }
+
+    /// Ends it.
+    pub(crate) fn delete(&self) -> u16 {
+        let answer = self.bridge.ask("DELETE", &self.path, &self.headers(), "");
+        answer.status
+    }
+}
+
+/// The JSON-RPC messages of an answer, JSON or events.
+pub(crate) fn messages(answer: &Answer) -> Vec<Value> {
+    let text = answer.text();
+    let events = answer
+        .header("content-type")
+        .is_some_and(|kind| kind.starts_with("text/event-stream"));
+    if !events {
+        return vec![serde_json::from_str(&text).unwrap_or(Value::Null)];
+    }
+    let data = text.lines().filter_map(|line| line.strip_prefix("data:"));
+    data.filter_map(|data| serde_json::from_str(data.trim()).ok())
+        .collect()
+}
+
+/// Where `tests/mcp/install` has put the clients and servers of others.
+pub(crate) fn peers() -> PathBuf {
+    let cache = std::env::var_os("PALISADE_CACHE").map_or_else(
+        || Path::new(&std::env::var_os("HOME").unwrap()).join(".cache/palisade"),
+        PathBuf::from,
+    );
+    let peers = cache.join("mcp");
+    assert!(
+        peers.join(".installed").exists(),
+        "MCP clients are missing here: tests/mcp/install installs them"
+    );
+    peers
+}
+
+/// The Node that came with them.
+pub(crate) fn node() -> Command {
+    Command::new(peers().join("node_modules/.bin/node"))
+}
+
+/// A file of tests/mcp.
+pub(crate) fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/mcp")
+        .join(name)
+}

@@ -1,0 +1,108 @@
+//! `@modelcontextprotocol/conformance` against the bridge in front of our stdio server.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+use testkit::said;
+
+use crate::bridge::{Bridge, node, peers, source};
+
+/// Runs what a revision requires; how many of its scenarios passed, of how many.
+fn passed(revision: &str) -> (usize, usize) {
+    let bridge = Bridge::with_fixture();
+    let _gate = bridge.start();
+    let results = bridge.path("results");
+    let output = node()
+        .arg(peers().join("node_modules/.bin/conformance"))
+        .args(["server", "--requirements", revision, "--url"])
+        .arg(bridge.url("fixture"))
+        .arg("--expected-failures")
+        .arg(source("expected-failures.yaml"))
+        .arg("--output-dir")
+        .arg(&results)
+        .output()
+        .unwrap();
+    let scenarios = scenarios(&said::out(&output));
+    let required = required(revision);
+    let good = required
+        .iter()
+        .filter(|name| scenarios.get(*name) == Some(&true));
+    let good = good.count();
+    assert!(
+        output.status.success(),
+        "{good} of {} passed\n{}\n{}",
+        required.len(),
+        said::out(&output),
+        complaints(&results),
+    );
+    (good, required.len())
+}
+
+/// The summary's lines: each scenario, and whether it passed.
+fn scenarios(said: &str) -> BTreeMap<String, bool> {
+    let summary = said.split("=== SUMMARY ===").nth(1).unwrap_or("");
+    let lines = summary.lines().filter_map(|line| {
+        let (mark, rest) = line.split_once(' ')?;
+        let (name, _) = rest.split_once(": ")?;
+        match mark {
+            "✓" => Some((name.to_owned(), true)),
+            "✗" => Some((name.to_owned(), false)),
+            _ => None,
+        }
+    });
+    lines.collect()
+}
+
+/// The scenarios that a revision requires of a server: the suite's own list.
+fn required(revision: &str) -> Vec<String> {
+    let file =
+        format!("node_modules/@modelcontextprotocol/conformance/requirements/{revision}.yaml");
+    let text = std::fs::read_to_string(peers().join(file)).unwrap();
+    let lines = text.lines().skip_while(|line| *line != "server:").skip(1);
+    let names = lines.map_while(|line| line.strip_prefix("  - "));
+    names.map(str::to_owned).collect()
+}
+
+/// Every check that did not hold, with the suite's words.
+fn complaints(results: &Path) -> String {
+    let mut said = String::new();
+    for entry in std::fs::read_dir(results).into_iter().flatten().flatten() {
+        let checks = std::fs::read(entry.path().join("checks.json")).unwrap_or_default();
+        let checks: Vec<Value> = serde_json::from_slice(&checks).unwrap_or_default();
+        for check in checks {
+            if check["status"] == "FAILURE" || check["status"] == "WARNING" {
+                let scenario = entry.file_name();
+                said += &format!(
+                    "{}: {} {}: {}\n",
+                    scenario.to_string_lossy(),
+                    check["status"],
+                    check["id"],
+                    check["errorMessage"]
+                );
+            }
+        }
+    }
+    said
+}
+
+#[test]
+fn a_client_of_2025_11_25_gets_all_that_its_revision_requires() {
+    assert_eq!(passed("2025-11-25"), (30, 30));
+}
+
+#[test]
+fn a_client_of_2026_07_28_gets_all_that_its_revision_requires() {
+    let (good, all) = passed("2026-07-28");
+    assert_eq!(all, 37);
+    assert!(good >= 34, "{good} of {all}");
+}
+
+#[test]
+fn the_summary_is_read_as_it_is_written() {
+    let said = "✓ before: 1 passed\n=== SUMMARY ===\n✓ ping: 2 passed, 0 failed\n\
+                ✗ dns-rebinding-protection: 1 passed, 1 failed\n\nTotal: 3 passed, 1 failed\n";
+    let expected = [("dns-rebinding-protection", false), ("ping", true)];
+    let expected = expected.map(|(name, good)| (name.to_owned(), good));
+    assert_eq!(scenarios(said), BTreeMap::from(expected));
+}

@@ -1,0 +1,201 @@
+//! A server that crashes, hangs, floods or clings harms nobody but its own sessions, and they
+//! are told at once.
+
+use std::io::BufReader;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use testkit::{http, wait};
+
+use crate::bridge::{Bridge, messages, request};
+
+/// Far below any time-out of the bridge, far above what a busy machine needs.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+fn is_error(answer: &Value) -> bool {
+    answer["error"]["code"].is_i64() && answer["error"]["message"].is_string()
+}
+
+#[test]
+fn a_server_that_ends_in_its_answer_is_an_error_at_once_for_every_open_call() {
+    for before in [false, true] {
+        let bridge = Bridge::with_fixture();
+        let _gate = bridge.start();
+        let (session, other) = (bridge.session("fixture"), bridge.session("fixture"));
+        let hang = json!({"name": "hang", "arguments": {}});
+        let open = session.send(&request(5, "tools/call", &hang));
+        let started = Instant::now();
+        let answer = session.call("crash", &json!({"before": before}));
+        assert!(is_error(&answer), "{answer}");
+        let waiting = http::read_answer(BufReader::new(open)).unwrap();
+        let waiting = messages(&waiting);
+        let waiting = waiting.iter().find(|message| message["id"] == 5);
+        assert!(waiting.is_some_and(is_error), "{waiting:?}");
+        assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
+        other.text("test_simple_text", &json!({}));
+        // The next one starts anew.
+        bridge
+            .session("fixture")
+            .text("test_simple_text", &json!({}));
+    }
+}
+
+#[test]
+fn a_call_that_hangs_holds_up_no_other() {
+    let bridge = Bridge::with_fixture();
+    let _gate = bridge.start();
+    let session = bridge.session("fixture");
+    let hang = json!({"name": "hang", "arguments": {}});
+    let _open = session.send(&request(5, "tools/call", &hang));
+    session.text("test_simple_text", &json!({}));
+    bridge
+        .session("fixture")
+        .text("test_simple_text", &json!({}));
+}
+
+#[test]
+fn junk_on_stdout_is_dropped_and_counted() {
+    let bridge = Bridge::new().fixture("fixture", &["--junk-first"]);
+    let gate = bridge.start();
+    let session = bridge.session("fixture");
+    let text = session.text("flood", &json!({"lines": 20_000}));
+    assert_eq!(text, "Flooded.");
+    session.text("test_simple_text", &json!({}));
+    let metrics = bridge.ask("GET", "/metrics", &[], "").text();
+    let junk: f64 = metrics
+        .lines()
+        .filter(|line| line.contains("junk") && !line.starts_with('#'))
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        .sum();
+    assert!(junk >= 20_000.0, "{junk}\n{metrics}");
+    // Said, but not twenty thousand times.
+    assert!(gate.said().lines().count() < 1000, "{}", gate.said());
+}
+
+#[test]
+fn a_line_without_end_takes_no_memory_and_nobody_with_it() {
+    let bridge = Bridge::with_fixture();
+    let gate = bridge.start();
+    let other = bridge.session("fixture");
+    let before = memory(gate.pid());
+    let session = bridge.session("fixture");
+    // Whether the session survives is the bridge's choice; that it is told something is not.
+    let answer = session.call("flood", &json!({"lines": 0, "bytes": 300_000_000}));
+    assert!(
+        is_error(&answer) || answer["result"].is_object(),
+        "{answer}"
+    );
+    let after = memory(gate.pid());
+    assert!(after < before + 100_000_000, "{before} became {after}");
+    other.text("test_simple_text", &json!({}));
+}
+
+#[test]
+fn a_server_that_cannot_start_is_unavailable_and_tried_again() {
+    let bridge = Bridge::new();
+    let allowed = bridge.path("may-live");
+    let allowed = allowed.to_str().unwrap().to_owned();
+    let bridge = bridge
+        .fixture("fixture", &["--die-unless", &allowed])
+        .fixture("good", &[]);
+    let _gate = bridge.start();
+    let Err(answer) = bridge.try_session("fixture") else {
+        panic!("a server that ended has a session");
+    };
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    bridge.session("good").text("test_simple_text", &json!({}));
+    std::fs::write(&allowed, "").unwrap();
+    let session = wait::until("the server to be tried again", || {
+        bridge.try_session("fixture").ok()
+    });
+    session.text("test_simple_text", &json!({}));
+}
+
+#[test]
+fn a_program_that_is_not_there_is_unavailable() {
+    let bridge = Bridge::new().tool("gone", &["/nonexistent/program"], "");
+    let _gate = bridge.start();
+    let Err(answer) = bridge.try_session("gone") else {
+        panic!("a program that is not there has a session");
+    };
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    let body = request(0, "initialize", &json!({}));
+    assert_eq!(bridge.ask("POST", "/mcp/unknown", &[], &body).status, 404);
+}
+
+#[test]
+fn a_server_that_clings_to_life_is_ended_with_its_session() {
+    let bridge = Bridge::new().fixture("fixture", &["--stubborn"]);
+    let _gate = bridge.start();
+    let session = bridge.session("fixture");
+    session.text("test_simple_text", &json!({}));
+    session.delete();
+    wait::until("the server to end", || {
+        bridge.servers().is_empty().then_some(())
+    });
+}
+
+#[test]
+fn what_a_server_has_started_ends_with_it_even_in_a_session_of_its_own() {
+    let bridge = Bridge::with_fixture();
+    let _gate = bridge.start();
+    for end in ["delete", "crash"] {
+        let session = bridge.session("fixture");
+        let file = bridge.path(&format!("pid-{end}"));
+        session.text("spawn_grandchild", &json!({"file": file}));
+        let pid = wait::until("the grandchild", || std::fs::read_to_string(&file).ok());
+        let running = Path::new("/proc").join(pid.trim());
+        assert!(running.exists());
+        if end == "delete" {
+            session.delete();
+        } else {
+            session.call("crash", &json!({}));
+        }
+        wait::until("the grandchild to end", || {
+            (!running.exists()).then_some(())
+        });
+    }
+}
+
+#[test]
+fn servers_end_with_the_gate_however_it_ends() {
+    let bridge = Bridge::with_fixture();
+    let gate = bridge.start();
+    let session = bridge.session("fixture");
+    let file = bridge.path("pid");
+    session.text("spawn_grandchild", &json!({"file": file}));
+    let pid = wait::until("the grandchild", || std::fs::read_to_string(&file).ok());
+    assert_eq!(bridge.servers().len(), 1);
+    gate.kill();
+    wait::until("the server to end", || {
+        bridge.servers().is_empty().then_some(())
+    });
+    let running = Path::new("/proc").join(pid.trim());
+    wait::until("the grandchild to end", || {
+        (!running.exists()).then_some(())
+    });
+}
+
+#[test]
+fn a_server_sees_no_variable_that_it_was_not_given() {
+    let program = testkit::mcp::fixture();
+    let command = [program.to_str().unwrap()];
+    let bridge = Bridge::new().tool("fixture", &command, "env: [\"GIVEN=yes\"]");
+    bridge.write();
+    let _gate = bridge
+        .place
+        .start_with(|command| command.env("GATE_SECRET", "for the gate alone"));
+    let session = bridge.session("fixture");
+    let seen: Value = serde_json::from_str(&session.text("env", &json!({}))).unwrap();
+    assert_eq!(seen["GIVEN"], "yes");
+    assert_eq!(seen.get("GATE_SECRET"), None, "{seen}");
+}
+
+/// Resident memory of a process, in bytes (proc_pid_status(5)).
+pub(crate) fn memory(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap() * 1024
+}

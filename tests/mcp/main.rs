@@ -1,0 +1,19 @@
+//! The bridge as MCP clients meet it: the built binary, a stdio server behind it, and the
+//! clients that people have.
+//!
+//! What comes from npm and PyPI is installed by `tests/mcp/install`, which `./test` runs.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+mod bridge;
+mod clients;
+mod conformance;
+mod disconnects;
+mod hostile;
+mod relay;

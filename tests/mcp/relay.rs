@@ -1,0 +1,174 @@
+//! What is said arrives as it was said, and at nobody else.
+
+use std::io::{BufReader, Write};
+
+use serde_json::{Value, json};
+use testkit::{http, wait};
+
+use crate::bridge::{Bridge, messages, request};
+
+/// Numbers no type of ours can hold, keys out of order and twice, escapes and what they escape.
+const ARGUMENTS: &str = r#"{"z":123456789012345678901234567890,"a":-0.10000000000000000555111512312578270211815834045410156250e+400,"f":1.10,"u":"\u00e9é✓ \ud83d\ude00","nested":{"b":[1,2,{"y":null,"x":true}],"a":{}},"":"\/"}"#;
+
+#[test]
+fn every_byte_of_a_call_survives_in_both_directions() {
+    let bridge = Bridge::with_fixture();
+    let _gate = bridge.start();
+    let session = bridge.session("fixture");
+    let body = format!(
+        r#"{{"jsonrpc":"2.0","id":99999999999999999999,"method":"tools/call","params":{{"unknown":[1.0],"name":"echo_raw","arguments":{ARGUMENTS}}}}}"#
+    );
+    let answer = session.post(&body);
+    let text = answer.text();
+    assert!(
+        text.contains(&format!("\"structuredContent\":{ARGUMENTS}")),
+        "{text}"
+    );
+    assert!(text.contains("\"id\":99999999999999999999"), "{text}");
+    // What the server was given, as a text of JSON.
+    let heard = messages(&answer)[0]["result"]["content"][0]["text"].clone();
+    let heard = heard.as_str().unwrap();
+    assert!(heard.contains(ARGUMENTS), "{heard}");
+    assert!(heard.contains(r#""unknown":[1.0]"#), "{heard}");
+}
+
+#[test]
+fn every_byte_survives_the_newest_revision_too() {
+    let bridge = Bridge::with_fixture();
+    let _gate = bridge.start();
+    let meta = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    });
+    let body = format!(
+        r#"{{"jsonrpc":"2.0","id":"é\u00e9","method":"tools/call","params":{{"name":"echo_raw","arguments":{ARGUMENTS},"_meta":{meta}}}}}"#
+    );
+    let headers = [
+        ("MCP-Protocol-Version", "2026-07-28"),
+        ("Mcp-Method", "tools/call"),
+        ("Mcp-Name", "echo_raw"),
+    ];
+    let text = bridge.ask("POST", "/mcp/fixture", &headers, &body).text();
+    assert!(
+        text.contains(&format!("\"structuredContent\":{ARGUMENTS}")),
+        "{text}"
+    );
+    assert!(text.contains(r#""id":"é\u00e9""#), "{text}");
+}
+
+#[test]
+fn a_large_answer_arrives_whole() {
+    let bridge = Bridge::with_fixture();
+    let _gate = bridge.start();
+    let session = bridge.session("fixture");
+    let bytes = 3_000_000;
+    let text = session.text("big", &json!({"bytes": bytes}));
+    assert_eq!(text.len(), bytes);
+    assert!(text.bytes().all(|byte| byte == b'x'));
+}
+
+#[test]
+fn two_sessions_with_the_same_ids_hear_only_their_own() {
+    let bridge = Bridge::with_fixture();
+    let _gate = bridge.start();
+    let (one, two) = (bridge.session("fixture"), bridge.session("fixture"));
+    assert_ne!(one.id, two.id);
+    let slow = json!({"name": "sleep", "arguments": {"ms": 300}});
+    let waiting = one.send(&request(1, "tools/call", &slow));
+    let text = two.text("test_simple_text", &json!({}));
+    assert_eq!(text, "This is a simple text response for testing.");
+    let answer = http::read_answer(BufReader::new(waiting)).unwrap();
+    let slept = &messages(&answer)[0]["result"]["content"][0]["text"];
+    assert_eq!(slept, "Slept.", "{}", answer.text());
+    // And each has a process of its own.
+    let pid = |text: String| serde_json::from_str::<Value>(&text).unwrap()["pid"].clone();
+    assert_ne!(
+        pid(one.text("who", &json!({}))),
+        pid(two.text("who", &json!({})))
+    );
+}
+
+#[test]
+fn a_shared_server_is_one_process_and_still_tells_its_sessions_apart() {
+    let program = testkit::mcp::fixture();
+    let command = [program.to_str().unwrap()];
+    let bridge = Bridge::new().tool("fixture", &command, "shared: true");
+    let _gate = bridge.start();
+    let (one, two) = (bridge.session("fixture"), bridge.session("fixture"));
+    let pid = |text: String| serde_json::from_str::<Value>(&text).unwrap()["pid"].clone();
+    assert_eq!(
+        pid(one.text("who", &json!({}))),
+        pid(two.text("who", &json!({})))
+    );
+    let progress = |token: &str, steps: u64| {
+        let meta = json!({"progressToken": token});
+        let arguments = json!({"steps": steps, "ms": 20});
+        let params = json!({"name": "progress", "arguments": arguments, "_meta": meta});
+        request(7, "tools/call", &params)
+    };
+    // The same id and the same token from both.
+    let first = one.send(&progress("t", 4));
+    let second = two.send(&progress("t", 6));
+    for (stream, steps) in [(first, 4), (second, 6)] {
+        let answer = http::read_answer(BufReader::new(stream)).unwrap();
+        let messages = messages(&answer);
+        let told = messages.iter().filter(|message| {
+            message["method"] == "notifications/progress" && message["params"]["total"] == steps
+        });
+        assert_eq!(
+            told.count(),
+            usize::try_from(steps).unwrap(),
+            "{messages:?}"
+        );
+        assert_eq!(
+            messages.len(),
+            usize::try_from(steps).unwrap() + 1,
+            "{messages:?}"
+        );
+        assert_eq!(messages.last().unwrap()["id"], 7);
+    }
+}
+
+#[test]
+fn stderr_of_a_server_is_in_the_log_with_its_name() {
+    let bridge = Bridge::with_fixture();
+    let gate = bridge.start();
+    let session = bridge.session("fixture");
+    session.text("stderr_lines", &json!({"count": 1, "text": "over and out"}));
+    wait::until("the line", || {
+        let said = gate.said();
+        let line = said.lines().find(|line| line.contains("over and out 0"))?;
+        line.contains("fixture").then_some(())
+    });
+}
+
+#[test]
+fn a_session_that_was_ended_is_gone_and_so_is_its_server() {
+    let bridge = Bridge::with_fixture();
+    let _gate = bridge.start();
+    let session = bridge.session("fixture");
+    session.text("test_simple_text", &json!({}));
+    assert_eq!(bridge.servers().len(), 1);
+    let status = session.delete();
+    assert!((200..300).contains(&status), "{status}");
+    assert_eq!(session.post(&request(2, "ping", &json!({}))).status, 404);
+    wait::until("the server to end", || {
+        bridge.servers().is_empty().then_some(())
+    });
+}
+
+#[test]
+fn a_body_that_never_ends_holds_nobody_up() {
+    let bridge = Bridge::with_fixture();
+    let _gate = bridge.start();
+    let session = bridge.session("fixture");
+    let mut stuck = bridge.connect();
+    let head = format!(
+        "POST /mcp/fixture HTTP/1.1\r\nHost: {}\r\nMcp-Session-Id: {}\r\nContent-Length: 1000\r\n\r\n{{",
+        bridge.address, session.id
+    );
+    stuck.write_all(head.as_bytes()).unwrap();
+    session.text("test_simple_text", &json!({}));
+    drop(stuck);
+    session.text("test_simple_text", &json!({}));
+}
