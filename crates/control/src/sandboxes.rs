@@ -10,6 +10,7 @@ mod checkpoints;
 mod making;
 mod mirrored;
 mod ports;
+mod standby;
 pub(crate) mod watched;
 mod wish;
 

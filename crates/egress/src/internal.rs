@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use http::{Response, StatusCode};
+use http::request::Parts;
+use http::{Request, Response, StatusCode, Uri};
 use policy::allowlist::{HostRule, Target};
 use policy::id::RequestId;
 use serde_json::{Value, json};
@@ -43,6 +44,18 @@ pub async fn answer(
     }
 }
 
+/// Whether it is the bridge that is asked.
+pub fn is_for_tools(target: &Target) -> bool {
+    target.path.segments().next() == Some("mcp")
+}
+
+/// The request as the bridge reads it: what is asked for, without where it is.
+pub fn for_tools(mut head: Parts, body: Content) -> Request<Content> {
+    let within = head.uri.path_and_query().cloned();
+    head.uri = within.map_or_else(|| Uri::from_static("/"), Uri::from);
+    Request::from_parts(head, body)
+}
+
 fn index(guest: &Guest) -> Value {
     json!({
         "sandbox": guest.id(),
@@ -50,6 +63,7 @@ fn index(guest: &Guest) -> Value {
             "/allowlist": "what this sandbox may reach",
             "/why/<request-id>": "why a request of this sandbox was refused",
             "/health": "whether the gate is there",
+            "/mcp/<tool>": "tools, over Streamable HTTP",
         },
     })
 }

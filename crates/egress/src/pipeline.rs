@@ -257,6 +257,15 @@ async fn pass(
         let answering = serve::answer(&visitor, &target, &head.headers, body, trail);
         return Box::pin(answering).await;
     }
+    if destination.is_internal()
+        && internal::is_for_tools(&target)
+        && let Some(tools) = traffic.tools()
+    {
+        let patience = rules.settings.egress.timeouts.idle;
+        let body = flow::sending(body, &trail.tally, patience);
+        let request = internal::for_tools(*head, body);
+        return Ok(Reply::Ours(tools.answer(guest.id(), request).await));
+    }
     if destination.is_internal() {
         let answering = Box::pin(internal::answer(traffic, guest, rules, &target));
         return Ok(Reply::Ours(answering.await));

@@ -4,11 +4,14 @@ use std::fs::File;
 use std::net::IpAddr;
 
 use async_trait::async_trait;
+use http::{Request, Response};
 use policy::audit::AuditEvent;
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
 use policy::push::{Case, Findings};
 use policy::verdict::Denial;
+
+use crate::body::Content;
 
 /// Who is registered. Asked for every request, so the answer is in memory.
 pub trait Registry: Send + Sync + 'static {
@@ -62,6 +65,13 @@ pub struct Pack {
     pub file: File,
     /// Where it begins.
     pub at: u64,
+}
+
+/// Who answers for the tools at `palisade.internal`.
+#[async_trait]
+pub trait ToolServer: Send + Sync + 'static {
+    /// Answers a request of `sandbox` for `/mcp/…`.
+    async fn answer(&self, sandbox: &SandboxId, request: Request<Content>) -> Response<Content>;
 }
 
 /// Which program opened a connection.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 use config::Settings;
@@ -37,7 +37,7 @@ use crate::leaf::LeafError;
 use crate::live::{Asked, Live};
 use crate::mirror::Mirrors;
 use crate::numbers::{Numbers, States};
-use crate::ports::{Ledger, Programs, PushJudge, Registry};
+use crate::ports::{Ledger, Programs, PushJudge, Registry, ToolServer};
 use crate::rego::{self, Policies};
 use crate::resolvers;
 
@@ -74,6 +74,8 @@ pub struct Traffic {
     judge: Option<Arc<dyn PushJudge>>,
     spools: Spools,
     mirrors: Mirrors,
+    /// Who answers for tools, once somebody does.
+    tools: OnceLock<Arc<dyn ToolServer>>,
     names: Arc<Names>,
     queries: DnsMetrics,
     numbers: Numbers,
@@ -227,6 +229,7 @@ impl Traffic {
             judge: parts.judge,
             spools: Spools::new(&parts.spool),
             mirrors: parts.mirrors,
+            tools: OnceLock::new(),
             numbers: Numbers::default(),
             clock: Clock::start(),
             provider: rustls::crypto::aws_lc_rs::default_provider(),
@@ -336,6 +339,18 @@ impl Traffic {
         self.numbers.register(registry);
         self.queries.register(registry);
         registry.register_collector(Box::new(States(Arc::clone(self))));
+    }
+
+    /// From now on `tools` answers for the tools at `palisade.internal`. The first one counts.
+    pub fn serve_tools(&self, tools: Arc<dyn ToolServer>) {
+        if self.tools.set(tools).is_err() {
+            tracing::error!("somebody answers for the tools already");
+        }
+    }
+
+    /// Who answers for the tools, if anybody does.
+    pub fn tools(&self) -> Option<&Arc<dyn ToolServer>> {
+        self.tools.get()
     }
 
     /// Who signs.

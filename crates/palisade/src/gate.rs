@@ -173,16 +173,16 @@ async fn serve(
     let mcp_metrics = mcp::metrics::Metrics::default();
     let metrics = numbers.registry(store.clone(), &counters, &traffic, &mcp_metrics);
     let metrics = Arc::new(metrics);
-    let tools = open_tools(
-        paths,
-        &store,
-        &board,
-        &metrics,
-        mcp_metrics,
-        &settings,
-        &stop,
-    )
-    .await?;
+    let sandboxed = Arc::new(tools::Sandboxed::default());
+    let given = tools::Given {
+        book: Book(store.clone()),
+        board: Arc::clone(&board),
+        numbers: Arc::clone(&metrics),
+        metrics: mcp_metrics,
+        sandboxed: Arc::clone(&sandboxed) as _,
+    };
+    let tools = open_tools(paths, settings.load_full(), given, &stop).await?;
+    traffic.serve_tools(Arc::clone(&tools) as _);
     let (reload, requests) = mpsc::channel(8);
     let reloader = Arc::new(Reloader {
         config: paths.config.clone(),
@@ -216,6 +216,7 @@ async fn serve(
         stop: stop.clone(),
         streams: Streams::default(),
     });
+    sandboxed.open(&gate);
 
     let supervisor = Supervisor::new(board, numbers, stop.clone());
     supervisor.start("control", {
@@ -350,32 +351,13 @@ async fn open_traffic(
 
 async fn open_tools(
     paths: &Paths,
-    store: &Store,
-    board: &Arc<Board>,
-    registry: &Arc<prometheus_client::registry::Registry>,
-    metrics: mcp::metrics::Metrics,
-    settings: &Arc<ArcSwap<Settings>>,
+    settings: Arc<Settings>,
+    given: tools::Given,
     stop: &CancellationToken,
 ) -> Result<Arc<Tools>> {
-    let registry = Arc::clone(registry);
-    let numbers = Arc::new(move || {
-        let mut text = String::new();
-        match prometheus_client::encoding::text::encode(&mut text, &registry) {
-            Ok(()) => text,
-            Err(error) => format!("# {error}\n"),
-        }
-    });
-    let given = tools::Given {
-        book: Book(store.clone()),
-        board: Arc::clone(board),
-        numbers,
-        metrics,
-        sandboxed: Arc::new(tools::Sandboxed),
-    };
-    let (dir, settings, stop) = (paths.state_dir.clone(), settings.load_full(), stop.clone());
-    let opened =
-        tokio::task::spawn_blocking(move || Tools::open(&dir, &settings, given, &stop)).await?;
-    Ok(Arc::new(opened?))
+    let (dir, stop) = (paths.state_dir.clone(), stop.clone());
+    let opening = move || Tools::open(&dir, &settings, given, &stop);
+    Ok(Arc::new(tokio::task::spawn_blocking(opening).await??))
 }
 
 /// Who reads pushes: this program, again.

@@ -1,5 +1,7 @@
 //! Tool calls in the gate: the bridge, the hooks of a gateway, and where both listen.
 
+mod sandboxed;
+
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -10,6 +12,8 @@ use anyhow::Result;
 use arc_swap::ArcSwap;
 use config::Settings;
 use control::health::{Board, Status};
+use egress::ports::ToolServer;
+use http::{Request, Response};
 use mcp::bridge::Bridge;
 use mcp::context::Contexts;
 use mcp::fingerprint::Fingerprints;
@@ -18,14 +22,18 @@ use mcp::launch::Local;
 use mcp::metrics::Metrics;
 use mcp::ports::Ledger;
 use mcp::relay::{Relay, Stamps};
-use mcp::server::{self, Demands, House, Offers};
+use mcp::server::{self, Demands, Door, House, Offers};
 use mcp::tools::Launchers;
 use policy::audit::AuditEvent;
+use policy::id::SandboxId;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use self::sandboxed::Sandboxed;
 use crate::gate::ports::Book;
 use crate::leash::LEASH;
 
@@ -39,14 +47,25 @@ impl Ledger for Book {
     }
 }
 
+#[async_trait::async_trait]
+impl ToolServer for Tools {
+    async fn answer(
+        &self,
+        sandbox: &SandboxId,
+        request: Request<egress::body::Content>,
+    ) -> Response<egress::body::Content> {
+        server::answer(&self.house, &Door::Sandbox(sandbox.clone()), request).await
+    }
+}
+
 /// What the rest of the gate gives.
 pub struct Given {
     /// Where decisions are written.
     pub book: Book,
     /// Where health shows it.
     pub board: Arc<Board>,
-    /// The text of `/metrics`.
-    pub numbers: Arc<dyn Fn() -> String + Send + Sync>,
+    /// Every number of the gate.
+    pub numbers: Arc<Registry>,
     /// The numbers of tool calls, registered before.
     pub metrics: Metrics,
     /// Starts servers in sandboxes.
@@ -97,7 +116,7 @@ impl Tools {
             bridge,
             hooks: interceptor,
             demands: ArcSwap::from_pointee(Demands::of(settings)),
-            numbers: given.numbers,
+            numbers: Arc::new(move || text_of(&given.numbers)),
             health,
         });
         let tools = Self {
@@ -110,11 +129,6 @@ impl Tools {
         };
         tools.note();
         Ok(tools)
-    }
-
-    /// The parts, for those who come by another door.
-    pub fn house(&self) -> &Arc<House> {
-        &self.house
     }
 
     /// Looks after sessions and what is remembered, until the stop.
@@ -230,27 +244,12 @@ impl Interceptor {
 
 #[async_trait::async_trait]
 impl server::Hooks for Interceptor {
-    async fn before(&self, _: bytes::Bytes) -> http::Response<mcp::answer::Content> {
+    async fn before(&self, _: bytes::Bytes) -> Response<mcp::answer::Content> {
         mcp::answer::bare(http::StatusCode::NOT_IMPLEMENTED)
     }
 
-    async fn after(&self, _: bytes::Bytes) -> http::Response<mcp::answer::Content> {
+    async fn after(&self, _: bytes::Bytes) -> Response<mcp::answer::Content> {
         mcp::answer::bare(http::StatusCode::NOT_IMPLEMENTED)
-    }
-}
-
-/// Stands in until servers run in sandboxes.
-#[derive(Debug)]
-pub struct Sandboxed;
-
-#[async_trait::async_trait]
-impl mcp::launch::Launcher for Sandboxed {
-    async fn launch(
-        &self,
-        _: &config::section::tools::Tool,
-        _: &mcp::governance::Caller,
-    ) -> Result<mcp::launch::Launched, mcp::launch::LaunchError> {
-        Err(mcp::launch::LaunchError::NotBuilt("sandbox"))
     }
 }
 
@@ -263,6 +262,15 @@ fn leash() -> Vec<OsString> {
         std::process::id().to_string().into(),
         "--".into(),
     ]
+}
+
+/// Numbers as Prometheus reads them.
+fn text_of(numbers: &Registry) -> String {
+    let mut text = String::new();
+    match encode(&mut text, numbers) {
+        Ok(()) => text,
+        Err(error) => format!("# {error}\n"),
+    }
 }
 
 /// Every part in one answer.

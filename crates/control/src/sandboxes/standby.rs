@@ -1,0 +1,85 @@
+//! Sandboxes that the gate itself keeps, for tools.
+
+use std::sync::Arc;
+
+use config::Settings;
+use policy::id::SandboxId;
+use sandbox::contract::{Command, SandboxStatus};
+use sandbox::manager::Manager;
+use sandbox::manager::row::Stage;
+use sandbox::name::Slug;
+use sandbox::namespace::client::Running;
+use sandbox::progress::Progress;
+use store::Store;
+
+use super::Sandboxes;
+use super::body::CreateBody;
+use crate::reply::ControlError;
+
+impl Sandboxes {
+    /// The sandbox called `name`, which has no repository: as it is, resumed, or made.
+    pub async fn stand_by(
+        &self,
+        store: &Store,
+        settings: &Settings,
+        name: &str,
+    ) -> Result<SandboxId, ControlError> {
+        if let Some((id, status)) = self.standing_by(name).await? {
+            if status != SandboxStatus::Active {
+                self.resume(store, id.clone()).await?;
+            }
+            return Ok(id);
+        }
+        let body = CreateBody {
+            name: name.to_owned(),
+            repository: None,
+            depth: None,
+            dirty: false,
+            repos: Some(Vec::new()),
+            auth_mode: None,
+            backend: None,
+            root: false,
+            nested: false,
+            publish: Vec::new(),
+        };
+        let progress = Arc::new(Progress::default());
+        self.create(store, settings, body, progress).await?;
+        let made = self.standing_by(name).await?;
+        made.map(|(id, _)| id)
+            .ok_or_else(|| ControlError::Failed(format!("the sandbox '{name}' is gone again")))
+    }
+
+    async fn standing_by(
+        &self,
+        name: &str,
+    ) -> Result<Option<(SandboxId, SandboxStatus)>, ControlError> {
+        let wanted = name.to_owned();
+        let found = self
+            .ask(move |manager: &Manager| {
+                let slug = Slug::from_name(&wanted).ok();
+                let rows = manager.rows()?;
+                let mut kept = rows.into_iter().filter(|row| row.stage == Stage::Kept);
+                let row = kept.find(|row| Some(&row.name) == slug.as_ref());
+                Ok(row.map(|row| {
+                    let status = manager.status(&row.id);
+                    (row, status)
+                }))
+            })
+            .await?;
+        match found {
+            // Somebody's work: nothing is started in there unasked.
+            Some((row, _)) if row.repository.is_some() => Err(ControlError::Failed(format!(
+                "the sandbox '{name}' has a repository and is not the gate's own"
+            ))),
+            Some((row, status)) => Ok(Some((row.id, status))),
+            None => Ok(None),
+        }
+    }
+
+    /// Starts a command in one, on three pipes.
+    pub async fn start(&self, id: &SandboxId, command: Command) -> Result<Running, ControlError> {
+        let id = id.clone();
+        self.ask(move |manager| Ok(manager.backend().start(&id, &command, None)?))
+            .await
+    }
+}
