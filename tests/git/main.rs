@@ -9,7 +9,9 @@
     reason = "a test that cannot go on has failed"
 )]
 
+mod daemon;
 mod fetching;
+mod harbour;
 mod hostile;
 mod judged;
 mod mirror;

@@ -314,10 +314,15 @@ impl Yard {
     /// The operator's words to the gate; they must go well.
     #[track_caller]
     pub(crate) fn ok(&self, args: &[&str]) -> String {
-        let mut command = self.place.palisade(args);
-        let output = command.current_dir(self.place.path()).output().unwrap();
+        let output = self.operator(args);
         assert!(output.status.success(), "{args:?}: {}", told(&output));
         said::out(&output)
+    }
+
+    /// The operator's words, whatever comes of them.
+    pub(crate) fn operator(&self, args: &[&str]) -> Output {
+        let mut command = self.place.palisade(args);
+        command.current_dir(self.place.path()).output().unwrap()
     }
 
     /// Starts the gate anew: ten pushes may come at once, and a new gate has seen none.

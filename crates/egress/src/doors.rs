@@ -24,6 +24,7 @@ use crate::connection::{self, Visit};
 use crate::datagram::Datagrams;
 use crate::dns;
 use crate::guest::Guest;
+use crate::mirror::daemon;
 use crate::pipeline::Source;
 use crate::request::Opening;
 use crate::traffic::Traffic;
@@ -78,6 +79,12 @@ pub async fn serve(
                     continue;
                 }
                 let (traffic, guest) = (Arc::clone(&traffic), Arc::clone(&guest));
+                if listener.local_addr()?.port() == daemon::PORT {
+                    let accepting =
+                        accept_git(traffic, guest, listener, tasks.clone(), stop.clone());
+                    tasks.spawn(until(stop.clone(), accepting));
+                    continue;
+                }
                 let accepting =
                     accept_inside(traffic, guest, listener, tasks.clone(), stop.clone());
                 tasks.spawn(until(stop.clone(), accepting));
@@ -187,6 +194,35 @@ async fn accept_inside(
             tasks: tasks.clone(),
         };
         connection::begin(visit, stream);
+    }
+}
+
+/// Accepts what one sandbox says in git's own protocol.
+async fn accept_git(
+    traffic: Arc<Traffic>,
+    guest: Arc<Guest>,
+    listener: TcpListener,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+) {
+    loop {
+        let (place, stream, peer) = accept(&listener, &guest.connections).await;
+        let Ok(meant) = stream.local_addr() else {
+            continue;
+        };
+        let opening = Opening {
+            peer: Some(peer),
+            meant: Some(SocketAddr::new(meant.ip().to_canonical(), meant.port())),
+            tunnel: None,
+            hello: None,
+            caller: Caller::default(),
+        };
+        let (traffic, guest, stop) = (Arc::clone(&traffic), Arc::clone(&guest), stop.clone());
+        tasks.spawn(async move {
+            let serving = Box::pin(daemon::serve(&traffic, &guest, &opening, stream));
+            stop.run_until_cancelled(serving).await;
+            drop(place);
+        });
     }
 }
 

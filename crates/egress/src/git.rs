@@ -12,6 +12,7 @@ pub mod ask;
 pub mod branches;
 pub mod intake;
 pub mod line;
+pub mod pack_end;
 mod policies;
 pub mod push;
 pub(crate) mod receive;

@@ -11,6 +11,7 @@
 //! Upstream is spoken to by the system's git and ssh, at an address that the dialer has
 //! checked. Whatever reads what an agent sends has neither the key nor a way to it.
 
+pub mod daemon;
 pub mod output;
 pub mod program;
 pub mod push;

@@ -251,6 +251,7 @@ async fn pass(
             guest,
             rules,
             registration: identity.registration(),
+            host: &target.host,
         };
         let patience = rules.settings.egress.timeouts.idle;
         let body = flow::sending(body, &trail.tally, patience);

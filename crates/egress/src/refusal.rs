@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::body::{self, Content};
 use crate::git::push::Capabilities;
-use crate::git::{report, size};
+use crate::git::{line, report, size};
 use crate::trail::Stage;
 
 /// Says that it was the gate that answered, and no.
@@ -149,6 +149,20 @@ impl Refusal {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+
+    /// The answer to a client that speaks git's own protocol: a report where it waits for one,
+    /// and otherwise a line that git shows and ends with (gitprotocol-pack, 'ERR').
+    pub fn spoken(&self, id: RequestId) -> Vec<u8> {
+        if let Extra::Push(unmoved) = &self.extra
+            && let Some(report) = self.report(unmoved, id)
+        {
+            return report;
+        }
+        let mut out = Vec::new();
+        let text = self.text(id);
+        line::write(&mut out, format!("ERR {}", text.trim_end()).as_bytes());
+        out
     }
 
     /// The status that says it where the form does not say it by itself.

@@ -133,7 +133,7 @@ pub struct Ports {
 impl Default for Ports {
     fn default() -> Self {
         Self {
-            tcp: vec![80, 443, 8080, 53],
+            tcp: vec![80, 443, 8080, 9418, 53],
             udp: vec![53],
         }
     }

@@ -23,7 +23,8 @@ pub struct Egress {
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<SocketAddr>>")]
     pub listen: Vec<SocketAddr>,
-    /// Ports that are captured inside each sandbox, beside the proxy on 8080 and DNS on 53.
+    /// Ports that are captured inside each sandbox, beside the proxy on 8080, git on 9418 and
+    /// DNS on 53.
     #[schemars(inner(range(min = 1)))]
     pub transparent_ports: Vec<u16>,
     /// What happens to hosts no rule names.

@@ -148,10 +148,10 @@ fn origin(path: &Path, settings: &Settings) -> Option<RepoName> {
     known.then(|| RepoName::parse(&name).ok()).flatten()
 }
 
-/// The proxy and DNS, and what is served for programs that know of neither.
+/// The proxy, git and DNS, and what is served for programs that know of none of them.
 fn listened_on(settings: &Settings) -> Ports {
     let mut tcp = settings.egress.transparent_ports.clone();
-    for own in [8080, 53] {
+    for own in [8080, 9418, 53] {
         if !tcp.contains(&own) {
             tcp.push(own);
         }

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use flate2::write::GzDecoder;
 
+use super::pack_end::{BadPack, PackEnd};
 use super::push::{Head, Malformed, Parsed, Parser};
 use super::spool::{NoRoom, Spool};
 
@@ -14,6 +15,8 @@ pub enum Coding {
     Plain,
     /// RFC 1952.
     Gzip,
+    /// Not at all, and nobody says where it ends: the pack itself has to.
+    Endless,
 }
 
 /// Why no more is taken in.
@@ -28,6 +31,9 @@ pub enum Stop {
     /// It cannot be read.
     #[error(transparent)]
     Malformed(#[from] Malformed),
+    /// The end of its pack cannot be found.
+    #[error("the pack cannot be read: {0}")]
+    Pack(#[from] BadPack),
     /// It is no gzip, or more than one.
     #[error("the push is not compressed as it says")]
     Coding,
@@ -57,6 +63,17 @@ struct Sink {
     parser: Parser,
     spool: Spool,
     limit: u64,
+    /// Looks for the end of the pack, where nobody else says it.
+    end: End,
+}
+
+/// How it is known that a push is all there.
+#[derive(Debug)]
+enum End {
+    /// Whoever brings it says so.
+    Told,
+    /// Its pack is read; none before it begins.
+    Sought(Option<Box<PackEnd>>),
 }
 
 /// A push that is all there.
@@ -75,9 +92,13 @@ impl Intake {
             parser: Parser::default(),
             spool,
             limit,
+            end: match coding {
+                Coding::Plain | Coding::Gzip => End::Told,
+                Coding::Endless => End::Sought(None),
+            },
         };
         let way = match coding {
-            Coding::Plain => Way::Plain(sink),
+            Coding::Plain | Coding::Endless => Way::Plain(sink),
             Coding::Gzip => Way::Gzip(GzDecoder::new(sink)),
         };
         Self { way }
@@ -98,6 +119,24 @@ impl Intake {
         self.sink().parser.head()
     }
 
+    /// Whether it says itself that nothing follows.
+    pub fn is_complete(&self) -> bool {
+        self.sink().is_complete()
+    }
+
+    /// Passes over the next bytes of a push that is not kept any more, to find its end. Says
+    /// whether there is more to come.
+    pub fn pass_over(&mut self, bytes: &[u8]) -> bool {
+        match &mut self.way {
+            Way::Plain(sink) => match &mut sink.end {
+                End::Told => true,
+                End::Sought(Some(pack)) => pack.feed(bytes).is_ok() && !pack.is_done(),
+                End::Sought(None) => false,
+            },
+            Way::Gzip(_) => true,
+        }
+    }
+
     /// How many decoded bytes there were so far.
     pub fn taken(&self) -> u64 {
         self.sink().spool.len()
@@ -114,8 +153,12 @@ impl Intake {
                 decoder.finish().map_err(|error| (None, stop(error)))?
             }
         };
+        let is_cut = matches!(sink.end, End::Sought(_)) && !sink.is_complete();
         let Sink { parser, spool, .. } = sink;
         let head = parser.head().cloned();
+        if is_cut {
+            return Err((head, Malformed::Cut.into()));
+        }
         match parser.finish(spool.len()) {
             Ok(parsed) => Ok(Taken { parsed, spool }),
             Err(error) => Err((head, error.into())),
@@ -144,15 +187,37 @@ fn stop(error: io::Error) -> Stop {
     }
 }
 
+impl Sink {
+    fn is_complete(&self) -> bool {
+        match &self.end {
+            End::Told => false,
+            End::Sought(Some(pack)) => pack.is_done(),
+            End::Sought(None) => self.parser.is_complete(),
+        }
+    }
+
+    /// Reads what of `bytes` belongs to the pack. They are not in the spool yet.
+    fn seek_end(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        let (End::Sought(end), Some((at, format))) = (&mut self.end, self.parser.pack()) else {
+            return Ok(());
+        };
+        let before = usize::try_from(at.saturating_sub(self.spool.len())).unwrap_or(usize::MAX);
+        let pack = end.get_or_insert_with(|| Box::new(PackEnd::new(format)));
+        Ok(pack.feed(bytes.get(before..).unwrap_or_default())?)
+    }
+}
+
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let refused = |stop: Stop| io::Error::other(stop);
+        let parsed = self.parser.feed(bytes);
+        parsed.map_err(|error| refused(error.into()))?;
+        // Also of what is too large, the end is looked for.
+        self.seek_end(bytes).map_err(refused)?;
         let more = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         if self.spool.len().saturating_add(more) > self.limit {
             return Err(refused(Stop::TooLarge { limit: self.limit }));
         }
-        let parsed = self.parser.feed(bytes);
-        parsed.map_err(|error| refused(error.into()))?;
         self.spool.append(bytes).map_err(|error| {
             refused(match error.downcast::<NoRoom>() {
                 Ok(full) => full.into(),
@@ -169,6 +234,7 @@ impl Write for Sink {
 
 #[cfg(test)]
 mod tests {
+    use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
     use flate2::Compression;
     use flate2::write::GzEncoder;
 
@@ -185,6 +251,13 @@ mod tests {
         bytes.extend_from_slice(b"PACK\0\0\0\x02");
         bytes.extend(std::iter::repeat_n(0, pack));
         bytes
+    }
+
+    /// A pack without objects.
+    fn sealed_pack() -> Vec<u8> {
+        let head = b"PACK\0\0\0\x02\0\0\0\0";
+        let sum = digest(&SHA1_FOR_LEGACY_USE_ONLY, head);
+        [head, sum.as_ref()].concat()
     }
 
     fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -228,6 +301,57 @@ mod tests {
             let stopped = take(coding, &bytes, length - 1, 100);
             assert!(matches!(stopped, Err(Stop::TooLarge { .. })), "{stopped:?}");
         }
+    }
+
+    #[test]
+    fn without_an_end_of_its_own_a_push_ends_with_its_pack() {
+        let empty = sealed_pack();
+        let whole = [body(0).get(..body(0).len() - 8).unwrap(), &empty].concat();
+        for piece in [1, 13, 100_000] {
+            let (_dir, mut intake) = intake(Coding::Endless, 1 << 20);
+            for piece in whole.chunks(piece) {
+                assert!(!intake.is_complete());
+                intake.take(piece).unwrap();
+            }
+            assert!(intake.is_complete());
+            let taken = intake.finish().unwrap();
+            assert_eq!(taken.spool.len(), whole.len() as u64);
+        }
+        let more = [whole.as_slice(), b"0000"].concat();
+        let stopped = take(Coding::Endless, &more, 1 << 20, 1 << 20);
+        assert!(matches!(stopped, Err(Stop::Pack(BadPack::Trailing))));
+        let cut = &whole[..whole.len() - 1];
+        let stopped = take(Coding::Endless, cut, 1 << 20, 50);
+        assert!(matches!(stopped, Err(Stop::Malformed(Malformed::Cut))));
+    }
+
+    #[test]
+    fn without_a_pack_a_push_ends_with_its_commands() {
+        let (zero, old) = ("0".repeat(40), "1".repeat(40));
+        let mut deletion = Vec::new();
+        let command = format!("{old} {zero} refs/heads/a\0report-status");
+        line::write(&mut deletion, command.as_bytes());
+        line::flush(&mut deletion);
+        for (bytes, is_probe) in [(deletion, false), (b"0000".to_vec(), true)] {
+            let (_dir, mut intake) = intake(Coding::Endless, 1 << 20);
+            intake.take(&bytes).unwrap();
+            assert!(intake.is_complete());
+            let taken = intake.finish().unwrap();
+            assert_eq!(matches!(taken.parsed, Parsed::Probe), is_probe);
+        }
+    }
+
+    #[test]
+    fn the_end_is_found_also_of_what_is_too_large() {
+        let whole = [body(0).get(..body(0).len() - 8).unwrap(), &sealed_pack()].concat();
+        let (_dir, mut intake) = intake(Coding::Endless, whole.len() as u64 - 5);
+        let (most, last) = whole.split_at(whole.len() - 8);
+        intake.take(most).unwrap();
+        let (first, last) = last.split_at(4);
+        let stopped = intake.take(first);
+        assert!(matches!(stopped, Err(Stop::TooLarge { .. })), "{stopped:?}");
+        assert!(!intake.pass_over(last), "that was the end");
+        assert!(intake.is_complete());
     }
 
     #[test]

@@ -193,6 +193,18 @@ impl Parser {
         self.head.as_ref()
     }
 
+    /// Where the pack begins and how its objects are named, as soon as it is known that there is
+    /// one.
+    pub fn pack(&self) -> Option<(u64, ObjectFormat)> {
+        let head = self.head.as_ref().filter(|head| head.wants_pack())?;
+        Some((self.read, head.format))
+    }
+
+    /// Whether everything is there, as far as that can be seen before the pack.
+    pub fn is_complete(&self) -> bool {
+        self.state == State::Probe || self.head.as_ref().is_some_and(|head| !head.wants_pack())
+    }
+
     /// What it was. `total` is how many bytes there were.
     pub fn finish(self, total: u64) -> Result<Parsed, Malformed> {
         match (self.state, self.head) {

@@ -236,7 +236,12 @@ async fn take_in(
     let opened = off_thread(move || gate.spools().open(&account)).await?;
     let mut intake = opened
         .map(|spool| Intake::new(spool, coding, limit))
-        .map_err(|error| stopped(Stop::Spool(error), None, 0))?;
+        .map_err(|error| stopped(Stop::Spool(error), coding, None, 0))?;
+    let least = match coding {
+        Coding::Plain | Coding::Gzip => PIECE,
+        // Whatever there is may be the end, and then nothing follows.
+        Coding::Endless => 1,
+    };
     let mut pending = BytesMut::with_capacity(PIECE);
     let mut taken = 0_u64;
     while let Some(frame) = body.frame().await {
@@ -249,7 +254,7 @@ async fn take_in(
         };
         taken += u64::try_from(data.len()).unwrap_or(u64::MAX);
         pending.extend_from_slice(data);
-        if pending.len() < PIECE {
+        if pending.len() < least {
             continue;
         }
         let piece = pending.split();
@@ -261,8 +266,16 @@ async fn take_in(
         intake = back;
         if let Err(stop) = result {
             let head = intake.head().cloned();
-            let heard = taken.saturating_add(drain(body).await);
-            return Err(stopped(stop, head, heard.max(intake.taken())));
+            let heard = taken.max(intake.taken());
+            let heard = match (&stop, coding) {
+                // Nobody knows where it ends.
+                (Stop::Malformed(_) | Stop::Pack(_), Coding::Endless) => heard,
+                _ => heard.max(taken.saturating_add(drain(body, intake, coding).await)),
+            };
+            return Err(stopped(stop, coding, head, heard));
+        }
+        if intake.is_complete() {
+            break;
         }
     }
     let finished = off_thread(move || {
@@ -273,17 +286,28 @@ async fn take_in(
     });
     finished
         .await?
-        .map_err(|(head, stop)| stopped(stop, head, taken))
+        .map_err(|(head, stop)| stopped(stop, coding, head, taken))
 }
 
 /// Hears the rest out, within bounds, and says how much it was.
-async fn drain(mut body: Content) -> u64 {
+async fn drain(mut body: Content, mut intake: Intake, coding: Coding) -> u64 {
     let mut heard = 0_u64;
-    while heard < MAX_RECEIVE_PACK_BYTES
+    let mut goes_on = !intake.is_complete();
+    while goes_on
+        && heard < MAX_RECEIVE_PACK_BYTES
         && let Some(Ok(frame)) = body.frame().await
     {
-        let length = frame.data_ref().map_or(0, bytes::Bytes::len);
-        heard += u64::try_from(length).unwrap_or(u64::MAX);
+        let data = frame.into_data().unwrap_or_default();
+        heard += u64::try_from(data.len()).unwrap_or(u64::MAX);
+        if coding != Coding::Endless {
+            continue;
+        }
+        let passed = off_thread(move || {
+            let goes_on = intake.pass_over(&data);
+            (intake, goes_on)
+        });
+        let Ok(passed) = passed.await else { break };
+        (intake, goes_on) = passed;
     }
     heard
 }
@@ -299,12 +323,16 @@ async fn off_thread<T: Send + 'static>(
 
 /// The answer to a push that was not taken in. `heard` is how long it was, as far as is
 /// known.
-fn stopped(stop: Stop, head: Option<Head>, heard: u64) -> Refusal {
+fn stopped(stop: Stop, coding: Coding, head: Option<Head>, heard: u64) -> Refusal {
     let evidence = stop.to_string();
     let denial = match stop {
+        // Without HTTP there is no status to look for.
+        Stop::TooLarge { limit } if coding == Coding::Endless => size::denial(heard, limit),
         Stop::TooLarge { limit } => {
             return Refusal::too_large(size::denial(heard, limit), heard, limit);
         }
+        Stop::Pack(error) => Denial::new(Reason::GitMalformed, "git:form")
+            .saying(format!("The pack could not be read: {error}.")),
         Stop::Malformed(error) => Denial::new(Reason::GitMalformed, "git:form")
             .saying(format!("The push could not be read: {error}.")),
         Stop::Coding => Denial::new(Reason::GitMalformed, "git:form")

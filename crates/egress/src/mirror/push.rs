@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use config::section::git::Transport;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue, USER_AGENT};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use policy::allowlist::Target;
 use policy::registration::MAX_RECEIVE_PACK_BYTES;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin};
@@ -18,21 +17,22 @@ use tokio::time::timeout;
 use super::Mirror;
 use super::output::Output;
 use super::program::{LIST_WITHIN, Unrun, last_line, tail};
-use super::serve::{Visitor, respond};
+use super::serve::Visitor;
 use super::stale::Stale;
 use super::upstream::{Asking, Upstream};
 use crate::body::{self, Content};
 use crate::dialer::{Arriving, Route};
 use crate::flow;
-use crate::forward::Reply;
 use crate::git::advertisement::{self, Rewriter};
+use crate::git::intake::Coding;
 use crate::git::line::{self, Line};
 use crate::git::receive::{self, Arrival, Passed};
 use crate::git::report;
 use crate::git::upstream::Upstream as Bases;
+use crate::live::Live;
 use crate::refusal::Refusal;
 use crate::traffic::Traffic;
-use crate::trail::{Stage, Trail};
+use crate::trail::Trail;
 
 /// The longest list of refs.
 const MOST_ADVERTISED: usize = 16 * 1024 * 1024;
@@ -43,46 +43,49 @@ const PIECE: usize = 16 * 1024;
 /// What upstream is asked for.
 const WHAT: &str = "asking the upstream to take a push";
 
+/// What comes before the list over HTTP.
+pub(super) const BANNER: &[u8] = b"001f# service=git-receive-pack\n0000";
+
 /// How long upstream may take to say why it hung up.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Tells a client what upstream tells whoever wants to push.
-pub(super) async fn advertise(visitor: &Visitor<'_>, mirror: &Mirror) -> Result<Reply, Refusal> {
+/// What upstream tells whoever wants to push, as the client is told it over HTTP.
+pub(super) async fn advertise(
+    visitor: &Visitor<'_>,
+    mirror: &Mirror,
+) -> Result<(Vec<u8>, Live), Refusal> {
     let told = ask(mirror, &visitor.asking()).await;
-    let told = told.map_err(|why| Refusal::new(Stage::Git, why.denial(mirror.name())))?;
+    let told = told.map_err(|why| why.refusal(mirror))?;
     let mut rewriter = Rewriter::default();
     let mut rewritten = rewriter.feed(&told);
     rewritten.extend(rewriter.finish());
     let live = visitor.enter(mirror)?;
-    let body = body::full(rewritten);
-    Ok(Reply::Changed(
-        respond(advertisement::CONTENT_TYPE, body),
-        live,
-    ))
+    Ok((rewritten, live))
 }
 
-/// Takes a push in, has it judged, and tells it to upstream.
+/// Takes a push in, has it judged, and tells it to upstream. What comes back is upstream's
+/// answer; none where nothing was to be pushed.
 pub(super) async fn take(
     visitor: &Visitor<'_>,
     mirror: &Mirror,
-    target: &Target,
-    headers: &HeaderMap,
+    coding: Coding,
     body: Content,
     trail: &mut Trail,
-) -> Result<Reply, Refusal> {
+) -> Result<(Option<Content>, Live), Refusal> {
     let Visitor {
         traffic,
         guest,
         rules,
         registration,
+        host,
     } = *visitor;
     let limits = &rules.settings.policy.git.push_limits;
     let arrival = Arrival {
         registration,
-        host: &target.host,
+        host,
         repo: mirror.name(),
         limit: limits.hard_limit_bytes.min(MAX_RECEIVE_PACK_BYTES),
-        coding: receive::coding_of(headers)?,
+        coding,
         body,
         upstream: Some(Bases::of_mirror(traffic, guest, rules, mirror)),
     };
@@ -92,16 +95,13 @@ pub(super) async fn take(
     let Passed { spool, sent } = judged.await?;
     let live = visitor.enter(mirror)?;
     let Some(sent) = sent else {
-        // A probe asks whether it may go on.
-        let answer = respond(report::CONTENT_TYPE, body::empty());
-        return Ok(Reply::Changed(answer, live));
+        return Ok((None, live));
     };
     let push = spool.into_body().boxed_unsync();
     let push = flow::revocable(push, live.for_upload());
     let told = tell(traffic, mirror, &visitor.asking(), push).await;
     let answer = told.map_err(|why| sent.refuse(why.denial(mirror.name())))?;
-    let answer = respond(report::CONTENT_TYPE, sent.watch(answer));
-    Ok(Reply::Changed(answer, live))
+    Ok((Some(sent.watch(answer)), live))
 }
 
 /// What upstream tells whoever wants to push, as HTTP has it.
@@ -112,7 +112,7 @@ async fn ask(mirror: &Mirror, asking: &Asking<'_>) -> Result<Vec<u8>, Stale> {
             let talk = Talk::begin(&upstream).await?;
             let told = talk.told.clone();
             talk.hang_up().await;
-            Ok([b"001f# service=git-receive-pack\n0000", told.as_slice()].concat())
+            Ok([BANNER, told.as_slice()].concat())
         }
         Transport::Https | Transport::Http => {
             let path = format!("{}/info/refs?service=git-receive-pack", upstream.path());

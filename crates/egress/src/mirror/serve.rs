@@ -10,6 +10,7 @@ use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, Hea
 use http_body_util::BodyExt;
 use policy::allowlist::Target;
 use policy::audit::Kind;
+use policy::host::Host;
 use policy::reason::Reason;
 use policy::registration::Registration;
 use policy::repository::Errand;
@@ -17,12 +18,13 @@ use policy::verdict::{Denial, RuleName};
 use tokio::task::spawn_blocking;
 
 use super::output::Output;
+use super::stale::Stale;
 use super::upstream::Asking;
 use super::{Mirror, push};
 use crate::body::{self, Content};
 use crate::forward::Reply;
 use crate::git::address::recognise;
-use crate::git::ask;
+use crate::git::{advertisement, ask, receive, report};
 use crate::guest::Guest;
 use crate::headers::GIT_PROTOCOL;
 use crate::live::{Asked, Live};
@@ -49,6 +51,8 @@ pub struct Visitor<'a> {
     pub rules: &'a Rules,
     /// As what it is registered.
     pub registration: &'a Registration,
+    /// The gate's own name, under which mirrors are.
+    pub host: &'a Host,
 }
 
 impl Visitor<'_> {
@@ -60,6 +64,32 @@ impl Visitor<'_> {
             sandbox: self.guest.id(),
             directory: self.traffic.mirrors().directory(),
         }
+    }
+
+    /// The mirror of that name, where it asks for it at a pace that is allowed.
+    pub fn find(&self, name: &str, trail: &mut Trail) -> Result<Arc<Mirror>, Refusal> {
+        let Visitor {
+            traffic,
+            guest,
+            rules,
+            host,
+            ..
+        } = *self;
+        let settings = &rules.settings;
+        let mirror = traffic.mirrors().find(settings, name).ok_or_else(|| {
+            let denial = Denial::new(Reason::GitRepo, "git.mirrors")
+                .saying(format!("There is no mirror '{name}' here."));
+            Refusal::new(Stage::Git, denial)
+        })?;
+        let now = traffic.clock().tick();
+        let taken = guest.upstreams.take(settings, host, now);
+        let _pass = taken.map_err(|(wait, rule)| {
+            traffic.numbers().rejected();
+            let denial = Denial::new(Reason::RateLimited, rule);
+            Refusal::new(Stage::Rate, denial).retry(host.to_string(), wait.seconds())
+        })?;
+        trail.allowed(&RuleName::from("git.mirrors"));
+        Ok(mirror)
     }
 
     /// Notes that what it asked of a mirror is under way.
@@ -90,7 +120,7 @@ pub async fn answer(
     trail.event.operation = Some(address.errand.as_str().to_owned());
     let shown = address.shown.strip_prefix(BELOW).unwrap_or_default();
     trail.event.repo = Some(shown.to_owned());
-    let answered = answer_errand(visitor, target, address.errand, shown, headers, body, trail);
+    let answered = answer_errand(visitor, address.errand, shown, headers, body, trail);
     let reply = answered.await.map_err(|refusal| match address.errand {
         // Git shows a person no other.
         Errand::AdvertiseFetch | Errand::AdvertisePush => refusal.in_text(),
@@ -102,39 +132,30 @@ pub async fn answer(
 
 async fn answer_errand(
     visitor: &Visitor<'_>,
-    target: &Target,
     errand: Errand,
     name: &str,
     headers: &HeaderMap,
     body: Content,
     trail: &mut Trail,
 ) -> Result<Reply, Refusal> {
-    let Visitor {
-        traffic,
-        guest,
-        rules,
-        ..
-    } = *visitor;
-    let settings = &rules.settings;
-    let mirror = traffic.mirrors().find(settings, name).ok_or_else(|| {
-        let denial = Denial::new(Reason::GitRepo, "git.mirrors")
-            .saying(format!("There is no mirror '{name}' here."));
-        Refusal::new(Stage::Git, denial)
-    })?;
-    let now = traffic.clock().tick();
-    let taken = guest.upstreams.take(settings, &target.host, now);
-    let _pass = taken.map_err(|(wait, rule)| {
-        traffic.numbers().rejected();
-        let denial = Denial::new(Reason::RateLimited, rule);
-        Refusal::new(Stage::Rate, denial).retry(target.host.to_string(), wait.seconds())
-    })?;
-    trail.allowed(&RuleName::from("git.mirrors"));
+    let mirror = visitor.find(name, trail)?;
     match errand {
         Errand::AdvertiseFetch | Errand::Fetch => {
             Box::pin(fetch(visitor, &mirror, errand, headers, body)).await
         }
-        Errand::AdvertisePush => Box::pin(push::advertise(visitor, &mirror)).await,
-        Errand::Push => Box::pin(push::take(visitor, &mirror, target, headers, body, trail)).await,
+        Errand::AdvertisePush => {
+            let (told, live) = Box::pin(push::advertise(visitor, &mirror)).await?;
+            let answer = respond(advertisement::CONTENT_TYPE, body::full(told));
+            Ok(Reply::Changed(answer, live))
+        }
+        Errand::Push => {
+            let coding = receive::coding_of(headers)?;
+            let taking = Box::pin(push::take(visitor, &mirror, coding, body, trail));
+            let (answer, live) = taking.await?;
+            // A probe asks whether it may go on.
+            let answer = respond(report::CONTENT_TYPE, answer.unwrap_or_else(body::empty));
+            Ok(Reply::Changed(answer, live))
+        }
         Errand::Lfs | Errand::Download => Err(Refusal::new(Stage::Git, closed())),
     }
 }
@@ -147,7 +168,7 @@ async fn fetch(
     headers: &HeaderMap,
     body: Content,
 ) -> Result<Reply, Refusal> {
-    let stale = |why: super::Stale| Refusal::new(Stage::Git, why.denial(mirror.name()));
+    let stale = |why: Stale| why.refusal(mirror);
     // The semaphore is never closed.
     let place = Arc::clone(&visitor.guest.fetches).acquire_owned().await;
     let asking = visitor.asking();
@@ -185,12 +206,16 @@ fn closed() -> Denial {
 /// The version that a client would like to speak, where that is one.
 fn protocol(headers: &HeaderMap) -> Option<&'static str> {
     let asked = headers.get(GIT_PROTOCOL)?.to_str().ok()?;
-    let mut words = asked.split(':');
-    words.find_map(|word| match word {
+    asked.split(':').find_map(version)
+}
+
+/// The version of the protocol that a word names.
+pub(super) fn version(word: &str) -> Option<&'static str> {
+    match word {
         "version=2" => Some("version=2"),
         "version=1" => Some("version=1"),
         _ => None,
-    })
+    }
 }
 
 /// All of a client's question, as it was before it was compressed.
@@ -219,7 +244,7 @@ async fn read_question(headers: &HeaderMap, body: Content) -> Result<Bytes, Refu
 }
 
 /// An answer of git's.
-pub(super) fn respond(kind: &'static str, body: Content) -> Response<Content> {
+fn respond(kind: &'static str, body: Content) -> Response<Content> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));

@@ -4,8 +4,11 @@
 use policy::reason::Reason;
 use policy::verdict::Denial;
 
+use super::Mirror;
 use super::program::Unrun;
 use crate::dialer::DialError;
+use crate::refusal::Refusal;
+use crate::trail::Stage;
 
 /// The rule that such refusals name.
 const RULE: &str = "git.mirrors";
@@ -118,6 +121,11 @@ impl Stale {
                 self.says
             ))
             .because(self.evidence.clone())
+    }
+
+    /// The same, as the end of a request's way.
+    pub fn refusal(&self, mirror: &Mirror) -> Refusal {
+        Refusal::new(Stage::Git, self.denial(mirror.name()))
     }
 }
 

@@ -163,6 +163,7 @@ fn listeners_are_the_same_ones_for_whoever_asks_again() {
             (Transport::Tcp, 80),
             (Transport::Tcp, 443),
             (Transport::Tcp, 8080),
+            (Transport::Tcp, 9418),
             (Transport::Tcp, 53),
             (Transport::Udp, 53)
         ]

@@ -1,0 +1,17 @@
+//! A pack, whole and in pieces: its end must be found at the same byte.
+#![no_main]
+
+use egress::git::pack_end::exercise;
+use policy::push::ObjectFormat;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let (choice, bytes) = bytes.split_first().unwrap_or((&1, &[]));
+    let format = if choice & 1 == 0 {
+        ObjectFormat::Sha1
+    } else {
+        ObjectFormat::Sha256
+    };
+    let piece = usize::from(choice >> 1).max(1);
+    let whole = exercise(format, bytes, usize::MAX);
+    assert_eq!(whole, exercise(format, bytes, piece));
+});

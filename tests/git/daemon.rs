@@ -1,0 +1,348 @@
+//! Mirrors over git's own protocol, from inside a sandbox.
+
+use std::fmt::Write as _;
+use std::process::Output;
+
+use testkit::{said, wait};
+
+use crate::harbour::{Harbour, SECRET, Twist};
+use crate::yard::{gits, told};
+
+/// The mirror, as the sandbox has it.
+const APP: &str = "git://palisade.internal/app";
+
+/// What git inside is told beside its arguments.
+const SETTINGS: &str = "-c user.name=Agent -c user.email=agent@example.com \
+                        -c init.defaultBranch=main -c gc.auto=0";
+
+/// A sandbox with a mirror.
+struct Inside {
+    harbour: Harbour,
+    git: String,
+}
+
+impl Inside {
+    fn new(twist: &Twist) -> Self {
+        let harbour = Harbour::new(twist);
+        harbour.yard.ok(&["create", "inside", "--no-repo"]);
+        Self {
+            harbour,
+            git: format!("{} {SETTINGS}", gits()[0]),
+        }
+    }
+
+    fn speaking(&mut self, git: &str, version: u8) {
+        self.git = format!("{git} {SETTINGS} -c protocol.version={version}");
+    }
+
+    /// Lines of shell, whatever comes of them. `$git` is git.
+    fn run(&self, lines: &str) -> Output {
+        let script = format!("set -e; cd ~; git='{}'; {lines}", self.git);
+        let args = ["exec", "inside", "--", "timeout", "90", "bash", "-c"];
+        self.harbour
+            .yard
+            .operator(&[&args[..], &[&script]].concat())
+    }
+
+    /// The same; they must go well.
+    #[track_caller]
+    fn ok(&self, lines: &str) -> String {
+        let output = self.run(lines);
+        assert!(output.status.success(), "{lines}: {}", told(&output));
+        said::out(&output).trim_end().to_owned()
+    }
+
+    /// They must fail, and say so in our words; upstream stays as it is.
+    #[track_caller]
+    fn refused(&self, lines: &str, sentence: &str) -> String {
+        let before = self.harbour.refs();
+        let output = self.run(lines);
+        assert!(!output.status.success(), "{lines}: {}", told(&output));
+        assert_ne!(output.status.code(), Some(124), "it hung");
+        let said = said::err(&output);
+        assert!(said.contains(sentence), "no '{sentence}' in: {said}");
+        assert_eq!(self.harbour.refs(), before);
+        said
+    }
+
+    /// What is answered to these bytes, up to the end of the connection.
+    fn speak(&self, bytes: &[u8]) -> String {
+        let mut octal = String::new();
+        for byte in bytes {
+            let _ = write!(octal, "\\{byte:03o}");
+        }
+        // Any address is the gate's.
+        let dialled = "exec 3<>/dev/tcp/192.0.2.7/9418";
+        let output = self.run(&format!("{dialled}; printf '{octal}' >&3; cat <&3"));
+        assert!(output.status.success(), "{}", told(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    #[track_caller]
+    fn recorded(&self, operation: &str, verdict: &str) -> serde_json::Value {
+        wait::until("a record", || {
+            let mut records = self.harbour.yard.records().into_iter();
+            records.find(|one| one["operation"] == operation && one["verdict"] == verdict)
+        })
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let _ = self.harbour.yard.operator(&["delete", "inside", "--force"]);
+    }
+}
+
+fn pkt(data: &[u8]) -> Vec<u8> {
+    [format!("{:04x}", data.len() + 4).as_bytes(), data].concat()
+}
+
+#[test]
+fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
+    let mut inside = Inside::new(&Twist::default());
+    for (at, git) in gits().into_iter().enumerate() {
+        for version in [0, 1, 2] {
+            inside.speaking(git, version);
+            let name = format!("{at}-{version}");
+            let made = inside.ok(&format!(
+                "$git clone -q {APP} work-{name}; cd work-{name}
+                 test $($git symbolic-ref --short HEAD) = trunk; $git fsck --strict
+                 echo one > one; $git add one; $git commit -qm one
+                 $git push -q origin HEAD:refs/heads/branch-{name}
+                 $git commit -q --amend -m again; $git tag -a -m 'a tag' v-{name}
+                 $git push -q --atomic -o ci.skip origin +HEAD:refs/heads/branch-{name} v-{name}
+                 $git push -q origin HEAD:refs/heads/branch-{name}
+                 $git ls-remote -q origin refs/heads/branch-{name} | cut -f1"
+            ));
+            let refs = inside.harbour.refs();
+            assert!(refs.contains(&format!("refs/heads/branch-{name} {made}")));
+            assert!(refs.contains(&format!("refs/tags/v-{name}")), "{refs}");
+            let there = format!("there-{name}");
+            let there = inside.harbour.out_of_band(&there, "refs/heads/trunk");
+            let seen = inside.ok(&format!(
+                "cd work-{name}; $git fetch -q origin; $git rev-parse origin/trunk"
+            ));
+            assert_eq!(seen, there, "what was done elsewhere is seen at once");
+        }
+    }
+    let record = inside.recorded("push", "allow");
+    assert_eq!(
+        (
+            &record["kind"],
+            &record["repo"],
+            &record["rule"],
+            &record["host"],
+            &record["port"]
+        ),
+        (
+            &"git".into(),
+            &"app".into(),
+            &"git.mirrors".into(),
+            &"palisade.internal".into(),
+            &9418.into()
+        )
+    );
+    assert!(
+        record["refs"][0]
+            .as_str()
+            .unwrap()
+            .starts_with("refs/heads/branch-")
+    );
+    assert!(record["bytes_in"].as_u64().unwrap() > 100, "{record}");
+    // A push of what is there already pushes nothing.
+    inside.recorded("advertise_push", "allow");
+    let record = inside.recorded("fetch", "allow");
+    assert!(record["bytes_in"].as_u64() > Some(0) && record["bytes_out"].as_u64() > Some(0));
+    let metrics = inside.harbour.yard.metrics();
+    let counted = "proxy_git_operations_total{operation=\"push\",verdict=\"allow\"}";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[test]
+fn shallow_and_partial_clones_are_served_under_every_name() {
+    let mut inside = Inside::new(&Twist::default());
+    inside.harbour.out_of_band("two", "refs/heads/trunk");
+    for version in [0, 2] {
+        inside.speaking(gits()[0], version);
+        let counts = inside.ok(&format!(
+            "$git clone -q --depth=1 {APP}.git shallow-{version}; cd shallow-{version}
+             $git rev-list --count HEAD; $git fetch -q --unshallow; $git rev-list --count HEAD
+             $git clone -q --filter=blob:none git://192.0.2.7/git/app ../partial-{version}
+             ls ../partial-{version}"
+        ));
+        assert_eq!(counts, "1\n2\nREADME.md\ntwo");
+    }
+}
+
+#[test]
+fn pushes_are_judged_as_any_other() {
+    let inside = Inside::new(&Twist {
+        checked: true,
+        ..Twist::default()
+    });
+    inside.ok(&format!(
+        "$git clone -q {APP} work; cd work; echo a > a; $git add a; $git commit -qm a
+         $git push -q origin HEAD:refs/heads/mine"
+    ));
+    for (spec, sentence) in [
+        ("HEAD:refs/heads/main", "git_protected"),
+        ("HEAD:refs/heads/trunk", "was not made by this sandbox"),
+        (":refs/heads/mine", "git_delete"),
+        ("HEAD:refs/notes/commits", "git_namespace"),
+    ] {
+        let said = inside.refused(&format!("cd work; $git push origin {spec}"), sentence);
+        assert!(said.contains("remote: palisade: "), "{said}");
+        assert!(said.contains("[remote rejected]"), "{said}");
+    }
+    let add = |file: &str, text: &str| {
+        format!(
+            "cd work; mkdir -p $(dirname {file}); echo '{text}' > {file}; $git add -A; \
+             $git commit -qm more; $git push origin HEAD:refs/heads/mine"
+        )
+    };
+    let said = inside.refused(&add("b", SECRET), "secret_found");
+    assert!(!said.contains(SECRET), "{said}");
+    inside.ok("cd work; $git reset -q --hard HEAD~");
+    inside.refused(&add(".github/workflows/ci.yaml", "on: push"), "git_path");
+    inside.ok("cd work; $git reset -q --hard HEAD~");
+    inside.ok(&add("c", "fine"));
+    let record = inside.recorded("push", "deny");
+    let id = record["request_id"].as_str().unwrap();
+    let why = inside.harbour.yard.ok(&["why", id, "--json"]);
+    assert!(why.contains("git_protected"), "{why}");
+}
+
+#[test]
+fn what_is_no_mirror_is_refused_in_words_that_git_shows() {
+    let inside = Inside::new(&Twist::default());
+    for (path, sentence) in [
+        ("other", "There is no mirror 'other' here."),
+        ("acme/app", "Only mirrors are here"),
+        ("git/../app", "Only mirrors are here"),
+    ] {
+        for line in [
+            format!("$git clone -q git://palisade.internal/{path} work"),
+            format!("$git init -q x; cd x; $git push git://palisade.internal/{path} :refs/heads/a"),
+        ] {
+            let said = inside.refused(&line, sentence);
+            assert!(said.contains("remote error: "), "{said}");
+            assert!(
+                said.contains("git_repo, rule git.mirrors, request "),
+                "{said}"
+            );
+        }
+    }
+    let line = format!("$git archive --remote={APP} HEAD");
+    inside.refused(&line, "What is asked for cannot be read.");
+    for bytes in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"0000",
+        b"0001",
+        b"zzzz",
+        b"0010git-upload-p",
+    ] {
+        let said = inside.speak(bytes);
+        assert!(
+            said.contains("ERR What is asked for cannot be read."),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn an_upstream_that_is_down_is_said_to_be() {
+    let mut inside = Inside::new(&Twist::default());
+    inside.ok(&format!("$git clone -q {APP} work"));
+    inside.harbour.sshd.stop();
+    let sentence = "The upstream of mirror 'app' cannot be used: it refuses the connection.";
+    for line in [
+        format!("$git clone -q {APP} again"),
+        "cd work; $git fetch origin".to_owned(),
+        "cd work; $git push origin HEAD:refs/heads/new".to_owned(),
+    ] {
+        inside.refused(&line, sentence);
+    }
+}
+
+#[test]
+fn a_push_that_does_not_end_with_its_pack_is_refused() {
+    let inside = Inside::new(&Twist::default());
+    let (zero, new) = ("0".repeat(40), "1".repeat(40));
+    let command = format!("{zero} {new} refs/heads/x\0 report-status side-band-64k");
+    let begin = [
+        pkt(b"git-receive-pack /app\0host=x\0"),
+        pkt(command.as_bytes()),
+        b"0000".to_vec(),
+    ]
+    .concat();
+    let pack = |count: u8, rest: &[u8]| [&b"PACK\0\0\0\x02\0\0\0"[..], &[count], rest].concat();
+    let empty = pack(
+        0,
+        b"\x02\x9d\x08\x82\x3b\xd8\xa8\xea\xb5\x10\xad\x6a\xc7\x5c\x82\x3c\xfd\x3e\xd3\x1e",
+    );
+    // An object of five bytes that says it has none.
+    let larger = b"\x30\x78\x01\x01\x05\x00\xfa\xffhello";
+    for (pack, sentence) in [
+        (
+            [empty.clone(), b"x".to_vec()].concat(),
+            "something follows it",
+        ),
+        ([empty.clone(), empty].concat(), "something follows it"),
+        (pack(1, &[0x7f; 30]), "an object cannot be unpacked"),
+        (pack(1, larger), "an object cannot be unpacked"),
+        (pack(1, &[0x50]), "an object cannot be read"),
+        (pack(0, &[0; 20]), "its checksum is wrong"),
+        (b"GIF89a".to_vec(), "what follows the commands is no pack"),
+    ] {
+        let said = inside.speak(&[begin.as_slice(), &pack].concat());
+        assert!(said.contains(sentence), "no '{sentence}' in: {said}");
+        assert!(
+            said.contains("ng refs/heads/x palisade: git_malformed"),
+            "{said}"
+        );
+    }
+    let said = inside.speak(&[pkt(b"git-receive-pack /app\0"), pkt(b"nonsense")].concat());
+    assert!(said.contains("ERR The push could not be read"), "{said}");
+    assert!(!inside.harbour.refs().contains("refs/heads/x"));
+}
+
+#[test]
+fn sizes_count_and_what_is_too_large_is_heard_out() {
+    let inside = Inside::new(&Twist {
+        policy: "git: {push_limits: {warning_bytes: 1048576, hard_limit_bytes: 3145728}}\n",
+        ..Twist::default()
+    });
+    let commit = |mib: u8| {
+        format!(
+            "cd work; $git reset -q --hard origin/trunk; head -c {mib}M /dev/urandom > noise; \
+             $git add noise; $git commit -qm noise"
+        )
+    };
+    inside.ok(&format!("$git clone -q {APP} work"));
+    inside.ok(&commit(2));
+    let said = inside.ok("cd work; $git push origin HEAD:refs/heads/fits 2>&1");
+    assert!(
+        said.contains("remote: palisade: this push has 2 MB"),
+        "{said}"
+    );
+    inside.ok(&commit(8));
+    let said = inside.refused(
+        "cd work; $git push origin HEAD:refs/heads/large",
+        "This push has 8 MB; pushes above 3 MB are refused.",
+    );
+    assert!(said.contains("git_size"), "{said}");
+}
+
+#[test]
+fn a_deletion_has_no_pack_to_wait_for() {
+    let inside = Inside::new(&Twist {
+        policy: "policy: {allow_branch_deletion: true}\n",
+        ..Twist::default()
+    });
+    inside.ok(&format!(
+        "$git clone -q {APP} work; cd work; $git push -q origin HEAD:refs/heads/mine"
+    ));
+    assert!(inside.harbour.refs().contains("refs/heads/mine"));
+    inside.ok("cd work; $git push -q origin :refs/heads/mine");
+    assert!(!inside.harbour.refs().contains("refs/heads/mine"));
+}

@@ -1,0 +1,144 @@
+//! A mirror of a repository that is reached with a key, behind a real sshd on loopback.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use testkit::said;
+use testkit::sshd::Sshd;
+
+use crate::yard::{Wish, Yard, told};
+
+/// The mirror, as the sandbox has it.
+pub(crate) const APP: &str = "http://palisade.internal/git/app";
+
+/// What no scanner lets pass.
+pub(crate) const SECRET: &str = "AKIAQ3EGRTUVWXYZ4MNP";
+
+/// A gate with a mirror of a repository behind sshd.
+pub(crate) struct Harbour {
+    pub(crate) yard: Yard,
+    pub(crate) sshd: Sshd,
+    upstream: tempfile::TempDir,
+}
+
+/// What is different.
+#[derive(Default)]
+pub(crate) struct Twist {
+    /// The operator pinned another key.
+    pub(crate) wrong_host_key: bool,
+    /// The gate's reader of objects is asked.
+    pub(crate) checked: bool,
+    pub(crate) bot: bool,
+    /// The key is what a command prints.
+    pub(crate) printed: bool,
+    /// Somebody else is where upstream should be.
+    pub(crate) address: Option<SocketAddr>,
+    /// The upstream is the forge, over HTTPS.
+    pub(crate) https: bool,
+    /// policy.yaml.
+    pub(crate) policy: &'static str,
+}
+
+impl Harbour {
+    pub(crate) fn new(twist: &Twist) -> Self {
+        let sshd = Sshd::start();
+        let upstream = tempfile::tempdir().unwrap();
+        let at = upstream.path().join("app.git");
+        let host_key = if twist.wrong_host_key {
+            sshd.other_key()
+        } else {
+            sshd.host_key()
+        };
+        let source = if twist.printed {
+            "command:cat "
+        } else {
+            "file:"
+        };
+        let mirror = if twist.https {
+            "upstream: \"https://forge.example/acme/app\"".to_owned()
+        } else {
+            format!(
+                "upstream: \"ssh://{}@git.example{}\"\n      identity: \"{source}{}\"\n      \
+                 host_key: \"{host_key}\"",
+                sshd.user(),
+                at.display(),
+                sshd.key().display(),
+            )
+        };
+        let address = twist.address.unwrap_or(sshd.address());
+        let yard = Yard::with(Wish {
+            git: &format!("  mirrors:\n    - name: app\n      {mirror}\n"),
+            resolve: &format!(", \"git.example\": \"{address}\""),
+            checked: twist.checked,
+            bot: twist.bot,
+            policy: twist.policy,
+            ..Wish::default()
+        });
+        let harbour = Self {
+            yard,
+            sshd,
+            upstream,
+        };
+        if !twist.https {
+            std::fs::create_dir(&at).unwrap();
+            let yard = &harbour.yard;
+            yard.git_in(&at, &["init", "-q", "--bare", "-b", "trunk"]);
+            yard.git_in(&at, &["config", "receive.advertisePushOptions", "true"]);
+        }
+        harbour.seed();
+        harbour
+    }
+
+    /// The upstream's own copy.
+    pub(crate) fn bare(&self) -> PathBuf {
+        let here = self.upstream.path().join("app.git");
+        if here.exists() {
+            here
+        } else {
+            self.yard.upstream("acme/app")
+        }
+    }
+
+    /// The first commit, put there by the operator.
+    fn seed(&self) {
+        let dir = self.yard.path("seed");
+        std::fs::create_dir(&dir).unwrap();
+        self.yard.git_in(&dir, &["init", "-q", "-b", "trunk"]);
+        self.out_of_band("README.md", "refs/heads/trunk");
+    }
+
+    /// A commit that did not come through the gate.
+    pub(crate) fn out_of_band(&self, file: &str, name: &str) -> String {
+        let dir = self.yard.path("seed");
+        self.yard.commit(&dir, file, "hello\n");
+        let bare = self.bare();
+        let spec = format!("HEAD:{name}");
+        self.yard
+            .git_in(&dir, &["push", "-q", bare.to_str().unwrap(), &spec]);
+        self.yard.git_in(&dir, &["rev-parse", "HEAD"])
+    }
+
+    pub(crate) fn refs(&self) -> String {
+        let format = "--format=%(refname) %(objectname)";
+        self.yard.git_in(&self.bare(), &["for-each-ref", format])
+    }
+
+    pub(crate) fn clone_as(&self, name: &str) -> PathBuf {
+        let top = self.yard.path("");
+        self.yard.git_in(&top, &["clone", "-q", APP, name]);
+        self.yard.path(name)
+    }
+
+    /// git, which must fail and say so in our words; upstream stays as it is.
+    #[track_caller]
+    pub(crate) fn refused(&self, dir: &Path, args: &[&str], sentence: &str) -> Output {
+        let before = self.refs();
+        let output = self.yard.try_git(dir, args);
+        assert!(!output.status.success(), "git {args:?}: {}", told(&output));
+        let said = said::err(&output);
+        assert!(said.contains(sentence), "no '{sentence}' in: {said}");
+        assert_eq!(self.refs(), before);
+        output
+    }
+}
