@@ -27,6 +27,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::alarm::HeadTimer;
 use crate::body::{self, Content};
 use crate::framing::{Faults, Guarded, Limits};
 use crate::hello::{self, BadHello, Hello, Replay};
@@ -271,7 +272,7 @@ async fn serve_http1(visit: Visit, line: Line) {
         )
     });
     let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
+        .timer(HeadTimer::default())
         .header_read_timeout(patience)
         .max_buf_size(MOST_HEAD + 8 * 1024)
         .serve_connection(TokioIo::new(io), service)

@@ -8,6 +8,7 @@
 //! no redirect is ever followed.
 
 mod address;
+mod bell;
 mod body;
 mod driven;
 mod error;

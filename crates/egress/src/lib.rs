@@ -7,6 +7,7 @@
 //! **Never here:** a way round the listeners, a credential on a request that nobody
 //! cleared, SQL, or the sandboxes themselves.
 
+pub mod alarm;
 pub mod authority;
 pub mod body;
 pub mod caller;
@@ -24,6 +25,7 @@ pub mod github;
 pub mod guest;
 pub mod headers;
 pub mod hello;
+pub mod ids;
 pub mod internal;
 pub mod leaf;
 pub mod leftover;

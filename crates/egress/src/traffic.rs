@@ -20,7 +20,6 @@ use policy::identity::Lookup;
 use policy::reason::Reason;
 use policy::registration::Registration;
 use policy::verdict::{Denial, RuleName};
-use rustls::crypto::CryptoProvider;
 use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
@@ -33,6 +32,7 @@ use crate::dns::{self, DnsMetrics, Limits, Names};
 use crate::git::spool::Spools;
 use crate::github;
 use crate::guest::{Explained, Guest};
+use crate::ids::Ids;
 use crate::leaf::LeafError;
 use crate::live::{Asked, Live};
 use crate::mirror::Mirrors;
@@ -80,7 +80,7 @@ pub struct Traffic {
     queries: DnsMetrics,
     numbers: Numbers,
     clock: Clock,
-    provider: CryptoProvider,
+    ids: Ids,
     runtime: Handle,
     /// What outlives the connection it began on: conversations that changed their protocol,
     /// and records that wait for their place.
@@ -232,7 +232,7 @@ impl Traffic {
             tools: OnceLock::new(),
             numbers: Numbers::default(),
             clock: Clock::start(),
-            provider: rustls::crypto::aws_lc_rs::default_provider(),
+            ids: Ids::new(rustls::crypto::aws_lc_rs::default_provider().secure_random),
             runtime: Handle::current(),
             tasks: TaskTracker::new(),
             guests: Mutex::default(),
@@ -370,12 +370,7 @@ impl Traffic {
 
     /// A name for a request.
     pub fn new_id(&self) -> RequestId {
-        let mut bytes = [0; 16];
-        // Without randomness ids are no longer told apart by it, and nothing else depends on
-        // them: requests go on.
-        drop(self.provider.secure_random.fill(&mut bytes));
-        let millis = u64::try_from(self.clock.wall().get()).unwrap_or_default();
-        RequestId::new(millis, u128::from_ne_bytes(bytes))
+        self.ids.next(self.clock.wall())
     }
 
     /// What is kept for a sandbox; made when it is asked for first.
@@ -472,7 +467,11 @@ impl dns::Registry for Traffic {
 
 #[async_trait::async_trait]
 impl dns::Journal for Traffic {
-    async fn record(&self, event: AuditEvent) {
-        self.ledger.record(Box::new(event)).await;
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        self.ledger.try_record(event)
+    }
+
+    async fn record(&self, event: Box<AuditEvent>) {
+        self.ledger.record(event).await;
     }
 }

@@ -125,10 +125,9 @@ impl AuditLog {
                 .await
                 .ok_or(StoreError::Closed)?,
         };
-        let ts = now;
         self.link.send(Command::Traffic(Entry {
-            event,
-            ts,
+            event: Box::new(event),
+            ts: now,
             place: Some(place),
         }))?;
         Ok(Accepted::Queued)
@@ -149,7 +148,7 @@ impl AuditLog {
             return Err(event);
         };
         let entry = Entry {
-            event: *event,
+            event,
             ts: now,
             place: Some(place),
         };

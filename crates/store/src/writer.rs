@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::audit::AuditOptions;
 use crate::audit::jsonl::{Follower, Message};
 use crate::audit::merge::merge_floods;
-use crate::audit::queue::Entry;
+use crate::audit::queue::{Entry, QUEUE};
 use crate::database::{Database, Totals};
 use crate::error::{StoreError, is_corruption};
 use crate::health::State;
@@ -37,6 +37,10 @@ mod tests;
 /// How long traffic waits for company. The tail a crash can lose is this and a commit.
 const LINGER: Duration = Duration::from_millis(20);
 
+/// So many are company enough: half of what one sandbox may have under way, so that the other
+/// half has room while this one is written.
+const COMPANY: usize = QUEUE / 2;
+
 /// The largest batch, so that nobody waits long for one and a crash loses little.
 const MAX_BATCH: usize = 1024;
 
@@ -51,10 +55,6 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
 /// What the writer is asked.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "the large one is nearly every command; a box would be one more allocation each"
-)]
 pub(crate) enum Command {
     /// Write this soon.
     Traffic(Entry),
@@ -98,8 +98,10 @@ impl Link {
 
     pub(crate) fn send(&self, command: Command) -> Result<(), StoreError> {
         let is_traffic = matches!(command, Command::Traffic(_));
+        let mut is_company = false;
         if is_traffic {
-            self.state.counters.queued.fetch_add(1, Relaxed);
+            let before = self.state.counters.queued.fetch_add(1, Relaxed);
+            is_company = (before + 1).is_multiple_of(COMPANY);
         }
         let sent = self.commands.send(command).map_err(|_| {
             if is_traffic {
@@ -108,7 +110,7 @@ impl Link {
             }
             StoreError::Closed
         });
-        if !is_traffic {
+        if !is_traffic || is_company {
             self.writer.unpark();
         }
         sent
@@ -173,6 +175,7 @@ pub(crate) fn start(options: StoreOptions) -> Result<Link, StoreError> {
         db,
         jsonl,
         pending: VecDeque::new(),
+        linger: LINGER,
         retry: None,
         rotation_failed: false,
         state_at: Instant::now() + STATE_AFTER,
@@ -202,6 +205,8 @@ pub(crate) struct Writer {
     jsonl: Follower,
     /// Traffic that is not on disk yet.
     pending: VecDeque<Entry>,
+    /// How long traffic waits for company.
+    linger: Duration,
     /// When to try again, and how long the pause was, after a failed transaction.
     retry: Option<(Instant, Duration)>,
     rotation_failed: bool,
@@ -257,20 +262,23 @@ impl Writer {
             Err(RecvTimeoutError::Timeout) => return batch,
             Err(RecvTimeoutError::Disconnected) => batch.gone = true,
         }
-        let until = Instant::now() + LINGER;
+        let until = Instant::now() + self.linger;
         let mut taken = 1;
         while taken < MAX_BATCH && batch.then.is_none() && !batch.gone {
             match self.inbox.try_recv() {
                 Ok(command) => self.sort(command, &mut batch),
                 Err(TryRecvError::Disconnected) => batch.gone = true,
                 Err(TryRecvError::Empty) => {
-                    let is_urgent = !batch.durable.is_empty() || self.pending.is_empty();
+                    let is_urgent = !batch.durable.is_empty()
+                        || self.pending.is_empty()
+                        || self.pending.len() >= COMPANY;
                     let left = until.saturating_duration_since(Instant::now());
                     if is_urgent || left.is_zero() {
                         break;
                     }
                     // Not on the channel: there every record would wake this thread, which
-                    // costs its sender more than the record. Whoever waits wakes it.
+                    // costs its sender more than the record. Whoever waits wakes it, and who
+                    // fills up the company.
                     std::thread::park_timeout(left);
                     continue;
                 }
@@ -318,7 +326,7 @@ impl Writer {
             event.count = dropped;
             self.state.counters.queued.fetch_add(1, Relaxed);
             self.pending.push_back(Entry {
-                event,
+                event: Box::new(event),
                 ts: entry.ts,
                 place: None,
             });

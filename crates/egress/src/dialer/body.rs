@@ -103,11 +103,20 @@ impl Body for Arriving {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let this = self.get_mut();
-        let mut next = Pin::new(&mut this.incoming).poll_frame(cx);
-        if let (Poll::Pending, Way::Http1(ride)) = (&next, &mut this.way) {
-            ride.drive(cx);
-            next = Pin::new(&mut this.incoming).poll_frame(cx);
-        }
+        let mut incoming = Pin::new(&mut this.incoming);
+        let next = match &mut this.way {
+            Way::Http1(ride) => {
+                let connection = ride.connection();
+                let mut inside = Context::from_waker(connection.rope());
+                match incoming.as_mut().poll_frame(&mut inside) {
+                    Poll::Ready(frame) => Poll::Ready(frame),
+                    Poll::Pending => {
+                        connection.attend(cx, |_, inside| incoming.as_mut().poll_frame(inside))
+                    }
+                }
+            }
+            Way::Http2 { .. } | Way::Free => incoming.poll_frame(cx),
+        };
         let frame = ready!(next);
         match &frame {
             Some(Ok(_)) => this.look(cx),

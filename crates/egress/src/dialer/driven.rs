@@ -1,8 +1,8 @@
 //! An HTTP/1 connection without a task of its own.
 //!
 //! Whoever uses it drives it: then a client's connection, its request and the answer are one
-//! task, and nobody wakes anybody. While it lies unused nobody does, and what came in
-//! meanwhile (the upstream's goodbye, as a rule) is found by the next who looks.
+//! task, and nobody wakes anybody ([`super::bell`]). While it lies unused nobody does, and what
+//! came in meanwhile (the upstream's goodbye, as a rule) is found by the next who looks.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -21,15 +21,21 @@ use nix::sys::socket::{MsgFlags, recv};
 use tokio::time::timeout;
 use tokio_util::either::Either;
 
+use super::bell::Bell;
 use super::body::Departing;
 use super::error::said;
 use super::exchange::Answered;
 use super::tap::{Deaf, Tap};
 use super::wire::{Wire, http1};
+use crate::alarm::Alarm;
 
 /// How long the runtime may take to notice what lies in a socket. A new connection would
 /// take longer.
 const SETTLE: Duration = Duration::from_millis(5);
+
+/// How often the library is asked in a row, when each time it has more to do. Then others get
+/// their turn.
+const MOST_TURNS: u32 = 8;
 
 /// One HTTP/1 connection.
 pub(super) struct Driven {
@@ -41,6 +47,11 @@ pub(super) struct Driven {
     peer: SocketAddr,
     frames: Arc<Frames>,
     deaf: Deaf,
+    bell: Arc<Bell>,
+    /// What the library pulls to ring it.
+    rope: Waker,
+    /// How long an answer may take.
+    alarm: Alarm,
 }
 
 /// What the library makes of the connection's bytes.
@@ -68,7 +79,11 @@ impl Driven {
         };
         let (tap, deaf) = Tap::new(wire);
         let (sender, connection) = http1().handshake(TokioIo::new(tap)).await?;
+        let bell = Arc::new(Bell::default());
         Ok(Self {
+            rope: Waker::from(Arc::clone(&bell)),
+            bell,
+            alarm: Alarm::default(),
             sender,
             connection: Some(Box::pin(connection)),
             socket,
@@ -91,12 +106,57 @@ impl Driven {
         self.deaf.is_set()
     }
 
-    /// Reads and writes what can be.
-    pub(super) fn drive(&mut self, cx: &mut Context<'_>) {
+    /// Its timer, which serves one exchange after the other.
+    pub(super) fn alarm(&mut self) -> &mut Alarm {
+        &mut self.alarm
+    }
+
+    /// What the user is woken by.
+    pub(super) fn rope(&self) -> &Waker {
+        &self.rope
+    }
+
+    /// Nobody uses it for now.
+    pub(super) fn rest(&self) {
+        self.bell.forget();
+    }
+
+    /// Reads and writes what can be, until `look` finds what it waits for or there is nothing
+    /// left to do. Then the user is woken when there is again.
+    pub(super) fn attend<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut look: impl FnMut(&mut Self, &mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        let (bell, rope) = (Arc::clone(&self.bell), self.rope.clone());
+        let mut inside = Context::from_waker(&rope);
+        bell.attend(cx.waker());
+        // What rang before is found now.
+        bell.answer();
+        let mut turns = MOST_TURNS;
+        loop {
+            self.drive(&mut inside);
+            if let Poll::Ready(found) = look(self, &mut inside) {
+                // What it waits for next it drives for itself.
+                bell.leave();
+                return Poll::Ready(found);
+            }
+            turns -= 1;
+            if turns == 0 || !bell.answer() {
+                break;
+            }
+        }
+        if bell.leave() {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    fn drive(&mut self, inside: &mut Context<'_>) {
         let Some(connection) = &mut self.connection else {
             return;
         };
-        if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+        if let Poll::Ready(ended) = connection.as_mut().poll(inside) {
             self.connection = None;
             if let Err(error) = ended {
                 let peer = self.peer;
@@ -107,19 +167,26 @@ impl Driven {
 
     /// Whether it can take a request; `false` when it never will.
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        self.drive(cx);
-        if self.connection.is_none() {
-            return Poll::Ready(false);
-        }
-        if self.is_deaf() && self.sender.is_ready() {
-            return Poll::Ready(false);
-        }
-        self.sender.poll_ready(cx).map(|ready| ready.is_ok())
+        self.attend(cx, |this, inside| {
+            if this.connection.is_none() || (this.is_deaf() && this.sender.is_ready()) {
+                return Poll::Ready(false);
+            }
+            this.sender.poll_ready(inside).map(|ready| ready.is_ok())
+        })
+    }
+
+    /// Whether the library is done with one exchange, and has asked for the next.
+    pub(super) fn is_done(&self) -> bool {
+        self.connection.is_some() && !self.is_deaf() && self.sender.is_ready()
     }
 
     /// Whether it can take a request now, after it lay about. What came meanwhile is read
     /// first, also if the runtime has not heard of it yet.
     pub(super) async fn is_ready(&mut self) -> bool {
+        if self.is_done() && !self.has_unread() {
+            return true;
+        }
+        // Seldom: a connection that the upstream has left.
         let ready = poll_fn(|cx| match self.poll_ready(cx) {
             Poll::Ready(true) if self.has_unread() => Poll::Pending,
             ready => ready,

@@ -1,7 +1,7 @@
 //! One request on one connection.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -19,6 +19,7 @@ use super::error::{DialError, Step};
 use super::pool::{Checkout, Dial, Place, Shelf};
 use super::wire::{Deadline, Line, broken};
 use super::{Route, Rules, Sent, Timings, message};
+use crate::alarm::Alarm;
 use crate::body::Content;
 
 /// How long an upload whose answer has ended may stand still.
@@ -70,11 +71,9 @@ pub(super) async fn take(
     let (sandbox, route) = &shelf.key;
     let deadline = Deadline::new(&route.host, since, rules.timeouts.connect);
     let mut seen = None;
+    let mut checkout = shelf.check_out(seen, again);
     loop {
-        // Before the look, so that nothing is missed between the look and the wait.
-        let mut changed = pin!(shelf.changed.notified());
-        changed.as_mut().enable();
-        match shelf.check_out(seen, again) {
+        match checkout {
             Checkout::Http1 {
                 place,
                 mut connection,
@@ -86,6 +85,7 @@ pub(super) async fn take(
                         way: Way::Http1(Ride { place, connection }),
                     }));
                 }
+                checkout = shelf.check_out(seen, again);
             }
             Checkout::Http2 { place, line } => {
                 return Ok(Some(Taken {
@@ -106,23 +106,41 @@ pub(super) async fn take(
             }
             Checkout::Wait { dial } => {
                 seen = dial;
-                if timeout_at(deadline.at, changed).await.is_err() {
-                    let (host, after) = (route.host.clone(), deadline.after);
-                    // Who waited for a dial waited for the upstream; else for others to end.
-                    return Err(match dial {
-                        Some(_) => DialError::TimedOut {
-                            host,
-                            step: Step::Connect,
-                            after,
-                        },
-                        None => DialError::Busy { host, after },
-                    });
-                }
+                checkout = Box::pin(wait_for_change(shelf, &deadline, dial, again)).await?;
             }
             Checkout::Failed(error) => return Err(error),
             Checkout::Gone => return Ok(None),
         }
     }
+}
+
+/// Waits for `dial`, or for others to end, and looks again.
+async fn wait_for_change(
+    shelf: &Arc<Shelf>,
+    deadline: &Deadline<'_>,
+    dial: Option<u64>,
+    again: bool,
+) -> Result<Checkout, DialError> {
+    let mut changed = pin!(shelf.changed.notified());
+    changed.as_mut().enable();
+    // Once more, so that nothing is missed between the look and the wait.
+    let seen = match shelf.check_out(dial, again) {
+        Checkout::Wait { dial } => dial,
+        found => return Ok(found),
+    };
+    if timeout_at(deadline.at, changed).await.is_ok() {
+        return Ok(shelf.check_out(seen, again));
+    }
+    let (host, after) = (deadline.host.clone(), deadline.after);
+    // Who waited for a dial waited for the upstream; else for others to end.
+    Err(match seen {
+        Some(_) => DialError::TimedOut {
+            host,
+            step: Step::Connect,
+            after,
+        },
+        None => DialError::Busy { host, after },
+    })
 }
 
 impl Taken {
@@ -154,10 +172,12 @@ impl Taken {
                 let frames = Arc::clone(ride.connection.frames());
                 let wrap = |content| Departing::new(content, Arc::clone(&frames), None);
                 let mut sending = pin!(ride.connection.send(request.map(wrap)));
-                let driven = poll_fn(|cx| {
-                    ride.connection.drive(cx);
-                    sending.as_mut().poll(cx)
-                });
+                let connection = &mut ride.connection;
+                let driven = |cx: &mut Context<'_>, until| {
+                    connection.attend(cx, |connection, inside| {
+                        poll_until(inside, sending.as_mut(), connection.alarm(), until)
+                    })
+                };
                 let answered = wait(&route.host, &frames, response, driven).await?;
                 (answered, body::Way::Http1(Box::new(ride)))
             }
@@ -167,8 +187,12 @@ impl Taken {
                 let wrap = |content| {
                     Departing::new(content, Arc::clone(&frames), Some(Arc::clone(&place)))
                 };
-                let sending = sender.try_send_request(request.map(wrap));
-                let answered = wait(&route.host, &frames, response, sending).await?;
+                let mut sending = pin!(sender.try_send_request(request.map(wrap)));
+                let mut alarm = Alarm::default();
+                let sent = |cx: &mut Context<'_>, until| {
+                    poll_until(cx, sending.as_mut(), &mut alarm, until)
+                };
+                let answered = wait(&route.host, &frames, response, sent).await?;
                 // The peer's settings come before its first answer.
                 if let Some(look) = look {
                     look.notify_one();
@@ -208,13 +232,17 @@ impl Taken {
 }
 
 impl Ride {
-    pub(super) fn drive(&mut self, cx: &mut Context<'_>) {
-        self.connection.drive(cx);
+    /// The connection it has.
+    pub(super) fn connection(&mut self) -> &mut Driven {
+        &mut self.connection
     }
 
     /// The answer came to its proper end. If the request did too, the connection can be used
     /// again; else it is seen off, and then can.
     pub(super) fn end(mut self: Box<Self>, cx: &mut Context<'_>) {
+        if self.connection.is_done() {
+            return self.place.give_back(self.connection);
+        }
         match self.connection.poll_ready(cx) {
             Poll::Ready(true) => self.place.give_back(self.connection),
             Poll::Ready(false) => {}
@@ -247,21 +275,37 @@ async fn wait(
     host: &Host,
     frames: &Frames,
     response: Duration,
-    sending: impl Future<Output = Answered>,
+    mut sending: impl FnMut(&mut Context<'_>, Instant) -> Poll<Option<Answered>>,
 ) -> Result<Answered, DialError> {
-    let mut sending = pin!(sending);
     loop {
         let seen = frames.so_far();
-        match timeout(response, &mut sending).await {
-            Ok(answered) => return Ok(answered),
-            Err(_) if frames.so_far() != seen => {}
-            Err(_) => {
+        let until = Instant::now() + response;
+        match poll_fn(|cx| sending(cx, until)).await {
+            Some(answered) => return Ok(answered),
+            None if frames.so_far() != seen => {}
+            None => {
                 return Err(DialError::TimedOut {
                     host: host.clone(),
                     step: Step::Answer,
                     after: response,
                 });
             }
+        }
+    }
+}
+
+/// The answer, or none where it did not come until then.
+fn poll_until(
+    cx: &mut Context<'_>,
+    sending: Pin<&mut impl Future<Output = Answered>>,
+    alarm: &mut Alarm,
+    until: Instant,
+) -> Poll<Option<Answered>> {
+    match sending.poll(cx) {
+        Poll::Ready(answered) => Poll::Ready(Some(answered)),
+        Poll::Pending => {
+            alarm.set(until);
+            alarm.poll(cx).map(|()| None)
         }
     }
 }

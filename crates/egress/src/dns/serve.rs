@@ -1,8 +1,12 @@
 //! Queries off a socket, so many at a time and each for so long.
 
-use std::io::Result;
+use std::future::poll_fn;
+use std::io;
 use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::{Buf, BytesMut};
@@ -41,8 +45,19 @@ pub trait Registry: Send + Sync + 'static {
 /// Somebody who writes records down.
 #[async_trait::async_trait]
 pub trait Journal: Send + Sync + 'static {
+    /// Writes it down, unless that would mean to wait: then it comes back.
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>>;
+
     /// Writes it down. The answer waits for this.
-    async fn record(&self, event: AuditEvent);
+    async fn record(&self, event: Box<AuditEvent>);
+}
+
+async fn write_down(journal: &dyn Journal, event: Option<AuditEvent>) {
+    if let Some(event) = event
+        && let Err(event) = journal.try_record(Box::new(event))
+    {
+        journal.record(event).await;
+    }
 }
 
 /// Where queries come from.
@@ -130,12 +145,28 @@ pub async fn serve_datagrams(
             ends,
         };
         let query = query.to_vec();
-        answering.spawn(async move {
+        let answer = Box::pin(async move {
             reply.send(&asker, &query, &way).await;
             drop(place);
         });
+        if let Some(waiting) = begin(answer).await {
+            answering.spawn(waiting);
+        }
     }
 }
+
+/// Takes the first step of an answer, and gives it back if it has to wait. Most names are
+/// remembered, and a task for each would cost more than the answer.
+async fn begin(mut answer: Answering) -> Option<Answering> {
+    let mut step = |cx: &mut Context<'_>| {
+        // As in a task of its own, a panic ends this answer alone.
+        catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(cx)))
+    };
+    let waits = matches!(poll_fn(|cx| Poll::Ready(step(cx))).await, Ok(Poll::Pending));
+    waits.then_some(answer)
+}
+
+type Answering = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// One datagram's answer on its way.
 struct Datagram {
@@ -150,9 +181,7 @@ impl Datagram {
         let Some(Answered { bytes, event }) = self.names.answer(asker, query, way).await else {
             return;
         };
-        if let Some(event) = event {
-            self.journal.record(event).await;
-        }
+        write_down(&*self.journal, event).await;
         match timeout(PATIENCE, self.datagrams.answer(&bytes, self.ends)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "an answer was lost"),
@@ -170,7 +199,7 @@ pub async fn serve_stream(
     source: Source,
     journal: Arc<dyn Journal>,
     stop: CancellationToken,
-) -> Result<()> {
+) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip();
     let here = stream.local_addr()?.ip();
     stream.set_nodelay(true)?;
@@ -237,9 +266,7 @@ async fn answer(
     };
     let answered = names.answer_by(deadline, asker, query, way);
     let Answered { bytes, event } = answered.await?;
-    if let Some(event) = event {
-        journal.record(event).await;
-    }
+    write_down(journal, event).await;
     Some(bytes)
 }
 

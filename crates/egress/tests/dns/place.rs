@@ -175,8 +175,13 @@ pub(super) struct Kept(pub(super) Mutex<Vec<AuditEvent>>);
 
 #[async_trait::async_trait]
 impl Journal for Kept {
-    async fn record(&self, event: AuditEvent) {
-        self.0.lock().unwrap().push(event);
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        self.0.lock().unwrap().push(*event);
+        Ok(())
+    }
+
+    async fn record(&self, event: Box<AuditEvent>) {
+        self.0.lock().unwrap().push(*event);
     }
 }
 

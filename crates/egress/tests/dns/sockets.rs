@@ -270,10 +270,42 @@ struct Stuck;
 
 #[async_trait::async_trait]
 impl Journal for Stuck {
-    async fn record(&self, event: AuditEvent) {
-        if event.sandbox.is_none() {
-            std::future::pending::<()>().await;
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        match event.sandbox {
+            Some(_) => Ok(()),
+            None => Err(event),
         }
+    }
+
+    async fn record(&self, _: Box<AuditEvent>) {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// A journal that fails at one name in the worst way.
+struct Panics;
+
+#[async_trait::async_trait]
+impl Journal for Panics {
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        assert_ne!(event.host.as_deref(), Some("evil.test"), "as it should");
+        Ok(())
+    }
+
+    async fn record(&self, _: Box<AuditEvent>) {}
+}
+
+#[tokio::test]
+async fn an_answer_that_panics_takes_no_other_with_it() {
+    let place = Place::with("", |limits| limits.in_flight = 1);
+    let served =
+        Served::datagrams_with(&place, Source::Shared(Arc::new(KnowsOne)), Arc::new(Panics));
+    let client = served.client().await;
+    for _ in 0..3 {
+        client.send(&query("evil.test", A)).await.unwrap();
+        client.send(&query("other.test", A)).await.unwrap();
+        // Its room, of which there is one, was given back.
+        assert_eq!(hear(&client).await.code, ResponseCode::NXDomain);
     }
 }
 

@@ -1,8 +1,11 @@
 //! Writing alike events as one when a sandbox floods.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
-use policy::audit::AuditEvent;
+use foldhash::fast::RandomState;
+use policy::audit::{AuditEvent, Kind};
+use policy::reason::Reason;
+use policy::verdict::{RuleName, Word};
 
 use super::chain::ChainName;
 use super::queue::Entry;
@@ -16,7 +19,7 @@ const FLOOD: usize = 64;
 /// that stays keeps the first one's request id and time, and has no stage times, because
 /// those of many are nobody's. Approvals, lifecycle and configuration stay as they are.
 pub(crate) fn merge_floods(entries: &mut Vec<Entry>) -> u64 {
-    let mut traffic: HashMap<&ChainName, usize> = HashMap::new();
+    let mut traffic: HashMap<&ChainName, usize, RandomState> = HashMap::default();
     for entry in entries.iter().filter(|e| e.event.kind.is_traffic()) {
         *traffic.entry(&entry.event.sandbox).or_default() += 1;
     }
@@ -24,48 +27,103 @@ pub(crate) fn merge_floods(entries: &mut Vec<Entry>) -> u64 {
     if traffic.is_empty() {
         return 0;
     }
-    let flooding: HashSet<ChainName> = traffic.into_keys().cloned().collect();
+
+    // Where each one goes, as the place of the first that is alike.
+    let mut first_of: HashMap<Likeness<'_>, usize, RandomState> = HashMap::default();
+    let places: Vec<usize> = entries
+        .iter()
+        .enumerate()
+        .map(|(place, Entry { event, .. })| {
+            let floods = event.kind.is_traffic() && traffic.contains_key(&event.sandbox);
+            match floods {
+                true => *first_of.entry(Likeness::of(event)).or_insert(place),
+                false => place,
+            }
+        })
+        .collect();
 
     let before = entries.len();
-    let mut kept: Vec<Entry> = Vec::with_capacity(before);
-    let mut first_of: HashMap<String, usize> = HashMap::new();
-    for entry in entries.drain(..) {
-        if !entry.event.kind.is_traffic() || !flooding.contains(&entry.event.sandbox) {
-            kept.push(entry);
+    let mut all: Vec<Option<Entry>> = entries.drain(..).map(Some).collect();
+    for (place, first) in places.into_iter().enumerate() {
+        if place == first {
             continue;
         }
-        let likeness = likeness(&entry.event);
-        match first_of.get(&likeness).and_then(|at| kept.get_mut(*at)) {
-            Some(first) => {
-                let (sum, more) = (&mut first.event, &entry.event);
-                sum.count = sum.count.saturating_add(more.count);
-                sum.bytes_in = sum.bytes_in.saturating_add(more.bytes_in);
-                sum.bytes_out = sum.bytes_out.saturating_add(more.bytes_out);
-                sum.ms.clear();
-            }
-            None => {
-                first_of.insert(likeness, kept.len());
-                kept.push(entry);
-            }
+        let merged = all.get_mut(place).and_then(Option::take);
+        let sum = all.get_mut(first).and_then(Option::as_mut);
+        if let (Some(Entry { event: more, .. }), Some(Entry { event: sum, .. })) = (merged, sum) {
+            sum.count = sum.count.saturating_add(more.count);
+            sum.bytes_in = sum.bytes_in.saturating_add(more.bytes_in);
+            sum.bytes_out = sum.bytes_out.saturating_add(more.bytes_out);
+            sum.ms.clear();
         }
     }
-    *entries = kept;
+    entries.extend(all.into_iter().flatten());
     u64::try_from(before - entries.len()).unwrap_or_default()
 }
 
-fn likeness(event: &AuditEvent) -> String {
-    let mut alike = event.clone();
-    alike.request_id = None;
-    alike.ms.clear();
-    alike.bytes_in = 0;
-    alike.bytes_out = 0;
-    alike.count = 1;
-    serde_json::to_string(&alike).unwrap_or_default()
+/// What must be the same in two events that are written as one.
+#[derive(PartialEq, Eq, Hash)]
+struct Likeness<'a> {
+    kind: Kind,
+    port: Option<u16>,
+    reason: Option<Reason>,
+    status: Option<u16>,
+    unread: bool,
+    verdict: Option<Word>,
+    rule: Option<&'a RuleName>,
+    sandbox: &'a ChainName,
+    refs: &'a [String],
+    texts: [Option<&'a str>; 9],
+}
+
+impl<'a> Likeness<'a> {
+    fn of(event: &'a AuditEvent) -> Self {
+        // Taken apart by name, so that a field added to the event cannot be forgotten here.
+        let AuditEvent {
+            bundle,
+            bytes_in: _,
+            bytes_out: _,
+            count: _,
+            credential,
+            event,
+            host,
+            kind,
+            method,
+            ms: _,
+            operation,
+            path,
+            port,
+            reason,
+            refs,
+            repo,
+            request_id: _,
+            rule,
+            sandbox,
+            stage,
+            status,
+            unread,
+            verdict,
+        } = event;
+        let texts = [
+            path, host, method, bundle, credential, event, operation, repo, stage,
+        ];
+        Self {
+            kind: *kind,
+            port: *port,
+            reason: *reason,
+            status: *status,
+            unread: *unread,
+            verdict: *verdict,
+            rule: rule.as_ref(),
+            sandbox,
+            refs,
+            texts: texts.map(Option::as_deref),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use policy::audit::Kind;
     use policy::clock::UnixMillis;
     use policy::id::{RequestId, SandboxId};
 
@@ -78,7 +136,7 @@ mod tests {
         event.bytes_in = n;
         event.request_id = Some(RequestId::new(n, 0));
         Entry {
-            event,
+            event: Box::new(event),
             ts: UnixMillis::new(1),
             place: None,
         }
@@ -109,6 +167,41 @@ mod tests {
             many.extend((0..64).map(|n| entry("a", Kind::Http, "x", n)));
             assert_eq!(merge_floods(&mut many), 63);
             assert_eq!(many.len(), 201);
+        }
+    }
+
+    #[test]
+    fn events_that_differ_in_what_was_decided_stay_apart() {
+        let changes: [fn(&mut AuditEvent); 17] = [
+            |e| e.bundle = Some("b".to_owned()),
+            |e| e.credential = Some("c".to_owned()),
+            |e| e.event = Some("e".to_owned()),
+            |e| e.host = Some("other".to_owned()),
+            |e| e.kind = Kind::Dns,
+            |e| e.method = Some("GET".to_owned()),
+            |e| e.operation = Some("push".to_owned()),
+            |e| e.path = Some("/p".to_owned()),
+            |e| e.port = Some(443),
+            |e| e.reason = Some(Reason::HostDenied),
+            |e| e.refs = vec!["refs/heads/a".to_owned()],
+            |e| e.repo = Some("o/r".to_owned()),
+            |e| e.rule = Some(RuleName::from("rule")),
+            |e| e.stage = Some("policy".to_owned()),
+            |e| e.status = Some(200),
+            |e| e.unread = true,
+            |e| e.verdict = Some(Word::Allow),
+        ];
+        for (number, change) in changes.iter().enumerate() {
+            let mut entries: Vec<_> = (0..100).map(|n| entry("a", Kind::Http, "x", n)).collect();
+            for odd in entries.iter_mut().skip(1).step_by(2) {
+                change(&mut odd.event);
+            }
+            assert_eq!(merge_floods(&mut entries), 98, "field {number}");
+            let [one, other] = &entries[..] else {
+                panic!("field {number}")
+            };
+            assert_eq!((one.event.count, other.event.count), (50, 50));
+            assert!(one.event.ms.is_empty());
         }
     }
 }

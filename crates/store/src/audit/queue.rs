@@ -20,7 +20,8 @@ pub const QUEUE: usize = 1024;
 /// An event on its way to the writer.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    pub(crate) event: AuditEvent,
+    /// In a box, because it moves from hand to hand.
+    pub(crate) event: Box<AuditEvent>,
     pub(crate) ts: UnixMillis,
     /// The place in its sandbox's queue; given back when the entry is dropped, which is
     /// after its commit.

@@ -111,6 +111,25 @@ async fn a_full_queue_blocks_its_own_sandbox_only() {
 }
 
 #[tokio::test]
+async fn a_queue_that_fills_up_does_not_wait_for_company() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), OnFull::Block);
+    // For ever, as far as the test goes: whoever waits for it waits in vain.
+    on_writer(&store, |writer| writer.linger = Duration::from_secs(3600));
+    let log = store.audit();
+    let flood = async {
+        for n in 0..4 * QUEUE {
+            log.record(request("flood", n), at(1)).await.unwrap();
+        }
+    };
+    let taken = tokio::time::timeout(Duration::from_secs(60), flood).await;
+    assert!(taken.is_ok(), "the flooder waited for company");
+    log.flush().await.unwrap();
+    let total: u32 = events_of(&store, "flood").iter().map(|e| e.count).sum();
+    assert_eq!(usize::try_from(total).unwrap(), 4 * QUEUE);
+}
+
+#[tokio::test]
 async fn an_event_that_came_back_and_was_written_later_was_not_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), OnFull::Block);

@@ -427,6 +427,7 @@ impl Place {
     /// Keeps an HTTP/1 connection, whose exchange is over, for the next.
     pub(in crate::dialer) fn give_back(self, connection: Driven) {
         let since = Instant::now();
+        connection.rest();
         let mut state = locked(&self.shelf.state);
         self.shelf.put_idle(&mut state, Idle { connection, since });
         drop(state);
