@@ -69,7 +69,7 @@ pub struct Gate {
     /// How every part is.
     pub board: Arc<Board>,
     /// Every number.
-    pub metrics: Registry,
+    pub metrics: Arc<Registry>,
     /// The door's own numbers.
     pub counters: ControlMetrics,
     /// The reloader.

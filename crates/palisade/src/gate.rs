@@ -6,6 +6,7 @@ mod ports;
 mod reload;
 mod shared;
 mod supervisor;
+mod tools;
 mod traffic;
 
 use std::io::Write;
@@ -46,6 +47,7 @@ use ports::{Book, Inits, Readers, Rows};
 use reload::Reloader;
 use shared::Shared;
 use supervisor::Supervisor;
+use tools::Tools;
 use traffic::Served;
 
 /// How often rows that have expired are removed. Expiry itself is checked on each use.
@@ -168,6 +170,19 @@ async fn serve(
     let shared = Arc::new(shared);
     let ready = shared.prepare(&settings.load());
     let ready = ready.map_err(|problem| Failure::new(Exit::Failed, problem))?;
+    let mcp_metrics = mcp::metrics::Metrics::default();
+    let metrics = numbers.registry(store.clone(), &counters, &traffic, &mcp_metrics);
+    let metrics = Arc::new(metrics);
+    let tools = open_tools(
+        paths,
+        &store,
+        &board,
+        &metrics,
+        mcp_metrics,
+        &settings,
+        &stop,
+    )
+    .await?;
     let (reload, requests) = mpsc::channel(8);
     let reloader = Arc::new(Reloader {
         config: paths.config.clone(),
@@ -178,6 +193,7 @@ async fn serve(
         store: store.clone(),
         traffic: Arc::clone(&traffic),
         shared: Arc::clone(&shared),
+        tools: Arc::clone(&tools),
         requests: Mutex::new(requests),
         hangup: Mutex::new(hangup),
         seen: Mutex::new(sources.fingerprint()),
@@ -194,7 +210,7 @@ async fn serve(
         state_dir: paths.state_dir.clone(),
         settings: Arc::clone(&settings),
         board: Arc::clone(&board),
-        metrics: numbers.registry(store.clone(), &counters, &traffic),
+        metrics,
         counters,
         reload,
         stop: stop.clone(),
@@ -218,6 +234,17 @@ async fn serve(
         let store = store.clone();
         move |stop| prune_hourly(store.clone(), stop)
     });
+    supervisor.start("tools", {
+        let tools = Arc::clone(&tools);
+        move |_| {
+            let tools = Arc::clone(&tools);
+            async move {
+                tools.look_after().await;
+                Ok(())
+            }
+        }
+    });
+    tools.listen(&settings.load_full()).await;
     announce_ready(paths, detached)?;
 
     stop.cancelled().await;
@@ -229,6 +256,7 @@ async fn serve(
     drop(socket);
     // Sandboxes live on; their connections end here, and the next gate serves them again.
     served.drain().await;
+    tools.drain().await;
     shared.drain().await;
     if tokio::time::timeout(LAST_RECORDS, traffic.finish())
         .await
@@ -318,6 +346,36 @@ async fn open_traffic(
         spool: paths.state_dir.join("spool"),
         mirrors,
     }))
+}
+
+async fn open_tools(
+    paths: &Paths,
+    store: &Store,
+    board: &Arc<Board>,
+    registry: &Arc<prometheus_client::registry::Registry>,
+    metrics: mcp::metrics::Metrics,
+    settings: &Arc<ArcSwap<Settings>>,
+    stop: &CancellationToken,
+) -> Result<Arc<Tools>> {
+    let registry = Arc::clone(registry);
+    let numbers = Arc::new(move || {
+        let mut text = String::new();
+        match prometheus_client::encoding::text::encode(&mut text, &registry) {
+            Ok(()) => text,
+            Err(error) => format!("# {error}\n"),
+        }
+    });
+    let given = tools::Given {
+        book: Book(store.clone()),
+        board: Arc::clone(board),
+        numbers,
+        metrics,
+        sandboxed: Arc::new(tools::Sandboxed),
+    };
+    let (dir, settings, stop) = (paths.state_dir.clone(), settings.load_full(), stop.clone());
+    let opened =
+        tokio::task::spawn_blocking(move || Tools::open(&dir, &settings, given, &stop)).await?;
+    Ok(Arc::new(opened?))
 }
 
 /// Who reads pushes: this program, again.

@@ -4,8 +4,9 @@
 //!
 //! - **words**: [`id`], [`verdict`], [`reason`], [`registration`], [`audit`], [`clock`];
 //! - **spellings**, each normalised once, where it enters: [`host`], [`path`];
+//! - **changes**: [`redaction`], what a policy wants changed, by [`splice`], which touches nothing else;
 //! - **rules**: [`allowlist`] over [`endpoint`], [`github`] for its API, [`repository`] for which
-//!   of them may be spoken to, [`refs`] and [`push`] for pushes, [`rego`] for the operator's own policies;
+//!   of them may be spoken to, [`refs`] and [`push`] for pushes, [`toolbox`] for tools, [`rego`] for the operator's own policies;
 //! - **arithmetic**: [`bucket`], [`window`], [`breaker`];
 //! - **proofs**, which the next stage demands: [`identity`], [`proof`].
 //!
@@ -31,9 +32,12 @@ pub mod path;
 pub mod proof;
 pub mod push;
 pub mod reason;
+pub mod redaction;
 pub mod refs;
 pub mod registration;
 pub mod rego;
 pub mod repository;
+pub mod splice;
+pub mod toolbox;
 pub mod verdict;
 pub mod window;

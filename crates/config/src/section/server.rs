@@ -31,6 +31,10 @@ pub struct Server {
     pub shutdown_timeout: Duration,
     /// Bearer token that clients must present. Required when an address is not loopback.
     pub auth_token: Option<Secret>,
+    /// How long an MCP session may be without a connection before its server is ended.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<Duration>")]
+    pub session_idle: Duration,
     /// Refuse clients that do not say which agent they are.
     pub enforce_agent_id: bool,
 }
@@ -44,6 +48,7 @@ impl Default for Server {
             single_port: None,
             shutdown_timeout: Duration::from_secs(10),
             auth_token: None,
+            session_idle: Duration::from_secs(5 * 60),
             enforce_agent_id: false,
         }
     }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use policy::toolbox::{Names, Narrower, Toolbox, Wildcard};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -43,9 +44,48 @@ pub struct Tool {
     #[serde(default)]
     #[schemars(with = "Vec<Text<Name>>")]
     pub deny: Vec<String>,
+    /// Lists for some callers, beside those for all: each that concerns a caller counts.
+    #[serde(default)]
+    pub access: Vec<Access>,
     /// What it is for.
     #[serde(default)]
     pub description: Option<String>,
+}
+
+/// Which tools some callers may use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Access {
+    /// The agents it concerns; `*` stands for any text. Without any: all of them.
+    #[serde(default)]
+    #[schemars(with = "Vec<Text<Name>>")]
+    pub agents: Vec<String>,
+    /// The sandboxes it concerns. Without any: every caller, in a sandbox or not.
+    #[serde(default)]
+    #[schemars(with = "Vec<Text<Name>>")]
+    pub sandboxes: Vec<String>,
+    /// Names of tools that are let through.
+    #[serde(default = "everything")]
+    #[schemars(with = "Vec<Text<Name>>")]
+    pub allow: Vec<String>,
+    /// Names that are not, whatever `allow` says.
+    #[serde(default)]
+    #[schemars(with = "Vec<Text<Name>>")]
+    pub deny: Vec<String>,
+}
+
+impl Tool {
+    /// Who may use which of its tools.
+    pub fn toolbox(&self) -> Toolbox {
+        let wildcards = |list: &[String]| list.iter().map(|text| Wildcard::new(text)).collect();
+        let narrower = self.access.iter().map(|access| Narrower {
+            agents: wildcards(&access.agents),
+            sandboxes: wildcards(&access.sandboxes),
+            names: Names::new(&access.allow, &access.deny),
+        });
+        let names = Names::new(&self.allow, &self.deny);
+        Toolbox::new(&self.name, names, narrower.collect())
+    }
 }
 
 fn everything() -> Vec<String> {

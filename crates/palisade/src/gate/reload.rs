@@ -21,6 +21,7 @@ use control::dispatch::ReloadRequest;
 use control::health::Board;
 use control::wall_now;
 use egress::traffic::Traffic;
+use mcp::governance::Rules;
 use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use policy::audit::{AuditEvent, Kind};
@@ -31,6 +32,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::gate::shared::Shared;
+use crate::gate::tools::Tools;
 use crate::gate::{audit_options, environment};
 use crate::paths::ConfigPath;
 use crate::telemetry::Telemetry;
@@ -43,7 +45,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const SETTLE: Duration = Duration::from_millis(150);
 
 /// Sections that are read once, at the start.
-const AT_START: &[&str] = &["/server/", "/metrics/tracing/", "/logging/format"];
+const AT_START: &[&str] = &[
+    "/server/interceptor_addr",
+    "/server/mcp_server_addr",
+    "/server/single_port",
+    "/metrics/tracing/",
+    "/logging/format",
+];
 
 /// How long a file must hold still whose writer has not closed it. The writer may be slow;
 /// it may also never close it.
@@ -81,6 +89,8 @@ pub struct Reloader {
     pub traffic: Arc<Traffic>,
     /// Listeners on shared networks follow.
     pub shared: Arc<Shared>,
+    /// Tools and their policies follow.
+    pub tools: Arc<Tools>,
     /// Requests over the control socket.
     pub requests: Mutex<mpsc::Receiver<ReloadRequest>>,
     /// SIGHUP.
@@ -208,6 +218,11 @@ impl Reloader {
         let settings = Arc::new(settings);
         // The parts that can still refuse: sockets are opened, certificates read.
         let ready = self.shared.prepare(&settings)?;
+        let new = Arc::clone(&settings);
+        let rules = tokio::task::spawn_blocking(move || Rules::load(&new))
+            .await
+            .map_err(|error| error.to_string())?
+            .map_err(|error| error.to_string())?;
         let (traffic, new) = (Arc::clone(&self.traffic), Arc::clone(&settings));
         let ended = tokio::task::spawn_blocking(move || traffic.reload(new))
             .await
@@ -224,6 +239,7 @@ impl Reloader {
             .follow(&settings)
             .map_err(|error| format!("{error:#}"))?;
         self.shared.switch(ready);
+        self.tools.follow(&settings, rules).await;
         let old = self.settings.swap(Arc::clone(&settings));
         self.announce(&settings);
         self.board.config(file);

@@ -51,6 +51,7 @@ impl Numbers {
         store: Store,
         control: &ControlMetrics,
         traffic: &Arc<Traffic>,
+        tools: &mcp::metrics::Metrics,
     ) -> Registry {
         for status in ["success", "failed"] {
             drop(self.reloads.get_or_create(&ReloadLabels { status }));
@@ -73,6 +74,7 @@ impl Numbers {
         );
         control.register(&mut registry);
         traffic.register(&mut registry);
+        tools.register(&mut registry);
         registry.register_collector(Box::new(StoreNumbers(store)));
         registry
     }

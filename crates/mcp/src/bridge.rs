@@ -1,0 +1,312 @@
+//! Stdio servers, served over HTTP: which there are, who talks to them, and for how long.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use config::Settings;
+use http::request::Parts as Head;
+use tokio_util::sync::CancellationToken;
+
+use crate::fingerprint::Fingerprints;
+use crate::governance::Caller;
+use crate::pool::Pools;
+use crate::relay::{self, Relay};
+use crate::session::{Session, SessionError, Way};
+use crate::shared::Commons;
+use crate::tools::{Launchers, Served};
+
+/// The most sessions.
+const MOST_SESSIONS: usize = 1024;
+
+/// The most sessions of one caller.
+const MOST_OF_ONE: usize = 128;
+
+/// How often sessions are looked after.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// A request that was read whole, from somebody who may ask.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Its head.
+    pub head: Head,
+    /// Its body.
+    pub body: Bytes,
+    /// Whose it is.
+    pub caller: Caller,
+}
+
+/// One server with what its sessions share.
+#[derive(Clone, Debug)]
+struct Tool {
+    served: Arc<Served>,
+    commons: Option<Arc<Commons>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Bridge {
+    tools: ArcSwap<BTreeMap<String, Tool>>,
+    launchers: Launchers,
+    fingerprints: Arc<Fingerprints>,
+    relay: Relay,
+    sessions: Mutex<HashMap<String, Arc<Session>>>,
+    pools: Pools,
+    idle: Mutex<Duration>,
+    stop: CancellationToken,
+}
+
+impl Bridge {
+    /// A bridge that serves nothing yet.
+    pub fn new(
+        launchers: Launchers,
+        fingerprints: Arc<Fingerprints>,
+        relay: Relay,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            tools: ArcSwap::default(),
+            launchers,
+            fingerprints,
+            relay,
+            sessions: Mutex::default(),
+            pools: Pools::default(),
+            idle: Mutex::new(Duration::from_secs(300)),
+            stop,
+        })
+    }
+
+    /// Serves what `settings` say from now on. Tools that are as they were keep their
+    /// sessions; those of others end.
+    pub fn apply(&self, settings: &Settings) {
+        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = settings.server.session_idle;
+        let before = self.tools.load();
+        let mut tools = BTreeMap::new();
+        for config in &settings.tools {
+            let known = before.get(&config.name);
+            let tool = known.filter(|tool| tool.served.config() == config);
+            let tool = tool.cloned().unwrap_or_else(|| Tool {
+                served: Arc::new(Served::new(
+                    config.clone(),
+                    self.launchers.clone(),
+                    Arc::clone(&self.fingerprints),
+                    self.stop.child_token(),
+                )),
+                commons: config.shared.then(Arc::default),
+            });
+            tools.insert(config.name.clone(), tool);
+        }
+        for (name, tool) in before.iter() {
+            let kept = tools.get(name);
+            if kept.is_none_or(|kept| !Arc::ptr_eq(&kept.served, &tool.served)) {
+                tool.served.stop().cancel();
+            }
+        }
+        self.tools.store(Arc::new(tools));
+    }
+
+    /// The server called `name`, if `caller` may know of it. Without a name: the only one.
+    pub fn tool(&self, name: Option<&str>, caller: &Caller) -> Result<Arc<Served>, String> {
+        let tools = self.tools.load();
+        let visible = |tool: &&Tool| tool.served.is_visible_to(caller);
+        match name {
+            Some(name) => {
+                let tool = tools.get(name).filter(visible);
+                tool.map(|tool| Arc::clone(&tool.served))
+                    .ok_or_else(|| "Tool not found".to_owned())
+            }
+            None => {
+                let mut all = tools.values().filter(visible);
+                match (all.next(), all.next()) {
+                    (Some(only), None) => Ok(Arc::clone(&only.served)),
+                    (None, _) => Err("No tool is configured".to_owned()),
+                    (Some(_), Some(_)) => {
+                        Err("There are several tools: name one, as in /mcp/<tool>".to_owned())
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every server that `caller` may know of.
+    pub fn visible(&self, caller: &Caller) -> Vec<Arc<Served>> {
+        let tools = self.tools.load();
+        let visible = tools
+            .values()
+            .filter(|tool| tool.served.is_visible_to(caller));
+        visible.map(|tool| Arc::clone(&tool.served)).collect()
+    }
+
+    /// What is said of each server in health: its name, where it runs, how many sessions
+    /// have it running, and why it is not started, if it is not.
+    pub fn report(&self) -> Vec<Report> {
+        let mut running: HashMap<String, usize> = HashMap::new();
+        for session in self.sessions().values() {
+            *running
+                .entry(session.served().name().to_string())
+                .or_default() += 1;
+        }
+        let tools = self.tools.load();
+        tools
+            .values()
+            .map(|tool| {
+                let name = tool.served.name().to_string();
+                Report {
+                    sessions: running.get(&name).copied().unwrap_or_default(),
+                    runtime: tool.served.runtime(),
+                    failures: tool.served.wait().map_or(0, |(failures, _)| failures),
+                    name,
+                }
+            })
+            .collect()
+    }
+
+    /// What tools looked like.
+    pub fn fingerprints(&self) -> &Arc<Fingerprints> {
+        &self.fingerprints
+    }
+
+    /// Sees calls through.
+    pub fn relay(&self) -> &Relay {
+        &self.relay
+    }
+
+    /// Processes for requests without sessions.
+    pub fn pools(&self) -> &Pools {
+        &self.pools
+    }
+
+    /// Opens a session with `served`.
+    pub async fn open(
+        self: &Arc<Self>,
+        served: &Arc<Served>,
+        caller: &Caller,
+        way: Way,
+    ) -> Result<Arc<Session>, SessionError> {
+        self.make_room(caller)?;
+        let commons = self
+            .tools
+            .load()
+            .get(served.name().as_ref())
+            .and_then(|tool| Arc::ptr_eq(&tool.served, served).then(|| tool.commons.clone())?);
+        let id = hex(relay::random::<16>());
+        let caller = Caller {
+            session: id.clone(),
+            ..caller.clone()
+        };
+        let relay = self.relay.clone();
+        let session =
+            Session::open(id.clone(), Arc::clone(served), caller, way, relay, commons).await?;
+        self.sessions().insert(id, Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// A caller has so many sessions and no more. One that nobody uses goes for a new one.
+    fn make_room(&self, caller: &Caller) -> Result<(), SessionError> {
+        let sessions = self.sessions();
+        let of_one = || sessions.values().filter(|one| same(one.caller(), caller));
+        let too_many = sessions.len() >= MOST_SESSIONS || of_one().count() >= MOST_OF_ONE;
+        if !too_many {
+            return Ok(());
+        }
+        let idle = of_one().filter_map(|one| Some((one.idle_for()?, one.id().to_owned())));
+        let longest = idle.max().map(|(_, id)| id);
+        drop(sessions);
+        let longest = longest.ok_or(SessionError::Full)?;
+        self.close(&longest);
+        Ok(())
+    }
+
+    /// The session of that name, also one whose server has just ended.
+    pub fn known(&self, id: &str) -> Option<Arc<Session>> {
+        self.sessions().get(id).cloned()
+    }
+
+    /// The session of that name, while it lasts.
+    pub fn session(&self, id: &str) -> Option<Arc<Session>> {
+        let session = self.known(id)?;
+        (!session.is_over()).then_some(session)
+    }
+
+    /// Ends a session.
+    pub fn close(&self, id: &str) {
+        let session = self.sessions().remove(id);
+        if let Some(session) = session {
+            session.end();
+            self.relay.governance.contexts().delete_session(id);
+        }
+    }
+
+    /// Looks after sessions until the stop: those that are over or unused for too long go.
+    pub async fn sweep(&self) {
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(SWEEP_EVERY) => {}
+            }
+            let most = *self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            self.pools.sweep(most);
+            self.relay.governance.contexts().cleanup();
+            let all: Vec<_> = self.sessions().values().cloned().collect();
+            for session in all {
+                session.tidy();
+                // An old client comes back within a minute or not at all.
+                let most = match session.way() {
+                    Way::Streamable => most,
+                    Way::OneStream => most.min(crate::outlet::KEPT),
+                };
+                let unused = session.idle_for().is_some_and(|idle| idle > most);
+                if session.is_over() || unused {
+                    tracing::debug!(tool = %session.served().name(), unused, "a session is over");
+                    self.close(session.id());
+                }
+            }
+        }
+    }
+
+    /// Ends every server and waits for their ends.
+    pub async fn end(&self) {
+        self.stop.cancel();
+        let sessions: Vec<_> = self
+            .sessions()
+            .drain()
+            .map(|(_, session)| session)
+            .collect();
+        for session in &sessions {
+            session.end();
+        }
+        self.pools.end().await;
+        for session in sessions {
+            session.process().ended().await;
+        }
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What health says of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Its name.
+    pub name: String,
+    /// Where it runs.
+    pub runtime: &'static str,
+    /// Sessions that are open.
+    pub sessions: usize,
+    /// How often it was not started in a row.
+    pub failures: u32,
+}
+
+/// Whether two requests come from the same caller.
+pub fn same(one: &Caller, other: &Caller) -> bool {
+    one.agent == other.agent && one.sandbox == other.sandbox
+}
+
+/// Bytes as text.
+pub fn hex<const N: usize>(bytes: [u8; N]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

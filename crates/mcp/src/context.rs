@@ -1,0 +1,368 @@
+//! What is remembered of a request between its hooks: before, the bridge, after.
+//!
+//! One entry per request id. It lives for five minutes at most, and there are so many at
+//! most: the oldest makes room. No lock is held while anything is waited for.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use foldhash::fast::RandomState;
+use policy::id::RequestId;
+use policy::reason::Reason;
+use policy::verdict::Word;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
+
+/// How long an entry lives.
+pub const TTL: Duration = Duration::from_secs(5 * 60);
+
+/// The most entries.
+pub const MOST: usize = 100_000;
+
+/// Between two warnings that entries make room.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// The longest id, agent, session or tool name that is kept whole.
+const LONGEST: usize = 256;
+
+/// Entries that were removed and still stand in the queue, before it is swept.
+const MOST_STALE: usize = 1024;
+
+/// An entry that was too old.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the request began more than five minutes ago and is not remembered any more")]
+pub struct Expired;
+
+/// What is remembered of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestContext {
+    /// Its id, as whoever asked first put it.
+    pub id: Arc<str>,
+    /// The name it has in the audit log, where it has one.
+    pub request: Option<RequestId>,
+    /// The agent.
+    pub agent: Arc<str>,
+    /// The session; empty where there is none.
+    pub session: Arc<str>,
+    /// The tool.
+    pub tool: Arc<str>,
+    /// The JSON-RPC method; empty where it is not known.
+    pub method: Arc<str>,
+    /// The tool's own name of what was called; empty where it is not known.
+    pub name: Arc<str>,
+    /// When it began.
+    pub created: Instant,
+    /// What policy said.
+    pub decision: Option<Decided>,
+    /// What came of it.
+    pub execution: Option<Execution>,
+}
+
+/// What policy said about a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// The verdict.
+    pub verdict: Word,
+    /// Why not, where it is a refusal.
+    pub reason: Option<Reason>,
+    /// When.
+    pub at: Instant,
+}
+
+/// What came of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Execution {
+    /// When the tool answered.
+    pub ended: Instant,
+    /// Whether with an error.
+    pub failed: bool,
+    /// What its process ended with, where it ended.
+    pub exit_code: Option<i32>,
+}
+
+/// Who asks for what, for a new entry.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Origin<'a> {
+    /// The name in the audit log.
+    pub request: Option<RequestId>,
+    /// The agent.
+    pub agent: &'a str,
+    /// The session.
+    pub session: &'a str,
+    /// The tool.
+    pub tool: &'a str,
+    /// The JSON-RPC method.
+    pub method: &'a str,
+    /// What is called, in the tool's own words.
+    pub name: &'a str,
+}
+
+/// Every request that is remembered. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Contexts(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    most: usize,
+    active: Gauge,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    entries: HashMap<Arc<str>, (u64, RequestContext), RandomState>,
+    sessions: HashMap<Arc<str>, HashSet<Arc<str>, RandomState>, RandomState>,
+    /// In the order they were made, which is the order they expire in.
+    queue: VecDeque<(u64, Arc<str>)>,
+    made: u64,
+    evicted: u64,
+    warned: Option<Instant>,
+}
+
+impl Contexts {
+    /// Nothing is remembered yet.
+    pub fn new(metrics: &Metrics) -> Self {
+        Self::with_room(metrics, MOST)
+    }
+
+    fn with_room(metrics: &Metrics, most: usize) -> Self {
+        Self(Arc::new(Inner {
+            most,
+            active: metrics.contexts(),
+            table: Mutex::default(),
+        }))
+    }
+
+    /// Begins to remember a request. What was known under that id is forgotten.
+    pub fn create(&self, id: &str, origin: Origin<'_>) -> RequestContext {
+        let mut table = self.table();
+        let made = self.insert(&mut table, id, origin);
+        self.count(&table);
+        made
+    }
+
+    /// What is known of a request. One that is not known is remembered from now on.
+    pub fn get(&self, id: &str) -> Result<RequestContext, Expired> {
+        self.change(id, |_| ())
+    }
+
+    /// What is known of a request; nothing where nothing is.
+    pub fn find(&self, id: &str) -> Option<RequestContext> {
+        let table = self.table();
+        let (_, found) = table.entries.get(bounded(id))?;
+        (!is_old(found, Instant::now())).then(|| found.clone())
+    }
+
+    /// Remembers what policy said.
+    pub fn set_decision(
+        &self,
+        id: &str,
+        verdict: Word,
+        reason: Option<Reason>,
+    ) -> Result<RequestContext, Expired> {
+        let at = Instant::now();
+        self.change(id, |context| {
+            context.decision = Some(Decided {
+                verdict,
+                reason,
+                at,
+            });
+        })
+    }
+
+    /// Remembers what came of it.
+    pub fn set_result(
+        &self,
+        id: &str,
+        failed: bool,
+        exit_code: Option<i32>,
+    ) -> Result<RequestContext, Expired> {
+        let ended = Instant::now();
+        self.change(id, |context| {
+            context.execution = Some(Execution {
+                ended,
+                failed,
+                exit_code,
+            });
+        })
+    }
+
+    /// Forgets a request.
+    pub fn delete(&self, id: &str) -> Option<RequestContext> {
+        let mut table = self.table();
+        let removed = table.remove(bounded(id));
+        self.count(&table);
+        removed
+    }
+
+    /// Forgets every request of a session.
+    pub fn delete_session(&self, session: &str) {
+        let mut table = self.table();
+        let ids = table.sessions.remove(bounded(session)).unwrap_or_default();
+        for id in ids {
+            table.remove(&id);
+        }
+        self.count(&table);
+    }
+
+    /// Forgets what is too old.
+    pub fn cleanup(&self) {
+        let mut table = self.table();
+        let now = Instant::now();
+        while let Some((number, id)) = table.queue.front() {
+            let current = table.entries.get(id).filter(|(made, _)| made == number);
+            match current {
+                Some((_, context)) if !is_old(context, now) => break,
+                Some(_) => {
+                    let id = Arc::clone(id);
+                    table.remove(&id);
+                }
+                None => {}
+            }
+            table.queue.pop_front();
+        }
+        self.count(&table);
+    }
+
+    /// How many are remembered.
+    pub fn len(&self) -> usize {
+        self.table().entries.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, table: &Table) {
+        let active = i64::try_from(table.entries.len()).unwrap_or(i64::MAX);
+        self.0.active.set(active);
+    }
+
+    fn change(
+        &self,
+        id: &str,
+        change: impl FnOnce(&mut RequestContext),
+    ) -> Result<RequestContext, Expired> {
+        let mut table = self.table();
+        let known = table.entries.get(bounded(id));
+        let result = match known {
+            Some((_, context)) if is_old(context, Instant::now()) => {
+                table.remove(bounded(id));
+                Err(Expired)
+            }
+            Some(_) => Ok(()),
+            None => {
+                tracing::debug!("a request is not known and is remembered from now on");
+                self.insert(&mut table, id, Origin::default());
+                Ok(())
+            }
+        };
+        self.count(&table);
+        result?;
+        match table.entries.get_mut(bounded(id)) {
+            Some((_, context)) => {
+                change(context);
+                Ok(context.clone())
+            }
+            // There is room for one at least, and it was put in above.
+            None => Err(Expired),
+        }
+    }
+
+    fn insert(&self, table: &mut Table, id: &str, origin: Origin<'_>) -> RequestContext {
+        table.remove(bounded(id));
+        while table.entries.len() >= self.0.most.max(1) {
+            table.evict();
+        }
+        let text = |text: &str| -> Arc<str> { bounded(text).into() };
+        let context = RequestContext {
+            id: text(id),
+            request: origin.request,
+            agent: text(origin.agent),
+            session: text(origin.session),
+            tool: text(origin.tool),
+            method: text(origin.method),
+            name: text(origin.name),
+            created: Instant::now(),
+            decision: None,
+            execution: None,
+        };
+        table.made += 1;
+        let (number, id) = (table.made, Arc::clone(&context.id));
+        table.queue.push_back((number, Arc::clone(&id)));
+        if !context.session.is_empty() {
+            let session = Arc::clone(&context.session);
+            let ids = table.sessions.entry(session).or_default();
+            ids.insert(Arc::clone(&id));
+        }
+        table.entries.insert(id, (number, context.clone()));
+        table.sweep();
+        context
+    }
+}
+
+impl Table {
+    fn remove(&mut self, id: &str) -> Option<RequestContext> {
+        let (_, context) = self.entries.remove(id)?;
+        if let Some(ids) = self.sessions.get_mut(&context.session) {
+            ids.remove(id);
+            if ids.is_empty() {
+                self.sessions.remove(&context.session);
+            }
+        }
+        Some(context)
+    }
+
+    /// Removes the oldest entry.
+    fn evict(&mut self) {
+        while let Some((number, id)) = self.queue.pop_front() {
+            let current = self.entries.get(&id).map(|(made, _)| *made);
+            if current == Some(number) {
+                self.remove(&id);
+                break;
+            }
+        }
+        self.evicted += 1;
+        let now = Instant::now();
+        if self.warned.is_none_or(|at| now - at >= WARN_EVERY) {
+            self.warned = Some(now);
+            let evicted = self.evicted;
+            tracing::warn!(
+                evicted,
+                "too many requests are remembered: the oldest make room"
+            );
+        }
+    }
+
+    /// Takes out of the queue what is no entry any more, once that is most of it.
+    fn sweep(&mut self) {
+        if self.queue.len() > 2 * self.entries.len() + MOST_STALE {
+            let entries = &self.entries;
+            self.queue
+                .retain(|(number, id)| entries.get(id).map(|(made, _)| *made) == Some(*number));
+        }
+    }
+}
+
+fn is_old(context: &RequestContext, now: Instant) -> bool {
+    now - context.created > TTL
+}
+
+/// What others choose has an end.
+fn bounded(text: &str) -> &str {
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => text.get(..end).unwrap_or_default(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,363 @@
+//! What may be said to a tool, and what it may say: the operator's policies, the scanner and
+//! the record, for whoever carries the message. The bridge asks here, and so do the hooks
+//! of a gateway.
+//!
+//! A message that something was configured to judge and that cannot be judged does not pass.
+//! Where nothing is configured, everything passes; health and the log say so.
+
+mod call;
+mod input;
+mod rules;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use policy::audit::{AuditEvent, Kind, Times};
+use policy::id::{RequestId, SandboxId};
+use policy::reason::Reason;
+use policy::rego::Decision;
+use policy::verdict::{Denial, Word};
+use serde_json::value::RawValue;
+
+pub use self::call::Call;
+pub(crate) use self::call::Wrapping;
+use self::input::{Parts, Subject};
+use self::rules::Judge;
+pub use self::rules::Rules;
+use crate::context::Contexts;
+use crate::metrics::Metrics;
+use crate::ports::{Ledger, Scanner};
+use crate::redaction::{self, Patterns};
+
+/// A message of more bytes is read and judged where it keeps nobody waiting.
+const LARGE: usize = 64 * 1024;
+
+/// The longest text of somebody else's choice in a record.
+const LONGEST: usize = 128;
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The agent.
+    pub agent: String,
+    /// The session; empty where there is none.
+    pub session: String,
+    /// The sandbox, where the agent is in one.
+    pub sandbox: Option<SandboxId>,
+}
+
+/// When a message is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Moment {
+    /// Before a tool hears it.
+    Before,
+    /// Before the agent hears what the tool answered.
+    After,
+    /// A server asks the client: sampling, elicitation, roots.
+    Elicitation,
+}
+
+impl Moment {
+    /// The word in inputs, records and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Moment::Before => "before",
+            Moment::After => "after",
+            Moment::Elicitation => "elicitation",
+        }
+    }
+}
+
+/// A message to judge.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// When.
+    pub moment: Moment,
+    /// Its name in the audit log.
+    pub request: RequestId,
+    /// Who asks.
+    pub caller: &'a Caller,
+    /// The server's name in `tools`.
+    pub tool: &'a str,
+    /// The JSON-RPC method.
+    pub method: &'a str,
+    /// What is asked.
+    pub params: Option<&'a RawValue>,
+    /// What was answered.
+    pub result: Option<&'a RawValue>,
+    /// What went wrong instead.
+    pub error: Option<&'a RawValue>,
+}
+
+/// What becomes of a message.
+#[derive(Clone, Debug)]
+pub enum Ruling {
+    /// It passes as it is.
+    Pass,
+    /// It passes with this in it: the params (before, elicitation), the result (after) or,
+    /// where there was one instead of a result, the error. Whole.
+    Modify(Box<RawValue>),
+    /// It does not pass.
+    Block(Denial),
+}
+
+impl Ruling {
+    /// The word in metrics and in a gateway's answers.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Ruling::Pass => "pass",
+            Ruling::Modify(_) => "modify",
+            Ruling::Block(_) => "block",
+        }
+    }
+
+    /// The word in records.
+    pub const fn word(&self) -> Word {
+        match self {
+            Ruling::Pass => Word::Allow,
+            Ruling::Modify(_) => Word::Modify,
+            Ruling::Block(_) => Word::Deny,
+        }
+    }
+}
+
+/// Judges messages. Cloning is cheap.
+#[derive(Clone)]
+pub struct Governance(Arc<Inner>);
+
+struct Inner {
+    rules: ArcSwap<Rules>,
+    ledger: Arc<dyn Ledger>,
+    metrics: Metrics,
+    contexts: Contexts,
+    scanner: Option<Arc<dyn Scanner>>,
+    patterns: Patterns,
+}
+
+impl std::fmt::Debug for Governance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut said = f.debug_struct("Governance");
+        said.field("rules", &self.0.rules.load())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Governance {
+    /// Judges by `rules`.
+    pub fn new(
+        rules: Rules,
+        ledger: Arc<dyn Ledger>,
+        metrics: Metrics,
+        contexts: Contexts,
+    ) -> Self {
+        Self::scanning(rules, ledger, metrics, contexts, None)
+    }
+
+    /// The same, with somebody who reads content.
+    pub fn scanning(
+        rules: Rules,
+        ledger: Arc<dyn Ledger>,
+        metrics: Metrics,
+        contexts: Contexts,
+        scanner: Option<Arc<dyn Scanner>>,
+    ) -> Self {
+        let governance = Self(Arc::new(Inner {
+            rules: ArcSwap::from_pointee(Rules::default()),
+            ledger,
+            metrics,
+            contexts,
+            scanner,
+            patterns: Patterns::default(),
+        }));
+        if rules.is_empty() {
+            tracing::warn!("no policy bundle judges tool calls: they all pass");
+        }
+        governance.replace(rules);
+        governance
+    }
+
+    /// From now on these are the rules. What is being judged is judged by the old ones.
+    pub fn replace(&self, rules: Rules) {
+        self.0.metrics.know(rules.tools().iter().cloned());
+        let old = self.0.rules.swap(Arc::new(rules));
+        if !old.is_empty() && self.is_idle() {
+            tracing::warn!("no policy bundle judges tool calls any more: they all pass");
+        }
+    }
+
+    /// Whether no bundle judges tool calls at all.
+    pub fn is_idle(&self) -> bool {
+        self.0.rules.load().is_empty()
+    }
+
+    /// The numbers.
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// What is remembered of requests.
+    pub fn contexts(&self) -> &Contexts {
+        &self.0.contexts
+    }
+
+    /// Judges a message, and writes down what came of it.
+    pub async fn judge(&self, asked: &Asked<'_>) -> Ruling {
+        let began = Instant::now();
+        let mut event = Box::new(record(asked));
+        let mut ruling = match self.ask(asked, &mut event).await {
+            Ok(None) => Ruling::Pass,
+            Ok(Some(new)) => Ruling::Modify(new),
+            Err(denial) => Ruling::Block(denial),
+        };
+        if let Some(denial) = self.scan(asked, &ruling).await {
+            event.bundle = None;
+            ruling = Ruling::Block(denial);
+        }
+        let took = began.elapsed();
+        event.verdict = Some(ruling.word());
+        event.ms.insert("policy", took.as_secs_f64() * 1000.0);
+        if let Ruling::Block(denial) = &ruling {
+            event.reason = Some(denial.reason);
+            event.rule = Some(denial.rule.clone());
+        }
+        let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
+        metrics.judged(moment, ruling.as_str(), asked.tool, took);
+        self.0.ledger.record(event).await;
+        ruling
+    }
+
+    /// Writes down that a message was refused before any policy was asked.
+    pub async fn refused(&self, asked: &Asked<'_>, denial: &Denial) {
+        let mut event = Box::new(record(asked));
+        event.verdict = Some(Word::Deny);
+        event.reason = Some(denial.reason);
+        event.rule = Some(denial.rule.clone());
+        let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
+        metrics.judged(moment, "block", asked.tool, Duration::ZERO);
+        self.0.ledger.record(event).await;
+    }
+
+    /// Puts a message to each bundle in the order of the settings, each seeing what those
+    /// before it made of it. The first that does not allow it decides.
+    async fn ask(
+        &self,
+        asked: &Asked<'_>,
+        event: &mut AuditEvent,
+    ) -> Result<Option<Box<RawValue>>, Denial> {
+        let rules = self.0.rules.load_full();
+        let judges = rules.judges(asked.moment);
+        if judges.is_empty() {
+            return Ok(None);
+        }
+        let mut subject = Subject::read(asked, Parts::of(asked)).await?;
+        event.operation = Some(clean(&subject.call.name)).filter(|name| !name.is_empty());
+        let mut changed = false;
+        for judge in judges {
+            let asked_at = Instant::now();
+            let decision = rules.ask(judge, &subject).await;
+            let action = rules::action(&decision);
+            let metrics = &self.0.metrics;
+            metrics.decided(judge.id(), action, asked_at.elapsed());
+            if let Decision::Failed(failure) = &decision {
+                metrics.failed(judge.id(), rules::kind_of(failure));
+            }
+            let outcome = match rules.understand(judge, decision) {
+                Ok(None) => Ok(None),
+                Ok(Some(outputs)) => {
+                    let (target, wrappings) = subject.target(asked.moment);
+                    redaction::apply(&self.0.patterns, outputs, target, wrappings)
+                        .await
+                        .map(Some)
+                        .map_err(|fault| judge.cannot_redact(&fault))
+                }
+                Err(denial) => Err(denial),
+            };
+            if !judge.decides(&outcome, &rules) {
+                self.log(judge, &outcome, event).await;
+                continue;
+            }
+            event.bundle = Some(judge.id().to_owned());
+            event.rule = Some(judge.rule_name());
+            if let Some(new) = outcome? {
+                changed = true;
+                let parts = subject.parts.with(asked.moment, new);
+                subject = Subject::read(asked, parts).await?;
+            }
+        }
+        let text = subject.parts.into_target(asked.moment);
+        match (changed, text) {
+            (false, _) => Ok(None),
+            (true, Some(text)) => match RawValue::from_string(text.into_owned()) {
+                Ok(raw) => Ok(Some(raw)),
+                Err(error) => Err(input::unreadable(&error.to_string())),
+            },
+            (true, None) => Err(input::unreadable("nothing is left of it")),
+        }
+    }
+
+    /// Writes down what a bundle says that does not decide.
+    async fn log(
+        &self,
+        judge: &Judge,
+        outcome: &Result<Option<Cow<'static, str>>, Denial>,
+        event: &AuditEvent,
+    ) {
+        let (verdict, reason) = match outcome {
+            Ok(None) => return,
+            Ok(Some(_)) => (Word::Modify, None),
+            Err(denial) => (Word::Deny, Some(denial.reason)),
+        };
+        let logged = AuditEvent {
+            bundle: Some(judge.id().to_owned()),
+            event: Some("policy_logged".to_owned()),
+            ms: Times::default(),
+            reason,
+            rule: Some(judge.rule_name()),
+            verdict: Some(verdict),
+            ..event.clone()
+        };
+        self.0.ledger.record(Box::new(logged)).await;
+    }
+
+    async fn scan(&self, asked: &Asked<'_>, ruling: &Ruling) -> Option<Denial> {
+        let scanner = Arc::clone(self.0.scanner.as_ref()?);
+        let text = match ruling {
+            Ruling::Block(_) => return None,
+            Ruling::Modify(new) => new.get(),
+            Ruling::Pass => match asked.moment {
+                Moment::Before | Moment::Elicitation => asked.params?,
+                Moment::After => asked.result.or(asked.error)?,
+            }
+            .get(),
+        };
+        let bytes = text.as_bytes().to_vec();
+        let scanned = tokio::task::spawn_blocking(move || scanner.scan(&bytes)).await;
+        scanned.unwrap_or_else(|error| {
+            let denial = Denial::new(Reason::Internal, "scan");
+            Some(denial.because(error.to_string()))
+        })
+    }
+}
+
+/// What is written down of a message: never what is in it.
+fn record(asked: &Asked<'_>) -> AuditEvent {
+    AuditEvent {
+        host: Some(clean(asked.tool)).filter(|tool| !tool.is_empty()),
+        method: Some(clean(asked.method)),
+        request_id: Some(asked.request),
+        sandbox: asked.caller.sandbox.clone(),
+        stage: Some(asked.moment.as_str().to_owned()),
+        ..AuditEvent::new(Kind::Mcp)
+    }
+}
+
+/// Text that others chose, fit for a record.
+fn clean(text: &str) -> String {
+    let seen = text.chars().filter(|c| !c.is_control()).take(LONGEST);
+    seen.collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,36 @@
+use super::*;
+
+#[test]
+fn names_and_labels_are_those_of_the_table() {
+    let metrics = Metrics::default();
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    metrics.know(["fs".to_owned()]);
+    metrics.judged("before", "pass", "fs", Duration::from_micros(15));
+    metrics.judged("before", "block", "made-up", Duration::from_micros(15));
+    metrics.decided("guard", "allow", Duration::from_micros(15));
+    metrics.failed("guard", "timeout");
+    let took = Duration::from_millis(3);
+    metrics.tool_executed("fs", RuntimeKind::Local, Status::Error, took, Some(137));
+    metrics.process_running("fs", RuntimeKind::Local, 2);
+    metrics.process_running("fs", RuntimeKind::Local, -1);
+    metrics.junk("fs");
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    for line in [
+        r#"polis_sidecar_intercept_total{type="before",action="pass",tool_id="fs"} 1"#,
+        r#"polis_sidecar_intercept_total{type="before",action="block",tool_id="unknown"} 1"#,
+        r#"polis_sidecar_intercept_duration_seconds_bucket{le="0.00001",type="before",tool_id="fs"} 0"#,
+        r#"polis_sidecar_policy_decisions_total{action="allow",bundle_id="guard"} 1"#,
+        r#"polis_sidecar_policy_decision_duration_seconds_count{bundle_id="guard"} 1"#,
+        r#"polis_sidecar_policy_failures_total{bundle_id="guard",failure="timeout"} 1"#,
+        r#"polis_sidecar_tool_executions_total{tool_id="fs",runtime_type="local",status="error"} 1"#,
+        r#"polis_sidecar_tool_execution_duration_seconds_count{tool_id="fs",runtime_type="local"} 1"#,
+        r#"polis_sidecar_tool_exits_total{tool_id="fs",runtime_type="local",exit_code="137"} 1"#,
+        r#"polis_sidecar_process_status{tool_id="fs",runtime_type="local"} 1"#,
+        r#"polis_sidecar_tool_junk_total{tool_id="fs"} 1"#,
+        "polis_sidecar_context_active 0",
+    ] {
+        assert!(text.contains(line), "{line} is missing in\n{text}");
+    }
+}

@@ -1,0 +1,328 @@
+//! Streamable HTTP as of 2026-07-28: every POST stands for itself.
+//!
+//! The servers behind the bridge are of the era before, so the bridge speaks both: it
+//! introduces each client to a process of its own ([`crate::pool`]), and what a server asks
+//! during a call ([`drive`]) becomes an `input_required` result, with which the call waits
+//! until the client comes back with the answers.
+
+mod drive;
+mod listen;
+mod request;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+pub use self::drive::Held;
+use self::drive::{Drive, Out};
+pub use self::request::{REVISION, is_modern};
+use self::request::{Refused, Request};
+use crate::answer::{self, Broken, Content};
+use crate::bridge::{Bridge, Incoming};
+use crate::pool::Client;
+use crate::process::Gone;
+use crate::relay;
+use crate::rpc::{self, Kind, Message, code};
+use crate::sse::{self, Event};
+use crate::streamable::{self, REVISIONS};
+use crate::tools::Served;
+
+/// Methods during which a server may ask something.
+const ASKING: [&str; 3] = ["prompts/get", "resources/read", "tools/call"];
+
+/// Methods during which it may not.
+const PLAIN: [&str; 5] = [
+    "completion/complete",
+    "prompts/list",
+    "resources/list",
+    "resources/templates/list",
+    "tools/list",
+];
+
+/// Results that say for how long they hold.
+const CACHED: [&str; 5] = [
+    "prompts/list",
+    "resources/list",
+    "resources/read",
+    "resources/templates/list",
+    "tools/list",
+];
+
+/// How long an answer may take before it becomes a stream.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// Answers a request of this era.
+pub async fn answer(
+    bridge: &Arc<Bridge>,
+    served: &Arc<Served>,
+    incoming: Incoming,
+) -> Response<Content> {
+    if incoming.head.method != Method::POST {
+        return streamable::not_allowed("POST");
+    }
+    let message = match Message::read_bytes(incoming.body.to_vec()) {
+        Ok(message) => message,
+        Err(bad) => {
+            let why = bad.to_string();
+            return answer::failure(StatusCode::BAD_REQUEST, None, bad.code(), &why);
+        }
+    };
+    match message.kind() {
+        Kind::Request => {}
+        // There is nothing that a client could announce: it hangs up instead of cancelling.
+        Kind::Notification => return answer::bare(StatusCode::ACCEPTED),
+        Kind::Response => {
+            let why = "in this revision answers stand in the next request";
+            return answer::failure(StatusCode::BAD_REQUEST, None, code::INVALID, why);
+        }
+    }
+    let id = message.id().unwrap_or("null").to_owned();
+    let request = match Request::read(message, &incoming.head.headers) {
+        Ok(request) => request,
+        Err(refused) => return refused.response(&id),
+    };
+    let client = Client {
+        caller: incoming.caller,
+        capabilities: request.capabilities.clone(),
+    };
+    let answered = match request.method() {
+        "server/discover" => discover(bridge, served, &client, &id).await,
+        "subscriptions/listen" => listen::answer(bridge, served, &client, &request).await,
+        method if ASKING.contains(&method) => call(bridge, served, client, request).await,
+        method if PLAIN.contains(&method) => plain(bridge, served, &client, request).await,
+        method => Err(Refused::new(
+            StatusCode::NOT_FOUND,
+            code::NO_METHOD,
+            format!("Method not found: {method}"),
+        )),
+    };
+    answered.unwrap_or_else(|refused| refused.response(&id))
+}
+
+/// What the server is.
+async fn discover(
+    bridge: &Arc<Bridge>,
+    served: &Arc<Served>,
+    client: &Client,
+    id: &str,
+) -> Result<Response<Content>, Refused> {
+    let metrics = bridge.relay().governance.metrics();
+    let worker = bridge.pools().any(served, client, metrics).await?;
+    let said: Value = serde_json::from_str(worker.introduction()).unwrap_or_default();
+    let object = |value: &Value| match value {
+        Value::Object(_) => value.clone(),
+        _ => json!({}),
+    };
+    let mut result = json!({
+        "resultType": "complete",
+        "supportedVersions": supported(),
+        "capabilities": object(said.get("capabilities").unwrap_or(&Value::Null)),
+        "ttlMs": 0,
+        "cacheScope": "private",
+    });
+    if let Some(fields) = result.as_object_mut() {
+        if let Some(Value::String(text)) = said.get("instructions") {
+            fields.insert("instructions".to_owned(), Value::String(text.clone()));
+        }
+        if let Some(info @ Value::Object(_)) = said.get("serverInfo") {
+            let meta = json!({"io.modelcontextprotocol/serverInfo": info});
+            fields.insert("_meta".to_owned(), meta);
+        }
+    }
+    let text = Message::answer(id, &result.to_string());
+    Ok(answer::json_text(StatusCode::OK, text))
+}
+
+/// Every revision that is spoken here, the newest first.
+fn supported() -> Vec<&'static str> {
+    std::iter::once(REVISION).chain(REVISIONS).collect()
+}
+
+/// A request during which nothing can be asked.
+async fn plain(
+    bridge: &Arc<Bridge>,
+    served: &Arc<Served>,
+    client: &Client,
+    request: Request,
+) -> Result<Response<Content>, Refused> {
+    let (relay, caller) = (bridge.relay(), &client.caller);
+    let permitted = match relay.permit(served, caller, request.message).await {
+        Ok(permitted) => permitted,
+        Err(refusal) => return Ok(finished("", refusal)),
+    };
+    let metrics = relay.governance.metrics();
+    let worker = bridge.pools().any(served, client, metrics).await?;
+    let process = worker.process();
+    let mut call = process.reserve();
+    let sent = process
+        .send(&permitted.message.with_id(&call.id().to_string()))
+        .await;
+    let answer = match sent {
+        Ok(()) => match tokio::time::timeout(served.timeout(), call.answer()).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Gone { code: None }),
+        },
+        Err(gone) => Err(gone),
+    };
+    let answer = relay.deliver(served, caller, &permitted, answer).await;
+    Ok(finished(&permitted.method, answer))
+}
+
+/// A request during which the server may ask something.
+async fn call(
+    bridge: &Arc<Bridge>,
+    served: &Arc<Served>,
+    client: Client,
+    request: Request,
+) -> Result<Response<Content>, Refused> {
+    let method = request.method().to_owned();
+    let driven = Drive::begin_or_resume(bridge, served, client, request).await?;
+    let drive = match driven {
+        Ok(drive) => drive,
+        Err(refusal) => return Ok(finished(&method, refusal)),
+    };
+    let (sender, mut receiver) = mpsc::channel(16);
+    tokio::spawn(drive.run(sender));
+    let first = match tokio::time::timeout(AT_ONCE, receiver.recv()).await {
+        Ok(Some(Out::Final(text))) => return Ok(finished(&method, text)),
+        Ok(Some(Out::Said(text))) => Some(text),
+        Ok(None) => {
+            return Err(Refused::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                code::INTERNAL,
+                "the call ended without an answer",
+            ));
+        }
+        Err(_) => None,
+    };
+    let told = Told {
+        first: Some(first.map_or_else(|| sse::BREATH.to_owned(), |text| event(&text))),
+        receiver,
+        method,
+        breath: Box::pin(tokio::time::sleep(answer::BREATHE_EVERY)),
+    };
+    Ok(answer::stream(told.boxed_unsync()))
+}
+
+fn event(text: &str) -> String {
+    Event {
+        name: Some("message"),
+        data: Some(text),
+        ..Event::default()
+    }
+    .write()
+}
+
+/// An answer as one JSON text, with the status that its first word deserves.
+fn finished(method: &str, text: String) -> Response<Content> {
+    let (status, text) = translated(method, text);
+    answer::json_text(status, text)
+}
+
+/// An answer of the era before, in the words of this one.
+fn translated(method: &str, text: String) -> (StatusCode, String) {
+    let Ok(answer) = Message::read(text) else {
+        let text = Message::failure("null", code::INTERNAL, "the answer is no message", None);
+        return (StatusCode::INTERNAL_SERVER_ERROR, text);
+    };
+    if let Some(result) = answer.result() {
+        let has = |key: &str| rpc::find(result, 0..result.len(), &[key]).is_some();
+        let mut entries = Vec::new();
+        if !has("resultType") {
+            entries.push(r#""resultType":"complete""#);
+        }
+        if CACHED.contains(&method) {
+            if !has("ttlMs") {
+                entries.push(r#""ttlMs":0"#);
+            }
+            if !has("cacheScope") {
+                entries.push(r#""cacheScope":"private""#);
+            }
+        }
+        if entries.is_empty() {
+            return (StatusCode::OK, answer.into_text());
+        }
+        let result = relay::add_entry(result, &entries.join(","));
+        let text = result.map_or_else(|| answer.text().to_owned(), |r| answer.with_result(&r));
+        return (StatusCode::OK, text);
+    }
+    let error = answer.error().unwrap_or("{}");
+    let place = |key: &str| rpc::find(error, 0..error.len(), &[key]);
+    let number = place("code").and_then(|place| error.get(place)?.parse::<i64>().ok());
+    match number {
+        // A resource that does not exist is a parameter that is wrong (SEP-2164).
+        Some(-32002) => {
+            let id = answer.id().unwrap_or("null");
+            let message = place("message")
+                .and_then(|at| error.get(at))
+                .unwrap_or("\"\"");
+            let data = place("data").and_then(|at| error.get(at)).unwrap_or("{}");
+            let error = format!(r#"{{"code":-32602,"message":{message},"data":{data}}}"#);
+            let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
+            (StatusCode::BAD_REQUEST, text)
+        }
+        Some(code::NO_METHOD) => (StatusCode::NOT_FOUND, answer.into_text()),
+        Some(code::REFUSED) => (StatusCode::FORBIDDEN, answer.into_text()),
+        Some(
+            code::PARAMS
+            | code::INVALID
+            | code::HEADER_MISMATCH
+            | code::MISSING_CAPABILITY
+            | code::VERSION,
+        ) => (StatusCode::BAD_REQUEST, answer.into_text()),
+        Some(code::GONE) => (StatusCode::BAD_GATEWAY, answer.into_text()),
+        _ => (StatusCode::OK, answer.into_text()),
+    }
+}
+
+/// What is told during a call, and its end. Whoever stops listening cancels the call.
+struct Told {
+    first: Option<String>,
+    receiver: mpsc::Receiver<Out>,
+    method: String,
+    breath: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl Body for Told {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let frame = |text: String| Poll::Ready(Some(Ok(Frame::data(Bytes::from(text)))));
+        if let Some(first) = self.first.take() {
+            return frame(first);
+        }
+        match self.receiver.poll_recv(context) {
+            Poll::Ready(Some(Out::Said(text))) => frame(event(&text)),
+            Poll::Ready(Some(Out::Final(text))) => {
+                self.receiver.close();
+                frame(event(&translated(&self.method, text).1))
+            }
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => {
+                if self.breath.as_mut().poll(context).is_ready() {
+                    let next = tokio::time::Instant::now() + answer::BREATHE_EVERY;
+                    self.breath.as_mut().reset(next);
+                    context.waker().wake_by_ref();
+                    return frame(sse::BREATH.to_owned());
+                }
+                Poll::Pending
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,324 @@
+//! What every call passes, whichever way it came: lists, fingerprints, policy, and on the
+//! way back policy again.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use policy::id::RequestId;
+use policy::verdict::Denial;
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use crate::governance::{Asked, Caller, Governance, Moment, Ruling};
+use crate::metrics::Status;
+use crate::process::Gone;
+use crate::rpc::{self, Message, code};
+use crate::tools::Served;
+
+/// Where a correlation key stands in a result.
+pub const REQUEST_KEY: &str = "palisade/request";
+
+/// Methods that only arrange how both sides talk. Whatever else a client asks is judged:
+/// also a method that nobody here has heard of.
+const ARRANGING: [&str; 9] = [
+    "initialize",
+    "logging/setLevel",
+    "ping",
+    "prompts/list",
+    "resources/list",
+    "resources/templates/list",
+    "resources/unsubscribe",
+    "server/discover",
+    "tools/list",
+];
+
+/// A call that may be made.
+#[derive(Debug)]
+pub struct Permitted {
+    /// Its name in the audit log.
+    pub request: RequestId,
+    /// The method.
+    pub method: String,
+    /// What is sent.
+    pub message: Message,
+    begun: Instant,
+}
+
+/// Sees calls through.
+#[derive(Clone, Debug)]
+pub struct Relay {
+    /// Who decides.
+    pub governance: Governance,
+    /// Whether results carry the key by which an after hook finds its call.
+    pub stamps: Stamps,
+}
+
+/// Whether a gateway's hooks are heard at the moment.
+#[derive(Clone)]
+pub struct Stamps(pub Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl std::fmt::Debug for Stamps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Stamps").field(&(self.0)()).finish()
+    }
+}
+
+impl Relay {
+    /// Whether `caller` may ask this of `served`. A refusal is the answer to give.
+    pub async fn permit(
+        &self,
+        served: &Served,
+        caller: &Caller,
+        message: Message,
+    ) -> Result<Permitted, String> {
+        let begun = Instant::now();
+        let request = new_request_id();
+        let method = message.method().unwrap_or_default().to_owned();
+        if ARRANGING.contains(&method.as_str()) {
+            return Ok(Permitted {
+                request,
+                method,
+                message,
+                begun,
+            });
+        }
+        let asked = Asked {
+            moment: Moment::Before,
+            request,
+            caller,
+            tool: served.name(),
+            method: &method,
+            params: raw(message.params()),
+            result: None,
+            error: None,
+        };
+        let id = message.id().unwrap_or("null");
+        if method == "tools/call" {
+            // A name that is no text is nobody's tool.
+            let name = message.param_text(&["name"]).unwrap_or_default();
+            if let Err(denial) = served.judge(&name, caller) {
+                self.governance.refused(&asked, &denial).await;
+                return Err(refusal(id, &method, request, &denial));
+            }
+        }
+        let message = match self.governance.judge(&asked).await {
+            Ruling::Pass => message,
+            Ruling::Modify(params) => match Message::read(message.with_params(params.get())) {
+                Ok(message) => message,
+                Err(bad) => {
+                    let text = format!("a policy's change cannot be sent: {bad}");
+                    return Err(Message::failure(id, code::INTERNAL, &text, None));
+                }
+            },
+            Ruling::Block(denial) => return Err(refusal(id, &method, request, &denial)),
+        };
+        Ok(Permitted {
+            request,
+            method,
+            message,
+            begun,
+        })
+    }
+
+    /// What `caller` may hear of the answer, under the id that it gave its request.
+    pub async fn deliver(
+        &self,
+        served: &Served,
+        caller: &Caller,
+        permitted: &Permitted,
+        answer: Result<Message, Gone>,
+    ) -> String {
+        let (id, method) = (
+            permitted.message.id().unwrap_or("null"),
+            permitted.method.as_str(),
+        );
+        let is_call = method == "tools/call";
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(gone) => {
+                self.count(served, permitted, Status::Error, gone.code);
+                return Message::failure(id, code::GONE, &gone.to_string(), None);
+            }
+        };
+        let status = match answer.error() {
+            Some(_) => Status::Error,
+            None => Status::Success,
+        };
+        if is_call {
+            self.count(served, permitted, status, None);
+        }
+        if method == "tools/list" {
+            return readdressed(served.listed(answer, caller), id);
+        }
+        if ARRANGING.contains(&method) {
+            return answer.with_id(id);
+        }
+        let asked = Asked {
+            moment: Moment::After,
+            request: permitted.request,
+            caller,
+            tool: served.name(),
+            method,
+            params: raw(permitted.message.params()),
+            result: raw(answer.result()),
+            error: raw(answer.error()),
+        };
+        let answer = match self.governance.judge(&asked).await {
+            Ruling::Pass => answer.with_id(id),
+            Ruling::Modify(new) if answer.result().is_some() => {
+                readdressed(answer.with_result(new.get()), id)
+            }
+            Ruling::Modify(new) => readdressed(answer.with_error(new.get()), id),
+            Ruling::Block(denial) => refusal(id, method, permitted.request, &denial),
+        };
+        if is_call && (self.stamps.0)() {
+            stamped(answer, permitted.request)
+        } else {
+            answer
+        }
+    }
+
+    /// Whether a server may ask this of `caller`.
+    pub async fn permit_question(
+        &self,
+        served: &Served,
+        caller: &Caller,
+        question: Message,
+    ) -> Result<Message, Denial> {
+        let asked = Asked {
+            moment: Moment::Elicitation,
+            request: new_request_id(),
+            caller,
+            tool: served.name(),
+            method: question.method().unwrap_or_default(),
+            params: raw(question.params()),
+            result: None,
+            error: None,
+        };
+        match self.governance.judge(&asked).await {
+            Ruling::Pass => Ok(question),
+            Ruling::Modify(params) => {
+                Message::read(question.with_params(params.get())).map_err(|bad| {
+                    Denial::new(policy::reason::Reason::RegoError, "mcp/elicitation")
+                        .because(bad.to_string())
+                })
+            }
+            Ruling::Block(denial) => Err(denial),
+        }
+    }
+
+    fn count(&self, served: &Served, permitted: &Permitted, status: Status, exit: Option<i32>) {
+        let metrics = self.governance.metrics();
+        let took = permitted.begun.elapsed();
+        metrics.tool_executed(
+            served.name(),
+            served.config().runtime.kind,
+            status,
+            took,
+            exit,
+        );
+    }
+}
+
+/// The answer that says no. An agent reads the result of a call, and seldom an error.
+pub fn refusal(id: &str, method: &str, request: RequestId, denial: &Denial) -> String {
+    let about = json!({
+        "reason": denial.reason.code(),
+        "rule": denial.rule.as_str(),
+        "request_id": request,
+    });
+    let text = format!("Blocked by policy: {} ({request})", denial.message);
+    if method == "tools/call" {
+        let result = json!({
+            "content": [{"type": "text", "text": text}],
+            "isError": true,
+            "_meta": {"palisade/refusal": about},
+        });
+        return Message::answer(id, &result.to_string());
+    }
+    Message::failure(id, code::REFUSED, &text, Some(&about.to_string()))
+}
+
+/// The answer to a server whose question nobody may hear.
+pub fn refused_question(id: &str, denial: &Denial) -> String {
+    let about = json!({"reason": denial.reason.code(), "rule": denial.rule.as_str()});
+    let text = format!("Blocked by policy: {}", denial.message);
+    Message::failure(id, code::REFUSED, &text, Some(&about.to_string()))
+}
+
+/// The same answer under another id.
+fn readdressed(answer: String, id: &str) -> String {
+    match Message::read(answer) {
+        Ok(answer) => answer.with_id(id),
+        Err(bad) => Message::failure(id, code::INTERNAL, &bad.to_string(), None),
+    }
+}
+
+/// Puts the request's name into a result, where an after hook finds it.
+fn stamped(answer: String, request: RequestId) -> String {
+    let Ok(answer) = Message::read(answer) else {
+        return Message::failure("null", code::INTERNAL, "the answer is no message", None);
+    };
+    let Some(result) = answer.result() else {
+        return answer.into_text();
+    };
+    match set_meta(result, REQUEST_KEY, &rpc::quote(&request.to_string())) {
+        Some(result) => answer.with_result(&result),
+        None => answer.into_text(),
+    }
+}
+
+/// An object whose `_meta` says `value` under `key`, whatever it said before. Nothing for
+/// what is no object.
+pub fn set_meta(object: &str, key: &str, value: &str) -> Option<String> {
+    let whole = 0..object.len();
+    if let Some(place) = rpc::find(object, whole.clone(), &["_meta", key]) {
+        return Some(rpc::splice(object, place, value));
+    }
+    let entry = format!("{}:{value}", rpc::quote(key));
+    match rpc::find(object, whole, &["_meta"]) {
+        Some(place) => {
+            let meta = object.get(place.clone())?;
+            Some(rpc::splice(object, place, &add_entry(meta, &entry)?))
+        }
+        None => add_entry(object, &format!(r#""_meta":{{{entry}}}"#)),
+    }
+}
+
+/// An object with one more entry in front. Nothing for what is no object.
+pub fn add_entry(object: &str, entry: &str) -> Option<String> {
+    let inner = object.strip_prefix('{')?;
+    let comma = if inner.trim_start().starts_with('}') {
+        ""
+    } else {
+        ","
+    };
+    Some(format!("{{{entry}{comma}{inner}"))
+}
+
+/// A part of a message, as the judges take it. It was read as JSON before.
+fn raw(part: Option<&str>) -> Option<&RawValue> {
+    part.and_then(|part| serde_json::from_str(part).ok())
+}
+
+/// A name for a request that nobody had before.
+pub fn new_request_id() -> RequestId {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let millis = now.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    });
+    RequestId::new(millis, u128::from_ne_bytes(random()))
+}
+
+/// Bytes that nobody can guess.
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    if aws_lc_rs::rand::fill(&mut bytes).is_err() {
+        // The system's source does not fail once it has worked; without it nothing here
+        // can be kept apart.
+        tracing::error!("there is no randomness");
+        std::process::abort();
+    }
+    bytes
+}

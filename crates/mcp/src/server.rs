@@ -1,0 +1,479 @@
+//! The door: who asks, whether they may, and which part answers.
+//!
+//! [`answer`] is the whole list of what can be asked; read it top to bottom.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use config::Settings;
+use http::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
+use http::request::Parts as Head;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Body;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use policy::id::SandboxId;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::answer::{self, Broken, Content, Refusal};
+use crate::bridge::{Bridge, Incoming};
+use crate::governance::Caller;
+use crate::rpc::LONGEST;
+use crate::{modern, one_stream, streamable};
+
+/// Which agent asks.
+const AGENT: HeaderName = HeaderName::from_static("x-agent-id");
+
+/// The longest name of an agent.
+const LONGEST_AGENT: usize = 128;
+
+/// Connections of one listener at a time.
+const MOST_CONNECTIONS: usize = 4096;
+
+/// How long a client may take to send a head.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long it may take to send the rest.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Before accepting again after a failure.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a listener answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offers {
+    /// The hooks of a gateway.
+    pub hooks: bool,
+    /// Tools.
+    pub tools: bool,
+}
+
+/// What an operator asks of those who ask.
+#[derive(Clone, Debug)]
+pub struct Demands {
+    /// The hash of the token; comparing hashes takes the same time whatever differs.
+    token: Option<[u8; 32]>,
+    enforce_agent: bool,
+}
+
+impl Demands {
+    /// From the settings.
+    pub fn of(settings: &Settings) -> Self {
+        let token = settings.server.auth_token.as_ref();
+        let token = token.filter(|token| !token.is_empty());
+        Self {
+            token: token.map(|token| Sha256::digest(token.expose().as_bytes()).into()),
+            enforce_agent: settings.server.enforce_agent_id,
+        }
+    }
+}
+
+/// The parts behind the door.
+pub struct House {
+    /// Stdio servers.
+    pub bridge: Arc<Bridge>,
+    /// What the hooks answer.
+    pub hooks: Arc<dyn Hooks>,
+    /// What is asked of those who ask.
+    pub demands: arc_swap::ArcSwap<Demands>,
+    /// The text of `/metrics`.
+    pub numbers: Arc<dyn Fn() -> String + Send + Sync>,
+    /// What `/health` says beside the tools, and whether all is well.
+    pub health: Arc<dyn Fn() -> (bool, serde_json::Value) + Send + Sync>,
+}
+
+impl std::fmt::Debug for House {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("House").finish_non_exhaustive()
+    }
+}
+
+/// A gateway's hooks.
+#[async_trait::async_trait]
+pub trait Hooks: Send + Sync + 'static {
+    /// Before a call.
+    async fn before(&self, body: Bytes) -> Response<Content>;
+
+    /// After it.
+    async fn after(&self, body: Bytes) -> Response<Content>;
+}
+
+/// Where a request comes from.
+#[derive(Clone, Debug)]
+pub enum Door {
+    /// A listener of ours, at this address.
+    Network(SocketAddr, Offers),
+    /// A sandbox, by way of the gate.
+    Sandbox(SandboxId),
+}
+
+/// Answers one request.
+pub async fn answer<B>(house: &Arc<House>, door: &Door, request: Request<B>) -> Response<Content>
+where
+    B: Body<Data = Bytes> + Send + Unpin,
+    B::Error: Into<Broken>,
+{
+    let (head, body) = request.into_parts();
+    let demands = house.demands.load_full();
+    if let Err(refusal) = admit(door, &demands, &head) {
+        return *refusal;
+    }
+    let path = head.uri.path().to_owned();
+    let segments: Vec<&str> = path
+        .split('/')
+        .skip(1)
+        .filter(|part| !part.is_empty())
+        .collect();
+    let offers = match door {
+        Door::Network(_, offers) => *offers,
+        Door::Sandbox(_) => Offers {
+            hooks: false,
+            tools: true,
+        },
+    };
+    let is_post = head.method == Method::POST;
+    match segments.as_slice() {
+        ["intercept", hook @ ("before" | "after")] if offers.hooks => {
+            if !is_post {
+                return streamable::not_allowed("POST");
+            }
+            let Ok(body) = read(body).await else {
+                return unread();
+            };
+            match *hook {
+                "before" => house.hooks.before(body).await,
+                _ => house.hooks.after(body).await,
+            }
+        }
+        ["health"] if matches!(door, Door::Network(..)) => health(house),
+        ["metrics"] if matches!(door, Door::Network(..)) => numbers(house),
+        ["mcp" | "sse" | "message", ..] if offers.tools => {
+            let caller = match caller(door, &demands, &head) {
+                Ok(caller) => caller,
+                Err(refusal) => return *refusal,
+            };
+            let Ok(body) = read(body).await else {
+                return unread();
+            };
+            let incoming = Incoming { head, body, caller };
+            route(&house.bridge, &segments, incoming).await
+        }
+        _ => answer::sentence(StatusCode::NOT_FOUND, "Not found"),
+    }
+}
+
+/// The tool that is meant, and the way in which it is spoken to.
+async fn route(bridge: &Arc<Bridge>, segments: &[&str], incoming: Incoming) -> Response<Content> {
+    let named = |index: usize| segments.get(index).copied();
+    let is_get = incoming.head.method == Method::GET;
+    let is_post = incoming.head.method == Method::POST;
+    let (name, way) = match segments {
+        ["message"] | ["mcp", "message"] | ["mcp", _, "message"] => {
+            if !is_post {
+                return streamable::not_allowed("POST");
+            }
+            return one_stream::take(bridge, &incoming).await;
+        }
+        ["sse"] | ["mcp", "sse"] => (None, Way::OneStream),
+        ["sse", _] => (named(1), Way::OneStream),
+        ["mcp", _, "sse"] => (named(1), Way::OneStream),
+        ["mcp"] => (None, Way::Streamable),
+        ["mcp", _] => (named(1), Way::Streamable),
+        _ => return answer::sentence(StatusCode::NOT_FOUND, "Not found"),
+    };
+    let asked = query(&incoming.head, "tool");
+    let name = name.map(str::to_owned).or(asked);
+    let served = match bridge.tool(name.as_deref(), &incoming.caller) {
+        Ok(served) => served,
+        Err(why) => {
+            tracing::warn!(%why, "a tool was asked for that is not there");
+            return answer::sentence(StatusCode::NOT_FOUND, &why);
+        }
+    };
+    match way {
+        Way::OneStream if is_get => one_stream::listen(bridge, &served, &incoming).await,
+        Way::OneStream => streamable::not_allowed("GET"),
+        Way::Streamable => {
+            let headers = &incoming.head.headers;
+            if modern::is_modern(headers, &incoming.body) {
+                modern::answer(bridge, &served, incoming).await
+            } else {
+                streamable::answer(bridge, &served, incoming).await
+            }
+        }
+    }
+}
+
+enum Way {
+    OneStream,
+    Streamable,
+}
+
+/// Whether the request may come in at all: it means this listener, no web page sent it, and
+/// it has the token where one is wanted.
+fn admit(door: &Door, demands: &Demands, head: &Head) -> Result<(), Refusal> {
+    let forbidden = |why: &str| Err(Box::new(answer::sentence(StatusCode::FORBIDDEN, why)));
+    let host = head.headers.get(HOST).and_then(|host| host.to_str().ok());
+    match door {
+        // The gate has made sure of the host.
+        Door::Sandbox(_) => {
+            if origin(&head.headers).is_some_and(|origin| origin != "http://palisade.internal") {
+                return forbidden("The request comes from a web page");
+            }
+            return Ok(());
+        }
+        Door::Network(at, _) => {
+            // A page that resolved its own name to this address says its own name.
+            let Some(host) = host else {
+                return forbidden("The Host header is missing");
+            };
+            if at.ip().is_loopback() && !is_loopback(host_name(host)) {
+                return forbidden("The Host header names another host");
+            }
+            if let Some(origin) = origin(&head.headers) {
+                let from = origin
+                    .strip_prefix("http://")
+                    .or(origin.strip_prefix("https://"));
+                let is_own = from.is_some_and(|from| {
+                    from.eq_ignore_ascii_case(host) || is_loopback(host_name(from))
+                });
+                if !is_own {
+                    return forbidden("The request comes from a web page");
+                }
+            }
+        }
+    }
+    let Some(wanted) = demands.token else {
+        return Ok(());
+    };
+    let given = head
+        .headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok());
+    let given = given.and_then(|value| {
+        let (scheme, token) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    });
+    let given: Option<[u8; 32]> = given.map(|token| Sha256::digest(token.as_bytes()).into());
+    if given == Some(wanted) {
+        return Ok(());
+    }
+    let mut response = answer::sentence(StatusCode::UNAUTHORIZED, "Unauthorized");
+    let bearer = HeaderValue::from_static("Bearer");
+    response.headers_mut().insert(WWW_AUTHENTICATE, bearer);
+    Err(Box::new(response))
+}
+
+fn origin(headers: &HeaderMap) -> Option<&str> {
+    let origin = headers.get(ORIGIN)?;
+    Some(origin.to_str().unwrap_or("unreadable"))
+}
+
+/// The host of `host:port`.
+fn host_name(authority: &str) -> &str {
+    if let Some(rest) = authority.strip_prefix('[') {
+        return rest.split(']').next().unwrap_or_default();
+    }
+    authority.split(':').next().unwrap_or_default()
+}
+
+fn is_loopback(host: &str) -> bool {
+    host.eq_ignore_ascii_case("localhost")
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
+}
+
+/// Who asks. In a sandbox that is the sandbox, whatever the request says.
+fn caller(door: &Door, demands: &Demands, head: &Head) -> Result<Caller, Refusal> {
+    let bad = |status, why: &str| Err(Box::new(answer::sentence(status, why)));
+    let (agent, sandbox) = match door {
+        Door::Sandbox(id) => (id.as_str().to_owned(), Some(id.clone())),
+        Door::Network(..) => {
+            let header = head.headers.get(&AGENT);
+            let said = match header.map(|header| header.to_str()) {
+                Some(Ok(agent)) => Some(agent.to_owned()),
+                Some(Err(_)) => return bad(StatusCode::BAD_REQUEST, "Invalid X-Agent-ID"),
+                None => query(head, "agent_id"),
+            };
+            let said = said.filter(|agent| !agent.is_empty());
+            if said.is_none() && demands.enforce_agent {
+                return bad(StatusCode::UNAUTHORIZED, "The X-Agent-ID header is missing");
+            }
+            (said.unwrap_or_else(|| "default".to_owned()), None)
+        }
+    };
+    let fits = agent.len() <= LONGEST_AGENT && agent.bytes().all(|b| b.is_ascii_graphic());
+    if !fits {
+        return bad(StatusCode::BAD_REQUEST, "Invalid X-Agent-ID");
+    }
+    Ok(Caller {
+        agent,
+        session: String::new(),
+        sandbox,
+    })
+}
+
+/// The value of a name in the query, as it stands there: names of agents and tools need no
+/// escapes.
+fn query(head: &Head, wanted: &str) -> Option<String> {
+    let pairs = head.uri.query()?.split('&');
+    let mut pairs = pairs.filter_map(|pair| pair.split_once('='));
+    let found = pairs.find(|(name, _)| *name == wanted);
+    found.map(|(_, value)| value.to_owned())
+}
+
+/// All of a body.
+async fn read<B>(mut body: B) -> Result<Bytes, ()>
+where
+    B: Body<Data = Bytes> + Send + Unpin,
+    B::Error: Into<Broken>,
+{
+    let all = async {
+        let mut first = None;
+        let mut all = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else { return Err(()) };
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            if all.len() + data.len() > LONGEST {
+                return Err(());
+            }
+            match first.take() {
+                // Most bodies are one piece.
+                None if all.is_empty() => first = Some(data),
+                None => all.extend_from_slice(&data),
+                Some(before) => {
+                    let before: Bytes = before;
+                    all.extend_from_slice(&before);
+                    all.extend_from_slice(&data);
+                }
+            }
+        }
+        Ok(first.unwrap_or_else(|| all.freeze()))
+    };
+    tokio::time::timeout(BODY_TIMEOUT, all)
+        .await
+        .unwrap_or(Err(()))
+}
+
+fn unread() -> Response<Content> {
+    let why = format!("The body did not come, or has more than {LONGEST} bytes");
+    answer::sentence(StatusCode::PAYLOAD_TOO_LARGE, &why)
+}
+
+/// Every part in one answer, at whichever port it is asked for.
+fn health(house: &House) -> Response<Content> {
+    let (well, mut said) = (house.health)();
+    let tools = house.bridge.report();
+    let tools: serde_json::Map<_, _> = tools
+        .into_iter()
+        .map(|tool| {
+            let state = json!({
+                "status": if tool.failures == 0 { "ok" } else { "failing" },
+                "runtime": tool.runtime,
+                "sessions": tool.sessions,
+                "failures": tool.failures,
+            });
+            (tool.name, state)
+        })
+        .collect();
+    if let Some(said) = said.as_object_mut() {
+        said.insert("tools".to_owned(), tools.into());
+    }
+    let status = if well {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    answer::json_text(status, said.to_string())
+}
+
+fn numbers(house: &House) -> Response<Content> {
+    let mut response = answer::json_text(StatusCode::OK, (house.numbers)());
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let kind = HeaderValue::from_static(kind);
+    response
+        .headers_mut()
+        .insert(http::header::CONTENT_TYPE, kind);
+    response
+}
+
+/// Serves `listener` until the stop.
+pub async fn serve(
+    house: Arc<House>,
+    listener: TcpListener,
+    offers: Offers,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
+    let at = listener.local_addr()?;
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let connections = TaskTracker::new();
+    loop {
+        let place = tokio::select! {
+            () = stop.cancelled() => break,
+            place = Arc::clone(&places).acquire_owned() => place.map_err(std::io::Error::other)?,
+        };
+        let stream = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "a client of the tools could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            },
+        };
+        let door = Door::Network(at, offers);
+        let (house, stop) = (Arc::clone(&house), stop.clone());
+        connections.spawn(async move {
+            serve_connection(house, door, stream, stop).await;
+            drop(place);
+        });
+    }
+    connections.close();
+    connections.wait().await;
+    Ok(())
+}
+
+async fn serve_connection(
+    house: Arc<House>,
+    door: Door,
+    stream: TcpStream,
+    stop: CancellationToken,
+) {
+    // Messages are small, and somebody waits for each.
+    drop(stream.set_nodelay(true));
+    let service = service_fn(|request| {
+        let (house, door) = (Arc::clone(&house), door.clone());
+        async move { Ok::<_, std::convert::Infallible>(answer(&house, &door, request).await) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(64 * 1024)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        result = connection.as_mut() => {
+            if let Err(error) = result {
+                tracing::debug!(%error, "a connection of the tools ended early");
+            }
+        }
+        // Streams have no end of their own: what is under way ends with the servers.
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            drop(tokio::time::timeout(Duration::from_secs(1), connection.as_mut()).await);
+        }
+    }
+}

@@ -1,0 +1,667 @@
+//! One client's conversation with one server, in the revisions that have sessions.
+//!
+//! ```text
+//!            initialize
+//!   (none) ─────────────▶ open ──── DELETE, idle too long, the tool goes,
+//!                          │        the server ends ──────────────────────▶ over
+//!                          └─ connections come and go; what is said meanwhile waits
+//! ```
+//!
+//! Every request has an outlet of its own, the stream of its POST; what belongs to none
+//! goes to the standing outlet, which a GET reads. A message goes to one of them and to no
+//! other: the outlet of the request it names, of the only request that is open, the standing
+//! one where somebody reads it, the newest request's.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::governance::Caller;
+use crate::launch::{LaunchError, Launched};
+use crate::outlet::Outlet;
+use crate::process::{Call, Gone, Home, Label, Process};
+use crate::relay::{self, Permitted, Relay};
+use crate::rpc::{Kind, Message, code};
+use crate::shared::Commons;
+use crate::tools::Served;
+
+/// The most requests of one session that are open at a time.
+const MOST_OPEN: usize = 128;
+
+/// The most questions of a server that wait for an answer.
+const MOST_QUESTIONS: usize = 64;
+
+/// The most outlets that are kept for clients who come back.
+const MOST_KEPT: usize = 64;
+
+/// The most resources that one client has news of.
+const MOST_SUBSCRIBED: usize = 1000;
+
+/// The number of the standing outlet.
+pub const STANDING: u64 = 0;
+
+/// How a client hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Streamable HTTP: each POST has a stream.
+    Streamable,
+    /// The HTTP+SSE of 2024-11-05: one stream for everything.
+    OneStream,
+}
+
+/// Why a session takes no message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// Its server ended.
+    #[error("{0}")]
+    Gone(#[from] Gone),
+    /// It has too much to do.
+    #[error("more than {MOST_OPEN} requests of this session are open")]
+    Busy,
+    /// There are too many sessions.
+    #[error("too many sessions are open")]
+    Full,
+    /// The id is taken.
+    #[error("a request with this id is open")]
+    Twice,
+    /// Its server was not started.
+    #[error("{0}")]
+    Launch(#[from] LaunchError),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Session {
+    id: String,
+    served: Arc<Served>,
+    caller: Caller,
+    way: Way,
+    relay: Relay,
+    process: Arc<Process>,
+    /// Set where others talk to the same process.
+    commons: Option<Arc<Commons>>,
+    standing: Arc<Outlet>,
+    state: Mutex<State>,
+    stop: CancellationToken,
+    me: Weak<Session>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The revision that both sides agreed on.
+    version: Option<String>,
+    /// Open requests, by the id that the server knows.
+    open: HashMap<u64, Open>,
+    /// Outlets of requests, open and over, by number.
+    outlets: HashMap<u64, Arc<Outlet>>,
+    last_outlet: u64,
+    /// Questions of the server, by its id as written, and where they were asked.
+    questions: HashMap<String, Arc<Outlet>>,
+    /// Resources that the client wants news of.
+    subscribed: HashSet<String>,
+    touched: Instant,
+    /// Requests of the transport that are being answered.
+    busy: usize,
+}
+
+#[derive(Debug)]
+struct Open {
+    /// The client's id, as written.
+    id: String,
+    outlet: Arc<Outlet>,
+    /// The client's token for progress, as written.
+    token: Option<String>,
+    /// In which order they came.
+    number: u64,
+    cancelled: CancellationToken,
+}
+
+/// How a session comes to its server.
+enum Start {
+    Launched(Launched),
+    Joined(Arc<Process>),
+}
+
+/// Where the answer to a request will be.
+#[derive(Debug)]
+pub struct Expected {
+    /// The outlet.
+    pub outlet: Arc<Outlet>,
+    /// Its number in the session.
+    pub number: u64,
+}
+
+impl Session {
+    /// Starts a server for `caller`, or joins those who share one.
+    pub async fn open(
+        id: String,
+        served: Arc<Served>,
+        caller: Caller,
+        way: Way,
+        relay: Relay,
+        commons: Option<Arc<Commons>>,
+    ) -> Result<Arc<Self>, SessionError> {
+        let stop = served.stop().child_token();
+        let metrics = relay.governance.metrics().clone();
+        let label = Label {
+            tool: Arc::clone(served.name()),
+            runtime: served.config().runtime.kind,
+        };
+        let start = match &commons {
+            Some(commons) => Start::Joined(commons.process(&served, &caller, &metrics).await?),
+            None => Start::Launched(served.launch(&caller).await?),
+        };
+        let session = Arc::new_cyclic(|me: &Weak<Session>| {
+            let process = match start {
+                Start::Launched(launched) => {
+                    let home = Arc::new(Own(me.clone()));
+                    Process::keep(launched, label, home, metrics)
+                }
+                Start::Joined(process) => process,
+            };
+            Self {
+                id,
+                served,
+                caller,
+                way,
+                relay,
+                process,
+                commons,
+                standing: Arc::default(),
+                state: Mutex::new(State {
+                    version: None,
+                    open: HashMap::new(),
+                    outlets: HashMap::new(),
+                    last_outlet: STANDING,
+                    questions: HashMap::new(),
+                    subscribed: HashSet::new(),
+                    touched: Instant::now(),
+                    busy: 0,
+                }),
+                stop,
+                me: me.clone(),
+            }
+        });
+        if let Some(commons) = &session.commons {
+            commons.join(&session);
+        }
+        tokio::spawn(Self::watch(Arc::downgrade(&session)));
+        Ok(session)
+    }
+
+    /// Ends the session with its server, and the server with its session.
+    async fn watch(me: Weak<Self>) {
+        let Some((process, stop)) = me
+            .upgrade()
+            .map(|session| (Arc::clone(&session.process), session.stop.clone()))
+        else {
+            return;
+        };
+        tokio::select! {
+            _ = process.ended() => {}
+            () = stop.cancelled() => {}
+        }
+        if let Some(session) = me.upgrade() {
+            session.end();
+        } else {
+            stop.cancel();
+        }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Whose it is.
+    pub fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
+    /// The server.
+    pub fn served(&self) -> &Arc<Served> {
+        &self.served
+    }
+
+    /// How its client hears.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// What is said beside the answers.
+    pub fn standing(&self) -> &Arc<Outlet> {
+        &self.standing
+    }
+
+    /// The outlet of that number.
+    pub fn outlet(&self, number: u64) -> Option<Arc<Outlet>> {
+        if number == STANDING {
+            return Some(Arc::clone(&self.standing));
+        }
+        self.state().outlets.get(&number).cloned()
+    }
+
+    /// The revision both sides agreed on, once they have.
+    pub fn version(&self) -> Option<String> {
+        self.state().version.clone()
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        self.stop.is_cancelled() || !self.process.is_alive()
+    }
+
+    /// Its process.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.process
+    }
+
+    /// For how long nobody has been there; none while somebody is, or an answer is due.
+    pub fn idle_for(&self) -> Option<Duration> {
+        let state = self.state();
+        let unread = |outlet: &Arc<Outlet>| !outlet.is_read();
+        let alone = state.busy == 0 && unread(&self.standing) && state.outlets.values().all(unread);
+        alone.then(|| {
+            let since = state.touched.elapsed();
+            self.standing
+                .alone_for()
+                .map_or(since, |alone| alone.min(since))
+        })
+    }
+
+    /// Somebody is there until this is dropped.
+    pub fn attend(self: &Arc<Self>) -> Attendance {
+        let mut state = self.state();
+        state.busy += 1;
+        state.touched = Instant::now();
+        drop(state);
+        Attendance(Arc::clone(self))
+    }
+
+    /// Forgets what nobody will ask for any more.
+    pub fn tidy(&self) {
+        self.state().outlets.retain(|_, outlet| !outlet.is_spent());
+    }
+
+    /// Ends it. Whoever waits hears so.
+    pub fn end(&self) {
+        self.stop.cancel();
+        match &self.commons {
+            Some(commons) => commons.leave(&self.id),
+            None => self.process.stop(),
+        }
+        self.standing.close();
+    }
+
+    /// Takes a request to the server. The answer comes to the outlet.
+    pub async fn ask(self: &Arc<Self>, message: Message) -> Result<Expected, SessionError> {
+        let id = message.id().unwrap_or("null").to_owned();
+        let expected = self.expect()?;
+        let permitted = match self.relay.permit(&self.served, &self.caller, message).await {
+            Ok(permitted) => permitted,
+            Err(refusal) => {
+                expected.outlet.finish(refusal);
+                return Ok(expected);
+            }
+        };
+        if permitted.method == "initialize"
+            && let Some(commons) = &self.commons
+        {
+            let answer = commons.introduce(permitted.message.id().unwrap_or("null"));
+            self.note_version(&answer);
+            expected.outlet.finish(answer);
+            return Ok(expected);
+        }
+        if permitted.method == "resources/unsubscribe" && self.commons.is_some() {
+            // Others may still want the news.
+            let mut state = self.state();
+            self.note_subscription(&mut state, &permitted);
+            expected.outlet.finish(Message::answer(&id, "{}"));
+            drop(state);
+            return Ok(expected);
+        }
+        let call = self.process.reserve();
+        let own = call.id().to_string();
+        let token = permitted.message.param(&["_meta", "progressToken"]);
+        let token = token.map(str::to_owned);
+        let mut text = permitted.message.with_id(&own);
+        if self.commons.is_some() && token.is_some() {
+            // Tokens of different clients may be alike.
+            if let Ok(message) = Message::read(text.clone()) {
+                text = message.with_param(&["_meta", "progressToken"], &own);
+            }
+        }
+        let cancelled = CancellationToken::new();
+        {
+            let mut state = self.state();
+            if state.open.values().any(|open| open.id == id) {
+                return Err(SessionError::Twice);
+            }
+            self.note_subscription(&mut state, &permitted);
+            let open = Open {
+                id,
+                outlet: Arc::clone(&expected.outlet),
+                token,
+                number: expected.number,
+                cancelled: cancelled.clone(),
+            };
+            state.open.insert(call.id(), open);
+        }
+        if let Err(gone) = self.process.send(&text).await {
+            self.state().open.remove(&call.id());
+            let answer = self.deliver(&permitted, Err(gone)).await;
+            expected.outlet.finish(answer);
+            return Ok(expected);
+        }
+        let (session, outlet) = (Arc::clone(self), Arc::clone(&expected.outlet));
+        // A client that goes away has not cancelled anything: it may come back for the answer.
+        tokio::spawn(async move {
+            session
+                .see_through(call, permitted, outlet, cancelled)
+                .await;
+        });
+        Ok(expected)
+    }
+
+    /// Where a server is shared it tells everybody's news to the bridge, which has to know
+    /// who wants them.
+    fn note_subscription(&self, state: &mut State, permitted: &Permitted) {
+        let uri = || permitted.message.param_text(&["uri"]);
+        match (permitted.method.as_str(), uri) {
+            ("resources/subscribe", uri) if state.subscribed.len() < MOST_SUBSCRIBED => {
+                state.subscribed.extend(uri());
+            }
+            ("resources/unsubscribe", uri) => {
+                if let Some(uri) = uri() {
+                    state.subscribed.remove(&uri);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether it asked for news of the resource.
+    pub fn has_subscribed(&self, uri: &str) -> bool {
+        self.state().subscribed.contains(uri)
+    }
+
+    async fn see_through(
+        &self,
+        mut call: Call,
+        permitted: Permitted,
+        outlet: Arc<Outlet>,
+        cancelled: CancellationToken,
+    ) {
+        let limit = self.served.timeout();
+        let answer = tokio::select! {
+            answer = call.answer() => Some(answer),
+            () = cancelled.cancelled() => None,
+            () = tokio::time::sleep(limit) => {
+                self.give_up(call.id(), "the call took too long").await;
+                let id = permitted.message.id().unwrap_or("null");
+                let text = format!("the call took longer than {} s", limit.as_secs());
+                outlet.finish(Message::failure(id, code::GONE, &text, None));
+                None
+            }
+        };
+        if let Some(answer) = answer {
+            let text = self.deliver(&permitted, answer).await;
+            if permitted.method == "initialize" {
+                self.note_version(&text);
+            }
+            outlet.finish(text);
+        }
+        outlet.close();
+        let mut state = self.state();
+        state.open.remove(&call.id());
+        state.touched = Instant::now();
+    }
+
+    async fn deliver(&self, permitted: &Permitted, answer: Result<Message, Gone>) -> String {
+        let relay = &self.relay;
+        relay
+            .deliver(&self.served, &self.caller, permitted, answer)
+            .await
+    }
+
+    /// Tells the server that nobody wants the answer any more.
+    async fn give_up(&self, call: u64, reason: &str) {
+        let params = serde_json::json!({"requestId": call, "reason": reason});
+        let text = Message::notification("notifications/cancelled", &params.to_string());
+        self.process.offer(&text).await;
+    }
+
+    fn note_version(&self, answer: &str) {
+        let Ok(answer) = Message::read(answer.to_owned()) else {
+            return;
+        };
+        let Some(result) = answer.result() else {
+            return;
+        };
+        let place = crate::rpc::find(result, 0..result.len(), &["protocolVersion"]);
+        let version = place.and_then(|place| serde_json::from_str(result.get(place)?).ok());
+        if version.is_some() {
+            self.served.worked();
+        }
+        self.state().version = version;
+    }
+
+    /// Takes a notification or an answer of the client to the server.
+    pub async fn tell(&self, message: Message) -> Result<(), SessionError> {
+        self.state().touched = Instant::now();
+        match message.kind() {
+            Kind::Response => {
+                let asked = message.id().map(str::to_owned);
+                let asked = asked.and_then(|id| self.state().questions.remove(&id));
+                if asked.is_none() {
+                    tracing::debug!(tool = %self.served.name(), "an answer to no question was dropped");
+                    return Ok(());
+                }
+                self.process.send(message.text()).await?;
+            }
+            Kind::Notification | Kind::Request => {
+                let text = match message.method() {
+                    Some("notifications/cancelled") => match self.cancel(&message) {
+                        Some(text) => text,
+                        None => return Ok(()),
+                    },
+                    // Those who share a server were introduced once.
+                    Some("notifications/initialized" | "notifications/roots/list_changed")
+                        if self.commons.is_some() =>
+                    {
+                        return Ok(());
+                    }
+                    _ => message.into_text(),
+                };
+                self.process.send(&text).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A client's wish to cancel, with the id that the server knows. A request that is not
+    /// open cannot be cancelled.
+    fn cancel(&self, message: &Message) -> Option<String> {
+        let wanted = message.param(&["requestId"])?;
+        let state = self.state();
+        let mut all = state.open.iter();
+        let (own, open) = all.find(|(_, open)| open.id == wanted)?;
+        open.cancelled.cancel();
+        Some(message.with_param(&["requestId"], &own.to_string()))
+    }
+
+    /// A place for the answer to a request.
+    fn expect(&self) -> Result<Expected, SessionError> {
+        if self.is_over() {
+            return Err(SessionError::Gone(Gone { code: None }));
+        }
+        let mut state = self.state();
+        state.touched = Instant::now();
+        if state.open.len() >= MOST_OPEN {
+            return Err(SessionError::Busy);
+        }
+        if self.way == Way::OneStream {
+            // The standing outlet never ends with an answer.
+            return Ok(Expected {
+                outlet: self.forwarding(),
+                number: STANDING,
+            });
+        }
+        if state.outlets.len() >= MOST_KEPT {
+            let over = state
+                .outlets
+                .iter()
+                .filter(|(_, outlet)| outlet.is_closed());
+            if let Some(oldest) = over.map(|(number, _)| *number).min() {
+                state.outlets.remove(&oldest);
+            }
+        }
+        state.last_outlet += 1;
+        let number = state.last_outlet;
+        let outlet = Arc::new(Outlet::default());
+        state.outlets.insert(number, Arc::clone(&outlet));
+        Ok(Expected { outlet, number })
+    }
+
+    /// An outlet whose messages come out of the standing one.
+    fn forwarding(&self) -> Arc<Outlet> {
+        let outlet = Arc::new(Outlet::default());
+        let (mut reader, standing) = (outlet.read(0), Arc::clone(&self.standing));
+        tokio::spawn(async move {
+            loop {
+                match reader.next(Duration::from_secs(3600)).await {
+                    crate::outlet::Heard::Said(said) => standing.push(said.text.to_string()).await,
+                    crate::outlet::Heard::Nothing => {}
+                    crate::outlet::Heard::Over => return,
+                }
+            }
+        });
+        outlet
+    }
+
+    /// Where something belongs that names no request.
+    fn place(&self) -> Arc<Outlet> {
+        if self.way == Way::OneStream {
+            return Arc::clone(&self.standing);
+        }
+        let state = self.state();
+        let newest = || state.open.values().max_by_key(|open| open.number);
+        match newest() {
+            Some(only) if state.open.len() == 1 => Arc::clone(&only.outlet),
+            Some(newest) if !self.standing.is_read() => Arc::clone(&newest.outlet),
+            _ => Arc::clone(&self.standing),
+        }
+    }
+
+    /// The request that a progress notification is about, with its client's own token.
+    fn progressed(&self, message: &Message) -> Option<(Arc<Outlet>, String)> {
+        let token = message.param(&["progressToken"])?;
+        let state = self.state();
+        let found = if self.commons.is_some() {
+            state.open.get(&token.parse::<u64>().ok()?)
+        } else {
+            let mut all = state.open.values();
+            all.find(|open| open.token.as_deref() == Some(token))
+        };
+        let found = found?;
+        let own = found.token.as_deref()?;
+        let text = message.with_param(&["progressToken"], own);
+        Some((Arc::clone(&found.outlet), text))
+    }
+
+    /// Whether one of its requests is open.
+    pub fn is_waiting(&self) -> bool {
+        !self.state().open.is_empty()
+    }
+
+    /// Whether the server's request `call` is one of its own.
+    pub fn has_open(&self, call: u64) -> bool {
+        self.state().open.contains_key(&call)
+    }
+
+    /// Hears what the server says by itself.
+    pub async fn hear(&self, message: Message) {
+        match (message.kind(), message.method().unwrap_or_default()) {
+            (Kind::Request, _) => self.hear_question(message),
+            (_, "notifications/progress") => match self.progressed(&message) {
+                Some((outlet, text)) => outlet.push(text).await,
+                None => tracing::debug!("progress of nothing that is open"),
+            },
+            (_, "notifications/cancelled") => {
+                let asked = message.param(&["requestId"]).map(str::to_owned);
+                let outlet = asked.and_then(|id| self.state().questions.remove(&id));
+                if let Some(outlet) = outlet {
+                    outlet.push(message.into_text()).await;
+                }
+            }
+            _ => self.place().push(message.into_text()).await,
+        }
+    }
+
+    /// A question to the client. Judging it must not keep the server's output waiting.
+    fn hear_question(&self, question: Message) {
+        let Some(session) = self.me.upgrade() else {
+            return;
+        };
+        let outlet = self.place();
+        tokio::spawn(async move {
+            let id = question.id().unwrap_or("null").to_owned();
+            let (served, caller) = (&session.served, &session.caller);
+            let refused = match session
+                .relay
+                .permit_question(served, caller, question)
+                .await
+            {
+                Ok(question) if session.note_question(&id, &outlet) => {
+                    outlet.push(question.into_text()).await;
+                    return;
+                }
+                Ok(_) => Message::failure(&id, code::INTERNAL, "too many questions are open", None),
+                Err(denial) => relay::refused_question(&id, &denial),
+            };
+            session.process.offer(&refused).await;
+        });
+    }
+
+    /// Remembers where a question was asked; not if there are too many.
+    fn note_question(&self, id: &str, outlet: &Arc<Outlet>) -> bool {
+        let mut state = self.state();
+        let has_room = state.questions.len() < MOST_QUESTIONS;
+        if has_room {
+            state.questions.insert(id.to_owned(), Arc::clone(outlet));
+        }
+        has_room
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody is there.
+#[derive(Debug)]
+pub struct Attendance(Arc<Session>);
+
+impl Drop for Attendance {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.busy = state.busy.saturating_sub(1);
+        state.touched = Instant::now();
+    }
+}
+
+/// The home of a process that one session has to itself.
+struct Own(Weak<Session>);
+
+#[async_trait]
+impl Home for Own {
+    async fn hear(&self, message: Message) {
+        if let Some(session) = self.0.upgrade() {
+            session.hear(message).await;
+        }
+    }
+}

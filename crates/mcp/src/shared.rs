@@ -1,0 +1,205 @@
+//! One process for all sessions of a server (`shared: true`).
+//!
+//! The bridge introduces itself to the server once and tells every client what it heard.
+//! What the server says by itself goes to the session it belongs to; what belongs to nobody
+//! in particular goes to nobody, except news that are everybody's (`…/list_changed`), which
+//! each session hears once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use async_trait::async_trait;
+use serde_json::json;
+
+use crate::governance::Caller;
+use crate::launch::LaunchError;
+use crate::metrics::Metrics;
+use crate::process::{Home, Label, Process};
+use crate::rpc::{Kind, Message, code};
+use crate::session::Session;
+use crate::tools::Served;
+
+/// The revision that the bridge introduces itself with.
+pub const NEWEST: &str = "2025-11-25";
+
+/// How long a server may take to introduce itself.
+const INTRODUCTION: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Commons {
+    inner: Mutex<Inner>,
+    /// One start at a time.
+    starting: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    process: Option<Arc<Process>>,
+    /// What the server said of itself.
+    introduction: String,
+    sessions: HashMap<String, Weak<Session>>,
+}
+
+impl Commons {
+    /// The process; started where there is none.
+    pub async fn process(
+        self: &Arc<Self>,
+        served: &Served,
+        caller: &Caller,
+        metrics: &Metrics,
+    ) -> Result<Arc<Process>, LaunchError> {
+        let _one = self.starting.lock().await;
+        let running = self.inner().process.clone();
+        if let Some(process) = running.filter(|process| process.is_alive()) {
+            return Ok(process);
+        }
+        let launched = served.launch(caller).await?;
+        let label = Label {
+            tool: Arc::clone(served.name()),
+            runtime: served.config().runtime.kind,
+        };
+        let home = Arc::new(Everybody(Arc::downgrade(self)));
+        let process = Process::keep(launched, label, home, metrics.clone());
+        let capabilities = json!({"sampling": {}, "elicitation": {}, "roots": {}});
+        let introduction = introduce(&process, served, &capabilities.to_string()).await?;
+        let mut inner = self.inner();
+        inner.introduction = introduction;
+        inner.process = Some(Arc::clone(&process));
+        Ok(process)
+    }
+
+    /// The answer to a client's `initialize`.
+    pub fn introduce(&self, id: &str) -> String {
+        Message::answer(id, &self.inner().introduction)
+    }
+
+    /// Another session.
+    pub fn join(&self, session: &Arc<Session>) {
+        let weak = Arc::downgrade(session);
+        self.inner().sessions.insert(session.id().to_owned(), weak);
+    }
+
+    /// One less. With the last the process goes.
+    pub fn leave(&self, session: &str) {
+        let mut inner = self.inner();
+        inner.sessions.remove(session);
+        if inner.sessions.is_empty()
+            && let Some(process) = inner.process.take()
+        {
+            process.stop();
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sessions(&self) -> Vec<Arc<Session>> {
+        let inner = self.inner();
+        inner.sessions.values().filter_map(Weak::upgrade).collect()
+    }
+
+    async fn hear(&self, message: Message) {
+        let sessions = self.sessions();
+        let waiting: Vec<_> = sessions.iter().filter(|one| one.is_waiting()).collect();
+        let only = match waiting.as_slice() {
+            [only] => Some(*only),
+            _ => None,
+        };
+        match (message.kind(), message.method().unwrap_or_default()) {
+            (Kind::Request, _) => match only {
+                Some(only) => only.hear(message).await,
+                None => {
+                    // Two clients wait, and it does not say whom it means.
+                    let text = "the server is shared, and the question names no client";
+                    let id = message.id().unwrap_or("null");
+                    let refused = Message::failure(id, code::INTERNAL, text, None);
+                    let process = self.inner().process.clone();
+                    if let Some(process) = process {
+                        process.offer(&refused).await;
+                    }
+                }
+            },
+            (_, "notifications/progress") => {
+                let token = message.param(&["progressToken"]);
+                let call = token.and_then(|token| token.parse().ok());
+                let whose =
+                    |session: &&Arc<Session>| call.is_some_and(|call| session.has_open(call));
+                if let Some(session) = sessions.iter().find(whose) {
+                    session.hear(message).await;
+                }
+            }
+            (_, "notifications/resources/updated") => {
+                let uri = message.param_text(&["uri"]).unwrap_or_default();
+                for session in sessions.iter().filter(|one| one.has_subscribed(&uri)) {
+                    session.hear(message.clone()).await;
+                }
+            }
+            (_, method)
+                if method == "notifications/cancelled" || method.ends_with("/list_changed") =>
+            {
+                for session in &sessions {
+                    session.hear(message.clone()).await;
+                }
+            }
+            _ => match only {
+                Some(only) => only.hear(message).await,
+                None => tracing::debug!("what a shared server says belongs to nobody"),
+            },
+        }
+    }
+}
+
+/// Introduces the bridge to a server with the capabilities of those it speaks for. Gives
+/// what the server says of itself.
+pub async fn introduce(
+    process: &Arc<Process>,
+    served: &Served,
+    capabilities: &str,
+) -> Result<String, LaunchError> {
+    let mut call = process.reserve();
+    let params = format!(
+        r#"{{"protocolVersion":"{NEWEST}","capabilities":{capabilities},"clientInfo":{{"name":"palisade","version":"{}"}}}}"#,
+        env!("CARGO_PKG_VERSION")
+    );
+    let text = Message::request(&call.id().to_string(), "initialize", &params);
+    let failed = |why: String| {
+        served.failed();
+        process.stop();
+        LaunchError::Failed(why)
+    };
+    if let Err(gone) = process.send(&text).await {
+        return Err(failed(gone.to_string()));
+    }
+    let answer = match tokio::time::timeout(INTRODUCTION, call.answer()).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(gone)) => return Err(failed(gone.to_string())),
+        Err(_) => {
+            return Err(failed(
+                "the server did not introduce itself in time".to_owned(),
+            ));
+        }
+    };
+    let Some(result) = answer.result() else {
+        return Err(failed("the server refused to be initialised".to_owned()));
+    };
+    served.worked();
+    let ready = Message::notification("notifications/initialized", "{}");
+    if let Err(gone) = process.send(&ready).await {
+        return Err(failed(gone.to_string()));
+    }
+    Ok(result.to_owned())
+}
+
+/// The home of a process that is everybody's.
+struct Everybody(Weak<Commons>);
+
+#[async_trait]
+impl Home for Everybody {
+    async fn hear(&self, message: Message) {
+        if let Some(commons) = self.0.upgrade() {
+            commons.hear(message).await;
+        }
+    }
+}
