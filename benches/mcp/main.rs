@@ -1,0 +1,227 @@
+//! A tool's call through the bridge beside the same over plain pipes, supergateway and
+//! mcp-proxy, and the hooks at a steady rate, in one run on one machine.
+//!
+//! `just bench-mcp`. The server behind all of them is the same `mcp-fixture`. One client calls
+//! in a closed loop, round by round through all who take part, and medians are shown: a noisy
+//! moment then hits everybody. Nothing here can fail on a time.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    unreachable_pub,
+    reason = "a benchmark that cannot go on has nothing to say"
+)]
+
+mod client;
+mod hooks;
+mod places;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use self::client::{Caller, Era, Pipes, Session};
+use self::places::Running;
+
+/// Calls of a round that are not counted: connections, caches, just-in-time compilers.
+const WARM: usize = 200;
+
+struct Options {
+    palisade: PathBuf,
+    fixture: PathBuf,
+    supergateway: Option<PathBuf>,
+    mcp_proxy: Option<PathBuf>,
+    calls: usize,
+    rounds: usize,
+    rate: u64,
+    seconds: u64,
+}
+
+impl Options {
+    /// `--palisade FILE --fixture FILE [--supergateway FILE] [--mcp-proxy FILE] [--calls N]
+    /// [--rounds N] [--rate N] [--seconds N]`
+    fn read() -> Self {
+        let mut options = Self {
+            palisade: "palisade".into(),
+            fixture: "mcp-fixture".into(),
+            supergateway: None,
+            mcp_proxy: None,
+            calls: 2000,
+            rounds: 5,
+            rate: 2000,
+            seconds: 10,
+        };
+        let mut words = std::env::args().skip(1);
+        while let Some(word) = words.next() {
+            let mut value = || words.next().unwrap();
+            match word.as_str() {
+                "--palisade" => options.palisade = value().into(),
+                "--fixture" => options.fixture = value().into(),
+                "--supergateway" => options.supergateway = Some(value().into()),
+                "--mcp-proxy" => options.mcp_proxy = Some(value().into()),
+                "--calls" => options.calls = value().parse().unwrap(),
+                "--rounds" => options.rounds = value().parse().unwrap(),
+                "--rate" => options.rate = value().parse().unwrap(),
+                "--seconds" => options.seconds = value().parse().unwrap(),
+                _ => panic!("unknown word: {word}"),
+            }
+        }
+        options
+    }
+}
+
+/// Who takes part: a name, a way to call, and whose work is counted.
+struct Contender<'a> {
+    name: &'static str,
+    caller: Box<dyn Caller>,
+    process: Option<&'a Running>,
+    rounds: Vec<Round>,
+}
+
+/// What one round showed, in microseconds.
+#[derive(Clone, Copy)]
+struct Round {
+    p50: f64,
+    p99: f64,
+    /// Processor time of the bridge per call.
+    work: Option<f64>,
+}
+
+fn main() {
+    let options = Options::read();
+    let temp = tempfile::Builder::new().prefix("pal").tempdir().unwrap();
+    let gate = places::gate(&options.palisade, &options.fixture, temp.path());
+    let supergateway = options
+        .supergateway
+        .as_deref()
+        .map(|program| places::supergateway(program, &options.fixture));
+    let mcp_proxy = options
+        .mcp_proxy
+        .as_deref()
+        .map(|program| places::mcp_proxy(program, &options.fixture));
+
+    let mut contenders = vec![
+        Contender::new("raw stdio", Pipes::start(&options.fixture), None),
+        Contender::new(
+            "palisade, 2025-11-25",
+            Session::open(gate.at, "/mcp/fixture", Era::Sessions),
+            Some(&gate.process),
+        ),
+        Contender::new(
+            "palisade, 2026-07-28",
+            Session::open(gate.at, "/mcp/fixture", Era::Stateless),
+            Some(&gate.process),
+        ),
+    ];
+    for (name, peer) in [("supergateway", &supergateway), ("mcp-proxy", &mcp_proxy)] {
+        if let Some(peer) = peer {
+            let session = Session::open(peer.at, "/mcp", Era::Sessions);
+            contenders.push(Contender::new(name, session, Some(&peer.process)));
+        }
+    }
+    println!(
+        "one client, {} calls a round, medians of {} rounds",
+        options.calls, options.rounds
+    );
+    for _ in 0..options.rounds {
+        for contender in &mut contenders {
+            contender.round(options.calls);
+        }
+    }
+    show(&contenders);
+    for hook in ["before", "after"] {
+        let time = Duration::from_secs(options.seconds);
+        let mut latencies = hooks::at_rate(gate.at, hook, options.rate, time);
+        latencies.sort_by(f64::total_cmp);
+        println!(
+            "/intercept/{hook} at {} a second: {} answers, p50 {:.0} µs, p99 {:.0} µs, p99.9 {:.0} µs",
+            options.rate,
+            latencies.len(),
+            at(&latencies, 0.5),
+            at(&latencies, 0.99),
+            at(&latencies, 0.999),
+        );
+    }
+    println!("palisade at the end: {:.1} MB", gate.process.memory() / 1e3);
+}
+
+impl<'a> Contender<'a> {
+    fn new(
+        name: &'static str,
+        caller: impl Caller + 'static,
+        process: Option<&'a Running>,
+    ) -> Self {
+        Self {
+            name,
+            caller: Box::new(caller),
+            process,
+            rounds: Vec::new(),
+        }
+    }
+
+    fn round(&mut self, calls: usize) {
+        for _ in 0..WARM {
+            self.caller.call();
+        }
+        let work = self.process.map(Running::processor);
+        let mut latencies: Vec<f64> = (0..calls)
+            .map(|_| {
+                let begun = Instant::now();
+                self.caller.call();
+                begun.elapsed().as_secs_f64() * 1e6
+            })
+            .collect();
+        let spent = self.process.map(Running::processor);
+        latencies.sort_by(f64::total_cmp);
+        let count = u32::try_from(calls).unwrap();
+        self.rounds.push(Round {
+            p50: at(&latencies, 0.5),
+            p99: at(&latencies, 0.99),
+            work: work
+                .zip(spent)
+                .map(|(before, after)| (after - before) / f64::from(count)),
+        });
+    }
+
+    fn median(&self, of: impl Fn(&Round) -> f64) -> f64 {
+        let mut figures: Vec<f64> = self.rounds.iter().map(of).collect();
+        figures.sort_by(f64::total_cmp);
+        at(&figures, 0.5)
+    }
+}
+
+/// The figure at this share of sorted ones.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "a place in a list"
+)]
+fn at(sorted: &[f64], share: f64) -> f64 {
+    let place = (sorted.len() as f64 * share) as usize;
+    sorted[place.min(sorted.len() - 1)]
+}
+
+fn show(contenders: &[Contender<'_>]) {
+    println!("\n| tools/call | p50 | p99 | adds to raw, p50 | p50 to raw | processor time |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    let raw = contenders[0].median(|round| round.p50);
+    for contender in contenders {
+        let p50 = contender.median(|round| round.p50);
+        let p99 = contender.median(|round| round.p99);
+        let work = contender.process.map_or_else(String::new, |_| {
+            format!(
+                "{:.0} µs",
+                contender.median(|round| round.work.unwrap_or(0.0))
+            )
+        });
+        println!(
+            "| {} | {p50:.0} µs | {p99:.0} µs | {:.0} µs | {:.1} × | {work} |",
+            contender.name,
+            p50 - raw,
+            p50 / raw,
+        );
+    }
+    println!();
+}
