@@ -11,9 +11,10 @@ mod rules;
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use policy::audit::{AuditEvent, Kind, Times};
 use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
@@ -330,6 +331,18 @@ impl Governance {
     }
 }
 
+/// A name for a request.
+pub fn new_request() -> RequestId {
+    let mut bytes = [0; 16];
+    // Without randomness ids are no longer told apart by it, and requests go on.
+    let _ = SystemRandom::new().fill(&mut bytes);
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let millis = u64::try_from(since.as_millis()).unwrap_or_default();
+    RequestId::new(millis, u128::from_ne_bytes(bytes))
+}
+
 /// What is written down of a message: never what is in it.
 fn record(asked: &Asked<'_>) -> AuditEvent {
     AuditEvent {
@@ -349,4 +362,4 @@ fn clean(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -2,6 +2,7 @@
 
 pub mod context;
 pub mod governance;
+pub mod interceptor;
 pub mod metrics;
 pub mod ports;
 pub mod redaction;
