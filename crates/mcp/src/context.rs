@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
-use policy::id::RequestId;
+use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
 use policy::verdict::Word;
 use prometheus_client::metrics::gauge::Gauge;
@@ -47,6 +47,8 @@ pub struct RequestContext {
     pub agent: Arc<str>,
     /// The session; empty where there is none.
     pub session: Arc<str>,
+    /// The sandbox, where the agent is in one.
+    pub sandbox: Option<SandboxId>,
     /// The tool.
     pub tool: Arc<str>,
     /// The JSON-RPC method; empty where it is not known.
@@ -92,6 +94,8 @@ pub struct Origin<'a> {
     pub agent: &'a str,
     /// The session.
     pub session: &'a str,
+    /// The sandbox.
+    pub sandbox: Option<&'a SandboxId>,
     /// The tool.
     pub tool: &'a str,
     /// The JSON-RPC method.
@@ -288,6 +292,7 @@ impl Contexts {
             request: origin.request,
             agent: text(origin.agent),
             session: text(origin.session),
+            sandbox: origin.sandbox.cloned(),
             tool: text(origin.tool),
             method: text(origin.method),
             name: text(origin.name),

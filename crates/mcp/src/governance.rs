@@ -11,9 +11,10 @@ mod rules;
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use policy::audit::{AuditEvent, Kind, Times};
 use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
@@ -30,6 +31,7 @@ use crate::context::Contexts;
 use crate::metrics::Metrics;
 use crate::ports::{Ledger, Scanner};
 use crate::redaction::{self, Patterns};
+use crate::rpc;
 
 /// A message of more bytes is read and judged where it keeps nobody waiting.
 const LARGE: usize = 64 * 1024;
@@ -341,11 +343,35 @@ impl Governance {
     }
 }
 
-/// What is written down of a message: never what is in it.
+/// A name for a request.
+pub fn new_request() -> RequestId {
+    let mut bytes = [0; 16];
+    // Without randomness ids are no longer told apart by it, and requests go on.
+    let _ = SystemRandom::new().fill(&mut bytes);
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let millis = u64::try_from(since.as_millis()).unwrap_or_default();
+    RequestId::new(millis, u128::from_ne_bytes(bytes))
+}
+
+/// Which tool or prompt of a server is asked for.
+fn named(asked: &Asked<'_>) -> Option<String> {
+    if !matches!(asked.method, "tools/call" | "prompts/get") {
+        return None;
+    }
+    let params = asked.params?.get();
+    let place = rpc::find(params, 0..params.len(), &["name"])?;
+    let name: String = serde_json::from_str(params.get(place)?).ok()?;
+    Some(clean(&name)).filter(|name| !name.is_empty())
+}
+
+/// What is written down of a message: never what is in it but a name.
 fn record(asked: &Asked<'_>) -> AuditEvent {
     AuditEvent {
         host: Some(clean(asked.tool)).filter(|tool| !tool.is_empty()),
         method: Some(clean(asked.method)),
+        operation: named(asked),
         request_id: Some(asked.request),
         sandbox: asked.caller.sandbox.clone(),
         stage: Some(asked.moment.as_str().to_owned()),
@@ -360,4 +386,4 @@ fn clean(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -15,6 +15,7 @@ pub mod bridge;
 pub mod context;
 pub mod fingerprint;
 pub mod governance;
+pub mod interceptor;
 pub mod launch;
 pub mod metrics;
 pub mod modern;

@@ -332,7 +332,8 @@ async fn log_talk(errors: Pin<Box<dyn AsyncRead + Send>>, tool: Arc<str>) {
         match line {
             Line::Whole(line) => {
                 let line = String::from_utf8_lossy(&line);
-                tracing::info!(tool = %tool, line = %line.trim_end().escape_debug(), "a tool says");
+                let line = line.trim_end().replace(char::is_control, " ");
+                tracing::info!(tool = %tool, line, "a tool says");
             }
             Line::TooLong => tracing::info!(tool = %tool, "a tool says something long"),
         }

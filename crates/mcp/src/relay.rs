@@ -2,7 +2,6 @@
 //! way back policy again.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use policy::id::RequestId;
 use policy::verdict::Denial;
@@ -10,14 +9,12 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use crate::governance::{Asked, Caller, Governance, Moment, Ruling};
+use crate::governance::{Asked, Caller, Governance, Moment, Ruling, new_request};
+use crate::interceptor::CORRELATION;
 use crate::metrics::Status;
 use crate::process::Gone;
 use crate::rpc::{self, Message, code};
 use crate::tools::Served;
-
-/// Where a correlation key stands in a result.
-pub const REQUEST_KEY: &str = "palisade/request";
 
 /// Methods that only arrange how both sides talk. Whatever else a client asks is judged:
 /// also a method that nobody here has heard of.
@@ -73,7 +70,7 @@ impl Relay {
         message: Message,
     ) -> Result<Permitted, String> {
         let begun = Instant::now();
-        let request = new_request_id();
+        let request = new_request();
         let method = message.method().unwrap_or_default().to_owned();
         if ARRANGING.contains(&method.as_str()) {
             return Ok(Permitted {
@@ -188,7 +185,7 @@ impl Relay {
     ) -> Result<Message, Denial> {
         let asked = Asked {
             moment: Moment::Elicitation,
-            request: new_request_id(),
+            request: new_request(),
             caller,
             tool: served.name(),
             method: question.method().unwrap_or_default(),
@@ -263,7 +260,7 @@ fn stamped(answer: String, request: RequestId) -> String {
     let Some(result) = answer.result() else {
         return answer.into_text();
     };
-    match set_meta(result, REQUEST_KEY, &rpc::quote(&request.to_string())) {
+    match set_meta(result, CORRELATION, &rpc::quote(&request.to_string())) {
         Some(result) => answer.with_result(&result),
         None => answer.into_text(),
     }
@@ -300,15 +297,6 @@ pub fn add_entry(object: &str, entry: &str) -> Option<String> {
 /// A part of a message, as the judges take it. It was read as JSON before.
 fn raw(part: Option<&str>) -> Option<&RawValue> {
     part.and_then(|part| serde_json::from_str(part).ok())
-}
-
-/// A name for a request that nobody had before.
-pub fn new_request_id() -> RequestId {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let millis = now.map_or(0, |since| {
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    });
-    RequestId::new(millis, u128::from_ne_bytes(random()))
 }
 
 /// Bytes that nobody can guess.

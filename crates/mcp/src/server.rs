@@ -26,6 +26,7 @@ use tokio_util::task::TaskTracker;
 use crate::answer::{self, Broken, Content, Refusal};
 use crate::bridge::{Bridge, Incoming};
 use crate::governance::Caller;
+use crate::interceptor::Interceptor;
 use crate::rpc::LONGEST;
 use crate::{modern, one_stream, streamable};
 
@@ -81,7 +82,7 @@ pub struct House {
     /// Stdio servers.
     pub bridge: Arc<Bridge>,
     /// What the hooks answer.
-    pub hooks: Arc<dyn Hooks>,
+    pub hooks: Arc<Interceptor>,
     /// What is asked of those who ask.
     pub demands: arc_swap::ArcSwap<Demands>,
     /// The text of `/metrics`.
@@ -94,16 +95,6 @@ impl std::fmt::Debug for House {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("House").finish_non_exhaustive()
     }
-}
-
-/// A gateway's hooks.
-#[async_trait::async_trait]
-pub trait Hooks: Send + Sync + 'static {
-    /// Before a call.
-    async fn before(&self, body: Bytes) -> Response<Content>;
-
-    /// After it.
-    async fn after(&self, body: Bytes) -> Response<Content>;
 }
 
 /// Where a request comes from.
@@ -148,10 +139,11 @@ where
             let Ok(body) = read(body).await else {
                 return unread();
             };
-            match *hook {
+            let answered = match *hook {
                 "before" => house.hooks.before(body).await,
                 _ => house.hooks.after(body).await,
-            }
+            };
+            answered.map(|body| body.map_err(|never| match never {}).boxed_unsync())
         }
         ["health"] if matches!(door, Door::Network(..)) => health(house),
         ["metrics"] if matches!(door, Door::Network(..)) => numbers(house),

@@ -20,6 +20,8 @@ pub struct Call {
     pub name: String,
     /// The name as it was sent.
     pub outer_name: String,
+    /// The server's name in front of the innermost name; empty where there is none.
+    pub server: String,
     /// From the outermost.
     pub(crate) wrappings: Vec<Wrapping>,
 }
@@ -34,9 +36,16 @@ pub(crate) enum Wrapping {
 }
 
 impl Call {
-    /// The server's name in front of the name as it was sent; empty where there is none.
-    pub fn prefix(&self) -> &str {
-        split(&self.outer_name).map_or("", |(prefix, _)| prefix)
+    /// Takes `params` of `method` apart; nothing where that cannot be done.
+    pub fn of(method: &str, params: &str) -> Option<Self> {
+        let mut params = super::input::read(params).ok()?;
+        Self::read(method, &mut params).ok()
+    }
+
+    fn named(&mut self, name: &str) {
+        let (server, own) = split(name).unwrap_or(("", name));
+        server.clone_into(&mut self.server);
+        own.clone_into(&mut self.name);
     }
 
     /// Takes `params` of `method` apart; what is left in `params` is the innermost call.
@@ -46,7 +55,7 @@ impl Call {
             return Ok(call);
         };
         call.outer_name = name.to_owned();
-        call.name = stripped(name).to_owned();
+        call.named(name);
         while method == "tools/call" && call.name == WRAPPER {
             let inner = params.get_mut("arguments").map(Value::take);
             let Some(mut inner) = inner.filter(|inner| name_of(inner).is_some()) else {
@@ -67,7 +76,7 @@ impl Call {
             if call.wrappings.len() > MOST_WRAPPINGS {
                 return Err(Unreadable::Wrapped);
             }
-            call.name = name_of(&inner).map(stripped).unwrap_or_default().to_owned();
+            call.named(name_of(&inner).unwrap_or_default());
             *params = inner;
         }
         Ok(call)
@@ -78,11 +87,7 @@ fn name_of(params: &Value) -> Option<&str> {
     params.get("name").and_then(Value::as_str)
 }
 
-/// A name without the server's in front of it.
-fn stripped(name: &str) -> &str {
-    split(name).map_or(name, |(_, own)| own)
-}
-
+/// The server's name, and the tool's own.
 fn split(name: &str) -> Option<(&str, &str)> {
     let (prefix, own) = name.split_once(PREFIX_END)?;
     (!prefix.is_empty() && !own.is_empty()).then_some((prefix, own))

@@ -18,6 +18,7 @@ use mcp::bridge::Bridge;
 use mcp::context::Contexts;
 use mcp::fingerprint::Fingerprints;
 use mcp::governance::{Governance, Rules};
+use mcp::interceptor::Interceptor;
 use mcp::launch::Local;
 use mcp::metrics::Metrics;
 use mcp::ports::Ledger;
@@ -226,30 +227,6 @@ impl Tools {
         self.tasks.close();
         self.house.bridge.end().await;
         self.tasks.wait().await;
-    }
-}
-
-/// Stands in until the hooks are merged.
-struct Interceptor;
-
-impl Interceptor {
-    fn new(_: Governance) -> Self {
-        Self
-    }
-
-    fn heard_docker_lately(&self) -> bool {
-        false
-    }
-}
-
-#[async_trait::async_trait]
-impl server::Hooks for Interceptor {
-    async fn before(&self, _: bytes::Bytes) -> Response<mcp::answer::Content> {
-        mcp::answer::bare(http::StatusCode::NOT_IMPLEMENTED)
-    }
-
-    async fn after(&self, _: bytes::Bytes) -> Response<mcp::answer::Content> {
-        mcp::answer::bare(http::StatusCode::NOT_IMPLEMENTED)
     }
 }
 

@@ -1,0 +1,173 @@
+//! The hooks an MCP gateway calls before and after a tool, in two dialects that are told apart
+//! by their shape.
+//!
+//! - The seed's: an envelope with `version`, `type`, `request_id` and so on, answered with
+//!   `{action, reason?, modified_data?, metadata?}`. What is missing or wrong is a 400 that
+//!   names the field.
+//! - That of Docker's gateway: before, the bare call; after, the bare result or null. It takes
+//!   no notice of our status, and any byte of an answer replaces the call or the result:
+//!   nothing at all means 'pass', and whatever goes wrong has to be the result of a call
+//!   that failed. An empty answer would let the call through.
+//!
+//! What comes of a request is decided in [`crate::governance`]; nothing of a body is logged.
+
+mod docker;
+mod envelope;
+mod seed;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+use http_body_util::Full;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use self::envelope::Envelope;
+use crate::governance::{Governance, Moment};
+
+/// The field of a result's `_meta` that says which request it answers: the bridge puts it in,
+/// and the after hook takes it out.
+pub const CORRELATION: &str = "palisade/request";
+
+/// How long a gateway of Docker's is taken to be there after its last hook.
+const LATELY: Duration = Duration::from_secs(5 * 60);
+
+/// Answers hooks.
+#[derive(Debug)]
+pub struct Interceptor {
+    governance: Governance,
+    docker: Mutex<Option<Instant>>,
+    unread: AtomicU64,
+}
+
+/// What a hook was sent.
+enum Body<'a> {
+    Seed(Envelope<'a>),
+    Docker(Option<Envelope<'a>>),
+}
+
+impl Interceptor {
+    /// Answers by what `governance` decides.
+    pub fn new(governance: Governance) -> Self {
+        Self {
+            governance,
+            docker: Mutex::new(None),
+            unread: AtomicU64::new(0),
+        }
+    }
+
+    /// Answers `/intercept/before`.
+    pub async fn before(&self, body: Bytes) -> Response<Full<Bytes>> {
+        self.hook(Moment::Before, &body).await
+    }
+
+    /// Answers `/intercept/after`.
+    pub async fn after(&self, body: Bytes) -> Response<Full<Bytes>> {
+        self.hook(Moment::After, &body).await
+    }
+
+    /// Whether a hook in Docker's dialect came within the last five minutes. Only then
+    /// is a result given a correlation key, which nobody else would take out again.
+    pub fn heard_docker_lately(&self) -> bool {
+        let heard = self.docker.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.is_some_and(|at| at.elapsed() <= LATELY)
+    }
+
+    fn hear_docker(&self) {
+        let mut heard = self.docker.lock().unwrap_or_else(PoisonError::into_inner);
+        *heard = Some(Instant::now());
+    }
+
+    async fn hook(&self, moment: Moment, body: &[u8]) -> Response<Full<Bytes>> {
+        let Some(read) = Body::read(body) else {
+            self.note("body");
+            return unreadable();
+        };
+        match read {
+            Body::Seed(envelope) => match self.seed(moment, &envelope).await {
+                Ok(answer) => match serde_json::to_string(&answer) {
+                    Ok(answer) => written(StatusCode::OK, answer),
+                    Err(_) => reply(StatusCode::OK, &json!({"action": "block"})),
+                },
+                Err(wrong) => {
+                    self.note(wrong.field);
+                    let message = wrong.to_string();
+                    let answer = json!({"error": message, "field": wrong.field});
+                    reply(StatusCode::BAD_REQUEST, &answer)
+                }
+            },
+            Body::Docker(envelope) => {
+                self.hear_docker();
+                match moment {
+                    Moment::Before | Moment::Elicitation => self.docker_before(envelope).await,
+                    Moment::After => self.docker_after(body).await,
+                }
+            }
+        }
+    }
+
+    /// Anybody who reaches the hooks can send nonsense as often as they like.
+    fn note(&self, field: &'static str) {
+        let unread = self.unread.fetch_add(1, Ordering::Relaxed) + 1;
+        if unread.is_power_of_two() {
+            tracing::warn!(field, unread, "a hook was sent what cannot be read");
+        }
+    }
+}
+
+impl<'a> Body<'a> {
+    fn read(body: &'a [u8]) -> Option<Self> {
+        let read: Option<Envelope<'a>> = serde_json::from_slice(body).ok()?;
+        let Some(envelope) = read else {
+            return Some(Body::Docker(None));
+        };
+        // A result of a tool has none of the first, and the envelope none of the second.
+        let marks = ["version", "type", "request_id", "tool_id", "agent_id"];
+        let is_seed = marks.iter().any(|mark| envelope.has(mark))
+            && !["content", "structuredContent", "Params"]
+                .iter()
+                .any(|field| envelope.has(field));
+        Some(match is_seed {
+            true => Body::Seed(envelope),
+            false => Body::Docker(Some(envelope)),
+        })
+    }
+}
+
+/// The answer of a tool that was not called, or must not be heard. Whoever serves the hooks
+/// answers so, too, when something goes wrong before a hook is reached: to Docker's gateway
+/// an empty answer is a yes.
+pub fn blocked(why: &str) -> Value {
+    let text = format!("Blocked by policy: {why}");
+    json!({"content": [{"type": "text", "text": text}], "isError": true})
+}
+
+/// An answer with a body.
+pub fn reply(status: StatusCode, body: &Value) -> Response<Full<Bytes>> {
+    written(status, body.to_string())
+}
+
+fn written(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    response
+}
+
+/// An answer that both dialects take for a no.
+fn unreadable() -> Response<Full<Bytes>> {
+    let mut answer = blocked("the message cannot be read");
+    if let Some(fields) = answer.as_object_mut() {
+        fields.insert("error".to_owned(), json!("the body is no JSON object"));
+        fields.insert("field".to_owned(), json!("body"));
+    }
+    reply(StatusCode::BAD_REQUEST, &answer)
+}
+
+#[cfg(test)]
+mod tests;

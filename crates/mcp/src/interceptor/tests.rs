@@ -1,0 +1,304 @@
+mod properties;
+mod replay;
+
+use std::sync::Arc;
+
+use http_body_util::BodyExt;
+use policy::reason::Reason;
+use policy::verdict::Word;
+
+use super::*;
+use crate::context::Origin;
+use crate::governance::tests::{Book, governance, rules};
+
+/// An answer, read.
+struct Answer {
+    status: StatusCode,
+    json: bool,
+    body: String,
+}
+
+impl Answer {
+    async fn of(response: Response<Full<Bytes>>) -> Self {
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        Self {
+            status: head.status,
+            json: head.headers.get(CONTENT_TYPE).is_some(),
+            body: String::from_utf8(body.to_vec()).unwrap(),
+        }
+    }
+
+    #[track_caller]
+    fn value(&self) -> Value {
+        assert!(self.json);
+        serde_json::from_str(&self.body).unwrap()
+    }
+}
+
+/// An interceptor in front of one policy.
+fn interceptor(policy: &str) -> (Interceptor, Arc<Book>) {
+    let (governance, book) = governance(rules("", &[("mcp/authz", "", policy)]));
+    (Interceptor::new(governance), book)
+}
+
+async fn before(interceptor: &Interceptor, body: impl ToString) -> Answer {
+    Answer::of(interceptor.before(body.to_string().into()).await).await
+}
+
+async fn after(interceptor: &Interceptor, body: impl ToString) -> Answer {
+    Answer::of(interceptor.after(body.to_string().into()).await).await
+}
+
+fn request(id: &str, params: Value) -> Value {
+    json!({
+        "version": "1.0", "type": "before", "request_id": id,
+        "timestamp": "2026-01-02T03:04:05.678Z", "method": "tools/call", "params": params,
+        "tool_id": "fs", "agent_id": "anna", "session_id": "s1",
+    })
+}
+
+fn response(id: &str, result: Value) -> Value {
+    json!({
+        "version": "1.0", "type": "after", "request_id": id,
+        "timestamp": "2026-01-02T03:04:05+01:00", "result": result,
+        "tool_id": "fs", "agent_id": "anna", "session_id": "s1",
+    })
+}
+
+#[tokio::test]
+async fn a_missing_or_wrong_field_is_named() {
+    let (interceptor, book) = interceptor("allow := true");
+    let good = request("r", json!({"name": "t"}));
+    assert_eq!(before(&interceptor, &good).await.status, StatusCode::OK);
+    book.take();
+    for field in [
+        "version",
+        "type",
+        "request_id",
+        "timestamp",
+        "method",
+        "tool_id",
+        "agent_id",
+        "session_id",
+    ] {
+        let mut without = good.clone();
+        without.as_object_mut().unwrap().shift_remove(field);
+        let mut wrong = good.clone();
+        wrong[field] = json!(7);
+        for bad in [without, wrong] {
+            let answer = before(&interceptor, &bad).await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{bad}");
+            assert_eq!(answer.value()["field"], field, "{bad}");
+        }
+    }
+    for (field, value) in [
+        ("version", json!("2.0")),
+        ("type", json!("after")),
+        ("request_id", json!("")),
+        ("request_id", json!("x".repeat(300))),
+        ("timestamp", json!("yesterday")),
+        ("timestamp", json!("2026-01-02T03:04:05")),
+        ("timestamp", json!("2026-01-02")),
+    ] {
+        let mut wrong = good.clone();
+        wrong[field] = value;
+        let answer = before(&interceptor, &wrong).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{wrong}");
+        assert_eq!(answer.value()["field"], field, "{wrong}");
+    }
+    let good = response("r", json!({}));
+    for (change, field) in [
+        (json!({"result": null, "error": 1}), "error"),
+        (json!({"error": {"code": 1, "message": "x"}}), "error"),
+    ] {
+        let mut wrong = good.clone();
+        for (key, value) in change.as_object().unwrap() {
+            wrong[key] = value.clone();
+        }
+        let answer = after(&interceptor, &wrong).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{wrong}");
+        assert_eq!(answer.value()["field"], field, "{wrong}");
+    }
+    let mut neither = good.clone();
+    neither.as_object_mut().unwrap().shift_remove("result");
+    let answer = after(&interceptor, &neither).await;
+    assert_eq!(answer.value()["field"], "result");
+    assert!(book.take().is_empty(), "nothing was judged");
+}
+
+#[tokio::test]
+async fn what_is_no_json_is_a_no_in_both_dialects() {
+    let (interceptor, _) = interceptor("allow := true");
+    for body in [
+        "",
+        "x",
+        "[1]",
+        "7",
+        "\"text\"",
+        "{\"a\":1,\"a\":2}",
+        "{",
+        "\u{0}",
+    ] {
+        for answer in [
+            before(&interceptor, body).await,
+            after(&interceptor, body).await,
+        ] {
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
+            let answer = answer.value();
+            assert_eq!(answer["field"], "body");
+            assert_eq!(answer["isError"], true);
+        }
+    }
+    let answer = Answer::of(
+        interceptor
+            .before(Bytes::from_static(b"{\"\xff\":1}"))
+            .await,
+    )
+    .await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn both_hooks_of_a_request_are_one_in_the_log() {
+    let (interceptor, book) = interceptor("allow := true");
+    let contexts = interceptor.governance.contexts().clone();
+    let answer = before(&interceptor, request("r", json!({"name": "fs__read"}))).await;
+    assert_eq!(answer.value()["action"], "pass");
+    let known = contexts.find("r").unwrap();
+    assert_eq!(known.decision.unwrap().verdict, Word::Allow);
+    assert_eq!((&*known.method, &*known.name), ("tools/call", "read"));
+    let answer = after(&interceptor, response("r", json!({"content": []}))).await;
+    assert_eq!(answer.value()["action"], "pass");
+    assert!(contexts.is_empty());
+    let events = book.take();
+    assert_eq!(events[0].request_id, events[1].request_id);
+    assert_eq!(events[1].method.as_deref(), Some("tools/call"));
+    assert_eq!(events[1].operation.as_deref(), Some("read"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_too_late_is_blocked() {
+    let (interceptor, _) = interceptor("allow := true");
+    before(&interceptor, request("r", json!({"name": "t"}))).await;
+    tokio::time::advance(crate::context::TTL + Duration::from_secs(1)).await;
+    let answer = after(&interceptor, response("r", json!({}))).await.value();
+    assert_eq!(answer["action"], "block");
+    // One that nobody announced is judged.
+    let answer = after(&interceptor, response("new", json!({})))
+        .await
+        .value();
+    assert_eq!(answer["action"], "pass");
+}
+
+#[tokio::test]
+async fn what_a_policy_changed_keeps_its_digits() {
+    let policy = r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"fields": ["arguments.key"]}}}"#;
+    let (interceptor, _) = interceptor(policy);
+    let params = r#"{"name":"t","arguments":{"key":"k", "n":123456789012345678901234567890}}"#;
+    let body = request("r", json!("PARAMS")).to_string();
+    let answer = before(&interceptor, body.replace("\"PARAMS\"", params)).await;
+    let wanted = r#""modified_data":{"name":"t","arguments":{"key":"[redacted]", "n":123456789012345678901234567890}}"#;
+    assert!(answer.body.contains(wanted), "{}", answer.body);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dockers_gateway_is_there_for_five_minutes_after_its_last_hook() {
+    let (interceptor, _) = interceptor("allow := true");
+    before(&interceptor, request("r", json!({}))).await;
+    assert!(!interceptor.heard_docker_lately());
+    before(
+        &interceptor,
+        r#"{"method":"tools/call","params":{"name":"t"}}"#,
+    )
+    .await;
+    assert!(interceptor.heard_docker_lately());
+    tokio::time::advance(LATELY).await;
+    assert!(interceptor.heard_docker_lately());
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert!(!interceptor.heard_docker_lately());
+    after(&interceptor, "null").await;
+    assert!(interceptor.heard_docker_lately());
+}
+
+#[tokio::test]
+async fn a_result_is_traced_to_its_call_by_the_key_and_loses_it() {
+    let policy = r#"
+default allow := true
+allow := false if { input.name == "read"; input.tool_id == "fs"; input.agent_id == "anna"; contains(input.result.content[0].text, "no") }
+allow := false if input.result._meta["palisade/request"]"#;
+    let (interceptor, book) = interceptor(policy);
+    let id = crate::governance::new_request();
+    let contexts = interceptor.governance.contexts().clone();
+    let stamped = |text: &str, meta: &str| {
+        format!(
+            r#"{{"content":[{{"type":"text","text":"{text}"}}],"_meta":{{{meta}"palisade/request":"{id}"}},"n":1.50}}"#
+        )
+    };
+    let origin = Origin {
+        request: Some(id),
+        agent: "anna",
+        tool: "fs",
+        name: "read",
+        method: "tools/call",
+        ..Origin::default()
+    };
+    contexts.create(&id.to_string(), origin);
+    let answer = after(&interceptor, stamped("yes", "")).await;
+    assert_eq!(
+        answer.body,
+        r#"{"content":[{"type":"text","text":"yes"}],"n":1.50}"#
+    );
+    assert!(contexts.is_empty());
+    assert_eq!(book.take()[0].request_id, Some(id));
+    contexts.create(&id.to_string(), origin);
+    let answer = after(&interceptor, stamped("no", "\"k\":1,")).await;
+    assert_eq!(answer.value()["isError"], true);
+    // Nobody knows that request: judged without a name, and stripped all the same.
+    let answer = after(&interceptor, stamped("no", "\"k\":1,")).await;
+    assert_eq!(
+        answer.body,
+        r#"{"content":[{"type":"text","text":"no"}],"_meta":{"k":1},"n":1.50}"#
+    );
+}
+
+#[tokio::test]
+async fn arguments_that_only_the_bridge_can_redact_pass_only_to_the_bridge() {
+    let policy = r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"replacements": {"s3cret": "*"}}}}"#;
+    let (interceptor, book) = interceptor(policy);
+    let call = |name: &str, text: &str| json!({"method": "tools/call", "params": {"name": name, "arguments": {"x": text}}});
+    assert_eq!(before(&interceptor, call("t", "fine")).await.body, "");
+    assert_eq!(before(&interceptor, call("fs__t", "s3cret")).await.body, "");
+    for name in ["t", "other__t"] {
+        let answer = before(&interceptor, call(name, "s3cret")).await;
+        assert_eq!(answer.value()["isError"], true, "{name}");
+        assert!(!answer.body.contains("s3cret"));
+    }
+    let events = book.take();
+    assert_eq!(events.len(), 4);
+    assert_eq!(events[1].host.as_deref(), Some("fs"));
+}
+
+#[tokio::test]
+async fn credentials_of_the_clients_request_are_nowhere() {
+    let policy = r#"decision := {"action": "block", "reason": json.marshal(input)}"#;
+    let (interceptor, book) = interceptor(policy);
+    let body = r#"{"Session":{},"Params":{"name":"t"},"Extra":{"TokenInfo":{"Extra":"hunter2"},"Header":{"Authorization":["Bearer hunter2"]}}}"#;
+    let answer = before(&interceptor, body).await;
+    assert_eq!(answer.value()["isError"], true);
+    assert!(!answer.body.contains("hunter2"));
+    let events = serde_json::to_string(&book.take()).unwrap();
+    assert!(!events.contains("hunter2"));
+}
+
+#[tokio::test]
+async fn what_only_the_operator_is_told_is_in_no_answer() {
+    let policy = r#"decision := {"allow": false, "rule": "the-pattern"}"#;
+    let (interceptor, _) = interceptor(policy);
+    let answer = before(&interceptor, request("r", json!({}))).await;
+    let told = answer.value();
+    assert_eq!(told["reason"], Reason::RegoDenied.says());
+    assert_eq!(told["metadata"]["rule"], "rego:b0");
+    assert_eq!(told["metadata"]["code"], "rego_denied");
+    assert!(!answer.body.contains("the-pattern"));
+}
