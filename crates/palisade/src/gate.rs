@@ -2,6 +2,7 @@
 
 pub mod background;
 pub mod lock;
+mod mirrors;
 mod ports;
 mod reload;
 mod shared;
@@ -33,7 +34,7 @@ use sandbox::manager::{Manager, Program};
 use store::audit::{AuditOptions, JsonlOptions, OnFull};
 use store::{Store, StoreOptions};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Failure};
@@ -169,6 +170,7 @@ async fn serve(
     let ready = shared.prepare(&settings.load());
     let ready = ready.map_err(|problem| Failure::new(Exit::Failed, problem))?;
     let (reload, requests) = mpsc::channel(8);
+    let changed = Arc::new(Notify::new());
     let reloader = Arc::new(Reloader {
         config: paths.config.clone(),
         settings: Arc::clone(&settings),
@@ -181,6 +183,7 @@ async fn serve(
         requests: Mutex::new(requests),
         hangup: Mutex::new(hangup),
         seen: Mutex::new(sources.fingerprint()),
+        changed: Arc::clone(&changed),
     });
     reloader.announce(&settings.load());
     let served = Arc::new(Served::new(Arc::clone(&traffic), stop.clone()));
@@ -201,7 +204,7 @@ async fn serve(
         streams: Streams::default(),
     });
 
-    let supervisor = Supervisor::new(board, numbers, stop.clone());
+    let supervisor = Supervisor::new(Arc::clone(&board), numbers, stop.clone());
     supervisor.start("control", {
         let (socket, gate) = (Arc::clone(&socket), Arc::clone(&gate));
         move |stop| {
@@ -213,6 +216,13 @@ async fn serve(
     supervisor.start("prune", {
         let traffic = Arc::clone(&traffic);
         move |stop| prune_traffic(Arc::clone(&traffic), stop)
+    });
+    supervisor.start("mirrors", {
+        let traffic = Arc::clone(&traffic);
+        move |stop| {
+            let (board, changed) = (Arc::clone(&board), Arc::clone(&changed));
+            mirrors::look_after(Arc::clone(&traffic), board, changed, stop)
+        }
     });
     supervisor.start("expiry", {
         let store = store.clone();
