@@ -36,7 +36,7 @@ use tokio::process::Child;
 use tokio::sync::Semaphore;
 
 use self::output::Output;
-use self::program::Git;
+use self::program::{Git, is_there};
 use self::stale::Stale;
 use self::upstream::{Asking, KEPT, Upstream};
 
@@ -105,6 +105,20 @@ impl Mirrors {
             each: Mutex::default(),
             directory: directory.to_owned(),
         })
+    }
+
+    /// What is not installed here although the configured mirrors need it. Looks for programs,
+    /// so it blocks.
+    pub fn lacking(settings: &Settings) -> Option<String> {
+        let mirrors = &settings.git.mirrors;
+        let lacks = |program: &str, whose: &str| {
+            format!("{whose} are unavailable: {program} is not installed where the gate runs")
+        };
+        if !mirrors.is_empty() && !is_there("git") {
+            return Some(lacks("git", "git mirrors"));
+        }
+        let by_ssh = mirrors.iter().any(git::Mirror::is_ssh);
+        (by_ssh && !is_there("ssh")).then(|| lacks("ssh", "git mirrors that are reached by ssh"))
     }
 
     /// Where keys are kept while they are used.
