@@ -425,6 +425,28 @@ fn relay(from: IpAddr, to: SocketAddr) -> SocketAddr {
 }
 
 #[test]
+fn a_mirror_that_is_not_configured_any_more_is_removed() {
+    let harbour = Harbour::new(&Twist::default());
+    harbour.clone_as("work");
+    let mirrors = harbour.yard.state().join("mirrors");
+    let count = || std::fs::read_dir(&mirrors).unwrap().count();
+    assert_eq!(count(), 1);
+    let config = harbour.yard.path("palisade.yaml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let (rest, _) = text.split_once("  mirrors:").unwrap();
+    std::fs::write(&config, rest).unwrap();
+    wait::until("the mirror to go", || (count() == 0).then_some(()));
+    // It comes back where it is wanted again.
+    std::fs::write(&config, text).unwrap();
+    wait::until("a clone", || {
+        let top = harbour.yard.path("");
+        let cloned = harbour.yard.try_git(&top, &["clone", "-q", APP, "again"]);
+        cloned.status.success().then_some(())
+    });
+    assert_eq!(count(), 1);
+}
+
+#[test]
 fn health_says_which_program_the_mirrors_lack() {
     let place = Place::new(env!("CARGO_BIN_EXE_palisade"));
     let programs = tempfile::tempdir().unwrap();

@@ -241,6 +241,10 @@ async fn serve(
             mirrors::look_after(Arc::clone(&traffic), board, changed, stop)
         }
     });
+    supervisor.start("repack", {
+        let traffic = Arc::clone(&traffic);
+        move |stop| mirrors::repack(Arc::clone(&traffic), stop)
+    });
     supervisor.start("expiry", {
         let store = store.clone();
         move |stop| prune_hourly(store.clone(), stop)

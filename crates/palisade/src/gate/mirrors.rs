@@ -16,7 +16,11 @@ const CHECK: &str = "git_mirrors";
 /// How often somebody looks whether the programs are there: they may be installed meanwhile.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// Says whether mirrors can be served, at the start, after each change and now and then.
+/// How often somebody looks whether mirrors are in many pieces.
+const REPACK_EVERY: Duration = Duration::from_secs(10 * 60);
+
+/// Says whether mirrors can be served and removes those that are not configured any more: at
+/// the start, after each change and now and then.
 pub async fn look_after(
     traffic: Arc<Traffic>,
     board: Arc<Board>,
@@ -34,10 +38,28 @@ pub async fn look_after(
             };
             board.check(CHECK, looked.await?.map_or(Ok(()), Err));
         }
+        traffic.mirrors().remove_others(&settings).await;
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = changed.notified() => {}
             () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+}
+
+/// Packs mirrors anew, now and then. One that is being packed when the gate stops stays as it
+/// was.
+pub async fn repack(traffic: Arc<Traffic>, stop: CancellationToken) -> Result<()> {
+    loop {
+        let settings = Arc::clone(&traffic.rules().settings);
+        let repacking = traffic.mirrors().repack(&settings);
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = repacking => {}
+        }
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(REPACK_EVERY) => {}
         }
     }
 }
