@@ -169,9 +169,8 @@ async fn plain(
     let worker = bridge.pools().any(served, client, metrics).await?;
     let process = worker.process();
     let mut call = process.reserve();
-    let sent = process
-        .send(&permitted.message.with_id(&call.id().to_string()))
-        .await;
+    let text = drive::in_old_words(&permitted.message, &call.id().to_string())?;
+    let sent = process.send(&text).await;
     let answer = match sent {
         Ok(()) => match tokio::time::timeout(served.timeout(), call.answer()).await {
             Ok(answer) => answer,

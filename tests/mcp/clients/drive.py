@@ -49,7 +49,7 @@ async def elicited(_context, params):
 
 
 async def rooted(_context):
-    return types.ListRootsResult(roots=[types.Root(uri="file:///work", name="work")])
+    return types.ListRootsResult(roots=[types.Root(uri=DIRECTORY.as_uri(), name="work")])
 
 
 def client(url, logs=None):
@@ -145,7 +145,7 @@ async def fixture():
         ok("elicitation")
 
         said = text(await session.call_tool("test_input_required_result_list_roots"))
-        assert "file:///work" in said, said
+        assert DIRECTORY.as_uri() in said, said
         ok("roots")
 
         seen = []

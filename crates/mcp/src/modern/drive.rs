@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::request::{Refused, Request};
+use super::request::{ENVELOPE, Refused, Request};
 use crate::bridge::{self, Bridge};
 use crate::pool::{Client, Lease};
 use crate::process::{Call, Gone};
@@ -161,11 +161,7 @@ impl Drive {
             process.offer(&text).await;
         }
         let call = process.reserve();
-        let params = permitted.message.params().unwrap_or("{}");
-        let params = without(params, &["inputResponses", "requestState"]);
-        let text = permitted.message.with_params(&params);
-        let text = Message::read(text).map(|message| message.with_id(&call.id().to_string()));
-        let text = text.map_err(|bad| Refused::params(bad.to_string()))?;
+        let text = in_old_words(&permitted.message, &call.id().to_string())?;
         let drive = Self {
             bridge: Arc::clone(bridge),
             served: Arc::clone(served),
@@ -520,6 +516,25 @@ fn read_given(message: &Message) -> Result<BTreeMap<String, String>, Refused> {
     Ok(given)
 }
 
+/// The request as the era before writes it, under another id. A server may refuse what it
+/// finds of this era, as those of the Python SDK do.
+pub(super) fn in_old_words(message: &Message, id: &str) -> Result<String, Refused> {
+    let Some(params) = message.params() else {
+        return Ok(message.with_id(id));
+    };
+    let mut params = without(params, &["inputResponses", "requestState"]);
+    if let Some(place) = rpc::find(&params, 0..params.len(), &["_meta"]) {
+        let meta = without(params.get(place.clone()).unwrap_or_default(), &ENVELOPE);
+        params = match meta.as_str() {
+            "{}" => without(&params, &["_meta"]),
+            meta => rpc::splice(&params, place, meta),
+        };
+    }
+    let old = Message::read(message.with_params(&params));
+    let old = old.map_err(|bad| Refused::params(bad.to_string()))?;
+    Ok(old.with_id(id))
+}
+
 /// The object without the fields of those names.
 fn without(object: &str, names: &[&str]) -> String {
     let Ok(fields) = serde_json::from_str::<Fields<'_>>(object) else {
@@ -575,6 +590,31 @@ mod tests {
         ];
         for (params, expected) in cases {
             assert_eq!(without_key(params), expected);
+        }
+    }
+
+    #[test]
+    fn a_server_of_the_era_before_is_asked_in_its_own_words() {
+        let envelope = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{},"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/logLevel":"info""#;
+        let cases = [
+            (format!(r#"{{"_meta":{{{envelope}}}}}"#), "{}"),
+            (
+                format!(r#"{{"n":1.50,"_meta":{{"progressToken":7,{envelope},"x/y":[1]}}}}"#),
+                r#"{"n":1.50,"_meta":{"progressToken":7,"x/y":[1]}}"#,
+            ),
+            (
+                format!(
+                    r#"{{"inputResponses":{{}},"n":1,"requestState":"s","_meta":{{{envelope}}}}}"#
+                ),
+                r#"{"n":1}"#,
+            ),
+            (r#"{"_meta":7}"#.to_owned(), r#"{"_meta":7}"#),
+        ];
+        for (params, expected) in cases {
+            let message = Message::request("1", "tools/call", &params);
+            let message = Message::read(message).unwrap();
+            let expected = Message::request("9", "tools/call", expected);
+            assert_eq!(in_old_words(&message, "9"), Ok(expected));
         }
     }
 

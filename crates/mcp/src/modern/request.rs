@@ -14,7 +14,11 @@ pub const REVISION: &str = "2026-07-28";
 /// Keys of `_meta`.
 const PROTOCOL: &str = "io.modelcontextprotocol/protocolVersion";
 const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+const CLIENT: &str = "io.modelcontextprotocol/clientInfo";
 const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
+
+/// What of `_meta` is between the client and the bridge.
+pub(super) const ENVELOPE: [&str; 4] = [PROTOCOL, CAPABILITIES, CLIENT, LOG_LEVEL];
 
 /// The method, again.
 const METHOD: HeaderName = HeaderName::from_static("mcp-method");

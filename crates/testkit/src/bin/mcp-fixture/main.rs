@@ -62,7 +62,10 @@ fn main() -> ExitCode {
             Ok(0) | Err(_) if stubborn => loop {
                 std::thread::park();
             },
-            Ok(0) | Err(_) => return ExitCode::SUCCESS,
+            Ok(0) | Err(_) => {
+                server.settle();
+                return ExitCode::SUCCESS;
+            }
             Ok(_) if deaf => {}
             Ok(_) => server.hear(&line),
         }

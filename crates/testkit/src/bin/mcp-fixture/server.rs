@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
@@ -34,6 +34,9 @@ pub(crate) const LEVELS: [&str; 8] = [
 pub(crate) struct Server {
     pub(crate) options: Options,
     running: Mutex<HashMap<String, Sender<Event>>>,
+    /// Calls that were cancelled and are not over yet.
+    ending: Mutex<HashSet<String>>,
+    ended: Condvar,
     asked: Mutex<HashMap<String, Sender<Event>>>,
     capabilities: Mutex<Value>,
     pub(crate) subscribed: Mutex<HashSet<String>>,
@@ -83,6 +86,8 @@ impl Server {
         Self {
             options,
             running: Mutex::default(),
+            ending: Mutex::default(),
+            ended: Condvar::new(),
             asked: Mutex::default(),
             capabilities: Mutex::new(json!({})),
             subscribed: Mutex::default(),
@@ -137,6 +142,8 @@ impl Server {
             let outcome = server.outcome(&method, &call);
             lock(&server.running).remove(&id);
             server.answer(&id, &outcome);
+            lock(&server.ending).remove(&id);
+            server.ended.notify_all();
         });
     }
 
@@ -209,8 +216,19 @@ impl Server {
             return;
         };
         if let Some(call) = lock(&self.running).get(id.get()) {
+            lock(&self.ending).insert(id.get().to_owned());
             let _ = call.send(Event::Cancelled(raw.to_owned()));
         }
+    }
+
+    /// Lets calls that were cancelled write down that they were; only so long, because some
+    /// do not care.
+    pub(crate) fn settle(&self) {
+        let ending = lock(&self.ending);
+        let busy = |ending: &mut HashSet<String>| !ending.is_empty();
+        let _ = self
+            .ended
+            .wait_timeout_while(ending, Duration::from_millis(200), busy);
     }
 
     fn answered(&self, id: &str, message: &Message<'_>) {
