@@ -87,6 +87,10 @@ pub enum Action {
     ExplainRequest(RequestId),
     /// What would become of a request.
     TryPolicy(TryBody),
+    /// The servers behind the bridge and what is known of their tools.
+    ListTools,
+    /// Takes changed definitions of tools for the true ones.
+    AcceptTools(AcceptBody),
     /// Stops the gate.
     Shutdown,
 }
@@ -138,6 +142,8 @@ impl Action {
             Action::RotateAuthority => "ca.rotate",
             Action::ExplainRequest(_) => "requests.explain",
             Action::TryPolicy(_) => "policy.try",
+            Action::ListTools => "tools.list",
+            Action::AcceptTools(_) => "tools.accept",
             Action::Shutdown => "shutdown",
         }
     }
@@ -176,6 +182,17 @@ pub struct AuditQuery {
     /// Newest first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub newest_first: bool,
+}
+
+/// The body of a request that accepts changed definitions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AcceptBody {
+    /// The server, by its name in `tools`.
+    pub server: String,
+    /// One of its tools; all of them if not said.
+    #[serde(default)]
+    pub tool: Option<String>,
 }
 
 /// The body of a request that names a file on the operator's machine.

@@ -8,6 +8,7 @@ use config::Settings;
 use egress::traffic::Traffic;
 use http::StatusCode;
 use jiff::Timestamp;
+use mcp::bridge::Bridge;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use policy::registration::Registration;
@@ -24,7 +25,7 @@ use crate::metrics::ControlMetrics;
 use crate::reply::{ControlError, Reply};
 use crate::sandboxes::body::CreateBody;
 use crate::sandboxes::{Sandboxes, watched};
-use crate::{evidence, openapi, outward, wall_now};
+use crate::{evidence, openapi, outward, tools, wall_now};
 
 /// Asks the reloader to read the files now; it answers with the changed keys, or with
 /// the text of every problem.
@@ -70,6 +71,8 @@ pub struct Gate {
     pub board: Arc<Board>,
     /// Every number.
     pub metrics: Arc<Registry>,
+    /// The servers of tools.
+    pub bridge: Arc<Bridge>,
     /// The door's own numbers.
     pub counters: ControlMetrics,
     /// The reloader.
@@ -154,6 +157,8 @@ impl Gate {
             }
             Action::ExplainRequest(id) => outward::explain(&self.traffic, &self.store, id).await,
             Action::TryPolicy(body) => outward::try_policy(&self.traffic, &self.store, body).await,
+            Action::ListTools => Ok(tools::list(&self.bridge)),
+            Action::AcceptTools(body) => tools::accept(&self.bridge, &self.store, &body).await,
             Action::Shutdown => {
                 tracing::info!("told to stop over the control socket");
                 self.stop.cancel();

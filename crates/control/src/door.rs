@@ -323,6 +323,9 @@ pub(crate) fn read_action(asked: &Asked, now: UnixMillis) -> Result<Action, Cont
         }
         (POST, ["v1", "policy", "try"]) => Action::TryPolicy(asked.json()?),
 
+        (GET, ["v1", "tools"]) => Action::ListTools,
+        (POST, ["v1", "tools", "accept"]) => Action::AcceptTools(asked.json()?),
+
         (POST, ["v1", "shutdown"]) => Action::Shutdown,
 
         (method, path) => return Err(no_such_route(method, path)),

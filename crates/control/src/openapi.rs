@@ -6,7 +6,7 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use crate::action::FileBody;
+use crate::action::{AcceptBody, FileBody};
 use crate::health::HealthReport;
 use crate::outward::TryBody;
 use crate::sandboxes::body::{
@@ -65,6 +65,8 @@ pub enum Takes {
     Fork,
     /// A request that is only asked about.
     Try,
+    /// Whose definitions are accepted.
+    Accept,
 }
 
 /// What a route gives.
@@ -72,6 +74,8 @@ pub enum Takes {
 pub enum Gives {
     /// A JSON object.
     Object,
+    /// A list of them.
+    Objects,
     /// A list of registrations.
     Rows,
     /// A sandbox.
@@ -149,6 +153,8 @@ routes! {
     POST "/v1/ca/rotate" "ca.rotate" Nothing Object 200 [500], "Puts a new root in its place; older ones lead to it until they end";
     GET "/v1/requests/{request}" "requests.explain" Nothing Object 200 [400, 404, 503], "Why a request was refused, or what became of it";
     POST "/v1/policy/try" "policy.try" Try Object 200 [400, 404], "What would become of a request, without sending one";
+    GET "/v1/tools" "tools.list" Nothing Objects 200 [], "The servers behind the bridge, and what is known of their tools";
+    POST "/v1/tools/accept" "tools.accept" Accept Object 200 [400, 404], "Takes changed definitions of tools for the true ones";
     POST "/v1/shutdown" "shutdown" Nothing Object 202 [], "Stops the gate";
     POST "/internal/containers" "registrations.put" Registration Object 201 [400, 409, 413, 429, 503], "As /v1/registrations, for existing programs";
     GET "/internal/containers" "registrations.list" Nothing Object 200 [503], "As /v1/registrations, in an envelope";
@@ -195,6 +201,7 @@ pub fn document() -> Value {
             "SessionBody": schema_of::<SessionBody>(),
             "SnapshotBody": schema_of::<SnapshotBody>(),
             "TryBody": schema_of::<TryBody>(),
+            "AcceptBody": schema_of::<AcceptBody>(),
             "Sandbox": sandbox_schema(),
             "HealthReport": schema_of::<HealthReport>(),
             "Registration": registration_schema(),
@@ -226,6 +233,7 @@ fn operation(route: &Route) -> Value {
         Takes::Restore => Some("RestoreBody"),
         Takes::Fork => Some("ForkBody"),
         Takes::Try => Some("TryBody"),
+        Takes::Accept => Some("AcceptBody"),
         Takes::Registration => Some("Registration"),
         Takes::File => Some("FileBody"),
     };
@@ -278,6 +286,10 @@ fn parameters(route: &Route) -> Vec<Value> {
 fn responses(route: &Route) -> Value {
     let (media, schema) = match route.gives {
         Gives::Object => ("application/json", json!({ "type": "object" })),
+        Gives::Objects => (
+            "application/json",
+            json!({ "type": "array", "items": { "type": "object" } }),
+        ),
         Gives::Rows => (
             "application/json",
             json!({ "type": "array", "items": reference("Row") }),

@@ -19,6 +19,7 @@ mod registry;
 mod reuse;
 mod sandboxes;
 mod summary;
+mod tools;
 mod trust;
 mod why;
 
@@ -201,6 +202,9 @@ pub enum Command {
     /// Registered containers, and the database they live in
     #[command(subcommand)]
     Registry(registry::RegistryCommand),
+    /// Servers of tools, and whether their tools are what they were
+    #[command(subcommand)]
+    Tools(tools::ToolsCommand),
     /// Trust a repository's own .palisade.yaml, exactly as it is now
     Trust(trust::TrustArgs),
     /// Ask the gate how it is; exits 1 when it is degraded
@@ -251,6 +255,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Git(command) => git_check::run(command, &global),
         Command::Ca(command) => ca::run(command, &global),
         Command::Registry(command) => registry::run(command, &global),
+        Command::Tools(command) => tools::run(command, &global),
         Command::Trust(args) => trust::run(args, &global),
         Command::Health => gate_command::health(&global),
         Command::Doctor(args) => doctor::run(&args, &global),

@@ -214,6 +214,7 @@ async fn serve(
         settings: Arc::clone(&settings),
         board: Arc::clone(&board),
         metrics,
+        bridge: Arc::clone(tools.bridge()),
         counters,
         reload,
         stop: stop.clone(),

@@ -41,6 +41,7 @@ fn every_route_of_the_document_is_read_as_the_action_it_names() {
             Takes::Label | Takes::Restore => r#"{"label":"before"}"#,
             Takes::Fork => r#"{"name":"other"}"#,
             Takes::Port => r#"{"host":"127.0.0.1:8080","port":80}"#,
+            Takes::Accept => r#"{"server": "calc"}"#,
             Takes::Try => r#"{"url":"https://x.example/"}"#,
             Takes::Registration => ROW,
             Takes::Nothing | Takes::AuditQuery | Takes::Force | Takes::Named => "",

@@ -132,6 +132,11 @@ impl Tools {
         Ok(tools)
     }
 
+    /// The servers.
+    pub fn bridge(&self) -> &Arc<Bridge> {
+        &self.house.bridge
+    }
+
     /// Looks after sessions and what is remembered, until the stop.
     pub async fn look_after(&self) {
         let bridge = &self.house.bridge;

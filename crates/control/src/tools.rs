@@ -1,0 +1,67 @@
+//! The servers behind the bridge, as an operator asks about them.
+
+use mcp::bridge::Bridge;
+use policy::audit::{AuditEvent, Kind};
+use serde_json::{Value, json};
+use store::Store;
+
+use crate::action::AcceptBody;
+use crate::reply::{ControlError, Reply};
+use crate::wall_now;
+
+/// Every server, and every tool that was ever seen of it.
+pub(crate) fn list(bridge: &Bridge) -> Reply {
+    let seen = bridge.fingerprints().all();
+    let servers = bridge.report().into_iter().map(|server| {
+        let tools = seen.get(&server.name).into_iter().flatten();
+        let tools: Vec<Value> = tools
+            .map(|(name, print)| {
+                json!({
+                    "name": name,
+                    "fingerprint": print.trusted,
+                    "changed": print.changed.is_some(),
+                    "offered": print.changed,
+                })
+            })
+            .collect();
+        json!({
+            "name": server.name,
+            "runtime": server.runtime,
+            "sessions": server.sessions,
+            "failures": server.failures,
+            "tools": tools,
+        })
+    });
+    Reply::ok(servers.collect())
+}
+
+/// Takes what a server says of its tools now for the truth.
+pub(crate) async fn accept(
+    bridge: &Bridge,
+    store: &Store,
+    body: &AcceptBody,
+) -> Result<Reply, ControlError> {
+    let accepted = bridge
+        .fingerprints()
+        .accept(&body.server, body.tool.as_deref());
+    if accepted.is_empty() {
+        let what = match &body.tool {
+            Some(tool) => format!("{}/{tool}", body.server),
+            None => body.server.clone(),
+        };
+        return Err(ControlError::NotFound(format!(
+            "no definition of {} has changed",
+            what.escape_default()
+        )));
+    }
+    let event = AuditEvent {
+        event: Some("tool_accepted".to_owned()),
+        host: Some(body.server.clone()),
+        operation: Some(accepted.join(", ")),
+        ..AuditEvent::new(Kind::Config)
+    };
+    store.audit().record_durable(event, wall_now()).await?;
+    Ok(Reply::ok(
+        json!({"status": "accepted", "server": body.server, "tools": accepted}),
+    ))
+}

@@ -1,0 +1,121 @@
+//! `palisade tools …`.
+
+use anyhow::Result;
+use clap::Subcommand;
+use serde_json::{Value, json};
+
+use crate::cli::{Global, block_on, confirm};
+use crate::exit::Exit;
+use crate::gate::background;
+use crate::output;
+
+#[derive(Debug, Subcommand)]
+pub enum ToolsCommand {
+    /// List the servers behind the bridge and every tool that was seen of them
+    #[command(
+        after_help = "A tool is 'changed' when its server says something else of it than \
+when it was first seen. It is out of use until you accept it: a description is what an agent \
+reads, and one that changes may be there to steer it."
+    )]
+    List,
+    /// Take what a server says of its tools now for the truth
+    #[command(after_help = "Example:\n  palisade tools accept github create_issue")]
+    Accept {
+        /// The server, by its name in the configuration
+        server: String,
+        /// One of its tools [default: all that have changed]
+        tool: Option<String>,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+    },
+}
+
+pub fn run(command: ToolsCommand, global: &Global) -> Result<Exit> {
+    let paths = global.paths()?;
+    block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let answer = match command {
+            ToolsCommand::List => gate.get("/v1/tools").await?,
+            ToolsCommand::Accept { server, tool, yes } => {
+                confirm(
+                    "Agents will read the new definition, and may follow it.",
+                    yes,
+                )?;
+                let body = json!({"server": server, "tool": tool});
+                gate.post("/v1/tools/accept", &body).await?
+            }
+        };
+        if global.json {
+            output::print_json(&answer)?;
+        } else {
+            output::print_line(&describe(&answer))?;
+        }
+        Ok(Exit::Ok)
+    })
+}
+
+fn text(value: &Value, name: &str) -> String {
+    let found = value.get(name).and_then(Value::as_str);
+    found.unwrap_or_default().to_owned()
+}
+
+fn describe(answer: &Value) -> String {
+    let Value::Array(servers) = answer else {
+        let tools = answer.get("tools").and_then(Value::as_array);
+        let tools = tools.into_iter().flatten().filter_map(Value::as_str);
+        let tools: Vec<&str> = tools.collect();
+        return output::safe(&format!("accepted {}", tools.join(", ")));
+    };
+    if servers.is_empty() {
+        return "no tools are configured".to_owned();
+    }
+    let mut rows = Vec::new();
+    for server in servers {
+        let number = |name: &str| server.get(name).and_then(Value::as_u64).unwrap_or_default();
+        let mut first = vec![
+            text(server, "name"),
+            text(server, "runtime"),
+            number("sessions").to_string(),
+        ];
+        let tools = server.get("tools").and_then(Value::as_array);
+        let mut any = false;
+        for tool in tools.into_iter().flatten() {
+            let changed = tool.get("changed").and_then(Value::as_bool) == Some(true);
+            let state = if changed { "changed" } else { "as first seen" };
+            let mut row = std::mem::replace(&mut first, vec![String::new(); 3]);
+            row.extend([text(tool, "name"), state.to_owned()]);
+            rows.push(row);
+            any = true;
+        }
+        if !any {
+            first.extend(["(none seen yet)".to_owned(), String::new()]);
+            rows.push(first);
+        }
+    }
+    output::table(
+        &["SERVER", "RUNTIME", "SESSIONS", "TOOL", "DEFINITION"],
+        &rows,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_named_once_and_a_change_is_seen() {
+        let answer = json!([
+            {"name": "calc", "runtime": "local", "sessions": 2, "tools": [
+                {"name": "add", "changed": false}, {"name": "sub", "changed": true},
+            ]},
+            {"name": "web", "runtime": "sandbox", "sessions": 0, "tools": []},
+        ]);
+        let shown = describe(&answer);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines.len(), 4, "{shown}");
+        assert!(lines[1].starts_with("calc") && lines[1].ends_with("as first seen"));
+        assert!(lines[2].starts_with(' ') && lines[2].ends_with("changed"));
+        assert!(lines[3].contains("(none seen yet)"));
+    }
+}
