@@ -11,7 +11,8 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde_json::Value;
+use proptest::prelude::*;
+use serde_json::{Value, json};
 use testkit::gate::{Gate, Place};
 use testkit::wait;
 
@@ -175,6 +176,60 @@ fn a_hangup_signal_and_the_command_reload_at_once() {
     // Either this call made the change or the watcher was a moment quicker.
     assert!(said.contains("reloaded"), "{said}");
     assert_eq!(value(&gate, "/logging/level"), "warn");
+}
+
+// **Feature: unified-sidecar, Property 8: Configuration Hot-Reload Atomicity**
+#[test]
+fn property_08_configuration_hot_reload_atomicity() {
+    let place = Place::new(PALISADE);
+    place.write_config(&with_level("info"));
+    let gate = place.start();
+    // What holds now: a level, a size and a domain, from three ends of the file.
+    let holds = || {
+        let shown = gate.get("/v1/config").json();
+        let find = |pointer: &str| {
+            let mut values = shown["values"].as_array().expect("values").iter();
+            let found = values.find(|value| value["pointer"] == pointer);
+            found.map_or(Value::Null, |found| found["value"].clone())
+        };
+        (
+            find("/logging/level"),
+            find("/audit/max_bytes"),
+            shown.to_string().contains("probe.example"),
+        )
+    };
+    let mistakes = [
+        "",
+        "",
+        "nonsense: 1\n",
+        "server: { shutdown_timeout: soon }\n",
+        "tools: [{ name: a, command: [x] }, { name: a, command: [y] }]\n",
+        "secrets: { k: \"${SURELY_NOT_SET}\" }\n",
+        "policies: { bundles: [{ id: b, path: ./nowhere, entrypoint: mcp/authz, required: maybe }] }\n",
+        "metrics: {\n",
+    ];
+    let levels = prop::sample::select(vec!["debug", "info", "warn", "error"]);
+    let strategy = (levels, 1001..2000_u32, any::<bool>(), 0..mistakes.len());
+    proptest!(ProptestConfig::with_cases(112), |((level, mib, probe, mistake) in strategy)| {
+        let earlier = holds();
+        let domains = if probe { "[probe.example]" } else { "[]" };
+        let mistake = mistakes[mistake];
+        let text = format!(
+            "version: \"1.0\"\nlogging: {{ level: {level} }}\n{mistake}egress: {{ domains: {domains} }}\naudit: {{ max_bytes: {mib}MiB }}\n"
+        );
+        // In one step, as the watcher may look at any moment.
+        let aside = place.path().join("aside.yaml");
+        std::fs::write(&aside, &text).unwrap();
+        std::fs::rename(&aside, place.config()).unwrap();
+        let answer = gate.ask("POST", "/v1/config/reload", &Value::Null);
+        if mistake.is_empty() {
+            prop_assert_eq!(answer.status, 200);
+            prop_assert_eq!(holds(), (json!(level), json!(format!("{mib}MiB")), probe));
+        } else {
+            prop_assert!(answer.status >= 400, "{}", answer.status);
+            prop_assert_eq!(holds(), earlier);
+        }
+    });
 }
 
 /// Each version says its number at the top and at the bottom of a long file, and is

@@ -2,7 +2,8 @@
 //! bundle (`.tar.gz`) of the same.
 //!
 //! A data file's directory is its path into `data`, as in OPA: `lists/hosts.json` is found
-//! under `data.lists`. Names that begin with a dot are left alone (`.manifest`, `.git`).
+//! under `data.lists`. Names that begin with a dot are left alone (`.manifest`, `.git`), and
+//! files that end in `_test.rego` are tests, which decide nothing.
 //! Everything is bounded, and nothing outside the bundle is read.
 
 mod archive;
@@ -56,27 +57,54 @@ pub enum BadBundle {
     },
 }
 
+/// What a bundle is made of.
+#[derive(Clone, Debug)]
+pub struct Contents {
+    /// The policy.
+    pub modules: Vec<Module>,
+    /// Its tests: files whose names end in `_test.rego`. They decide nothing.
+    pub tests: Vec<Module>,
+    /// The data.
+    pub data: Value,
+}
+
+/// Reads a bundle without compiling it. Blocks.
+pub fn open(id: &str, path: &Path) -> Result<Contents, BadBundle> {
+    let unreadable = |(inner, detail): At| BadBundle::Unreadable {
+        id: id.to_owned(),
+        path: match inner.as_os_str().is_empty() {
+            true => path.to_owned(),
+            false => path.join(inner),
+        },
+        detail,
+    };
+    let files = files(path).map_err(|fault| match fault {
+        Fault::Missing => BadBundle::Missing {
+            id: id.to_owned(),
+            path: path.to_owned(),
+        },
+        Fault::At(inner, detail) => unreadable((inner, detail)),
+    })?;
+    let (all, data) = sort(files).map_err(unreadable)?;
+    let (tests, modules) = all
+        .into_iter()
+        .partition(|module| module.name.ends_with("_test.rego"));
+    Ok(Contents {
+        modules,
+        tests,
+        data,
+    })
+}
+
 /// Reads and compiles a bundle. Blocks.
 pub fn read(bundle: &Bundle) -> Result<rego::Bundle, BadBundle> {
-    let id = || bundle.id.clone();
-    let files = files(&bundle.path).map_err(|fault| match fault {
-        Fault::Missing => BadBundle::Missing {
-            id: id(),
-            path: bundle.path.clone(),
-        },
-        Fault::At(path, detail) => BadBundle::Unreadable {
-            id: id(),
-            path: bundle.path.join(path),
-            detail,
-        },
-    })?;
-    let (modules, data) = sort(files).map_err(|(path, detail)| BadBundle::Unreadable {
-        id: id(),
-        path: bundle.path.join(path),
-        detail,
-    })?;
-    rego::Bundle::compile(&bundle.id, &bundle.entrypoint, &modules, &data)
-        .map_err(|error| BadBundle::Wrong { id: id(), error })
+    let Contents { modules, data, .. } = open(&bundle.id, &bundle.path)?;
+    rego::Bundle::compile(&bundle.id, &bundle.entrypoint, &modules, &data).map_err(|error| {
+        BadBundle::Wrong {
+            id: bundle.id.clone(),
+            error,
+        }
+    })
 }
 
 /// Why there are no files.

@@ -14,6 +14,7 @@ mod git_check;
 mod home;
 mod outcome;
 mod place;
+mod policy_command;
 mod ports;
 mod registry;
 mod reuse;
@@ -190,9 +191,9 @@ pub enum Command {
     Audit(audit::AuditCommand),
     /// Say why a request was refused, or what became of it
     Why(why::WhyArgs),
-    /// Ask the rules
+    /// Ask the rules, and check, test and explain policy bundles
     #[command(subcommand)]
-    Policy(why::PolicyCommand),
+    Policy(policy_command::PolicyCommand),
     /// Judge a push without making it
     #[command(subcommand)]
     Git(git_check::GitCommand),
@@ -251,7 +252,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Config(command) => config_command::run(command, &global),
         Command::Audit(command) => audit::run(command, &global),
         Command::Why(args) => why::why(&args, &global),
-        Command::Policy(command) => why::policy(command, &global),
+        Command::Policy(command) => policy_command::run(command, &global),
         Command::Git(command) => git_check::run(command, &global),
         Command::Ca(command) => ca::run(command, &global),
         Command::Registry(command) => registry::run(command, &global),

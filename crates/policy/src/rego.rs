@@ -19,6 +19,8 @@
 mod calls;
 mod decision;
 mod entry;
+mod heads;
+pub mod trial;
 mod value;
 
 use std::num::NonZeroU32;

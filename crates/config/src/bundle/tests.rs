@@ -247,3 +247,17 @@ fn an_archive_that_unpacks_to_too_much_is_refused() {
     let (_dir, bundle) = archive(&encoder.finish().unwrap());
     refused(read(&bundle), "more than");
 }
+
+#[test]
+fn tests_of_a_bundle_decide_nothing() {
+    let dir = directory(&[
+        ("policy.rego", POLICY),
+        ("lists/data.json", r#"{"hosts": []}"#),
+        ("policy_test.rego", "package http.authz\nallow := true\n"),
+    ]);
+    assert!(!allows(&read(&bundle(dir.path())).unwrap(), "a.example"));
+    let contents = open("mine", dir.path()).unwrap();
+    assert_eq!((contents.modules.len(), contents.tests.len()), (1, 1));
+    let only = directory(&[("policy_test.rego", POLICY)]);
+    refused(read(&bundle(only.path())), "no .rego file");
+}

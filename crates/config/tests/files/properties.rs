@@ -74,9 +74,9 @@ fn write_tool(tool: &GivenTool) -> String {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    // Feature: unified-sidecar, Property 1: Configuration Parsing Consistency
+    // **Feature: unified-sidecar, Property 1: Configuration Parsing Consistency**
     #[test]
-    fn property_1_every_bundle_and_tool_is_populated(
+    fn property_01_configuration_parsing_consistency(
         bundles in prop::collection::btree_map(name(), ("/[a-z/]{1,20}", "[a-z]+/[a-z]+"), 0..6),
         tools in prop::collection::vec(tool(), 0..6),
     ) {
@@ -114,9 +114,9 @@ proptest! {
         }
     }
 
-    // Feature: unified-sidecar, Property 13: Environment Variable Expansion
+    // **Feature: unified-sidecar, Property 13: Environment Variable Expansion**
     #[test]
-    fn property_13_variables_expand_and_missing_secrets_are_named(
+    fn property_13_environment_variable_expansion(
         variable in "[A-Z][A-Z0-9_]{0,20}",
         value in any::<String>(),
         around in "[a-z: -]{0,8}",
@@ -135,9 +135,9 @@ proptest! {
         prop_assert_eq!(said.matches(&sentence).count(), 2, "{}", said);
     }
 
-    // Feature: unified-sidecar, Property 16: E2B Runtime Configuration Parsing
+    // **Feature: unified-sidecar, Property 16: E2B Runtime Configuration Parsing**
     #[test]
-    fn property_16_e2b_templates_and_timeouts_are_accepted(
+    fn property_16_e2b_runtime_configuration_parsing(
         template in "[A-Za-z0-9][A-Za-z0-9._-]{0,40}",
         timeout in 0_u32..1_000_000,
         unit in prop_oneof![Just("ms"), Just("s"), Just("m"), Just("")],

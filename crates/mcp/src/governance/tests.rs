@@ -1,3 +1,5 @@
+mod examples;
+
 use std::path::Path;
 use std::sync::Mutex;
 

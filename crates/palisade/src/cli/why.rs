@@ -1,7 +1,7 @@
-//! `palisade why` and `palisade policy …`: what was decided, and what would be.
+//! `palisade why` and `palisade policy try`: what was decided, and what would be.
 
 use anyhow::Result;
-use clap::{Args, Subcommand};
+use clap::Args;
 use policy::id::RequestId;
 use serde_json::{Map, Value, json};
 
@@ -17,17 +17,6 @@ The id is in the refusal's JSON, in its header x-palisade-request-id, and in the
 pub struct WhyArgs {
     /// The request's id: 26 letters and digits
     pub request_id: String,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum PolicyCommand {
-    /// Say what would become of a request, without sending one
-    #[command(after_help = "\
-Examples:
-  palisade policy try https://api.github.com/user
-  palisade policy try --method POST --sandbox fix-login https://api.example.com/v1/items
-Exits 0 when it would be allowed, 7 when it would be refused.")]
-    Try(TryArgs),
 }
 
 #[derive(Debug, Args)]
@@ -67,9 +56,8 @@ pub fn why(args: &WhyArgs, global: &Global) -> Result<Exit> {
     })
 }
 
-/// Runs `palisade policy …`.
-pub fn policy(command: PolicyCommand, global: &Global) -> Result<Exit> {
-    let PolicyCommand::Try(args) = command;
+/// Runs `palisade policy try`.
+pub fn try_request(args: &TryArgs, global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;

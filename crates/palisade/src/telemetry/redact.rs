@@ -162,9 +162,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
-        /// Feature: unified-sidecar, Property 14: secret redaction in logs.
+        // **Feature: unified-sidecar, Property 14: Secret Redaction in Logs**
         #[test]
-        fn property_14_no_spelling_of_a_secret_survives(
+        fn property_14_secret_redaction_in_logs(
             before in ".{0,20}", secret in "[ -~\\n\"'\\\\é\u{7}]{8,40}", after in ".{0,20}",
         ) {
             prop_assume!(!"[redacted: key]".contains(&secret));

@@ -1,0 +1,345 @@
+//! `palisade policy …`: the operator's own policies, before they count.
+//!
+//! Nothing here asks the gate but `try`: a bundle is read as the gate would read it.
+
+mod case;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use config::Settings;
+use config::bundle::{self, BadBundle, Contents};
+use policy::rego::trial::{self, Held, Outcome};
+use policy::rego::{Budget, Bundle, BundleError};
+use serde_json::{Value, json};
+
+use self::case::Case;
+use crate::cli::{Global, why};
+use crate::exit::{Exit, Failure};
+use crate::gate::environment;
+use crate::output;
+
+/// How long one test, or one rule that is explained, may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Say what would become of a request, without sending one
+    #[command(after_help = "\
+Examples:
+  palisade policy try https://api.github.com/user
+  palisade policy try --method POST --sandbox fix-login https://api.example.com/v1/items
+Exits 0 when it would be allowed, 7 when it would be refused.")]
+    Try(why::TryArgs),
+    /// Compile bundles as the gate does, and say what is wrong with file and line
+    #[command(after_help = "\
+Examples:
+  palisade policy check                       every bundle of palisade.yaml
+  palisade policy check policies/mcp-authz    a directory, or an OPA bundle (.tar.gz)
+A bundle that compiles here starts with the gate. Functions whose answer does not depend on the
+input alone (http.send, time.now_ns, rand.intn …) are refused. Exits 2 when something is wrong.")]
+    Check(CheckArgs),
+    /// Run the test_* rules of a bundle
+    #[command(after_help = "\
+Examples:
+  palisade policy test policies/mcp-authz
+  palisade policy test policies/mcp-authz --run delete
+A test is a rule whose name begins with test_, by custom in a file that ends in _test.rego:
+  package mcp.authz_test
+  import data.mcp.authz
+  test_reading_passes if authz.allow with input as {\"name\": \"read\"}
+It passes when it is true. The bundle is compiled first, as the gate does. Exits 1 when a
+test fails, 2 when the bundle is wrong.")]
+    Test(TestArgs),
+    /// Ask a bundle for its decision about an input
+    #[command(after_help = "\
+Examples:
+  palisade policy eval --bundle guard --input call.json
+  echo '{\"name\": \"delete_file\"}' | palisade policy eval policies/mcp-authz --input -
+The decision is printed as JSON: decision (allow, block, ask, redact, undefined, failed), reason,
+rule, and for redact what params or result would become. An input has the fields that
+docs/policies.md lists for its kind. Exits 0 for allow and redact, 7 otherwise.")]
+    Eval(CaseArgs),
+    /// Say why a bundle decides as it does: each rule, and what the input lacks
+    #[command(after_help = "\
+Example:
+  palisade policy explain policies/mcp-authz --input call.json
+After the decision comes every rule with what it is for this input, or that it is undefined, and
+the fields of input that the policy asks for and the input does not have.")]
+    Explain(CaseArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// A bundle [default: every bundle of palisade.yaml]
+    pub path: Option<PathBuf>,
+    /// What it decides, such as mcp/authz [default: every package with a decision]
+    #[arg(long, requires = "path", value_name = "PATH")]
+    pub entrypoint: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    /// The bundle
+    pub path: PathBuf,
+    /// Only tests whose names contain this text
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub run: String,
+}
+
+#[derive(Debug, Args)]
+pub struct CaseArgs {
+    /// A bundle: a directory or an OPA bundle
+    #[arg(required_unless_present = "bundle")]
+    pub path: Option<PathBuf>,
+    /// A bundle of palisade.yaml, by its id
+    #[arg(long, value_name = "ID", conflicts_with = "path")]
+    pub bundle: Option<String>,
+    /// What decides, such as mcp/authz [default: the one package with a decision]
+    #[arg(long, value_name = "PATH")]
+    pub entrypoint: Option<String>,
+    /// The input as JSON; - for stdin
+    #[arg(long, short, value_name = "FILE")]
+    pub input: PathBuf,
+}
+
+/// Runs `palisade policy …`.
+pub fn run(command: PolicyCommand, global: &Global) -> Result<Exit> {
+    match command {
+        PolicyCommand::Try(args) => why::try_request(&args, global),
+        PolicyCommand::Check(args) => check(&args, global),
+        PolicyCommand::Test(args) => test(&args, global),
+        PolicyCommand::Eval(args) => eval(&args, global),
+        PolicyCommand::Explain(args) => explain(&args, global),
+    }
+}
+
+fn settings(global: &Global) -> Result<Settings> {
+    let paths = global.paths()?;
+    config::load(paths.config.current(), &environment)
+        .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()).into())
+}
+
+/// Why a bundle of the command line cannot be used.
+fn bad(problem: BadBundle) -> Failure {
+    match problem {
+        BadBundle::Missing { path, .. } => {
+            let message = format!("there is nothing at {}", path.display());
+            Failure::new(Exit::NotFound, message)
+        }
+        BadBundle::Unreadable { path, detail, .. } => {
+            let message = format!("{} cannot be used: {detail}", path.display());
+            Failure::new(Exit::Usage, message)
+        }
+        BadBundle::Wrong { error, .. } => Failure::new(Exit::Usage, error.to_string()),
+    }
+}
+
+/// What a bundle is called that has no name of its own.
+fn name_of(path: &std::path::Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+/// Compiles everything in a bundle that could decide; gives what that is.
+fn compile_all(id: &str, contents: &Contents) -> Result<Vec<Bundle>, BundleError> {
+    let entrypoints = trial::entrypoints(&contents.modules)?;
+    if entrypoints.is_empty() {
+        let message = "no package has a rule called decision, action or allow".to_owned();
+        return Err(BundleError::Policy {
+            place: None,
+            what: message,
+        });
+    }
+    entrypoints
+        .iter()
+        .map(|entrypoint| Bundle::compile(id, entrypoint, &contents.modules, &contents.data))
+        .collect()
+}
+
+fn check(args: &CheckArgs, global: &Global) -> Result<Exit> {
+    // Name, and what decides there or what is wrong.
+    let mut checked: Vec<(String, Result<Vec<String>, String>)> = Vec::new();
+    let rules = |bundles: Vec<Bundle>| bundles.iter().map(|one| one.rule().to_owned()).collect();
+    match &args.path {
+        Some(path) => {
+            let id = name_of(path);
+            let compiled = match bundle::open(&id, path) {
+                Ok(contents) => match &args.entrypoint {
+                    Some(entrypoint) => {
+                        Bundle::compile(&id, entrypoint, &contents.modules, &contents.data)
+                            .map(|bundle| vec![bundle])
+                    }
+                    None => compile_all(&id, &contents),
+                }
+                .map_err(|error| error.to_string()),
+                Err(problem) => return Err(bad(problem).into()),
+            };
+            checked.push((path.display().to_string(), compiled.map(rules)));
+        }
+        None => {
+            for named in &settings(global)?.policies.bundles {
+                let read = bundle::read(named).map(|bundle| rules(vec![bundle]));
+                let read = read.map_err(|problem| bad(problem).message);
+                checked.push((named.id.clone(), read));
+            }
+        }
+    }
+    let is_fine = checked.iter().all(|(_, result)| result.is_ok());
+    if global.json {
+        let bundles: Vec<Value> = checked
+            .iter()
+            .map(|(name, result)| match result {
+                Ok(rules) => json!({"bundle": name, "ok": true, "rules": rules}),
+                Err(problem) => json!({"bundle": name, "ok": false, "problem": problem}),
+            })
+            .collect();
+        output::print_json(&json!({"ok": is_fine, "bundles": bundles}))?;
+    } else {
+        if checked.is_empty() {
+            output::say("palisade.yaml has no policy bundle");
+        }
+        for (name, result) in &checked {
+            let name = output::safe(name);
+            match result {
+                Ok(rules) => output::print_line(&format!("{name}: ok, {}", rules.join(", ")))?,
+                Err(problem) => output::say(&format!("{name}: {}", output::safe(problem))),
+            }
+        }
+    }
+    Ok(if is_fine { Exit::Ok } else { Exit::Usage })
+}
+
+fn test(args: &TestArgs, global: &Global) -> Result<Exit> {
+    let id = name_of(&args.path);
+    let contents = bundle::open(&id, &args.path).map_err(bad)?;
+    compile_all(&id, &contents).map_err(wrong)?;
+    let mut modules = contents.modules;
+    modules.extend(contents.tests);
+    let mut tested = trial::run_tests(&modules, &contents.data, PATIENCE).map_err(wrong)?;
+    tested.retain(|test| test.rule.contains(&args.run));
+    let failed = tested
+        .iter()
+        .filter(|test| test.outcome != Outcome::Passed)
+        .count();
+    if global.json {
+        let tests: Vec<Value> = tested
+            .iter()
+            .map(|test| {
+                let (outcome, error) = match &test.outcome {
+                    Outcome::Passed => ("pass", None),
+                    Outcome::Failed => ("fail", None),
+                    Outcome::Error(error) => ("error", Some(error)),
+                };
+                json!({
+                    "rule": test.rule, "place": test.place, "outcome": outcome,
+                    "error": error, "prints": test.prints,
+                })
+            })
+            .collect();
+        let passed = tested.len() - failed;
+        output::print_json(&json!({"passed": passed, "failed": failed, "tests": tests}))?;
+    } else {
+        for test in &tested {
+            let rule = test.rule.strip_prefix("data.").unwrap_or(&test.rule);
+            let line = match &test.outcome {
+                Outcome::Passed => format!("pass   {rule}"),
+                Outcome::Failed => format!("FAIL   {rule}  {}", test.place),
+                Outcome::Error(error) => format!("ERROR  {rule}  {}: {error}", test.place),
+            };
+            output::print_line(&output::safe(&line))?;
+            if test.outcome != Outcome::Passed {
+                for print in &test.prints {
+                    output::print_line(&format!("         {}", output::safe(print)))?;
+                }
+            }
+        }
+        output::say(&format!("{} tests, {failed} failed", tested.len()));
+    }
+    if tested.is_empty() {
+        let message = "there is no such test: a test is a rule whose name begins with test_";
+        return Err(Failure::new(Exit::NotFound, message).into());
+    }
+    Ok(if failed == 0 { Exit::Ok } else { Exit::Failed })
+}
+
+fn wrong(error: BundleError) -> Failure {
+    Failure::new(Exit::Usage, error.to_string())
+}
+
+fn eval(args: &CaseArgs, global: &Global) -> Result<Exit> {
+    let case = Case::read(args, global)?;
+    let decided = case.decide();
+    output::print_json(&decided.shown)?;
+    Ok(decided.exit)
+}
+
+fn explain(args: &CaseArgs, global: &Global) -> Result<Exit> {
+    let case = Case::read(args, global)?;
+    let decided = case.decide();
+    let contents = &case.contents;
+    let rules = trial::explain(&contents.modules, &contents.data, &case.input, PATIENCE);
+    let rules = rules.map_err(wrong)?;
+    let missing = trial::missing_input(&contents.modules, &case.input);
+    if global.json {
+        let rules: Vec<Value> = rules
+            .iter()
+            .map(|rule| {
+                let (held, value) = match &rule.value {
+                    Held::Value(value) => ("value", value.clone()),
+                    Held::Undefined => ("undefined", Value::Null),
+                    Held::Error(error) => ("error", json!(error)),
+                };
+                json!({"rule": rule.rule, "places": rule.places, held: value})
+            })
+            .collect();
+        let mut shown = decided.shown;
+        shown.insert("rules".to_owned(), json!(rules));
+        shown.insert("missing".to_owned(), json!(missing));
+        output::print_json(&shown)?;
+        return Ok(decided.exit);
+    }
+    let mut lines = vec![format!("{}: {}", case.bundle.rule(), decided.word)];
+    for (key, label) in [
+        ("reason", "reason"),
+        ("rule", "rule"),
+        ("problem", "problem"),
+    ] {
+        if let Some(text) = decided.shown.get(key).and_then(Value::as_str) {
+            lines.push(format!("  {label:<9} {text}"));
+        }
+    }
+    lines.push("rules:".to_owned());
+    for rule in &rules {
+        let what = match &rule.value {
+            Held::Value(value) => shorten(&value.to_string()),
+            Held::Undefined => "undefined".to_owned(),
+            Held::Error(error) => format!("failed: {error}"),
+        };
+        lines.push(format!("  {} = {what}", rule.rule));
+        lines.push(format!("      {}", rule.places.join(", ")));
+    }
+    if !missing.is_empty() {
+        lines.push("not in this input:".to_owned());
+        lines.extend(missing.iter().map(|path| format!("  {path}")));
+    }
+    for line in lines {
+        output::print_line(&output::safe(&line))?;
+    }
+    Ok(decided.exit)
+}
+
+/// As much of a value as fits into a line or two.
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(160) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
+
+/// More than the gate gives a decision: a person waits for it.
+fn budget() -> Budget {
+    Budget::of(PATIENCE)
+}

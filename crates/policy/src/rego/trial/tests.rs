@@ -1,0 +1,123 @@
+use serde_json::json;
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn module(name: &str, text: &str) -> Module {
+    Module {
+        name: name.to_owned(),
+        text: text.to_owned(),
+    }
+}
+
+fn policy() -> Module {
+    let text = "package mcp.authz
+
+default allow := false
+
+allow if is_reading(input.name)
+
+allow if input.agent_id in data.trusted
+
+reason := sprintf(\"no %s\", [input.name]) if not allow
+
+is_reading(name) if startswith(name, \"read\")
+";
+    module("policy.rego", text)
+}
+
+#[test]
+fn tests_pass_fail_or_cannot_be_run() {
+    let tests = "package mcp.authz_test
+
+import data.mcp.authz
+
+test_reading_passes if authz.allow with input as {\"name\": \"read\", \"agent_id\": \"x\"}
+
+test_wrong if authz.allow with input as {\"name\": \"write\", \"agent_id\": \"x\"}
+
+test_data if authz.allow with input as {\"name\": \"w\", \"agent_id\": \"x\"} with data.trusted as [\"x\"]
+
+test_false := false
+
+test_broken if {
+	print(\"here\")
+	to_number(\"x\") == 1
+}
+
+# test_commented if true
+
+testing := true
+";
+    let modules = [policy(), module("policy_test.rego", tests)];
+    let tested = run_tests(&modules, &json!({"trusted": ["root"]}), LIMIT).unwrap();
+    let said: Vec<_> = tested
+        .iter()
+        .map(|test| {
+            let rule = test.rule.strip_prefix("data.mcp.authz_test.test_").unwrap();
+            let outcome = match &test.outcome {
+                Outcome::Passed => "passed",
+                Outcome::Failed => "failed",
+                Outcome::Error(_) => "error",
+            };
+            (rule, outcome, test.place.as_str())
+        })
+        .collect();
+    assert_eq!(
+        said,
+        [
+            ("reading_passes", "passed", "policy_test.rego:5"),
+            ("wrong", "failed", "policy_test.rego:7"),
+            ("data", "passed", "policy_test.rego:9"),
+            ("false", "failed", "policy_test.rego:11"),
+            ("broken", "error", "policy_test.rego:13"),
+        ]
+    );
+    assert_eq!(tested[4].prints.len(), 1);
+}
+
+#[test]
+fn a_decision_is_explained_by_the_rules_on_its_way() {
+    let input = json!({"name": "write", "agent_id": "x"});
+    let explained = explain(&[policy()], &json!({"trusted": ["root"]}), &input, LIMIT).unwrap();
+    let said: Vec<_> = explained
+        .iter()
+        .map(|one| (one.rule.as_str(), one.places.len(), &one.value))
+        .collect();
+    assert_eq!(
+        said,
+        [
+            ("data.mcp.authz.allow", 3, &Held::Value(json!(false))),
+            ("data.mcp.authz.reason", 1, &Held::Value(json!("no write"))),
+        ]
+    );
+    let input = json!({"name": "read"});
+    assert_eq!(missing_input(&[policy()], &input), ["input.agent_id"]);
+    let explained = explain(&[policy()], &json!({}), &input, LIMIT).unwrap();
+    assert_eq!(explained[1].value, Held::Undefined);
+}
+
+#[test]
+fn entrypoints_are_found_by_their_rules() {
+    let other = module("b.rego", "package a.b\nx := 1");
+    assert_eq!(entrypoints(&[policy(), other]).unwrap(), ["mcp/authz"]);
+}
+
+#[test]
+fn what_cannot_be_read_is_said_with_its_place() {
+    let bad = module("bad.rego", "package a\nx := ");
+    let error = run_tests(&[bad], &json!({}), LIMIT).unwrap_err();
+    assert!(error.to_string().starts_with("bad.rego:2"), "{error}");
+}
+
+#[test]
+fn an_endless_test_ends() {
+    let text = "package a\ntest_slow if { some x in numbers.range(1, 3000); some y in numbers.range(1, 3000); x * y < 0 }";
+    let tested = run_tests(
+        &[module("a.rego", text)],
+        &json!({}),
+        Duration::from_millis(20),
+    );
+    assert!(matches!(tested.unwrap()[0].outcome, Outcome::Error(_)));
+}

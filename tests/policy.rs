@@ -1,0 +1,184 @@
+//! `palisade policy …` on bundles, as somebody who writes one uses it.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use testkit::gate::Place;
+use testkit::said::{err, out};
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+const POLICY: &str = "package mcp.authz
+
+default decision := {\"action\": \"block\", \"reason\": \"only reading\"}
+
+decision := {\"action\": \"allow\"} if startswith(input.name, \"read\")
+
+decision := {\"action\": \"redact\", \"outputs\": {\"redaction_rules\": {\"fields\": [\"key\"]}}} if input.name == \"log\"
+
+trusted if input.agent_id in data.trusted
+";
+
+/// A bundle with these files.
+fn bundle(place: &Path, files: &[(&str, &str)]) -> String {
+    let dir = place.join("bundle");
+    std::fs::create_dir_all(&dir).unwrap();
+    for (name, text) in files {
+        std::fs::write(dir.join(name), text).unwrap();
+    }
+    dir.display().to_string()
+}
+
+fn input(place: &Path, value: &Value) -> String {
+    let path = place.join("input.json");
+    std::fs::write(&path, value.to_string()).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn every_bundle_of_the_house_passes_its_tests() {
+    let place = Place::new(PALISADE);
+    let policies = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../policies");
+    let mut count = 0;
+    for entry in std::fs::read_dir(policies).unwrap() {
+        let path = entry.unwrap().path();
+        let path = path.to_str().unwrap();
+        let checked = place.run(&["policy", "check", path]);
+        assert_eq!(checked.status.code(), Some(0), "{}", err(&checked));
+        let tested = place.run(&["policy", "test", path]);
+        let said = out(&tested);
+        assert_eq!(tested.status.code(), Some(0), "{said}{}", err(&tested));
+        assert!(said.lines().count() >= 4, "{said}");
+        assert!(said.lines().all(|line| line.starts_with("pass ")), "{said}");
+        count += 1;
+    }
+    assert!(count >= 5);
+}
+
+#[test]
+fn a_failing_test_is_told_with_its_place_and_what_it_printed() {
+    let place = Place::new(PALISADE);
+    let tests = "package mcp.authz_test
+
+import data.mcp.authz
+
+test_reading if authz.decision.action == \"allow\" with input as {\"name\": \"read\"}
+
+test_wrong if {
+	print(\"the name is\", \"write\")
+	authz.decision.action == \"allow\" with input as {\"name\": \"write\"}
+}
+";
+    let home = tempfile::tempdir().unwrap();
+    let files = [("policy.rego", POLICY), ("policy_test.rego", tests)];
+    let dir = bundle(home.path(), &files);
+    let tested = place.run(&["policy", "test", &dir]);
+    assert_eq!(tested.status.code(), Some(1));
+    let said = out(&tested);
+    assert!(
+        said.contains("pass   mcp.authz_test.test_reading\n"),
+        "{said}"
+    );
+    assert!(
+        said.contains("FAIL   mcp.authz_test.test_wrong  policy_test.rego:7\n"),
+        "{said}"
+    );
+    assert!(said.contains("the name is write"), "{said}");
+    assert!(err(&tested).contains("2 tests, 1 failed"));
+    let json: Value =
+        serde_json::from_str(&out(&place.run(&["policy", "test", &dir, "--json"]))).unwrap();
+    assert_eq!((&json["passed"], &json["failed"]), (&json!(1), &json!(1)));
+    assert_eq!(json["tests"][1]["outcome"], "fail");
+    let some = place.run(&["policy", "test", &dir, "--run", "reading"]);
+    assert_eq!(some.status.code(), Some(0));
+    let none = place.run(&["policy", "test", &dir, "--run", "nothing"]);
+    assert_eq!(none.status.code(), Some(3));
+}
+
+#[test]
+fn what_is_wrong_with_a_bundle_is_said_with_file_and_line() {
+    let place = Place::new(PALISADE);
+    for (text, said) in [
+        ("package mcp.authz\n\nallow := ", "policy.rego:3"),
+        ("package mcp.authz\nallow if http.send({}).x", "http.send"),
+        (
+            "package mcp.authz\nallow if no.such.function(1)",
+            "policy.rego:2",
+        ),
+        ("package mcp.authz\nx := 1", "decision, action or allow"),
+    ] {
+        let home = tempfile::tempdir().unwrap();
+        let dir = bundle(home.path(), &[("policy.rego", text)]);
+        for command in ["check", "test"] {
+            let output = place.run(&["policy", command, &dir]);
+            assert_eq!(output.status.code(), Some(2), "{text}");
+            assert!(err(&output).contains(said), "{text}: {}", err(&output));
+        }
+    }
+    let missing = place.run(&["policy", "check", "/nowhere"]);
+    assert_eq!(missing.status.code(), Some(3));
+}
+
+#[test]
+fn check_reads_the_bundles_of_the_configuration() {
+    let place = Place::new(PALISADE);
+    let home = tempfile::tempdir().unwrap();
+    let dir = bundle(home.path(), &[("policy.rego", POLICY)]);
+    place.write_config(&format!(
+        "version: '1.0'\npolicies:\n  bundles:\n  - {{id: good, path: '{dir}', entrypoint: mcp/authz}}\n  - {{id: lost, path: '{dir}', entrypoint: git/push}}\n"
+    ));
+    let output = place.run(&["policy", "check"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(out(&output).contains("good: ok, data.mcp.authz.decision"));
+    assert!(err(&output).contains("lost: there is nothing at its entrypoint git/push"));
+}
+
+#[test]
+fn a_decision_is_printed_and_explained() {
+    let place = Place::new(PALISADE);
+    let home = tempfile::tempdir().unwrap();
+    let dir = bundle(
+        home.path(),
+        &[("policy.rego", POLICY), ("data.json", r#"{"trusted": []}"#)],
+    );
+    for (name, decision, code) in [
+        ("read", "allow", 0),
+        ("write", "block", 7),
+        ("log", "redact", 0),
+    ] {
+        let input = input(
+            home.path(),
+            &json!({"name": name, "params": {"key": "k", "x": 1}}),
+        );
+        let output = place.run(&["policy", "eval", &dir, "--input", &input]);
+        assert_eq!(output.status.code(), Some(code), "{name}");
+        let said: Value = serde_json::from_str(&out(&output)).unwrap();
+        assert_eq!(said["decision"], decision);
+        assert_eq!(said["entrypoint"], "data.mcp.authz.decision");
+        if decision == "redact" {
+            assert_eq!(said["redacted"], json!({"key": "[redacted]", "x": 1}));
+        }
+    }
+    let input = input(home.path(), &json!({"name": "write"}));
+    let output = place.run(&["policy", "explain", &dir, "--input", &input]);
+    assert_eq!(output.status.code(), Some(7));
+    let said = out(&output);
+    for line in [
+        "data.mcp.authz.decision: block",
+        "  reason    only reading",
+        "  data.mcp.authz.trusted = undefined",
+        "      policy.rego:3, policy.rego:5, policy.rego:7",
+        "not in this input:",
+        "  input.agent_id",
+    ] {
+        assert!(said.contains(line), "{line} is not in:\n{said}");
+    }
+}
