@@ -197,6 +197,43 @@ fn a_workflow_is_the_operators_and_one_that_stays_as_it_is_does_not_matter() {
 }
 
 #[test]
+fn a_branch_may_begin_at_one_whose_workflows_are_not_the_default_branchs() {
+    let yard = checked();
+    let dir = yard.working_copy("work");
+    let upstream = yard.upstream("acme/app");
+    let path = upstream.to_str().unwrap();
+    yard.commit(&dir, ".github/workflows/ci.yml", "on: push\n");
+    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/main"]);
+    yard.commit(
+        &dir,
+        ".github/workflows/ci.yml",
+        "on: [push, pull_request]\n",
+    );
+    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/develop"]);
+    yard.git_in(&dir, &["fetch", "-q", "origin"]);
+
+    yard.commit(&dir, "src/a", "a\n");
+    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/fine"]);
+    yard.git_in(&dir, &["tag", "v1", "origin/develop"]);
+    yard.git_in(&dir, &["push", "-q", "origin", "v1"]);
+    let refs = yard.refs("acme/app");
+    assert!(refs.contains("refs/heads/fine") && refs.contains("refs/tags/v1"));
+
+    yard.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/develop"]);
+    yard.commit(&dir, ".github/workflows/ci.yml", "on: workflow_dispatch\n");
+    let args = ["push", "origin", "HEAD:refs/heads/workflow"];
+    let sentence = "files that only the operator changes";
+    yard.refused(&dir, &args, "git_path", sentence);
+    // One that upstream had, and has nowhere any more.
+    yard.git_in(&upstream, &["branch", "-q", "-D", "develop"]);
+    yard.git_in(&upstream, &["update-ref", "-d", "refs/heads/fine"]);
+    yard.git_in(&upstream, &["update-ref", "-d", "refs/tags/v1"]);
+    yard.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/develop"]);
+    yard.commit(&dir, "src/b", "b\n");
+    yard.refused(&dir, &args, "git_path", sentence);
+}
+
+#[test]
 fn what_upstream_has_already_is_not_looked_at() {
     let yard = checked();
     let dir = yard.working_copy("work");

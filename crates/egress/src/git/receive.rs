@@ -6,6 +6,7 @@
 //! Upstream sees no byte of it before the last of these says yes.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::sync::Arc;
 
 use bytes::BytesMut;
@@ -15,7 +16,7 @@ use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, H
 use http_body_util::BodyExt;
 use policy::host::Host;
 use policy::proof::Permitted;
-use policy::push::{self, Case, Findings, Sighting};
+use policy::push::{self, Case, Findings, Restricted, Sighting};
 use policy::reason::Reason;
 use policy::refs::{PushDenied, RefFacts, RefUpdate};
 use policy::registration::{MAX_RECEIVE_PACK_BYTES, Registration, Repo};
@@ -28,7 +29,7 @@ use super::intake::{Coding, Intake, Stop, Taken};
 use super::push::{Capabilities, Head, Parsed, Push};
 use super::report::{self, Reader};
 use super::spool::Spool;
-use super::upstream::Upstream;
+use super::upstream::{Breadth, Known, Upstream};
 use super::{policies, size};
 use crate::body::{self, Content};
 use crate::guest::Guest;
@@ -474,6 +475,14 @@ impl Waiting<'_> {
     }
 }
 
+impl Known {
+    /// The trees, as the reader takes them.
+    fn bases(&self) -> Result<Vec<File>, Denial> {
+        let file = self.trees.file();
+        Ok(vec![file.map_err(|error| push::unread(error.to_string()))?])
+    }
+}
+
 /// Has the objects read. Where nobody can, the push is refused.
 async fn read_objects(
     traffic: &Traffic,
@@ -488,15 +497,26 @@ async fn read_objects(
     let known = match waiting.upstream {
         // That something is gone is only seen beside what was there.
         Some(upstream) if !case.restricted.is_empty() && waiting.pack.is_some() => {
-            upstream.trees(case.format, &case.updates, place).await
+            let (format, updates) = (case.format, &case.updates);
+            upstream.trees(format, updates, place, Breadth::Near).await
         }
         _ => None,
     };
-    let mut bases = Vec::new();
-    if let Some(known) = &known {
-        case.default_tip = known.default_tip;
-        let file = known.trees.file();
-        bases.push(file.map_err(|error| push::unread(error.to_string()))?);
+    let Some((known, upstream)) = known.zip(waiting.upstream) else {
+        return judge.read(&case, waiting.pack()?, Vec::new()).await;
+    };
+    case.default_tip = known.default_tip;
+    let found = judge.read(&case, waiting.pack()?, known.bases()?).await?;
+    drop(known);
+    if found.restricted != Restricted::Unknown {
+        return Ok(found);
     }
-    judge.read(&case, waiting.pack()?, bases).await
+    // It may begin at a branch of somebody else's.
+    let (format, updates) = (case.format, &case.updates);
+    let wider = upstream.trees(format, updates, place, Breadth::Branches);
+    let Some(known) = wider.await else {
+        return Ok(found);
+    };
+    case.default_tip = known.default_tip;
+    judge.read(&case, waiting.pack()?, known.bases()?).await
 }

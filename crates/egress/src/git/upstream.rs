@@ -41,6 +41,9 @@ const MOST_TREES: u64 = 64 << 20;
 /// How many commits' trees are asked for.
 const MOST_WANTS: usize = 256;
 
+/// How the names of branches begin.
+const BRANCHES: &[u8] = b"refs/heads/";
+
 /// How many of them are of branches that the sandbox made.
 const MOST_OWN: usize = 64;
 
@@ -65,6 +68,16 @@ struct Request {
     target: Target,
     destination: Destination,
     headers: HeaderMap,
+}
+
+/// Whose trees are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Breadth {
+    /// Those of the default branch, of the refs that are pushed to, and of branches the sandbox
+    /// made, which a new tag or branch may stand on.
+    Near,
+    /// Those of other branches as well, as many as there may be.
+    Branches,
 }
 
 /// What upstream has.
@@ -132,8 +145,7 @@ impl<'a> Upstream<'a> {
         }
     }
 
-    /// The trees a push is compared with: those of the default branch, of the refs that are
-    /// pushed to, and of branches the sandbox made, which a new tag or branch may stand on.
+    /// The trees a push is compared with.
     /// Only what a ref of upstream's points at is asked for: forges share objects among
     /// forks, and would give those of any. None where upstream does not give them.
     pub(super) async fn trees(
@@ -141,9 +153,10 @@ impl<'a> Upstream<'a> {
         format: ObjectFormat,
         updates: &[RefUpdate],
         place: &Place,
+        breadth: Breadth,
     ) -> Option<Known> {
         let own = self.guest.branches.of(place, MOST_OWN);
-        match self.try_trees(format, updates, &own).await {
+        match self.try_trees(format, updates, &own, breadth).await {
             Ok(known) => known,
             Err(error) => {
                 tracing::info!(sandbox = %self.guest.id(), error, "upstream's trees are not known");
@@ -157,12 +170,18 @@ impl<'a> Upstream<'a> {
         format: ObjectFormat,
         updates: &[RefUpdate],
         own: &[String],
+        breadth: Breadth,
     ) -> Result<Option<Known>, String> {
         let names = || {
             let pushed = updates.iter().map(|update| update.name.as_bytes());
             pushed.chain(own.iter().map(String::as_bytes))
         };
-        let refs = self.refs(ask::refs(format, names())).await?;
+        let others = match breadth {
+            Breadth::Near => None,
+            Breadth::Branches => Some(BRANCHES),
+        };
+        let asked = ask::refs(format, names().chain(others));
+        let refs = self.refs(asked).await?;
         let default_tip = refs.get(&b"HEAD"[..]).copied();
         let mut wants: Vec<ObjectId> = default_tip.into_iter().collect();
         wants.extend(names().filter_map(|name| refs.get(name).copied()));
@@ -173,6 +192,15 @@ impl<'a> Upstream<'a> {
         }
         if wants.len() > MOST_WANTS {
             return Err("the push touches too many refs".to_owned());
+        }
+        if breadth == Breadth::Branches {
+            let branches = refs.iter().filter(|(name, _)| name.starts_with(BRANCHES));
+            let mut more: Vec<ObjectId> = branches.map(|(_, id)| *id).collect();
+            more.retain(|id| wants.binary_search(id).is_err());
+            more.sort_unstable();
+            more.dedup();
+            more.truncate(MOST_WANTS - wants.len());
+            wants.extend(more);
         }
         let trees = self.pack(ask::trees(format, &wants)).await?;
         Ok(Some(Known { default_tip, trees }))
