@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use testkit::gate::Place;
+use testkit::sshd::Sshd;
 use testkit::{said, wait};
 
 use crate::harbour::{APP, Harbour, SECRET, Twist};
@@ -420,4 +422,65 @@ fn relay(from: IpAddr, to: SocketAddr) -> SocketAddr {
         });
     });
     address
+}
+
+#[test]
+fn a_mirror_that_is_not_configured_any_more_is_removed() {
+    let harbour = Harbour::new(&Twist::default());
+    harbour.clone_as("work");
+    let mirrors = harbour.yard.state().join("mirrors");
+    let count = || std::fs::read_dir(&mirrors).unwrap().count();
+    assert_eq!(count(), 1);
+    let config = harbour.yard.path("palisade.yaml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let (rest, _) = text.split_once("  mirrors:").unwrap();
+    std::fs::write(&config, rest).unwrap();
+    wait::until("the mirror to go", || (count() == 0).then_some(()));
+    // It comes back where it is wanted again.
+    std::fs::write(&config, text).unwrap();
+    wait::until("a clone", || {
+        let top = harbour.yard.path("");
+        let cloned = harbour.yard.try_git(&top, &["clone", "-q", APP, "again"]);
+        cloned.status.success().then_some(())
+    });
+    assert_eq!(count(), 1);
+}
+
+#[test]
+fn health_says_which_program_the_mirrors_lack() {
+    let place = Place::new(env!("CARGO_BIN_EXE_palisade"));
+    let programs = tempfile::tempdir().unwrap();
+    let configured = |mirror: &str| {
+        place.write_config(&format!("version: \"1.0\"\ngit:\n  mirrors: [{mirror}]\n"));
+    };
+    configured("{name: app, upstream: 'https://forge.example/acme/app'}");
+    let gate = place.start_with(|command| command.env("PATH", programs.path()));
+    let error = |wanted: &str| {
+        wait::until(wanted, || {
+            let answer = gate.get("/internal/health");
+            let error = answer.json()["errors"]["git_mirrors"].clone();
+            let told = error.as_str().is_some_and(|error| error.contains(wanted));
+            told.then_some(answer.status)
+        })
+    };
+    assert_eq!(
+        error("git mirrors are unavailable: git is not installed"),
+        503
+    );
+
+    std::fs::write(programs.path().join("git"), "").unwrap();
+    let sshd = Sshd::start();
+    configured(&format!(
+        "{{name: app, upstream: 'ssh://git@git.example/app', identity: 'file:{}', host_key: '{}'}}",
+        sshd.key().display(),
+        sshd.host_key()
+    ));
+    assert_eq!(error("reached by ssh are unavailable: ssh is not"), 503);
+
+    configured("");
+    wait::until("health without mirrors", || {
+        let answer = gate.get("/internal/health");
+        let unlisted = answer.json()["checks"].get("git_mirrors").is_none();
+        (answer.status == 200 && unlisted).then_some(())
+    });
 }

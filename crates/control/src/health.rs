@@ -31,6 +31,11 @@ impl Board {
         self.lines().checks.insert(name.to_owned(), outcome.err());
     }
 
+    /// Takes a check back that nobody makes any more.
+    pub fn retract(&self, name: &str) {
+        self.lines().checks.remove(name);
+    }
+
     /// Posts the state of a supervised task.
     pub fn task(&self, name: &str, state: TaskHealth) {
         self.lines().tasks.insert(name.to_owned(), state);
@@ -181,6 +186,17 @@ mod tests {
         assert!(!report.checks["registry_accessible"]);
         assert_eq!(report.errors["registry_accessible"], "moved aside");
         assert!(!report.errors.contains_key("config_current"));
+    }
+
+    #[test]
+    fn a_check_that_is_taken_back_is_not_listed() {
+        let board = Board::default();
+        board.check("git_mirrors", Err("there is no git".to_owned()));
+        assert_eq!(board.report([]).status, Status::Degraded);
+        board.retract("git_mirrors");
+        let report = board.report([]);
+        assert_eq!(report.status, Status::Healthy);
+        assert!(report.checks.is_empty() && report.errors.is_empty());
     }
 
     #[test]

@@ -15,29 +15,30 @@ pub mod daemon;
 pub mod output;
 pub mod program;
 pub mod push;
+pub mod room;
 pub mod serve;
 pub mod stale;
+mod upkeep;
 pub mod upstream;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use aws_lc_rs::digest::{SHA256, digest};
 use bytes::Bytes;
 use config::Settings;
 use config::section::git;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Child;
-use tokio::sync::Semaphore;
 
 use self::output::Output;
-use self::program::Git;
+use self::program::{Git, is_there};
+use self::room::{Room, Rooms, Usage, name_of};
 use self::stale::Stale;
+use self::upkeep::GONE;
 use self::upstream::{Asking, KEPT, Upstream};
 
 /// Refs of upstream that are mirrored.
@@ -50,6 +51,7 @@ const FRESH_FOR: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Mirrors {
     each: Mutex<BTreeMap<String, Arc<Mirror>>>,
+    rooms: Rooms,
     directory: PathBuf,
 }
 
@@ -58,8 +60,7 @@ pub struct Mirrors {
 pub struct Mirror {
     settings: git::Mirror,
     git: Git,
-    /// One fetch at a time.
-    turn: Semaphore,
+    room: Arc<Room>,
     /// How many fetches have begun.
     begun: AtomicU64,
     /// The last fetch that ended.
@@ -85,7 +86,7 @@ struct Last {
 
 impl Mirrors {
     /// Mirrors that live in `directory`, which is made. Keys that a gate left there when it
-    /// was killed are removed.
+    /// was killed are removed, and what it was about to remove.
     pub fn open(directory: &Path) -> std::io::Result<Self> {
         std::fs::DirBuilder::new()
             .recursive(true)
@@ -93,18 +94,32 @@ impl Mirrors {
             .create(directory)?;
         for entry in std::fs::read_dir(directory)? {
             let entry = entry?;
-            if entry
-                .file_name()
-                .as_encoded_bytes()
-                .starts_with(KEPT.as_bytes())
-            {
+            let name = entry.file_name();
+            if name.as_encoded_bytes().starts_with(KEPT.as_bytes()) {
                 std::fs::remove_file(entry.path())?;
+            } else if name.as_encoded_bytes().starts_with(GONE.as_bytes()) {
+                std::fs::remove_dir_all(entry.path())?;
             }
         }
         Ok(Self {
             each: Mutex::default(),
+            rooms: Rooms::default(),
             directory: directory.to_owned(),
         })
+    }
+
+    /// What is not installed here although the configured mirrors need it. Looks for programs,
+    /// so it blocks.
+    pub fn lacking(settings: &Settings) -> Option<String> {
+        let mirrors = &settings.git.mirrors;
+        let lacks = |program: &str, whose: &str| {
+            format!("{whose} are unavailable: {program} is not installed where the gate runs")
+        };
+        if !mirrors.is_empty() && !is_there("git") {
+            return Some(lacks("git", "git mirrors"));
+        }
+        let by_ssh = mirrors.iter().any(git::Mirror::is_ssh);
+        (by_ssh && !is_there("ssh")).then(|| lacks("ssh", "git mirrors that are reached by ssh"))
     }
 
     /// Where keys are kept while they are used.
@@ -124,24 +139,19 @@ impl Mirrors {
         if let Some(known) = known.filter(|known| known.settings == *wanted) {
             return Some(Arc::clone(known));
         }
-        let mirror = Arc::new(Mirror::new(wanted.clone(), &self.directory));
+        let mirror = Arc::new(Mirror::new(wanted.clone(), self));
         each.insert(wanted.name.clone(), Arc::clone(&mirror));
         Some(mirror)
     }
 }
 
 impl Mirror {
-    fn new(settings: git::Mirror, directory: &Path) -> Self {
-        // A name that is given to another upstream must not show what the first one had.
-        let mut place = format!("{}-", settings.name);
-        let digest = digest(&SHA256, settings.upstream.as_bytes());
-        for byte in digest.as_ref().iter().take(8) {
-            let _ = write!(place, "{byte:02x}");
-        }
+    fn new(settings: git::Mirror, all: &Mirrors) -> Self {
+        let name = name_of(&settings);
         Self {
-            git: Git::new(&directory.join(place + ".git")),
+            git: Git::new(&all.directory.join(&name)),
+            room: all.rooms.find(&name),
             settings,
-            turn: Semaphore::new(1),
             begun: AtomicU64::new(0),
             last: Mutex::default(),
         }
@@ -162,7 +172,7 @@ impl Mirror {
     async fn refresh(&self, asking: &Asking<'_>) -> Result<(), Stale> {
         let came = self.begun.load(Ordering::SeqCst);
         // The semaphore is never closed.
-        let _turn = self.turn.acquire().await;
+        let _turn = self.room.turn.acquire().await;
         if let Some(last) = self.last().filter(|last| last.number > came) {
             return last.result;
         }
@@ -201,11 +211,25 @@ impl Mirror {
             Age::Now => self.refresh(asking).await?,
             Age::Recent => self.refresh_if_old(asking).await?,
         }
-        self.answer(question.into(), Some("version=2"))
+        self.answer(question.into(), Some("version=2")).await
     }
 
-    fn answer(&self, question: Bytes, protocol: Option<&'static str>) -> Result<Output, Stale> {
-        let mut child: Child = self.git.upload_pack(&["--stateless-rpc"], protocol)?;
+    /// Begins to serve a fetch. The directory is in use until that ends.
+    async fn upload_pack(
+        &self,
+        arguments: &[&str],
+        protocol: Option<&'static str>,
+    ) -> Result<(Child, Usage), Stale> {
+        let usage = self.room.enter().await;
+        Ok((self.git.upload_pack(arguments, protocol)?, usage))
+    }
+
+    async fn answer(
+        &self,
+        question: Bytes,
+        protocol: Option<&'static str>,
+    ) -> Result<Output, Stale> {
+        let (mut child, usage) = self.upload_pack(&["--stateless-rpc"], protocol).await?;
         let stdin = child.stdin.take();
         tokio::spawn(async move {
             if let Some(mut stdin) = stdin {
@@ -213,14 +237,15 @@ impl Mirror {
                 let _ = stdin.write_all(&question).await;
             }
         });
-        Ok(Output::new(child, b""))
+        Ok(Output::new(child, b"").using(usage))
     }
 
     async fn fetch(&self, asking: &Asking<'_>) -> Result<(), Stale> {
+        let _usage = self.room.enter().await;
         let upstream = Upstream::reach(&self.settings, asking).await?;
         let theirs = Refs::read(&self.git.list(&upstream).await?).ok_or_else(Stale::refs)?;
         if self.git.exists().await {
-            self.git.tidy().await;
+            self.git.tidy(self.room.is_repacked()).await;
         } else {
             self.git.init(theirs.object_format()).await?;
         }
@@ -295,22 +320,6 @@ mod tests {
         std::fs::create_dir(&kept).unwrap();
         Mirrors::open(directory.path()).unwrap();
         assert!(!key.exists() && kept.exists());
-    }
-
-    #[test]
-    fn a_name_that_means_another_upstream_has_another_directory() {
-        let mirror = |upstream: &str| {
-            let settings = git::Mirror {
-                name: "app".to_owned(),
-                upstream: upstream.to_owned(),
-                identity: None,
-                host_key: None,
-            };
-            format!("{:?}", Mirror::new(settings, Path::new("mirrors")).git)
-        };
-        let first = mirror("https://git.example/a");
-        assert_eq!(first, mirror("https://git.example/a"));
-        assert_ne!(first, mirror("https://git.example/b"));
     }
 
     #[test]

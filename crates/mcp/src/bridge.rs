@@ -17,6 +17,7 @@ use crate::relay::{self, Relay};
 use crate::session::{Session, SessionError, Way};
 use crate::shared::Commons;
 use crate::tools::{Launchers, Served};
+use crate::trace::TRACEPARENT;
 
 /// The most sessions.
 const MOST_SESSIONS: usize = 1024;
@@ -36,6 +37,13 @@ pub struct Incoming {
     pub body: Bytes,
     /// Whose it is.
     pub caller: Caller,
+}
+
+impl Incoming {
+    /// The span that it was asked in.
+    pub fn parent(&self) -> Option<&str> {
+        self.head.headers.get(TRACEPARENT)?.to_str().ok()
+    }
 }
 
 /// One server with what its sessions share.
@@ -199,7 +207,13 @@ impl Bridge {
         let relay = self.relay.clone();
         let session =
             Session::open(id.clone(), Arc::clone(served), caller, way, relay, commons).await?;
-        self.sessions().insert(id, Arc::clone(&session));
+        self.sessions().insert(id.clone(), Arc::clone(&session));
+        // Whoever ended everything meanwhile has not seen it.
+        if self.stop.is_cancelled() {
+            self.close(&id);
+            session.process().ended().await;
+            return Err(SessionError::Full);
+        }
         Ok(session)
     }
 

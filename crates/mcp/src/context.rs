@@ -55,6 +55,8 @@ pub struct RequestContext {
     pub method: Arc<str>,
     /// The tool's own name of what was called; empty where it is not known.
     pub name: Arc<str>,
+    /// The span it began in, where somebody collects spans.
+    pub trace: Option<Arc<str>>,
     /// When it began.
     pub created: Instant,
     /// What policy said.
@@ -102,6 +104,8 @@ pub struct Origin<'a> {
     pub method: &'a str,
     /// What is called, in the tool's own words.
     pub name: &'a str,
+    /// The span it begins in.
+    pub trace: Option<&'a str>,
 }
 
 /// Every request that is remembered. Cloning is cheap.
@@ -296,6 +300,7 @@ impl Contexts {
             tool: text(origin.tool),
             method: text(origin.method),
             name: text(origin.name),
+            trace: origin.trace.map(text),
             created: Instant::now(),
             decision: None,
             execution: None,

@@ -25,9 +25,11 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use self::envelope::Envelope;
 use crate::governance::{Governance, Moment};
+use crate::trace;
 
 /// The field of a result's `_meta` that says which request it answers: the bridge puts it in,
 /// and the after hook takes it out.
@@ -61,13 +63,25 @@ impl Interceptor {
     }
 
     /// Answers `/intercept/before`.
-    pub async fn before(&self, body: Bytes) -> Response<Full<Bytes>> {
-        self.hook(Moment::Before, &body).await
+    /// `parent` names the span that the gateway asks in.
+    pub async fn before(&self, body: Bytes, parent: Option<&str>) -> Response<Full<Bytes>> {
+        self.traced(Moment::Before, &body, parent).await
     }
 
     /// Answers `/intercept/after`.
-    pub async fn after(&self, body: Bytes) -> Response<Full<Bytes>> {
-        self.hook(Moment::After, &body).await
+    pub async fn after(&self, body: Bytes, parent: Option<&str>) -> Response<Full<Bytes>> {
+        self.traced(Moment::After, &body, parent).await
+    }
+
+    async fn traced(
+        &self,
+        moment: Moment,
+        body: &[u8],
+        parent: Option<&str>,
+    ) -> Response<Full<Bytes>> {
+        let span = tracing::info_span!("mcp.intercept", moment = moment.as_str());
+        trace::continue_from(&span, parent);
+        self.hook(moment, body).instrument(span).await
     }
 
     /// Whether a hook in Docker's dialect came within the last five minutes. Only then

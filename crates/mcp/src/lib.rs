@@ -33,3 +33,4 @@ pub mod shared;
 pub mod sse;
 pub mod streamable;
 pub mod tools;
+pub mod trace;

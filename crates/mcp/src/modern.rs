@@ -90,6 +90,7 @@ pub async fn answer(
         Ok(request) => request,
         Err(refused) => return refused.response(&id),
     };
+    let parent = incoming.parent().map(str::to_owned);
     let client = Client {
         caller: incoming.caller,
         capabilities: request.capabilities.clone(),
@@ -97,8 +98,12 @@ pub async fn answer(
     let answered = match request.method() {
         "server/discover" => discover(bridge, served, &client, &id).await,
         "subscriptions/listen" => listen::answer(bridge, served, &client, &request).await,
-        method if ASKING.contains(&method) => call(bridge, served, client, request).await,
-        method if PLAIN.contains(&method) => plain(bridge, served, &client, request).await,
+        method if ASKING.contains(&method) => {
+            call(bridge, served, client, request, parent.as_deref()).await
+        }
+        method if PLAIN.contains(&method) => {
+            plain(bridge, served, &client, request, parent.as_deref()).await
+        }
         method => Err(Refused::new(
             StatusCode::NOT_FOUND,
             code::NO_METHOD,
@@ -153,9 +158,10 @@ async fn plain(
     served: &Arc<Served>,
     client: &Client,
     request: Request,
+    parent: Option<&str>,
 ) -> Result<Response<Content>, Refused> {
     let (relay, caller) = (bridge.relay(), &client.caller);
-    let permitted = match relay.permit(served, caller, request.message).await {
+    let permitted = match relay.permit(served, caller, request.message, parent).await {
         Ok(permitted) => permitted,
         Err(refusal) => return Ok(finished("", refusal)),
     };
@@ -182,9 +188,10 @@ async fn call(
     served: &Arc<Served>,
     client: Client,
     request: Request,
+    parent: Option<&str>,
 ) -> Result<Response<Content>, Refused> {
     let method = request.method().to_owned();
-    let driven = Drive::begin_or_resume(bridge, served, client, request).await?;
+    let driven = Drive::begin_or_resume(bridge, served, client, request, parent).await?;
     let drive = match driven {
         Ok(drive) => drive,
         Err(refusal) => return Ok(finished(&method, refusal)),

@@ -4,17 +4,20 @@
 use std::sync::Arc;
 
 use policy::id::RequestId;
-use policy::verdict::Denial;
+use policy::verdict::{Denial, Word};
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
+use crate::context::{Origin, RequestContext};
 use crate::governance::{Asked, Caller, Governance, Moment, Ruling, new_request};
 use crate::interceptor::CORRELATION;
 use crate::metrics::Status;
 use crate::process::Gone;
 use crate::rpc::{self, Message, code};
 use crate::tools::Served;
+use crate::trace::{self, TRACEPARENT};
 
 /// Methods that only arrange how both sides talk. Whatever else a client asks is judged:
 /// also a method that nobody here has heard of.
@@ -40,6 +43,10 @@ pub struct Permitted {
     /// What is sent.
     pub message: Message,
     begun: Instant,
+    /// What is remembered of it for an after hook, by this name.
+    context: Option<String>,
+    /// Lasts as long as the call.
+    span: Span,
 }
 
 /// Sees calls through.
@@ -68,18 +75,29 @@ impl Relay {
         served: &Served,
         caller: &Caller,
         message: Message,
+        parent: Option<&str>,
     ) -> Result<Permitted, String> {
         let begun = Instant::now();
-        let request = new_request();
         let method = message.method().unwrap_or_default().to_owned();
         if ARRANGING.contains(&method.as_str()) {
             return Ok(Permitted {
-                request,
+                request: new_request(),
                 method,
                 message,
                 begun,
+                context: None,
+                span: Span::none(),
             });
         }
+        let known = self.remembered(served, caller, &message);
+        let request = known.as_ref().and_then(|known| known.request);
+        let request = request.unwrap_or_else(new_request);
+        let begun_in = known.as_ref().and_then(|known| known.trace.as_deref());
+        let said = message.param_text(&["_meta", TRACEPARENT]);
+        let parent = parent.or(begun_in).or(said.as_deref());
+        let span =
+            tracing::info_span!("mcp.call", tool = %served.name(), method, request = %request);
+        trace::continue_from(&span, parent);
         let asked = Asked {
             moment: Moment::Before,
             request,
@@ -99,7 +117,8 @@ impl Relay {
                 return Err(refusal(id, &method, request, &denial));
             }
         }
-        let message = match self.governance.judge(&asked).await {
+        let judged = self.governance.judge(&asked).instrument(span.clone());
+        let message = match judged.await {
             Ruling::Pass => message,
             Ruling::Modify(params) => match Message::read(message.with_params(params.get())) {
                 Ok(message) => message,
@@ -110,12 +129,67 @@ impl Relay {
             },
             Ruling::Block(denial) => return Err(refusal(id, &method, request, &denial)),
         };
+        let own = trace::name_of(&span);
+        let message = told_trace(message, own.as_deref().or(parent));
+        let context = match known {
+            Some(known) => Some(known.id.to_string()),
+            None => self.remember(served, caller, request, &message, own.as_deref()),
+        };
         Ok(Permitted {
             request,
             method,
             message,
             begun,
+            context,
+            span,
         })
+    }
+
+    /// What a hook knows of the call: a gateway that says so names the request in `_meta`. It
+    /// is its own agent's and tool's only.
+    fn remembered(
+        &self,
+        served: &Served,
+        caller: &Caller,
+        message: &Message,
+    ) -> Option<RequestContext> {
+        let id = message.param_text(&["_meta", CORRELATION])?;
+        let known = self.governance.contexts().find(&id)?;
+        let is_own = *known.agent == *caller.agent && *known.tool == **served.name();
+        is_own.then_some(known)
+    }
+
+    /// Remembers a call for the after hook of a gateway, while there is one.
+    fn remember(
+        &self,
+        served: &Served,
+        caller: &Caller,
+        request: RequestId,
+        message: &Message,
+        trace: Option<&str>,
+    ) -> Option<String> {
+        if message.method() != Some("tools/call") || !(self.stamps.0)() {
+            return None;
+        }
+        let id = request.to_string();
+        let name = message.param_text(&["name"]).unwrap_or_default();
+        let contexts = self.governance.contexts();
+        let origin = Origin {
+            request: Some(request),
+            agent: &caller.agent,
+            session: &caller.session,
+            sandbox: caller.sandbox.as_ref(),
+            tool: served.name(),
+            method: "tools/call",
+            name: &name,
+            trace,
+        };
+        contexts.create(&id, origin);
+        // It was judged, and is under way.
+        if let Err(expired) = contexts.set_decision(&id, Word::Allow, None) {
+            tracing::debug!(%expired, "a decision is not remembered");
+        }
+        Some(id)
     }
 
     /// What `caller` may hear of the answer, under the id that it gave its request.
@@ -135,6 +209,7 @@ impl Relay {
             Ok(answer) => answer,
             Err(gone) => {
                 self.count(served, permitted, Status::Error, gone.code);
+                self.note_result(permitted, true, gone.code);
                 return Message::failure(id, code::GONE, &gone.to_string(), None);
             }
         };
@@ -145,6 +220,7 @@ impl Relay {
         if is_call {
             self.count(served, permitted, status, None);
         }
+        self.note_result(permitted, answer.error().is_some(), None);
         if method == "tools/list" {
             return readdressed(served.listed(answer, caller), id);
         }
@@ -161,7 +237,11 @@ impl Relay {
             result: raw(answer.result()),
             error: raw(answer.error()),
         };
-        let answer = match self.governance.judge(&asked).await {
+        let judged = self
+            .governance
+            .judge(&asked)
+            .instrument(permitted.span.clone());
+        let answer = match judged.await {
             Ruling::Pass => answer.with_id(id),
             Ruling::Modify(new) if answer.result().is_some() => {
                 readdressed(answer.with_result(new.get()), id)
@@ -205,6 +285,14 @@ impl Relay {
         }
     }
 
+    fn note_result(&self, permitted: &Permitted, failed: bool, exit: Option<i32>) {
+        if let Some(id) = &permitted.context
+            && let Err(expired) = self.governance.contexts().set_result(id, failed, exit)
+        {
+            tracing::debug!(%expired, "a result is not remembered");
+        }
+    }
+
     fn count(&self, served: &Served, permitted: &Permitted, status: Status, exit: Option<i32>) {
         let metrics = self.governance.metrics();
         let took = permitted.begun.elapsed();
@@ -242,6 +330,18 @@ pub fn refused_question(id: &str, denial: &Denial) -> String {
     let about = json!({"reason": denial.reason.code(), "rule": denial.rule.as_str()});
     let text = format!("Blocked by policy: {}", denial.message);
     Message::failure(id, code::REFUSED, &text, Some(&about.to_string()))
+}
+
+/// The call with the name of its span, where the tool finds it.
+fn told_trace(message: Message, span: Option<&str>) -> Message {
+    let (Some(span), Some(params)) = (span, message.params()) else {
+        return message;
+    };
+    let Some(params) = set_meta(params, TRACEPARENT, &rpc::quote(span)) else {
+        return message;
+    };
+    // What was a message is one with another object in its place.
+    Message::read(message.with_params(&params)).unwrap_or(message)
 }
 
 /// The same answer under another id.

@@ -28,6 +28,7 @@ use crate::bridge::{Bridge, Incoming};
 use crate::governance::Caller;
 use crate::interceptor::Interceptor;
 use crate::rpc::LONGEST;
+use crate::trace::TRACEPARENT;
 use crate::{modern, one_stream, streamable};
 
 /// Which agent asks.
@@ -139,9 +140,11 @@ where
             let Ok(body) = read(body).await else {
                 return unread();
             };
+            let parent = head.headers.get(TRACEPARENT);
+            let parent = parent.and_then(|parent| parent.to_str().ok());
             let answered = match *hook {
-                "before" => house.hooks.before(body).await,
-                _ => house.hooks.after(body).await,
+                "before" => house.hooks.before(body, parent).await,
+                _ => house.hooks.after(body, parent).await,
             };
             answered.map(|body| body.map_err(|never| match never {}).boxed_unsync())
         }

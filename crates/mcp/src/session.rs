@@ -298,10 +298,18 @@ impl Session {
     }
 
     /// Takes a request to the server. The answer comes to the outlet.
-    pub async fn ask(self: &Arc<Self>, message: Message) -> Result<Expected, SessionError> {
+    pub async fn ask(
+        self: &Arc<Self>,
+        message: Message,
+        parent: Option<&str>,
+    ) -> Result<Expected, SessionError> {
         let id = message.id().unwrap_or("null").to_owned();
         let expected = self.expect()?;
-        let permitted = match self.relay.permit(&self.served, &self.caller, message).await {
+        let permitted = match self
+            .relay
+            .permit(&self.served, &self.caller, message, parent)
+            .await
+        {
             Ok(permitted) => permitted,
             Err(refusal) => {
                 expected.outlet.finish(refusal);

@@ -112,6 +112,9 @@ impl Served {
 
     /// Starts its program for `caller`, unless it has failed lately.
     pub async fn launch(&self, caller: &Caller) -> Result<Launched, LaunchError> {
+        if self.stop.is_cancelled() {
+            return Err(LaunchError::Failed("it is not served any more".to_owned()));
+        }
         if let Some((failures, wait)) = self.wait() {
             return Err(LaunchError::Waiting { failures, wait });
         }

@@ -2,6 +2,7 @@
 
 pub mod background;
 pub mod lock;
+mod mirrors;
 mod ports;
 mod reload;
 mod shared;
@@ -34,7 +35,7 @@ use sandbox::manager::{Manager, Program};
 use store::audit::{AuditOptions, JsonlOptions, OnFull};
 use store::{Store, StoreOptions};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Failure};
@@ -184,6 +185,7 @@ async fn serve(
     let tools = open_tools(paths, settings.load_full(), given, &stop).await?;
     traffic.serve_tools(Arc::clone(&tools) as _);
     let (reload, requests) = mpsc::channel(8);
+    let changed = Arc::new(Notify::new());
     let reloader = Arc::new(Reloader {
         config: paths.config.clone(),
         settings: Arc::clone(&settings),
@@ -197,6 +199,7 @@ async fn serve(
         requests: Mutex::new(requests),
         hangup: Mutex::new(hangup),
         seen: Mutex::new(sources.fingerprint()),
+        changed: Arc::clone(&changed),
     });
     reloader.announce(&settings.load());
     let served = Arc::new(Served::new(Arc::clone(&traffic), stop.clone()));
@@ -218,7 +221,7 @@ async fn serve(
     });
     sandboxed.open(&gate);
 
-    let supervisor = Supervisor::new(board, numbers, stop.clone());
+    let supervisor = Supervisor::new(Arc::clone(&board), numbers, stop.clone());
     supervisor.start("control", {
         let (socket, gate) = (Arc::clone(&socket), Arc::clone(&gate));
         move |stop| {
@@ -230,6 +233,17 @@ async fn serve(
     supervisor.start("prune", {
         let traffic = Arc::clone(&traffic);
         move |stop| prune_traffic(Arc::clone(&traffic), stop)
+    });
+    supervisor.start("mirrors", {
+        let traffic = Arc::clone(&traffic);
+        move |stop| {
+            let (board, changed) = (Arc::clone(&board), Arc::clone(&changed));
+            mirrors::look_after(Arc::clone(&traffic), board, changed, stop)
+        }
+    });
+    supervisor.start("repack", {
+        let traffic = Arc::clone(&traffic);
+        move |stop| mirrors::repack(Arc::clone(&traffic), stop)
     });
     supervisor.start("expiry", {
         let store = store.clone();

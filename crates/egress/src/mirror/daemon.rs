@@ -233,12 +233,12 @@ async fn fetch(
     let place = Arc::clone(&visitor.guest.fetches).acquire_owned().await;
     let refreshed = Box::pin(mirror.refresh(&visitor.asking())).await;
     refreshed.map_err(|why| why.refusal(mirror))?;
-    let child = mirror.git.upload_pack(&[], protocol);
-    let mut child = child.map_err(|error| super::Stale::from(error).refusal(mirror))?;
+    let begun = mirror.upload_pack(&[], protocol).await;
+    let (mut child, usage) = begun.map_err(|why| why.refusal(mirror))?;
     let stdin = child.stdin.take();
     let live = visitor.enter(mirror)?;
     Ok(Answer::Fetch(Box::new(Fetch {
-        output: Output::new(child, b"").holding(place.ok()),
+        output: Output::new(child, b"").holding(place.ok()).using(usage),
         stdin,
         wire,
         live,

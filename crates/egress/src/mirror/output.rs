@@ -9,6 +9,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::process::{Child, ChildStdout};
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::room::Usage;
 use crate::body::Broken;
 
 /// What is read of a program at once.
@@ -22,6 +23,7 @@ pub struct Output {
     child: Child,
     buffer: BytesMut,
     place: Option<OwnedSemaphorePermit>,
+    usage: Option<Usage>,
 }
 
 impl Output {
@@ -33,7 +35,15 @@ impl Output {
             child,
             buffer: BytesMut::new(),
             place: None,
+            usage: None,
         }
+    }
+
+    /// The same, with a mirror that is in use until it ends.
+    #[must_use]
+    pub fn using(mut self, usage: Usage) -> Self {
+        self.usage = Some(usage);
+        self
     }
 
     /// The same, with a place that is free when it ends.
@@ -74,6 +84,7 @@ impl Body for Output {
         // that, it says in what it prints.
         let _ = this.child.try_wait();
         this.place = None;
+        this.usage = None;
         Poll::Ready(None)
     }
 }

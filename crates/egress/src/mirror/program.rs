@@ -25,6 +25,9 @@ pub const LIST_WITHIN: Duration = Duration::from_secs(30);
 /// How long it may take to give it.
 const FETCH_WITHIN: Duration = Duration::from_secs(15 * 60);
 
+/// How long a mirror may be packed anew.
+const REPACK_WITHIN: Duration = Duration::from_secs(60 * 60);
+
 /// What needs nobody else.
 const ALONE_WITHIN: Duration = Duration::from_secs(60);
 
@@ -92,9 +95,17 @@ impl Git {
         }
     }
 
+    /// Where the repository is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// A command with a clean environment. It ends when whoever waits for it goes.
     fn command(&self) -> Command {
-        let mut command = clean("git");
+        self.settled(clean("git"))
+    }
+
+    fn settled(&self, mut command: Command) -> Command {
         for setting in ALWAYS {
             command.arg("-c").arg(setting);
         }
@@ -143,16 +154,20 @@ impl Git {
     }
 
     /// Removes what a git that was ended in the middle left behind: its locks would keep every
-    /// later one out. Nobody else writes here.
-    pub async fn tidy(&self) {
+    /// later one out. Nobody else writes here, but whoever packs it anew: their packs in the
+    /// making stay.
+    pub async fn tidy(&self, is_repacked: bool) {
         let directory = self.directory.clone();
         let tidied = spawn_blocking(move || {
             remove(&directory, false, |name| name.ends_with(".lock"))?;
             remove(&directory.join("refs"), true, |name| {
                 name.ends_with(".lock")
             })?;
+            if is_repacked {
+                return Ok(());
+            }
             remove(&directory.join("objects/pack"), false, |name| {
-                name.starts_with("tmp_")
+                name.starts_with("tmp_") || name.starts_with(".tmp-")
             })
         });
         if let Err(error) = tidied.await.map_err(io::Error::other).flatten() {
@@ -168,6 +183,32 @@ impl Git {
         command.args(["--no-write-fetch-head", "--", upstream.url()]);
         command.args(refs.iter().map(|refs| format!("+{refs}:{refs}")));
         run("fetching from the upstream", command, FETCH_WITHIN)
+            .await
+            .map(drop)
+    }
+
+    /// Puts all refs into one file.
+    pub async fn pack_refs(&self) -> Result<(), Unrun> {
+        let mut command = self.inside();
+        command.args(["pack-refs", "--all"]);
+        run("packing refs", command, ALONE_WITHIN).await.map(drop)
+    }
+
+    /// Puts all objects into one pack, also those that no ref reaches any more: somebody may be
+    /// in the middle of fetching them. Everybody else comes first.
+    pub async fn repack(&self) -> Result<(), Unrun> {
+        let has_nice = spawn_blocking(|| is_there("nice")).await;
+        let mut command = if has_nice.unwrap_or(false) {
+            let mut command = clean("nice");
+            command.args(["-n", "19", "git"]);
+            self.settled(command)
+        } else {
+            self.command()
+        };
+        command.args(["-c", "pack.threads=1"]);
+        command.arg("--git-dir").arg(&self.directory);
+        command.args(["repack", "-a", "-d", "-l", "-n", "-q", "--keep-unreachable"]);
+        run("packing the mirror anew", command, REPACK_WITHIN)
             .await
             .map(drop)
     }

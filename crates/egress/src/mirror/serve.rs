@@ -176,8 +176,8 @@ async fn fetch(
     let (kind, output) = if errand == Errand::AdvertiseFetch {
         mirror.refresh(&asking).await.map_err(stale)?;
         let arguments = ["--stateless-rpc", "--http-backend-info-refs"];
-        let child = mirror.git.upload_pack(&arguments, protocol);
-        let child = child.map_err(|error| stale(error.into()))?;
+        let begun = mirror.upload_pack(&arguments, protocol).await;
+        let (child, usage) = begun.map_err(stale)?;
         // The second version begins without this line (gitprotocol-http, 'Smart Server
         // Response').
         let banner: &[u8] = match protocol {
@@ -185,11 +185,11 @@ async fn fetch(
             _ => b"001e# service=git-upload-pack\n0000",
         };
         let kind = "application/x-git-upload-pack-advertisement";
-        (kind, Output::new(child, banner))
+        (kind, Output::new(child, banner).using(usage))
     } else {
         let asked = read_question(headers, body).await?;
         mirror.refresh_if_old(&asking).await.map_err(stale)?;
-        let output = mirror.answer(asked, protocol).map_err(stale)?;
+        let output = mirror.answer(asked, protocol).await.map_err(stale)?;
         (ask::RESULT_TYPE, output)
     };
     let live = visitor.enter(mirror)?;

@@ -12,10 +12,12 @@ use policy::splice;
 use policy::verdict::Denial;
 use serde_json::json;
 use serde_json::value::RawValue;
+use tracing::Instrument;
 
 use super::envelope::Envelope;
 use super::{CORRELATION, Interceptor, blocked, reply, written};
 use crate::governance::{Asked, Call, Caller, Moment, Ruling, new_request};
+use crate::trace;
 
 /// The gateway has no name for who asks.
 const NOBODY: &str = "default";
@@ -107,6 +109,9 @@ impl Interceptor {
             return no("the result cannot be read");
         };
         let params = RawValue::from_string(json!({"name": name}).to_string()).ok();
+        let span = tracing::info_span!("mcp.after");
+        let known = known.as_ref();
+        trace::continue_from(&span, known.and_then(|known| known.trace.as_deref()));
         let asked = Asked {
             moment: Moment::After,
             request: request.unwrap_or_else(new_request),
@@ -117,7 +122,7 @@ impl Interceptor {
             result: Some(&result),
             error: None,
         };
-        match self.governance.judge(&asked).await {
+        match self.governance.judge(&asked).instrument(span).await {
             Ruling::Block(denial) => refused(&denial),
             Ruling::Modify(new) if new.get() != heard => {
                 written(StatusCode::OK, new.get().to_owned())

@@ -6,11 +6,13 @@ use policy::verdict::{Denial, RuleName};
 use serde::Serialize;
 use serde_json::json;
 use serde_json::value::RawValue;
+use tracing::{Instrument, Span};
 
 use super::Interceptor;
 use super::envelope::{Envelope, Wrong};
 use crate::context::Origin;
 use crate::governance::{Asked, Call, Caller, Moment, Ruling, new_request};
+use crate::trace;
 
 /// The version of the envelope.
 const VERSION: &str = "1.0";
@@ -51,6 +53,7 @@ impl Interceptor {
                 tool: &head.tool,
                 method: &method,
                 name: call.as_ref().map_or("", |call| &call.name),
+                trace: trace::name_of(&Span::current()).as_deref(),
             },
         );
         let asked = Asked {
@@ -100,6 +103,8 @@ impl Interceptor {
         // The hook does not say again what was called.
         let named = json!({"name": &*known.name}).to_string();
         let named = RawValue::from_string(named).ok();
+        let span = tracing::info_span!("mcp.after", request = %request);
+        trace::continue_from(&span, known.trace.as_deref());
         let asked = Asked {
             moment: Moment::After,
             request,
@@ -110,7 +115,7 @@ impl Interceptor {
             result,
             error,
         };
-        let ruling = self.governance.judge(&asked).await;
+        let ruling = self.governance.judge(&asked).instrument(span).await;
         contexts.delete(&head.request_id);
         Ok(Answer::new(ruling, request))
     }

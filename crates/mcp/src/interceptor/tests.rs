@@ -43,11 +43,11 @@ fn interceptor(policy: &str) -> (Interceptor, Arc<Book>) {
 }
 
 async fn before(interceptor: &Interceptor, body: impl ToString) -> Answer {
-    Answer::of(interceptor.before(body.to_string().into()).await).await
+    Answer::of(interceptor.before(body.to_string().into(), None).await).await
 }
 
 async fn after(interceptor: &Interceptor, body: impl ToString) -> Answer {
-    Answer::of(interceptor.after(body.to_string().into()).await).await
+    Answer::of(interceptor.after(body.to_string().into(), None).await).await
 }
 
 fn request(id: &str, params: Value) -> Value {
@@ -152,7 +152,7 @@ async fn what_is_no_json_is_a_no_in_both_dialects() {
     }
     let answer = Answer::of(
         interceptor
-            .before(Bytes::from_static(b"{\"\xff\":1}"))
+            .before(Bytes::from_static(b"{\"\xff\":1}"), None)
             .await,
     )
     .await;

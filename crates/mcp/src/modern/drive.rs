@@ -118,6 +118,7 @@ impl Drive {
         served: &Arc<Served>,
         client: Client,
         request: Request,
+        parent: Option<&str>,
     ) -> Result<Result<Self, String>, Refused> {
         let given = read_given(&request.message)?;
         let state = match request.message.param(&["requestState"]) {
@@ -129,7 +130,9 @@ impl Drive {
         };
         let (relay, log_level) = (bridge.relay(), request.log_level.clone());
         // The answers are the client's words to the server, so they are judged as the call.
-        let permitted = relay.permit(served, &client.caller, request.message).await;
+        let permitted = relay
+            .permit(served, &client.caller, request.message, parent)
+            .await;
         let permitted = match permitted {
             Ok(permitted) => permitted,
             Err(refusal) => return Ok(Err(refusal)),

@@ -126,7 +126,7 @@ async fn subscribe(
         let Ok(message) = Message::read(text) else {
             continue;
         };
-        let Ok(permitted) = relay.permit(served, &client.caller, message).await else {
+        let Ok(permitted) = relay.permit(served, &client.caller, message, None).await else {
             continue;
         };
         if lease

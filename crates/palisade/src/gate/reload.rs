@@ -97,6 +97,8 @@ pub struct Reloader {
     pub hangup: Mutex<Signal>,
     /// The files as they were when they were last taken or refused.
     pub seen: Mutex<[u8; 32]>,
+    /// Who hears that the settings have changed.
+    pub changed: Arc<Notify>,
 }
 
 impl Reloader {
@@ -242,6 +244,7 @@ impl Reloader {
         self.tools.follow(&settings, rules).await;
         let old = self.settings.swap(Arc::clone(&settings));
         self.announce(&settings);
+        self.changed.notify_one();
         self.board.config(file);
         let changed = old.diff(&settings);
         let late = |key: &&String| AT_START.iter().any(|section| key.starts_with(section));

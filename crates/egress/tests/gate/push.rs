@@ -1,15 +1,8 @@
 //! Pushes whose objects have to be read: a gate, a real `git http-backend` behind it, and
 //! somebody in the place of the reader who says what the test wants.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on should stop"
-)]
-
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
-use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -22,89 +15,21 @@ use egress::connection::{self, Visit};
 use egress::dialer::Dialer;
 use egress::mirror::Mirrors;
 use egress::pipeline::Source;
-use egress::ports::{Ledger, Pack, Programs, PushJudge, Registry};
+use egress::ports::{Pack, PushJudge};
 use egress::request::Opening;
 use egress::traffic::{Parts, Rules, Traffic};
-use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
-use policy::id::{RequestId, SandboxId};
-use policy::identity::Lookup;
+use policy::id::SandboxId;
 use policy::push::{self, Case, Findings, Place as Whereabouts, Restricted, Sighting};
 use policy::reason::Reason;
 use policy::refs::ObjectId;
-use policy::registration::{AuthMode, Registration, Repo, RepoName};
 use policy::verdict::Denial;
-use serde_json::Map;
 use testkit::forge::Forge;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-struct Row;
-
-impl Registry for Row {
-    fn by_id(&self, id: &SandboxId) -> Lookup {
-        Lookup::Found(Arc::new(Registration {
-            id: id.clone(),
-            ip: None,
-            repos: vec![Repo {
-                name: RepoName::parse("acme/app").unwrap(),
-                max_receive_pack_bytes: None,
-            }],
-            auth_mode: AuthMode::User,
-            created: UnixMillis::new(0),
-            expires: UnixMillis::new(i64::MAX),
-            metadata: Map::new(),
-        }))
-    }
-
-    fn by_ip(&self, _: IpAddr) -> Lookup {
-        Lookup::Unknown
-    }
-
-    fn expired(&self, _: &SandboxId) {}
-}
-
-#[derive(Default)]
-struct Records(Mutex<Vec<AuditEvent>>);
-
-#[async_trait::async_trait]
-impl Ledger for Records {
-    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
-        self.0.lock().unwrap().push(*event);
-        Ok(())
-    }
-
-    async fn record(&self, event: Box<AuditEvent>) {
-        self.0.lock().unwrap().push(*event);
-    }
-
-    async fn keep(&self, event: Box<AuditEvent>) {
-        self.record(event).await;
-    }
-
-    async fn history(&self, _: &SandboxId) -> Option<Vec<AuditEvent>> {
-        Some(Vec::new())
-    }
-
-    async fn find(&self, _: &SandboxId, _: RequestId) -> Option<AuditEvent> {
-        None
-    }
-}
-
-struct Nobody;
-
-#[async_trait::async_trait]
-impl Programs for Nobody {
-    async fn owner(
-        &self,
-        _: &SandboxId,
-        _: std::net::SocketAddr,
-        _: std::net::SocketAddr,
-    ) -> Option<String> {
-        None
-    }
-}
+use crate::stand_ins::{Nobody, Records, Row};
 
 /// What the reader was given.
 struct Given {

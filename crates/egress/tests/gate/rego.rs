@@ -1,13 +1,6 @@
 //! The operator's own policies between a client and an origin on loopback.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on should stop"
-)]
-
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -18,7 +11,6 @@ use egress::connection::{self, Visit};
 use egress::dialer::Dialer;
 use egress::mirror::Mirrors;
 use egress::pipeline::Source;
-use egress::ports::{Ledger, Programs, Registry};
 use egress::request::Opening;
 use egress::traffic::{Parts, Rules, Traffic};
 use egress::trial::{self, Question};
@@ -26,15 +18,16 @@ use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
 use policy::host::Host;
 use policy::id::{RequestId, SandboxId};
-use policy::identity::Lookup;
 use policy::reason::Reason;
-use policy::registration::{AuthMode, Registration};
+use policy::registration::Registration;
 use policy::verdict::Word;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use testkit::origin::{Latch, Origin, Reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use crate::stand_ins::{Nobody, Records, Row};
 
 /// Allows what is below `/ok`, has a rule of its own for `/why`, and says nothing of the rest.
 const POLICY: &str = r#"package http.authz
@@ -73,94 +66,6 @@ fn sandbox() -> SandboxId {
     SandboxId::parse("fix-1").unwrap()
 }
 
-struct Row;
-
-impl Registry for Row {
-    fn by_id(&self, id: &SandboxId) -> Lookup {
-        Lookup::Found(Arc::new(Registration {
-            id: id.clone(),
-            ip: None,
-            repos: Vec::new(),
-            auth_mode: AuthMode::User,
-            created: UnixMillis::new(0),
-            expires: UnixMillis::new(i64::MAX),
-            metadata: Map::from_iter([("team".to_owned(), json!("red"))]),
-        }))
-    }
-
-    fn by_ip(&self, _: IpAddr) -> Lookup {
-        Lookup::Unknown
-    }
-
-    fn expired(&self, _: &SandboxId) {}
-}
-
-#[derive(Default)]
-struct Records(Mutex<Vec<AuditEvent>>);
-
-#[async_trait::async_trait]
-impl Ledger for Records {
-    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
-        self.0.lock().unwrap().push(*event);
-        Ok(())
-    }
-
-    async fn record(&self, event: Box<AuditEvent>) {
-        self.0.lock().unwrap().push(*event);
-    }
-
-    async fn keep(&self, event: Box<AuditEvent>) {
-        self.record(event).await;
-    }
-
-    async fn history(&self, _: &SandboxId) -> Option<Vec<AuditEvent>> {
-        None
-    }
-
-    async fn find(&self, _: &SandboxId, _: RequestId) -> Option<AuditEvent> {
-        None
-    }
-}
-
-struct Book(Arc<Records>);
-
-#[async_trait::async_trait]
-impl Ledger for Book {
-    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
-        self.0.try_record(event)
-    }
-
-    async fn record(&self, event: Box<AuditEvent>) {
-        self.0.record(event).await;
-    }
-
-    async fn keep(&self, event: Box<AuditEvent>) {
-        self.0.keep(event).await;
-    }
-
-    async fn history(&self, sandbox: &SandboxId) -> Option<Vec<AuditEvent>> {
-        self.0.history(sandbox).await
-    }
-
-    async fn find(&self, sandbox: &SandboxId, request: RequestId) -> Option<AuditEvent> {
-        self.0.find(sandbox, request).await
-    }
-}
-
-struct Nobody;
-
-#[async_trait::async_trait]
-impl Programs for Nobody {
-    async fn owner(
-        &self,
-        _: &SandboxId,
-        _: std::net::SocketAddr,
-        _: std::net::SocketAddr,
-    ) -> Option<String> {
-        None
-    }
-}
-
 impl Place {
     /// A gate with the policy above; `policies` stands below `policies:` in its settings.
     fn new(policies: &str, answer: impl Fn() -> Reply + Send + Sync + 'static) -> Self {
@@ -177,7 +82,7 @@ impl Place {
         let authority = Authority::open(directory.path(), now).unwrap();
         let traffic = Traffic::new(Parts {
             registry: Arc::new(Row),
-            ledger: Arc::new(Book(Arc::clone(&records))),
+            ledger: Arc::clone(&records) as _,
             programs: Arc::new(Nobody),
             authority: Arc::new(ArcSwap::from_pointee(authority)),
             dialer: Dialer::new(&settings).unwrap(),
@@ -422,9 +327,7 @@ async fn a_reload_ends_what_the_new_policy_does_not_allow() {
 async fn a_trial_asks_the_policy_too() {
     let place = Place::new(ENFORCED, || Reply::text("hello"));
     let rules = place.traffic.rules();
-    let Lookup::Found(row) = Row.by_id(&sandbox()) else {
-        panic!("nobody is registered");
-    };
+    let row = Arc::new(Row::of(&sandbox()));
     let ask = async |path: &str, registration: Option<Arc<Registration>>| {
         let question = Question {
             sandbox: sandbox(),

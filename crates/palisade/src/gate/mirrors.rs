@@ -1,0 +1,65 @@
+//! What mirrors need while nobody asks for them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use control::health::Board;
+use egress::mirror::Mirrors;
+use egress::traffic::Traffic;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// The check on the board.
+const CHECK: &str = "git_mirrors";
+
+/// How often somebody looks whether the programs are there: they may be installed meanwhile.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+/// How often somebody looks whether mirrors are in many pieces.
+const REPACK_EVERY: Duration = Duration::from_secs(10 * 60);
+
+/// Says whether mirrors can be served and removes those that are not configured any more: at
+/// the start, after each change and now and then.
+pub async fn look_after(
+    traffic: Arc<Traffic>,
+    board: Arc<Board>,
+    changed: Arc<Notify>,
+    stop: CancellationToken,
+) -> Result<()> {
+    loop {
+        let settings = Arc::clone(&traffic.rules().settings);
+        if settings.git.mirrors.is_empty() {
+            board.retract(CHECK);
+        } else {
+            let looked = {
+                let settings = Arc::clone(&settings);
+                tokio::task::spawn_blocking(move || Mirrors::lacking(&settings))
+            };
+            board.check(CHECK, looked.await?.map_or(Ok(()), Err));
+        }
+        traffic.mirrors().remove_others(&settings).await;
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = changed.notified() => {}
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+}
+
+/// Packs mirrors anew, now and then. One that is being packed when the gate stops stays as it
+/// was.
+pub async fn repack(traffic: Arc<Traffic>, stop: CancellationToken) -> Result<()> {
+    loop {
+        let settings = Arc::clone(&traffic.rules().settings);
+        let repacking = traffic.mirrors().repack(&settings);
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = repacking => {}
+        }
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(REPACK_EVERY) => {}
+        }
+    }
+}
