@@ -1,6 +1,6 @@
 //! What is said arrives as it was said, and at nobody else.
 
-use std::io::{BufReader, Write};
+use std::io::{BufReader, Read, Write};
 
 use serde_json::{Value, json};
 use testkit::{http, wait};
@@ -125,6 +125,58 @@ fn a_shared_server_is_one_process_and_still_tells_its_sessions_apart() {
         );
         assert_eq!(messages.last().unwrap()["id"], 7);
     }
+}
+
+/// The events of the older transport: their ids and what they say.
+fn events(stream: &mut impl Read, until: &str) -> Vec<(String, String)> {
+    let mut text = String::new();
+    while !text.contains(until) || !text.ends_with("\n\n") {
+        let chunk = http::read_chunk(&mut *stream).unwrap();
+        text += &String::from_utf8(chunk.expect("the stream goes on")).unwrap();
+    }
+    let field = |event: &str, name: &str| {
+        let line = event.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or("").trim().to_owned()
+    };
+    let events = text.split("\n\n").filter(|event| event.contains("data:"));
+    events
+        .map(|event| (field(event, "id:"), field(event, "data:")))
+        .collect()
+}
+
+#[test]
+fn a_stream_of_the_older_transport_goes_on_where_it_broke() {
+    let bridge = Bridge::with_fixture();
+    let _gate = bridge.start();
+    let mut stream = BufReader::new(bridge.send("GET", "/sse", &[], ""));
+    let head = http::read_head(&mut stream).unwrap();
+    let session = head.header("x-session-id").unwrap().to_owned();
+    let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
+    let post = |body: &str| assert_eq!(bridge.ask("POST", &endpoint, &[], body).status, 202);
+    let client = json!({"name": "test", "version": "1"});
+    let params = json!({"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": client});
+    post(&request(0, "initialize", &params));
+    events(&mut stream, "protocolVersion");
+    post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
+    let meta = json!({"progressToken": "t"});
+    let arguments = json!({"steps": 20, "ms": 20});
+    let params = json!({"name": "progress", "arguments": arguments, "_meta": meta});
+    post(&request(1, "tools/call", &params));
+    let mut heard = events(&mut stream, "\"progress\":3");
+    drop(stream);
+    let (last, _) = heard.last().unwrap().clone();
+    assert_eq!(last.split(':').next(), Some(session.as_str()), "{last}");
+    let again = bridge.send("GET", "/sse", &[("Last-Event-ID", &last)], "");
+    let mut again = BufReader::new(again);
+    let head = http::read_head(&mut again).unwrap();
+    assert_eq!(head.header("x-session-id"), Some(session.as_str()));
+    heard.extend(events(&mut again, "Done."));
+    let told = heard.iter().filter_map(|(_, data)| {
+        let message: Value = serde_json::from_str(data).ok()?;
+        message["params"]["progress"].as_u64()
+    });
+    let told: Vec<u64> = told.collect();
+    assert_eq!(told, (1..=20).collect::<Vec<u64>>(), "{heard:?}");
 }
 
 #[test]

@@ -174,7 +174,8 @@ const servers = {
 
     if (way === 'http') await transport.terminateSession();
     await client.close();
-    await servers.resume();
+    // Over SSE this client comes back without saying what it has heard.
+    if (way === 'http') await servers.resume();
   },
 
   async resume() {
@@ -186,8 +187,7 @@ const servers = {
       if (progress === 3) relay.cut();
     };
     const request = { name: 'progress', arguments: { steps: 40, ms: 25 } };
-    // Over SSE the client waits some seconds before it comes back.
-    const result = await client.callTool(request, undefined, { onprogress, timeout: patience, resetTimeoutOnProgress: true });
+    const result = await client.callTool(request, undefined, { onprogress, timeout: patience });
     assert.equal(text(result), 'Done.');
     inSteps(seen, 40);
     ok('resume');

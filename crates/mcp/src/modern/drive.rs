@@ -39,6 +39,9 @@ const MOST_QUESTIONS: usize = 64;
 /// Where a server of the era before may say by which name it wants to be answered.
 const INPUT_KEY: &str = "palisade/inputKey";
 
+/// Where a client says under which name it wants to hear of progress.
+const TOKEN: [&str; 2] = ["_meta", "progressToken"];
+
 /// Levels of the server's log, the quietest first (RFC 5424, 6.2.1).
 const LEVELS: [&str; 8] = [
     "emergency",
@@ -98,6 +101,9 @@ pub(super) struct Drive {
     call: Call,
     lease: Lease,
     log_level: Option<String>,
+    /// The token for progress that the server was given. The client may give another one with
+    /// every answer.
+    token: Option<String>,
     /// Answers that came before their questions.
     given: BTreeMap<String, String>,
     questions: Vec<Question>,
@@ -162,6 +168,7 @@ impl Drive {
         }
         let call = process.reserve();
         let text = in_old_words(&permitted.message, &call.id().to_string())?;
+        let token = permitted.message.param(&TOKEN).map(str::to_owned);
         let drive = Self {
             bridge: Arc::clone(bridge),
             served: Arc::clone(served),
@@ -170,6 +177,7 @@ impl Drive {
             call,
             lease,
             log_level,
+            token,
             given,
             questions: Vec::new(),
             asked: 0,
@@ -236,6 +244,12 @@ impl Drive {
             "notifications/cancelled" => {
                 let gone = message.param(&["requestId"]).unwrap_or_default();
                 self.questions.retain(|question| question.id != gone);
+            }
+            "notifications/progress" => {
+                let now = self.permitted.message.param(&TOKEN);
+                if let Some(text) = retold(&message, self.token.as_deref(), now) {
+                    drop(client.send(Out::Said(text)).await);
+                }
             }
             // A client that left is noticed by the one who waits for it.
             _ => drop(client.send(Out::Said(message.into_text())).await),
@@ -471,6 +485,16 @@ enum Step {
     TooLong,
 }
 
+/// Progress under the token that the client knows now, where it wants to hear of it.
+fn retold(progress: &Message, given: Option<&str>, now: Option<&str>) -> Option<String> {
+    let read = |raw: &str| serde_json::from_str::<Value>(raw).ok();
+    let about = progress.param(&["progressToken"]).and_then(read)?;
+    if given.and_then(read)? != about {
+        return None;
+    }
+    Some(progress.with_param(&["progressToken"], now?))
+}
+
 /// The call that waits under `state`, if it is this caller's and is about the same.
 fn take_held(
     bridge: &Arc<Bridge>,
@@ -591,6 +615,24 @@ mod tests {
         for (params, expected) in cases {
             assert_eq!(without_key(params), expected);
         }
+    }
+
+    #[test]
+    fn progress_is_told_under_the_token_of_the_last_request() {
+        let told = |given, now| {
+            let text = r#"{"progress":0.50,"progressToken":"t\u00e9"}"#;
+            let text = Message::notification("notifications/progress", text);
+            retold(&Message::read(text).unwrap(), given, now)
+        };
+        let expected = |token: &str| {
+            let params = format!(r#"{{"progress":0.50,"progressToken":{token}}}"#);
+            Some(Message::notification("notifications/progress", &params))
+        };
+        assert_eq!(told(Some("\"té\""), Some("7")), expected("7"));
+        assert_eq!(told(Some("\"té\""), Some("\"té\"")), expected("\"té\""));
+        assert_eq!(told(Some("\"té\""), None), None);
+        assert_eq!(told(Some("7"), Some("7")), None);
+        assert_eq!(told(None, Some("7")), None);
     }
 
     #[test]
