@@ -12,6 +12,7 @@
 mod cli;
 mod exit;
 mod gate;
+mod leash;
 mod output;
 mod paths;
 mod relay;
@@ -28,8 +29,8 @@ use clap::Parser;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // Before anything else: these clone or shut themselves in, and want no thread and no
-    // argument parser beside them.
+    // Before anything else: these clone, shut themselves in or must be cheap, and want no
+    // thread and no argument parser beside them.
     match std::env::args_os()
         .nth(1)
         .as_deref()
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Some(gate::INIT) => return sandbox::namespace::launch::init_main(),
         Some(gate::WORKER) => return sandbox::worker::worker_main(),
         Some(gate::JUDGE) => return sandbox::judge::judge_main(),
+        Some(leash::LEASH) => return leash::leash_main(),
         _ => {}
     }
     let cli = cli::Cli::parse();

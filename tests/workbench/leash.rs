@@ -1,0 +1,200 @@
+//! What is on a leash never outlives its reason.
+
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use testkit::wait;
+
+use crate::PALISADE;
+use crate::processes::{self, MARK, marked, wait_for, wait_for_nobody};
+
+/// A leash that this test is the parent of.
+struct Leashed {
+    child: Child,
+    mark: String,
+}
+
+impl Leashed {
+    fn start(options: &[&str], script: &str) -> Self {
+        let mark = processes::mark();
+        let child = Command::new(PALISADE)
+            .args(["__leash", "--parent", &std::process::id().to_string()])
+            .args(options)
+            .args(["--", "bash", "-c", script])
+            .env(MARK, &mark)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self { child, mark }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        kill(pid, signal).unwrap();
+    }
+
+    fn code(&mut self) -> Option<i32> {
+        wait::until("the leash to end", || self.child.try_wait().unwrap()).code()
+    }
+}
+
+impl Drop for Leashed {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for (pid, _) in marked(&self.mark) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+/// Ignores TERM, and leaves processes in sessions of their own, one of them by a double fork.
+const STUBBORN: &str = "trap '' TERM
+    setsid sleep 1001 &
+    (setsid bash -c 'trap \"\" TERM; sleep 1002; true' & )
+    sleep 1003
+    true";
+
+fn wait_for_all(mark: &str) {
+    for words in ["sleep 1001", "sleep 1002", "sleep 1003"] {
+        wait_for(mark, words);
+    }
+}
+
+#[test]
+fn a_command_has_its_own_input_output_and_code() {
+    let mut leashed = Leashed::start(&[], "cat; echo talk >&2; exit 7");
+    let mut input = leashed.child.stdin.take().unwrap();
+    input.write_all(b"in\xffand out").unwrap();
+    drop(input);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut stdout = leashed.child.stdout.take().unwrap();
+    stdout.read_to_end(&mut out).unwrap();
+    let mut stderr = leashed.child.stderr.take().unwrap();
+    stderr.read_to_end(&mut err).unwrap();
+    assert_eq!(
+        (out.as_slice(), err.as_slice()),
+        (&b"in\xffand out"[..], &b"talk\n"[..])
+    );
+    assert_eq!(leashed.code(), Some(7));
+}
+
+#[test]
+fn a_signal_that_ended_the_command_is_told() {
+    assert_eq!(Leashed::start(&[], "kill -9 $$").code(), Some(137));
+    // The Rust runtime ignores it, and a command must not.
+    assert_eq!(Leashed::start(&[], "kill -PIPE $$").code(), Some(141));
+}
+
+#[test]
+fn a_command_that_is_not_there_is_127_and_one_that_cannot_run_126() {
+    let code = |command: &str| {
+        let output = Command::new(PALISADE)
+            .args(["__leash", "--parent", &std::process::id().to_string()])
+            .args(["--", command])
+            .output()
+            .unwrap();
+        assert!(String::from_utf8_lossy(&output.stderr).contains("cannot run"));
+        output.status.code()
+    };
+    assert_eq!(code("/nonexistent/command"), Some(127));
+    assert_eq!(code("/etc/passwd"), Some(126));
+}
+
+#[test]
+fn who_is_at_the_other_end_sees_the_command_close_its_output() {
+    let mut leashed = Leashed::start(&[], "exec 1>&- 2>&-; exec sleep 1004");
+    let mut out = Vec::new();
+    let mut stdout = leashed.child.stdout.take().unwrap();
+    stdout.read_to_end(&mut out).unwrap();
+    wait_for(&leashed.mark, "sleep 1004");
+    leashed.signal(Signal::SIGTERM);
+    assert_eq!(leashed.code(), Some(143));
+}
+
+#[test]
+fn being_told_to_end_ends_everybody() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let mut leashed = Leashed::start(&[], STUBBORN);
+        wait_for_all(&leashed.mark);
+        leashed.signal(signal);
+        assert_eq!(leashed.code(), Some(137), "{signal}");
+        assert_eq!(marked(&leashed.mark), []);
+    }
+}
+
+#[test]
+fn a_command_that_heeds_the_signal_is_not_waited_for() {
+    let mut leashed = Leashed::start(&[], "trap 'exit 3' TERM; echo up; while :; do wait; done");
+    let mut up = [0; 3];
+    leashed
+        .child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut up)
+        .unwrap();
+    let told = Instant::now();
+    leashed.signal(Signal::SIGTERM);
+    assert_eq!(leashed.code(), Some(3));
+    assert!(told.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn what_is_left_of_a_command_that_ended_goes_with_it_or_stays() {
+    let script = "setsid sleep 1005 </dev/null >/dev/null 2>&1 & exit 4";
+    let mut leashed = Leashed::start(&[], script);
+    assert_eq!(leashed.code(), Some(4));
+    assert_eq!(marked(&leashed.mark), []);
+
+    let mut leashed = Leashed::start(&["--leave-rest"], script);
+    assert_eq!(leashed.code(), Some(4));
+    wait_for(&leashed.mark, "sleep 1005");
+}
+
+#[test]
+fn a_parent_that_is_killed_takes_everybody_along() {
+    let mark = processes::mark();
+    let mut parent = Command::new("bash")
+        .args([
+            "-c",
+            r#""$0" __leash --parent $$ --leave-rest -- bash -c "$1"; true"#,
+        ])
+        .args([PALISADE, STUBBORN])
+        .env(MARK, &mark)
+        .spawn()
+        .unwrap();
+    wait_for_all(&mark);
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    wait_for_nobody(&mark);
+}
+
+#[test]
+fn a_leash_whose_parent_is_gone_already_starts_nothing() {
+    // The test is not the parent of process 1, and nobody is.
+    let output = Command::new(PALISADE)
+        .args(["__leash", "--parent", "1", "--", "echo", "started"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(output.stdout, b"");
+}
+
+#[test]
+fn a_crowd_that_grows_is_ended() {
+    // Each makes two others, six times over: 127 in all.
+    let script = "f() { [ $1 -gt 0 ] && { f $(($1 - 1)) & f $(($1 - 1)) & }; sleep 1006; }; f 6";
+    let mut leashed = Leashed::start(&[], script);
+    wait::until("a crowd", || {
+        (marked(&leashed.mark).len() > 20).then_some(())
+    });
+    leashed.signal(Signal::SIGTERM);
+    leashed.code();
+    assert_eq!(marked(&leashed.mark), []);
+}

@@ -1,0 +1,58 @@
+//! Processes, found by a mark in their environment that whatever they start inherits.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use testkit::wait;
+
+/// The variable that carries the mark.
+pub(crate) const MARK: &str = "PALISADE_TEST_MARK";
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A mark that no other test has.
+pub(crate) fn mark() -> String {
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{}-{number}", std::process::id())
+}
+
+/// Who runs with the mark, by number and command line.
+pub(crate) fn marked(mark: &str) -> Vec<(i32, String)> {
+    let wanted = format!("{MARK}={mark}");
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment
+                .split(|byte| *byte == 0)
+                .any(|pair| pair == wanted.as_bytes())
+        })
+        .map(|pid| {
+            let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words = String::from_utf8_lossy(&words).replace('\0', " ");
+            (pid, words)
+        })
+        .collect()
+}
+
+/// Waits until nobody runs with the mark.
+pub(crate) fn wait_for_nobody(mark: &str) {
+    wait::until_or(
+        || marked(mark).is_empty().then_some(()),
+        || format!("nobody of {:?}", marked(mark)),
+    );
+}
+
+/// Waits until somebody with the mark runs just these words.
+pub(crate) fn wait_for(mark: &str, words: &str) -> i32 {
+    wait::until_or(
+        || {
+            let all = marked(mark);
+            all.iter()
+                .find(|(_, line)| line.trim_end() == words)
+                .map(|(pid, _)| *pid)
+        },
+        || format!("{words:?} among {:?}", marked(mark)),
+    )
+}
