@@ -21,6 +21,7 @@ mod sandboxes;
 mod summary;
 mod trust;
 mod why;
+mod workbench;
 
 use std::path::PathBuf;
 
@@ -203,6 +204,7 @@ pub enum Command {
     Registry(registry::RegistryCommand),
     /// Trust a repository's own .palisade.yaml, exactly as it is now
     Trust(trust::TrustArgs),
+    Workbench(workbench::WorkbenchArgs),
     /// Ask the gate how it is; exits 1 when it is degraded
     Health,
     /// Say what this machine allows, and how to fix what is missing
@@ -252,6 +254,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Ca(command) => ca::run(command, &global),
         Command::Registry(command) => registry::run(command, &global),
         Command::Trust(args) => trust::run(args, &global),
+        Command::Workbench(args) => workbench::run(&args, &global),
         Command::Health => gate_command::health(&global),
         Command::Doctor(args) => doctor::run(&args, &global),
         Command::Completions { shell } => {
