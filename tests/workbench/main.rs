@@ -9,6 +9,7 @@
 )]
 
 mod changes;
+mod client;
 mod commands;
 mod escapes;
 mod leash;

@@ -20,6 +20,7 @@ pub mod registering;
 pub mod reply;
 pub mod sandboxes;
 pub mod serve;
+pub mod workbench;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -19,6 +19,7 @@ mod registry;
 mod reuse;
 mod sandboxes;
 mod summary;
+mod tool;
 mod trust;
 mod why;
 mod workbench;
@@ -204,6 +205,8 @@ pub enum Command {
     Registry(registry::RegistryCommand),
     /// Trust a repository's own .palisade.yaml, exactly as it is now
     Trust(trust::TrustArgs),
+    /// Call a coding tool inside a sandbox
+    Tool(tool::ToolArgs),
     Workbench(workbench::WorkbenchArgs),
     /// Ask the gate how it is; exits 1 when it is degraded
     Health,
@@ -254,6 +257,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Ca(command) => ca::run(command, &global),
         Command::Registry(command) => registry::run(command, &global),
         Command::Trust(args) => trust::run(args, &global),
+        Command::Tool(args) => tool::run(&args, &global),
         Command::Workbench(args) => workbench::run(&args, &global),
         Command::Health => gate_command::health(&global),
         Command::Doctor(args) => doctor::run(&args, &global),

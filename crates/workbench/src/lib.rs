@@ -6,6 +6,7 @@
 //!
 //! **Never here:** a decision about policy, a sandbox, a branch.
 
+pub mod client;
 pub mod door;
 pub mod error;
 pub mod request;

@@ -11,8 +11,8 @@ use crate::truncation::Truncation;
 pub const DEFAULT_TIMEOUT: f64 = 300.0;
 
 /// Runs a command in the workspace's root.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BashRequest {
     /// For a shell.
     pub command: String,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -125,6 +126,16 @@ impl Listener {
         Ok(Listener::Unix(listener, Some(file)))
     }
 
+    /// The listening Unix socket that this process has as its standard input.
+    pub fn inherited() -> io::Result<Self> {
+        let socket = io::stdin().as_fd().try_clone_to_owned()?;
+        let listener = std::os::unix::net::UnixListener::from(socket);
+        listener.set_nonblocking(true)?;
+        // A file has no address.
+        listener.local_addr()?;
+        Ok(Listener::Unix(UnixListener::from_std(listener)?, None))
+    }
+
     /// Binds a TCP port.
     pub async fn tcp(host: &str, port: u16) -> Result<Self, BindError> {
         let bound = TcpListener::bind((host, port)).await;
@@ -152,7 +163,7 @@ impl Listener {
 
 /// Serves until `stop`: requests in flight have a moment to finish, commands are ended by the
 /// leash's own token.
-pub async fn serve(listener: &Listener, door: Arc<Door>, stop: CancellationToken) {
+pub async fn serve(listener: Listener, door: Arc<Door>, stop: CancellationToken) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let connections = TaskTracker::new();
     loop {
@@ -161,7 +172,7 @@ pub async fn serve(listener: &Listener, door: Arc<Door>, stop: CancellationToken
             place = Arc::clone(&places).acquire_owned() => place,
         };
         let accepted = async {
-            match listener {
+            match &listener {
                 Listener::Unix(listener, _) => {
                     let (stream, _) = listener.accept().await?;
                     Ok(Either::Unix(stream))
@@ -192,6 +203,8 @@ pub async fn serve(listener: &Listener, door: Arc<Door>, stop: CancellationToken
             }
         }
     }
+    // From here on whoever connects is told at once that nobody is there.
+    drop(listener);
     connections.close();
     let _ = tokio::time::timeout(LAST_REQUESTS, connections.wait()).await;
 }

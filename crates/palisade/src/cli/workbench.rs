@@ -10,6 +10,7 @@ use config::Settings;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use workbench::door::{Door, Guard};
 use workbench::root::{Reach, Root};
 use workbench::serve::{self, Listener};
@@ -76,6 +77,9 @@ pub struct WorkbenchArgs {
         require_equals = true, default_value = "false", default_missing_value = "true",
         value_parser = yes_or_no)]
     require_auth: bool,
+    /// Serve the socket that is this process's input: how a sandbox's init starts it
+    #[arg(long, hide = true)]
+    inherited: bool,
     /// Let paths leave the workspace, where the container is wall enough
     #[arg(long, value_name = "BOOL", env = "SIDECAR_ALLOW_OUTSIDE_WORKSPACE_ROOT",
         num_args = 0..=1, require_equals = true, default_value = "false",
@@ -121,6 +125,7 @@ pub fn run(args: &WorkbenchArgs, global: &Global) -> Result<Exit> {
 
 /// What is to be served, checked.
 struct Wish {
+    inherited: bool,
     socket: Option<(PathBuf, u32)>,
     tcp: Option<(IpAddr, u16)>,
     root: PathBuf,
@@ -130,6 +135,17 @@ struct Wish {
 
 impl Wish {
     fn read(args: &WorkbenchArgs) -> Result<Self> {
+        if args.inherited {
+            // Variables inside a sandbox are the agent's affair.
+            return Ok(Self {
+                inherited: true,
+                socket: None,
+                tcp: None,
+                root: args.workspace_root.clone(),
+                guard: Guard::default(),
+                reach: Reach::Workspace,
+            });
+        }
         let wrong = |why: &str| Failure::new(Exit::Usage, why.to_owned());
         let said = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
         let tcp = match (said(&args.tcp_host), said(&args.tcp_port)) {
@@ -164,6 +180,7 @@ impl Wish {
             Reach::Workspace
         };
         Ok(Self {
+            inherited: false,
             socket,
             tcp,
             root: args.workspace_root.clone(),
@@ -196,6 +213,9 @@ async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
     let is_open = wish.guard.token.is_none();
     let door = Arc::new(Door::new(Tools::new(root, leash), wish.guard));
     let mut listeners = Vec::new();
+    if wish.inherited {
+        listeners.push(Listener::inherited().context("the input is no listening socket")?);
+    }
     if let Some((path, mode)) = &wish.socket {
         listeners.push(Listener::unix(path, *mode).await?);
     }
@@ -211,7 +231,7 @@ async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
     } else {
         output::say(&format!("workbench listening on {}", addresses.join(", ")));
     }
-    let serving = serve_all(&listeners, &door, &stop);
+    let serving = serve_all(listeners, door, stop.clone());
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => {}
@@ -227,15 +247,13 @@ fn open_root(path: &Path, reach: Reach) -> Result<Root> {
     Root::open(path, reach).with_context(|| format!("cannot open the workspace {}", path.display()))
 }
 
-async fn serve_all(listeners: &[Listener], door: &Arc<Door>, stop: &CancellationToken) {
-    let one = |listener| serve::serve(listener, Arc::clone(door), stop.clone());
-    match listeners {
-        [first, second] => {
-            tokio::join!(one(first), one(second));
-        }
-        [only] => one(only).await,
-        _ => {}
+async fn serve_all(listeners: Vec<Listener>, door: Arc<Door>, stop: CancellationToken) {
+    let all = TaskTracker::new();
+    for listener in listeners {
+        all.spawn(serve::serve(listener, Arc::clone(&door), stop.clone()));
     }
+    all.close();
+    all.wait().await;
 }
 
 #[cfg(test)]
