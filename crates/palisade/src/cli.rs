@@ -20,9 +20,11 @@ mod registry;
 mod reuse;
 mod sandboxes;
 mod summary;
+mod tool;
 mod tools;
 mod trust;
 mod why;
+mod workbench;
 
 use std::path::PathBuf;
 
@@ -208,6 +210,9 @@ pub enum Command {
     Tools(tools::ToolsCommand),
     /// Trust a repository's own .palisade.yaml, exactly as it is now
     Trust(trust::TrustArgs),
+    /// Call a coding tool inside a sandbox
+    Tool(tool::ToolArgs),
+    Workbench(workbench::WorkbenchArgs),
     /// Ask the gate how it is; exits 1 when it is degraded
     Health,
     /// Say what this machine allows, and how to fix what is missing
@@ -258,6 +263,8 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Registry(command) => registry::run(command, &global),
         Command::Tools(command) => tools::run(command, &global),
         Command::Trust(args) => trust::run(args, &global),
+        Command::Tool(args) => tool::run(&args, &global),
+        Command::Workbench(args) => workbench::run(&args, &global),
         Command::Health => gate_command::health(&global),
         Command::Doctor(args) => doctor::run(&args, &global),
         Command::Completions { shell } => {
