@@ -1,14 +1,16 @@
 //! `palisade upload|download`.
 
 use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use control::sandboxes::body::Purpose;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use policy::id::SandboxId;
 use sandbox::contract::{Moved, Sandbox, SandboxError, Transfer};
+use sandbox::namespace::Namespace;
 use sandbox::transfer::{self, Overwrite, Rules, TransferError};
 use serde_json::json;
 
@@ -64,38 +66,13 @@ pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
         let place = enter(&args.name, Purpose::Upload, global)?;
         let backend = backend(&global.paths()?);
         let bar = bar("uploading");
-        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-        let source = args.source.clone();
         let state = global.paths()?.state_dir;
-        let progress = bar.clone();
-        let packing = std::thread::spawn(move || {
-            let mut writer = BufWriter::with_capacity(1 << 18, writer);
-            let packed = transfer::pack_around(&state, &source, &mut writer, &mut |bytes| {
-                progress.set_position(bytes);
-            })?;
-            writer.flush()?;
-            anyhow::Ok(packed)
+        let moved = send(&backend, &place.id, &args.to, &BOUNDS, |archive| {
+            let mut progress = |bytes| bar.set_position(bytes);
+            transfer::pack_around(&state, &args.source, archive, &mut progress)
         });
-        let mut reader = BufReader::with_capacity(1 << 18, reader);
-        let unpacked = backend.upload(&place.id, &args.to, &mut reader, &BOUNDS);
-        // Nobody reads any more: the packer ends, too.
-        drop(reader);
-        let packed = packing
-            .join()
-            .map_err(|_| anyhow::anyhow!("packing failed"))?;
         bar.finish_and_clear();
-        // An archive that was cut short is so because packing failed; otherwise what failed
-        // inside is why packing failed, if both did.
-        match (unpacked, packed) {
-            (Ok(mut moved), Ok(packed)) => {
-                moved.left_out.extend(packed.left_out);
-                Ok((place, moved))
-            }
-            (Err(SandboxError::Transfer(TransferError::Malformed(_))) | Ok(_), Err(error)) => {
-                Err(error)
-            }
-            (Err(error), _) => Err(error.into()),
-        }
+        Ok((place, moved?))
     };
     let (place, moved) = work().context("upload failed")?;
     let words = format!("Uploaded {} to {}", summary(&moved), place.name);
@@ -107,15 +84,6 @@ pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
         let place = enter(&args.name, Purpose::Download, global)?;
         let backend = backend(&global.paths()?);
         let bar = bar("downloading");
-        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-        let (id, from) = (place.id.clone(), args.source.clone());
-        let packing = std::thread::spawn(move || {
-            let mut writer = BufWriter::with_capacity(1 << 18, writer);
-            let packed = backend.download(&id, &from, &mut writer, &BOUNDS)?;
-            writer.flush()?;
-            anyhow::Ok(packed)
-        });
-        let reader = BufReader::with_capacity(1 << 18, reader);
         let rules = Rules {
             overwrite: if args.overwrite {
                 Overwrite::Yes
@@ -124,31 +92,91 @@ pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
             },
             ..Rules::FOR_HOST
         };
-        let mut counted = Counted {
-            inner: reader,
-            bar: bar.clone(),
-        };
-        let unpacked = transfer::unpack(&mut counted, &args.to, &BOUNDS, &rules);
-        drop(counted);
-        let packed = packing
-            .join()
-            .map_err(|_| anyhow::anyhow!("packing failed"))?;
+        let moved = fetch(&backend, &place.id, &args.source, &BOUNDS, |archive| {
+            let mut counted = Counted {
+                inner: archive,
+                bar: bar.clone(),
+            };
+            transfer::unpack(&mut counted, &args.to, &BOUNDS, &rules)
+        });
         bar.finish_and_clear();
-        // An archive that was cut short is so because packing failed inside; a packer that
-        // lost its reader failed because of what was found here.
-        match (packed, unpacked) {
-            (Ok(packed), Ok(mut moved)) => {
-                moved.left_out.extend(packed.left_out);
-                Ok((place, moved))
-            }
-            (_, Err(error)) if !matches!(error, TransferError::Malformed(_)) => Err(error.into()),
-            (Err(error), _) => Err(error),
-            (Ok(_), Err(error)) => Err(error.into()),
-        }
+        Ok((place, moved?))
     };
     let (place, moved) = work().context("download failed")?;
     let words = format!("Downloaded {} from {}", summary(&moved), place.name);
     tell(&moved, &words, global)
+}
+
+/// Brings what `pack` writes into a sandbox.
+pub fn send(
+    backend: &Namespace,
+    id: &SandboxId,
+    to: &Path,
+    bounds: &Transfer,
+    pack: impl FnOnce(&mut dyn Write) -> Result<Moved, TransferError> + Send,
+) -> Result<Moved> {
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    let (unpacked, packed) = std::thread::scope(|scope| {
+        let packing = scope.spawn(move || {
+            let mut writer = BufWriter::with_capacity(1 << 18, writer);
+            let packed = pack(&mut writer)?;
+            writer.flush()?;
+            anyhow::Ok(packed)
+        });
+        let mut reader = BufReader::with_capacity(1 << 18, reader);
+        let unpacked = backend.upload(id, to, &mut reader, bounds);
+        // Nobody reads any more: the packer ends, too.
+        drop(reader);
+        (unpacked, packing.join())
+    });
+    let packed = packed.map_err(|_| anyhow::anyhow!("packing failed"))?;
+    // An archive that was cut short is so because packing failed; otherwise what failed
+    // inside is why packing failed, if both did.
+    match (unpacked, packed) {
+        (Ok(mut moved), Ok(packed)) => {
+            moved.left_out.extend(packed.left_out);
+            Ok(moved)
+        }
+        (Err(SandboxError::Transfer(TransferError::Malformed(_))) | Ok(_), Err(error)) => {
+            Err(error)
+        }
+        (Err(error), _) => Err(error.into()),
+    }
+}
+
+/// Has `unpack` read what a sandbox gives out.
+pub fn fetch(
+    backend: &Namespace,
+    id: &SandboxId,
+    from: &Path,
+    bounds: &Transfer,
+    unpack: impl FnOnce(&mut dyn Read) -> Result<Moved, TransferError>,
+) -> Result<Moved> {
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    let (packed, unpacked) = std::thread::scope(|scope| {
+        let packing = scope.spawn(move || {
+            let mut writer = BufWriter::with_capacity(1 << 18, writer);
+            let packed = backend.download(id, from, &mut writer, bounds)?;
+            writer.flush()?;
+            anyhow::Ok(packed)
+        });
+        let mut reader = BufReader::with_capacity(1 << 18, reader);
+        let unpacked = unpack(&mut reader);
+        drop(reader);
+        (packing.join(), unpacked)
+    });
+    let packed = packed.map_err(|_| anyhow::anyhow!("packing failed"))?;
+    // An archive that was cut short is so because packing failed inside; a packer that lost
+    // its reader failed because of what was found here.
+    match (packed, unpacked) {
+        (Ok(packed), Ok(mut moved)) => {
+            moved.left_out.extend(packed.left_out);
+            Ok(moved)
+        }
+        (_, Err(error)) if !matches!(error, TransferError::Malformed(_)) => Err(error.into()),
+        (Err(error), _) => Err(error),
+        (Ok(_), Err(error)) => Err(error.into()),
+    }
 }
 
 fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Place> {
