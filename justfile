@@ -49,6 +49,10 @@ crowd count="200":
 traffic-long mib="2048" reloads="200" quiet="600":
     PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --profile long --workspace --no-capture -E 'binary(traffic) and test(/streaming|reloading|lessons/)'
 
+# A command in the workbench that says that many MiB, and what memory that takes
+measure-workbench mib="1024":
+    PALISADE_OUTPUT_MIB={{mib}} cargo nextest run --package palisade --test workbench --cargo-profile release --no-capture much_output
+
 # Fuzz every target for so long, or those that are named (installs cargo-fuzz)
 fuzz seconds="60" *targets:
     PATH="$HOME/.cache/palisade/tools/bin:$PATH" command -v cargo-fuzz >/dev/null || cargo install --quiet --locked --root "$HOME/.cache/palisade/tools" cargo-fuzz

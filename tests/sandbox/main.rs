@@ -62,6 +62,7 @@ mod repositories;
 mod reuse;
 mod scripts;
 mod terminal;
+mod tools;
 mod trust;
 mod upload;
 mod walls;

@@ -8,7 +8,15 @@
     reason = "a test that cannot go on has failed"
 )]
 
+mod changes;
+mod client;
+mod commands;
+mod escapes;
 mod leash;
 mod processes;
+mod searches;
+mod server;
+mod starting;
+mod wire;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");

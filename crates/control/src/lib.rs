@@ -21,6 +21,7 @@ pub mod reply;
 pub mod sandboxes;
 pub mod serve;
 mod tools;
+pub mod workbench;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -2,7 +2,7 @@
 //!
 //! A server that changes what a tool says of itself after somebody has come to trust it can
 //! steer every agent that reads it. The first definition counts; one that differs takes the
-//! tool out of use until the operator accepts it (`palisade tools accept`).
+//! tool out of use until the operator accepts it (`palisade bridge accept`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

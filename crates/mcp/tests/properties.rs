@@ -1,5 +1,11 @@
 //! The seed's correctness properties that concern the bridge, under their numbers.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on should stop"
+)]
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -2,6 +2,7 @@
 
 mod agents;
 mod audit;
+mod bridge;
 mod ca;
 mod checkpoints;
 mod config_command;
@@ -20,9 +21,10 @@ mod registry;
 mod reuse;
 mod sandboxes;
 mod summary;
-mod tools;
+mod tool;
 mod trust;
 mod why;
+mod workbench;
 
 use std::path::PathBuf;
 
@@ -203,11 +205,14 @@ pub enum Command {
     /// Registered containers, and the database they live in
     #[command(subcommand)]
     Registry(registry::RegistryCommand),
-    /// Servers of tools, and whether their tools are what they were
+    /// Servers behind the bridge, and whether their tools are what they were
     #[command(subcommand)]
-    Tools(tools::ToolsCommand),
+    Bridge(bridge::BridgeCommand),
     /// Trust a repository's own .palisade.yaml, exactly as it is now
     Trust(trust::TrustArgs),
+    /// Call a coding tool inside a sandbox
+    Tool(tool::ToolArgs),
+    Workbench(workbench::WorkbenchArgs),
     /// Ask the gate how it is; exits 1 when it is degraded
     Health,
     /// Say what this machine allows, and how to fix what is missing
@@ -256,8 +261,10 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Git(command) => git_check::run(command, &global),
         Command::Ca(command) => ca::run(command, &global),
         Command::Registry(command) => registry::run(command, &global),
-        Command::Tools(command) => tools::run(command, &global),
+        Command::Bridge(command) => bridge::run(command, &global),
         Command::Trust(args) => trust::run(args, &global),
+        Command::Tool(args) => tool::run(&args, &global),
+        Command::Workbench(args) => workbench::run(&args, &global),
         Command::Health => gate_command::health(&global),
         Command::Doctor(args) => doctor::run(&args, &global),
         Command::Completions { shell } => {

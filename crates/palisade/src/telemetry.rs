@@ -140,8 +140,15 @@ fn filter(settings: &Settings, verbose: u8) -> Result<EnvFilter> {
         _ => "trace",
     };
     let others = if own == "trace" { "debug" } else { level };
-    let ours =
-        ["palisade", "control", "store", "config", "policy"].map(|name| format!("{name}={own}"));
+    let ours = [
+        "palisade",
+        "control",
+        "store",
+        "config",
+        "policy",
+        "workbench",
+    ];
+    let ours = ours.map(|name| format!("{name}={own}"));
     EnvFilter::try_new(format!("{others},hyper=info,{}", ours.join(","))).context("logging.level")
 }
 

@@ -57,6 +57,7 @@ pub mod survey;
 mod tree;
 mod trust;
 mod veil;
+mod workbench;
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
@@ -181,6 +182,12 @@ impl Namespace {
     /// Connects to a port of the agent's own localhost, IPv4 first. The socket does not block.
     pub fn connect(&self, id: &SandboxId, port: u16) -> Result<OwnedFd, SandboxError> {
         self.session(id)?.connect(port)
+    }
+
+    /// Connects to the workbench inside: this program again, as the agent, started with these
+    /// words if it does not run. The socket does not block.
+    pub fn workbench(&self, id: &SandboxId, words: &[&str]) -> Result<OwnedFd, SandboxError> {
+        self.session(id)?.workbench(words)
     }
 
     /// The TCP ports inside on which somebody listens, ascending.

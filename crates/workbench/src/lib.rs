@@ -5,3 +5,12 @@
 //! opened below the root by the kernel's own check, and what is no regular file is not read.
 //!
 //! **Never here:** a decision about policy, a sandbox, a branch.
+
+pub mod client;
+pub mod door;
+pub mod error;
+pub mod request;
+pub mod root;
+pub mod serve;
+pub mod tools;
+pub mod truncation;

@@ -101,6 +101,25 @@ impl Session {
         }
     }
 
+    /// A connection to the workbench.
+    pub(crate) fn workbench(&self, words: &[&str]) -> Result<OwnedFd, SandboxError> {
+        let failed = |step: String, reason: String| SandboxError::Start {
+            program: "workbench".to_owned(),
+            step,
+            reason,
+        };
+        let words = words.iter().map(|word| word.as_bytes().to_vec()).collect();
+        self.ask(&Request::Workbench { words })?;
+        match self.hear()? {
+            (Answer::Connected, mut sockets) => sockets
+                .pop()
+                .filter(|_| sockets.is_empty())
+                .ok_or_else(|| failed("connecting".to_owned(), "init sent no socket".to_owned())),
+            (Answer::Failed { step, reason }, _) => Err(failed(step, reason)),
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
     /// The ports inside on which somebody listens.
     pub(crate) fn open_ports(&self) -> Result<Vec<u16>, SandboxError> {
         self.ask(&Request::Ports)?;

@@ -14,7 +14,8 @@
 //! capability more.
 //!
 //! Init itself needs two directories that have no path inside: the processes, and the names
-//! in what it measures.
+//! in what it measures. And this program may be run again, as the workbench: it has no path
+//! inside either, and no secret.
 //!
 //! With `--nested`, files are left out: in such a domain nobody may mount, also not in a user
 //! namespace of its own.
@@ -101,7 +102,11 @@ fn restrict(
         rules = rules
             .add_rule(PathBeneath::new(PathFd::new("/")?, everything))?
             .add_rule(PathBeneath::new(processes, looking))?
-            .add_rule(PathBeneath::new(measured, AccessFs::ReadDir))?;
+            .add_rule(PathBeneath::new(measured, AccessFs::ReadDir))?
+            .add_rule(PathBeneath::new(
+                PathFd::new("/proc/self/exe")?,
+                AccessFs::Execute | AccessFs::ReadFile,
+            ))?;
     }
     // Asked for because the kernel has it: not to get it is no smaller thing than a failure.
     match rules.restrict_self()?.ruleset {

@@ -22,7 +22,7 @@ use nix::unistd::{Gid, Pid, Uid, sethostname, setresgid, setresuid};
 
 use super::dial::{self, Dial, Dialled};
 use super::disk::{Inside, Watch};
-use super::ends::silence;
+use super::ends::{self, silence};
 use super::errand::Errand;
 use super::identity::Account;
 use super::layer::Layers;
@@ -32,6 +32,7 @@ use super::process::{self, End, Job, Work};
 use super::protocol::{Answer, Hello, Identity, PROTOCOL, Report, Request, Size, Spec};
 use super::seccomp::Filters;
 use super::step::{Step, Stumble};
+use super::workbench::{Start, Workbench};
 use super::{domain, environment, hardening, owner, packet, ports, root, tree};
 
 /// The most connections at a time; more are closed at once.
@@ -144,6 +145,7 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
         agent,
         environment: spec.environment,
         connections: Vec::new(),
+        workbench: Workbench::default(),
         keepers: Vec::new(),
         frozen: false,
     })
@@ -159,6 +161,7 @@ struct Init {
     agent: Account,
     environment: Vec<(String, String)>,
     connections: Vec<Connection>,
+    workbench: Workbench,
     /// Those that live, also of commands that have ended and left something running.
     keepers: Vec<Pid>,
     /// Whether we have stopped everybody.
@@ -296,10 +299,13 @@ impl Init {
                 Request::Exec(_)
                 | Request::Upload { .. }
                 | Request::Download { .. }
-                | Request::Connect { .. },
+                | Request::Connect { .. }
+                | Request::Workbench { .. },
                 _,
             ) if connection.used => Err(Error::other("out of turn")),
-            (Request::Exec(_) | Request::Upload { .. }, _) if self.watch.stopped().is_some() => {
+            (Request::Exec(_) | Request::Upload { .. } | Request::Workbench { .. }, _)
+                if self.watch.stopped().is_some() =>
+            {
                 let reason = self.watch.stopped().unwrap_or_default().to_owned();
                 let step = "the sandbox was stopped".to_owned();
                 connection.answer(&Answer::Failed { step, reason })
@@ -321,6 +327,11 @@ impl Init {
             (Request::Connect { port }, _) => {
                 connection.used = true;
                 connection.dialled(dial::begin(port))
+            }
+            (Request::Workbench { words }, _) => {
+                connection.used = true;
+                self.watch.wake();
+                self.connect_workbench(place, words)
             }
             (Request::Ports, _) => match ports::listening(&self.proc) {
                 Ok(ports) => connection.answer(&Answer::Ports(ports)),
@@ -361,7 +372,8 @@ impl Init {
     /// Says which program a connection of the agent's belongs to.
     fn name_owner(&mut self, place: usize, from: SocketAddr, to: SocketAddr) {
         let (mut started, mut untold) = (Vec::new(), Vec::new());
-        for job in self.connections.iter_mut().flat_map(|one| &mut one.job) {
+        let jobs = self.connections.iter_mut().flat_map(|one| &mut one.job);
+        for job in jobs.chain(self.workbench.job_mut()) {
             match job.command() {
                 Some(command) => started.push(command),
                 None => untold.push(job.keeper()),
@@ -392,14 +404,46 @@ impl Init {
             return Ok(());
         };
         connection.used = true;
-        let started =
-            work.and_then(|work| process::spawn(&work, terminal, self.agent, &self.filters));
+        let started = work.and_then(|work| {
+            let ends = ends::make(terminal, self.agent)?;
+            process::spawn(&work, ends, self.agent, &self.filters)
+        });
         match started {
             Ok((job, handed_out)) => {
                 let handed_out: Vec<_> = handed_out.iter().map(AsFd::as_fd).collect();
                 self.keepers.push(job.keeper());
                 connection.job = Some(job);
                 packet::send(connection.socket.as_fd(), &Answer::Started, &handed_out)
+            }
+            Err(Stumble { step, source }) => {
+                let reason = source.to_string();
+                connection.answer(&Answer::Failed { step, reason })
+            }
+        }
+    }
+
+    /// Hands out a connection to the workbench, which runs from the first time on. Like
+    /// everything that a connection did not ask to run for itself, it outlives it.
+    fn connect_workbench(&mut self, place: usize, words: Vec<Vec<u8>>) -> std::io::Result<()> {
+        let connected = self.workbench.connect(
+            words,
+            &Start {
+                environment: &self.environment,
+                agent: self.agent,
+                filters: &self.filters,
+            },
+        );
+        let Some(connection) = self.connections.get(place) else {
+            return Ok(());
+        };
+        match connected {
+            Ok((socket, keeper)) => {
+                self.keepers.extend(keeper);
+                packet::send(
+                    connection.socket.as_fd(),
+                    &Answer::Connected,
+                    &[socket.as_fd()],
+                )
             }
             Err(Stumble { step, source }) => {
                 let reason = source.to_string();

@@ -13,11 +13,10 @@ use nix::unistd::{
     ForkResult, Gid, Pid, Uid, chdir, execve, fork, pipe2, setgroups, setresgid, setresuid, setsid,
 };
 
-use super::ends::{self, close_others, replace, silence};
+use super::ends::{Ends, close_others, replace, silence};
 use super::errand::Errand;
 use super::identity::Account;
 use super::order::Order;
-use super::protocol::Size;
 use super::seccomp::Filters;
 use super::step::{Step, Stumble};
 use super::{hardening, tree};
@@ -137,14 +136,14 @@ fn number(words: &[u8], at: usize) -> Option<i32> {
     Some(i32::from_ne_bytes(word))
 }
 
-/// Starts a process as the agent. Returns what is handed out: three pipe ends or a master.
+/// Starts a process as the agent, with these ends as its input and outputs. Returns what is
+/// handed out.
 pub(crate) fn spawn(
     work: &Work,
-    terminal: Option<Size>,
+    ends: Ends,
     agent: Account,
     filters: &Filters,
 ) -> Result<(Job, Vec<OwnedFd>), Stumble> {
-    let ends = ends::make(terminal, agent)?;
     let (trouble, says) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
     let (tells, tell) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
     fcntl(&tells, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).step("making a pipe")?;

@@ -21,6 +21,8 @@
 //!     │ ◀── Ports [..] ───────────────────────── │
 //!     │ ──── Owner {from, to} ─────────────────▶ │
 //!     │ ◀── Owner program | none ─────────────── │
+//!     │ ──── Workbench {words} ────────────────▶ │   this program again, as the agent
+//!     │ ◀── Connected + socket | Failed {..} ─── │
 //! ```
 //!
 //! Descriptors only ever travel outwards. Init reads none from a client, so what a process
@@ -39,7 +41,7 @@ use super::subids::Slice;
 use crate::contract::{SandboxConfig, Transfer, Transport};
 
 /// The version of everything in this file.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// Init's first words.
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,6 +74,9 @@ pub(crate) enum Request {
     Ports,
     /// Which program has the socket with these ends.
     Owner { from: SocketAddr, to: SocketAddr },
+    /// For a connection to the workbench, which is started with these arguments if it does
+    /// not run.
+    Workbench { words: Vec<Vec<u8>> },
 }
 
 /// A command. Bytes, because neither arguments nor paths need be text.
@@ -109,7 +114,7 @@ pub(crate) enum Answer {
     Exited { code: i32 },
     /// Every process stands still, or goes on.
     Done,
-    /// The port took the connection. One descriptor: the socket.
+    /// The port, or the workbench, took the connection. One descriptor: the socket.
     Connected,
     /// The ports, ascending.
     Ports(Vec<u16>),

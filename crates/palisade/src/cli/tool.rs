@@ -1,0 +1,102 @@
+//! `palisade tool`: one call of a coding tool inside a sandbox.
+
+use std::io::{Read, Write};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::{Value, json};
+use workbench::client::{Client, ClientError};
+use workbench::request::BashRequest;
+use workbench::tools::bash::{Event, Said, Stream};
+
+use crate::cli::sandboxes::below;
+use crate::cli::{Global, block_on, enter, place};
+use crate::exit::{Exit, Failure};
+use crate::gate::background;
+use crate::output;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  palisade tool fix read '{\"path\":\"README.md\",\"limit\":20}'
+  palisade tool fix grep '{\"pattern\":\"TODO\",\"glob\":\"*.rs\"}'
+  palisade tool fix edit '{\"path\":\"a.txt\",\"oldText\":\"one\",\"newText\":\"two\"}'
+  palisade tool fix write - < request.json
+  palisade tool fix bash '{\"command\":\"make test\",\"timeoutSeconds\":60}'
+
+The tool runs inside, as the agent. Its result is JSON; bash's output is the command's own, and
+so is the exit code (124 after its time-out). docs/workbench.md has every field.")]
+pub struct ToolArgs {
+    /// Its name, or its id
+    pub name: String,
+    /// The tool
+    #[arg(value_parser = ["bash", "read", "write", "edit", "ls", "find", "grep"])]
+    pub tool: String,
+    /// What it is asked, as JSON; '-' to read that from stdin
+    #[arg(default_value = "{}")]
+    pub request: String,
+}
+
+pub fn run(args: &ToolArgs, global: &Global) -> Result<Exit> {
+    call(args, global).context("tool failed")
+}
+
+fn call(args: &ToolArgs, global: &Global) -> Result<Exit> {
+    let mut text = args.request.clone();
+    if text == "-" {
+        text.clear();
+        std::io::stdin().read_to_string(&mut text)?;
+    }
+    let request: Value = serde_json::from_str(&text)
+        .map_err(|error| Failure::new(Exit::Usage, format!("the request is no JSON: {error}")))?;
+    let paths = global.paths()?;
+    let backend = enter::backend(&paths);
+    block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let place = place::find(&gate, &args.name).await?;
+        // On record, as every command inside.
+        let body = json!({ "purpose": control::sandboxes::body::Purpose::Exec });
+        gate.post(&below(&place, "session"), &body).await?;
+        let client = control::workbench::client(&backend, &place.id)?;
+        let asked = ask(&client, &args.tool, &request).await;
+        asked.map_err(|error| match error.downcast::<ClientError>() {
+            // What a tool says comes from inside.
+            Ok(ClientError::Refused(sentence)) => {
+                Failure::new(Exit::Failed, output::safe(&sentence)).into()
+            }
+            Ok(other) => other.into(),
+            Err(other) => other,
+        })
+    })
+}
+
+async fn ask(client: &Client, tool: &str, request: &Value) -> Result<Exit> {
+    if tool != "bash" {
+        output::print_json(&client.call_tool(tool, request).await?)?;
+        return Ok(Exit::Ok);
+    }
+    let request: BashRequest = serde_json::from_value(request.clone())
+        .map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
+    let mut said = client.bash(&request).await?;
+    loop {
+        match said.next().await? {
+            Event::Output(stream, said) => {
+                let bytes = match said {
+                    Said::Text(text) => text.into_bytes(),
+                    Said::Bytes(bytes) => bytes,
+                };
+                match stream {
+                    Stream::Stdout => output::write_out(&bytes)?,
+                    Stream::Stderr => std::io::stderr().lock().write_all(&bytes)?,
+                }
+            }
+            Event::Done {
+                timed_out: true, ..
+            } => return Ok(Exit::TimedOut),
+            Event::Done { exit_code, .. } => {
+                return Ok(Exit::Command(u8::try_from(exit_code).unwrap_or(1)));
+            }
+            Event::Failed(why) => return Err(ClientError::Refused(why).into()),
+        }
+    }
+}

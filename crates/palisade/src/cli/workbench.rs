@@ -1,0 +1,309 @@
+//! `palisade workbench`: the coding tools, served where an agent's files are.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use config::Settings;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use workbench::door::{Door, Guard};
+use workbench::root::{Reach, Root};
+use workbench::serve::{self, Listener};
+use workbench::tools::Tools;
+use workbench::tools::bash::Leash;
+
+use crate::cli::Global;
+use crate::exit::{Exit, Failure};
+use crate::leash::LEASH;
+use crate::output;
+use crate::telemetry::{Sink, Telemetry};
+
+/// Where the clients of this service look for it.
+const DEFAULT_SOCKET: &str = "/var/run/sidecar/sidecar.sock";
+
+const EXAMPLES: &str = "\
+What it serves: GET /health, and POST /bash /read /write /edit /ls /find /grep with JSON. Every
+path is below the workspace, whatever it looks like; commands run in it and end with their
+client, their time-out or this process. Whoever reaches the socket can run commands: its mode,
+or the token, decides who that is. See docs/workbench.md.
+
+Examples:
+  palisade workbench --workspace-root . --socket-path /tmp/w.sock
+  curl --unix-socket /tmp/w.sock -H 'content-type: application/json' \\
+       -d '{\"command\":\"make test\"}' http://localhost/bash
+  TCP_HOST=127.0.0.1 TCP_PORT=8731 SIDECAR_AUTH_TOKEN=… SIDECAR_REQUIRE_AUTH=1 palisade workbench";
+
+/// Serve the coding tools (bash, read, write, edit, ls, find, grep) over a socket.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct WorkbenchArgs {
+    /// The Unix socket to listen on; a stale one is replaced
+    /// [default: /var/run/sidecar/sidecar.sock, unless only TCP is asked for]
+    #[arg(long, value_name = "SOCK", env = "SOCKET_PATH")]
+    socket_path: Option<PathBuf>,
+    /// Who may use the Unix socket, as an octal mode
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
+    socket_mode: u32,
+    /// The directory that the tools work in
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "WORKSPACE_ROOT",
+        default_value = "/workspace"
+    )]
+    workspace_root: PathBuf,
+    /// The address to listen on; needs --tcp-port
+    #[arg(long, value_name = "IP", env = "TCP_HOST")]
+    tcp_host: Option<String>,
+    /// The port to listen on; needs --tcp-host
+    #[arg(long, value_name = "PORT", env = "TCP_PORT")]
+    tcp_port: Option<String>,
+    /// What clients show as bearer token. A flag can be read by every user of the machine: the
+    /// variable cannot
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "SIDECAR_AUTH_TOKEN",
+        hide_env_values = true
+    )]
+    auth_token: Option<String>,
+    /// Refuse clients that show no token
+    #[arg(long, value_name = "BOOL", env = "SIDECAR_REQUIRE_AUTH", num_args = 0..=1,
+        require_equals = true, default_value = "false", default_missing_value = "true",
+        value_parser = yes_or_no)]
+    require_auth: bool,
+    /// Serve the socket that is this process's input: how a sandbox's init starts it
+    #[arg(long, hide = true)]
+    inherited: bool,
+    /// Let paths leave the workspace, where the container is wall enough
+    #[arg(long, value_name = "BOOL", env = "SIDECAR_ALLOW_OUTSIDE_WORKSPACE_ROOT",
+        num_args = 0..=1, require_equals = true, default_value = "false",
+        default_missing_value = "true", value_parser = yes_or_no)]
+    allow_outside_workspace_root: bool,
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777)
+        .ok_or_else(|| "not an octal mode like 600 or 660".to_owned())
+}
+
+/// Variables say it in many ways; one that is empty says nothing.
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "" | "0" | "false" | "no" | "off" => Ok(false),
+        _ => Err("say true or false".to_owned()),
+    }
+}
+
+pub fn run(args: &WorkbenchArgs, global: &Global) -> Result<Exit> {
+    let wish = Wish::read(args)?;
+    // What it knows in memory is not for the commands it runs, which have its user id.
+    nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("workbench")
+        .build()
+        .context("cannot start the runtime")?;
+    let telemetry = {
+        let _inside = runtime.enter();
+        Telemetry::start(&Settings::default(), global.verbose, Sink::Stderr)?
+    };
+    let served = runtime.block_on(serve_wish(wish, global));
+    telemetry.finish();
+    // Whoever still reads a large file for a client that is gone need not finish.
+    runtime.shutdown_background();
+    served
+}
+
+/// What is to be served, checked.
+struct Wish {
+    inherited: bool,
+    socket: Option<(PathBuf, u32)>,
+    tcp: Option<(IpAddr, u16)>,
+    root: PathBuf,
+    guard: Guard,
+    reach: Reach,
+}
+
+impl Wish {
+    fn read(args: &WorkbenchArgs) -> Result<Self> {
+        if args.inherited {
+            // Variables inside a sandbox are the agent's affair.
+            return Ok(Self {
+                inherited: true,
+                socket: None,
+                tcp: None,
+                root: args.workspace_root.clone(),
+                guard: Guard::default(),
+                reach: Reach::Workspace,
+            });
+        }
+        let wrong = |why: &str| Failure::new(Exit::Usage, why.to_owned());
+        let said = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+        let tcp = match (said(&args.tcp_host), said(&args.tcp_port)) {
+            (None, None) => None,
+            (Some(host), Some(port)) => {
+                let port = port.trim().parse();
+                let port = port.map_err(|_| wrong("TCP_PORT is not a port number"))?;
+                Some((
+                    address(&host).ok_or_else(|| wrong("TCP_HOST is not an IP address"))?,
+                    port,
+                ))
+            }
+            _ => {
+                let why = "TCP_HOST and TCP_PORT belong together: set both or neither";
+                return Err(wrong(why).into());
+            }
+        };
+        let socket = args
+            .socket_path
+            .clone()
+            .filter(|path| !path.as_os_str().is_empty())
+            .or_else(|| tcp.is_none().then(|| DEFAULT_SOCKET.into()))
+            .map(|path| (path, args.socket_mode));
+        let token = said(&args.auth_token);
+        if args.require_auth && token.is_none() {
+            let why = "SIDECAR_REQUIRE_AUTH is set but there is no token; set SIDECAR_AUTH_TOKEN";
+            return Err(wrong(why).into());
+        }
+        let reach = if args.allow_outside_workspace_root {
+            Reach::Everywhere
+        } else {
+            Reach::Workspace
+        };
+        Ok(Self {
+            inherited: false,
+            socket,
+            tcp,
+            root: args.workspace_root.clone(),
+            guard: Guard {
+                token,
+                required: args.require_auth,
+            },
+            reach,
+        })
+    }
+}
+
+/// The static binary asks no resolver.
+fn address(host: &str) -> Option<IpAddr> {
+    match host.trim() {
+        "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
+        host => host.trim_matches(['[', ']']).parse().ok(),
+    }
+}
+
+async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let root = open_root(&wish.root, wish.reach)?;
+    let leash = Leash {
+        words: vec!["/proc/self/exe".into(), LEASH.into()],
+        stop: stop.clone(),
+    };
+    let is_open = wish.guard.token.is_none();
+    let door = Arc::new(Door::new(Tools::new(root, leash), wish.guard));
+    let mut listeners = Vec::new();
+    if wish.inherited {
+        listeners.push(Listener::inherited().context("the input is no listening socket")?);
+    }
+    if let Some((path, mode)) = &wish.socket {
+        listeners.push(Listener::unix(path, *mode).await?);
+    }
+    if let Some((host, port)) = wish.tcp {
+        listeners.push(Listener::tcp(&host.to_string(), port).await?);
+        if is_open && !host.is_loopback() {
+            output::say("palisade: whoever reaches this port can run commands: set a token");
+        }
+    }
+    let addresses: Vec<String> = listeners.iter().map(Listener::address).collect();
+    if global.json {
+        output::print_json(&json!({ "status": "listening", "addresses": addresses }))?;
+    } else {
+        output::say(&format!("workbench listening on {}", addresses.join(", ")));
+    }
+    let serving = serve_all(listeners, door, stop.clone());
+    tokio::pin!(serving);
+    tokio::select! {
+        () = &mut serving => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    stop.cancel();
+    serving.await;
+    Ok(Exit::Ok)
+}
+
+fn open_root(path: &Path, reach: Reach) -> Result<Root> {
+    Root::open(path, reach).with_context(|| format!("cannot open the workspace {}", path.display()))
+}
+
+async fn serve_all(listeners: Vec<Listener>, door: Arc<Door>, stop: CancellationToken) {
+    let all = TaskTracker::new();
+    for listener in listeners {
+        all.spawn(serve::serve(listener, Arc::clone(&door), stop.clone()));
+    }
+    all.close();
+    all.wait().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: WorkbenchArgs,
+    }
+
+    fn wish(words: &[&str]) -> Result<Wish, String> {
+        let words = [&["workbench"], words].concat();
+        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        Wish::read(&line.args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn without_tcp_it_is_the_usual_socket() {
+        let usual = wish(&[]).unwrap();
+        assert_eq!(usual.socket, Some((DEFAULT_SOCKET.into(), 0o600)));
+        assert_eq!(usual.tcp, None);
+        assert_eq!(usual.root, Path::new("/workspace"));
+        assert_eq!(usual.reach, Reach::Workspace);
+        let tcp = ["--tcp-host", "localhost", "--tcp-port", "80"];
+        let only = wish(&tcp).unwrap();
+        assert_eq!(only.socket, None);
+        assert_eq!(only.tcp, Some((IpAddr::from([127, 0, 0, 1]), 80)));
+        let both = wish(&[&tcp[..], &["--socket-path", "/s", "--socket-mode", "660"]].concat());
+        assert_eq!(both.unwrap().socket, Some(("/s".into(), 0o660)));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_stops_the_start() {
+        for words in [
+            &["--tcp-host", "127.0.0.1"][..],
+            &["--tcp-port", "80"],
+            &["--tcp-host", "", "--tcp-port", "80"],
+            &["--tcp-host", "example.com", "--tcp-port", "80"],
+            &["--tcp-host", "::1", "--tcp-port", "80000"],
+            &["--require-auth"],
+            &["--require-auth=true", "--auth-token", " "],
+            &["--require-auth=perhaps"],
+            &["--socket-mode", "999"],
+        ] {
+            assert!(wish(words).is_err(), "{words:?}");
+        }
+        assert!(wish(&["--require-auth", "--auth-token", "x"]).is_ok());
+        assert!(wish(&["--require-auth=0"]).is_ok());
+    }
+}

@@ -1,0 +1,357 @@
+//! The workspace's root, and names below it.
+//!
+//! Every name is resolved by the kernel from one open directory (`openat2` with
+//! RESOLVE_BENEATH), at the moment it is opened: a link that leads out, or is swapped in between
+//! two looks, is refused. Nothing is opened that could wait (a FIFO) or that is no file.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
+
+use crate::error::ToolError;
+
+/// How often the kernel may find that something moved while it looked, before that is an error.
+const MOST_TRIES: usize = 64;
+
+/// Links that lead to links.
+const MOST_LINKS: usize = 40;
+
+/// Whether paths may leave the workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// They may not.
+    Workspace,
+    /// They may: the container is the only wall.
+    Everywhere,
+}
+
+/// An open workspace.
+#[derive(Debug)]
+pub struct Root {
+    path: PathBuf,
+    directory: OwnedFd,
+    reach: Reach,
+}
+
+/// A name below a directory that is open: what can be replaced.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) directory: OwnedFd,
+    pub(crate) name: OsString,
+}
+
+impl Root {
+    /// Opens the directory at `path`; it must be there.
+    pub fn open(path: &Path, reach: Reach) -> std::io::Result<Self> {
+        let path = std::fs::canonicalize(path)?;
+        let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
+        let directory = nix::fcntl::open(&path, flags, Mode::empty())?;
+        Ok(Self {
+            path,
+            directory,
+            reach,
+        })
+    }
+
+    /// Where it is, without links.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What a client's path means, from the root: `""`, `.` and `/` are the root, an absolute
+    /// path below it is what it says, any other starts at the root.
+    pub(crate) fn locate(&self, asked: &str) -> Result<PathBuf, ToolError> {
+        let asked = Path::new(asked);
+        let below = match asked.strip_prefix(&self.path) {
+            Ok(below) => below,
+            Err(_) if self.reach == Reach::Everywhere => return Ok(self.path.join(asked)),
+            Err(_) => asked,
+        };
+        let mut path = PathBuf::new();
+        for component in below.components() {
+            match component {
+                Component::Normal(name) => path.push(name),
+                Component::ParentDir if self.reach == Reach::Everywhere => {
+                    return Ok(self.path.join(below));
+                }
+                Component::ParentDir if !path.pop() => return Err(ToolError::Outside),
+                Component::ParentDir
+                | Component::RootDir
+                | Component::CurDir
+                | Component::Prefix(_) => {}
+            }
+        }
+        Ok(path)
+    }
+
+    /// Opens what [`Root::locate`] gave.
+    pub(crate) fn open_at(&self, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+        let resolve = match self.reach {
+            Reach::Workspace => ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS,
+            Reach::Everywhere => ResolveFlag::RESOLVE_NO_MAGICLINKS,
+        };
+        open_beneath(&self.directory, path, flags, Mode::empty(), resolve)
+    }
+
+    /// Opens a regular file for reading.
+    pub(crate) fn read(&self, asked: &str) -> Result<(File, FileStat), ToolError> {
+        let path = self.locate(asked)?;
+        let fail = |errno| ToolError::of(asked, errno);
+        let file = self.open_at(&path, OFlag::O_RDONLY).map_err(fail)?;
+        let data = fstat(&file).map_err(fail)?;
+        match kind(&data) {
+            SFlag::S_IFREG => Ok((File::from(file), data)),
+            SFlag::S_IFDIR => Err(ToolError::IsDirectory(asked.to_owned())),
+            _ => Err(ToolError::NotAFile(asked.to_owned())),
+        }
+    }
+
+    /// Opens a directory for listing.
+    pub(crate) fn directory(&self, asked: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
+        let path = self.locate(asked)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let directory = self
+            .open_at(&path, flags)
+            .map_err(|errno| ToolError::of(asked, errno))?;
+        Ok((directory, path))
+    }
+
+    /// Where a walk through a directory begins: an open directory, and the way from there on
+    /// which nothing is a link. From the root if that can be, for the rules of directories
+    /// above count too.
+    pub(crate) fn walk_from(&self, asked: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
+        let (directory, path) = self.directory(asked)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let base = open_plain(&self.directory, Path::new(""), flags);
+        match (base, open_plain(&self.directory, &path, flags)) {
+            (Ok(base), Ok(_)) => Ok((base, path)),
+            _ => Ok((directory, PathBuf::new())),
+        }
+    }
+
+    /// Where a file is, or would be, once every link to it was followed. Its directories are
+    /// made if `make` says so.
+    pub(crate) fn slot(&self, asked: &str, make: bool) -> Result<Slot, ToolError> {
+        let mut path = self.locate(asked)?;
+        let fail = |errno| ToolError::of(asked, errno);
+        for _ in 0..MOST_LINKS {
+            let Some(name) = path.file_name().map(OsStr::to_owned) else {
+                return Err(ToolError::IsDirectory(asked.to_owned()));
+            };
+            let parent = path.parent().unwrap_or(Path::new("")).to_owned();
+            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+            let directory = match self.open_at(&parent, flags) {
+                Err(Errno::ENOENT) if make => self.make(&parent).map_err(fail)?,
+                other => other.map_err(fail)?,
+            };
+            match readlinkat(&directory, name.as_os_str()) {
+                Ok(target) => path = parent.join(target),
+                // No link, or nothing there.
+                Err(Errno::EINVAL | Errno::ENOENT) => return Ok(Slot { directory, name }),
+                Err(errno) => return Err(fail(errno)),
+            }
+            if self.reach == Reach::Workspace && path.is_absolute() {
+                return Err(ToolError::Outside);
+            }
+        }
+        Err(fail(Errno::ELOOP))
+    }
+
+    /// Makes a directory with those above it, and opens it.
+    fn make(&self, path: &Path) -> nix::Result<OwnedFd> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let mut so_far = PathBuf::new();
+        let mut here = self.open_at(&so_far, flags)?;
+        for component in path.components() {
+            so_far.push(component);
+            here = match self.open_at(&so_far, flags) {
+                Err(Errno::ENOENT) => {
+                    let name = component.as_os_str();
+                    match mkdirat(&here, name, Mode::from_bits_truncate(0o777)) {
+                        Ok(()) | Err(Errno::EEXIST) => self.open_at(&so_far, flags)?,
+                        Err(errno) => return Err(errno),
+                    }
+                }
+                other => other?,
+            };
+        }
+        Ok(here)
+    }
+}
+
+impl Slot {
+    /// What is there, itself.
+    pub(crate) fn look(&self) -> nix::Result<Option<FileStat>> {
+        let found = fstatat(
+            &self.directory,
+            self.name.as_os_str(),
+            AtFlags::AT_SYMLINK_NOFOLLOW,
+        );
+        match found {
+            Ok(data) => Ok(Some(data)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Opens the file that is there.
+    pub(crate) fn read(&self) -> nix::Result<File> {
+        open_name(&self.directory, &self.name, OFlag::O_RDONLY).map(File::from)
+    }
+}
+
+/// Opens one name in a directory, which must not be a link.
+pub(crate) fn open_name(directory: impl AsFd, name: &OsStr, flags: OFlag) -> nix::Result<OwnedFd> {
+    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
+    open_beneath(directory, Path::new(name), flags, Mode::empty(), resolve)
+}
+
+/// Opens a path below a directory, in which nothing may be a link.
+pub(crate) fn open_plain(directory: impl AsFd, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
+    open_beneath(directory, path, flags, Mode::empty(), resolve)
+}
+
+/// Makes a file that was not there.
+pub(crate) fn new_file(directory: impl AsFd, name: &str, mode: Mode) -> nix::Result<File> {
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
+    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
+    open_beneath(directory, Path::new(name), flags, mode, resolve).map(File::from)
+}
+
+fn open_beneath(
+    directory: impl AsFd,
+    path: &Path,
+    flags: OFlag,
+    mode: Mode,
+    resolve: ResolveFlag,
+) -> nix::Result<OwnedFd> {
+    let path = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
+    let always = OFlag::O_CLOEXEC | OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
+    let mut tries = 0;
+    loop {
+        let how = OpenHow::new()
+            .flags(flags | always)
+            .mode(mode)
+            .resolve(resolve);
+        match openat2(directory.as_fd(), path, how) {
+            // Something was moved on the way, and the kernel cannot tell whether out of the
+            // root (openat2(2)).
+            Err(Errno::EAGAIN) if tries < MOST_TRIES => tries += 1,
+            other => return other,
+        }
+    }
+}
+
+/// What it is.
+pub(crate) fn kind(data: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(data.st_mode) & SFlag::S_IFMT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn place() -> (tempfile::TempDir, Root) {
+        let place = tempfile::tempdir().unwrap();
+        let inside = place.path().join("root");
+        std::fs::create_dir_all(inside.join("a")).unwrap();
+        std::fs::write(place.path().join("outside"), "secret").unwrap();
+        std::fs::write(inside.join("a/file"), "x").unwrap();
+        let root = Root::open(&inside, Reach::Workspace).unwrap();
+        (place, root)
+    }
+
+    #[test]
+    fn a_path_starts_at_the_root_whatever_it_looks_like() {
+        let (_place, root) = place();
+        let absolute = root.path().join("a/file");
+        for (asked, path) in [
+            ("", ""),
+            (".", ""),
+            ("/", ""),
+            ("a//./file", "a/file"),
+            ("/a/file", "a/file"),
+            ("a/../b", "b"),
+            ("/etc/passwd", "etc/passwd"),
+            (absolute.to_str().unwrap(), "a/file"),
+            (root.path().to_str().unwrap(), ""),
+        ] {
+            assert_eq!(root.locate(asked), Ok(PathBuf::from(path)), "{asked}");
+        }
+        for asked in ["..", "../x", "a/../../x", "/..", "/a/../../etc/passwd"] {
+            assert_eq!(root.locate(asked), Err(ToolError::Outside), "{asked}");
+        }
+    }
+
+    #[test]
+    fn no_link_leads_out() {
+        let (_place, root) = place();
+        let at = |name: &str| root.path().join(name);
+        symlink("../outside", at("relative")).unwrap();
+        symlink("/etc/passwd", at("absolute")).unwrap();
+        symlink("..", at("up")).unwrap();
+        symlink("/proc/self/root", at("magic")).unwrap();
+        symlink("a/file", at("inside")).unwrap();
+        symlink("inside", at("twice")).unwrap();
+        symlink("loop", at("loop")).unwrap();
+        for asked in ["relative", "absolute", "up/outside", "magic/etc/passwd"] {
+            assert_eq!(root.read(asked).unwrap_err(), ToolError::Outside, "{asked}");
+            assert_eq!(root.slot(asked, true).unwrap_err(), ToolError::Outside);
+        }
+        assert!(root.read("twice").is_ok());
+        assert_eq!(root.slot("twice", false).unwrap().name, "file");
+        assert!(root.read("loop").is_err());
+        assert!(root.slot("loop", true).is_err());
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_read_and_not_waited_for() {
+        let (_place, root) = place();
+        nix::unistd::mkfifo(&root.path().join("pipe"), Mode::S_IRWXU).unwrap();
+        assert_eq!(
+            root.read("pipe").unwrap_err(),
+            ToolError::NotAFile("pipe".into())
+        );
+        assert_eq!(
+            root.read("a").unwrap_err(),
+            ToolError::IsDirectory("a".into())
+        );
+        assert_eq!(root.read("b").unwrap_err(), ToolError::Absent("b".into()));
+        assert_eq!(
+            root.directory("a/file").unwrap_err(),
+            ToolError::NotADirectory("a/file".into())
+        );
+    }
+
+    #[test]
+    fn directories_are_made_inside_only() {
+        let (place, root) = place();
+        let slot = root.slot("b/c/d/file", true).unwrap();
+        assert_eq!(slot.name, "file");
+        assert!(root.path().join("b/c/d").is_dir());
+        symlink("../away", root.path().join("away")).unwrap();
+        assert!(root.slot("away/b/file", true).is_err());
+        assert!(!place.path().join("away").exists());
+    }
+
+    #[test]
+    fn with_a_longer_reach_a_path_is_what_it_says() {
+        let (place, root) = place();
+        let root = Root::open(root.path(), Reach::Everywhere).unwrap();
+        let outside = place.path().join("outside");
+        assert!(root.read(outside.to_str().unwrap()).is_ok());
+        assert!(root.read("../outside").is_ok());
+        assert!(root.read("a/file").is_ok());
+    }
+}

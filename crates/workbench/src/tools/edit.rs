@@ -1,0 +1,141 @@
+//! edit: one text of a file, replaced by another.
+
+use std::io::Read;
+
+use memchr::memmem::Finder;
+use nix::sys::stat::fstat;
+
+use super::diff;
+use super::replace::{Fresh, Locks, refuse_other_than_file};
+use crate::error::ToolError;
+use crate::request::{EditRequest, EditResult};
+use crate::root::Root;
+use crate::truncation::as_u64;
+
+/// The largest file: it is held in memory twice.
+const LARGEST_FILE: u64 = 64 << 20;
+
+pub(super) fn edit(
+    root: &Root,
+    locks: &Locks,
+    request: &EditRequest,
+) -> Result<EditResult, ToolError> {
+    let asked = request.path.as_str();
+    let fail = |errno| ToolError::of(asked, errno);
+    let slot = root.slot(asked, false)?;
+    let _turn = locks.lock(&slot).map_err(fail)?;
+    let mut file = slot.read().map_err(fail)?;
+    let old = fstat(&file).map_err(fail)?;
+    refuse_other_than_file(asked, &old)?;
+    let too_large = |size| ToolError::TooLarge {
+        path: asked.to_owned(),
+        size,
+        most: LARGEST_FILE,
+    };
+    let size = u64::try_from(old.st_size).unwrap_or(0);
+    if size > LARGEST_FILE {
+        return Err(too_large(size));
+    }
+    let mut before = Vec::new();
+    file.by_ref()
+        .take(LARGEST_FILE + 1)
+        .read_to_end(&mut before)
+        .map_err(|error| ToolError::of_io(asked, &error))?;
+    if as_u64(before.len()) > LARGEST_FILE {
+        return Err(too_large(as_u64(before.len())));
+    }
+    let at = find_once(asked, &before, request.old_text.as_bytes())?;
+    if request.old_text == request.new_text {
+        return Err(ToolError::NoChange(asked.to_owned()));
+    }
+    let end = at + request.old_text.len();
+    let mut after = before.get(..at).unwrap_or_default().to_vec();
+    after.extend_from_slice(request.new_text.as_bytes());
+    after.extend_from_slice(before.get(end..).unwrap_or_default());
+
+    let fresh = Fresh::make(&slot, &after, Some(&old)).map_err(fail)?;
+    if !fresh.take_place_of(&old).map_err(fail)? {
+        return Err(ToolError::Changed(asked.to_owned()));
+    }
+    Ok(EditResult {
+        ok: true,
+        path: asked.to_owned(),
+        diff: diff::numbered(&before, &after, at, request.old_text.len()),
+    })
+}
+
+/// Where the text is, if it is there exactly once.
+fn find_once(asked: &str, content: &[u8], text: &[u8]) -> Result<usize, ToolError> {
+    let finder = Finder::new(text);
+    let mut places = finder.find_iter(content);
+    let first = places
+        .next()
+        .ok_or_else(|| ToolError::NoMatch(asked.to_owned()))?;
+    match places.count() {
+        0 => Ok(first),
+        more => Err(ToolError::Ambiguous {
+            path: asked.to_owned(),
+            count: more + 1,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Reach;
+
+    fn change(content: &[u8], old: &str, new: &str) -> (Result<EditResult, String>, Vec<u8>) {
+        let place = tempfile::tempdir().unwrap();
+        let root = Root::open(place.path(), Reach::Workspace).unwrap();
+        let file = place.path().join("f");
+        std::fs::write(&file, content).unwrap();
+        let request = EditRequest {
+            path: "f".to_owned(),
+            old_text: old.to_owned(),
+            new_text: new.to_owned(),
+        };
+        let result = edit(&root, &Locks::default(), &request);
+        let left = std::fs::read_dir(place.path()).unwrap().count();
+        assert_eq!(left, 1, "nothing is left beside the file");
+        (
+            result.map_err(|error| error.to_string()),
+            std::fs::read(&file).unwrap(),
+        )
+    }
+
+    #[test]
+    fn a_text_is_replaced_if_it_is_there_once() {
+        let (result, content) = change(b"a\nb\xff\nc\n", "b", "x\ny");
+        assert_eq!(content, b"a\nx\ny\xff\nc\n");
+        assert_eq!(
+            result.unwrap().diff,
+            " 1 a\n-2 b\u{fffd}\n+2 x\n+3 y\u{fffd}\n 3 c"
+        );
+    }
+
+    #[test]
+    fn otherwise_nothing_changes_and_the_sentence_says_why() {
+        for (content, old, new, sentence) in [
+            (
+                "abc",
+                "x",
+                "y",
+                "Could not find the exact text in f. The old text must match exactly including \
+                 all whitespace and newlines.",
+            ),
+            (
+                "aXaXa",
+                "a",
+                "y",
+                "Found 3 occurrences of the text in f. The text must be unique. Please provide \
+                 more context to make it unique.",
+            ),
+            ("abc", "b", "b", "No changes made to f."),
+        ] {
+            let (result, left) = change(content.as_bytes(), old, new);
+            assert_eq!(result.unwrap_err(), sentence);
+            assert_eq!(left, content.as_bytes());
+        }
+    }
+}

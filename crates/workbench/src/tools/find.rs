@@ -1,0 +1,94 @@
+//! find: files by a glob.
+
+use std::sync::{Mutex, PoisonError};
+
+use globset::GlobBuilder;
+use ignore::overrides::Override;
+
+use super::Over;
+use super::walk::{Found, Next, Walk};
+use crate::error::ToolError;
+use crate::request::{FindRequest, FindResult};
+use crate::root::Root;
+use crate::truncation::{Beginning, Bounds, as_u64};
+
+/// The most files when nobody says.
+const DEFAULT_LIMIT: u64 = 1000;
+
+/// The most that are put in order, whatever is asked for: only 50 KB of them are shown.
+const MOST_FILES: u64 = 100_000;
+
+pub(super) fn find(
+    root: &Root,
+    request: &FindRequest,
+    over: &Over,
+) -> Result<FindResult, ToolError> {
+    let limit = request.limit.unwrap_or(DEFAULT_LIMIT);
+    let asked = request.path.as_deref().unwrap_or(".");
+    let pattern = request.pattern.trim_start_matches("./");
+    let pattern = pattern.trim_start_matches('/');
+    let glob = GlobBuilder::new(pattern)
+        .literal_separator(true)
+        .build()
+        .map_err(|error| ToolError::Pattern {
+            what: "pattern",
+            why: error.kind().to_string(),
+        })?
+        .compile_matcher();
+    let by_path = pattern.contains('/');
+    let (base, top) = root.walk_from(asked)?;
+    let found: Mutex<Vec<String>> = Mutex::default();
+    // One more than wanted shows that there are more.
+    let most = limit.min(MOST_FILES) + 1;
+    let walk = Walk {
+        base: &base,
+        top: &top,
+        overrides: Override::empty(),
+        over,
+    };
+    walk.run(|| {
+        |file: Found<'_>| {
+            let path = file.path.strip_prefix(&top).unwrap_or(file.path);
+            let matches = if by_path {
+                glob.is_match(path)
+            } else {
+                glob.is_match(file.name)
+            };
+            if !matches {
+                return Next::GoOn;
+            }
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            if as_u64(found.len()) >= most {
+                return Next::Stop;
+            }
+            found.push(path.to_string_lossy().into_owned());
+            Next::GoOn
+        }
+    });
+    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    found.sort_unstable();
+    Ok(cut(&found, limit))
+}
+
+fn cut(found: &[String], limit: u64) -> FindResult {
+    let none = FindResult {
+        files: Vec::new(),
+        truncated: false,
+        limit,
+        truncation: None,
+    };
+    if found.is_empty() {
+        return none;
+    }
+    let cut = Beginning::whole(found.join("\n")).head(Bounds {
+        lines: limit,
+        ..Bounds::default()
+    });
+    let count = usize::try_from(cut.output_lines).unwrap_or(usize::MAX);
+    FindResult {
+        files: found.iter().take(count).cloned().collect(),
+        truncated: cut.truncated,
+        truncation: cut.truncated.then_some(cut),
+        ..none
+    }
+}

@@ -1,0 +1,267 @@
+//! grep: lines by a regular expression.
+
+mod listing;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use grep_regex::{RegexMatcher, RegexMatcherBuilder};
+use grep_searcher::{
+    BinaryDetection, MmapChoice, Searcher, SearcherBuilder, Sink, SinkContext, SinkContextKind,
+    SinkMatch,
+};
+use ignore::overrides::{Override, OverrideBuilder};
+use nix::fcntl::OFlag;
+use nix::sys::stat::{SFlag, fstat};
+
+use super::Over;
+use super::walk::{Found, Next, Walk};
+use crate::error::ToolError;
+use crate::request::{GrepRequest, GrepResult};
+use crate::root::{Root, kind, open_name};
+use listing::Listing;
+
+/// The most matches when nobody says.
+const DEFAULT_LIMIT: u64 = 100;
+
+/// The most lines around a match.
+const MOST_CONTEXT: u64 = 1000;
+
+/// The longest line that is looked at, per thread. In a file with a longer one nothing more
+/// is found.
+const LONGEST_LINE: usize = 16 << 20;
+
+pub(super) fn grep(
+    root: &Root,
+    request: &GrepRequest,
+    over: &Over,
+) -> Result<GrepResult, ToolError> {
+    let matcher = matcher(request)?;
+    let context = request.context.unwrap_or(0).min(MOST_CONTEXT);
+    let context = usize::try_from(context).unwrap_or(0);
+    let limit = request.limit.unwrap_or(DEFAULT_LIMIT);
+    let search = Search {
+        matcher,
+        context,
+        limit,
+        over,
+        count: AtomicU64::new(0),
+        enough: AtomicBool::new(false),
+        listing: Mutex::default(),
+    };
+    let asked = request.path.as_deref().unwrap_or(".");
+    match root.walk_from(asked) {
+        Ok((base, top)) => {
+            let walk = Walk {
+                base: &base,
+                top: &top,
+                overrides: overrides(request.glob.as_deref())?,
+                over,
+            };
+            walk.run(|| {
+                let mut searcher = search.searcher();
+                let (search, top) = (&search, &top);
+                move |found: Found<'_>| {
+                    if !found.is_file {
+                        return Next::GoOn;
+                    }
+                    if let Some(file) = open(&found) {
+                        let path = found.path.strip_prefix(top).unwrap_or(found.path);
+                        search.file(&mut searcher, file, path);
+                    }
+                    search.next()
+                }
+            });
+        }
+        Err(ToolError::NotADirectory(_)) => {
+            let (file, _) = root.read(asked)?;
+            let path = root.locate(asked)?;
+            let wanted = overrides(request.glob.as_deref())?;
+            if !wanted.matched(&path, false).is_ignore() {
+                let shown = path.strip_prefix(root.path()).unwrap_or(&path);
+                search.file(&mut search.searcher(), file, shown);
+            }
+        }
+        Err(other) => return Err(other),
+    }
+    let limit = (search.count.load(Ordering::Relaxed) >= limit).then_some(limit);
+    let listing = search.listing.into_inner();
+    Ok(listing
+        .unwrap_or_else(PoisonError::into_inner)
+        .result(limit))
+}
+
+fn matcher(request: &GrepRequest) -> Result<RegexMatcher, ToolError> {
+    let mut builder = RegexMatcherBuilder::new();
+    builder
+        .case_insensitive(request.ignore_case)
+        .fixed_strings(request.literal)
+        .multi_line(true)
+        .line_terminator(Some(b'\n'));
+    builder
+        .build(&request.pattern)
+        .map_err(|error| ToolError::Pattern {
+            what: "pattern",
+            why: error.to_string(),
+        })
+}
+
+fn overrides(glob: Option<&str>) -> Result<Override, ToolError> {
+    let Some(glob) = glob else {
+        return Ok(Override::empty());
+    };
+    let wrong = |error: ignore::Error| ToolError::Pattern {
+        what: "glob",
+        why: error.to_string(),
+    };
+    let mut builder = OverrideBuilder::new("");
+    builder.add(glob).map_err(wrong)?;
+    builder.build().map_err(wrong)
+}
+
+/// Opens what was listed as a file, if it still is one.
+fn open(found: &Found<'_>) -> Option<File> {
+    let file = open_name(found.directory, found.name, OFlag::O_RDONLY).ok()?;
+    let data = fstat(&file).ok()?;
+    (kind(&data) == SFlag::S_IFREG).then(|| File::from(file))
+}
+
+/// What all threads share.
+struct Search<'a> {
+    matcher: RegexMatcher,
+    context: usize,
+    limit: u64,
+    over: &'a Over,
+    /// Matches so far, at most one too many per thread.
+    count: AtomicU64,
+    enough: AtomicBool,
+    listing: Mutex<Listing>,
+}
+
+impl Search<'_> {
+    fn searcher(&self) -> Searcher {
+        SearcherBuilder::new()
+            .line_number(true)
+            .before_context(self.context)
+            .after_context(self.context)
+            .binary_detection(BinaryDetection::quit(0))
+            .heap_limit(Some(LONGEST_LINE))
+            // A file that is cut short while it is mapped would end the process.
+            .memory_map(MmapChoice::never())
+            .build()
+    }
+
+    fn file(&self, searcher: &mut Searcher, file: File, path: &Path) {
+        let mut lines = Lines {
+            search: self,
+            path,
+            shown: None,
+            block: listing::Block::default(),
+            before: Vec::new(),
+        };
+        let file = Heeding {
+            file,
+            over: self.over,
+        };
+        // What cannot be read any further has shown what it had.
+        let _ = searcher.search_reader(&self.matcher, file, &mut lines);
+        let Lines { block, .. } = lines;
+        if !block.is_empty() {
+            self.listing
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .add(path.to_owned(), block);
+        }
+    }
+
+    fn next(&self) -> Next {
+        if self.enough.load(Ordering::Relaxed) {
+            Next::Stop
+        } else {
+            Next::GoOn
+        }
+    }
+}
+
+/// A file that has ended when nobody waits any more.
+struct Heeding<'a> {
+    file: File,
+    over: &'a Over,
+}
+
+impl Read for Heeding<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.over.is_over() {
+            return Ok(0);
+        }
+        self.file.read(buffer)
+    }
+}
+
+/// The lines of one file, as they are found.
+struct Lines<'a> {
+    search: &'a Search<'a>,
+    path: &'a Path,
+    /// The path as it is shown, once it is.
+    shown: Option<String>,
+    block: listing::Block,
+    /// Lines that are shown only if a match follows.
+    before: Vec<(u64, Vec<u8>)>,
+}
+
+impl Lines<'_> {
+    fn push(&mut self, sign: char, number: u64, line: &[u8]) {
+        let path = self
+            .shown
+            .get_or_insert_with(|| self.path.to_string_lossy().into_owned());
+        self.block.push(path, sign, number, line);
+    }
+}
+
+impl Sink for Lines<'_> {
+    type Error = Enough;
+
+    fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> Result<bool, Enough> {
+        let place = self.search.count.fetch_add(1, Ordering::Relaxed);
+        if place >= self.search.limit {
+            self.search.enough.store(true, Ordering::Relaxed);
+            return Ok(false);
+        }
+        if place + 1 == self.search.limit {
+            // Others need not begin another file.
+            self.search.enough.store(true, Ordering::Relaxed);
+        }
+        for (number, line) in std::mem::take(&mut self.before) {
+            self.push('-', number, &line);
+        }
+        self.push(':', found.line_number().unwrap_or(0), found.bytes());
+        Ok(true)
+    }
+
+    fn context(&mut self, _: &Searcher, found: &SinkContext<'_>) -> Result<bool, Enough> {
+        let number = found.line_number().unwrap_or(0);
+        if *found.kind() == SinkContextKind::Before {
+            let line = found.bytes();
+            let most = line.len().min(listing::LONGEST_SHOWN);
+            let line = line.get(..most).unwrap_or_default().to_vec();
+            self.before.push((number, line));
+            return Ok(true);
+        }
+        self.push('-', number, found.bytes());
+        Ok(true)
+    }
+}
+
+/// A search ends early without saying why; nobody asks.
+#[derive(Debug, thiserror::Error)]
+#[error("the search ended early")]
+struct Enough;
+
+impl grep_searcher::SinkError for Enough {
+    fn error_message<T: std::fmt::Display>(_: T) -> Self {
+        Self
+    }
+}

@@ -1,0 +1,84 @@
+//! ls: the names in a directory.
+
+use std::collections::BinaryHeap;
+use std::os::fd::AsFd;
+
+use nix::dir::{Dir, Type};
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{SFlag, fstatat};
+
+use super::Over;
+use crate::error::ToolError;
+use crate::request::{LsRequest, LsResult};
+use crate::root::{Root, kind};
+use crate::truncation::{Beginning, Bounds, MAX_LINES, as_u64};
+
+/// The most names when nobody says.
+const DEFAULT_LIMIT: u64 = 500;
+
+/// What an empty directory is listed as.
+const EMPTY: &str = "(empty directory)";
+
+pub(super) fn ls(root: &Root, request: &LsRequest, over: &Over) -> Result<LsResult, ToolError> {
+    let asked = request.path.as_deref().unwrap_or(".");
+    let fail = |errno| ToolError::of(asked, errno);
+    let (directory, _) = root.directory(asked)?;
+    let most = request.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LINES);
+    // The first ones in order, and no more of them than are shown: a directory may be huge.
+    let mut first = BinaryHeap::new();
+    let (mut total_lines, mut total_bytes) = (0, 0);
+    let mut listing = Dir::from_fd(directory).map_err(fail)?;
+    let parent = listing.as_fd().try_clone_to_owned();
+    let parent = parent.map_err(|error| ToolError::of_io(asked, &error))?;
+    for entry in listing.iter() {
+        if over.is_over() {
+            break;
+        }
+        let entry = entry.map_err(fail)?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let is_directory = match entry.file_type() {
+            Some(found) => found == Type::Directory,
+            // File systems that do not say.
+            None => fstatat(&parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+                .is_ok_and(|data| kind(&data) == SFlag::S_IFDIR),
+        };
+        let mut line = name.to_string_lossy().into_owned();
+        let key = line.to_lowercase();
+        if is_directory {
+            line.push('/');
+        }
+        total_lines += 1;
+        total_bytes += as_u64(line.len()) + 1;
+        first.push((key, line));
+        if as_u64(first.len()) > most {
+            first.pop();
+        }
+    }
+    if total_lines == 0 {
+        return Ok(LsResult {
+            output: EMPTY.to_owned(),
+            truncation: None,
+        });
+    }
+    let lines: Vec<String> = first
+        .into_sorted_vec()
+        .into_iter()
+        .map(|(_, line)| line)
+        .collect();
+    let listed = Beginning {
+        kept: lines.join("\n").into_bytes(),
+        total_lines,
+        total_bytes: total_bytes - 1,
+    };
+    let cut = listed.head(Bounds {
+        lines: most,
+        ..Bounds::default()
+    });
+    Ok(LsResult {
+        output: cut.content.clone(),
+        truncation: cut.truncated.then_some(cut),
+    })
+}

@@ -1,0 +1,294 @@
+//! Every file below a directory that no .gitignore leaves out, by several threads.
+//!
+//! Directories are opened from the one the walk began in, never through a link, so that a
+//! directory that is moved away or replaced meanwhile leads nowhere else. What is read of
+//! `.gitignore` is a regular file of bounded size: an agent may have made it a FIFO.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use ignore::Match;
+use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use ignore::overrides::Override;
+use nix::dir::{Dir, Type};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{SFlag, fstat, fstatat};
+
+use super::Over;
+use crate::root::{kind, open_name, open_plain};
+
+/// More threads than that wait for each other.
+const MOST_THREADS: usize = 12;
+
+/// What is read of a file of patterns.
+const LONGEST_PATTERNS: u64 = 1 << 20;
+
+/// A walk: from where, and what of.
+pub(super) struct Walk<'a> {
+    /// Where paths begin.
+    pub(super) base: &'a OwnedFd,
+    /// Where the walk begins, from the base.
+    pub(super) top: &'a Path,
+    /// Files that are wanted although they are ignored, or not wanted.
+    pub(super) overrides: Override,
+    /// Whether it is in vain to go on.
+    pub(super) over: &'a Over,
+}
+
+/// A file that was found.
+pub(super) struct Found<'a> {
+    /// The directory it is in.
+    pub(super) directory: &'a OwnedFd,
+    /// Its name there.
+    pub(super) name: &'a OsStr,
+    /// Its path from the base.
+    pub(super) path: &'a Path,
+    /// Whether it is a regular file, and not a link or something else.
+    pub(super) is_file: bool,
+}
+
+/// Whether a visitor wants more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    GoOn,
+    Stop,
+}
+
+impl Walk<'_> {
+    /// Shows every file to a visitor; `make` makes one per thread.
+    pub(super) fn run<V: FnMut(Found<'_>) -> Next>(&self, make: impl Fn() -> V + Sync) {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let line = Line::new(self.first());
+        std::thread::scope(|scope| {
+            for _ in 1..threads.min(MOST_THREADS) {
+                scope.spawn(|| self.work(&line, make()));
+            }
+            self.work(&line, make());
+        });
+    }
+
+    /// The directory to begin with, and the rules of those above it.
+    fn first(&self) -> Task {
+        let mut rules = None;
+        let above: Vec<&Path> = self.top.ancestors().skip(1).collect();
+        for path in above.into_iter().rev() {
+            if let Ok(directory) = open_directory(self.base, path) {
+                rules = Rules::of(&directory, path, rules);
+            }
+        }
+        Task {
+            path: self.top.to_owned(),
+            rules,
+        }
+    }
+
+    fn work<V: FnMut(Found<'_>) -> Next>(&self, line: &Line, mut visit: V) {
+        while let Some(task) = line.next() {
+            let mut below = Vec::new();
+            let next = if self.over.is_over() {
+                Next::Stop
+            } else {
+                self.list(&task, &mut below, &mut visit)
+            };
+            line.done(below, next);
+        }
+    }
+
+    fn list<V: FnMut(Found<'_>) -> Next>(
+        &self,
+        task: &Task,
+        below: &mut Vec<Task>,
+        visit: &mut V,
+    ) -> Next {
+        // One that went meanwhile, or may not be read, has nothing to show.
+        let Ok(directory) = open_directory(self.base, &task.path) else {
+            return Next::GoOn;
+        };
+        let rules = Rules::of(&directory, &task.path, task.rules.clone());
+        let Ok(mut listing) = directory
+            .try_clone()
+            .map_err(|_| nix::errno::Errno::EMFILE)
+            .and_then(Dir::from_fd)
+        else {
+            return Next::GoOn;
+        };
+        for entry in listing.iter() {
+            let Ok(entry) = entry else { break };
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if matches!(name.as_bytes(), b"." | b".." | b".git") {
+                continue;
+            }
+            let found = entry
+                .file_type()
+                .or_else(|| look(&directory, name))
+                .unwrap_or(Type::File);
+            let is_directory = found == Type::Directory;
+            let path = task.path.join(name);
+            if self.is_left_out(&path, is_directory, rules.as_deref()) {
+                continue;
+            }
+            if is_directory {
+                below.push(Task {
+                    path,
+                    rules: rules.clone(),
+                });
+                continue;
+            }
+            let found = Found {
+                directory: &directory,
+                name,
+                path: &path,
+                is_file: found == Type::File,
+            };
+            if visit(found) == Next::Stop {
+                return Next::Stop;
+            }
+        }
+        Next::GoOn
+    }
+
+    /// A glob that was asked for has the first word, then the closest .gitignore.
+    fn is_left_out(&self, path: &Path, is_directory: bool, rules: Option<&Rules>) -> bool {
+        match self.overrides.matched(path, is_directory) {
+            Match::Ignore(_) => return true,
+            Match::Whitelist(_) => return false,
+            Match::None => {}
+        }
+        let mut next = rules;
+        while let Some(rules) = next {
+            match rules.here.matched(path, is_directory) {
+                Match::Ignore(_) => return true,
+                Match::Whitelist(_) => return false,
+                Match::None => next = rules.above.as_deref(),
+            }
+        }
+        false
+    }
+}
+
+fn open_directory(base: &OwnedFd, path: &Path) -> nix::Result<OwnedFd> {
+    open_plain(base, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
+}
+
+/// For file systems that do not say in a listing.
+fn look(directory: &OwnedFd, name: &OsStr) -> Option<Type> {
+    let data = fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
+    Some(match kind(&data) {
+        SFlag::S_IFREG => Type::File,
+        SFlag::S_IFDIR => Type::Directory,
+        SFlag::S_IFLNK => Type::Symlink,
+        _ => Type::Fifo,
+    })
+}
+
+/// The patterns of a directory, and those above it.
+struct Rules {
+    here: Gitignore,
+    above: Option<Arc<Rules>>,
+}
+
+impl Rules {
+    fn of(directory: &OwnedFd, path: &Path, above: Option<Arc<Self>>) -> Option<Arc<Self>> {
+        let mut rules = above;
+        // A repository of its own does not care for the patterns around it.
+        if fstatat(directory, ".git", AtFlags::AT_SYMLINK_NOFOLLOW).is_ok() {
+            rules = None;
+            let exclude = Path::new(".git/info/exclude");
+            if let Ok(file) = open_plain(directory, exclude, OFlag::O_RDONLY) {
+                rules = Self::read(file, path, rules);
+            }
+        }
+        match open_name(directory, OsStr::new(".gitignore"), OFlag::O_RDONLY) {
+            Ok(file) => Self::read(file, path, rules),
+            Err(_) => rules,
+        }
+    }
+
+    fn read(file: OwnedFd, path: &Path, above: Option<Arc<Self>>) -> Option<Arc<Self>> {
+        if !fstat(file.as_fd()).is_ok_and(|data| kind(&data) == SFlag::S_IFREG) {
+            return above;
+        }
+        let mut bytes = Vec::new();
+        let file = std::fs::File::from(file);
+        if file.take(LONGEST_PATTERNS).read_to_end(&mut bytes).is_err() {
+            return above;
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let text = text.trim_start_matches('\u{feff}');
+        let mut builder = GitignoreBuilder::new(path);
+        for line in text.lines() {
+            // A pattern that is none matches nothing, as for git.
+            let _ = builder.add_line(None, line);
+        }
+        match builder.build() {
+            Ok(here) if !here.is_empty() => Some(Arc::new(Self { here, above })),
+            _ => above,
+        }
+    }
+}
+
+/// A directory that waits to be listed.
+struct Task {
+    path: PathBuf,
+    rules: Option<Arc<Rules>>,
+}
+
+/// Directories that wait, and those who work on them.
+struct Line {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    waiting: Vec<Task>,
+    busy: usize,
+    stopped: bool,
+}
+
+impl Line {
+    fn new(first: Task) -> Self {
+        Self {
+            state: Mutex::new(State {
+                waiting: vec![first],
+                busy: 0,
+                stopped: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// The next directory; none when nobody can find another one.
+    fn next(&self) -> Option<Task> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if state.stopped {
+                return None;
+            }
+            if let Some(task) = state.waiting.pop() {
+                state.busy += 1;
+                return Some(task);
+            }
+            if state.busy == 0 {
+                self.changed.notify_all();
+                return None;
+            }
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn done(&self, below: Vec<Task>, next: Next) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.busy -= 1;
+        state.waiting.extend(below);
+        state.stopped |= next == Next::Stop;
+        drop(state);
+        self.changed.notify_all();
+    }
+}

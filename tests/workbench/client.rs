@@ -1,0 +1,247 @@
+//! The client finds its workbench, finds it again, and does nothing twice.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use testkit::wait;
+use workbench::client::{Address, Client, ClientError};
+use workbench::request::{
+    BashRequest, EditRequest, FindRequest, GrepRequest, LsRequest, ReadRequest, ReadResult,
+    WriteRequest,
+};
+use workbench::tools::bash::{Event, Said, Stream};
+
+use crate::processes::wait_for;
+use crate::server::{self, BOTH, Kind, Server};
+
+fn address(server: &Server) -> Address {
+    match &server.address {
+        server::Address::Unix(path) => Address::Unix(path.clone()),
+        server::Address::Tcp(address) => Address::Tcp(address.ip().to_string(), address.port()),
+    }
+}
+
+fn client(server: &Server) -> Client {
+    Client::new(address(server), Duration::from_secs(10), None).unwrap()
+}
+
+fn command(words: impl Into<String>) -> BashRequest {
+    BashRequest {
+        command: words.into(),
+        timeout_seconds: None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_tool_can_be_called() {
+    for kind in BOTH {
+        let server = Server::start(kind);
+        let client = client(&server);
+        client.wait_until_ready().await.unwrap();
+        let (path, content) = ("a/b.txt".to_owned(), "one\ntwo\n".to_owned());
+        let write = WriteRequest {
+            path: path.clone(),
+            content,
+        };
+        assert_eq!(client.write(&write).await.unwrap().bytes, 8);
+        let edit = EditRequest {
+            path: path.clone(),
+            old_text: "two".to_owned(),
+            new_text: "zwei".to_owned(),
+        };
+        assert!(client.edit(&edit).await.unwrap().diff.contains("+2 zwei"));
+        let error = client.edit(&edit).await.unwrap_err().to_string();
+        assert!(
+            error.starts_with("Could not find the exact text in a/b.txt."),
+            "{error}"
+        );
+        let read = ReadRequest {
+            path,
+            offset: Some(2),
+            limit: Some(1),
+        };
+        let read = client.read_file(&read).await.unwrap();
+        assert!(matches!(read, ReadResult::Text { content, .. } if content == "zwei"));
+        let ls = client.ls(&LsRequest::default()).await.unwrap();
+        assert_eq!(ls.output, "a/");
+        let find = FindRequest {
+            pattern: "*.txt".to_owned(),
+            path: None,
+            limit: None,
+        };
+        assert_eq!(client.find(&find).await.unwrap().files, ["a/b.txt"]);
+        let grep = GrepRequest {
+            pattern: "ZW".to_owned(),
+            path: None,
+            glob: None,
+            ignore_case: true,
+            literal: false,
+            context: None,
+            limit: None,
+        };
+        assert_eq!(client.grep(&grep).await.unwrap().content, "a/b.txt:2: zwei");
+        let result = client.run(&command("cat a/b.txt; exit 3")).await.unwrap();
+        assert_eq!(
+            (result.output.as_str(), result.exit_code),
+            ("one\nzwei\n", 3)
+        );
+        let much = client.run(&command("seq 100000")).await.unwrap();
+        let cut = much.truncation.unwrap();
+        assert_eq!((cut.total_lines, cut.output_lines), (100_001, 2000));
+        assert!(much.output.ends_with("99999\n100000\n"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_is_heard_as_it_speaks_and_ends_when_it_is_dropped() {
+    let server = Server::start(Kind::Unix);
+    let client = client(&server);
+    let mut output = client
+        .bash(&command("printf 'a\\xff'; exec sleep 3001"))
+        .await
+        .unwrap();
+    let first = output.next().await.unwrap();
+    assert_eq!(
+        first,
+        Event::Output(Stream::Stdout, Said::Bytes(b"a\xff".to_vec()))
+    );
+    wait_for(&server.mark, "sleep 3001");
+    drop(output);
+    let own = server.child.id().cast_signed();
+    wait::eventually("the command to end", || {
+        let left = crate::processes::marked(&server.mark);
+        left.iter().all(|(pid, _)| *pid == own).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_there_is_said_after_the_time_that_was_given() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("s");
+    let begun = Instant::now();
+    let client = Client::new(
+        Address::Unix(path.clone()),
+        Duration::from_millis(500),
+        None,
+    );
+    let error = client.unwrap().run(&command("true")).await.unwrap_err();
+    let sentence = format!(
+        "Timed out waiting for coding sidecar at unix:{}",
+        path.display()
+    );
+    assert_eq!(error.to_string(), sentence);
+    let took = begun.elapsed();
+    assert!(
+        took >= Duration::from_millis(400) && took < Duration::from_secs(5),
+        "{took:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_not_accepted_is_said_at_once() {
+    let server = Server::start_with(Kind::Unix, &[], |command| {
+        command
+            .env("SIDECAR_AUTH_TOKEN", "right")
+            .env("SIDECAR_REQUIRE_AUTH", "1");
+    });
+    for token in [None, Some("wrong")] {
+        let client = Client::new(address(&server), Duration::from_secs(60), token).unwrap();
+        let error = client.run(&command("true")).await.unwrap_err();
+        assert!(matches!(error, ClientError::Unauthorized(_)), "{error}");
+    }
+    let client = Client::new(address(&server), Duration::from_secs(60), Some("right")).unwrap();
+    assert!(client.run(&command("true")).await.unwrap().ok);
+}
+
+fn start_at(root: &Path, socket: &Path) -> Server {
+    let words = [
+        "--socket-path",
+        socket.to_str().unwrap(),
+        "--workspace-root",
+        root.to_str().unwrap(),
+    ];
+    Server::start_with(Kind::Unix, &words, |_| {})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_go_on_when_the_workbench_comes_back_and_none_is_made_twice() {
+    const CALLERS: u32 = 4;
+    const RESTARTS: u32 = 12;
+    let place = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
+    let (root, socket) = (place.path().join("root"), place.path().join("s"));
+    std::fs::create_dir(&root).unwrap();
+    let mut server = start_at(&root, &socket);
+    let wait = Duration::from_secs(30);
+    let client = Arc::new(Client::new(Address::Unix(socket.clone()), wait, None).unwrap());
+    let over = Arc::new(AtomicBool::new(false));
+    let answered = Arc::new(AtomicU32::new(0));
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|caller| {
+            let (client, over) = (Arc::clone(&client), Arc::clone(&over));
+            let answered = Arc::clone(&answered);
+            tokio::spawn(async move {
+                let (mut done, mut unknown) = (Vec::new(), Vec::new());
+                for number in 0.. {
+                    if over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let call = format!("{caller}-{number}");
+                    // One write of a line to the end of a file is whole.
+                    match client.run(&command(format!("echo {call} >> log"))).await {
+                        Ok(result) if result.ok => {
+                            answered.fetch_add(1, Ordering::Relaxed);
+                            done.push(call);
+                        }
+                        Ok(_) | Err(ClientError::Broken { .. } | ClientError::Refused(_)) => {
+                            unknown.push(call);
+                        }
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+                (done, unknown)
+            })
+        })
+        .collect();
+    for round in 0..RESTARTS {
+        let before = answered.load(Ordering::Relaxed);
+        wait::eventually("calls to be answered", || {
+            (answered.load(Ordering::Relaxed) > before + CALLERS).then_some(())
+        })
+        .await;
+        let killed = round % 2 == 0;
+        server.signal(if killed {
+            Signal::SIGKILL
+        } else {
+            Signal::SIGTERM
+        });
+        server.wait();
+        server = start_at(&root, &socket);
+    }
+    let before = answered.load(Ordering::Relaxed);
+    wait::eventually("calls to be answered at the end", || {
+        (answered.load(Ordering::Relaxed) > before + CALLERS).then_some(())
+    })
+    .await;
+    over.store(true, Ordering::Relaxed);
+    let mut times: HashMap<String, u32> = HashMap::new();
+    let (mut done, mut unknown) = (Vec::new(), Vec::new());
+    for caller in callers {
+        let (of_done, of_unknown) = caller.await.unwrap();
+        done.extend(of_done);
+        unknown.extend(of_unknown);
+    }
+    for line in std::fs::read_to_string(root.join("log")).unwrap().lines() {
+        *times.entry(line.to_owned()).or_default() += 1;
+    }
+    println!("{} answered, {} not known", done.len(), unknown.len());
+    assert!(times.values().all(|times| *times == 1), "{times:?}");
+    assert!(done.iter().all(|call| times.contains_key(call)));
+    // Of each caller one call is under way when the server goes, and another may be in its
+    // queue by then.
+    assert!(unknown.len() <= usize::try_from(2 * CALLERS * RESTARTS).unwrap());
+}

@@ -1,0 +1,177 @@
+//! Ways out of the workspace, none of which leads anywhere.
+
+use std::os::unix::fs::symlink;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use serde_json::{Value, json};
+
+use crate::server::{BOTH, Kind, Server};
+
+const OUTSIDE: &str = "Invalid path: access outside workspace is not allowed";
+
+/// Every tool that takes a path, on this one.
+fn each_tool(path: &str) -> [(&'static str, Value); 6] {
+    [
+        ("read", json!({ "path": path })),
+        ("write", json!({ "path": path, "content": "overwritten" })),
+        (
+            "edit",
+            json!({ "path": path, "oldText": "secret", "newText": "changed" }),
+        ),
+        ("ls", json!({ "path": path })),
+        ("find", json!({ "path": path, "pattern": "*" })),
+        ("grep", json!({ "path": path, "pattern": "secret" })),
+    ]
+}
+
+fn with_secret(kind: Kind) -> Server {
+    let server = Server::start(kind);
+    std::fs::create_dir(server.outside().join("away")).unwrap();
+    std::fs::write(server.outside().join("away/secret"), "secret").unwrap();
+    server
+}
+
+fn assert_untouched(server: &Server) {
+    let away = server.outside().join("away");
+    assert_eq!(std::fs::read(away.join("secret")).unwrap(), b"secret");
+    assert_eq!(std::fs::read_dir(away).unwrap().count(), 1);
+}
+
+#[test]
+fn names_and_links_do_not_lead_out() {
+    for kind in BOTH {
+        let server = with_secret(kind);
+        let root = server.root();
+        let away = server.outside().join("away");
+        symlink("../away", root.join("relative")).unwrap();
+        symlink(&away, root.join("absolute")).unwrap();
+        symlink("../away/secret", root.join("file")).unwrap();
+        symlink("../away/new", root.join("new")).unwrap();
+        symlink("/proc/self/root", root.join("magic")).unwrap();
+        symlink("/proc/self/cwd/..", root.join("cwd")).unwrap();
+        for path in [
+            "..",
+            "../away",
+            "../away/secret",
+            "x/../../away/secret",
+            "/../away/secret",
+            "relative",
+            "relative/secret",
+            "relative/new/file",
+            "absolute",
+            "absolute/secret",
+            "file",
+            "new",
+            "magic/etc/passwd",
+            "cwd/away/secret",
+        ] {
+            for (tool, body) in each_tool(path) {
+                assert_eq!(server.sentence(tool, &body), OUTSIDE, "{tool} {path}");
+            }
+        }
+        assert_untouched(&server);
+        // What looks absolute begins at the root.
+        let secret = away.join("secret");
+        let body = json!({ "path": secret.to_str().unwrap() });
+        assert!(server.sentence("read", &body).starts_with("No such file"));
+        // A walk does not follow them either.
+        let find = server.result("find", &json!({ "pattern": "*" }));
+        let files = find["files"].as_array().unwrap();
+        assert!(
+            files
+                .iter()
+                .all(|file| !file.as_str().unwrap().contains('/')),
+            "{find}"
+        );
+        let grep = server.result("grep", &json!({ "pattern": "secret" }));
+        assert_eq!(grep["content"], "No matches found");
+    }
+}
+
+#[test]
+fn a_link_that_is_swapped_in_meanwhile_does_not_lead_out() {
+    let server = with_secret(Kind::Unix);
+    let root = server.root();
+    std::fs::create_dir(root.join("there")).unwrap();
+    std::fs::write(root.join("there/secret"), "harmless").unwrap();
+    symlink("../away", root.join("link")).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (link, there) = (root.join("link"), root.join("there"));
+            while !over.load(Ordering::Relaxed) {
+                let flags = RenameFlags::RENAME_EXCHANGE;
+                renameat2(AT_FDCWD, &link, AT_FDCWD, &there, flags).unwrap();
+            }
+        });
+        let mut read = 0;
+        for round in 0..300 {
+            for (tool, body) in each_tool("there/secret").into_iter().take(3) {
+                let (status, answer) = server.call(tool, &body);
+                let said = answer.to_string();
+                assert!(!said.contains("\"content\":\"secret\""), "{said}");
+                read += usize::from(status == 200);
+            }
+            if round % 10 == 0 {
+                let (_, answer) = server.call("grep", &json!({ "pattern": "^secret$" }));
+                assert!(!answer.to_string().contains(":1: secret"), "{answer}");
+                let (_, answer) = server.call("ls", &json!({ "path": "there" }));
+                assert!(!answer.to_string().contains("new"), "{answer}");
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        assert!(read > 0, "no call met the directory itself");
+    });
+    assert_untouched(&server);
+}
+
+#[test]
+fn a_hard_link_is_written_beside_not_through() {
+    let server = with_secret(Kind::Unix);
+    let secret = server.outside().join("away/secret");
+    for name in ["one", "two"] {
+        std::fs::hard_link(&secret, server.root().join(name)).unwrap();
+    }
+    server.result("write", &json!({ "path": "one", "content": "mine" }));
+    let edit = json!({ "path": "two", "oldText": "secret", "newText": "mine" });
+    server.result("edit", &edit);
+    assert_eq!(
+        (server.read("one"), server.read("two")),
+        (b"mine".to_vec(), b"mine".to_vec())
+    );
+    assert_untouched(&server);
+}
+
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    for kind in BOTH {
+        let server = Server::start(kind);
+        let root = server.root();
+        nix::unistd::mkfifo(&root.join("pipe"), Mode::S_IRWXU).unwrap();
+        nix::unistd::mkfifo(&root.join(".gitignore"), Mode::S_IRWXU).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(root.join("socket")).unwrap();
+        symlink("pipe", root.join("link")).unwrap();
+        let mut names = vec!["pipe", "link", "socket"];
+        // A device that never ends; who is not root cannot make one.
+        let zero = makedev(1, 5);
+        if mknod(&root.join("zero"), SFlag::S_IFCHR, Mode::S_IRWXU, zero).is_ok() {
+            names.push("zero");
+        }
+        for path in names {
+            for (tool, body) in each_tool(path).into_iter().take(3) {
+                let said = server.sentence(tool, &body);
+                let refused = format!("Not a regular file: {path}");
+                // A socket cannot even be opened.
+                let closed = format!("{path}: No such device or address");
+                assert!(said == refused || said == closed, "{tool} {path}: {said}");
+            }
+            let grep = json!({ "path": path, "pattern": "x" });
+            assert_eq!(server.call("grep", &grep).0, 400, "{path}");
+        }
+        // Neither does a walk wait for one.
+        let grep = json!({ "pattern": "x" });
+        assert_eq!(server.result("grep", &grep)["content"], "No matches found");
+    }
+}

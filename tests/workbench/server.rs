@@ -1,0 +1,215 @@
+//! A workbench as a real process, on a socket of either kind, and a client that knows nothing
+//! but HTTP.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+use testkit::http::{Answer, read_answer};
+use testkit::wait;
+
+use crate::PALISADE;
+use crate::processes::{self, MARK, marked};
+
+/// Where a workbench listens.
+#[derive(Clone, Debug)]
+pub(crate) enum Address {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+/// Which kind of socket is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Unix,
+    Tcp,
+}
+
+pub(crate) const BOTH: [Kind; 2] = [Kind::Unix, Kind::Tcp];
+
+/// What is read and written as one.
+pub(crate) trait Line: Read + Write + Send {}
+impl<T: Read + Write + Send> Line for T {}
+
+impl Address {
+    pub(crate) fn connect(&self) -> Box<dyn Line> {
+        let patience = Some(Duration::from_secs(60));
+        match self {
+            Address::Unix(path) => {
+                let stream = UnixStream::connect(path).unwrap();
+                stream.set_read_timeout(patience).unwrap();
+                Box::new(stream)
+            }
+            Address::Tcp(address) => {
+                let stream = TcpStream::connect(address).unwrap();
+                stream.set_read_timeout(patience).unwrap();
+                Box::new(stream)
+            }
+        }
+    }
+
+    /// Sends a request and leaves the answer to be read.
+    pub(crate) fn send(&self, method: &str, path: &str, head: &str, body: &[u8]) -> Box<dyn Line> {
+        let mut stream = self.connect();
+        let length = body.len();
+        let mut request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\
+             Content-Length: {length}\r\n\r\n"
+        )
+        .into_bytes();
+        request.extend_from_slice(body);
+        stream.write_all(&request).unwrap();
+        stream
+    }
+
+    pub(crate) fn ask(&self, method: &str, path: &str, head: &str, body: &[u8]) -> Answer {
+        read_answer(BufReader::new(self.send(method, path, head, body))).unwrap()
+    }
+}
+
+/// A workbench that runs.
+pub(crate) struct Server {
+    pub(crate) child: Child,
+    pub(crate) address: Address,
+    pub(crate) mark: String,
+    place: TempDir,
+}
+
+impl Server {
+    pub(crate) fn start(kind: Kind) -> Self {
+        Self::start_with(kind, &[], |_| {})
+    }
+
+    pub(crate) fn start_with(
+        kind: Kind,
+        options: &[&str],
+        prepare: impl FnOnce(&mut Command),
+    ) -> Self {
+        let place = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
+        std::fs::create_dir(place.path().join("root")).unwrap();
+        let socket = place.path().join("run/w.sock");
+        let mark = processes::mark();
+        let mut command = Command::new(PALISADE);
+        command
+            .args(["--json", "workbench"])
+            .args(options)
+            .env("WORKSPACE_ROOT", place.path().join("root"))
+            .env(MARK, &mark)
+            .stdout(Stdio::piped());
+        match kind {
+            Kind::Unix => command.env("SOCKET_PATH", &socket),
+            Kind::Tcp => command.env("TCP_HOST", "127.0.0.1").env("TCP_PORT", "0"),
+        };
+        prepare(&mut command);
+        let mut child = command.spawn().unwrap();
+        let mut said = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        while !said.ends_with("}\n") {
+            let length = output.read_line(&mut said).unwrap();
+            assert!(length > 0, "it ended: {said}");
+        }
+        let said: Value = serde_json::from_str(&said).unwrap();
+        let address = match kind {
+            Kind::Unix => Address::Unix(socket),
+            Kind::Tcp => Address::Tcp(said["addresses"][0].as_str().unwrap().parse().unwrap()),
+        };
+        Self {
+            child,
+            address,
+            mark,
+            place,
+        }
+    }
+
+    /// The workspace.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.place.path().join("root")
+    }
+
+    /// Beside the workspace.
+    pub(crate) fn outside(&self) -> &Path {
+        self.place.path()
+    }
+
+    pub(crate) fn write(&self, path: &str, content: impl AsRef<[u8]>) {
+        let path = self.root().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+
+    pub(crate) fn read(&self, path: &str) -> Vec<u8> {
+        std::fs::read(self.root().join(path)).unwrap()
+    }
+
+    /// Calls a tool: the status and the whole answer.
+    pub(crate) fn call(&self, tool: &str, body: &Value) -> (u16, Value) {
+        let answer = self.post(tool, body.to_string().as_bytes());
+        (answer.status, answer.json())
+    }
+
+    pub(crate) fn post(&self, tool: &str, body: &[u8]) -> Answer {
+        let head = "Content-Type: application/json\r\n";
+        self.address.ask("POST", &format!("/{tool}"), head, body)
+    }
+
+    /// Calls a tool that must do it.
+    pub(crate) fn result(&self, tool: &str, body: &Value) -> Value {
+        let (status, answer) = self.call(tool, body);
+        assert_eq!(
+            (status, &answer["ok"]),
+            (200, &Value::Bool(true)),
+            "{answer}"
+        );
+        answer["result"].clone()
+    }
+
+    /// Calls a tool that must not: its sentence.
+    pub(crate) fn sentence(&self, tool: &str, body: &Value) -> String {
+        let (status, answer) = self.call(tool, body);
+        assert_eq!(
+            (status, &answer["ok"]),
+            (400, &Value::Bool(false)),
+            "{answer}"
+        );
+        answer["error"].as_str().unwrap().to_owned()
+    }
+
+    /// Begins a command, and leaves what it says to be read.
+    pub(crate) fn bash(&self, body: &Value) -> Box<dyn Line> {
+        let head = "Content-Type: application/json\r\n";
+        let body = body.to_string();
+        self.address.send("POST", "/bash", head, body.as_bytes())
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+    }
+
+    pub(crate) fn wait(&mut self) -> Option<i32> {
+        wait::until("the workbench to end", || self.child.try_wait().unwrap()).code()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for (pid, _) in marked(&self.mark) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+/// The lines of a command's answer.
+pub(crate) fn lines(answer: &Answer) -> Vec<Value> {
+    let text = answer.text();
+    let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines.collect()
+}

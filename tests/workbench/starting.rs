@@ -1,0 +1,141 @@
+//! How it starts, whom it lets in, and how it goes.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+use testkit::said::err;
+
+use crate::PALISADE;
+use crate::server::{Address, BOTH, Kind, Server};
+
+/// A start that must fail.
+fn refused(words: &[&str], environment: &[(&str, &str)]) -> Output {
+    let place = tempfile::tempdir().unwrap();
+    let output = Command::new(PALISADE)
+        .arg("workbench")
+        .args(words)
+        .env("WORKSPACE_ROOT", place.path())
+        .env("SOCKET_PATH", place.path().join("s"))
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    output
+}
+
+#[test]
+fn half_an_address_and_a_lock_without_a_key_stop_the_start() {
+    for (environment, sentence) in [
+        (vec![("TCP_HOST", "127.0.0.1")], "belong together"),
+        (vec![("TCP_PORT", "80")], "belong together"),
+        (vec![("SIDECAR_REQUIRE_AUTH", "true")], "there is no token"),
+    ] {
+        let output = refused(&[], &environment);
+        assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+        assert!(err(&output).contains(sentence), "{}", err(&output));
+    }
+    let output = refused(&["--workspace-root", "/nonexistent"], &[]);
+    assert!(err(&output).contains("/nonexistent"));
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_anything_else_is_not() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    let output = refused(&["--socket-path", file.to_str().unwrap()], &[]);
+    assert!(err(&output).contains("not a socket"), "{}", err(&output));
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+
+    let stale = place.path().join("stale");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    let path = stale.to_str().unwrap();
+    let server = Server::start_with(Kind::Unix, &["--socket-path", path], |_| {});
+    let address = Address::Unix(stale.clone());
+    assert_eq!(address.ask("GET", "/health", "", b"").status, 200);
+    let output = refused(&["--socket-path", path], &[]);
+    assert!(err(&output).contains("somebody already listens"));
+    assert_eq!(address.ask("GET", "/health", "", b"").status, 200);
+    drop(server);
+}
+
+#[test]
+fn the_socket_is_for_its_owner_and_goes_with_the_server() {
+    for (options, mode, signal) in [
+        (&[][..], 0o600, Signal::SIGTERM),
+        (&["--socket-mode", "660"], 0o660, Signal::SIGINT),
+    ] {
+        let mut server = Server::start_with(Kind::Unix, options, |_| {});
+        let Address::Unix(path) = server.address.clone() else {
+            panic!("a path");
+        };
+        let rights = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(rights & 0o777, mode);
+        server.signal(signal);
+        assert_eq!(server.wait(), Some(0));
+        assert!(!path.exists());
+    }
+}
+
+fn status(server: &Server, path: &str, authorization: Option<&str>) -> u16 {
+    let mut head = "Content-Type: application/json\r\n".to_owned();
+    if let Some(value) = authorization {
+        head.push_str(&format!("Authorization: {value}\r\n"));
+    }
+    let method = if path == "/health" { "GET" } else { "POST" };
+    let answer = server.address.ask(method, path, &head, b"{}");
+    if answer.status == 401 {
+        let said = json!({ "ok": false, "error": "Unauthorized" });
+        assert_eq!(answer.json(), said);
+    }
+    answer.status
+}
+
+#[test]
+fn a_wrong_token_is_always_refused_and_a_missing_one_if_it_is_required() {
+    for kind in BOTH {
+        for (required, missing) in [("", 200), ("1", 401)] {
+            let server = Server::start_with(kind, &[], |command| {
+                command
+                    .env("SIDECAR_AUTH_TOKEN", "open sesame")
+                    .env("SIDECAR_REQUIRE_AUTH", required);
+            });
+            for path in ["/health", "/ls"] {
+                assert_eq!(status(&server, path, None), missing);
+                assert_eq!(status(&server, path, Some("Bearer open sesame")), 200);
+                for wrong in ["Bearer open", "open sesame", "Basic b3Blbg==", "Bearer "] {
+                    assert_eq!(status(&server, path, Some(wrong)), 401, "{wrong}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn commands_do_not_see_the_token() {
+    let server = Server::start_with(Kind::Unix, &[], |command| {
+        command.env("SIDECAR_AUTH_TOKEN", "open sesame");
+    });
+    // Neither of their own nor, for who is not root, of the server.
+    let script = "env; for p in $PPID $(cut -d' ' -f4 /proc/$PPID/stat); do \
+                  setpriv --reuid 65534 --regid 65534 --clear-groups cat /proc/$p/environ; done";
+    let body = json!({ "command": script }).to_string();
+    let said = server.post("bash", body.as_bytes()).text();
+    assert!(said.contains("PATH="), "{said}");
+    assert!(!said.contains("sesame"), "{said}");
+}
+
+#[test]
+fn with_a_longer_reach_paths_leave_the_workspace() {
+    let server = Server::start_with(Kind::Unix, &[], |command| {
+        command.env("SIDECAR_ALLOW_OUTSIDE_WORKSPACE_ROOT", "true");
+    });
+    let file = server.outside().join("outside");
+    std::fs::write(&file, "secret").unwrap();
+    for path in [file.to_str().unwrap(), "../outside"] {
+        let read = server.result("read", &json!({ "path": path }));
+        assert_eq!(read["content"], "secret");
+    }
+}
