@@ -214,13 +214,14 @@ impl<'a> Search<'a> {
         // `**` also stands for no step at all.
         let mut place = 0;
         while let Some(path) = steps.get(place) {
-            if let [Step::Many, rest @ ..] = path
-                && !steps.contains(&rest)
-            {
+            if let [Step::Many, rest @ ..] = path {
                 steps.push(rest);
             }
             place += 1;
         }
+        // Several ways lead to the same rest of a path, and with every level there are more.
+        steps.sort_unstable_by_key(|rest| (rest.as_ptr(), rest.len()));
+        steps.dedup_by_key(|rest| (rest.as_ptr(), rest.len()));
         if steps.iter().any(|rest| rest.is_empty()) {
             let new = quote(REDACTED);
             let is_so = self.text.get(node.span.clone()) == Some(&new);
