@@ -1,10 +1,6 @@
 //! The seed's correctness properties that concern the bridge, under their numbers.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test that cannot go on should stop"
-)]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 use std::sync::Arc;
 use std::time::Duration;
