@@ -73,18 +73,23 @@ impl Fingerprints {
     pub async fn keep(&self) {
         loop {
             self.news.notified().await;
-            let text = serde_json::to_vec_pretty(&*self.lock());
-            let path = self.path.clone();
-            let written = tokio::task::spawn_blocking(move || {
-                let temporary = path.with_extension("new");
-                std::fs::write(&temporary, text.map_err(std::io::Error::other)?)?;
-                std::fs::rename(&temporary, &path)
-            });
-            match written.await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::error!(%error, "what tools look like was not written"),
-                Err(error) => tracing::error!(%error, "what tools look like was not written"),
-            }
+            self.write().await;
+        }
+    }
+
+    /// Writes the memory down.
+    pub async fn write(&self) {
+        let text = serde_json::to_vec_pretty(&*self.lock());
+        let path = self.path.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            let temporary = path.with_extension("new");
+            std::fs::write(&temporary, text.map_err(std::io::Error::other)?)?;
+            std::fs::rename(&temporary, &path)
+        });
+        match written.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "what tools look like was not written"),
+            Err(error) => tracing::error!(%error, "what tools look like was not written"),
         }
     }
 

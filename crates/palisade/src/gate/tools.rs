@@ -233,6 +233,7 @@ impl Tools {
         self.stop.cancel();
         self.tasks.close();
         self.house.bridge.end().await;
+        self.house.bridge.fingerprints().write().await;
         self.tasks.wait().await;
     }
 }
