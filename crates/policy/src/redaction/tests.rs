@@ -195,6 +195,12 @@ proptest! {
     }
 
     #[test]
+    fn what_was_json_is_json_after_every_change(value in any_json(), text in "[\\[\\]{}\",:\\\\ab1 \n-]{0,40}") {
+        prop_assert!(exercise(value.to_string().as_bytes()));
+        prop_assert!(exercise(text.as_bytes()));
+    }
+
+    #[test]
     fn no_string_value_keeps_what_an_expression_matches(value in any_json()) {
         let text = serde_json::to_string(&value).unwrap();
         let redaction = Redaction::read(&replacements(json!({"[a-m]": "_"})), Pattern::compile).unwrap();
