@@ -5,6 +5,7 @@ export CARGO_TARGET_DIR := env("CARGO_TARGET_DIR", env("HOME") / ".cache/palisad
 mitmproxy := env("HOME") / ".cache/palisade/mitmproxy"
 noop := env("HOME") / ".cache/palisade/noop"
 oha := env("HOME") / ".cache/palisade/oha"
+mcp_peers := env("HOME") / ".cache/palisade/mcp-peers"
 
 # List the tasks
 default:
@@ -53,6 +54,11 @@ traffic-long mib="2048" reloads="200" quiet="600":
 measure-workbench mib="1024":
     PALISADE_OUTPUT_MIB={{mib}} cargo nextest run --package palisade --test workbench --cargo-profile release --no-capture much_output
 
+# That many MCP clients that are suddenly gone: no server, no descriptor, no memory may be left
+mcp-disconnects count="10000":
+    cargo build --package testkit --bin mcp-fixture
+    PALISADE_DISCONNECTS={{count}} cargo nextest run --profile long --package palisade --test mcp --no-capture suddenly_gone
+
 # Fuzz every target for so long, or those that are named (installs cargo-fuzz)
 fuzz seconds="60" *targets:
     PATH="$HOME/.cache/palisade/tools/bin:$PATH" command -v cargo-fuzz >/dev/null || cargo install --quiet --locked --root "$HOME/.cache/palisade/tools" cargo-fuzz
@@ -75,6 +81,14 @@ bench-traffic *args:
     cargo build --profile dist --package palisade
     cargo build --release --package benches
     "$CARGO_TARGET_DIR/release/bench-traffic" --palisade "$CARGO_TARGET_DIR/dist/palisade" --mitmdump {{mitmproxy}}/bin/mitmdump --noop {{noop}}/release/noop --oha {{oha}}/bin/oha {{args}}
+
+# A tool's call through the bridge beside plain pipes, supergateway and mcp-proxy, and the hooks, in one run (installs the peers)
+bench-mcp *args:
+    test -x {{mcp_peers}}/node_modules/.bin/supergateway || npm install --prefix {{mcp_peers}} --no-audit --no-fund --loglevel error supergateway@4.0.0 node@22.23.3
+    test -x {{mcp_peers}}/venv/bin/mcp-proxy || { python3 -m venv {{mcp_peers}}/venv && {{mcp_peers}}/venv/bin/pip install -q mcp-proxy==0.13.0; }
+    cargo build --profile dist --package palisade
+    cargo build --release --package benches --package testkit
+    PATH="{{mcp_peers}}/node_modules/.bin:$PATH" "$CARGO_TARGET_DIR/release/bench-mcp" --palisade "$CARGO_TARGET_DIR/dist/palisade" --fixture "$CARGO_TARGET_DIR/release/mcp-fixture" --supergateway {{mcp_peers}}/node_modules/.bin/supergateway --mcp-proxy {{mcp_peers}}/venv/bin/mcp-proxy {{args}}
 
 # Figures of the git side with 10 000 files
 measure-git files="10000":

@@ -74,15 +74,31 @@ impl Bridge {
 
     /// Writes the operator's file.
     pub(crate) fn write(&self) {
+        self.place.write_config(&self.text());
+    }
+
+    fn text(&self) -> String {
         let Self {
             address,
             tools,
             server,
             ..
         } = self;
-        self.place.write_config(&format!(
-            "version: \"1.0\"\nserver:\n  single_port: \"{address}\"\n{server}tools:\n{tools}"
-        ));
+        format!("version: \"1.0\"\nserver:\n  single_port: \"{address}\"\n{server}tools:\n{tools}")
+    }
+
+    /// Writes the file anew, with our own server under these names and switches.
+    pub(crate) fn rewrite(&self, fixtures: &[(&str, &[&str])]) {
+        let mut changed = Self {
+            place: Place::new(PALISADE),
+            address: self.address,
+            tools: String::new(),
+            server: self.server.clone(),
+        };
+        for (name, switches) in fixtures {
+            changed = changed.fixture(name, switches);
+        }
+        self.place.write_config(&changed.text());
     }
 
     /// Where a tool is.
@@ -153,6 +169,15 @@ impl Bridge {
 
     /// The same, or what was answered instead.
     pub(crate) fn try_session(&self, tool: &str) -> Result<Session<'_>, Answer> {
+        self.session_of(tool, None)
+    }
+
+    /// The same for an agent of that name.
+    pub(crate) fn session_of(
+        &self,
+        tool: &str,
+        agent: Option<&str>,
+    ) -> Result<Session<'_>, Answer> {
         let path = format!("/mcp/{tool}");
         let params = json!({
             "protocolVersion": "2025-11-25",
@@ -160,7 +185,9 @@ impl Bridge {
             "clientInfo": {"name": "test", "version": "1"},
         });
         let body = request(0, "initialize", &params);
-        let answer = self.ask("POST", &path, &[], &body);
+        let named = agent.map(|agent| ("X-Agent-ID", agent));
+        let headers: Vec<_> = named.into_iter().collect();
+        let answer = self.ask("POST", &path, &headers, &body);
         let id = answer.header("mcp-session-id").map(str::to_owned);
         let Some(id) = id.filter(|_| answer.status == 200) else {
             return Err(answer);
@@ -169,6 +196,7 @@ impl Bridge {
             bridge: self,
             path,
             id,
+            agent: agent.map(str::to_owned),
         };
         let body = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
         assert_eq!(session.post(body).status, 202);
@@ -198,15 +226,21 @@ pub(crate) struct Session<'a> {
     bridge: &'a Bridge,
     pub(crate) path: String,
     pub(crate) id: String,
+    agent: Option<String>,
 }
 
 impl Session<'_> {
     /// Its headers.
-    pub(crate) fn headers(&self) -> [(&str, &str); 2] {
+    pub(crate) fn headers(&self) -> Vec<(&str, &str)> {
+        let agent = self.agent.as_deref();
+        let agent = agent.map(|agent| ("X-Agent-ID", agent));
         [
-            ("Mcp-Session-Id", &self.id),
+            ("Mcp-Session-Id", self.id.as_str()),
             ("MCP-Protocol-Version", "2025-11-25"),
         ]
+        .into_iter()
+        .chain(agent)
+        .collect()
     }
 
     /// Posts a message and reads the answer to its end.

@@ -15,5 +15,6 @@ mod bridge;
 mod clients;
 mod conformance;
 mod disconnects;
+mod governed;
 mod hostile;
 mod relay;

@@ -1,13 +1,14 @@
 //! Git over HTTP: which repositories a sandbox speaks to, and what it pushes.
 //!
 //! [`address`] recognises, [`push`] reads a push, [`report`] writes refusals and reads
-//! upstream's word; none of these touches a socket. [`intake`] and [`spool`] keep a push
-//! until `receive` has it judged, for which `upstream` may be asked what it has ([`ask`]);
-//! [`answer`] looks at what comes back.
+//! upstream's word; none of these touches a socket. [`intake`], `arriving` and [`spool`]
+//! keep a push until `receive` has it judged, for which `upstream` may be asked what it has
+//! ([`ask`]); [`answer`] looks at what comes back.
 
 pub mod address;
 pub mod advertisement;
 pub mod answer;
+mod arriving;
 pub mod ask;
 pub mod branches;
 pub mod intake;

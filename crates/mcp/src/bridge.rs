@@ -23,7 +23,7 @@ use crate::trace::TRACEPARENT;
 const MOST_SESSIONS: usize = 1024;
 
 /// The most sessions of one caller.
-const MOST_OF_ONE: usize = 128;
+const MOST_OF_ONE: usize = 64;
 
 /// How often sessions are looked after.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 //!
 //! A server that changes what a tool says of itself after somebody has come to trust it can
 //! steer every agent that reads it. The first definition counts; one that differs takes the
-//! tool out of use until the operator accepts it (`palisade tools accept`).
+//! tool out of use until the operator accepts it (`palisade bridge accept`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -73,18 +73,23 @@ impl Fingerprints {
     pub async fn keep(&self) {
         loop {
             self.news.notified().await;
-            let text = serde_json::to_vec_pretty(&*self.lock());
-            let path = self.path.clone();
-            let written = tokio::task::spawn_blocking(move || {
-                let temporary = path.with_extension("new");
-                std::fs::write(&temporary, text.map_err(std::io::Error::other)?)?;
-                std::fs::rename(&temporary, &path)
-            });
-            match written.await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::error!(%error, "what tools look like was not written"),
-                Err(error) => tracing::error!(%error, "what tools look like was not written"),
-            }
+            self.write().await;
+        }
+    }
+
+    /// Writes the memory down.
+    pub async fn write(&self) {
+        let text = serde_json::to_vec_pretty(&*self.lock());
+        let path = self.path.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            let temporary = path.with_extension("new");
+            std::fs::write(&temporary, text.map_err(std::io::Error::other)?)?;
+            std::fs::rename(&temporary, &path)
+        });
+        match written.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "what tools look like was not written"),
+            Err(error) => tracing::error!(%error, "what tools look like was not written"),
         }
     }
 

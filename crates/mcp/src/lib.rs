@@ -27,6 +27,7 @@ pub mod ports;
 pub mod process;
 pub mod redaction;
 pub mod relay;
+pub mod room;
 pub mod rpc;
 pub mod server;
 pub mod session;

@@ -8,6 +8,7 @@
 mod drive;
 mod listen;
 mod request;
+mod words;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -169,7 +170,7 @@ async fn plain(
     let worker = bridge.pools().any(served, client, metrics).await?;
     let process = worker.process();
     let mut call = process.reserve();
-    let text = drive::in_old_words(&permitted.message, &call.id().to_string())?;
+    let text = words::in_old_words(&permitted.message, &call.id().to_string())?;
     let sent = process.send(&text).await;
     let answer = match sent {
         Ok(()) => match tokio::time::timeout(served.timeout(), call.answer()).await {

@@ -130,6 +130,11 @@ impl Outlet {
         self.lock().closed
     }
 
+    /// How many bytes are kept.
+    pub fn bytes(&self) -> usize {
+        self.lock().bytes
+    }
+
     /// Whether somebody reads.
     pub fn is_read(&self) -> bool {
         self.lock().reader.is_some()

@@ -31,6 +31,9 @@ const MOST_WAITING: usize = 64;
 /// hold its output open.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
+/// How long a server that is ended may take to read what was sent before.
+const FAREWELL: Duration = Duration::from_millis(100);
+
 /// The longest line of a server's talk that is logged.
 const LONGEST_TALK: usize = 2048;
 
@@ -255,7 +258,13 @@ async fn write(
     stop: CancellationToken,
 ) {
     let work = async {
-        while let Some(line) = waiting.recv().await {
+        loop {
+            let line = tokio::select! {
+                biased;
+                line = waiting.recv() => line,
+                () = stop.cancelled() => None,
+            };
+            let Some(line) = line else { return };
             let written = async {
                 input.write_all(&line).await?;
                 input.flush().await
@@ -266,8 +275,13 @@ async fn write(
             }
         }
     };
+    // What was sent before the end may be why it ends, as a cancellation is.
+    let farewell = async {
+        stop.cancelled().await;
+        tokio::time::sleep(FAREWELL).await;
+    };
     tokio::select! {
-        () = stop.cancelled() => {}
+        () = farewell => {}
         () = work => {}
     }
     // Dropping the input closes it, which is how a server learns that it is over.
@@ -379,5 +393,45 @@ async fn next_line(
                 Line::Whole(line)
             }));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    fn said(lines: &[&str]) -> mpsc::Receiver<Vec<u8>> {
+        let (sender, waiting) = mpsc::channel(MOST_WAITING);
+        for line in lines {
+            sender.try_send(rpc::line(line)).unwrap();
+        }
+        // Never closed: that is not what ends the writer here.
+        std::mem::forget(sender);
+        waiting
+    }
+
+    #[tokio::test]
+    async fn what_was_sent_before_the_end_is_written() {
+        for _ in 0..50 {
+            let (input, mut server) = tokio::io::duplex(1024);
+            let stop = CancellationToken::new();
+            stop.cancel();
+            write(Box::pin(input), said(&["a", "b"]), stop).await;
+            let mut heard = String::new();
+            server.read_to_string(&mut heard).await.unwrap();
+            assert_eq!(heard, "a\nb\n");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_does_not_read_is_not_waited_for() {
+        let (input, _server) = tokio::io::duplex(1);
+        let stop = CancellationToken::new();
+        stop.cancel();
+        let begun = Instant::now();
+        write(Box::pin(input), said(&["more than fits"]), stop).await;
+        assert_eq!(begun.elapsed(), FAREWELL);
     }
 }

@@ -15,7 +15,7 @@ use crate::governance::{Asked, Caller, Governance, Moment, Ruling, new_request};
 use crate::interceptor::CORRELATION;
 use crate::metrics::Status;
 use crate::process::Gone;
-use crate::rpc::{self, Message, code};
+use crate::rpc::{self, Fields, Message, code};
 use crate::tools::Served;
 use crate::trace::{self, TRACEPARENT};
 
@@ -110,8 +110,10 @@ impl Relay {
         };
         let id = message.id().unwrap_or("null");
         if method == "tools/call" {
-            // A name that is no text is nobody's tool.
-            let name = message.param_text(&["name"]).unwrap_or_default();
+            let Some(name) = only_name(&message) else {
+                let text = "params.name is missing, no text, or there twice";
+                return Err(Message::failure(id, code::PARAMS, text, None));
+            };
             if let Err(denial) = served.judge(&name, caller) {
                 self.governance.refused(&asked, &denial).await;
                 return Err(refusal(id, &method, request, &denial));
@@ -330,6 +332,17 @@ pub fn refused_question(id: &str, denial: &Denial) -> String {
     let about = json!({"reason": denial.reason.code(), "rule": denial.rule.as_str()});
     let text = format!("Blocked by policy: {}", denial.message);
     Message::failure(id, code::REFUSED, &text, Some(&about.to_string()))
+}
+
+/// The name of the tool that is called, where everybody reads the same.
+fn only_name(message: &Message) -> Option<String> {
+    let fields: Fields<'_> = serde_json::from_str(message.params()?).ok()?;
+    let mut names = fields.0.iter().filter(|(key, _)| key == "name");
+    let (_, name) = names.next()?;
+    match names.next() {
+        None => serde_json::from_str(name.get()).ok(),
+        Some(_) => None,
+    }
 }
 
 /// The call with the name of its span, where the tool finds it.

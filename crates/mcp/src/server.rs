@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use config::Settings;
 use http::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use http::request::Parts as Head;
@@ -27,6 +27,7 @@ use crate::answer::{self, Broken, Content, Refusal};
 use crate::bridge::{Bridge, Incoming};
 use crate::governance::Caller;
 use crate::interceptor::Interceptor;
+use crate::room::Room;
 use crate::rpc::LONGEST;
 use crate::trace::TRACEPARENT;
 use crate::{modern, one_stream, streamable};
@@ -42,9 +43,6 @@ const MOST_CONNECTIONS: usize = 4096;
 
 /// How long a client may take to send a head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long it may take to send the rest.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Before accepting again after a failure.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -88,6 +86,8 @@ pub struct House {
     pub demands: arc_swap::ArcSwap<Demands>,
     /// The text of `/metrics`.
     pub numbers: Arc<dyn Fn() -> String + Send + Sync>,
+    /// Room for large bodies.
+    pub room: Room,
     /// What `/health` says beside the tools, and whether all is well.
     pub health: Arc<dyn Fn() -> (bool, serde_json::Value) + Send + Sync>,
 }
@@ -137,7 +137,7 @@ where
             if !is_post {
                 return streamable::not_allowed("POST");
             }
-            let Ok(body) = read(body).await else {
+            let Ok((body, _place)) = house.room.read(body).await else {
                 return unread();
             };
             let parent = head.headers.get(TRACEPARENT);
@@ -155,7 +155,7 @@ where
                 Ok(caller) => caller,
                 Err(refusal) => return *refusal,
             };
-            let Ok(body) = read(body).await else {
+            let Ok((body, _place)) = house.room.read(body).await else {
                 return unread();
             };
             let incoming = Incoming { head, body, caller };
@@ -232,6 +232,12 @@ fn admit(door: &Door, demands: &Demands, head: &Head) -> Result<(), Refusal> {
             };
             if at.ip().is_loopback() && !is_loopback(host_name(host)) {
                 return forbidden("The Host header names another host");
+            }
+            // A page that only wants something to happen says no Origin for a picture.
+            let site = head.headers.get("sec-fetch-site");
+            let site = site.map(|site| site.to_str().unwrap_or("unreadable"));
+            if !matches!(site, None | Some("same-origin" | "none")) {
+                return forbidden("The request comes from a web page");
             }
             if let Some(origin) = origin(&head.headers) {
                 let from = origin
@@ -324,41 +330,6 @@ fn query(head: &Head, wanted: &str) -> Option<String> {
     let mut pairs = pairs.filter_map(|pair| pair.split_once('='));
     let found = pairs.find(|(name, _)| *name == wanted);
     found.map(|(_, value)| value.to_owned())
-}
-
-/// All of a body.
-async fn read<B>(mut body: B) -> Result<Bytes, ()>
-where
-    B: Body<Data = Bytes> + Send + Unpin,
-    B::Error: Into<Broken>,
-{
-    let all = async {
-        let mut first = None;
-        let mut all = BytesMut::new();
-        while let Some(frame) = body.frame().await {
-            let Ok(frame) = frame else { return Err(()) };
-            let Ok(data) = frame.into_data() else {
-                continue;
-            };
-            if all.len() + data.len() > LONGEST {
-                return Err(());
-            }
-            match first.take() {
-                // Most bodies are one piece.
-                None if all.is_empty() => first = Some(data),
-                None => all.extend_from_slice(&data),
-                Some(before) => {
-                    let before: Bytes = before;
-                    all.extend_from_slice(&before);
-                    all.extend_from_slice(&data);
-                }
-            }
-        }
-        Ok(first.unwrap_or_else(|| all.freeze()))
-    };
-    tokio::time::timeout(BODY_TIMEOUT, all)
-        .await
-        .unwrap_or(Err(()))
 }
 
 fn unread() -> Response<Content> {

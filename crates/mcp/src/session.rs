@@ -12,19 +12,20 @@
 //! other: the outlet of the request it names, of the only request that is open, the standing
 //! one where somebody reads it, the newest request's.
 
+mod hearing;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::governance::Caller;
 use crate::launch::{LaunchError, Launched};
 use crate::outlet::Outlet;
-use crate::process::{Call, Gone, Home, Label, Process};
-use crate::relay::{self, Permitted, Relay};
+use crate::process::{Call, Gone, Label, Process};
+use crate::relay::{Permitted, Relay};
 use crate::rpc::{Kind, Message, code};
 use crate::shared::Commons;
 use crate::tools::Served;
@@ -37,6 +38,9 @@ const MOST_QUESTIONS: usize = 64;
 
 /// The most outlets that are kept for clients who come back.
 const MOST_KEPT: usize = 64;
+
+/// The most bytes in them: 8 MiB.
+const MOST_KEPT_BYTES: usize = 8 * 1024 * 1024;
 
 /// The most resources that one client has news of.
 const MOST_SUBSCRIBED: usize = 1000;
@@ -62,6 +66,9 @@ pub enum SessionError {
     /// It has too much to do.
     #[error("more than {MOST_OPEN} requests of this session are open")]
     Busy,
+    /// It has no id, and is no notification.
+    #[error("a request needs an id")]
+    NoNotice,
     /// There are too many sessions.
     #[error("too many sessions are open")]
     Full,
@@ -106,6 +113,24 @@ struct State {
     touched: Instant,
     /// Requests of the transport that are being answered.
     busy: usize,
+}
+
+impl State {
+    /// So many outlets are kept for clients who come back, and so many bytes in them; the
+    /// oldest go first.
+    fn make_room(&mut self) {
+        loop {
+            let bytes: usize = self.outlets.values().map(|outlet| outlet.bytes()).sum();
+            if self.outlets.len() < MOST_KEPT && bytes <= MOST_KEPT_BYTES {
+                return;
+            }
+            let over = self.outlets.iter().filter(|(_, outlet)| outlet.is_closed());
+            let Some(oldest) = over.map(|(number, _)| *number).min() else {
+                return;
+            };
+            self.outlets.remove(&oldest);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -158,7 +183,7 @@ impl Session {
         let session = Arc::new_cyclic(|me: &Weak<Session>| {
             let process = match start {
                 Start::Launched(launched) => {
-                    let home = Arc::new(Own(me.clone()));
+                    let home = Arc::new(hearing::Own(me.clone()));
                     Process::keep(launched, label, home, metrics)
                 }
                 Start::Joined(process) => process,
@@ -280,6 +305,11 @@ impl Session {
         state.touched = Instant::now();
         drop(state);
         Attendance(Arc::clone(self))
+    }
+
+    /// Forgets the outlet of a request that was answered whole.
+    pub fn forget(&self, number: u64) {
+        self.state().outlets.remove(&number);
     }
 
     /// Forgets what nobody will ask for any more.
@@ -471,6 +501,10 @@ impl Session {
                 }
                 self.process.send(message.text()).await?;
             }
+            // Without an id a call would be made all the same, and nobody would judge it.
+            Kind::Notification | Kind::Request if !is_notice(&message) => {
+                return Err(SessionError::NoNotice);
+            }
             Kind::Notification | Kind::Request => {
                 let text = match message.method() {
                     Some("notifications/cancelled") => match self.cancel(&message) {
@@ -519,15 +553,7 @@ impl Session {
                 number: STANDING,
             });
         }
-        if state.outlets.len() >= MOST_KEPT {
-            let over = state
-                .outlets
-                .iter()
-                .filter(|(_, outlet)| outlet.is_closed());
-            if let Some(oldest) = over.map(|(number, _)| *number).min() {
-                state.outlets.remove(&oldest);
-            }
-        }
+        state.make_room();
         state.last_outlet += 1;
         let number = state.last_outlet;
         let outlet = Arc::new(Outlet::default());
@@ -551,36 +577,6 @@ impl Session {
         outlet
     }
 
-    /// Where something belongs that names no request.
-    fn place(&self) -> Arc<Outlet> {
-        if self.way == Way::OneStream {
-            return Arc::clone(&self.standing);
-        }
-        let state = self.state();
-        let newest = || state.open.values().max_by_key(|open| open.number);
-        match newest() {
-            Some(only) if state.open.len() == 1 => Arc::clone(&only.outlet),
-            Some(newest) if !self.standing.is_read() => Arc::clone(&newest.outlet),
-            _ => Arc::clone(&self.standing),
-        }
-    }
-
-    /// The request that a progress notification is about, with its client's own token.
-    fn progressed(&self, message: &Message) -> Option<(Arc<Outlet>, String)> {
-        let token = message.param(&["progressToken"])?;
-        let state = self.state();
-        let found = if self.commons.is_some() {
-            state.open.get(&token.parse::<u64>().ok()?)
-        } else {
-            let mut all = state.open.values();
-            all.find(|open| open.token.as_deref() == Some(token))
-        };
-        let found = found?;
-        let own = found.token.as_deref()?;
-        let text = message.with_param(&["progressToken"], own);
-        Some((Arc::clone(&found.outlet), text))
-    }
-
     /// Whether one of its requests is open.
     pub fn is_waiting(&self) -> bool {
         !self.state().open.is_empty()
@@ -591,63 +587,15 @@ impl Session {
         self.state().open.contains_key(&call)
     }
 
-    /// Hears what the server says by itself.
-    pub async fn hear(&self, message: Message) {
-        match (message.kind(), message.method().unwrap_or_default()) {
-            (Kind::Request, _) => self.hear_question(message),
-            (_, "notifications/progress") => match self.progressed(&message) {
-                Some((outlet, text)) => outlet.push(text).await,
-                None => tracing::debug!("progress of nothing that is open"),
-            },
-            (_, "notifications/cancelled") => {
-                let asked = message.param(&["requestId"]).map(str::to_owned);
-                let outlet = asked.and_then(|id| self.state().questions.remove(&id));
-                if let Some(outlet) = outlet {
-                    outlet.push(message.into_text()).await;
-                }
-            }
-            _ => self.place().push(message.into_text()).await,
-        }
-    }
-
-    /// A question to the client. Judging it must not keep the server's output waiting.
-    fn hear_question(&self, question: Message) {
-        let Some(session) = self.me.upgrade() else {
-            return;
-        };
-        let outlet = self.place();
-        tokio::spawn(async move {
-            let id = question.id().unwrap_or("null").to_owned();
-            let (served, caller) = (&session.served, &session.caller);
-            let refused = match session
-                .relay
-                .permit_question(served, caller, question)
-                .await
-            {
-                Ok(question) if session.note_question(&id, &outlet) => {
-                    outlet.push(question.into_text()).await;
-                    return;
-                }
-                Ok(_) => Message::failure(&id, code::INTERNAL, "too many questions are open", None),
-                Err(denial) => relay::refused_question(&id, &denial),
-            };
-            session.process.offer(&refused).await;
-        });
-    }
-
-    /// Remembers where a question was asked; not if there are too many.
-    fn note_question(&self, id: &str, outlet: &Arc<Outlet>) -> bool {
-        let mut state = self.state();
-        let has_room = state.questions.len() < MOST_QUESTIONS;
-        if has_room {
-            state.questions.insert(id.to_owned(), Arc::clone(outlet));
-        }
-        has_room
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a server does nothing on hearing it.
+fn is_notice(message: &Message) -> bool {
+    let method = message.method().unwrap_or_default();
+    message.kind() == Kind::Notification && method.starts_with("notifications/")
 }
 
 /// Somebody is there.
@@ -659,17 +607,5 @@ impl Drop for Attendance {
         let mut state = self.0.state();
         state.busy = state.busy.saturating_sub(1);
         state.touched = Instant::now();
-    }
-}
-
-/// The home of a process that one session has to itself.
-struct Own(Weak<Session>);
-
-#[async_trait]
-impl Home for Own {
-    async fn hear(&self, message: Message) {
-        if let Some(session) = self.0.upgrade() {
-            session.hear(message).await;
-        }
     }
 }

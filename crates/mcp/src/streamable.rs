@@ -183,6 +183,7 @@ async fn speak(
     let mut first: Vec<Said> = Vec::new();
     match reader.next(patience).await {
         Heard::Said(said) if said.last => {
+            session.forget(expected.number);
             return answer::json_text(StatusCode::OK, said.text.to_string());
         }
         Heard::Said(said) => first.push(said),
@@ -361,7 +362,7 @@ pub fn refuse(error: &SessionError, id: Option<&str>) -> Response<Content> {
         SessionError::Gone(_) => (StatusCode::NOT_FOUND, code::GONE),
         SessionError::Busy => (StatusCode::TOO_MANY_REQUESTS, code::INTERNAL),
         SessionError::Full => (StatusCode::SERVICE_UNAVAILABLE, code::INTERNAL),
-        SessionError::Twice => (StatusCode::BAD_REQUEST, code::INVALID),
+        SessionError::Twice | SessionError::NoNotice => (StatusCode::BAD_REQUEST, code::INVALID),
         SessionError::Launch(error) => (error.status(), code::INTERNAL),
     };
     let mut response = answer::failure(status, id, code, &error.to_string());

@@ -1,5 +1,7 @@
 //! The seed's correctness properties that concern the bridge, under their numbers.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use mcp::metrics::Metrics;
 use mcp::ports::Ledger;
 use mcp::process::{Gone, Home, Label, Process};
 use mcp::relay::{Relay, Stamps};
+use mcp::room::Room;
 use mcp::rpc::Message;
 use mcp::server::{self, Demands, Door, House, Offers};
 use mcp::session::Way;
@@ -118,6 +121,7 @@ fn house(settings: &Settings, launchers: Launchers, dir: &tempfile::TempDir) -> 
         bridge,
         hooks: Arc::new(Interceptor::new(governance)),
         demands: ArcSwap::from_pointee(Demands::of(settings)),
+        room: Room::default(),
         numbers: Arc::new(String::new),
         health: Arc::new(|| {
             let parts = json!({"interceptor": "ok", "bridge": "ok", "policy": "ok"});

@@ -2,6 +2,7 @@
 
 mod agents;
 mod audit;
+mod bridge;
 mod ca;
 mod checkpoints;
 mod config_command;
@@ -22,7 +23,6 @@ mod reuse;
 mod sandboxes;
 mod summary;
 mod tool;
-mod tools;
 mod trust;
 mod why;
 mod workbench;
@@ -206,9 +206,9 @@ pub enum Command {
     /// Registered containers, and the database they live in
     #[command(subcommand)]
     Registry(registry::RegistryCommand),
-    /// Servers of tools, and whether their tools are what they were
+    /// Servers behind the bridge, and whether their tools are what they were
     #[command(subcommand)]
-    Tools(tools::ToolsCommand),
+    Bridge(bridge::BridgeCommand),
     /// Trust a repository's own .palisade.yaml, exactly as it is now
     Trust(trust::TrustArgs),
     /// Call a coding tool inside a sandbox
@@ -264,7 +264,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Git(command) => git_check::run(command, &global),
         Command::Ca(command) => ca::run(command, &global),
         Command::Registry(command) => registry::run(command, &global),
-        Command::Tools(command) => tools::run(command, &global),
+        Command::Bridge(command) => bridge::run(command, &global),
         Command::Trust(args) => trust::run(args, &global),
         Command::Tool(args) => tool::run(&args, &global),
         Command::Workbench(args) => workbench::run(&args, &global),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::splice::{Edits, Inside, NoJson, Node, quote};
+use crate::splice::{self, Edits, Inside, NoJson, Node, quote};
 
 /// What stands where a value was.
 pub const REDACTED: &str = "[redacted]";
@@ -214,13 +214,14 @@ impl<'a> Search<'a> {
         // `**` also stands for no step at all.
         let mut place = 0;
         while let Some(path) = steps.get(place) {
-            if let [Step::Many, rest @ ..] = path
-                && !steps.contains(&rest)
-            {
+            if let [Step::Many, rest @ ..] = path {
                 steps.push(rest);
             }
             place += 1;
         }
+        // Several ways lead to the same rest of a path, and with every level there are more.
+        steps.sort_unstable_by_key(|rest| (rest.as_ptr(), rest.len()));
+        steps.dedup_by_key(|rest| (rest.as_ptr(), rest.len()));
         if steps.iter().any(|rest| rest.is_empty()) {
             let new = quote(REDACTED);
             let is_so = self.text.get(node.span.clone()) == Some(&new);
@@ -384,6 +385,35 @@ impl Step {
             }
             _ => None,
         }
+    }
+}
+
+/// Changes `bytes` in every way there is, and says whether what was JSON is JSON after it: for
+/// fuzzing.
+pub fn exercise(bytes: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return true;
+    };
+    let is_json = |text: &str| serde_json::from_str::<Value>(text).is_ok();
+    let path = ["a", "b"];
+    let set = splice::set(text, &path, "\"\"");
+    let removed = splice::remove(text, &path);
+    let outputs = serde_json::json!({
+        "redaction_rules": {"fields": ["a[*]", "**.b"], "replacements": {"[a-z]": "\"$0\\"}},
+    });
+    let redacted =
+        Redaction::read(&outputs, Pattern::compile).and_then(|redaction| redaction.apply(text));
+    let Ok(value) = serde_json::from_str::<Value>(text) else {
+        return true;
+    };
+    // What is JSON to others is JSON here, and a value that changes nothing changes nothing.
+    match (set, removed, redacted, merge::merge(text, &value)) {
+        (Ok(set), Ok(removed), Ok(redacted), Ok(merged)) => {
+            let mut changed = [Some(set), removed, redacted, merged].into_iter().flatten();
+            changed.all(|text| is_json(&text))
+        }
+        (_, _, Err(BadRedaction::TooLarge), _) => true,
+        _ => false,
     }
 }
 

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
-use bytes::BytesMut;
 use config::Settings;
 use config::section::scan::GitAction;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
@@ -19,18 +18,17 @@ use policy::proof::Permitted;
 use policy::push::{self, Case, Findings, Restricted, Sighting};
 use policy::reason::Reason;
 use policy::refs::{PushDenied, RefFacts, RefUpdate};
-use policy::registration::{MAX_RECEIVE_PACK_BYTES, Registration, Repo};
+use policy::registration::{Registration, Repo};
 use policy::verdict::Denial;
-use tokio::task::spawn_blocking;
 
 use super::answer::{Aftermath, Sent};
 use super::branches::Place;
-use super::intake::{Coding, Intake, Stop, Taken};
+use super::intake::{Coding, Taken};
 use super::push::{Capabilities, Head, Parsed, Push};
 use super::report::{self, Reader};
 use super::spool::Spool;
 use super::upstream::{Breadth, Known, Upstream};
-use super::{policies, size};
+use super::{arriving, policies, size};
 use crate::body::{self, Content};
 use crate::guest::Guest;
 use crate::pipeline::Message;
@@ -41,9 +39,6 @@ use crate::trail::{Stage, Trail};
 
 /// What a push calls itself.
 const PUSH_TYPE: &[u8] = b"application/x-git-receive-pack-request";
-
-/// How much is taken in at a time.
-const PIECE: usize = 256 * 1024;
 
 /// How many reasons are told beside the first.
 const MOST_TOLD: usize = 8;
@@ -137,7 +132,7 @@ pub(crate) async fn judge_arrival(
     } = arrival;
     // The semaphore is never closed.
     let _place = guest.pushes.acquire().await;
-    let Taken { parsed, spool } = take_in(traffic, guest, body, coding, limit).await?;
+    let Taken { parsed, spool } = arriving::take_in(traffic, guest, body, coding, limit).await?;
     let Push { head, pack } = match parsed {
         Parsed::Push(push) => push,
         Parsed::Probe => {
@@ -222,130 +217,6 @@ fn put_back(message: &mut Message, spool: Spool) {
     // The answer is read, too.
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     message.body = spool.into_body().boxed_unsync();
-}
-
-/// Takes all of it into a spool. Where that cannot be done, what is still to come is heard
-/// out: a client that is not done speaking does not listen.
-async fn take_in(
-    traffic: &Arc<Traffic>,
-    guest: &Arc<Guest>,
-    mut body: Content,
-    coding: Coding,
-    limit: u64,
-) -> Result<Taken, Refusal> {
-    let (gate, account) = (Arc::clone(traffic), Arc::clone(&guest.spooled));
-    let opened = off_thread(move || gate.spools().open(&account)).await?;
-    let mut intake = opened
-        .map(|spool| Intake::new(spool, coding, limit))
-        .map_err(|error| stopped(Stop::Spool(error), coding, None, 0))?;
-    let least = match coding {
-        Coding::Plain | Coding::Gzip => PIECE,
-        // Whatever there is may be the end, and then nothing follows.
-        Coding::Endless => 1,
-    };
-    let mut pending = BytesMut::with_capacity(PIECE);
-    let mut taken = 0_u64;
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| {
-            let denial = Denial::new(Reason::Framing, "git:form").because(error.to_string());
-            Refusal::new(Stage::Git, denial)
-        })?;
-        let Some(data) = frame.data_ref() else {
-            continue;
-        };
-        taken += u64::try_from(data.len()).unwrap_or(u64::MAX);
-        pending.extend_from_slice(data);
-        if pending.len() < least {
-            continue;
-        }
-        let piece = pending.split();
-        let (back, result) = off_thread(move || {
-            let result = intake.take(&piece);
-            (intake, result)
-        })
-        .await?;
-        intake = back;
-        if let Err(stop) = result {
-            let head = intake.head().cloned();
-            let heard = taken.max(intake.taken());
-            let heard = match (&stop, coding) {
-                // Nobody knows where it ends.
-                (Stop::Malformed(_) | Stop::Pack(_), Coding::Endless) => heard,
-                _ => heard.max(taken.saturating_add(drain(body, intake, coding).await)),
-            };
-            return Err(stopped(stop, coding, head, heard));
-        }
-        if intake.is_complete() {
-            break;
-        }
-    }
-    let finished = off_thread(move || {
-        if let Err(stop) = intake.take(&pending) {
-            return Err((intake.head().cloned(), stop));
-        }
-        intake.finish()
-    });
-    finished
-        .await?
-        .map_err(|(head, stop)| stopped(stop, coding, head, taken))
-}
-
-/// Hears the rest out, within bounds, and says how much it was.
-async fn drain(mut body: Content, mut intake: Intake, coding: Coding) -> u64 {
-    let mut heard = 0_u64;
-    let mut goes_on = !intake.is_complete();
-    while goes_on
-        && heard < MAX_RECEIVE_PACK_BYTES
-        && let Some(Ok(frame)) = body.frame().await
-    {
-        let data = frame.into_data().unwrap_or_default();
-        heard += u64::try_from(data.len()).unwrap_or(u64::MAX);
-        if coding != Coding::Endless {
-            continue;
-        }
-        let passed = off_thread(move || {
-            let goes_on = intake.pass_over(&data);
-            (intake, goes_on)
-        });
-        let Ok(passed) = passed.await else { break };
-        (intake, goes_on) = passed;
-    }
-    heard
-}
-
-async fn off_thread<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Refusal> {
-    spawn_blocking(work).await.map_err(|error| {
-        let denial = Denial::new(Reason::Internal, "git:spool").because(error.to_string());
-        Refusal::new(Stage::Git, denial)
-    })
-}
-
-/// The answer to a push that was not taken in. `heard` is how long it was, as far as is
-/// known.
-fn stopped(stop: Stop, coding: Coding, head: Option<Head>, heard: u64) -> Refusal {
-    let evidence = stop.to_string();
-    let denial = match stop {
-        // Without HTTP there is no status to look for.
-        Stop::TooLarge { limit } if coding == Coding::Endless => size::denial(heard, limit),
-        Stop::TooLarge { limit } => {
-            return Refusal::too_large(size::denial(heard, limit), heard, limit);
-        }
-        Stop::Pack(error) => Denial::new(Reason::GitMalformed, "git:form")
-            .saying(format!("The pack could not be read: {error}.")),
-        Stop::Malformed(error) => Denial::new(Reason::GitMalformed, "git:form")
-            .saying(format!("The push could not be read: {error}.")),
-        Stop::Coding => Denial::new(Reason::GitMalformed, "git:form")
-            .saying("The push could not be read: it is not compressed as it says."),
-        Stop::NoRoom(_) => Denial::new(Reason::GitRate, "git:spool")
-            .saying("Too many large pushes are under way. Try again when they are through."),
-        Stop::Spool(_) => Denial::new(Reason::Internal, "git:spool").because(evidence),
-    };
-    match head {
-        Some(head) => refused(denial.into(), head.capabilities, &head.updates),
-        None => Refusal::new(Stage::Git, denial),
-    }
 }
 
 /// No, for every ref, in the form that the client reads.

@@ -41,11 +41,11 @@ const MOST_TREES: u64 = 64 << 20;
 /// How many commits' trees are asked for.
 const MOST_WANTS: usize = 256;
 
-/// How the names of branches begin.
-const BRANCHES: &[u8] = b"refs/heads/";
-
 /// How many of them are of branches that the sandbox made.
 const MOST_OWN: usize = 64;
+
+/// How the names of branches begin.
+const BRANCHES: &[u8] = b"refs/heads/";
 
 /// Where the gate asks, and as whom.
 pub(crate) struct Upstream<'a> {
@@ -145,9 +145,9 @@ impl<'a> Upstream<'a> {
         }
     }
 
-    /// The trees a push is compared with.
-    /// Only what a ref of upstream's points at is asked for: forges share objects among
-    /// forks, and would give those of any. None where upstream does not give them.
+    /// The trees a push is compared with. Only what a ref of upstream's points at is asked
+    /// for: forges share objects among forks, and would give those of any. None where upstream
+    /// does not give them.
     pub(super) async fn trees(
         &self,
         format: ObjectFormat,

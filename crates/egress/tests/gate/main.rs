@@ -8,6 +8,7 @@
     reason = "a test that cannot go on has failed"
 )]
 
+mod daemon;
 mod push;
 mod rego;
 mod stand_ins;

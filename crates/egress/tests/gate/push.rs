@@ -32,18 +32,18 @@ use tokio_util::task::TaskTracker;
 use crate::stand_ins::{Nobody, Records, Row};
 
 /// What the reader was given.
-struct Given {
+pub(crate) struct Given {
     case: Case,
-    pack: Option<Vec<u8>>,
+    pub(crate) pack: Option<Vec<u8>>,
     bases: Vec<File>,
 }
 
 type Say = dyn Fn(&Given) -> Result<Findings, Denial> + Send + Sync;
 
 /// Somebody in the place of the reader.
-struct Reader {
+pub(crate) struct Reader {
     say: Box<Say>,
-    given: Mutex<Vec<Given>>,
+    pub(crate) given: Mutex<Vec<Given>>,
 }
 
 #[async_trait::async_trait]
@@ -71,16 +71,16 @@ impl PushJudge for Reader {
     }
 }
 
-struct Place {
+pub(crate) struct Place {
     directory: tempfile::TempDir,
-    forge: Forge,
-    traffic: Arc<Traffic>,
-    records: Arc<Records>,
-    reader: Arc<Reader>,
+    pub(crate) forge: Forge,
+    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) reader: Arc<Reader>,
 }
 
 impl Place {
-    fn new(
+    pub(crate) fn new(
         git: &str,
         say: impl Fn(&Given) -> Result<Findings, Denial> + Send + Sync + 'static,
     ) -> Self {
@@ -138,12 +138,12 @@ impl Place {
         git(&work, &["commit", "-q", "-a", "-m", "second"]);
     }
 
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    pub(crate) fn path(&self, name: &str) -> std::path::PathBuf {
         self.directory.path().join(name)
     }
 
     /// The body of a push of the second commit to a new branch, as git makes it.
-    fn body(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn body(&self, name: &str) -> Vec<u8> {
         let work = self.path("work");
         let new = git(&work, &["rev-parse", "HEAD"]);
         let zero = "0".repeat(new.len());
@@ -153,7 +153,7 @@ impl Place {
         body
     }
 
-    fn pack(&self) -> Vec<u8> {
+    pub(crate) fn pack(&self) -> Vec<u8> {
         let mut child = command(
             &self.path("work"),
             &["pack-objects", "-q", "--revs", "--stdout"],
@@ -202,7 +202,7 @@ impl Place {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    fn refs(&self) -> String {
+    pub(crate) fn refs(&self) -> String {
         git(&self.path("forge/acme/app.git"), &["for-each-ref"])
     }
 }
@@ -252,7 +252,7 @@ fn unknown_without_bases(given: &Given) -> Result<Findings, Denial> {
     })
 }
 
-const FEATURE: &str = "refs/heads/feature";
+pub(crate) const FEATURE: &str = "refs/heads/feature";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_that_the_reader_finds_clean_goes_upstream_whole() {

@@ -8,20 +8,23 @@
 //!      └───────────────────────────────────────────────────────────────(abandoned)────┘
 //! ```
 
+mod questions;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::request::{ENVELOPE, Refused, Request};
+use super::request::{Refused, Request};
+use super::words::{in_old_words, read_given, retold};
 use crate::bridge::{self, Bridge};
 use crate::pool::{Client, Lease};
 use crate::process::{Call, Gone};
 use crate::relay::{self, Permitted};
-use crate::rpc::{self, Fields, Kind, Message, code};
+use crate::rpc::{self, Kind, Message, code};
 use crate::tools::Served;
 
 /// How long after a question others may come that belong to the same answer.
@@ -32,12 +35,6 @@ const HELD_FOR: Duration = Duration::from_secs(300);
 
 /// The most calls of one caller that wait.
 const MOST_HELD: usize = 64;
-
-/// The most questions of one call.
-const MOST_QUESTIONS: usize = 64;
-
-/// Where a server of the era before may say by which name it wants to be answered.
-const INPUT_KEY: &str = "palisade/inputKey";
 
 /// Where a client says under which name it wants to hear of progress.
 const TOKEN: [&str; 2] = ["_meta", "progressToken"];
@@ -266,135 +263,6 @@ impl Drive {
         wanted.is_some_and(|wanted| said.is_some_and(|said| said <= wanted))
     }
 
-    async fn question(&mut self, question: Message) -> Option<String> {
-        let id = question.id().unwrap_or("null").to_owned();
-        let method = question.method().unwrap_or_default().to_owned();
-        let needed = match method.as_str() {
-            "elicitation/create" => "elicitation",
-            "roots/list" => "roots",
-            "sampling/createMessage" => "sampling",
-            _ => {
-                self.refuse_question(&id, code::NO_METHOD, "Method not found")
-                    .await;
-                return None;
-            }
-        };
-        let capabilities: Value =
-            serde_json::from_str(&self.client.capabilities).unwrap_or_default();
-        if capabilities.get(needed).is_none() {
-            self.refuse_question(&id, code::NO_METHOD, "the client cannot do that")
-                .await;
-            let text = Refused::missing(needed).text(self.id());
-            self.abandon("the client cannot do what the call needs")
-                .await;
-            return Some(text);
-        }
-        let relay = self.bridge.relay();
-        let judged = relay
-            .permit_question(&self.served, &self.client.caller, question)
-            .await;
-        let question = match judged {
-            Ok(question) => question,
-            Err(denial) => {
-                let refused = relay::refused_question(&id, &denial);
-                self.lease.process().offer(&refused).await;
-                return None;
-            }
-        };
-        if self.questions.len() >= MOST_QUESTIONS {
-            self.refuse_question(&id, code::INTERNAL, "too many questions are open")
-                .await;
-            return None;
-        }
-        self.asked += 1;
-        let key = self.key_of(&question);
-        let params = question.params().unwrap_or("{}");
-        let question = Question {
-            key,
-            id,
-            method,
-            params: without_key(params),
-        };
-        match self.given.remove(&question.key) {
-            Some(answer) => match self.pass_on(&question, &answer).await {
-                Ok(()) => None,
-                Err(refused) => {
-                    let text = refused.text(self.id());
-                    self.questions.push(question);
-                    self.abandon("the client's answer is none").await;
-                    Some(text)
-                }
-            },
-            None => {
-                self.questions.push(question);
-                None
-            }
-        }
-    }
-
-    /// By which name the client answers: the server's own, or a number.
-    fn key_of(&self, question: &Message) -> String {
-        let own = question.param_text(&["_meta", INPUT_KEY]);
-        let fits = |key: &String| {
-            let letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
-            (1..=64).contains(&key.len()) && key.bytes().all(letter)
-        };
-        let taken = |key: &String| self.questions.iter().any(|known| known.key == *key);
-        own.filter(fits)
-            .filter(|key| !taken(key))
-            .unwrap_or_else(|| format!("input-{}", self.asked))
-    }
-
-    async fn refuse_question(&self, id: &str, code: i64, text: &str) {
-        let refused = Message::failure(id, code, text, None);
-        self.lease.process().offer(&refused).await;
-    }
-
-    /// Gives the server what the client says to its question.
-    async fn pass_on(&self, question: &Question, answer: &str) -> Result<(), Refused> {
-        let bad = || Refused::params(format!("Invalid inputResponses.{}", question.key));
-        let value: Value = serde_json::from_str(answer).map_err(|_| bad())?;
-        let Value::Object(fields) = &value else {
-            return Err(bad());
-        };
-        if question.method == "elicitation/create" {
-            let action = fields.get("action").and_then(Value::as_str);
-            if !matches!(action, Some("accept" | "decline" | "cancel")) {
-                return Err(bad());
-            }
-        }
-        // If it is gone, the answer to the call says so.
-        let text = Message::answer(&question.id, answer);
-        self.lease.process().offer(&text).await;
-        Ok(())
-    }
-
-    /// Answers what was asked with what was given; the rest stays open.
-    async fn answer_questions(&mut self) -> Result<(), Refused> {
-        let mut open = Vec::new();
-        let mut failed = None;
-        for question in std::mem::take(&mut self.questions) {
-            let answer = self.given.remove(&question.key);
-            match answer {
-                Some(answer) if failed.is_none() => {
-                    if let Err(refused) = self.pass_on(&question, &answer).await {
-                        failed = Some(refused);
-                        open.push(question);
-                    }
-                }
-                _ => open.push(question),
-            }
-        }
-        self.questions = open;
-        match failed {
-            Some(refused) => {
-                self.abandon("the client's answer is none").await;
-                Err(refused)
-            }
-            None => Ok(()),
-        }
-    }
-
     /// Tells the client what the server wants to know, and waits for it to come back.
     async fn hold(self, client: &mpsc::Sender<Out>) {
         let mut requests = String::new();
@@ -485,16 +353,6 @@ enum Step {
     TooLong,
 }
 
-/// Progress under the token that the client knows now, where it wants to hear of it.
-fn retold(progress: &Message, given: Option<&str>, now: Option<&str>) -> Option<String> {
-    let read = |raw: &str| serde_json::from_str::<Value>(raw).ok();
-    let about = progress.param(&["progressToken"]).and_then(read)?;
-    if given.and_then(read)? != about {
-        return None;
-    }
-    Some(progress.with_param(&["progressToken"], now?))
-}
-
 /// The call that waits under `state`, if it is this caller's and is about the same.
 fn take_held(
     bridge: &Arc<Bridge>,
@@ -520,166 +378,4 @@ fn take_held(
     found
         .map(|held| held.drive)
         .ok_or_else(|| Refused::params("Invalid or expired requestState"))
-}
-
-/// The client's answers, as written.
-fn read_given(message: &Message) -> Result<BTreeMap<String, String>, Refused> {
-    let Some(raw) = message.param(&["inputResponses"]) else {
-        return Ok(BTreeMap::new());
-    };
-    let bad = || Refused::params("Invalid inputResponses");
-    let fields: Fields<'_> = serde_json::from_str(raw).map_err(|_| bad())?;
-    let mut given = BTreeMap::new();
-    for (key, value) in fields.0 {
-        let answer = value.get();
-        let twice = given.insert(key.into_owned(), answer.to_owned()).is_some();
-        if twice || !answer.starts_with('{') {
-            return Err(bad());
-        }
-    }
-    Ok(given)
-}
-
-/// The request as the era before writes it, under another id. A server may refuse what it
-/// finds of this era, as those of the Python SDK do.
-pub(super) fn in_old_words(message: &Message, id: &str) -> Result<String, Refused> {
-    let Some(params) = message.params() else {
-        return Ok(message.with_id(id));
-    };
-    let mut params = without(params, &["inputResponses", "requestState"]);
-    if let Some(place) = rpc::find(&params, 0..params.len(), &["_meta"]) {
-        let meta = without(params.get(place.clone()).unwrap_or_default(), &ENVELOPE);
-        params = match meta.as_str() {
-            "{}" => without(&params, &["_meta"]),
-            meta => rpc::splice(&params, place, meta),
-        };
-    }
-    let old = Message::read(message.with_params(&params));
-    let old = old.map_err(|bad| Refused::params(bad.to_string()))?;
-    Ok(old.with_id(id))
-}
-
-/// The object without the fields of those names.
-fn without(object: &str, names: &[&str]) -> String {
-    let Ok(fields) = serde_json::from_str::<Fields<'_>>(object) else {
-        return object.to_owned();
-    };
-    if !fields
-        .0
-        .iter()
-        .any(|(key, _)| names.contains(&key.as_ref()))
-    {
-        return object.to_owned();
-    }
-    let kept = fields
-        .0
-        .iter()
-        .filter(|(key, _)| !names.contains(&key.as_ref()));
-    let kept: Vec<_> = kept
-        .map(|(key, value)| format!("{}:{}", rpc::quote(key), value.get()))
-        .collect();
-    format!("{{{}}}", kept.join(","))
-}
-
-/// A question's parameters without the name that was for the bridge.
-fn without_key(params: &str) -> String {
-    let Some(place) = rpc::find(params, 0..params.len(), &["_meta"]) else {
-        return params.to_owned();
-    };
-    let meta = params.get(place.clone()).unwrap_or_default();
-    let meta = without(meta, &[INPUT_KEY]);
-    if meta == "{}" {
-        return without(params, &["_meta"]);
-    }
-    rpc::splice(params, place, &meta)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_for_the_bridge_is_taken_out() {
-        let cases = [
-            (r#"{"message":"m"}"#, r#"{"message":"m"}"#),
-            (
-                r#"{"_meta":{"palisade/inputKey":"k"},"a":1.50}"#,
-                r#"{"a":1.50}"#,
-            ),
-            (
-                r#"{"a":1,"_meta":{"x":2,"palisade/inputKey":"k"}}"#,
-                r#"{"a":1,"_meta":{"x":2}}"#,
-            ),
-            ("[1]", "[1]"),
-        ];
-        for (params, expected) in cases {
-            assert_eq!(without_key(params), expected);
-        }
-    }
-
-    #[test]
-    fn progress_is_told_under_the_token_of_the_last_request() {
-        let told = |given, now| {
-            let text = r#"{"progress":0.50,"progressToken":"t\u00e9"}"#;
-            let text = Message::notification("notifications/progress", text);
-            retold(&Message::read(text).unwrap(), given, now)
-        };
-        let expected = |token: &str| {
-            let params = format!(r#"{{"progress":0.50,"progressToken":{token}}}"#);
-            Some(Message::notification("notifications/progress", &params))
-        };
-        assert_eq!(told(Some("\"té\""), Some("7")), expected("7"));
-        assert_eq!(told(Some("\"té\""), Some("\"té\"")), expected("\"té\""));
-        assert_eq!(told(Some("\"té\""), None), None);
-        assert_eq!(told(Some("7"), Some("7")), None);
-        assert_eq!(told(None, Some("7")), None);
-    }
-
-    #[test]
-    fn a_server_of_the_era_before_is_asked_in_its_own_words() {
-        let envelope = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{},"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/logLevel":"info""#;
-        let cases = [
-            (format!(r#"{{"_meta":{{{envelope}}}}}"#), "{}"),
-            (
-                format!(r#"{{"n":1.50,"_meta":{{"progressToken":7,{envelope},"x/y":[1]}}}}"#),
-                r#"{"n":1.50,"_meta":{"progressToken":7,"x/y":[1]}}"#,
-            ),
-            (
-                format!(
-                    r#"{{"inputResponses":{{}},"n":1,"requestState":"s","_meta":{{{envelope}}}}}"#
-                ),
-                r#"{"n":1}"#,
-            ),
-            (r#"{"_meta":7}"#.to_owned(), r#"{"_meta":7}"#),
-        ];
-        for (params, expected) in cases {
-            let message = Message::request("1", "tools/call", &params);
-            let message = Message::read(message).unwrap();
-            let expected = Message::request("9", "tools/call", expected);
-            assert_eq!(in_old_words(&message, "9"), Ok(expected));
-        }
-    }
-
-    #[test]
-    fn answers_are_objects_under_different_names() {
-        let read = |given: &str| {
-            let text = Message::request(
-                "1",
-                "tools/call",
-                &format!(r#"{{"inputResponses":{given}}}"#),
-            );
-            read_given(&Message::read(text).unwrap()).map(|given| given.len())
-        };
-        assert_eq!(read(r#"{"a":{},"b":{"x":1}}"#), Ok(2));
-        for bad in [
-            "null",
-            "[]",
-            "7",
-            r#"{"a":1}"#,
-            r#"{"a":{},"a":{}}"#,
-            r#"{"a":null}"#,
-        ] {
-            assert!(read(bad).is_err(), "{bad}");
-        }
-    }
 }

@@ -23,6 +23,7 @@ use mcp::launch::Local;
 use mcp::metrics::Metrics;
 use mcp::ports::Ledger;
 use mcp::relay::{Relay, Stamps};
+use mcp::room::Room;
 use mcp::server::{self, Demands, Door, House, Offers};
 use mcp::tools::Launchers;
 use policy::audit::AuditEvent;
@@ -116,6 +117,7 @@ impl Tools {
         let house = Arc::new(House {
             bridge,
             hooks: interceptor,
+            room: Room::default(),
             demands: ArcSwap::from_pointee(Demands::of(settings)),
             numbers: Arc::new(move || text_of(&given.numbers)),
             health,
@@ -231,6 +233,7 @@ impl Tools {
         self.stop.cancel();
         self.tasks.close();
         self.house.bridge.end().await;
+        self.house.bridge.fingerprints().write().await;
         self.tasks.wait().await;
     }
 }

@@ -3,6 +3,8 @@
 //! A policy knows numbers only roughly and keys in no order. Where its value means the same as
 //! the text, the text stays.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use crate::splice::{Edits, Entry, Inside, NoJson, Node, quote};
@@ -62,8 +64,9 @@ fn fields_of(
     }
     let mut comma = if keeps.contains(&true) { "," } else { "" };
     let mut added = String::new();
+    let known: HashSet<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
     for (key, value) in fields {
-        if !entries.iter().any(|entry| entry.key == *key) {
+        if !known.contains(key.as_str()) {
             added += &format!("{comma}{}:{value}", quote(key));
             comma = ",";
         }

@@ -154,6 +154,26 @@ fn a_replacement_cannot_blow_a_message_up() {
     assert_eq!(redaction.apply(&many), Err(BadRedaction::TooLarge));
 }
 
+/// Work that grew with the square of a message, or with every star of a path, would not end before
+/// the test is ended.
+#[test]
+fn large_and_deep_messages_are_done_with_in_time() {
+    let many: Value = (0..100_000)
+        .map(|n| (n.to_string(), Value::from(n)))
+        .collect();
+    let mut wanted = many.clone();
+    wanted["0"] = json!("x");
+    let redaction = Redaction::read(&json!({"modified_data": wanted}), Pattern::compile).unwrap();
+    let merged = redaction.apply(&many.to_string()).unwrap().unwrap();
+    assert!(merged.starts_with(r#"{"0":"x","1":1,"#));
+    let deep = r#"{"a":"#.repeat(120) + r#"{"x":1}"# + &"}".repeat(120);
+    check(
+        fields(&["**.*.**.*.**.*.**.*.**.*.**.x"]),
+        &deep,
+        Some(&deep.replace(r#"{"x":1}"#, r#"{"x":"[redacted]"}"#)),
+    );
+}
+
 #[test]
 fn text_that_cannot_be_read_is_not_passed_on() {
     let redaction = Redaction::read(&replacements(json!({"a": ""})), Pattern::compile).unwrap();
@@ -172,6 +192,12 @@ proptest! {
         let merged = redaction.apply(&text).unwrap();
         let merged = merged.unwrap_or(text);
         prop_assert_eq!(serde_json::from_str::<Value>(&merged).unwrap(), after);
+    }
+
+    #[test]
+    fn what_was_json_is_json_after_every_change(value in any_json(), text in "[\\[\\]{}\",:\\\\ab1 \n-]{0,40}") {
+        prop_assert!(exercise(value.to_string().as_bytes()));
+        prop_assert!(exercise(text.as_bytes()));
     }
 
     #[test]

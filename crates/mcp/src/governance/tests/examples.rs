@@ -32,7 +32,7 @@ fn every_example_passes_its_own_tests() {
         let path = entry.unwrap().path();
         let contents = config::bundle::open("b", &path).unwrap();
         let all = [contents.modules, contents.tests].concat();
-        let limit = std::time::Duration::from_secs(10);
+        let limit = Duration::from_secs(10);
         let tested = run_tests(&all, &contents.data, limit).unwrap();
         assert!(tested.len() >= 4, "{} has few tests", path.display());
         let failed: Vec<_> = tested

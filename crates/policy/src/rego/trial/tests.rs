@@ -121,3 +121,30 @@ fn an_endless_test_ends() {
     );
     assert!(matches!(tested.unwrap()[0].outcome, Outcome::Error(_)));
 }
+
+/// What docs/policies.md warns of: the machine of this version forgets `else` behind a body with
+/// a loop. Nothing passes by it, because the interpreter does not agree.
+#[test]
+fn else_behind_a_loop_is_read_in_two_ways() {
+    use super::super::{Budget, Bundle, Decision, Failure};
+
+    let text = "package mcp.authz
+default decision := true
+decision := false if {
+	some word in input.words
+	word in {\"bad\"}
+} else := false if input.evil
+";
+    let data = json!({});
+    let bundle = Bundle::compile("b", "mcp/authz", &[module("p.rego", text)], &data).unwrap();
+    let decide = |input| bundle.decide(&input, Budget::of(LIMIT));
+    assert!(matches!(
+        decide(json!({"words": ["bad"], "evil": false})),
+        Decision::Deny(_)
+    ));
+    let decided = decide(json!({"words": ["fine"], "evil": true}));
+    assert!(
+        matches!(&decided, Decision::Failed(Failure::Error(why)) if why.contains("two ways")),
+        "{decided:?}"
+    );
+}

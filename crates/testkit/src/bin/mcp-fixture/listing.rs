@@ -121,8 +121,8 @@ fn with_arguments() -> Vec<(&'static str, &'static str, Value, Value)> {
         ),
         (
             "progress",
-            "Tells its progress so many times",
-            json!({"steps": number(), "ms": number()}),
+            "Tells its progress so many times, and answers when a file is there",
+            json!({"steps": number(), "ms": number(), "until": string()}),
             json!([]),
         ),
         (

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -128,6 +129,11 @@ fn progress(call: &Call) -> Result<Outcome, Cancelled> {
     for step in 1..=steps {
         call.pause(Duration::from_millis(call.number("ms", 10)))?;
         call.progress(step, steps);
+    }
+    // Some clients do not hear progress that comes with the answer.
+    let heard = call.text("until");
+    while !heard.is_empty() && !Path::new(heard).exists() {
+        call.pause(Duration::from_millis(5))?;
     }
     Ok(Outcome::text("Done."))
 }

@@ -1,4 +1,4 @@
-//! `palisade tools …`.
+//! `palisade bridge …`.
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -10,7 +10,7 @@ use crate::gate::background;
 use crate::output;
 
 #[derive(Debug, Subcommand)]
-pub enum ToolsCommand {
+pub enum BridgeCommand {
     /// List the servers behind the bridge and every tool that was seen of them
     #[command(
         after_help = "A tool is 'changed' when its server says something else of it than \
@@ -19,7 +19,7 @@ reads, and one that changes may be there to steer it."
     )]
     List,
     /// Take what a server says of its tools now for the truth
-    #[command(after_help = "Example:\n  palisade tools accept github create_issue")]
+    #[command(after_help = "Example:\n  palisade bridge accept github create_issue")]
     Accept {
         /// The server, by its name in the configuration
         server: String,
@@ -31,13 +31,13 @@ reads, and one that changes may be there to steer it."
     },
 }
 
-pub fn run(command: ToolsCommand, global: &Global) -> Result<Exit> {
+pub fn run(command: BridgeCommand, global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let answer = match command {
-            ToolsCommand::List => gate.get("/v1/tools").await?,
-            ToolsCommand::Accept { server, tool, yes } => {
+            BridgeCommand::List => gate.get("/v1/tools").await?,
+            BridgeCommand::Accept { server, tool, yes } => {
                 confirm(
                     "Agents will read the new definition, and may follow it.",
                     yes,
