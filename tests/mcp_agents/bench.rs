@@ -1,8 +1,10 @@
 //! An operator's repository, and a client that works on it.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
 
+use serde_json::{Value, json};
 use testkit::gate::Place;
 use testkit::operator::Operator;
 use testkit::repo::Repo;
@@ -75,6 +77,32 @@ impl Bench {
         );
     }
 
+    /// A server that is spoken to by hand.
+    pub(crate) fn serve(&self) -> Server {
+        let mut command = self.place.palisade(&["mcp"]);
+        command.current_dir(self.repo.dir());
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut server = Server {
+            input: process.stdin.take(),
+            output: BufReader::new(process.stdout.take().unwrap()),
+            process,
+            calls: 0,
+        };
+        let hello = json!({
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": { "name": "test", "version": "1" },
+        });
+        server.send(&json!({ "id": 0, "method": "initialize", "params": hello }));
+        assert!(server.answer()["result"]["instructions"].is_string());
+        server.send(&json!({ "method": "notifications/initialized" }));
+        server
+    }
+
     /// The diary of a branch, oldest first.
     pub(crate) fn diary(&self, branch: &str) -> Vec<String> {
         let range = format!("main..{branch}");
@@ -87,6 +115,49 @@ impl Bench {
         self.ok(&["gate", "stop"]);
         let left = leftovers::find(&self.place, &[&self.repo]);
         assert!(left.is_empty(), "{left:#?}");
+    }
+}
+
+/// `palisade mcp`, line by line. Dropping it ends it.
+pub(crate) struct Server {
+    process: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    calls: u64,
+}
+
+impl Server {
+    fn send(&mut self, message: &Value) {
+        let mut message = message.clone();
+        message["jsonrpc"] = json!("2.0");
+        writeln!(self.input.as_mut().unwrap(), "{message}").unwrap();
+    }
+
+    /// Calls a tool, and does not wait.
+    pub(crate) fn call(&mut self, tool: &str, arguments: &Value) {
+        self.calls += 1;
+        let params = json!({ "name": tool, "arguments": arguments });
+        self.send(&json!({ "id": self.calls, "method": "tools/call", "params": params }));
+    }
+
+    /// The next message.
+    pub(crate) fn answer(&mut self) -> Value {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    }
+
+    /// Says nothing any more, and waits for the end.
+    pub(crate) fn hang_up(&mut self) -> ExitStatus {
+        self.input = None;
+        self.process.wait().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.input = None;
+        let _ = self.process.wait();
     }
 }
 

@@ -1,5 +1,8 @@
 //! What an agent does, and what its operator finds.
 
+use serde_json::json;
+use testkit::wait;
+
 use crate::bench::Bench;
 
 const JOURNEY: [&str; 9] = [
@@ -75,4 +78,70 @@ fn it_ends_when_its_client_hangs_up() {
     let output = bench.run(&["mcp"]);
     assert!(output.status.success());
     assert!(output.stdout.is_empty(), "stdout is the protocol's");
+}
+
+#[test]
+fn what_was_under_way_ends_with_the_client_and_is_kept() {
+    let bench = Bench::new();
+    let mut server = bench.serve();
+    server.call("sandbox-create", &json!({ "name": "left" }));
+    server.answer();
+    let line = "echo begun > begun.txt; sleep 4322";
+    server.call("bash", &json!({ "command": line }));
+    wait::until("its beginning", || {
+        let there = bench.run(&["exec", "left", "--", "test", "-e", "begun.txt"]);
+        there.status.success().then_some(())
+    });
+    let status = server.hang_up();
+    assert!(status.success(), "{status}");
+    let found = bench.ok(&[
+        "exec",
+        "left",
+        "--",
+        "sh",
+        "-c",
+        "pgrep -fx 'sleep 432[2]' || echo none",
+    ]);
+    assert_eq!(found, "none\n");
+    assert_eq!(bench.diary("palisade/left"), [format!("bash: {line}")]);
+}
+
+#[test]
+fn a_gate_that_died_is_started_again() {
+    let bench = Bench::new();
+    let mut server = bench.serve();
+    server.call("sandbox-create", &json!({ "name": "one" }));
+    server.answer();
+    bench.ok(&["gate", "stop"]);
+    // Within a moment of its death a call may say that no gate answers.
+    wait::until("a gate", || {
+        server.call("read", &json!({ "path": "README.md" }));
+        let answer = server.answer();
+        (answer["result"]["structuredContent"]["content"] == "hello\n").then_some(())
+    });
+}
+
+#[test]
+fn another_repositorys_sandboxes_are_not_there() {
+    let bench = Bench::new();
+    bench.ok(&["create", "--no-repo", "other"]);
+    let mut server = bench.serve();
+    for (tool, arguments) in [
+        ("bash", json!({ "sandbox": "other", "command": "true" })),
+        (
+            "sandbox-delete",
+            json!({ "sandbox": "other", "force": true }),
+        ),
+        ("sandbox-pause", json!({ "sandbox": "other" })),
+    ] {
+        server.call(tool, &arguments);
+        let error = server.answer()["error"].clone();
+        assert_eq!(error["message"], "Sandbox 'other' not found.", "{tool}");
+    }
+    server.call("sandbox-list", &json!({}));
+    let listed = server.answer();
+    assert_eq!(
+        listed["result"]["structuredContent"]["sandboxes"],
+        json!([])
+    );
 }

@@ -145,6 +145,7 @@ fn filter(settings: &Settings, verbose: u8) -> Result<EnvFilter> {
         "control",
         "store",
         "config",
+        "mcp",
         "policy",
         "workbench",
     ];

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use config::section::logging::Level;
 use mcp::agents::Agents;
 
 use crate::cli::Global;
@@ -65,7 +66,9 @@ fn serve(args: &McpArgs, global: &Global) -> Result<Exit> {
         .enable_all()
         .build()?;
     let served = runtime.block_on(async {
-        let settings = config::Settings::default();
+        let mut settings = config::Settings::default();
+        // Clients show what is on stderr as trouble.
+        settings.logging.level = Level::Warn;
         let telemetry = Telemetry::start(&settings, global.verbose, Sink::Stderr)?;
         let shop = Shop::new(paths, global.verbose);
         let served = Agents::new(Arc::new(shop)).serve_stdio().await;

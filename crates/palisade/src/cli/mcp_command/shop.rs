@@ -1,7 +1,10 @@
 //! What the server for agents asks for, done: sandboxes by the gate, tools by the workbench
 //! inside, the branch from the operator's repository.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use async_trait::async_trait;
@@ -40,11 +43,23 @@ const BOUNDS: Transfer = Transfer {
     entries: 100_000,
 };
 
+/// For how long a gate that answered is taken to be there.
+const FRESH: Duration = Duration::from_secs(2);
+
+/// Workbenches that are remembered.
+const MOST_REMEMBERED: usize = 64;
+
 /// The sandboxes of the repository we stand in.
+///
+/// An id that a call is about has been found first, so it is one of this repository's.
 pub struct Shop {
     paths: Paths,
     verbose: u8,
     backend: Namespace,
+    /// When the gate last answered.
+    heard: Mutex<Option<Instant>>,
+    /// The way to each workbench, once it was found well.
+    benches: Mutex<HashMap<SandboxId, Arc<Tools>>>,
 }
 
 /// What the gate tells of a sandbox's ports.
@@ -62,12 +77,21 @@ impl Shop {
             paths,
             verbose,
             backend,
+            heard: Mutex::default(),
+            benches: Mutex::default(),
         }
     }
 
     /// A gate that runs, started if need be.
     async fn gate(&self) -> Result<Client> {
-        background::client(&self.paths, self.verbose).await
+        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        if heard.is_some_and(|heard| heard.elapsed() < FRESH) {
+            return Ok(Client::new(&self.paths.control));
+        }
+        let gate = background::client(&self.paths, self.verbose).await?;
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        *heard = Some(Instant::now());
+        Ok(gate)
     }
 
     fn here() -> Result<Here> {
@@ -86,17 +110,25 @@ impl Shop {
     }
 
     /// The tools of a sandbox, entered on record.
-    async fn tools(&self, at: &SandboxId, purpose: Purpose) -> Result<Tools, WorkshopError> {
-        self.enter(at, purpose).await.map_err(told)?;
-        Tools::new(self.backend.clone(), at.clone())
+    async fn tools(&self, at: &SandboxId) -> Result<Arc<Tools>, WorkshopError> {
+        self.enter(at, Purpose::Exec).await.map_err(told)?;
+        let mut benches = self.benches.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tools) = benches.get(at) {
+            return Ok(Arc::clone(tools));
+        }
+        if benches.len() >= MOST_REMEMBERED {
+            benches.clear();
+        }
+        let tools = Arc::new(Tools::new(self.backend.clone(), at.clone())?);
+        benches.insert(at.clone(), Arc::clone(&tools));
+        Ok(tools)
     }
 
-    async fn enter(&self, at: &SandboxId, purpose: Purpose) -> Result<Place> {
-        let gate = self.gate().await?;
-        let place = Self::place(&gate, at.as_str()).await?;
+    async fn enter(&self, at: &SandboxId, purpose: Purpose) -> Result<()> {
         let body = json!({ "purpose": purpose });
-        gate.post(&below(&place, "session"), &body).await?;
-        Ok(place)
+        let gate = self.gate().await?;
+        gate.post(&under(at, "session"), &body).await?;
+        Ok(())
     }
 
     async fn make(&self, name: &str, dirty: bool) -> Result<Sandbox> {
@@ -126,9 +158,8 @@ impl Shop {
     }
 
     async fn told_ports(&self, at: &SandboxId) -> Result<Ports> {
-        let gate = self.gate().await?;
-        let place = Self::place(&gate, at.as_str()).await?;
-        let told: Told = serde_json::from_value(gate.get(&below(&place, "ports")).await?)?;
+        let ports = self.gate().await?.get(&under(at, "ports")).await?;
+        let told: Told = serde_json::from_value(ports)?;
         let published = told.published.iter().map(|one| Published {
             host: one.host.to_string(),
             port: one.port,
@@ -142,8 +173,7 @@ impl Shop {
 
     async fn order(&self, at: &SandboxId, what: &str) -> Result<()> {
         let gate = self.gate().await?;
-        let place = Self::place(&gate, at.as_str()).await?;
-        gate.post(&below(&place, what), &json!({})).await?;
+        gate.post(&under(at, what), &json!({})).await?;
         Ok(())
     }
 
@@ -166,6 +196,8 @@ impl Shop {
             answer
         };
         let answer = answer?;
+        let mut benches = self.benches.lock().unwrap_or_else(PoisonError::into_inner);
+        benches.remove(at);
         let text = |name: &str| answer.get(name).and_then(Value::as_str).map(str::to_owned);
         Ok(Deleted {
             tip: text("tip"),
@@ -174,10 +206,9 @@ impl Shop {
     }
 
     async fn commit(&self, at: &SandboxId, message: &str) -> Result<Snapshot> {
-        let gate = self.gate().await?;
-        let place = Self::place(&gate, at.as_str()).await?;
         let body = json!({ "message": message });
-        let report = gate.post(&below(&place, "snapshot"), &body).await?;
+        let gate = self.gate().await?;
+        let report = gate.post(&under(at, "snapshot"), &body).await?;
         let report: SnapshotReport = serde_json::from_value(report)?;
         Ok(Snapshot {
             left_out: left_behind(&report),
@@ -222,6 +253,11 @@ impl Shop {
         // Reading a repository blocks.
         tokio::task::spawn_blocking(move || diff(&place, most)).await?
     }
+}
+
+/// A route below that of a sandbox.
+fn under(at: &SandboxId, what: &str) -> String {
+    format!("/v1/sandboxes/{at}/{what}")
 }
 
 /// The operator's files that may be named.
@@ -357,35 +393,35 @@ impl Workshop for Shop {
     }
 
     async fn read(&self, at: &SandboxId, asked: &Read) -> Result<Content, WorkshopError> {
-        self.tools(at, Purpose::Exec).await?.read(asked).await
+        self.tools(at).await?.read(asked).await
     }
 
     async fn write(&self, at: &SandboxId, asked: &Write) -> Result<Written, WorkshopError> {
-        self.tools(at, Purpose::Exec).await?.write(asked).await
+        self.tools(at).await?.write(asked).await
     }
 
     async fn edit(&self, at: &SandboxId, asked: &Edit) -> Result<Edited, WorkshopError> {
-        self.tools(at, Purpose::Exec).await?.edit(asked).await
+        self.tools(at).await?.edit(asked).await
     }
 
     async fn patch(&self, at: &SandboxId, patch: &str) -> Result<Vec<String>, WorkshopError> {
-        self.tools(at, Purpose::Exec).await?.patch(patch).await
+        self.tools(at).await?.patch(patch).await
     }
 
     async fn bash(&self, at: &SandboxId, asked: &Bash) -> Result<Ran, WorkshopError> {
-        self.tools(at, Purpose::Exec).await?.bash(asked).await
+        self.tools(at).await?.bash(asked).await
     }
 
     async fn ls(&self, at: &SandboxId, asked: &Ls) -> Result<Listed, WorkshopError> {
-        self.tools(at, Purpose::Exec).await?.ls(asked).await
+        self.tools(at).await?.ls(asked).await
     }
 
     async fn glob(&self, at: &SandboxId, asked: &Glob) -> Result<Found, WorkshopError> {
-        self.tools(at, Purpose::Exec).await?.glob(asked).await
+        self.tools(at).await?.glob(asked).await
     }
 
     async fn grep(&self, at: &SandboxId, asked: &Grep) -> Result<Matches, WorkshopError> {
-        self.tools(at, Purpose::Exec).await?.grep(asked).await
+        self.tools(at).await?.grep(asked).await
     }
 
     async fn upload(&self, at: &SandboxId, from: &str, to: &str) -> Result<Moved, WorkshopError> {
