@@ -167,6 +167,7 @@ fn a_decision_is_printed_and_explained() {
         assert_eq!(output.status.code(), Some(code), "{name}");
         let said: Value = serde_json::from_str(&out(&output)).unwrap();
         assert_eq!(said["decision"], decision);
+        assert!(out(&output).starts_with("{\n  \"decision\""));
         assert_eq!(said["entrypoint"], "data.mcp.authz.decision");
         if decision == "redact" {
             assert_eq!(said["redacted"], json!({"key": "[redacted]", "x": 1}));
