@@ -262,6 +262,12 @@ async fn serve(
     });
     tools.listen(&settings.load_full()).await;
     announce_ready(paths, detached)?;
+    // Half of an idle gate would be pages that only its start has needed.
+    tokio::task::spawn_blocking(|| {
+        if let Err(error) = sandbox::pages::give_back() {
+            tracing::debug!(%error, "what only the start has needed stays in memory");
+        }
+    });
 
     stop.cancelled().await;
     tracing::info!("stopping");

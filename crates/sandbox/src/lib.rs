@@ -17,6 +17,7 @@ pub mod judge;
 pub mod manager;
 pub mod name;
 pub mod namespace;
+pub mod pages;
 mod parallel;
 pub mod progress;
 pub mod terminal;
