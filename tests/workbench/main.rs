@@ -14,9 +14,19 @@ mod commands;
 mod escapes;
 mod leash;
 mod processes;
+mod remote;
 mod searches;
 mod server;
 mod starting;
 mod wire;
+
+#[allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "sentences about making and stopping are not for a container of somebody else's"
+)]
+#[path = "../../crates/sandbox/tests/contract/suite.rs"]
+mod suite;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");

@@ -16,6 +16,7 @@ mod outcome;
 mod place;
 mod ports;
 mod registry;
+mod remote;
 mod reuse;
 mod sandboxes;
 mod summary;

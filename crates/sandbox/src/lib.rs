@@ -19,6 +19,7 @@ pub mod name;
 pub mod namespace;
 mod parallel;
 pub mod progress;
+pub mod remote;
 pub mod terminal;
 pub mod transfer;
 pub mod worker;
