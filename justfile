@@ -53,6 +53,11 @@ traffic-long mib="2048" reloads="200" quiet="600":
 measure-workbench mib="1024":
     PALISADE_OUTPUT_MIB={{mib}} cargo nextest run --package palisade --test workbench --cargo-profile release --no-capture much_output
 
+# The workbench's find and grep beside ripgrep (installs it), on a tree of that many files
+bench-workbench files="50000":
+    command -v rg >/dev/null || apt-get install -y -qq --no-install-recommends ripgrep
+    PALISADE_FILES={{files}} cargo nextest run --package palisade --test workbench --cargo-profile release --no-capture beside_ripgrep
+
 # Fuzz every target for so long, or those that are named (installs cargo-fuzz)
 fuzz seconds="60" *targets:
     PATH="$HOME/.cache/palisade/tools/bin:$PATH" command -v cargo-fuzz >/dev/null || cargo install --quiet --locked --root "$HOME/.cache/palisade/tools" cargo-fuzz

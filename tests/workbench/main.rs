@@ -13,6 +13,7 @@ mod client;
 mod commands;
 mod escapes;
 mod leash;
+mod measure;
 mod processes;
 mod remote;
 mod searches;
