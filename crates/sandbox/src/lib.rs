@@ -20,6 +20,7 @@ pub mod namespace;
 pub mod pages;
 mod parallel;
 pub mod progress;
+pub mod remote;
 pub mod terminal;
 pub mod transfer;
 pub mod worker;

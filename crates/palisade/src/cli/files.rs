@@ -8,15 +8,16 @@ use anyhow::{Context, Result};
 use clap::Args;
 use control::sandboxes::body::Purpose;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use policy::id::SandboxId;
 use sandbox::contract::{Moved, Sandbox, SandboxError, Transfer};
 use sandbox::transfer::{self, Overwrite, Rules, TransferError};
 use serde_json::json;
 
 use crate::cli::enter::backend;
-use crate::cli::place::{self, Place};
+use crate::cli::place;
 use crate::cli::sandboxes::below;
 use crate::cli::summary::count;
-use crate::cli::{Global, block_on};
+use crate::cli::{Global, block_on, remote};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output;
@@ -56,13 +57,12 @@ pub struct DownloadArgs {
 }
 
 pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
-    let work = || -> Result<(Place, Moved)> {
+    let work = || -> Result<(String, Moved)> {
         if args.source.symlink_metadata().is_err() {
             let message = format!("there is no '{}'", args.source.display());
             return Err(Failure::new(Exit::NotFound, message).into());
         }
         let place = enter(&args.name, Purpose::Upload, global)?;
-        let backend = backend(&global.paths()?);
         let bar = bar("uploading");
         let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
         let source = args.source.clone();
@@ -77,7 +77,9 @@ pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
             anyhow::Ok(packed)
         });
         let mut reader = BufReader::with_capacity(1 << 18, reader);
-        let unpacked = backend.upload(&place.id, &args.to, &mut reader, &BOUNDS);
+        let unpacked = place
+            .backend
+            .upload(&place.id, &args.to, &mut reader, &BOUNDS);
         // Nobody reads any more: the packer ends, too.
         drop(reader);
         let packed = packing
@@ -89,7 +91,7 @@ pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
         match (unpacked, packed) {
             (Ok(mut moved), Ok(packed)) => {
                 moved.left_out.extend(packed.left_out);
-                Ok((place, moved))
+                Ok((place.name, moved))
             }
             (Err(SandboxError::Transfer(TransferError::Malformed(_))) | Ok(_), Err(error)) => {
                 Err(error)
@@ -97,18 +99,17 @@ pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
             (Err(error), _) => Err(error.into()),
         }
     };
-    let (place, moved) = work().context("upload failed")?;
-    let words = format!("Uploaded {} to {}", summary(&moved), place.name);
+    let (name, moved) = work().context("upload failed")?;
+    let words = format!("Uploaded {} to {name}", summary(&moved));
     tell(&moved, &words, global)
 }
 
 pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
-    let work = || -> Result<(Place, Moved)> {
-        let place = enter(&args.name, Purpose::Download, global)?;
-        let backend = backend(&global.paths()?);
+    let work = || -> Result<(String, Moved)> {
+        let Entered { id, name, backend } = enter(&args.name, Purpose::Download, global)?;
         let bar = bar("downloading");
         let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-        let (id, from) = (place.id.clone(), args.source.clone());
+        let from = args.source.clone();
         let packing = std::thread::spawn(move || {
             let mut writer = BufWriter::with_capacity(1 << 18, writer);
             let packed = backend.download(&id, &from, &mut writer, &BOUNDS)?;
@@ -139,26 +140,45 @@ pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
         match (packed, unpacked) {
             (Ok(packed), Ok(mut moved)) => {
                 moved.left_out.extend(packed.left_out);
-                Ok((place, moved))
+                Ok((name, moved))
             }
             (_, Err(error)) if !matches!(error, TransferError::Malformed(_)) => Err(error.into()),
             (Err(error), _) => Err(error),
             (Ok(_), Err(error)) => Err(error.into()),
         }
     };
-    let (place, moved) = work().context("download failed")?;
-    let words = format!("Downloaded {} from {}", summary(&moved), place.name);
+    let (name, moved) = work().context("download failed")?;
+    let words = format!("Downloaded {} from {name}", summary(&moved));
     tell(&moved, &words, global)
 }
 
-fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Place> {
+/// A sandbox that was entered, whatever keeps it in.
+struct Entered {
+    id: SandboxId,
+    name: String,
+    backend: Box<dyn Sandbox + Send>,
+}
+
+fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Entered> {
+    if let Some(remote) = remote::named(name, global)? {
+        return Ok(Entered {
+            id: remote.id().clone(),
+            name: name.to_owned(),
+            backend: Box::new(remote),
+        });
+    }
     let paths = global.paths()?;
+    let backend = Box::new(backend(&paths));
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let place = place::find(&gate, name).await?;
         let body = json!({ "purpose": purpose });
         gate.post(&below(&place, "session"), &body).await?;
-        Ok(place)
+        Ok(Entered {
+            id: place.id,
+            name: place.name.to_string(),
+            backend,
+        })
     })
 }
 
