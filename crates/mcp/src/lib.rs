@@ -10,6 +10,7 @@
 //! **Never here:** a call that was not judged, a message to more than one client, a typed
 //! copy of what passes, SQL, or the sandboxes themselves.
 
+pub mod agents;
 pub mod answer;
 pub mod bridge;
 pub mod context;

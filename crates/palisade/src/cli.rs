@@ -13,6 +13,7 @@ mod files;
 mod gate_command;
 mod git_check;
 mod home;
+mod mcp_command;
 mod outcome;
 mod place;
 mod policy_command;
@@ -214,6 +215,8 @@ pub enum Command {
     /// Call a coding tool inside a sandbox
     Tool(tool::ToolArgs),
     Workbench(workbench::WorkbenchArgs),
+    /// Serve sandboxes and their tools to an MCP client, over stdio
+    Mcp(mcp_command::McpArgs),
     /// Ask the gate how it is; exits 1 when it is degraded
     Health,
     /// Say what this machine allows, and how to fix what is missing
@@ -266,6 +269,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Trust(args) => trust::run(args, &global),
         Command::Tool(args) => tool::run(&args, &global),
         Command::Workbench(args) => workbench::run(&args, &global),
+        Command::Mcp(args) => mcp_command::run(&args, &global),
         Command::Health => gate_command::health(&global),
         Command::Doctor(args) => doctor::run(&args, &global),
         Command::Completions { shell } => {

@@ -19,6 +19,7 @@ mod packer;
 mod path;
 mod reader;
 mod stage;
+pub mod within;
 mod writer;
 
 #[cfg(test)]
@@ -255,6 +256,15 @@ pub enum Refusal {
     /// A directory would take the place of something else, or the other way.
     #[error("something of another kind is there")]
     OtherKind,
+    /// It is not where its name says, or what is there leads elsewhere.
+    #[error("it is a link, or lies behind a link or a file")]
+    Link,
+    /// It is of a repository, whose hooks and configuration start programs.
+    #[error("it is a '.git', or in one")]
+    Repository,
+    /// It would start something on the operator's machine.
+    #[error("it runs or steers tools on the operator's machine; they can bring it home themselves")]
+    Steers,
     /// It holds the sandboxes themselves.
     #[error("it is in palisade's own state directory, which holds the sandbox it would go to")]
     OurOwn,

@@ -1,7 +1,7 @@
 //! `palisade upload|download`.
 
 use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -62,42 +62,15 @@ pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
             let message = format!("there is no '{}'", args.source.display());
             return Err(Failure::new(Exit::NotFound, message).into());
         }
-        let place = enter(&args.name, Purpose::Upload, global)?;
+        let Entered { id, name, backend } = enter(&args.name, Purpose::Upload, global)?;
         let bar = bar("uploading");
-        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-        let source = args.source.clone();
         let state = global.paths()?.state_dir;
-        let progress = bar.clone();
-        let packing = std::thread::spawn(move || {
-            let mut writer = BufWriter::with_capacity(1 << 18, writer);
-            let packed = transfer::pack_around(&state, &source, &mut writer, &mut |bytes| {
-                progress.set_position(bytes);
-            })?;
-            writer.flush()?;
-            anyhow::Ok(packed)
+        let moved = send(&*backend, &id, &args.to, &BOUNDS, |archive| {
+            let mut progress = |bytes| bar.set_position(bytes);
+            transfer::pack_around(&state, &args.source, archive, &mut progress)
         });
-        let mut reader = BufReader::with_capacity(1 << 18, reader);
-        let unpacked = place
-            .backend
-            .upload(&place.id, &args.to, &mut reader, &BOUNDS);
-        // Nobody reads any more: the packer ends, too.
-        drop(reader);
-        let packed = packing
-            .join()
-            .map_err(|_| anyhow::anyhow!("packing failed"))?;
         bar.finish_and_clear();
-        // An archive that was cut short is so because packing failed; otherwise what failed
-        // inside is why packing failed, if both did.
-        match (unpacked, packed) {
-            (Ok(mut moved), Ok(packed)) => {
-                moved.left_out.extend(packed.left_out);
-                Ok((place.name, moved))
-            }
-            (Err(SandboxError::Transfer(TransferError::Malformed(_))) | Ok(_), Err(error)) => {
-                Err(error)
-            }
-            (Err(error), _) => Err(error.into()),
-        }
+        Ok((name, moved?))
     };
     let (name, moved) = work().context("upload failed")?;
     let words = format!("Uploaded {} to {name}", summary(&moved));
@@ -108,15 +81,6 @@ pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
     let work = || -> Result<(String, Moved)> {
         let Entered { id, name, backend } = enter(&args.name, Purpose::Download, global)?;
         let bar = bar("downloading");
-        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-        let from = args.source.clone();
-        let packing = std::thread::spawn(move || {
-            let mut writer = BufWriter::with_capacity(1 << 18, writer);
-            let packed = backend.download(&id, &from, &mut writer, &BOUNDS)?;
-            writer.flush()?;
-            anyhow::Ok(packed)
-        });
-        let reader = BufReader::with_capacity(1 << 18, reader);
         let rules = Rules {
             overwrite: if args.overwrite {
                 Overwrite::Yes
@@ -125,38 +89,98 @@ pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
             },
             ..Rules::FOR_HOST
         };
-        let mut counted = Counted {
-            inner: reader,
-            bar: bar.clone(),
-        };
-        let unpacked = transfer::unpack(&mut counted, &args.to, &BOUNDS, &rules);
-        drop(counted);
-        let packed = packing
-            .join()
-            .map_err(|_| anyhow::anyhow!("packing failed"))?;
+        let moved = fetch(&*backend, &id, &args.source, &BOUNDS, |archive| {
+            let mut counted = Counted {
+                inner: archive,
+                bar: bar.clone(),
+            };
+            transfer::unpack(&mut counted, &args.to, &BOUNDS, &rules)
+        });
         bar.finish_and_clear();
-        // An archive that was cut short is so because packing failed inside; a packer that
-        // lost its reader failed because of what was found here.
-        match (packed, unpacked) {
-            (Ok(packed), Ok(mut moved)) => {
-                moved.left_out.extend(packed.left_out);
-                Ok((name, moved))
-            }
-            (_, Err(error)) if !matches!(error, TransferError::Malformed(_)) => Err(error.into()),
-            (Err(error), _) => Err(error),
-            (Ok(_), Err(error)) => Err(error.into()),
-        }
+        Ok((name, moved?))
     };
     let (name, moved) = work().context("download failed")?;
     let words = format!("Downloaded {} from {name}", summary(&moved));
     tell(&moved, &words, global)
 }
 
+/// Brings what `pack` writes into a sandbox.
+pub fn send(
+    backend: &(dyn Sandbox + Sync),
+    id: &SandboxId,
+    to: &Path,
+    bounds: &Transfer,
+    pack: impl FnOnce(&mut dyn Write) -> Result<Moved, TransferError> + Send,
+) -> Result<Moved> {
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    let (unpacked, packed) = std::thread::scope(|scope| {
+        let packing = scope.spawn(move || {
+            let mut writer = BufWriter::with_capacity(1 << 18, writer);
+            let packed = pack(&mut writer)?;
+            writer.flush()?;
+            anyhow::Ok(packed)
+        });
+        let mut reader = BufReader::with_capacity(1 << 18, reader);
+        let unpacked = backend.upload(id, to, &mut reader, bounds);
+        // Nobody reads any more: the packer ends, too.
+        drop(reader);
+        (unpacked, packing.join())
+    });
+    let packed = packed.map_err(|_| anyhow::anyhow!("packing failed"))?;
+    // An archive that was cut short is so because packing failed; otherwise what failed
+    // inside is why packing failed, if both did.
+    match (unpacked, packed) {
+        (Ok(mut moved), Ok(packed)) => {
+            moved.left_out.extend(packed.left_out);
+            Ok(moved)
+        }
+        (Err(SandboxError::Transfer(TransferError::Malformed(_))) | Ok(_), Err(error)) => {
+            Err(error)
+        }
+        (Err(error), _) => Err(error.into()),
+    }
+}
+
+/// Has `unpack` read what a sandbox gives out.
+pub fn fetch(
+    backend: &(dyn Sandbox + Sync),
+    id: &SandboxId,
+    from: &Path,
+    bounds: &Transfer,
+    unpack: impl FnOnce(&mut dyn Read) -> Result<Moved, TransferError>,
+) -> Result<Moved> {
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    let (packed, unpacked) = std::thread::scope(|scope| {
+        let packing = scope.spawn(move || {
+            let mut writer = BufWriter::with_capacity(1 << 18, writer);
+            let packed = backend.download(id, from, &mut writer, bounds)?;
+            writer.flush()?;
+            anyhow::Ok(packed)
+        });
+        let mut reader = BufReader::with_capacity(1 << 18, reader);
+        let unpacked = unpack(&mut reader);
+        drop(reader);
+        (packing.join(), unpacked)
+    });
+    let packed = packed.map_err(|_| anyhow::anyhow!("packing failed"))?;
+    // An archive that was cut short is so because packing failed inside; a packer that lost
+    // its reader failed because of what was found here.
+    match (packed, unpacked) {
+        (Ok(packed), Ok(mut moved)) => {
+            moved.left_out.extend(packed.left_out);
+            Ok(moved)
+        }
+        (_, Err(error)) if !matches!(error, TransferError::Malformed(_)) => Err(error.into()),
+        (Err(error), _) => Err(error),
+        (Ok(_), Err(error)) => Err(error.into()),
+    }
+}
+
 /// A sandbox that was entered, whatever keeps it in.
 struct Entered {
     id: SandboxId,
     name: String,
-    backend: Box<dyn Sandbox + Send>,
+    backend: Box<dyn Sandbox + Send + Sync>,
 }
 
 fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Entered> {

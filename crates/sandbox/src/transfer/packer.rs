@@ -16,6 +16,7 @@ use super::writer::{Entry, Writer};
 use super::{Refusal, TransferError, leave_out};
 use crate::beneath::{self, Kind};
 use crate::contract::{Moved, Transfer};
+use crate::git::names::is_dot_git;
 
 const CHUNK: usize = 64 << 10;
 
@@ -26,6 +27,8 @@ pub(super) struct Packer<'a> {
     moved: Moved,
     /// A directory that is left out, by device and inode.
     without: Option<(u64, u64)>,
+    /// Whether what is a `.git` is left out.
+    without_repositories: bool,
     progress: &'a mut dyn FnMut(u64),
     buffer: Vec<u8>,
 }
@@ -42,6 +45,7 @@ impl<'a> Packer<'a> {
             entries: 0,
             moved: Moved::default(),
             without: None,
+            without_repositories: false,
             progress,
             buffer: vec![0; CHUNK],
         }
@@ -55,6 +59,21 @@ impl<'a> Packer<'a> {
             Err(errno) => return Err(TransferError::system("looking at", directory)(errno)),
         };
         Ok(())
+    }
+
+    /// Has every `.git` below a source left out.
+    pub(super) fn leave_out_repositories(&mut self) {
+        self.without_repositories = true;
+    }
+
+    /// Adds a tree that is open, under a name; under none its content.
+    pub(super) fn add_tree(&mut self, tree: &OwnedFd, name: &[u8]) -> Result<(), TransferError> {
+        self.tree(tree, &mut name.to_vec())
+    }
+
+    /// Adds a file that is open, under a name.
+    pub(super) fn add_file(&mut self, file: File, name: &[u8]) -> Result<(), TransferError> {
+        self.file(file, name)
     }
 
     /// A source is within what is left out where one of the directories above it is that.
@@ -144,6 +163,10 @@ impl<'a> Packer<'a> {
         let depth = path.iter().filter(|&&byte| byte == b'/').count();
         if path.len() > LONGEST || depth >= DEEPEST {
             leave_out(&mut self.moved, path, "it is too deep");
+            return Ok(());
+        }
+        if self.without_repositories && is_dot_git(name.to_bytes()) {
+            leave_out(&mut self.moved, path, "a '.git' stays where it is");
             return Ok(());
         }
         let looked = beneath::look(directory, name);

@@ -55,6 +55,15 @@ struct Rubbish {
     made: Vec<PathBuf>,
 }
 
+impl Rubbish {
+    fn of(made: Vec<PathBuf>) -> Self {
+        Self {
+            directory: PathBuf::new(),
+            made,
+        }
+    }
+}
+
 impl Drop for Rubbish {
     fn drop(&mut self) {
         let _ = remove_tree(&self.directory);
@@ -71,13 +80,26 @@ impl Stage {
         rules: Rules,
     ) -> Result<Self, TransferError> {
         let made = make_way(target).map_err(TransferError::system("making", target))?;
-        let mut rubbish = Rubbish {
-            directory: PathBuf::new(),
-            made,
-        };
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let top =
-            open(target, flags, Mode::empty()).map_err(TransferError::system("opening", target))?;
+        let top = match open(target, flags, Mode::empty()) {
+            Ok(top) => top,
+            Err(errno) => {
+                drop(Rubbish::of(made));
+                return Err(TransferError::system("opening", target)(errno));
+            }
+        };
+        Self::at(top, target, made, bounds, rules)
+    }
+
+    /// The same in a directory that is open, for which `made` had to be made.
+    pub(super) fn at(
+        top: OwnedFd,
+        target: &Path,
+        made: Vec<PathBuf>,
+        bounds: &Transfer,
+        rules: Rules,
+    ) -> Result<Self, TransferError> {
+        let mut rubbish = Rubbish::of(made);
         let (name, root) = make_root(&top).map_err(TransferError::system("writing in", target))?;
         rubbish.directory = target.join(name);
         Ok(Self {

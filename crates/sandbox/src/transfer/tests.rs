@@ -2,6 +2,7 @@
 
 mod journey;
 mod repositories;
+mod within;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};

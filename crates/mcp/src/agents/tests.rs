@@ -1,0 +1,17 @@
+use super::*;
+
+#[test]
+fn every_tool_of_the_list_has_its_schemas() {
+    let tools = tools::all();
+    let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_ref()).collect();
+    let expected = "sandbox-create sandbox-list sandbox-ports sandbox-pause sandbox-resume \
+                    sandbox-delete read write edit patch bash ls glob grep upload download diff";
+    assert_eq!(names.join(" "), expected);
+    for tool in &tools {
+        let output = tool.output_schema.clone().unwrap_or_default();
+        for schema in [&tool.input_schema, &output] {
+            let kind = schema.get("type").and_then(serde_json::Value::as_str);
+            assert_eq!(kind, Some("object"), "{}: {schema:?}", tool.name);
+        }
+    }
+}

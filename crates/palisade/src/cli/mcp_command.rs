@@ -1,0 +1,78 @@
+//! `palisade mcp`: sandboxes and their tools for an MCP client that this machine's operator
+//! uses, over stdio.
+
+mod install;
+mod shop;
+mod tools;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use mcp::agents::Agents;
+
+use crate::cli::Global;
+use crate::exit::{Exit, Failure};
+use crate::telemetry::{Sink, Telemetry};
+use shop::Shop;
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(after_help = "\
+Your client starts this by itself and speaks MCP with it over stdin and stdout; it ends when the
+client hangs up. Logs go to stderr. The gate is started when it is first needed.
+
+Examples:
+  palisade mcp install claude                 tell Claude Code about it
+  claude mcp add palisade -- palisade mcp     the same by hand
+
+An agent can make sandboxes of this repository, work in them with read, write, edit, patch, bash,
+ls, glob and grep, and see the diff. Each change is a commit on the sandbox's branch; your own
+files and branches stay as they are until you say palisade merge. An agent cannot choose what a
+sandbox may reach or as whom: that is up to palisade.yaml.")]
+pub struct McpArgs {
+    /// A directory in the repository to work on [default: where the client starts it]
+    #[arg(long, short = 'C', value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+    #[command(subcommand)]
+    pub command: Option<McpCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum McpCommand {
+    /// Tell a client about this server, in the client's own file
+    Install(install::InstallArgs),
+}
+
+pub fn run(args: &McpArgs, global: &Global) -> Result<Exit> {
+    match &args.command {
+        Some(McpCommand::Install(args)) => install::run(args, global),
+        None => serve(args, global).context("mcp failed"),
+    }
+}
+
+fn serve(args: &McpArgs, global: &Global) -> Result<Exit> {
+    let paths = global.paths()?;
+    if let Some(directory) = &args.directory {
+        std::env::set_current_dir(directory).map_err(|error| {
+            let message = format!("cannot enter '{}': {error}", directory.display());
+            Failure::new(Exit::Usage, message)
+        })?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    let served = runtime.block_on(async {
+        let settings = config::Settings::default();
+        let telemetry = Telemetry::start(&settings, global.verbose, Sink::Stderr)?;
+        let shop = Shop::new(paths, global.verbose);
+        let served = Agents::new(Arc::new(shop)).serve_stdio().await;
+        telemetry.finish();
+        served.map(|()| Exit::Ok).map_err(anyhow::Error::from)
+    });
+    // A read of stdin that nobody waits for would keep us.
+    runtime.shutdown_background();
+    served
+}

@@ -1,0 +1,240 @@
+//! `palisade mcp install`: tells a client about this server, in the client's own file.
+//!
+//! The file is the operator's: they see what would change before it does, everything else in
+//! it stays as it is written, comments too, and a file that cannot be read is left alone.
+
+mod clients;
+mod edit;
+
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use similar::TextDiff;
+
+use crate::cli::{Global, confirm, place};
+use crate::exit::{Exit, Failure};
+use crate::output;
+use clients::{Client, Server};
+
+/// No client's file is larger.
+const LARGEST: u64 = 16 << 20;
+
+/// Lines around a change.
+const CONTEXT: usize = 2;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  palisade mcp install claude                    for you, in every project
+  palisade mcp install vscode --scope project    for everybody who works on this repository
+  palisade mcp install codex --print             only show what would change
+  palisade mcp install zed --yes                 without asking, for a script
+
+You see the change first. Everything else in the file stays as it is, comments too; a file that
+cannot be read is left alone. Restart the client afterwards, and ask it to make a sandbox.
+
+To take it out again, remove 'palisade' from the file.")]
+pub struct InstallArgs {
+    /// The client
+    #[arg(value_enum)]
+    pub client: Client,
+    /// For whom: you, or everybody who works on the repository you stand in
+    #[arg(long, value_enum, default_value_t = Scope::User)]
+    pub scope: Scope,
+    /// Write it without asking
+    #[arg(long, short)]
+    pub yes: bool,
+    /// Only show what would change
+    #[arg(long, conflicts_with = "yes")]
+    pub print: bool,
+}
+
+/// For whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Scope {
+    /// The operator, in every project.
+    User,
+    /// Everybody, in this one.
+    Project,
+}
+
+pub fn run(args: &InstallArgs, global: &Global) -> Result<Exit> {
+    install(args, global).context("mcp install failed")
+}
+
+fn install(args: &InstallArgs, global: &Global) -> Result<Exit> {
+    let file = file(args)?;
+    let server = Server::new(args.client, words(args.scope, global)?);
+    let before = read(&file)?;
+    let old = before.clone().unwrap_or_default();
+    let new = args.client.edit(&old, &server).map_err(|why| {
+        let message = format!("{}: {why}; nothing was changed", file.display());
+        Failure::new(Exit::Usage, message)
+    })?;
+    let changes = new != old;
+    if args.print {
+        output::print_line(&shown(&file, &old, &new))?;
+        return Ok(Exit::Ok);
+    }
+    if changes {
+        output::say(&shown(&file, &old, &new));
+        confirm(&format!("Write this to {}?", file.display()), args.yes)?;
+        replace(&file, before.as_deref(), &new, args.scope)?;
+    }
+    let client = args.client.name();
+    if global.json {
+        output::print_json(&json!({
+            "client": client, "file": file, "changed": changes,
+        }))?;
+    } else if changes {
+        let file = output::safe(&file.display().to_string());
+        output::print_line(&format!("Installed for {client} in {file}; restart it"))?;
+    } else {
+        output::print_line(&format!("{client} knows it already; nothing to change"))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// The client's file. One of the repository's is no link: what it points to may be anything.
+fn file(args: &InstallArgs) -> Result<PathBuf> {
+    let env = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    if args.scope == Scope::User {
+        let file = args.client.user_file(env).ok_or_else(|| {
+            Failure::new(Exit::Usage, "HOME is not set, so there is no place for it")
+        })?;
+        // People keep such files elsewhere and link to them.
+        return Ok(std::fs::canonicalize(&file).unwrap_or(file));
+    }
+    let home = place::here().ok_or_else(|| {
+        let message = "--scope project is for a git repository, and you do not stand in one";
+        Failure::new(Exit::Usage, message)
+    })?;
+    let mut file = home.root().to_owned();
+    for name in args.client.project_file() {
+        file.push(name);
+        if file.symlink_metadata().is_ok_and(|data| data.is_symlink()) {
+            let message = format!("{} is a link; nothing was changed", file.display());
+            return Err(Failure::new(Exit::Usage, message).into());
+        }
+    }
+    Ok(file)
+}
+
+/// What the client starts. Others have their own paths, so theirs is the plain name.
+fn words(scope: Scope, global: &Global) -> Result<Vec<String>> {
+    let mut words = vec![match scope {
+        Scope::User => text(program()?.into_os_string())?,
+        Scope::Project => "palisade".to_owned(),
+    }];
+    if scope == Scope::User {
+        for (flag, path) in [
+            ("--config", &global.config),
+            ("--state-dir", &global.state_dir),
+            ("--control", &global.control),
+        ] {
+            if let Some(path) = path {
+                words.push(flag.to_owned());
+                words.push(text(std::path::absolute(path)?.into_os_string())?);
+            }
+        }
+    }
+    words.push("mcp".to_owned());
+    Ok(words)
+}
+
+/// This program: by its name where PATH finds it, so that an update is found as well.
+fn program() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let first = std::env::split_paths(&path)
+        .map(|directory| directory.join("palisade"))
+        .find(|file| file.is_file());
+    let is_own = |file: PathBuf| std::fs::canonicalize(file).is_ok_and(|file| file == own);
+    Ok(if first.is_some_and(is_own) {
+        PathBuf::from("palisade")
+    } else {
+        own
+    })
+}
+
+fn text(word: OsString) -> Result<String> {
+    let not_text = |word: OsString| {
+        let message = format!("{} is no text that fits in a file", word.display());
+        Failure::new(Exit::Usage, message)
+    };
+    Ok(word.into_string().map_err(not_text)?)
+}
+
+/// What is in the file; nothing if there is none.
+fn read(file: &Path) -> Result<Option<String>> {
+    let refuse = |why: String| {
+        let message = format!("{}: {why}; nothing was changed", file.display());
+        Failure::new(Exit::Usage, message)
+    };
+    // Looked at before it is opened: a FIFO would wait.
+    match std::fs::metadata(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(refuse(error.to_string()).into()),
+        Ok(data) if !data.is_file() => return Err(refuse("it is no file".to_owned()).into()),
+        Ok(data) if data.len() > LARGEST => return Err(refuse("it is too large".into()).into()),
+        Ok(_) => {}
+    }
+    let mut text = String::new();
+    let opened = std::fs::File::open(file).map_err(|error| refuse(error.to_string()))?;
+    opened
+        .take(LARGEST)
+        .read_to_string(&mut text)
+        .map_err(|error| refuse(error.to_string()))?;
+    Ok(Some(text))
+}
+
+/// Puts the new file in the old one's place, all or nothing.
+fn replace(file: &Path, before: Option<&str>, new: &str, scope: Scope) -> Result<()> {
+    let directory = file.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    let mut fresh = tempfile::Builder::new()
+        .prefix(".palisade-")
+        .tempfile_in(directory)
+        .with_context(|| format!("cannot write in {}", directory.display()))?;
+    let mode = match (std::fs::metadata(file), scope) {
+        (Ok(data), _) => data.permissions().mode() & 0o777,
+        // Clients keep keys in theirs.
+        (Err(_), Scope::User) => 0o600,
+        (Err(_), Scope::Project) => 0o644,
+    };
+    fresh.write_all(new.as_bytes())?;
+    fresh
+        .as_file()
+        .set_permissions(std::fs::Permissions::from_mode(mode))?;
+    fresh.as_file().sync_all()?;
+    // A client that runs may write its file at any time.
+    if read(file)?.as_deref() != before {
+        let message = format!(
+            "{} was changed by somebody else meanwhile; try again",
+            file.display()
+        );
+        return Err(Failure::new(Exit::Failed, message).into());
+    }
+    fresh
+        .persist(file)
+        .with_context(|| format!("cannot replace {}", file.display()))?;
+    Ok(())
+}
+
+fn shown(file: &Path, old: &str, new: &str) -> String {
+    let name = file.display().to_string();
+    let diff = TextDiff::from_lines(old, new);
+    let diff = diff
+        .unified_diff()
+        .context_radius(CONTEXT)
+        .header(&name, &name)
+        .to_string();
+    let lines: Vec<String> = diff.lines().map(output::safe).collect();
+    lines.join("\n")
+}

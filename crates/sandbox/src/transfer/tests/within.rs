@@ -1,0 +1,115 @@
+//! Paths that an agent names on the operator's side.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use super::super::within::Within;
+use super::*;
+
+/// A worktree with a repository, links out of it, and something outside.
+fn worktree() -> tempfile::TempDir {
+    let place = tempfile::tempdir().unwrap();
+    let tree = place.path().join("tree");
+    for directory in ["tree/.git", "tree/sub/.git", "tree/state", "outside"] {
+        std::fs::create_dir_all(place.path().join(directory)).unwrap();
+    }
+    for (file, text) in [
+        ("tree/a", "a"),
+        ("tree/.git/config", "secret"),
+        ("tree/sub/b", "b"),
+        ("tree/sub/.git/config", "secret"),
+        ("tree/state/key", "secret"),
+        ("outside/c", "secret"),
+    ] {
+        std::fs::write(place.path().join(file), text).unwrap();
+    }
+    symlink("../outside", tree.join("out")).unwrap();
+    symlink("a", tree.join("link")).unwrap();
+    place
+}
+
+fn packed(place: &Path, source: &str) -> Result<(Moved, String), TransferError> {
+    let tree = place.join("tree");
+    let mut archive = Vec::new();
+    let within = Within::open(&tree).unwrap();
+    let moved = within.pack(source, &tree.join("state"), &mut archive, &ROOMY)?;
+    Ok((moved, String::from_utf8_lossy(&archive).into_owned()))
+}
+
+#[test]
+fn what_is_packed_is_below_and_of_no_repository() {
+    let place = worktree();
+    for (source, reason) in [
+        ("../outside/c", Refusal::Climbs),
+        ("sub/../../outside/c", Refusal::Climbs),
+        ("/etc/passwd", Refusal::Absolute),
+        ("", Refusal::NoPath),
+        (".git", Refusal::Repository),
+        (".GIT/config", Refusal::Repository),
+        ("sub/.git/config", Refusal::Repository),
+        ("git~1/config", Refusal::Repository),
+        ("out", Refusal::Link),
+        ("out/c", Refusal::Link),
+        ("link", Refusal::Link),
+        ("a/b", Refusal::Link),
+    ] {
+        let path = source.to_owned();
+        let expected = TransferError::Refused { path, reason };
+        assert_eq!(packed(place.path(), source).unwrap_err(), expected);
+    }
+    let missing = packed(place.path(), "none/at/all").unwrap_err();
+    assert_eq!(missing, TransferError::Missing("none/at/all".to_owned()));
+    for source in [".", "sub", "./sub/"] {
+        let (moved, archive) = packed(place.path(), source).unwrap();
+        assert!(!archive.contains("secret"), "{source}");
+        assert!(archive.contains("b"), "{source}");
+        assert!(moved.left_out.iter().any(|note| note.contains(".git")));
+    }
+}
+
+#[test]
+fn what_is_unpacked_lands_below_on_nothing_and_steers_nothing() {
+    let place = worktree();
+    let tree = place.path().join("tree");
+    let unpacked = |archive: Vec<u8>, to: &str| {
+        let within = Within::open(&tree).unwrap();
+        within.unpack(&mut archive.as_slice(), to, &ROOMY)
+    };
+    let archive = || Forge::default().file("new", "new").end();
+    for (to, reason) in [
+        ("..", Refusal::Climbs),
+        ("/tmp", Refusal::Absolute),
+        (".git/hooks", Refusal::Repository),
+        ("out", Refusal::Link),
+        ("out/deeper", Refusal::Link),
+        ("a", Refusal::Link),
+    ] {
+        let path = to.to_owned();
+        let expected = TransferError::Refused { path, reason };
+        assert_eq!(unpacked(archive(), to).unwrap_err(), expected);
+    }
+    assert!(!place.path().join("outside/new").exists());
+    let over = Forge::default().file("a", "other").file("new", "new").end();
+    let exists = TransferError::Exists("a".to_owned());
+    assert_eq!(unpacked(over, ".").unwrap_err(), exists);
+    for (to, path) in [
+        (".", ".envrc"),
+        (".vscode", "tasks.json"),
+        ("x", ".github/a.yml"),
+    ] {
+        let steering = Forge::default().file(path, "x").end();
+        let error = unpacked(steering, to).unwrap_err();
+        assert!(error.to_string().contains("steers"), "{error}");
+    }
+    assert!(
+        !tree.join(".vscode").exists(),
+        "what was made for it is gone"
+    );
+    assert!(!tree.join("new").exists());
+    let moved = unpacked(archive(), "deep/down").unwrap();
+    assert_eq!(moved.files, 1);
+    let text = std::fs::read_to_string(tree.join("deep/down/new")).unwrap();
+    assert_eq!(text, "new");
+    let left: Vec<_> = std::fs::read_dir(tree.join("deep/down")).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}

@@ -1,0 +1,185 @@
+//! `palisade mcp install`, into a home of its own.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use testkit::said;
+
+use crate::bench::Bench;
+
+/// Each client: its file in a home and in a repository, and where the entry is in it.
+const CLIENTS: [(&str, &str, &str, &str); 6] = [
+    ("claude", ".claude.json", ".mcp.json", "mcpServers"),
+    (
+        "codex",
+        ".codex/config.toml",
+        ".codex/config.toml",
+        "mcp_servers",
+    ),
+    (
+        "gemini",
+        ".gemini/settings.json",
+        ".gemini/settings.json",
+        "mcpServers",
+    ),
+    (
+        "cursor",
+        ".cursor/mcp.json",
+        ".cursor/mcp.json",
+        "mcpServers",
+    ),
+    (
+        "vscode",
+        ".config/Code/User/mcp.json",
+        ".vscode/mcp.json",
+        "servers",
+    ),
+    (
+        "zed",
+        ".config/zed/settings.json",
+        ".zed/settings.json",
+        "context_servers",
+    ),
+];
+
+/// A file as another program reads it.
+fn read(file: &PathBuf) -> Value {
+    let text = std::fs::read_to_string(file).unwrap();
+    if file.extension().is_some_and(|kind| kind == "toml") {
+        let script =
+            "import json, sys, tomllib; print(json.dumps(tomllib.loads(sys.stdin.read())))";
+        let mut command = std::process::Command::new("python3");
+        command
+            .args(["-c", script])
+            .stdin(std::fs::File::open(file).unwrap());
+        return serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+    }
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn every_client_is_told_in_its_own_file() {
+    let bench = Bench::new();
+    for (client, user, project, section) in CLIENTS {
+        let file = bench.place.path().join(user);
+        let said = bench.ok(&["mcp", "install", client, "--yes"]);
+        assert!(said.contains(&format!("Installed for {client}")), "{said}");
+        let entry = &read(&file)[section]["palisade"];
+        let command = entry["command"].as_str().unwrap();
+        assert!(command.ends_with("/palisade"), "{entry}");
+        let words: Vec<&str> = entry["args"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|word| word.as_str().unwrap())
+            .collect();
+        assert!(words.starts_with(&["--config"]), "{words:?}");
+        assert!(
+            words.contains(&"mcp") && words.contains(&"--state-dir"),
+            "{words:?}"
+        );
+        let mode = file.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{client}");
+        let said = bench.ok(&["mcp", "install", client, "--yes"]);
+        assert!(said.contains("nothing to change"), "{said}");
+
+        bench.ok(&["mcp", "install", client, "--scope", "project", "--yes"]);
+        let entry = &read(&bench.repo.path(project))[section]["palisade"];
+        assert_eq!(entry["command"], "palisade");
+        assert_eq!(entry["args"][0], "mcp");
+        let folder = entry["args"].get(2) == Some(&json!("${workspaceFolder}"));
+        assert_eq!(folder, matches!(client, "cursor" | "vscode"), "{entry}");
+    }
+}
+
+#[test]
+fn what_is_installed_starts_and_serves() {
+    let bench = Bench::new();
+    bench.ok(&["mcp", "install", "gemini", "--yes"]);
+    let entry = &read(&bench.place.path().join(".gemini/settings.json"))["mcpServers"]["palisade"];
+    let words: Vec<String> = std::iter::once(&entry["command"])
+        .chain(entry["args"].as_array().unwrap())
+        .map(|word| word.as_str().unwrap().to_owned())
+        .collect();
+    bench.drive_with("describes", "auto", &words, &["describes"]);
+}
+
+#[test]
+fn what_else_is_in_a_file_stays_and_the_change_is_shown_first() {
+    let bench = Bench::new();
+    let file = bench.place.path().join(".config/zed/settings.json");
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    let text = "// Mine\n{\n  \"theme\": \"One Dark\", // nice\n  \"context_servers\": {\n    \"other\": { \"command\": \"x\" },\n  },\n}\n";
+    std::fs::write(&file, text).unwrap();
+    let mode = PermissionsExt::from_mode(0o640);
+    std::fs::set_permissions(&file, mode).unwrap();
+
+    let shown = bench.ok(&["mcp", "install", "zed", "--print"]);
+    assert!(shown.contains("+    \"palisade\": {"), "{shown}");
+    assert_eq!(
+        std::fs::read_to_string(&file).unwrap(),
+        text,
+        "--print writes nothing"
+    );
+
+    let output = bench.run(&["mcp", "install", "zed"]);
+    assert_eq!(output.status.code(), Some(2), "nobody to ask");
+    assert!(said::err(&output).contains("+    \"palisade\": {"));
+    assert!(said::err(&output).contains("--yes"));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+
+    bench.ok(&["mcp", "install", "zed", "--yes"]);
+    let new = std::fs::read_to_string(&file).unwrap();
+    for line in text.lines() {
+        assert!(new.contains(line), "{line}: {new}");
+    }
+    assert!(new.contains("\"palisade\""), "{new}");
+    let mode = file.metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+    let names: Vec<_> = std::fs::read_dir(file.parent().unwrap()).unwrap().collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+}
+
+#[test]
+fn a_file_that_is_not_understood_is_left_alone() {
+    let bench = Bench::new();
+    for (client, user, _, section) in CLIENTS {
+        let file = bench.place.path().join(user);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        for text in ["{\"a\": ", "\u{0}", &format!("{{\"{section}\": 7}}")] {
+            std::fs::write(&file, text).unwrap();
+            let output = bench.run(&["mcp", "install", client, "--yes"]);
+            assert_eq!(output.status.code(), Some(2), "{client}: {text}");
+            assert!(said::err(&output).contains("nothing was changed"));
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+        }
+    }
+}
+
+#[test]
+fn a_link_of_the_operators_is_followed_and_one_of_the_repositorys_is_not() {
+    let bench = Bench::new();
+    let home = bench.place.path();
+    std::fs::write(home.join("dotfile"), "{}").unwrap();
+    symlink("dotfile", home.join(".claude.json")).unwrap();
+    bench.ok(&["mcp", "install", "claude", "--yes"]);
+    assert!(home.join(".claude.json").is_symlink());
+    assert!(
+        std::fs::read_to_string(home.join("dotfile"))
+            .unwrap()
+            .contains("palisade")
+    );
+
+    symlink("../dotfile", bench.repo.path(".mcp.json")).unwrap();
+    symlink("..", bench.repo.path(".vscode")).unwrap();
+    for client in ["claude", "vscode"] {
+        let output = bench.run(&["mcp", "install", client, "--scope", "project", "--yes"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(
+            said::err(&output).contains("is a link"),
+            "{}",
+            said::err(&output)
+        );
+    }
+}
