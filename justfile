@@ -59,6 +59,11 @@ mcp-disconnects count="10000":
     cargo build --package testkit --bin mcp-fixture
     PALISADE_DISCONNECTS={{count}} cargo nextest run --profile long --package palisade --test mcp --no-capture suddenly_gone
 
+# The workbench's find and grep beside ripgrep (installs it), on a tree of that many files
+bench-workbench files="50000":
+    command -v rg >/dev/null || apt-get install -y -qq --no-install-recommends ripgrep
+    PALISADE_FILES={{files}} cargo nextest run --package palisade --test workbench --cargo-profile release --no-capture beside_ripgrep
+
 # Fuzz every target for so long, or those that are named (installs cargo-fuzz)
 fuzz seconds="60" *targets:
     PATH="$HOME/.cache/palisade/tools/bin:$PATH" command -v cargo-fuzz >/dev/null || cargo install --quiet --locked --root "$HOME/.cache/palisade/tools" cargo-fuzz

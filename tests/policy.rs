@@ -139,6 +139,11 @@ fn check_reads_the_bundles_of_the_configuration() {
     assert_eq!(output.status.code(), Some(2));
     assert!(out(&output).contains("good: ok, data.mcp.authz.decision"));
     assert!(err(&output).contains("lost: there is nothing at its entrypoint git/push"));
+    let input = input(home.path(), &json!({"name": "read"}));
+    let output = place.run(&["policy", "eval", "--bundle", "good", "--input", &input]);
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    let output = place.run(&["policy", "eval", "--bundle", "other", "--input", &input]);
+    assert_eq!(output.status.code(), Some(3));
 }
 
 #[test]
@@ -162,6 +167,7 @@ fn a_decision_is_printed_and_explained() {
         assert_eq!(output.status.code(), Some(code), "{name}");
         let said: Value = serde_json::from_str(&out(&output)).unwrap();
         assert_eq!(said["decision"], decision);
+        assert!(out(&output).starts_with("{\n  \"decision\""));
         assert_eq!(said["entrypoint"], "data.mcp.authz.decision");
         if decision == "redact" {
             assert_eq!(said["redacted"], json!({"key": "[redacted]", "x": 1}));

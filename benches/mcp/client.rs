@@ -189,15 +189,13 @@ impl Http {
             self.at,
             body.len()
         );
-        self.stream.get_mut().write_all(request.as_bytes()).unwrap();
-        let mut head = String::new();
-        while !head.ends_with("\r\n\r\n") {
-            assert_ne!(
-                self.stream.read_line(&mut head).unwrap(),
-                0,
-                "cut off: {head}"
-            );
+        let mut head = self.ask(&request);
+        if head.is_empty() {
+            // It was idle for too long while others had their turn.
+            *self = Self::connect(self.at);
+            head = self.ask(&request);
         }
+        assert!(head.ends_with("\r\n\r\n"), "cut off: {head}");
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         let mut answer = Answer {
             status,
@@ -219,6 +217,21 @@ impl Http {
         }
         answer.body = String::from_utf8(body).unwrap();
         answer
+    }
+
+    /// Sends a request and reads the head of its answer; nothing where the connection is gone.
+    fn ask(&mut self, request: &str) -> String {
+        let mut head = String::new();
+        if self.stream.get_mut().write_all(request.as_bytes()).is_err() {
+            return head;
+        }
+        while !head.ends_with("\r\n\r\n") {
+            match self.stream.read_line(&mut head) {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
+            }
+        }
+        head
     }
 
     fn chunks(&mut self, body: &mut Vec<u8>) {

@@ -187,8 +187,12 @@ async fn main() {
     }
     if options.wants("names") {
         let peer = places::free();
-        let _peer = places::dnsmasq(peer, Some(at.resolver));
-        look_up(&options, &[("dnsmasq", peer), ("palisade", at.names)]).await;
+        let dnsmasq = places::dnsmasq(peer, Some(at.resolver));
+        let contenders = [
+            ("dnsmasq", peer, &dnsmasq),
+            ("palisade", at.names, &gate.process),
+        ];
+        look_up(&options, &contenders).await;
     }
     println!(
         "\npalisade at the end: {:.1} MB",
@@ -333,17 +337,18 @@ fn show_large(title: &str, rates: &[(&'static str, f64)]) {
     }
 }
 
-async fn look_up(options: &Options, contenders: &[(&'static str, SocketAddr)]) {
+async fn look_up(options: &Options, contenders: &[(&'static str, SocketAddr, &Running)]) {
     let mut runs: Vec<Vec<Row>> = contenders.iter().map(|_| Vec::new()).collect();
     for _ in 0..options.rounds {
-        for ((name, at), runs) in contenders.iter().zip(&mut runs) {
+        for ((name, at, process), runs) in contenders.iter().zip(&mut runs) {
+            let before = process.processor();
             let run = names::ask(*at, Duration::from_secs(options.seconds)).await;
             runs.push(Row {
                 name,
                 rate: run.rate,
                 p50: run.p50,
                 p99: run.p99,
-                work: None,
+                work: Some((process.processor() - before) / run.answers),
             });
         }
     }

@@ -54,6 +54,8 @@ fn what_an_agent_may_not_use_it_does_not_see_either() {
         .map(|one| &one["rule"])
         .collect();
     assert_eq!(rules, [rule, "tools:fixture:access:0:allow"]);
+    assert_eq!(denied[0]["agent"], "default");
+    assert_eq!(denied[1]["agent"], "review-7");
 }
 
 #[test]

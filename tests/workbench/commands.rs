@@ -237,3 +237,23 @@ fn many_commands_at_once_each_have_their_own_words() {
     });
     wait_for_only(&server);
 }
+
+#[test]
+fn the_first_process_of_a_container_takes_in_its_orphans() {
+    if !testkit::require_root("a process namespace") {
+        return;
+    }
+    let server =
+        Server::start_below(&["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    let said = |command: &str| {
+        let body = json!({ "command": command }).to_string();
+        let lines = lines(&server.post("bash", body.as_bytes()));
+        let data = lines.iter().filter_map(|line| line["data"].as_str());
+        data.collect::<String>()
+    };
+    assert_eq!(said("cut -d' ' -f4 /proc/$PPID/stat"), "1\n");
+    said("for i in 1 2 3; do (sleep 0.1 >/dev/null 2>&1 &); done");
+    // Asleep or dead, they are in the table until somebody takes them in.
+    let left = "cat /proc/[0-9]*/stat 2>/dev/null | grep -c '(sleep)'; true";
+    wait::until("no orphan", || (said(left) == "0\n").then_some(()));
+}

@@ -13,10 +13,21 @@ mod client;
 mod commands;
 mod escapes;
 mod leash;
+mod measure;
 mod processes;
+mod remote;
 mod searches;
 mod server;
 mod starting;
 mod wire;
+
+#[allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "sentences about making and stopping are not for a container of somebody else's"
+)]
+#[path = "../../crates/sandbox/tests/contract/suite.rs"]
+mod suite;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");

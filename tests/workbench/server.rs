@@ -87,7 +87,21 @@ impl Server {
         Self::start_with(kind, &[], |_| {})
     }
 
+    /// Below another program, which runs it.
+    pub(crate) fn start_below(words: &[&str]) -> Self {
+        Self::start_as(words, Kind::Unix, &[], |_| {})
+    }
+
     pub(crate) fn start_with(
+        kind: Kind,
+        options: &[&str],
+        prepare: impl FnOnce(&mut Command),
+    ) -> Self {
+        Self::start_as(&[], kind, options, prepare)
+    }
+
+    fn start_as(
+        below: &[&str],
         kind: Kind,
         options: &[&str],
         prepare: impl FnOnce(&mut Command),
@@ -96,9 +110,10 @@ impl Server {
         std::fs::create_dir(place.path().join("root")).unwrap();
         let socket = place.path().join("run/w.sock");
         let mark = processes::mark();
-        let mut command = Command::new(PALISADE);
+        let words = [below, &[PALISADE, "--json", "workbench"]].concat();
+        let mut command = Command::new(words[0]);
         command
-            .args(["--json", "workbench"])
+            .args(&words[1..])
             .args(options)
             .env("WORKSPACE_ROOT", place.path().join("root"))
             .env(MARK, &mark)

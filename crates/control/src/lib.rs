@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod openapi;
 pub mod outward;
 pub mod registering;
+pub mod remote;
 pub mod reply;
 pub mod sandboxes;
 pub mod serve;

@@ -142,6 +142,7 @@ pub fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
         SandboxError::Unavailable { .. } => {
             (StatusCode::SERVICE_UNAVAILABLE, "backend_unavailable")
         }
+        SandboxError::Elsewhere(_) => (StatusCode::CONFLICT, "managed_elsewhere"),
         SandboxError::Silent(_) | SandboxError::Protocol { .. } => {
             (StatusCode::SERVICE_UNAVAILABLE, "sandbox_silent")
         }

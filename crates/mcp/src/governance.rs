@@ -368,12 +368,15 @@ fn named(asked: &Asked<'_>) -> Option<String> {
 
 /// What is written down of a message: never what is in it but a name.
 fn record(asked: &Asked<'_>) -> AuditEvent {
+    let caller = asked.caller;
+    let agent = caller.sandbox.is_none().then(|| clean(&caller.agent));
     AuditEvent {
+        agent: agent.filter(|agent| !agent.is_empty()),
         host: Some(clean(asked.tool)).filter(|tool| !tool.is_empty()),
         method: Some(clean(asked.method)),
         operation: named(asked),
         request_id: Some(asked.request),
-        sandbox: asked.caller.sandbox.clone(),
+        sandbox: caller.sandbox.clone(),
         stage: Some(asked.moment.as_str().to_owned()),
         ..AuditEvent::new(Kind::Mcp)
     }

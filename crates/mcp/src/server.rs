@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use crate::answer::{self, Broken, Content, Refusal};
 use crate::bridge::{Bridge, Incoming};
 use crate::governance::Caller;
-use crate::interceptor::Interceptor;
+use crate::interceptor::{self, Interceptor};
 use crate::room::Room;
 use crate::rpc::LONGEST;
 use crate::trace::TRACEPARENT;
@@ -138,7 +138,11 @@ where
                 return streamable::not_allowed("POST");
             }
             let Ok((body, _place)) = house.room.read(body).await else {
-                return unread();
+                // A gateway of Docker's takes whatever stands here for the answer.
+                let why = "the hook's body did not come, or is too long";
+                let blocked = interceptor::blocked(why);
+                let blocked = interceptor::reply(StatusCode::PAYLOAD_TOO_LARGE, &blocked);
+                return blocked.map(|body| body.map_err(|never| match never {}).boxed_unsync());
             };
             let parent = head.headers.get(TRACEPARENT);
             let parent = parent.and_then(|parent| parent.to_str().ok());

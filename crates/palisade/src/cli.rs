@@ -19,6 +19,7 @@ mod place;
 mod policy_command;
 mod ports;
 mod registry;
+mod remote;
 mod reuse;
 mod sandboxes;
 mod summary;

@@ -69,6 +69,10 @@ pub const JUDGE: &str = "__judge-push";
 /// Pushes that are read at once; others wait. Each takes a processor.
 const MOST_READERS: usize = 2;
 
+/// What is begun when the gate is up is over by then: the first look at the settings' files,
+/// the first sweep.
+const SETTLED: Duration = Duration::from_secs(3);
+
 /// How long the last records may take: a log that is stuck must not keep a gate from ending.
 const LAST_RECORDS: Duration = Duration::from_secs(5);
 
@@ -262,6 +266,7 @@ async fn serve(
     });
     tools.listen(&settings.load_full()).await;
     announce_ready(paths, detached)?;
+    tokio::spawn(give_back_pages());
 
     stop.cancelled().await;
     tracing::info!("stopping");
@@ -442,6 +447,15 @@ pub fn audit_options(settings: &Settings) -> AuditOptions {
             config::section::audit::OnFull::Drop => OnFull::Drop,
         },
         max_bytes: audit.max_bytes,
+    }
+}
+
+/// Most of an idle gate is pages of its file, and many of them only its start has needed.
+async fn give_back_pages() {
+    tokio::time::sleep(SETTLED).await;
+    let given = tokio::task::spawn_blocking(sandbox::pages::give_back).await;
+    if let Ok(Err(error)) = given {
+        tracing::debug!(%error, "what only the start has needed stays in memory");
     }
 }
 

@@ -18,7 +18,7 @@
 //! One thread, and nothing of the async runtime: a process is cheap enough to have one of these
 //! for every command.
 
-mod descendants;
+pub mod descendants;
 
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};

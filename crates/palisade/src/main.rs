@@ -13,6 +13,7 @@ mod cli;
 mod exit;
 mod gate;
 mod leash;
+mod orphans;
 mod output;
 mod paths;
 mod relay;

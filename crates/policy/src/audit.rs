@@ -15,6 +15,9 @@ use crate::verdict::{RuleName, Word};
 /// the audit chain hashes the bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AuditEvent {
+    /// The agent that asked, as it calls itself, where that is not its sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<String>,
     /// The policy bundle that decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle: Option<String>,
@@ -89,6 +92,7 @@ impl AuditEvent {
     /// An event of `kind` with everything else empty.
     pub fn new(kind: Kind) -> Self {
         Self {
+            agent: None,
             bundle: None,
             bytes_in: 0,
             bytes_out: 0,

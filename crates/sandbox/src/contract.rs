@@ -337,6 +337,12 @@ pub enum SandboxError {
         /// What is missing, and what to do.
         reason: String,
     },
+    /// The container is somebody else's.
+    #[error(
+        "the container is managed elsewhere: it is not {0} by palisade, but by whoever runs it; \
+         exec, shell, upload and download work"
+    )]
+    Elsewhere(&'static str),
     /// A step of `create` failed. Everything before it was undone.
     #[error("the sandbox could not be created, and nothing of it is left: {step}: {reason}")]
     Create {

@@ -86,6 +86,31 @@ pub(crate) fn pack_within(
     packer.finish()
 }
 
+/// Packs everything in a directory that an archive was unpacked to, under the names there. A
+/// link among them is left out with a note: what it points to is none of the archive's.
+pub(crate) fn pack_members(directory: &Path, into: &mut dyn Write) -> Result<Moved, TransferError> {
+    let failed = || TransferError::system("reading", directory);
+    let mut names = std::fs::read_dir(directory)
+        .and_then(|entries| entries.collect::<Result<Vec<_>, _>>())
+        .map_err(failed())?;
+    names.sort_by_key(std::fs::DirEntry::file_name);
+    let mut nothing = |_| {};
+    let mut packer = Packer::new(into, &NO_BOUNDS, &mut nothing);
+    let mut links = Vec::new();
+    for entry in names {
+        if entry.file_type().map_err(failed())?.is_symlink() {
+            links.push(entry.file_name());
+        } else {
+            packer.add(&entry.path())?;
+        }
+    }
+    let mut moved = packer.finish()?;
+    for link in links {
+        leave_out(&mut moved, link.as_encoded_bytes(), "it is a link");
+    }
+    Ok(moved)
+}
+
 /// Unpacks an archive below `target`, which is made if it is not there. What is refused
 /// leaves nothing behind, and nothing that was there is changed.
 pub fn unpack(

@@ -13,6 +13,7 @@
 //! and read as nothing but data.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -157,6 +158,11 @@ enum Failed {
 impl Client {
     /// A client that waits so long for its workbench.
     pub fn new(address: Address, wait: Duration, token: Option<&str>) -> Result<Self, ClientError> {
+        if let Address::Tcp(host, _) = &address
+            && ip_address(host).is_none()
+        {
+            return Err(ClientError::Address(host.clone()));
+        }
         let strange = |_| ClientError::Strange {
             address: address.to_string(),
             reason: "the token cannot be sent".to_owned(),
@@ -398,10 +404,7 @@ impl Client {
         Ok(match &self.address {
             Address::Unix(path) => Box::new(UnixStream::connect(path).await?),
             Address::Tcp(host, port) => {
-                let address = match host.as_str() {
-                    "localhost" => std::net::IpAddr::from([127, 0, 0, 1]),
-                    host => host.parse().map_err(io::Error::other)?,
-                };
+                let address = ip_address(host).ok_or(io::ErrorKind::InvalidInput)?;
                 let stream = TcpStream::connect((address, *port)).await?;
                 stream.set_nodelay(true)?;
                 Box::new(stream)
@@ -448,6 +451,14 @@ impl Client {
             address: self.address.to_string(),
             reason: reason.to_string(),
         }
+    }
+}
+
+/// The static binary asks no resolver.
+fn ip_address(host: &str) -> Option<IpAddr> {
+    match host {
+        "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
+        host => host.trim_matches(['[', ']']).parse().ok(),
     }
 }
 
@@ -577,4 +588,31 @@ enum Told {
     Error {
         message: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_cannot_be_dialled_is_refused_at_once() {
+        let client = |host: &str| {
+            let address = Address::Tcp(host.to_owned(), 80);
+            Client::new(address, Duration::ZERO, None).map(|_| ())
+        };
+        for host in ["127.0.0.1", "::1", "[::1]", "localhost"] {
+            assert!(client(host).is_ok(), "{host}");
+        }
+        let error = client("sidecar.example").unwrap_err();
+        assert!(matches!(error, ClientError::Address(_)), "{error}");
+    }
+
+    #[test]
+    fn a_token_is_never_shown() {
+        let address = Address::Unix("/nowhere".into());
+        let client = Client::new(address, Duration::ZERO, Some("open-sesame")).unwrap();
+        assert!(!format!("{client:?}").contains("sesame"));
+        let address = Address::Unix("/nowhere".into());
+        assert!(Client::new(address, Duration::ZERO, Some("a\nb")).is_err());
+    }
 }

@@ -120,7 +120,11 @@ fn check_backend(wanted: &str) -> Result<(), ControlError> {
     let backend = match wanted {
         "namespace" => return Ok(()),
         "docker" => "docker",
-        "remote" => "remote",
+        "remote" => {
+            return Err(ControlError::Sandbox(
+                SandboxError::Elsewhere("made").into(),
+            ));
+        }
         _ => {
             return Err(ControlError::Bad(format!(
                 "Unknown backend '{}': this gate has 'namespace'; leave --backend out, or set \

@@ -37,7 +37,7 @@ pub(super) type Key = (SandboxId, Route);
 
 /// Every shelf.
 pub(super) struct Pool {
-    shelves: Mutex<HashMap<Key, Arc<Shelf>>>,
+    shelves: Mutex<HashMap<Key, Arc<Shelf>, foldhash::fast::RandomState>>,
     kept: AtomicUsize,
     sweeping: AtomicBool,
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::cli::outcome::Outcome;
 use crate::cli::place::{self, Place};
 use crate::cli::sandboxes::{Making, below, route, take_snapshot};
-use crate::cli::{Global, agents, block_on, reuse, summary};
+use crate::cli::{Global, agents, block_on, remote, reuse, summary};
 use crate::exit::{Exit, Failure, exit_of};
 use crate::gate::background;
 use crate::output;
@@ -123,6 +123,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<Exit> {
         command: &args.command,
         running: &args.running,
         purpose: Purpose::Exec,
+        talks: false,
         // With user namespaces an agent's own layer works.
         as_is: args.as_is || place.nested,
         stdout: if global.json {
@@ -236,6 +237,7 @@ pub fn exec(args: &ExecArgs, global: &Global) -> Result<Exit> {
         command: &args.command,
         running: &args.running,
         purpose: Purpose::Exec,
+        talks: false,
         as_is: true,
         stdout: Sink::Stdout,
     };
@@ -253,6 +255,7 @@ pub fn shell(args: &ShellArgs, global: &Global) -> Result<Exit> {
         command: &command,
         running: &args.running,
         purpose: Purpose::Shell,
+        talks: args.line.is_none(),
         as_is: true,
         stdout: Sink::Stdout,
     };
@@ -260,6 +263,17 @@ pub fn shell(args: &ShellArgs, global: &Global) -> Result<Exit> {
 }
 
 fn enter(name: &str, asked: &Asked<'_>, global: &Global) -> Result<Exit> {
+    if let Some(remote) = remote::named(name, global)? {
+        let command = Command {
+            environment: environment_said(&asked.running.env)?,
+            directory: asked.running.workdir.clone(),
+            ..Command::new(asked.command.to_vec())
+        };
+        return match asked.purpose {
+            Purpose::Shell if asked.talks => remote::shell(&remote, &command),
+            _ => remote::exec(&remote, &command).map_err(with_advice),
+        };
+    }
     let paths = global.paths()?;
     let (gate, place) = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
@@ -278,6 +292,8 @@ struct Asked<'a> {
     command: &'a [OsString],
     running: &'a Running,
     purpose: Purpose,
+    /// Whether it is a shell that somebody talks to.
+    talks: bool,
     /// An agent is told nothing on top.
     as_is: bool,
     /// Where its output goes. What it says on its error output goes to ours.
@@ -366,6 +382,13 @@ fn environment(named: &[&str], asked: &[String]) -> Result<Vec<(OsString, OsStri
     let mut variables: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| name.to_str().is_some_and(is_passed_on))
         .collect();
+    variables.extend(environment_said(asked)?);
+    Ok(variables)
+}
+
+/// The variables that were asked for one by one.
+fn environment_said(asked: &[String]) -> Result<Vec<(OsString, OsString)>> {
+    let mut variables = Vec::new();
     for one in asked {
         let (name, value) = match one.split_once('=') {
             Some((name, value)) => (name, Some(OsString::from(value))),

@@ -10,15 +10,14 @@ use control::sandboxes::body::Purpose;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use policy::id::SandboxId;
 use sandbox::contract::{Moved, Sandbox, SandboxError, Transfer};
-use sandbox::namespace::Namespace;
 use sandbox::transfer::{self, Overwrite, Rules, TransferError};
 use serde_json::json;
 
 use crate::cli::enter::backend;
-use crate::cli::place::{self, Place};
+use crate::cli::place;
 use crate::cli::sandboxes::below;
 use crate::cli::summary::count;
-use crate::cli::{Global, block_on};
+use crate::cli::{Global, block_on, remote};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output;
@@ -58,31 +57,29 @@ pub struct DownloadArgs {
 }
 
 pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
-    let work = || -> Result<(Place, Moved)> {
+    let work = || -> Result<(String, Moved)> {
         if args.source.symlink_metadata().is_err() {
             let message = format!("there is no '{}'", args.source.display());
             return Err(Failure::new(Exit::NotFound, message).into());
         }
-        let place = enter(&args.name, Purpose::Upload, global)?;
-        let backend = backend(&global.paths()?);
+        let Entered { id, name, backend } = enter(&args.name, Purpose::Upload, global)?;
         let bar = bar("uploading");
         let state = global.paths()?.state_dir;
-        let moved = send(&backend, &place.id, &args.to, &BOUNDS, |archive| {
+        let moved = send(&*backend, &id, &args.to, &BOUNDS, |archive| {
             let mut progress = |bytes| bar.set_position(bytes);
             transfer::pack_around(&state, &args.source, archive, &mut progress)
         });
         bar.finish_and_clear();
-        Ok((place, moved?))
+        Ok((name, moved?))
     };
-    let (place, moved) = work().context("upload failed")?;
-    let words = format!("Uploaded {} to {}", summary(&moved), place.name);
+    let (name, moved) = work().context("upload failed")?;
+    let words = format!("Uploaded {} to {name}", summary(&moved));
     tell(&moved, &words, global)
 }
 
 pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
-    let work = || -> Result<(Place, Moved)> {
-        let place = enter(&args.name, Purpose::Download, global)?;
-        let backend = backend(&global.paths()?);
+    let work = || -> Result<(String, Moved)> {
+        let Entered { id, name, backend } = enter(&args.name, Purpose::Download, global)?;
         let bar = bar("downloading");
         let rules = Rules {
             overwrite: if args.overwrite {
@@ -92,7 +89,7 @@ pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
             },
             ..Rules::FOR_HOST
         };
-        let moved = fetch(&backend, &place.id, &args.source, &BOUNDS, |archive| {
+        let moved = fetch(&*backend, &id, &args.source, &BOUNDS, |archive| {
             let mut counted = Counted {
                 inner: archive,
                 bar: bar.clone(),
@@ -100,16 +97,16 @@ pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
             transfer::unpack(&mut counted, &args.to, &BOUNDS, &rules)
         });
         bar.finish_and_clear();
-        Ok((place, moved?))
+        Ok((name, moved?))
     };
-    let (place, moved) = work().context("download failed")?;
-    let words = format!("Downloaded {} from {}", summary(&moved), place.name);
+    let (name, moved) = work().context("download failed")?;
+    let words = format!("Downloaded {} from {name}", summary(&moved));
     tell(&moved, &words, global)
 }
 
 /// Brings what `pack` writes into a sandbox.
 pub fn send(
-    backend: &Namespace,
+    backend: &(dyn Sandbox + Sync),
     id: &SandboxId,
     to: &Path,
     bounds: &Transfer,
@@ -146,7 +143,7 @@ pub fn send(
 
 /// Has `unpack` read what a sandbox gives out.
 pub fn fetch(
-    backend: &Namespace,
+    backend: &(dyn Sandbox + Sync),
     id: &SandboxId,
     from: &Path,
     bounds: &Transfer,
@@ -179,14 +176,33 @@ pub fn fetch(
     }
 }
 
-fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Place> {
+/// A sandbox that was entered, whatever keeps it in.
+struct Entered {
+    id: SandboxId,
+    name: String,
+    backend: Box<dyn Sandbox + Send + Sync>,
+}
+
+fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Entered> {
+    if let Some(remote) = remote::named(name, global)? {
+        return Ok(Entered {
+            id: remote.id().clone(),
+            name: name.to_owned(),
+            backend: Box::new(remote),
+        });
+    }
     let paths = global.paths()?;
+    let backend = Box::new(backend(&paths));
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let place = place::find(&gate, name).await?;
         let body = json!({ "purpose": purpose });
         gate.post(&below(&place, "session"), &body).await?;
-        Ok(place)
+        Ok(Entered {
+            id: place.id,
+            name: place.name.to_string(),
+            backend,
+        })
     })
 }
 

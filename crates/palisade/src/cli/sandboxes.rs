@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use control::client::Client;
 use control::sandboxes::body::{CreateBody, PortBody};
+use sandbox::contract::Force;
 use sandbox::git::error::GitError;
 use sandbox::git::home::Home;
 use sandbox::manager::row::Published;
@@ -14,7 +15,7 @@ use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
 use crate::cli::place::{self, Here, Place};
-use crate::cli::{Global, block_on, ports, summary};
+use crate::cli::{Global, block_on, ports, remote, summary};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output::{self, Waiting};
@@ -262,6 +263,7 @@ fn rough(past: Duration) -> String {
 }
 
 pub fn pause(args: &NameArgs, global: &Global) -> Result<Exit> {
+    remote::refuse(&args.name, global, |remote, id| remote.pause(id)).context("pause failed")?;
     in_words("pause", global, async |gate| {
         let place = place::find(gate, &args.name).await?;
         let answer = gate.post(&below(&place, "pause"), &json!({})).await?;
@@ -270,6 +272,7 @@ pub fn pause(args: &NameArgs, global: &Global) -> Result<Exit> {
 }
 
 pub fn resume(args: &NameArgs, global: &Global) -> Result<Exit> {
+    remote::refuse(&args.name, global, |remote, id| remote.resume(id)).context("resume failed")?;
     in_words("resume", global, async |gate| {
         let place = place::find(gate, &args.name).await?;
         let answer = gate.post(&below(&place, "resume"), &json!({})).await?;
@@ -278,6 +281,9 @@ pub fn resume(args: &NameArgs, global: &Global) -> Result<Exit> {
 }
 
 pub fn delete(args: &DeleteArgs, global: &Global) -> Result<Exit> {
+    let force = if args.force { Force::Yes } else { Force::No };
+    remote::refuse(&args.name, global, |remote, id| remote.delete(id, force))
+        .context("delete failed")?;
     in_words("delete", global, async |gate| {
         let place = place::find(gate, &args.name).await?;
         let force = if args.force { "?force=true" } else { "" };

@@ -10,7 +10,7 @@ use workbench::request::BashRequest;
 use workbench::tools::bash::{Event, Said, Stream};
 
 use crate::cli::sandboxes::below;
-use crate::cli::{Global, block_on, enter, place};
+use crate::cli::{Global, block_on, enter, place, remote};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output;
@@ -49,6 +49,10 @@ fn call(args: &ToolArgs, global: &Global) -> Result<Exit> {
     }
     let request: Value = serde_json::from_str(&text)
         .map_err(|error| Failure::new(Exit::Usage, format!("the request is no JSON: {error}")))?;
+    if let Some(settings) = remote::settings(&args.name, global)? {
+        let client = Client::of(&settings)?;
+        return block_on(ask(&client, &args.tool, &request)).map_err(in_safe_words);
+    }
     let paths = global.paths()?;
     let backend = enter::backend(&paths);
     block_on(async {
@@ -58,16 +62,20 @@ fn call(args: &ToolArgs, global: &Global) -> Result<Exit> {
         let body = json!({ "purpose": control::sandboxes::body::Purpose::Exec });
         gate.post(&below(&place, "session"), &body).await?;
         let client = control::workbench::client(&backend, &place.id)?;
-        let asked = ask(&client, &args.tool, &request).await;
-        asked.map_err(|error| match error.downcast::<ClientError>() {
-            // What a tool says comes from inside.
-            Ok(ClientError::Refused(sentence)) => {
-                Failure::new(Exit::Failed, output::safe(&sentence)).into()
-            }
-            Ok(other) => other.into(),
-            Err(other) => other,
-        })
+        ask(&client, &args.tool, &request).await
     })
+    .map_err(in_safe_words)
+}
+
+/// What a tool says comes from inside.
+fn in_safe_words(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast::<ClientError>() {
+        Ok(ClientError::Refused(sentence)) => {
+            Failure::new(Exit::Failed, output::safe(&sentence)).into()
+        }
+        Ok(other) => other.into(),
+        Err(other) => other,
+    }
 }
 
 async fn ask(client: &Client, tool: &str, request: &Value) -> Result<Exit> {

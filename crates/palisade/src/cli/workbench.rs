@@ -20,8 +20,8 @@ use workbench::tools::bash::Leash;
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
 use crate::leash::LEASH;
-use crate::output;
 use crate::telemetry::{Sink, Telemetry};
+use crate::{orphans, output};
 
 /// Where the clients of this service look for it.
 const DEFAULT_SOCKET: &str = "/var/run/sidecar/sidecar.sock";
@@ -235,6 +235,7 @@ async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => {}
+        () = orphans::take_in() => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }

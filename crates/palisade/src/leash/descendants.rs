@@ -84,12 +84,13 @@ fn below(root: i32, everybody: &[Member]) -> Vec<Member> {
 /// What the kernel says of a process; one that has ended and waits to be reaped is gone.
 fn look(pid: i32) -> Option<Member> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let (state, parent) = parse(&stat)?;
+    let (state, parent) = state_and_parent(&stat)?;
     (!matches!(state, "Z" | "X")).then_some(Member { pid, parent })
 }
 
-/// State and parent. The name before them is in parentheses, and may hold any byte.
-fn parse(stat: &[u8]) -> Option<(&str, i32)> {
+/// State and parent, from a process's `stat`. The name before them is in parentheses, and may
+/// hold any byte.
+pub fn state_and_parent(stat: &[u8]) -> Option<(&str, i32)> {
     let after = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let rest = std::str::from_utf8(stat.get(after..)?).ok()?;
     let mut fields = rest.split_ascii_whitespace();
@@ -102,10 +103,10 @@ mod tests {
 
     #[test]
     fn a_name_cannot_pass_for_a_parent() {
-        assert_eq!(parse(b"12 (a) R 1 (b) S 7 12 0"), Some(("S", 7)));
-        assert_eq!(parse(b"12 (\xff\n)) Z 1 0"), Some(("Z", 1)));
-        assert_eq!(parse(b"12 (a"), None);
-        assert_eq!(parse(b"12 (a) S"), None);
+        assert_eq!(state_and_parent(b"12 (a) R 1 (b) S 7 12 0"), Some(("S", 7)));
+        assert_eq!(state_and_parent(b"12 (\xff\n)) Z 1 0"), Some(("Z", 1)));
+        assert_eq!(state_and_parent(b"12 (a"), None);
+        assert_eq!(state_and_parent(b"12 (a) S"), None);
     }
 
     #[test]

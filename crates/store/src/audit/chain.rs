@@ -121,6 +121,7 @@ pub struct Head {
 pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Head]) -> String {
     // Taken apart by name, so that a field added to the event cannot be forgotten here.
     let AuditEvent {
+        agent,
         bundle,
         bytes_in,
         bytes_out,
@@ -147,6 +148,7 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Hea
     } = event;
     let text = |field| Option::as_deref(field).map(|text| cut(text, MAX_TEXT));
     let body = Body {
+        agent: text(agent),
         bundle: text(bundle),
         bytes_in: *bytes_in,
         bytes_out: *bytes_out,
@@ -190,6 +192,8 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Hea
 /// A record as it is serialised; in alphabetical order, like the event.
 #[derive(Serialize)]
 struct Body<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     bundle: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "is_zero")]
@@ -332,6 +336,7 @@ mod tests {
     fn full() -> AuditEvent {
         let text = || Some("x".to_owned());
         AuditEvent {
+            agent: text(),
             bundle: text(),
             bytes_in: 1,
             bytes_out: 2,
@@ -401,7 +406,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_in_any_field_comes_back_and_changes_no_other(
-            text in any::<String>(), field in 0..8usize, took in 0.0..1e6f64,
+            text in any::<String>(), field in 0..9usize, took in 0.0..1e6f64,
         ) {
             let mut event = full();
             let place = match field {
@@ -412,6 +417,7 @@ mod tests {
                 4 => &mut event.method,
                 5 => &mut event.path,
                 6 => &mut event.stage,
+                7 => &mut event.agent,
                 _ => {
                     event.rule = Some(text.clone().into());
                     &mut event.bundle

@@ -73,13 +73,14 @@ struct Likeness<'a> {
     rule: Option<&'a RuleName>,
     sandbox: &'a ChainName,
     refs: &'a [String],
-    texts: [Option<&'a str>; 9],
+    texts: [Option<&'a str>; 10],
 }
 
 impl<'a> Likeness<'a> {
     fn of(event: &'a AuditEvent) -> Self {
         // Taken apart by name, so that a field added to the event cannot be forgotten here.
         let AuditEvent {
+            agent,
             bundle,
             bytes_in: _,
             bytes_out: _,
@@ -105,7 +106,7 @@ impl<'a> Likeness<'a> {
             verdict,
         } = event;
         let texts = [
-            path, host, method, bundle, credential, event, operation, repo, stage,
+            path, host, method, agent, bundle, credential, event, operation, repo, stage,
         ];
         Self {
             kind: *kind,
@@ -172,7 +173,8 @@ mod tests {
 
     #[test]
     fn events_that_differ_in_what_was_decided_stay_apart() {
-        let changes: [fn(&mut AuditEvent); 17] = [
+        let changes: [fn(&mut AuditEvent); 18] = [
+            |e| e.agent = Some("a".to_owned()),
             |e| e.bundle = Some("b".to_owned()),
             |e| e.credential = Some("c".to_owned()),
             |e| e.event = Some("e".to_owned()),

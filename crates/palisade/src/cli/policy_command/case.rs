@@ -66,6 +66,8 @@ impl Case {
         let mut show = |key: &str, value: Value| {
             shown.insert(key.to_owned(), value);
         };
+        // Known last, and read first.
+        show("decision", Value::Null);
         show("bundle", json!(self.bundle.id()));
         show("entrypoint", json!(self.bundle.rule()));
         let mut hear = |said: Said| {

@@ -110,7 +110,7 @@ fn an_init_of_another_version_is_unknown_and_the_error_says_to_restart_it() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the sandbox speaks protocol 99, this program 2; restart it"
+        "the sandbox speaks protocol 99, this program 3; restart it"
     );
     let error = bench.backend.listeners(&id).unwrap_err();
     assert!(matches!(error, SandboxError::Protocol { .. }), "{error}");

@@ -1,0 +1,107 @@
+//! The container of `sandbox.remote`, as a sandbox: the backend's needs, met by the client of
+//! the workbench in it.
+
+use std::time::Duration;
+
+use config::section::sandbox::Remote as Settings;
+use policy::id::{BadId, SandboxId};
+use sandbox::remote::{Ended, Hearing, Remote, Tools, Way};
+use tokio::runtime::Runtime;
+use workbench::client::{Client, ClientError};
+use workbench::request::{BashRequest, WriteRequest};
+use workbench::tools::bash::{Event, Said, Stream};
+
+/// What it is called on the command line.
+pub const NAME: &str = "remote";
+
+/// Why there is none.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// The client.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The runtime it needs.
+    #[error("cannot start the runtime: {0}")]
+    Runtime(#[from] std::io::Error),
+    /// Its name.
+    #[error("'{NAME}' is no id: {0}")]
+    Name(#[from] BadId),
+}
+
+/// A client that blocks, for a backend.
+#[derive(Debug)]
+pub struct Blocking {
+    client: Client,
+    runtime: Runtime,
+}
+
+/// The container that the settings name. Nothing is asked of it yet. For threads that may
+/// block.
+pub fn open(settings: &Settings) -> Result<Remote<Blocking>, RemoteError> {
+    let tools = Blocking::over(Client::of(settings)?)?;
+    Ok(Remote::new(SandboxId::parse(NAME)?, tools))
+}
+
+impl Blocking {
+    /// A client, made to block.
+    pub fn over(client: Client) -> std::io::Result<Self> {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build()?;
+        Ok(Self { client, runtime })
+    }
+}
+
+impl Tools for Blocking {
+    fn health(&self) -> Result<(), String> {
+        let health = self.runtime.block_on(self.client.health());
+        health.map_err(|error| error.to_string())
+    }
+
+    fn run(
+        &self,
+        line: &str,
+        timeout: Duration,
+        hear: &mut dyn FnMut(Way, &[u8]) -> Hearing,
+    ) -> Result<Ended, String> {
+        let request = BashRequest {
+            command: line.to_owned(),
+            timeout_seconds: Some(timeout.as_secs_f64()),
+        };
+        let said = async {
+            let mut output = self.client.bash(&request).await?;
+            loop {
+                match output.next().await? {
+                    Event::Output(stream, said) => {
+                        let way = match stream {
+                            Stream::Stdout => Way::Stdout,
+                            Stream::Stderr => Way::Stderr,
+                        };
+                        let bytes = match &said {
+                            Said::Text(text) => text.as_bytes(),
+                            Said::Bytes(bytes) => bytes,
+                        };
+                        if hear(way, bytes) == Hearing::Enough {
+                            return Ok(Ended::Stopped);
+                        }
+                    }
+                    Event::Done {
+                        timed_out: true, ..
+                    } => return Ok(Ended::TimedOut),
+                    Event::Done { exit_code, .. } => return Ok(Ended::Code(exit_code)),
+                    Event::Failed(why) => return Err(ClientError::Refused(why)),
+                }
+            }
+        };
+        let said = self.runtime.block_on(said);
+        said.map_err(|error| error.to_string())
+    }
+
+    fn write(&self, path: &str, content: &str) -> Result<(), String> {
+        let request = WriteRequest {
+            path: path.to_owned(),
+            content: content.to_owned(),
+        };
+        let written = self.runtime.block_on(self.client.write(&request));
+        written.map(|_| ()).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,47 @@
+//! Orphans of a container whose first process we are: whoever loses their parent becomes our
+//! child, and stays in the table of processes until we take their end in.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+
+use crate::leash::descendants::state_and_parent;
+
+/// Between two looks. Children of our own are waited for as they end, so one that is dead at
+/// two looks is nobody's.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Takes in the ends of orphans, for ever; where they are somebody else's it only waits.
+pub async fn take_in() {
+    if std::process::id() != 1 {
+        return std::future::pending().await;
+    }
+    let mut seen = HashSet::new();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let Ok(dead) = tokio::task::spawn_blocking(dead_children).await else {
+            continue;
+        };
+        for pid in dead.intersection(&seen) {
+            let _ = waitpid(Pid::from_raw(*pid), Some(WaitPidFlag::WNOHANG));
+        }
+        seen = dead;
+    }
+}
+
+/// Our children that have ended and that nobody has waited for.
+fn dead_children() -> HashSet<i32> {
+    let own = std::process::id().cast_signed();
+    std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+            state_and_parent(&stat) == Some(("Z", own))
+        })
+        .collect()
+}

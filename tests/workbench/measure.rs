@@ -1,0 +1,97 @@
+//! find and grep beside ripgrep, on a tree of that many files (`just bench-workbench`).
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::server::{Kind, Server};
+
+/// Rounds of which the median counts.
+const ROUNDS: usize = 7;
+
+fn files() -> usize {
+    std::env::var("PALISADE_FILES").map_or(1000, |text| text.parse().unwrap())
+}
+
+/// Files of some forty lines, a hundred in a directory; one in a hundred has the word.
+fn make_tree(root: &Path, count: usize) {
+    std::fs::write(root.join(".gitignore"), "ignored/\n").unwrap();
+    std::fs::create_dir(root.join(".git")).unwrap();
+    for number in 0..count {
+        let directory = root.join(format!("d{:02}/e{}", number / 5000, number / 100));
+        if number % 100 == 0 {
+            std::fs::create_dir_all(&directory).unwrap();
+        }
+        let mut text =
+            format!("// file {number}\nfn main() {{ let value = {number}; }}\n").repeat(20);
+        if number % 100 == 7 {
+            text.push_str("// needle\n");
+        }
+        let name = format!("f{number}.{}", if number % 2 == 0 { "rs" } else { "txt" });
+        std::fs::write(directory.join(name), text).unwrap();
+    }
+}
+
+fn median(mut work: impl FnMut()) -> Duration {
+    let mut times: Vec<Duration> = (0..ROUNDS)
+        .map(|_| {
+            let begun = Instant::now();
+            work();
+            begun.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    times[ROUNDS / 2]
+}
+
+fn rg(root: &Path, words: &[&str]) -> Option<Duration> {
+    let run = || {
+        Command::new("rg")
+            .args(words)
+            .current_dir(root)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .status()
+    };
+    run().ok()?;
+    Some(median(|| {
+        run().unwrap();
+    }))
+}
+
+#[test]
+fn find_and_grep_are_measured_beside_ripgrep_and_stop_at_the_limit() {
+    let server = Server::start(Kind::Unix);
+    let (root, count) = (server.root(), files());
+    make_tree(&root, count);
+    let find = json!({ "pattern": "*.rs", "limit": 100_000 });
+    let grep = json!({ "pattern": "needle", "limit": 100_000 });
+    // Everything is found before anything is timed.
+    let found = server.result("grep", &grep);
+    let total = found["details"]["truncation"]["totalLines"].as_u64();
+    let lines = found["content"].as_str().unwrap().lines().count() as u64;
+    assert_eq!(total.unwrap_or(lines), count as u64 / 100);
+    for (what, tool, body, words) in [
+        (
+            "find",
+            "find",
+            find,
+            &["--files", "--hidden", "-g", "*.rs"][..],
+        ),
+        ("grep", "grep", grep, &["--hidden", "-n", "needle", "."][..]),
+    ] {
+        let ours = median(|| {
+            server.result(tool, &body);
+        });
+        let beside = rg(&root, words);
+        let ratio = beside.map(|theirs| ours.as_secs_f64() / theirs.as_secs_f64());
+        println!("{what}, {count} files: {ours:?}, rg {beside:?}, ratio {ratio:?}");
+    }
+    let first = json!({ "pattern": "needle", "limit": 1 });
+    let one = median(|| {
+        server.result("grep", &first);
+    });
+    println!("grep with a limit of 1: {one:?}");
+}

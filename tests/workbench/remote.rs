@@ -1,0 +1,273 @@
+//! The remote backend: what every backend promises, where that is for one that only connects;
+//! and the commands on a container that somebody else runs.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use control::remote::Blocking;
+use policy::id::SandboxId;
+use sandbox::contract::{
+    Command, ExecutionResult, Force, Listener, Moved, Sandbox, SandboxConfig, SandboxError,
+    SandboxMetadata, SandboxStatus, Transfer,
+};
+use sandbox::namespace::Namespace;
+use sandbox::remote::Remote;
+use tempfile::TempDir;
+use testkit::gate::Place;
+use testkit::said::{err, out};
+
+use crate::PALISADE;
+use crate::server::{Address, Kind, Server};
+use crate::suite;
+
+/// A container that a namespace sandbox plays, reached as if it were anybody's: made by its own
+/// backend, entered by the remote one.
+struct Played {
+    namespace: Namespace,
+    remote: Remote<Blocking>,
+    _place: TempDir,
+}
+
+impl Played {
+    fn new() -> Self {
+        let place = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
+        let directory = place.path().join("sandboxes");
+        let namespace = Namespace::new(directory, PALISADE.into(), vec!["__init".into()]);
+        let id = SandboxId::parse("one").unwrap();
+        let client = control::workbench::client(&namespace, &id).unwrap();
+        let remote = Remote::new(id, Blocking::over(client).unwrap());
+        Self {
+            namespace,
+            remote,
+            _place: place,
+        }
+    }
+}
+
+impl Drop for Played {
+    fn drop(&mut self) {
+        let _ = self.namespace.delete(self.remote.id(), Force::Yes);
+    }
+}
+
+impl suite::Bench for Played {
+    fn backend(&self) -> &dyn Sandbox {
+        self
+    }
+
+    fn unavailable(&self) -> Box<dyn Sandbox> {
+        panic!("it is somebody else's to be available")
+    }
+
+    fn traces(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+impl Sandbox for Played {
+    fn create(&self, config: &SandboxConfig) -> Result<SandboxMetadata, SandboxError> {
+        self.namespace.create(config)
+    }
+
+    fn pause(&self, id: &SandboxId) -> Result<(), SandboxError> {
+        self.remote.pause(id)
+    }
+
+    fn resume(&self, id: &SandboxId) -> Result<(), SandboxError> {
+        self.remote.resume(id)
+    }
+
+    fn delete(&self, id: &SandboxId, force: Force) -> Result<(), SandboxError> {
+        self.remote.delete(id, force)
+    }
+
+    fn exec(&self, id: &SandboxId, command: &Command) -> Result<ExecutionResult, SandboxError> {
+        self.remote.exec(id, command)
+    }
+
+    fn upload(
+        &self,
+        id: &SandboxId,
+        to: &Path,
+        archive: &mut dyn Read,
+        bounds: &Transfer,
+    ) -> Result<Moved, SandboxError> {
+        self.remote.upload(id, to, archive, bounds)
+    }
+
+    fn download(
+        &self,
+        id: &SandboxId,
+        from: &Path,
+        archive: &mut dyn Write,
+        bounds: &Transfer,
+    ) -> Result<Moved, SandboxError> {
+        self.remote.download(id, from, archive, bounds)
+    }
+
+    fn listeners(&self, id: &SandboxId) -> Result<Vec<Listener>, SandboxError> {
+        self.remote.listeners(id)
+    }
+
+    fn status(&self, id: &SandboxId) -> SandboxStatus {
+        self.remote.status(id)
+    }
+}
+
+mod contract {
+    suite::contract! { @each super::Played::new();
+        what_nobody_has_is_not_found_whatever_is_asked
+        a_command_returns_its_code_and_its_outputs_apart
+        input_environment_and_directory_reach_a_command
+        a_command_that_takes_too_long_is_killed
+        a_program_that_is_not_there_is_named
+        bytes_paths_modes_and_links_survive_the_way_in_and_out
+        a_single_file_goes_in_and_out
+        an_upload_replaces_files_and_keeps_what_it_does_not_name
+        a_transfer_beyond_its_bounds_is_refused
+        half_an_archive_changes_nothing
+    }
+
+    use crate::suite;
+}
+
+/// An operator whose configuration names a workbench, and the workbench.
+struct Desk {
+    place: Place,
+    server: Server,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let place = Place::new(PALISADE);
+        let server = Server::start_with(Kind::Unix, &[], |command| {
+            command
+                .env("SIDECAR_AUTH_TOKEN", "open-sesame")
+                .env("SIDECAR_REQUIRE_AUTH", "1");
+        });
+        let Address::Unix(socket) = &server.address else {
+            panic!("a path");
+        };
+        place.write_config(&format!(
+            "version: \"1.0\"\nsandbox:\n  backend: remote\n  remote:\n    socket_path: {}\n    \
+             wait_for_ready_ms: 1000\n    auth:\n      token: open-sesame\n      required: true\n",
+            socket.display()
+        ));
+        Self { place, server }
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        self.place.palisade(words).output().unwrap()
+    }
+
+    fn ok(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        assert!(output.status.success(), "{words:?}: {}", err(&output));
+        out(&output)
+    }
+}
+
+#[test]
+fn commands_and_files_go_in_and_out_of_a_container_of_somebody_elses() {
+    let desk = Desk::new();
+    let root = std::fs::canonicalize(desk.server.root()).unwrap();
+    let pwd = desk.ok(&["exec", "remote", "--", "pwd"]);
+    assert_eq!(pwd.trim_end(), root.to_str().unwrap());
+    let script = "echo out; echo err >&2; echo $WORD; exit 7";
+    let output = desk.run(&[
+        "exec",
+        "remote",
+        "-e",
+        "WORD=said",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]);
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(
+        (out(&output), err(&output)),
+        ("out\nsaid\n".into(), "err\n".into())
+    );
+    let output = desk.run(&["exec", "remote", "--", "no-such-program"]);
+    assert!(
+        err(&output).contains("'no-such-program' could not be run"),
+        "{}",
+        err(&output)
+    );
+    assert_eq!(
+        desk.ok(&["shell", "remote", "-c", "echo $((6 * 7))"]),
+        "42\n"
+    );
+
+    let files = tempfile::tempdir().unwrap();
+    let source = files.path().join("tree");
+    std::fs::create_dir(&source).unwrap();
+    std::fs::write(source.join("file"), b"a\xff\0b").unwrap();
+    desk.ok(&["upload", "remote", source.to_str().unwrap(), "in"]);
+    assert_eq!(desk.server.read("in/tree/file"), b"a\xff\0b");
+    let back = files.path().join("back");
+    desk.ok(&["download", "remote", "in/tree", back.to_str().unwrap()]);
+    assert_eq!(std::fs::read(back.join("tree/file")).unwrap(), b"a\xff\0b");
+    let left: Vec<_> = std::fs::read_dir(&root).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    let read = desk.ok(&["tool", "remote", "ls", "{\"path\":\"in\"}"]);
+    assert!(read.contains("tree/"), "{read}");
+}
+
+#[test]
+fn a_shell_remembers_where_it_stands() {
+    let desk = Desk::new();
+    desk.server.write("deep/er/file", "here\n");
+    let mut shell = desk
+        .place
+        .palisade(&["shell", "remote"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = shell.stdin.take().unwrap();
+    input
+        .write_all(b"cd deep\ncd er && cat file\nfalse\n")
+        .unwrap();
+    drop(input);
+    let output = shell.wait_with_output().unwrap();
+    assert_eq!(out(&output), "here\n");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn what_is_managed_elsewhere_is_said_plainly() {
+    let desk = Desk::new();
+    let managed = "the container is managed elsewhere";
+    for (words, what) in [
+        (&["create", "fix"][..], "made"),
+        (&["create", "fix", "--backend", "remote"], "made"),
+        (&["pause", "remote"], "paused"),
+        (&["resume", "remote"], "resumed"),
+        (&["delete", "--force", "remote"], "deleted"),
+    ] {
+        let output = desk.run(words);
+        assert_eq!(output.status.code(), Some(4), "{words:?}: {}", err(&output));
+        let said = err(&output);
+        assert!(
+            said.contains(managed) && said.contains(what),
+            "{words:?}: {said}"
+        );
+    }
+    assert_eq!(desk.ok(&["exec", "remote", "--", "echo", "on"]), "on\n");
+    let socket = match &desk.server.address {
+        Address::Unix(path) => path.display().to_string(),
+        Address::Tcp(address) => address.to_string(),
+    };
+    let Desk { place, server } = desk;
+    drop(server);
+    let output = place
+        .palisade(&["exec", "remote", "--", "true"])
+        .output()
+        .unwrap();
+    let said = err(&output);
+    let sentence = format!("Timed out waiting for coding sidecar at unix:{socket}");
+    assert!(said.contains(&sentence), "{said}");
+}
