@@ -12,6 +12,7 @@
 )]
 
 mod bench;
+mod elsewhere;
 mod install;
 mod journey;
 mod transfers;

@@ -1,6 +1,8 @@
 //! `palisade mcp`: sandboxes and their tools for an MCP client that this machine's operator
 //! uses, over stdio.
 
+mod elsewhere;
+mod failure;
 mod install;
 mod shop;
 mod tools;
@@ -55,6 +57,11 @@ pub fn run(args: &McpArgs, global: &Global) -> Result<Exit> {
 
 fn serve(args: &McpArgs, global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
+    // What was given is relative to where we are now.
+    let mut kept = global.clone();
+    for path in [&mut kept.config, &mut kept.state_dir, &mut kept.control] {
+        *path = path.as_ref().map(std::path::absolute).transpose()?;
+    }
     if let Some(directory) = &args.directory {
         std::env::set_current_dir(directory).map_err(|error| {
             let message = format!("cannot enter '{}': {error}", directory.display());
@@ -70,7 +77,7 @@ fn serve(args: &McpArgs, global: &Global) -> Result<Exit> {
         // Clients show what is on stderr as trouble.
         settings.logging.level = Level::Warn;
         let telemetry = Telemetry::start(&settings, global.verbose, Sink::Stderr)?;
-        let shop = Shop::new(paths, global.verbose);
+        let shop = Shop::new(kept, paths);
         let served = Agents::new(Arc::new(shop)).serve_stdio().await;
         telemetry.finish();
         served.map(|()| Exit::Ok).map_err(anyhow::Error::from)

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use async_trait::async_trait;
-use control::client::{Client, ClientError};
+use control::client::Client;
+use control::remote::NAME;
 use control::sandboxes::body::{CreateBody, Purpose};
 use mcp::agents::parameters::{Bash, Edit, Glob, Grep, Ls, Read, Write};
 use mcp::agents::workshop::{
@@ -16,21 +17,23 @@ use mcp::agents::workshop::{
     Ran, Sandbox, Snapshot, Workshop, WorkshopError, Written,
 };
 use policy::id::SandboxId;
-use sandbox::contract::{SandboxError, Transfer};
+use sandbox::contract::{Force, Sandbox as Backend, SandboxError, Transfer};
 use sandbox::namespace::Namespace;
 use sandbox::transfer::within::Within;
-use sandbox::transfer::{Refusal, TransferError};
 use sandbox::worker::SnapshotReport;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::elsewhere::Elsewhere;
+use super::failure::told;
 use super::tools::Tools;
+use crate::cli::Global;
 use crate::cli::enter;
 use crate::cli::files::{fetch, send};
 use crate::cli::place::{self, Here, Place};
 use crate::cli::sandboxes::{below, route};
 use crate::cli::summary::{left_behind, letter};
-use crate::exit::{Exit, Failure, exit_of};
+use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::paths::Paths;
 
@@ -53,13 +56,20 @@ const MOST_REMEMBERED: usize = 64;
 ///
 /// An id that a call is about has been found first, so it is one of this repository's.
 pub struct Shop {
+    global: Global,
     paths: Paths,
-    verbose: u8,
     backend: Namespace,
     /// When the gate last answered.
     heard: Mutex<Option<Instant>>,
     /// The way to each workbench, once it was found well.
     benches: Mutex<HashMap<SandboxId, Arc<Tools>>>,
+}
+
+/// What is done to every process of a sandbox.
+#[derive(Clone, Copy)]
+enum Order {
+    Pause,
+    Resume,
 }
 
 /// What the gate tells of a sandbox's ports.
@@ -71,11 +81,11 @@ struct Told {
 }
 
 impl Shop {
-    pub fn new(paths: Paths, verbose: u8) -> Self {
+    pub fn new(global: Global, paths: Paths) -> Self {
         let backend = enter::backend(&paths);
         Self {
+            global,
             paths,
-            verbose,
             backend,
             heard: Mutex::default(),
             benches: Mutex::default(),
@@ -88,10 +98,23 @@ impl Shop {
         if heard.is_some_and(|heard| heard.elapsed() < FRESH) {
             return Ok(Client::new(&self.paths.control));
         }
-        let gate = background::client(&self.paths, self.verbose).await?;
+        let gate = background::client(&self.paths, self.global.verbose).await?;
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         *heard = Some(Instant::now());
         Ok(gate)
+    }
+
+    /// The container that somebody else runs, if this is it.
+    async fn elsewhere(&self, at: &SandboxId) -> Result<Option<Elsewhere>> {
+        Elsewhere::named(at.as_str(), &self.global).await
+    }
+
+    async fn look_up(&self, name: &str) -> Result<Sandbox> {
+        if let Some(container) = Elsewhere::named(name, &self.global).await? {
+            return container.shown().await;
+        }
+        let gate = self.gate().await?;
+        Ok(shown(Self::place(&gate, name).await?))
     }
 
     fn here() -> Result<Here> {
@@ -111,6 +134,9 @@ impl Shop {
 
     /// The tools of a sandbox, entered on record.
     async fn tools(&self, at: &SandboxId) -> Result<Arc<Tools>, WorkshopError> {
+        if let Some(container) = self.elsewhere(at).await.map_err(told)? {
+            return Ok(Arc::new(Tools::elsewhere(container).map_err(told)?));
+        }
         self.enter(at, Purpose::Exec).await.map_err(told)?;
         let mut benches = self.benches.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(tools) = benches.get(at) {
@@ -154,10 +180,21 @@ impl Shop {
         let rows = self.gate().await?.get("/v1/sandboxes").await?;
         let places: Vec<Place> = serde_json::from_value(rows)?;
         let ours = places.into_iter().filter(|place| place.is_of(&here));
-        Ok(ours.map(shown).collect())
+        let mut all: Vec<Sandbox> = ours.map(shown).collect();
+        if let Some(container) = Elsewhere::named(NAME, &self.global).await? {
+            all.push(container.shown().await?);
+        }
+        Ok(all)
     }
 
     async fn told_ports(&self, at: &SandboxId) -> Result<Ports> {
+        if self.elsewhere(at).await?.is_some() {
+            return Ok(Ports {
+                open: None,
+                reason: Some("the container is managed elsewhere".to_owned()),
+                published: Vec::new(),
+            });
+        }
         let ports = self.gate().await?.get(&under(at, "ports")).await?;
         let told: Told = serde_json::from_value(ports)?;
         let published = told.published.iter().map(|one| Published {
@@ -171,7 +208,18 @@ impl Shop {
         })
     }
 
-    async fn order(&self, at: &SandboxId, what: &str) -> Result<()> {
+    async fn order(&self, at: &SandboxId, what: Order) -> Result<()> {
+        if let Some(container) = self.elsewhere(at).await? {
+            let work = move |backend: &(dyn Backend + Sync), id: &SandboxId| match what {
+                Order::Pause => Ok(backend.pause(id)?),
+                Order::Resume => Ok(backend.resume(id)?),
+            };
+            return container.apart(work).await;
+        }
+        let what = match what {
+            Order::Pause => "pause",
+            Order::Resume => "resume",
+        };
         let gate = self.gate().await?;
         gate.post(&under(at, what), &json!({})).await?;
         Ok(())
@@ -180,6 +228,13 @@ impl Shop {
     /// Deletes it. Without force it stands still while the gate finds out whether anything
     /// would be lost, and goes on if so.
     async fn remove(&self, at: &SandboxId, force: bool) -> Result<Deleted> {
+        if let Some(container) = self.elsewhere(at).await? {
+            let work = |backend: &(dyn Backend + Sync), id: &SandboxId| {
+                backend.delete(id, Force::No)?;
+                Ok(Deleted::default())
+            };
+            return container.apart(work).await;
+        }
         let gate = self.gate().await?;
         let place = Self::place(&gate, at.as_str()).await?;
         let answer = if force {
@@ -206,6 +261,9 @@ impl Shop {
     }
 
     async fn commit(&self, at: &SandboxId, message: &str) -> Result<Snapshot> {
+        if self.elsewhere(at).await?.is_some() {
+            return Ok(Snapshot::default());
+        }
         let body = json!({ "message": message });
         let gate = self.gate().await?;
         let report = gate.post(&under(at, "snapshot"), &body).await?;
@@ -219,35 +277,51 @@ impl Shop {
     /// Copies something of the worktree in. What it names there stays below it.
     async fn bring(&self, at: &SandboxId, from: &str, to: &str) -> Result<Moved> {
         let root = worktree()?;
-        self.enter(at, Purpose::Upload).await?;
-        let (backend, at) = (self.backend.clone(), at.clone());
         let (from, to) = (from.to_owned(), PathBuf::from(to));
         let state = self.paths.state_dir.clone();
-        let moved = tokio::task::spawn_blocking(move || {
+        let work = move |backend: &(dyn Backend + Sync), id: &SandboxId| {
             let within = Within::open(&root)?;
-            send(&backend, &at, &to, &BOUNDS, |archive| {
+            send(backend, id, &to, &BOUNDS, |archive| {
                 within.pack(&from, &state, archive, &BOUNDS)
             })
-        });
-        Ok(counted(moved.await??))
+        };
+        Ok(counted(self.inside(at, Purpose::Upload, work).await?))
     }
 
     /// Copies something out, into the worktree.
     async fn take(&self, at: &SandboxId, from: &str, to: &str) -> Result<Moved> {
         let root = worktree()?;
-        self.enter(at, Purpose::Download).await?;
-        let (backend, at) = (self.backend.clone(), at.clone());
         let (from, to) = (PathBuf::from(from), to.to_owned());
-        let moved = tokio::task::spawn_blocking(move || {
+        let work = move |backend: &(dyn Backend + Sync), id: &SandboxId| {
             let within = Within::open(&root)?;
-            fetch(&backend, &at, &from, &BOUNDS, |archive| {
+            fetch(backend, id, &from, &BOUNDS, |archive| {
                 within.unpack(archive, &to, &BOUNDS)
             })
-        });
-        Ok(counted(moved.await??))
+        };
+        Ok(counted(self.inside(at, Purpose::Download, work).await?))
+    }
+
+    /// Enters a sandbox on record, and does something that blocks with it.
+    async fn inside<T: Send + 'static>(
+        &self,
+        at: &SandboxId,
+        purpose: Purpose,
+        work: impl FnOnce(&(dyn Backend + Sync), &SandboxId) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if let Some(container) = self.elsewhere(at).await? {
+            return container.apart(work).await;
+        }
+        self.enter(at, purpose).await?;
+        let (backend, at) = (self.backend.clone(), at.clone());
+        tokio::task::spawn_blocking(move || work(&backend, &at)).await?
     }
 
     async fn changes(&self, at: &SandboxId, most: usize) -> Result<Changes> {
+        if self.elsewhere(at).await?.is_some() {
+            let message = "the container is managed elsewhere and has no branch; see its changes \
+                           with git inside";
+            return Err(Failure::new(Exit::Exists, message).into());
+        }
         let gate = self.gate().await?;
         let place = Self::place(&gate, at.as_str()).await?;
         // Reading a repository blocks.
@@ -311,56 +385,6 @@ fn shown(place: Place) -> Sandbox {
     }
 }
 
-/// Whether a path on the operator's side is what is wrong.
-fn names_wrongly(error: &TransferError) -> bool {
-    match error {
-        TransferError::Missing(_) => true,
-        TransferError::Refused { reason, .. } => matches!(
-            reason,
-            Refusal::Absolute
-                | Refusal::Climbs
-                | Refusal::NoPath
-                | Refusal::Link
-                | Refusal::Repository
-                | Refusal::OurOwn
-        ),
-        TransferError::Malformed(_)
-        | TransferError::Exists(_)
-        | TransferError::TooLarge(_)
-        | TransferError::TooMany(_)
-        | TransferError::System { .. } => false,
-    }
-}
-
-/// Which failure it is for an agent: what it named wrongly, what is refused, or what broke.
-fn told(error: anyhow::Error) -> WorkshopError {
-    let sentence = format!("{error:#}");
-    let is_taken = matches!(
-        error.downcast_ref::<ClientError>(),
-        Some(ClientError::Refused { code, .. }) if code == "exists" || code == "branch_exists"
-    );
-    let transfer = match error.downcast_ref::<SandboxError>() {
-        Some(SandboxError::Transfer(transfer)) => Some(transfer),
-        _ => error.downcast_ref::<TransferError>(),
-    };
-    match transfer {
-        Some(transfer) if names_wrongly(transfer) => return WorkshopError::Invalid(sentence),
-        Some(TransferError::Refused { .. }) => return WorkshopError::Refused(sentence),
-        _ => {}
-    }
-    match exit_of(&error) {
-        Exit::Usage | Exit::NotFound => WorkshopError::Invalid(sentence),
-        Exit::Exists if is_taken => WorkshopError::Invalid(sentence),
-        Exit::Exists | Exit::Denied => WorkshopError::Refused(sentence),
-        Exit::Ok
-        | Exit::Failed
-        | Exit::GateUnreachable
-        | Exit::BackendUnavailable
-        | Exit::TimedOut
-        | Exit::Command(_) => WorkshopError::Failed(sentence),
-    }
-}
-
 #[async_trait]
 impl Workshop for Shop {
     async fn create(&self, name: &str, dirty: bool) -> Result<Sandbox, WorkshopError> {
@@ -372,8 +396,7 @@ impl Workshop for Shop {
     }
 
     async fn find(&self, name: &str) -> Result<Sandbox, WorkshopError> {
-        let gate = self.gate().await.map_err(told)?;
-        Self::place(&gate, name).await.map(shown).map_err(told)
+        self.look_up(name).await.map_err(told)
     }
 
     async fn ports(&self, at: &SandboxId) -> Result<Ports, WorkshopError> {
@@ -381,11 +404,11 @@ impl Workshop for Shop {
     }
 
     async fn pause(&self, at: &SandboxId) -> Result<(), WorkshopError> {
-        self.order(at, "pause").await.map_err(told)
+        self.order(at, Order::Pause).await.map_err(told)
     }
 
     async fn resume(&self, at: &SandboxId) -> Result<(), WorkshopError> {
-        self.order(at, "resume").await.map_err(told)
+        self.order(at, Order::Resume).await.map_err(told)
     }
 
     async fn delete(&self, at: &SandboxId, force: bool) -> Result<Deleted, WorkshopError> {

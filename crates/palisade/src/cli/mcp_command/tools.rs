@@ -19,6 +19,8 @@ use workbench::request::{
 };
 use workbench::truncation::Truncation;
 
+use super::elsewhere::Elsewhere;
+
 /// How long a patch may take.
 const PATCHING: Duration = Duration::from_secs(60);
 
@@ -48,19 +50,29 @@ const ABOUT_THE_REQUEST: &[&str] = &[
 
 /// The tools of one sandbox.
 pub struct Tools {
-    backend: Namespace,
-    at: SandboxId,
+    place: Place,
     client: Client,
+}
+
+/// Where git is run.
+#[derive(Clone)]
+enum Place {
+    Inside(Namespace, SandboxId),
+    Elsewhere(Elsewhere),
 }
 
 impl Tools {
     pub fn new(backend: Namespace, at: SandboxId) -> Result<Self, WorkshopError> {
         let client = control::workbench::client(&backend, &at).map_err(told)?;
-        Ok(Self {
-            backend,
-            at,
-            client,
-        })
+        let place = Place::Inside(backend, at);
+        Ok(Self { place, client })
+    }
+
+    /// Those of the container that somebody else runs.
+    pub fn elsewhere(container: Elsewhere) -> anyhow::Result<Self> {
+        let client = container.client()?;
+        let place = Place::Elsewhere(container);
+        Ok(Self { place, client })
     }
 
     pub async fn read(&self, asked: &Read) -> Result<Content, WorkshopError> {
@@ -198,15 +210,21 @@ impl Tools {
             timeout: Some(PATCHING),
             ..Command::new(APPLY.iter().copied().chain(more))
         };
-        let (backend, at) = (self.backend.clone(), self.at.clone());
-        let done = tokio::task::spawn_blocking(move || backend.exec(&at, &command)).await;
-        let broken = |why: String| WorkshopError::Failed(why);
-        match done.map_err(|error| broken(error.to_string()))? {
-            Err(error @ SandboxError::Start { .. }) => {
-                Err(broken(format!("{error}; a patch needs git inside")))
+        let place = self.place.clone();
+        let done = tokio::task::spawn_blocking(move || match place {
+            Place::Inside(backend, at) => Ok(backend.exec(&at, &command)?),
+            Place::Elsewhere(container) => {
+                container.with(|backend, id| Ok(backend.exec(id, &command)?))
             }
-            other => other.map_err(|error| broken(error.to_string())),
-        }
+        });
+        let broken = |why: String| WorkshopError::Failed(why);
+        let done = done.await.map_err(|error| broken(error.to_string()))?;
+        done.map_err(|error| match error.downcast_ref::<SandboxError>() {
+            Some(SandboxError::Start { .. }) => {
+                broken(format!("{error}; a patch needs git inside"))
+            }
+            _ => broken(error.to_string()),
+        })
     }
 }
 

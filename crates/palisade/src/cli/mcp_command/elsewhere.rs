@@ -1,0 +1,67 @@
+//! The container of `sandbox.remote`, for agents: its tools work, and the rest is up to whoever
+//! runs it. It has no branch, so nothing is committed.
+
+use anyhow::Result;
+use config::section::sandbox::Remote as Settings;
+use control::remote::{self, NAME};
+use mcp::agents::workshop::Sandbox as Shown;
+use policy::id::SandboxId;
+use sandbox::contract::Sandbox;
+use workbench::client::Client;
+
+use crate::cli::{Global, remote as command};
+
+/// A container that somebody else runs.
+#[derive(Clone, Debug)]
+pub struct Elsewhere(Settings);
+
+impl Elsewhere {
+    /// The container, if that is what this name means.
+    pub async fn named(name: &str, global: &Global) -> Result<Option<Self>> {
+        if name != NAME {
+            return Ok(None);
+        }
+        let global = global.clone();
+        let read = move || command::settings(NAME, &global);
+        let settings = tokio::task::spawn_blocking(read).await??;
+        Ok(settings.map(Self))
+    }
+
+    /// The client of its workbench.
+    pub fn client(&self) -> Result<Client> {
+        Ok(Client::of(&self.0)?)
+    }
+
+    /// How it is.
+    pub async fn shown(&self) -> Result<Shown> {
+        let reason = self.client()?.health().await.err();
+        let status = if reason.is_none() { "active" } else { "error" };
+        Ok(Shown {
+            id: SandboxId::parse(NAME)?,
+            name: NAME.to_owned(),
+            branch: None,
+            status: status.to_owned(),
+            reason: reason.map(|error| error.to_string()),
+            created_at: None,
+            warnings: Vec::new(),
+        })
+    }
+
+    /// Does something with it as with any sandbox, where that may block.
+    pub fn with<T>(
+        &self,
+        work: impl FnOnce(&(dyn Sandbox + Sync), &SandboxId) -> Result<T>,
+    ) -> Result<T> {
+        let backend = remote::open(&self.0)?;
+        let id = backend.id().clone();
+        work(&backend, &id)
+    }
+
+    /// The same from a thread that may not.
+    pub async fn apart<T: Send + 'static>(
+        self,
+        work: impl FnOnce(&(dyn Sandbox + Sync), &SandboxId) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        tokio::task::spawn_blocking(move || self.with(work)).await?
+    }
+}
