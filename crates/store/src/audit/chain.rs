@@ -373,7 +373,7 @@ mod tests {
         let body = compose(&full(), 7, UnixMillis::new(5), &[head]);
         let sorted: BTreeMap<String, serde_json::Value> = serde_json::from_str(&body).unwrap();
         assert_eq!(serde_json::to_string(&sorted).unwrap(), body);
-        assert_eq!(sorted.len(), 27);
+        assert_eq!(sorted.len(), 28);
         assert_eq!(serde_json::from_str::<AuditEvent>(&body).unwrap(), full());
         let outline = Outline::parse(body.as_bytes()).unwrap();
         assert_eq!((outline.seq, outline.ts, outline.heads.len()), (7, 5, 1));
