@@ -117,7 +117,8 @@ impl Commons {
                     let refused = Message::failure(id, code::INTERNAL, text, None);
                     let process = self.inner().process.clone();
                     if let Some(process) = process {
-                        process.offer(&refused).await;
+                        // Not here: the server may not read before it has been read.
+                        tokio::spawn(async move { process.offer(&refused).await });
                     }
                 }
             },
