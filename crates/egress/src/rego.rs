@@ -22,7 +22,7 @@ use policy::path::CleanPath;
 use policy::proof::Permitted;
 use policy::reason::Reason;
 use policy::registration::Registration;
-use policy::rego::{Budget, Bundle, Decision, Failure, Said};
+use policy::rego::{Budget, Bundle, Decision, Failure};
 use policy::verdict::{Denial, RuleName, Word};
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
@@ -162,13 +162,13 @@ impl Policies {
         let mut counts = judge.counts;
         let denial = match decision {
             Decision::Allow(_) => None,
-            Decision::Deny(said) => Some(told(deny(Reason::RegoDenied), said)),
+            Decision::Deny(said) => Some(said.told(deny(Reason::RegoDenied))),
             Decision::Undefined => Some(
                 deny(Reason::RegoDenied)
                     .because(format!("{} is undefined here", judge.bundle.rule())),
             ),
             Decision::Ask(said) => {
-                let denial = told(deny(Reason::AskUnattended), said);
+                let denial = said.told(deny(Reason::AskUnattended));
                 let message = format!(
                     "{} The operator wants to be asked, and this version cannot ask yet.",
                     denial.message
@@ -177,7 +177,7 @@ impl Policies {
             }
             Decision::Modify { said, .. } => {
                 let because = "the policy wants the request changed, which the gate cannot do";
-                Some(told(deny(Reason::RegoDenied), said).because(because))
+                Some(said.told(deny(Reason::RegoDenied)).because(because))
             }
             Decision::Failed(failure) => {
                 judge.note(&failure);
@@ -203,18 +203,6 @@ impl Judge {
             let bundle = self.bundle.id();
             tracing::error!(bundle, %failure, failures, "a policy bundle could not decide");
         }
-    }
-}
-
-/// Adds what the policy says. Its own name for the rule is the operator's business.
-fn told(denial: Denial, said: Said) -> Denial {
-    let denial = match said.message {
-        Some(message) => denial.saying(message),
-        None => denial,
-    };
-    match said.rule {
-        Some(rule) => denial.because(format!("the policy calls it {rule}")),
-        None => denial,
     }
 }
 

@@ -9,7 +9,7 @@ use config::bundle::{self, BadBundle};
 use config::section::policies::BundleMode;
 use policy::reason::Reason;
 use policy::redaction::BadRedaction;
-use policy::rego::{Budget, Bundle, Decision, Failure, Said};
+use policy::rego::{Budget, Bundle, Decision, Failure};
 use policy::verdict::{Denial, RuleName};
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -156,13 +156,13 @@ impl Rules {
         match decision {
             Decision::Allow(_) => Ok(None),
             Decision::Modify { outputs, .. } => Ok(Some(outputs)),
-            Decision::Deny(said) => Err(told(deny(Reason::RegoDenied), said)),
+            Decision::Deny(said) => Err(said.told(deny(Reason::RegoDenied))),
             Decision::Undefined => {
                 let because = format!("{} is undefined here", judge.bundle.rule());
                 Err(deny(Reason::RegoDenied).because(because))
             }
             Decision::Ask(said) => {
-                let denial = told(deny(Reason::AskUnattended), said);
+                let denial = said.told(deny(Reason::AskUnattended));
                 let message = format!(
                     "{} The operator wants to be asked, and this version cannot ask yet.",
                     denial.message
@@ -209,18 +209,6 @@ impl Judge {
             let bundle = self.bundle.id();
             tracing::error!(bundle, %failure, failures, "a policy bundle could not decide");
         }
-    }
-}
-
-/// Adds what the policy says. Its own name for the rule is the operator's business.
-fn told(denial: Denial, said: Said) -> Denial {
-    let denial = match said.message {
-        Some(message) => denial.saying(message),
-        None => denial,
-    };
-    match said.rule {
-        Some(rule) => denial.because(format!("the policy calls it {rule}")),
-        None => denial,
     }
 }
 

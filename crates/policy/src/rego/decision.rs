@@ -3,6 +3,7 @@
 use regorus::Value;
 
 use super::value;
+use crate::verdict::Denial;
 
 /// The longest text of a policy that is told to anybody.
 const LONGEST: usize = 400;
@@ -74,6 +75,19 @@ impl Part {
 }
 
 impl Said {
+    /// A refusal with what the policy says. Its own name for the rule is the operator's
+    /// business.
+    pub fn told(self, denial: Denial) -> Denial {
+        let denial = match self.message {
+            Some(message) => denial.saying(message),
+            None => denial,
+        };
+        match self.rule {
+            Some(rule) => denial.because(format!("the policy calls it {rule}")),
+            None => denial,
+        }
+    }
+
     /// Takes what stands beside a decision. What is no text says nothing.
     pub(super) fn hear(&mut self, part: Part, answer: &Value) {
         let text = match answer {
