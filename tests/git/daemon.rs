@@ -346,3 +346,79 @@ fn a_deletion_has_no_pack_to_wait_for() {
     inside.ok("cd work; $git push -q origin :refs/heads/mine");
     assert!(!inside.harbour.refs().contains("refs/heads/mine"));
 }
+
+#[test]
+fn objects_with_long_names_come_and_go() {
+    let mut inside = Inside::new(&Twist {
+        checked: true,
+        sha256: true,
+        ..Twist::default()
+    });
+    for version in [0, 2] {
+        inside.speaking(gits()[0], version);
+        let made = inside.ok(&format!(
+            "$git clone -q {APP} work-{version}; cd work-{version}
+             test $($git rev-parse --show-object-format) = sha256; $git fsck --strict
+             echo one > one; $git add one; $git commit -qm one
+             $git push -q origin HEAD:refs/heads/branch-{version}; $git rev-parse HEAD"
+        ));
+        assert_eq!(made.len(), 64, "{made}");
+        let refs = inside.harbour.refs();
+        let pushed = format!("refs/heads/branch-{version} {made}");
+        assert!(refs.contains(&pushed), "{refs}");
+        let said = inside.refused(
+            &format!(
+                "cd work-{version}; echo {SECRET} > two; $git add two; $git commit -qm two
+                 $git push origin HEAD:refs/heads/branch-{version}"
+            ),
+            "secret_found",
+        );
+        assert!(!said.contains(SECRET), "{said}");
+    }
+}
+
+#[test]
+fn the_operators_own_rules_are_asked() {
+    let inside = Inside::new(&Twist {
+        top: "policies: {bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
+        ..Twist::default()
+    });
+    inside.ok(&format!(
+        "$git clone -q {APP} work; cd work; $git push -q origin HEAD:refs/heads/ok/one"
+    ));
+    assert!(inside.harbour.refs().contains("refs/heads/ok/one"));
+    let said = inside.refused(
+        "cd work; $git push origin HEAD:refs/heads/two",
+        "Only below ok.",
+    );
+    assert!(said.contains("rego_denied"), "{said}");
+}
+
+#[test]
+fn a_push_of_ninety_megabytes_waits_on_disk() {
+    let inside = Inside::new(&Twist {
+        checked: true,
+        ..Twist::default()
+    });
+    inside.ok(&format!(
+        "$git clone -q {APP} work; cd work; $git config core.compression 0
+         for n in 1 2 3; do head -c 31457280 /dev/urandom > large-$n; done
+         $git add -A; $git commit -qm large"
+    ));
+    let (_, idle) = inside.harbour.yard.memory();
+    let output = inside.run("cd work; $git push origin HEAD:refs/heads/large");
+    assert!(output.status.success(), "{}", told(&output));
+    let said = said::err(&output);
+    assert!(
+        said.contains("remote: palisade: this push has 90"),
+        "{said}"
+    );
+    let (most, _) = inside.harbour.yard.memory();
+    assert!(
+        most - idle < 64 * 1024,
+        "{idle} KiB idle, {most} KiB at most"
+    );
+    assert!(inside.harbour.refs().contains("refs/heads/large"));
+    let spool = inside.harbour.yard.path("state/spool");
+    assert_eq!(std::fs::read_dir(spool).unwrap().count(), 0);
+}

@@ -38,6 +38,10 @@ pub(crate) struct Twist {
     pub(crate) https: bool,
     /// policy.yaml.
     pub(crate) policy: &'static str,
+    /// More at the top of palisade.yaml.
+    pub(crate) top: &'static str,
+    /// Upstream's objects have long names.
+    pub(crate) sha256: bool,
 }
 
 impl Harbour {
@@ -73,6 +77,7 @@ impl Harbour {
             checked: twist.checked,
             bot: twist.bot,
             policy: twist.policy,
+            top: twist.top,
             ..Wish::default()
         });
         let harbour = Self {
@@ -80,13 +85,15 @@ impl Harbour {
             sshd,
             upstream,
         };
+        let format = if twist.sha256 { "sha256" } else { "sha1" };
+        let format = format!("--object-format={format}");
         if !twist.https {
             std::fs::create_dir(&at).unwrap();
             let yard = &harbour.yard;
-            yard.git_in(&at, &["init", "-q", "--bare", "-b", "trunk"]);
+            yard.git_in(&at, &["init", "-q", "--bare", "-b", "trunk", &format]);
             yard.git_in(&at, &["config", "receive.advertisePushOptions", "true"]);
         }
-        harbour.seed();
+        harbour.seed(&format);
         harbour
     }
 
@@ -101,10 +108,11 @@ impl Harbour {
     }
 
     /// The first commit, put there by the operator.
-    fn seed(&self) {
+    fn seed(&self, format: &str) {
         let dir = self.yard.path("seed");
         std::fs::create_dir(&dir).unwrap();
-        self.yard.git_in(&dir, &["init", "-q", "-b", "trunk"]);
+        self.yard
+            .git_in(&dir, &["init", "-q", "-b", "trunk", format]);
         self.out_of_band("README.md", "refs/heads/trunk");
     }
 

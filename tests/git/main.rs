@@ -14,6 +14,7 @@ mod fetching;
 mod harbour;
 mod hostile;
 mod judged;
+mod large_files;
 mod mirror;
 mod much;
 mod pushing;

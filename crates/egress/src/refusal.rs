@@ -246,8 +246,8 @@ impl Refusal {
                 say("reason", json!(reason.code()));
             }
         }
-        if *reason == Reason::GithubRule {
-            // Clients of this API look for their errors here, and show nothing else.
+        if matches!(reason, Reason::GithubRule | Reason::GitRepo) {
+            // Clients of the forges' APIs and git-lfs look for errors here, and show nothing else.
             say("message", json!(message));
         }
         say("rule", json!(rule.as_str()));

@@ -25,10 +25,15 @@ use tokio_rustls::TlsAcceptor;
 use crate::ca::Identity;
 use crate::origin::serve::acceptor;
 
+mod large_files;
+
+use large_files::LargeFiles;
+
 /// A running server. It stops when it is dropped.
 pub struct Forge {
     address: SocketAddr,
     book: Arc<Mutex<Vec<Asked>>>,
+    large_files: LargeFiles,
     _stop: watch::Sender<()>,
 }
 
@@ -52,20 +57,23 @@ struct Server {
     /// Which git.
     git: String,
     book: Arc<Mutex<Vec<Asked>>>,
+    large_files: LargeFiles,
 }
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 impl Forge {
     /// Serves the repositories below `root` by the backend of `git`. Whoever asks may push.
-    /// Batch requests of LFS get an answer of their own.
+    /// Large files are kept as well.
     /// Without a certificate it speaks plain HTTP.
     pub fn start(identity: Option<&Identity>, root: &Path, git: &str) -> Self {
         let book = Arc::<Mutex<Vec<Asked>>>::default();
+        let large_files = LargeFiles::default();
         let server = Server {
             root: root.to_owned(),
             git: git.to_owned(),
             book: Arc::clone(&book),
+            large_files: large_files.clone(),
         };
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -88,6 +96,7 @@ impl Forge {
         Self {
             address,
             book,
+            large_files,
             _stop: stop,
         }
     }
@@ -95,6 +104,17 @@ impl Forge {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Has large files kept at another host, as the large forges do; at its own, below the
+    /// repository, otherwise.
+    pub fn keep_large_files_at(&self, host: &str) {
+        self.large_files.keep_at(host);
+    }
+
+    /// The large file with that SHA-256, where it is kept.
+    pub fn large_file(&self, oid: &str) -> Option<Bytes> {
+        self.large_files.get(oid)
     }
 
     /// All that was asked so far.
@@ -153,13 +173,11 @@ impl Server {
             });
             book.len() - 1
         };
-        if head.uri.path().contains("/info/lfs/") {
-            let answer = Bytes::from_static(b"{\"transfer\":\"basic\",\"objects\":[]}");
-            let mut response = Response::new(full(answer));
-            let kind = HeaderValue::from_static("application/vnd.git-lfs+json");
-            response.headers_mut().insert("content-type", kind);
-            self.copy(place, body, None).await;
-            return Ok(response);
+        if let Some(errand) = large_files::Errand::of(&head) {
+            let body = body.collect().await.map_err(std::io::Error::other)?;
+            let body = body.to_bytes();
+            self.count(place, body.len());
+            return Ok(self.large_files.respond(&errand, body).map(full));
         }
         let mut child = self.backend(&head).spawn()?;
         let stdin = child.stdin.take();

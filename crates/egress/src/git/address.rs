@@ -123,12 +123,16 @@ fn posted(method: &str, query: Option<&str>, errand: Errand) -> Option<Errand> {
     (method == "POST" && query.is_none()).then_some(errand)
 }
 
-/// The repository before the first `info/lfs/…`.
+/// The repository before the first `info/lfs/…`, or `gitlab-lfs/objects/…`, where GitLab
+/// keeps what the other speaks of.
 fn large_files<'a, 'b>(segments: &'a [&'b str]) -> Option<&'a [&'b str]> {
-    let at = segments
-        .windows(3)
-        .skip(1)
-        .position(|three| matches!(three, [info, lfs, _] if is(info, "info") && is(lfs, "lfs")))?;
+    let at = segments.windows(3).skip(1).position(|three| {
+        let [first, second, _] = three else {
+            return false;
+        };
+        (is(first, "info") && is(second, "lfs"))
+            || (is(first, "gitlab-lfs") && is(second, "objects"))
+    })?;
     segments.get(..at + 1)
 }
 
@@ -212,6 +216,9 @@ mod tests {
             ("POST /o/r.git/info/lfs/objects/batch", Lfs, "o/r"),
             ("GET /o/r/info/lfs/locks?path=a", Lfs, "o/r"),
             ("GET /info/lfs/info/lfs/locks", Lfs, "info/lfs"),
+            ("PUT /o/r.git/gitlab-lfs/objects/ab/12", Lfs, "o/r"),
+            ("GET /O/R.git/GitLab-LFS/objects/ab", Lfs, "o/r"),
+            ("GET /o/r/gitlab-lfs/objects/ab/info/lfs/x", Lfs, "o/r"),
             (
                 "POST /o/r/info/lfs/x/git-receive-pack",
                 Push,
@@ -275,6 +282,9 @@ mod tests {
             "POST /o/r;x/git-receive-pack",
             "POST /git-receive-pack",
             "GET /info/lfs/locks",
+            "GET /gitlab-lfs/objects/ab",
+            "GET /o/r/gitlab-lfs/objects",
+            "GET /o/r/gitlab-lfs/ab",
             "GET /o/r/HEAD",
             "GET /o/r/objects/info/packs",
             "POST /o/r/archive/main.zip",
