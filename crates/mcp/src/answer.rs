@@ -1,18 +1,17 @@
 //! Answers over HTTP: one message, or a stream of them.
 
-use std::pin::Pin;
+use std::future::{Future, ready};
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Empty, Full};
-use hyper::body::{Body, Frame};
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
+use hyper::body::Frame;
 use serde_json::json;
-use tokio_util::sync::ReusableBoxFuture;
 
 use crate::outlet::{Heard, Reader, Said};
 use crate::rpc::Message;
@@ -59,8 +58,20 @@ pub fn failure(status: StatusCode, id: Option<&str>, code: i64, text: &str) -> R
     )
 }
 
-/// Server-sent events.
-pub fn stream(body: Content) -> Response<Content> {
+/// Server-sent events: `first`, and then what `next` comes to hear, until that is nothing.
+/// What `listener` holds goes when nobody reads any more.
+pub fn told<L, F>(
+    first: String,
+    listener: L,
+    next: impl FnMut(L) -> F + Send + 'static,
+) -> Response<Content>
+where
+    L: Send + 'static,
+    F: Future<Output = Option<(String, L)>> + Send + 'static,
+{
+    let texts = stream::once(ready(first)).chain(stream::unfold(listener, next));
+    let frames = texts.map(|text| Ok(Frame::data(Bytes::from(text))));
+    let body = StreamBody::new(frames).boxed_unsync();
     let mut response = with(StatusCode::OK, Some("text/event-stream"), body);
     // Proxies that gather a stream before they pass it on make it useless.
     let headers = response.headers_mut();
@@ -131,22 +142,39 @@ pub fn events(
     for said in &first {
         begin.push_str(&written(&numbering, said));
     }
-    let over = first.last().is_some_and(|said| said.last);
-    stream(
-        Told {
-            begin: Some(begin),
-            next: ReusableBoxFuture::new(hear(reader)),
-            numbering,
-            over,
-            _held: held,
-        }
-        .boxed_unsync(),
-    )
+    if begin.is_empty() {
+        // Headers alone may stay in a buffer on the way.
+        begin.push_str(sse::BREATH);
+    }
+    let listener = Listener {
+        reader,
+        numbering,
+        over: first.last().is_some_and(|said| said.last),
+        _held: held,
+    };
+    told(begin, listener, hear)
 }
 
-async fn hear(mut reader: Reader) -> (Heard, Reader) {
-    let heard = reader.next(BREATHE_EVERY).await;
-    (heard, reader)
+struct Listener {
+    reader: Reader,
+    numbering: Numbering,
+    over: bool,
+    _held: Held,
+}
+
+async fn hear(mut listener: Listener) -> Option<(String, Listener)> {
+    if listener.over {
+        return None;
+    }
+    let text = match listener.reader.next(BREATHE_EVERY).await {
+        Heard::Said(said) => {
+            listener.over = said.last;
+            written(&listener.numbering, &said)
+        }
+        Heard::Nothing => sse::BREATH.to_owned(),
+        Heard::Over => return None,
+    };
+    Some((text, listener))
 }
 
 fn written(numbering: &Numbering, said: &Said) -> String {
@@ -158,51 +186,4 @@ fn written(numbering: &Numbering, said: &Said) -> String {
         ..Event::default()
     }
     .write()
-}
-
-struct Told {
-    begin: Option<String>,
-    next: ReusableBoxFuture<'static, (Heard, Reader)>,
-    numbering: Numbering,
-    over: bool,
-    _held: Held,
-}
-
-impl Body for Told {
-    type Data = Bytes;
-    type Error = Broken;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let frame = |text: String| Poll::Ready(Some(Ok(Frame::data(Bytes::from(text)))));
-        if let Some(begin) = self.begin.take() {
-            let begin = if begin.is_empty() {
-                // Headers alone may stay in a buffer on the way.
-                sse::BREATH.to_owned()
-            } else {
-                begin
-            };
-            return frame(begin);
-        }
-        if self.over {
-            return Poll::Ready(None);
-        }
-        let Poll::Ready((heard, reader)) = self.next.poll(context) else {
-            return Poll::Pending;
-        };
-        self.next.set(hear(reader));
-        match heard {
-            Heard::Said(said) => {
-                self.over = said.last;
-                frame(written(&self.numbering, &said))
-            }
-            Heard::Nothing => frame(sse::BREATH.to_owned()),
-            Heard::Over => {
-                self.over = true;
-                Poll::Ready(None)
-            }
-        }
-    }
 }

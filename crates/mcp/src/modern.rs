@@ -10,16 +10,10 @@ mod listen;
 mod request;
 mod words;
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Method, Response, StatusCode};
-use http_body_util::BodyExt;
-use hyper::body::{Body, Frame};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -27,7 +21,7 @@ pub use self::drive::Held;
 use self::drive::{Drive, Out};
 pub use self::request::{REVISION, is_modern};
 use self::request::{Refused, Request};
-use crate::answer::{self, Broken, Content};
+use crate::answer::{self, Content};
 use crate::bridge::{Bridge, Incoming};
 use crate::pool::Client;
 use crate::process::Gone;
@@ -211,13 +205,8 @@ async fn call(
         }
         Err(_) => None,
     };
-    let told = Told {
-        first: Some(first.map_or_else(|| sse::BREATH.to_owned(), |text| event(&text))),
-        receiver,
-        method,
-        breath: Box::pin(tokio::time::sleep(answer::BREATHE_EVERY)),
-    };
-    Ok(answer::stream(told.boxed_unsync()))
+    let first = first.map_or_else(|| sse::BREATH.to_owned(), |text| event(&text));
+    Ok(answer::told(first, Listener { receiver, method }, hear))
 }
 
 fn event(text: &str) -> String {
@@ -292,43 +281,23 @@ fn translated(method: &str, text: String) -> (StatusCode, String) {
 }
 
 /// What is told during a call, and its end. Whoever stops listening cancels the call.
-struct Told {
-    first: Option<String>,
+struct Listener {
     receiver: mpsc::Receiver<Out>,
     method: String,
-    breath: Pin<Box<tokio::time::Sleep>>,
 }
 
-impl Body for Told {
-    type Data = Bytes;
-    type Error = Broken;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let frame = |text: String| Poll::Ready(Some(Ok(Frame::data(Bytes::from(text)))));
-        if let Some(first) = self.first.take() {
-            return frame(first);
+async fn hear(mut listener: Listener) -> Option<(String, Listener)> {
+    let heard = tokio::time::timeout(answer::BREATHE_EVERY, listener.receiver.recv()).await;
+    let text = match heard {
+        Ok(Some(Out::Said(text))) => event(&text),
+        Ok(Some(Out::Final(text))) => {
+            listener.receiver.close();
+            event(&translated(&listener.method, text).1)
         }
-        match self.receiver.poll_recv(context) {
-            Poll::Ready(Some(Out::Said(text))) => frame(event(&text)),
-            Poll::Ready(Some(Out::Final(text))) => {
-                self.receiver.close();
-                frame(event(&translated(&self.method, text).1))
-            }
-            Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending => {
-                if self.breath.as_mut().poll(context).is_ready() {
-                    let next = tokio::time::Instant::now() + answer::BREATHE_EVERY;
-                    self.breath.as_mut().reset(next);
-                    context.waker().wake_by_ref();
-                    return frame(sse::BREATH.to_owned());
-                }
-                Poll::Pending
-            }
-        }
-    }
+        Ok(None) => return None,
+        Err(_) => sse::BREATH.to_owned(),
+    };
+    Some((text, listener))
 }
 
 #[cfg(test)]

@@ -1,22 +1,15 @@
 //! `subscriptions/listen`: a stream of what changes.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use http::Response;
-use http_body_util::BodyExt;
-use hyper::body::{Body, Frame};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
-use tokio_util::sync::ReusableBoxFuture;
 
 use super::event;
 use super::request::{Refused, Request};
-use crate::answer::{self, BREATHE_EVERY, Broken, Content};
+use crate::answer::{self, BREATHE_EVERY, Content};
 use crate::bridge::Bridge;
 use crate::pool::{Client, Lease};
 use crate::relay;
@@ -95,14 +88,14 @@ pub(super) async fn answer(
     let params = json!({"notifications": wanted.granted()}).to_string();
     let params = relay::set_meta(&params, SUBSCRIPTION, &id).unwrap_or(params);
     let method = "notifications/subscriptions/acknowledged";
-    let told = Told {
-        first: Some(event(&Message::notification(method, &params))),
-        next: ReusableBoxFuture::new(next(news)),
+    let first = event(&Message::notification(method, &params));
+    let listener = Listener {
+        news,
         wanted,
         id,
         lease,
     };
-    Ok(answer::stream(told.boxed_unsync()))
+    Ok(answer::told(first, listener, Listener::hear))
 }
 
 /// Has a process of its own tell of the resources. Those that it may not ask for are not
@@ -146,34 +139,14 @@ async fn subscribe(
     Ok(Some(lease))
 }
 
-type News = Receiver<Arc<Message>>;
-
-enum Heard {
-    Message(Arc<Message>),
-    Nothing,
-    Over,
-}
-
-async fn next(mut news: News) -> (Heard, News) {
-    let heard = match tokio::time::timeout(BREATHE_EVERY, news.recv()).await {
-        Err(_) => Heard::Nothing,
-        Ok(Ok(message)) => Heard::Message(message),
-        // Who was too slow hears the next change.
-        Ok(Err(RecvError::Lagged(_))) => Heard::Nothing,
-        Ok(Err(RecvError::Closed)) => Heard::Over,
-    };
-    (heard, news)
-}
-
-struct Told {
-    first: Option<String>,
-    next: ReusableBoxFuture<'static, (Heard, News)>,
+struct Listener {
+    news: Receiver<Arc<Message>>,
     wanted: Wanted,
     id: String,
     lease: Option<Lease>,
 }
 
-impl Drop for Told {
+impl Drop for Listener {
     fn drop(&mut self) {
         // It still tells of resources that nobody wants to hear of.
         if let Some(lease) = &mut self.lease {
@@ -182,35 +155,30 @@ impl Drop for Told {
     }
 }
 
-impl Body for Told {
-    type Data = Bytes;
-    type Error = Broken;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let frame = |text: String| Poll::Ready(Some(Ok(Frame::data(Bytes::from(text)))));
-        if let Some(first) = self.first.take() {
-            return frame(first);
-        }
+impl Listener {
+    async fn hear(mut self) -> Option<(String, Self)> {
         loop {
-            let Poll::Ready((heard, news)) = Pin::new(&mut self.next).poll(context) else {
-                return Poll::Pending;
+            let text = match tokio::time::timeout(BREATHE_EVERY, self.news.recv()).await {
+                Ok(Ok(message)) => match self.written(&message) {
+                    Some(text) => text,
+                    None => continue,
+                },
+                // Who was too slow hears the next change.
+                Err(_) | Ok(Err(RecvError::Lagged(_))) => sse::BREATH.to_owned(),
+                Ok(Err(RecvError::Closed)) => return None,
             };
-            self.next.set(next(news));
-            match heard {
-                Heard::Message(message) if self.wanted.wants(&message) => {
-                    let params = message.params().unwrap_or("{}");
-                    let params = relay::set_meta(params, SUBSCRIPTION, &self.id);
-                    let Some(params) = params else { continue };
-                    return frame(event(&message.with_params(&params)));
-                }
-                Heard::Message(_) => {}
-                Heard::Nothing => return frame(sse::BREATH.to_owned()),
-                Heard::Over => return Poll::Ready(None),
-            }
+            return Some((text, self));
         }
+    }
+
+    /// The event that tells of it; none where nobody wanted to hear of that.
+    fn written(&self, message: &Message) -> Option<String> {
+        if !self.wanted.wants(message) {
+            return None;
+        }
+        let params = message.params().unwrap_or("{}");
+        let params = relay::set_meta(params, SUBSCRIPTION, &self.id)?;
+        Some(event(&message.with_params(&params)))
     }
 }
 
