@@ -11,6 +11,8 @@
 //! open. So whatever it does not refuse is put to the library's interpreter, which ends at
 //! the first such error. The interpreter alone would not do: it answers 'undefined' to a
 //! function it does not know, which the machine's compiler refuses, and counts no steps.
+//! Only where it is certain to say the same is it not asked: the policy is plain, and
+//! nothing went wrong in the machine, which is watched for that.
 //!
 //! Every evaluation ends: after so many steps, which is the same everywhere, or after so
 //! much time, which is the one place in this crate where a clock is read (the library
@@ -20,8 +22,10 @@ mod calls;
 mod decision;
 mod entry;
 mod heads;
+mod plain;
 pub mod trial;
 mod value;
+mod watch;
 
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -103,6 +107,8 @@ pub struct Bundle {
     entry: Entry,
     program: Arc<Program>,
     data: regorus::Value,
+    /// Whether the machine alone can be trusted with a run in which it noted no fault.
+    is_plain: bool,
     /// The interpreter with policy and data; each evaluation has a copy, which shares both.
     strict: Engine,
 }
@@ -182,12 +188,18 @@ impl Bundle {
             return Err(BundleError::Impure("__builtin_host_await".to_owned()));
         }
         calls::check(&program)?;
+        let watched = plain::is_plain(&compiled, &program)
+            .then(|| watch::program(&program))
+            .flatten();
+        let is_plain = watched.is_some();
+        let program = watched.map_or(program, Arc::new);
         let strict = strict(engine, &entry, data.clone())?;
         let bundle = Self {
             id: id.into(),
             entry,
             program,
             data,
+            is_plain,
             strict,
         };
         // What data and rules both define shows only here.
@@ -236,7 +248,8 @@ impl Bundle {
             }));
             machine.execute_entry_point_by_index(index)
         };
-        let answer = match ask(0, budget) {
+        let (answer, is_sound) = watch::run(|| ask(0, budget));
+        let answer = match answer {
             Ok(answer) => answer,
             Err(error) => return Decision::Failed(failure(&error)),
         };
@@ -254,7 +267,7 @@ impl Bundle {
             return Decision::Failed(Failure::Shape(deep));
         }
         let decision = Decision::read(&answer);
-        if decision.is_refusal() {
+        if decision.is_refusal() || (self.is_plain && is_sound) {
             return decision.hear(beside.into_iter());
         }
         match self.confirm(input, &answer, budget.time) {
