@@ -1,5 +1,6 @@
 //! The container of `sandbox.remote`, which somebody else runs.
 
+use std::path::Path;
 use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
@@ -12,6 +13,11 @@ struct Container(Child);
 
 impl Container {
     fn start(bench: &Bench) -> Self {
+        Self::start_with(bench, std::env::var_os("PATH").unwrap().as_ref())
+    }
+
+    /// With these programs.
+    fn start_with(bench: &Bench, path: &Path) -> Self {
         let at = |name: &str| bench.place.path().join(name).to_str().unwrap().to_owned();
         let (socket, root) = (at("bench.sock"), at("root"));
         std::fs::create_dir(&root).unwrap();
@@ -26,10 +32,9 @@ impl Container {
             &root,
         ];
         let mut command = bench.place.palisade(&words);
-        let child = command.stdout(Stdio::null()).spawn().unwrap();
-        wait::until("its socket", || {
-            std::path::Path::new(&socket).exists().then_some(())
-        });
+        let child = command.env("PATH", path).stdout(Stdio::null()).spawn();
+        let child = child.unwrap();
+        wait::until("its socket", || Path::new(&socket).exists().then_some(()));
         Self(child)
     }
 }
@@ -88,4 +93,43 @@ fn the_tools_of_a_container_work_and_the_rest_is_whoever_runs_its() {
     let listed = server.answer()["result"]["structuredContent"]["sandboxes"].clone();
     assert_eq!(listed[0]["name"], "remote");
     assert_eq!(listed[0]["status"], "active");
+
+    let records = bench.ok(&["audit", "list", "--json", "--sandbox", "remote"]);
+    let records: Vec<Value> = serde_json::from_str(&records).unwrap();
+    let mut purposes: Vec<&str> = records
+        .iter()
+        .inspect(|record| assert_eq!(record["event"], "sandbox_entered"))
+        .map(|record| record["method"].as_str().unwrap())
+        .collect();
+    purposes.sort_unstable();
+    // write, patch, bash and glob; upload and download.
+    let expected = ["download", "exec", "exec", "exec", "exec", "upload"];
+    assert_eq!(purposes, expected);
+}
+
+#[test]
+fn a_container_without_git_says_that_a_patch_needs_it() {
+    let bench = Bench::new();
+    let programs = bench.place.path().join("programs");
+    std::fs::create_dir(&programs).unwrap();
+    for name in ["sh", "base64", "cat", "mkdir", "rm", "tar", "env"] {
+        std::os::unix::fs::symlink("/bin/busybox", programs.join(name)).unwrap();
+    }
+    let _container = Container::start_with(&bench, &programs);
+    let mut server = bench.serve();
+    let write = json!({ "path": "a.txt", "content": "one\n" });
+    let written = call(&mut server, "write", write);
+    assert_eq!(written["result"]["isError"], false, "{written}");
+    let patch = "--- a/a.txt\n+++ b/a.txt\n@@ -1 +1,2 @@\n one\n+two\n";
+    let answer = call(&mut server, "patch", json!({ "patch": patch })).to_string();
+    assert!(answer.contains("'git' could not be run"), "{answer}");
+    assert!(answer.contains("a patch needs git inside"), "{answer}");
+    let read = call(&mut server, "read", json!({ "path": "a.txt" }));
+    let text = &read["result"]["structuredContent"]["content"];
+    assert_eq!(text, "one\n", "{read}");
+    let left = call(&mut server, "ls", json!({}));
+    assert_eq!(
+        left["result"]["structuredContent"]["output"], "a.txt",
+        "{left}"
+    );
 }

@@ -94,6 +94,25 @@ fn every_client_is_told_in_its_own_file() {
 }
 
 #[test]
+fn a_client_that_was_moved_is_told_where_it_is() {
+    let bench = Bench::new();
+    for (client, variable, file) in [
+        ("claude", "CLAUDE_CONFIG_DIR", ".claude.json"),
+        ("codex", "CODEX_HOME", "config.toml"),
+        ("gemini", "GEMINI_CLI_HOME", ".gemini/settings.json"),
+        ("vscode", "XDG_CONFIG_HOME", "Code/User/mcp.json"),
+        ("zed", "XDG_CONFIG_HOME", "zed/settings.json"),
+    ] {
+        let moved = bench.place.path().join(format!("moved-{client}"));
+        let words = ["mcp", "install", client, "--yes"];
+        let mut command = bench.place.palisade(&words);
+        let output = command.env(variable, &moved).output().unwrap();
+        assert!(output.status.success(), "{}", said::err(&output));
+        assert!(moved.join(file).is_file(), "{client}");
+    }
+}
+
+#[test]
 fn what_is_installed_starts_and_serves() {
     let bench = Bench::new();
     bench.ok(&["mcp", "install", "gemini", "--yes"]);

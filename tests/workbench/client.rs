@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use testkit::wait;
-use workbench::client::{Address, Client, ClientError};
+use workbench::client::address::Address;
+use workbench::client::{Client, ClientError};
 use workbench::request::{
     BashRequest, EditRequest, FindRequest, GrepRequest, LsRequest, ReadRequest, ReadResult,
     WriteRequest,

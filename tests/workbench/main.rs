@@ -14,6 +14,7 @@ mod commands;
 mod escapes;
 mod leash;
 mod measure;
+mod needs_docker;
 mod processes;
 mod remote;
 mod searches;

@@ -13,6 +13,7 @@ use sandbox::contract::{
 };
 use sandbox::namespace::Namespace;
 use sandbox::remote::Remote;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::gate::Place;
 use testkit::said::{err, out};
@@ -247,6 +248,10 @@ fn what_is_managed_elsewhere_is_said_plainly() {
         (&["pause", "remote"], "paused"),
         (&["resume", "remote"], "resumed"),
         (&["delete", "--force", "remote"], "deleted"),
+        (&["snapshot", "remote"], "committed"),
+        (&["checkpoint", "remote", "before"], "kept"),
+        (&["fork", "remote", "other"], "copied"),
+        (&["ports", "remote", "--publish", "0:80"], "published"),
     ] {
         let output = desk.run(words);
         assert_eq!(output.status.code(), Some(4), "{words:?}: {}", err(&output));
@@ -270,4 +275,76 @@ fn what_is_managed_elsewhere_is_said_plainly() {
     let said = err(&output);
     let sentence = format!("Timed out waiting for coding sidecar at unix:{socket}");
     assert!(said.contains(&sentence), "{said}");
+}
+
+#[test]
+fn the_container_is_listed_as_managed_elsewhere_and_its_name_is_taken() {
+    let desk = Desk::new();
+    let row = |json: &str| -> Value {
+        let rows: Value = serde_json::from_str(json).unwrap();
+        assert_eq!(rows.as_array().map(Vec::len), Some(1), "{rows}");
+        rows[0].clone()
+    };
+    let table = desk.ok(&["list"]);
+    assert!(table.contains("managed elsewhere, reachable"), "{table}");
+    let shown = row(&desk.ok(&["list", "--json"]));
+    for (field, value) in [
+        ("id", json!("remote")),
+        ("name", json!("remote")),
+        ("backend", json!("remote")),
+        ("status", json!("active")),
+        ("reason", Value::Null),
+        ("branch_name", Value::Null),
+        ("created_at", Value::Null),
+    ] {
+        assert_eq!(shown[field], value, "{field}");
+    }
+    let get = |path| testkit::http::ask(&desk.place.control(), "GET", path, b"").unwrap();
+    assert_eq!(get("/v1/sandboxes/remote").json(), shown);
+    assert_eq!(get("/v1/sandboxes?name=other").json(), json!([]));
+
+    let make = ["create", "--backend", "namespace", "--no-repo", "Remote!"];
+    let output = desk.run(&make);
+    assert_eq!(output.status.code(), Some(4), "{}", err(&output));
+    let taken = "Sandbox 'remote' already exists.";
+    assert!(err(&output).contains(taken), "{}", err(&output));
+
+    let Desk { place, server } = desk;
+    drop(server);
+    let table = out(&place.run(&["list"]));
+    let away = "managed elsewhere, not reachable: Timed out waiting for coding sidecar at unix:";
+    assert!(table.contains(away), "{table}");
+    let shown = row(&out(&place.run(&["list", "--json"])));
+    assert_eq!(shown["status"], "error");
+    let reason = shown["reason"].as_str().unwrap();
+    assert!(reason.starts_with("Timed out"), "{reason}");
+}
+
+#[test]
+fn what_is_done_in_the_container_is_on_record() {
+    let desk = Desk::new();
+    let entered = || -> Vec<String> {
+        let list = desk.ok(&["audit", "list", "--json", "--sandbox", "remote"]);
+        let records: Vec<Value> = serde_json::from_str(&list).unwrap();
+        records
+            .iter()
+            .inspect(|record| assert_eq!(record["event"], "sandbox_entered"))
+            .map(|record| record["method"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(entered(), Vec::<String>::new());
+    desk.ok(&["exec", "remote", "--", "true"]);
+    desk.ok(&["shell", "remote", "-c", "echo hello > file"]);
+    desk.ok(&["tool", "remote", "read", "{\"path\":\"file\"}"]);
+    let files = tempfile::tempdir().unwrap();
+    let at = |name: &str| files.path().join(name).to_str().unwrap().to_owned();
+    desk.ok(&["download", "remote", "file", &at("")]);
+    desk.ok(&["upload", "remote", &at("file"), "in"]);
+    let mut purposes = entered();
+    purposes.sort();
+    assert_eq!(purposes, ["download", "exec", "exec", "shell", "upload"]);
+    // What is refused was not entered for.
+    let refused = desk.run(&["pause", "remote"]);
+    assert!(!refused.status.success());
+    assert_eq!(entered().len(), 5);
 }

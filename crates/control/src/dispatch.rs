@@ -25,7 +25,7 @@ use crate::metrics::ControlMetrics;
 use crate::reply::{ControlError, Reply};
 use crate::sandboxes::body::CreateBody;
 use crate::sandboxes::{Sandboxes, watched};
-use crate::{evidence, openapi, outward, tools, wall_now};
+use crate::{elsewhere, evidence, openapi, outward, tools, wall_now};
 
 /// Asks the reloader to read the files now; it answers with the changed keys, or with
 /// the text of every problem.
@@ -86,6 +86,10 @@ pub struct Gate {
 impl Gate {
     /// Carries out one action.
     pub async fn carry_out(self: &Arc<Self>, action: Action) -> Result<Reply, ControlError> {
+        let settings = self.settings.load_full();
+        if let Some(asked) = elsewhere::asked(&action, &settings) {
+            return elsewhere::answer(asked, &self.store, &settings).await;
+        }
         match action {
             Action::Health => Ok(self.health()),
             Action::Metrics => self.numbers(),
@@ -94,22 +98,19 @@ impl Gate {
             Action::GetRegistration(id) => self.get_registration(&id),
             Action::Register(row) => self.register(*row).await,
             Action::Unregister(id) => self.unregister(&id).await,
-            Action::ListSandboxes(named) => self.sandboxes.list(named).await,
+            Action::ListSandboxes(named) => self.list_sandboxes(named).await,
             Action::ShowSandbox(id) => self.sandboxes.show(id).await,
             Action::CreateSandbox(body, telling) => self.create(*body, telling).await,
             Action::DeleteSandbox(id, force) => {
-                let settings = self.settings.load_full();
                 let sandboxes = &self.sandboxes;
                 sandboxes.delete(&self.store, &settings, id, force).await
             }
             Action::PauseSandbox(id) => self.sandboxes.pause(&self.store, id).await,
             Action::ResumeSandbox(id) => self.sandboxes.resume(&self.store, id).await,
             Action::EnterSandbox(id, body) => {
-                let settings = self.settings.load_full();
                 self.sandboxes.enter(&self.store, &settings, id, body).await
             }
             Action::SnapshotSandbox(id, body) => {
-                let settings = self.settings.load_full();
                 let sandboxes = &self.sandboxes;
                 sandboxes.snapshot(&self.store, &settings, id, body).await
             }
@@ -118,12 +119,10 @@ impl Gate {
                 self.sandboxes.checkpoint(&self.store, id, body).await
             }
             Action::RestoreCheckpoint(id, body) => {
-                let settings = self.settings.load_full();
                 let sandboxes = &self.sandboxes;
                 sandboxes.restore(&self.store, &settings, id, body).await
             }
             Action::ForkSandbox(id, body) => {
-                let settings = self.settings.load_full();
                 self.sandboxes.fork(&self.store, &settings, id, body).await
             }
             Action::ListPorts(id) => self.sandboxes.ports(id).await,
@@ -247,6 +246,17 @@ impl Gate {
         Ok(Reply::ok(
             json!({ "status": "unregistered", "container_id": id }),
         ))
+    }
+
+    async fn list_sandboxes(&self, named: Option<String>) -> Result<Reply, ControlError> {
+        let settings = self.settings.load_full();
+        // Asked at the same time: it may take its while to be silent.
+        let container = elsewhere::shown(&settings, named.as_deref());
+        let (mut all, container) = tokio::join!(self.sandboxes.list(named.clone()), container);
+        if let (Ok(Reply::Json(_, Value::Array(rows))), Some(container)) = (&mut all, container) {
+            rows.push(container);
+        }
+        all
     }
 
     async fn create(

@@ -11,6 +11,7 @@ pub mod action;
 pub mod client;
 pub mod dispatch;
 pub mod door;
+mod elsewhere;
 mod evidence;
 pub mod health;
 pub mod metrics;

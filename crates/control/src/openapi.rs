@@ -138,7 +138,7 @@ routes! {
     POST "/v1/sandboxes/{id}/resume" "sandboxes.resume" Nothing Sandbox 200 [404, 409, 503], "Lets every process of a sandbox go on";
     POST "/v1/sandboxes/{id}/session" "sandboxes.enter" Session Object 200 [404, 409, 503], "Lets an operator in, and writes it down";
     POST "/v1/sandboxes/{id}/snapshot" "sandboxes.snapshot" Snapshot Object 200 [404, 409, 422, 500], "Commits the workspace to the sandbox's branch";
-    GET "/v1/sandboxes/{id}/checkpoints" "checkpoints.list" Nothing Object 200 [404], "The checkpoints of a sandbox, oldest first";
+    GET "/v1/sandboxes/{id}/checkpoints" "checkpoints.list" Nothing Object 200 [404, 409], "The checkpoints of a sandbox, oldest first";
     POST "/v1/sandboxes/{id}/checkpoints" "checkpoints.make" Label Object 201 [400, 404, 409, 500], "Keeps the files of a sandbox under a label";
     POST "/v1/sandboxes/{id}/restore" "checkpoints.restore" Restore Sandbox 200 [400, 404, 409, 500], "Takes a snapshot, puts the files of a checkpoint back and starts the sandbox again";
     POST "/v1/sandboxes/{id}/fork" "sandboxes.fork" Fork Sandbox 201 [400, 404, 409, 500], "Makes a sandbox with the files and the branch of another";

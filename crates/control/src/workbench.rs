@@ -7,7 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use policy::id::SandboxId;
 use sandbox::namespace::Namespace;
-use workbench::client::{Address, Client, ClientError, Dial, Line};
+use workbench::client::address::{Address, Dial, Line};
+use workbench::client::{Client, ClientError};
 
 /// What init starts this program with.
 const WORDS: &[&str] = &[

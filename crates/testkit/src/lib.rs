@@ -7,6 +7,7 @@
 
 pub mod ca;
 pub mod collector;
+pub mod docker;
 pub mod forge;
 pub mod gate;
 pub mod http;
@@ -24,15 +25,20 @@ pub mod wait;
 
 /// Whether this test may do what only root can. Elsewhere it says so and is skipped; in
 /// CI a skip is a failure.
-#[expect(clippy::panic, reason = "in CI a skip is a failure")]
 pub fn require_root(what: &str) -> bool {
     use std::os::unix::fs::MetadataExt;
     let root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
-    if !root {
+    require(root, &format!("needs root: {what}"))
+}
+
+/// Whether something a test needs is there; if not, it says what is missing.
+#[expect(clippy::panic, reason = "in CI a skip is a failure")]
+fn require(is_there: bool, missing: &str) -> bool {
+    if !is_there {
         if std::env::var("CI").is_ok_and(|ci| ci == "true") {
-            panic!("needs root: {what}");
+            panic!("{missing}");
         }
-        println!("skipped: needs root: {what}");
+        println!("skipped: {missing}");
     }
-    root
+    is_there
 }

@@ -12,46 +12,35 @@
 //! have been carried out. What comes back was said by whatever runs in there: it is bounded,
 //! and read as nothing but data.
 
-use std::io;
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::pin::Pin;
-use std::sync::Arc;
+pub mod address;
+pub mod output;
+mod reach;
+#[cfg(test)]
+mod tests;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use bytes::{Buf, Bytes, BytesMut};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
+use bytes::Bytes;
+use http::header::HeaderValue;
+use http::{Method, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
 
 use crate::request::{
     BashRequest, EditRequest, EditResult, FindRequest, FindResult, GrepRequest, GrepResult,
     LsRequest, LsResult, ReadRequest, ReadResult, WriteRequest, WriteResult,
 };
-use crate::tools::bash::{BashResult, Collected, Event, Said, Stream};
-
-/// Between two looks whether it is there.
-const STEP: Duration = Duration::from_millis(100);
-
-/// How long one look may take.
-const LOOK: Duration = Duration::from_secs(2);
+use crate::tools::bash::{BashResult, Collected, Event};
+use address::{Address, ip_address};
+use output::Output;
+use reach::Failed;
 
 /// The largest answer: a picture of 16 MiB, in base64.
 const MAX_ANSWER: usize = 32 << 20;
-
-/// The longest line of a command's answer.
-const MAX_LINE: usize = 1 << 20;
 
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
@@ -100,41 +89,6 @@ pub enum ClientError {
     },
 }
 
-/// A connection.
-pub trait Line: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
-
-/// A way to connect that is neither a path nor a port.
-#[async_trait]
-pub trait Dial: Send + Sync + std::fmt::Debug {
-    /// Connects. What fails here has reached nobody.
-    async fn dial(&self) -> io::Result<Box<dyn Line>>;
-
-    /// What it is called in messages.
-    fn address(&self) -> String;
-}
-
-/// Where a workbench is.
-#[derive(Clone, Debug)]
-pub enum Address {
-    /// At a Unix socket.
-    Unix(PathBuf),
-    /// At a TCP port.
-    Tcp(String, u16),
-    /// Somewhere that the caller knows how to reach.
-    Way(Arc<dyn Dial>),
-}
-
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Address::Unix(path) => write!(f, "unix:{}", path.display()),
-            Address::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Address::Way(way) => f.write_str(&way.address()),
-        }
-    }
-}
-
 /// A workbench somewhere else.
 #[derive(Debug)]
 pub struct Client {
@@ -143,16 +97,6 @@ pub struct Client {
     token: Option<HeaderValue>,
     /// Whether it was well when we last asked, and was not away since.
     ready: AtomicBool,
-}
-
-/// Why an attempt failed.
-enum Failed {
-    /// Nobody can have heard of it.
-    Unreached,
-    /// Nobody can have heard of it, and it is in vain to try again.
-    Closed(String),
-    /// Somebody may have.
-    Perhaps(String),
 }
 
 impl Client {
@@ -207,42 +151,14 @@ impl Client {
         &self.address
     }
 
-    /// Waits until it is there and well.
-    pub async fn wait_until_ready(&self) -> Result<(), ClientError> {
-        self.ready_by(Instant::now() + self.wait).await
-    }
-
-    /// Whether it is there and well now. Waits for nothing.
-    pub async fn health(&self) -> Result<(), ClientError> {
-        let timed_out = || ClientError::TimedOut(self.address.to_string());
-        let look = tokio::time::timeout(LOOK, self.attempt(Method::GET, "/health", Bytes::new()));
-        match look.await {
-            Err(_) | Ok(Err(Failed::Unreached | Failed::Perhaps(_))) => Err(timed_out()),
-            Ok(Err(Failed::Closed(reason))) => Err(self.closed(reason)),
-            Ok(Ok(response)) if response.status() == StatusCode::UNAUTHORIZED => {
-                Err(ClientError::Unauthorized(self.address.to_string()))
-            }
-            Ok(Ok(response)) => {
-                let health: Health = tokio::time::timeout(LOOK, self.read(response))
-                    .await
-                    .map_err(|_| timed_out())??;
-                health.ok.then_some(()).ok_or_else(timed_out)
-            }
-        }
-    }
-
     /// Runs a command; what it says comes as it says it. Dropping what is returned ends it.
     pub async fn bash(&self, request: &BashRequest) -> Result<Output, ClientError> {
         let response = self.post("/bash", request).await?;
         if response.status() != StatusCode::OK {
             return Err(self.refusal(response).await);
         }
-        Ok(Output {
-            body: Box::pin(response.into_body()),
-            rest: BytesMut::new(),
-            address: self.address.to_string(),
-            over: false,
-        })
+        let address = self.address.to_string();
+        Ok(Output::new(response.into_body(), address))
     }
 
     /// Runs a command to its end, and keeps the last of what it said.
@@ -343,76 +259,6 @@ impl Client {
         }
     }
 
-    async fn ready_by(&self, deadline: Instant) -> Result<(), ClientError> {
-        loop {
-            match self.health().await {
-                Ok(()) => {
-                    self.ready.store(true, Ordering::Release);
-                    return Ok(());
-                }
-                Err(ClientError::TimedOut(_)) if Instant::now() + STEP <= deadline => {
-                    tokio::time::sleep(STEP).await;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// One request on a connection of its own.
-    async fn attempt(
-        &self,
-        method: Method,
-        path: &str,
-        body: Bytes,
-    ) -> Result<Response<Incoming>, Failed> {
-        let line = self.connect().await.map_err(|error| match &self.address {
-            Address::Unix(_) | Address::Tcp(..) => Failed::Unreached,
-            // It is the caller's way, which knows better.
-            Address::Way(_) => Failed::Closed(error.to_string()),
-        })?;
-        let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
-            .max_buf_size(256 * 1024)
-            .handshake(TokioIo::new(line))
-            .await
-            .map_err(|_| Failed::Unreached)?;
-        // Ends with the answer's body, or when that is dropped.
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to a workbench ended early");
-            }
-        });
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        if let Ok(path) = path.parse() {
-            *request.uri_mut() = path;
-        }
-        let headers = request.headers_mut();
-        headers.insert(HOST, HeaderValue::from_static("localhost"));
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some(token) = &self.token {
-            headers.insert(AUTHORIZATION, token.clone());
-        }
-        let sent = sender.try_send_request(request).await;
-        sent.map_err(|mut error| match error.take_message() {
-            // Handed back: not a byte of it was written.
-            Some(_) => Failed::Unreached,
-            None => Failed::Perhaps(error.into_error().to_string()),
-        })
-    }
-
-    async fn connect(&self) -> io::Result<Box<dyn Line>> {
-        Ok(match &self.address {
-            Address::Unix(path) => Box::new(UnixStream::connect(path).await?),
-            Address::Tcp(host, port) => {
-                let address = ip_address(host).ok_or(io::ErrorKind::InvalidInput)?;
-                let stream = TcpStream::connect((address, *port)).await?;
-                stream.set_nodelay(true)?;
-                Box::new(stream)
-            }
-            Address::Way(way) => way.dial().await?,
-        })
-    }
-
     async fn read<T: DeserializeOwned>(
         &self,
         response: Response<Incoming>,
@@ -454,111 +300,12 @@ impl Client {
     }
 }
 
-/// The static binary asks no resolver.
-fn ip_address(host: &str) -> Option<IpAddr> {
-    match host {
-        "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
-        host => host.trim_matches(['[', ']']).parse().ok(),
-    }
-}
-
-/// What a command says, as it comes.
-pub struct Output {
-    body: Pin<Box<Incoming>>,
-    /// What came after the last line.
-    rest: BytesMut,
-    address: String,
-    over: bool,
-}
-
-impl Output {
-    /// What happens next. The last is [`Event::Done`] or [`Event::Failed`]; that it never came
-    /// is an error.
-    pub async fn next(&mut self) -> Result<Event, ClientError> {
-        loop {
-            if let Some(end) = memchr::memchr(b'\n', &self.rest) {
-                let line = self.rest.split_to(end);
-                self.rest.advance(1);
-                if line.trim_ascii().is_empty() {
-                    continue;
-                }
-                return self.event(&line);
-            }
-            if self.rest.len() > MAX_LINE {
-                return Err(self.strange("a line without an end"));
-            }
-            let broken = |reason: &str| ClientError::Broken {
-                address: self.address.clone(),
-                reason: reason.to_owned(),
-            };
-            match self.body.as_mut().frame().await {
-                Some(Ok(frame)) => {
-                    if let Ok(data) = frame.into_data() {
-                        self.rest.extend_from_slice(&data);
-                    }
-                }
-                Some(Err(error)) => return Err(broken(&error.to_string())),
-                None if self.over => return Err(broken("the command has ended already")),
-                None => return Err(broken("the end of the command never came")),
-            }
-        }
-    }
-
-    fn event(&mut self, line: &[u8]) -> Result<Event, ClientError> {
-        let told: Told =
-            serde_json::from_slice(line).map_err(|error| self.strange(&error.to_string()))?;
-        Ok(match told {
-            Told::Delta {
-                data,
-                stream,
-                base64,
-            } => {
-                let said = match base64 {
-                    None => Said::Text(data),
-                    Some(bytes) => Said::Bytes(
-                        STANDARD
-                            .decode(bytes)
-                            .map_err(|error| self.strange(&error.to_string()))?,
-                    ),
-                };
-                Event::Output(stream.unwrap_or(Stream::Stdout), said)
-            }
-            Told::Done {
-                exit_code,
-                timed_out,
-            } => {
-                self.over = true;
-                Event::Done {
-                    exit_code,
-                    timed_out,
-                }
-            }
-            Told::Error { message } => {
-                self.over = true;
-                Event::Failed(message)
-            }
-        })
-    }
-
-    fn strange(&self, reason: &str) -> ClientError {
-        ClientError::Strange {
-            address: self.address.clone(),
-            reason: reason.to_owned(),
-        }
-    }
-}
-
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Sent<'a, T> {
     session_id: &'a str,
     #[serde(flatten)]
     request: &'a T,
-}
-
-#[derive(Deserialize)]
-struct Health {
-    ok: bool,
 }
 
 #[derive(Deserialize)]
@@ -569,50 +316,4 @@ struct Answer<T> {
 #[derive(Deserialize)]
 struct Refusal {
     error: String,
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
-enum Told {
-    Delta {
-        data: String,
-        stream: Option<Stream>,
-        base64: Option<String>,
-    },
-    #[serde(rename_all = "camelCase")]
-    Done {
-        exit_code: i32,
-        #[serde(default)]
-        timed_out: bool,
-    },
-    Error {
-        message: String,
-    },
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_that_cannot_be_dialled_is_refused_at_once() {
-        let client = |host: &str| {
-            let address = Address::Tcp(host.to_owned(), 80);
-            Client::new(address, Duration::ZERO, None).map(|_| ())
-        };
-        for host in ["127.0.0.1", "::1", "[::1]", "localhost"] {
-            assert!(client(host).is_ok(), "{host}");
-        }
-        let error = client("sidecar.example").unwrap_err();
-        assert!(matches!(error, ClientError::Address(_)), "{error}");
-    }
-
-    #[test]
-    fn a_token_is_never_shown() {
-        let address = Address::Unix("/nowhere".into());
-        let client = Client::new(address, Duration::ZERO, Some("open-sesame")).unwrap();
-        assert!(!format!("{client:?}").contains("sesame"));
-        let address = Address::Unix("/nowhere".into());
-        assert!(Client::new(address, Duration::ZERO, Some("a\nb")).is_err());
-    }
 }

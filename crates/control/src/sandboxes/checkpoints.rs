@@ -12,6 +12,7 @@ use store::registry::Lookup;
 use super::body::{ForkBody, LabelBody, RestoreBody};
 use super::wish::Standing;
 use super::{Sandboxes, bounds, describe};
+use crate::elsewhere;
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
 
@@ -88,6 +89,7 @@ impl Sandboxes {
         id: SandboxId,
         body: ForkBody,
     ) -> Result<Reply, ControlError> {
+        elsewhere::refuse_its_name(&body.name, settings)?;
         let turn = self.turns.take(&id).await;
         let (of, bounds, trust) = (id.clone(), bounds(settings), self.traffic.trust());
         let row = self

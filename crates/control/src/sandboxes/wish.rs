@@ -11,6 +11,7 @@ use sandbox::manager::Wanted;
 
 use super::body::{CreateBody, PortBody};
 use super::{mirrored, ports};
+use crate::elsewhere;
 use crate::reply::ControlError;
 
 /// What a request for a sandbox means.
@@ -31,6 +32,7 @@ impl Wish {
     pub(super) fn read(body: CreateBody, settings: &Settings) -> Result<Self, ControlError> {
         let configured = settings.sandbox.backend.as_str();
         check_backend(body.backend.as_deref().unwrap_or(configured))?;
+        elsewhere::refuse_its_name(&body.name, settings)?;
         if body
             .repository
             .as_ref()

@@ -12,6 +12,8 @@ fn every_tool_of_the_list_has_its_schemas() {
         for schema in [&tool.input_schema, &output] {
             let kind = schema.get("type").and_then(serde_json::Value::as_str);
             assert_eq!(kind, Some("object"), "{}: {schema:?}", tool.name);
+            let text = serde_json::to_string(schema).unwrap();
+            assert!(!text.contains("\"uint"), "{}: {text}", tool.name);
         }
     }
 }

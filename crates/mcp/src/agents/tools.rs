@@ -1,8 +1,11 @@
 //! The list of tools: what a client shows and a model reads.
 
+use std::sync::Arc;
+
 use rmcp::handler::server::common::{schema_for_input, schema_for_output};
-use rmcp::model::{Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use schemars::JsonSchema;
+use serde_json::Value;
 
 use super::answers::{
     Answer, BashAnswer, Changed, DeleteAnswer, EditAnswer, GlobAnswer, GrepAnswer, ListAnswer,
@@ -155,7 +158,7 @@ fn tool<I: JsonSchema + 'static, O: Answer>(
     effect: Effect,
 ) -> Tool {
     // A test shows that each is an object, which is all that can be wrong.
-    let input = schema_for_input::<I>().unwrap_or_default();
+    let input = plain(schema_for_input::<I>().unwrap_or_default());
     let hints = ToolAnnotations::with_title(title);
     let hints = match effect {
         Effect::Reads => hints.read_only(true).open_world(false),
@@ -170,6 +173,32 @@ fn tool<I: JsonSchema + 'static, O: Answer>(
     };
     Tool::new(name, description, input)
         .with_title(title)
-        .with_raw_output_schema(schema_for_output::<O>())
+        .with_raw_output_schema(plain(schema_for_output::<O>()))
         .with_annotations(hints)
+}
+
+/// The schema without formats that only Rust knows: Claude Code complains of each of them, and
+/// `minimum` says the same.
+fn plain(schema: Arc<JsonObject>) -> Arc<JsonObject> {
+    let mut schema = Arc::unwrap_or_clone(schema);
+    schema.values_mut().for_each(strip);
+    Arc::new(schema)
+}
+
+fn strip(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            let is_ours = |format: &Value| {
+                format
+                    .as_str()
+                    .is_some_and(|format| format.starts_with("uint"))
+            };
+            if fields.get("format").is_some_and(is_ours) {
+                fields.shift_remove("format");
+            }
+            fields.values_mut().for_each(strip);
+        }
+        Value::Array(items) => items.iter_mut().for_each(strip),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
 }

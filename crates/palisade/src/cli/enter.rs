@@ -263,7 +263,7 @@ pub fn shell(args: &ShellArgs, global: &Global) -> Result<Exit> {
 }
 
 fn enter(name: &str, asked: &Asked<'_>, global: &Global) -> Result<Exit> {
-    if let Some(remote) = remote::named(name, global)? {
+    if let Some(remote) = remote::open(name, asked.purpose, global)? {
         let command = Command {
             environment: environment_said(&asked.running.env)?,
             directory: asked.running.workdir.clone(),

@@ -184,7 +184,7 @@ struct Entered {
 }
 
 fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Entered> {
-    if let Some(remote) = remote::named(name, global)? {
+    if let Some(remote) = remote::open(name, purpose, global)? {
         return Ok(Entered {
             id: remote.id().clone(),
             name: name.to_owned(),

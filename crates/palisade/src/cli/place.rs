@@ -72,6 +72,11 @@ impl Here {
 }
 
 impl Place {
+    /// Whether somebody else runs it, and we only connect to it.
+    pub fn is_elsewhere(&self) -> bool {
+        self.backend == "remote"
+    }
+
     /// Whether it works on this repository, in whichever worktree.
     pub fn is_of(&self, here: &Here) -> bool {
         match &self.common {
@@ -122,7 +127,7 @@ pub async fn in_repository(
         None => place.repository.is_none(),
     };
     let mut places = named(gate, name.as_str()).await?.into_iter();
-    Ok(places.find(|place| place.name == *name && is_wanted(place)))
+    Ok(places.find(|place| place.name == *name && !place.is_elsewhere() && is_wanted(place)))
 }
 
 /// The repository we stand in.

@@ -6,18 +6,34 @@ use anyhow::Result;
 use config::Sources;
 use config::section::sandbox::Remote as Settings;
 use control::remote::{self, Blocking, NAME};
-use policy::id::SandboxId;
-use sandbox::contract::{Command, Sandbox};
+use control::sandboxes::body::Purpose;
+use sandbox::contract::Command;
 use sandbox::remote::{Ended, Hearing, Remote, Way};
+use serde_json::json;
 
-use crate::cli::Global;
+use crate::cli::{Global, block_on};
 use crate::exit::{Exit, Failure};
-use crate::gate;
+use crate::gate::{self, background};
 use crate::output;
 
-/// The container, if that is what this name means: one is configured, and it is its name.
-pub fn named(name: &str, global: &Global) -> Result<Option<Remote<Blocking>>> {
-    let settings = settings(name, global)?;
+/// The container, entered on record as any sandbox is, if that is what this name means: one is
+/// configured, and it is its name.
+pub fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Option<Settings>> {
+    let Some(settings) = settings(name, global)? else {
+        return Ok(None);
+    };
+    let paths = global.paths()?;
+    block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let route = format!("/v1/sandboxes/{NAME}/session");
+        gate.post(&route, &json!({ "purpose": purpose })).await?;
+        Ok(Some(settings))
+    })
+}
+
+/// The same, as a sandbox.
+pub fn open(name: &str, purpose: Purpose, global: &Global) -> Result<Option<Remote<Blocking>>> {
+    let settings = enter(name, purpose, global)?;
     Ok(settings.as_ref().map(remote::open).transpose()?)
 }
 
@@ -36,18 +52,6 @@ pub fn settings(name: &str, global: &Global) -> Result<Option<Settings>> {
     let sources = Sources::read(paths.config.current(), &gate::environment).map_err(refused)?;
     let settings = sources.settings(&gate::environment).map_err(refused)?;
     Ok(settings.sandbox.remote)
-}
-
-/// Says plainly that the container is not ours, if this name means it.
-pub fn refuse(
-    name: &str,
-    global: &Global,
-    what: impl FnOnce(&dyn Sandbox, &SandboxId) -> Result<(), sandbox::contract::SandboxError>,
-) -> Result<()> {
-    match named(name, global)? {
-        Some(remote) => Ok(what(&remote, remote.id())?),
-        None => Ok(()),
-    }
 }
 
 /// Runs a command in it; its output and its code are ours.

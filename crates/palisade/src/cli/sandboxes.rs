@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 use clap::Args;
 use control::client::Client;
 use control::sandboxes::body::{CreateBody, PortBody};
-use sandbox::contract::Force;
 use sandbox::git::error::GitError;
 use sandbox::git::home::Home;
 use sandbox::manager::row::Published;
@@ -15,7 +14,7 @@ use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
 use crate::cli::place::{self, Here, Place};
-use crate::cli::{Global, block_on, ports, remote, summary};
+use crate::cli::{Global, block_on, ports, summary};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output::{self, Waiting};
@@ -218,9 +217,11 @@ fn table(places: &[Place]) -> String {
         return "no sandboxes; make one: palisade run -- <agent>".to_owned();
     }
     let row = |place: &Place| {
-        let status = match &place.reason {
-            Some(reason) => format!("{}: {reason}", place.status),
-            None => place.status.clone(),
+        let status = match (&place.reason, place.is_elsewhere()) {
+            (None, false) => place.status.clone(),
+            (Some(reason), false) => format!("{}: {reason}", place.status),
+            (None, true) => "managed elsewhere, reachable".to_owned(),
+            (Some(reason), true) => format!("managed elsewhere, not reachable: {reason}"),
         };
         let repository = place
             .repository
@@ -263,7 +264,6 @@ fn rough(past: Duration) -> String {
 }
 
 pub fn pause(args: &NameArgs, global: &Global) -> Result<Exit> {
-    remote::refuse(&args.name, global, |remote, id| remote.pause(id)).context("pause failed")?;
     in_words("pause", global, async |gate| {
         let place = place::find(gate, &args.name).await?;
         let answer = gate.post(&below(&place, "pause"), &json!({})).await?;
@@ -272,7 +272,6 @@ pub fn pause(args: &NameArgs, global: &Global) -> Result<Exit> {
 }
 
 pub fn resume(args: &NameArgs, global: &Global) -> Result<Exit> {
-    remote::refuse(&args.name, global, |remote, id| remote.resume(id)).context("resume failed")?;
     in_words("resume", global, async |gate| {
         let place = place::find(gate, &args.name).await?;
         let answer = gate.post(&below(&place, "resume"), &json!({})).await?;
@@ -281,9 +280,6 @@ pub fn resume(args: &NameArgs, global: &Global) -> Result<Exit> {
 }
 
 pub fn delete(args: &DeleteArgs, global: &Global) -> Result<Exit> {
-    let force = if args.force { Force::Yes } else { Force::No };
-    remote::refuse(&args.name, global, |remote, id| remote.delete(id, force))
-        .context("delete failed")?;
     in_words("delete", global, async |gate| {
         let place = place::find(gate, &args.name).await?;
         let force = if args.force { "?force=true" } else { "" };

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use control::sandboxes::body::Purpose;
 use serde_json::{Value, json};
 use workbench::client::{Client, ClientError};
 use workbench::request::BashRequest;
@@ -49,7 +50,9 @@ fn call(args: &ToolArgs, global: &Global) -> Result<Exit> {
     }
     let request: Value = serde_json::from_str(&text)
         .map_err(|error| Failure::new(Exit::Usage, format!("the request is no JSON: {error}")))?;
-    if let Some(settings) = remote::settings(&args.name, global)? {
+    // On record, as every command inside.
+    let purpose = Purpose::Exec;
+    if let Some(settings) = remote::enter(&args.name, purpose, global)? {
         let client = Client::of(&settings)?;
         return block_on(ask(&client, &args.tool, &request)).map_err(in_safe_words);
     }
@@ -58,8 +61,7 @@ fn call(args: &ToolArgs, global: &Global) -> Result<Exit> {
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let place = place::find(&gate, &args.name).await?;
-        // On record, as every command inside.
-        let body = json!({ "purpose": control::sandboxes::body::Purpose::Exec });
+        let body = json!({ "purpose": purpose });
         gate.post(&below(&place, "session"), &body).await?;
         let client = control::workbench::client(&backend, &place.id)?;
         ask(&client, &args.tool, &request).await

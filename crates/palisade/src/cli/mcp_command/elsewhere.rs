@@ -4,7 +4,6 @@
 use anyhow::Result;
 use config::section::sandbox::Remote as Settings;
 use control::remote::{self, NAME};
-use mcp::agents::workshop::Sandbox as Shown;
 use policy::id::SandboxId;
 use sandbox::contract::Sandbox;
 use workbench::client::Client;
@@ -30,21 +29,6 @@ impl Elsewhere {
     /// The client of its workbench.
     pub fn client(&self) -> Result<Client> {
         Ok(Client::of(&self.0)?)
-    }
-
-    /// How it is.
-    pub async fn shown(&self) -> Result<Shown> {
-        let reason = self.client()?.health().await.err();
-        let status = if reason.is_none() { "active" } else { "error" };
-        Ok(Shown {
-            id: SandboxId::parse(NAME)?,
-            name: NAME.to_owned(),
-            branch: None,
-            status: status.to_owned(),
-            reason: reason.map(|error| error.to_string()),
-            created_at: None,
-            warnings: Vec::new(),
-        })
     }
 
     /// Does something with it as with any sandbox, where that may block.

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use async_trait::async_trait;
 use control::client::Client;
-use control::remote::NAME;
 use control::sandboxes::body::{CreateBody, Purpose};
 use mcp::agents::parameters::{Bash, Edit, Glob, Grep, Ls, Read, Write};
 use mcp::agents::workshop::{
@@ -17,7 +16,7 @@ use mcp::agents::workshop::{
     Ran, Sandbox, Snapshot, Workshop, WorkshopError, Written,
 };
 use policy::id::SandboxId;
-use sandbox::contract::{Force, Sandbox as Backend, SandboxError, Transfer};
+use sandbox::contract::{Sandbox as Backend, SandboxError, Transfer};
 use sandbox::namespace::Namespace;
 use sandbox::transfer::within::Within;
 use sandbox::worker::SnapshotReport;
@@ -65,13 +64,6 @@ pub struct Shop {
     benches: Mutex<HashMap<SandboxId, Arc<Tools>>>,
 }
 
-/// What is done to every process of a sandbox.
-#[derive(Clone, Copy)]
-enum Order {
-    Pause,
-    Resume,
-}
-
 /// What the gate tells of a sandbox's ports.
 #[derive(Deserialize)]
 struct Told {
@@ -110,9 +102,6 @@ impl Shop {
     }
 
     async fn look_up(&self, name: &str) -> Result<Sandbox> {
-        if let Some(container) = Elsewhere::named(name, &self.global).await? {
-            return container.shown().await;
-        }
         let gate = self.gate().await?;
         Ok(shown(Self::place(&gate, name).await?))
     }
@@ -121,10 +110,16 @@ impl Shop {
         Ok(Here::find().ok_or_else(|| Failure::new(Exit::Usage, NO_REPOSITORY))?)
     }
 
-    /// The sandbox of that name or id. Those of other repositories are not there.
+    /// The sandbox of that name or id. Those of other repositories are not there; the container
+    /// that somebody else runs is, for the operator has configured it.
     async fn place(gate: &Client, name: &str) -> Result<Place> {
+        let found = place::find(gate, name).await;
+        let found = match found {
+            Ok(found) if found.is_elsewhere() => return Ok(found),
+            found => found,
+        };
         let here = Self::here()?;
-        let found = place::find(gate, name).await?;
+        let found = found?;
         if found.is_of(&here) {
             return Ok(found);
         }
@@ -134,10 +129,10 @@ impl Shop {
 
     /// The tools of a sandbox, entered on record.
     async fn tools(&self, at: &SandboxId) -> Result<Arc<Tools>, WorkshopError> {
+        self.enter(at, Purpose::Exec).await.map_err(told)?;
         if let Some(container) = self.elsewhere(at).await.map_err(told)? {
             return Ok(Arc::new(Tools::elsewhere(container).map_err(told)?));
         }
-        self.enter(at, Purpose::Exec).await.map_err(told)?;
         let mut benches = self.benches.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(tools) = benches.get(at) {
             return Ok(Arc::clone(tools));
@@ -179,22 +174,13 @@ impl Shop {
         let here = Self::here()?;
         let rows = self.gate().await?.get("/v1/sandboxes").await?;
         let places: Vec<Place> = serde_json::from_value(rows)?;
-        let ours = places.into_iter().filter(|place| place.is_of(&here));
-        let mut all: Vec<Sandbox> = ours.map(shown).collect();
-        if let Some(container) = Elsewhere::named(NAME, &self.global).await? {
-            all.push(container.shown().await?);
-        }
-        Ok(all)
+        let ours = places
+            .into_iter()
+            .filter(|place| place.is_of(&here) || place.is_elsewhere());
+        Ok(ours.map(shown).collect())
     }
 
     async fn told_ports(&self, at: &SandboxId) -> Result<Ports> {
-        if self.elsewhere(at).await?.is_some() {
-            return Ok(Ports {
-                open: None,
-                reason: Some("the container is managed elsewhere".to_owned()),
-                published: Vec::new(),
-            });
-        }
         let ports = self.gate().await?.get(&under(at, "ports")).await?;
         let told: Told = serde_json::from_value(ports)?;
         let published = told.published.iter().map(|one| Published {
@@ -208,18 +194,7 @@ impl Shop {
         })
     }
 
-    async fn order(&self, at: &SandboxId, what: Order) -> Result<()> {
-        if let Some(container) = self.elsewhere(at).await? {
-            let work = move |backend: &(dyn Backend + Sync), id: &SandboxId| match what {
-                Order::Pause => Ok(backend.pause(id)?),
-                Order::Resume => Ok(backend.resume(id)?),
-            };
-            return container.apart(work).await;
-        }
-        let what = match what {
-            Order::Pause => "pause",
-            Order::Resume => "resume",
-        };
+    async fn order(&self, at: &SandboxId, what: &str) -> Result<()> {
         let gate = self.gate().await?;
         gate.post(&under(at, what), &json!({})).await?;
         Ok(())
@@ -228,19 +203,12 @@ impl Shop {
     /// Deletes it. Without force it stands still while the gate finds out whether anything
     /// would be lost, and goes on if so.
     async fn remove(&self, at: &SandboxId, force: bool) -> Result<Deleted> {
-        if let Some(container) = self.elsewhere(at).await? {
-            let work = |backend: &(dyn Backend + Sync), id: &SandboxId| {
-                backend.delete(id, Force::No)?;
-                Ok(Deleted::default())
-            };
-            return container.apart(work).await;
-        }
         let gate = self.gate().await?;
         let place = Self::place(&gate, at.as_str()).await?;
         let answer = if force {
             gate.delete(&format!("{}?force=true", route(&place))).await
         } else {
-            let was_active = place.status == "active";
+            let was_active = place.status == "active" && !place.is_elsewhere();
             if was_active {
                 gate.post(&below(&place, "pause"), &json!({})).await?;
             }
@@ -308,10 +276,10 @@ impl Shop {
         purpose: Purpose,
         work: impl FnOnce(&(dyn Backend + Sync), &SandboxId) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.enter(at, purpose).await?;
         if let Some(container) = self.elsewhere(at).await? {
             return container.apart(work).await;
         }
-        self.enter(at, purpose).await?;
         let (backend, at) = (self.backend.clone(), at.clone());
         tokio::task::spawn_blocking(move || work(&backend, &at)).await?
     }
@@ -404,11 +372,11 @@ impl Workshop for Shop {
     }
 
     async fn pause(&self, at: &SandboxId) -> Result<(), WorkshopError> {
-        self.order(at, Order::Pause).await.map_err(told)
+        self.order(at, "pause").await.map_err(told)
     }
 
     async fn resume(&self, at: &SandboxId) -> Result<(), WorkshopError> {
-        self.order(at, Order::Resume).await.map_err(told)
+        self.order(at, "resume").await.map_err(told)
     }
 
     async fn delete(&self, at: &SandboxId, force: bool) -> Result<Deleted, WorkshopError> {

@@ -72,11 +72,13 @@ impl Client {
         let config =
             absolute("XDG_CONFIG_HOME").or_else(|| home.as_ref().map(|home| home.join(".config")));
         Some(match self {
-            Client::Claude => home?.join(".claude.json"),
+            Client::Claude => absolute("CLAUDE_CONFIG_DIR").or(home)?.join(".claude.json"),
             Client::Codex => absolute("CODEX_HOME")
                 .or_else(|| home.map(|home| home.join(".codex")))?
                 .join("config.toml"),
-            Client::Gemini => home?.join(".gemini/settings.json"),
+            Client::Gemini => absolute("GEMINI_CLI_HOME")
+                .or(home)?
+                .join(".gemini/settings.json"),
             Client::Cursor => home?.join(".cursor/mcp.json"),
             Client::Vscode => config?.join("Code/User/mcp.json"),
             Client::Zed => config?.join("zed/settings.json"),

@@ -1,0 +1,234 @@
+//! The workbench as the first process of a real container, on either kind of socket, and the
+//! gate that knows it as `remote`.
+
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testkit::docker::{Container, Docker, Network};
+use testkit::gate::Place;
+use testkit::said::{err, out};
+use testkit::wait;
+use workbench::client::address::Address as At;
+use workbench::client::{Client, ClientError};
+use workbench::request::BashRequest;
+
+use crate::PALISADE;
+use crate::server::{Address, lines};
+
+const TOKEN: &str = "open-sesame";
+
+fn docker() -> Option<Docker> {
+    Docker::start(Path::new(PALISADE))
+}
+
+/// A directory of the host's that a container sees as `/run/shared`.
+fn shared() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("wb").tempdir().unwrap()
+}
+
+fn start<'a>(docker: &'a Docker, shared: &Path) -> (Container<'a>, PathBuf) {
+    let environment = ["SOCKET_PATH=/run/shared/w.sock"];
+    let container = docker.run(&["workbench"], &environment, Network::None, shared);
+    let socket = shared.join("w.sock");
+    wait::until("the socket", || socket.exists().then_some(()));
+    (container, socket)
+}
+
+fn call(address: &Address, tool: &str, body: &Value) -> testkit::http::Answer {
+    let head = format!("Content-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\n");
+    let body = body.to_string();
+    address.ask("POST", &format!("/{tool}"), &head, body.as_bytes())
+}
+
+/// Every route, one after the other.
+fn drive(address: &Address) {
+    let health = address.ask(
+        "GET",
+        "/health",
+        &format!("Authorization: Bearer {TOKEN}\r\n"),
+        b"",
+    );
+    assert_eq!(
+        (health.status, &health.json()["ok"]),
+        (200, &Value::Bool(true))
+    );
+    let result = |tool: &str, body: Value| {
+        let answer = call(address, tool, &body);
+        assert_eq!(answer.status, 200, "{tool}: {}", answer.text());
+        answer.json()["result"].clone()
+    };
+    let write = json!({ "path": "a/b.txt", "content": "one\ntwo\n" });
+    assert_eq!(result("write", write)["bytes"], 8);
+    let edit = json!({ "path": "a/b.txt", "oldText": "two", "newText": "zwei" });
+    assert_eq!(result("edit", edit)["ok"], true);
+    assert_eq!(
+        result("read", json!({ "path": "/workspace/a/b.txt" }))["content"],
+        "one\nzwei\n"
+    );
+    assert_eq!(result("ls", json!({}))["output"], "a/");
+    let found = result("find", json!({ "pattern": "*.txt" }));
+    assert_eq!(found["files"], json!(["a/b.txt"]));
+    let found = result("grep", json!({ "pattern": "zw" }));
+    assert_eq!(found["content"], "a/b.txt:2: zwei");
+    let escape = call(address, "read", &json!({ "path": "../etc/passwd" }));
+    assert_eq!(escape.status, 400);
+
+    // Its own process 1 takes in what commands leave behind.
+    let command = "cat a/b.txt; (sleep 0.01 &); exit 3";
+    let said = lines(&call(address, "bash", &json!({ "command": command })));
+    assert_eq!(said[0]["data"], "one\nzwei\n");
+    assert_eq!(
+        said.last().unwrap(),
+        &json!({ "type": "done", "exitCode": 3 })
+    );
+    let zombies = json!({ "command": "grep -l 'State:.Z' /proc/[0-9]*/status; true" });
+    wait::until("the dead to be taken in", || {
+        let said = lines(&call(address, "bash", &zombies));
+        (said.len() == 1).then_some(())
+    });
+    let slow = json!({ "command": "sleep 3007", "timeoutSeconds": 0.2 });
+    let said = lines(&call(address, "bash", &slow));
+    let timed_out = json!({ "type": "done", "exitCode": -1, "timedOut": true });
+    assert_eq!(said.last().unwrap(), &timed_out);
+    let left = json!({ "command": "grep -l 300[7] /proc/[0-9]*/cmdline; true" });
+    assert_eq!(lines(&call(address, "bash", &left)).len(), 1);
+}
+
+#[test]
+fn every_route_answers_in_a_container_on_either_socket() {
+    let Some(docker) = docker() else { return };
+    let shared = shared();
+    let (_alone, socket) = start(&docker, shared.path());
+    drive(&Address::Unix(socket));
+
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let environment = [
+        "TCP_HOST=127.0.0.1",
+        &format!("TCP_PORT={}", address.port()),
+        &format!("SIDECAR_AUTH_TOKEN={TOKEN}"),
+        "SIDECAR_REQUIRE_AUTH=1",
+    ];
+    let _open = docker.run(&["workbench"], &environment, Network::Host, shared.path());
+    wait::until("the port", || {
+        std::net::TcpStream::connect(address).ok().map(drop)
+    });
+    let address = Address::Tcp(address);
+    let nobody = address.ask("GET", "/health", "", b"");
+    assert_eq!(nobody.status, 401);
+    drive(&address);
+}
+
+#[test]
+fn a_gate_works_in_a_container_that_has_nothing_but_busybox() {
+    let Some(docker) = docker() else { return };
+    let shared = shared();
+    let (container, socket) = start(&docker, shared.path());
+    let place = Place::new(PALISADE);
+    place.write_config(&format!(
+        "version: \"1.0\"\nsandbox:\n  remote:\n    socket_path: {}\n    \
+         wait_for_ready_ms: 20000\n",
+        socket.display()
+    ));
+    let ok = |words: &[&str]| -> String {
+        let output: Output = place.run(words);
+        assert!(output.status.success(), "{words:?}: {}", err(&output));
+        out(&output)
+    };
+    assert_eq!(ok(&["exec", "remote", "--", "pwd"]), "/workspace\n");
+    let network = ok(&["exec", "remote", "--", "ls", "/sys/class/net"]);
+    assert_eq!(network, "lo\n");
+    let files = tempfile::tempdir().unwrap();
+    let tree = files.path().join("tree");
+    std::fs::create_dir(&tree).unwrap();
+    let bytes: Vec<u8> = (0..100_000_u32)
+        .map(|n| n.to_le_bytes()[0] ^ 0x5a)
+        .collect();
+    std::fs::write(tree.join("bytes"), &bytes).unwrap();
+    ok(&["upload", "remote", tree.to_str().unwrap(), "in"]);
+    // It is found again when it was away.
+    container.restart();
+    let back = files.path().join("back");
+    ok(&["download", "remote", "in/tree", back.to_str().unwrap()]);
+    assert_eq!(std::fs::read(back.join("tree/bytes")).unwrap(), bytes);
+    let listed = ok(&["tool", "remote", "ls", "{\"path\":\"in\"}"]);
+    assert!(listed.contains("tree/"), "{listed}");
+    let table = ok(&["list"]);
+    assert!(table.contains("managed elsewhere, reachable"), "{table}");
+}
+
+#[test]
+fn calls_go_on_when_the_container_is_restarted_and_none_is_made_twice() {
+    const RESTARTS: u32 = 10;
+    let Some(docker) = docker() else { return };
+    let shared = shared();
+    let (container, socket) = start(&docker, shared.path());
+    let client = Client::new(At::Unix(socket), Duration::from_secs(30), None).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let answered = AtomicU32::new(0);
+    let mut known: HashMap<String, bool> = HashMap::new();
+    std::thread::scope(|scope| {
+        let restarting = scope.spawn(|| {
+            for round in 0..RESTARTS {
+                let before = answered.load(Ordering::Relaxed);
+                wait::until("calls to be answered", || {
+                    (answered.load(Ordering::Relaxed) > before + 2).then_some(())
+                });
+                if round % 3 == 2 {
+                    container.kill_and_start();
+                } else {
+                    container.restart();
+                }
+            }
+        });
+        let calling = async {
+            let mut after = 0;
+            for number in 0.. {
+                let call = number.to_string();
+                // One write of a line to the end of a file is whole.
+                let request = BashRequest {
+                    command: format!("echo {call} >> /run/shared/log"),
+                    timeout_seconds: None,
+                };
+                match client.run(&request).await {
+                    Ok(result) if result.ok => {
+                        answered.fetch_add(1, Ordering::Relaxed);
+                        known.insert(call, true);
+                    }
+                    Ok(_) | Err(ClientError::Broken { .. } | ClientError::Refused(_)) => {
+                        known.insert(call, false);
+                    }
+                    Err(other) => panic!("{other}"),
+                }
+                // The last restart, too, is one that calls come back from.
+                after += u32::from(restarting.is_finished());
+                if after > 5 {
+                    break;
+                }
+            }
+        };
+        runtime.block_on(calling);
+        restarting.join().unwrap();
+    });
+    let log = std::fs::read_to_string(shared.path().join("log")).unwrap();
+    let mut times: HashMap<&str, u32> = HashMap::new();
+    for line in log.lines() {
+        *times.entry(line).or_default() += 1;
+    }
+    println!("{} calls, {} made", known.len(), times.len());
+    assert!(times.values().all(|times| *times == 1), "{times:?}");
+    for (call, done) in &known {
+        assert!(!done || times.contains_key(call.as_str()), "{call}");
+    }
+    let unknown = known.values().filter(|done| !**done).count();
+    assert!(
+        unknown <= usize::try_from(2 * RESTARTS).unwrap(),
+        "{unknown}"
+    );
+}
