@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use testkit::wait;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use workbench::client::address::Address;
 use workbench::client::{Client, ClientError};
 use workbench::request::{
@@ -157,6 +159,41 @@ async fn a_token_that_is_not_accepted_is_said_at_once() {
     }
     let client = Client::new(address(&server), Duration::from_secs(60), Some("right")).unwrap();
     assert!(client.run(&command("true")).await.unwrap().ok);
+}
+
+/// A server that is well, and whose queue is full from then on: nobody gets in any more, and
+/// nobody is turned away.
+async fn is_well_and_then_hangs(listener: TcpListener) {
+    let address = listener.local_addr().unwrap();
+    let (mut first, _) = listener.accept().await.unwrap();
+    let mut asked = [0; 1024];
+    assert!(first.read(&mut asked).await.unwrap() > 0);
+    let mut queue = Vec::new();
+    // The first that waits says that it is full.
+    while let Ok(stream) =
+        tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(address)).await
+    {
+        queue.push(stream.unwrap());
+    }
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{\"ok\":true}";
+    first.write_all(answer).await.unwrap();
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_never_answers_is_not_waited_for_much_longer_than_was_said() {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let hanging = tokio::spawn(is_well_and_then_hangs(listener));
+    let at = Address::Tcp("127.0.0.1".to_owned(), port);
+    let client = Client::new(at, Duration::from_millis(500), None).unwrap();
+    // Without a bound of ours the kernel's is two minutes.
+    let run = tokio::time::timeout(wait::LIMIT, async { client.run(&command("true")).await });
+    let error = run.await.unwrap().unwrap_err();
+    assert!(matches!(error, ClientError::TimedOut(_)), "{error}");
+    hanging.abort();
 }
 
 fn start_at(root: &Path, socket: &Path) -> Server {

@@ -303,11 +303,25 @@ fn the_container_is_listed_as_managed_elsewhere_and_its_name_is_taken() {
     assert_eq!(get("/v1/sandboxes/remote").json(), shown);
     assert_eq!(get("/v1/sandboxes?name=other").json(), json!([]));
 
-    let make = ["create", "--backend", "namespace", "--no-repo", "Remote!"];
-    let output = desk.run(&make);
-    assert_eq!(output.status.code(), Some(4), "{}", err(&output));
-    let taken = "Sandbox 'remote' already exists.";
-    assert!(err(&output).contains(taken), "{}", err(&output));
+    for words in [
+        &["create", "--backend", "namespace", "--no-repo", "Remote!"][..],
+        &[
+            "run",
+            "--backend=namespace",
+            "--no-repo",
+            "-n",
+            "remote",
+            "true",
+        ],
+        &["diff", "remote"],
+        &["merge", "remote"],
+    ] {
+        let output = desk.run(words);
+        let said = err(&output);
+        assert_eq!(output.status.code(), Some(4), "{words:?}: {said}");
+        let elsewhere = "the container is managed elsewhere";
+        assert!(said.contains(elsewhere), "{words:?}: {said}");
+    }
 
     let Desk { place, server } = desk;
     drop(server);

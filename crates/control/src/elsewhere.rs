@@ -151,7 +151,7 @@ async fn reason(remote: &Remote) -> Option<String> {
 /// Refuses a name that already means the container.
 pub(crate) fn refuse_its_name(name: &str, settings: &Settings) -> Result<(), ControlError> {
     if settings.sandbox.remote.is_some() && is_its_name(name) {
-        return Err(refusal(SandboxError::Exists(NAME.to_owned())));
+        return Err(refusal(SandboxError::Elsewhere("made")));
     }
     Ok(())
 }

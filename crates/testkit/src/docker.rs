@@ -19,6 +19,8 @@ use crate::{require, require_root, wait};
 /// Where Debian has it, which is on few people's path.
 const DOCKERD: &str = "/usr/sbin/dockerd";
 
+const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 const BUSYBOX: &str = "/bin/busybox";
 
 /// What the daemon calls the image.
@@ -75,6 +77,8 @@ impl Docker {
             // Nothing of the machine's network is touched, and any file system will do.
             .args(["--bridge=none", "--iptables=false", "--ip6tables=false"])
             .args(["--ip-forward=false", "--storage-driver=vfs"])
+            // Its containerd and runc are on few people's path, too.
+            .env("PATH", PROGRAMS)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a descriptor"))
             .stderr(log)

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::cli::place::{self, Here, Place};
 use crate::cli::sandboxes::take_snapshot;
 use crate::cli::summary::{count, letter, lines_of};
-use crate::cli::{Global, block_on, confirm};
+use crate::cli::{Global, block_on, confirm, remote};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output;
@@ -116,6 +116,9 @@ impl Work {
             Ok(Some(place))
         });
         let place = found?;
+        if place.as_ref().is_some_and(Place::is_elsewhere) {
+            return Err(Failure::new(Exit::Exists, remote::NO_BRANCH).into());
+        }
         let slug = match &place {
             Some(place) => place.name.clone(),
             None => Slug::from_name(name)

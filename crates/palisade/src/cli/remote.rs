@@ -16,6 +16,10 @@ use crate::exit::{Exit, Failure};
 use crate::gate::{self, background};
 use crate::output;
 
+/// Said to who wants to see or bring home what was done in it.
+pub const NO_BRANCH: &str =
+    "the container is managed elsewhere and has no branch; see its changes with git inside";
+
 /// The container, entered on record as any sandbox is, if that is what this name means: one is
 /// configured, and it is its name.
 pub fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Option<Settings>> {

@@ -4,10 +4,14 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+
+/// How long a TCP connection may take; the kernel would try for two minutes.
+const CONNECT: Duration = Duration::from_secs(2);
 
 /// A connection.
 pub trait Line: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -51,7 +55,8 @@ impl Address {
             Address::Unix(path) => Box::new(UnixStream::connect(path).await?),
             Address::Tcp(host, port) => {
                 let address = ip_address(host).ok_or(io::ErrorKind::InvalidInput)?;
-                let stream = TcpStream::connect((address, *port)).await?;
+                let connecting = TcpStream::connect((address, *port));
+                let stream = tokio::time::timeout(CONNECT, connecting).await??;
                 stream.set_nodelay(true)?;
                 Box::new(stream)
             }

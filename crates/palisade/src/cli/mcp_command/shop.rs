@@ -30,6 +30,7 @@ use crate::cli::Global;
 use crate::cli::enter;
 use crate::cli::files::{fetch, send};
 use crate::cli::place::{self, Here, Place};
+use crate::cli::remote::NO_BRANCH;
 use crate::cli::sandboxes::{below, route};
 use crate::cli::summary::{left_behind, letter};
 use crate::exit::{Exit, Failure};
@@ -285,13 +286,11 @@ impl Shop {
     }
 
     async fn changes(&self, at: &SandboxId, most: usize) -> Result<Changes> {
-        if self.elsewhere(at).await?.is_some() {
-            let message = "the container is managed elsewhere and has no branch; see its changes \
-                           with git inside";
-            return Err(Failure::new(Exit::Exists, message).into());
-        }
         let gate = self.gate().await?;
         let place = Self::place(&gate, at.as_str()).await?;
+        if place.is_elsewhere() {
+            return Err(Failure::new(Exit::Exists, NO_BRANCH).into());
+        }
         // Reading a repository blocks.
         tokio::task::spawn_blocking(move || diff(&place, most)).await?
     }
