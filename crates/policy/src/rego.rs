@@ -22,6 +22,7 @@ mod calls;
 mod decision;
 mod entry;
 mod heads;
+pub mod judge;
 mod plain;
 pub mod trial;
 mod value;

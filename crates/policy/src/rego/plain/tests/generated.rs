@@ -22,7 +22,7 @@ impl Choices<'_> {
     }
 }
 
-const CONSTANTS: [&str; 18] = [
+const CONSTANTS: [&str; 19] = [
     "1",
     "0",
     "\"a\"",
@@ -41,6 +41,7 @@ const CONSTANTS: [&str; 18] = [
     "1e300",
     "\"/admin\"",
     "set()",
+    "`a`",
 ];
 
 const REFERENCES: [&str; 12] = [
@@ -110,7 +111,15 @@ impl Writer<'_, '_> {
                 let place = self.choices.below(self.locals.len());
                 self.locals[place].clone()
             }
-            2 if !self.rules.is_empty() => self.choices.one(self.rules).to_owned(),
+            2 if !self.rules.is_empty() => {
+                let rule = self.choices.one(self.rules);
+                match self.choices.below(8) {
+                    0 => format!("data.http.authz.{rule}"),
+                    1 => format!("{rule}.k"),
+                    2 => format!("{rule}[0]"),
+                    _ => rule.to_owned(),
+                }
+            }
             1..=3 => self.choices.one(&REFERENCES).to_owned(),
             4 | 5 => {
                 let operation = self
@@ -140,7 +149,9 @@ impl Writer<'_, '_> {
                 let known = FUNCTIONS.len() - if self.calls { 0 } else { 2 };
                 let (name, arity) = self.choices.one(&FUNCTIONS[..known]);
                 let args: Vec<_> = (0..arity).map(|_| self.expr(depth - 1)).collect();
-                format!("{name}({})", args.join(", "))
+                let is_own = matches!(name, "f" | "g") && self.choices.seldom(3);
+                let package = if is_own { "data.http.authz." } else { "" };
+                format!("{package}{name}({})", args.join(", "))
             }
         }
     }
@@ -158,7 +169,11 @@ impl Writer<'_, '_> {
                 2 => {
                     let of = self.expr(1);
                     self.locals.push(name.clone());
-                    format!("some {name} in {of}")
+                    match self.choices.below(4) {
+                        0 => format!("some _, {name} in {of}"),
+                        1 => format!("some {name}, _ in {of}"),
+                        _ => format!("some {name} in {of}"),
+                    }
                 }
                 3 => {
                     let of = self.expr(1);
@@ -169,6 +184,10 @@ impl Writer<'_, '_> {
                 4 | 5 => format!("not {}", self.expr(2)),
                 _ => self.expr(2),
             });
+        }
+        // The order in which they are written is not the one in which they are evaluated.
+        if self.choices.seldom(8) {
+            statements.reverse();
         }
         statements.join("; ")
     }
