@@ -10,11 +10,13 @@ mod archive;
 mod directory;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use policy::rego::{self, BundleError, Module};
+use policy::rego::judge::{Judge, Terms};
+use policy::rego::{self, Budget, BundleError, Module};
 use serde_json::{Map, Value};
 
-use crate::section::policies::Bundle;
+use crate::section::policies::{Bundle, BundleMode, Policies};
 use crate::tree::{Content, Node, Tree};
 
 /// The most files of one bundle.
@@ -105,6 +107,40 @@ pub fn read(bundle: &Bundle) -> Result<rego::Bundle, BadBundle> {
             error,
         }
     })
+}
+
+/// The bundles that judge by one entrypoint.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Those that are there, in the order of the settings.
+    pub judges: Vec<Arc<Judge>>,
+    /// Those that are not, and need not be.
+    pub missing: Vec<BadBundle>,
+}
+
+/// Reads the bundles for `entrypoint`, or for something below it. Blocks. One that is not
+/// there and has to be, or that cannot be used, is an error.
+pub fn judges(section: &Policies, entrypoint: &str) -> Result<Found, BadBundle> {
+    let mut found = Found::default();
+    for named in &section.bundles {
+        let inner = named.entrypoint.strip_prefix(entrypoint);
+        if !inner.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+            continue;
+        }
+        let terms = Terms {
+            budget: Budget::of(section.timeout),
+            counts: named.mode == BundleMode::Enforce,
+            fail_open: section.fail_open,
+        };
+        match read(named) {
+            Ok(bundle) => found.judges.push(Arc::new(Judge::new(bundle, terms))),
+            Err(problem @ BadBundle::Missing { .. }) if !named.required => {
+                found.missing.push(problem);
+            }
+            Err(problem) => return Err(problem),
+        }
+    }
+    Ok(found)
 }
 
 /// Why there are no files.

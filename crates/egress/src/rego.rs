@@ -6,12 +6,9 @@
 //! and written down, and decides nothing.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use config::Settings;
-use config::bundle::{self, BadBundle};
-use config::section::policies::BundleMode;
+use config::bundle::{self, BadBundle, Found};
 use http::HeaderMap;
 use policy::allowlist::Target;
 use policy::audit::{AuditEvent, Times};
@@ -22,7 +19,8 @@ use policy::path::CleanPath;
 use policy::proof::Permitted;
 use policy::reason::Reason;
 use policy::registration::Registration;
-use policy::rego::{Budget, Bundle, Decision, Failure};
+use policy::rego::judge::Judge;
+use policy::rego::{Decision, Failure};
 use policy::verdict::{Denial, RuleName, Word};
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
@@ -38,31 +36,14 @@ pub const REQUESTS: &str = "http/authz";
 /// What bundles about pushes decide.
 pub const PUSHES: &str = "git/push";
 
-/// What is tried at once. A policy of ordinary size needs a tenth of it; whatever needs more
-/// is asked again where it keeps no other request waiting. A decision has no effects, so
-/// asking twice does no harm.
-const QUICK: Budget = Budget {
-    time: Duration::from_millis(1),
-    steps: 10_000,
-};
-
 /// Slow decisions that are made at the same time.
 const MOST_SLOW: usize = 4;
 
 /// Bundles that judge requests.
 #[derive(Debug)]
 pub struct Policies {
-    judges: Vec<Judge>,
-    budget: Budget,
-    fail_open: bool,
+    judges: Vec<Arc<Judge>>,
     slow: Semaphore,
-}
-
-#[derive(Debug)]
-struct Judge {
-    bundle: Arc<Bundle>,
-    counts: bool,
-    failures: AtomicU64,
 }
 
 /// What one bundle makes of a request.
@@ -83,29 +64,12 @@ impl Policies {
     /// Reads the bundles of `settings` for `entrypoint`. Blocks. One that is not there is left out, with a
     /// warning, unless it is required; one that cannot be used is an error.
     pub fn load(settings: &Settings, entrypoint: &str) -> Result<Self, BadBundle> {
-        let section = &settings.policies;
-        let mut judges = Vec::new();
-        for named in &section.bundles {
-            let inner = named.entrypoint.strip_prefix(entrypoint);
-            if !inner.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
-                continue;
-            }
-            match bundle::read(named) {
-                Ok(bundle) => judges.push(Judge {
-                    bundle: Arc::new(bundle),
-                    counts: named.mode == BundleMode::Enforce,
-                    failures: AtomicU64::new(0),
-                }),
-                Err(problem @ BadBundle::Missing { .. }) if !named.required => {
-                    tracing::warn!(%problem, "a policy bundle is missing and judges nothing");
-                }
-                Err(problem) => return Err(problem),
-            }
+        let Found { judges, missing } = bundle::judges(&settings.policies, entrypoint)?;
+        for problem in missing {
+            tracing::warn!(%problem, "a policy bundle is missing and judges nothing");
         }
         Ok(Self {
             judges,
-            budget: Budget::of(section.timeout),
-            fail_open: section.fail_open,
             slow: Semaphore::new(MOST_SLOW),
         })
     }
@@ -119,8 +83,8 @@ impl Policies {
     pub async fn judge(&self, input: &Arc<Value>) -> Vec<Judgement> {
         let mut said = Vec::with_capacity(self.judges.len());
         for judge in &self.judges {
-            let decision = self.ask(&judge.bundle, input).await;
-            let judgement = self.understand(judge, decision);
+            let decision = self.ask(judge, input).await;
+            let judgement = understand(judge, decision);
             let ends = judgement.counts && judgement.denial.is_some();
             said.push(judgement);
             if ends {
@@ -132,77 +96,45 @@ impl Policies {
 
     /// Whether every bundle that counts allows it. Blocks for as long as they may take.
     pub fn allows(&self, input: &Value) -> bool {
-        let mut counting = self.judges.iter().filter(|judge| judge.counts);
+        let mut counting = self.judges.iter().filter(|judge| judge.counts());
         counting.all(|judge| {
-            let decision = judge.bundle.decide(input, self.budget);
-            let judgement = self.understand(judge, decision);
+            let judgement = understand(judge, judge.at_length(input));
             judgement.denial.is_none() || !judgement.counts
         })
     }
 
-    async fn ask(&self, bundle: &Arc<Bundle>, input: &Arc<Value>) -> Decision {
-        let decision = bundle.decide(input, QUICK);
-        if !matches!(
-            decision,
-            Decision::Failed(Failure::OutOfTime | Failure::OutOfSteps)
-        ) {
+    async fn ask(&self, judge: &Arc<Judge>, input: &Arc<Value>) -> Decision {
+        if let Some(decision) = judge.at_once(input) {
             return decision;
         }
         // The semaphore is never closed.
         let place = self.slow.acquire().await;
-        let (bundle, input, budget) = (Arc::clone(bundle), Arc::clone(input), self.budget);
-        let decided = tokio::task::spawn_blocking(move || bundle.decide(&input, budget)).await;
+        let (judge, input) = (Arc::clone(judge), Arc::clone(input));
+        let decided = tokio::task::spawn_blocking(move || judge.at_length(&input)).await;
         drop(place);
         decided.unwrap_or_else(|error| Decision::Failed(Failure::Error(error.to_string())))
     }
-
-    fn understand(&self, judge: &Judge, decision: Decision) -> Judgement {
-        let rule = judge.bundle.rule_name();
-        let deny = |reason: Reason| Denial::new(reason, rule.clone());
-        let mut counts = judge.counts;
-        let denial = match decision {
-            Decision::Allow(_) => None,
-            Decision::Deny(said) => Some(said.told(deny(Reason::RegoDenied))),
-            Decision::Undefined => Some(
-                deny(Reason::RegoDenied)
-                    .because(format!("{} is undefined here", judge.bundle.rule())),
-            ),
-            Decision::Ask(said) => {
-                let denial = said.told(deny(Reason::AskUnattended));
-                let message = format!(
-                    "{} The operator wants to be asked, and this version cannot ask yet.",
-                    denial.message
-                );
-                Some(denial.saying(message))
-            }
-            Decision::Modify { said, .. } => {
-                let because = "the policy wants the request changed, which the gate cannot do";
-                Some(said.told(deny(Reason::RegoDenied)).because(because))
-            }
-            Decision::Failed(failure) => {
-                judge.note(&failure);
-                counts &= !self.fail_open;
-                Some(deny(Reason::RegoError).because(failure.to_string()))
-            }
-        };
-        Judgement {
-            bundle: judge.bundle.id().to_owned(),
-            rule,
-            counts,
-            denial,
-        }
-    }
 }
 
-impl Judge {
-    /// An agent can make a policy fail as often as it likes, so that not every failure is a
-    /// line of the log.
-    fn note(&self, failure: &Failure) {
-        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
-        if failures.is_power_of_two() {
-            let bundle = self.bundle.id();
-            tracing::error!(bundle, %failure, failures, "a policy bundle could not decide");
-        }
+fn understand(judge: &Judge, decision: Decision) -> Judgement {
+    if let Decision::Failed(failure) = &decision
+        && let Some(failures) = judge.count_failure()
+    {
+        let bundle = judge.id();
+        tracing::error!(bundle, %failure, failures, "a policy bundle could not decide");
+    }
+    let outcome = judge.understand(decision);
+    let (rule, counts) = (judge.rule_name(), judge.decides(&outcome));
+    let denial = outcome.map_or_else(Some, |change| {
+        let because = "the policy wants the request changed, which the gate cannot do";
+        let denial = Denial::new(Reason::RegoDenied, rule.clone());
+        change.map(|change| change.said.told(denial).because(because))
+    });
+    Judgement {
+        bundle: judge.id().to_owned(),
+        rule,
+        counts,
+        denial,
     }
 }
 

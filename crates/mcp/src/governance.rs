@@ -19,13 +19,13 @@ use policy::audit::{AuditEvent, Kind, Times};
 use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
 use policy::rego::Decision;
+use policy::rego::judge::Judge;
 use policy::verdict::{Denial, Word};
 use serde_json::value::RawValue;
 
 pub use self::call::Call;
 pub(crate) use self::call::Wrapping;
 use self::input::{Parts, Subject};
-use self::rules::Judge;
 pub use self::rules::Rules;
 use crate::context::Contexts;
 use crate::metrics::Metrics;
@@ -265,18 +265,18 @@ impl Governance {
             if let Decision::Failed(failure) = &decision {
                 metrics.failed(judge.id(), rules::kind_of(failure));
             }
-            let outcome = match rules.understand(judge, decision) {
+            let outcome = match rules::understand(judge, decision) {
                 Ok(None) => Ok(None),
                 Ok(Some(outputs)) => {
                     let (target, wrappings) = subject.target(asked.moment);
                     redaction::apply(&self.0.patterns, outputs, target, wrappings)
                         .await
                         .map(Some)
-                        .map_err(|fault| judge.cannot_redact(&fault))
+                        .map_err(|fault| rules::cannot_redact(judge, &fault))
                 }
                 Err(denial) => Err(denial),
             };
-            if !judge.decides(&outcome, &rules) {
+            if !judge.decides(&outcome) {
                 self.log(judge, &outcome, event).await;
                 continue;
             }

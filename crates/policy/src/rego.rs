@@ -22,6 +22,7 @@ mod calls;
 mod decision;
 mod entry;
 mod heads;
+pub mod judge;
 mod plain;
 pub mod trial;
 mod value;
@@ -38,6 +39,7 @@ use regorus::rvm::vm::{RegoVM, VmError};
 use regorus::utils::limits::ExecutionTimerConfig;
 use regorus::{Engine, LimitError};
 
+use self::decision::Part;
 pub use self::decision::{Decision, Failure, Said};
 use self::entry::Entry;
 use crate::verdict::RuleName;
@@ -188,7 +190,7 @@ impl Bundle {
             return Err(BundleError::Impure("__builtin_host_await".to_owned()));
         }
         calls::check(&program)?;
-        let watched = plain::is_plain(&compiled, &program)
+        let watched = plain::is_plain(&compiled, &program, &entry.deciding())
             .then(|| watch::program(&program))
             .flatten();
         let is_plain = watched.is_some();
@@ -248,7 +250,7 @@ impl Bundle {
             }));
             machine.execute_entry_point_by_index(index)
         };
-        let (answer, is_sound) = watch::run(|| ask(0, budget));
+        let (answer, mut is_sound) = watch::run(|| ask(0, budget));
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => return Decision::Failed(failure(&error)),
@@ -257,7 +259,8 @@ impl Bundle {
         let beside = self.entry.beside().iter().zip(1..);
         let beside: Vec<_> = beside
             .map(|((part, _), index)| {
-                let answer = ask(index, budget.share());
+                let (answer, part_is_sound) = watch::run(|| ask(index, budget.share()));
+                is_sound &= part_is_sound || *part != Part::Outputs;
                 (*part, answer.unwrap_or(regorus::Value::Undefined))
             })
             .collect();
@@ -270,7 +273,17 @@ impl Bundle {
         if decision.is_refusal() || (self.is_plain && is_sound) {
             return decision.hear(beside.into_iter());
         }
-        match self.confirm(input, &answer, budget.time) {
+        // What is to be changed is a part of the decision, where a reason is not.
+        let mut outputs = self.entry.beside().iter().zip(&beside);
+        let outputs = outputs.find(|((part, _), _)| *part == Part::Outputs);
+        let outputs = outputs.filter(|_| matches!(decision, Decision::Modify { .. }));
+        let confirmed = self
+            .confirm(self.entry.rule(), input.clone(), &answer, budget.time)
+            .and_then(|()| match outputs {
+                Some(((_, rule), (_, answer))) => self.confirm(rule, input, answer, budget.time),
+                None => Ok(()),
+            });
+        match confirmed {
             Ok(()) => decision.hear(beside.into_iter()),
             Err(failure) => Decision::Failed(failure),
         }
@@ -279,6 +292,7 @@ impl Bundle {
     /// Asks the interpreter, too: it has to come to the same answer without an error.
     fn confirm(
         &self,
+        rule: &str,
         input: regorus::Value,
         answer: &regorus::Value,
         limit: Duration,
@@ -289,7 +303,7 @@ impl Bundle {
             limit,
             check_interval: LOOK_SELDOM,
         });
-        match engine.eval_rule(self.entry.rule().to_owned()) {
+        match engine.eval_rule(rule.to_owned()) {
             Ok(again) if again == *answer => Ok(()),
             Ok(_) => Err(Failure::Error(
                 "the policy can be read in two ways".to_owned(),

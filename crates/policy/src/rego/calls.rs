@@ -4,7 +4,7 @@
 //! that a rule that calls itself would end the process. Rego forbids recursion; the
 //! library finds only some of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use regorus::Value;
 use regorus::rvm::Instruction;
@@ -34,6 +34,35 @@ pub(super) fn check(program: &Program) -> Result<(), BundleError> {
         })?;
     }
     Ok(())
+}
+
+/// The rules that an evaluation of `roots` may come to.
+pub(super) fn reach(program: &Program, roots: &[&str]) -> BTreeSet<usize> {
+    let calls = read(program);
+    let rules = program.rule_infos.iter().enumerate();
+    let mut found: BTreeSet<usize> = rules
+        .filter(|(_, info)| roots.contains(&info.name.as_str()))
+        .map(|(rule, _)| rule)
+        .collect();
+    let mut open: Vec<usize> = found.iter().copied().collect();
+    while let Some(rule) = open.pop() {
+        let called = calls.get(&rule).into_iter().flatten();
+        open.extend(called.filter(|called| found.insert(**called)));
+    }
+    found
+}
+
+/// Each instruction, with the rule it belongs to.
+pub(super) fn instructions(
+    program: &Program,
+) -> impl Iterator<Item = (Option<usize>, &Instruction)> {
+    let begins = begins(program);
+    let instructions = program.instructions.iter().enumerate();
+    instructions.map(move |(place, instruction)| {
+        let rule = begins.range(..=place).next_back().map(|(_, rule)| *rule);
+        // What stands before every rule is the way in.
+        (rule, instruction)
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -89,24 +118,27 @@ fn measure(
 
 /// The calls of each rule.
 fn read(program: &Program) -> BTreeMap<usize, Vec<usize>> {
+    let mut calls: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (rule, instruction) in instructions(program) {
+        if let Some(rule) = rule {
+            calls
+                .entry(rule)
+                .or_default()
+                .extend(called(program, instruction));
+        }
+    }
+    calls
+}
+
+/// Where parts of rules begin, and of which.
+fn begins(program: &Program) -> BTreeMap<usize, usize> {
     let mut begins = BTreeMap::new();
     for (rule, info) in program.rule_infos.iter().enumerate() {
         let bodies = info.definitions.iter().flatten();
         let starts = bodies.chain(info.destructuring_blocks.iter().flatten());
         begins.extend(starts.map(|start| (*start as usize, rule)));
     }
-    let mut calls: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    for (place, instruction) in program.instructions.iter().enumerate() {
-        // What stands before every rule is the way in.
-        let Some((_, rule)) = begins.range(..=place).next_back() else {
-            continue;
-        };
-        calls
-            .entry(*rule)
-            .or_default()
-            .extend(called(program, instruction));
-    }
-    calls
+    begins
 }
 
 fn called(program: &Program, instruction: &Instruction) -> Vec<usize> {

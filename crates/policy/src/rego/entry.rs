@@ -70,6 +70,16 @@ impl Entry {
         &self.beside
     }
 
+    /// The rule that decides, and the one that says what to change, if there is one.
+    pub(super) fn deciding(&self) -> Vec<&str> {
+        let outputs = self
+            .beside
+            .iter()
+            .filter(|(part, _)| *part == Part::Outputs);
+        let outputs = outputs.map(|(_, rule)| rule.as_str());
+        std::iter::once(self.rule()).chain(outputs).collect()
+    }
+
     /// Every rule, the one that decides first.
     pub(super) fn rules(&self) -> Vec<&str> {
         let beside = self.beside.iter().map(|(_, rule)| rule.as_str());

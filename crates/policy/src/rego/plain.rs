@@ -9,7 +9,8 @@
 //! - comprehensions and `every` in a loop: a condition that fails in them ends a round of the
 //!   loop around them; `input` that is first read in one is not there behind it;
 //! - several values of one rule, from a loop or from several definitions: the last or none
-//!   counts, where the interpreter fails (so only one and the same constant is plain);
+//!   counts, where the interpreter fails (so only one and the same constant is plain, but for
+//!   the definitions of the rule that decides, which says nothing then, and that is no);
 //! - the same key twice in an object or a comprehension: the last one counts;
 //! - patterns in parameters, `:=` and `some`, and parameters called `_`: what is undefined
 //!   goes through;
@@ -25,15 +26,16 @@ use regorus::unstable::{
 };
 use regorus::{CompiledPolicy, Value};
 
-use super::watch;
+use super::{calls, watch};
 
-/// Whether the rules of `policy` that `program` has are all plain.
-pub(super) fn is_plain(policy: &CompiledPolicy, program: &Program) -> bool {
-    program
-        .instructions
-        .iter()
-        .all(|one| is_known(program, *one))
-        && Names::read(policy, program).is_some_and(|names| {
+/// Whether the rules of `policy` that `deciding`, rules of `program`, need are all plain. The
+/// first of them is the one that decides.
+pub(super) fn is_plain(policy: &CompiledPolicy, program: &Program, deciding: &[&str]) -> bool {
+    let reached = calls::reach(program, deciding);
+    let mut needed = calls::instructions(program)
+        .filter(|(rule, _)| rule.is_none_or(|rule| reached.contains(&rule)));
+    needed.all(|(_, instruction)| is_known(program, *instruction))
+        && Names::read(policy, program, &reached, deciding).is_some_and(|names| {
             let modules = policy.get_modules().iter();
             modules.zip(&names.packages).all(|(module, package)| {
                 let rules = module.policy.iter();
@@ -104,8 +106,10 @@ struct Names<'a> {
     packages: Vec<String>,
     /// Every rule by its path. Of a function, with how many parameters it takes.
     rules: BTreeMap<String, Option<usize>>,
-    /// The rules that are in the program.
+    /// The rules that are needed.
     used: BTreeMap<&'a str, &'a RuleInfo>,
+    /// The rule that decides.
+    entry: &'a str,
     /// The first words of built-in functions' names, which nothing else may be called.
     taken: BTreeSet<&'static str>,
 }
@@ -119,12 +123,18 @@ struct Body<'a> {
 }
 
 impl<'a> Names<'a> {
-    fn read(policy: &CompiledPolicy, program: &'a Program) -> Option<Self> {
+    fn read(
+        policy: &CompiledPolicy,
+        program: &'a Program,
+        reached: &BTreeSet<usize>,
+        deciding: &[&'a str],
+    ) -> Option<Self> {
         let words = BUILTINS.keys().filter_map(|name| name.split('.').next());
         let mut names = Self {
             packages: Vec::new(),
             rules: BTreeMap::new(),
             used: BTreeMap::new(),
+            entry: deciding.first()?,
             taken: words.chain(["data", "input", "print", "walk"]).collect(),
         };
         for module in policy.get_modules() {
@@ -132,7 +142,8 @@ impl<'a> Names<'a> {
             names.declare(&package, module)?;
             names.packages.push(package);
         }
-        let used = program.rule_infos.iter();
+        let used = reached.iter();
+        let used = used.filter_map(|rule| program.get_rule_info(*rule));
         names.used = used.map(|rule| (rule.name.as_str(), rule)).collect();
         // A rule with another, or a package, below it is a document of several parts.
         let is_document = names.rules.keys().any(|rule| {
@@ -173,7 +184,7 @@ impl<'a> Names<'a> {
         Some(())
     }
 
-    /// Whether a rule is plain, or none of the program. None where it cannot be told.
+    /// Whether a rule is plain, or not needed. None where it cannot be told.
     fn is_plain_rule(&self, package: &str, rule: &Ref<Rule>) -> Option<bool> {
         let (head, bodies) = match rule.as_ref() {
             Rule::Spec { head, bodies, .. } => (head, bodies),
@@ -213,8 +224,11 @@ impl<'a> Names<'a> {
         if !has_plain_body {
             return Some(false);
         }
-        // Whatever has several definitions has one value, which the compiler found out.
-        let is_single = info.definitions.len() == 1 || info.early_exit_on_first_success;
+        // Whatever has several definitions has one value, which the compiler found out. The
+        // rule that decides may have more: nothing reads it, and without a value it refuses.
+        let is_single = info.definitions.len() == 1
+            || info.early_exit_on_first_success
+            || info.name == self.entry;
         Some(match head {
             RuleHead::Compr { assign, .. } | RuleHead::Func { assign, .. } => {
                 let value = assign.as_ref().map(|assign| &assign.value);

@@ -189,12 +189,14 @@ impl Operation {
     }
 }
 
-/// The program with a watch on it. None where something in it cannot be watched.
+/// The program with a watch on it. None where it cannot be written.
 pub(super) fn program(plain: &Program) -> Option<Program> {
     let mut program = plain.clone();
     let own = program.builtin_info_table.iter();
-    let own: Option<Vec<_>> = own.map(|built_in| watched(&built_in.name)).collect();
-    program.resolved_builtins = own?;
+    // Whatever cannot be watched is only used for words about the decision.
+    for (built_in, function) in own.zip(&mut program.resolved_builtins) {
+        *function = watched(&built_in.name).unwrap_or(*function);
+    }
 
     let mut writer = Writer {
         known: Vec::new(),
@@ -221,6 +223,13 @@ pub(super) fn program(plain: &Program) -> Option<Program> {
     relocate(&mut program, &places)?;
     for rule in &mut program.rule_infos {
         rule.early_exit_on_first_success = false;
+        // Each call of a rule copies these, most often for nothing.
+        if !rule.else_bodies.iter().flatten().any(|is_else| *is_else) {
+            rule.else_bodies.clear();
+        }
+        if rule.destructuring_blocks.iter().all(Option::is_none) {
+            rule.destructuring_blocks.clear();
+        }
     }
     program.validate_limits().ok()?;
     Some(program)
@@ -311,8 +320,7 @@ impl Writer<'_> {
     }
 }
 
-/// Moves along whatever names a place. Of what a plain policy has none (comprehensions,
-/// branches) there is nothing to move.
+/// Moves along whatever names a place.
 fn relocate(program: &mut Program, places: &[u32]) -> Option<()> {
     let long = |place: u32| places.get(usize::try_from(place).ok()?).copied();
     let short = |place: u16| u16::try_from(long(u32::from(place))?).ok();
@@ -329,6 +337,10 @@ fn relocate(program: &mut Program, places: &[u32]) -> Option<()> {
     for params in &mut program.instruction_data.loop_params {
         params.body_start = short(params.body_start)?;
         params.loop_end = short(params.loop_end)?;
+    }
+    for params in &mut program.instruction_data.comprehension_begin_params {
+        params.body_start = short(params.body_start)?;
+        params.comprehension_end = short(params.comprehension_end)?;
     }
     for rule in &mut program.rule_infos {
         let mut definitions = (*rule.definitions).clone();
