@@ -1,0 +1,146 @@
+//! How long things take, in buckets, for a path that every request of every sandbox goes:
+//! threads that count at the same time neither wait for each other nor share a cache line.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::{MetricType, TypedMetric};
+
+/// Threads beyond so many share.
+const SHARDS: usize = 16;
+
+/// The most buckets; what is slower than the last counts in one more.
+const MOST: usize = 14;
+
+/// A histogram. Cloning is cheap, and all clones are one.
+#[derive(Clone, Debug)]
+pub(super) struct Timer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// The upper ends of the buckets, in nanoseconds.
+    ends: Vec<u64>,
+    shards: [Shard; SHARDS],
+}
+
+/// What some threads counted.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard {
+    counts: [AtomicU64; MOST + 1],
+    nanoseconds: AtomicU64,
+}
+
+impl Timer {
+    /// With buckets that end at `first`, and each at `factor` times the one before.
+    pub(super) fn new(first: Duration, factor: u64, buckets: usize) -> Self {
+        let first = nanoseconds(first);
+        let ends = std::iter::successors(Some(first), |end| end.checked_mul(factor));
+        Self(Arc::new(Inner {
+            ends: ends.take(buckets.min(MOST)).collect(),
+            shards: Default::default(),
+        }))
+    }
+
+    /// Something took so long.
+    pub(super) fn observe(&self, took: Duration) {
+        let took = nanoseconds(took);
+        let Inner { ends, shards } = &*self.0;
+        let place = ends.iter().position(|end| took <= *end);
+        let Some(shard) = shards.get(own_shard()) else {
+            return;
+        };
+        if let Some(count) = shard.counts.get(place.unwrap_or(ends.len())) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        shard.nanoseconds.fetch_add(took, Ordering::Relaxed);
+    }
+
+    /// Seconds in all, how many, and how many in each bucket, which ends at so many seconds.
+    fn read(&self) -> (f64, u64, Vec<(f64, u64)>) {
+        let Inner { ends, shards } = &*self.0;
+        let counted = |place: usize| {
+            let counts = shards.iter().filter_map(|shard| shard.counts.get(place));
+            counts.map(|count| count.load(Ordering::Relaxed)).sum()
+        };
+        let ends = ends.iter().map(|end| seconds(*end));
+        let ends = ends.chain([f64::MAX]);
+        let buckets: Vec<(f64, u64)> = ends.zip((0..).map(counted)).collect();
+        let all = buckets.iter().map(|(_, count)| count).sum();
+        let took = shards.iter().map(|shard| &shard.nanoseconds);
+        let took = took.map(|took| took.load(Ordering::Relaxed)).sum();
+        (seconds(took), all, buckets)
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    Duration::from_nanos(nanoseconds).as_secs_f64()
+}
+
+/// The shard of this thread.
+fn own_shard() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
+    }
+    OWN.with(|own| *own)
+}
+
+impl TypedMetric for Timer {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+impl EncodeMetric for Timer {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let (took, all, buckets) = self.read();
+        encoder.encode_histogram::<NoLabelSet>(took, all, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_counted_is_shown_as_any_histogram() {
+        let timer = Timer::new(Duration::from_micros(1), 4, 3);
+        for micros in [0, 1, 2, 4, 5, 16, 17, 5_000_000] {
+            timer.observe(Duration::from_micros(micros));
+        }
+        timer.observe(Duration::from_nanos(1001));
+        let (took, all, buckets) = timer.read();
+        assert!((took - 5.000_046_001).abs() < 1e-9, "{took}");
+        assert_eq!(all, 9);
+        let ends = [0.000_001, 0.000_004, 0.000_016, f64::MAX];
+        let expected: Vec<_> = ends.into_iter().zip([2, 3, 2, 2]).collect();
+        assert_eq!(buckets, expected);
+    }
+
+    #[test]
+    fn threads_count_apart_and_are_read_together() {
+        let timer = Timer::new(Duration::from_micros(1), 4, 3);
+        std::thread::scope(|scope| {
+            for _ in 0..2 * SHARDS {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        timer.observe(Duration::from_micros(3));
+                    }
+                });
+            }
+        });
+        let (took, all, buckets) = timer.read();
+        assert_eq!(all, 2000 * u64::try_from(SHARDS).unwrap());
+        assert_eq!(buckets.get(1), Some(&(0.000_004, all)));
+        assert!((took - 0.096).abs() < 1e-9, "{took}");
+    }
+}
