@@ -91,7 +91,11 @@ struct Round {
 fn main() {
     let options = Options::read();
     let temp = tempfile::Builder::new().prefix("pal").tempdir().unwrap();
-    let gate = places::gate(&options.palisade, &options.fixture, temp.path());
+    let start = |name: &str, judged: bool| {
+        let dir = temp.path().join(name);
+        places::gate(&options.palisade, &options.fixture, &dir, judged)
+    };
+    let (gate, free) = (start("judged", true), start("free", false));
     let supergateway = options
         .supergateway
         .as_deref()
@@ -101,19 +105,17 @@ fn main() {
         .as_deref()
         .map(|program| places::mcp_proxy(program, &options.fixture));
 
-    let mut contenders = vec![
-        Contender::new("raw stdio", Pipes::start(&options.fixture), None),
-        Contender::new(
-            "palisade, 2025-11-25",
-            Session::open(gate.at, "/mcp/fixture", Era::Sessions),
-            Some(&gate.process),
-        ),
-        Contender::new(
-            "palisade, 2026-07-28",
-            Session::open(gate.at, "/mcp/fixture", Era::Stateless),
-            Some(&gate.process),
-        ),
-    ];
+    let pipes = Pipes::start(&options.fixture);
+    let mut contenders = vec![Contender::new("raw stdio", pipes, None)];
+    for (name, gate, era) in [
+        ("palisade, 2025-11-25, no policy", &free, Era::Sessions),
+        ("palisade, 2026-07-28, no policy", &free, Era::Stateless),
+        ("palisade, 2025-11-25, 50 rules", &gate, Era::Sessions),
+        ("palisade, 2026-07-28, 50 rules", &gate, Era::Stateless),
+    ] {
+        let session = Session::open(gate.at, "/mcp/fixture", era);
+        contenders.push(Contender::new(name, session, Some(&gate.process)));
+    }
     for (name, peer) in [("supergateway", &supergateway), ("mcp-proxy", &mcp_proxy)] {
         if let Some(peer) = peer {
             let session = Session::open(peer.at, "/mcp", Era::Sessions);

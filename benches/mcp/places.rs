@@ -77,16 +77,20 @@ fn free() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-/// The gate, with audit and a policy of fifty rules.
-pub fn gate(palisade: &Path, fixture: &Path, dir: &Path) -> Peer {
+/// The gate with audit, and `judged` by a policy of fifty rules or by none.
+pub fn gate(palisade: &Path, fixture: &Path, dir: &Path, judged: bool) -> Peer {
     let at = free();
     let bundle = dir.join("bundle");
-    fs::create_dir(&bundle).unwrap();
+    fs::create_dir_all(&bundle).unwrap();
     fs::write(bundle.join("policy.rego"), policy()).unwrap();
     let config = dir.join("palisade.yaml");
+    let policies = if judged {
+        "policies: { bundles: [{ id: bench, path: bundle, entrypoint: mcp/authz }] }\n"
+    } else {
+        ""
+    };
     let text = format!(
-        "version: \"1.0\"\nserver:\n  single_port: \"{at}\"\npolicies:\n  bundles:\n    \
-         - {{ id: bench, path: bundle, entrypoint: mcp/authz }}\n\
+        "version: \"1.0\"\nserver:\n  single_port: \"{at}\"\n{policies}\
          tools:\n  - name: fixture\n    command: [\"{}\"]\n",
         fixture.display()
     );
