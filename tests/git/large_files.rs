@@ -49,7 +49,7 @@ fn a_large_file_goes_up_and_comes_down() {
         yard.git_in(&yard.path(""), &clone);
         let come = std::fs::read(yard.path(&second).join(&file)).unwrap();
         assert_eq!(come, content.as_bytes());
-        // Where it was kept, and that git-lfs spoke to nobody past the gate.
+        // Where it was kept.
         let seen = yard.forge.asked().split_off(asked);
         let put = seen.iter().find(|asked| asked.method == "PUT").unwrap();
         let at = put.headers["host"].to_str().unwrap();
@@ -93,5 +93,8 @@ fn large_files_on_a_host_that_is_not_allowed_stay_here() {
     assert!(!output.status.success());
     let said = said::err(&output) + &said::out(&output);
     assert!(said.contains("nowhere.example"), "{said}");
+    let mut records = yard.records().into_iter();
+    let record = records.find(|record| record["host"] == "nowhere.example");
+    assert_eq!(record.unwrap()["reason"], "host_denied");
     assert!(!yard.refs("acme/app").contains("feature"));
 }

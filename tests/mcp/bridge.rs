@@ -294,23 +294,9 @@ pub(crate) fn messages(answer: &Answer) -> Vec<Value> {
         .collect()
 }
 
-/// Where `tests/mcp/install` has put the clients and servers of others.
-pub(crate) fn peers() -> PathBuf {
-    let cache = std::env::var_os("PALISADE_CACHE").map_or_else(
-        || Path::new(&std::env::var_os("HOME").unwrap()).join(".cache/palisade"),
-        PathBuf::from,
-    );
-    let peers = cache.join("mcp");
-    assert!(
-        peers.join(".installed").exists(),
-        "MCP clients are missing here: tests/mcp/install installs them"
-    );
-    peers
-}
-
 /// The Node that came with them.
 pub(crate) fn node() -> Command {
-    Command::new(peers().join("node_modules/.bin/node"))
+    Command::new(testkit::mcp::peers().join("node_modules/.bin/node"))
 }
 
 /// A file of tests/mcp.

@@ -2,9 +2,10 @@
 
 use std::process::{Command, Output};
 
+use testkit::mcp::peers;
 use testkit::said;
 
-use crate::bridge::{Bridge, node, peers, source};
+use crate::bridge::{Bridge, node, source};
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
+use testkit::mcp::peers;
 use testkit::said;
 
-use crate::bridge::{Bridge, node, peers, source};
+use crate::bridge::{Bridge, node, source};
 
 /// Runs what a revision requires; how many of its scenarios passed, of how many.
 fn passed(revision: &str) -> (usize, usize) {

@@ -55,7 +55,7 @@ impl Bench {
     /// The same with a server that is started so.
     pub(crate) fn drive_with(&self, what: &str, mode: &str, server: &[String], held: &[&str]) {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/mcp_agents/drive.py");
-        let mut command = Command::new(python());
+        let mut command = Command::new(testkit::mcp::peers().join("venv/bin/python"));
         command
             .arg(source)
             .args([what, mode])
@@ -159,18 +159,4 @@ impl Drop for Server {
         self.input = None;
         let _ = self.process.wait();
     }
-}
-
-/// The Python that has the client.
-fn python() -> PathBuf {
-    let cache = std::env::var_os("PALISADE_CACHE").map_or_else(
-        || Path::new(&std::env::var_os("HOME").unwrap()).join(".cache/palisade"),
-        PathBuf::from,
-    );
-    let peers = cache.join("mcp");
-    assert!(
-        peers.join(".installed").exists(),
-        "MCP clients are missing here: tests/mcp/install installs them"
-    );
-    peers.join("venv/bin/python")
 }

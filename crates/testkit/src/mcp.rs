@@ -1,6 +1,7 @@
-//! The stdio MCP server of ours that tests and benchmarks put behind the bridge.
+//! The stdio MCP server of ours that tests and benchmarks put behind the bridge, and the
+//! clients and servers of others.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where the built `mcp-fixture` is: beside the tests, one directory up from theirs.
 #[expect(clippy::panic, reason = "a test without the server cannot go on")]
@@ -11,4 +12,18 @@ pub fn fixture() -> PathBuf {
     found
         .find(|file| file.is_file())
         .unwrap_or_else(|| panic!("mcp-fixture is not built: cargo build --package testkit"))
+}
+
+/// Where `tests/mcp/install` has put the clients and servers of others.
+#[expect(clippy::panic, reason = "a test without them cannot go on")]
+pub fn peers() -> PathBuf {
+    let cache = std::env::var_os("PALISADE_CACHE").map_or_else(
+        || Path::new(&std::env::var_os("HOME").unwrap_or_default()).join(".cache/palisade"),
+        PathBuf::from,
+    );
+    let peers = cache.join("mcp");
+    if !peers.join(".installed").exists() {
+        panic!("MCP clients are missing here: tests/mcp/install installs them");
+    }
+    peers
 }

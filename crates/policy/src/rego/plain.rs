@@ -307,12 +307,7 @@ impl<'a> Body<'a> {
 
     fn is_plain(&self, expr: &Ref<Expr>) -> bool {
         match expr.as_ref() {
-            Expr::String { .. }
-            | Expr::RawString { .. }
-            | Expr::Number { .. }
-            | Expr::Bool { .. }
-            | Expr::Null { .. } => true,
-            Expr::UnaryExpr { .. } => is_constant(expr),
+            _ if is_constant(expr) => true,
             Expr::Var { .. } | Expr::RefDot { .. } | Expr::RefBrack { .. } => {
                 self.is_plain_reference(expr)
             }
@@ -320,9 +315,7 @@ impl<'a> Body<'a> {
                 items.iter().all(|item| self.is_plain(item))
             }
             Expr::Object { fields, .. } => {
-                let keys = fields.iter().map(|(_, key, _)| text(key));
-                let keys: Option<BTreeSet<&str>> = keys.collect();
-                keys.is_some_and(|keys| keys.len() == fields.len())
+                has_texts_for_keys(fields)
                     && fields.iter().all(|(_, _, value)| self.is_plain(value))
             }
             Expr::BoolExpr { lhs, rhs, .. } | Expr::ArithExpr { lhs, rhs, .. } => {
@@ -397,13 +390,17 @@ fn is_constant(expr: &Ref<Expr>) -> bool {
         }
         Expr::Array { items, .. } | Expr::Set { items, .. } => items.iter().all(is_constant),
         Expr::Object { fields, .. } => {
-            let keys = fields.iter().map(|(_, key, _)| text(key));
-            let keys: Option<BTreeSet<&str>> = keys.collect();
-            keys.is_some_and(|keys| keys.len() == fields.len())
-                && fields.iter().all(|(_, _, value)| is_constant(value))
+            has_texts_for_keys(fields) && fields.iter().all(|(_, _, value)| is_constant(value))
         }
         _ => false,
     }
+}
+
+/// Whether the keys of an object are written out, each once.
+fn has_texts_for_keys<T>(fields: &[(T, Ref<Expr>, Ref<Expr>)]) -> bool {
+    let keys = fields.iter().map(|(_, key, _)| text(key));
+    let keys: Option<BTreeSet<&str>> = keys.collect();
+    keys.is_some_and(|keys| keys.len() == fields.len())
 }
 
 /// The text of a key.
