@@ -66,7 +66,7 @@ impl Timer {
             counts.map(|count| count.load(Ordering::Relaxed)).sum()
         };
         let ends = ends.iter().map(|end| seconds(*end));
-        let ends = ends.chain([f64::MAX]);
+        let ends = ends.chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = ends.zip((0..).map(counted)).collect();
         let all = buckets.iter().map(|(_, count)| count).sum();
         let took = shards.iter().map(|shard| &shard.nanoseconds);
@@ -121,9 +121,31 @@ mod tests {
         let (took, all, buckets) = timer.read();
         assert!((took - 5.000_046_001).abs() < 1e-9, "{took}");
         assert_eq!(all, 9);
-        let ends = [0.000_001, 0.000_004, 0.000_016, f64::MAX];
+        let ends = [0.000_001, 0.000_004, 0.000_016, f64::INFINITY];
         let expected: Vec<_> = ends.into_iter().zip([2, 3, 2, 2]).collect();
         assert_eq!(buckets, expected);
+    }
+
+    #[test]
+    fn a_dashboard_reads_it() {
+        let timer = Timer::new(Duration::from_micros(1), 4, 2);
+        timer.observe(Duration::from_micros(2));
+        timer.observe(Duration::from_secs(1));
+        let mut registry = prometheus_client::registry::Registry::default();
+        registry.register("took_seconds", "How long it took", timer);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(
+            lines,
+            [
+                "took_seconds_sum 1.000002",
+                "took_seconds_count 2",
+                "took_seconds_bucket{le=\"0.000001\"} 0",
+                "took_seconds_bucket{le=\"0.000004\"} 1",
+                "took_seconds_bucket{le=\"+Inf\"} 2",
+            ]
+        );
     }
 
     #[test]
