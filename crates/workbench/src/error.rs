@@ -67,6 +67,9 @@ pub enum ToolError {
     /// Somebody else changed the file during an edit.
     #[error("{0} was changed by somebody else at the same time. Read it again and retry.")]
     Changed(String),
+    /// Its directory stays locked, or it is a mount.
+    #[error("{0} is in use by another program. Retry.")]
+    Busy(String),
     /// A glob or a regular expression that is none.
     #[error("Invalid {what}: {why}")]
     Pattern {
@@ -100,6 +103,7 @@ impl ToolError {
             Errno::ENOENT => Self::Absent(path),
             Errno::EISDIR => Self::IsDirectory(path),
             Errno::ENOTDIR => Self::NotADirectory(path),
+            Errno::EBUSY => Self::Busy(path),
             errno => Self::System { path, errno },
         }
     }

@@ -5,11 +5,11 @@ use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 
 use super::protocol::{Order, Report};
 use super::record::{Process, Record};
-use super::{Namespace, packet};
+use super::{Namespace, client, packet};
 use crate::contract::SandboxError;
 use crate::contract::lifecycle::Event;
 
@@ -79,11 +79,7 @@ fn out_of_turn(word: &Report) -> Error {
 /// The launcher's next word.
 fn hear(line: &OwnedFd, deadline: Instant) -> std::io::Result<Report> {
     let mut end = [PollFd::new(line.as_fd(), PollFlags::POLLIN)];
-    let left = deadline.saturating_duration_since(Instant::now());
-    match poll(
-        &mut end,
-        PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX),
-    )? {
+    match client::wait(&mut end, Some(deadline))? {
         0 => Err(Error::from(ErrorKind::TimedOut)),
         _ => match packet::receive::<Report>(line.as_fd())? {
             Some((report, _)) => Ok(report),

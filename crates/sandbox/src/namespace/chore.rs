@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use nix::fcntl::Flock;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
@@ -170,10 +169,7 @@ fn prepare(
     // With the gate that asked, or the next one would meet us at work. After the change of
     // namespace, which may clear it; so the line is looked at then.
     prctl::set_pdeathsig(Signal::SIGKILL).step("tying the process to the gate")?;
-    let mut end = [PollFd::new(line, PollFlags::POLLIN)];
-    if poll(&mut end, PollTimeout::ZERO).step("looking for the gate")? > 0 {
-        return Err(Error::from(ErrorKind::BrokenPipe)).step("looking for the gate");
-    }
+    launch::see_orderer(line)?;
     let lock = lock.map(launch::take_lock).transpose()?;
     confinement::shut_in().step("shutting the process in")?;
     Ok(lock)

@@ -64,11 +64,10 @@ impl Namespace {
     ) -> Result<(), SandboxError> {
         let system = |step| SandboxError::system::<Error>(step);
         let place = self.place(id);
-        // A launcher whose creator is gone ends by itself, and takes its init along.
+        // A launcher whose creator is gone ends by itself, and takes its init along. One that
+        // has not begun yet finds the lock held, and then gone.
         let launcher = place.join("launcher.lock");
-        if launcher.exists() {
-            drop(lock(&launcher)?);
-        }
+        let _nobody_builds = launcher.exists().then(|| lock(&launcher)).transpose()?;
         let (init, cgroups) = match record {
             Some(mut record) => {
                 record.phase = record.phase.after(Event::Delete)?;

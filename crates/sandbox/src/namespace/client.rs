@@ -396,8 +396,9 @@ fn drain(end: &OwnedFd, buffer: &mut [u8], into: &mut Vec<u8>) -> std::io::Resul
     Ok(false)
 }
 
-/// Polls until something is ready (its number) or the deadline has passed (none).
-fn wait(ends: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<i32> {
+/// Polls until something is ready (its number) or the deadline has passed (none). A signal is
+/// no reason to stop: the gate has children whose ends it is told of.
+pub(super) fn wait(ends: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<i32> {
     loop {
         let timeout = match deadline {
             None => PollTimeout::NONE,

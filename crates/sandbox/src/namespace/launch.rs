@@ -38,7 +38,7 @@ use super::disk::Watch;
 use super::init::Estate;
 use super::protocol::{Identity, Order, Report, Spec};
 use super::step::{Step, Stumble};
-use super::{chore, hardening, identity, init, layer, packet, process, survey};
+use super::{chore, hardening, identity, init, layer, lock, packet, process, survey};
 
 /// The hidden subcommand. The creator's line is standard input. Call it before anything
 /// starts a thread.
@@ -77,6 +77,9 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), Stumble> {
     }
     chdir(&spec.directory).step("entering the sandbox's directory")?;
     let lock = take_lock(Path::new("launcher.lock"))?;
+    // Whoever removes what a dead creator left may have had the lock before us: it is not to be
+    // built anew.
+    see_orderer(line)?;
     let listener = listen_at("init.sock").step("opening init.sock")?;
     let verdict = File::create("stopped").step("making a place for a verdict")?;
     enter_fs(spec.identity, spec.has_tree).step("making the sandbox's own directory")?;
@@ -118,9 +121,24 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), Stumble> {
 /// The lock that whoever removes the sandbox waits for.
 pub(crate) fn take_lock(path: &Path) -> Result<Flock<File>, Stumble> {
     let lock = File::open(path).step("opening the launcher's lock")?;
-    Flock::lock(lock, FlockArg::LockExclusive)
+    let lock = Flock::lock(lock, FlockArg::LockExclusive)
         .map_err(|(_, errno)| errno)
-        .step("taking the launcher's lock")
+        .step("taking the launcher's lock")?;
+    // Whoever had it before us may have removed it, and the sandbox with it.
+    match lock::is_at(&lock, path).step("looking at the launcher's lock")? {
+        true => Ok(lock),
+        false => Err(Error::from(ErrorKind::NotFound)).step("taking the launcher's lock"),
+    }
+}
+
+/// Fails if whoever ordered has gone. It says nothing before it was told something, so a line
+/// with news is a closed one.
+pub(crate) fn see_orderer(line: BorrowedFd<'_>) -> Result<(), Stumble> {
+    let mut end = [PollFd::new(line, PollFlags::POLLIN)];
+    match poll(&mut end, PollTimeout::ZERO).step("looking for the creator")? {
+        0 => Ok(()),
+        _ => Err(Error::from(ErrorKind::BrokenPipe)).step("looking for the creator"),
+    }
 }
 
 /// Init, until it is on its own: dropped, it is killed and waited for.
@@ -326,5 +344,45 @@ pub(crate) fn kill_process(process: BorrowedFd<'_>) -> std::io::Result<()> {
     match result {
         0 => Ok(()),
         _ => Err(Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_went_with_its_sandbox_is_not_taken() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("launcher.lock");
+        let held = File::create(&path).unwrap();
+        held.lock().unwrap();
+        std::thread::scope(|scope| {
+            let late = scope.spawn(|| take_lock(&path).map(drop).map_err(|late| late.to_string()));
+            let us = std::process::id();
+            // It has the file open and waits.
+            while !std::fs::read_to_string("/proc/locks")
+                .unwrap()
+                .lines()
+                .any(|line| line.contains("->") && line.contains(&format!(" {us} ")))
+            {
+                std::thread::yield_now();
+            }
+            std::fs::remove_file(&path).unwrap();
+            drop(held);
+            let said = late.join().unwrap().unwrap_err();
+            assert!(said.contains("taking the launcher's lock"), "{said}");
+        });
+        assert!(take_lock(&path).is_err());
+        File::create(&path).unwrap();
+        assert!(take_lock(&path).is_ok());
+    }
+
+    #[test]
+    fn an_order_of_somebody_who_left_is_not_carried_out() {
+        let (ours, its) = packet::line().unwrap();
+        see_orderer(its.as_fd()).unwrap();
+        drop(ours);
+        assert!(see_orderer(its.as_fd()).is_err());
     }
 }

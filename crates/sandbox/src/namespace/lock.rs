@@ -34,7 +34,8 @@ pub(super) fn lock(path: &Path) -> Result<Flock<File>, SandboxError> {
     take().map_err(SandboxError::system::<Error>("taking a lock"))
 }
 
-fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+/// Whether this file is still the one under that name.
+pub(super) fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     let (held, there) = (file.metadata()?, path.metadata());
     Ok(there.is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino())))
 }

@@ -2,11 +2,11 @@
 
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 use policy::id::SandboxId;
 use serde::{Deserialize, Serialize};
 
@@ -105,13 +105,40 @@ impl Process {
         if !self.lives() {
             return Ok(());
         }
-        launch::kill_process(held.as_fd())?;
-        cgroup::thaw_all(cgroups);
-        let mut end = [PollFd::new(held.as_fd(), PollFlags::POLLIN)];
-        let patience = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
-        match poll(&mut end, patience)? {
-            0 => Err(Error::from(ErrorKind::TimedOut)),
-            _ => Ok(()),
-        }
+        end_held(held.as_fd(), cgroups)
+    }
+}
+
+fn end_held(process: BorrowedFd<'_>, cgroups: &[PathBuf]) -> std::io::Result<()> {
+    match launch::kill_process(process) {
+        // It has ended by itself since it was found alive.
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
+        other => other?,
+    }
+    cgroup::thaw_all(cgroups);
+    let mut end = [PollFd::new(process, PollFlags::POLLIN)];
+    match client::wait(&mut end, Some(Instant::now() + PATIENCE))? {
+        0 => Err(Error::from(ErrorKind::TimedOut)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_ended_meanwhile_needs_no_end() {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let held = launch::open_process(pid).unwrap();
+        end_held(held.as_fd(), &[]).unwrap();
+        child.wait().unwrap();
+        // Nobody is left behind the descriptor.
+        assert!(launch::kill_process(held.as_fd()).is_err());
+        end_held(held.as_fd(), &[]).unwrap();
     }
 }

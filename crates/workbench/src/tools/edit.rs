@@ -114,6 +114,46 @@ mod tests {
         );
     }
 
+    /// Servers that share a workspace share no memory: each has locks of its own.
+    #[test]
+    fn what_one_server_was_told_is_done_no_other_undoes() {
+        const SERVERS: usize = 4;
+        const EDITS: u32 = 150;
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("f");
+        std::fs::write(&file, "0,0,0,0").unwrap();
+        let count = |mine: usize| {
+            let root = Root::open(place.path(), Reach::Workspace).unwrap();
+            let locks = Locks::default();
+            let mut number = 0;
+            while number < EDITS {
+                let text = std::fs::read_to_string(&file).unwrap();
+                let mut numbers: Vec<u32> = text.split(',').map(|n| n.parse().unwrap()).collect();
+                assert_eq!(numbers[mine], number, "an edit was undone");
+                numbers[mine] += 1;
+                let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+                let request = EditRequest {
+                    path: "f".to_owned(),
+                    old_text: text,
+                    new_text: numbers.join(","),
+                };
+                match edit(&root, &locks, &request) {
+                    Ok(_) => number += 1,
+                    Err(ToolError::NoMatch(_) | ToolError::Changed(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for mine in 0..SERVERS {
+                let count = &count;
+                scope.spawn(move || count(mine));
+            }
+        });
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "150,150,150,150");
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+    }
+
     #[test]
     fn otherwise_nothing_changes_and_the_sentence_says_why() {
         for (content, old, new, sentence) in [

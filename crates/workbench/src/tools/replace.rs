@@ -4,12 +4,14 @@
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{RenameFlags, renameat, renameat2};
+use nix::fcntl::{Flock, FlockArg, RenameFlags, renameat, renameat2};
+use nix::poll::{PollTimeout, poll};
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 
@@ -23,6 +25,13 @@ const LOCKS: usize = 64;
 
 /// Names that are tried for a file beside another.
 const MOST_NAMES: usize = 32;
+
+/// How long a directory may be locked by others. A place is taken within microseconds; whoever
+/// holds it for longer is a command that means no change of ours.
+const LONGEST_TURN: Duration = Duration::from_secs(5);
+
+/// Milliseconds between two looks whether a directory is free; nothing tells.
+const LOOK_AGAIN_MS: u8 = 1;
 
 /// One lock per name of a file: who changes it within this server waits for the others. The
 /// file's own number would not do, for every change makes a new file.
@@ -115,7 +124,12 @@ impl<'a> Fresh<'a> {
     }
 
     /// Takes the place, whatever is there.
-    pub(super) fn take_place(mut self) -> nix::Result<()> {
+    pub(super) fn take_place(self) -> nix::Result<()> {
+        let _turn = turn(self.slot)?;
+        self.rename()
+    }
+
+    fn rename(mut self) -> nix::Result<()> {
         renameat(
             &self.slot.directory,
             self.name.as_str(),
@@ -129,17 +143,19 @@ impl<'a> Fresh<'a> {
     /// Takes the place of exactly `old`. False, and nothing has changed, if somebody else was
     /// quicker.
     pub(super) fn take_place_of(self, old: &FileStat) -> nix::Result<bool> {
+        let _turn = turn(self.slot)?;
         if !self.slot.look()?.is_some_and(|now| is_same(&now, old)) {
             return Ok(false);
         }
         match self.exchange() {
             Ok(()) => {}
             // File systems that cannot; the look before was the last one.
-            Err(Errno::EINVAL | Errno::ENOSYS) => return self.take_place().map(|()| true),
+            Err(Errno::EINVAL | Errno::ENOSYS) => return self.rename().map(|()| true),
             Err(Errno::ENOENT) => return Ok(false),
             Err(errno) => return Err(errno),
         }
-        // What we put aside is what was replaced: were it something newer, it goes back.
+        // What we put aside is what was replaced: were it something newer, it goes back. Only
+        // who takes no turns (an editor) can have been so quick.
         let aside = Slot {
             directory: self.slot.directory.try_clone().map_err(|_| Errno::EMFILE)?,
             name: self.name.clone().into(),
@@ -171,6 +187,27 @@ impl Drop for Fresh<'_> {
                 UnlinkatFlags::NoRemoveDir,
             );
         }
+    }
+}
+
+/// The turn of whoever takes a place in this directory: other servers on the same workspace wait,
+/// so none builds on a content that is about to go back. None on file systems that lock no
+/// directories.
+fn turn(slot: &Slot) -> nix::Result<Option<Flock<OwnedFd>>> {
+    let until = Instant::now() + LONGEST_TURN;
+    let mut directory = slot.directory.try_clone().map_err(|_| Errno::EMFILE)?;
+    loop {
+        match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
+            Ok(turn) => return Ok(Some(turn)),
+            Err((again, Errno::EWOULDBLOCK)) if Instant::now() < until => directory = again,
+            Err((_, Errno::EWOULDBLOCK)) => return Err(Errno::EBUSY),
+            Err((again, Errno::EINTR)) => {
+                directory = again;
+                continue;
+            }
+            Err(_) => return Ok(None),
+        }
+        let _ = poll(&mut [], PollTimeout::from(LOOK_AGAIN_MS));
     }
 }
 
@@ -290,6 +327,20 @@ mod tests {
             ));
         }
         assert_eq!(names(&place), ["directory", "pipe"]);
+    }
+
+    #[test]
+    fn a_directory_that_is_never_let_go_is_an_error_and_changes_nothing() {
+        let (place, root) = place();
+        put(&root, "file", "before").unwrap();
+        let held = File::open(place.path()).unwrap();
+        held.lock().unwrap();
+        let busy = ToolError::Busy("file".into());
+        assert_eq!(put(&root, "file", "after").unwrap_err(), busy);
+        assert_eq!(std::fs::read(place.path().join("file")).unwrap(), b"before");
+        assert_eq!(names(&place), ["file"]);
+        drop(held);
+        put(&root, "file", "after").unwrap();
     }
 
     #[test]

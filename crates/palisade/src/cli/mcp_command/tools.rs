@@ -289,6 +289,7 @@ mod tests {
             (ToolError::NoMatch(path()), false),
             (ToolError::NoChange(path()), false),
             (ToolError::Changed(path()), false),
+            (ToolError::Busy(path()), false),
         ] {
             let told = told(ClientError::Refused(error.to_string()));
             let found = matches!(told, WorkshopError::Invalid(_));

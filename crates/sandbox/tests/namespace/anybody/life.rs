@@ -176,7 +176,7 @@ fn a_sandbox_that_cannot_be_made_leaves_nothing() {
 #[test]
 fn a_creator_killed_at_any_moment_leaves_nothing_after_cleanup() {
     let bench = Bench::new();
-    for round in 0..12_u32 {
+    for round in 0..12_u64 {
         let id = format!("crash{}x{round}", std::process::id());
         let mut creator = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
@@ -192,9 +192,8 @@ fn a_creator_killed_at_any_moment_leaves_nothing_after_cleanup() {
         let place = bench.directory.path().join("sandboxes").join(&id);
         until("the directory", || place.exists());
         // Later each time: anywhere between the first file and a live sandbox.
-        for _ in 0..round * 400 {
-            std::thread::yield_now();
-        }
+        let moment = std::time::Instant::now() + std::time::Duration::from_micros(round * 1500);
+        until("the moment", || std::time::Instant::now() >= moment);
         creator.kill().unwrap();
         creator.wait().unwrap();
         bench.backend.cleanup().unwrap();
