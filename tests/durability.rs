@@ -12,7 +12,8 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -46,11 +47,11 @@ struct Told {
 }
 
 /// Registers, and now and then removes, until the gate stops answering.
-fn load(socket: &Path, life: u32, previous: &[String]) -> Told {
+fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64) -> Told {
     let mut told = Told::default();
     let mut doomed = previous.iter();
     for turn in 0_u32.. {
-        let number = life * 16 + turn % 16;
+        let number = life * 4096 + turn % 4096;
         let id = format!("c-{life}-{turn}");
         let [_, b, c, d] = number.to_be_bytes();
         let body =
@@ -61,7 +62,10 @@ fn load(socket: &Path, life: u32, previous: &[String]) -> Told {
             "/internal/containers",
             body.to_string().as_bytes(),
         ) {
-            Ok(answer) if answer.status == 201 => told.registered.push(id),
+            Ok(answer) if answer.status == 201 => {
+                told.registered.push(id);
+                acknowledged.fetch_add(1, Ordering::Relaxed);
+            }
             Ok(answer) if answer.status == 429 => {}
             Ok(answer) => panic!("{}: {}", answer.status, answer.text()),
             Err(_) => {
@@ -103,7 +107,8 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
     let mut unclear: Vec<String> = Vec::new();
 
     for life in 0..kills {
-        // Before ready, right after it, or in the middle of the load.
+        // Before ready, right after it, or in the middle of the load, wherever that is on this
+        // machine's disk.
         let delay = Duration::from_micros(dice.roll(60_000));
         let mut child = place
             .palisade(&["gate", "run"])
@@ -115,6 +120,8 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
         let (send, told) = mpsc::channel();
         let recent: Vec<String> = live.iter().rev().take(3).cloned().collect();
         let (kill, killed) = mpsc::channel::<()>();
+        let acknowledged = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&acknowledged);
         let loader = thread::spawn(move || {
             // The socket appears when the gate listens; a kill may come first.
             while !socket_answers(&socket) {
@@ -122,7 +129,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
                     return;
                 }
             }
-            send.send(load(&socket, life, &recent))
+            send.send(load(&socket, life, &recent, &count))
                 .expect("the test listens");
         });
         let early = dice.roll(8) == 0;
@@ -132,6 +139,10 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
             });
         }
         pause(delay);
+        let enough = if early { 0 } else { dice.roll(4) };
+        wait::until("the load", || {
+            (acknowledged.load(Ordering::Relaxed) >= enough).then_some(())
+        });
         child.kill().expect("kill");
         child.wait().expect("wait");
         kill.send(()).ok();

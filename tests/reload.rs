@@ -336,7 +336,7 @@ fn a_policy_bundle_that_changes_is_in_force_and_a_broken_one_is_not() {
     std::fs::create_dir(place.path().join("mine")).unwrap();
     std::fs::write(&file, policy("/one")).unwrap();
     place.write_config(
-        "version: \"1.0\"\negress: {domains: [api.example]}\npolicies:\n  bundles: \
+        "version: \"1.0\"\negress: {domains: [api.example]}\npolicies:\n  timeout: 10s\n  bundles: \
          [{id: mine, path: mine, entrypoint: http/authz}]\n",
     );
     let gate = place.start();

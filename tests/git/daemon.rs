@@ -380,7 +380,7 @@ fn objects_with_long_names_come_and_go() {
 #[test]
 fn the_operators_own_rules_are_asked() {
     let inside = Inside::new(&Twist {
-        top: "policies: {bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
+        top: "policies: {timeout: 10s, bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
         ..Twist::default()
     });
     inside.ok(&format!(

@@ -95,6 +95,6 @@ fn large_files_on_a_host_that_is_not_allowed_stay_here() {
     assert!(said.contains("nowhere.example"), "{said}");
     let mut records = yard.records().into_iter();
     let record = records.find(|record| record["host"] == "nowhere.example");
-    assert_eq!(record.unwrap()["reason"], "host_denied");
+    assert_eq!(record.expect("a record")["reason"], "host_denied");
     assert!(!yard.refs("acme/app").contains("feature"));
 }

@@ -116,7 +116,7 @@ fn an_upstream_that_is_down_is_said_to_be_and_nothing_old_is_shown() {
         let port = harbour.sshd.address().port().to_string();
         assert!(!said.contains(&port), "where upstream is: {said}");
     }
-    assert!(begun.elapsed() < Duration::from_secs(40));
+    assert!(begun.elapsed() < Duration::from_secs(90));
     harbour.sshd.run();
     harbour.yard.git_in(&dir, &["fetch", "-q", "origin"]);
 }
@@ -132,7 +132,7 @@ fn an_upstream_that_says_nothing_is_not_waited_for_for_ever() {
     let begun = Instant::now();
     let sentence = "The upstream of mirror 'app' cannot be used: it did not answer in time.";
     harbour.refused(&top, &["clone", "-q", APP, "work"], sentence);
-    assert!(begun.elapsed() < Duration::from_secs(35));
+    assert!(begun.elapsed() < Duration::from_secs(90));
 }
 
 #[test]

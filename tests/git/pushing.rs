@@ -234,7 +234,7 @@ fn ten_thousand_commits_are_one_push() {
 #[test]
 fn the_operators_own_policy_judges_pushes() {
     let yard = Yard::with(Wish {
-        top: "policies: {bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
+        top: "policies: {timeout: 10s, bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
         ..Wish::default()
     });
     let dir = yard.working_copy("work");

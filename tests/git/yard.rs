@@ -1,6 +1,6 @@
 //! A gate, a forge behind it, and a container that uses git.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -8,6 +8,7 @@ use serde_json::Value;
 use testkit::ca::Ca;
 use testkit::forge::Forge;
 use testkit::gate::Place;
+use testkit::port::Port;
 use testkit::{http, said, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
@@ -48,7 +49,7 @@ pub(crate) fn gits() -> Vec<&'static str> {
 pub(crate) struct Yard {
     place: Place,
     pub(crate) forge: Forge,
-    proxy: SocketAddr,
+    proxy: Port,
     git: String,
     version: u8,
 }
@@ -91,15 +92,10 @@ impl Yard {
             &root,
             &git,
         );
-        // A port that is free now; nobody else here asks for this very one.
-        let proxy = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
         let yard = Self {
             place,
             forge,
-            proxy,
+            proxy: Port::take(),
             git,
             version: 2,
         };
@@ -131,7 +127,7 @@ impl Yard {
              listen: [\"{2}\"]\ngit:\n  hosts: [forge.example]\n{checks}{3}\n{4}\n",
             self.forge.address(),
             wish.resolve,
-            self.proxy,
+            self.proxy.address(),
             wish.git,
             wish.top,
         ));
@@ -139,7 +135,7 @@ impl Yard {
 
     /// Where the gate listens.
     pub(crate) fn proxy(&self) -> SocketAddr {
-        self.proxy
+        self.proxy.address()
     }
 
     /// Where the gate keeps its state.
@@ -217,8 +213,8 @@ impl Yard {
             .env("HOME", self.place.path())
             .env("GIT_CONFIG_NOSYSTEM", "1")
             .env("GIT_TERMINAL_PROMPT", "0")
-            .env("http_proxy", format!("http://{}", self.proxy))
-            .env("https_proxy", format!("http://{}", self.proxy))
+            .env("http_proxy", format!("http://{}", self.proxy()))
+            .env("https_proxy", format!("http://{}", self.proxy()))
             .env("GIT_SSL_CAINFO", self.place.path().join("gate.pem"))
             .args(["-c", &format!("protocol.version={}", self.version)])
             .args([
@@ -374,7 +370,7 @@ impl Yard {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
             .args(["-sS", "--max-time", "60", "-w", "\n%{http_code}"])
-            .args(["-x", &format!("http://{}", self.proxy), "--cacert"])
+            .args(["-x", &format!("http://{}", self.proxy()), "--cacert"])
             .arg(self.place.path().join("gate.pem"))
             .args(args)
             .output()

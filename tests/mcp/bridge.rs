@@ -2,14 +2,16 @@
 
 use std::fmt::Write as _;
 use std::io::{BufReader, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::gate::{Gate, Place};
 use testkit::http::{self, Answer};
+use testkit::port::Port;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
@@ -17,6 +19,7 @@ const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 pub(crate) struct Bridge {
     pub(crate) place: Place,
     pub(crate) address: SocketAddr,
+    port: Arc<Port>,
     tools: String,
     server: String,
 }
@@ -27,11 +30,11 @@ impl Bridge {
         // A build that is worth measuring, where somebody measures.
         let binary = std::env::var("PALISADE_BINARY");
         let place = Place::new(binary.as_deref().unwrap_or(PALISADE));
-        // A port that is free now; nobody else here asks for this very one.
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = Arc::new(Port::take());
         Self {
             place,
-            address: free.local_addr().unwrap(),
+            address: port.address(),
+            port,
             tools: String::new(),
             server: String::new(),
         }
@@ -92,6 +95,7 @@ impl Bridge {
         let mut changed = Self {
             place: Place::new(PALISADE),
             address: self.address,
+            port: Arc::clone(&self.port),
             tools: String::new(),
             server: self.server.clone(),
         };

@@ -192,10 +192,12 @@ fn a_server_sees_no_variable_that_it_was_not_given() {
     assert_eq!(seen.get("GATE_SECRET"), None, "{seen}");
 }
 
-/// Resident memory of a process, in bytes (proc_pid_status(5)).
+/// A process's own memory, in bytes (proc_pid_status(5)). Not the pages of its program, which
+/// come and go.
 pub(crate) fn memory(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("RssAnon:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap() * 1024
 }

@@ -8,6 +8,7 @@ WHAT is a function below; MODE is how the client begins: auto (the newest revisi
 
 import asyncio
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -236,6 +237,14 @@ async def cancel(session):
     while "begun.txt" not in (await session.do("ls"))["output"]:
         await asyncio.sleep(0.02)
     call.cancel()
+    # Its own entry in the diary, before another call would make one.
+    log = ["git", "log", "--format=%s", "main..palisade/patient"]
+    for _ in range(PATIENCE * 50):
+        if subprocess.run(log, capture_output=True, check=True).stdout:
+            break
+        await asyncio.sleep(0.02)
+    else:
+        raise AssertionError("what it did is not kept")
     for _ in range(PATIENCE * 50):
         found = await session.do("bash", command="pgrep -fx 'sleep 432[1]' || echo none")
         if found["output"] == "none\n":

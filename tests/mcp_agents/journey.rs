@@ -94,15 +94,11 @@ fn what_was_under_way_ends_with_the_client_and_is_kept() {
     });
     let status = server.hang_up();
     assert!(status.success(), "{status}");
-    let found = bench.ok(&[
-        "exec",
-        "left",
-        "--",
-        "sh",
-        "-c",
-        "pgrep -fx 'sleep 432[2]' || echo none",
-    ]);
-    assert_eq!(found, "none\n");
+    let look = "pgrep -fx 'sleep 432[2]' || echo none";
+    wait::until("the command's end", || {
+        let found = bench.ok(&["exec", "left", "--", "sh", "-c", look]);
+        (found == "none\n").then_some(())
+    });
     assert_eq!(bench.diary("palisade/left"), [format!("bash: {line}")]);
 }
 

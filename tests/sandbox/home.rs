@@ -1,7 +1,7 @@
 //! An agent's work, and its way home.
 
 use testkit::repo::Repo;
-use testkit::said;
+use testkit::{said, wait};
 
 use crate::bench::{Bench, told};
 
@@ -242,8 +242,10 @@ fn a_reader_that_leaves_early_ends_the_run(bench: &Bench) {
     );
     // What was done until then is on the branch, and `yes` is gone.
     assert!(bench.ok(&["diff", "--stat", "fix"]).contains("A it"));
-    let names = bench.says("fix", "cat /proc/[0-9]*/comm");
-    assert!(!names.lines().any(|name| name == "yes"), "{names}");
+    wait::until("the end of yes", || {
+        let names = bench.says("fix", "cat /proc/[0-9]*/comm 2>/dev/null; true");
+        (!names.lines().any(|name| name == "yes")).then_some(())
+    });
 }
 
 fn uncommitted_work_comes_along_only_when_asked(bench: &Bench) {

@@ -313,7 +313,7 @@ fn odd_files_and_many_of_them_end_in_time(bench: &Bench) {
     );
     bench.ok(&["merge", "fix"]);
     assert!(
-        started.elapsed() < Duration::from_secs(60),
+        started.elapsed() < Duration::from_secs(240),
         "{:?}",
         started.elapsed()
     );

@@ -357,13 +357,17 @@ fn silent_sandboxes_hold_up_neither_the_list_nor_the_others(bench: &Bench) {
         kill(init, Signal::SIGSTOP).unwrap();
         init
     });
-    // A silent one is given five seconds.
-    let started = Instant::now();
-    assert_eq!(bench.says("well", "echo well"), "well");
-    assert!(started.elapsed() < Duration::from_secs(5), "{started:?}");
+    // A silent one is given five seconds: who waits for it takes longer every time, and a busy
+    // machine only now and then.
+    testkit::wait::until("a command that nobody held up", || {
+        let started = Instant::now();
+        assert_eq!(bench.says("well", "echo well"), "well");
+        (started.elapsed() < Duration::from_secs(5)).then_some(())
+    });
+    // One after the other, the four would take twenty.
     let started = Instant::now();
     let list = bench.json(&["list"]);
-    assert!(started.elapsed() < Duration::from_secs(15), "{started:?}");
+    assert!(started.elapsed() < Duration::from_secs(20), "{started:?}");
     let of = |status: &str| {
         let rows = list.as_array().unwrap().iter();
         rows.filter(|row| row["status"] == status).count()

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use serde_json::Value;
+use testkit::port::Port;
 use testkit::{said, wait};
 
 use crate::bench::{Bench, text, told};
@@ -19,12 +20,6 @@ for_every_operator!(
 /// Answers one connection after the other with a word.
 const SERVER: &str = "$s = IO::Socket::INET->new(LocalAddr => '127.0.0.1:3000', Listen => 5); \
     while ($c = $s->accept) { print $c 'well'; close $c }";
-
-/// Somewhere on the loopback where nobody listened a moment ago.
-fn free() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
-}
 
 fn a_port_that_is_taken_leaves_no_sandbox(bench: &Bench) {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -44,7 +39,8 @@ fn a_port_that_is_taken_leaves_no_sandbox(bench: &Bench) {
 }
 
 fn a_published_port_leads_inside_from_the_start(bench: &Bench) {
-    let host = free();
+    let port = Port::take();
+    let host = port.address();
     let publish = format!("{}:3000", host.port());
     let created = bench.json(&["create", "fix", "--publish", &publish]);
     assert_eq!(created["published"][0]["host"], host.to_string().as_str());

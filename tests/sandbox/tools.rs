@@ -1,7 +1,7 @@
 //! The coding tools inside a sandbox, called from outside.
 
 use serde_json::{Value, json};
-use testkit::said;
+use testkit::{said, wait};
 
 use crate::bench::{Bench, told};
 
@@ -121,7 +121,13 @@ fn a_command_ends_with_its_time_out_and_leaves_what_it_left_on_purpose(bench: &B
         "none"
     );
     bash(bench, "sleep 4004 >/dev/null 2>&1 &");
-    bench.says("fix", "pgrep -fx 'sleep 4004'");
+    wait::until("the sleeper", || {
+        bench
+            .bash("fix", "pgrep -fx 'sleep 4004'")
+            .status
+            .success()
+            .then_some(())
+    });
     bench.ok(&["delete", "-f", "fix"]);
     bench.assert_nothing_left();
 }

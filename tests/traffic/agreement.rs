@@ -39,7 +39,7 @@ fn with_agent(check: impl FnOnce(&Net, &Agent<'_>, &Inside)) {
         .at("web.example:80", net.web.address())
         .at("web.example:443", net.web.address())
         .at("port.example:8000", net.web.address())
-        .egress("timeouts: {header: 2s}");
+        .egress("timeouts: {header: 5s}");
     bench.write(&rules);
     let agent = bench.create("fix");
     check(&net, &agent, &agent.inside());

@@ -56,7 +56,7 @@ fn drip(mut stream: impl Read + Write, rest: &[u8]) -> Option<Duration> {
 #[test]
 fn heads_that_never_end_are_not_waited_for() {
     with_two(
-        |rules| rules.egress("timeouts: {header: 1s}"),
+        |rules| rules.egress("timeouts: {header: 3s}"),
         |_, evil, _| {
             let inside = evil.inside();
             // Long enough for two minutes at this pace.
@@ -357,7 +357,7 @@ fn tunnels_count_among_a_sandboxs_connections() {
                         )
                         .unwrap();
                     stream
-                        .set_read_timeout(Some(Duration::from_secs(2)))
+                        .set_read_timeout(Some(Duration::from_secs(10)))
                         .unwrap();
                     match testkit::http::read_head(&mut stream) {
                         Ok(head) => assert_eq!(head.status, 200),

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde_json::Value;
 use testkit::origin::{Origin, Reply};
+use testkit::port::Port;
 use testkit::resolver::{self, Data, Resolver, record};
 use testkit::wait;
 
@@ -319,14 +320,10 @@ fn seed_13_the_gates_own_refusals_never_count() {
 #[test]
 fn seed_13_an_upstream_that_cannot_be_reached_fails_too() {
     let bench = Bench::new();
-    // A port that was free a moment ago.
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let nobody = Port::take();
     let rules = Rules::new()
         .allow("api.example")
-        .at("api.example", nobody)
+        .at("api.example", nobody.address())
         .policy("circuit_breakers:\n  defaults: {failure_threshold: 2, recovery_timeout: 60s, success_threshold: 1}\n");
     bench.write(&rules);
     let agent = bench.create("fix");
@@ -354,8 +351,13 @@ fn seed_14_too_many_requests_are_told_when_to_come_again() {
             assert_eq!(passed + refused, 40, "{codes}");
             assert!((20..40).contains(&passed), "{codes}");
             assert_eq!(api.requests().len(), passed);
+            // In one curl: to start another may take as long as a token.
+            let drained = format!(
+                "-o /dev/null -w '' '{API}?[1-20]' \
+                 --next -sS --max-time 25 -i -w '\\n%{{http_code}}' {API}"
+            );
             let got = wait::until("a refusal", || {
-                Some(agent.curl(&format!("-i {API}"))).filter(|got| got.status == 429)
+                Some(agent.curl(&drained)).filter(|got| got.status == 429)
             });
             let (head, body) = got
                 .body

@@ -2,11 +2,12 @@
 //!
 //! Loopback plays that network: every address of 127.0.0.0/8 is a neighbour of its own.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 
 use serde_json::Value;
 use testkit::origin::{Origin, Reply};
+use testkit::port::Port;
 use testkit::resolver::{self, Data, Resolver, record};
 use testkit::said;
 use testkit::wait;
@@ -19,6 +20,7 @@ struct Net {
     web: Origin,
     rules: Rules,
     proxy: SocketAddr,
+    _port: Port,
 }
 
 /// A gate that listens on a shared network, and knows nobody there.
@@ -26,11 +28,8 @@ fn net() -> Net {
     let bench = Bench::new();
     let api = bench.https(&["api.example"], |_| Reply::text("hello"));
     let web = Origin::http(|_| Reply::text("hello"));
-    // A port that is free now; nobody else here asks for this very one.
-    let proxy = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let port = Port::take();
+    let proxy = port.address();
     let rules = Rules::new()
         .allow("api.example")
         .at("api.example:443", api.address())
@@ -45,6 +44,7 @@ fn net() -> Net {
         web,
         rules,
         proxy,
+        _port: port,
     }
 }
 
@@ -247,11 +247,8 @@ fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
         upstream.tell(name, 1, resolver::Reply::Records(vec![address]));
     }
     let net = net();
-    // A port that is free now, for streams as well, as a rule.
-    let at = std::net::UdpSocket::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let port = Port::take();
+    let at = port.address();
     let rules = net.rules.clone().egress(&format!(
         "dns: {{listen: [\"{at}\"], upstreams: [\"{}\"]}}",
         upstream.address()
@@ -303,7 +300,7 @@ fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
 fn a_registration_whose_time_is_over_is_refused_and_removed() {
     let net = net();
     let soon = Command::new("date")
-        .args(["-u", "-d", "+3 seconds", "+%Y-%m-%dT%H:%M:%SZ"])
+        .args(["-u", "-d", "+8 seconds", "+%Y-%m-%dT%H:%M:%SZ"])
         .output()
         .unwrap();
     net.register(

@@ -24,7 +24,7 @@ fn with_agent(check: impl FnOnce(&Origin, &Agent<'_>, &Inside)) {
     let rules = Rules::new()
         .allow("api.example")
         .at("api.example", api.address())
-        .egress("timeouts: {header: 1s}");
+        .egress("timeouts: {header: 3s}");
     bench.write(&rules);
     let agent = bench.create("fix");
     check(&api, &agent, &agent.inside());

@@ -319,7 +319,7 @@ fn events_arrive_one_by_one() {
 
 /// How long streams live here: seconds, or what `just traffic-long` says.
 fn long() -> Duration {
-    let seconds = std::env::var("PALISADE_QUIET").map_or(3, |text| text.parse().unwrap());
+    let seconds = std::env::var("PALISADE_QUIET").map_or(5, |text| text.parse().unwrap());
     Duration::from_secs(seconds)
 }
 
@@ -355,11 +355,12 @@ fn a_stream_that_is_mostly_quiet_goes_on() {
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", origin.address())
-        .egress("timeouts: {connect: 1s, header: 1s, response: 1s}");
+        .egress("timeouts: {connect: 2s, header: 2s, response: 2s}");
     bench.write(&rules);
     let agent = bench.create("fix");
     let pauses = pauses(long());
     let expected = vec!["data: one"; pauses.len()].join("\n\n") + "\n\ndata: last";
+    let begun = Instant::now();
     let sender = thread::spawn(move || {
         for pause in pauses {
             tell.send("one").unwrap();
@@ -367,7 +368,6 @@ fn a_stream_that_is_mostly_quiet_goes_on() {
         }
         tell.send("last").unwrap();
     });
-    let begun = Instant::now();
     let got = agent.says("curl -sSN --max-time 3600 http://web.example/events");
     assert_eq!(got, expected);
     assert!(begun.elapsed() >= long());
@@ -579,18 +579,26 @@ fn small_requests_on_a_kept_connection_do_not_wait_for_each_other() {
         let mut tls = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
         ask(&mut plain, get("web.example", "/hello"));
         ask(&mut tls, get("api.example", "/hello"));
-        let begun = Instant::now();
+        let (mut in_plain, mut in_tls) = (Vec::new(), Vec::new());
         for _ in 0..50 {
+            let begun = Instant::now();
             assert_eq!(
                 ask(&mut plain, get("web.example", "/hello")).text(),
                 "hello"
             );
+            in_plain.push(begun.elapsed());
+            let begun = Instant::now();
             assert_eq!(ask(&mut tls, get("api.example", "/hello")).text(), "hello");
+            in_tls.push(begun.elapsed());
         }
-        // Nagle's algorithm against delayed acknowledgements is 40 ms for each of the hundred.
-        let each = begun.elapsed() / 100;
-        println!("{each:?} each");
-        assert!(each < Duration::from_millis(30), "{each:?} each");
+        // Nagle's algorithm against delayed acknowledgements is 40 ms for each of the hundred;
+        // a busy machine is slow with a few.
+        for (how, mut took) in [("plain", in_plain), ("TLS", in_tls)] {
+            took.sort_unstable();
+            let median = took[took.len() / 2];
+            println!("{how}: {median:?} each");
+            assert!(median < Duration::from_millis(30), "{how}: {median:?} each");
+        }
     });
 }
 

@@ -40,7 +40,7 @@ fn wait_for_only(server: &Server) {
 fn a_time_out_ends_everything_the_command_started() {
     for kind in BOTH {
         let server = Server::start(kind);
-        let body = json!({ "command": format!("echo begun; {STUBBORN}"), "timeoutSeconds": 0.5 });
+        let body = json!({ "command": format!("echo begun; {STUBBORN}"), "timeoutSeconds": 5 });
         let answer = server.post("bash", body.to_string().as_bytes());
         let delta = json!({ "type": "delta", "data": "begun\n", "stream": "stdout" });
         let done = json!({ "type": "done", "exitCode": -1, "timedOut": true });
@@ -212,7 +212,7 @@ fn a_command_waits_for_a_client_that_does_not_read() {
         (now > Some(0) && seen.1.elapsed() > Duration::from_millis(300)).then_some(())
     });
     assert!(!server.root().join("finished").exists());
-    assert!(memory(server.child.id()) - before <= 16 << 20);
+    assert!(memory(server.child.id()).saturating_sub(before) <= 16 << 20);
     let (total, _) = swallow(stream, || {});
     assert!(total > 64_000_000);
     assert!(server.root().join("finished").exists());

@@ -2,7 +2,6 @@
 //! gate that knows it as `remote`.
 
 use std::collections::HashMap;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,6 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use testkit::docker::{Container, Docker, Network};
 use testkit::gate::Place;
+use testkit::port::Port;
 use testkit::said::{err, out};
 use testkit::wait;
 use workbench::client::address::Address as At;
@@ -106,9 +106,8 @@ fn every_route_answers_in_a_container_on_either_socket() {
     let (_alone, socket) = start(&docker, shared.path());
     drive(&Address::Unix(socket));
 
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
+    let port = Port::take();
+    let address = port.address();
     let environment = [
         "TCP_HOST=127.0.0.1",
         &format!("TCP_PORT={}", address.port()),

@@ -147,15 +147,21 @@ impl Desk {
                 .env("SIDECAR_AUTH_TOKEN", "open-sesame")
                 .env("SIDECAR_REQUIRE_AUTH", "1");
         });
-        let Address::Unix(socket) = &server.address else {
+        let desk = Self { place, server };
+        desk.wait_for_ready(20_000);
+        desk
+    }
+
+    /// Writes the configuration, with so many milliseconds to wait for the workbench.
+    fn wait_for_ready(&self, ms: u32) {
+        let Address::Unix(socket) = &self.server.address else {
             panic!("a path");
         };
-        place.write_config(&format!(
+        self.place.write_config(&format!(
             "version: \"1.0\"\nsandbox:\n  backend: remote\n  remote:\n    socket_path: {}\n    \
-             wait_for_ready_ms: 1000\n    auth:\n      token: open-sesame\n      required: true\n",
+             wait_for_ready_ms: {ms}\n    auth:\n      token: open-sesame\n      required: true\n",
             socket.display()
         ));
-        Self { place, server }
     }
 
     fn run(&self, words: &[&str]) -> Output {
@@ -266,6 +272,7 @@ fn what_is_managed_elsewhere_is_said_plainly() {
         Address::Unix(path) => path.display().to_string(),
         Address::Tcp(address) => address.to_string(),
     };
+    desk.wait_for_ready(1000);
     let Desk { place, server } = desk;
     drop(server);
     let output = place

@@ -74,6 +74,7 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
     for file in tracked_files(root)? {
         let text = std::fs::read_to_string(root.join(&file));
         let Ok(text) = text else { continue };
+        complaints.extend(unmerged(&file, &text));
         if file.ends_with(".rs") {
             complaints.extend(source(&file, &text));
         }
@@ -186,6 +187,16 @@ fn source(file: &str, text: &str) -> Vec<String> {
         complaints.push(format!("{file}: a crate's root says what it must never do"));
     }
     complaints
+}
+
+/// A merge that was given up half way.
+fn unmerged(file: &str, text: &str) -> Option<String> {
+    let is_mark = |line: &str| {
+        let mark = line.split(' ').next().unwrap_or_default();
+        mark.len() == 7 && ["<", "=", ">"].iter().any(|sign| mark == sign.repeat(7))
+    };
+    let place = text.lines().position(is_mark)? + 1;
+    Some(format!("{file}:{place}: a mark of a merge was left"))
 }
 
 /// Relative links lead somewhere, and paths that ARCHITECTURE.md names exist.
@@ -302,6 +313,18 @@ mod tests {
         );
         assert_eq!(source("crates/x/src/lib.rs", "//! Does things.").len(), 1);
         assert!(source("crates/x/src/a.rs", "fn a() {}").is_empty());
+    }
+
+    #[test]
+    fn marks_of_a_merge_are_named() {
+        for sign in ["<", "=", ">"] {
+            let text = format!("one\n{}\ntwo\n", sign.repeat(7));
+            let found = unmerged("a.md", &text);
+            assert_eq!(found.as_deref(), Some("a.md:2: a mark of a merge was left"));
+        }
+        let text = format!("{} HEAD\n", "<".repeat(7));
+        assert!(unmerged("a.md", &text).is_some());
+        assert_eq!(unmerged("a.md", "======\n========\n  =======\n"), None);
     }
 
     #[test]

@@ -129,7 +129,8 @@ impl Gate {
             Action::PublishPort(id, body) => self.sandboxes.publish(id, body).await,
             Action::QueryAudit(wanted) => evidence::query(&self.store, wanted).await,
             Action::ExportAudit(wanted) => {
-                Ok(evidence::export(&self.store, wanted, self.streams.take()?))
+                let place = self.streams.take()?;
+                Ok(evidence::export(&self.store, wanted, place).await)
             }
             Action::TailAudit(wanted) => {
                 let place = self.streams.take()?;

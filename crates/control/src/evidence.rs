@@ -39,17 +39,26 @@ pub(crate) async fn query(store: &Store, wanted: AuditQuery) -> Result<Reply, Co
         .unwrap_or(DEFAULT_RECORDS as usize)
         .min(MAX_RECORDS as usize);
     filter.limit = Some(limit);
-    // Whoever saw an answer finds its record; where it cannot be written, what was is shown.
-    if let Err(error) = store.audit().flush().await {
-        tracing::debug!(%error, "records are still on their way");
-    }
+    flush(store).await;
     let records = store.audit().query(filter).await?;
     let records: Vec<Value> = records.iter().map(as_json).collect();
     Ok(Reply::ok(json!({ "records": records })))
 }
 
+/// Whoever saw an answer finds its record; where it cannot be written, what was is shown.
+async fn flush(store: &Store) {
+    if let Err(error) = store.audit().flush().await {
+        tracing::debug!(%error, "records are still on their way");
+    }
+}
+
 /// Every record that is wanted, as lines, in constant memory.
-pub(crate) fn export(store: &Store, wanted: AuditQuery, place: OwnedSemaphorePermit) -> Reply {
+pub(crate) async fn export(
+    store: &Store,
+    wanted: AuditQuery,
+    place: OwnedSemaphorePermit,
+) -> Reply {
+    flush(store).await;
     let (pieces, lines) = mpsc::channel(PIECES_AHEAD);
     let (audit, filter) = (store.audit(), filter(wanted));
     tokio::task::spawn_blocking(move || {

@@ -18,8 +18,8 @@ use tokio::process::{Child, Command};
 
 use crate::governance::Caller;
 
-/// How long a program may take to end by itself once its input has ended.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// How long a program may take to end by itself once its input has ended, as a rule.
+pub const PATIENCE: Duration = Duration::from_millis(300);
 
 /// How long a leash may take to end everything.
 const LEASH_PATIENCE: Duration = Duration::from_secs(5);
@@ -115,6 +115,8 @@ pub trait Launcher: Send + Sync + 'static {
 pub struct Local {
     /// The words that come before a program and its arguments: the leash.
     pub leash: Vec<OsString>,
+    /// How long a program may take to end by itself once its input has ended.
+    pub patience: Duration,
 }
 
 #[async_trait]
@@ -157,13 +159,17 @@ impl Launcher for Local {
             input: Box::pin(input),
             output: Box::pin(output),
             errors: Box::pin(errors),
-            life: Box::new(Leashed { child }),
+            life: Box::new(Leashed {
+                child,
+                patience: self.patience,
+            }),
         })
     }
 }
 
 struct Leashed {
     child: Child,
+    patience: Duration,
 }
 
 #[async_trait]
@@ -175,7 +181,7 @@ impl Life for Leashed {
     }
 
     async fn end(&mut self) -> Exit {
-        if let Ok(exit) = tokio::time::timeout(PATIENCE, self.ended()).await {
+        if let Ok(exit) = tokio::time::timeout(self.patience, self.ended()).await {
             return exit;
         }
         // The leash, which ends the others. The number is its own until it is waited for.

@@ -68,6 +68,7 @@ fn marked() -> Launchers {
 fn local() -> Local {
     Local {
         leash: vec!["/usr/bin/env".into()],
+        patience: LONG,
     }
 }
 

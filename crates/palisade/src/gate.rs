@@ -11,6 +11,7 @@ mod tools;
 mod traffic;
 
 use std::io::Write;
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,7 +89,8 @@ pub fn environment(name: &str) -> Option<String> {
 pub fn run(paths: &Paths, verbose: u8, detached: bool) -> Result<Exit> {
     harden(detached)?;
     paths.prepare()?;
-    let _lock = StateLock::take(&paths.lock())?;
+    // Free when the process is gone, not a moment before: who waits for it finds nothing left.
+    let _lock = ManuallyDrop::new(StateLock::take(&paths.lock())?);
     let refused = |problems: config::Problems| {
         Failure::new(
             Exit::Usage,

@@ -7,7 +7,7 @@
 //!   running ── CMD ends ─────────────▶ ending, or done with --leave-rest
 //!      │ the parent is gone, TERM, INT, HUP
 //!      ▼
-//!   ending: TERM to CMD's group ── 200 ms ──▶ KILL to every descendant, until there is none
+//!   ending: TERM to CMD's group ── 1 s ─────▶ KILL to every descendant, until there is none
 //! ```
 //!
 //! It is a child subreaper, so that whatever CMD starts stays a descendant of this process: a
@@ -39,8 +39,8 @@ use rustix::process::{PidfdFlags, pidfd_open};
 /// The word that makes this program a leash.
 pub const LEASH: &str = "__leash";
 
-/// How long a command may take to end by itself.
-const GRACE: Duration = Duration::from_millis(200);
+/// How long a command may take to end by itself, on a machine that is busy with others.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// How long killing is tried: what is stuck in the kernel does not die.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -22,7 +22,7 @@ use sandbox::terminal::{self, Raw};
 const PIECE: usize = 64 << 10;
 
 /// How long a sandbox may take to show that it takes signals.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Signals that are the command's, not ours.
 const PASSED_ON: [Signal; 4] = [

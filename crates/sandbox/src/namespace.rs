@@ -52,6 +52,7 @@ mod seccomp;
 mod sockets;
 mod step;
 mod steward;
+mod stint;
 mod subids;
 pub mod survey;
 mod tree;
@@ -196,7 +197,7 @@ impl Namespace {
     }
 
     /// The path, inside, of the program whose connection leads from one address to another,
-    /// where that is certain. Takes a quarter of a second at most, whatever init does.
+    /// where that is certain. Takes two seconds at most, whatever init does.
     pub fn connected_by(
         &self,
         id: &SandboxId,

@@ -16,6 +16,7 @@ pub mod leftovers;
 pub mod mcp;
 pub mod operator;
 pub mod origin;
+pub mod port;
 pub mod pty;
 pub mod repo;
 pub mod resolver;

@@ -9,13 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::operator::Operator;
 use crate::{said, wait};
 
+/// What no command ever writes.
+const END: &[u8] = b"\x1ethe end of what the command wrote\x1e";
+
 /// A pseudo-terminal and the command that has it as its controlling terminal. Dropping it
 /// kills the command.
 #[derive(Debug)]
 pub struct Pty {
     child: Child,
     keys: File,
-    /// Ours as well, so that the settings can be looked at after the command's end.
+    /// Ours as well, so that the settings can be looked at after the command's end, and a
+    /// mark be put there.
     screen: OwnedFd,
     shown: Arc<Mutex<Vec<u8>>>,
     /// What was waited for already.
@@ -112,10 +116,10 @@ impl Pty {
         self.child.id()
     }
 
-    /// Waits for the command's end.
+    /// Waits for the command's end, and until all it wrote is shown.
     pub fn wait(&mut self) -> ExitStatus {
         let shown = Arc::clone(&self.shown);
-        wait::until_or(
+        let status = wait::until_or(
             || self.child.try_wait().ok().flatten(),
             || {
                 let shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +128,21 @@ impl Pty {
                     String::from_utf8_lossy(&shown)
                 )
             },
-        )
+        );
+        self.catch_up();
+        status
+    }
+
+    /// A terminal keeps the order: when a mark of ours has come, so has all before it.
+    fn catch_up(&self) {
+        let mut screen = File::from(self.screen.try_clone().expect("a descriptor"));
+        screen.write_all(END).expect("a terminal");
+        wait::until("the last that the command wrote", || {
+            let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = shown.windows(END.len()).position(|window| window == END)?;
+            shown.drain(at..at + END.len());
+            Some(())
+        });
     }
 }
 

@@ -2,13 +2,14 @@
 #![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
 
 use std::io::Read;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::port::Port;
 use crate::wait;
 
 /// Where Debian has it, which is on few people's path.
@@ -17,7 +18,7 @@ const SSHD: &str = "/usr/sbin/sshd";
 /// A running server. It stops when it is dropped.
 pub struct Sshd {
     directory: TempDir,
-    address: SocketAddr,
+    port: Port,
     user: String,
     child: Option<Child>,
 }
@@ -33,16 +34,13 @@ impl Sshd {
                 .status();
             assert!(made.expect("ssh-keygen").success());
         }
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("an address");
         let user = Command::new("id").arg("-un").output().expect("id").stdout;
         let mut sshd = Self {
             directory,
-            address,
+            port: Port::take(),
             user: String::from_utf8_lossy(&user).trim().to_owned(),
             child: None,
         };
-        drop(listener);
         sshd.configure();
         sshd.run();
         sshd
@@ -55,7 +53,7 @@ impl Sshd {
             "ListenAddress {}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\n\
              StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n\
              KbdInteractiveAuthentication no\nMaxStartups 100\nSetEnv PATH={search}\n",
-            self.address,
+            self.port.address(),
             path("host"),
             path("user.pub"),
         );
@@ -76,7 +74,7 @@ impl Sshd {
             .spawn();
         self.child = Some(child.expect("sshd: install openssh-server"));
         wait::until_or(
-            || greets(self.address).then_some(()),
+            || greets(self.port.address()).then_some(()),
             || format!("sshd: {}", self.log()),
         );
     }
@@ -96,7 +94,7 @@ impl Sshd {
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.port.address()
     }
 
     /// Whom it lets in.

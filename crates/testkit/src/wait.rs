@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Long enough for a busy machine; a test that gets here has failed.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Looks until `condition` gives something; panics with `what` after [`LIMIT`].
 pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {

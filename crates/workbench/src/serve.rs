@@ -27,8 +27,9 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Before accepting again after a failure.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long requests may take to finish when the server stops.
-const LAST_REQUESTS: Duration = Duration::from_secs(3);
+/// How long requests may take to finish when the server stops: as long as their commands may
+/// take to be ended.
+const LAST_REQUESTS: Duration = Duration::from_secs(12);
 
 /// `sun_path` holds 108 bytes, the last a NUL.
 const MAX_SOCKET_PATH: usize = 107;

@@ -158,11 +158,7 @@ async def fixture():
         ok("progress")
 
         await session.call_tool("log", {"level": "warning", "text": "over here", "count": 2})
-        for _ in range(200):
-            if logs.count("over here") == 2:
-                break
-            await asyncio.sleep(0.01)
-        assert logs.count("over here") == 2, logs
+        await until(lambda: logs.count("over here") == 2)
         ok("logging")
 
         note = DIRECTORY / f"cancelled-{WAY}"

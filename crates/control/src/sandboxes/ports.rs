@@ -81,7 +81,7 @@ pub(super) async fn listen(host: SocketAddr) -> Result<(TcpListener, SocketAddr)
         Ok((listener, host))
     };
     let mut bound = bind();
-    for _ in 0..20 {
+    for _ in 0..60 {
         match &bound {
             Err(error) if is_taken(error) => tokio::time::sleep(Duration::from_millis(25)).await,
             _ => break,

@@ -46,12 +46,15 @@ pub(crate) fn create(gate: Arc<Gate>, body: CreateBody, place: OwnedSemaphorePer
             let now = progress.now();
             if now != last {
                 // A client that does not read misses some.
-                let _ = lines.try_send(line(&json!({ "progress": now })));
-                last = now;
+                let told = lines.try_send(line(&json!({ "progress": now })));
+                if told.is_ok() {
+                    last = now;
+                }
             }
         };
         if progress.now() != last {
-            let _ = lines.try_send(line(&json!({ "progress": progress.now() })));
+            let now = progress.now();
+            let _ = lines.send(line(&json!({ "progress": now }))).await;
         }
         let _ = lines.send(line(&answer(made))).await;
     });

@@ -294,8 +294,7 @@ async fn a_resolver_that_is_silent_is_a_time_out_and_its_address_is_not_shown() 
 fn asking(resolver: &Resolver) -> Dialer {
     let lines = format!(
         "dns: {{upstreams: ['{}']}}\n\
-         domains: [cdn.example, {{host: '*.denied.example', deny: [{{}}]}}]\n\
-         timeouts: {{connect: 300ms}}\n",
+         domains: [cdn.example, {{host: '*.denied.example', deny: [{{}}]}}]\n",
         resolver.address()
     );
     Dialer::new(&Operator::new().settings(&lines)).unwrap()

@@ -7,6 +7,7 @@ use egress::dialer::Step;
 use http_body_util::channel::Channel;
 use policy::reason::Reason;
 use testkit::origin::{Latch, Origin, Reply};
+use testkit::port::Port;
 use testkit::wait::eventually;
 
 use super::*;
@@ -76,15 +77,19 @@ async fn a_server_that_never_finishes_its_handshake_is_given_up() {
 #[tokio::test]
 async fn an_upload_may_take_longer_than_an_answer_while_it_moves() {
     let origin = Origin::http(|asked| Reply::text(asked.length.to_string()));
-    let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {response: 200ms}");
+    let limits = "timeouts: {connect: 600s, response: 60s}";
+    let dialer = Operator::new().dialer(HOST, origin.address(), limits);
     let (mut sender, upload) = Channel::<Bytes, std::io::Error>::new(1);
     let upload = upload.map_err(Into::into).boxed_unsync();
     let feeding = tokio::spawn(async move {
-        let began = std::time::Instant::now();
         let mut length = 0;
-        while began.elapsed() < Duration::from_millis(700) {
+        for _ in 0..8 {
+            // There is room for one: the one before was taken.
             sender.send_data(Bytes::from_static(b"more")).await.unwrap();
             length += 4;
+            tokio::time::pause();
+            tokio::time::advance(Duration::from_secs(45)).await;
+            tokio::time::resume();
         }
         length
     });
@@ -98,9 +103,8 @@ async fn an_upload_may_take_longer_than_an_answer_while_it_moves() {
 
 #[tokio::test]
 async fn a_port_nobody_listens_on_is_refused_in_words_without_addresses() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
+    let port = Port::take();
+    let address = port.address();
     let dialer = Operator::new().dialer(HOST, address, "");
     let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
     assert_eq!(error.reason(), Reason::ConnectFailed);

@@ -195,7 +195,8 @@ async fn two_hundred_requests_at_once_are_all_answered() {
             streams: None,
         };
         let origin = Origin::start(kind, |asked| Reply::text(asked.path().to_owned()));
-        let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
+        let dialer = operator.dialer(HOST, origin.address(), "timeouts: {connect: 60s}");
+        let dialer = Arc::new(dialer);
         let asked: Vec<_> = (0..200)
             .map(|number| {
                 let dialer = Arc::clone(&dialer);
@@ -451,7 +452,7 @@ async fn requests_beyond_what_a_host_may_have_wait_for_a_place() {
     let latch = Latch::new();
     let held = latch.clone();
     let origin = Origin::http(move |_| Reply::text("fine").held(&held));
-    let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {connect: 2s}");
+    let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {connect: 20s}");
     let dialer = Arc::new(dialer);
     let asked: Vec<_> = (0..256)
         .map(|_| {
@@ -460,7 +461,9 @@ async fn requests_beyond_what_a_host_may_have_wait_for_a_place() {
         })
         .collect();
     eventually("all to arrive", || (latch.waiting() == 256).then_some(())).await;
+    tokio::time::pause();
     let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
+    tokio::time::resume();
     assert!(matches!(error, DialError::Busy { .. }), "{error:?}");
     assert!(!error.counts_as_failure());
     latch.open();

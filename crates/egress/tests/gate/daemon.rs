@@ -104,7 +104,7 @@ async fn a_client_that_says_nothing_or_too_little_is_not_waited_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_that_stops_in_the_middle_is_given_up() {
-    let place = harbour("idle: 1s").await;
+    let place = harbour("idle: 3s").await;
     let body = place.body(FEATURE);
     let (mut client, serving) = connect(&place).await;
     client.write_all(PUSH).await.unwrap();
@@ -170,7 +170,7 @@ async fn a_fetch_ends_with_its_mirror_and_with_silence() {
     drop(client);
     serving.await.unwrap();
 
-    reload(&place, "idle: 1s", MIRROR).await;
+    reload(&place, "idle: 3s", MIRROR).await;
     let (mut client, serving) = connect(&place).await;
     client.write_all(FETCH).await.unwrap();
     hear_list(&mut client).await;

@@ -103,7 +103,10 @@ impl Tools {
             stamps: Stamps(Arc::new(move || heard.heard_docker_lately())),
         };
         let launchers = Launchers {
-            local: Arc::new(Local { leash: leash() }),
+            local: Arc::new(Local {
+                leash: leash(),
+                patience: mcp::launch::PATIENCE,
+            }),
             sandbox: given.sandboxed,
         };
         let fingerprints = Arc::new(Fingerprints::open(&state_dir.join("tools.json"))?);

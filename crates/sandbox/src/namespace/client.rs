@@ -24,8 +24,9 @@ use crate::contract::{Command, ExecutionResult, Listener, SandboxError};
 /// How long init may take for an answer that costs it nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long it may take, from the first word, to say whose a connection is: a request waits.
-const MOMENT: Duration = Duration::from_millis(250);
+/// How long it may take, from the first word, to say whose a connection is: a request waits. It
+/// is a matter of milliseconds, on a processor that has time for init.
+const MOMENT: Duration = Duration::from_secs(2);
 
 /// The most a command run to its end may write, to each of its outputs.
 const MOST_OUTPUT: usize = 64 << 20;

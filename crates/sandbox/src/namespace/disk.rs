@@ -51,6 +51,10 @@ const SLICE: usize = 2000;
 /// How often it is measured when there is no other reason.
 const SELDOM: Duration = Duration::from_secs(60);
 
+/// The longest rest between two measurements of a sandbox that was stopped: somebody may be
+/// making room. How long one took says little where others keep it from working.
+const LONGEST_REST: Duration = Duration::from_secs(5);
+
 /// Growth that is anybody's own affair: a log, a lock, a cache.
 const A_LITTLE: u64 = 1 << 20;
 
@@ -189,7 +193,8 @@ impl Watch {
         let Some(last) = &self.last else { return true };
         let age = now.saturating_duration_since(last.began + last.took);
         if self.stopped.is_some() {
-            return age >= Duration::from_secs(1).max(last.took * 20);
+            let rest = (last.took * 20).min(LONGEST_REST);
+            return age >= Duration::from_secs(1).max(rest);
         }
         let left = self.limit.saturating_sub(last.used);
         let gone = room.gone_since(last.room);

@@ -18,25 +18,30 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2, readlinkat};
+use nix::poll::{PollTimeout, poll};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::Pid;
 
+use super::stint::Stint;
 use super::{sockets, tree};
 
-/// How long a look may take. Init does nothing else meanwhile.
+/// How long a look may take of a processor's time. Init does nothing else meanwhile.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The most that is looked at: processes, threads and descriptors.
 const MOST: usize = 1 << 14;
 
-/// How often everybody is looked at again where somebody could not be looked into: that may
-/// have been at its very beginning.
-const TRIES: u32 = 3;
+/// How often everybody is looked at where somebody could not be looked into: that may have been
+/// at its very beginning.
+const TRIES: u32 = 20;
+
+/// Milliseconds between two of these looks.
+const PAUSE_MS: u8 = 1;
 
 /// `PF_EXITING`: no program of it will ever run again. What is left of it need not be told to
 /// anybody, also where nobody takes in its end.
@@ -77,11 +82,13 @@ struct Holder {
 
 /// The path, inside, of the program whose socket has these ends.
 pub(crate) fn find(inside: &Inside<'_>, from: SocketAddr, to: SocketAddr) -> Option<String> {
-    let until = Instant::now() + PATIENCE;
+    let stint = Stint::of(PATIENCE);
     for _ in 0..TRIES {
-        match Look::new(inside, until).find(from, to) {
+        match Look::new(inside, stint).find(from, to) {
             Ok(program) => return Some(program),
-            Err(Doubt::Hidden) => std::thread::yield_now(),
+            Err(Doubt::Hidden) => {
+                let _ = poll(&mut [], PollTimeout::from(PAUSE_MS));
+            }
             Err(Doubt::Nobody | Doubt::TooMuch) => return None,
         }
     }
@@ -91,21 +98,21 @@ pub(crate) fn find(inside: &Inside<'_>, from: SocketAddr, to: SocketAddr) -> Opt
 /// One look at everybody.
 struct Look<'a> {
     inside: &'a Inside<'a>,
-    until: Instant,
+    stint: Stint,
     left: usize,
 }
 
 impl<'a> Look<'a> {
-    fn new(inside: &'a Inside<'a>, until: Instant) -> Self {
+    fn new(inside: &'a Inside<'a>, stint: Stint) -> Self {
         Self {
             inside,
-            until,
+            stint,
             left: MOST,
         }
     }
 
     fn find(&mut self, from: SocketAddr, to: SocketAddr) -> Result<String, Doubt> {
-        let inode = sockets::find(self.inside.proc, from, to, self.until).ok_or(Doubt::Nobody)?;
+        let inode = sockets::find(self.inside.proc, from, to, self.stint).ok_or(Doubt::Nobody)?;
         let socket = format!("socket:[{inode}]");
         let mut holders: Vec<Holder> = Vec::new();
         for pid in self.numbers(self.inside.proc, c".")? {
@@ -241,7 +248,7 @@ impl<'a> Look<'a> {
     }
 
     fn check_time(&self) -> Result<(), Doubt> {
-        if Instant::now() > self.until {
+        if self.stint.is_over() {
             return Err(Doubt::TooMuch);
         }
         Ok(())

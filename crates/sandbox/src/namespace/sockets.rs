@@ -3,34 +3,29 @@
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
 use super::diagnosis::{self, Diagnosis};
+use super::stint::Stint;
 
 /// The longest table that is read: some 27 000 sockets.
 const LONGEST: u64 = 4 << 20;
 
 /// The inode of the one socket of this network namespace, the agent's, that has these ends.
 /// None if there is no such socket, more than one, or no telling in time.
-pub(crate) fn find(
-    proc: &OwnedFd,
-    from: SocketAddr,
-    to: SocketAddr,
-    until: Instant,
-) -> Option<u64> {
+pub(crate) fn find(proc: &OwnedFd, from: SocketAddr, to: SocketAddr, stint: Stint) -> Option<u64> {
     match diagnosis::ask(from, to) {
         Ok(Diagnosis::Inode(inode)) => Some(inode).filter(|inode| *inode != 0),
         Ok(Diagnosis::Nothing) => None,
-        Ok(Diagnosis::Silent) | Err(_) => find_in_tables(proc, from, to, until),
+        Ok(Diagnosis::Silent) | Err(_) => find_in_tables(proc, from, to, stint),
     }
 }
 
 /// The same where the kernel answers no questions, and only writes tables.
-fn find_in_tables(proc: &OwnedFd, from: SocketAddr, to: SocketAddr, until: Instant) -> Option<u64> {
+fn find_in_tables(proc: &OwnedFd, from: SocketAddr, to: SocketAddr, stint: Stint) -> Option<u64> {
     let ends = (plain(from), plain(to));
     let mut found = None;
     // Also for IPv4 both: a socket of IPv6 can speak it.
@@ -40,7 +35,7 @@ fn find_in_tables(proc: &OwnedFd, from: SocketAddr, to: SocketAddr, until: Insta
             Err(Errno::ENOENT) => continue,
             other => std::fs::File::from(other.ok()?),
         };
-        for inode in matching(file, ends, until)? {
+        for inode in matching(file, ends, stint)? {
             // Sockets on different devices can have the same ends.
             if found.replace(inode).is_some() {
                 return None;
@@ -51,12 +46,12 @@ fn find_in_tables(proc: &OwnedFd, from: SocketAddr, to: SocketAddr, until: Insta
 }
 
 /// The inodes of all lines with these ends; none at all of a table that was not read whole.
-fn matching(table: impl Read, ends: Ends, until: Instant) -> Option<Vec<u64>> {
+fn matching(table: impl Read, ends: Ends, stint: Stint) -> Option<Vec<u64>> {
     let mut table = BufReader::with_capacity(64 << 10, table.take(LONGEST));
     let (mut line, mut found) = (Vec::new(), Vec::new());
     while table.read_until(b'\n', &mut line).ok()? != 0 {
         // Cut off: by the limit, or by whoever wrote it.
-        if line.pop() != Some(b'\n') || Instant::now() > until {
+        if line.pop() != Some(b'\n') || stint.is_over() {
             return None;
         }
         if let Some(socket) = Socket::read(&line)
@@ -140,8 +135,8 @@ mod tests {
         (plain(from.parse().unwrap()), plain(to.parse().unwrap()))
     }
 
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(10)
+    fn soon() -> Stint {
+        Stint::of(Duration::from_secs(10))
     }
 
     fn look(table: &str, from: &str, to: &str) -> Option<Vec<u64>> {
@@ -203,7 +198,7 @@ mod tests {
         let cut = format!("{HEADING}{}", LINE.trim_end());
         assert_eq!(look(&cut, own, other), None);
         assert_eq!(
-            matching(LINE.as_bytes(), ends(own, other), Instant::now()),
+            matching(LINE.as_bytes(), ends(own, other), Stint::of(Duration::ZERO)),
             None
         );
         let lines = usize::try_from(LONGEST).unwrap() / LINE.len() + 1;

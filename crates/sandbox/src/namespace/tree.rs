@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::dir::Dir;
 use nix::fcntl::{OFlag, openat};
+use nix::poll::{PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
@@ -14,6 +15,12 @@ use nix::unistd::Pid;
 /// How long a family may take to come to rest. Init does nothing else meanwhile, and a family
 /// that goes on forking and waking its members would never.
 const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How long everybody may take to stand still. Whoever asked waits for longer.
+const STANDSTILL: Duration = Duration::from_secs(3);
+
+/// Milliseconds between two looks whether they do.
+const LOOK_AGAIN_MS: u8 = 1;
 
 /// Sweeps over what such a family still has after it was killed as it was found.
 const SWEEPS: u32 = 5;
@@ -146,11 +153,18 @@ pub(crate) fn freeze_all(proc: &OwnedFd, frozen: bool) -> bool {
         let _ = kill(everybody, Signal::SIGCONT);
         return true;
     }
-    // What was forked between two rounds is caught by the next.
-    (0..1000).any(|_| {
+    let until = Instant::now() + STANDSTILL;
+    loop {
+        // What was forked between two rounds is caught by the next. One that was told stops
+        // when it is its turn to run.
         let _ = kill(everybody, Signal::SIGSTOP);
-        processes(proc)
-            .iter()
-            .all(|one| one.pid == 1 || matches!(one.state, 'T' | 't' | 'Z' | 'X'))
-    })
+        let rests = |one: &Process| one.pid == 1 || matches!(one.state, 'T' | 't' | 'Z' | 'X');
+        if processes(proc).iter().all(rests) {
+            return true;
+        }
+        if Instant::now() > until {
+            return false;
+        }
+        let _ = poll(&mut [], PollTimeout::from(LOOK_AGAIN_MS));
+    }
 }

@@ -69,9 +69,26 @@ fn journals(repo: &Repo) -> usize {
         .count()
 }
 
+/// Whether every file is as the sandbox has it.
+fn has_arrived(repo: &Repo) -> bool {
+    let read = |path: String| std::fs::read_to_string(repo.dir.join(path)).ok();
+    (0..FILES).all(|number| {
+        let changed = read(format!("d{}/f{number}", number % 40));
+        let added = read(format!("n{}/f{number}", number % 40));
+        match number % 3 {
+            0 => changed.as_deref() == Some("new\n"),
+            1 => added.as_deref() == Some("new\n"),
+            _ => changed.is_none(),
+        }
+    })
+}
+
 /// Starts a landing and kills it when `seen` is in its stage. Whether it was killed in time.
 fn crash(repo: &Repo, how: &str, seen: &str) -> bool {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    // Slower than its killer, where both want the processor.
+    let mut child = Command::new("nice")
+        .args(["-n", "19"])
+        .arg(std::env::current_exe().unwrap())
         .args(["--exact", "recovery::landing_in_a_process_of_its_own"])
         .env("PALISADE_LAND_IN", &repo.dir)
         .env("PALISADE_LAND", how)
@@ -105,7 +122,9 @@ fn a_landing_that_was_killed_is_taken_back_or_is_complete() {
         let (repo, place) = worked();
         let head = repo.rev("HEAD");
         if !crash(&repo, how, seen) {
-            // It was quicker than we, and is complete.
+            // It was quicker than we, and is complete but for its journal at most.
+            place.home.recover().unwrap();
+            assert!(has_arrived(&repo), "{how}");
             assert_eq!(journals(&repo), 0, "{how}");
             continue;
         }
@@ -114,9 +133,14 @@ fn a_landing_that_was_killed_is_taken_back_or_is_complete() {
         assert!(said.len() <= 1, "{said:?}");
         assert_eq!((stages(&repo).len(), journals(&repo)), (0, 0), "{how}");
         assert!(!repo.dir.join(".git/index.lock").exists(), "{how}");
-        let taken_back = said
-            .first()
-            .is_none_or(|said| said.contains("as they were"));
+        let taken_back = match said.first() {
+            Some(said) => said.contains("as they were"),
+            // Nothing had moved, or only the cleaning was left: the repository says which.
+            None => {
+                repo.rev("HEAD") == head && git(&repo.dir, &["status", "--porcelain"]).is_empty()
+            }
+        };
+        assert!(taken_back || has_arrived(&repo), "{how} {said:?}");
         if taken_back {
             assert_eq!(repo.rev("HEAD"), head);
             assert_eq!(
@@ -152,8 +176,10 @@ fn what_the_operator_changed_since_is_not_overwritten() {
         return;
     }
     let stage = stages(&repo).remove(0);
-    // A file that had been moved away is there again, with other words.
+    // A file that had been moved away is there again, with other words. One that the sandbox
+    // has too, and so is only gone for a moment.
     let gone = (0..FILES)
+        .step_by(3)
         .map(|number| format!("d{}/f{number}", number % 40))
         .find(|path| !repo.dir.join(path).exists());
     let Some(gone) = gone else {

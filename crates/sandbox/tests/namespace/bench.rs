@@ -167,7 +167,18 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 
 /// Waits for a condition that has no other way to be waited for.
 pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    at_once(what, || {
+        let holds = condition();
+        if !holds {
+            let _ = nix::poll::poll(&mut [], 5_u8);
+        }
+        holds
+    });
+}
+
+/// The same without a pause between looks, where the moment matters.
+pub(crate) fn at_once(what: &str, condition: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !condition() {
         assert!(std::time::Instant::now() < deadline, "never came: {what}");
         std::thread::yield_now();

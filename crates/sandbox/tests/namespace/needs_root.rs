@@ -141,9 +141,9 @@ fn the_hosts_last_bytes_are_kept_and_who_took_none_goes_on() {
     let innocent = bench.create("innocent", |_| {});
     bench.says(&innocent, "sleep 1000 >/dev/null 2>&1 &");
     let id = bench.create("one", |_| {});
-    // Grown slowly enough for the smallest of floors: ten megabytes, and not a gibibyte.
-    let line = "exec 9> /tmp/x; rm /tmp/x; while head -c 1M /dev/zero >&9; do sleep 0.02; done; \
-                echo full";
+    // Near the end slowly enough for the smallest of floors: ten megabytes, and not a gibibyte.
+    let line = "exec 9> /tmp/x; rm /tmp/x; head -c 150M /dev/zero >&9; \
+                while head -c 256K /dev/zero >&9; do sleep 0.1; done; echo full";
     let error = bench
         .backend
         .exec(&id, &Command::shell(line))

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use sandbox::contract::{Command, Force, Sandbox, SandboxError, SandboxStatus};
 
-use crate::bench::{Bench, config, until};
+use crate::bench::{Bench, at_once, config, until};
 
 #[test]
 fn pause_and_resume_are_idempotent_and_a_paused_one_runs_nothing() {
@@ -190,10 +190,10 @@ fn a_creator_killed_at_any_moment_leaves_nothing_after_cleanup() {
             .spawn()
             .unwrap();
         let place = bench.directory.path().join("sandboxes").join(&id);
-        until("the directory", || place.exists());
+        at_once("the directory", || place.exists());
         // Later each time: anywhere between the first file and a live sandbox.
         let moment = std::time::Instant::now() + std::time::Duration::from_micros(round * 1500);
-        until("the moment", || std::time::Instant::now() >= moment);
+        at_once("the moment", || std::time::Instant::now() >= moment);
         creator.kill().unwrap();
         creator.wait().unwrap();
         bench.backend.cleanup().unwrap();

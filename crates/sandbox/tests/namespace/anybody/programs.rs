@@ -114,6 +114,7 @@ fn a_connection_that_two_programs_hold_is_nobodys_until_one_is_left() {
     let (bench, id) = bench();
     let line = format!("/tmp/probe share {MEANT} sleep 1000");
     let call = Call::of(&bench, &id, &line);
+    until("the sleeper", || bench.sleepers(&id) == 1);
     until("two programs", || call.program().is_none());
     assert_eq!(bench.sleepers(&id), 1);
     assert_eq!(call.program(), None);
@@ -194,7 +195,7 @@ fn who_has_too_much_to_look_at_is_nobody_and_keeps_nobody_waiting() {
     let begun = Instant::now();
     assert_eq!(call.program(), None);
     assert!(
-        begun.elapsed() < Duration::from_secs(1),
+        begun.elapsed() < Duration::from_secs(5),
         "{:?}",
         begun.elapsed()
     );
@@ -299,7 +300,7 @@ fn an_init_that_stands_still_is_not_waited_for() {
     let took = begun.elapsed();
     kill(init, Signal::SIGCONT).unwrap();
     assert!(answers.iter().all(|answered| !answered));
-    assert!(took < Duration::from_secs(3), "{took:?}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
     until(
         "its answer",
         || matches!(call.ask(), Ok(Some(name)) if name == "/tmp/probe"),
