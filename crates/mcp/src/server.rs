@@ -2,6 +2,7 @@
 //!
 //! [`answer`] is the whole list of what can be asked; read it top to bottom.
 
+use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +15,11 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use policy::id::SandboxId;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::answer::{self, Broken, Content, Refusal};
 use crate::bridge::{Bridge, Incoming};
@@ -41,11 +39,9 @@ const LONGEST_AGENT: usize = 128;
 /// Connections of one listener at a time.
 const MOST_CONNECTIONS: usize = 4096;
 
-/// How long a client may take to send a head.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Before accepting again after a failure.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long what is under way may take at the stop: streams have no end of their own, and end
+/// with the servers.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// What a listener answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -386,64 +382,18 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> std::io::Result<()> {
     let at = listener.local_addr()?;
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    let connections = TaskTracker::new();
-    loop {
-        let place = tokio::select! {
-            () = stop.cancelled() => break,
-            place = Arc::clone(&places).acquire_owned() => place.map_err(std::io::Error::other)?,
-        };
-        let stream = tokio::select! {
-            () = stop.cancelled() => break,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "a client of the tools could not be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            },
-        };
+    let begin = |stream: TcpStream| {
         let door = Door::Network(at, offers);
         let (house, stop) = (Arc::clone(&house), stop.clone());
-        connections.spawn(async move {
-            serve_connection(house, door, stream, stop).await;
-            drop(place);
-        });
-    }
-    connections.close();
-    connections.wait().await;
+        Some(async move {
+            let service = service_fn(|request| {
+                let (house, door) = (Arc::clone(&house), door.clone());
+                async move { Ok::<_, Infallible>(answer(&house, &door, request).await) }
+            });
+            listen::http1(stream, service, &stop, Some(LAST_ANSWERS)).await;
+        })
+    };
+    let left = listen::accept_all(&listener, MOST_CONNECTIONS, &stop, begin).await;
+    left.wait().await;
     Ok(())
-}
-
-async fn serve_connection(
-    house: Arc<House>,
-    door: Door,
-    stream: TcpStream,
-    stop: CancellationToken,
-) {
-    // Messages are small, and somebody waits for each.
-    drop(stream.set_nodelay(true));
-    let service = service_fn(|request| {
-        let (house, door) = (Arc::clone(&house), door.clone());
-        async move { Ok::<_, std::convert::Infallible>(answer(&house, &door, request).await) }
-    });
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .max_buf_size(64 * 1024)
-        .serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    tokio::select! {
-        result = connection.as_mut() => {
-            if let Err(error) = result {
-                tracing::debug!(%error, "a connection of the tools ended early");
-            }
-        }
-        // Streams have no end of their own: what is under way ends with the servers.
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            drop(tokio::time::timeout(Duration::from_secs(1), connection.as_mut()).await);
-        }
-    }
 }

@@ -23,12 +23,12 @@ use control::dispatch::{Gate, Streams};
 use control::health::Board;
 use control::metrics::ControlMetrics;
 use control::sandboxes::Sandboxes;
-use control::serve::ControlSocket;
 use control::wall_now;
 use egress::authority::Authority;
 use egress::dialer::Dialer;
 use egress::mirror::Mirrors;
 use egress::traffic::{Parts, Rules, Traffic};
+use listen::PrivateSocket;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use policy::audit::AuditEvent;
 use sandbox::judge::Judge;
@@ -160,7 +160,8 @@ async fn serve(
     // From here on a hangup is a request and no longer the end, which is its default.
     let hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     // The socket first: nothing is written while another gate may be listening there.
-    let socket = Arc::new(ControlSocket::bind(&paths.control).await?);
+    let socket = PrivateSocket::bind(&paths.control, 0o600).await;
+    let socket = Arc::new(socket.context("the control socket cannot be used (see --control)")?);
     let store = open_store(paths, &settings).await?;
     let board = Arc::new(Board::default());
     board.check("policy_loaded", Ok(()));
@@ -233,7 +234,10 @@ async fn serve(
         let (socket, gate) = (Arc::clone(&socket), Arc::clone(&gate));
         move |stop| {
             let (socket, gate) = (Arc::clone(&socket), Arc::clone(&gate));
-            async move { Ok(control::serve::serve(&socket, gate, stop).await?) }
+            async move {
+                control::serve::serve(&socket, gate, stop).await;
+                Ok(())
+            }
         }
     });
     supervisor.start("reload", move |stop| Arc::clone(&reloader).run(stop));

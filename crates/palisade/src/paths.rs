@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use control::serve::MAX_SOCKET_PATH;
+use listen::MAX_SOCKET_PATH;
 
 use crate::exit::{Exit, Failure};
 

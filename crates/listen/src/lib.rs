@@ -1,0 +1,17 @@
+//! Sockets that the program listens on itself: for operators, for tools, for editors.
+//!
+//! ```text
+//!   PrivateSocket ─┐
+//!   a TCP port ────┴─▶ accept_all: so many at a time ──▶ http1: until the stop
+//! ```
+//!
+//! A sandbox's traffic does not come this way: nothing of it may be taken for granted, and
+//! [`egress`](../egress) reads it below the HTTP library.
+//!
+//! **Never here:** what is answered, and to whom.
+
+mod connections;
+mod private;
+
+pub use self::connections::{Accept, accept_all, http1};
+pub use self::private::{BindError, MAX_SOCKET_PATH, PrivateSocket};

@@ -1,0 +1,173 @@
+//! A Unix socket that is nobody else's from its first moment on.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::connections::Accept;
+
+/// `sun_path` holds 108 bytes, the last a NUL.
+pub const MAX_SOCKET_PATH: usize = 107;
+
+/// Why a socket could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The path does not fit into a socket address.
+    #[error(
+        "the socket's path is {length} bytes long, and {MAX_SOCKET_PATH} is the most the system \
+         takes: {path}; choose a shorter one"
+    )]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length, or that of the name it is made under.
+        length: usize,
+    },
+    /// There is something, and it is not a socket.
+    #[error("{0} exists and is not a socket; remove it, or choose another path")]
+    NotASocket(PathBuf),
+    /// Somebody answers there.
+    #[error("somebody already listens on {0}; stop it, or choose another path")]
+    InUse(PathBuf),
+    /// The system refused.
+    #[error("cannot listen on {path}: {source}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// A bound socket. Dropping it removes the file, if it is still this one.
+#[derive(Debug)]
+pub struct PrivateSocket {
+    listener: UnixListener,
+    path: PathBuf,
+    inode: u64,
+}
+
+impl PrivateSocket {
+    /// Binds `path` with this mode, in the place of a socket that nobody listens on.
+    ///
+    /// It is bound under a name of its own and moved, so that there is no moment in which it
+    /// exists with other permissions.
+    pub async fn bind(path: &Path, mode: u32) -> Result<Self, BindError> {
+        let fail = |source| BindError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let temporary = path.with_file_name(format!(".{}", std::process::id()));
+        let length = path.as_os_str().len().max(temporary.as_os_str().len());
+        if length > MAX_SOCKET_PATH {
+            return Err(BindError::TooLong {
+                path: path.to_owned(),
+                length,
+            });
+        }
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if !found.file_type().is_socket() => {
+                return Err(BindError::NotASocket(path.to_owned()));
+            }
+            Ok(_) if UnixStream::connect(path).await.is_ok() => {
+                return Err(BindError::InUse(path.to_owned()));
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(fail(error)),
+        }
+        // Left behind by a process of the same number that ended in between.
+        if std::fs::symlink_metadata(&temporary).is_ok_and(|found| found.file_type().is_socket()) {
+            std::fs::remove_file(&temporary).map_err(fail)?;
+        }
+        let listener = UnixListener::bind(&temporary).map_err(fail)?;
+        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(mode))
+            .and_then(|()| std::fs::rename(&temporary, path))
+            .map_err(fail)?;
+        Ok(Self {
+            listener,
+            path: path.to_owned(),
+            inode: inode_of(path).map_err(fail)?,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Accept for PrivateSocket {
+    type Stream = UnixStream;
+
+    async fn accept(&self) -> io::Result<UnixStream> {
+        Accept::accept(&self.listener).await
+    }
+}
+
+impl Drop for PrivateSocket {
+    fn drop(&mut self) {
+        if inode_of(&self.path).is_ok_and(|inode| inode == self.inode)
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            tracing::warn!(%error, "a socket could not be removed");
+        }
+    }
+}
+
+fn inode_of(path: &Path) -> io::Result<u64> {
+    std::fs::symlink_metadata(path).map(|found| found.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_that_nobody_listens_on_is_replaced_and_anything_else_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let first = PrivateSocket::bind(&path, 0o600).await.unwrap();
+        let mode = std::fs::symlink_metadata(&path).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
+        assert!(matches!(error, BindError::InUse(_)), "{error}");
+        // As after a kill: the file is there, and nobody behind it.
+        let aside = place.path().join("aside");
+        std::fs::rename(&path, &aside).unwrap();
+        drop(first);
+        std::fs::rename(&aside, &path).unwrap();
+        let second = PrivateSocket::bind(&path, 0o660).await.unwrap();
+        drop(second);
+        assert!(!path.exists());
+        std::fs::write(&path, "mine").unwrap();
+        let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
+        assert!(matches!(error, BindError::NotASocket(_)), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+    }
+
+    #[tokio::test]
+    async fn a_file_that_took_its_place_is_not_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let socket = PrivateSocket::bind(&path, 0o600).await.unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "another's").unwrap();
+        drop(socket);
+        assert_eq!(std::fs::read(&path).unwrap(), b"another's");
+    }
+
+    #[tokio::test]
+    async fn a_path_that_does_not_fit_is_told_before_anything_is_made() {
+        let place = tempfile::tempdir().unwrap();
+        let room = MAX_SOCKET_PATH - place.path().as_os_str().len() - 1;
+        let path = place.path().join("x".repeat(room + 1));
+        let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
+        assert!(matches!(error, BindError::TooLong { .. }), "{error}");
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+        let path = place.path().join("x".repeat(room));
+        PrivateSocket::bind(&path, 0o600).await.unwrap();
+    }
+}
