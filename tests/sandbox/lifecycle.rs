@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 use testkit::repo::Repo;
-use testkit::said;
+use testkit::{said, wait};
 
 use crate::bench::{Bench, told};
 
@@ -28,6 +28,7 @@ for_every_operator!(
     a_branch_that_is_there_is_left_alone_from_a_linked_worktree_too,
     a_client_that_leaves_does_not_stop_what_it_asked_for,
     silent_sandboxes_hold_up_neither_the_list_nor_the_others,
+    who_takes_too_much_disk_is_ended_and_told_why,
 );
 
 fn pausing_and_resuming_twice_is_fine(bench: &Bench) {
@@ -71,7 +72,7 @@ fn a_paused_sandbox_stands_still(bench: &Bench) {
         .join(id)
         .join("fs/root/workspace/ticks");
     let size = || std::fs::metadata(&ticks).map_or(0, |found| found.len());
-    testkit::wait::until("the first ticks", || (size() > 0).then_some(()));
+    wait::until("the first ticks", || (size() > 0).then_some(()));
     bench.ok(&["pause", "fix"]);
     let then = size();
     // Another command takes its time, and nothing is written meanwhile.
@@ -82,7 +83,7 @@ fn a_paused_sandbox_stands_still(bench: &Bench) {
     );
     assert_eq!(size(), then);
     bench.ok(&["resume", "fix"]);
-    testkit::wait::until("more ticks", || (size() > then).then_some(()));
+    wait::until("more ticks", || (size() > then).then_some(()));
     bench.ok(&["delete", "--force", "fix"]);
     assert!(!counting.wait().unwrap().success());
     bench.assert_nothing_left();
@@ -336,13 +337,13 @@ fn a_client_that_leaves_does_not_stop_what_it_asked_for(bench: &Bench) {
         .write_config("version: \"1.0\"\nsandbox: { setup_command: \"sleep 2\" }\n");
     bench.ok(&["gate", "start"]);
     let mut client = bench.palisade(&["create", "slow"]).spawn().unwrap();
-    testkit::wait::until("the sandbox's row", || {
+    wait::until("the sandbox's row", || {
         let rows = std::fs::read_dir(bench.place.state().join("rows"));
         rows.ok()?.flatten().next()
     });
     client.kill().unwrap();
     client.wait().unwrap();
-    testkit::wait::until("the sandbox", || {
+    wait::until("the sandbox", || {
         said::out(&bench.run(&["list"]))
             .contains("slow")
             .then_some(())
@@ -359,7 +360,7 @@ fn silent_sandboxes_hold_up_neither_the_list_nor_the_others(bench: &Bench) {
     });
     // A silent one is given five seconds: who waits for it takes longer every time, and a busy
     // machine only now and then.
-    testkit::wait::until("a command that nobody held up", || {
+    wait::until("a command that nobody held up", || {
         let started = Instant::now();
         assert_eq!(bench.says("well", "echo well"), "well");
         (started.elapsed() < Duration::from_secs(5)).then_some(())
@@ -376,4 +377,27 @@ fn silent_sandboxes_hold_up_neither_the_list_nor_the_others(bench: &Bench) {
     for init in silent {
         kill(init, Signal::SIGCONT).unwrap();
     }
+}
+
+fn who_takes_too_much_disk_is_ended_and_told_why(bench: &Bench) {
+    bench
+        .place
+        .write_config("version: \"1.0\"\nsandbox: { limits: { disk: 32MiB } }\n");
+    // A file that nobody can see, and that goes with whoever has it: when it is told, the
+    // sandbox may run again.
+    let hoard = "exec 9> /tmp/x; rm /tmp/x; while head -c 1M /dev/zero >&9; do :; done; sleep 100";
+    let output = bench.run(&["run", "--name", "fix", "--", "bash", "-c", hoard]);
+    assert_eq!(output.status.code(), Some(137), "{}", told(&output));
+    let why = "the sandbox was stopped: disk limit: the sandbox holds";
+    assert!(said::err(&output).contains(why), "{}", told(&output));
+    wait::until("room", || {
+        bench
+            .bash("fix", "echo well")
+            .status
+            .success()
+            .then_some(())
+    });
+    let output = bench.bash("fix", hoard);
+    assert_eq!(output.status.code(), Some(137), "{}", told(&output));
+    assert!(said::err(&output).contains(why), "{}", told(&output));
 }

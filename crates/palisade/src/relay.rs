@@ -14,7 +14,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use sandbox::namespace::client::Running;
+use sandbox::namespace::client::{Ended, Running};
 use sandbox::namespace::protocol::Size;
 use sandbox::terminal::{self, Raw};
 
@@ -51,19 +51,21 @@ pub struct Manner {
 }
 
 /// How it was with the command in the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// It ended with this code.
     Code(i32),
+    /// It was killed with everything in its sandbox, and why.
+    Stopped(i32, String),
     /// We were told to end, and its sandbox did not answer: we went without it.
     Left(i32),
 }
 
 impl End {
     /// The code to end with.
-    pub fn code(self) -> i32 {
+    pub fn code(&self) -> i32 {
         match self {
-            End::Code(code) | End::Left(code) => code,
+            End::Code(code) | End::Stopped(code, _) | End::Left(code) => *code,
         }
     }
 }
@@ -178,7 +180,11 @@ impl Relay {
             self.pump()?;
             if ready.over {
                 self.pump()?;
-                return Ok(End::Code(running.wait()?));
+                let Ended { code, stopped } = running.wait()?;
+                return Ok(match stopped {
+                    Some(why) => End::Stopped(code, why),
+                    None => End::Code(code),
+                });
             }
             if let Some(number) = self.nobody_answers() {
                 return Ok(End::Left(128 + number));

@@ -451,15 +451,14 @@ impl Sandbox for Namespace {
     }
 
     fn exec(&self, id: &SandboxId, command: &Command) -> Result<ExecutionResult, SandboxError> {
-        let result = self
-            .start(id, command, None)?
-            .finish(&command.stdin, command.timeout)?;
-        match self.stopped(id) {
-            Some(reason) if result.exit_code == 128 + libc::SIGKILL => {
-                let name = id.to_string();
-                Err(SandboxError::Stopped { name, reason })
-            }
-            _ => Ok(result),
+        let running = self.start(id, command, None)?;
+        let (result, stopped) = running.finish(&command.stdin, command.timeout)?;
+        match stopped {
+            Some(reason) => Err(SandboxError::Stopped {
+                name: id.to_string(),
+                reason,
+            }),
+            None => Ok(result),
         }
     }
 

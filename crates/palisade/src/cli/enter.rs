@@ -344,7 +344,11 @@ fn inside(paths: &Paths, gate: &Client, place: &Place, asked: &Asked<'_>) -> Res
         stdout: asked.stdout,
         answers: Arc::new(move || backend.answers(&id)),
     };
-    relay::accompany(started, manner).map_err(with_advice)
+    let end = relay::accompany(started, manner).map_err(with_advice)?;
+    if let End::Stopped(_, why) = &end {
+        output::say(&format!("palisade: the sandbox was stopped: {why}"));
+    }
+    Ok(end)
 }
 
 /// Says where a program or a directory must be, since that is not where the operator looks.

@@ -227,6 +227,15 @@ pub(crate) fn owner(
     }
 }
 
+/// How a command ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its code.
+    pub code: i32,
+    /// Why everybody in the sandbox was killed, if it died of that.
+    pub stopped: Option<String>,
+}
+
 /// A command under way. Dropped, it is killed, with everything it started.
 pub struct Running {
     session: Session,
@@ -271,10 +280,10 @@ impl Running {
         self.session.ask(&Request::Kill)
     }
 
-    /// Waits for the end and returns the code.
-    pub fn wait(&self) -> Result<i32, SandboxError> {
+    /// Waits for the end.
+    pub fn wait(&self) -> Result<Ended, SandboxError> {
         match packet::receive(self.session.socket.as_fd()) {
-            Ok(Some((Answer::Exited { code }, _))) => Ok(code),
+            Ok(Some((Answer::Exited { code, stopped }, _))) => Ok(Ended { code, stopped }),
             Ok(Some((Answer::Failed { step, reason }, _))) => Err(SandboxError::Start {
                 program: self.program.clone(),
                 step,
@@ -286,7 +295,8 @@ impl Running {
         }
     }
 
-    /// Feeds it, collects what it says, and waits for the end.
+    /// Feeds it, collects what it says, and waits for the end. With it comes why it was killed,
+    /// where that was for what its sandbox took.
     ///
     /// The end is the command's own: something it left running in the background does not
     /// hold the caller up.
@@ -294,7 +304,7 @@ impl Running {
         mut self,
         stdin: &[u8],
         timeout: Option<Duration>,
-    ) -> Result<ExecutionResult, SandboxError> {
+    ) -> Result<(ExecutionResult, Option<String>), SandboxError> {
         let system = |error: Error| SandboxError::system("talking to the command")(error);
         for end in &self.ends {
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
@@ -367,16 +377,14 @@ impl Running {
                         drain(end, &mut buffer, said).map_err(system)?;
                     }
                 }
-                let exit_code = self.wait()?;
+                let Ended { code, stopped } = self.wait()?;
                 let [stdout, stderr] = said;
-                return verdict.map_or(
-                    Ok(ExecutionResult {
-                        exit_code,
-                        stdout,
-                        stderr,
-                    }),
-                    Err,
-                );
+                let result = ExecutionResult {
+                    exit_code: code,
+                    stdout,
+                    stderr,
+                };
+                return verdict.map_or(Ok((result, stopped)), Err);
             }
         }
     }

@@ -185,6 +185,8 @@ struct Connection {
     dial: Option<Dial>,
     /// Whether it had one of these: a connection is for one.
     used: bool,
+    /// Why its command was killed with everybody else. That may be over when it is told.
+    stopped: Option<String>,
     open: bool,
 }
 
@@ -217,8 +219,11 @@ impl Init {
             keepers: &self.keepers,
         };
         self.watch.look(somebody_runs, Some(&inside));
-        if self.watch.stopped().is_some() {
+        if let Some(reason) = self.watch.stopped() {
             let _ = kill(everybody, Signal::SIGKILL);
+            for connection in self.connections.iter_mut().filter(|one| one.job.is_some()) {
+                connection.stopped.get_or_insert_with(|| reason.to_owned());
+            }
         }
     }
 
@@ -267,6 +272,7 @@ impl Init {
                 job: None,
                 dial: None,
                 used: false,
+                stopped: None,
                 open: true,
             });
         }
@@ -475,7 +481,11 @@ impl Init {
         connection.job = None;
         let answer = match end {
             End::Failed { step, reason } => Answer::Failed { step, reason },
-            End::Exited(code) => Answer::Exited { code },
+            End::Exited(code) => {
+                let stopped = connection.stopped.take();
+                let stopped = stopped.filter(|_| code == 128 + Signal::SIGKILL as i32);
+                Answer::Exited { code, stopped }
+            }
         };
         if connection.answer(&answer).is_err() {
             connection.open = false;

@@ -110,8 +110,12 @@ pub(crate) enum Answer {
     Started,
     /// The command never came to run.
     Failed { step: String, reason: String },
-    /// The command has ended.
-    Exited { code: i32 },
+    /// The command has ended; with everybody else, if it is told why.
+    Exited {
+        code: i32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stopped: Option<String>,
+    },
     /// Every process stands still, or goes on.
     Done,
     /// The port, or the workbench, took the connection. One descriptor: the socket.

@@ -96,7 +96,11 @@ impl Life for Inside {
     async fn ended(&mut self) -> Exit {
         // It is readable once, with the code: reading it then does not wait.
         self.end.readable().await.ok()?;
-        self.running.wait().ok()
+        let ended = self.running.wait().ok()?;
+        if let Some(why) = &ended.stopped {
+            tracing::warn!(%why, "a tool ended with its sandbox");
+        }
+        Some(ended.code)
     }
 
     async fn end(&mut self) -> Exit {

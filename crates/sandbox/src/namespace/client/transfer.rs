@@ -127,12 +127,13 @@ impl Session {
         }
         match self.hear()? {
             (Answer::Failed { step, reason }, _) => Err(not_started(what, step, reason)),
-            (Answer::Exited { code }, _) => {
+            (Answer::Exited { code, stopped }, _) => {
                 match serde_json::from_slice::<Result<Moved, TransferError>>(&said) {
                     Ok(outcome) => Ok(outcome?),
-                    Err(_) => Err(SandboxError::Silent(format!(
-                        "the {what} was ended inside, with code {code}"
-                    ))),
+                    Err(_) => Err(SandboxError::Silent(match stopped {
+                        Some(reason) => format!("the {what} was ended inside: {reason}"),
+                        None => format!("the {what} was ended inside, with code {code}"),
+                    })),
                 }
             }
             (answer, _) => Err(unexpected(&answer)),

@@ -92,7 +92,7 @@ fn a_connection_belongs_to_the_program_that_made_it() {
         let other = SocketAddr::new(to.ip(), to.port() + 1);
         assert_eq!(bench.backend.connected_by(&id, from, other).unwrap(), None);
         drop(call.stream);
-        assert_eq!(call.line.wait().unwrap(), 0);
+        assert_eq!(call.line.wait().unwrap().code, 0);
         assert_eq!(bench.backend.connected_by(&id, from, to).unwrap(), None);
     }
 }

@@ -138,7 +138,7 @@ fn a_terminal_is_the_sandboxs_own_and_changes_its_size() {
     let mut writer = std::fs::File::from(running.ends()[0].try_clone().unwrap());
     writer.write_all(b"\n").unwrap();
     assert!(read_until("ok").contains("5 6"));
-    assert_eq!(running.wait().unwrap(), 0);
+    assert_eq!(running.wait().unwrap().code, 0);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_signal_reaches_the_command() {
     let mut word = [0; 6];
     out.read_exact(&mut word).unwrap();
     running.signal(15).unwrap();
-    assert_eq!(running.wait().unwrap(), 42);
+    assert_eq!(running.wait().unwrap().code, 42);
 }
 
 #[test]

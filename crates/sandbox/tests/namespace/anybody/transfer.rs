@@ -230,7 +230,7 @@ fn a_port_of_the_agents_localhost_can_be_reached_from_outside() {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         assert_eq!(answer, "who?", "{address}");
-        assert_eq!(running.wait().unwrap(), 0);
+        assert_eq!(running.wait().unwrap().code, 0);
     }
 }
 
