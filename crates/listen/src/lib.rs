@@ -5,8 +5,8 @@
 //!   a TCP port ────┴─▶ accept_all: so many at a time ──▶ http1: until the stop
 //! ```
 //!
-//! A sandbox's traffic does not come this way: nothing of it may be taken for granted, and
-//! [`egress`](../egress) reads it below the HTTP library.
+//! A sandbox's traffic does not come this way: nothing of it may be taken for granted, and it is
+//! read below the HTTP library (`egress`).
 //!
 //! **Never here:** what is answered, and to whom.
 

@@ -93,6 +93,9 @@ pub struct Asked<'a> {
     pub error: Option<&'a RawValue>,
 }
 
+/// What policies want whoever asked to know (`metadata` of their decisions).
+pub type Notes = serde_json::Map<String, serde_json::Value>;
+
 /// What becomes of a message.
 #[derive(Clone, Debug)]
 pub enum Ruling {
@@ -206,9 +209,15 @@ impl Governance {
 
     /// Judges a message, and writes down what came of it.
     pub async fn judge(&self, asked: &Asked<'_>) -> Ruling {
+        self.judge_with_notes(asked).await.0
+    }
+
+    /// The same, with what the policies that decided want whoever asked to know.
+    pub async fn judge_with_notes(&self, asked: &Asked<'_>) -> (Ruling, Notes) {
         let began = Instant::now();
         let mut event = Box::new(record(asked));
-        let mut ruling = match self.ask(asked, &mut event).await {
+        let mut notes = Notes::new();
+        let mut ruling = match self.ask(asked, &mut event, &mut notes).await {
             Ok(None) => Ruling::Pass,
             Ok(Some(new)) => Ruling::Modify(new),
             Err(denial) => Ruling::Block(denial),
@@ -227,7 +236,7 @@ impl Governance {
         let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
         metrics.judged(moment, ruling.as_str(), asked.tool, took);
         self.0.ledger.record(event).await;
-        ruling
+        (ruling, notes)
     }
 
     /// Writes down that a message was refused before any policy was asked.
@@ -247,6 +256,7 @@ impl Governance {
         &self,
         asked: &Asked<'_>,
         event: &mut AuditEvent,
+        notes: &mut Notes,
     ) -> Result<Option<Box<RawValue>>, Denial> {
         let rules = self.0.rules.load_full();
         let judges = rules.judges(asked.moment);
@@ -265,6 +275,7 @@ impl Governance {
             if let Decision::Failed(failure) = &decision {
                 metrics.failed(judge.id(), rules::kind_of(failure));
             }
+            let noted = decision.metadata().cloned();
             let outcome = match rules::understand(judge, decision) {
                 Ok(None) => Ok(None),
                 Ok(Some(outputs)) => {
@@ -280,6 +291,7 @@ impl Governance {
                 self.log(judge, &outcome, event).await;
                 continue;
             }
+            notes.extend(noted.into_iter().flatten());
             event.bundle = Some(judge.id().to_owned());
             event.rule = Some(judge.rule_name());
             if let Some(new) = outcome? {

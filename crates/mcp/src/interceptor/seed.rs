@@ -11,7 +11,7 @@ use tracing::{Instrument, Span};
 use super::Interceptor;
 use super::envelope::{Envelope, Wrong};
 use crate::context::Origin;
-use crate::governance::{Asked, Call, Caller, Moment, Ruling, new_request};
+use crate::governance::{Asked, Call, Caller, Moment, Notes, Ruling, new_request};
 use crate::trace;
 
 /// The version of the envelope.
@@ -66,7 +66,7 @@ impl Interceptor {
             result: None,
             error: None,
         };
-        let ruling = self.governance.judge(&asked).await;
+        let (ruling, notes) = self.governance.judge_with_notes(&asked).await;
         let reason = match &ruling {
             Ruling::Block(denial) => Some(denial.reason),
             Ruling::Pass | Ruling::Modify(_) => None,
@@ -74,7 +74,7 @@ impl Interceptor {
         if let Err(expired) = contexts.set_decision(&head.request_id, ruling.word(), reason) {
             tracing::warn!(%request, %expired, "a decision is not remembered");
         }
-        Ok(Answer::new(ruling, request))
+        Ok(Answer::new(ruling, notes, request))
     }
 
     async fn seed_after(&self, head: &Head, envelope: &Envelope<'_>) -> Result<Answer, Wrong> {
@@ -96,7 +96,11 @@ impl Interceptor {
             Err(expired) => {
                 let denial = Denial::new(Reason::Internal, "mcp:context");
                 let denial = denial.saying(expired.to_string());
-                return Ok(Answer::new(Ruling::Block(denial), new_request()));
+                return Ok(Answer::new(
+                    Ruling::Block(denial),
+                    Notes::new(),
+                    new_request(),
+                ));
             }
         };
         let request = known.request.unwrap_or_else(new_request);
@@ -115,9 +119,10 @@ impl Interceptor {
             result,
             error,
         };
-        let ruling = self.governance.judge(&asked).instrument(span).await;
+        let judged = self.governance.judge_with_notes(&asked);
+        let (ruling, notes) = judged.instrument(span).await;
         contexts.delete(&head.request_id);
-        Ok(Answer::new(ruling, request))
+        Ok(Answer::new(ruling, notes, request))
     }
 }
 
@@ -182,10 +187,15 @@ struct Metadata {
     code: Option<Reason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<RuleName>,
+    /// What the policies add.
+    #[serde(flatten)]
+    notes: Notes,
 }
 
 impl Answer {
-    fn new(ruling: Ruling, request: RequestId) -> Self {
+    fn new(ruling: Ruling, mut notes: Notes, request: RequestId) -> Self {
+        // What the operator looks up is never a policy's own word.
+        notes.retain(|key, _| !["request", "code", "rule"].contains(&key.as_str()));
         let mut answer = Self {
             action: ruling.as_str(),
             reason: None,
@@ -194,6 +204,7 @@ impl Answer {
                 request,
                 code: None,
                 rule: None,
+                notes,
             },
         };
         match ruling {

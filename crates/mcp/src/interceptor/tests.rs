@@ -292,6 +292,27 @@ async fn credentials_of_the_clients_request_are_nowhere() {
 }
 
 #[tokio::test]
+async fn what_a_policy_notes_is_told_and_never_in_place_of_our_own_words() {
+    let policy = r#"decision := {"action": input.params.say, "reason": "So.", "metadata": {
+        "ticket": [1, "two"], "rule": "mine", "code": "mine", "request": "mine"}}"#;
+    for action in ["allow", "block"] {
+        let (interceptor, _) = interceptor(policy);
+        let answer = before(&interceptor, request("r", json!({"say": action}))).await;
+        let told = &answer.value()["metadata"];
+        assert_eq!(told["ticket"], json!([1, "two"]), "{action}");
+        assert!(!answer.body.contains("mine"), "{action}: {}", answer.body);
+        let rule = (action == "block").then_some("rego:b0");
+        assert_eq!(told["rule"].as_str(), rule);
+    }
+    // More than anybody wants to know.
+    let policy = r#"decision := {"allow": true, "metadata": {"long": sprintf("%05000d", [1])}}"#;
+    let (interceptor, _) = interceptor(policy);
+    let answer = before(&interceptor, request("r", json!({}))).await;
+    assert_eq!(answer.value()["action"], "pass");
+    assert_eq!(answer.value()["metadata"].get("long"), None);
+}
+
+#[tokio::test]
 async fn what_only_the_operator_is_told_is_in_no_answer() {
     let policy = r#"decision := {"allow": false, "rule": "the-pattern"}"#;
     let (interceptor, _) = interceptor(policy);

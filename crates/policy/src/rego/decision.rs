@@ -8,6 +8,9 @@ use crate::verdict::Denial;
 /// The longest text of a policy that is told to anybody.
 const LONGEST: usize = 400;
 
+/// The most that a policy may pass on beside its decision, in bytes of JSON.
+const MOST_METADATA: usize = 4096;
+
 /// What a bundle says to an input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
@@ -37,6 +40,9 @@ pub struct Said {
     pub message: Option<String>,
     /// The policy's own name for the rule that decided. Bounded, on one line.
     pub rule: Option<String>,
+    /// What whoever asked is to know beside that, where the decision is an object. Bounded: of
+    /// more than that there is nothing.
+    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
     outputs: Option<serde_json::Value>,
 }
 
@@ -149,6 +155,7 @@ impl Decision {
             let found = found.into_iter().find(|found| **found != Value::Undefined);
             said.hear(part, found.unwrap_or(&Value::Undefined));
         }
+        said.metadata = metadata(get("metadata"));
         let mut words = ["action", "decision"].into_iter().map(get);
         let word = words.find(|word| **word != Value::Undefined);
         // `allow: false` beside `action: "allow"` is a policy at odds with itself.
@@ -195,6 +202,17 @@ impl Decision {
         self
     }
 
+    /// What whoever asked is to know beside the decision.
+    pub fn metadata(&self) -> Option<&serde_json::Map<String, serde_json::Value>> {
+        match self {
+            Decision::Allow(said)
+            | Decision::Deny(said)
+            | Decision::Ask(said)
+            | Decision::Modify { said, .. } => said.metadata.as_ref(),
+            Decision::Undefined | Decision::Failed(_) => None,
+        }
+    }
+
     /// Whether the answer is no.
     pub(super) fn is_refusal(&self) -> bool {
         match self {
@@ -214,6 +232,17 @@ impl Decision {
         }
         self.settled()
     }
+}
+
+fn metadata(found: &Value) -> Option<serde_json::Map<String, serde_json::Value>> {
+    match found {
+        Value::Object(_) => match value::write(found) {
+            serde_json::Value::Object(fields) => Some(fields),
+            _ => None,
+        },
+        _ => None,
+    }
+    .filter(|fields| serde_json::to_string(fields).is_ok_and(|text| text.len() <= MOST_METADATA))
 }
 
 fn shape(what: &str) -> Decision {
