@@ -235,14 +235,11 @@ impl Decision {
 }
 
 fn metadata(found: &Value) -> Option<serde_json::Map<String, serde_json::Value>> {
-    match found {
-        Value::Object(_) => match value::write(found) {
-            serde_json::Value::Object(fields) => Some(fields),
-            _ => None,
-        },
-        _ => None,
-    }
-    .filter(|fields| serde_json::to_string(fields).is_ok_and(|text| text.len() <= MOST_METADATA))
+    let serde_json::Value::Object(fields) = value::write(found) else {
+        return None;
+    };
+    let text = serde_json::to_string(&fields).ok()?;
+    (text.len() <= MOST_METADATA).then_some(fields)
 }
 
 fn shape(what: &str) -> Decision {
