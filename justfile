@@ -21,60 +21,64 @@ fmt:
 
 # Write docs/cli.md, docs/config.md and docs/openapi.json from the code
 docs:
-    UPDATE_DOCS=1 cargo nextest run --workspace -E 'test(/docs_/)'
+    UPDATE_DOCS=1 cargo nextest run --locked --workspace -E 'test(/docs_/)'
 
 # One static binary: target/palisade
 release:
-    RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile dist --locked --package palisade --target x86_64-unknown-linux-gnu
+    RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --profile dist --package palisade --target x86_64-unknown-linux-gnu
     mkdir -p target
     cp "$CARGO_TARGET_DIR/x86_64-unknown-linux-gnu/dist/palisade" target/palisade
     ldd target/palisade 2>&1 | grep 'statically linked'
 
 # Microbenchmarks; aims are in docs/benchmarks.md
 bench *args:
-    cargo bench --workspace {{args}}
+    cargo bench --locked --profile dist --workspace {{args}}
 
 # Kill the gate at random moments under load (1 000 times takes a few minutes)
 kills count="1000":
-    PALISADE_KILLS={{count}} cargo nextest run --package palisade --test durability --no-capture
+    PALISADE_KILLS={{count}} cargo nextest run --locked --package palisade --test durability --no-capture
 
 # Kill the gate and its launchers at random moments of create and delete
 crashes count="300":
-    PALISADE_CRASHES={{count}} cargo nextest run --package palisade --test sandbox --no-capture killing_at_random_moments
+    PALISADE_CRASHES={{count}} cargo nextest run --locked --package palisade --test sandbox --no-capture killing_at_random_moments
 
 # That many sandboxes at once, with what they take of memory
 crowd count="200":
-    PALISADE_CROWD={{count}} cargo nextest run --package palisade --test sandbox --no-capture a_crowd_of_sandboxes
+    PALISADE_CROWD={{count}} cargo nextest run --locked --package palisade --test sandbox --no-capture a_crowd_of_sandboxes
 
 # The long forms of the traffic tests: 2 GiB each way, 200 reloads under load, quiet streams
 traffic-long mib="2048" reloads="200" quiet="600":
-    PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --profile long --workspace --no-capture -E 'binary(traffic) and test(/streaming|reloading|lessons/)'
+    PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --locked --profile long --workspace --no-capture -E 'binary(traffic) and test(/streaming|reloading|lessons/)'
 
 # A command in the workbench that says that many MiB, and what memory that takes
 measure-workbench mib="1024":
-    PALISADE_OUTPUT_MIB={{mib}} cargo nextest run --package palisade --test workbench --cargo-profile release --no-capture much_output
+    PALISADE_OUTPUT_MIB={{mib}} cargo nextest run --locked --package palisade --test workbench --cargo-profile dist --no-capture much_output
 
 # That many MCP clients that are suddenly gone: no server, no descriptor, no memory may be left
 mcp-disconnects count="10000":
-    cargo build --package testkit --bin mcp-fixture
-    PALISADE_DISCONNECTS={{count}} cargo nextest run --profile long --package palisade --test mcp --no-capture suddenly_gone
+    cargo build --locked --package testkit --bin mcp-fixture
+    PALISADE_DISCONNECTS={{count}} cargo nextest run --locked --profile long --package palisade --test mcp --no-capture suddenly_gone
 
 # The workbench's find and grep beside ripgrep (installs it), on a tree of that many files
 bench-workbench files="50000":
     command -v rg >/dev/null || apt-get install -y -qq --no-install-recommends ripgrep
-    PALISADE_FILES={{files}} cargo nextest run --package palisade --test workbench --cargo-profile release --no-capture beside_ripgrep
+    PALISADE_FILES={{files}} cargo nextest run --locked --package palisade --test workbench --cargo-profile dist --no-capture beside_ripgrep
 
-# Fuzz every target for so long, or those that are named (installs cargo-fuzz)
+# Fuzz every target for so long, or those that are named
 fuzz seconds="60" *targets:
-    PATH="$HOME/.cache/palisade/tools/bin:$PATH" command -v cargo-fuzz >/dev/null || cargo install --quiet --locked --root "$HOME/.cache/palisade/tools" cargo-fuzz
     fuzz/run {{seconds}} {{targets}}
+
+# Bring the fuzz workspace's lock file up to ours, after a dependency has changed
+fuzz-lock:
+    cp Cargo.lock fuzz/Cargo.lock
+    cargo metadata --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 
 # Sandboxes beside bubblewrap and Docker, in one run (installs both; Docker needs a daemon)
 bench-sandboxes:
     command -v bwrap >/dev/null || apt-get install -y -qq bubblewrap
     command -v busybox >/dev/null || apt-get install -y -qq busybox-static
     -d=$(mktemp -d) && mkdir "$d/bin" && cp "$(command -v busybox)" "$d/bin/" && for a in true sleep sh; do ln -s busybox "$d/bin/$a"; done && tar -C "$d" -c . | docker import - palisade-bench; rm -r "$d"
-    cargo bench --package sandbox --bench beside
+    cargo bench --locked --profile dist --package sandbox --bench beside
 
 # The gate's traffic beside nginx, a no-op, mitmproxy and dnsmasq, in one run (installs them, and oha as a second client)
 bench-traffic *args:
@@ -82,32 +86,32 @@ bench-traffic *args:
     command -v dnsmasq >/dev/null || apt-get install -y -qq --no-install-recommends dnsmasq-base
     test -x {{mitmproxy}}/bin/mitmdump || { python3 -m venv {{mitmproxy}} && {{mitmproxy}}/bin/pip install -q mitmproxy; }
     test -x {{oha}}/bin/oha || cargo install --quiet --locked --root {{oha}} --target-dir {{oha}}/target oha
-    cargo build --release --manifest-path benches/noop/Cargo.toml --target-dir {{noop}}
-    cargo build --profile dist --package palisade
-    cargo build --release --package benches
-    "$CARGO_TARGET_DIR/release/bench-traffic" --palisade "$CARGO_TARGET_DIR/dist/palisade" --mitmdump {{mitmproxy}}/bin/mitmdump --noop {{noop}}/release/noop --oha {{oha}}/bin/oha {{args}}
+    cargo build --locked --release --manifest-path benches/noop/Cargo.toml --target-dir {{noop}}
+    cargo build --locked --profile dist --package palisade
+    cargo build --locked --profile dist --package benches
+    "$CARGO_TARGET_DIR/dist/bench-traffic" --palisade "$CARGO_TARGET_DIR/dist/palisade" --mitmdump {{mitmproxy}}/bin/mitmdump --noop {{noop}}/release/noop --oha {{oha}}/bin/oha {{args}}
 
 # A tool's call through the bridge beside plain pipes, supergateway and mcp-proxy, and the hooks, in one run (installs the peers)
 bench-mcp *args:
     test -x {{mcp_peers}}/node_modules/.bin/supergateway || npm install --prefix {{mcp_peers}} --no-audit --no-fund --loglevel error supergateway@4.0.0 node@22.23.3
     test -x {{mcp_peers}}/venv/bin/mcp-proxy || { python3 -m venv {{mcp_peers}}/venv && {{mcp_peers}}/venv/bin/pip install -q mcp-proxy==0.13.0; }
-    cargo build --profile dist --package palisade
-    cargo build --release --package benches --package testkit
-    PATH="{{mcp_peers}}/node_modules/.bin:$PATH" "$CARGO_TARGET_DIR/release/bench-mcp" --palisade "$CARGO_TARGET_DIR/dist/palisade" --fixture "$CARGO_TARGET_DIR/release/mcp-fixture" --supergateway {{mcp_peers}}/node_modules/.bin/supergateway --mcp-proxy {{mcp_peers}}/venv/bin/mcp-proxy {{args}}
+    cargo build --locked --profile dist --package palisade
+    cargo build --locked --profile dist --package benches --package testkit
+    PATH="{{mcp_peers}}/node_modules/.bin:$PATH" "$CARGO_TARGET_DIR/dist/bench-mcp" --palisade "$CARGO_TARGET_DIR/dist/palisade" --fixture "$CARGO_TARGET_DIR/dist/mcp-fixture" --supergateway {{mcp_peers}}/node_modules/.bin/supergateway --mcp-proxy {{mcp_peers}}/venv/bin/mcp-proxy {{args}}
 
 # Figures of the git side with 10 000 files
 measure-git files="10000":
-    PALISADE_FILES={{files}} cargo nextest run --package sandbox --cargo-profile release --no-capture measured
+    PALISADE_FILES={{files}} cargo nextest run --locked --package sandbox --cargo-profile dist --no-capture measured
 
 # How long a push of that many MiB takes to read, and how much memory
 measure-judge mib="90":
-    PALISADE_PUSH_MIB={{mib}} cargo nextest run --package sandbox --cargo-profile release --test judge --no-capture measured
+    PALISADE_PUSH_MIB={{mib}} cargo nextest run --locked --package sandbox --cargo-profile dist --test judge --no-capture measured
 
 # Clones and pushes of that many MiB through the gate, as it is given to people, and past it
 measure-git-traffic mib="200":
-    cargo build --profile dist --package palisade
-    PALISADE_BINARY="$CARGO_TARGET_DIR/dist/palisade" PALISADE_GIT_MIB={{mib}} cargo nextest run --profile long --workspace --no-capture -E 'package(palisade) and binary(=git) and test(much)'
+    cargo build --locked --profile dist --package palisade
+    PALISADE_BINARY="$CARGO_TARGET_DIR/dist/palisade" PALISADE_GIT_MIB={{mib}} cargo nextest run --locked --profile long --workspace --no-capture -E 'package(palisade) and binary(=git) and test(much)'
 
 # Known vulnerabilities in dependencies (needs the advisory database, so not in CI)
 audit:
-    cargo deny check advisories
+    cargo deny --locked check advisories

@@ -61,6 +61,15 @@ const NO_SUBJECT: &[&str] = &[
     "misc.rs",
 ];
 
+/// Scripts that must not change a lock file.
+const SCRIPTS: &[&str] = &[
+    "test",
+    "fuzz/run",
+    "justfile",
+    ".ci/run",
+    ".cargo/config.toml",
+];
+
 /// Lines after which a file is two files.
 const LONGEST_FILE: usize = 800;
 
@@ -78,6 +87,9 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
         let text = std::fs::read_to_string(root.join(&file));
         let Ok(text) = text else { continue };
         complaints.extend(unmerged(&file, &text));
+        if SCRIPTS.contains(&file.as_str()) {
+            complaints.extend(unlocked(&file, &text));
+        }
         if file.ends_with(".rs") {
             complaints.extend(source(&file, &text));
         }
@@ -103,6 +115,7 @@ fn packages(root: &Path) -> Result<Vec<Package>> {
             "1",
             "--no-deps",
             "--offline",
+            "--locked",
         ])
         .current_dir(root)
         .output()
@@ -200,6 +213,32 @@ fn unmerged(file: &str, text: &str) -> Option<String> {
     };
     let place = text.lines().position(is_mark)? + 1;
     Some(format!("{file}:{place}: a mark of a merge was left"))
+}
+
+/// Cargo calls that may write a lock file. `fuzz-lock` is the recipe that is meant to.
+fn unlocked(file: &str, text: &str) -> Vec<String> {
+    const RESOLVING: &[&str] = &[
+        "bench", "build", "clippy", "deny", "install", "metadata", "nextest", "run", "test",
+    ];
+    let calls = |line: &str| {
+        let words: Vec<&str> = line
+            .split([' ', '"', '('])
+            .filter(|word| !word.is_empty())
+            .collect();
+        let named = words.windows(2).any(
+            |pair| matches!(pair, [cargo, verb] if *cargo == "cargo" && RESOLVING.contains(verb)),
+        );
+        let alias = line.starts_with("xtask = ");
+        !line.trim_start().starts_with('#') && (named || alias)
+    };
+    let allowed = |line: &str| {
+        line.contains("--locked") || line.contains("--manifest-path fuzz/Cargo.toml >/dev/null")
+    };
+    text.lines()
+        .enumerate()
+        .filter(|(_, line)| calls(line) && !allowed(line))
+        .map(|(number, _)| format!("{file}:{}: a cargo call without --locked", number + 1))
+        .collect()
 }
 
 /// Relative links lead somewhere, and paths that ARCHITECTURE.md names exist.
@@ -328,6 +367,24 @@ mod tests {
         let text = format!("{} HEAD\n", "<".repeat(7));
         assert!(unmerged("a.md", &text).is_some());
         assert_eq!(unmerged("a.md", "======\n========\n  =======\n"), None);
+    }
+
+    // Issue 14, number 18.
+    #[test]
+    fn cargo_calls_without_locked_are_named() {
+        let text = "a:\n    X=1 cargo build --quiet\n    cargo fmt --all\n    # cargo test\n    cargo test --locked\n";
+        assert_eq!(
+            unlocked("justfile", text),
+            ["justfile:2: a cargo call without --locked"]
+        );
+        assert_eq!(
+            unlocked(".cargo/config.toml", "xtask = \"run --quiet\"").len(),
+            1
+        );
+        assert_eq!(
+            unlocked("test", "    local run=(cargo nextest run)").len(),
+            1
+        );
     }
 
     #[test]
