@@ -51,6 +51,7 @@ mod checkpoints;
 mod crash;
 mod crowd;
 mod files;
+mod first_run;
 mod home;
 mod hostile;
 mod lent;

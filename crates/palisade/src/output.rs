@@ -32,6 +32,18 @@ pub fn say(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// The command a person can type: `palisade`, or the path they started where PATH has none, as
+/// with `cargo run`.
+pub fn program_name() -> String {
+    const NAME: &str = "palisade";
+    let on_path = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(NAME).is_file()));
+    match std::env::args().next() {
+        Some(started) if !on_path && started.contains('/') => safe(&started),
+        _ => NAME.to_owned(),
+    }
+}
+
 /// A sign of life on a terminal while something takes its time. What is quick shows nothing.
 pub struct Waiting {
     over: Option<mpsc::Sender<()>>,

@@ -1,14 +1,16 @@
 //! `palisade doctor`: what this machine allows, with the exact fix for what is missing.
 
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use anyhow::Result;
 use clap::Args;
+use config::section::sandbox::Backend;
 use sandbox::namespace::{Namespace, survey};
 use serde::Serialize;
 
 use crate::cli::Global;
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::output;
 use crate::paths::Paths;
 
@@ -94,6 +96,39 @@ pub fn run(args: &DoctorArgs, global: &Global) -> Result<Exit> {
     Ok(if bad { Exit::Failed } else { Exit::Ok })
 }
 
+/// Checks what the namespace backend needs, before the first sandbox: where no gate runs yet, and
+/// the sandbox would be a namespace. The error names each thing that is missing, and its fix.
+pub fn require_namespaces(global: &Global, backend: Option<&str>) -> Result<()> {
+    let paths = global.paths()?;
+    let gate_runs = UnixStream::connect(&paths.control).is_ok();
+    if gate_runs || !uses_namespaces(&paths, backend) {
+        return Ok(());
+    }
+    let missing: Vec<Finding> = std::iter::once(kernel())
+        .chain(namespaces(global))
+        .filter(|finding| finding.state == State::Missing)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let list: Vec<String> = missing.iter().map(describe).collect();
+    let message = format!(
+        "this machine cannot run sandboxes yet:\n{}\nall checks: palisade doctor",
+        list.join("\n")
+    );
+    Err(Failure::new(Exit::BackendUnavailable, message).into())
+}
+
+/// Whether a new sandbox is a namespace sandbox. A configuration with mistakes is reported by the
+/// gate that reads it.
+fn uses_namespaces(paths: &Paths, backend: Option<&str>) -> bool {
+    match backend {
+        Some(name) => name == "namespace",
+        None => config::load(paths.config.current(), &crate::gate::environment)
+            .is_ok_and(|settings| settings.sandbox.backend == Backend::Namespace),
+    }
+}
+
 fn describe(finding: &Finding) -> String {
     let mark = match finding.state {
         State::Ok => "ok     ",
@@ -163,7 +198,7 @@ fn git() -> Finding {
 
 fn docker() -> Finding {
     const NAME: &str = "docker";
-    match std::os::unix::net::UnixStream::connect("/var/run/docker.sock") {
+    match UnixStream::connect("/var/run/docker.sock") {
         Ok(_) => Finding::ok(NAME, "a daemon answers"),
         Err(error) => Finding::ok(
             NAME,

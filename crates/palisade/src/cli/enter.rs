@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::cli::outcome::Outcome;
 use crate::cli::place::{self, Place};
 use crate::cli::sandboxes::{Making, below, route, take_snapshot};
-use crate::cli::{Global, agents, block_on, remote, reuse, summary};
+use crate::cli::{Global, agents, block_on, doctor, remote, reuse, summary};
 use crate::exit::{Exit, Failure, exit_of};
 use crate::gate::background;
 use crate::output;
@@ -112,6 +112,7 @@ pub struct Running {
 
 pub fn run(args: &RunArgs, global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
+    doctor::require_namespaces(global, args.making.backend.as_deref()).context("run failed")?;
     let (gate, place, made) = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let (place, made) = reuse::make_or_reuse(&gate, args, global.json).await?;

@@ -14,7 +14,7 @@ use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
 use crate::cli::place::{self, Here, Place};
-use crate::cli::{Global, block_on, ports, summary};
+use crate::cli::{Global, block_on, doctor, ports, summary};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output::{self, Waiting};
@@ -131,6 +131,7 @@ pub struct SnapshotArgs {
 }
 
 pub fn create(args: &CreateArgs, global: &Global) -> Result<Exit> {
+    doctor::require_namespaces(global, args.making.backend.as_deref()).context("create failed")?;
     in_words("create", global, async |gate| {
         let place = make(gate, &args.making, args.name.clone(), global.json).await?;
         let branch = place

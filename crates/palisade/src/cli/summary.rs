@@ -35,8 +35,9 @@ pub async fn tell(
     lines.extend(traffic(gate, place, since).await?);
     let name = &place.name;
     if brought {
+        let program = output::program_name();
         lines.push(format!(
-            "next: palisade diff {name} · palisade merge {name} · palisade delete -f {name}"
+            "next: {program} diff {name} · {program} merge {name} · {program} delete -f {name}"
         ));
     }
     for line in lines {

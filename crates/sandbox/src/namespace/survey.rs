@@ -55,6 +55,14 @@ pub(crate) struct Trials {
     landlock: u32,
 }
 
+/// The launcher's reply to a survey.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Reply {
+    Trials(Trials),
+    Report(Report),
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome(std::result::Result<(), String>);
 
@@ -83,12 +91,19 @@ impl Namespace {
             .map_err(system())?;
         let directory = self.directory.clone();
         let said = packet::send(line.as_fd(), &Order::Survey { directory }, &[])
-            .and_then(|()| packet::receive::<Trials>(line.as_fd()));
+            .and_then(|()| packet::receive::<Reply>(line.as_fd()));
         drop(line);
         let _ = launcher.wait();
-        let (trials, _) = said
+        let (reply, _) = said
             .map_err(system())?
             .ok_or_else(|| system()(Error::other("the launcher ended early")))?;
+        let trials = match reply {
+            Reply::Trials(trials) => trials,
+            Reply::Report(Report::Failed { step, reason }) => {
+                return Err(system()(Error::other(format!("{step}: {reason}"))));
+            }
+            Reply::Report(_) => return Err(system()(Error::other("the launcher has no reply"))),
+        };
         let ids = subordinate_ids(|grant| {
             // Nothing is there: what is tried is to act as these ids.
             let path = self.directory.join(".survey-ids");
