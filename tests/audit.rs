@@ -8,11 +8,15 @@
     reason = "a test that cannot go on has failed"
 )]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
 use testkit::gate::{Gate, Place};
+use testkit::operator::Operator;
+use testkit::port::Port;
+use testkit::pty::Pty;
 use testkit::said::out;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
@@ -204,4 +208,87 @@ fn json_lines_hold_every_record_across_restarts() {
     let output = place.run(&["audit", "verify", lines.to_str().unwrap()]);
     assert!(output.status.success(), "{}", out(&output));
     assert_eq!(text.matches("\"event\":\"registered\"").count(), 3);
+}
+
+/// Characters that a terminal obeys, reorders text by or does not show.
+const HOSTILE: &str = "\u{7f}\u{85}\u{9b}31m\u{9d}\u{202e}\u{2066}\u{200b}\u{2028}\u{e0041}";
+
+/// Issue 14, number 6.
+#[test]
+fn json_on_a_terminal_holds_no_character_that_a_terminal_obeys() {
+    let place = Place::new(PALISADE);
+    let port = Port::take();
+    let address = port.address();
+    place.write_config(&format!(
+        "version: \"1.0\"\nserver: {{ single_port: \"{address}\" }}\n"
+    ));
+    let gate = place.start();
+    let row = json!({
+        "container_ip": "10.0.0.1", "container_id": "c1", "repos": [],
+        "metadata": {"note": HOSTILE},
+    });
+    assert_eq!(gate.ask("POST", "/internal/containers", &row).status, 201);
+    let call = || {
+        let body = json!({
+            "version": "1.0", "type": "before", "request_id": "r1",
+            "timestamp": "2026-01-02T03:04:05.678Z", "method": "tools/call",
+            "params": {"name": HOSTILE}, "tool_id": HOSTILE, "agent_id": HOSTILE,
+            "session_id": "s1",
+        });
+        let body = body.to_string();
+        let length = body.len();
+        let mut stream = TcpStream::connect(address).unwrap();
+        write!(
+            stream,
+            "POST /intercept/before HTTP/1.1\r\nHost: {address}\r\n\
+             Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        )
+        .unwrap();
+        testkit::http::read_answer(BufReader::new(stream)).unwrap()
+    };
+    assert_eq!(call().status, 200);
+    let is_unsafe = |c: char| c != '\r' && c != '\n' && HOSTILE.replace("31m", "").contains(c);
+
+    for args in [
+        &["registry", "list", "--json"][..],
+        &["audit", "list", "--json"],
+        &["audit", "export"],
+        &["audit", "export", "--json"],
+    ] {
+        let mut terminal = Pty::start(Operator::Oneself, &place.palisade(args));
+        assert!(terminal.wait().success(), "{args:?}: {}", terminal.shown());
+        let shown = terminal.shown();
+        assert!(!shown.contains(is_unsafe), "{args:?}: {shown:?}");
+        for escape in ["\\u202e", "\\u2066", "\\u200b", "\\udb40\\udc41"] {
+            assert!(shown.contains(escape), "{args:?}: {shown:?}");
+        }
+        let values = serde_json::Deserializer::from_str(&shown).into_iter::<Value>();
+        assert!(values.map(Result::unwrap).count() > 0, "{args:?}");
+    }
+    let listed = out(&place.run(&["registry", "list", "--json"]));
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed[0]["metadata"]["note"], HOSTILE, "it means the same");
+
+    let mut tail = Pty::start(
+        Operator::Oneself,
+        &place.palisade(&["audit", "tail", "--json", "--kind", "mcp"]),
+    );
+    testkit::wait::until("the follower", || {
+        gate.get("/internal/metrics")
+            .text()
+            .contains("action=\"audit.tail\"")
+            .then_some(())
+    });
+    assert_eq!(call().status, 200);
+    tail.expect("\\u202e");
+    tail.expect("\n");
+    assert!(!tail.shown().contains(is_unsafe), "{:?}", tail.shown());
+
+    // Where a program reads, the bytes are those that were hashed.
+    let piped = place.run(&["audit", "export"]).stdout;
+    assert!(str::from_utf8(&piped).unwrap().contains('\u{202e}'));
+    let file = place.path().join("piped.jsonl");
+    std::fs::write(&file, piped).unwrap();
+    let output = place.run(&["audit", "verify", file.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", out(&output));
 }

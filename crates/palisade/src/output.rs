@@ -10,7 +10,17 @@ use unicode_width::UnicodeWidthStr;
 
 /// Prints a value as indented JSON.
 pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    print_line(&serde_json::to_string_pretty(value)?)
+    print_line(&safe_json(&serde_json::to_string_pretty(value)?))
+}
+
+/// Prints lines of JSON whose bytes were hashed: byte by byte, unless a person looks at them.
+pub fn print_hashed(lines: &[u8]) -> anyhow::Result<()> {
+    if io::stdout().is_terminal() {
+        // A line that is no text was damaged, and has no bytes to keep.
+        write_out(safe_json(&String::from_utf8_lossy(lines)).as_bytes())
+    } else {
+        write_out(lines)
+    }
 }
 
 /// Prints a line. A reader that went away (`| head`) is a reason to stop, not to complain.
@@ -114,13 +124,39 @@ impl Waiting {
     }
 }
 
-/// Whether a character could move the cursor, reorder text or hide in it.
+/// Whether a character could move the cursor, reorder text or hide in it: the one definition
+/// for tables and sentences, JSON and the log. Selectors of an emoji's form (U+FE00 to U+FE0F)
+/// stay.
 pub fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{3164}' | '\u{feff}'
-            | '\u{ffa0}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{feff}' | '\u{ffa0}'
+            | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// Appends `c` as `\uXXXX`, in two units where one is not enough (RFC 8259, section 7).
+pub fn push_escaped(text: &mut String, c: char) {
+    let mut units = [0; 2];
+    for unit in c.encode_utf16(&mut units) {
+        text.push_str(&format!("\\u{unit:04x}"));
+    }
+}
+
+/// JSON with unsafe characters as escapes, which mean the same to whoever reads it. Outside of
+/// strings serialised JSON has none of them but the ends of its lines.
+fn safe_json(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c != '\n' && is_unsafe(c) {
+            push_escaped(&mut shown, c);
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
 }
 
 /// Text somebody else chose, made safe to show on a terminal: control characters and
@@ -174,6 +210,28 @@ mod tests {
         assert_eq!(safe("a\x1b]52;c;x\x07b"), "a\\u{1b}]52;c;x\\u{7}b");
         assert_eq!(safe("evil\u{202e}txt.exe"), "evil\\u{202e}txt.exe");
         assert_eq!(safe("größe 猫"), "größe 猫");
+    }
+
+    // Issue 14, number 6.
+    #[test]
+    fn json_with_unsafe_characters_is_escaped_and_means_the_same() {
+        let value = serde_json::json!({
+            "a\u{9b}\u{202e}": ["\u{7f}\u{85}\u{2028}\u{2066}\u{200b}\u{e0041}", "\n\t", "größe 猫🦀"],
+        });
+        for written in [
+            value.to_string() + "\n",
+            serde_json::to_string_pretty(&value).unwrap(),
+        ] {
+            let shown = safe_json(&written);
+            assert!(!shown.contains(|c| c != '\n' && is_unsafe(c)), "{shown}");
+            assert!(shown.contains("größe 猫🦀"), "{shown}");
+            assert!(
+                shown.contains(r"\u007f\u0085\u2028\u2066\u200b\udb40\udc41"),
+                "{shown}"
+            );
+            let read: serde_json::Value = serde_json::from_str(&shown).unwrap();
+            assert_eq!(read, value);
+        }
     }
 
     #[test]

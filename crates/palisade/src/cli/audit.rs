@@ -252,7 +252,7 @@ fn tail(wanted: &Wanted, global: &Global) -> Result<Exit> {
 
 fn show_line(line: &[u8], as_json: bool) -> Result<()> {
     if as_json {
-        return output::write_out(line);
+        return output::print_hashed(line);
     }
     let record: Value = serde_json::from_slice(line)?;
     let shown: Vec<String> = cells(&record)
@@ -341,8 +341,12 @@ fn export(wanted: &Wanted, to: Option<PathBuf>, global: &Global) -> Result<Exit>
             .await?;
         let mut out = Destination::open(to)?;
         let mut written = Ok(());
+        let mut pending = Vec::new();
         let lines = answer.stream(|piece| {
-            written = out.write(piece);
+            pending.extend_from_slice(piece);
+            let whole = pending.iter().rposition(|byte| *byte == b'\n');
+            let lines: Vec<u8> = pending.drain(..whole.map_or(0, |end| end + 1)).collect();
+            written = out.write(&lines);
             written.is_ok()
         });
         tokio::select! {
@@ -352,7 +356,9 @@ fn export(wanted: &Wanted, to: Option<PathBuf>, global: &Global) -> Result<Exit>
                 bail!("interrupted; nothing was written");
             }
         }
-        written.and_then(|()| out.finish())
+        written?;
+        out.write(&pending)?;
+        out.finish()
     })
 }
 
@@ -386,7 +392,7 @@ impl Destination {
 
     fn write(&mut self, piece: &[u8]) -> Result<()> {
         match self {
-            Self::Stdout => output::write_out(piece),
+            Self::Stdout => output::print_hashed(piece),
             Self::File { part, path } => part
                 .write_all(piece)
                 .with_context(|| format!("cannot write {}", path.display())),

@@ -114,12 +114,7 @@ fn clean(event: &[u8], ansi: bool) -> Vec<u8> {
         match c {
             '\t' => line.push(c),
             '\u{1b}' if ansi => line.push(c),
-            _ if output::is_unsafe(c) => {
-                let mut units = [0; 2];
-                for unit in c.encode_utf16(&mut units) {
-                    line.push_str(&format!("\\u{unit:04x}"));
-                }
-            }
+            _ if output::is_unsafe(c) => output::push_escaped(&mut line, c),
             _ => line.push(c),
         }
     }
