@@ -8,10 +8,14 @@
     reason = "a test that cannot go on has failed"
 )]
 
+use std::io::Write;
+use std::net::TcpStream;
+
 use serde_json::{Value, json};
 use testkit::collector::Collector;
 use testkit::gate::Place;
-use testkit::wait;
+use testkit::port::Port;
+use testkit::{said, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
@@ -156,4 +160,40 @@ fn a_collector_that_is_not_there_harms_nothing() {
     );
     gate.signal("TERM");
     assert_eq!(gate.wait().code(), Some(0));
+}
+
+/// Issue 14, number 11.
+#[test]
+fn verbosity_reaches_the_traffic_and_the_sandboxes() {
+    let place = Place::new(PALISADE);
+    let port = Port::take();
+    place.write_config(&format!(
+        "version: \"1.0\"\nlogging: {{ format: json }}\n\
+         egress: {{ listen: [\"{}\"], timeouts: {{ header: 1s }} }}\n",
+        port.address()
+    ));
+    let gate = place.start_with(|command| command.arg("-v"));
+    // A client that does not come to the end of its request.
+    let mut client = TcpStream::connect(port.address()).unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nHost: x.example\r\n")
+        .unwrap();
+    let made = place.run(&["create", "one", "--no-repo"]);
+    assert!(made.status.success(), "{}", said::err(&made));
+    for target in ["egress::", "sandbox::"] {
+        wait::until_or(
+            || {
+                let said = gate.said();
+                let mut events = said
+                    .lines()
+                    .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+                let is_debug = |event: &Value| {
+                    let from = event["target"].as_str().unwrap_or_default();
+                    event["level"] == "DEBUG" && from.starts_with(target)
+                };
+                events.any(|event| is_debug(&event)).then_some(())
+            },
+            || format!("a debug line of {target} in:\n{}", gate.said()),
+        );
+    }
 }

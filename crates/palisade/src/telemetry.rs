@@ -30,6 +30,21 @@ use redact::Redactor;
 /// How long the end waits for the last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
+/// The crates of this workspace, which `-v` raises.
+const OWN_CRATES: [&str; 11] = [
+    "config",
+    "control",
+    "egress",
+    "listen",
+    "mcp",
+    "palisade",
+    "policy",
+    "sandbox",
+    "scan",
+    "store",
+    "workbench",
+];
+
 /// What the rest of the gate adjusts after the start.
 #[derive(Debug)]
 pub struct Telemetry {
@@ -140,16 +155,7 @@ fn filter(settings: &Settings, verbose: u8) -> Result<EnvFilter> {
         _ => "trace",
     };
     let others = if own == "trace" { "debug" } else { level };
-    let ours = [
-        "palisade",
-        "control",
-        "store",
-        "config",
-        "mcp",
-        "policy",
-        "workbench",
-    ];
-    let ours = ours.map(|name| format!("{name}={own}"));
+    let ours = OWN_CRATES.map(|name| format!("{name}={own}"));
     EnvFilter::try_new(format!("{others},hyper=info,{}", ours.join(","))).context("logging.level")
 }
 
@@ -159,4 +165,31 @@ fn log_panics() {
         let backtrace = std::backtrace::Backtrace::capture();
         tracing::error!(panic = %panic, %backtrace, "a task panicked");
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Issue 14, number 11.
+    #[test]
+    fn every_crate_of_the_workspace_is_raised_by_verbosity() {
+        let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        let manifest = |entry: std::fs::DirEntry| {
+            std::fs::read_to_string(entry.path().join("Cargo.toml")).unwrap()
+        };
+        let name = |manifest: String| {
+            let mut lines = manifest.lines();
+            let name = lines.find_map(|line| line.strip_prefix("name = "));
+            name.unwrap().trim_matches('"').replace('-', "_")
+        };
+        let entries = std::fs::read_dir(crates).unwrap();
+        let mut found: Vec<String> = entries
+            .map(|entry| name(manifest(entry.unwrap())))
+            .collect();
+        // Only tests are built with it.
+        found.retain(|name| name != "testkit");
+        found.sort();
+        assert_eq!(found, OWN_CRATES);
+    }
 }

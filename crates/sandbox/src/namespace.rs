@@ -399,6 +399,9 @@ impl Namespace {
         // With the line the launcher ends, and with it an init that was not let go.
         drop(line);
         let _ = launcher.wait();
+        if result.is_ok() {
+            tracing::debug!(sandbox = %record.config.id, "init started");
+        }
         result
     }
 
