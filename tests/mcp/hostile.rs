@@ -73,6 +73,27 @@ fn junk_on_stdout_is_dropped_and_counted() {
     assert!(gate.said().lines().count() < 1000, "{}", gate.said());
 }
 
+/// Issue 14, number 4.
+#[test]
+fn a_server_that_floods_stderr_fills_no_log() {
+    let program = testkit::mcp::fixture();
+    let script = format!("seq 5000 >&2; exec '{}'", program.display());
+    let bridge = Bridge::with_fixture().tool("noisy", &["sh", "-c", &script], "");
+    let gate = bridge.start();
+    bridge.session("noisy").text("test_simple_text", &json!({}));
+    let lines_with = |what: &str| {
+        let said = gate.said();
+        let lines = said.lines().filter(|line| line.contains(what));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let summary = wait::until("a summary", || {
+        lines_with("similar log lines suppressed").pop()
+    });
+    assert!(summary.contains("noisy"), "{summary}");
+    let written = lines_with("a tool says").len();
+    assert!((1..500).contains(&written), "{written} lines");
+}
+
 #[test]
 fn a_line_without_end_takes_no_memory_and_nobody_with_it() {
     let bridge = Bridge::with_fixture();

@@ -19,6 +19,7 @@ mod early;
 mod framing;
 mod github;
 mod hostile;
+mod internal;
 mod lessons;
 mod neighbours;
 mod passthrough;

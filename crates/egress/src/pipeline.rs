@@ -15,6 +15,8 @@ use hyper::upgrade::OnUpgrade;
 use policy::allowlist::{Permit, Target};
 use policy::audit::Kind;
 use policy::breaker::Outcome;
+use policy::bucket::Pass;
+use policy::clock::Tick;
 use policy::endpoint::Method;
 use policy::github::GithubRules;
 use policy::host::{Host, HostPattern};
@@ -258,6 +260,13 @@ async fn pass(
         let answering = serve::answer(&visitor, &target, &head.headers, body, trail);
         return Box::pin(answering).await;
     }
+    if destination.is_internal() {
+        trail.passed(Stage::Request);
+        // The gate's own answers cost it as much as anybody else's: work, records, log lines.
+        let now = traffic.clock().tick();
+        let _pass = take_token(traffic, guest, rules, &target.host, now)?;
+        trail.passed(Stage::Rate);
+    }
     if destination.is_internal()
         && internal::is_for_tools(&target)
         && let Some(tools) = traffic.tools()
@@ -359,6 +368,22 @@ fn read_target(
     })
 }
 
+/// Takes a token from the bucket of `host`, or refuses with the time until the next one.
+pub fn take_token(
+    traffic: &Traffic,
+    guest: &Guest,
+    rules: &Rules,
+    host: &Host,
+    now: Tick,
+) -> Result<Pass, Refusal> {
+    let taken = guest.upstreams.take(&rules.settings, host, now);
+    taken.map_err(|(wait, rule)| {
+        traffic.numbers().rejected();
+        let denial = Denial::new(Reason::RateLimited, rule);
+        Refusal::new(Stage::Rate, denial).retry(host.to_string(), wait.seconds())
+    })
+}
+
 /// Takes a token and asks the breaker.
 pub fn admit<R>(
     traffic: &Traffic,
@@ -369,14 +394,7 @@ pub fn admit<R>(
     trail: &mut Trail,
 ) -> Result<Admitted<R>, Refusal> {
     let now = traffic.clock().tick();
-    let pass = guest
-        .upstreams
-        .take(&rules.settings, host, now)
-        .map_err(|(wait, rule)| {
-            traffic.numbers().rejected();
-            let denial = Denial::new(Reason::RateLimited, rule);
-            Refusal::new(Stage::Rate, denial).retry(host.to_string(), wait.seconds())
-        })?;
+    let pass = take_token(traffic, guest, rules, host, now)?;
     trail.passed(Stage::Rate);
     let ticket = guest
         .upstreams

@@ -14,6 +14,8 @@ use policy::bucket::{Pass, Rate, TokenBucket, Wait};
 use policy::clock::Tick;
 use policy::host::Host;
 
+use crate::request::is_internal;
+
 /// Hosts with a bucket and a breaker of their own.
 const MOST_HOSTS: usize = 1024;
 
@@ -32,6 +34,9 @@ struct Table {
     total: TokenBucket,
     /// Of hosts that no rule names, and of those that found no place.
     others: Entry,
+    /// Of the gate's own name, so that what an agent sends to unknown hosts does not keep it
+    /// from its tools and mirrors.
+    internal: Entry,
     hosts: HashMap<Host, Entry, foldhash::fast::RandomState>,
     numbers: u64,
 }
@@ -133,6 +138,9 @@ impl Table {
     fn entry(&mut self, settings: &Settings, host: &Host, now: Tick) -> &mut Entry {
         let known = self.hosts.contains_key(host);
         if !known {
+            if is_internal(host) {
+                return &mut self.internal;
+            }
             if settings.allowlist().lookup(host).is_none() {
                 return &mut self.others;
             }

@@ -17,7 +17,6 @@ use async_trait::async_trait;
 use config::section::tools::RuntimeKind;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::launch::{Exit, Launched, Life};
@@ -36,9 +35,6 @@ const FAREWELL: Duration = Duration::from_millis(100);
 
 /// The longest line of a server's talk that is logged.
 const LONGEST_TALK: usize = 2048;
-
-/// Lines of talk that are logged in one second.
-const TALK_PER_SECOND: u32 = 50;
 
 /// Who hears what a server says by itself.
 #[async_trait]
@@ -327,22 +323,11 @@ async fn read(
     }
 }
 
-/// Writes a server's talk into the log: bounded in length and number, on one line each.
+/// Writes a server's talk into the log: bounded in length, on one line each. How many there may
+/// be is the log's own limit, for each tool.
 async fn log_talk(errors: Pin<Box<dyn AsyncRead + Send>>, tool: Arc<str>) {
     let mut errors = BufReader::new(errors);
-    let (mut since, mut said) = (Instant::now(), 0_u32);
     while let Ok(Some(line)) = next_line(&mut errors, LONGEST_TALK).await {
-        if since.elapsed() > Duration::from_secs(1) {
-            if said > TALK_PER_SECOND {
-                let left_out = said - TALK_PER_SECOND;
-                tracing::info!(tool = %tool, left_out, "a tool says more than is logged");
-            }
-            (since, said) = (Instant::now(), 0);
-        }
-        said = said.saturating_add(1);
-        if said > TALK_PER_SECOND {
-            continue;
-        }
         match line {
             Line::Whole(line) => {
                 let line = String::from_utf8_lossy(&line);
@@ -399,6 +384,7 @@ async fn next_line(
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncReadExt;
+    use tokio::time::Instant;
 
     use super::*;
 

@@ -189,7 +189,8 @@ async fn route(bridge: &Arc<Bridge>, segments: &[&str], incoming: Incoming) -> R
     let served = match bridge.tool(name.as_deref(), &incoming.caller) {
         Ok(served) => served,
         Err(why) => {
-            tracing::warn!(%why, "a tool was asked for that is not there");
+            let sandbox = incoming.caller.sandbox.as_ref().map(SandboxId::as_str);
+            tracing::warn!(sandbox, %why, "a tool was asked for that is not there");
             return answer::sentence(StatusCode::NOT_FOUND, &why);
         }
     };

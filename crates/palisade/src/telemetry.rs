@@ -1,8 +1,10 @@
 //! Logs, traces and numbers: set up once, before anything that could fail.
 //!
 //! Logs go to stderr, or to `gate.log` for a gate in the background. Every line passes
-//! the [`redact::Redactor`] on its way.
+//! the [`redact::Redactor`] on its way, and none comes faster than [`line_limits::LineLimits`]
+//! lets it.
 
+mod line_limits;
 mod lines;
 pub mod log_file;
 pub mod numbers;
@@ -23,6 +25,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
+use line_limits::LineLimits;
 use lines::Lines;
 use log_file::LogFile;
 use redact::Redactor;
@@ -54,6 +57,7 @@ pub struct Telemetry {
     verbose: u8,
     traces: Option<SdkTracerProvider>,
     lines: Lines,
+    limits: LineLimits,
 }
 
 /// Where log lines go.
@@ -80,7 +84,8 @@ impl Telemetry {
         };
         let writer = Lines::start(write, redactor.clone(), ansi).context("cannot start the log")?;
         let (filter, level) = reload::Layer::new(filter(settings, verbose)?);
-        let lines = line_layer(settings, writer.clone(), ansi);
+        let limits = LineLimits::new();
+        let lines = line_layer(settings, writer.clone(), ansi).with_filter(limits.clone());
         let traces = otlp::provider(settings, &redactor)?;
         let spans = traces.as_ref().map(|provider| {
             tracing_opentelemetry::layer()
@@ -100,6 +105,7 @@ impl Telemetry {
             verbose,
             traces,
             lines: writer,
+            limits,
         };
         telemetry.follow(settings)?;
         Ok(telemetry)
@@ -125,6 +131,7 @@ impl Telemetry {
         {
             tracing::warn!(%error, "the last traces could not be sent");
         }
+        self.limits.report();
         self.lines.flush(LAST_LINES);
     }
 }

@@ -208,6 +208,7 @@ async fn answer(
         registration: identity.registration(),
         host: &host,
     };
+    visitor.take_token(trail)?;
     let Some(name) = &wanted.name else {
         return Err(Refusal::new(Stage::Git, elsewhere()));
     };

@@ -28,6 +28,7 @@ use crate::git::{advertisement, ask, receive, report};
 use crate::guest::Guest;
 use crate::headers::GIT_PROTOCOL;
 use crate::live::{Asked, Live};
+use crate::pipeline;
 use crate::refusal::Refusal;
 use crate::traffic::{Rules, Traffic};
 use crate::trail::{Stage, Trail};
@@ -66,8 +67,9 @@ impl Visitor<'_> {
         }
     }
 
-    /// The mirror of that name, where it asks for it at a pace that is allowed.
-    pub fn find(&self, name: &str, trail: &mut Trail) -> Result<Arc<Mirror>, Refusal> {
+    /// Takes a token from the bucket of the gate's own name. Requests that name no mirror take
+    /// one as well.
+    pub fn take_token(&self, trail: &mut Trail) -> Result<(), Refusal> {
         let Visitor {
             traffic,
             guest,
@@ -75,18 +77,19 @@ impl Visitor<'_> {
             host,
             ..
         } = *self;
-        let settings = &rules.settings;
-        let mirror = traffic.mirrors().find(settings, name).ok_or_else(|| {
+        let now = traffic.clock().tick();
+        let _pass = pipeline::take_token(traffic, guest, rules, host, now)?;
+        trail.passed(Stage::Rate);
+        Ok(())
+    }
+
+    /// The mirror of that name.
+    pub fn find(&self, name: &str, trail: &mut Trail) -> Result<Arc<Mirror>, Refusal> {
+        let settings = &self.rules.settings;
+        let mirror = self.traffic.mirrors().find(settings, name).ok_or_else(|| {
             let denial = Denial::new(Reason::GitRepo, "git.mirrors")
                 .saying(format!("There is no mirror '{name}' here."));
             Refusal::new(Stage::Git, denial)
-        })?;
-        let now = traffic.clock().tick();
-        let taken = guest.upstreams.take(settings, host, now);
-        let _pass = taken.map_err(|(wait, rule)| {
-            traffic.numbers().rejected();
-            let denial = Denial::new(Reason::RateLimited, rule);
-            Refusal::new(Stage::Rate, denial).retry(host.to_string(), wait.seconds())
         })?;
         trail.allowed(&RuleName::from("git.mirrors"));
         Ok(mirror)
@@ -115,6 +118,7 @@ pub async fn answer(
 ) -> Result<Reply, Refusal> {
     trail.event.kind = Kind::Git;
     let Some(address) = recognise(target) else {
+        visitor.take_token(trail)?;
         return Err(Refusal::new(Stage::Git, closed()));
     };
     trail.event.operation = Some(address.errand.as_str().to_owned());
@@ -138,6 +142,7 @@ async fn answer_errand(
     body: Content,
     trail: &mut Trail,
 ) -> Result<Reply, Refusal> {
+    visitor.take_token(trail)?;
     let mirror = visitor.find(name, trail)?;
     match errand {
         Errand::AdvertiseFetch | Errand::Fetch => {

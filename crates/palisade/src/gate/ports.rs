@@ -73,14 +73,18 @@ impl Ledger for Book {
     }
 
     async fn record(&self, event: Box<AuditEvent>) {
+        let sandbox = event.sandbox.clone();
         if let Err(error) = self.0.audit().record(*event, wall_now()).await {
-            tracing::warn!(%error, "a decision was not recorded");
+            let sandbox = sandbox.as_ref().map(SandboxId::as_str);
+            tracing::warn!(sandbox, %error, "a decision was not recorded");
         }
     }
 
     async fn keep(&self, event: Box<AuditEvent>) {
+        let sandbox = event.sandbox.clone();
         if let Err(error) = self.0.audit().record_durable(*event, wall_now()).await {
-            tracing::warn!(%error, "what happened to a sandbox was not recorded");
+            let sandbox = sandbox.as_ref().map(SandboxId::as_str);
+            tracing::warn!(sandbox, %error, "what happened to a sandbox was not recorded");
         }
     }
 
@@ -95,7 +99,7 @@ impl Ledger for Book {
             let page = match self.0.audit().query(filter.clone()).await {
                 Ok(page) => page,
                 Err(error) => {
-                    tracing::warn!(%error, "the audit log was not asked");
+                    tracing::warn!(%sandbox, %error, "the audit log was not asked");
                     return None;
                 }
             };
@@ -117,7 +121,7 @@ impl Ledger for Book {
         match self.0.audit().query(filter).await {
             Ok(records) => records.into_iter().next().map(|record| record.event),
             Err(error) => {
-                tracing::warn!(%error, "the audit log was not asked");
+                tracing::warn!(%sandbox, %error, "the audit log was not asked");
                 None
             }
         }
