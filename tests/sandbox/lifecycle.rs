@@ -29,6 +29,7 @@ for_every_operator!(
     a_client_that_leaves_does_not_stop_what_it_asked_for,
     silent_sandboxes_hold_up_neither_the_list_nor_the_others,
     who_takes_too_much_disk_is_ended_and_told_why,
+    work_of_a_sandbox_over_its_disk_limit_comes_home,
 );
 
 fn pausing_and_resuming_twice_is_fine(bench: &Bench) {
@@ -400,4 +401,53 @@ fn who_takes_too_much_disk_is_ended_and_told_why(bench: &Bench) {
     let output = bench.bash("fix", hoard);
     assert_eq!(output.status.code(), Some(137), "{}", told(&output));
     assert!(said::err(&output).contains(why), "{}", told(&output));
+}
+
+// Issue 14, number 13.
+fn work_of_a_sandbox_over_its_disk_limit_comes_home(bench: &Bench) {
+    bench
+        .place
+        .write_config("version: \"1.0\"\nsandbox: { limits: { disk: 32MiB } }\n");
+    let line = "echo done > work.txt; head -c 64M /dev/urandom > /tmp/big; sleep 1000";
+    let output = bench.run(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    assert_eq!(output.status.code(), Some(137), "{}", told(&output));
+    let summary = said::err(&output);
+    assert!(!summary.contains("snapshot failed"), "{summary}");
+    let at = |name: &str| bench.place.path().join(name);
+    let text = |name: &str| at(name).to_str().unwrap().to_owned();
+    // What runs or writes inside is refused, with the reason.
+    for args in [
+        &["exec", "fix", "--", "true"][..],
+        &["upload", "fix", "a.txt", "."],
+    ] {
+        std::fs::write(bench.repo.dir().join("a.txt"), "more").unwrap();
+        let output = bench.run(args);
+        assert!(!output.status.success(), "{args:?}: {}", told(&output));
+        let why = "sandbox 'fix' was stopped: disk limit: the sandbox holds";
+        assert!(
+            said::err(&output).contains(why),
+            "{args:?}: {}",
+            told(&output)
+        );
+    }
+    // The snapshot at the end of `run` has the work, and another one finds nothing new.
+    assert!(bench.ok(&["log", "fix"]).contains("run: bash"));
+    assert!(bench.ok(&["diff", "fix"]).contains("work.txt"));
+    bench.ok(&["snapshot", "fix"]);
+    for (from, to) in [("work.txt", "home"), ("/tmp/big", "large")] {
+        bench.ok(&["download", "fix", from, &text(to)]);
+    }
+    assert_eq!(
+        std::fs::read_to_string(at("home/work.txt")).unwrap(),
+        "done\n"
+    );
+    // Longer than the time between two measurements, and not cut short by them.
+    assert!(std::fs::metadata(at("large/big")).unwrap().len() > 30 << 20);
+    // A gate that starts finds its listeners, and deletes it once the work is merged.
+    bench.ok(&["gate", "stop"]);
+    let complaint = said::err(&bench.run(&["delete", "fix"]));
+    assert!(complaint.contains("nowhere else"), "{complaint}");
+    bench.ok(&["merge", "fix"]);
+    bench.ok(&["delete", "fix"]);
+    assert_eq!(bench.json(&["list"]), json!([]));
 }

@@ -34,7 +34,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
-use body::{SessionBody, SnapshotBody};
+use body::{Purpose, SessionBody, SnapshotBody};
 
 /// What serves a sandbox's sockets.
 pub trait Traffic: Send + Sync + std::fmt::Debug {
@@ -314,18 +314,24 @@ impl Sandboxes {
         body: SessionBody,
     ) -> Result<Reply, ControlError> {
         let of = id.clone();
-        let (row, status) = self
-            .ask(move |manager| Ok((manager.row(&of)?, manager.status(&of))))
+        let (row, status, stopped) = self
+            .ask(move |manager| {
+                let stopped = manager.backend().stopped(&of);
+                Ok((manager.row(&of)?, manager.status(&of), stopped))
+            })
             .await?;
-        match status {
-            SandboxStatus::Active => {}
-            SandboxStatus::Paused => {
-                return Err(refusal(SandboxError::Paused(row.name.to_string())));
+        let name = || row.name.to_string();
+        match (status, stopped) {
+            (SandboxStatus::Active, _) => {}
+            // Nothing runs in it any more, and files can still be taken home.
+            (SandboxStatus::Error(_), Some(_)) if body.purpose == Purpose::Download => {}
+            (SandboxStatus::Error(_), Some(reason)) => {
+                let name = name();
+                return Err(refusal(SandboxError::Stopped { name, reason }));
             }
-            SandboxStatus::Missing => {
-                return Err(refusal(SandboxError::NotFound(row.name.to_string())));
-            }
-            SandboxStatus::Unknown | SandboxStatus::Error(_) => {
+            (SandboxStatus::Paused, _) => return Err(refusal(SandboxError::Paused(name()))),
+            (SandboxStatus::Missing, _) => return Err(refusal(SandboxError::NotFound(name()))),
+            (status @ (SandboxStatus::Unknown | SandboxStatus::Error(_)), _) => {
                 return Err(refusal(SandboxError::Silent(status.to_string())));
             }
         }

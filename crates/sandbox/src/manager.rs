@@ -482,8 +482,8 @@ impl Manager {
             message: message.to_owned(),
             bounds: bounds.clone(),
         };
-        // Git runs inside, as the agent; a sandbox that stands still tells nothing, and its
-        // files are read all the same.
+        // Git runs inside, as the agent. A sandbox that stands still, or was stopped for what
+        // it takes, runs no git, and its files are read all the same.
         let bundle = Command {
             environment: vec![("GIT_OPTIONAL_LOCKS".into(), "0".into())],
             ..Command::new([
@@ -498,9 +498,12 @@ impl Manager {
         };
         let running = match self.backend.start(id, &bundle, None) {
             Ok(running) => Some(running),
-            Err(SandboxError::Paused(_) | SandboxError::Silent(_) | SandboxError::Start { .. }) => {
-                None
-            }
+            Err(
+                SandboxError::Paused(_)
+                | SandboxError::Stopped { .. }
+                | SandboxError::Silent(_)
+                | SandboxError::Start { .. },
+            ) => None,
             Err(other) => return Err(other.into()),
         };
         let output = running

@@ -230,7 +230,7 @@ impl Namespace {
     }
 
     /// Why nothing runs in a sandbox that init has stopped.
-    fn stopped(&self, id: &SandboxId) -> Option<String> {
+    pub fn stopped(&self, id: &SandboxId) -> Option<String> {
         fs::read_to_string(self.place(id).join("stopped"))
             .ok()
             .filter(|reason| !reason.is_empty())
@@ -247,6 +247,15 @@ impl Namespace {
             SandboxStatus::Paused => Err(SandboxError::Paused(id.to_string())),
             SandboxStatus::Missing => Err(SandboxError::NotFound(id.to_string())),
             SandboxStatus::Error(reason) => Err(SandboxError::Silent(reason)),
+        }
+    }
+
+    /// A connection for requests that write nothing: init answers them in a sandbox that it
+    /// has stopped, too.
+    fn reading_session(&self, id: &SandboxId) -> Result<Session, SandboxError> {
+        match self.session(id) {
+            Err(SandboxError::Stopped { .. }) => Session::open(&self.place(id)),
+            other => other,
         }
     }
 
@@ -482,11 +491,11 @@ impl Sandbox for Namespace {
         archive: &mut dyn Write,
         bounds: &Transfer,
     ) -> Result<Moved, SandboxError> {
-        self.session(id)?.download(from, archive, bounds)
+        self.reading_session(id)?.download(from, archive, bounds)
     }
 
     fn listeners(&self, id: &SandboxId) -> Result<Vec<Listener>, SandboxError> {
-        self.session(id)?.listeners()
+        self.reading_session(id)?.listeners()
     }
 
     fn status(&self, id: &SandboxId) -> SandboxStatus {

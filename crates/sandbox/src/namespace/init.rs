@@ -185,6 +185,8 @@ struct Connection {
     dial: Option<Dial>,
     /// Whether it had one of these: a connection is for one.
     used: bool,
+    /// Whether its job is a download that began in a stopped sandbox.
+    takes_home: bool,
     /// Why its command was killed with everybody else. That may be over when it is told.
     stopped: Option<String>,
     open: bool,
@@ -212,6 +214,7 @@ impl Init {
     /// Ends everybody while the sandbox takes more disk than it may.
     fn watch_disk(&mut self) {
         let everybody = Pid::from_raw(-1);
+        let was_stopped = self.watch.stopped().is_some();
         // It is for nobody but us to hear that there is nobody else.
         let somebody_runs = kill(everybody, None).is_ok();
         let inside = Inside {
@@ -219,6 +222,11 @@ impl Init {
             keepers: &self.keepers,
         };
         self.watch.look(somebody_runs, Some(&inside));
+        // A download that began after everybody was killed is alone, and only reads.
+        let takes_home = |one: &Connection| one.takes_home && one.job.is_some();
+        if was_stopped && self.connections.iter().any(takes_home) {
+            return;
+        }
         if let Some(reason) = self.watch.stopped() {
             let _ = kill(everybody, Signal::SIGKILL);
             for connection in self.connections.iter_mut().filter(|one| one.job.is_some()) {
@@ -272,6 +280,7 @@ impl Init {
                 job: None,
                 dial: None,
                 used: false,
+                takes_home: false,
                 stopped: None,
                 open: true,
             });
@@ -327,6 +336,7 @@ impl Init {
                 self.start(place, Ok(Work::Errand(errand)), None)
             }
             (Request::Download { from, bounds }, _) => {
+                connection.takes_home = self.watch.stopped().is_some();
                 let errand = Errand::download(from, bounds);
                 self.start(place, Ok(Work::Errand(errand)), None)
             }
