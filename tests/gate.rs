@@ -8,6 +8,9 @@
     reason = "a test that cannot go on has failed"
 )]
 
+#[path = "gate/watchdog.rs"]
+mod watchdog;
+
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;

@@ -2,6 +2,7 @@
 //!
 //! The short form runs in `./test`; `just crashes` runs more.
 
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use crate::bench::{Bench, told};
 
 for_every_operator!(
     a_sandbox_outlives_its_gate_and_is_served_by_the_next,
+    a_gate_killed_during_a_run_comes_back_by_itself,
     a_paused_sandbox_outlives_its_gate,
     a_sandbox_whose_init_is_killed_can_be_deleted,
     a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting,
@@ -22,6 +24,7 @@ for_every_operator!(
 
 for_a_borrower!(
     a_sandbox_outlives_its_gate_and_is_served_by_the_next,
+    a_gate_killed_during_a_run_comes_back_by_itself,
     a_paused_sandbox_outlives_its_gate,
     a_sandbox_whose_init_is_killed_can_be_deleted,
     a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting,
@@ -93,6 +96,32 @@ fn a_sandbox_outlives_its_gate_and_is_served_by_the_next(bench: &Bench) {
     bench.assert_nothing_left();
 }
 
+// Issue 14, number 16.
+fn a_gate_killed_during_a_run_comes_back_by_itself(bench: &Bench) {
+    // One request for each line of input.
+    let line = "while read -r _; do curl -sS --noproxy '*' --max-time 10 http://192.0.2.1/ 2>&1 | \
+                tr -d '\\n'; echo; done";
+    let mut command = bench.palisade(&["run", "--name", "fix", "-T", "--", "bash", "-c", line]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut run = command.spawn().unwrap();
+    let mut input = run.stdin.take().unwrap();
+    let mut output = BufReader::new(run.stdout.take().unwrap());
+    let mut request = || {
+        input.write_all(b"\n").unwrap();
+        let mut answer = String::new();
+        output.read_line(&mut answer).unwrap();
+        answer
+    };
+    assert!(request().contains("request_id"), "the gate answers");
+    kill_gate(bench);
+    // From here on nobody types a command.
+    wait::until("an answer of the next gate", || {
+        request().contains("request_id").then_some(())
+    });
+    drop((input, output));
+    assert!(run.wait().unwrap().success());
+}
+
 fn a_paused_sandbox_outlives_its_gate(bench: &Bench) {
     let id = bench.create("fix");
     bench.ok(&["pause", "fix"]);
@@ -124,9 +153,16 @@ fn a_sandbox_whose_init_is_killed_can_be_deleted(bench: &Bench) {
     bench.assert_nothing_left();
 }
 
-/// The row of a sandbox as a crash in the middle of its removal leaves it.
+/// The row of a sandbox as a crash in the middle of its removal leaves it: one of the whole
+/// machine, after which nothing restarts the gate.
 fn crash_in_removal(bench: &Bench, id: &str) {
-    kill_gate(bench);
+    let (gate, watchdog) = (bench.gate(), bench.place.watchdog().unwrap());
+    for pid in [watchdog, gate] {
+        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    }
+    wait::until("the end of gate and watchdog", || {
+        (ended(gate) && ended(watchdog)).then_some(())
+    });
     let path = bench.place.state().join(format!("rows/{id}.json"));
     let row = std::fs::read_to_string(&path).unwrap();
     assert!(row.contains("kept"), "{row}");
@@ -326,11 +362,11 @@ fn assert_whole(bench: &Bench, kept: &[String], turn: u64) {
         );
     }
     if kept.is_empty() {
-        let gate = bench.gate();
+        let expected = [Some(bench.gate()), bench.place.watchdog()];
         let processes: Vec<i32> = leftovers::processes(&bench.place).collect();
         assert!(
-            processes.iter().all(|pid| *pid == gate),
-            "turn {turn}: {processes:?}"
+            processes.iter().all(|pid| expected.contains(&Some(*pid))),
+            "turn {turn}: {processes:?}, not only {expected:?}"
         );
     }
 }

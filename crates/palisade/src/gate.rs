@@ -9,8 +9,8 @@ mod shared;
 mod supervisor;
 mod tools;
 mod traffic;
+pub mod watchdog;
 
-use std::io::Write;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,6 +51,7 @@ use shared::Shared;
 use supervisor::Supervisor;
 use tools::Tools;
 use traffic::Served;
+use watchdog::WatchdogPipe;
 
 /// How often rows that have expired are removed. Expiry itself is checked on each use.
 const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
@@ -85,12 +86,30 @@ pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+/// How a gate was started.
+#[derive(Debug)]
+pub enum Start {
+    /// By a person or a service manager, who see to its restarts.
+    Foreground,
+    /// By a watchdog.
+    Detached {
+        /// How the gate before this one died, if it did.
+        after_death: Option<String>,
+    },
+}
+
 /// Runs a gate until it is told to stop.
-pub fn run(paths: &Paths, verbose: u8, detached: bool) -> Result<Exit> {
+pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<Exit> {
+    let (mut watchdog, after_death) = match start {
+        Start::Foreground => (None, None),
+        Start::Detached { after_death } => (Some(WatchdogPipe::take_stdout()?), after_death),
+    };
+    let detached = watchdog.is_some();
     harden(detached)?;
     paths.prepare()?;
     // Free when the process is gone, not a moment before: who waits for it finds nothing left.
     let _lock = ManuallyDrop::new(StateLock::take(&paths.lock())?);
+    watchdog::clear_failure(&paths.state_dir);
     let refused = |problems: config::Problems| {
         Failure::new(
             Exit::Usage,
@@ -119,7 +138,8 @@ pub fn run(paths: &Paths, verbose: u8, detached: bool) -> Result<Exit> {
         &sources,
         settings,
         Arc::clone(&telemetry),
-        detached,
+        &mut watchdog,
+        after_death,
     ));
     if let Err(error) = &served {
         // In the background this is the only place where it is read.
@@ -153,7 +173,8 @@ async fn serve(
     sources: &Sources,
     settings: Settings,
     telemetry: Arc<Telemetry>,
-    detached: bool,
+    watchdog: &mut Option<WatchdogPipe>,
+    after_death: Option<String>,
 ) -> Result<Exit> {
     let stop = CancellationToken::new();
     listen_for_signals(stop.clone())?;
@@ -168,6 +189,10 @@ async fn serve(
     board.check("config_current", Ok(()));
     board.listening("control", &paths.control.display().to_string());
     board.config(paths.config.current());
+    if let Some(cause) = after_death {
+        tracing::warn!(cause, "gate restarted after it died");
+        board.note("restarted", Some(format!("after the gate died: {cause}")));
+    }
     let numbers = Numbers::default();
     let counters = ControlMetrics::default();
     let settings = Arc::new(ArcSwap::from_pointee(settings));
@@ -271,10 +296,13 @@ async fn serve(
         }
     });
     tools.listen(&settings.load_full()).await;
-    announce_ready(paths, detached)?;
+    announce_ready(paths, watchdog.as_mut())?;
     tokio::spawn(give_back_pages());
 
     stop.cancelled().await;
+    if let Some(watchdog) = watchdog {
+        watchdog.report_stopping();
+    }
     tracing::info!("stopping");
     let limit = settings.load().server.shutdown_timeout;
     if !supervisor.drain(limit).await {
@@ -299,16 +327,22 @@ async fn serve(
     Ok(Exit::Ok)
 }
 
-/// The first SIGTERM or SIGINT stops the gate in order, the second ends it at once.
+/// The first SIGTERM or SIGINT stops the gate in order, the second ends it at once. A watchdog's
+/// signal is never the second one: a service manager signals gate and watchdog together.
 fn listen_for_signals(stop: CancellationToken) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let mut watchdog = signal(watchdog::STOP).context("cannot listen for SIGUSR1")?;
     tokio::spawn(async move {
         let mut told = false;
         loop {
             let number = tokio::select! {
                 _ = terminate.recv() => 15,
                 _ = interrupt.recv() => 2,
+                _ = watchdog.recv() => {
+                    stop.cancel();
+                    continue;
+                }
             };
             if told {
                 tracing::warn!("a second signal: ending at once");
@@ -465,18 +499,13 @@ async fn give_back_pages() {
     }
 }
 
-/// One line, when everything listens. In the background it goes to whoever started the
-/// gate, who then hangs up.
-fn announce_ready(paths: &Paths, detached: bool) -> Result<()> {
+/// One line, when everything listens: to the watchdog, or on stderr.
+fn announce_ready(paths: &Paths, watchdog: Option<&mut WatchdogPipe>) -> Result<()> {
     let control = paths.control.display().to_string();
     tracing::info!(control, pid = std::process::id(), "the gate is up");
-    if detached {
-        let mut stdout = std::io::stdout();
-        writeln!(stdout, "ready").and_then(|()| stdout.flush())?;
-        let nowhere = std::fs::File::options().write(true).open("/dev/null")?;
-        nix::unistd::dup2_stdout(&nowhere)?;
-    } else {
-        crate::output::say("ready");
+    match watchdog {
+        Some(watchdog) => watchdog.report_ready()?,
+        None => crate::output::say("ready"),
     }
     Ok(())
 }

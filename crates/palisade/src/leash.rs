@@ -164,7 +164,7 @@ impl Wish {
     /// The command in a group of its own, with the signals it would have without us.
     fn start(&self) -> Result<Pid, Refusal> {
         let (program, environment) = (self.program()?, environment());
-        let attributes = attributes()
+        let attributes = spawn_attributes(PosixSpawnFlags::POSIX_SPAWN_SETPGROUP)
             .map_err(|errno| Refusal::of_system("cannot prepare the command", errno))?;
         let actions = PosixSpawnFileActions::init()
             .map_err(|errno| Refusal::of_system("cannot prepare the command", errno))?;
@@ -196,12 +196,12 @@ fn watch(parent: i32) -> Result<OwnedFd, Refusal> {
     Ok(watched)
 }
 
-fn attributes() -> nix::Result<PosixSpawnAttr> {
+/// Attributes that undo what this process did to its signals; with `SETPGROUP` in `more`, for a
+/// group of its own.
+pub fn spawn_attributes(more: PosixSpawnFlags) -> nix::Result<PosixSpawnAttr> {
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_flags(
-        PosixSpawnFlags::POSIX_SPAWN_SETPGROUP
-            | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK
-            | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF,
+        PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF | more,
     )?;
     attributes.set_pgroup(Pid::from_raw(0))?;
     attributes.set_sigmask(&SigSet::empty())?;
@@ -212,7 +212,8 @@ fn attributes() -> nix::Result<PosixSpawnAttr> {
     Ok(attributes)
 }
 
-fn environment() -> Vec<CString> {
+/// This process's environment, for a process that it spawns.
+pub fn environment() -> Vec<CString> {
     std::env::vars_os()
         .filter_map(|(name, value)| {
             let pair = [name.into_vec(), value.into_vec()].join(&b'=');

@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         Some(gate::WORKER) => return sandbox::worker::worker_main(),
         Some(gate::JUDGE) => return sandbox::judge::judge_main(),
         Some(leash::LEASH) => return leash::leash_main(),
+        Some(gate::watchdog::WATCHDOG) => return gate::watchdog::watchdog_main(),
         _ => {}
     }
     let cli = cli::Cli::parse();

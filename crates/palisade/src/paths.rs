@@ -10,6 +10,15 @@ use listen::MAX_SOCKET_PATH;
 
 use crate::exit::{Exit, Failure};
 
+/// The log of a gate in the background, in the state directory.
+pub const LOG: &str = "gate.log";
+
+/// The lock of the process that restarts a gate in the background.
+pub const WATCHDOG_LOCK: &str = "watchdog.lock";
+
+/// Why a gate that kept dying is not restarted any more.
+pub const FAILURE: &str = "gate.failed";
+
 /// The places one gate lives in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
@@ -141,7 +150,12 @@ impl Paths {
 
     /// Where a gate in the background writes.
     pub fn log(&self) -> PathBuf {
-        self.state_dir.join("gate.log")
+        self.state_dir.join(LOG)
+    }
+
+    /// The lock of the process that restarts the gate.
+    pub fn watchdog_lock(&self) -> PathBuf {
+        self.state_dir.join(WATCHDOG_LOCK)
     }
 
     /// What the operator has trusted.

@@ -28,7 +28,7 @@ mod domain;
 pub(crate) mod ends;
 mod environment;
 mod errand;
-pub(crate) mod hardening;
+pub mod hardening;
 mod identity;
 mod init;
 pub mod launch;

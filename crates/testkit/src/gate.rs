@@ -117,6 +117,12 @@ impl Place {
         command
     }
 
+    /// The process that restarts this place's background gate, as its lock names it.
+    pub fn watchdog(&self) -> Option<i32> {
+        let pid = std::fs::read_to_string(self.state().join("watchdog.lock")).ok()?;
+        pid.trim().parse().ok()
+    }
+
     /// Runs a command to its end.
     #[expect(clippy::expect_used, reason = "a test without the binary cannot go on")]
     pub fn run(&self, args: &[&str]) -> Output {

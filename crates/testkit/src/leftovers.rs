@@ -85,7 +85,7 @@ pub(crate) fn clear(place: &Place) {
             }
         }
     }
-    if place.control().exists() {
+    if place.control().exists() || place.watchdog().is_some() {
         quietly(place, &["gate", "stop", "--force"]);
     }
     for id in names_in(&sandboxes).into_iter().filter(is_id) {

@@ -12,8 +12,7 @@ use serde_json::json;
 
 use crate::cli::{Global, block_on};
 use crate::exit::{Exit, Failure};
-use crate::gate::background;
-use crate::gate::lock::{Holder, StateLock};
+use crate::gate::{Start, background, lock, watchdog};
 use crate::output;
 use crate::paths::Paths;
 
@@ -21,11 +20,14 @@ use crate::paths::Paths;
 pub enum GateCommand {
     /// Serve in the foreground; prints 'ready' on stderr when everything listens
     Run {
-        /// Started by `gate start`: log to gate.log, say 'ready' on stdout
+        /// Started by a watchdog: log to gate.log, write 'ready' to stdout
         #[arg(long, hide = true)]
         detached: bool,
+        /// How the gate before this one died
+        #[arg(long, hide = true, requires = "detached")]
+        after_death: Option<String>,
     },
-    /// Start a gate in the background, unless one runs
+    /// Start a gate in the background, unless one runs; one that dies is restarted
     Start,
     /// Stop the gate and wait until it is gone
     Stop {
@@ -51,7 +53,17 @@ pub enum GateCommand {
 pub fn run(command: GateCommand, global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
     match command {
-        GateCommand::Run { detached } => crate::gate::run(&paths, global.verbose, detached),
+        GateCommand::Run {
+            detached,
+            after_death,
+        } => {
+            let start = if detached {
+                Start::Detached { after_death }
+            } else {
+                Start::Foreground
+            };
+            crate::gate::run(&paths, global.verbose, start)
+        }
         GateCommand::Start => block_on(start(&paths, global)),
         GateCommand::Stop { force } => block_on(stop(&paths, force, global)),
         GateCommand::Restart => block_on(async {
@@ -97,10 +109,7 @@ async fn stop(paths: &Paths, force: bool, global: &Global) -> Result<Exit> {
 async fn status(paths: &Paths, global: &Global) -> Result<Exit> {
     let report = match background::report(paths).await {
         Ok(report) => report,
-        Err(ClientError::Unreachable { .. }) => {
-            let holder = StateLock::holder(&paths.lock())?;
-            return not_answering(paths, holder, global);
-        }
+        Err(ClientError::Unreachable { .. }) => return not_answering(paths, global),
         Err(other) => return Err(other.into()),
     };
     if global.json {
@@ -125,28 +134,46 @@ async fn status(paths: &Paths, global: &Global) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn not_answering(paths: &Paths, holder: Option<Holder>, global: &Global) -> Result<Exit> {
+fn not_answering(paths: &Paths, global: &Global) -> Result<Exit> {
     if global.json {
+        let holder = lock::holder(&paths.lock())?;
         output::print_json(&json!({
-            "running": false, "pid": holder.and_then(|held| held.pid), "control": paths.control, "state_dir": paths.state_dir,
+            "running": false,
+            "pid": holder.and_then(|held| held.pid),
+            "restarting": holder.is_none() && lock::holder(&paths.watchdog_lock())?.is_some(),
+            "failure": watchdog::failure(&paths.state_dir),
+            "control": paths.control,
+            "state_dir": paths.state_dir,
         }))?;
         return Ok(Exit::GateUnreachable);
     }
-    let message = match holder {
-        None => format!(
-            "no gate runs in {}; start one: palisade gate start",
-            paths.state_dir.display()
-        ),
-        Some(held) => format!(
-            "a gate{} holds {} but does not answer on {}; it may be starting or \
+    Err(Failure::new(Exit::GateUnreachable, why_unreachable(paths)?).into())
+}
+
+/// Why no gate answers.
+fn why_unreachable(paths: &Paths) -> Result<String> {
+    let state_dir = paths.state_dir.display();
+    if let Some(held) = lock::holder(&paths.lock())? {
+        return Ok(format!(
+            "a gate{} holds {state_dir} but does not answer on {}; it may be starting or \
              listening on another --control",
             held.pid
                 .map_or_else(String::new, |pid| format!(" (pid {pid})")),
-            paths.state_dir.display(),
             paths.control.display()
+        ));
+    }
+    if lock::holder(&paths.watchdog_lock())?.is_some() {
+        return Ok(format!(
+            "the gate in {state_dir} is being started or restarted; see: palisade gate logs"
+        ));
+    }
+    Ok(match watchdog::failure(&paths.state_dir) {
+        Some(why) => format!(
+            "no gate runs in {state_dir}: {why}; see: palisade gate logs; start it again: \
+             palisade gate start"
         ),
-    };
-    Err(Failure::new(Exit::GateUnreachable, message).into())
+        None => format!("no gate runs in {state_dir}; start one: palisade gate start"),
+    })
 }
 
 fn describe(report: &HealthReport, paths: &Paths) -> String {
@@ -198,7 +225,12 @@ fn describe(report: &HealthReport, paths: &Paths) -> String {
 /// `palisade health`.
 pub fn health(global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
-    let report = block_on(async { Ok(background::report(&paths).await?) })?;
+    let report = match block_on(async { Ok(background::report(&paths).await) })? {
+        Err(ClientError::Unreachable { .. }) => {
+            return Err(Failure::new(Exit::GateUnreachable, why_unreachable(&paths)?).into());
+        }
+        other => other?,
+    };
     if global.json {
         output::print_json(&report)?;
     } else {

@@ -1,4 +1,4 @@
-//! A gate in the background: starting it, finding it, stopping it.
+//! A gate in the background: starting it with its watchdog, finding it, stopping both.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use control::client::{Client, ClientError};
 use control::health::HealthReport;
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
@@ -17,11 +18,14 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::exit::{Exit, Failure, exit_of};
-use crate::gate::lock::{Holder, StateLock};
+use crate::gate::lock::{self, Holder};
+use crate::gate::watchdog::{self, START_LIMIT, WATCHDOG};
+use crate::output;
 use crate::paths::{ConfigPath, Paths};
 
-/// A gate that is not ready by then is not going to be.
-const START_LIMIT: Duration = Duration::from_secs(30);
+/// A watchdog ends a gate that is not ready after [`START_LIMIT`]; one that has not by then is
+/// itself stuck.
+const WATCHDOG_LIMIT: Duration = Duration::from_secs(35);
 
 /// Longer than the longest `shutdown_timeout` anybody should have.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -67,9 +71,9 @@ fn warn_of_other_version(gate: Option<&str>) {
     if let Some(gate) = gate
         && gate != own
     {
-        crate::output::say(&format!(
+        output::say(&format!(
             "palisade: the gate runs version {}, this is {own}; to change it: palisade gate restart",
-            crate::output::safe(gate)
+            output::safe(gate)
         ));
     }
 }
@@ -97,12 +101,16 @@ pub async fn start(paths: &Paths, verbose: u8) -> Result<Started> {
                 was_running: true,
             });
         }
-        let taken = match start_once(paths, verbose).await {
-            Err(error) if exit_of(&error) == Exit::Exists => error,
-            other => return other,
+        let taken = match lock::holder(&paths.watchdog_lock())? {
+            Some(_) => Failure::new(Exit::Exists, "a gate is being started or stopped").into(),
+            None => match start_once(paths, verbose).await {
+                Err(error) if exit_of(&error) == Exit::Exists => error,
+                other => return other,
+            },
         };
-        // Another command was quicker, and its gate is as good; or the place was taken by a
-        // gate that is on its way out, and is free in a moment.
+        // Another command was quicker, and its gate is as good; or the gate died and its
+        // watchdog restarts it; or the place was taken by a gate that is on its way out, and is
+        // free in a moment.
         match wait_for_other(paths, until).await? {
             Some(other) => return Ok(other),
             None if Instant::now() < until => sleep(STEP).await,
@@ -113,26 +121,35 @@ pub async fn start(paths: &Paths, verbose: u8) -> Result<Started> {
 
 async fn start_once(paths: &Paths, verbose: u8) -> Result<Started> {
     paths.prepare()?;
+    if let Some(why) = watchdog::failure(&paths.state_dir) {
+        output::say(&format!(
+            "palisade: the gate was down: {why}; starting it again"
+        ));
+    }
     let log_from = std::fs::metadata(paths.log()).map_or(0, |found| found.len());
     let mut child = spawn(paths, verbose)?;
-    let pid = child.id().unwrap_or_default();
-    match timeout(START_LIMIT, ready(&mut child)).await {
-        Ok(Ok(())) => Ok(Started {
-            pid,
-            was_running: false,
-        }),
-        Ok(Err(error)) => Err(with_log(error, &paths.log(), log_from)),
-        Err(_) => {
-            child.start_kill()?;
-            Err(with_log(
-                Failure::new(Exit::TimedOut, "the gate was not ready in 30 s").into(),
-                &paths.log(),
-                log_from,
-            ))
+    let late = || Failure::new(Exit::TimedOut, "the gate was not ready in 30 s").into();
+    let error = match timeout(WATCHDOG_LIMIT, ready(&mut child)).await {
+        Ok(Ok(pid)) => {
+            return Ok(Started {
+                pid,
+                was_running: false,
+            });
         }
-    }
+        Ok(Err(error)) if exit_of(&error) == Exit::TimedOut => late(),
+        Ok(Err(error)) => error,
+        Err(_) => {
+            // Not a kill: the watchdog has to end its gate first.
+            if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
+                signal(pid, Signal::SIGTERM)?;
+            }
+            late()
+        }
+    };
+    Err(with_log(error, &paths.log(), log_from))
 }
 
+/// Starts a watchdog, which starts the gate.
 fn spawn(paths: &Paths, verbose: u8) -> Result<Child> {
     let log = OpenOptions::new()
         .append(true)
@@ -142,6 +159,7 @@ fn spawn(paths: &Paths, verbose: u8) -> Result<Child> {
     // The file this process was started from may have been replaced by an update since.
     let own = std::env::current_exe().ok().filter(|path| path.exists());
     let mut command = Command::new(own.as_deref().unwrap_or(Path::new("/proc/self/exe")));
+    command.arg(WATCHDOG).arg(&paths.state_dir);
     command.args(["gate", "run", "--detached"]);
     command
         .arg("--state-dir")
@@ -161,27 +179,30 @@ fn spawn(paths: &Paths, verbose: u8) -> Result<Child> {
     command.spawn().context("cannot start the gate")
 }
 
-/// Waits for the line 'ready'; a gate that ends first has said why in its log.
-async fn ready(child: &mut Child) -> Result<()> {
-    let stdout = child.stdout.take().context("the gate has no stdout")?;
+/// Waits until the watchdog reports the gate's process; a gate that ends first has written why
+/// into its log, and its watchdog ends with its code.
+async fn ready(child: &mut Child) -> Result<u32> {
+    let stdout = child.stdout.take().context("the watchdog has no stdout")?;
     let mut lines = BufReader::new(stdout).lines();
     while let Some(line) = lines.next_line().await? {
-        if line == "ready" {
-            return Ok(());
+        if let Some(pid) = watchdog::read_announcement(&line) {
+            return Ok(pid);
         }
     }
     let status = child.wait().await?;
     let exit = match status.code() {
         Some(2) => Exit::Usage,
         Some(4) => Exit::Exists,
+        Some(124) => Exit::TimedOut,
         _ => Exit::Failed,
     };
     Err(Failure::new(exit, format!("the gate did not start ({status})")).into())
 }
 
-/// Waits until the gate that holds the lock answers; `None` when nobody holds it any more.
+/// Waits until the gate that runs or is being started answers; `None` when there is none any
+/// more.
 async fn wait_for_other(paths: &Paths, until: Instant) -> Result<Option<Started>> {
-    while Instant::now() < until && StateLock::holder(&paths.lock())?.is_some() {
+    while Instant::now() < until && !is_free(paths)? {
         if let Ok(report) = report(paths).await {
             return Ok(Some(Started {
                 pid: report.pid,
@@ -211,15 +232,19 @@ fn with_log(error: anyhow::Error, log: &Path, from: u64) -> anyhow::Error {
     Failure::new(exit, format!("{error}{said}")).into()
 }
 
-/// Stops the gate and waits until its lock is free. `false` when none ran.
+/// Stops the gate and its watchdog and waits until their locks are free. `false` when there was
+/// neither.
 pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
-    let holder = StateLock::holder(&paths.lock())?;
+    let holder = lock::holder(&paths.lock())?;
+    // The watchdog first, or it would take a forced end for a death. It stops the gate, too.
+    let watched = stop_watchdog(paths).await?;
     match client_in_haste(paths)
         .post("/v1/shutdown", &json!({}))
         .await
     {
         Ok(_) | Err(ClientError::Broken(_)) => {}
         Err(ClientError::Unreachable { .. }) => match holder {
+            _ if watched => {}
             None => return Ok(false),
             Some(Holder { pid: Some(pid) }) => signal(pid, Signal::SIGTERM)?,
             Some(Holder { pid: None }) => {}
@@ -230,11 +255,17 @@ pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
     if wait_until_free(paths, patience).await? {
         return Ok(true);
     }
-    let Some(Holder { pid: Some(pid) }) = StateLock::holder(&paths.lock())? else {
+    let mut left = Vec::new();
+    for lock in [paths.watchdog_lock(), paths.lock()] {
+        left.extend(lock::holder(&lock)?.and_then(|holder| holder.pid));
+    }
+    let Some(pid) = left.last() else {
         return Ok(true);
     };
     if force {
-        signal(pid, Signal::SIGKILL)?;
+        for pid in left {
+            signal(pid, Signal::SIGKILL)?;
+        }
         return wait_until_free(paths, STOP_LIMIT).await;
     }
     Err(Failure::new(
@@ -246,9 +277,31 @@ pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
     .into())
 }
 
+/// Makes the watchdog stop its gate and end. `false` when there is no watchdog.
+async fn stop_watchdog(paths: &Paths) -> Result<bool> {
+    let until = Instant::now() + ANSWER_LIMIT;
+    while let Some(holder) = lock::holder(&paths.watchdog_lock())? {
+        if let Some(pid) = holder.pid {
+            signal(pid, Signal::SIGTERM)?;
+            return Ok(true);
+        }
+        if Instant::now() >= until {
+            break;
+        }
+        sleep(STEP).await;
+    }
+    Ok(false)
+}
+
+/// Whether neither a gate nor a watchdog holds the state directory.
+fn is_free(paths: &Paths) -> Result<bool> {
+    let watchdog = lock::holder(&paths.watchdog_lock())?;
+    Ok(watchdog.is_none() && lock::holder(&paths.lock())?.is_none())
+}
+
 async fn wait_until_free(paths: &Paths, limit: Duration) -> Result<bool> {
     let until = Instant::now() + limit;
-    while StateLock::holder(&paths.lock())?.is_some() {
+    while !is_free(paths)? {
         if Instant::now() >= until {
             return Ok(false);
         }
@@ -257,6 +310,10 @@ async fn wait_until_free(paths: &Paths, limit: Duration) -> Result<bool> {
     Ok(true)
 }
 
+/// Signals a process; one that has ended meanwhile needs no signal.
 fn signal(pid: i32, signal: Signal) -> Result<()> {
-    kill(Pid::from_raw(pid), signal).with_context(|| format!("cannot signal the gate (pid {pid})"))
+    match kill(Pid::from_raw(pid), signal) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot signal the gate (pid {pid})")),
+    }
 }

@@ -162,7 +162,7 @@ pub(crate) fn limit(limits: Limits, counted: Counted) -> Result<()> {
 }
 
 /// Closes every descriptor from `first` on.
-pub(crate) fn close_from(first: u32) -> Result<()> {
+pub fn close_from(first: u32) -> Result<()> {
     // SAFETY: only for processes about to execute or that own nothing above `first`; no
     // `OwnedFd` of this process is used afterwards.
     let result = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };

@@ -1,0 +1,580 @@
+//! The watchdog: the parent process of a gate in the background, which restarts it when it dies.
+//!
+//! ```text
+//!   palisade __watchdog STATE_DIR ARG…       ARG… are the arguments of `gate run --detached`
+//!
+//!              spawn              'ready'              dies
+//!   (start) ─────────▶ starting ──────────▶ running ─────────▶ backoff ──▶ starting
+//!                         │                    │                  │
+//!                         │ dies before the    │ stops as it was  │ the fifth death in a
+//!                         │ first 'ready'      │ told to          │ minute, or SIGTERM
+//!                         ▼                    ▼                  ▼
+//!                    exit with its code       exit 0             exit; gate.failed says why
+//! ```
+//!
+//! A gate that stops in order writes 'stopping' first, so that no end after it is a death.
+//! SIGTERM and SIGINT stop the gate in order, and the watchdog ends with it. A watchdog that is
+//! killed leaves its gate running without one, until the gate is restarted.
+//!
+//! One thread and nothing of the async runtime: it waits for as long as the gate runs.
+
+use std::collections::VecDeque;
+use std::ffi::{CString, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::spawn::{PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::stat::Mode;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, pipe2};
+use tokio::signal::unix::SignalKind;
+
+use crate::exit::{Exit, Failure, exit_of};
+use crate::gate::lock::WatchdogLock;
+use crate::leash;
+use crate::paths;
+
+/// The word that makes this program a watchdog.
+pub const WATCHDOG: &str = "__watchdog";
+
+/// A gate that is not ready by then is not going to be.
+pub const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// So many deaths within [`WINDOW`] end the restarts.
+const MAX_DEATHS: usize = 5;
+
+/// How long a death counts.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// The wait after the first death; each further one within [`WINDOW`] doubles it.
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+
+/// The signal by which a watchdog stops its gate in order.
+pub const STOP: SignalKind = SignalKind::user_defined1();
+
+/// What a gate writes when everything listens.
+const READY: &str = "ready";
+
+/// What a gate writes when it begins to stop in order.
+const STOPPING: &str = "stopping";
+
+/// The longest line a gate may write to its watchdog.
+const MAX_LINE: usize = 256;
+
+/// Reads the arguments and watches a gate until it has stopped for good.
+pub fn watchdog_main() -> ExitCode {
+    match watch() {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            let message = format!("palisade: {error:#}");
+            crate::output::say(&crate::output::safe(&message));
+            exit_of(&error).into()
+        }
+    }
+}
+
+fn watch() -> Result<u8> {
+    // A lock or a pipe that the operator's shell passed on would be held for months.
+    sandbox::namespace::hardening::close_from(3).context("cannot close inherited descriptors")?;
+    let mut arguments = std::env::args_os().skip(2);
+    let usage = || Failure::new(Exit::Usage, "usage: __watchdog STATE_DIR ARG…");
+    let state_dir = PathBuf::from(arguments.next().ok_or_else(usage)?);
+    nix::unistd::setsid().context("cannot leave the terminal")?;
+    // The environment is the operator's.
+    nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
+    nix::sys::stat::umask(Mode::from_bits_truncate(0o077));
+    let lock = WatchdogLock::take(&state_dir.join(paths::WATCHDOG_LOCK))?;
+    let mut mask = SigSet::empty();
+    for signal in [
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGCHLD,
+    ] {
+        mask.add(signal);
+    }
+    mask.thread_block().context("cannot block signals")?;
+    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+        .context("cannot receive signals")?;
+    let watchdog = Watchdog {
+        state_dir,
+        lock,
+        arguments: arguments.collect(),
+        signals,
+        told: false,
+        announced: false,
+    };
+    Ok(watchdog.run())
+}
+
+/// The watchdog of one state directory.
+struct Watchdog {
+    state_dir: PathBuf,
+    lock: WatchdogLock,
+    arguments: Vec<OsString>,
+    signals: SignalFd,
+    /// SIGTERM or SIGINT was received.
+    told: bool,
+    /// The command that started the gate was told that it is ready.
+    announced: bool,
+}
+
+/// A gate that was spawned.
+struct GateProcess {
+    pid: Pid,
+    /// Its stdout, until it closes it.
+    lines: Option<File>,
+    partial: Vec<u8>,
+    ready: bool,
+    /// It reported that it stops in order.
+    stopping: bool,
+    /// It was sent [`STOP`].
+    told: bool,
+    /// It was killed because it was not ready in time.
+    overdue: bool,
+    started: Instant,
+}
+
+/// How a gate ended.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// It was told to end, or another gate is in charge of the state directory.
+    Stopped(u8),
+    /// It must be restarted.
+    Died { cause: String, code: u8 },
+}
+
+impl Watchdog {
+    fn run(mut self) -> u8 {
+        let mut deaths = Deaths::default();
+        let mut last_cause = None;
+        loop {
+            let (pid, end) = match self.spawn(last_cause.as_deref()) {
+                Ok(gate) => (Some(gate.pid), self.follow(gate)),
+                Err(error) => (None, unstartable(&error)),
+            };
+            let (cause, code) = match end {
+                End::Stopped(code) => return code,
+                End::Died { cause, code } => (cause, code),
+            };
+            if !self.announced {
+                return code;
+            }
+            let pid = pid.map_or_else(String::new, |pid| format!(" pid={pid}"));
+            let Some(wait) = deaths.record(Instant::now()) else {
+                self.log("ERROR", &format!("gate died{pid} cause=\"{cause}\""));
+                self.give_up(&cause);
+                return Exit::Failed.code();
+            };
+            let line = format!("gate died, restarting{pid} cause=\"{cause}\" wait={wait:?}");
+            self.log("WARN", &line);
+            if self.pause(wait) || !self.lock.is_in_place() {
+                return Exit::Ok.code();
+            }
+            last_cause = Some(cause);
+        }
+    }
+
+    /// Starts a gate in this very program, also after an update has replaced its file: a crash
+    /// must not be an upgrade.
+    fn spawn(&self, last_cause: Option<&str>) -> nix::Result<GateProcess> {
+        let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
+        fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        let mut actions = PosixSpawnFileActions::init()?;
+        actions.add_open(0, "/dev/null", OFlag::O_RDONLY, Mode::empty())?;
+        actions.add_dup2(writer.as_raw_fd(), 1)?;
+        let append = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT;
+        let log = self.state_dir.join(paths::LOG);
+        actions.add_open(2, &log, append, Mode::from_bits_truncate(0o600))?;
+        let mut words = vec![OsString::from("palisade")];
+        words.extend(self.arguments.iter().cloned());
+        if let Some(cause) = last_cause {
+            words.extend(["--after-death".into(), cause.into()]);
+        }
+        let words: Vec<CString> = words
+            .into_iter()
+            .map(|word| CString::new(word.into_vec()).map_err(|_| Errno::EINVAL))
+            .collect::<nix::Result<_>>()?;
+        let pid = posix_spawn(
+            own_program().as_path(),
+            &actions,
+            &leash::spawn_attributes(PosixSpawnFlags::empty())?,
+            &words,
+            &leash::environment(),
+        )?;
+        Ok(GateProcess {
+            pid,
+            lines: Some(File::from(reader)),
+            partial: Vec::new(),
+            ready: false,
+            stopping: false,
+            told: false,
+            overdue: false,
+            started: Instant::now(),
+        })
+    }
+
+    /// Waits until the gate has ended.
+    fn follow(&mut self, mut gate: GateProcess) -> End {
+        loop {
+            let patience = if gate.ready || gate.overdue {
+                PollTimeout::NONE
+            } else {
+                timeout(START_LIMIT.saturating_sub(gate.started.elapsed()))
+            };
+            let mut ends = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            if let Some(lines) = &gate.lines {
+                ends.push(PollFd::new(lines.as_fd(), PollFlags::POLLIN));
+            }
+            // A failure is an interruption: everything is looked at again.
+            let _ = poll(&mut ends, patience);
+            drop(ends);
+            if self.is_told() && !gate.told {
+                gate.told = true;
+                let _ = kill(gate.pid, Signal::try_from(STOP.as_raw_value()).ok());
+            }
+            let status = match waitpid(gate.pid, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::StillAlive) | Err(Errno::EINTR) => None,
+                Ok(ended) => Some(ended),
+                Err(_) => Some(WaitStatus::Exited(gate.pid, 0)),
+            };
+            gate.read_lines();
+            if gate.ready && !self.announced {
+                self.announce(gate.pid);
+            }
+            if let Some(status) = status {
+                return gate.classify(status);
+            }
+            if !gate.ready && !gate.overdue && gate.started.elapsed() >= START_LIMIT {
+                gate.overdue = true;
+                let _ = kill(gate.pid, Signal::SIGKILL);
+            }
+        }
+    }
+
+    /// Whether SIGTERM or SIGINT has arrived. From then on nothing is restarted.
+    fn is_told(&mut self) -> bool {
+        while let Ok(Some(signal)) = self.signals.read_signal() {
+            let number = i32::try_from(signal.ssi_signo).ok();
+            self.told |= [Signal::SIGTERM, Signal::SIGINT]
+                .iter()
+                .any(|signal| Some(*signal as i32) == number);
+        }
+        self.told
+    }
+
+    /// Waits for a restart; `true` when a signal ended the wait.
+    fn pause(&mut self, wait: Duration) -> bool {
+        let until = Instant::now() + wait;
+        while !self.is_told() {
+            let rest = until.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return false;
+            }
+            let mut ends = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            let _ = poll(&mut ends, timeout(rest));
+        }
+        true
+    }
+
+    /// Reports the first gate to the command that started this watchdog, and closes everything
+    /// that was that command's.
+    fn announce(&mut self, pid: Pid) {
+        self.announced = true;
+        let mut stdout = io::stdout();
+        let _ = writeln!(stdout, "{READY} {pid}").and_then(|()| stdout.flush());
+        if let Ok(null) = open_null() {
+            let _ = dup2_stdin(&null);
+            let _ = dup2_stdout(&null);
+            let _ = dup2_stderr(&null);
+        }
+        // Only the start has needed most of what is mapped.
+        let _ = sandbox::pages::give_back();
+    }
+
+    fn give_up(&self, cause: &str) {
+        let (now, window) = (jiff::Timestamp::now(), WINDOW.as_secs());
+        let why = format!(
+            "it died {MAX_DEATHS} times within {window} s and is down since {now:.0}, last cause: \
+             {cause}"
+        );
+        self.log("ERROR", &format!("gate is not restarted any more: {why}"));
+        if let Err(error) = write_failure(&self.state_dir, &why) {
+            self.log("ERROR", &format!("gate.failed was not written: {error}"));
+        }
+    }
+
+    /// Appends a line to the gate's log. The file is opened each time: a gate rotates it.
+    fn log(&self, level: &str, text: &str) {
+        let opened = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(self.state_dir.join(paths::LOG));
+        if let Ok(mut file) = opened {
+            let now = jiff::Timestamp::now();
+            let _ = file.write_all(format!("{now:.6} {level:>5} watchdog: {text}\n").as_bytes());
+        }
+    }
+}
+
+impl GateProcess {
+    /// Reads what the gate has written so far.
+    fn read_lines(&mut self) {
+        let mut chunk = [0; MAX_LINE];
+        while let Some(lines) = &mut self.lines {
+            match lines.read(&mut chunk) {
+                Ok(0) => self.lines = None,
+                Ok(count) => self.partial.extend(chunk.iter().take(count)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => self.lines = None,
+            }
+            while let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.partial.drain(..=end).collect();
+                self.ready |= line.trim_ascii_end() == READY.as_bytes();
+                self.stopping |= line.trim_ascii_end() == STOPPING.as_bytes();
+            }
+            if self.partial.len() > MAX_LINE {
+                self.partial.clear();
+            }
+        }
+    }
+
+    fn classify(&self, status: WaitStatus) -> End {
+        let (cause, code) = match status {
+            WaitStatus::Exited(_, code) => (
+                format!("exit status {code}"),
+                u8::try_from(code).unwrap_or(Exit::Failed.code()),
+            ),
+            WaitStatus::Signaled(_, signal, _) => {
+                let code = u8::try_from(128 + signal as i32).unwrap_or(Exit::Failed.code());
+                (format!("killed by {signal}"), code)
+            }
+            other => (format!("{other:?}"), Exit::Failed.code()),
+        };
+        if self.told || self.stopping {
+            return End::Stopped(Exit::Ok.code());
+        }
+        if self.overdue {
+            let cause = format!("not ready within {} s", START_LIMIT.as_secs());
+            let code = Exit::TimedOut.code();
+            return End::Died { cause, code };
+        }
+        let asked = [Signal::SIGTERM, Signal::SIGINT].map(|signal| 128 + signal as i32);
+        let is_orderly = code == Exit::Ok.code()
+            || code == Exit::Exists.code()
+            || asked.contains(&i32::from(code));
+        if is_orderly {
+            End::Stopped(code)
+        } else {
+            End::Died { cause, code }
+        }
+    }
+}
+
+fn unstartable(error: &Errno) -> End {
+    End::Died {
+        cause: format!("cannot be started: {}", error.desc()),
+        code: Exit::Failed.code(),
+    }
+}
+
+/// The recent deaths of a gate.
+#[derive(Debug, Default)]
+struct Deaths(VecDeque<Instant>);
+
+impl Deaths {
+    /// Records a death. Returns the wait before the restart, or `None` when there is none.
+    fn record(&mut self, now: Instant) -> Option<Duration> {
+        self.0
+            .retain(|at| now.saturating_duration_since(*at) < WINDOW);
+        let before = self.0.len();
+        self.0.push_back(now);
+        (self.0.len() < MAX_DEATHS).then(|| FIRST_BACKOFF * (1 << before))
+    }
+}
+
+/// The gate's end of the pipe to its watchdog.
+#[derive(Debug)]
+pub struct WatchdogPipe(File);
+
+impl WatchdogPipe {
+    /// Takes stdout over, so that no process which the gate starts inherits it.
+    pub fn take_stdout() -> io::Result<Self> {
+        let pipe: OwnedFd = io::stdout().as_fd().try_clone_to_owned()?;
+        dup2_stdout(&open_null()?)?;
+        Ok(Self(File::from(pipe)))
+    }
+
+    /// Reports that everything listens.
+    pub fn report_ready(&mut self) -> io::Result<()> {
+        self.report(READY)
+    }
+
+    /// Reports that the gate stops in order. A watchdog that is gone needs no report.
+    pub fn report_stopping(&mut self) {
+        let _ = self.report(STOPPING);
+    }
+
+    fn report(&mut self, line: &str) -> io::Result<()> {
+        self.0.write_all(format!("{line}\n").as_bytes())
+    }
+}
+
+/// The process id in a line by which a watchdog reports a gate that is ready.
+pub fn read_announcement(line: &str) -> Option<u32> {
+    line.strip_prefix(READY)?.trim().parse().ok()
+}
+
+/// Why the gate of a state directory is down, if its watchdog has given up.
+pub fn failure(state_dir: &Path) -> Option<String> {
+    let mut text = String::new();
+    let file = File::open(state_dir.join(paths::FAILURE)).ok()?;
+    file.take(4096).read_to_string(&mut text).ok()?;
+    Some(crate::output::safe(text.trim_end())).filter(|text| !text.is_empty())
+}
+
+/// Forgets the failure of an earlier gate.
+pub fn clear_failure(state_dir: &Path) {
+    let _ = std::fs::remove_file(state_dir.join(paths::FAILURE));
+}
+
+fn write_failure(state_dir: &Path, why: &str) -> io::Result<()> {
+    let path = state_dir.join(paths::FAILURE);
+    let draft = path.with_extension("new");
+    std::fs::write(&draft, format!("{why}\n"))?;
+    std::fs::rename(draft, path)
+}
+
+/// This program by its path, or by the kernel's link where another file has that path now.
+fn own_program() -> PathBuf {
+    let link = PathBuf::from("/proc/self/exe");
+    let identity = |path: &Path| {
+        let found = path.metadata().ok()?;
+        Some((found.dev(), found.ino()))
+    };
+    let path = std::env::current_exe().ok();
+    path.filter(|path| identity(path).is_some() && identity(path) == identity(&link))
+        .unwrap_or(link)
+}
+
+fn open_null() -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open("/dev/null")
+}
+
+/// Rounded up: a wait of no milliseconds would be none.
+fn timeout(wait: Duration) -> PollTimeout {
+    let wait = wait + Duration::from_millis(1);
+    PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Issue 14, number 16.
+    #[test]
+    fn the_fifth_death_within_a_minute_ends_the_restarts() {
+        let start = Instant::now();
+        let mut deaths = Deaths::default();
+        let mut at = |second: u64| deaths.record(start + Duration::from_secs(second));
+        let waits: Vec<_> = (0..4).map(|n| at(n).map(|wait| wait.as_millis())).collect();
+        assert_eq!(waits, [Some(100), Some(200), Some(400), Some(800)]);
+        assert_eq!(at(4), None);
+    }
+
+    #[test]
+    fn deaths_far_apart_are_restarted_for_ever() {
+        let start = Instant::now();
+        let mut deaths = Deaths::default();
+        for n in 0..100 {
+            let wait = deaths.record(start + Duration::from_secs(n * 15));
+            assert!(wait.is_some(), "death {n}");
+        }
+        assert_eq!(
+            deaths.record(start + WINDOW * 100),
+            Some(FIRST_BACKOFF),
+            "a quiet minute resets the backoff"
+        );
+    }
+
+    #[test]
+    fn only_an_end_that_nobody_asked_for_is_a_death() {
+        let pid = Pid::from_raw(7);
+        let gate = |stopping, told| GateProcess {
+            pid,
+            lines: None,
+            partial: Vec::new(),
+            ready: true,
+            stopping,
+            told,
+            overdue: false,
+            started: Instant::now(),
+        };
+        let killed = |signal| WaitStatus::Signaled(pid, signal, false);
+        let exited = |code| WaitStatus::Exited(pid, code);
+        for (status, stopping, told, dies) in [
+            (exited(0), false, false, false),
+            (exited(4), false, false, false),
+            (exited(143), false, false, false),
+            (killed(Signal::SIGTERM), false, false, false),
+            (killed(Signal::SIGKILL), false, false, true),
+            (killed(Signal::SIGKILL), true, false, false),
+            (killed(Signal::SIGKILL), false, true, false),
+            (killed(Signal::SIGABRT), false, false, true),
+            (exited(1), false, false, true),
+            (exited(1), true, false, false),
+            (exited(2), false, false, true),
+            (exited(101), false, false, true),
+        ] {
+            let end = gate(stopping, told).classify(status);
+            assert_eq!(
+                matches!(end, End::Died { .. }),
+                dies,
+                "{status:?} {stopping} {told}"
+            );
+        }
+    }
+
+    #[test]
+    fn lines_are_read_whatever_their_pieces() {
+        let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).unwrap();
+        let mut gate = GateProcess {
+            pid: Pid::from_raw(7),
+            lines: Some(File::from(reader)),
+            partial: Vec::new(),
+            ready: false,
+            stopping: false,
+            told: false,
+            overdue: false,
+            started: Instant::now(),
+        };
+        let mut writer = File::from(writer);
+        for (piece, ready, stopping) in [
+            ("rea", false, false),
+            ("dy", false, false),
+            ("\nstop", true, false),
+            ("ping\nmore", true, true),
+        ] {
+            writer.write_all(piece.as_bytes()).unwrap();
+            gate.read_lines();
+            assert_eq!((gate.ready, gate.stopping), (ready, stopping), "{piece}");
+        }
+        drop(writer);
+        gate.read_lines();
+        assert!(gate.lines.is_none());
+    }
+}
