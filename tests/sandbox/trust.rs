@@ -1,7 +1,7 @@
 //! What programs inside trust and know from the start: the gate's certificate, and its proxy.
 
 use std::path::PathBuf;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -17,6 +17,8 @@ for_every_operator!(
     java_trusts_the_gate,
     a_refusal_is_read_and_no_error_of_tls,
     a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust,
+    a_running_sandbox_gets_a_new_root,
+    a_running_gate_renews_its_root_before_its_end,
     an_operator_has_the_last_word_on_a_variable,
     the_setup_knows_the_gate,
     nothing_that_an_agent_does_changes_what_the_host_trusts,
@@ -30,6 +32,7 @@ mod lent {
         programs_trust_the_gate_with_and_without_its_proxy,
         a_refusal_is_read_and_no_error_of_tls,
         a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust,
+        a_running_sandbox_gets_a_new_root,
         nothing_that_an_agent_does_changes_what_the_host_trusts,
         a_bundle_that_is_made_anew_holds_the_root,
         a_fork_trusts_the_gate_whatever_was_in_the_way,
@@ -188,6 +191,13 @@ fn java_trusts_the_gate(bench: &Bench) {
         assert!(!bench.bash("fix", &line).status.success(), "{line}");
     }
     assert_eq!(origin.requests().len(), found.lines().count());
+    // Issue 14, number 8: a new root is in the store of a sandbox that runs.
+    let store = "sha256sum < /etc/palisade/truststore.jks";
+    let before = bench.says("fix", store);
+    bench.ok(&["ca", "rotate", "--yes"]);
+    assert_ne!(bench.says("fix", store), before);
+    let line = format!("{} Ask", compiler.trim_end_matches('c'));
+    assert_eq!(bench.says("fix", &line), "hello");
 }
 
 fn a_refusal_is_read_and_no_error_of_tls(bench: &Bench) {
@@ -221,7 +231,11 @@ fn a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust(bench: &Bench) {
     let second = exported(bench);
     assert_ne!(first, second);
     bench.create("new");
-    assert_eq!(inside(bench, "old"), first);
+    let both_roots = inside(bench, "old");
+    assert!(
+        both_roots.contains(&first) && both_roots.contains(&second),
+        "{both_roots}"
+    );
     assert_eq!(inside(bench, "new"), second);
     let both = |line: &str| {
         for name in ["old", "new"] {
@@ -242,6 +256,93 @@ fn a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust(bench: &Bench) {
     bench.ok(&["resume", "old"]);
     assert_eq!(inside(bench, "old"), second);
     both(CURL);
+}
+
+/// Writes the last root that a sandbox got to `/tmp/last.pem` inside.
+const LAST_ROOT: &str =
+    "tac /etc/palisade/ca.pem | sed '/BEGIN CERTIFICATE/q' | tac > /tmp/last.pem";
+
+/// Whether a running sandbox has a root wherever programs look for one, and whether that root
+/// alone verifies.
+fn assert_has_root(bench: &Bench, name: &str, root: &str) {
+    bench.says(name, LAST_ROOT);
+    assert_eq!(bench.says(name, "cat /tmp/last.pem"), root, "{name}");
+    let bundle = bench.says(name, "cat /etc/ssl/certs/ca-certificates.crt");
+    assert!(bundle.contains(root), "{name}: {bundle}");
+    let curl = format!("{CURL} --cacert /tmp/last.pem --capath /nowhere");
+    for way in ["", BY_ITSELF] {
+        assert_eq!(bench.says(name, &format!("{way} {curl}")), "hello", "{way}");
+    }
+    // And by the name that OpenSSL looks for in a directory.
+    let line = "cat /etc/ssl/certs/$(openssl x509 -noout -hash -in /tmp/last.pem).0";
+    assert!(bench.says(name, line).contains(root), "{name}");
+}
+
+// Issue 14, number 8.
+fn a_running_sandbox_gets_a_new_root(bench: &Bench) {
+    let _origin = internet(bench, "");
+    for name in ["one", "paused"] {
+        bench.create(name);
+        assert_eq!(bench.says(name, CURL), "hello");
+    }
+    bench.ok(&["pause", "paused"]);
+    let before = exported(bench);
+    let bundle = "cat /etc/ssl/certs/ca-certificates.crt";
+    let system = bench.says("one", bundle).replace(&before, "");
+    bench.ok(&["ca", "rotate", "--yes"]);
+    let second = exported(bench);
+    assert_has_root(bench, "one", &second);
+    let old = "sed '/END CERTIFICATE/q' /etc/palisade/ca.pem > /tmp/first.pem";
+    bench.says("one", old);
+    let curl = format!("{CURL} --cacert /tmp/first.pem --capath /nowhere");
+    assert_eq!(bench.says("one", &curl), "hello", "the old root verifies");
+    // Nothing else was lost or added.
+    let now = bench.says("one", bundle);
+    let rest = now.replace(&before, "").replace(&second, "");
+    assert_eq!(rest.trim_end(), system.trim_end());
+    bench.ok(&["resume", "paused"]);
+    assert_has_root(bench, "paused", &second);
+    // One that was rotated while no gate could tell anybody: the next gate does.
+    bench.ok(&["pause", "one"]);
+    bench.ok(&["ca", "rotate", "--yes"]);
+    let third = exported(bench);
+    assert_has_root(bench, "paused", &third);
+    bench.ok(&["gate", "restart"]);
+    bench.ok(&["resume", "one"]);
+    assert_has_root(bench, "one", &third);
+}
+
+// Issue 14, number 8. The gate's clock cannot be moved; the end of its root can.
+fn a_running_gate_renews_its_root_before_its_end(bench: &Bench) {
+    let _origin = internet(bench, "");
+    bench.create("fix");
+    let first = exported(bench);
+    bench.ok(&["gate", "stop"]);
+    let file = bench.place.state().join("authority.json");
+    let kept = std::fs::read_to_string(&file).unwrap();
+    let mut kept: serde_json::Value = serde_json::from_str(&kept).unwrap();
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let due = Duration::from_secs(30 * 24 * 60 * 60) + Duration::from_secs(10);
+    let ends = since.unwrap() + due;
+    kept["expires"] = serde_json::json!(u64::try_from(ends.as_millis()).unwrap());
+    std::fs::write(&file, kept.to_string()).unwrap();
+    bench.ok(&["gate", "start"]);
+    let gate = bench.gate();
+    // On disk, where every gate has it: no command tells this one to look.
+    let public = bench.place.state().join("ca.pem");
+    let root = || {
+        std::fs::read_to_string(&public)
+            .unwrap()
+            .trim_end()
+            .to_owned()
+    };
+    wait::until("a new root", || (root() != first).then_some(()));
+    wait::until("the new root in force", || {
+        (exported(bench) == root()).then_some(())
+    });
+    assert_eq!(bench.gate(), gate, "by the gate that ran already");
+    assert_has_root(bench, "fix", &root());
+    assert_eq!(bench.json(&["ca", "show"])["older_roots_that_lead_here"], 1);
 }
 
 fn an_operator_has_the_last_word_on_a_variable(bench: &Bench) {

@@ -152,9 +152,7 @@ impl Gate {
                 Ok(Reply::ok(json!({ "status": "reset" })))
             }
             Action::ShowAuthority => Ok(outward::show_authority(&self.traffic)),
-            Action::RotateAuthority => {
-                outward::rotate_authority(&self.traffic, &self.state_dir).await
-            }
+            Action::RotateAuthority => outward::rotate_authority(self).await,
             Action::ExplainRequest(id) => outward::explain(&self.traffic, &self.store, id).await,
             Action::TryPolicy(body) => outward::try_policy(&self.traffic, &self.store, body).await,
             Action::ListTools => Ok(tools::list(&self.bridge)),

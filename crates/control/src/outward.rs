@@ -1,6 +1,5 @@
 //! What an operator asks about the traffic: who signs, why not, and what if.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use egress::authority::Authority;
@@ -9,6 +8,7 @@ use egress::trial::{self, Question};
 use jiff::Timestamp;
 use policy::clock::UnixMillis;
 use policy::id::{RequestId, SandboxId};
+use sandbox::contract::Trust;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use store::Store;
 use store::audit::query::Filter;
 use store::registry::Lookup;
 
+use crate::dispatch::Gate;
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
 
@@ -51,25 +52,58 @@ pub(crate) fn show_authority(traffic: &Traffic) -> Reply {
 }
 
 /// Puts a new root in force.
-pub(crate) async fn rotate_authority(
-    traffic: &Arc<Traffic>,
-    dir: &Path,
-) -> Result<Reply, ControlError> {
-    let dir = dir.to_owned();
-    let made = tokio::task::spawn_blocking(move || Authority::rotate(&dir, wall_now())).await;
+pub(crate) async fn rotate_authority(gate: &Gate) -> Result<Reply, ControlError> {
+    let _turn = gate.sandboxes.take_root_turn().await;
+    let made = replace_root(gate, wall_now()).await?;
+    Ok(Reply::ok(describe(&made)))
+}
+
+/// Puts a new root in force if the one in use is near its end, and sees to it that every running
+/// sandbox trusts the one in use. Whether there is a new one.
+pub async fn renew_authority(gate: &Gate, now: UnixMillis) -> Result<bool, ControlError> {
+    let _turn = gate.sandboxes.take_root_turn().await;
+    let current = gate.traffic.authority().load_full();
+    if !current.time_to_renewal(now).is_zero() {
+        if current.bridges(now) > 0 {
+            gate.sandboxes.add_trust_to_all(&trust_in(&current)).await;
+        }
+        return Ok(false);
+    }
+    replace_root(gate, now).await?;
+    Ok(true)
+}
+
+async fn replace_root(gate: &Gate, now: UnixMillis) -> Result<Arc<Authority>, ControlError> {
+    let dir = gate.state_dir.clone();
+    let made = tokio::task::spawn_blocking(move || Authority::rotate(&dir, now)).await;
     let made = made
         .map_err(|error| ControlError::Failed(error.to_string()))?
         .map_err(|error| ControlError::Failed(error.to_string()))?;
-    let described = describe(&made);
-    traffic.authority().store(Arc::new(made));
-    Ok(Reply::ok(described))
+    let trust = trust_in(&made);
+    let made = Arc::new(made);
+    // Before anything is signed with it: a program that looks for a root in vain may remember
+    // that. A sandbox that cannot be told finds its way from the old root, which signed this one.
+    gate.sandboxes.add_trust_to_all(&trust).await;
+    gate.traffic.authority().store(Arc::clone(&made));
+    // Once more, for those that were being made meanwhile.
+    gate.sandboxes.add_trust_to_all(&trust).await;
+    tracing::info!(root = made.name(), expires = ?time(made.expires()), "root certificate replaced");
+    Ok(made)
+}
+
+/// What programs in a sandbox have to trust.
+pub fn trust_in(authority: &Authority) -> Trust {
+    Trust {
+        root: authority.root_pem().to_owned(),
+        hash: authority.subject_hash(),
+    }
 }
 
 fn describe(authority: &Authority) -> Value {
     json!({
         "name": authority.name(),
         "expires_at": time(authority.expires()),
-        "older_roots_that_lead_here": authority.bridges(),
+        "older_roots_that_lead_here": authority.bridges(wall_now()),
         "certificate": authority.root_pem(),
     })
 }

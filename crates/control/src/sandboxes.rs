@@ -11,6 +11,7 @@ mod making;
 mod mirrored;
 mod ports;
 mod standby;
+mod trusting;
 pub(crate) mod watched;
 mod wish;
 
@@ -55,6 +56,9 @@ pub trait Traffic: Send + Sync + std::fmt::Debug {
 
     /// The root that signs now, which a sandbox that starts is to trust.
     fn trust(&self) -> Trust;
+
+    /// Whether a running sandbox may know an older root only.
+    fn has_older_roots(&self) -> bool;
 }
 
 /// A port inside a sandbox, and the way to it.
@@ -79,6 +83,8 @@ pub struct Sandboxes {
     manager: Arc<Manager>,
     traffic: Arc<dyn Traffic>,
     turns: Turns,
+    /// Held while the root is replaced.
+    root_turn: tokio::sync::Mutex<()>,
 }
 
 /// One change at a time to each sandbox.
@@ -104,6 +110,7 @@ impl Sandboxes {
             manager: Arc::new(manager),
             traffic,
             turns: Turns::default(),
+            root_turn: tokio::sync::Mutex::default(),
         }
     }
 
@@ -148,6 +155,8 @@ impl Sandboxes {
                 Ok((listeners, manager.published(&of)?))
             })
             .await?;
+        // Before anything is signed for it.
+        self.refresh_trust(id).await;
         self.traffic
             .attach(id, listeners)
             .map_err(|error| ControlError::Unavailable(error.to_string()))?;
@@ -210,7 +219,9 @@ impl Sandboxes {
             .await?;
         // One that stood still when this gate started could not be asked for its sockets.
         let _turn = self.turns.take(&id).await;
-        if !self.traffic.serves(&id) {
+        if self.traffic.serves(&id) {
+            self.refresh_trust(&id).await;
+        } else {
             self.serve(&id).await?;
         }
         Ok(reply)

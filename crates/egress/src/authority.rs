@@ -30,8 +30,8 @@ use time::OffsetDateTime;
 /// How long a root counts.
 const ROOT_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
-/// With less than this left, a gate that starts makes a new root: a sandbox that is made
-/// today shall not outlive what it trusts.
+/// With less than this left, a gate makes a new root, when it starts and while it runs: every
+/// sandbox that runs gets the new one long before the old one ends.
 const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// How long a leaf counts.
@@ -123,7 +123,7 @@ impl Authority {
     /// Blocks.
     pub fn open(dir: &Path, now: UnixMillis) -> Result<Self, AuthorityError> {
         match read(dir)? {
-            Some(kept) if kept.expires > now.plus(RENEW_BEFORE) => {
+            Some(kept) if !kept.time_to_renewal(now).is_zero() => {
                 publish(dir, &kept)?;
                 Self::of(dir, kept)
             }
@@ -204,9 +204,20 @@ impl Authority {
         self.kept.expires
     }
 
+    /// How long this root stays in use; zero when a new one is due.
+    pub fn time_to_renewal(&self, now: UnixMillis) -> Duration {
+        self.kept.time_to_renewal(now)
+    }
+
     /// How many older roots still lead here.
-    pub fn bridges(&self) -> usize {
-        self.bridges.len()
+    pub fn bridges(&self, now: UnixMillis) -> usize {
+        self.live_bridges(now).count()
+    }
+
+    fn live_bridges(&self, now: UnixMillis) -> impl Iterator<Item = &CertificateDer<'static>> {
+        let all = self.bridges.iter().zip(&self.kept.bridges);
+        all.filter(move |(_, bridge)| bridge.expires > now)
+            .map(|(certificate, _)| certificate)
     }
 
     /// A certificate for `host` and nothing else, with a key of its own.
@@ -237,7 +248,7 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         let certificate = params.signed_by(&key, &self.issuer)?;
         let mut chain = vec![certificate.der().clone()];
-        chain.extend(self.bridges.iter().cloned());
+        chain.extend(self.live_bridges(now).cloned());
         Ok(Leaf {
             chain,
             key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
@@ -257,6 +268,13 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Kept {
+    fn time_to_renewal(&self, now: UnixMillis) -> Duration {
+        let left = back(self.expires, RENEW_BEFORE)
+            .get()
+            .saturating_sub(now.get());
+        Duration::from_millis(u64::try_from(left).unwrap_or_default())
+    }
+
     fn issuer(&self, dir: &Path) -> Result<Issuer<'static, KeyPair>, AuthorityError> {
         let key = KeyPair::from_pem(&self.key).map_err(|error| damaged(dir, error.to_string()))?;
         // Of the parameters an issuer needs its name and usages, which never change.
@@ -464,7 +482,7 @@ mod tests {
         let second = Authority::rotate(dir.path(), NOW).unwrap();
         let third = Authority::rotate(dir.path(), NOW).unwrap();
         assert_ne!(first.root_pem(), second.root_pem());
-        assert_eq!(third.bridges(), 2);
+        assert_eq!(third.bridges(NOW), 2);
         let leaf = third.mint(&host("x.example"), NOW).unwrap();
         for root in [&first, &second, &third] {
             assert!(trusts(root.root_pem(), &leaf, "x.example", NOW), "{root:?}");
@@ -485,7 +503,35 @@ mod tests {
         assert!(trusts(first.root_pem(), &leaf, "x.example", soon));
         let after = NOW.plus(ROOT_LIFE).plus(Duration::from_secs(1));
         let third = Authority::rotate(dir.path(), after).unwrap();
-        assert_eq!(third.bridges(), 1, "the first root has ended");
+        assert_eq!(third.bridges(after), 1, "the first root has ended");
+    }
+
+    // Issue 14, number 8.
+    #[test]
+    fn a_root_in_use_is_due_thirty_days_before_its_end_and_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Authority::open(dir.path(), NOW).unwrap();
+        let day = Duration::from_secs(24 * 60 * 60);
+        let due = NOW.plus(60 * day);
+        assert_eq!(first.time_to_renewal(NOW), 60 * day);
+        let before = back(due, Duration::from_millis(1));
+        assert_eq!(first.time_to_renewal(before), Duration::from_millis(1));
+        for late in [due, due.plus(day), due.plus(365 * day)] {
+            assert_eq!(first.time_to_renewal(late), Duration::ZERO);
+        }
+        let second = Authority::rotate(dir.path(), due).unwrap();
+        assert_eq!(second.time_to_renewal(due), 60 * day, "once");
+        // The old root verifies until its very end, the new one alone for as long.
+        let end = back(NOW.plus(90 * day), Duration::from_secs(1));
+        let leaf = second.mint(&host("x.example"), end).unwrap();
+        for root in [&first, &second] {
+            assert!(trusts(root.root_pem(), &leaf, "x.example", end), "{root:?}");
+        }
+        // After that the bridge is not sent any more.
+        let after = NOW.plus(90 * day);
+        let leaf = second.mint(&host("x.example"), after).unwrap();
+        assert_eq!((leaf.chain.len(), second.bridges(after)), (1, 0));
+        assert!(trusts(second.root_pem(), &leaf, "x.example", after));
     }
 
     #[test]

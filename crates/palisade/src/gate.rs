@@ -5,6 +5,7 @@ pub mod lock;
 mod mirrors;
 mod ports;
 mod reload;
+mod root_renewal;
 mod shared;
 mod supervisor;
 mod tools;
@@ -284,6 +285,10 @@ async fn serve(
     supervisor.start("expiry", {
         let store = store.clone();
         move |stop| prune_hourly(store.clone(), stop)
+    });
+    supervisor.start("root certificate", {
+        let gate = Arc::clone(&gate);
+        move |stop| root_renewal::look_after(Arc::clone(&gate), stop)
     });
     supervisor.start("tools", {
         let tools = Arc::clone(&tools);

@@ -76,7 +76,7 @@ use policy::id::SandboxId;
 use crate::contract::lifecycle::{Event, Phase};
 use crate::contract::{
     Command, ExecutionResult, Force, Listener, Moved, Sandbox, SandboxConfig, SandboxError,
-    SandboxMetadata, SandboxStatus, Transfer,
+    SandboxMetadata, SandboxStatus, Transfer, Trust,
 };
 use client::{Running, Session};
 use lock::{lock, open_lock};
@@ -189,6 +189,11 @@ impl Namespace {
     /// words if it does not run. The socket does not block.
     pub fn workbench(&self, id: &SandboxId, words: &[&str]) -> Result<OwnedFd, SandboxError> {
         self.session(id)?.workbench(words)
+    }
+
+    /// Adds a root to what programs of a running sandbox trust, from their next look at it on.
+    pub fn add_trust(&self, id: &SandboxId, trust: &Trust) -> Result<(), SandboxError> {
+        self.session(id)?.trust(trust)
     }
 
     /// The TCP ports inside on which somebody listens, ascending.

@@ -15,7 +15,7 @@ use crate::output;
 pub enum CaCommand {
     /// Show the root that sandboxes trust
     Show,
-    /// Put a new root in its place; sandboxes that know an older one go on working
+    /// Replace the root; running sandboxes get the new one as well
     Rotate {
         /// Do not ask
         #[arg(long, short)]

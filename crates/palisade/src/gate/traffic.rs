@@ -133,11 +133,12 @@ impl Traffic for Served {
     }
 
     fn trust(&self) -> Trust {
-        let authority = self.traffic.authority().load();
-        Trust {
-            root: authority.root_pem().to_owned(),
-            hash: authority.subject_hash(),
-        }
+        control::outward::trust_in(&self.traffic.authority().load())
+    }
+
+    fn has_older_roots(&self) -> bool {
+        let now = control::wall_now();
+        self.traffic.authority().load().bridges(now) > 0
     }
 }
 

@@ -19,7 +19,7 @@ use nix::sys::stat::Mode;
 
 use super::protocol::{Answer, Exec, Hello, PROTOCOL, Request, Size};
 use super::{ends, packet};
-use crate::contract::{Command, ExecutionResult, Listener, SandboxError};
+use crate::contract::{Command, ExecutionResult, Listener, SandboxError, Trust};
 
 /// How long init may take for an answer that costs it nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -79,6 +79,18 @@ impl Session {
     /// Stops every process, or lets them go on, without a cgroup.
     pub(crate) fn freeze(&self, frozen: bool) -> Result<(), SandboxError> {
         self.ask(&Request::Freeze { frozen })?;
+        match self.hear()? {
+            (Answer::Done, _) => Ok(()),
+            (Answer::Failed { step, reason }, _) => {
+                Err(SandboxError::Silent(format!("{step}: {reason}")))
+            }
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// Adds a root to what programs inside trust.
+    pub(crate) fn trust(&self, trust: &Trust) -> Result<(), SandboxError> {
+        self.ask(&Request::Trust(trust.clone()))?;
         match self.hear()? {
             (Answer::Done, _) => Ok(()),
             (Answer::Failed { step, reason }, _) => {

@@ -13,8 +13,8 @@
 //! with init's own id away from init is that init is PID 1, cannot be dumped, and has a
 //! capability more.
 //!
-//! Init itself needs two directories that have no path inside: the processes, and the names
-//! in what it measures. And this program may be run again, as the workbench: it has no path
+//! Init itself needs three directories that have no path inside: the processes, the names in
+//! what it measures, and the files with what is trusted. And this program may be run again, as the workbench: it has no path
 //! inside either, and no secret.
 //!
 //! With `--nested`, files are left out: in such a domain nobody may mount, also not in a user
@@ -70,23 +70,25 @@ pub(crate) fn version() -> u32 {
 }
 
 /// Puts this process, and all it will start, into the domain. Returns what is weaker than it
-/// could be. `processes` and `measured` are init's own.
-pub(crate) fn enter(
-    nested: bool,
-    processes: BorrowedFd<'_>,
-    measured: BorrowedFd<'_>,
-) -> Result<Option<&'static str>> {
+/// could be.
+pub(crate) fn enter(nested: bool, own: &OfInit<'_>) -> Result<Option<&'static str>> {
     let plan = Plan::of(version(), nested);
     if plan.files || plan.scope {
-        restrict(&plan, processes, measured).map_err(Error::other)?;
+        restrict(&plan, own).map_err(Error::other)?;
     }
     Ok(plan.warning)
 }
 
+/// Directories that only init has.
+pub(crate) struct OfInit<'a> {
+    pub(crate) processes: BorrowedFd<'a>,
+    pub(crate) measured: BorrowedFd<'a>,
+    pub(crate) trusted: Option<BorrowedFd<'a>>,
+}
+
 fn restrict(
     plan: &Plan,
-    processes: BorrowedFd<'_>,
-    measured: BorrowedFd<'_>,
+    own: &OfInit<'_>,
 ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
     if plan.files {
@@ -101,12 +103,21 @@ fn restrict(
         let looking = AccessFs::ReadDir | AccessFs::ReadFile;
         rules = rules
             .add_rule(PathBeneath::new(PathFd::new("/")?, everything))?
-            .add_rule(PathBeneath::new(processes, looking))?
-            .add_rule(PathBeneath::new(measured, AccessFs::ReadDir))?
+            .add_rule(PathBeneath::new(own.processes, looking))?
+            .add_rule(PathBeneath::new(own.measured, AccessFs::ReadDir))?
             .add_rule(PathBeneath::new(
                 PathFd::new("/proc/self/exe")?,
                 AccessFs::Execute | AccessFs::ReadFile,
             ))?;
+        if let Some(trusted) = own.trusted {
+            let adding = AccessFs::ReadFile
+                | AccessFs::WriteFile
+                | AccessFs::Truncate
+                | AccessFs::MakeReg
+                | AccessFs::MakeSym
+                | AccessFs::RemoveFile;
+            rules = rules.add_rule(PathBeneath::new(trusted, adding))?;
+        }
     }
     // Asked for because the kernel has it: not to get it is no smaller thing than a failure.
     match rules.restrict_self()?.ruleset {
@@ -129,12 +140,12 @@ mod tests {
             let tried = scope.spawn(|| {
                 let place = tempfile::tempdir().unwrap();
                 let proc = std::fs::File::open("/proc").unwrap();
-                enter(
-                    false,
-                    std::os::fd::AsFd::as_fd(&proc),
-                    std::os::fd::AsFd::as_fd(&proc),
-                )
-                .unwrap();
+                let own = OfInit {
+                    processes: std::os::fd::AsFd::as_fd(&proc),
+                    measured: std::os::fd::AsFd::as_fd(&proc),
+                    trusted: None,
+                };
+                enter(false, &own).unwrap();
                 let at = |name: &str| place.path().join(name);
                 for name in ["a", "b"] {
                     std::fs::create_dir(at(name)).unwrap();

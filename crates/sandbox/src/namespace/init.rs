@@ -32,6 +32,7 @@ use super::process::{self, End, Job, Work};
 use super::protocol::{Answer, Hello, Identity, PROTOCOL, Report, Request, Size, Spec};
 use super::seccomp::Filters;
 use super::step::{Step, Stumble};
+use super::trust::renewal::TrustFiles;
 use super::workbench::{Start, Workbench};
 use super::{domain, environment, hardening, owner, packet, ports, root, tree};
 
@@ -111,12 +112,13 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
     let kept = [of_init, agent.capabilities].concat();
     hardening::keep_capabilities(&kept).step("dropping capabilities")?;
     hardening::close_up().step("closing init up")?;
-    let weaker = domain::enter(
-        spec.config.system.nested,
-        root.proc.as_fd(),
-        estate.watch.directory(),
-    )
-    .step("entering a Landlock domain")?;
+    let own = domain::OfInit {
+        processes: root.proc.as_fd(),
+        measured: estate.watch.directory(),
+        trusted: root.trust.as_ref().map(TrustFiles::directory),
+    };
+    let weaker =
+        domain::enter(spec.config.system.nested, &own).step("entering a Landlock domain")?;
     if let Some(what) = weaker {
         packet::send(launcher, &Report::Weaker(what.to_owned()), &[]).step("reporting")?;
     }
@@ -142,6 +144,7 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
         doors,
         filters,
         proc: root.proc,
+        trust: root.trust,
         agent,
         environment: spec.environment,
         connections: Vec::new(),
@@ -158,6 +161,8 @@ struct Init {
     doors: Vec<Door>,
     filters: Filters,
     proc: OwnedFd,
+    /// What programs trust beside the system's.
+    trust: Option<TrustFiles>,
     agent: Account,
     environment: Vec<(String, String)>,
     connections: Vec<Connection>,
@@ -356,6 +361,16 @@ impl Init {
                     reason: error.to_string(),
                 }),
             },
+            (Request::Trust(new), _) => {
+                let added = self.trust.as_ref().map_or(Ok(()), |files| files.add(&new));
+                connection.answer(&match added {
+                    Ok(()) => Answer::Done,
+                    Err(error) => Answer::Failed {
+                        step: "adding a trusted root".to_owned(),
+                        reason: error.to_string(),
+                    },
+                })
+            }
             (Request::Owner { from, to }, _) => return self.name_owner(place, from, to),
             (Request::Signal { number }, Some(job)) => {
                 job.signal(number);

@@ -19,6 +19,8 @@
 //!     │ ◀── Connected + socket | Failed {..} ─── │
 //!     │ ──── Ports ────────────────────────────▶ │
 //!     │ ◀── Ports [..] ───────────────────────── │
+//!     │ ──── Trust {root, hash} ───────────────▶ │   from the next read on; an older init hangs up
+//!     │ ◀── Done | Failed {step, reason} ─────── │
 //!     │ ──── Owner {from, to} ─────────────────▶ │
 //!     │ ◀── Owner program | none ─────────────── │
 //!     │ ──── Workbench {words} ────────────────▶ │   this program again, as the agent
@@ -38,7 +40,7 @@ use serde::{Deserialize, Serialize};
 use super::chore::Chore;
 use super::loan::Loan;
 use super::subids::Slice;
-use crate::contract::{SandboxConfig, Transfer, Transport};
+use crate::contract::{SandboxConfig, Transfer, Transport, Trust};
 
 /// The version of everything in this file.
 pub(crate) const PROTOCOL: u32 = 3;
@@ -72,6 +74,8 @@ pub(crate) enum Request {
     Connect { port: u16 },
     /// Which ports of the agent's somebody listens on.
     Ports,
+    /// To trust this root as well.
+    Trust(Trust),
     /// Which program has the socket with these ends.
     Owner { from: SocketAddr, to: SocketAddr },
     /// For a connection to the workbench, which is started with these arguments if it does
@@ -116,7 +120,7 @@ pub(crate) enum Answer {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stopped: Option<String>,
     },
-    /// Every process stands still, or goes on.
+    /// Every process stands still, or goes on; or the root is trusted.
     Done,
     /// The port, or the workbench, took the connection. One descriptor: the socket.
     Connected,

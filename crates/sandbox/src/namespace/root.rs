@@ -42,6 +42,7 @@ use super::identity::{AGENT_GID, AGENT_UID, Account};
 use super::layer::{self, Layer, Layers};
 use super::protocol::{Identity, Spec};
 use super::step::{Step, Stumble};
+use super::trust::renewal::TrustFiles;
 use super::trust::{self, Shelf};
 use super::veil;
 
@@ -98,6 +99,8 @@ const NOTHING: &str = "lower/nothing";
 pub(crate) struct Root {
     /// Whether there is a Java, and a trust store for it.
     pub(crate) has_java: bool,
+    /// What is trusted beside the system's, to be added to.
+    pub(crate) trust: Option<TrustFiles>,
     /// What is weaker than it could be.
     pub(crate) warnings: Vec<String>,
     /// A `/proc` in which nothing is hidden, for init alone: it has no name anywhere.
@@ -156,11 +159,14 @@ pub(crate) fn enter(spec: &Spec, mut layers: Layers) -> Result<Root, Stumble> {
         tree.add(layer)?;
     }
     let has_java = tree.add_trust().step("mounting what is trusted")?;
+    let files = tree.shelf.take().map(Shelf::into_files).transpose();
+    let files = files.step("opening what is trusted")?;
     kernel::mount_dev(tree.base, tree.identity)?;
     let proc = kernel::mount_proc(tree.base)?;
     pivot(tree.base)?;
     Ok(Root {
         has_java,
+        trust: files,
         warnings: tree.warnings,
         proc,
     })
@@ -334,7 +340,7 @@ impl Tree<'_> {
     }
 
     /// Mounts an overlay over a layer.
-    fn overlay(&self, layer: &Layer, name: &str, at: &Path) -> Result<(), Error> {
+    fn overlay(&mut self, layer: &Layer, name: &str, at: &Path) -> Result<(), Error> {
         let lower = match &layer.mapped {
             None => layer.host.clone(),
             Some(mount) => {
@@ -344,7 +350,7 @@ impl Tree<'_> {
                 place
             }
         };
-        let over = match &self.shelf {
+        let over = match &mut self.shelf {
             Some(shelf) => shelf.over(&layer.inside, name)?,
             None => None,
         };

@@ -13,8 +13,11 @@
 //! Init writes them to a tmpfs of its own. From there they come in as the topmost lower layer
 //! of the overlays they belong to: what the agent makes of them is in its upper layer, where
 //! there is one, and renames over them work. `/etc/palisade` is a bind that nobody changes.
+//!
+//! A new root is added to the same files while the sandbox runs (`renewal.rs`).
 
 mod java;
+pub(crate) mod renewal;
 
 use std::fs::{create_dir_all, hard_link, read, write};
 use std::io::Result;
@@ -25,6 +28,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
 use super::layer::{Layer, Layers};
 use crate::contract::Trust;
+use renewal::TrustFiles;
 
 /// All certificates in one file, in every sandbox.
 const BUNDLE: &str = "etc/ssl/certs/ca-certificates.crt";
@@ -51,6 +55,15 @@ const ROOT: &str = "/etc/palisade/ca.pem";
 
 /// Where init puts things together, from the sandbox's `fs` on.
 const SHELF: &str = "lower/trust";
+
+/// All certificates, from [`SHELF`] on; every bundle is a link to it.
+const ALL: &str = "bundle";
+
+/// The root, from [`SHELF`] on.
+const OWN_ROOT: &str = "own/ca.pem";
+
+/// Java's trust store, from [`SHELF`] on.
+const OWN_STORE: &str = "own/truststore.jks";
 
 /// Where a Java is, if there is one: not where an agent without power puts things.
 const JAVAS: &[&str] = &["usr/bin/java", "usr/local/bin/java", "usr/lib/jvm"];
@@ -150,6 +163,8 @@ fn resolve(tree: &Path, path: &str) -> Option<PathBuf> {
 pub(crate) struct Shelf {
     /// The layer's place inside, the file's beneath it, and which file.
     entries: Vec<(PathBuf, PathBuf, What)>,
+    /// Directories with a link to the root, from [`SHELF`] on.
+    linked: Vec<PathBuf>,
 }
 
 impl Shelf {
@@ -167,8 +182,8 @@ impl Shelf {
             bundle.push(b'\n');
         }
         bundle.extend(trust.root.as_bytes());
-        write(shelf.join("own/ca.pem"), &trust.root)?;
-        write(shelf.join("bundle"), bundle)?;
+        write(shelf.join(OWN_ROOT), &trust.root)?;
+        write(shelf.join(ALL), bundle)?;
         // A host without any certificates may lack the directory.
         let first = Path::new(BUNDLE);
         let has = |at: &Path| layer_of(layers, at).is_some();
@@ -195,7 +210,15 @@ impl Shelf {
             let beneath = at.strip_prefix(&layer).unwrap_or(&at).to_owned();
             entries.push((layer, beneath, what));
         }
-        Ok(Self { entries })
+        Ok(Self {
+            entries,
+            linked: Vec::new(),
+        })
+    }
+
+    /// What a later root is added to. To be called when every layer is in its place.
+    pub(crate) fn into_files(self) -> Result<TrustFiles> {
+        TrustFiles::open(Path::new(SHELF), self.linked)
     }
 
     /// What is `/etc/palisade` inside.
@@ -213,23 +236,28 @@ impl Shelf {
         let found = JAVAS.iter().any(|path| openat2(&base, *path, how).is_ok());
         if found {
             // It takes a millisecond, which most need not wait for.
-            let bundle = read(Path::new(SHELF).join("bundle"))?;
-            write(Self::own().join("truststore.jks"), java::store(&bundle))?;
+            let bundle = read(Path::new(SHELF).join(ALL))?;
+            write(Path::new(SHELF).join(OWN_STORE), java::store(&bundle))?;
         }
         Ok(found)
     }
 
     /// A directory to go over the layer that is at `inside`, if something belongs there.
-    pub(crate) fn over(&self, inside: &Path, name: &str) -> Result<Option<PathBuf>> {
-        let top = Path::new(SHELF).join(format!("over-{name}"));
+    pub(crate) fn over(&mut self, inside: &Path, name: &str) -> Result<Option<PathBuf>> {
+        let (shelf, over) = (Path::new(SHELF), PathBuf::from(format!("over-{name}")));
+        let top = shelf.join(&over);
         let mut any = false;
         for (_, beneath, what) in self.entries.iter().filter(|(layer, ..)| layer == inside) {
             let at = top.join(beneath);
             create_dir_all(at.parent().unwrap_or(&top))?;
             match what {
-                What::Bundle => hard_link(Path::new(SHELF).join("bundle"), at)?,
-                What::Root => hard_link(Self::own().join("ca.pem"), at)?,
-                What::Link => symlink(ROOT, at)?,
+                What::Bundle => hard_link(shelf.join(ALL), at)?,
+                What::Root => hard_link(shelf.join(OWN_ROOT), at)?,
+                What::Link => {
+                    symlink(ROOT, at)?;
+                    let directory = beneath.parent().unwrap_or(Path::new(""));
+                    self.linked.push(over.join(directory));
+                }
             }
             any = true;
         }
@@ -243,7 +271,7 @@ impl Shelf {
             .entries
             .iter()
             .filter(move |(layer, _, what)| layer == inside && *what == What::Bundle);
-        of.map(|(_, beneath, _)| (beneath.as_path(), Path::new(SHELF).join("bundle")))
+        of.map(|(_, beneath, _)| (beneath.as_path(), Path::new(SHELF).join(ALL)))
     }
 }
 

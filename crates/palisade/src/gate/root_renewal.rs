@@ -1,0 +1,64 @@
+//! The root certificate of a running gate, renewed before its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use control::dispatch::Gate;
+use control::{outward, wall_now};
+use tokio_util::sync::CancellationToken;
+
+/// The longest wait between two looks at the wall clock: a timer stands still while the machine
+/// sleeps, and a clock can be set.
+const MAX_WAIT: Duration = Duration::from_secs(60 * 60);
+
+/// The wait after a renewal that failed.
+const RETRY_AFTER: Duration = Duration::from_secs(5 * 60);
+
+/// The name of the note in health.
+const NOTE: &str = "root_certificate";
+
+/// Renews the root when it is due, and adds it to running sandboxes that do not have it.
+pub async fn look_after(gate: Arc<Gate>, stop: CancellationToken) -> Result<()> {
+    loop {
+        let renewed = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            renewed = outward::renew_authority(&gate, wall_now()) => renewed,
+        };
+        let left = gate.traffic.authority().load().time_to_renewal(wall_now());
+        let note = renewed.as_ref().err().map(|error| {
+            tracing::error!(%error, "root certificate not renewed");
+            format!("not renewed before its end: {error}")
+        });
+        gate.board.note(NOTE, note);
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(wait(left, renewed.is_err())) => {}
+        }
+    }
+}
+
+/// How long to wait before the next look.
+fn wait(left: Duration, failed: bool) -> Duration {
+    if failed {
+        RETRY_AFTER
+    } else {
+        // A millisecond more: a timer may be early by less than that.
+        left.min(MAX_WAIT) + Duration::from_millis(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Issue 14, number 8.
+    #[test]
+    fn the_clock_is_looked_at_every_hour_and_when_the_root_is_due() {
+        let hour = Duration::from_secs(60 * 60);
+        let more = Duration::from_millis(1);
+        assert_eq!(wait(1000 * hour, false), hour + more);
+        assert_eq!(wait(Duration::from_secs(5), false).as_secs(), 5);
+        assert_eq!(wait(Duration::ZERO, true), RETRY_AFTER);
+    }
+}

@@ -1,0 +1,241 @@
+//! A new root of the gate's, added to what programs in a running sandbox trust.
+//!
+//! The files are lower layers of mounted overlays. The kernel keeps the inodes it has found
+//! there, so a file that was renamed over one of them would never be seen: bundle and root grow
+//! in place. An older root stays until the sandbox starts again; it ends by itself.
+//!
+//! A name that was looked for in vain stays missing, too: the gate must add a root before it
+//! signs with it, or OpenSSL's look for `HASH.0` comes first and is remembered.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat, renameat};
+use nix::sys::stat::Mode;
+use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
+
+use super::{ALL, OWN_ROOT, OWN_STORE, ROOT, java};
+use crate::contract::Trust;
+
+/// A write within one such unit of a file is seen whole or not at all by those who read.
+const UNIT: u64 = 4096;
+
+/// The longest root that is added.
+const MAX_ROOT: usize = 4096;
+
+/// The most that roots may take together; one has some 700 bytes.
+const MAX_ROOTS: usize = 128 << 10;
+
+/// The files, by way of a directory that has no path inside.
+pub(crate) struct TrustFiles {
+    directory: OwnedFd,
+    /// Directories with a link to the root.
+    linked: Vec<PathBuf>,
+}
+
+impl TrustFiles {
+    pub(super) fn open(directory: &Path, linked: Vec<PathBuf>) -> Result<Self> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        Ok(Self {
+            directory: open(directory, flags, Mode::empty())?,
+            linked,
+        })
+    }
+
+    /// Where they are, to be let through by Landlock.
+    pub(crate) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// Adds a root, unless it is there. What failed halfway is completed by the next try.
+    pub(crate) fn add(&self, trust: &Trust) -> Result<()> {
+        let root = trust.root.as_bytes();
+        let roots = self.read(OWN_ROOT)?;
+        if contains(&roots, root) {
+            return Ok(());
+        }
+        let is_root = root.starts_with(b"-----BEGIN CERTIFICATE-----") && root.len() <= MAX_ROOT;
+        if !is_root || roots.len() + root.len() > MAX_ROOTS {
+            return Err(Error::from(ErrorKind::InvalidInput));
+        }
+        for directory in &self.linked {
+            let link = directory.join(format!("{:08x}.0", trust.hash));
+            match symlinkat(ROOT, &self.directory, &link) {
+                Ok(()) | Err(Errno::EEXIST) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        let mut all = self.read(ALL)?;
+        if !contains(&all, root) {
+            self.append(ALL, &all, root)?;
+            all = self.read(ALL)?;
+        }
+        self.renew_store(&all)?;
+        // The last one: with it, everything is done.
+        self.append(OWN_ROOT, &roots, root)
+    }
+
+    /// Appends to a file that others read meanwhile.
+    fn append(&self, name: &str, before: &[u8], text: &[u8]) -> Result<()> {
+        let mut file = self.open_file(name, OFlag::O_WRONLY | OFlag::O_APPEND)?;
+        let length = before.len() as u64;
+        let mut padding = u64::from(!before.ends_with(b"\n"));
+        let begins = (length + padding) % UNIT;
+        if begins + text.len() as u64 > UNIT {
+            padding += UNIT - begins;
+        }
+        // Empty lines between certificates mean nothing.
+        let padding = usize::try_from(padding).map_err(Error::other)?;
+        file.write_all(&vec![b'\n'; padding])?;
+        // Half a certificate would spoil the whole file.
+        file.write_all(text).or_else(|error| {
+            file.set_len(length)?;
+            Err(error)
+        })
+    }
+
+    /// Makes Java's trust store anew, where there is one. It is in no overlay.
+    fn renew_store(&self, all: &[u8]) -> Result<()> {
+        match self.open_file(OWN_STORE, OFlag::O_RDONLY) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        let draft = c"own/.truststore.new";
+        match unlinkat(&self.directory, draft, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let mode = Mode::from_bits_truncate(0o644);
+        let mut file = File::from(openat(&self.directory, draft, flags, mode)?);
+        file.write_all(&java::store(all))?;
+        drop(file);
+        let store = CString::new(Path::new(OWN_STORE).as_os_str().as_bytes())?;
+        renameat(&self.directory, draft, &self.directory, store.as_c_str())?;
+        Ok(())
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.open_file(name, OFlag::O_RDONLY)?
+            .read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn open_file(&self, name: &str, how: OFlag) -> Result<File> {
+        let flags = how | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        Ok(File::from(openat(
+            &self.directory,
+            name,
+            flags,
+            Mode::empty(),
+        )?))
+    }
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len().max(1)).any(|found| found == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir_all, read, read_link, read_to_string, write};
+
+    use super::*;
+
+    fn trust(name: &str, hash: u32) -> Trust {
+        let root = format!("-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----\n");
+        Trust { root, hash }
+    }
+
+    /// A shelf as a start leaves it.
+    fn shelf(java: bool) -> (tempfile::TempDir, TrustFiles) {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        create_dir_all(at("own")).unwrap();
+        create_dir_all(at("over-ssl/certs")).unwrap();
+        let first = trust("first", 1);
+        write(at(OWN_ROOT), &first.root).unwrap();
+        write(at(ALL), format!("the system's\n{}", first.root)).unwrap();
+        if java {
+            write(at(OWN_STORE), "old").unwrap();
+        }
+        let files = TrustFiles::open(place.path(), vec!["over-ssl/certs".into()]).unwrap();
+        (place, files)
+    }
+
+    // Issue 14, number 8.
+    #[test]
+    fn a_new_root_is_added_once_to_the_files_that_are_there() {
+        let (place, files) = shelf(true);
+        let inodes = || {
+            use std::os::unix::fs::MetadataExt;
+            [ALL, OWN_ROOT].map(|name| place.path().join(name).metadata().unwrap().ino())
+        };
+        let before = inodes();
+        for _ in 0..2 {
+            files.add(&trust("second", 0x2a)).unwrap();
+        }
+        assert_eq!(inodes(), before, "an overlay keeps the inodes it knows");
+        let text = |name: &str| read_to_string(place.path().join(name)).unwrap();
+        for name in [ALL, OWN_ROOT] {
+            assert_eq!(text(name).matches("second").count(), 1, "{name}");
+            assert_eq!(text(name).matches("first").count(), 1, "{name}");
+        }
+        let link = place.path().join("over-ssl/certs/0000002a.0");
+        assert_eq!(read_link(link).unwrap(), Path::new(ROOT));
+        assert_ne!(read(place.path().join(OWN_STORE)).unwrap(), b"old");
+    }
+
+    #[test]
+    fn a_try_that_failed_halfway_is_completed() {
+        let (place, files) = shelf(false);
+        let second = trust("second", 2);
+        let all = read(place.path().join(ALL)).unwrap();
+        files.append(ALL, &all, second.root.as_bytes()).unwrap();
+        files.add(&second).unwrap();
+        for name in [ALL, OWN_ROOT] {
+            let text = read_to_string(place.path().join(name)).unwrap();
+            assert_eq!(text.matches("second").count(), 1, "{name}");
+        }
+        assert!(!place.path().join(OWN_STORE).exists());
+    }
+
+    #[test]
+    fn no_root_lies_across_two_units_of_a_file() {
+        let (place, files) = shelf(false);
+        for number in 0..40 {
+            let name = format!("{number}{}", "x".repeat(700));
+            files.add(&trust(&name, number)).unwrap();
+        }
+        let text = read_to_string(place.path().join(ALL)).unwrap();
+        let ends = text.match_indices("-----END CERTIFICATE-----");
+        let begins = text.match_indices("-----BEGIN CERTIFICATE-----");
+        let both: Vec<_> = begins.zip(ends).collect();
+        assert_eq!(both.len(), 41);
+        for ((begin, _), (end, _)) in both {
+            let unit = usize::try_from(UNIT).unwrap();
+            assert_eq!(begin / unit, (end + 25) / unit, "{begin}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_root_and_too_many_are_refused() {
+        let (_place, files) = shelf(false);
+        let no_root = Trust {
+            root: "x".to_owned(),
+            hash: 1,
+        };
+        assert!(files.add(&no_root).is_err());
+        assert!(files.add(&trust(&"x".repeat(MAX_ROOT), 1)).is_err());
+        let long = "x".repeat(3000);
+        let most = (0..100).take_while(|n| files.add(&trust(&format!("{n}{long}"), *n)).is_ok());
+        assert!((30..50).contains(&most.count()));
+    }
+}
