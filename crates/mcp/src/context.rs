@@ -2,8 +2,14 @@
 //!
 //! One entry per request id. It lives for five minutes at most, and there are so many at
 //! most: the oldest makes room. No lock is held while anything is waited for.
+//!
+//! An entry that expired or made room leaves a tombstone, a hash of its id: without it the
+//! after hook of that request would be judged like one that had no before hook, without
+//! method and name.
 
+use std::collections::hash_map::RandomState as KeyedState;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -31,9 +37,12 @@ const LONGEST: usize = 256;
 /// Entries that were removed and still stand in the queue, before it is swept.
 const MOST_STALE: usize = 1024;
 
-/// An entry that was too old.
+/// A request whose entry expired, or made room for others.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the request began more than five minutes ago and is not remembered any more")]
+#[error(
+    "the request is not remembered any more: it began more than five minutes ago, or too many \
+     began since"
+)]
 pub struct Expired;
 
 /// What is remembered of one request.
@@ -125,9 +134,23 @@ struct Table {
     sessions: HashMap<Arc<str>, HashSet<Arc<str>, RandomState>, RandomState>,
     /// In the order they were made, which is the order they expire in.
     queue: VecDeque<(u64, Arc<str>)>,
+    tombstones: Tombstones,
     made: u64,
     evicted: u64,
     warned: Option<Instant>,
+}
+
+/// Hashes of ids whose entries expired or were evicted. Bounded, because clients choose the
+/// ids: the oldest tombstone makes room.
+#[derive(Debug, Default)]
+struct Tombstones {
+    /// Keyed with random bytes, so that nobody can choose ids whose hashes are equal.
+    hasher: KeyedState,
+    /// By hash, the number of the newest tombstone with it.
+    numbers: HashMap<u64, u64, RandomState>,
+    /// In the order they were made. Those of ids that were used again are still in it.
+    queue: VecDeque<(u64, u64)>,
+    made: u64,
 }
 
 impl Contexts {
@@ -152,7 +175,7 @@ impl Contexts {
         made
     }
 
-    /// What is known of a request. One that is not known is remembered from now on.
+    /// What is known of a request. One that was never known is remembered from now on.
     pub fn get(&self, id: &str) -> Result<RequestContext, Expired> {
         self.change(id, |_| ())
     }
@@ -206,6 +229,15 @@ impl Contexts {
         removed
     }
 
+    /// Forgets a request, and gives what was known of it; nothing where nothing ever was.
+    pub fn take(&self, id: &str) -> Result<Option<RequestContext>, Expired> {
+        let mut table = self.table();
+        let known = table.current(bounded(id), self.0.most);
+        let removed = known.map(|_| table.remove(bounded(id)));
+        self.count(&table);
+        removed
+    }
+
     /// Forgets every request of a session.
     pub fn delete_session(&self, session: &str) {
         let mut table = self.table();
@@ -226,7 +258,7 @@ impl Contexts {
                 Some((_, context)) if !is_old(context, now) => break,
                 Some(_) => {
                     let id = Arc::clone(id);
-                    table.remove(&id);
+                    table.bury(&id, self.0.most);
                 }
                 None => {}
             }
@@ -260,18 +292,14 @@ impl Contexts {
         change: impl FnOnce(&mut RequestContext),
     ) -> Result<RequestContext, Expired> {
         let mut table = self.table();
-        let known = table.entries.get(bounded(id));
-        let result = match known {
-            Some((_, context)) if is_old(context, Instant::now()) => {
-                table.remove(bounded(id));
-                Err(Expired)
-            }
-            Some(_) => Ok(()),
-            None => {
+        let result = match table.current(bounded(id), self.0.most) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
                 tracing::debug!("a request is not known and is remembered from now on");
                 self.insert(&mut table, id, Origin::default());
                 Ok(())
             }
+            Err(expired) => Err(expired),
         };
         self.count(&table);
         result?;
@@ -287,8 +315,9 @@ impl Contexts {
 
     fn insert(&self, table: &mut Table, id: &str, origin: Origin<'_>) -> RequestContext {
         table.remove(bounded(id));
+        table.tombstones.remove(bounded(id));
         while table.entries.len() >= self.0.most.max(1) {
-            table.evict();
+            table.evict(self.0.most);
         }
         let text = |text: &str| -> Arc<str> { bounded(text).into() };
         let context = RequestContext {
@@ -320,6 +349,25 @@ impl Contexts {
 }
 
 impl Table {
+    /// Whether there is an entry of `id`. One that is too old is removed here.
+    fn current(&mut self, id: &str, most: usize) -> Result<bool, Expired> {
+        match self.entries.get(id) {
+            Some((_, context)) if is_old(context, Instant::now()) => {
+                self.bury(id, most);
+                Err(Expired)
+            }
+            Some(_) => Ok(true),
+            None if self.tombstones.contains(id) => Err(Expired),
+            None => Ok(false),
+        }
+    }
+
+    /// Removes an entry and leaves a tombstone, of which there are `most` at most.
+    fn bury(&mut self, id: &str, most: usize) {
+        self.remove(id);
+        self.tombstones.insert(id, most);
+    }
+
     fn remove(&mut self, id: &str) -> Option<RequestContext> {
         let (_, context) = self.entries.remove(id)?;
         if let Some(ids) = self.sessions.get_mut(&context.session) {
@@ -332,11 +380,11 @@ impl Table {
     }
 
     /// Removes the oldest entry.
-    fn evict(&mut self) {
+    fn evict(&mut self, most: usize) {
         while let Some((number, id)) = self.queue.pop_front() {
             let current = self.entries.get(&id).map(|(made, _)| *made);
             if current == Some(number) {
-                self.remove(&id);
+                self.bury(&id, most);
                 break;
             }
         }
@@ -359,6 +407,30 @@ impl Table {
             self.queue
                 .retain(|(number, id)| entries.get(id).map(|(made, _)| *made) == Some(*number));
         }
+    }
+}
+
+impl Tombstones {
+    fn contains(&self, id: &str) -> bool {
+        self.numbers.contains_key(&self.hasher.hash_one(id))
+    }
+
+    fn insert(&mut self, id: &str, most: usize) {
+        let hash = self.hasher.hash_one(id);
+        self.made += 1;
+        self.numbers.insert(hash, self.made);
+        self.queue.push_back((self.made, hash));
+        while self.queue.len() > most.max(1)
+            && let Some((number, hash)) = self.queue.pop_front()
+        {
+            if self.numbers.get(&hash) == Some(&number) {
+                self.numbers.remove(&hash);
+            }
+        }
+    }
+
+    fn remove(&mut self, id: &str) {
+        self.numbers.remove(&self.hasher.hash_one(id));
     }
 }
 

@@ -45,6 +45,8 @@ pub struct Permitted {
     begun: Instant,
     /// What is remembered of it for an after hook, by this name.
     context: Option<String>,
+    /// Whether the bridge made that entry; otherwise a before hook did.
+    is_own_context: bool,
     /// Lasts as long as the call.
     span: Span,
 }
@@ -86,6 +88,7 @@ impl Relay {
                 message,
                 begun,
                 context: None,
+                is_own_context: false,
                 span: Span::none(),
             });
         }
@@ -133,6 +136,7 @@ impl Relay {
         };
         let own = trace::name_of(&span);
         let message = told_trace(message, own.as_deref().or(parent));
+        let is_own_context = known.is_none();
         let context = match known {
             Some(known) => Some(known.id.to_string()),
             None => self.remember(served, caller, request, &message, own.as_deref()),
@@ -143,6 +147,7 @@ impl Relay {
             message,
             begun,
             context,
+            is_own_context,
             span,
         })
     }
@@ -211,7 +216,7 @@ impl Relay {
             Ok(answer) => answer,
             Err(gone) => {
                 self.count(served, permitted, Status::Error, gone.code);
-                self.note_result(permitted, true, gone.code);
+                self.note_result(served, caller, permitted, (true, gone.code));
                 return Message::failure(id, code::GONE, &gone.to_string(), None);
             }
         };
@@ -222,7 +227,7 @@ impl Relay {
         if is_call {
             self.count(served, permitted, status, None);
         }
-        self.note_result(permitted, answer.error().is_some(), None);
+        self.note_result(served, caller, permitted, (answer.error().is_some(), None));
         if method == "tools/list" {
             return readdressed(served.listed(answer, caller), id);
         }
@@ -287,10 +292,29 @@ impl Relay {
         }
     }
 
-    fn note_result(&self, permitted: &Permitted, failed: bool, exit: Option<i32>) {
-        if let Some(id) = &permitted.context
-            && let Err(expired) = self.governance.contexts().set_result(id, failed, exit)
-        {
+    /// Stores whether the call failed and its exit code for the after hook.
+    fn note_result(
+        &self,
+        served: &Served,
+        caller: &Caller,
+        permitted: &Permitted,
+        (failed, exit): (bool, Option<i32>),
+    ) {
+        let Some(id) = &permitted.context else {
+            return;
+        };
+        let contexts = self.governance.contexts();
+        let mut noted = contexts.set_result(id, failed, exit);
+        if noted.is_err() && permitted.is_own_context {
+            // The call took longer than an entry lives. Its after hook comes only now, and
+            // finds by this entry which call it was.
+            let trace = trace::name_of(&permitted.span);
+            let (request, message) = (permitted.request, &permitted.message);
+            if let Some(id) = self.remember(served, caller, request, message, trace.as_deref()) {
+                noted = contexts.set_result(&id, failed, exit);
+            }
+        }
+        if let Err(expired) = noted {
             tracing::debug!(%expired, "a result is not remembered");
         }
     }

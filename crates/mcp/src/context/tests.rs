@@ -64,6 +64,63 @@ async fn after_five_minutes_it_has_expired() {
     assert_eq!(metrics.contexts().get(), 0);
 }
 
+// Issue 14, number 9.
+#[tokio::test(start_paused = true)]
+async fn an_expired_request_stays_an_error_after_the_sweep() {
+    let (contexts, metrics) = contexts(10);
+    contexts.create("swept", of("a", ""));
+    contexts.create("read", of("a", ""));
+    tokio::time::advance(TTL + Duration::from_millis(1)).await;
+    assert_eq!(contexts.get("read"), Err(Expired));
+    contexts.cleanup();
+    assert!(contexts.is_empty());
+    for id in ["swept", "read"] {
+        for _ in 0..2 {
+            assert_eq!(contexts.get(id), Err(Expired), "{id}");
+            assert_eq!(contexts.set_result(id, false, None), Err(Expired), "{id}");
+            assert_eq!(contexts.take(id), Err(Expired), "{id}");
+        }
+    }
+    assert_eq!(metrics.contexts().get(), 0);
+    assert_eq!(contexts.take("never"), Ok(None));
+    // A request that begins under the same id is a new one.
+    contexts.create("swept", of("b", ""));
+    assert_eq!(&*contexts.get("swept").unwrap().agent, "b");
+    assert_eq!(&*contexts.take("swept").unwrap().unwrap().agent, "b");
+    assert!(contexts.get("swept").is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_evicted_request_stays_an_error() {
+    let (contexts, _) = contexts(2);
+    for id in ["a", "b", "c"] {
+        contexts.create(id, of("x", ""));
+    }
+    assert_eq!(contexts.get("a"), Err(Expired));
+    assert!(contexts.get("b").is_ok() && contexts.get("c").is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn tombstones_are_bounded_and_the_newest_stay() {
+    let (contexts, _) = contexts(8);
+    for round in 0..100 {
+        for n in 0..8 {
+            contexts.create(&format!("{round}-{n}"), of("x", ""));
+        }
+        // Used again and again, it still is one request.
+        contexts.create("again", of("x", ""));
+        tokio::time::advance(TTL + Duration::from_millis(1)).await;
+        contexts.cleanup();
+    }
+    let table = contexts.table();
+    assert!(table.entries.is_empty());
+    assert_eq!(table.tombstones.queue.len(), 8);
+    assert!(table.tombstones.numbers.len() <= 8);
+    drop(table);
+    assert_eq!(contexts.get("again"), Err(Expired));
+    assert_eq!(contexts.get("99-7"), Err(Expired));
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_oldest_makes_room() {
     let (contexts, _) = contexts(3);

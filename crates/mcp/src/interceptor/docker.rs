@@ -88,7 +88,11 @@ impl Interceptor {
             return no("the result cannot be read");
         };
         let key = request.map(|request| request.to_string());
-        let known = key.and_then(|key| self.governance.contexts().delete(&key));
+        let contexts = self.governance.contexts();
+        let known = match key.map(|key| contexts.take(&key)).transpose() {
+            Ok(known) => known.flatten(),
+            Err(expired) => return no(&expired.to_string()),
+        };
         let (agent, session, tool, method, name) = match &known {
             Some(known) => (
                 &*known.agent,

@@ -1,3 +1,4 @@
+mod expiry;
 mod properties;
 mod replay;
 
