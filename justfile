@@ -46,6 +46,11 @@ crashes count="300":
 crowd count="200":
     PALISADE_CROWD={{count}} cargo nextest run --locked --package palisade --test sandbox --no-capture a_crowd_of_sandboxes
 
+# Commands of the host and of another sandbox beside one with that many spinning sessions: first with another build, if one is named, then with this one
+measure-cpu spinners="900" before="":
+    cargo build --profile dist --locked --package palisade
+    for binary in {{before}} "$CARGO_TARGET_DIR/dist/palisade"; do PALISADE_BINARY="$binary" PALISADE_SPINNERS={{spinners}} cargo nextest run --locked --profile long --package palisade --test sandbox --test-threads 1 --no-capture a_sandbox_full_of_spinners || exit 1; done
+
 # The long forms of the traffic tests: 2 GiB each way, 200 reloads under load, quiet streams
 traffic-long mib="2048" reloads="200" quiet="600":
     PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --locked --profile long --workspace --no-capture -E 'binary(traffic) and test(/streaming|reloading|lessons/)'

@@ -20,7 +20,12 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(operator: Operator) -> Self {
-        let place = Place::of(operator, PALISADE);
+        Self::of(operator, PALISADE)
+    }
+
+    /// With another build, where somebody measures.
+    pub(crate) fn of(operator: Operator, binary: &str) -> Self {
+        let place = Place::of(operator, binary);
         let repo = Repo::new(&place.path().join("project"), operator);
         Self { place, repo }
     }

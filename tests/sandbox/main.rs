@@ -48,6 +48,7 @@ macro_rules! for_every_operator {
 mod agents;
 mod bench;
 mod checkpoints;
+mod cpu;
 mod crash;
 mod crowd;
 mod files;

@@ -147,6 +147,8 @@ pub struct Limits {
     pub memory: u64,
     /// Processes and threads.
     pub pids: u32,
+    /// Thousandths of a processor; none for no limit.
+    pub millicpus: Option<u32>,
     /// Bytes on disk that the sandbox's own directory may hold.
     pub disk: u64,
 }
@@ -156,6 +158,7 @@ impl Default for Limits {
         Self {
             memory: 4 << 30,
             pids: 1024,
+            millicpus: None,
             disk: 16 << 30,
         }
     }

@@ -48,7 +48,9 @@ pub mod removal;
 mod restart;
 mod reuse;
 mod root;
+mod scheduling;
 mod seccomp;
+mod sessions;
 mod sockets;
 mod step;
 mod steward;
@@ -386,6 +388,26 @@ impl Namespace {
                 ));
             }
         }
+        if !counted.cpu {
+            let warning = "cpu: no cgroup may be written, so the agent runs at idle priority";
+            record.warnings.push(warning.to_owned());
+        }
+        let weighs_sessions = !counted.cpu && scheduling::sessions_have_weight();
+        if weighs_sessions && record.config.system.nested {
+            let warning = "cpu: with --nested an agent may raise the share of its sessions";
+            record.warnings.push(warning.to_owned());
+        }
+        if let (Some(millicpus), false) = (limits.millicpus, counted.cpus) {
+            return Err(SandboxError::Create {
+                step: "sandbox.limits.cpus".to_owned(),
+                reason: format!(
+                    "a limit of {} cannot be enforced: no cgroup of the cpu controller may be \
+                     written. Start the gate as root or in a scope of its own (systemd-run --user \
+                     --scope -p Delegate=yes palisade …), or remove the setting",
+                    f64::from(millicpus) / 1000.0
+                ),
+            });
+        }
         let spec = Spec {
             directory: self.place(&record.config.id),
             config: record.config.clone(),
@@ -395,6 +417,7 @@ impl Namespace {
             cgroups,
             has_tree,
             counted,
+            weighs_sessions,
         };
         let (line, its) = packet::line().map_err(SandboxError::system("making a line"))?;
         packet::widen(&line).map_err(SandboxError::system("making a line"))?;

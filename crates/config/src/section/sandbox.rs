@@ -89,8 +89,9 @@ pub struct Limits {
     /// Processes and threads.
     #[schemars(range(min = 1, max = 4_194_304))]
     pub pids: u32,
-    /// Processors, in parts if need be; all when not set.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    /// Processors, in parts if need be; all when not set. Where no cgroup of the cpu
+    /// controller may be written, a sandbox with this limit is not made.
+    #[schemars(range(min = 0.01))]
     pub cpus: Option<f64>,
     /// Disk.
     #[serde(with = "leaf::one")]

@@ -104,7 +104,7 @@ fn every_kind_of_mistake_has_a_sentence() {
         ),
         (
             "sandbox: {limits: {cpus: 0}}",
-            "2:26: sandbox.limits.cpus must be more than 0, not 0",
+            "2:26: sandbox.limits.cpus must be at least 0.01, not 0",
         ),
         (
             "scan: {budget: {depth: 99}}",

@@ -91,6 +91,7 @@ impl Wish {
                 limits: Limits {
                     memory: limits.memory,
                     pids: limits.pids,
+                    millicpus: limits.cpus.map(millicpus),
                     disk: limits.disk,
                 },
                 system: System {
@@ -115,6 +116,17 @@ impl Wish {
             },
         })
     }
+}
+
+/// Thousandths of a processor, one at least.
+fn millicpus(cpus: f64) -> u32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "from a float the cast saturates"
+    )]
+    let thousandths = (cpus * 1000.0).ceil() as u32;
+    thousandths.max(1)
 }
 
 /// Whether there is such a backend; if not, which there is and what to do.

@@ -370,6 +370,27 @@ fn forbidden() {
     let mut now = std::mem::MaybeUninit::<libc::timex>::zeroed();
     let now = now.as_mut_ptr() as i64;
     call("adjtime", libc::SYS_clock_adjtime, [0, now, 0, 0, 0]);
+    let parameters = libc::sched_param { sched_priority: 0 };
+    let parameters = &raw const parameters as i64;
+    let batch = i64::from(libc::SCHED_BATCH);
+    call(
+        "sched-setscheduler",
+        libc::SYS_sched_setscheduler,
+        [0, batch, parameters, 0, 0],
+    );
+    call(
+        "sched-setparam",
+        libc::SYS_sched_setparam,
+        [0, parameters, 0, 0, 0],
+    );
+    // SAFETY: all-zero is a valid `sched_attr`.
+    let attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    let attributes = &raw const attributes as i64;
+    call(
+        "sched-setattr",
+        libc::SYS_sched_setattr,
+        [0, attributes, 0, 0, 0],
+    );
     call("kill-init", libc::SYS_kill, [1, 0, 0, 0, 0]);
     for path in [
         "/proc/sys/kernel/core_pattern",

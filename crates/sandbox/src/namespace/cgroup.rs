@@ -1,7 +1,7 @@
-//! cgroups, where this machine lets us have them: counting and freezing.
+//! cgroups, where this machine lets us have them: counting, weighing and freezing.
 //!
 //! Version 2 wherever it is writable, even with no controller (hybrid machines): freezing and
-//! killing need none. Version 1 for memory, pids and, without a version 2, the freezer.
+//! killing need none. Version 1 for memory, pids, cpu and, without a version 2, the freezer.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -11,10 +11,14 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollTimeout, poll};
 
 use super::protocol::Counted;
+use super::scheduling;
 use crate::contract::Limits;
 
 /// How long the kernel may take to stop or forget processes.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Microseconds in which processor time is counted against a sandbox's limit.
+const CPU_PERIOD: u64 = 100_000;
 
 /// A hierarchy this process is in.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,6 +26,13 @@ struct Hierarchy {
     /// Empty for version 2.
     controllers: Vec<String>,
     directory: PathBuf,
+}
+
+impl Hierarchy {
+    fn is_wanted(&self) -> bool {
+        let wanted = |one: &String| matches!(one.as_str(), "memory" | "pids" | "cpu" | "freezer");
+        self.controllers.is_empty() || self.controllers.iter().any(wanted)
+    }
 }
 
 /// Where a sandbox's cgroups would be, if this machine lets us make them.
@@ -34,10 +45,7 @@ pub(crate) fn plan(name: &str) -> Vec<PathBuf> {
     };
     hierarchies(&mounts, &own)
         .into_iter()
-        .filter(|hierarchy| {
-            let wanted = |one: &String| matches!(one.as_str(), "memory" | "pids" | "freezer");
-            hierarchy.controllers.is_empty() || hierarchy.controllers.iter().any(wanted)
-        })
+        .filter(Hierarchy::is_wanted)
         .map(|hierarchy| hierarchy.directory.join(name))
         .collect()
 }
@@ -56,20 +64,36 @@ pub(crate) fn make(planned: &[PathBuf], limits: Limits) -> (Vec<PathBuf>, Counte
             // own; then the cgroup only freezes.
             let control = parent.join("cgroup.subtree_control");
             if control.exists() {
-                let _ = fs::write(control, "+memory +pids");
+                for controller in ["+memory", "+pids", "+cpu"] {
+                    let _ = fs::write(&control, controller);
+                }
             }
         }
-        let set = |file: &str, value: u64| {
-            let file = cgroup.join(file);
-            file.exists() && fs::write(file, value.to_string()).is_ok()
-        };
-        counted.memory |= set("memory.max", limits.memory);
-        set("memory.swap.max", 0);
-        counted.memory |= set("memory.limit_in_bytes", limits.memory);
-        counted.pids |= set("pids.max", u64::from(limits.pids));
+        counted = counted.or(set_limits(cgroup, limits));
         made.push(cgroup.clone());
     }
     (made, counted)
+}
+
+/// Sets the limits that a cgroup has files for, in either version.
+fn set_limits(cgroup: &Path, limits: Limits) -> Counted {
+    let write = |file: &str, value: &str| {
+        let file = cgroup.join(file);
+        file.exists() && fs::write(file, value).is_ok()
+    };
+    let set = |file: &str, value: u64| write(file, &value.to_string());
+    let cpus = limits.millicpus.is_some_and(|millicpus| {
+        let quota = u64::from(millicpus) * CPU_PERIOD / 1000;
+        write("cpu.max", &format!("{quota} {CPU_PERIOD}"))
+            || (set("cpu.cfs_period_us", CPU_PERIOD) && set("cpu.cfs_quota_us", quota))
+    });
+    set("memory.swap.max", 0);
+    Counted {
+        memory: set("memory.max", limits.memory) || set("memory.limit_in_bytes", limits.memory),
+        pids: set("pids.max", u64::from(limits.pids)),
+        cpu: set("cpu.weight", scheduling::WEIGHT) || set("cpu.shares", scheduling::SHARES),
+        cpus,
+    }
 }
 
 /// Freezes or thaws; `false` where no cgroup of ours can.
@@ -175,6 +199,30 @@ pub(crate) fn is_delegated() -> bool {
     plan("any").into_iter().any(writable)
 }
 
+/// Whether this process has no cgroup of the cpu controller: its weight is its session's own.
+pub(crate) fn has_root_weight() -> bool {
+    let (Ok(mounts), Ok(own)) = (
+        fs::read_to_string("/proc/self/mountinfo"),
+        fs::read_to_string("/proc/self/cgroup"),
+    ) else {
+        return true;
+    };
+    let in_version_1 = own.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let has_cpu = controllers.split(',').any(|one| one == "cpu");
+        has_cpu.then_some(path == "/")
+    });
+    in_version_1.unwrap_or_else(|| {
+        // The root alone has no such file.
+        let weighed = |cgroup: &Path| cgroup.join("cpu.weight").exists();
+        let unified = hierarchies(&mounts, &own).into_iter();
+        let unified = unified.filter(|one| one.controllers.is_empty());
+        !unified
+            .flat_map(|one| one.directory.ancestors().map(weighed).collect::<Vec<_>>())
+            .any(|is| is)
+    })
+}
+
 /// Asks until it is so. The kernel has no descriptor to wait on for these.
 fn wait_for(is: &dyn Fn() -> Result<bool>, else_say: &str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
@@ -272,5 +320,51 @@ mod tests {
                 ("pids".to_owned(), "/sys/fs/cgroup/pids/c"),
             ]
         );
+        assert!(found.iter().all(Hierarchy::is_wanted));
+    }
+
+    // Issue 14, number 3.
+    #[test]
+    fn limits_are_written_to_the_files_of_either_version() {
+        let limits = Limits {
+            memory: 1 << 30,
+            pids: 7,
+            millicpus: Some(1500),
+            ..Limits::default()
+        };
+        let all = Counted {
+            memory: true,
+            pids: true,
+            cpu: true,
+            cpus: true,
+        };
+        for files in [
+            &[
+                ("memory.max", "1073741824"),
+                ("memory.swap.max", "0"),
+                ("pids.max", "7"),
+                ("cpu.weight", "50"),
+                ("cpu.max", "150000 100000"),
+            ][..],
+            &[
+                ("memory.limit_in_bytes", "1073741824"),
+                ("pids.max", "7"),
+                ("cpu.shares", "512"),
+                ("cpu.cfs_period_us", "100000"),
+                ("cpu.cfs_quota_us", "150000"),
+            ],
+        ] {
+            let cgroup = tempfile::tempdir().unwrap();
+            for (name, _) in files {
+                fs::write(cgroup.path().join(name), "").unwrap();
+            }
+            assert_eq!(set_limits(cgroup.path(), limits), all);
+            for (name, value) in files {
+                let written = fs::read_to_string(cgroup.path().join(name)).unwrap();
+                assert_eq!(written, *value, "{name}");
+            }
+        }
+        let none = tempfile::tempdir().unwrap();
+        assert_eq!(set_limits(none.path(), limits), Counted::default());
     }
 }

@@ -70,11 +70,15 @@ pub(crate) fn version() -> u32 {
 }
 
 /// Puts this process, and all it will start, into the domain. Returns what is weaker than it
-/// could be.
-pub(crate) fn enter(nested: bool, own: &OfInit<'_>) -> Result<Option<&'static str>> {
+/// could be. Where init weighs sessions, it writes to files of its processes.
+pub(crate) fn enter(
+    nested: bool,
+    weighs_sessions: bool,
+    own: &OfInit<'_>,
+) -> Result<Option<&'static str>> {
     let plan = Plan::of(version(), nested);
     if plan.files || plan.scope {
-        restrict(&plan, own).map_err(Error::other)?;
+        restrict(&plan, weighs_sessions, own).map_err(Error::other)?;
     }
     Ok(plan.warning)
 }
@@ -88,6 +92,7 @@ pub(crate) struct OfInit<'a> {
 
 fn restrict(
     plan: &Plan,
+    weighs_sessions: bool,
     own: &OfInit<'_>,
 ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
@@ -100,7 +105,10 @@ fn restrict(
     let mut rules = rules.create()?;
     if plan.files {
         let everything = AccessFs::from_all(ABI::V6);
-        let looking = AccessFs::ReadDir | AccessFs::ReadFile;
+        let mut looking = AccessFs::ReadDir | AccessFs::ReadFile;
+        if weighs_sessions {
+            looking |= AccessFs::WriteFile;
+        }
         rules = rules
             .add_rule(PathBeneath::new(PathFd::new("/")?, everything))?
             .add_rule(PathBeneath::new(own.processes, looking))?
@@ -145,7 +153,7 @@ mod tests {
                     measured: std::os::fd::AsFd::as_fd(&proc),
                     trusted: None,
                 };
-                enter(false, &own).unwrap();
+                enter(false, false, &own).unwrap();
                 let at = |name: &str| place.path().join(name);
                 for name in ["a", "b"] {
                     std::fs::create_dir(at(name)).unwrap();

@@ -33,6 +33,10 @@ pub(crate) const OF_INIT: &[u32] = &[
 /// the agent also keeps the agent from tracing it.
 pub(crate) const OF_INIT_WITH_ONE_ID: &[u32] = &[CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE];
 
+/// What init keeps beside, where the agent has another id and its sessions are to be weighed:
+/// to write to files of its processes.
+pub(crate) const TO_WEIGH: &[u32] = &[CAP_DAC_OVERRIDE];
+
 /// What an agent that is root inside has: enough to install things, within its own user
 /// namespace. Nothing that mounts, traces, or touches the network.
 pub(crate) const OF_ROOT: &[u32] = &[
@@ -149,6 +153,9 @@ pub(crate) fn limit(limits: Limits, counted: Counted) -> Result<()> {
     // One byte, not none: a host whose core_pattern is a pipe runs its handler, outside, for a
     // limit of 0, and not for 1 (core(5)).
     setrlimit(Resource::RLIMIT_CORE, 1, 1)?;
+    // A host may let its users raise their priority; an agent may not.
+    setrlimit(Resource::RLIMIT_NICE, 0, 0)?;
+    setrlimit(Resource::RLIMIT_RTPRIO, 0, 0)?;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most.min(OPEN_FILES), most)?;
     if !counted.pids {

@@ -29,6 +29,8 @@ pub(crate) struct Account {
     pub(crate) has_range: bool,
     /// What its processes may do inside.
     pub(crate) capabilities: &'static [u32],
+    /// Whether its processes run at idle priority, because no cgroup gives them a share.
+    pub(crate) idle: bool,
 }
 
 /// Ids of one sandbox.
@@ -92,6 +94,7 @@ impl Spec {
             gid: if root { 0 } else { AGENT_GID },
             has_range: matches!(self.identity, Identity::Range { .. }),
             capabilities: if root { hardening::OF_ROOT } else { &[] },
+            idle: !self.counted.cpu,
         }
     }
 }

@@ -31,6 +31,7 @@ use super::order::Order;
 use super::process::{self, End, Job, Work};
 use super::protocol::{Answer, Hello, Identity, PROTOCOL, Report, Request, Size, Spec};
 use super::seccomp::Filters;
+use super::sessions::Sessions;
 use super::step::{Step, Stumble};
 use super::trust::renewal::TrustFiles;
 use super::workbench::{Start, Workbench};
@@ -108,8 +109,12 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
         Identity::Range { .. } => hardening::OF_INIT,
         Identity::Single => hardening::OF_INIT_WITH_ONE_ID,
     };
+    let to_weigh: &[u32] = match spec.identity {
+        Identity::Range { .. } if spec.weighs_sessions => hardening::TO_WEIGH,
+        Identity::Range { .. } | Identity::Single => &[],
+    };
     // What the agent's processes are to have, init must have had.
-    let kept = [of_init, agent.capabilities].concat();
+    let kept = [of_init, agent.capabilities, to_weigh].concat();
     hardening::keep_capabilities(&kept).step("dropping capabilities")?;
     hardening::close_up().step("closing init up")?;
     let own = domain::OfInit {
@@ -117,11 +122,20 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
         measured: estate.watch.directory(),
         trusted: root.trust.as_ref().map(TrustFiles::directory),
     };
-    let weaker =
-        domain::enter(spec.config.system.nested, &own).step("entering a Landlock domain")?;
+    let weaker = domain::enter(spec.config.system.nested, spec.weighs_sessions, &own)
+        .step("entering a Landlock domain")?;
     if let Some(what) = weaker {
         packet::send(launcher, &Report::Weaker(what.to_owned()), &[]).step("reporting")?;
     }
+    let sessions = match spec.weighs_sessions.then(Sessions::listen).transpose() {
+        Ok(sessions) => sessions,
+        // A kernel before 5.5, or a filter around us that has a listener already.
+        Err(error) => {
+            let what = format!("cpu: each session of the agent has a full share ({error})");
+            packet::send(launcher, &Report::Weaker(what), &[]).step("reporting")?;
+            None
+        }
+    };
     let mut mask = SigSet::empty();
     mask.add(Signal::SIGCHLD);
     mask.thread_block().step("blocking signals")?;
@@ -145,6 +159,7 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
         filters,
         proc: root.proc,
         trust: root.trust,
+        sessions,
         agent,
         environment: spec.environment,
         connections: Vec::new(),
@@ -163,6 +178,8 @@ struct Init {
     proc: OwnedFd,
     /// What programs trust beside the system's.
     trust: Option<TrustFiles>,
+    /// Where the agent's sessions have a weight of their own.
+    sessions: Option<Sessions>,
     agent: Account,
     environment: Vec<(String, String)>,
     connections: Vec<Connection>,
@@ -177,6 +194,7 @@ struct Init {
 enum Event {
     Child,
     Knock,
+    Session,
     Request(usize),
     Told(usize),
     Dialled(usize),
@@ -206,12 +224,20 @@ impl Init {
                 match event {
                     Event::Knock => self.welcome(),
                     Event::Child => self.reap(),
+                    Event::Session => {
+                        if let Some(sessions) = &mut self.sessions {
+                            sessions.receive(&self.proc);
+                        }
+                    }
                     Event::Request(place) => self.hear(place),
                     Event::Told(place) => self.report(place),
                     Event::Dialled(place) => self.go_on(place),
                 }
             }
             self.connections.retain(|one| one.open);
+            if let Some(sessions) = &mut self.sessions {
+                sessions.advance(&self.proc);
+            }
             self.watch_disk();
         }
     }
@@ -246,6 +272,9 @@ impl Init {
             (Event::Child, on(self.signals.as_fd())),
             (Event::Knock, on(self.listener.as_fd())),
         ];
+        if let Some(calls) = self.sessions.as_ref().map(Sessions::listener) {
+            all.push((Event::Session, on(calls)));
+        }
         for (place, one) in self.connections.iter().enumerate() {
             all.push((Event::Request(place), on(one.socket.as_fd())));
             if let Some(job) = &one.job {
@@ -257,7 +286,9 @@ impl Init {
             }
         }
         let (events, mut ends): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-        match poll(&mut ends, self.watch.patience()) {
+        let patience = self.sessions.as_ref().and_then(Sessions::patience);
+        let patience = patience.into_iter().chain([self.watch.patience()]).min();
+        match poll(&mut ends, patience) {
             Ok(_) => {}
             Err(Errno::EINTR) => return Ok(Vec::new()),
             Err(errno) => return Err(errno),
@@ -443,6 +474,9 @@ impl Init {
             Ok((job, handed_out)) => {
                 let handed_out: Vec<_> = handed_out.iter().map(AsFd::as_fd).collect();
                 self.keepers.push(job.keeper());
+                if let Some(sessions) = &mut self.sessions {
+                    sessions.expect(job.keeper());
+                }
                 connection.job = Some(job);
                 packet::send(connection.socket.as_fd(), &Answer::Started, &handed_out)
             }
@@ -470,6 +504,9 @@ impl Init {
         match connected {
             Ok((socket, keeper)) => {
                 self.keepers.extend(keeper);
+                if let (Some(sessions), Some(keeper)) = (&mut self.sessions, keeper) {
+                    sessions.expect(keeper);
+                }
                 packet::send(
                     connection.socket.as_fd(),
                     &Answer::Connected,
@@ -543,6 +580,9 @@ impl Init {
             };
             if let Some(at) = self.keepers.iter().position(|&keeper| keeper == ended) {
                 self.keepers.swap_remove(at);
+                if let Some(sessions) = &mut self.sessions {
+                    sessions.forget(ended);
+                }
                 orphaned |= !in_order;
             }
         }

@@ -19,7 +19,7 @@ use super::identity::Account;
 use super::order::Order;
 use super::seccomp::Filters;
 use super::step::{Step, Stumble};
-use super::{hardening, tree};
+use super::{hardening, scheduling, tree};
 
 /// What a process inside is for.
 pub(crate) enum Work {
@@ -261,6 +261,7 @@ fn give_up(
         setresgid(gid, gid, gid).step("taking the group id")?;
         setresuid(uid, uid, uid).step("taking the user id")?;
     }
+    scheduling::apply(agent.idle).step("setting the priority")?;
     hardening::keep_capabilities(agent.capabilities).step("dropping capabilities")?;
     hardening::close_up().step("closing the process up")?;
     chdir(directory).step("entering the directory")?;

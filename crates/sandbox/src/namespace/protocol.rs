@@ -163,8 +163,11 @@ pub(crate) struct Spec {
     pub(crate) cgroups: Vec<std::path::PathBuf>,
     /// Whether its tree is there already: of a checkpoint, or of its last start.
     pub(crate) has_tree: bool,
-    /// Whether the kernel counts processes and memory by cgroup; else by rlimit.
+    /// What the kernel counts by cgroup; else by rlimit and by priority.
     pub(crate) counted: Counted,
+    /// Whether each session that the agent makes has a share of processor time, which init
+    /// keeps small.
+    pub(crate) weighs_sessions: bool,
 }
 
 /// What a cgroup counts.
@@ -172,6 +175,22 @@ pub(crate) struct Spec {
 pub(crate) struct Counted {
     pub(crate) memory: bool,
     pub(crate) pids: bool,
+    /// Whether the sandbox has a share of processor time of its own.
+    pub(crate) cpu: bool,
+    /// Whether that has the limit that was asked for.
+    pub(crate) cpus: bool,
+}
+
+impl Counted {
+    /// What one cgroup counts or another.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            memory: self.memory || other.memory,
+            pids: self.pids || other.pids,
+            cpu: self.cpu || other.cpu,
+            cpus: self.cpus || other.cpus,
+        }
+    }
 }
 
 /// Whose ids the sandbox has.

@@ -162,7 +162,9 @@ pub(crate) fn enter(spec: &Spec, mut layers: Layers) -> Result<Root, Stumble> {
     let files = tree.shelf.take().map(Shelf::into_files).transpose();
     let files = files.step("opening what is trusted")?;
     kernel::mount_dev(tree.base, tree.identity)?;
-    let proc = kernel::mount_proc(tree.base)?;
+    // Programs that confine themselves write their maps there.
+    let is_read_only = spec.weighs_sessions && !spec.config.system.nested;
+    let proc = kernel::mount_proc(tree.base, is_read_only)?;
     pivot(tree.base)?;
     Ok(Root {
         has_java,

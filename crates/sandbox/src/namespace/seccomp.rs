@@ -121,6 +121,11 @@ fn refused_arguments(nested: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Ba
                 SeccompRule::new(vec![differs(0, 0)?, is_given(2)?])?,
             ],
         ),
+        // A longer time slice is what lets others run first, and any of these would shorten
+        // it. What a process may do to its priority is left: to lower it, by setpriority.
+        (libc::SYS_sched_setattr, Vec::new()),
+        (libc::SYS_sched_setparam, Vec::new()),
+        (libc::SYS_sched_setscheduler, Vec::new()),
         // Setting the clock is for the host; so is steering it.
         (libc::SYS_clock_adjtime, Vec::new()),
     ]);

@@ -246,6 +246,7 @@ fn cgroups() -> Finding {
     let missing: Vec<_> = [
         (counted.memory, "memory"),
         (counted.pids, "processes"),
+        (counted.cpu, "processor time"),
         (freezes, "freezing"),
     ]
     .into_iter()
@@ -253,7 +254,7 @@ fn cgroups() -> Finding {
     .map(|(_, what)| what)
     .collect();
     if missing.is_empty() {
-        return well(WHAT, "memory, processes and freezing");
+        return well(WHAT, "memory, processes, processor time and freezing");
     }
     let fix = if Uid::effective().is_root() {
         "boot with systemd.unified_cgroup_hierarchy=1; in a container, give it a writable cgroup"
@@ -264,7 +265,8 @@ fn cgroups() -> Finding {
         WHAT,
         Verdict::Weaker,
         format!(
-            "not for {}: limits hold per process and user only, and a pause is done by signals",
+            "not for {}: limits hold per process and user only, agents run at idle priority, \
+             sandbox.limits.cpus cannot be set, and a pause is done by signals",
             missing.join(", ")
         ),
         fix,

@@ -106,13 +106,15 @@ fn gather(all: &[Process], is_root: &dyn Fn(&Process) -> bool, found: &mut HashS
 }
 
 /// One line of `/proc/*/stat`.
-struct Process {
-    pid: i32,
+pub(crate) struct Process {
+    pub(crate) pid: i32,
     state: char,
     parent: i32,
+    pub(crate) session: i32,
 }
 
-fn processes(proc: &OwnedFd) -> Vec<Process> {
+/// Everybody inside, init included.
+pub(crate) fn processes(proc: &OwnedFd) -> Vec<Process> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let Ok(mut listing) = Dir::openat(proc, ".", flags, Mode::empty()) else {
         return Vec::new();
@@ -131,6 +133,7 @@ fn processes(proc: &OwnedFd) -> Vec<Process> {
                 pid,
                 state: fields.first()?.chars().next()?,
                 parent: fields.get(1)?.parse().ok()?,
+                session: fields.get(3)?.parse().ok()?,
             })
         })
         .collect()

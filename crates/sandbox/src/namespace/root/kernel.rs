@@ -104,7 +104,10 @@ pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), Stumble> {
 }
 
 /// Mounts `/proc`, masked. Returns one in which nothing is, for init alone.
-pub(super) fn mount_proc(base: &str) -> Result<OwnedFd, Stumble> {
+///
+/// Where init lowers the weight of sessions, an agent could raise it again in
+/// `/proc/PID/autogroup`, and a mount cannot mask a file of every process: it is read-only.
+pub(super) fn mount_proc(base: &str, is_read_only: bool) -> Result<OwnedFd, Stumble> {
     let none = None::<&str>;
     let proc_place = format!("{base}/proc");
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -146,6 +149,9 @@ pub(super) fn mount_proc(base: &str) -> Result<OwnedFd, Stumble> {
             )
             .step("masking /proc")?;
         }
+    }
+    if is_read_only {
+        remount(proc_place.as_str(), quiet | MsFlags::MS_RDONLY).step("masking /proc")?;
     }
     Ok(proc)
 }

@@ -1,0 +1,436 @@
+//! Sessions that an agent makes, where no cgroup holds its processor time.
+//!
+//! The kernel gives each session the weight of a whole session of the operator's (autogroup in
+//! sched(7)): nine hundred processes that call `setsid` take nine hundred shares. A session's
+//! weight can be lowered, by a write to `/proc/PID/autogroup`, but only once it is there, and
+//! the kernel accepts one such write in 100 ms, whoever makes it. So the call waits for init,
+//! which lets one process at a time go on (seccomp_unotify(2)):
+//!
+//! ```text
+//!   setsid ──▶ waiting ──▶ fresh ──▶ at nice 19; the next one may go on
+//!                 │          └─────▶ gone
+//!                 └──▶ EPERM: too many sessions, or the caller leads a process group
+//! ```
+//!
+//! The session of a command that an operator starts is not the agent's: it keeps its weight,
+//! and does not wait.
+
+use std::collections::{HashSet, VecDeque};
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::poll::PollTimeout;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, getsid};
+
+use super::tree::{Process, processes};
+
+/// The least weight there is: 15, where a session of the operator's has 1024.
+const LEAST: &[u8] = b"19";
+
+/// How many sessions an agent may have for each processor. All of them at work weigh half as
+/// much there as a session of the operator's.
+const MOST_PER_PROCESSOR: usize = 32;
+
+/// The least that is allowed on machines with few processors.
+const MIN_SESSIONS: usize = 64;
+
+/// Milliseconds of rest between two attempts to change a weight.
+const RETRY_MS: u8 = 5;
+
+/// Init's rest after a call that it refuses: an agent may call again and again.
+const AFTER_REFUSAL: Duration = Duration::from_millis(2);
+
+/// How long a call that goes on may take to make its session before others go on, too. It is
+/// remembered: the call may be slow, or have been interrupted as it went on.
+const SLOW: Duration = Duration::from_secs(10);
+
+/// How many such calls are remembered.
+const MOST_SLOW: usize = 16;
+
+/// A look at all processes is followed by so many times its length without one.
+const REST_AFTER_LOOK: u32 = 10;
+
+/// A thread that waits in `setsid`.
+struct Call {
+    id: u64,
+    thread: Pid,
+    process: Pid,
+}
+
+/// A session whose weight is not yet changed. It may not be there yet.
+struct Fresh {
+    thread: Pid,
+    session: Pid,
+    weight: File,
+    since: Instant,
+}
+
+impl Fresh {
+    /// Whether the call that makes it is under way, or has failed.
+    fn is_pending(&self) -> bool {
+        getsid(Some(self.session)).is_ok_and(|session| session != self.session)
+    }
+}
+
+/// What becomes of a call now.
+enum Verdict {
+    /// It goes on, and the session's weight is changed through this file.
+    Weigh(File),
+    /// It goes on, and its session keeps its weight.
+    Leave,
+    Refuse,
+    /// It waits.
+    Later,
+}
+
+/// Init's side of an agent's calls of `setsid`.
+pub(crate) struct Sessions {
+    listener: OwnedFd,
+    most: usize,
+    /// How many sessions there are at most.
+    known: usize,
+    /// Keepers whose command has not made its own session yet.
+    expected: Vec<Pid>,
+    waiting: VecDeque<Call>,
+    fresh: Option<Fresh>,
+    /// Those that others no longer wait for.
+    slow: Vec<Fresh>,
+    /// The one session whose weight cannot be changed: its process hides from us, as
+    /// ssh-agent does.
+    unweighed: Option<Pid>,
+    next_look: Instant,
+    next_decision: Instant,
+}
+
+impl Sessions {
+    /// Has every `setsid` of this process and its descendants wait for us, from now on.
+    pub(crate) fn listen() -> Result<Self> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self {
+            listener: install()?,
+            most: (processors * MOST_PER_PROCESSOR).max(MIN_SESSIONS),
+            known: 0,
+            expected: Vec::new(),
+            waiting: VecDeque::new(),
+            fresh: None,
+            slow: Vec::new(),
+            unweighed: None,
+            next_look: Instant::now(),
+            next_decision: Instant::now(),
+        })
+    }
+
+    /// Where calls come in.
+    pub(crate) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// How long there is nothing to do, where calls wait.
+    pub(crate) fn patience(&self) -> Option<PollTimeout> {
+        let waits = self.fresh.is_some() || !self.waiting.is_empty();
+        waits.then_some(RETRY_MS.into())
+    }
+
+    /// A command was started: the first session that comes of it is the operator's.
+    pub(crate) fn expect(&mut self, keeper: Pid) {
+        self.expected.push(keeper);
+    }
+
+    /// A keeper has ended.
+    pub(crate) fn forget(&mut self, keeper: Pid) {
+        self.expected.retain(|one| *one != keeper);
+    }
+
+    /// Takes in one call.
+    pub(crate) fn receive(&mut self, proc: &OwnedFd) {
+        // It may have been interrupted, or its process killed.
+        let Ok((id, thread)) = receive(&self.listener) else {
+            return;
+        };
+        let Some((process, parent)) = family(proc, thread).filter(|_| self.is_valid(id)) else {
+            return;
+        };
+        if let Some(at) = self.expected.iter().position(|keeper| *keeper == parent) {
+            self.expected.swap_remove(at);
+            let _ = self.answer(id, None);
+            return;
+        }
+        // A call that was interrupted begins again: the one before it made no session.
+        self.waiting.retain(|one| one.thread != thread);
+        let began_again = |fresh: &Fresh| fresh.thread == thread && fresh.is_pending();
+        self.fresh.take_if(|fresh| began_again(fresh));
+        self.slow.retain(|fresh| !began_again(fresh));
+        self.waiting.push_back(Call {
+            id,
+            thread,
+            process,
+        });
+    }
+
+    /// Goes on with what waits.
+    pub(crate) fn advance(&mut self, proc: &OwnedFd) {
+        loop {
+            if self.fresh.is_some() && !self.weigh(proc) {
+                return;
+            }
+            let late = self.slow.iter().position(|fresh| !fresh.is_pending());
+            self.fresh = late.map(|at| self.slow.swap_remove(at));
+            if self.fresh.is_some() {
+                continue;
+            }
+            if Instant::now() < self.next_decision {
+                return;
+            }
+            let Some(call) = self.waiting.pop_front() else {
+                return;
+            };
+            if !self.is_valid(call.id) {
+                continue;
+            }
+            match self.decide(&call, proc) {
+                Verdict::Later => {
+                    self.waiting.push_front(call);
+                    return;
+                }
+                Verdict::Refuse => {
+                    let _ = self.answer(call.id, Some(Errno::EPERM));
+                    self.next_decision = Instant::now() + AFTER_REFUSAL;
+                }
+                Verdict::Leave => {
+                    self.known += 1;
+                    if self.answer(call.id, None).is_ok() {
+                        self.unweighed = Some(call.process);
+                    }
+                }
+                Verdict::Weigh(weight) => {
+                    self.known += 1;
+                    if self.answer(call.id, None).is_ok() {
+                        self.fresh = Some(Fresh {
+                            thread: call.thread,
+                            session: call.process,
+                            weight,
+                            since: Instant::now(),
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    fn decide(&mut self, call: &Call, proc: &OwnedFd) -> Verdict {
+        // The kernel would refuse it as well; then no session would ever come of it.
+        if killpg(call.process, None) != Err(Errno::ESRCH) {
+            return Verdict::Refuse;
+        }
+        if self.known >= self.most {
+            let Some(all) = self.look(proc) else {
+                return Verdict::Later;
+            };
+            self.known = count(&all);
+            if self.known >= self.most {
+                return Verdict::Refuse;
+            }
+        }
+        if let Ok(weight) = open_weight(proc, call.process) {
+            return Verdict::Weigh(weight);
+        }
+        match self.unweighed {
+            None => Verdict::Leave,
+            Some(other) => match self.look(proc) {
+                None => Verdict::Later,
+                Some(all) if member(&all, other).is_some() => Verdict::Refuse,
+                Some(_) => Verdict::Leave,
+            },
+        }
+    }
+
+    /// Whether the fresh session has the least weight now, is gone, or is put aside.
+    fn weigh(&mut self, proc: &OwnedFd) -> bool {
+        let Some(fresh) = &mut self.fresh else {
+            return true;
+        };
+        if fresh.is_pending() {
+            let slow = fresh.since.elapsed() > SLOW && self.slow.len() < MOST_SLOW;
+            if slow {
+                self.slow.extend(self.fresh.take());
+            }
+            return slow;
+        }
+        match fresh.weight.write(LEAST) {
+            Ok(_) => return true,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+            // Its leader has ended, and may have left others in it.
+            Err(_) => {}
+        }
+        let session = fresh.session;
+        let Some(all) = self.look(proc) else {
+            return false;
+        };
+        let Some(left) = member(&all, session) else {
+            return true;
+        };
+        match (open_weight(proc, left), &mut self.fresh) {
+            (Ok(weight), Some(fresh)) => {
+                fresh.weight = weight;
+                false
+            }
+            _ if self.unweighed.is_none_or(|one| member(&all, one).is_none()) => {
+                self.unweighed = Some(session);
+                true
+            }
+            // A second one that hides from us would be without bounds.
+            _ => {
+                let _ = kill(left, Signal::SIGKILL);
+                false
+            }
+        }
+    }
+
+    /// Everybody inside, unless the last look was too short a time ago.
+    fn look(&mut self, proc: &OwnedFd) -> Option<Vec<Process>> {
+        let began = Instant::now();
+        if began < self.next_look {
+            return None;
+        }
+        let all = processes(proc);
+        self.next_look = Instant::now() + began.elapsed() * REST_AFTER_LOOK;
+        Some(all)
+    }
+
+    fn is_valid(&self, id: u64) -> bool {
+        // SAFETY: the call reads one number, which outlives it.
+        let result = unsafe {
+            libc::ioctl(
+                self.listener.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_ID_VALID,
+                &raw const id,
+            )
+        };
+        result == 0
+    }
+
+    /// Lets a call go on, or refuses it.
+    fn answer(&self, id: u64, refusal: Option<Errno>) -> Result<()> {
+        let mut answer = libc::seccomp_notif_resp {
+            id,
+            val: 0,
+            error: refusal.map_or(0, |errno| -(errno as i32)),
+            flags: if refusal.is_some() { 0 } else { CONTINUE },
+        };
+        // SAFETY: the structure is the one that the call reads, and outlives it.
+        let result = unsafe {
+            libc::ioctl(
+                self.listener.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_SEND,
+                &raw mut answer,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(Error::last_os_error()),
+        }
+    }
+}
+
+/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`, in the width that the answer has.
+const CONTINUE: u32 = 1;
+
+/// The next call's id and thread. Only where one has come: it would wait.
+fn receive(listener: &OwnedFd) -> Result<(u64, Pid)> {
+    // SAFETY: all-zero is a valid `seccomp_notif`, and the kernel insists on it.
+    let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is the one that the call fills in, and outlives it.
+    let result = unsafe {
+        libc::ioctl(
+            listener.as_raw_fd(),
+            libc::SECCOMP_IOCTL_NOTIF_RECV,
+            &raw mut call,
+        )
+    };
+    if result != 0 {
+        return Err(Error::last_os_error());
+    }
+    let thread = i32::try_from(call.pid).map_err(Error::other)?;
+    Ok((call.id, Pid::from_raw(thread)))
+}
+
+/// The process of a thread, and that one's parent.
+fn family(proc: &OwnedFd, thread: Pid) -> Option<(Pid, Pid)> {
+    let path = format!("{thread}/status");
+    let file = openat(proc, path.as_str(), OFlag::O_CLOEXEC, Mode::empty()).ok()?;
+    let mut text = Vec::new();
+    File::from(file).read_to_end(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    // The name comes first and may hold anything but the end of a line.
+    let field = |name: &str| {
+        let mut lines = text.lines().skip(1);
+        let value = lines.find_map(|line| line.strip_prefix(name))?;
+        Some(Pid::from_raw(value.trim().parse().ok()?))
+    };
+    Some((field("Tgid:")?, field("PPid:")?))
+}
+
+/// The way to change the weight of the session that a process is in, or will have made.
+fn open_weight(proc: &OwnedFd, process: Pid) -> Result<File> {
+    let path = format!("{process}/autogroup");
+    let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+    Ok(openat(proc, path.as_str(), flags, Mode::empty())?.into())
+}
+
+/// How many sessions they are in.
+fn count(all: &[Process]) -> usize {
+    all.iter()
+        .map(|one| one.session)
+        .collect::<HashSet<_>>()
+        .len()
+}
+
+/// Somebody in a session.
+fn member(all: &[Process], session: Pid) -> Option<Pid> {
+    all.iter()
+        .find(|one| one.session == session.as_raw())
+        .map(|one| Pid::from_raw(one.pid))
+}
+
+/// Installs the filter; returns where its calls come in.
+fn install() -> Result<OwnedFd> {
+    const LOAD: u16 = 0x20;
+    const IF_EQUAL: u16 = 0x15;
+    const ANSWER: u16 = 0x06;
+    let setsid = u32::try_from(libc::SYS_setsid).map_err(Error::other)?;
+    let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
+    // By number only: calls of another architecture, which have other numbers, never get as
+    // far as an agent's own filters allow.
+    let mut program = [
+        step(LOAD, 0, 0),
+        step(IF_EQUAL, setsid, 1),
+        step(ANSWER, libc::SECCOMP_RET_ALLOW, 0),
+        step(ANSWER, libc::SECCOMP_RET_USER_NOTIF, 0),
+    ];
+    let filter = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(Error::other)?,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the filter and its program outlive the call, which copies them; the result is
+    // checked before it is owned.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
+            &raw const filter,
+        )
+    };
+    if fd < 0 {
+        return Err(Error::last_os_error());
+    }
+    let fd = i32::try_from(fd).map_err(Error::other)?;
+    // SAFETY: the kernel has just made it, for us alone; it is close-on-exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,252 @@
+//! A sandbox's share of processor time. `just measure-cpu` says what others feel of one that
+//! takes all it can get.
+//!
+//! Issue 14, number 3.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use testkit::operator::Operator;
+use testkit::{said, wait};
+
+use crate::bench::{Bench, told};
+
+for_every_operator!(
+    a_sandbox_has_a_share_that_its_agent_cannot_raise,
+    a_limit_of_processors_is_enforced_or_refused,
+);
+
+for_a_borrower!(a_sandbox_has_a_share_that_its_agent_cannot_raise);
+
+/// The sandbox's cgroup of the cpu controller, where it has one.
+fn cpu_cgroup(bench: &Bench, id: &str) -> Option<PathBuf> {
+    let record = bench.place.state().join("sandboxes").join(id);
+    let record = std::fs::read(record.join("record.json")).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    let cgroups = record["cgroups"].as_array().unwrap().iter();
+    let mut cgroups = cgroups.map(|one| PathBuf::from(one.as_str().unwrap()));
+    cgroups.find(|one| one.join("cpu.shares").exists() || one.join("cpu.weight").exists())
+}
+
+/// Whether root has cgroups of the cpu controller here.
+fn root_has_cpu_cgroups() -> bool {
+    ["cpu", "cpu,cpuacct"]
+        .iter()
+        .any(|name| PathBuf::from("/sys/fs/cgroup").join(name).exists())
+}
+
+/// The process on the host that a sandbox sees as `sleep SECONDS`.
+fn sleeper(seconds: &str) -> i32 {
+    wait::until("the sleeper", || {
+        let words = format!("sleep\0{seconds}\0");
+        let pids = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.find(|pid: &i32| {
+            std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|found| found == words.as_bytes())
+        })
+    })
+}
+
+/// What `/proc` says of a process.
+fn read(pid: i32, file: &str) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap()
+}
+
+/// A process's scheduling policy.
+fn policy(pid: i32) -> String {
+    let stat = read(pid, "stat");
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    fields.split_whitespace().nth(38).unwrap().to_owned()
+}
+
+fn a_sandbox_has_a_share_that_its_agent_cannot_raise(bench: &Bench) {
+    const IDLE: &str = "5";
+    let id = bench.create("fix");
+    // Numbers that no other test sleeps for.
+    let [own, made, left] = ["7", "8", "9"].map(|n| format!("{n}{}", std::process::id()));
+    let line = format!(
+        "(sleep {own} & setsid sleep {made} & setsid sh -c 'sleep {left} & exit' &) \
+         </dev/null >/dev/null 2>&1; \
+         for try in 'chrt --other -p 0 $$' 'chrt --batch -p 0 $$' 'renice -n -5 -p $$' \
+         'echo -5 > /proc/self/autogroup'; do \
+         if bash -c \"$try\" 2>/dev/null; then echo \"done: $try\"; fi; done"
+    );
+    assert_eq!(bench.says("fix", &line), "");
+    let [own, made, left] = [own, made, left].map(|seconds| sleeper(&seconds));
+    let cgroup = cpu_cgroup(bench, &id);
+    if bench.place.operator() == Operator::Oneself && root_has_cpu_cgroups() {
+        assert!(cgroup.is_some());
+    }
+    let Some(cgroup) = cgroup else {
+        for pid in [own, made, left] {
+            assert_eq!(policy(pid), IDLE);
+        }
+        let enabled = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
+        if enabled.is_ok_and(|text| text.trim() == "1") {
+            // A session that the agent made has the least share, for good.
+            let shares = || read(made, "autogroup") + &read(left, "autogroup");
+            let least = || shares().matches("nice 19").count() == 2;
+            wait::until("the least share", || least().then_some(()));
+            assert!(!read(own, "autogroup").contains("nice -"));
+            let raise = "for p in /proc/[0-9]*; do echo 0 > $p/autogroup; done 2>/dev/null; true";
+            bench.says("fix", &format!("setsid bash -c '{raise}'; {raise}"));
+            assert!(least(), "{}", shares());
+        }
+        return;
+    };
+    let members = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
+    for pid in [own, made, left, bench.init(&id)] {
+        assert!(members.lines().any(|line| line == pid.to_string()));
+    }
+    let weight = ["cpu.shares", "cpu.weight"]
+        .map(|file| std::fs::read_to_string(cgroup.join(file)).unwrap_or_default());
+    assert!(
+        weight.iter().any(|one| ["512", "50"].contains(&one.trim())),
+        "{weight:?}"
+    );
+    bench.ok(&["delete", "--force", "fix"]);
+    assert!(!cgroup.exists());
+}
+
+fn a_limit_of_processors_is_enforced_or_refused(bench: &Bench) {
+    bench
+        .place
+        .write_config("version: \"1.0\"\nsandbox: { limits: { cpus: 0.1 } }\n");
+    let output = bench.run(&["create", "fix", "--json"]);
+    if bench.place.operator() == Operator::Nobody {
+        assert!(!output.status.success(), "{}", told(&output));
+        let complaint = said::err(&output);
+        let why = "sandbox.limits.cpus: a limit of 0.1 cannot be enforced: no cgroup of the cpu";
+        assert!(complaint.contains(why), "{complaint}");
+        bench.assert_nothing_left();
+        return;
+    }
+    if !root_has_cpu_cgroups() && !output.status.success() {
+        return;
+    }
+    assert!(output.status.success(), "{}", told(&output));
+    let made: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let cgroup = cpu_cgroup(bench, made["id"].as_str().unwrap()).unwrap();
+    let mut spinner = bench
+        .palisade(&["exec", "fix", "--", "sh", "-c", "while :; do :; done"])
+        .spawn()
+        .unwrap();
+    wait::until("throttling", || {
+        let stat = std::fs::read_to_string(cgroup.join("cpu.stat")).unwrap();
+        let mut lines = stat.lines();
+        let count = lines.find_map(|line| line.strip_prefix("nr_throttled "))?;
+        (count != "0").then_some(())
+    });
+    bench.ok(&["delete", "--force", "fix"]);
+    spinner.wait().unwrap();
+}
+
+/// How many spinners, and how often each thing is done: few, unless somebody measures.
+fn size() -> (usize, usize) {
+    let asked = std::env::var("PALISADE_SPINNERS");
+    asked.map_or((2, 3), |text| (text.parse().unwrap(), 200))
+}
+
+/// The longest time that one thing is measured for.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// How long spinners may take to begin.
+const BEGIN: Duration = Duration::from_secs(45);
+
+/// What a spinner does, with a word to know it by.
+const SPIN: &str = "while :; do :; done # spinner";
+
+/// How long something takes, done so many times: its median and its ninth decile.
+fn times(count: usize, mut work: impl FnMut()) -> (Duration, Duration) {
+    let begun = Instant::now();
+    let mut all = Vec::new();
+    while all.len() < count && (all.len() < 3 || begun.elapsed() < LONGEST) {
+        let now = Instant::now();
+        work();
+        all.push(now.elapsed());
+    }
+    all.sort_unstable();
+    (all[all.len() / 2], all[all.len() * 9 / 10])
+}
+
+/// Spinners that run, or would if there were a processor for them.
+fn running() -> usize {
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
+        let spins = |words: String| words.starts_with("sh\0-c\0") && words.contains(SPIN);
+        let runs = |stat: String| {
+            let fields = stat.rsplit_once(')');
+            fields.is_some_and(|(_, rest)| rest.starts_with(" R"))
+        };
+        read("cmdline").is_ok_and(spins) && read("stat").is_ok_and(runs)
+    })
+    .count()
+}
+
+#[test]
+fn a_sandbox_full_of_spinners_beside_others() {
+    let (spinners, count) = size();
+    let binary = std::env::var("PALISADE_BINARY");
+    let binary = binary.as_deref().unwrap_or(env!("CARGO_BIN_EXE_palisade"));
+    eprintln!("{binary}");
+    for operator in [Operator::Oneself, Operator::Nobody] {
+        if operator == Operator::Nobody && !testkit::require_root("being an unprivileged user") {
+            return;
+        }
+        let bench = Bench::of(operator, binary);
+        bench.create("busy");
+        bench.create("other");
+        let measure = || {
+            let host = times(count, || {
+                let status = Command::new("/bin/true").status().unwrap();
+                assert!(status.success());
+            });
+            let inside = times(count, || {
+                let output = bench.run(&["exec", "other", "--", "/bin/true"]);
+                assert!(output.status.success(), "{}", told(&output));
+            });
+            [("/bin/true on the host", host), ("exec in another", inside)]
+        };
+        let idle = measure();
+        // Each in a session of its own; one that may have none spins all the same.
+        let line = format!(
+            "spin='{SPIN}'; for n in $(seq {spinners}); do \
+             (setsid sh -c \"$spin\" || exec sh -c \"$spin\") </dev/null >/dev/null 2>&1 & done; \
+             wait"
+        );
+        let mut busy = bench
+            .palisade(&["exec", "busy", "--", "bash", "-c", &line])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        let spin = wait::until("spinners", || {
+            let spin = running();
+            (spin >= spinners || begun.elapsed() > BEGIN).then_some(spin)
+        });
+        let loaded = measure();
+        eprintln!("{operator:?}: {spin} of {spinners} spinners run");
+        for ((what, idle), (_, loaded)) in idle.into_iter().zip(loaded) {
+            let ratio =
+                |idle: Duration, loaded: Duration| loaded.as_secs_f64() / idle.as_secs_f64();
+            eprintln!(
+                "  {what}: idle {:.2?} (p90 {:.2?}), loaded {:.2?} (p90 {:.2?}): {:.1} times \
+                 (p90 {:.1})",
+                idle.0,
+                idle.1,
+                loaded.0,
+                loaded.1,
+                ratio(idle.0, loaded.0),
+                ratio(idle.1, loaded.1)
+            );
+        }
+        bench.ok(&["delete", "--force", "busy"]);
+        busy.wait().unwrap();
+    }
+}
