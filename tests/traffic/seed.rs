@@ -286,6 +286,32 @@ fn seed_13_a_failing_upstream_is_tried_again_and_used_again() {
     });
 }
 
+/// The value of the one breaker there is: 0 closed, 1 open, 2 half-open.
+fn breaker_gauge(bench: &Bench) -> Option<f64> {
+    let states = series(&bench.metrics(), "proxy_circuit_breaker_state");
+    states.into_values().next()
+}
+
+// Issue 14, number 17.
+#[test]
+fn breaker_gauge_reports_half_open_once_recovery_time_passed() {
+    with_failing("1s", |_, api, agent| {
+        for _ in 0..3 {
+            assert_eq!(agent.curl(API).status, 500);
+        }
+        wait::until("the gauge to report half-open", || {
+            (breaker_gauge(agent.bench) == Some(2.0)).then_some(())
+        });
+        assert_eq!(api.requests().len(), 3, "no request was needed for it");
+    });
+    with_failing("60s", |_, _, agent| {
+        for _ in 0..3 {
+            assert_eq!(agent.curl(API).status, 500);
+        }
+        assert_eq!(breaker_gauge(agent.bench), Some(1.0));
+    });
+}
+
 #[test]
 fn seed_13_the_gates_own_refusals_never_count() {
     with_failing("60s", |status, api, agent| {

@@ -124,7 +124,7 @@ impl Upstreams {
             tokens: settings
                 .rate_for(host)
                 .map_or(u32::MAX, |rate| entry.bucket.tokens(&rate, now)),
-            state: entry.breaker.state(),
+            state: entry.breaker.state_at(&settings.breaker_for(host), now),
         };
         table.hosts.iter().map(read).collect()
     }

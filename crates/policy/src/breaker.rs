@@ -175,13 +175,22 @@ impl Breaker {
         }
     }
 
-    /// The state, as of the last question: an open breaker whose time has come is open
-    /// until somebody asks.
+    /// The phase as of the last call of [`Breaker::admit`] or [`Breaker::settle`]. Reports
+    /// use [`Breaker::state_at`], because time passes without either.
     pub fn state(&self) -> State {
         match self.phase {
             Phase::Closed { .. } => State::Closed,
             Phase::Open { .. } => State::Open,
             Phase::HalfOpen { .. } => State::HalfOpen,
+        }
+    }
+
+    /// The state that a request meets at `now`: an open breaker whose recovery time has
+    /// passed admits a probe, so the breaker is half-open.
+    pub fn state_at(&self, config: &BreakerConfig, now: Tick) -> State {
+        match self.phase {
+            Phase::Open { since } if remaining(since, config, now).is_zero() => State::HalfOpen,
+            _ => self.state(),
         }
     }
 
@@ -196,7 +205,7 @@ impl Breaker {
         if let Phase::Open { since } = &mut self.phase {
             // A clock that went back must not keep it open for longer than `recovery`.
             *since = (*since).min(now);
-            let remaining = config.recovery.saturating_sub(now.since(*since));
+            let remaining = remaining(*since, config, now);
             if !remaining.is_zero() {
                 return Err(Open { remaining });
             }
@@ -262,6 +271,11 @@ impl Breaker {
         self.generation = self.generation.wrapping_add(1);
         self.phase = phase;
     }
+}
+
+/// How long a breaker that opened at `since` stays open.
+fn remaining(since: Tick, config: &BreakerConfig, now: Tick) -> Duration {
+    config.recovery.saturating_sub(now.since(since))
 }
 
 /// Gives out a place for a probe, if one is free.

@@ -205,6 +205,21 @@ fn a_clock_that_goes_back_never_keeps_it_open_for_longer() {
     assert!(breaker.admit(&CONFIG, at(40)).is_ok());
 }
 
+// Issue 14, number 17.
+#[test]
+fn state_at_is_half_open_once_recovery_has_passed() {
+    let breaker = opened();
+    assert_eq!(breaker.state_at(&CONFIG, at(29)), State::Open);
+    assert_eq!(breaker.state_at(&CONFIG, at(30)), State::HalfOpen);
+    assert_eq!(breaker.state(), State::Open, "reading changes nothing");
+    assert_eq!(Breaker::new(0).state_at(&CONFIG, at(30)), State::Closed);
+
+    let mut breaker = opened();
+    run(&mut breaker, Outcome::Failure, at(30));
+    assert_eq!(breaker.state_at(&CONFIG, at(59)), State::Open);
+    assert_eq!(breaker.state_at(&CONFIG, at(60)), State::HalfOpen);
+}
+
 #[test]
 fn zeros_in_the_configuration_count_as_one() {
     let zeros = BreakerConfig {
@@ -256,12 +271,14 @@ proptest! {
         let mut opened_at = 0;
         for step in steps {
             let before = breaker.state();
+            let reported = breaker.state_at(&CONFIG, at(now));
             match step {
                 Step::Ask => match breaker.admit(&CONFIG, at(now)) {
                     Ok(ticket) => {
                         // Open refuses until recovery has passed.
                         prop_assert!(before != State::Open || now >= opened_at + 30);
-                        prop_assert!(breaker.state() != State::Open);
+                        prop_assert_eq!(breaker.state(), reported);
+                        prop_assert!(reported != State::Open);
                         held.push((ticket, now));
                         let probing = held
                             .iter()
