@@ -1,7 +1,11 @@
 //! TLS that is passed on unread: the client speaks with the host itself, and the record
 //! says that nobody looked.
 
+use std::collections::HashSet;
+use std::io::Write;
+
 use testkit::origin::{Origin, Reply};
+use testkit::resolver::Resolver;
 use testkit::wait;
 
 use crate::bench::{Agent, Bench, Rules, told};
@@ -78,7 +82,6 @@ fn a_hello_that_names_another_host_than_its_tunnel_is_not_passed_on() {
         return;
     }
     with_agent(|_, pinned, agent| {
-        use std::io::Write;
         let mut stream = agent.inside().port(8080);
         stream
             .write_all(b"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example:443\r\n\r\n")
@@ -122,7 +125,6 @@ fn a_hello_that_hides_its_real_name_is_not_passed_on() {
         return;
     }
     with_agent(|_, pinned, agent| {
-        use std::io::Write;
         let mut stream = agent.inside().port(443);
         stream
             .write_all(&hello("pinned.example", &[ENCRYPTED]))
@@ -158,4 +160,53 @@ fn what_is_passed_on_ends_with_its_rule() {
         assert!(testkit::inside::ends(&mut tls, wait::LIMIT));
         assert_eq!(pinned.requests().len(), 1);
     });
+}
+
+// Issue 14, number 2.
+#[test]
+fn passthrough_names_below_a_wildcard_count_against_the_label_budget() {
+    if !crate::bench::may_enter() {
+        return;
+    }
+    let resolver = Resolver::start();
+    let bench = Bench::new();
+    let rules = Rules::new()
+        .allow("\"*.wild.example\"")
+        .egress("passthrough: [\"*.wild.example\"]")
+        .egress(&format!("dns: {{upstreams: [\"{}\"]}}", resolver.address()))
+        .policy("rate_limits: {enabled: false}\n");
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    let inside = agent.inside();
+    // Half of them directly, half through the proxy: one budget for both.
+    for n in 0..300 {
+        let name = format!("n{n}.wild.example");
+        let mut stream = if n % 2 == 0 {
+            inside.port(443)
+        } else {
+            let mut stream = inside.port(8080);
+            write!(
+                stream,
+                "CONNECT {name}:443 HTTP/1.1\r\nHost: {name}:443\r\n\r\n"
+            )
+            .unwrap();
+            assert_eq!(testkit::http::read_head(&mut stream).unwrap().status, 200);
+            stream
+        };
+        stream.write_all(&hello(&name, &[])).unwrap();
+        assert!(testkit::inside::ends(&mut stream, wait::LIMIT));
+    }
+    let asked: HashSet<String> = resolver.asked().into_iter().map(|one| one.name).collect();
+    assert_eq!(asked.len(), 256, "names that reached the resolver");
+    let refused = || {
+        let records = bench.records().into_iter();
+        let refused: Vec<_> = records
+            .filter(|one| one["rule"] == "dns:labels" && one["verdict"] == "deny")
+            .collect();
+        (refused.len() == 44).then_some(refused)
+    };
+    for record in wait::until("a record of each refusal", refused) {
+        assert_eq!(record["reason"], "rate_limited", "{record}");
+        assert_eq!(record["unread"], true, "{record}");
+    }
 }

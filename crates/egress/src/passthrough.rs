@@ -73,7 +73,13 @@ where
     let request = pipeline::admit(traffic, guest, &rules, &host, request, trail)?;
     let program = visit.opening.program(traffic, guest, &rules).await;
     let registration = Arc::clone(request.identity().registration());
-    let judged = match rules.judge_tunnel(&host, port, program.as_deref()) {
+    let allowed = rules
+        .judge_tunnel(&host, port, program.as_deref())
+        .and_then(|rule| {
+            pipeline::within_labels(traffic, &rules, guest.id(), &host, port)?;
+            Ok(rule)
+        });
+    let judged = match allowed {
         Ok(rule) => {
             trail.allowed(&rule);
             let asked = rego::Asked {

@@ -12,7 +12,7 @@ use http::request::Parts;
 use http::{Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use policy::allowlist::{Permit, Target};
+use policy::allowlist::Target;
 use policy::audit::Kind;
 use policy::breaker::Outcome;
 use policy::bucket::Pass;
@@ -20,6 +20,7 @@ use policy::clock::Tick;
 use policy::endpoint::Method;
 use policy::github::GithubRules;
 use policy::host::{Host, HostPattern};
+use policy::id::SandboxId;
 use policy::identity::{Identity, Lookup, identify};
 use policy::proof::{Admitted, Clearance, Cleared, Guard, Identified, Permitted};
 use policy::reason::Reason;
@@ -431,9 +432,11 @@ pub(crate) async fn permit_target(
     target: Target,
     trail: &mut Trail,
 ) -> Result<Permitted<Message>, Refusal> {
-    let judged = rules
-        .judge(target)
-        .and_then(|permit| within_labels(traffic, rules, permit));
+    let judged = rules.judge(target).and_then(|permit| {
+        let target = permit.target();
+        within_labels(traffic, rules, &target.sandbox, &target.host, target.port)?;
+        Ok(permit)
+    });
     let (denial, (message, guard)) = match judged {
         Ok(permit) => match request.permit(permit) {
             Ok(mut permitted) => match check(traffic, rules, &mut permitted, trail).await {
@@ -455,23 +458,28 @@ pub(crate) async fn permit_target(
     Err(Refusal::new(Stage::Policy, denial))
 }
 
-/// Names below a wildcard are of the agent's choice, and to resolve one is to say it to
-/// whoever answers for the domain: there are only so many.
-fn within_labels(traffic: &Traffic, rules: &Rules, permit: Permit) -> Result<Permit, Denial> {
-    let target = permit.target();
-    let Some(name) = target.host.as_name() else {
-        return Ok(permit);
+/// Checks the label budget of a host that the rules allow. The agent chooses the names below
+/// a wildcard, and resolving one sends it to the domain's name servers, so a sandbox has only
+/// so many of them. Every way to the dialer checks this: requests, and connections that pass
+/// unread.
+pub fn within_labels(
+    traffic: &Traffic,
+    rules: &Rules,
+    sandbox: &SandboxId,
+    host: &Host,
+    port: u16,
+) -> Result<(), Denial> {
+    let Some(name) = host.as_name() else {
+        return Ok(());
     };
     let allowlist = rules.settings.allowlist();
-    let matched = allowlist
-        .lookup(&target.host)
-        .and_then(|rules| rules.first());
+    let matched = allowlist.lookup(host).and_then(|rules| rules.first());
     let chosen = matched.is_some_and(|rule| matches!(rule.pattern, HostPattern::Below(_)));
-    let fixed = rules.settings.egress.resolve.get(&target.host, target.port);
+    let fixed = rules.settings.egress.resolve.get(host, port);
     if chosen && fixed.is_none() {
-        traffic.names().labels().admit(&target.sandbox, name)?;
+        traffic.names().labels().admit(sandbox, name)?;
     }
-    Ok(permit)
+    Ok(())
 }
 
 /// What is asked beyond the allowlist.
