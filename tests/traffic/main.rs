@@ -14,6 +14,7 @@
 
 mod agreement;
 mod bench;
+mod bodies;
 mod clients;
 mod early;
 mod framing;

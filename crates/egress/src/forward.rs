@@ -23,7 +23,7 @@ use crate::headers;
 use crate::live::{Asked, Live};
 use crate::pipeline::{Handover, Message, settle};
 use crate::refusal::Refusal;
-use crate::request::Destination;
+use crate::request::{self, Destination};
 use crate::splice;
 use crate::traffic::{Rules, Traffic};
 use crate::trail::{Stage, Trail};
@@ -167,6 +167,11 @@ pub fn prepare<'a>(
         Refusal::new(Stage::Forward, denial)
     })?;
     let upgrade = upgrade.filter(|_| websocket::is_asked_for(&head));
+    if upgrade.is_some() && !body.is_end_stream() {
+        // The upstream is asked without a body: one must not get lost without a word.
+        let denial = request::framing("a request for WebSocket has no body");
+        return Err(Refusal::new(Stage::Forward, denial));
+    }
     let head = *head;
     let mut outgoing = Request::new(body);
     *outgoing.method_mut() = head.method;

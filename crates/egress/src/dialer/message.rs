@@ -1,6 +1,8 @@
 //! The request as it goes out: rebuilt from the route, never from what the client wrote.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, TE, TRAILER, UPGRADE};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Uri, Version};
 use hyper::body::Body;
@@ -33,7 +35,7 @@ pub(super) fn clean<B: Body>(route: &Route, request: &mut Request<B>) -> Result<
 }
 
 /// Origin form, and one Host.
-pub(super) fn for_http1<B>(route: &Route, request: &mut Request<B>) -> Result<(), DialError> {
+pub(super) fn for_http1<B: Body>(route: &Route, request: &mut Request<B>) -> Result<(), DialError> {
     let authority = authority(route)?;
     let host = HeaderValue::from_str(authority.as_str()).map_err(|error| DialError::BadName {
         host: route.host.clone(),
@@ -41,7 +43,13 @@ pub(super) fn for_http1<B>(route: &Route, request: &mut Request<B>) -> Result<()
     })?;
     *request.uri_mut() = Uri::from(path(request.uri()));
     *request.version_mut() = Version::HTTP_11;
+    // hyper drops the body of a GET or HEAD whose length is not known, unless a header says
+    // that there is one (RFC 9110, 9.3.1 allows it; Elasticsearch clients send it).
+    let has_body = !request.body().is_end_stream() && request.body().size_hint().exact().is_none();
     let headers = request.headers_mut();
+    if has_body {
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
     headers.insert(HOST, host);
     // RFC 9110, 10.1.4: TE is itself of one hop.
     if headers.contains_key(TE) {
@@ -50,7 +58,8 @@ pub(super) fn for_http1<B>(route: &Route, request: &mut Request<B>) -> Result<()
     Ok(())
 }
 
-/// `:scheme`, `:authority` and `:path`, and no Host.
+/// `:scheme`, `:authority` and `:path`, and no Host. A request that was first meant for an
+/// HTTP/1 connection also loses the framing of HTTP/1.
 pub(super) fn for_http2<B>(route: &Route, request: &mut Request<B>) -> Result<(), DialError> {
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(if route.tls {
@@ -68,6 +77,7 @@ pub(super) fn for_http2<B>(route: &Route, request: &mut Request<B>) -> Result<()
     let headers = request.headers_mut();
     headers.remove(HOST);
     headers.remove(CONNECTION);
+    headers.remove(TRANSFER_ENCODING);
     Ok(())
 }
 
