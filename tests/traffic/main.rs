@@ -23,6 +23,7 @@ mod hostile;
 mod internal;
 mod lessons;
 mod neighbours;
+mod overrides;
 mod passthrough;
 mod plain;
 mod reloading;

@@ -13,18 +13,12 @@ use policy::registration::Repo;
 use policy::verdict::{Denial, RuleName};
 
 use crate::body::{self, Content};
+use crate::headers::find_override;
 use crate::pipeline::Message;
 use crate::traffic::Rules;
 
 /// The largest body that is read for a judgement.
 const MOST_BODY: usize = 1024 * 1024;
-
-/// Headers by which some servers take a request for one of another method.
-const OVERRIDES: [&str; 3] = [
-    "x-http-method-override",
-    "x-http-method",
-    "x-method-override",
-];
 
 /// Judges a request to GitHub's API; anything else is not its business. The body it reads
 /// is put back.
@@ -89,7 +83,7 @@ pub fn judge(
         method: &target.method,
         host: &target.host,
         path: &target.path,
-        has_method_override: OVERRIDES.iter().any(|name| headers.contains_key(*name)),
+        has_method_override: find_override(headers).is_some(),
         content_type,
         body,
         repos,

@@ -6,6 +6,7 @@ use http::header::{
     HeaderValue, PRAGMA, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE, SET_COOKIE, TE, TRAILER,
     TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 };
+use policy::override_header::{self, OverrideHeader};
 
 /// What the sandbox may claim to be. It is checked and never leaves.
 pub const CONTAINER_ID: HeaderName = HeaderName::from_static("x-container-id");
@@ -50,6 +51,12 @@ const PROTECTED: [HeaderName; 12] = [
 
 /// What a request says to the gate alone.
 const TO_THE_GATE: [HeaderName; 3] = [HOST, EXPECT, CONTAINER_ID];
+
+/// The first header by which a server might take the request for another, with its usual name.
+pub fn find_override(headers: &HeaderMap) -> Option<(&'static str, OverrideHeader)> {
+    let mut names = headers.keys();
+    names.find_map(|name| override_header::find(name.as_str().as_bytes()))
+}
 
 /// Takes off what is between the client or the upstream and us.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {

@@ -22,6 +22,7 @@ use policy::github::GithubRules;
 use policy::host::{Host, HostPattern};
 use policy::id::SandboxId;
 use policy::identity::{Identity, Lookup, identify};
+use policy::override_header::OverrideHeader;
 use policy::proof::{Admitted, Clearance, Cleared, Guard, Identified, Permitted};
 use policy::reason::Reason;
 use policy::verdict::Denial;
@@ -34,7 +35,7 @@ use crate::framing::Faults;
 use crate::git::{self, answer::Aftermath};
 use crate::github;
 use crate::guest::Guest;
-use crate::headers::CONTAINER_ID;
+use crate::headers::{CONTAINER_ID, find_override};
 use crate::internal;
 use crate::leftover::Leftover;
 use crate::live::Judged;
@@ -493,10 +494,37 @@ async fn check(
         let rule = Box::pin(github::check(rules, request)).await?;
         request.request_mut().judged.github = rule;
     }
+    check_override(rules, request)?;
     if !rules.policies.is_empty() {
         Box::pin(rego::check(traffic, rules, request, trail)).await?;
     }
     Ok(())
+}
+
+/// Refuses a request with a header that asks the server for another method or path, where a
+/// rule restricts either: the rules have judged the request line. Why it is refused and not
+/// sent without the header: [`policy::override_header`].
+fn check_override(rules: &Rules, request: &Permitted<Message>) -> Result<(), Denial> {
+    let Some((name, overrides)) = find_override(&request.request().head.headers) else {
+        return Ok(());
+    };
+    let Target { host, port, .. } = request.permit().target();
+    let settings = &rules.settings;
+    let restricted = settings.allowlist().restricts_endpoints(host, *port)
+        || settings.git.hosts.contains(host)
+        || rules.policies.decide();
+    if !restricted {
+        return Ok(());
+    }
+    let (reason, what) = match overrides {
+        OverrideHeader::Method => (Reason::MethodDenied, "method"),
+        OverrideHeader::Path => (Reason::PathDenied, "path"),
+    };
+    Err(Denial::new(reason, "override-header").saying(format!(
+        "The header '{name}' asks {host} to take this request for one of another {what}, and \
+         rules restrict what may be done there. Send the request with that {what} itself, \
+         without the header."
+    )))
 }
 
 /// What is asked about the content.

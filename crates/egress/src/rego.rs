@@ -79,6 +79,11 @@ impl Policies {
         self.judges.is_empty()
     }
 
+    /// Whether some bundle decides, and does not only log.
+    pub fn decide(&self) -> bool {
+        self.judges.iter().any(|judge| judge.counts())
+    }
+
     /// What each bundle says, up to the first that decides against it.
     pub async fn judge(&self, input: &Arc<Value>) -> Vec<Judgement> {
         let mut said = Vec::with_capacity(self.judges.len());

@@ -261,6 +261,24 @@ impl Allowlist {
         found
     }
 
+    /// Whether some rule that names `host` restricts methods or paths on `port`: a rule of the
+    /// most specific pattern, or a deny rule of a wider one.
+    pub fn restricts_endpoints(&self, host: &Host, port: u16) -> bool {
+        let on_port = |rule: &&HostRule| rule.ports().contains(&port);
+        let specific = self.lookup(host).unwrap_or_default();
+        let mut restricts = specific
+            .iter()
+            .filter(on_port)
+            .any(|rule| rule.endpoints.restricts());
+        if let Host::Name(name) = host {
+            self.visit_below(name.as_str(), |group| {
+                let mut rules = self.groups.get(group).into_iter().flatten().filter(on_port);
+                restricts |= rules.any(|rule| !rule.endpoints.deny.is_empty());
+            });
+        }
+        restricts
+    }
+
     /// Whether some rule denies a name.
     pub fn denies_names(&self) -> bool {
         self.denies_names

@@ -333,6 +333,12 @@ impl EndpointRefusal<'_> {
 }
 
 impl EndpointRules {
+    /// Whether what may be done depends on the method or the path.
+    pub fn restricts(&self) -> bool {
+        let opens_all = self.allow.is_empty() || self.allow.iter().any(EndpointRule::is_everything);
+        !opens_all || !self.deny.is_empty()
+    }
+
     /// Decides: the first matching deny rule wins, then an allow rule must match.
     pub fn judge(&self, method: &Method, path: &CleanPath) -> Result<(), EndpointRefusal<'_>> {
         match self.find_deny(method, path) {

@@ -83,7 +83,8 @@ pub struct GithubRequest<'a> {
     pub host: &'a Host,
     /// The path and query.
     pub path: &'a CleanPath,
-    /// Whether a header wants the request to be taken for one of another method.
+    /// Whether a header wants the request to be taken for one of another method or path
+    /// ([`crate::override_header`]).
     pub has_method_override: bool,
     /// The `Content-Type`, where there is one.
     pub content_type: Option<&'a str>,
@@ -171,8 +172,8 @@ impl GithubRules {
         if request.has_method_override {
             return Err(refuse(
                 "method-override",
-                "A request must not ask to be taken for one of another method. Send it with \
-                 that method, without the override header.",
+                "A request must not ask to be taken for one of another method or path. Send it \
+                 with that method and path, without the override header.",
             ));
         }
         let is_upload = match request.host.as_name().map(|name| name.as_str()) {

@@ -5,7 +5,7 @@
 //! - **words**: [`id`], [`verdict`], [`reason`], [`registration`], [`audit`], [`clock`];
 //! - **spellings**, each normalised once, where it enters: [`host`], [`path`];
 //! - **changes**: [`redaction`], what a policy wants changed, by [`splice`], which touches nothing else;
-//! - **rules**: [`allowlist`] over [`endpoint`], [`github`] for its API, [`repository`] for which
+//! - **rules**: [`allowlist`] over [`endpoint`], [`override_header`] for what would get around them, [`github`] for its API, [`repository`] for which
 //!   of them may be spoken to, [`refs`] and [`push`] for pushes, [`toolbox`] for tools, [`rego`] for the operator's own policies;
 //! - **arithmetic**: [`bucket`], [`window`], [`breaker`];
 //! - **proofs**, which the next stage demands: [`identity`], [`proof`].
@@ -28,6 +28,7 @@ mod glob;
 pub mod host;
 pub mod id;
 pub mod identity;
+pub mod override_header;
 pub mod path;
 pub mod proof;
 pub mod push;

@@ -136,7 +136,8 @@ struct DomainTable {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(inner(range(min = 1)))]
     ports: Vec<u16>,
-    /// The methods; all when not given.
+    /// The methods; all when not given. Where methods or paths are restricted, requests with
+    /// a header that overrides either are refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<Text<MethodName>>")]
     methods: Vec<String>,

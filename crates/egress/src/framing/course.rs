@@ -1,5 +1,7 @@
 //! Where in the stream of messages we are. No I/O: bytes in, how many of them are good out.
 
+use policy::override_header;
+
 use super::Limits;
 use super::fault::FaultKind;
 use super::head::{Body, Head, Lines, field, within};
@@ -12,7 +14,7 @@ const SIZE_DIGITS: u8 = 15;
 
 /// Fields that decide where a message ends, where it goes, who sent it or how it is read.
 /// They come in the head or not at all.
-const NOT_IN_TRAILERS: [&[u8]; 33] = [
+const NOT_IN_TRAILERS: [&[u8]; 32] = [
     b"age",
     b"authorization",
     b"cache-control",
@@ -45,7 +47,6 @@ const NOT_IN_TRAILERS: [&[u8]; 33] = [
     b"upgrade",
     b"via",
     b"www-authenticate",
-    b"x-http-method-override",
 ];
 
 /// The same, by how they begin.
@@ -283,4 +284,5 @@ fn belongs_in_head(name: &[u8]) -> bool {
         || NOT_IN_TRAILERS
             .iter()
             .any(|other| name.eq_ignore_ascii_case(other))
+        || override_header::find(name).is_some()
 }

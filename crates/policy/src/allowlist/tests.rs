@@ -37,6 +37,49 @@ fn winner(list: &Allowlist, text: &str) -> Option<String> {
         .map(|rules| rules[0].pattern.to_string())
 }
 
+// Issue 14, number 5.
+#[test]
+fn rules_about_methods_or_paths_restrict_their_host_and_port() {
+    let allowing = |pattern: &str, allow: Vec<EndpointRule>| {
+        let mut rule = rule(pattern);
+        rule.endpoints.allow = allow;
+        rule
+    };
+    let mut denying = rule("*.d.com");
+    denying.endpoints.deny = vec![endpoint(&["DELETE"], &[])];
+    let mut elsewhere = allowing("ports.com", vec![endpoint(&["GET"], &[])]);
+    elsewhere.ports = vec![8443];
+    let list = Allowlist::new(vec![
+        rule("open.com"),
+        allowing("every.com", vec![endpoint(&[], &["/**"])]),
+        allowing("methods.com", vec![endpoint(&["GET"], &[])]),
+        allowing("paths.com", vec![endpoint(&[], &["/v1/**"])]),
+        allowing("*.wild.com", vec![endpoint(&["GET"], &[])]),
+        rule("own.wild.com"),
+        denying,
+        rule("own.d.com"),
+        rule("ports.com"),
+        elsewhere,
+    ]);
+    for (name, port, restricted) in [
+        ("open.com", 443, false),
+        ("every.com", 443, false),
+        ("methods.com", 443, true),
+        ("paths.com", 80, true),
+        ("a.wild.com", 443, true),
+        // A more specific pattern lifts what a wider one allows, and not what it denies.
+        ("own.wild.com", 443, false),
+        ("a.d.com", 443, true),
+        ("own.d.com", 443, true),
+        ("ports.com", 443, false),
+        ("ports.com", 8443, true),
+        ("unknown.com", 443, false),
+    ] {
+        let found = list.restricts_endpoints(&host(name), port);
+        assert_eq!(found, restricted, "{name}:{port}");
+    }
+}
+
 #[test]
 fn the_most_specific_pattern_wins() {
     let list = Allowlist::new(vec![
