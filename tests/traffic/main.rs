@@ -17,6 +17,7 @@ mod bench;
 mod bodies;
 mod clients;
 mod early;
+mod failures;
 mod framing;
 mod github;
 mod hostile;

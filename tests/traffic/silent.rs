@@ -77,19 +77,25 @@ fn connections_that_a_client_keeps_in_store_are_no_record() {
     });
 }
 
-/// Waits for a record of that reason, and says which host it names.
+/// Waits for a record of a refusal for that reason that names that host.
 fn recorded(agent: &Agent<'_>, reason: &str, host: &str) {
-    wait::until_or(
-        || {
-            let all = records(agent.bench);
-            let mut all = all.iter();
-            all.any(|one| {
-                one["reason"] == reason && one["host"] == host && one["verdict"] == "deny"
-            })
-            .then_some(())
-        },
-        || format!("{reason} of {host} in {:?}", records(agent.bench)),
-    );
+    let record = record(agent, reason, |one| one["host"] == host);
+    assert_eq!(record["verdict"], "deny", "{record}");
+}
+
+/// Waits for a record of that reason.
+fn record(agent: &Agent<'_>, reason: &str, is_meant: impl Fn(&Value) -> bool) -> Value {
+    let find = || {
+        let mut all = records(agent.bench).into_iter();
+        all.find(|one| one["reason"] == reason && is_meant(one))
+    };
+    wait::until_or(find, || format!("{reason} in {:?}", records(agent.bench)))
+}
+
+/// Waits for a record of a client that left before anything was decided.
+fn left(agent: &Agent<'_>, host: &str) {
+    let record = record(agent, "client_left", |one| one["host"] == host);
+    assert_eq!(record["verdict"], Value::Null, "{record}");
 }
 
 #[test]
@@ -106,7 +112,7 @@ fn a_hello_that_never_comes_is_on_record_by_its_name() {
         recorded(agent, "client_timeout", "silent.example");
         recorded(agent, "client_timeout", "half.example");
         recorded(agent, "client_timeout", "192.0.2.1");
-        recorded(agent, "client_left", "left.example");
+        left(agent, "left.example");
         assert_eq!(api.connections(), 0);
     });
 }
@@ -143,7 +149,7 @@ fn a_handshake_that_fails_is_on_record_with_why() {
         let mut tls = inside::tls(&mut stream, Some("middle.example"), &[]);
         tls.conn.write_tls(&mut tls.sock).unwrap();
         drop(stream);
-        recorded(agent, "client_left", "middle.example");
+        left(agent, "middle.example");
         assert_eq!(api.connections(), 0);
     });
 }

@@ -165,7 +165,7 @@ pub(crate) async fn explain(
     }
     if let Some((sandbox, one)) = &recent {
         say("sandbox", json!(sandbox));
-        say("verdict", json!("deny"));
+        say("verdict", json!(one.verdict));
         say("reason", json!(one.reason));
         say("says", json!(one.reason.says()));
         say("rule", json!(one.rule));

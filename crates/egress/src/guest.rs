@@ -10,7 +10,7 @@ use policy::clock::Tick;
 use policy::id::{RequestId, SandboxId};
 use policy::push::PUSH_RATE;
 use policy::reason::Reason;
-use policy::verdict::{Denial, RuleName};
+use policy::verdict::{Denial, RuleName, Word};
 use tokio::sync::Semaphore;
 
 use crate::authority::Authority;
@@ -68,13 +68,15 @@ pub struct Guest {
     explained: Mutex<VecDeque<Explained>>,
 }
 
-/// A refusal, with what an operator wants to know of it.
+/// A refusal, or a failure of the other side, with what an operator wants to know of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explained {
     /// The request.
     pub id: RequestId,
     /// Where it ended.
     pub stage: Stage,
+    /// What the rules decided; none where they were not asked.
+    pub verdict: Option<Word>,
     /// The code.
     pub reason: Reason,
     /// The rule that decided.
@@ -130,6 +132,7 @@ impl Guest {
         let one = Explained {
             id,
             stage,
+            verdict: event.verdict,
             reason: denial.reason,
             rule: denial.rule.clone(),
             message: denial.message.clone(),

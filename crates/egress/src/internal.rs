@@ -98,6 +98,7 @@ async fn why(traffic: &Traffic, guest: &Guest, id: &str) -> Response<Content> {
             &json!({
                 "request_id": id,
                 "error": one.message,
+                "verdict": one.verdict,
                 "reason": one.reason.code(),
                 "says": one.reason.says(),
                 "rule": one.rule.as_str(),

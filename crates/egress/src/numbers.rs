@@ -161,7 +161,7 @@ impl Numbers {
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "proxy_requests",
-            "Requests by method, status and the rule that allowed them",
+            "Requests by method, status and the rule that allowed them, 'refused' or 'none'",
             self.requests.clone(),
         );
         registry.register(
@@ -205,11 +205,16 @@ impl Numbers {
     pub fn request(&self, event: &AuditEvent, took: Duration) {
         let known = |method: &str| METHODS.iter().find(|known| **known == method).copied();
         let allowed = event.verdict == Some(Word::Allow);
-        let rule = event.rule.as_ref().filter(|_| allowed);
+        let upstream = match (event.verdict, &event.rule) {
+            (Some(Word::Allow), Some(rule)) => rule.as_str(),
+            // The gate's own pages, and clients that left before anything was decided.
+            (None, _) => "none",
+            (Some(_), _) => "refused",
+        };
         let labels = RequestLabels {
             method: event.method.as_deref().and_then(known).unwrap_or("other"),
             status: event.status.unwrap_or_default(),
-            upstream: rule.map_or("refused", |rule| rule.as_str()).to_owned(),
+            upstream: upstream.to_owned(),
         };
         self.requests.get_or_create(&labels).inc();
         let verdict = event.verdict.map_or("none", Word::as_str);

@@ -141,11 +141,17 @@ impl Trail {
         self.event.rule = Some(rule.clone());
     }
 
-    /// Notes what ended it.
+    /// Notes what ended it. A client that left and an upstream that failed are no refusals:
+    /// their record has the reason, and what the rules had decided by then.
     pub fn refused(&mut self, stage: Stage, denial: &Denial) {
-        self.event.verdict = Some(Word::Deny);
+        let failed = denial.reason.is_failure();
+        if !failed {
+            self.event.verdict = Some(Word::Deny);
+        }
+        if !failed || self.event.verdict.is_none() {
+            self.event.rule = Some(denial.rule.clone());
+        }
         self.event.reason = Some(denial.reason);
-        self.event.rule = Some(denial.rule.clone());
         self.event.stage = Some(stage.as_str().to_owned());
         if let Some(guest) = &self.guest {
             guest.remember(self.id, stage, denial, &self.event);

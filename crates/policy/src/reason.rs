@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
     ($($variant:ident = $code:literal, $says:literal;)*) => {
-        /// Why something was refused.
+        /// Why something was refused, or why it failed ([`Reason::is_failure`]).
         ///
         /// The codes are an interface: dashboards, tests and agents match on them.
         /// They are added to, never renamed, and mean the same at every door.
@@ -80,6 +80,20 @@ reasons! {
     ToolDenied = "tool_denied", "No rule allows this tool.";
     ToolChanged = "tool_changed", "The tool's definition changed since it was approved.";
     Internal = "internal", "The check itself failed.";
+}
+
+impl Reason {
+    /// Whether nothing was refused: the client left, or the upstream failed after the rules
+    /// had allowed the request. Such a record has no verdict `deny`, and counts as no refusal.
+    pub const fn is_failure(self) -> bool {
+        matches!(
+            self,
+            Reason::ClientLeft
+                | Reason::TlsUpstream
+                | Reason::ConnectFailed
+                | Reason::UpstreamTimeout
+        )
+    }
 }
 
 impl std::fmt::Display for Reason {

@@ -38,8 +38,19 @@ pub struct Outcome {
     pub removed: usize,
     /// What the snapshot could not take along, and why.
     pub skipped: Value,
+    #[serde(flatten)]
+    pub connections: Connections,
+}
+
+/// Where connections of a run went, or were to go.
+#[derive(Debug, Default, Serialize)]
+pub struct Connections {
+    /// Allowed by the rules, and answered.
     pub reached: Vec<Reached>,
+    /// Refused by the gate.
     pub refused: Vec<Reached>,
+    /// Allowed by the rules, and then the upstream failed.
+    pub failed: Vec<Reached>,
 }
 
 /// A file that differs.
@@ -74,8 +85,7 @@ impl Outcome {
             added: 0,
             removed: 0,
             skipped: Value::Array(Vec::new()),
-            reached: Vec::new(),
-            refused: Vec::new(),
+            connections: Connections::default(),
         }
     }
 
@@ -104,19 +114,33 @@ impl Outcome {
                 self.files = files.collect();
             }
         }
-        self.reached = traffic(gate, place, "allow", since).await?;
-        self.refused = traffic(gate, place, "deny", since).await?;
+        self.connections = Connections::read(gate, place, since).await?;
         Ok(())
     }
 }
 
-/// Where connections of one verdict went, from the newest thousand records.
-async fn traffic(
+impl Connections {
+    /// Reads them from the audit log: the newest thousand records of each verdict.
+    pub async fn read(gate: &Client, place: &Place, since: jiff::Timestamp) -> Result<Self> {
+        let allowed = records(gate, place, "allow", since).await?;
+        let denied = records(gate, place, "deny", since).await?;
+        // What was allowed has a reason only where the upstream failed.
+        let is_failed = |record: &&Value| record.get("reason").is_some_and(Value::is_string);
+        let (failed, reached): (Vec<&Value>, Vec<&Value>) = allowed.iter().partition(is_failed);
+        Ok(Self {
+            reached: by_host(reached),
+            refused: by_host(&denied),
+            failed: by_host(failed),
+        })
+    }
+}
+
+async fn records(
     gate: &Client,
     place: &Place,
     verdict: &str,
     since: jiff::Timestamp,
-) -> Result<Vec<Reached>> {
+) -> Result<Vec<Value>> {
     let query = format!(
         "/v1/audit?sandbox={}&verdict={verdict}&since={}&limit=1000&newest_first=true",
         place.id,
@@ -124,8 +148,12 @@ async fn traffic(
     );
     let answer = gate.get(&query).await?;
     let records = answer.get("records").and_then(Value::as_array);
+    Ok(records.cloned().unwrap_or_default())
+}
+
+fn by_host<'a>(records: impl IntoIterator<Item = &'a Value>) -> Vec<Reached> {
     let mut hosts: BTreeMap<(String, Option<u64>), u64> = BTreeMap::new();
-    for record in records.into_iter().flatten() {
+    for record in records {
         let number = |name: &str| record.get(name).and_then(Value::as_u64);
         if let Some(host) = record.get("host").and_then(Value::as_str) {
             let times = hosts.entry((host.to_owned(), number("port"))).or_default();
@@ -135,5 +163,5 @@ async fn traffic(
     let reached = hosts
         .into_iter()
         .map(|((host, port), count)| Reached { host, port, count });
-    Ok(reached.collect())
+    reached.collect()
 }

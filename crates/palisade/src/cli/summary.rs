@@ -1,14 +1,12 @@
 //! What `run` says at its end: what came of it, what it reached, what it was refused.
 
-use std::collections::BTreeMap;
-
 use anyhow::Result;
 use control::client::Client;
 use sandbox::git::diff::{ChangeKind, Changes};
 use sandbox::git::home::Home;
 use sandbox::worker::SnapshotReport;
-use serde_json::Value;
 
+use crate::cli::outcome::{Connections, Reached};
 use crate::cli::place::Place;
 use crate::output;
 
@@ -129,35 +127,30 @@ pub fn count(number: usize, noun: &str) -> String {
     }
 }
 
-/// The hosts that were reached and those that were refused, from the audit log.
+/// The hosts that were reached, those that were refused and those that failed.
 async fn traffic(gate: &Client, place: &Place, since: jiff::Timestamp) -> Result<Vec<String>> {
+    let Connections {
+        reached,
+        refused,
+        failed,
+    } = Connections::read(gate, place, since).await?;
     let mut lines = Vec::new();
-    for (verdict, word) in [("allow", "reached"), ("deny", "refused")] {
-        let query = format!(
-            "/v1/audit?sandbox={}&verdict={verdict}&since={}&limit=1000",
-            place.id,
-            since.as_millisecond()
-        );
-        let answer = gate.get(&query).await?;
-        let records = answer.get("records").and_then(Value::as_array);
-        let mut hosts: BTreeMap<String, u64> = BTreeMap::new();
-        for record in records.into_iter().flatten() {
-            let Some(host) = record.get("host").and_then(Value::as_str) else {
-                continue;
-            };
-            let port = record.get("port").and_then(Value::as_u64);
-            let port = port.map_or_else(String::new, |port| format!(":{port}"));
-            let times = record.get("count").and_then(Value::as_u64).unwrap_or(1);
-            *hosts.entry(format!("{host}{port}")).or_default() += times;
-        }
+    for (word, hosts) in [
+        ("reached", reached),
+        ("refused", refused),
+        ("failed", failed),
+    ] {
         if hosts.is_empty() {
             continue;
         }
-        let named: Vec<String> = hosts
+        let named = hosts
             .iter()
             .take(SHOWN)
-            .map(|(host, times)| format!("{} ({times}×)", output::safe(host)))
-            .collect();
+            .map(|Reached { host, port, count }| {
+                let port = port.map_or_else(String::new, |port| format!(":{port}"));
+                format!("{}{port} ({count}×)", output::safe(host))
+            });
+        let named: Vec<String> = named.collect();
         let more = hosts.len().saturating_sub(SHOWN);
         let more = if more > 0 {
             format!(" and {more} more")

@@ -92,6 +92,7 @@ fn explain(answer: &Value) -> String {
         }
     };
     let verdict = match text("verdict").as_deref() {
+        Some("allow") if text("reason").is_some() => "allowed, and failed",
         Some("allow") => "allowed",
         Some("deny") => "refused",
         _ => "not decided",

@@ -1,0 +1,95 @@
+//! Clients that leave and upstreams that fail: on record, and no refusals.
+
+use testkit::port::Port;
+use testkit::{said, wait};
+
+use crate::bench::{Bench, Rules, text, told};
+
+/// The sum of a metric's series with that label.
+fn count(bench: &Bench, metric: &str, label: &str) -> f64 {
+    let metrics = bench.metrics();
+    let lines = metrics
+        .lines()
+        .filter(|line| line.starts_with(metric) && line.contains(label));
+    let values = lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
+    values.sum()
+}
+
+const DENIED: (&str, &str) = ("proxy_request_duration_seconds_count", "verdict=\"deny\"");
+const REFUSED: (&str, &str) = ("proxy_requests_total", "upstream=\"refused\"");
+
+// Issue 14, number 12.
+#[test]
+fn failures_of_clients_and_upstreams_count_as_no_refusals() {
+    let bench = Bench::new();
+    let nobody = Port::take();
+    let rules = Rules::new()
+        .allow("api.example")
+        .at("api.example", nobody.address());
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    let failed = agent
+        .curl("http://api.example/")
+        .refused(502, "connect_failed");
+    // A TLS hello that ends after its first bytes.
+    agent.says("exec 3<>/dev/tcp/192.0.2.1/443; printf '\\x16\\x03\\x01' >&3; exec 3>&-");
+    let left = || {
+        let mut records = bench.records().into_iter();
+        records.find(|one| one["reason"] == "client_left")
+    };
+    let left = wait::until("a record of the client that left", left);
+    assert_eq!(left["verdict"], serde_json::Value::Null, "{left}");
+    let record = bench.record(&failed);
+    assert_eq!(record["verdict"], "allow", "{record}");
+    assert_eq!(record["reason"], "connect_failed", "{record}");
+    assert_eq!(record["rule"], "allowlist:api.example", "{record}");
+    assert_eq!(record["status"], 502, "{record}");
+    let why = bench.ok(&["why", &failed]);
+    assert!(
+        why.starts_with("allowed, and failed: GET api.example"),
+        "{why}"
+    );
+    assert!(why.contains("connect_failed"), "{why}");
+
+    assert_eq!(bench.ok(&["audit", "export", "--verdict", "deny"]), "");
+    for (metric, label) in [DENIED, REFUSED] {
+        assert_eq!(count(&bench, metric, label), 0.0, "{metric}");
+    }
+    // What is refused still counts.
+    let refused = agent
+        .curl("http://evil.example/")
+        .refused(403, "host_denied");
+    assert_eq!(bench.record(&refused)["verdict"], "deny");
+    for (metric, label) in [DENIED, REFUSED] {
+        assert_eq!(count(&bench, metric, label), 1.0, "{metric}");
+    }
+    assert!(bench.ok(&["audit", "verify"]).starts_with("intact"));
+}
+
+// Issue 14, number 12.
+#[test]
+fn summary_of_a_run_lists_failed_upstreams_apart_from_refusals() {
+    let bench = Bench::new();
+    let nobody = Port::take();
+    let rules = Rules::new()
+        .allow("api.example")
+        .at("api.example", nobody.address());
+    bench.write(&rules);
+    let line = "curl -s http://api.example/ >/dev/null; true";
+    let run = ["run", "--no-repo", "--rm"];
+    let command = ["--", "bash", "-c", line];
+    let printed = bench.ok(&[&run[..], &["--json"], &command].concat());
+    let value: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(value["refused"], serde_json::json!([]), "{value}");
+    assert_eq!(text(&value["failed"][0]["host"]), "api.example", "{value}");
+    assert_eq!(value["failed"][0]["count"], 1, "{value}");
+    let reached = value["reached"].as_array().unwrap();
+    let is_api = |one: &serde_json::Value| one["host"] == "api.example" && one["port"] == 80;
+    assert!(!reached.iter().any(is_api), "{value}");
+
+    let output = bench.run(&[&run[..], &command].concat());
+    assert!(output.status.success(), "{}", told(&output));
+    let summary = said::err(&output);
+    assert!(summary.contains("failed: api.example:80 (1×)"), "{summary}");
+    assert!(!summary.contains("refused:"), "{summary}");
+}
