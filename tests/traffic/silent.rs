@@ -153,3 +153,35 @@ fn a_handshake_that_fails_is_on_record_with_why() {
         assert_eq!(api.connections(), 0);
     });
 }
+
+// Issue 14, number 12.
+#[test]
+fn raw_tcp_on_a_captured_port_is_on_record() {
+    with_agent(|api, agent, inside| {
+        // Neither TLS nor HTTP, and no line that ends: nothing is ever wrong with it.
+        let greeting = b"SSH-2.0-OpenSSH_9.9";
+        let mut streams: Vec<TcpStream> = [80, 443, 8080]
+            .into_iter()
+            .map(|port| inside.port(port))
+            .collect();
+        streams.push(tunnel(inside, "shell.example:443"));
+        for stream in &mut streams {
+            stream.write_all(greeting).unwrap();
+        }
+        for stream in &mut streams {
+            assert!(inside::ends(stream, SOON));
+        }
+        for port in [80, 443, 8080] {
+            let is_meant = |one: &Value| one["host"] == "192.0.2.1" && one["port"] == port;
+            let found = record(agent, "client_timeout", is_meant);
+            assert_eq!(found["verdict"], "deny", "{found}");
+        }
+        recorded(agent, "client_timeout", "shell.example");
+        // The same inside TLS, where HTTP/2 was agreed on.
+        let mut tls = inside::tls(inside.port(443), Some("api.example"), &["h2"]);
+        tls.write_all(greeting).unwrap();
+        assert!(inside::ends(&mut tls, SOON));
+        recorded(agent, "framing", "api.example");
+        assert_eq!(api.connections(), 0);
+    });
+}

@@ -46,6 +46,9 @@ const LINE_WINDOW: u32 = 1024 * 1024;
 /// What an answer's stream may have written and not sent.
 const SEND_BUFFER: usize = 64 * 1024;
 
+/// How HTTP/2 begins (RFC 9113, 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 /// The preface of HTTP/2 and the settings after it fit.
 const FIRST_READ: usize = 512;
 
@@ -141,6 +144,11 @@ impl Unready {
 impl Visit {
     fn header_patience(&self) -> Duration {
         self.traffic.rules().settings.egress.timeouts.header
+    }
+
+    /// The name in the TLS hello, where there was one.
+    fn name(&self) -> Option<Host> {
+        self.opening.hello.clone().flatten()
     }
 
     /// Writes down a connection that ended before it was ready for a request. One that was,
@@ -280,6 +288,16 @@ async fn serve_http1(visit: Visit, line: Line) {
         .await;
     if let Err(error) = served {
         tracing::debug!(%error, "a client's connection ended");
+        // The library gives up by itself on a head that does not end: raw TCP that happens to
+        // begin like HTTP, as often as not.
+        if faults.is_inside_head() {
+            let denial = if error.is_timeout() {
+                late("the request's head")
+            } else {
+                Denial::new(Reason::ClientLeft, "framing").because(error.to_string())
+            };
+            visit.ended(visit.name().as_ref(), denial).await;
+        }
     }
 }
 
@@ -407,6 +425,11 @@ async fn serve_http2(visit: Visit, mut line: Line) {
     match timeout(visit.header_patience(), line.read_buf(&mut first)).await {
         Ok(Ok(length)) if length > 0 => {}
         Ok(_) | Err(_) => return,
+    }
+    // The library closes such a connection without a word to the service.
+    if first.iter().zip(PREFACE).any(|(byte, known)| byte != known) {
+        let denial = request::framing("the connection does not begin with the HTTP/2 preface");
+        return visit.ended(visit.name().as_ref(), denial).await;
     }
     let io = Replay::new(line, first.freeze());
     let visit = Arc::new(visit);

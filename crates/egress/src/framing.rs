@@ -81,6 +81,8 @@ pub struct Guarded<IO> {
     /// So many of them, from the first, may be handed on.
     good: usize,
     dropped: usize,
+    /// What [`Shared::is_inside_head`] says.
+    is_inside_head: bool,
     shared: Arc<Mutex<Shared>>,
 }
 
@@ -107,6 +109,8 @@ struct Shared {
     fork: Option<u64>,
     turn: Option<Turn>,
     waker: Option<Waker>,
+    /// Whether a head has begun and has not ended.
+    is_inside_head: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +128,12 @@ impl Faults {
             .fault
             .take_if(|(number, _)| *number == ordinal)
             .map(|(_, fault)| fault)
+    }
+
+    /// Whether a head has begun and has not ended. A connection that ends so ends without a
+    /// request, and the service is not asked.
+    pub fn is_inside_head(&self) -> bool {
+        lock(&self.0).is_inside_head
     }
 
     /// The switch that this request asked for took place: all that follows is passed as it
@@ -165,6 +175,7 @@ impl<IO> Guarded<IO> {
             held: BytesMut::new(),
             good: 0,
             dropped: 0,
+            is_inside_head: false,
             shared: Arc::clone(&shared),
         };
         (guarded, Faults(shared))
@@ -186,6 +197,15 @@ impl<IO> Guarded<IO> {
         let (good, followed) = self.course.follow(&self.held);
         self.good = good;
         self.settle(followed);
+    }
+
+    /// Notes whether a head has begun and has not ended. Most heads come whole.
+    fn note_head(&mut self) {
+        let is_inside = self.good == 0 && !self.held.is_empty() && self.course.is_in_head();
+        if self.is_inside_head != is_inside {
+            self.is_inside_head = is_inside;
+            lock(&self.shared).is_inside_head = is_inside;
+        }
     }
 
     /// Notes what following led to. The good bytes before it are handed on first.
@@ -328,6 +348,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Guarded<IO> {
                 continue;
             }
             if !this.held.is_empty() {
+                this.note_head();
                 if ready!(this.poll_hold(cx, buf))? > 0 {
                     this.follow_held();
                 } else if this.course.is_in_head() {
@@ -336,6 +357,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Guarded<IO> {
                     // In trailers: hyper says itself that the body is incomplete.
                     return Poll::Ready(Ok(()));
                 }
+                this.note_head();
                 continue;
             }
             let before = buf.filled().len();

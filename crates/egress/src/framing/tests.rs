@@ -430,3 +430,50 @@ fn a_buffer_that_grew_is_given_back() {
     }
     assert!(guarded.held.capacity() <= KEPT);
 }
+
+// Issue 14, number 12.
+#[tokio::test]
+async fn guard_knows_whether_a_head_has_begun_and_not_ended() {
+    let whole = with("X: y");
+    for (bytes, closed, is_inside) in [
+        (String::new(), false, false),
+        ("SSH-2.0-OpenSSH_9.9".to_owned(), false, true),
+        ("GET / HTTP/1.1\r\nHost: a.test\r\n".to_owned(), false, true),
+        (whole.clone(), false, false),
+        (format!("{whole}GET"), false, true),
+        (format!("{CHUNKED}3\r\nab"), false, false),
+        (format!("{CHUNKED}0\r\nX: y\r\n"), false, false),
+        // The service is asked about these, and nobody has to say more.
+        ("GET".to_owned(), true, false),
+        ("GET / HTTP/1.1\nHost: a.test\r\n".to_owned(), false, false),
+    ] {
+        let (mut client, server) = tokio::io::duplex(4096);
+        let (mut guarded, faults) = Guarded::new(server, Limits::default());
+        let mut cx = Context::from_waker(Waker::noop());
+        // In two pieces, as heads that take their time come.
+        let (first, second) = bytes.as_bytes().split_at(bytes.len() / 2);
+        for piece in [first, second] {
+            tokio::io::AsyncWriteExt::write_all(&mut client, piece)
+                .await
+                .unwrap();
+            read_all(&mut guarded, &mut cx);
+        }
+        if closed {
+            drop(client);
+            read_all(&mut guarded, &mut cx);
+        }
+        assert_eq!(faults.is_inside_head(), is_inside, "{bytes:?}");
+    }
+}
+
+/// Reads what there is.
+fn read_all(guarded: &mut Guarded<tokio::io::DuplexStream>, cx: &mut Context<'_>) {
+    let mut space = [0; 1024];
+    loop {
+        let mut buf = ReadBuf::new(&mut space);
+        match Pin::new(&mut *guarded).poll_read(cx, &mut buf) {
+            Poll::Ready(Ok(())) if !buf.filled().is_empty() => {}
+            Poll::Ready(_) | Poll::Pending => return,
+        }
+    }
+}
