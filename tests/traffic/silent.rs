@@ -185,3 +185,32 @@ fn raw_tcp_on_a_captured_port_is_on_record() {
         assert_eq!(api.connections(), 0);
     });
 }
+
+// Issue 14, number 12.
+#[test]
+fn connection_to_a_port_without_a_listener_is_on_record() {
+    let bench = Bench::new();
+    bench.write(&Rules::new().allow("api.example"));
+    let agent = bench.create("fix");
+    for (host, port) in [
+        ("203.0.113.7", 22),
+        ("2001:db8::7", 25),
+        ("shell.example", 2222),
+    ] {
+        let output = agent.bash(&format!("exec 3<>/dev/tcp/{host}/{port}"));
+        let said = testkit::said::err(&output);
+        assert!(said.contains("Connection refused"), "{host}: {said}");
+        let found = record(&agent, "port_denied", |one| one["port"] == port);
+        assert_eq!(found["host"], host, "{found}");
+        assert_eq!(found["verdict"], "deny", "{found}");
+        assert_eq!(found["rule"], "egress.transparent_ports", "{found}");
+        assert_eq!(found["sandbox"], agent.id.as_str(), "{found}");
+    }
+    // A connection to a port with a listener has the record of its request, and no other.
+    agent
+        .curl("http://evil.example/")
+        .refused(403, "host_denied");
+    record(&agent, "host_denied", |one| one["host"] == "evil.example");
+    let mut all = records(&bench).into_iter();
+    assert!(!all.any(|one| one["reason"] == "port_denied" && one["port"] == 80));
+}

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::caller::Caller;
+use crate::closed_ports;
 use crate::connection::{self, Visit};
 use crate::datagram::Datagrams;
 use crate::dns;
@@ -51,6 +52,8 @@ pub enum Door {
     Stream(OwnedFd),
     /// A datagram socket.
     Datagram(OwnedFd),
+    /// A raw socket that shows connections to ports without a listener.
+    Closed(OwnedFd),
 }
 
 /// Serves a sandbox's doors until `stop`. Returns when every conversation has ended.
@@ -98,6 +101,17 @@ pub async fn serve(
                 tasks.spawn(dns::serve_datagrams(
                     names, datagrams, source, journal, stop,
                 ));
+            }
+            Door::Closed(socket) => {
+                let watching =
+                    closed_ports::watch(Arc::clone(&traffic), Arc::clone(&guest), socket);
+                let sandbox = sandbox.clone();
+                let watching = async move {
+                    if let Err(error) = watching.await {
+                        tracing::error!(%sandbox, %error, "recording refused ports failed");
+                    }
+                };
+                tasks.spawn(until(stop.clone(), watching));
             }
         }
     }

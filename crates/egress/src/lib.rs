@@ -12,6 +12,7 @@ pub mod authority;
 pub mod body;
 pub mod caller;
 pub mod clock;
+pub mod closed_ports;
 pub mod connection;
 pub mod datagram;
 pub mod dialer;

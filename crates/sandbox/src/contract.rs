@@ -244,15 +244,15 @@ pub struct Moved {
 /// A socket that answers for every address the agent may mean.
 #[derive(Debug)]
 pub struct Listener {
-    /// Stream or datagram.
+    /// What kind of socket it is.
     pub transport: Transport,
-    /// The wildcard address and the port it is bound to.
+    /// The wildcard address and the port it is bound to; 0 for all that have no listener.
     pub address: SocketAddr,
     /// The socket.
     pub socket: OwnedFd,
 }
 
-/// Stream or datagram.
+/// Kinds of sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
@@ -260,6 +260,10 @@ pub enum Transport {
     Tcp,
     /// A datagram socket. Its packet information is the address meant.
     Udp,
+    /// A raw socket that receives the first packet of each TCP connection to a port without
+    /// a listener. Its packet information is the address meant; the kernel has refused the
+    /// connection.
+    Closed,
 }
 
 /// How a sandbox is.

@@ -21,6 +21,7 @@ mod cgroup;
 mod chore;
 mod clearing;
 pub mod client;
+mod closed_ports;
 mod diagnosis;
 mod dial;
 mod disk;

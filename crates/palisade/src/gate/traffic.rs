@@ -64,6 +64,7 @@ impl Traffic for Served {
             .map(|listener| match listener.transport {
                 Transport::Tcp => Door::Stream(listener.socket),
                 Transport::Udp => Door::Datagram(listener.socket),
+                Transport::Closed => Door::Closed(listener.socket),
             })
             .collect();
         let stop = self.stop.child_token();

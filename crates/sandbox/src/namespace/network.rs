@@ -22,6 +22,7 @@ use nix::sys::socket::{
     sockopt,
 };
 
+use super::closed_ports;
 use super::netlink::{Netlink, Route, this_namespace};
 use crate::contract::{Ports, Transport};
 
@@ -90,14 +91,17 @@ fn open_doors(ports: &Ports) -> Result<Vec<Door>> {
         for &port in &ports.udp {
             doors.push(open_door(Transport::Udp, SocketAddr::new(wildcard, port))?);
         }
+        let socket = closed_ports::open(wildcard, &ports.tcp)?;
+        doors.push((Transport::Closed, SocketAddr::new(wildcard, 0), socket));
     }
     Ok(doors)
 }
 
 fn open_door(transport: Transport, address: SocketAddr) -> Result<Door> {
-    let kind = match transport {
-        Transport::Tcp => SockType::Stream,
-        Transport::Udp => SockType::Datagram,
+    let kind = if transport == Transport::Tcp {
+        SockType::Stream
+    } else {
+        SockType::Datagram
     };
     let family = if address.is_ipv4() {
         AddressFamily::Inet
@@ -111,8 +115,8 @@ fn open_door(transport: Transport, address: SocketAddr) -> Result<Door> {
     }
     match (transport, address.is_ipv4()) {
         (Transport::Tcp, _) => setsockopt(&door, sockopt::ReuseAddr, &true)?,
-        (Transport::Udp, true) => setsockopt(&door, sockopt::Ipv4PacketInfo, &true)?,
-        (Transport::Udp, false) => {
+        (_, true) => setsockopt(&door, sockopt::Ipv4PacketInfo, &true)?,
+        (_, false) => {
             setsockopt(&door, sockopt::Ipv6RecvPacketInfo, &true)?;
             // Without it an answer may not come from an address that is local by route only.
             set_ipv6_freebind(&door)?;

@@ -165,7 +165,8 @@ fn listeners_are_the_same_ones_for_whoever_asks_again() {
             (Transport::Tcp, 8080),
             (Transport::Tcp, 9418),
             (Transport::Tcp, 53),
-            (Transport::Udp, 53)
+            (Transport::Udp, 53),
+            (Transport::Closed, 0)
         ]
     );
 }

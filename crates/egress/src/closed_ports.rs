@@ -1,0 +1,101 @@
+//! Connections to ports on which the gate does not listen.
+//!
+//! The kernel has refused such a connection before anybody here hears of it. A raw socket of
+//! the sandbox's network shows the packet that would have opened it, so that it is on record.
+
+use std::io::Result;
+use std::net::{IpAddr, SocketAddr};
+use std::num::{NonZeroU32, NonZeroU64};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use policy::audit::Kind;
+use policy::bucket::{Rate, TokenBucket};
+use policy::reason::Reason;
+use policy::verdict::Denial;
+
+use crate::datagram::Datagrams;
+use crate::guest::Guest;
+use crate::pipeline;
+use crate::traffic::Traffic;
+use crate::trail::{Stage, Trail};
+
+/// Records of one sandbox: a hundred a second, and so many at once. An agent that tries every
+/// port waits for nothing, and the rest of its tries is not on record.
+const PACE: Rate = Rate::every(
+    NonZeroU64::new(10_000_000).unwrap(),
+    NonZeroU32::new(200).unwrap(),
+);
+
+/// Longer than any header of IPv4 and the ports of TCP after it.
+const LONGEST: usize = 64;
+
+/// Writes down what `socket` shows, until it fails.
+pub async fn watch(traffic: Arc<Traffic>, guest: Arc<Guest>, socket: OwnedFd) -> Result<()> {
+    let packets = Datagrams::new(socket)?;
+    let mut bucket = TokenBucket::new();
+    let mut packet = [0; LONGEST];
+    loop {
+        let (length, ends) = packets.receive(&mut packet).await?;
+        let packet = packet.get(..length).unwrap_or_default();
+        let Some(port) = destination_port(ends.meant, packet) else {
+            continue;
+        };
+        if bucket.take(&PACE, traffic.clock().tick()).is_err() {
+            continue;
+        }
+        let meant = SocketAddr::new(ends.meant.to_canonical(), port);
+        record(&traffic, &guest, meant).await;
+    }
+}
+
+async fn record(traffic: &Arc<Traffic>, guest: &Arc<Guest>, meant: SocketAddr) {
+    let place = pipeline::place(Some(guest)).await;
+    let mut trail = Trail::begin(traffic, Some(guest), Kind::Http, place);
+    let name = traffic.names().meant(guest.id(), meant.ip());
+    let host = name.map_or_else(|| meant.ip().to_string(), |name| name.to_string());
+    trail.event.host = Some(host);
+    trail.event.port = Some(meant.port());
+    let denial = Denial::new(Reason::PortDenied, "egress.transparent_ports").saying(format!(
+        "The gate does not listen on port {}. Use the proxy at palisade.internal:8080, or ask \
+         the operator to add the port to egress.transparent_ports.",
+        meant.port()
+    ));
+    trail.refused(Stage::Request, &denial);
+}
+
+/// The port in a packet. Over IPv4 it begins with the IP header (RFC 791, 3.1), over IPv6 with
+/// that of TCP.
+fn destination_port(meant: IpAddr, packet: &[u8]) -> Option<u16> {
+    let header = match meant {
+        IpAddr::V4(_) => usize::from(packet.first()? & 0x0f) * 4,
+        IpAddr::V6(_) => 0,
+    };
+    let port = packet.get(header + 2..)?.first_chunk()?;
+    Some(u16::from_be_bytes(*port))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+
+    #[test]
+    fn destination_port_is_read_behind_any_header_and_never_beyond() {
+        let tcp = [0xe1, 0xa2, 0x00, 0x16];
+        let four = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        for words in [5_u8, 15] {
+            let mut packet = vec![0; usize::from(words) * 4];
+            packet[0] = 0x40 | words;
+            packet.extend(tcp);
+            assert_eq!(destination_port(four, &packet), Some(22));
+            packet.pop();
+            assert_eq!(destination_port(four, &packet), None);
+        }
+        let six = IpAddr::V6(Ipv6Addr::LOCALHOST);
+        assert_eq!(destination_port(six, &tcp), Some(22));
+        assert_eq!(destination_port(six, &tcp[..3]), None);
+        assert_eq!(destination_port(four, &[]), None);
+    }
+}
