@@ -20,4 +20,5 @@ mod much;
 mod pushing;
 mod refusing;
 mod sizes;
+mod ssh_remotes;
 mod yard;

@@ -317,8 +317,13 @@ impl Yard {
 
     /// The operator's words, whatever comes of them.
     pub(crate) fn operator(&self, args: &[&str]) -> Output {
+        self.operator_in(self.place.path(), args)
+    }
+
+    /// The same in another directory.
+    pub(crate) fn operator_in(&self, dir: &Path, args: &[&str]) -> Output {
         let mut command = self.place.palisade(args);
-        command.current_dir(self.place.path()).output().unwrap()
+        command.current_dir(dir).output().unwrap()
     }
 
     /// Starts the gate anew: ten pushes may come at once, and a new gate has seen none.

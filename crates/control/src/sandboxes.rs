@@ -10,6 +10,7 @@ mod checkpoints;
 mod making;
 mod mirrored;
 mod ports;
+mod repository;
 mod standby;
 mod trusting;
 pub(crate) mod watched;

@@ -38,6 +38,7 @@ pub mod names;
 pub(crate) mod objects;
 mod ownership;
 pub mod packing;
+pub mod remote_url;
 pub mod snapshot;
 pub mod steering;
 pub mod stray;

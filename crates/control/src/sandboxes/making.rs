@@ -14,6 +14,7 @@ use sandbox::progress::{Progress, Step};
 use store::Store;
 
 use super::body::{CreateBody, PortBody};
+use super::repository::HostRepository;
 use super::wish::{Standing, Wish};
 use super::{Sandboxes, describe, ports};
 use crate::reply::{ControlError, Reply};
@@ -37,7 +38,12 @@ impl Sandboxes {
         body: CreateBody,
         progress: Arc<Progress>,
     ) -> Result<Reply, ControlError> {
-        let wish = Wish::read(body, settings)?;
+        let repository = body.repository.clone();
+        let host = self
+            .ask(move |_| Ok(repository.as_deref().map(HostRepository::read)))
+            .await?
+            .unwrap_or_default();
+        let wish = Wish::read(body, &host, settings)?;
         let Wish { mut wanted, who } = wish;
         wanted.progress = Arc::clone(&progress);
         wanted.trust = Some(self.traffic.trust());

@@ -1,18 +1,26 @@
-//! What git inside a sandbox is told of mirrors.
+//! How git inside a sandbox reaches mirrors, and git hosts that a remote names by ssh.
 
-use config::section::git::Mirror;
+use std::collections::BTreeSet;
 
-/// Variables by which git asks the gate where it would ask an upstream that is mirrored
-/// (git-config(1), `GIT_CONFIG_COUNT`, since git 2.31).
-pub(super) fn environment(mirrors: &[Mirror]) -> Vec<(String, String)> {
-    let pairs = mirrors.iter().flat_map(|mirror| {
-        let key = format!("url.http://palisade.internal/git/{}.insteadOf", mirror.name);
-        let spellings = mirror.spellings().into_iter();
-        spellings.map(move |spelling| (key.clone(), spelling))
+use config::section::git::{Git, Mirror};
+use policy::host::Host;
+use sandbox::git::remote_url::RemoteUrl;
+
+use super::repository::git_host;
+
+/// Variables by which git uses the gate where a URL means an upstream that is mirrored, and
+/// HTTPS where a URL means ssh to a host of `git.hosts` (git-config(1), `GIT_CONFIG_COUNT`,
+/// since git 2.31). The longest `insteadOf` that fits counts, so a mirror comes first.
+pub(super) fn environment(git: &Git, remotes: &[(String, String)]) -> Vec<(String, String)> {
+    let mirrors = git.mirrors.iter().flat_map(mirror_rules);
+    let hosts = git.hosts.iter().flat_map(|host| {
+        let key = format!("url.https://{host}/.insteadOf");
+        let prefixes = ssh_prefixes(host, &git.hosts, remotes).into_iter();
+        prefixes.map(move |prefix| (key.clone(), prefix))
     });
     let mut variables = Vec::new();
     let mut count = 0;
-    for (key, value) in pairs {
+    for (key, value) in mirrors.chain(hosts) {
         variables.push((format!("GIT_CONFIG_KEY_{count}"), key));
         variables.push((format!("GIT_CONFIG_VALUE_{count}"), value));
         count += 1;
@@ -21,6 +29,49 @@ pub(super) fn environment(mirrors: &[Mirror]) -> Vec<(String, String)> {
         variables.push(("GIT_CONFIG_COUNT".to_owned(), count.to_string()));
     }
     variables
+}
+
+fn mirror_rules(mirror: &Mirror) -> impl Iterator<Item = (String, String)> {
+    let key = format!("url.http://palisade.internal/git/{}.insteadOf", mirror.name);
+    let spellings = mirror.spellings().into_iter();
+    spellings.map(move |spelling| (key.clone(), spelling))
+}
+
+/// How URLs begin that mean ssh to `host`: for the user `git`, for none, and for users, ports
+/// and spellings of the host that the operator's remotes have. The ssh port says nothing
+/// about the HTTPS port, which is 443.
+fn ssh_prefixes(host: &Host, hosts: &[Host], remotes: &[(String, String)]) -> BTreeSet<String> {
+    let mut users = BTreeSet::from(["git@".to_owned(), String::new()]);
+    let mut names = BTreeSet::from([host.to_string()]);
+    let mut addresses = BTreeSet::from([host.to_string(), format!("{host}:22")]);
+    // A password is not passed on, and neither is what cannot stand in a URL.
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
+    for (_, url) in remotes {
+        let Some(url) = RemoteUrl::parse(url) else {
+            continue;
+        };
+        if !url.is_ssh() || git_host(&url, hosts) != Some(host) || !url.address.chars().all(plain) {
+            continue;
+        }
+        let user = url.user.filter(|user| !user.contains(':'));
+        users.extend(
+            user.filter(|user| user.chars().all(plain))
+                .map(|user| format!("{user}@")),
+        );
+        names.insert(url.host().to_owned());
+        addresses.insert(url.address.to_owned());
+    }
+    let mut prefixes = BTreeSet::new();
+    for user in &users {
+        for address in &addresses {
+            prefixes.insert(format!("ssh://{user}{address}/"));
+        }
+        for name in &names {
+            prefixes.insert(format!("{user}{name}:"));
+            prefixes.insert(format!("{user}{name}:/"));
+        }
+    }
+    prefixes
 }
 
 #[cfg(test)]
@@ -40,12 +91,15 @@ mod tests {
 
     #[test]
     fn git_asks_the_gate_where_it_would_ask_upstream() {
-        let variables = environment(&[
+        let mirrors = vec![
             mirror("app", "ssh://git@git.example/acme/app.git"),
             mirror("application", "git@git.example:acme/app-lication"),
             mirror("odd", "ssh://git.example:2222/odd.git"),
             mirror("web", "https://web.example/acme/web"),
-        ]);
+        ];
+        // A mirror is nearer than the host it is on.
+        let git = git(mirrors, &["git.example"]);
+        let variables = environment(&git, &[]);
         for (asked, expected) in [
             ("ssh://git@git.example/acme/app.git", "app"),
             ("ssh://git@git.example/acme/app", "app"),
@@ -57,15 +111,69 @@ mod tests {
             ("ssh://git.example:2222/odd.git", "odd"),
             ("https://web.example/acme/web.git", "web.git"),
         ] {
-            let asking = Command::new("git")
-                .args(["ls-remote", "--get-url", asked])
-                .current_dir("/")
-                .envs(variables.clone())
-                .output();
-            let heard = String::from_utf8(asking.unwrap().stdout).unwrap();
             let url = format!("http://palisade.internal/git/{expected}");
-            assert_eq!(heard.trim(), url, "{asked}");
+            assert_eq!(used(&variables, asked), url, "{asked}");
         }
-        assert_eq!(environment(&[]), []);
+    }
+
+    #[test]
+    fn ssh_urls_of_git_hosts_become_https() {
+        // Issue 14, number 15.
+        let git = git(Vec::new(), &["github.com", "forge.example"]);
+        let remotes = [
+            ("origin", "ssh://deploy@forge.example:2222/o/r"),
+            ("other", "GitHub.com:o/r"),
+            ("secret", "ssh://me:hunter2@forge.example/o/r"),
+        ];
+        let remotes = remotes.map(|(name, url)| (name.to_owned(), url.to_owned()));
+        let variables = environment(&git, &remotes);
+        for (asked, expected) in [
+            ("git@github.com:o/r", "https://github.com/o/r"),
+            ("git@github.com:/o/r.git", "https://github.com/o/r.git"),
+            ("github.com:o/r", "https://github.com/o/r"),
+            ("GitHub.com:o/r", "https://github.com/o/r"),
+            ("ssh://git@github.com/o/r", "https://github.com/o/r"),
+            ("ssh://git@github.com:22/o/r", "https://github.com/o/r"),
+            ("ssh://github.com/o/r", "https://github.com/o/r"),
+            ("deploy@forge.example:o/r", "https://forge.example/o/r"),
+            (
+                "ssh://deploy@forge.example:2222/o/r",
+                "https://forge.example/o/r",
+            ),
+            ("ssh://forge.example:2222/o/r", "https://forge.example/o/r"),
+            // Others stay as they are.
+            (
+                "git@github.com.evil.example:o/r",
+                "git@github.com.evil.example:o/r",
+            ),
+            ("ssh://git@git.example/o/r", "ssh://git@git.example/o/r"),
+            ("https://github.com/o/r", "https://github.com/o/r"),
+        ] {
+            assert_eq!(used(&variables, asked), expected, "{asked}");
+        }
+        assert!(!format!("{variables:?}").contains("hunter2"));
+        assert_eq!(environment(&self::git(Vec::new(), &[]), &[]), []);
+    }
+
+    fn git(mirrors: Vec<Mirror>, hosts: &[&str]) -> Git {
+        Git {
+            mirrors,
+            hosts: hosts
+                .iter()
+                .map(|host| Host::parse(host).unwrap())
+                .collect(),
+            ..Git::default()
+        }
+    }
+
+    /// The URL that git uses for `asked` with these variables.
+    fn used(variables: &[(String, String)], asked: &str) -> String {
+        let asking = Command::new("git")
+            .args(["ls-remote", "--get-url", asked])
+            .current_dir("/")
+            .envs(variables.to_vec())
+            .output();
+        let heard = String::from_utf8(asking.unwrap().stdout).unwrap();
+        heard.trim().to_owned()
     }
 }

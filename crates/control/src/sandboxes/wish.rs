@@ -1,15 +1,14 @@
 //! What a request for a sandbox means, by the settings in force.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use config::Settings;
 use policy::registration::{AuthMode, Repo, RepoName};
 use sandbox::contract::{Limits, Ports, SandboxError, System};
-use sandbox::git::home::Home;
 use sandbox::manager::Wanted;
 
 use super::body::{CreateBody, PortBody};
+use super::repository::HostRepository;
 use super::{mirrored, ports};
 use crate::elsewhere;
 use crate::reply::ControlError;
@@ -29,7 +28,12 @@ pub(super) struct Standing {
 }
 
 impl Wish {
-    pub(super) fn read(body: CreateBody, settings: &Settings) -> Result<Self, ControlError> {
+    /// Reads a request. `host` is what was found at `body.repository`.
+    pub(super) fn read(
+        body: CreateBody,
+        host: &HostRepository,
+        settings: &Settings,
+    ) -> Result<Self, ControlError> {
         let configured = settings.sandbox.backend.as_str();
         check_backend(body.backend.as_deref().unwrap_or(configured))?;
         elsewhere::refuse_its_name(&body.name, settings)?;
@@ -63,12 +67,7 @@ impl Wish {
                     })
                 })
                 .collect::<Result<Vec<_>, _>>()?,
-            None => body
-                .repository
-                .as_deref()
-                .and_then(|path| origin(path, settings))
-                .into_iter()
-                .collect(),
+            None => host.origin(&settings.git.hosts).into_iter().collect(),
         };
         for one in &body.publish {
             ports::check_host(one.host)?;
@@ -86,7 +85,7 @@ impl Wish {
                 repository: body.repository,
                 depth: body.depth,
                 dirty: body.dirty,
-                environment: mirrored::environment(&settings.git.mirrors),
+                environment: mirrored::environment(&settings.git, &host.remotes),
                 ports: listened_on(settings),
                 limits: Limits {
                     memory: limits.memory,
@@ -152,18 +151,6 @@ fn check_backend(wanted: &str) -> Result<(), ControlError> {
         .to_owned();
     let unavailable = SandboxError::Unavailable { backend, reason };
     Err(ControlError::Sandbox(unavailable.into()))
-}
-
-/// The repository that `origin` points to, where that is on a git host.
-fn origin(path: &Path, settings: &Settings) -> Option<RepoName> {
-    let home = Home::discover(path).ok()?;
-    let (host, name) = home.origin()?;
-    let known = settings
-        .git
-        .hosts
-        .iter()
-        .any(|known| known.to_string().eq_ignore_ascii_case(&host));
-    known.then(|| RepoName::parse(&name).ok()).flatten()
 }
 
 /// The proxy, git and DNS, and what is served for programs that know of none of them.

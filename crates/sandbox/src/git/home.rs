@@ -76,22 +76,16 @@ impl Home {
         name.strip_suffix(".git").map(str::to_owned).unwrap_or(name)
     }
 
-    /// The host and the path (`owner/name`) that the remote `origin` points to.
-    pub fn origin(&self) -> Option<(String, String)> {
-        let remote = self.repo.find_remote("origin").ok()?;
-        let url = remote.url().ok()?;
-        let (host, path) = match url.split_once("://") {
-            Some((_, rest)) => rest.split_once('/')?,
-            // `user@host:path`; a slash before the colon makes it a path.
-            None => url
-                .split_once(':')
-                .filter(|(host, _)| !host.contains('/'))?,
-        };
-        let host = host.rsplit('@').next()?;
-        let host = host.split(':').next()?;
-        let path = path.trim_matches('/');
-        let path = path.strip_suffix(".git").unwrap_or(path);
-        (!host.is_empty()).then(|| (host.to_owned(), path.to_owned()))
+    /// The remotes: names, and URLs as the operator's git would use them.
+    pub fn remotes(&self) -> Result<Vec<(String, String)>, GitError> {
+        let names = self.repo.remotes().map_err(git("list the remotes"))?;
+        let names = names.iter().flatten().flatten();
+        Ok(names
+            .filter_map(|name| {
+                let remote = self.repo.find_remote(name).ok()?;
+                Some((name.to_owned(), remote.url().ok()?.to_owned()))
+            })
+            .collect())
     }
 
     /// Makes the sandbox's branch at `commit`. HEAD, index and worktree stay as they are. The

@@ -16,6 +16,7 @@ use super::home::Home;
 use super::index::index_entry;
 use super::manifest::Manifest;
 use super::ownership::{give, give_all, give_below, give_tree};
+use super::remote_url::RemoteUrl;
 use super::snapshot::Bounds;
 use crate::name::Slug;
 use crate::progress::{Progress, Step};
@@ -448,22 +449,12 @@ fn quoted(bytes: &[u8]) -> String {
 
 /// The operator's remotes as an agent may know them.
 fn remotes(home: &Home) -> Result<Vec<(String, String)>, GitError> {
-    let repo = home.repo();
-    let names = repo.remotes().map_err(git("list the remotes"))?;
-    let mut remotes = Vec::new();
-    for name in names.iter().flatten().flatten() {
-        let Ok(remote) = repo.find_remote(name) else {
-            continue;
-        };
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if let Ok(url) = remote.url()
-            && name.chars().all(plain)
-            && let Some(url) = without_secrets(url)
-        {
-            remotes.push((name.to_owned(), url));
-        }
-    }
-    Ok(remotes)
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let remotes = home.remotes()?.into_iter();
+    Ok(remotes
+        .filter(|(name, _)| name.chars().all(plain))
+        .filter_map(|(name, url)| Some((name, without_secrets(&url)?)))
+        .collect())
 }
 
 /// A URL without user, password and query; nothing for a path on this machine.
@@ -472,18 +463,19 @@ fn without_secrets(url: &str) -> Option<String> {
     if url.chars().any(odd) {
         return None;
     }
-    let url = url.split('?').next()?;
-    if let Some((scheme, rest)) = url.split_once("://") {
-        let (host, path) = rest.split_once('/')?;
-        let host = host.rsplit('@').next()?;
-        let remote = matches!(scheme, "https" | "http" | "ssh" | "git");
-        return (remote && !host.is_empty()).then(|| format!("{scheme}://{host}/{path}"));
+    let RemoteUrl {
+        scheme,
+        address,
+        path,
+        ..
+    } = RemoteUrl::parse(url.split('?').next()?)?;
+    match scheme {
+        Some(scheme @ ("https" | "http" | "ssh" | "git")) => {
+            Some(format!("{scheme}://{address}/{path}"))
+        }
+        Some(_) => None,
+        None => Some(format!("{address}:{path}")),
     }
-    // `user@host:path`; a slash before the colon makes it a path.
-    let (host, path) = url.split_once(':')?;
-    let host = host.rsplit('@').next()?;
-    let remote = !host.contains('/') && !host.is_empty() && !path.starts_with(':');
-    remote.then(|| format!("{host}:{path}"))
 }
 
 #[cfg(test)]

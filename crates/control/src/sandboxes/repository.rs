@@ -1,0 +1,40 @@
+//! What a new sandbox takes from the operator's repository beside its files.
+
+use std::path::Path;
+
+use policy::host::Host;
+use policy::registration::RepoName;
+use sandbox::git::home::Home;
+use sandbox::git::remote_url::RemoteUrl;
+
+/// The operator's repository, as far as registration and settings of a sandbox need it.
+#[derive(Debug, Default)]
+pub(super) struct HostRepository {
+    /// The remotes: names and URLs.
+    pub(super) remotes: Vec<(String, String)>,
+}
+
+impl HostRepository {
+    /// Reads the repository that holds `path`. Blocks. What cannot be read here is reported
+    /// by the manager, which opens the repository next.
+    pub(super) fn read(path: &Path) -> Self {
+        let remotes = Home::discover(path).and_then(|home| home.remotes());
+        Self {
+            remotes: remotes.unwrap_or_default(),
+        }
+    }
+
+    /// The repository that `origin` points to, by HTTPS or ssh, where that is on a git host.
+    pub(super) fn origin(&self, hosts: &[Host]) -> Option<RepoName> {
+        let (_, url) = self.remotes.iter().find(|(name, _)| name == "origin")?;
+        let url = RemoteUrl::parse(url)?;
+        git_host(&url, hosts)?;
+        RepoName::parse(url.repository()).ok()
+    }
+}
+
+/// The host of `git.hosts` that a remote is on.
+pub(super) fn git_host<'h>(url: &RemoteUrl<'_>, hosts: &'h [Host]) -> Option<&'h Host> {
+    let host = Host::parse(url.host()).ok()?;
+    hosts.iter().find(|known| **known == host)
+}
