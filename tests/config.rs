@@ -47,6 +47,27 @@ fn five_mistakes_are_reported_as_five_with_their_places() {
     assert_eq!(problems["problems"].as_array().unwrap().len(), 5);
 }
 
+/// Issue 14, number 7: `config check` said ok to a scanner that is not there.
+#[test]
+fn settings_that_nothing_enforces_are_refused_with_their_line() {
+    let place = Place::new(PALISADE);
+    place.write_config("version: \"1.0\"\nscan:\n  outbound: deny\n");
+    let output = place.run(&["config", "check"]);
+    let told = err(&output);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    let sentence = "palisade.yaml:3:13: scan.outbound is not available in this version: nothing \
+                    would enforce it; remove it, or set it to off";
+    assert!(told.contains(sentence), "{told}");
+    let output = place.run(&["gate", "run"]);
+    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+    // The starter says so, too.
+    let starter = out(&place.run(&["config", "init", "--stdout"]));
+    assert!(
+        starter.contains("Not available in this version"),
+        "{starter}"
+    );
+}
+
 #[test]
 fn init_writes_a_file_that_passes_and_never_overwrites() {
     let place = Place::new(PALISADE);

@@ -207,11 +207,6 @@ fn the_rules_are_those_of_the_gate() {
         "version: \"1.0\"\negress: { policy: policy.yaml }\ngit: { pushable: [\"palisade/*\"] }\n",
     );
     assert_eq!(desk.reasons(RANGE), ["git_size"]);
-    // Who wants to be asked cannot be yet, and the gate refuses.
-    desk.commit("settings.env", &token());
-    desk.place
-        .write_config("version: \"1.0\"\ngit: { pushable: [\"palisade/*\"], scan: ask }\n");
-    assert_eq!(desk.reasons(RANGE), ["ask_unattended"]);
 }
 
 #[test]

@@ -45,6 +45,24 @@ fn allowed_names_are_reached_over_http_and_https_without_any_setting() {
     });
 }
 
+/// Issue 14, number 7: a rule's own ports were captured by nothing.
+#[test]
+fn ports_of_rules_are_captured_without_a_proxy() {
+    let bench = Bench::new();
+    let odd = bench.https(&["odd.example"], |_| Reply::text("odd"));
+    let rules = Rules::new()
+        .allow("{host: odd.example, ports: [8443]}")
+        .allow("api.example")
+        .at("odd.example", odd.address());
+    bench.write(&rules);
+    let agent = bench.create("fix");
+    let got = agent.curl("--noproxy '*' https://odd.example:8443/");
+    assert_eq!((got.status, got.body.as_str()), (200, "odd"));
+    // Captured is not allowed.
+    let got = agent.curl("--noproxy '*' https://api.example:8443/");
+    got.refused(403, "port_denied");
+}
+
 #[test]
 fn a_denied_name_is_answered_with_a_reason_that_both_sides_can_look_up() {
     every_operator(|bench, agent| {

@@ -123,8 +123,7 @@ pub struct Found {
 pub fn judges(section: &Policies, entrypoint: &str) -> Result<Found, BadBundle> {
     let mut found = Found::default();
     for named in &section.bundles {
-        let inner = named.entrypoint.strip_prefix(entrypoint);
-        if !inner.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+        if !named.decides(entrypoint) {
             continue;
         }
         let terms = Terms {

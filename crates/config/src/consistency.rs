@@ -17,6 +17,7 @@ use crate::layer::Layer;
 use crate::leaf::Leaf;
 use crate::policy_file::{PolicyFile, RateRow};
 use crate::problem::Problem;
+use crate::section::policies::ENTRYPOINTS;
 use crate::section::sandbox::{Backend, Snapshot};
 use crate::section::tools::RuntimeKind;
 use crate::settings::{Compiled, File};
@@ -42,10 +43,27 @@ pub(crate) fn check_file(
     check.positive();
     check.at_most();
     warn_of_short_secrets(layer, warnings);
+    warn_of_unused_entrypoints(layer, warnings);
     if layer.value.metrics.tracing.is_jaeger_thrift() {
         let pointer = "/metrics/tracing/endpoint";
         let problem = layer.problem(pointer, "port 14268 is Jaeger's Thrift port");
         warnings.push(problem.hinting("traces go to port 4318 of the same host, by OTLP"));
+    }
+}
+
+/// A bundle that nothing evaluates looks as if it protected something. It is no error: a bundle
+/// may be there for `palisade policy` alone.
+fn warn_of_unused_entrypoints(layer: &Layer<File>, warnings: &mut Vec<Problem>) {
+    for (index, bundle) in layer.value.policies.bundles.iter().enumerate() {
+        if ENTRYPOINTS.iter().any(|known| bundle.decides(known)) {
+            continue;
+        }
+        let pointer = format!("/policies/bundles/{index}/entrypoint");
+        let shown = layer.quoted(&pointer, &bundle.entrypoint);
+        let message =
+            format!("nothing evaluates the entrypoint {shown}: the bundle decides nothing");
+        let hint = format!("entrypoints are {}", ENTRYPOINTS.join(", "));
+        warnings.push(layer.problem(&pointer, message).hinting(hint));
     }
 }
 

@@ -9,6 +9,7 @@ use crate::leaf::Pattern;
 use crate::problem::{Problem, quote};
 use crate::schema::Shape;
 use crate::tree::{Content, Tree};
+use crate::unavailable;
 use crate::validation::{Valid, validate};
 
 /// A file that was read: its value, and the tree that says where each part stood.
@@ -27,7 +28,8 @@ impl<T> std::fmt::Debug for Layer<T> {
 }
 
 impl<T: DeserializeOwned> Layer<T> {
-    /// Parses, expands (where there is an environment), validates and deserialises. All
+    /// Parses, expands (where there is an environment), validates and deserialises. Keys that
+    /// this version has no feature for are mistakes like any other. All
     /// mistakes go to `problems`; where a value can be had all the same, later checks can
     /// go on with it. None when the file is not YAML.
     pub(crate) fn read(
@@ -43,6 +45,8 @@ impl<T: DeserializeOwned> Layer<T> {
             expand(&mut tree, env, problems);
         }
         let valid = validate(shape, &mut tree, problems);
+        let at = |pointer: &str, message| tree.problem(&valid.original(pointer), message);
+        problems.extend(unavailable::check(shape.unavailable, &valid.value, at));
         match T::deserialize(&valid.value) {
             Ok(value) => Some(Self { value, tree, valid }),
             Err(error) => {

@@ -28,6 +28,7 @@ mod settings;
 mod sources;
 mod tree;
 mod trust;
+mod unavailable;
 mod validation;
 
 use std::path::Path;
@@ -37,7 +38,7 @@ pub use origin::Origin;
 pub use problem::{Problem, Problems};
 pub use repository::{FILE_NAME, RepoFile, RepoSettings, TrustedRepoFile};
 pub use secret::Secret;
-pub use settings::{Domain, Settings, ShownValue};
+pub use settings::{Domain, GATE_PORTS, MOST_CAPTURED, Settings, ShownValue};
 pub use sources::Sources;
 pub use trust::{TrustEntry, TrustError, TrustStore};
 

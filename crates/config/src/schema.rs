@@ -12,20 +12,26 @@ use crate::policy_file::{AllowlistFile, PolicyFile};
 use crate::repository::RepoKeys;
 use crate::settings::File;
 use crate::tree::segments;
+use crate::unavailable::{self, Unavailable};
 
 /// palisade.yaml.
-pub(crate) static PALISADE: LazyLock<Shape> = LazyLock::new(Shape::of::<File>);
+pub(crate) static PALISADE: LazyLock<Shape> =
+    LazyLock::new(|| Shape::of::<File>(unavailable::PALISADE));
 /// allowlist.yaml and grants.yaml.
-pub(crate) static ALLOWLIST: LazyLock<Shape> = LazyLock::new(Shape::of::<AllowlistFile>);
+pub(crate) static ALLOWLIST: LazyLock<Shape> =
+    LazyLock::new(|| Shape::of::<AllowlistFile>(unavailable::ALLOWLIST));
 /// policy.yaml.
-pub(crate) static POLICY: LazyLock<Shape> = LazyLock::new(Shape::of::<PolicyFile>);
+pub(crate) static POLICY: LazyLock<Shape> = LazyLock::new(|| Shape::of::<PolicyFile>(&[]));
 /// A repository's .palisade.yaml.
-pub(crate) static REPOSITORY: LazyLock<Shape> = LazyLock::new(Shape::of::<RepoKeys>);
+pub(crate) static REPOSITORY: LazyLock<Shape> =
+    LazyLock::new(|| Shape::of::<RepoKeys>(unavailable::REPOSITORY));
 
 /// The schema of one kind of file, ready to be used.
 pub(crate) struct Shape {
     pub(crate) schema: Value,
     pub(crate) validator: Validator,
+    /// Keys of features that this version does not have.
+    pub(crate) unavailable: &'static [Unavailable],
 }
 
 impl Shape {
@@ -33,10 +39,11 @@ impl Shape {
         clippy::expect_used,
         reason = "the schema is derived from our own types, and a test builds each"
     )]
-    fn of<T: JsonSchema>() -> Self {
+    fn of<T: JsonSchema>(unavailable: &'static [Unavailable]) -> Self {
         let generator = SchemaSettings::draft2020_12().into_generator();
         let mut schema = generator.into_root_schema_for::<T>().to_value();
         tidy(&mut schema);
+        annotate(&mut schema, unavailable);
         let mut options = jsonschema::options()
             .should_validate_formats(true)
             .should_ignore_unknown_formats(false);
@@ -44,7 +51,11 @@ impl Shape {
             options = options.with_format(row.name, |text: &str| (row.check)(text).is_ok());
         }
         let validator = options.build(&schema).expect("a derived schema is valid");
-        Self { schema, validator }
+        Self {
+            schema,
+            validator,
+            unavailable,
+        }
     }
 
     /// What may stand at `pointer`: the schemas of that place, with references and
@@ -177,6 +188,20 @@ fn tidy(schema: &mut Value) {
         }
         Value::Array(items) => items.iter_mut().for_each(tidy),
         _ => {}
+    }
+}
+
+/// Says of keys that are not available that they are not.
+fn annotate(schema: &mut Value, unavailable: &[Unavailable]) {
+    for entry in unavailable {
+        for property in entry.properties(schema) {
+            let Some(Value::Object(property)) = schema.pointer_mut(&property) else {
+                continue;
+            };
+            let description = property.get("description").and_then(Value::as_str);
+            let description = format!("{} {}", description.unwrap_or_default(), entry.note());
+            property.insert("description".into(), description.trim().into());
+        }
     }
 }
 

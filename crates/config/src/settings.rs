@@ -1,5 +1,7 @@
 //! The snapshot everything else is built from.
 
+mod per_sandbox;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
@@ -34,6 +36,10 @@ use crate::section::scan::{GitAction, Scan};
 use crate::section::server::Server;
 use crate::section::tools::Tool;
 use crate::tree::join;
+use crate::unavailable::is_unavailable;
+
+pub(crate) use per_sandbox::captured_ports;
+pub use per_sandbox::{GATE_PORTS, MOST_CAPTURED};
 
 /// palisade.yaml as it is written.
 #[derive(Clone, Default, Deserialize, JsonSchema)]
@@ -333,7 +339,11 @@ impl Settings {
                 value,
             }
         };
-        self.leaves().into_iter().map(shown).collect()
+        let leaves = self.leaves().into_iter();
+        leaves
+            .filter(|(pointer, value)| !is_unavailable(pointer, value))
+            .map(shown)
+            .collect()
     }
 
     /// Puts `${NAME}` in the place of every value below `pointer` that a variable holds.

@@ -15,7 +15,9 @@ use crate::policy_file::{AllowlistFile, PolicyFile};
 use crate::problem::{Problem, Problems};
 use crate::schema::{ALLOWLIST, PALISADE, POLICY};
 use crate::section::egress::{Dns, DomainRule};
-use crate::settings::{Compiled, Domain, File, Settings, host_rule, resolve};
+use crate::settings::{
+    Compiled, Domain, File, MOST_CAPTURED, Settings, captured_ports, host_rule, resolve,
+};
 use crate::tree::{Content, Node, Tree};
 
 /// What 'allow always' and grants are written to, beside palisade.yaml.
@@ -230,6 +232,19 @@ impl Sources {
                 &mut domains,
                 &mut origins,
             );
+        }
+
+        if let Some(main) = &main {
+            let transparent = &main.value.egress.transparent_ports;
+            let rules = domains.iter().map(|domain| &domain.rule);
+            let captured = captured_ports(transparent, rules).len();
+            if captured > MOST_CAPTURED {
+                let message = format!(
+                    "egress.transparent_ports and the ports of rules are {captured} different \
+                     ports: a sandbox captures at most {MOST_CAPTURED}"
+                );
+                problems.push(main.problem("/egress", message).hinting("name fewer"));
+            }
         }
 
         let policy = self.include(&self.policy, main.as_ref(), "/egress/policy", &mut problems);

@@ -30,12 +30,6 @@ use crate::pipeline::Message;
 use crate::traffic::{Rules, Traffic};
 use crate::trail::Trail;
 
-/// What bundles about requests decide.
-pub const REQUESTS: &str = "http/authz";
-
-/// What bundles about pushes decide.
-pub const PUSHES: &str = "git/push";
-
 /// Slow decisions that are made at the same time.
 const MOST_SLOW: usize = 4;
 

@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use config::Settings;
 use config::bundle::BadBundle;
 use config::section::egress::Unknown;
+use config::section::policies;
 use policy::allowlist::{Permit, Target};
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
@@ -38,7 +39,7 @@ use crate::live::{Asked, Live};
 use crate::mirror::Mirrors;
 use crate::numbers::{Numbers, States};
 use crate::ports::{Ledger, Programs, PushJudge, Registry, ToolServer};
-use crate::rego::{self, Policies};
+use crate::rego::Policies;
 use crate::resolvers;
 
 /// What the traffic is given.
@@ -128,8 +129,8 @@ impl Rules {
         Ok(Self {
             github: github.unwrap_or_default(),
             resolvers: resolvers::read(&settings.egress.dns),
-            policies: Policies::load(&settings, rego::REQUESTS)?,
-            pushes: Policies::load(&settings, rego::PUSHES)?,
+            policies: Policies::load(&settings, policies::REQUESTS)?,
+            pushes: Policies::load(&settings, policies::PUSHES)?,
             settings,
             names_programs,
         })

@@ -23,8 +23,9 @@ pub struct Egress {
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<SocketAddr>>")]
     pub listen: Vec<SocketAddr>,
-    /// Ports that are captured inside each sandbox, beside the proxy on 8080, git on 9418 and
-    /// DNS on 53.
+    /// Ports that are captured inside each sandbox, beside those that rules name, the proxy on
+    /// 8080, git on 9418 and DNS on 53. At most 28 in all. A sandbox captures the ports of the
+    /// time it was made; through the proxy every port of a rule can be reached.
     #[schemars(inner(range(min = 1)))]
     pub transparent_ports: Vec<u16>,
     /// What happens to hosts no rule names.
@@ -132,7 +133,7 @@ struct DomainTable {
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<HostPattern>")]
     host: HostPattern,
-    /// The ports; 80 and 443 when not given.
+    /// The ports; 80 and 443 when not given. New sandboxes capture them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(inner(range(min = 1)))]
     ports: Vec<u16>,

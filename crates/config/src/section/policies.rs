@@ -8,6 +8,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::leaf::{self, Name, Text};
 
+/// The entrypoint that decides about requests.
+pub const REQUESTS: &str = "http/authz";
+/// The entrypoint that decides about pushes.
+pub const PUSHES: &str = "git/push";
+/// The entrypoint that decides about tool calls and their answers.
+pub const TOOL_CALLS: &str = "mcp/authz";
+/// The entrypoint that decides about questions of a tool's server to the client.
+pub const ELICITATIONS: &str = "mcp/elicitation";
+
+/// Every entrypoint that something evaluates.
+pub const ENTRYPOINTS: [&str; 4] = [REQUESTS, PUSHES, TOOL_CALLS, ELICITATIONS];
+
 /// Policy bundles and how they are evaluated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -20,6 +32,14 @@ pub struct Policies {
     pub fail_open: bool,
     /// The bundles, each a directory or an OPA bundle archive.
     pub bundles: Vec<Bundle>,
+}
+
+impl Bundle {
+    /// Whether it decides about `entrypoint`: it names that, or a rule below it.
+    pub fn decides(&self, entrypoint: &str) -> bool {
+        let inner = self.entrypoint.strip_prefix(entrypoint);
+        inner.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
 }
 
 impl Default for Policies {

@@ -109,7 +109,8 @@ fn text_that_may_hold_a_password_is_not_repeated() {
 fn show_names_the_variable_and_not_its_value() {
     let settings = accepted(
         "tools: [{name: t, command: [x, '--key=${V}'], work_dir: '/${V}'}]\n\
-         credentials: {rows: [{name: a, host: a.example, source: '${LINE}', extra_headers: {X-Key: '${V}', X-Own: 'hunter2'}}]}\n\
+         git: {mirrors: [{name: a, upstream: 'https://git.example/a', identity: '${LINE}'}]}\n\
+         secrets: {key: '${V}', own: 'hunter2'}\n\
          sandbox: {setup_command: 'login ${V}', limits: {pids: '${SIZE}'}}\n\
          metrics: {tracing: {endpoint: '${URL}'}}\n\
          egress: {domains: [{host: '${V}.example'}, '${V}.example', {host: a.example, paths: ['/${V}']}], passthrough: ['${V}.example']}\n",
@@ -122,13 +123,10 @@ fn show_names_the_variable_and_not_its_value() {
     };
     assert_eq!(value("/tools/0/command/0"), "\"x\"");
     assert_eq!(value("/tools/0/command/1"), "\"${V}\"");
-    assert_eq!(value("/credentials/rows/0/source"), "\"${LINE}\"");
+    assert_eq!(value("/git/mirrors/0/identity"), "\"${LINE}\"");
     assert_eq!(value("/sandbox/setup_command"), "\"${V}\"");
     assert_eq!(value("/metrics/tracing/endpoint"), "\"${URL}\"");
-    assert_eq!(
-        value("/credentials/rows/0/extra_headers/X-Own"),
-        "\"[secret]\""
-    );
+    assert_eq!(value("/secrets/own"), "\"[secret]\"");
     assert_eq!(value("/domains/1"), "\"${V}\"");
     assert!(value("/domains/2").contains("a.example"));
     assert_hidden(&format!("{settings:?}"));
@@ -140,13 +138,7 @@ fn show_names_the_variable_and_not_its_value() {
         .into_iter()
         .map(|(name, secret)| format!("{name} {}", secret.expose()))
         .collect();
-    assert_eq!(
-        names,
-        [
-            "credentials.rows[0].extra_headers.X-Key hunter2",
-            "credentials.rows[0].extra_headers.X-Own hunter2",
-        ]
-    );
+    assert_eq!(names, ["secrets.key hunter2", "secrets.own hunter2"]);
 }
 
 #[test]
@@ -154,17 +146,11 @@ fn a_reload_still_sees_that_a_variable_changed() {
     let dir = directory(&[(
         "palisade.yaml",
         "version: '1.0'\nsandbox: {setup_command: 'login ${V}'}\n\
-         credentials: {rows: [{name: a, host: a.example, source: 'env:A', extra_headers: {X-Key: '${V}'}}]}\n",
+         secrets: {key: '${V}'}\n",
     )]);
     let one = load_in(dir.path(), &|_| Some("one!".into())).unwrap();
     let two = load_in(dir.path(), &|_| Some("two!".into())).unwrap();
-    assert_eq!(
-        one.diff(&two),
-        [
-            "/credentials/rows/0/extra_headers/X-Key",
-            "/sandbox/setup_command"
-        ]
-    );
+    assert_eq!(one.diff(&two), ["/sandbox/setup_command", "/secrets/key"]);
 }
 
 #[test]

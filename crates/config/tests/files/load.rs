@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use config::section::egress::Unknown;
+use config::section::scan::{GitAction, ScanAction};
 use config::section::tools::RuntimeKind;
 use config::{Origin, Sources};
 
@@ -13,7 +13,8 @@ use super::{check, data, directory, host, load, load_in, no_env};
 fn a_file_with_every_key_loads() {
     let env = |name: &str| (name == "HOME").then(|| "/home/op".to_owned());
     let settings = config::load(Some(&data("palisade.yaml")), &env).unwrap();
-    assert_eq!(settings.egress.unknown, Unknown::Ask);
+    assert_eq!(settings.git.scan, GitAction::Note);
+    assert_eq!(settings.scan.outbound, ScanAction::Off);
     assert_eq!(settings.egress.timeouts.idle, Duration::from_secs(3600));
     assert_eq!(settings.tools[0].runtime.kind, RuntimeKind::Sandbox);
     assert_eq!(settings.sandbox.limits.disk, 10_000_000_000);
@@ -28,8 +29,9 @@ fn a_file_with_every_key_loads() {
         "[::1]:9444".parse().ok()
     );
     assert_eq!(resolve.get(&host("other.example"), 443), None);
-    let codex = settings.credentials.oauth.codex.as_ref().unwrap();
-    assert_eq!(codex.file, Path::new("/home/op/.codex/auth.json"));
+    let mirror = settings.git.mirrors[0].identity.clone();
+    let key = Path::new("/home/op/.ssh/id").to_owned();
+    assert_eq!(mirror, Some(config::leaf::Source::File(key)));
     assert!(settings.warnings.is_empty());
     assert!(settings.serves_mcp());
 
@@ -48,9 +50,12 @@ fn a_file_with_every_key_loads() {
             "/policies/bundles/1/required",
             "/policies/bundles/1/mode",
             "/tools/0/runtime/template",
+            "/credentials/github_app",
             "/credentials/oauth/claude",
+            "/credentials/oauth/codex",
             "/credentials/oauth/gemini",
             "/credentials/oauth/opencode",
+            "/approvals/webhook",
             "/sandbox/remote/tcp",
         ]
     );
@@ -91,6 +96,40 @@ fn domains_are_merged_in_order_and_know_their_origin() {
         assert!(settings.allowlist().lookup(&host(name)).is_some(), "{name}");
     }
     assert!(settings.allowlist().lookup(&host("d.example")).is_none());
+}
+
+#[test]
+fn a_bundle_that_nothing_evaluates_is_a_warning() {
+    let settings = load(
+        "version: 1\npolicies:\n  bundles:\n  - {id: a, path: a, entrypoint: http/auth}\n  \
+         - {id: b, path: b, entrypoint: http/authz/decision}\n",
+    )
+    .unwrap();
+    let warnings: Vec<String> = settings.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(
+        warnings[0].contains(":4:34: nothing evaluates the entrypoint 'http/auth'"),
+        "{warnings:?}"
+    );
+}
+
+#[test]
+fn more_ports_than_a_sandbox_captures_are_refused() {
+    let ports = |most: usize| {
+        let list: Vec<String> = (1..=most).map(|n| (n + 1000).to_string()).collect();
+        let list = list.join(", ");
+        load(&format!(
+            "version: 1\negress:\n  transparent_ports: [80, 8080]\n  \
+             domains: [{{host: a.example, ports: [80, {list}]}}]\n"
+        ))
+    };
+    let settings = ports(27).unwrap();
+    assert_eq!(settings.captured_ports(&[]).len(), 28);
+    let said = ports(28).unwrap_err();
+    assert!(
+        said.contains("are 29 different ports: a sandbox captures at most 28"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -206,7 +245,7 @@ fn a_variable_becomes_a_number_where_one_is_wanted_and_nothing_more() {
         "palisade.yaml",
         "version: '1.0'\nsandbox: {limits: {pids: '${N}', cpus: '${F}', memory: '${M}'}}\n\
          git: {read_public: '${B}'}\negress: {transparent_ports: ['${N}']}\n\
-         secrets: {pin: '${N}'}\nscan: {budget: {bytes: '${N}'}}\n",
+         secrets: {pin: '${N}'}\naudit: {max_bytes: '${N}'}\n",
     )]);
     let env = |name: &str| {
         let value = match name {
@@ -225,7 +264,7 @@ fn a_variable_becomes_a_number_where_one_is_wanted_and_nothing_more() {
     assert!(settings.git.read_public);
     assert_eq!(settings.egress.transparent_ports, [77]);
     assert_eq!(settings.secrets["pin"].expose(), "77");
-    assert_eq!(settings.scan.budget.bytes, 77);
+    assert_eq!(settings.audit.max_bytes, 77);
     assert_eq!(
         settings.origin("/sandbox/limits/pids"),
         Origin::Env {
@@ -361,7 +400,6 @@ fn show_hides_secrets_and_says_where_values_come_from() {
         "palisade.yaml",
         "version: '1.0'\nsecrets: {k: '${K}'}\nserver: {auth_token: hunter2}\nlogging: {level: warn}\n\
          tools: [{name: t, command: [x], env: ['A=hunter2']}]\n\
-         approvals: {webhook: 'https://h.example/hunter2'}\n\
          sandbox: {remote: {socket_path: /s, auth: {token: hunter2}}}\n",
     )]);
     let settings = load_in(dir.path(), &|_| Some("hunter2".into())).unwrap();
@@ -394,7 +432,6 @@ fn show_hides_secrets_and_says_where_values_come_from() {
         [
             "server.auth_token",
             "secrets.k",
-            "approvals.webhook",
             "sandbox.remote.auth.token"
         ]
     );

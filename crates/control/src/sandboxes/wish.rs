@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use config::Settings;
+use config::{GATE_PORTS, Settings};
 use policy::registration::{AuthMode, Repo, RepoName};
 use sandbox::contract::{Limits, Ports, SandboxError, System};
 use sandbox::manager::Wanted;
@@ -155,11 +155,9 @@ fn check_backend(wanted: &str) -> Result<(), ControlError> {
 
 /// The proxy, git and DNS, and what is served for programs that know of none of them.
 fn listened_on(settings: &Settings) -> Ports {
-    let mut tcp = settings.egress.transparent_ports.clone();
-    for own in [8080, 9418, 53] {
-        if !tcp.contains(&own) {
-            tcp.push(own);
-        }
+    let captured = settings.captured_ports(&[]).into_iter();
+    Ports {
+        tcp: captured.chain(GATE_PORTS).collect(),
+        udp: vec![53],
     }
-    Ports { tcp, udp: vec![53] }
 }

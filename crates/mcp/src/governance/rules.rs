@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use config::Settings;
 use config::bundle::{self, BadBundle, Found};
+use config::section::policies::{ELICITATIONS, TOOL_CALLS};
 use policy::reason::Reason;
 use policy::redaction::BadRedaction;
 use policy::rego::judge::Judge;
@@ -14,12 +15,6 @@ use tokio::sync::Semaphore;
 
 use super::Moment;
 use super::input::Subject;
-
-/// What bundles about calls and answers decide.
-const CALLS: &str = "mcp/authz";
-
-/// What bundles about questions of a server to the client decide.
-const ELICITATIONS: &str = "mcp/elicitation";
 
 /// Slow decisions that are made at the same time.
 const MOST_SLOW: usize = 4;
@@ -58,7 +53,7 @@ impl Rules {
         };
         let tools = settings.tools.iter();
         Ok(Self {
-            calls: judges(CALLS)?,
+            calls: judges(TOOL_CALLS)?,
             elicitations: judges(ELICITATIONS)?,
             tools: tools.map(|tool| tool.name.clone()).collect(),
             ..Self::default()

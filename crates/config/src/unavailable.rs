@@ -1,0 +1,336 @@
+//! Keys of features that this version does not have. The schema knows them, so that they are
+//! checked and documented; setting one is an error, because nothing would enforce it.
+//!
+//! This is the one list of them: a feature that arrives deletes its lines here.
+
+use serde_json::Value;
+
+use crate::problem::Problem;
+use crate::tree::{dotted, join, segments};
+
+/// A key, and the values that ask for no more than what happens anyway.
+#[derive(Debug)]
+pub(crate) struct Unavailable {
+    /// The key; `[]` stands for every item of a list.
+    key: &'static str,
+    /// Words, `[]` for a list without items, `{}` for a mapping without keys.
+    accepted: &'static [&'static str],
+}
+
+const fn key(key: &'static str, accepted: &'static [&'static str]) -> Unavailable {
+    Unavailable { key, accepted }
+}
+
+/// In palisade.yaml.
+pub(crate) const PALISADE: &[Unavailable] = &[
+    // Approvals: asking the operator.
+    key("egress.unknown", &["deny"]),
+    key("git.scan", &["deny", "note", "off"]),
+    key("approvals.mode", &["unattended"]),
+    key("approvals.hold", &[]),
+    key("approvals.webhook", &[]),
+    // The scanner of requests and answers.
+    key("egress.domains[].scan", &["off"]),
+    key("scan.outbound", &["off"]),
+    key("scan.injection", &["off"]),
+    key("scan.rules", &["[]"]),
+    key("scan.budget.bytes", &[]),
+    key("scan.budget.depth", &[]),
+    // Credentials that the gate adds.
+    key("credentials.default", &["[]"]),
+    key("credentials.rows", &["[]"]),
+    key("credentials.github_app", &[]),
+    key("credentials.oauth", &["{}"]),
+    // Docker.
+    key("sandbox.backend", &["namespace", "remote"]),
+    key("sandbox.image", &[]),
+];
+
+/// In allowlist.yaml and grants.yaml.
+pub(crate) const ALLOWLIST: &[Unavailable] = &[key("domains[].scan", &["off"])];
+
+/// In a repository's .palisade.yaml. Its `image` is no error: the operator, who would have to
+/// remove it, did not write it. Whoever uses the file reports it.
+pub(crate) const REPOSITORY: &[Unavailable] = &[key("egress.domains[].scan", &["off"])];
+
+impl Unavailable {
+    /// What the description of the key says.
+    pub(crate) fn note(&self) -> String {
+        match self.accepted {
+            [] => "Not available in this version: setting it is an error.".to_owned(),
+            accepted => format!(
+                "In this version only {} is accepted: nothing would enforce anything else.",
+                words(accepted, "`")
+            ),
+        }
+    }
+
+    /// The pointers in `schema` to the schemas of this key.
+    pub(crate) fn properties(&self, schema: &Value) -> Vec<String> {
+        let mut found = Vec::new();
+        find_properties(schema, "", &parts(self.key), &mut found);
+        found
+    }
+
+    fn accepts(&self, value: &Value) -> bool {
+        let text = match value {
+            Value::Null => return true,
+            Value::String(text) => text.as_str(),
+            Value::Array(items) if items.is_empty() => "[]",
+            Value::Object(object) if object.is_empty() => "{}",
+            _ => return false,
+        };
+        self.accepted.contains(&text)
+    }
+}
+
+/// Reports every key of `table` that a file sets to something that is not accepted. `value` is
+/// what the schema accepted of the file; what it did not accept has been reported. `problem`
+/// makes a problem of a pointer into `value`.
+pub(crate) fn check(
+    table: &[Unavailable],
+    value: &Value,
+    problem: impl Fn(&str, String) -> Problem,
+) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for entry in table {
+        let mut pointers = Vec::new();
+        find_values(value, "", &parts(entry.key), &mut pointers);
+        for (pointer, value) in pointers {
+            if entry.accepts(value) {
+                continue;
+            }
+            let message = format!(
+                "{} is not available in this version: nothing would enforce it",
+                dotted(&pointer)
+            );
+            let hint = match entry.accepted {
+                [] => "remove it".to_owned(),
+                accepted => format!("remove it, or set it to {}", words(accepted, "")),
+            };
+            problems.push(problem(&pointer, message).hinting(hint));
+        }
+    }
+    problems
+}
+
+/// Whether a value of palisade.yaml, as `config show` has it, belongs to a feature that is not
+/// there: a default that nothing enforces must not look as if something did.
+pub(crate) fn is_unavailable(pointer: &str, value: &Value) -> bool {
+    PALISADE.iter().any(|entry| {
+        let parts = parts(entry.key);
+        let mut segments = segments(pointer);
+        let is_below = parts.iter().all(|part| match segments.next() {
+            Some(segment) => *part == "[]" || *part == segment,
+            None => false,
+        });
+        is_below && !entry.accepts(value)
+    })
+}
+
+/// `a.b[].c` as a, b, [], c.
+fn parts(key: &'static str) -> Vec<&'static str> {
+    let names = key.split('.');
+    names
+        .flat_map(|name| match name.strip_suffix("[]") {
+            Some(name) => vec![name, "[]"],
+            None => vec![name],
+        })
+        .collect()
+}
+
+fn find_values<'v>(
+    value: &'v Value,
+    pointer: &str,
+    parts: &[&str],
+    found: &mut Vec<(String, &'v Value)>,
+) {
+    match (parts, value) {
+        ([], value) => found.push((pointer.to_owned(), value)),
+        (["[]", rest @ ..], Value::Array(items)) => {
+            for (index, item) in items.iter().enumerate() {
+                find_values(item, &join(pointer, &index.to_string()), rest, found);
+            }
+        }
+        ([name, rest @ ..], Value::Object(object)) => {
+            if let Some(value) = object.get(*name) {
+                find_values(value, &join(pointer, name), rest, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn find_properties(schema: &Value, at: &str, parts: &[&str], found: &mut Vec<String>) {
+    let Some(node) = schema.pointer(at) else {
+        return;
+    };
+    if let Some(target) = node.get("$ref").and_then(Value::as_str) {
+        find_properties(schema, target.trim_start_matches('#'), parts, found);
+    }
+    let branches = node.get("anyOf").and_then(Value::as_array);
+    for index in 0..branches.map_or(0, Vec::len) {
+        find_properties(schema, &format!("{at}/anyOf/{index}"), parts, found);
+    }
+    match parts {
+        ["[]", rest @ ..] => find_properties(schema, &format!("{at}/items"), rest, found),
+        [name, rest @ ..] => {
+            let property = format!("{at}/properties/{name}");
+            if schema.pointer(&property).is_none() {
+                return;
+            }
+            match rest {
+                [] => found.push(property),
+                rest => find_properties(schema, &property, rest, found),
+            }
+        }
+        [] => {}
+    }
+}
+
+/// `a, b or c`.
+fn words(list: &[&str], quote: &str) -> String {
+    let quoted: Vec<String> = list
+        .iter()
+        .map(|word| format!("{quote}{word}{quote}"))
+        .collect();
+    match quoted.as_slice() {
+        [front @ .., last] if !front.is_empty() => format!("{} or {last}", front.join(", ")),
+        other => other.concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Env, Sources, TEMPLATE};
+
+    /// For each key of the table a file with `@` on its third line, a value that is refused
+    /// there, and some that are not.
+    const FILES: &[(&str, &str, &str, &[&str])] = &[
+        ("egress.unknown", "egress:\n  unknown: @", "ask", &["deny"]),
+        (
+            "git.scan",
+            "git:\n  scan: @",
+            "ask",
+            &["deny", "note", "off"],
+        ),
+        (
+            "approvals.mode",
+            "approvals:\n  mode: @",
+            "interactive",
+            &["unattended"],
+        ),
+        ("approvals.hold", "approvals:\n  hold: @", "60s", &[]),
+        (
+            "approvals.webhook",
+            "approvals:\n  webhook: @",
+            "https://h.example/x",
+            &["null"],
+        ),
+        (
+            "egress.domains[0].scan",
+            "egress:\n  domains: [{host: a.example, scan: @}]",
+            "redact",
+            &["off"],
+        ),
+        ("scan.outbound", "scan:\n  outbound: @", "deny", &["off"]),
+        ("scan.injection", "scan:\n  injection: @", "note", &["off"]),
+        ("scan.rules", "scan:\n  rules: @", "[mine.toml]", &["[]"]),
+        (
+            "scan.budget.bytes",
+            "scan:\n  budget: {bytes: @}",
+            "64MiB",
+            &[],
+        ),
+        ("scan.budget.depth", "scan:\n  budget: {depth: @}", "4", &[]),
+        (
+            "credentials.default",
+            "credentials:\n  default: @",
+            "[github]",
+            &["[]"],
+        ),
+        (
+            "credentials.rows",
+            "credentials:\n  rows: @",
+            "[{name: a, host: a.example, source: 'env:A'}]",
+            &["[]"],
+        ),
+        (
+            "credentials.github_app",
+            "credentials:\n  github_app: @",
+            "{app_id: 1, installation_id: 2, key: 'env:K'}",
+            &["null"],
+        ),
+        (
+            "credentials.oauth",
+            "credentials:\n  oauth: @",
+            "{codex: {file: auth.json}}",
+            &["{}", "{codex: null}"],
+        ),
+        (
+            "sandbox.backend",
+            "sandbox:\n  backend: @",
+            "docker",
+            &["namespace"],
+        ),
+        (
+            "sandbox.image",
+            "sandbox:\n  image: @",
+            "tools.example/agent:1",
+            &[],
+        ),
+    ];
+
+    fn load(text: &str) -> Result<crate::Settings, crate::Problems> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("palisade.yaml");
+        std::fs::write(&path, text).unwrap();
+        let env: Env<'_> = &|_| None;
+        Sources::read(Some(&path), env)?.settings(env)
+    }
+
+    // Issue 14, number 7.
+    #[test]
+    fn unavailable_keys_are_errors_that_name_key_and_line() {
+        assert_eq!(FILES.len(), PALISADE.len(), "a key without a file");
+        for (entry, (key, file, refused, accepted)) in PALISADE.iter().zip(FILES) {
+            assert_eq!(entry.key.replace("[]", "[0]"), *key);
+            let with = |value: &str| load(&format!("version: 1\n{}\n", file.replace('@', value)));
+            let problems = with(refused).unwrap_err();
+            let told: Vec<_> = problems.iter().map(|p| (p.line, p.to_string())).collect();
+            let [(3, told)] = told.as_slice() else {
+                panic!("{key}: {told:?}");
+            };
+            let expected = format!(
+                "{key} is not available in this version: nothing would enforce it; remove it"
+            );
+            assert!(told.contains(&expected), "{told}");
+            for value in *accepted {
+                with(value).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_without_unavailable_keys_loads() {
+        let settings = load(TEMPLATE).unwrap();
+        let shown = settings.show();
+        // What nothing enforces is not shown as if it were in force.
+        let is_shown = |pointer: &str| shown.iter().any(|one| one.pointer.starts_with(pointer));
+        assert!(!is_shown("/scan/outbound") && !is_shown("/credentials/default"));
+        assert!(is_shown("/git/scan") && is_shown("/sandbox/backend"));
+    }
+
+    #[test]
+    fn every_unavailable_key_is_documented() {
+        let page = crate::reference_markdown();
+        for entry in PALISADE {
+            let row = page
+                .lines()
+                .find(|line| line.starts_with(&format!("| `{}` |", entry.key)));
+            let note = entry.note();
+            assert!(row.is_some_and(|row| row.contains(&note)), "{}", entry.key);
+        }
+    }
+}
