@@ -8,13 +8,15 @@
     reason = "a test that cannot go on has failed"
 )]
 
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use testkit::gate::{Gate, Place};
-use testkit::wait;
+use testkit::port::Port;
+use testkit::{said, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
@@ -385,4 +387,102 @@ fn other_resolvers_of_the_system_are_noticed() {
     wait::until("a reload", || {
         (reloads(&gate, "success") == 1).then_some(())
     });
+}
+
+// Issue 14, number 10.
+#[test]
+fn a_refused_reload_changes_nothing_whichever_step_fails() {
+    let place = Place::new(PALISADE);
+    let (proxy, tools, busy) = (Port::take(), Port::take(), Port::take());
+    let _taken = TcpListener::bind(busy.address()).unwrap();
+    std::fs::write(place.path().join("bad.pem"), "no certificate\n").unwrap();
+    std::fs::create_dir(place.path().join("broken")).unwrap();
+    let policy = "package http.authz\n\nallow if {\n";
+    std::fs::write(place.path().join("broken/policy.rego"), policy).unwrap();
+    let text = |host: &str, proxy: &Port, tools: &Port, egress: &str, more: &str| {
+        let (proxy, tools) = (proxy.address(), tools.address());
+        format!(
+            "version: \"1.0\"\nserver: {{single_port: \"{tools}\"}}\n\
+             egress: {{domains: [{host}], listen: [\"{proxy}\"]{egress}}}\n{more}"
+        )
+    };
+    place.write_config(&text("old.example", &proxy, &tools, "", ""));
+    let gate = place.start();
+    let holds = || {
+        let allowed = |host: &str| trial(&place, &format!("https://{host}/"));
+        let health = gate.get("/internal/health").json();
+        let file = value(&gate, "/audit/jsonl");
+        let allowed = (allowed("old.example"), allowed("new.example"));
+        (allowed, health["listeners"].clone(), file)
+    };
+    let before = holds();
+    assert_eq!(before.0, ("allow".into(), "deny".into()));
+    let nowhere = place.path().join("nowhere/audit.jsonl");
+    let audit = format!("audit: {{jsonl: {}}}\n", nowhere.display());
+    let bundle = "policies: {bundles: [{id: b, path: broken, entrypoint: http/authz}]}\n";
+    let tool_bundle = "policies: {bundles: [{id: b, path: broken, entrypoint: mcp/authz}]}\n";
+    let new = "new.example";
+    let steps = [
+        ("cannot listen", text(new, &busy, &tools, "", "")),
+        (
+            "bad.pem",
+            text(new, &proxy, &tools, ", extra_roots: [bad.pem]", ""),
+        ),
+        ("bundles: b", text(new, &proxy, &tools, "", bundle)),
+        ("bundles: b", text(new, &proxy, &tools, "", tool_bundle)),
+        ("audit.jsonl", text(new, &proxy, &tools, "", &audit)),
+    ];
+    for (why, text) in steps {
+        place.write_config(&text);
+        let output = place.run(&["config", "reload"]);
+        let told = said::err(&output);
+        assert_eq!(output.status.code(), Some(2), "{why}: {told}");
+        assert!(told.contains(why), "{why}: {told}");
+        assert_eq!(holds(), before, "{why}");
+    }
+    assert!(!nowhere.exists());
+    let file = place.path().join("audit.jsonl");
+    let audit = format!("audit: {{jsonl: {}}}\n", file.display());
+    place.write_config(&text(new, &proxy, &tools, "", &audit));
+    let output = place.run(&["config", "reload"]);
+    assert!(output.status.success(), "{}", said::err(&output));
+    assert_eq!(holds().0, ("deny".into(), "allow".into()));
+    wait::until("the file of the audit log", || {
+        std::fs::read_to_string(&file)
+            .is_ok_and(|text| text.contains("reloaded"))
+            .then_some(())
+    });
+}
+
+// Issue 14, number 10.
+#[test]
+fn every_address_of_a_shared_network_is_listed() {
+    let place = Place::new(PALISADE);
+    let (proxy, dns) = (Port::take(), Port::take());
+    let (proxy, dns) = (proxy.address().port(), dns.address().port());
+    let text = |ips: &[&str]| {
+        let at = |port: u16| {
+            let list: Vec<String> = ips.iter().map(|ip| format!("\"{ip}:{port}\"")).collect();
+            list.join(", ")
+        };
+        let (proxy, dns) = (at(proxy), at(dns));
+        format!("version: \"1.0\"\negress: {{listen: [{proxy}], dns: {{listen: [{dns}]}}}}\n")
+    };
+    place.write_config(&text(&["127.0.0.3", "127.0.0.2"]));
+    let gate = place.start();
+    let listed = |name: &str| gate.get("/internal/health").json()["listeners"][name].clone();
+    let both = |port: u16| json!(format!("127.0.0.2:{port}, 127.0.0.3:{port}"));
+    assert_eq!(listed("proxy"), both(proxy));
+    assert_eq!(listed("dns"), both(dns));
+    let shown = said::out(&place.run(&["gate", "status"]));
+    let line = format!("listening   proxy: 127.0.0.2:{proxy}, 127.0.0.3:{proxy}");
+    assert!(shown.contains(&line), "{shown}");
+
+    place.write_config(&text(&["127.0.0.3"]));
+    assert!(place.run(&["config", "reload"]).status.success());
+    assert_eq!(listed("proxy"), format!("127.0.0.3:{proxy}"));
+    assert_eq!(listed("dns"), format!("127.0.0.3:{dns}"));
+    place.write_config(&text(&[]));
+    assert!(place.run(&["config", "reload"]).status.success());
+    assert_eq!((listed("proxy"), listed("dns")), (Value::Null, Value::Null));
 }

@@ -1,6 +1,7 @@
 //! How the gate is: one board that every part writes its own line on.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -41,11 +42,20 @@ impl Board {
         self.lines().tasks.insert(name.to_owned(), state);
     }
 
-    /// Posts an address that is listened on, as it really is (port 0 resolved).
-    pub fn listening(&self, name: &str, address: &str) {
-        self.lines()
-            .listeners
-            .insert(name.to_owned(), address.to_owned());
+    /// Posts every address a part listens on, as it really is (port 0 resolved), instead of
+    /// those it posted before. A part without any is not listed.
+    pub fn listening(&self, name: &str, addresses: impl IntoIterator<Item = impl Display>) {
+        let mut addresses: Vec<String> = addresses
+            .into_iter()
+            .map(|address| address.to_string())
+            .collect();
+        addresses.sort_unstable();
+        let listeners = &mut self.lines().listeners;
+        if addresses.is_empty() {
+            listeners.remove(name);
+        } else {
+            listeners.insert(name.to_owned(), addresses.join(", "));
+        }
     }
 
     /// Posts which configuration file is in force.
@@ -125,7 +135,8 @@ pub struct HealthReport {
     /// Every supervised task.
     #[serde(default)]
     pub tasks: BTreeMap<String, TaskHealth>,
-    /// Every address that is listened on.
+    /// Every address that is listened on, by part; several of one part are separated by
+    /// commas.
     #[serde(default)]
     pub listeners: BTreeMap<String, String>,
     /// What the operator should know that is no fault.
@@ -197,6 +208,22 @@ mod tests {
         let report = board.report([]);
         assert_eq!(report.status, Status::Healthy);
         assert!(report.checks.is_empty() && report.errors.is_empty());
+    }
+
+    // Issue 14, numbers 1 and 10.
+    #[test]
+    fn a_part_lists_every_address_it_listens_on_and_no_other() {
+        let board = Board::default();
+        board.listening("proxy", ["127.0.0.3:1", "127.0.0.2:1"]);
+        board.listening("mcp", ["127.0.0.1:8090"]);
+        let listeners = board.report([]).listeners;
+        assert_eq!(listeners["proxy"], "127.0.0.2:1, 127.0.0.3:1");
+        assert_eq!(listeners["mcp"], "127.0.0.1:8090");
+        board.listening("proxy", ["127.0.0.3:1"]);
+        board.listening("mcp", [""; 0]);
+        let listeners = board.report([]).listeners;
+        assert_eq!(listeners["proxy"], "127.0.0.3:1");
+        assert!(!listeners.contains_key("mcp"));
     }
 
     #[test]

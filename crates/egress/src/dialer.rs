@@ -99,6 +99,9 @@ struct Rules {
     timeouts: Timeouts,
 }
 
+/// New settings of the dialer, read and not yet in force.
+pub struct PreparedDialer(Rules);
+
 impl Dialer {
     /// Reads roots and the system's resolvers: call it where it may block.
     pub fn new(settings: &Settings) -> Result<Self, BadRoots> {
@@ -109,12 +112,18 @@ impl Dialer {
         })
     }
 
-    /// Takes over new settings; reads files, as [`Dialer::new`] does. Connections that the
-    /// new settings might not allow are not used again; requests that run finish on theirs.
-    pub fn reload(&self, settings: &Settings) -> Result<(), BadRoots> {
+    /// Reads what new settings need, for [`Dialer::apply`]. Reads files, as [`Dialer::new`]
+    /// does; nothing changes yet.
+    pub fn prepare(settings: &Settings) -> Result<PreparedDialer, BadRoots> {
+        Ok(PreparedDialer(Rules::read(settings, Arc::from([]))?))
+    }
+
+    /// Takes over new settings. Connections that they might not allow are not used again;
+    /// requests that run finish on theirs.
+    pub fn apply(&self, PreparedDialer(mut new): PreparedDialer) {
         let _one_at_a_time = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.rules.load_full();
-        let mut new = Rules::read(settings, Arc::clone(&old.addresses.own))?;
+        new.addresses = Arc::new(new.addresses.with_own(Arc::clone(&old.addresses.own)));
         let same_roots = new.trust.is_same(&old.trust);
         if same_roots {
             // Sessions can be resumed under the same roots.
@@ -128,6 +137,11 @@ impl Dialer {
             let fixed = |rules: &Rules| rules.addresses.resolve.get(host, *port);
             (*tls && !same_roots) || !same_holes || fixed(&new) != fixed(&old)
         });
+    }
+
+    /// [`Dialer::prepare`] and [`Dialer::apply`] in one.
+    pub fn reload(&self, settings: &Settings) -> Result<(), BadRoots> {
+        self.apply(Self::prepare(settings)?);
         Ok(())
     }
 

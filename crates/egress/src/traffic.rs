@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::authority::Authority;
 use crate::clock::Clock;
-use crate::dialer::{BadRoots, Dialer};
+use crate::dialer::{BadRoots, Dialer, PreparedDialer};
 use crate::dns::{self, DnsMetrics, Limits, Names};
 use crate::git::spool::Spools;
 use crate::github;
@@ -104,6 +104,12 @@ pub struct Rules {
     pub resolvers: Result<Vec<SocketAddr>, String>,
     /// The operator's own policies about pushes.
     pub pushes: Policies,
+}
+
+/// New settings of the traffic, read and not yet in force.
+pub struct PreparedTraffic {
+    rules: Arc<Rules>,
+    dialer: PreparedDialer,
 }
 
 /// Settings that cannot be put in force.
@@ -245,12 +251,18 @@ impl Traffic {
         self.rules.load_full()
     }
 
-    /// Puts new settings in force, and ends what they do not allow any more. Says how many
-    /// conversations that were. Reads certificates and bundles, so it blocks; where they
-    /// cannot be used, nothing changes.
-    pub fn reload(&self, settings: Arc<Settings>) -> Result<usize, Refused> {
-        let rules = Arc::new(Rules::load(Arc::clone(&settings))?);
-        self.dialer.reload(&settings)?;
+    /// Reads what new settings need, for [`Traffic::apply`]: certificates and bundles, so it
+    /// blocks. Nothing changes yet.
+    pub fn prepare(settings: Arc<Settings>) -> Result<PreparedTraffic, Refused> {
+        let dialer = Dialer::prepare(&settings)?;
+        let rules = Arc::new(Rules::load(settings)?);
+        Ok(PreparedTraffic { rules, dialer })
+    }
+
+    /// Puts new settings in force, and ends what they do not allow any more. Returns how many
+    /// conversations that were. Evaluates the operator's policies, so it blocks.
+    pub fn apply(&self, PreparedTraffic { rules, dialer }: PreparedTraffic) -> usize {
+        self.dialer.apply(dialer);
         self.names.follow(rules.resolvers.clone());
         self.rules.store(Arc::clone(&rules));
         let guests: Vec<Arc<Guest>> = self.guests().values().cloned().collect();
@@ -258,7 +270,13 @@ impl Traffic {
             let still = |asked: &Asked| rules.judge_again(asked).is_ok();
             guest.underway.judge_again(still)
         });
-        Ok(ended.sum())
+        ended.sum()
+    }
+
+    /// [`Traffic::prepare`] and [`Traffic::apply`] in one: where the settings cannot be used,
+    /// nothing changes.
+    pub fn reload(&self, settings: Arc<Settings>) -> Result<usize, Refused> {
+        Ok(self.apply(Self::prepare(settings)?))
     }
 
     /// Notes that what `rules` allowed is under way. It may have been held back since, by

@@ -188,7 +188,7 @@ async fn serve(
     let board = Arc::new(Board::default());
     board.check("policy_loaded", Ok(()));
     board.check("config_current", Ok(()));
-    board.listening("control", &paths.control.display().to_string());
+    board.listening("control", [paths.control.display()]);
     board.config(paths.config.current());
     if let Some(cause) = after_death {
         tracing::warn!(cause, "gate restarted after it died");

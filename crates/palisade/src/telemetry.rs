@@ -107,21 +107,30 @@ impl Telemetry {
             lines: writer,
             limits,
         };
-        telemetry.follow(settings)?;
+        telemetry.learn(settings);
         Ok(telemetry)
     }
 
-    /// Takes over the level and the secrets of new settings.
-    pub fn follow(&self, settings: &Settings) -> Result<()> {
+    /// Builds the log filter of new settings, for [`Telemetry::apply`]. Nothing changes yet.
+    pub fn prepare(&self, settings: &Settings) -> Result<EnvFilter> {
+        filter(settings, self.verbose)
+    }
+
+    /// Takes over the secrets and the level of new settings.
+    pub fn apply(&self, settings: &Settings, filter: EnvFilter) {
+        self.learn(settings);
+        if let Err(error) = self.level.reload(filter) {
+            tracing::error!(%error, "the log level could not be changed");
+        }
+    }
+
+    fn learn(&self, settings: &Settings) {
         self.redactor.learn(
             settings
                 .secret_values()
                 .iter()
                 .map(|(name, secret)| (name.as_str(), secret.expose())),
         );
-        self.level
-            .reload(filter(settings, self.verbose)?)
-            .context("cannot change the log level")
     }
 
     /// Sends what is left. Blocks for as long as the collector takes, a few seconds at most.

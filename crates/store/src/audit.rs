@@ -181,6 +181,26 @@ impl AuditLog {
         self.link.ask(Command::Flush).await
     }
 
+    /// Whether [`AuditLog::set_options`] would be of use: the writer runs, and a JSONL file
+    /// that is not the current one can be written. Changes nothing. Blocks.
+    pub fn check_options(&self, options: &AuditOptions) -> Result<(), StoreError> {
+        if !self.link.is_running() {
+            return Err(StoreError::Closed);
+        }
+        let Some(new) = &options.jsonl else {
+            return Ok(());
+        };
+        let current = self.link.state.options.load().jsonl.clone();
+        // A file that broke while it was in use is a matter of health, not of a change.
+        if current.is_some_and(|current| current.path == new.path) {
+            return Ok(());
+        }
+        jsonl::check_path(&new.path).map_err(|error| StoreError::File {
+            path: new.path.clone(),
+            reason: error.to_string(),
+        })
+    }
+
     /// Changes how the log is kept.
     pub fn set_options(&self, options: AuditOptions) -> Result<(), StoreError> {
         self.link.send(Command::Options(options))

@@ -125,6 +125,12 @@ impl Link {
         answer.await.unwrap_or(Err(StoreError::Closed))
     }
 
+    /// Whether the writer takes commands.
+    pub(crate) fn is_running(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
     /// Waits for the writer's end.
     pub(crate) fn join_blocking(&self) {
         let thread = self

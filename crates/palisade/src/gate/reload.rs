@@ -1,7 +1,7 @@
 //! New settings while the gate runs.
 //!
-//! Validate all, build all, swap one pointer. Whatever is wrong, the old snapshot stays
-//! and everybody hears of it: the log, health, metrics, audit.
+//! Validate all, prepare all, then put all of it in force by steps that cannot fail. Whatever
+//! is wrong, the old snapshot stays and everybody hears of it: the log, health, metrics, audit.
 //!
 //! A change is taken once the files hold still: an editor that truncates and writes, or
 //! a script that writes a hundred times, leaves behind moments in which the file is
@@ -20,18 +20,20 @@ use config::{Settings, Sources};
 use control::dispatch::ReloadRequest;
 use control::health::Board;
 use control::wall_now;
-use egress::traffic::Traffic;
+use egress::traffic::{PreparedTraffic, Traffic};
 use mcp::governance::Rules;
 use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use policy::audit::{AuditEvent, Kind};
 use store::Store;
+use store::audit::AuditOptions;
 use tokio::signal::unix::Signal;
 use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
 
-use crate::gate::shared::Shared;
+use crate::gate::shared::{Ready, Shared};
 use crate::gate::tools::Tools;
 use crate::gate::{audit_options, environment};
 use crate::paths::ConfigPath;
@@ -68,6 +70,15 @@ struct Unsettled {
     /// the same content twice does not mean that nothing happened in between.
     events: u64,
     since: Instant,
+}
+
+/// New settings of which nothing can fail any more, and nothing is in force yet.
+struct Prepared {
+    shared: Ready,
+    filter: EnvFilter,
+    audit: AuditOptions,
+    rules: Rules,
+    traffic: PreparedTraffic,
 }
 
 /// Everything a reload touches.
@@ -216,32 +227,60 @@ impl Reloader {
         outcome
     }
 
+    /// Prepares everything, then puts everything in force: what is refused changes nothing.
     async fn swap(&self, settings: Settings, file: Option<&Path>) -> Result<Vec<String>, String> {
         let settings = Arc::new(settings);
-        // The parts that can still refuse: sockets are opened, certificates read.
-        let ready = self.shared.prepare(&settings)?;
-        let new = Arc::clone(&settings);
-        let rules = tokio::task::spawn_blocking(move || Rules::load(&new))
-            .await
-            .map_err(|error| error.to_string())?
-            .map_err(|error| error.to_string())?;
-        let (traffic, new) = (Arc::clone(&self.traffic), Arc::clone(&settings));
-        let ended = tokio::task::spawn_blocking(move || traffic.reload(new))
-            .await
-            .map_err(|error| error.to_string())?
-            .map_err(|error| error.to_string())?;
-        if ended > 0 {
-            tracing::info!(ended, "conversations ended that are not allowed any more");
+        let prepared = self.prepare(&settings).await?;
+        Ok(self.apply(settings, prepared, file).await)
+    }
+
+    /// Everything that can still refuse: files are read, sockets are opened. Nothing changes.
+    async fn prepare(&self, settings: &Arc<Settings>) -> Result<Prepared, String> {
+        let filter = self.telemetry.prepare(settings);
+        let filter = filter.map_err(|error| format!("{error:#}"))?;
+        let (store, new) = (self.store.clone(), Arc::clone(settings));
+        let (audit, rules, traffic) = tokio::task::spawn_blocking(move || -> Result<_, String> {
+            let audit = audit_options(&new);
+            let checked = store.audit().check_options(&audit);
+            checked.map_err(|error| format!("audit: {error}"))?;
+            let rules = Rules::load(&new).map_err(|error| error.to_string())?;
+            let traffic = Traffic::prepare(new).map_err(|error| error.to_string())?;
+            Ok((audit, rules, traffic))
+        })
+        .await
+        .map_err(|error| error.to_string())??;
+        // Sockets last: who connects to a new one waits until it is served.
+        Ok(Prepared {
+            shared: self.shared.prepare(settings)?,
+            filter,
+            audit,
+            rules,
+            traffic,
+        })
+    }
+
+    /// Puts prepared settings in force. No step can fail; the answer names the keys that
+    /// changed.
+    async fn apply(
+        &self,
+        settings: Arc<Settings>,
+        prepared: Prepared,
+        file: Option<&Path>,
+    ) -> Vec<String> {
+        // First of all what no log line may show.
+        self.telemetry.apply(&settings, prepared.filter);
+        let (traffic, new) = (Arc::clone(&self.traffic), prepared.traffic);
+        match tokio::task::spawn_blocking(move || traffic.apply(new)).await {
+            Ok(0) => {}
+            Ok(ended) => tracing::info!(ended, "conversations ended that are not allowed any more"),
+            Err(error) => tracing::error!(%error, "checking requests in flight again failed"),
         }
-        self.store
-            .audit()
-            .set_options(audit_options(&settings))
-            .map_err(|error| error.to_string())?;
-        self.telemetry
-            .follow(&settings)
-            .map_err(|error| format!("{error:#}"))?;
-        self.shared.switch(ready);
-        self.tools.follow(&settings, rules).await;
+        if let Err(error) = self.store.audit().set_options(prepared.audit) {
+            // The writer ended a moment ago, and with it the audit log.
+            tracing::error!(%error, "audit options could not be changed");
+        }
+        self.shared.switch(prepared.shared);
+        self.tools.follow(&settings, prepared.rules).await;
         let old = self.settings.swap(Arc::clone(&settings));
         self.announce(&settings);
         self.changed.notify_one();
@@ -254,7 +293,7 @@ impl Reloader {
                 "this takes effect at the next start: palisade gate restart"
             );
         }
-        Ok(changed)
+        changed
     }
 
     /// Puts what an operator should know about `settings` on the board and in the log.
@@ -374,33 +413,4 @@ fn lock(writing: &StdMutex<Writing>) -> MutexGuard<'_, Writing> {
 }
 
 #[cfg(test)]
-mod tests {
-    use notify::event::{CreateKind, DataChange, RenameMode};
-
-    use super::*;
-
-    #[test]
-    fn a_file_counts_as_being_written_from_its_first_change_to_its_close() {
-        let path = PathBuf::from("/c/palisade.yaml");
-        let mut writing = Writing::default();
-        writing.ours.insert(path.clone());
-        let mut hear = |kind: EventKind, path: &str| {
-            writing.heard(&notify::Event::new(kind).add_path(path.into()));
-            writing.open.len()
-        };
-        let data = EventKind::Modify(ModifyKind::Data(DataChange::Any));
-        let close = EventKind::Access(AccessKind::Close(AccessMode::Write));
-        assert_eq!(hear(data, "/c/other.log"), 0, "not ours");
-        assert_eq!(hear(data, "/c/palisade.yaml"), 1);
-        assert_eq!(hear(data, "/c/palisade.yaml"), 1);
-        assert_eq!(hear(close, "/c/palisade.yaml"), 0);
-        hear(data, "/c/palisade.yaml");
-        let renamed = EventKind::Modify(ModifyKind::Name(RenameMode::To));
-        assert_eq!(hear(renamed, "/c/palisade.yaml"), 0, "another file now");
-        hear(data, "/c/palisade.yaml");
-        assert_eq!(
-            hear(EventKind::Create(CreateKind::File), "/c/palisade.yaml"),
-            0
-        );
-    }
-}
+mod tests;

@@ -15,6 +15,10 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+/// The names under which health lists them.
+const PROXY: &str = "proxy";
+const DNS: &str = "dns";
+
 /// What is listened at, each until the settings or the gate end it.
 #[derive(Debug)]
 pub struct Shared {
@@ -23,7 +27,15 @@ pub struct Shared {
     board: Arc<Board>,
     stop: CancellationToken,
     tasks: TaskTracker,
-    open: Mutex<HashMap<Listening, CancellationToken>>,
+    open: Mutex<HashMap<Listening, Open>>,
+}
+
+/// A listener that is served.
+#[derive(Debug)]
+struct Open {
+    /// Where it is: the system chooses for port 0.
+    at: SocketAddr,
+    stop: CancellationToken,
 }
 
 /// One thing to listen at.
@@ -76,7 +88,7 @@ impl Shared {
     /// Serves what was opened, and ends what is not wanted any more.
     pub fn switch(&self, ready: Ready) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|one, stop| {
+        open.retain(|one, Open { stop, .. }| {
             let stays = ready.wanted.contains(one);
             if !stays {
                 stop.cancel();
@@ -85,9 +97,12 @@ impl Shared {
         });
         for (one, bound) in ready.bound {
             let stop = self.stop.child_token();
-            open.insert(one, stop.clone());
-            let (name, at) = one.shown();
-            self.board.listening(name, &at.to_string());
+            let at = bound.at().unwrap_or(one.shown().1);
+            let opened = Open {
+                at,
+                stop: stop.clone(),
+            };
+            open.insert(one, opened);
             let traffic = Arc::clone(&self.traffic);
             let serving = async move {
                 let served = match bound {
@@ -102,8 +117,12 @@ impl Shared {
             };
             self.tasks.spawn_on(serving, &self.runtime);
         }
+        for name in [PROXY, DNS] {
+            let of_it = open.iter().filter(|(one, _)| one.shown().0 == name);
+            self.board.listening(name, of_it.map(|(_, open)| open.at));
+        }
         // Nobody reaches the gate through the gate.
-        let own = open.keys().map(|one| one.shown().1);
+        let own = open.values().map(|open| open.at);
         self.traffic.dialer().refuse(own);
     }
 
@@ -114,11 +133,19 @@ impl Shared {
     }
 }
 
+impl Bound {
+    fn at(&self) -> std::io::Result<SocketAddr> {
+        match self {
+            Bound::Proxy(listener) | Bound::Names(_, listener) => listener.local_addr(),
+        }
+    }
+}
+
 impl Listening {
     fn shown(&self) -> (&'static str, SocketAddr) {
         match self {
-            Listening::Proxy(at) => ("proxy", *at),
-            Listening::Names(at) => ("dns", *at),
+            Listening::Proxy(at) => (PROXY, *at),
+            Listening::Names(at) => (DNS, *at),
         }
     }
 

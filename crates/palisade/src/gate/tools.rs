@@ -200,7 +200,7 @@ impl Tools {
         let shown = listener.local_addr().map_or(at, |real| real).to_string();
         for (name, offered) in [("interceptor", offers.hooks), ("mcp", offers.tools)] {
             if offered {
-                self.board.listening(name, &shown);
+                self.board.listening(name, [&shown]);
             }
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,7 +7,7 @@
 //! A file is only ever cut, renamed or appended to when what it holds was written here.
 //! Anything else at that path is somebody's and is left alone, with a sentence in health.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -412,6 +412,26 @@ fn is_own(file: &File, database: &Path) -> std::io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Whether [`open_file`] would succeed. Leaves no file behind that was not there.
+pub(crate) fn check_path(path: &Path) -> std::io::Result<()> {
+    if path.exists() {
+        return open_file(path).map(drop);
+    }
+    // A file of another name, removed at once: permissions alone do not tell of a file system
+    // that is read-only.
+    let name = path.file_name().unwrap_or_default();
+    let mut probe = OsString::from(".");
+    probe.push(name);
+    probe.push(format!(".{}", std::process::id()));
+    let probe = path.with_file_name(probe);
+    let made = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&probe);
+    made.and_then(|_| fs::remove_file(&probe))
 }
 
 fn open_file(path: &Path) -> std::io::Result<File> {

@@ -328,6 +328,38 @@ async fn another_path_gets_everything_from_then_on() {
     assert_eq!(records(&second), 7);
 }
 
+// Issue 14, number 10.
+#[tokio::test]
+async fn options_are_checked_before_they_are_set_and_nothing_is_left_behind() {
+    let (dir, path) = setup();
+    let store = open_with(dir.path(), AuditOptions::default());
+    let names = || {
+        let entries = fs::read_dir(dir.path()).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = names();
+    let check = |path: &Path| store.audit().check_options(&options(path));
+    check(&path).unwrap();
+    check(&dir.path().join("nowhere/audit.jsonl")).unwrap_err();
+    let error = check(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("not a regular file"), "{error}");
+    assert_eq!(names(), before);
+    // A file that broke while it was in use is no reason to refuse the next change.
+    store.audit().set_options(options(&path)).unwrap();
+    write(&store, 1).await;
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    check(&path).unwrap();
+    fs::remove_dir(&path).unwrap();
+    store.close().await.unwrap();
+    store
+        .audit()
+        .check_options(&AuditOptions::default())
+        .unwrap_err();
+}
+
 #[tokio::test]
 async fn after_a_reset_or_a_restore_a_new_file_begins_that_verifies() {
     let (dir, path) = setup();

@@ -1,0 +1,136 @@
+use std::io::Write as _;
+
+use control::metrics::ControlMetrics;
+use notify::event::{CreateKind, DataChange, RenameMode};
+use policy::host::Host;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::*;
+use crate::gate::ports::{Book, Inits};
+use crate::gate::{open_manager, open_store, open_tools, open_traffic, tools};
+use crate::paths::Paths;
+use crate::telemetry::Sink;
+
+#[test]
+fn a_file_counts_as_being_written_from_its_first_change_to_its_close() {
+    let path = PathBuf::from("/c/palisade.yaml");
+    let mut writing = Writing::default();
+    writing.ours.insert(path.clone());
+    let mut hear = |kind: EventKind, path: &str| {
+        writing.heard(&notify::Event::new(kind).add_path(path.into()));
+        writing.open.len()
+    };
+    let data = EventKind::Modify(ModifyKind::Data(DataChange::Any));
+    let close = EventKind::Access(AccessKind::Close(AccessMode::Write));
+    assert_eq!(hear(data, "/c/other.log"), 0, "not ours");
+    assert_eq!(hear(data, "/c/palisade.yaml"), 1);
+    assert_eq!(hear(data, "/c/palisade.yaml"), 1);
+    assert_eq!(hear(close, "/c/palisade.yaml"), 0);
+    hear(data, "/c/palisade.yaml");
+    let renamed = EventKind::Modify(ModifyKind::Name(RenameMode::To));
+    assert_eq!(hear(renamed, "/c/palisade.yaml"), 0, "another file now");
+    hear(data, "/c/palisade.yaml");
+    assert_eq!(
+        hear(EventKind::Create(CreateKind::File), "/c/palisade.yaml"),
+        0
+    );
+}
+
+/// A reloader with all that a gate has, in a directory of its own.
+struct Fixture {
+    dir: tempfile::TempDir,
+    reloader: Reloader,
+    stop: CancellationToken,
+}
+
+impl Fixture {
+    async fn new(text: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths {
+            state_dir: dir.path().join("state"),
+            control: dir.path().join("state/control.sock"),
+            config: ConfigPath::Named(dir.path().join("palisade.yaml")),
+        };
+        paths.prepare().unwrap();
+        let sources = write(&dir, text);
+        let settings = sources.settings(&environment).unwrap();
+        let telemetry = Arc::new(Telemetry::start(&settings, 0, Sink::Stderr).unwrap());
+        let stop = CancellationToken::new();
+        let store = open_store(&paths, &settings).await.unwrap();
+        let settings = Arc::new(ArcSwap::from_pointee(settings));
+        let inits = Inits(open_manager(&paths).await.unwrap().backend().clone());
+        let traffic = open_traffic(&paths, &store, inits, settings.load_full());
+        let traffic = traffic.await.unwrap();
+        let board = Arc::new(Board::default());
+        let shared = Shared::new(Arc::clone(&traffic), Arc::clone(&board), stop.clone());
+        let (numbers, metrics) = (Numbers::default(), mcp::metrics::Metrics::default());
+        let counters = ControlMetrics::default();
+        let registry = numbers.registry(store.clone(), &counters, &traffic, &metrics);
+        let given = tools::Given {
+            book: Book(store.clone()),
+            board: Arc::clone(&board),
+            numbers: Arc::new(registry),
+            metrics,
+            sandboxed: Arc::new(tools::Sandboxed::default()),
+        };
+        let tools = open_tools(&paths, settings.load_full(), given, &stop);
+        let tools = tools.await.unwrap();
+        let (_, requests) = mpsc::channel(1);
+        let reloader = Reloader {
+            config: paths.config.clone(),
+            settings,
+            board,
+            numbers,
+            telemetry,
+            store,
+            traffic,
+            shared: Arc::new(shared),
+            tools,
+            requests: Mutex::new(requests),
+            hangup: Mutex::new(signal(SignalKind::hangup()).unwrap()),
+            seen: Mutex::new(sources.fingerprint()),
+            changed: Arc::new(Notify::new()),
+        };
+        Self {
+            dir,
+            reloader,
+            stop,
+        }
+    }
+
+    async fn reload(&self, text: &str) -> Result<Vec<String>, String> {
+        self.reloader.take(write(&self.dir, text)).await
+    }
+
+    /// Whether a rule of the traffic in force allows the host.
+    fn allows(&self, host: &str) -> bool {
+        let host = Host::parse(host).unwrap();
+        let rules = self.reloader.traffic.rules();
+        rules.judge_tunnel(&host, 443, None).is_ok()
+    }
+}
+
+fn write(dir: &tempfile::TempDir, text: &str) -> Sources {
+    let path = dir.path().join("palisade.yaml");
+    let mut file = std::fs::File::create(&path).unwrap();
+    write!(file, "version: \"1.0\"\n{text}").unwrap();
+    Sources::read(Some(&path), &environment).unwrap()
+}
+
+// Issue 14, number 10.
+#[tokio::test]
+async fn a_reload_that_audit_refuses_leaves_the_traffic_rules() {
+    let fixture = Fixture::new("egress: {domains: [old.example]}\n").await;
+    let allowed = || (fixture.allows("old.example"), fixture.allows("new.example"));
+    assert_eq!(allowed(), (true, false));
+    // As after the end of its writer: options can be given to nobody.
+    fixture.reloader.store.close().await.unwrap();
+    let refused = fixture.reload("egress: {domains: [new.example]}\n").await;
+    assert!(refused.is_err(), "{refused:?}");
+    assert_eq!(allowed(), (true, false), "the old rules stay");
+    let settings = fixture.reloader.settings.load();
+    assert_eq!(settings.egress.domains.len(), 1);
+    let health = fixture.reloader.board.report([]);
+    assert!(!health.checks["config_current"]);
+    fixture.stop.cancel();
+}
