@@ -424,6 +424,7 @@ fn a_refused_reload_changes_nothing_whichever_step_fails() {
     let new = "new.example";
     let steps = [
         ("cannot listen", text(new, &busy, &tools, "", "")),
+        ("cannot be served", text(new, &proxy, &busy, "", "")),
         (
             "bad.pem",
             text(new, &proxy, &tools, ", extra_roots: [bad.pem]", ""),

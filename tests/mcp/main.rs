@@ -17,4 +17,5 @@ mod conformance;
 mod disconnects;
 mod governed;
 mod hostile;
+mod listeners;
 mod relay;

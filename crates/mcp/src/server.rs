@@ -2,10 +2,8 @@
 //!
 //! [`answer`] is the whole list of what can be asked; read it top to bottom.
 
-use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use config::Settings;
@@ -14,12 +12,9 @@ use http::request::Parts as Head;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Body;
-use hyper::service::service_fn;
 use policy::id::SandboxId;
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_util::sync::CancellationToken;
 
 use crate::answer::{self, Broken, Content, Refusal};
 use crate::bridge::{Bridge, Incoming};
@@ -36,13 +31,6 @@ const AGENT: HeaderName = HeaderName::from_static("x-agent-id");
 /// The longest name of an agent.
 const LONGEST_AGENT: usize = 128;
 
-/// Connections of one listener at a time.
-const MOST_CONNECTIONS: usize = 4096;
-
-/// How long what is under way may take at the stop: streams have no end of their own, and end
-/// with the servers.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
-
 /// What a listener answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offers {
@@ -53,7 +41,7 @@ pub struct Offers {
 }
 
 /// What an operator asks of those who ask.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Demands {
     /// The hash of the token; comparing hashes takes the same time whatever differs.
     token: Option<[u8; 32]>,
@@ -70,6 +58,31 @@ impl Demands {
             enforce_agent: settings.server.enforce_agent_id,
         }
     }
+
+    /// Whether clients need a token.
+    pub fn requires_token(&self) -> bool {
+        self.token.is_some()
+    }
+}
+
+/// What one listener answers, and whom it admits. Never shared by listeners: what is open at
+/// one address says nothing about another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerRules {
+    /// Where it listens, as it really is.
+    pub at: SocketAddr,
+    /// What it answers.
+    pub offers: Offers,
+    /// What it asks of clients.
+    pub demands: Demands,
+}
+
+impl ListenerRules {
+    /// Whether the Host must be a loopback name. A web page can make its own name resolve to
+    /// this machine (DNS rebinding); what keeps it out elsewhere is the token.
+    fn checks_host(&self) -> bool {
+        self.at.ip().to_canonical().is_loopback() || !self.demands.requires_token()
+    }
 }
 
 /// The parts behind the door.
@@ -78,8 +91,6 @@ pub struct House {
     pub bridge: Arc<Bridge>,
     /// What the hooks answer.
     pub hooks: Arc<Interceptor>,
-    /// What is asked of those who ask.
-    pub demands: arc_swap::ArcSwap<Demands>,
     /// The text of `/metrics`.
     pub numbers: Arc<dyn Fn() -> String + Send + Sync>,
     /// Room for large bodies.
@@ -97,8 +108,8 @@ impl std::fmt::Debug for House {
 /// Where a request comes from.
 #[derive(Clone, Debug)]
 pub enum Door {
-    /// A listener of ours, at this address.
-    Network(SocketAddr, Offers),
+    /// A listener of ours, with these rules.
+    Network(ListenerRules),
     /// A sandbox, by way of the gate.
     Sandbox(SandboxId),
 }
@@ -110,8 +121,7 @@ where
     B::Error: Into<Broken>,
 {
     let (head, body) = request.into_parts();
-    let demands = house.demands.load_full();
-    if let Err(refusal) = admit(door, &demands, &head) {
+    if let Err(refusal) = admit(door, &head) {
         return *refusal;
     }
     let path = head.uri.path().to_owned();
@@ -121,7 +131,7 @@ where
         .filter(|part| !part.is_empty())
         .collect();
     let offers = match door {
-        Door::Network(_, offers) => *offers,
+        Door::Network(rules) => rules.offers,
         Door::Sandbox(_) => Offers {
             hooks: false,
             tools: true,
@@ -151,7 +161,7 @@ where
         ["health"] if matches!(door, Door::Network(..)) => health(house),
         ["metrics"] if matches!(door, Door::Network(..)) => numbers(house),
         ["mcp" | "sse" | "message", ..] if offers.tools => {
-            let caller = match caller(door, &demands, &head) {
+            let caller = match caller(door, &head) {
                 Ok(caller) => caller,
                 Err(refusal) => return *refusal,
             };
@@ -215,10 +225,10 @@ enum Way {
 
 /// Whether the request may come in at all: it means this listener, no web page sent it, and
 /// it has the token where one is wanted.
-fn admit(door: &Door, demands: &Demands, head: &Head) -> Result<(), Refusal> {
+fn admit(door: &Door, head: &Head) -> Result<(), Refusal> {
     let forbidden = |why: &str| Err(Box::new(answer::sentence(StatusCode::FORBIDDEN, why)));
     let host = head.headers.get(HOST).and_then(|host| host.to_str().ok());
-    match door {
+    let demands = match door {
         // The gate has made sure of the host.
         Door::Sandbox(_) => {
             if origin(&head.headers).is_some_and(|origin| origin != "http://palisade.internal") {
@@ -226,12 +236,12 @@ fn admit(door: &Door, demands: &Demands, head: &Head) -> Result<(), Refusal> {
             }
             return Ok(());
         }
-        Door::Network(at, _) => {
+        Door::Network(rules) => {
             // A page that resolved its own name to this address says its own name.
             let Some(host) = host else {
                 return forbidden("The Host header is missing");
             };
-            if at.ip().is_loopback() && !is_loopback(host_name(host)) {
+            if rules.checks_host() && !is_loopback(host_name(host)) {
                 return forbidden("The Host header names another host");
             }
             // A page that only wants something to happen says no Origin for a picture.
@@ -251,8 +261,9 @@ fn admit(door: &Door, demands: &Demands, head: &Head) -> Result<(), Refusal> {
                     return forbidden("The request comes from a web page");
                 }
             }
+            &rules.demands
         }
-    }
+    };
     let Some(wanted) = demands.token else {
         return Ok(());
     };
@@ -295,11 +306,11 @@ fn is_loopback(host: &str) -> bool {
 }
 
 /// Who asks. In a sandbox that is the sandbox, whatever the request says.
-fn caller(door: &Door, demands: &Demands, head: &Head) -> Result<Caller, Refusal> {
+fn caller(door: &Door, head: &Head) -> Result<Caller, Refusal> {
     let bad = |status, why: &str| Err(Box::new(answer::sentence(status, why)));
     let (agent, sandbox) = match door {
         Door::Sandbox(id) => (id.as_str().to_owned(), Some(id.clone())),
-        Door::Network(..) => {
+        Door::Network(rules) => {
             let header = head.headers.get(&AGENT);
             let said = match header.map(|header| header.to_str()) {
                 Some(Ok(agent)) => Some(agent.to_owned()),
@@ -307,7 +318,7 @@ fn caller(door: &Door, demands: &Demands, head: &Head) -> Result<Caller, Refusal
                 None => query(head, "agent_id"),
             };
             let said = said.filter(|agent| !agent.is_empty());
-            if said.is_none() && demands.enforce_agent {
+            if said.is_none() && rules.demands.enforce_agent {
                 return bad(StatusCode::UNAUTHORIZED, "The X-Agent-ID header is missing");
             }
             (said.unwrap_or_else(|| "default".to_owned()), None)
@@ -375,26 +386,5 @@ fn numbers(house: &House) -> Response<Content> {
     response
 }
 
-/// Serves `listener` until the stop.
-pub async fn serve(
-    house: Arc<House>,
-    listener: TcpListener,
-    offers: Offers,
-    stop: CancellationToken,
-) -> std::io::Result<()> {
-    let at = listener.local_addr()?;
-    let begin = |stream: TcpStream| {
-        let door = Door::Network(at, offers);
-        let (house, stop) = (Arc::clone(&house), stop.clone());
-        Some(async move {
-            let service = service_fn(|request| {
-                let (house, door) = (Arc::clone(&house), door.clone());
-                async move { Ok::<_, Infallible>(answer(&house, &door, request).await) }
-            });
-            listen::http1(stream, service, &stop, Some(LAST_ANSWERS)).await;
-        })
-    };
-    let left = listen::accept_all(&listener, MOST_CONNECTIONS, &stop, begin).await;
-    left.wait().await;
-    Ok(())
-}
+#[cfg(test)]
+mod tests;

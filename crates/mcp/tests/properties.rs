@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use bytes::Bytes;
 use config::section::tools::{RuntimeKind, Tool};
@@ -24,7 +23,7 @@ use mcp::process::{Gone, Home, Label, Process};
 use mcp::relay::{Relay, Stamps};
 use mcp::room::Room;
 use mcp::rpc::Message;
-use mcp::server::{self, Demands, Door, House, Offers};
+use mcp::server::{self, Demands, Door, House, ListenerRules, Offers};
 use mcp::session::Way;
 use mcp::tools::{Launchers, Served};
 use opentelemetry::trace::TracerProvider as _;
@@ -121,7 +120,6 @@ fn house(settings: &Settings, launchers: Launchers, dir: &tempfile::TempDir) -> 
     Arc::new(House {
         bridge,
         hooks: Arc::new(Interceptor::new(governance)),
-        demands: ArcSwap::from_pointee(Demands::of(settings)),
         room: Room::default(),
         numbers: Arc::new(String::new),
         health: Arc::new(|| {
@@ -271,7 +269,11 @@ proptest! {
             }
             // Whichever port is asked.
             let offers = Offers { hooks, tools: !hooks };
-            let door = Door::Network("127.0.0.1:8090".parse().unwrap(), offers);
+            let door = Door::Network(ListenerRules {
+                at: "127.0.0.1:8090".parse().unwrap(),
+                offers,
+                demands: Demands::of(&settings),
+            });
             let request = Request::get("/health").header("host", "127.0.0.1:8090");
             let request = request.body(Full::new(Bytes::new())).unwrap();
             let response = server::answer(&house, &door, request).await;

@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::gate::shared::{Ready, Shared};
-use crate::gate::tools::Tools;
+use crate::gate::tools::{PreparedListeners, Tools};
 use crate::gate::{audit_options, environment};
 use crate::paths::ConfigPath;
 use crate::telemetry::Telemetry;
@@ -47,13 +47,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const SETTLE: Duration = Duration::from_millis(150);
 
 /// Sections that are read once, at the start.
-const AT_START: &[&str] = &[
-    "/server/interceptor_addr",
-    "/server/mcp_server_addr",
-    "/server/single_port",
-    "/metrics/tracing/",
-    "/logging/format",
-];
+const AT_START: &[&str] = &["/metrics/tracing/", "/logging/format"];
 
 /// How long a file must hold still whose writer has not closed it. The writer may be slow;
 /// it may also never close it.
@@ -75,6 +69,7 @@ struct Unsettled {
 /// New settings of which nothing can fail any more, and nothing is in force yet.
 struct Prepared {
     shared: Ready,
+    listeners: PreparedListeners,
     filter: EnvFilter,
     audit: AuditOptions,
     rules: Rules,
@@ -252,6 +247,7 @@ impl Reloader {
         // Sockets last: who connects to a new one waits until it is served.
         Ok(Prepared {
             shared: self.shared.prepare(settings)?,
+            listeners: self.tools.prepare(settings)?,
             filter,
             audit,
             rules,
@@ -280,7 +276,8 @@ impl Reloader {
             tracing::error!(%error, "audit options could not be changed");
         }
         self.shared.switch(prepared.shared);
-        self.tools.follow(&settings, prepared.rules).await;
+        let (rules, listeners) = (prepared.rules, prepared.listeners);
+        self.tools.apply(&settings, rules, listeners).await;
         let old = self.settings.swap(Arc::clone(&settings));
         self.announce(&settings);
         self.changed.notify_one();

@@ -1,15 +1,13 @@
 //! Tool calls in the gate: the bridge, the hooks of a gateway, and where both listen.
 
+mod listeners;
 mod sandboxed;
 
-use std::collections::HashMap;
 use std::ffi::OsString;
-use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::Result;
-use arc_swap::ArcSwap;
 use config::Settings;
 use control::health::{Board, Status};
 use egress::ports::ToolServer;
@@ -24,23 +22,20 @@ use mcp::metrics::Metrics;
 use mcp::ports::Ledger;
 use mcp::relay::{Relay, Stamps};
 use mcp::room::Room;
-use mcp::server::{self, Demands, Door, House, Offers};
+use mcp::server::{self, Door, House};
 use mcp::tools::Launchers;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::json;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
+use self::listeners::Listeners;
+pub use self::listeners::PreparedListeners;
 pub use self::sandboxed::Sandboxed;
 use crate::gate::ports::Book;
 use crate::leash::LEASH;
-
-/// The check that says whether the parts listen.
-const LISTENING: &str = "mcp_listening";
 
 #[async_trait::async_trait]
 impl Ledger for Book {
@@ -81,8 +76,7 @@ pub struct Tools {
     governance: Governance,
     board: Arc<Board>,
     stop: CancellationToken,
-    tasks: TaskTracker,
-    open: Mutex<HashMap<SocketAddr, CancellationToken>>,
+    listeners: Listeners,
 }
 
 impl Tools {
@@ -121,17 +115,17 @@ impl Tools {
             bridge,
             hooks: interceptor,
             room: Room::default(),
-            demands: ArcSwap::from_pointee(Demands::of(settings)),
             numbers: Arc::new(move || text_of(&given.numbers)),
             health,
         });
+        let (board, stop) = (given.board, stop.child_token());
+        let listeners = Listeners::new(Arc::clone(&house), Arc::clone(&board), stop.clone());
         let tools = Self {
             house,
             governance,
-            board: given.board,
-            stop: stop.child_token(),
-            tasks: TaskTracker::new(),
-            open: Mutex::default(),
+            board,
+            stop,
+            listeners,
         };
         tools.note();
         Ok(tools)
@@ -152,75 +146,27 @@ impl Tools {
         }
     }
 
-    /// Puts new settings in force. `rules` were built from them.
-    pub async fn follow(&self, settings: &Settings, rules: Rules) {
+    /// Opens what a reload to `settings` needs, or says why it cannot be had. Nothing changes
+    /// yet.
+    pub fn prepare(&self, settings: &Settings) -> Result<PreparedListeners, String> {
+        let prepared = self.listeners.prepare(settings);
+        self.listeners.check(&prepared)?;
+        Ok(prepared)
+    }
+
+    /// Puts new settings in force. `rules` and `listeners` were made from them.
+    pub async fn apply(&self, settings: &Settings, rules: Rules, listeners: PreparedListeners) {
         self.governance.replace(rules);
         self.house.bridge.apply(settings);
-        self.house.demands.store(Arc::new(Demands::of(settings)));
         self.note();
-        self.listen(settings).await;
+        self.listeners.apply(listeners).await;
     }
 
-    /// Listens where `settings` say, if there is something to serve. An address that is not
-    /// to be had is a fault of this part alone.
+    /// Listens where `settings` say, if there is something to serve. At the start, an address
+    /// that cannot be bound is a fault of this part alone.
     pub async fn listen(&self, settings: &Settings) {
-        let mut wanted: HashMap<SocketAddr, Offers> = HashMap::new();
-        if settings.serves_mcp() {
-            let none = Offers {
-                hooks: false,
-                tools: false,
-            };
-            let (hooks, tools) = (settings.server.interceptor(), settings.server.mcp());
-            wanted.entry(hooks).or_insert(none).hooks = true;
-            wanted.entry(tools).or_insert(none).tools = true;
-        }
-        let mut fault = None;
-        for (at, offers) in wanted {
-            if self.is_open(at) {
-                continue;
-            }
-            match TcpListener::bind(at).await {
-                Ok(listener) => self.serve(at, listener, offers),
-                Err(error) => {
-                    let why = format!(
-                        "tools cannot be served at {at} ({error}); change server.interceptor_addr and server.mcp_server_addr, or end what is there"
-                    );
-                    tracing::error!(%why, "a part of the gate is not there");
-                    fault = Some(why);
-                }
-            }
-        }
-        if fault.is_some() || self.is_any_open() {
-            self.board.check(LISTENING, fault.map_or(Ok(()), Err));
-        }
-    }
-
-    fn serve(&self, at: SocketAddr, listener: TcpListener, offers: Offers) {
-        let stop = self.stop.child_token();
-        let shown = listener.local_addr().map_or(at, |real| real).to_string();
-        for (name, offered) in [("interceptor", offers.hooks), ("mcp", offers.tools)] {
-            if offered {
-                self.board.listening(name, [&shown]);
-            }
-        }
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.insert(at, stop.clone());
-        let house = Arc::clone(&self.house);
-        self.tasks.spawn(async move {
-            if let Err(error) = server::serve(house, listener, offers, stop).await {
-                tracing::error!(%at, %error, "tools are not served any more");
-            }
-        });
-    }
-
-    fn is_open(&self, at: SocketAddr) -> bool {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.contains_key(&at)
-    }
-
-    fn is_any_open(&self) -> bool {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        !open.is_empty()
+        let prepared = self.listeners.prepare(settings);
+        self.listeners.apply(prepared).await;
     }
 
     /// Says on the board that nobody judges calls, where that is so.
@@ -234,10 +180,9 @@ impl Tools {
     /// them do.
     pub async fn drain(&self) {
         self.stop.cancel();
-        self.tasks.close();
         self.house.bridge.end().await;
         self.house.bridge.fingerprints().write().await;
-        self.tasks.wait().await;
+        self.listeners.drain().await;
     }
 }
 

@@ -1,0 +1,121 @@
+//! A listener while it is open: its socket stays as long as its address is configured, and a
+//! reload may change its rules.
+//!
+//! A connection keeps the rules it was accepted under. When they change, or the listener closes,
+//! the request in flight is finished under them and the connection ends, so that no request is
+//! ever answered under weaker rules than its connection began with.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use hyper::service::service_fn;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+use crate::server::{self, Door, House, ListenerRules};
+
+/// Connections of one listener at a time.
+const MAX_CONNECTIONS: usize = 4096;
+
+/// How long requests in flight may take at the gate's stop: streams have no end of their own,
+/// and end with the servers.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long requests in flight may take when a reload closes their listener or changes its
+/// rules.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An open listener.
+#[derive(Debug)]
+pub struct Ingress {
+    current: ArcSwap<Generation>,
+    /// The gate's stop.
+    gate: CancellationToken,
+    /// No further connection is accepted.
+    stop: CancellationToken,
+    /// The socket is closed.
+    closed: CancellationToken,
+}
+
+/// The rules of a listener, and the connections that were accepted under them.
+#[derive(Debug)]
+struct Generation {
+    door: Door,
+    /// Other rules are in force: the connections finish.
+    retired: CancellationToken,
+}
+
+impl Ingress {
+    /// A listener with these rules, until `gate` stops or it is closed.
+    pub fn new(rules: ListenerRules, gate: &CancellationToken) -> Arc<Self> {
+        let stop = gate.child_token();
+        Arc::new(Self {
+            current: ArcSwap::from_pointee(Generation {
+                door: Door::Network(rules),
+                retired: stop.child_token(),
+            }),
+            gate: gate.clone(),
+            stop,
+            closed: CancellationToken::new(),
+        })
+    }
+
+    /// Puts new rules in force for every connection that is accepted from now on, and ends
+    /// those that were accepted under others. Returns whether the rules changed.
+    pub fn replace(&self, rules: ListenerRules) -> bool {
+        let old = self.current.load_full();
+        if matches!(&old.door, Door::Network(before) if *before == rules) {
+            return false;
+        }
+        self.current.store(Arc::new(Generation {
+            door: Door::Network(rules),
+            retired: self.stop.child_token(),
+        }));
+        old.retired.cancel();
+        true
+    }
+
+    /// Closes the listener, and returns when nobody can connect any more. Requests in flight
+    /// are finished meanwhile and after.
+    pub async fn close(&self) {
+        self.stop.cancel();
+        self.closed.cancelled().await;
+    }
+}
+
+/// Serves a listener's socket until it is closed or the gate stops, and its connections to
+/// their end.
+pub async fn serve(house: Arc<House>, socket: Arc<TcpListener>, ingress: Arc<Ingress>) {
+    // Also when this panics: whoever closes the listener must not wait for ever.
+    let closed = ingress.closed.clone().drop_guard();
+    let begin = |stream: TcpStream| {
+        let generation = ingress.current.load_full();
+        let (house, gate) = (Arc::clone(&house), ingress.gate.clone());
+        Some(async move {
+            let service = service_fn(|request| {
+                let (house, generation) = (Arc::clone(&house), Arc::clone(&generation));
+                async move {
+                    let answer = server::answer(&house, &generation.door, request).await;
+                    Ok::<_, Infallible>(answer)
+                }
+            });
+            let retired = &generation.retired;
+            tokio::select! {
+                () = listen::http1(stream, service, retired, Some(RELOAD_TIMEOUT)) => {}
+                () = stopped(&gate) => {}
+            }
+        })
+    };
+    let left = listen::accept_all(&*socket, MAX_CONNECTIONS, &ingress.stop, begin).await;
+    drop(socket);
+    drop(closed);
+    left.wait().await;
+}
+
+/// Returns when the gate stops and requests in flight had their time.
+async fn stopped(gate: &CancellationToken) {
+    gate.cancelled().await;
+    tokio::time::sleep(STOP_TIMEOUT).await;
+}

@@ -1,0 +1,277 @@
+//! Where the hooks and the MCP server listen: sockets are kept by address, and opened and
+//! closed as the settings want.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use config::Settings;
+use control::health::Board;
+use mcp::ingress::{self, Ingress};
+use mcp::server::{Demands, House, ListenerRules, Offers};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::ReusePort;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// The check that says whether every configured address is listened at.
+const LISTENING: &str = "mcp_listening";
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 1024;
+
+/// Every listener of the hooks and the MCP server.
+#[derive(Debug)]
+pub struct Listeners {
+    house: Arc<House>,
+    board: Arc<Board>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    table: Mutex<Table>,
+}
+
+/// What is there, by configured address.
+#[derive(Debug, Default)]
+struct Table {
+    open: HashMap<SocketAddr, Open>,
+    /// Addresses that are configured and cannot be bound, and why.
+    missing: HashMap<SocketAddr, String>,
+}
+
+/// A listener that is served.
+#[derive(Debug)]
+struct Open {
+    /// Where it is: the system chooses for port 0.
+    at: SocketAddr,
+    offers: Offers,
+    ingress: Arc<Ingress>,
+    socket: Weak<TcpListener>,
+}
+
+/// Sockets for new settings. They are bound; nothing is served at them yet, and nothing that is
+/// open has changed.
+#[derive(Debug)]
+pub struct PreparedListeners {
+    wanted: HashMap<SocketAddr, Offers>,
+    demands: Demands,
+    bound: Vec<(SocketAddr, TcpListener)>,
+    missing: HashMap<SocketAddr, String>,
+}
+
+impl Listeners {
+    /// Listens nowhere yet.
+    pub fn new(house: Arc<House>, board: Arc<Board>, stop: CancellationToken) -> Self {
+        Self {
+            house,
+            board,
+            stop,
+            tasks: TaskTracker::new(),
+            table: Mutex::default(),
+        }
+    }
+
+    /// Binds what `settings` want and is not open yet. What cannot be bound is missing; see
+    /// [`Listeners::check`].
+    pub fn prepare(&self, settings: &Settings) -> PreparedListeners {
+        let wanted = wanted(settings);
+        let table = self.table();
+        let (mut bound, mut missing) = (Vec::new(), HashMap::new());
+        for at in wanted.keys().filter(|at| !table.open.contains_key(at)) {
+            // 127.0.0.1:8090 in the place of 0.0.0.0:8090: the old one is open until the new
+            // one is in force.
+            let leaving = table
+                .open
+                .iter()
+                .filter(|(old, open)| !wanted.contains_key(old) && overlaps(open.at, *at))
+                .filter_map(|(_, open)| open.socket.upgrade())
+                .collect::<Vec<_>>();
+            match bind(*at, &leaving) {
+                Ok(listener) => bound.push((*at, listener)),
+                Err(error) => {
+                    let why = format!(
+                        "tools cannot be served at {at} ({error}); change server.interceptor_addr and server.mcp_server_addr, or end what is there"
+                    );
+                    missing.insert(*at, why);
+                }
+            }
+        }
+        PreparedListeners {
+            wanted,
+            demands: Demands::of(settings),
+            bound,
+            missing,
+        }
+    }
+
+    /// Refuses a change to an address that cannot be bound. An address that was missing before
+    /// is no reason to refuse: the change does not make it any worse.
+    pub fn check(&self, prepared: &PreparedListeners) -> Result<(), String> {
+        let table = self.table();
+        let new = |(at, _): &(&SocketAddr, &String)| !table.missing.contains_key(at);
+        match prepared.missing.iter().find(new) {
+            Some((_, why)) => Err(why.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Serves what was bound, with the rules of its settings, and closes what they do not
+    /// want. Returns when health says what is open.
+    pub async fn apply(&self, prepared: PreparedListeners) {
+        let PreparedListeners {
+            wanted,
+            demands,
+            bound,
+            missing,
+        } = prepared;
+        let closing: Vec<Open> = {
+            let mut table = self.table();
+            for (address, open) in &mut table.open {
+                if let Some(offers) = wanted.get(address) {
+                    open.follow(*offers, &demands);
+                }
+            }
+            for (address, socket) in bound {
+                let Some(offers) = wanted.get(&address) else {
+                    continue;
+                };
+                let at = socket.local_addr().unwrap_or(address);
+                let rules = ListenerRules {
+                    at,
+                    offers: *offers,
+                    demands: demands.clone(),
+                };
+                table.open.insert(address, self.serve(socket, rules));
+            }
+            for why in missing.values() {
+                tracing::error!(%why, "mcp listener failed to bind");
+            }
+            table.missing = missing;
+            let gone = |address: &SocketAddr, _: &mut Open| !wanted.contains_key(address);
+            let gone = table.open.extract_if(gone);
+            gone.map(|(_, open)| open).collect()
+        };
+        for open in closing {
+            open.ingress.close().await;
+            tracing::info!(at = %open.at, "mcp listener closed");
+        }
+        self.report();
+    }
+
+    /// Waits until every connection has ended, which the stop makes them do.
+    pub async fn drain(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn serve(&self, socket: TcpListener, rules: ListenerRules) -> Open {
+        let ListenerRules { at, offers, .. } = rules;
+        let token = rules.demands.requires_token();
+        tracing::info!(%at, token, "mcp listener opened");
+        let socket = Arc::new(socket);
+        let ingress = Ingress::new(rules, &self.stop);
+        let open = Open {
+            at,
+            offers,
+            ingress: Arc::clone(&ingress),
+            socket: Arc::downgrade(&socket),
+        };
+        let house = Arc::clone(&self.house);
+        self.tasks.spawn(ingress::serve(house, socket, ingress));
+        open
+    }
+
+    /// Posts what is open, and what is missing.
+    fn report(&self) {
+        let table = self.table();
+        let at = |offered: fn(&Offers) -> bool| {
+            let open = table
+                .open
+                .values()
+                .filter(move |open| offered(&open.offers));
+            open.map(|open| open.at)
+        };
+        self.board
+            .listening("interceptor", at(|offers| offers.hooks));
+        self.board.listening("mcp", at(|offers| offers.tools));
+        let mut faults: Vec<&str> = table.missing.values().map(String::as_str).collect();
+        faults.sort_unstable();
+        match faults.as_slice() {
+            [] if table.open.is_empty() => self.board.retract(LISTENING),
+            [] => self.board.check(LISTENING, Ok(())),
+            faults => self.board.check(LISTENING, Err(faults.join("; "))),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    /// Puts new rules in force at an address that stays.
+    fn follow(&mut self, offers: Offers, demands: &Demands) {
+        self.offers = offers;
+        let rules = ListenerRules {
+            at: self.at,
+            offers,
+            demands: demands.clone(),
+        };
+        if self.ingress.replace(rules) {
+            let token = demands.requires_token();
+            tracing::info!(at = %self.at, token, "mcp listener changed its rules");
+        }
+    }
+}
+
+/// Where `settings` want what, if there is something to serve.
+fn wanted(settings: &Settings) -> HashMap<SocketAddr, Offers> {
+    let mut wanted = HashMap::new();
+    if settings.serves_mcp() {
+        let none = Offers {
+            hooks: false,
+            tools: false,
+        };
+        let (hooks, tools) = (settings.server.interceptor(), settings.server.mcp());
+        wanted.entry(hooks).or_insert(none).hooks = true;
+        wanted.entry(tools).or_insert(none).tools = true;
+    }
+    wanted
+}
+
+/// Whether a socket at one address keeps another from being bound, since one of them stands for
+/// every address.
+fn overlaps(one: SocketAddr, other: SocketAddr) -> bool {
+    one.port() == other.port() && (one.ip().is_unspecified() || other.ip().is_unspecified())
+}
+
+/// Listens at `at`, beside our own sockets that are about to be closed.
+fn bind(at: SocketAddr, leaving: &[Arc<TcpListener>]) -> io::Result<TcpListener> {
+    let socket = if at.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
+    socket.set_reuseaddr(true)?;
+    // Sockets that all have this option may overlap, if they are of one user. It is taken away
+    // again at once; the kernel may let a process of the same user that asks for it share the
+    // port until nothing is bound there any more (`inet_csk_get_port` keeps it by port).
+    let overlap = |allowed: bool| {
+        let set = |old: &Arc<TcpListener>| setsockopt(&**old, ReusePort, &allowed);
+        leaving.iter().try_for_each(set)
+    };
+    if leaving.is_empty() {
+        socket.bind(at)?;
+        return socket.listen(BACKLOG);
+    }
+    socket.set_reuseport(true)?;
+    let bound = overlap(true)
+        .map_err(io::Error::from)
+        .and_then(|()| socket.bind(at))
+        .and_then(|()| socket.listen(BACKLOG));
+    overlap(false)?;
+    let listener = bound?;
+    setsockopt(&listener, ReusePort, &false)?;
+    Ok(listener)
+}

@@ -1,0 +1,302 @@
+//! Addresses and tokens that change while the gate runs.
+//!
+//! Issue 14, number 1.
+
+use std::fmt::Write as _;
+use std::io::{BufReader, Read, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testkit::gate::{Gate, Place};
+use testkit::http::{self, Answer};
+use testkit::port::Port;
+use testkit::said;
+
+use crate::bridge::{messages, request};
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+const TOKEN: &str = "a-token-of-the-operator";
+const OTHER: &str = "another-token-of-the-operator";
+
+/// A gate's place with our own server as `fixture`.
+struct Fixture {
+    place: Place,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self {
+            place: Place::new(PALISADE),
+        }
+    }
+
+    /// Writes the file: addresses and token, and the names of the tools.
+    fn write(&self, server: &str, tools: &[&str]) {
+        let program = testkit::mcp::fixture();
+        let mut text = format!("version: \"1.0\"\nserver: {{{server}}}\ntools:\n");
+        for name in tools {
+            writeln!(text, "  - {{name: {name}, command: [{program:?}]}}").unwrap();
+        }
+        self.place.write_config(&text);
+    }
+
+    fn start(&self, server: &str) -> Gate<'_> {
+        self.write(server, &["fixture"]);
+        self.place.start()
+    }
+
+    fn reload(&self, server: &str) {
+        self.write(server, &["fixture"]);
+        let output = self.place.run(&["config", "reload"]);
+        assert!(output.status.success(), "{}", said::err(&output));
+    }
+}
+
+fn single(address: SocketAddr, token: Option<&str>) -> String {
+    let token = token.map_or(String::new(), |token| format!(", auth_token: {token}"));
+    format!("single_port: \"{address}\"{token}")
+}
+
+/// Every address of the machine, at that port.
+fn anywhere(port: &Port) -> SocketAddr {
+    (Ipv4Addr::UNSPECIFIED, port.address().port()).into()
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    stream
+}
+
+/// Posts on a connection that stays open.
+fn post(mut stream: &TcpStream, path: &str, headers: &[(&str, &str)], body: &str) {
+    let mut head = format!(
+        "POST {path} HTTP/1.1\r\nContent-Type: application/json\r\n\
+         Accept: application/json, text/event-stream\r\nContent-Length: {}\r\n",
+        body.len()
+    );
+    for (name, value) in headers {
+        write!(head, "{name}: {value}\r\n").unwrap();
+    }
+    // One that was closed already is found out by reading.
+    let _ = stream.write_all(format!("{head}\r\n{body}").as_bytes());
+}
+
+fn begin() -> String {
+    let params = json!({
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    });
+    request(0, "initialize", &params)
+}
+
+/// Begins a session at an address, as a client that says this Host and shows this token.
+fn initialize(address: SocketAddr, host: &str, token: Option<&str>) -> Answer {
+    let bearer = token.map(|token| format!("Bearer {token}"));
+    let mut headers = vec![("Host", host), ("Connection", "close")];
+    headers.extend(bearer.as_deref().map(|bearer| ("Authorization", bearer)));
+    let stream = connect(address);
+    post(&stream, "/mcp/fixture", &headers, &begin());
+    http::read_answer(BufReader::new(stream)).unwrap()
+}
+
+fn is_closed(address: SocketAddr) -> bool {
+    TcpStream::connect(address).is_err()
+}
+
+/// Asserts that no request is answered on a connection any more.
+fn ends(mut stream: TcpStream) {
+    post(&stream, "/mcp/fixture", &[("Host", "localhost")], &begin());
+    let mut rest = Vec::new();
+    // It ends, or breaks off.
+    let _ = stream.read_to_end(&mut rest);
+    assert_eq!(String::from_utf8_lossy(&rest), "");
+}
+
+fn listed(gate: &Gate<'_>) -> (Value, Value) {
+    let health = gate.get("/internal/health").json();
+    let of = |name: &str| health["listeners"][name].clone();
+    (of("interceptor"), of("mcp"))
+}
+
+fn at(address: SocketAddr) -> (Value, Value) {
+    (json!(address.to_string()), json!(address.to_string()))
+}
+
+#[test]
+fn a_reload_closes_the_old_listener_and_opens_the_new() {
+    let (old, new) = (Port::take(), Port::take());
+    let fixture = Fixture::new();
+    let gate = fixture.start(&single(anywhere(&old), Some(TOKEN)));
+    assert_eq!(listed(&gate), at(anywhere(&old)));
+    let answer = initialize(old.address(), "localhost", None);
+    assert_eq!(answer.status, 401, "{}", answer.text());
+    // The name of a page that leads here: what keeps it out is the token.
+    let answer = initialize(old.address(), "rebound.example", None);
+    assert_eq!(answer.status, 401, "{}", answer.text());
+    let answer = initialize(old.address(), "gate.example", Some(TOKEN));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let kept = connect(old.address());
+    let bearer = format!("Bearer {TOKEN}");
+    let headers = [("Host", "localhost"), ("Authorization", bearer.as_str())];
+    post(&kept, "/mcp/fixture", &headers, &begin());
+    assert_eq!(http::read_answer(&kept).unwrap().status, 200);
+    let idle = connect(old.address());
+
+    fixture.reload(&single(new.address(), None));
+    assert!(is_closed(old.address()), "the old port is still open");
+    ends(kept);
+    ends(idle);
+    let answer = initialize(new.address(), "localhost", None);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    for token in [None, Some(TOKEN)] {
+        let answer = initialize(new.address(), "rebound.example", token);
+        assert_eq!(answer.status, 403, "{}", answer.text());
+    }
+    assert_eq!(listed(&gate), at(new.address()));
+    let shown = said::out(&fixture.place.run(&["gate", "status"]));
+    assert!(
+        shown.contains(&format!("mcp: {}", new.address())),
+        "{shown}"
+    );
+    assert!(!shown.contains(&anywhere(&old).to_string()), "{shown}");
+    let log = gate.said();
+    assert!(!log.contains("next start"), "{log}");
+    assert!(log.contains("mcp listener closed"), "{log}");
+}
+
+#[test]
+fn a_listener_that_is_not_configured_any_more_is_closed() {
+    let port = Port::take();
+    let fixture = Fixture::new();
+    let gate = fixture.start(&single(port.address(), None));
+    fixture.place.write_config("version: \"1.0\"\n");
+    let output = fixture.place.run(&["config", "reload"]);
+    assert!(output.status.success(), "{}", said::err(&output));
+    assert!(is_closed(port.address()));
+    assert_eq!(listed(&gate), (Value::Null, Value::Null));
+    let health = gate.get("/internal/health").json();
+    assert_eq!(health["checks"].get("mcp_listening"), None, "{health}");
+}
+
+#[test]
+fn the_same_port_moves_between_every_address_and_the_loopback() {
+    let port = Port::take();
+    let elsewhere = SocketAddr::from(([127, 0, 0, 2], port.address().port()));
+    let fixture = Fixture::new();
+    let gate = fixture.start(&single(anywhere(&port), Some(TOKEN)));
+    for _ in 0..2 {
+        assert_eq!(initialize(elsewhere, "localhost", Some(TOKEN)).status, 200);
+        assert_eq!(initialize(elsewhere, "localhost", None).status, 401);
+
+        fixture.reload(&single(port.address(), None));
+        assert_eq!(listed(&gate), at(port.address()));
+        assert!(is_closed(elsewhere));
+        assert_eq!(initialize(port.address(), "localhost", None).status, 200);
+        let answer = initialize(port.address(), "rebound.example", None);
+        assert_eq!(answer.status, 403, "{}", answer.text());
+
+        fixture.reload(&single(anywhere(&port), Some(TOKEN)));
+        assert_eq!(listed(&gate), at(anywhere(&port)));
+        assert_eq!(initialize(port.address(), "localhost", None).status, 401);
+    }
+    // The gate's sockets overlapped for a moment; another process still gets no share.
+    assert!(TcpListener::bind(port.address()).is_err());
+}
+
+#[test]
+fn a_token_that_changes_ends_the_connections_of_the_old_one() {
+    let port = Port::take();
+    let fixture = Fixture::new();
+    let _gate = fixture.start(&single(port.address(), Some(TOKEN)));
+    let bearer = format!("Bearer {TOKEN}");
+    let answer = initialize(port.address(), "localhost", Some(TOKEN));
+    let session = answer.header("mcp-session-id").unwrap().to_owned();
+    let headers = [
+        ("Host", "localhost"),
+        ("Authorization", bearer.as_str()),
+        ("Mcp-Session-Id", session.as_str()),
+        ("MCP-Protocol-Version", "2025-11-25"),
+    ];
+    let (busy, idle) = (connect(port.address()), connect(port.address()));
+    post(&idle, "/mcp/fixture", &headers[..2], &begin());
+    assert_eq!(http::read_answer(&idle).unwrap().status, 200);
+    let call = json!({"name": "sleep", "arguments": {"ms": 2000}});
+    let body = request(1, "tools/call", &call);
+    post(&busy, "/mcp/fixture", &headers, &body);
+    // A stream begins before its answer is there.
+    let mut answer = http::read_head(&busy).unwrap();
+    assert_eq!(answer.status, 200);
+
+    fixture.reload(&single(port.address(), Some(OTHER)));
+    for (token, status) in [(Some(OTHER), 200), (Some(TOKEN), 401), (None, 401)] {
+        let answer = initialize(port.address(), "localhost", token);
+        assert_eq!(answer.status, status, "{token:?}: {}", answer.text());
+    }
+    ends(idle);
+    // What had begun is finished, and nothing after it.
+    while let Some(chunk) = http::read_chunk(&busy).unwrap() {
+        answer.body.extend(chunk);
+    }
+    assert_eq!(http::read_line(&busy).unwrap(), "");
+    let told = messages(&answer);
+    let slept = told.iter().find(|message| message["id"] == 1);
+    assert!(
+        slept.is_some_and(|slept| slept["result"].is_object()),
+        "{told:?}"
+    );
+    ends(busy);
+
+    fixture.reload(&single(port.address(), None));
+    assert_eq!(initialize(port.address(), "localhost", None).status, 200);
+}
+
+#[test]
+fn an_address_that_is_taken_refuses_the_reload_whole() {
+    let (old, new) = (Port::take(), Port::take());
+    let taken = TcpListener::bind(new.address()).unwrap();
+    let fixture = Fixture::new();
+    let gate = fixture.start(&single(anywhere(&old), Some(TOKEN)));
+    fixture.write(&single(new.address(), None), &["fixture", "added"]);
+    let output = fixture.place.run(&["config", "reload"]);
+    let told = said::err(&output);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains(&new.address().to_string()), "{told}");
+    assert_eq!(listed(&gate), at(anywhere(&old)));
+    assert_eq!(initialize(old.address(), "localhost", None).status, 401);
+    let answer = initialize(old.address(), "localhost", Some(TOKEN));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let shown = gate.get("/v1/config").text();
+    assert!(!shown.contains("added"), "{shown}");
+    drop(taken);
+    let output = fixture.place.run(&["config", "reload"]);
+    assert!(output.status.success(), "{}", said::err(&output));
+    assert!(is_closed(old.address()));
+    assert_eq!(listed(&gate), at(new.address()));
+}
+
+#[test]
+fn an_address_that_is_taken_at_the_start_degrades_and_blocks_no_reload() {
+    let port = Port::take();
+    let taken = TcpListener::bind(port.address()).unwrap();
+    let fixture = Fixture::new();
+    let gate = fixture.start(&single(port.address(), None));
+    assert_eq!(listed(&gate), (Value::Null, Value::Null));
+    let health = || gate.get("/internal/health").json();
+    assert_eq!(health()["checks"]["mcp_listening"], false);
+    // What it has nothing to do with can still change.
+    fixture.reload(&format!(
+        "{}, enforce_agent_id: true",
+        single(port.address(), None)
+    ));
+    assert_eq!(health()["checks"]["mcp_listening"], false);
+    drop(taken);
+    fixture.reload(&single(port.address(), None));
+    assert_eq!(health()["checks"]["mcp_listening"], true);
+    assert_eq!(listed(&gate), at(port.address()));
+    assert_eq!(initialize(port.address(), "localhost", None).status, 200);
+}
