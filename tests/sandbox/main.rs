@@ -61,6 +61,7 @@ mod ports;
 mod programs;
 mod progress;
 mod repositories;
+mod repository_file;
 mod reuse;
 mod scripts;
 mod terminal;

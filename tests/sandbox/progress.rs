@@ -58,7 +58,7 @@ fn somebody_on_a_terminal_sees_what_is_waited_for(bench: &Bench) {
         .write_config("version: \"1.0\"\nsandbox: { setup_command: \"sleep 2\" }\n");
     bench.ok(&["gate", "start"]);
     let mut terminal = bench.on_terminal(&["create", "fix"]);
-    terminal.expect("running sandbox.setup_command");
+    terminal.expect("running the set-up command");
     terminal.expect("Created fix");
     assert!(terminal.wait().success(), "{}", terminal.shown());
     // A script hears nothing of it, nor does whoever reads a file.

@@ -29,16 +29,19 @@ pub const FILE_NAME: &str = ".palisade.yaml";
 pub(crate) struct RepoKeys {
     /// The version of this file's shape.
     version: Version,
-    /// The image of Docker sandboxes for this repository.
+    /// The image of Docker sandboxes for this repository. Not available in this version: it is
+    /// reported and has no effect.
     #[schemars(with = "Option<Text<Image>>")]
     image: Option<String>,
-    /// A shell command that runs once in a new sandbox.
+    /// A shell command that runs once in a new sandbox, instead of `sandbox.setup_command`.
     setup_command: Option<String>,
-    /// Ports to publish: a port, or HOST:INSIDE.
+    /// Ports to publish on the host's loopback: a port, or HOST:INSIDE. Where the host's port is
+    /// taken, another one is chosen.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<Publish>>", inner(range(min = 1)))]
     ports: Vec<Publish>,
-    /// Names of variables to pass on; the operator's `sandbox.env` must have them too.
+    /// Names of variables to pass on. The operator's `sandbox.env` must have them too; those that
+    /// it lacks are reported.
     #[schemars(with = "Vec<Text<EnvName>>")]
     env: Vec<String>,
     /// What it would like to reach.
@@ -49,7 +52,8 @@ pub(crate) struct RepoKeys {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct RepoEgress {
-    /// Hosts, as in egress.domains. A wish: the operator grants it or not.
+    /// Hosts, as in egress.domains. Sandboxes of this repository reach them beside what the
+    /// operator allows; an operator's `deny` counts all the same.
     domains: Vec<DomainRule>,
 }
 
@@ -118,6 +122,14 @@ impl RepoFile {
         self.digest
     }
 
+    /// The same in hexadecimal.
+    pub fn sha256(&self) -> String {
+        self.digest
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+
     /// The content, if the operator trusts exactly this.
     pub fn trusted(&self, store: &TrustStore) -> Option<TrustedRepoFile> {
         store.is_trusted(self).then(|| TrustedRepoFile {
@@ -135,7 +147,7 @@ pub struct TrustedRepoFile {
 /// What of a trusted file takes effect.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RepoSettings {
-    /// The image, instead of `sandbox.image`.
+    /// The image, instead of `sandbox.image`. Without effect in this version.
     pub image: Option<String>,
     /// The set-up command, instead of `sandbox.setup_command`.
     pub setup_command: Option<String>,
@@ -143,7 +155,7 @@ pub struct RepoSettings {
     pub ports: Vec<Publish>,
     /// Names of variables to pass on. Each is in the operator's `sandbox.env` too.
     pub env: Vec<String>,
-    /// What it would like to reach. Still wishes: they become rules when they are granted.
+    /// What the sandbox may reach beside what the operator allows.
     pub wishes: Vec<DomainRule>,
     /// Names of variables that were asked for and are not passed on.
     pub dropped: Vec<String>,

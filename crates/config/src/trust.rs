@@ -106,6 +106,11 @@ impl TrustStore {
         self.entries.get(file.directory()) == Some(&hex(file.digest()))
     }
 
+    /// Whether another content of this file was trusted.
+    pub fn trusted_another(&self, file: &RepoFile) -> bool {
+        self.entries.contains_key(file.directory()) && !self.is_trusted(file)
+    }
+
     /// Trusts this content in place of whatever was trusted in that directory, and writes
     /// the list.
     pub fn trust(&mut self, file: &RepoFile) -> Result<(), TrustError> {

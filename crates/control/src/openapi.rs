@@ -418,6 +418,8 @@ fn sandbox_schema() -> Value {
             "published": { "type": "array", "items": { "type": "object" } },
             "created_at": { "type": ["string", "null"], "format": "date-time" },
             "warnings": { "type": "array", "items": { "type": "string" } },
+            "repository_file": { "type": ["object", "null"] },
+            "notes": { "type": "array", "items": { "type": "string" } },
         },
     })
 }

@@ -11,6 +11,7 @@ mod making;
 mod mirrored;
 mod ports;
 mod repository;
+mod repository_file;
 mod standby;
 mod trusting;
 pub(crate) mod watched;
@@ -18,9 +19,11 @@ mod wish;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use config::Settings;
+use config::section::egress::DomainRule;
 use jiff::Timestamp;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
@@ -37,11 +40,19 @@ use tokio::sync::OwnedMutexGuard;
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
 use body::{Purpose, SessionBody, SnapshotBody};
+use repository::HostRepository;
+use repository_file::Additions;
 
 /// What serves a sandbox's sockets.
 pub trait Traffic: Send + Sync + std::fmt::Debug {
     /// Serves these; whatever served the sandbox before ends.
-    fn attach(&self, sandbox: &SandboxId, listeners: Vec<Listener>) -> std::io::Result<()>;
+    /// `added` are hosts that it may reach beside those of the operator's settings.
+    fn attach(
+        &self,
+        sandbox: &SandboxId,
+        listeners: Vec<Listener>,
+        added: Vec<DomainRule>,
+    ) -> std::io::Result<()>;
 
     /// Leads connections of a listener of the host to a port inside.
     fn publish(&self, sandbox: &SandboxId, listener: TcpListener, to: Inside);
@@ -86,6 +97,8 @@ pub struct Sandboxes {
     turns: Turns,
     /// Held while the root is replaced.
     root_turn: tokio::sync::Mutex<()>,
+    /// The list of repository files that the operator trusts.
+    trusted: PathBuf,
 }
 
 /// One change at a time to each sandbox.
@@ -105,9 +118,11 @@ impl Turns {
 }
 
 impl Sandboxes {
-    /// The sandboxes that `manager` keeps, served by `traffic`.
-    pub fn new(manager: Manager, traffic: Arc<dyn Traffic>) -> Self {
+    /// The sandboxes that `manager` keeps, served by `traffic`. `trusted` is the list of
+    /// repository files that the operator trusts.
+    pub fn new(manager: Manager, traffic: Arc<dyn Traffic>, trusted: PathBuf) -> Self {
         Self {
+            trusted,
             manager: Arc::new(manager),
             traffic,
             turns: Turns::default(),
@@ -150,18 +165,19 @@ impl Sandboxes {
     /// Serves a sandbox: its traffic, and the ports it has published.
     async fn serve(&self, id: &SandboxId) -> Result<(), ControlError> {
         let of = id.clone();
-        let (listeners, published) = self
+        let (listeners, row) = self
             .ask(move |manager| {
                 let listeners = manager.backend().listeners(&of)?;
-                Ok((listeners, manager.published(&of)?))
+                Ok((listeners, manager.any_row(&of)?))
             })
             .await?;
         // Before anything is signed for it.
         self.refresh_trust(id).await;
+        let added = Additions::of(&row).map(|additions| additions.egress);
         self.traffic
-            .attach(id, listeners)
+            .attach(id, listeners, added.unwrap_or_default())
             .map_err(|error| ControlError::Unavailable(error.to_string()))?;
-        for Published { host, port } in published {
+        for Published { host, port } in row.published {
             match TcpListener::bind(host) {
                 Ok(listener) => self.lead(id, listener, port),
                 // Somebody else has it now; the sandbox is well without.
@@ -192,7 +208,16 @@ impl Sandboxes {
 
     /// One sandbox.
     pub async fn show(&self, id: SandboxId) -> Result<Reply, ControlError> {
-        let shown = self.ask(move |manager| Ok(describe(manager, &manager.row(&id)?)));
+        let trusted = self.trusted.clone();
+        let shown = self.ask(move |manager| {
+            let row = manager.row(&id)?;
+            let host = HostRepository::of(row.repository.as_deref(), &trusted);
+            let shown = describe(manager, &row);
+            Ok(with_notes(
+                shown,
+                host.file.notes(Additions::of(&row).as_ref()),
+            ))
+        });
         Ok(Reply::ok(shown.await?))
     }
 
@@ -384,6 +409,14 @@ fn refusal(error: SandboxError) -> ControlError {
     ControlError::Sandbox(error.into())
 }
 
+/// Adds what an operator should know of the repository's own file.
+fn with_notes(mut shown: Value, notes: Vec<String>) -> Value {
+    if let Some(fields) = shown.as_object_mut() {
+        fields.insert("notes".to_owned(), json!(notes));
+    }
+    shown
+}
+
 /// A sandbox as clients see it.
 fn describe(manager: &Manager, row: &Row) -> Value {
     let statuses = manager.statuses(std::slice::from_ref(row));
@@ -418,6 +451,7 @@ fn describe_as(manager: &Manager, row: &Row, status: &SandboxStatus) -> Value {
         "root": system.root,
         "nested": system.nested,
         "published": row.published,
+        "repository_file": row.repository_file,
         "created_at": created.map(|at| at.to_string()),
         "warnings": manager.backend().warnings(&row.id).unwrap_or_default(),
     })

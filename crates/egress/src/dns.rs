@@ -138,8 +138,8 @@ impl Default for Limits {
     }
 }
 
-/// Gives the settings of the moment.
-pub type SettingsNow = Box<dyn Fn() -> Arc<Settings> + Send + Sync>;
+/// Gives the settings of the moment, for a sandbox or for all.
+pub type SettingsNow = Box<dyn Fn(Option<&SandboxId>) -> Arc<Settings> + Send + Sync>;
 
 /// Answers queries. One for all sandboxes.
 pub struct Names {
@@ -175,7 +175,7 @@ impl Names {
     /// How fast one asker may ask now. Each refusal is written down, so that without a limit
     /// an agent could fill the disk.
     fn pace(&self) -> Rate {
-        (self.settings)().egress.dns.pace()
+        (self.settings)(None).egress.dns.pace()
     }
 
     /// How much names may say: the dialer asks this too before it resolves one.
@@ -228,7 +228,10 @@ impl Names {
             Ok(asked) => asked,
             Err(fault) => return Some(self.answer_fault(asker, fault)),
         };
-        let settings = (self.settings)();
+        let settings = (self.settings)(match asker {
+            Asker::Known(sandbox) => Some(sandbox),
+            Asker::Unknown(_) => None,
+        });
         let decision = match self.consider(asker, &asked, way, &settings) {
             Step::Settled(decision) => decision,
             Step::Forward(errand) => self.forward(errand, &settings, deadline).await,
@@ -449,7 +452,7 @@ pub fn exercise(bytes: &[u8]) {
     let settings = Arc::new(Settings::default());
     let now = Arc::clone(&settings);
     let names = Names::new(
-        Box::new(move || Arc::clone(&now)),
+        Box::new(move |_| Arc::clone(&now)),
         Limits::default(),
         DnsMetrics::default(),
     );

@@ -222,7 +222,7 @@ impl Leaving<'_> {
         let answered = tokio::select! {
             answered = answered => answered,
             () = live.revoked() => {
-                let denial = traffic.why_revoked(&live);
+                let denial = traffic.why_revoked(settled.guest, &live);
                 return Err(Refusal::new(Stage::Policy, denial));
             }
         };
@@ -250,7 +250,7 @@ impl Leaving<'_> {
             }
             // The upload may hear of it first.
             Err(_) if live.is_revoked() => {
-                let denial = traffic.why_revoked(&live);
+                let denial = traffic.why_revoked(settled.guest, &live);
                 Err(Refusal::new(Stage::Policy, denial))
             }
             Err(error) => {

@@ -13,6 +13,7 @@ use policy::reason::Reason;
 use policy::verdict::{Denial, RuleName, Word};
 use tokio::sync::Semaphore;
 
+use crate::added_rules::AddedRules;
 use crate::authority::Authority;
 use crate::git::branches::Branches;
 use crate::git::spool::Tank;
@@ -64,6 +65,8 @@ pub struct Guest {
     pub spooled: Arc<Tank>,
     /// The branches it made.
     pub branches: Branches,
+    /// Hosts that it may reach beside those of all.
+    pub added: AddedRules,
     push_bucket: Mutex<TokenBucket>,
     explained: Mutex<VecDeque<Explained>>,
 }
@@ -108,6 +111,7 @@ impl Guest {
             fetches: Arc::new(Semaphore::new(MOST_FETCHES)),
             spooled: Tank::of_one(),
             branches: Branches::default(),
+            added: AddedRules::default(),
             push_bucket: Mutex::default(),
             explained: Mutex::default(),
         })

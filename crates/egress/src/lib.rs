@@ -7,6 +7,7 @@
 //! **Never here:** a way round the listeners, a credential on a request that nobody
 //! cleared, SQL, or the sandboxes themselves.
 
+pub mod added_rules;
 pub mod alarm;
 pub mod authority;
 pub mod body;

@@ -19,7 +19,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use self::timer::Timer;
-use crate::traffic::Traffic;
+use crate::traffic::{Rules, Traffic};
 use crate::trail::Stage;
 use crate::upstream::Reading;
 
@@ -79,8 +79,8 @@ pub struct States(pub Arc<Traffic>);
 
 impl Collector for States {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let (rules, now) = (self.0.rules(), self.0.clock().tick());
-        let exact = |reading: &Reading| {
+        let now = self.0.clock().tick();
+        let exact = |rules: &Rules, reading: &Reading| {
             let named = rules.settings.allowlist().lookup(&reading.host);
             named.and_then(|rules| rules.first()).is_some_and(|rule| {
                 matches!(rule.pattern, HostPattern::Exact(_) | HostPattern::Ip(_))
@@ -88,8 +88,9 @@ impl Collector for States {
         };
         let mut readings = Vec::new();
         for guest in self.0.known() {
+            let rules = self.0.rules_for(Some(&guest));
             let all = guest.upstreams.readings(&rules.settings, now);
-            let shown = all.into_iter().filter(exact);
+            let shown = all.into_iter().filter(|reading| exact(&rules, reading));
             readings.extend(shown.map(|reading| (guest.id().clone(), reading)));
         }
         let mut show = |name: &str, help: &str, value: fn(&Reading) -> i64| {

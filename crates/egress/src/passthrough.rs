@@ -60,7 +60,7 @@ where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let traffic = &visit.traffic;
-    let rules = traffic.rules();
+    let rules = traffic.rules_for(Some(guest));
     let identity = pipeline::identify_source(traffic, &visit.source, None)?;
     trail.passed(Stage::Identity);
     if hello.has_ech {

@@ -215,7 +215,7 @@ async fn begin(traffic: &Arc<Traffic>, source: &Source, opening: &Opening) -> (A
     let place = place(guest).await;
     let mut trail = Trail::begin(traffic, guest, Kind::Http, place);
     trail.came_for(opening);
-    (traffic.rules(), trail)
+    (traffic.rules_for(guest.map(Arc::as_ref)), trail)
 }
 
 fn refuse(source: &Source, mut trail: Trail, refusal: &Refusal) -> Response<Content> {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use arc_swap::ArcSwap;
 use config::Settings;
 use config::bundle::BadBundle;
-use config::section::egress::Unknown;
+use config::section::egress::{DomainRule, Unknown};
 use config::section::policies;
 use policy::allowlist::{Permit, Target};
 use policy::audit::AuditEvent;
@@ -86,7 +86,24 @@ pub struct Traffic {
     /// What outlives the connection it began on: conversations that changed their protocol,
     /// and records that wait for their place.
     tasks: TaskTracker,
-    guests: Mutex<HashMap<SandboxId, Arc<Guest>>>,
+    guests: Guests,
+}
+
+/// What is kept for each sandbox.
+type Guests = Arc<Mutex<HashMap<SandboxId, Arc<Guest>>>>;
+
+fn lock(
+    guests: &Mutex<HashMap<SandboxId, Arc<Guest>>>,
+) -> MutexGuard<'_, HashMap<SandboxId, Arc<Guest>>> {
+    guests.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The rules that count for a guest while `base` counts for all.
+fn rules_of(guest: Option<&Guest>, base: Arc<Rules>) -> Arc<Rules> {
+    match guest {
+        Some(guest) => guest.added.rules(base),
+        None => base,
+    }
 }
 
 /// What is worked out once per settings. A request keeps the one it began with.
@@ -99,11 +116,11 @@ pub struct Rules {
     /// The rules for GitHub's API.
     pub github: GithubRules,
     /// The operator's own policies about requests.
-    pub policies: Policies,
+    pub policies: Arc<Policies>,
     /// Who is asked about names, or why there is nobody.
     pub resolvers: Result<Vec<SocketAddr>, String>,
     /// The operator's own policies about pushes.
-    pub pushes: Policies,
+    pub pushes: Arc<Policies>,
 }
 
 /// New settings of the traffic, read and not yet in force.
@@ -135,11 +152,24 @@ impl Rules {
         Ok(Self {
             github: github.unwrap_or_default(),
             resolvers: resolvers::read(&settings.egress.dns),
-            policies: Policies::load(&settings, policies::REQUESTS)?,
-            pushes: Policies::load(&settings, policies::PUSHES)?,
+            policies: Arc::new(Policies::load(&settings, policies::REQUESTS)?),
+            pushes: Arc::new(Policies::load(&settings, policies::PUSHES)?),
             settings,
             names_programs,
         })
+    }
+
+    /// The same rules for a sandbox that may reach `added`, too.
+    pub(crate) fn allowing(&self, added: &[DomainRule]) -> Self {
+        let names_programs = added.iter().any(|rule| !rule.programs.is_empty());
+        Self {
+            settings: Arc::new(self.settings.allowing(added)),
+            names_programs: self.names_programs || names_programs,
+            github: self.github.clone(),
+            policies: Arc::clone(&self.policies),
+            resolvers: self.resolvers.clone(),
+            pushes: Arc::clone(&self.pushes),
+        }
     }
 
     /// Decides about a request, as far as its head says.
@@ -219,8 +249,12 @@ impl Traffic {
     pub fn new(parts: Parts) -> Arc<Self> {
         let resolvers = parts.rules.resolvers.clone();
         let rules = Arc::new(ArcSwap::from_pointee(parts.rules));
-        let now = Arc::clone(&rules);
-        let settings = Box::new(move || Arc::clone(&now.load().settings));
+        let guests = Guests::default();
+        let (now, known) = (Arc::clone(&rules), Arc::clone(&guests));
+        let settings = Box::new(move |sandbox: Option<&SandboxId>| {
+            let guest = sandbox.and_then(|id| lock(&known).get(id).map(Arc::clone));
+            Arc::clone(&rules_of(guest.as_deref(), now.load_full()).settings)
+        });
         let metrics = DnsMetrics::default();
         let names = Names::new(settings, Limits::default(), metrics.clone());
         names.follow(resolvers);
@@ -242,13 +276,18 @@ impl Traffic {
             ids: Ids::new(rustls::crypto::aws_lc_rs::default_provider().secure_random),
             runtime: Handle::current(),
             tasks: TaskTracker::new(),
-            guests: Mutex::default(),
+            guests,
         })
     }
 
     /// The rules of now.
     pub fn rules(&self) -> Arc<Rules> {
         self.rules.load_full()
+    }
+
+    /// The rules of now for one sandbox, or for whoever is not known.
+    pub fn rules_for(&self, guest: Option<&Guest>) -> Arc<Rules> {
+        rules_of(guest, self.rules())
     }
 
     /// Reads what new settings need, for [`Traffic::apply`]: certificates and bundles, so it
@@ -267,6 +306,7 @@ impl Traffic {
         self.rules.store(Arc::clone(&rules));
         let guests: Vec<Arc<Guest>> = self.guests().values().cloned().collect();
         let ended = guests.iter().map(|guest| {
+            let rules = self.rules_for(Some(guest));
             let still = |asked: &Asked| rules.judge_again(asked).is_ok();
             guest.underway.judge_again(still)
         });
@@ -284,7 +324,7 @@ impl Traffic {
     /// is looked at once more, now that it can be found.
     pub fn enter(&self, guest: &Guest, rules: &Rules, asked: Asked) -> Result<Live, Denial> {
         let live = guest.underway.enter(asked);
-        let now = self.rules();
+        let now = self.rules_for(Some(guest));
         if !std::ptr::eq(Arc::as_ptr(&now), rules) {
             now.judge_again(live.asked())?;
             // What was read of its body is not there any more to be judged again.
@@ -305,8 +345,8 @@ impl Traffic {
     }
 
     /// Why what was under way has to end.
-    pub fn why_revoked(&self, live: &Live) -> Denial {
-        match self.rules().judge_again(live.asked()) {
+    pub fn why_revoked(&self, guest: &Guest, live: &Live) -> Denial {
+        match self.rules_for(Some(guest)).judge_again(live.asked()) {
             Err(denial) => denial,
             // The rules would still allow it: the sandbox is gone, or they changed twice.
             Ok(()) => Denial::new(Reason::IdentityUnknown, "identity"),
@@ -468,7 +508,7 @@ impl Traffic {
     }
 
     fn guests(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Guest>>> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.guests)
     }
 }
 

@@ -236,7 +236,7 @@ async fn serve(
     });
     reloader.announce(&settings.load());
     let served = Arc::new(Served::new(Arc::clone(&traffic), stop.clone()));
-    let sandboxes = Sandboxes::new(manager, Arc::clone(&served) as _);
+    let sandboxes = Sandboxes::new(manager, Arc::clone(&served) as _, paths.trust());
     sandboxes.adopt(&store).await?;
     shared.switch(ready);
     let gate = Arc::new(Gate {

@@ -72,7 +72,7 @@ impl HostRule {
     }
 
     /// Whether it denies whatever is asked, of everybody.
-    fn denies_everything(&self) -> bool {
+    pub fn denies_everything(&self) -> bool {
         self.programs.is_empty() && self.endpoints.deny.iter().any(EndpointRule::is_everything)
     }
 

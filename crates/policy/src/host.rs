@@ -266,6 +266,17 @@ impl HostPattern {
             | (HostPattern::Exact(_) | HostPattern::Below(_), Host::Ip(_)) => false,
         }
     }
+
+    /// Whether every host that `other` names is named by this one.
+    pub fn covers(&self, other: &HostPattern) -> bool {
+        match (self, other) {
+            (HostPattern::Below(wide), HostPattern::Exact(name)) => name.is_below(wide),
+            (HostPattern::Below(wide), HostPattern::Below(narrow)) => {
+                wide == narrow || narrow.is_below(wide)
+            }
+            (one, other) => one == other,
+        }
+    }
 }
 
 impl std::fmt::Display for HostPattern {

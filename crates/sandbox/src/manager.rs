@@ -75,6 +75,8 @@ pub struct Wanted {
     pub system: System,
     /// Whom its programs trust beside those whom the system does.
     pub trust: Option<Trust>,
+    /// What its row shall keep of the repository's own file.
+    pub repository_file: Option<serde_json::Value>,
     /// Hears how far it is.
     pub progress: Arc<Progress>,
 }
@@ -287,6 +289,7 @@ impl Manager {
             created: now(),
             stage: Stage::Making,
             published: Vec::new(),
+            repository_file: wanted.repository_file.clone(),
             name,
         })?;
         let start = home.as_ref().zip(head.map(|head| head.commit));
@@ -422,9 +425,9 @@ impl Manager {
         Ok(row)
     }
 
-    /// The ports of the host that lead inside, whatever the stage.
-    pub fn published(&self, id: &SandboxId) -> Result<Vec<Published>, ManagerError> {
-        Ok(self.rows.read(id)?.published)
+    /// One sandbox, whatever its stage.
+    pub fn any_row(&self, id: &SandboxId) -> Result<Row, ManagerError> {
+        self.rows.read(id)
     }
 
     /// Writes down which ports of the host lead inside.

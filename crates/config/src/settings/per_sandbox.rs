@@ -1,8 +1,11 @@
-//! What of the settings is decided when a sandbox is made.
+//! What of the settings is different for one sandbox, or decided when it is made.
 
 use std::collections::BTreeSet;
 
-use super::Settings;
+use policy::allowlist::{Allowlist, HostRule};
+use policy::host::HostPattern;
+
+use super::{Settings, host_rule};
 use crate::section::egress::DomainRule;
 
 /// The most ports that a sandbox captures beside the gate's own three. It hands its listeners
@@ -22,11 +25,115 @@ pub(crate) fn captured_ports<'a>(
 }
 
 impl Settings {
+    /// The same settings for one sandbox that may reach `added`, too. Beside each added rule
+    /// stand the operator's rules that decided about its hosts so far, so that what they allow
+    /// stays allowed. An operator's `deny` counts for every host it names, as it does for grants,
+    /// and below a name that the operator denies whole nothing is added.
+    #[must_use]
+    pub fn allowing(&self, added: &[DomainRule]) -> Self {
+        let own: Vec<HostRule> = self.domains.iter().map(|d| host_rule(&d.rule)).collect();
+        let mut rules = own.clone();
+        for wish in added.iter().map(host_rule) {
+            let covering = || {
+                let covers = |rule: &&HostRule| rule.pattern.covers(&wish.pattern);
+                own.iter().filter(covers)
+            };
+            if covering().any(HostRule::denies_everything) {
+                continue;
+            }
+            let nearest = covering().map(|rule| &rule.pattern);
+            let nearest = nearest.max_by_key(|pattern| match pattern {
+                HostPattern::Below(suffix) => suffix.as_str().len(),
+                HostPattern::Exact(_) | HostPattern::Ip(_) => usize::MAX,
+            });
+            let same = covering().filter(|rule| Some(&rule.pattern) == nearest);
+            let moved = same.filter(|rule| rule.pattern != wish.pattern);
+            rules.extend(moved.map(|rule| HostRule {
+                pattern: wish.pattern.clone(),
+                ..rule.clone()
+            }));
+            rules.push(wish);
+        }
+        let mut settings = self.clone();
+        settings.compiled.allowlist = Allowlist::new(rules);
+        settings
+    }
+
     /// The ports that a new sandbox captures beside the gate's own: `egress.transparent_ports`,
     /// and those that the operator's rules and `more` name, so that programs that know of no
     /// proxy reach them.
     pub fn captured_ports(&self, more: &[DomainRule]) -> BTreeSet<u16> {
         let rules = self.domains.iter().map(|domain| &domain.rule).chain(more);
         captured_ports(&self.egress.transparent_ports, rules)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::allowlist::Target;
+    use policy::endpoint::Method;
+    use policy::host::Host;
+    use policy::id::SandboxId;
+    use policy::path::CleanPath;
+
+    use super::*;
+    use crate::Sources;
+
+    fn settings(domains: &str) -> Settings {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("palisade.yaml");
+        let text = format!("version: 1\negress:\n  domains: {domains}\n");
+        std::fs::write(&path, text).unwrap();
+        let sources = Sources::read(Some(&path), &|_| None).unwrap();
+        sources.settings(&|_| None).unwrap()
+    }
+
+    fn allows(settings: &Settings, method: &str, host: &str, port: u16) -> bool {
+        let target = Target {
+            sandbox: SandboxId::parse("one").unwrap(),
+            method: Method::parse(method).unwrap(),
+            host: Host::parse(host).unwrap(),
+            port,
+            path: CleanPath::parse("/").unwrap(),
+            program: None,
+        };
+        settings.allowlist().judge(target).is_ok()
+    }
+
+    // Issue 14, number 14.
+    #[test]
+    fn added_rules_widen_and_never_lift_a_deny() {
+        let operator = settings(
+            "[a.example, '*.wide.example', {host: '*.get.example', methods: [GET]}, \
+             {host: '*.no.example', deny: [{}]}, \
+             {host: some.example, deny: [{methods: [DELETE]}]}]",
+        );
+        let added = settings(
+            "[b.example, {host: x.wide.example, methods: [GET]}, x.get.example, \
+             {host: x.no.example, ports: [8443]}, some.example]",
+        );
+        let added: Vec<DomainRule> = added.domains.into_iter().map(|d| d.rule).collect();
+        let own = operator.allowing(&added);
+        for (method, host, port, before, after) in [
+            ("GET", "a.example", 443, true, true),
+            ("GET", "b.example", 443, false, true),
+            ("GET", "c.example", 443, false, false),
+            // An added rule that says less takes nothing away.
+            ("POST", "x.wide.example", 443, true, true),
+            ("POST", "x.get.example", 443, false, true),
+            ("POST", "y.get.example", 443, false, false),
+            // What the operator denies stays denied, on every port of a name denied whole.
+            ("GET", "x.no.example", 8443, false, false),
+            ("DELETE", "some.example", 443, false, false),
+            ("GET", "some.example", 443, true, true),
+        ] {
+            let found = (
+                allows(&operator, method, host, port),
+                allows(&own, method, host, port),
+            );
+            assert_eq!(found, (before, after), "{method} {host}:{port}");
+        }
+        let name = Host::parse("x.no.example").unwrap();
+        assert!(own.allowlist().judge_host(&name).is_err());
     }
 }

@@ -112,8 +112,10 @@ impl Sandboxes {
             repos,
             auth_mode,
             publish: Vec::new(),
+            file_ports: Vec::new(),
         };
         // The setup has left its traces in the files.
-        self.complete(store, row, who, None).await
+        let shown = self.complete(store, row, who, None).await?;
+        Ok(Reply::Json(StatusCode::CREATED, shown))
     }
 }

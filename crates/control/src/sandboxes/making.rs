@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use config::Settings;
+use config::leaf::Publish;
 use http::StatusCode;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
@@ -11,19 +12,21 @@ use policy::registration::Registration;
 use sandbox::contract::{Command, Sandbox};
 use sandbox::manager::row::{Published, Row};
 use sandbox::progress::{Progress, Step};
+use serde_json::Value;
 use store::Store;
 
 use super::body::{CreateBody, PortBody};
 use super::repository::HostRepository;
-use super::wish::{Standing, Wish};
-use super::{Sandboxes, describe, ports};
+use super::repository_file::Additions;
+use super::wish::{SetUp, Standing, Wish};
+use super::{Sandboxes, describe, ports, with_notes};
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
 
 /// A sandbox lives until it is deleted; its row in the registry must not end before.
 const LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// How long `sandbox.setup_command` may take.
+/// How long a set-up command may take.
 const SETUP: Duration = Duration::from_secs(30 * 60);
 
 /// Lines of a failed setup that are shown.
@@ -39,23 +42,27 @@ impl Sandboxes {
         progress: Arc<Progress>,
     ) -> Result<Reply, ControlError> {
         let repository = body.repository.clone();
+        let trusted = self.trusted.clone();
         let host = self
-            .ask(move |_| Ok(repository.as_deref().map(HostRepository::read)))
-            .await?
-            .unwrap_or_default();
+            .ask(move |_| Ok(HostRepository::of(repository.as_deref(), &trusted)))
+            .await?;
         let wish = Wish::read(body, &host, settings)?;
-        let Wish { mut wanted, who } = wish;
+        let Wish {
+            mut wanted,
+            who,
+            setup,
+        } = wish;
         wanted.progress = Arc::clone(&progress);
         wanted.trust = Some(self.traffic.trust());
         let depth = wanted.depth;
-        let setup = settings.sandbox.setup_command.as_deref();
         let row = self.ask(move |manager| manager.begin(&wanted)).await?;
         if setup.is_some() {
             progress.begin(Step::Setup, None);
         }
-        let reply = self.complete(store, row.clone(), who, setup).await?;
+        let notes = host.file.notes(Additions::of(&row).as_ref());
+        let shown = self.complete(store, row.clone(), who, setup).await?;
         self.prepare_spare(row, depth);
-        Ok(reply)
+        Ok(Reply::Json(StatusCode::CREATED, with_notes(shown, notes)))
     }
 
     /// Registers, serves and keeps a sandbox that was begun, or removes it.
@@ -64,8 +71,8 @@ impl Sandboxes {
         store: &Store,
         row: Row,
         who: Standing,
-        setup: Option<&str>,
-    ) -> Result<Reply, ControlError> {
+        setup: Option<SetUp>,
+    ) -> Result<Value, ControlError> {
         // The row is on disk: a crash is cleared up at the next start, and a failure below.
         if let Err(error) = self.settle(store, &row, who, setup).await {
             self.finish(store, &row).await?;
@@ -73,8 +80,8 @@ impl Sandboxes {
         }
         tracing::info!(sandbox = %row.id, "a sandbox was created");
         let id = row.id.clone();
-        let shown = self.ask(move |manager| Ok(describe(manager, &manager.row(&id)?)));
-        Ok(Reply::Json(StatusCode::CREATED, shown.await?))
+        self.ask(move |manager| Ok(describe(manager, &manager.row(&id)?)))
+            .await
     }
 
     /// Everything between the sandbox and its being kept.
@@ -83,12 +90,15 @@ impl Sandboxes {
         store: &Store,
         row: &Row,
         who: Standing,
-        setup: Option<&str>,
+        setup: Option<SetUp>,
     ) -> Result<(), ControlError> {
         // First: it is what fails most easily.
         let mut doors = Vec::new();
         for PortBody { host, port } in who.publish {
             doors.push((ports::listen(host).await?, port));
+        }
+        for Publish { host, inside } in who.file_ports {
+            doors.push((ports::listen_near(host)?, inside));
         }
         let now = wall_now();
         let registration = Registration {
@@ -103,8 +113,8 @@ impl Sandboxes {
         let event = AuditEvent::lifecycle("sandbox_created", Some(row.id.clone()));
         store.register(registration, event, now).await?;
         self.serve(&row.id).await?;
-        if let Some(line) = setup {
-            self.set_up(&row.id, line).await?;
+        if let Some(setup) = setup {
+            self.set_up(&row.id, setup).await?;
         }
         let mut row = row.clone();
         row.published = doors
@@ -121,8 +131,9 @@ impl Sandboxes {
         Ok(())
     }
 
-    async fn set_up(&self, id: &SandboxId, line: &str) -> Result<(), ControlError> {
-        let mut command = Command::shell(line);
+    async fn set_up(&self, id: &SandboxId, setup: SetUp) -> Result<(), ControlError> {
+        let SetUp { line, key } = setup;
+        let mut command = Command::shell(&line);
         command.timeout = Some(SETUP);
         let id = id.clone();
         let result = self
@@ -136,7 +147,7 @@ impl Sandboxes {
         let lines: Vec<&str> = said.lines().collect();
         let from = lines.len().saturating_sub(SETUP_LINES);
         Err(ControlError::Failed(format!(
-            "sandbox.setup_command ended with code {}; the sandbox was removed again\n{}",
+            "{key} ended with code {}; the sandbox was removed again\n{}",
             result.exit_code,
             lines.get(from..).unwrap_or_default().join("\n")
         )))

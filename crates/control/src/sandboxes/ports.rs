@@ -1,7 +1,7 @@
 //! Ports of a sandbox that an operator reaches on the loopback.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use policy::id::SandboxId;
@@ -75,26 +75,38 @@ pub(super) fn check_host(host: SocketAddr) -> Result<(), ControlError> {
 /// Listens, and says where: the system chooses for port 0. An address that was ours until
 /// now is free in a moment.
 pub(super) async fn listen(host: SocketAddr) -> Result<(TcpListener, SocketAddr), ControlError> {
-    let bind = || {
-        let listener = TcpListener::bind(host)?;
-        let host = listener.local_addr()?;
-        Ok((listener, host))
-    };
-    let mut bound = bind();
+    let mut bound = bind(host);
     for _ in 0..60 {
         match &bound {
             Err(error) if is_taken(error) => tokio::time::sleep(Duration::from_millis(25)).await,
             _ => break,
         }
-        bound = bind();
+        bound = bind(host);
     }
-    bound.map_err(|error| {
-        if is_taken(&error) {
-            ControlError::PortTaken(host)
-        } else {
-            ControlError::Bad(format!("{host} cannot be listened on: {error}"))
-        }
-    })
+    bound.map_err(|error| refuse(host, &error))
+}
+
+/// Listens on that port of the loopback, or on one that the system chooses: another sandbox of
+/// the same repository may have the port that its file names.
+pub(super) fn listen_near(port: u16) -> Result<(TcpListener, SocketAddr), ControlError> {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+        .or_else(|_| bind(any))
+        .map_err(|error| refuse(any, &error))
+}
+
+fn bind(host: SocketAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(host)?;
+    let host = listener.local_addr()?;
+    Ok((listener, host))
+}
+
+fn refuse(host: SocketAddr, error: &std::io::Error) -> ControlError {
+    if is_taken(error) {
+        ControlError::PortTaken(host)
+    } else {
+        ControlError::Bad(format!("{host} cannot be listened on: {error}"))
+    }
 }
 
 fn is_taken(error: &std::io::Error) -> bool {

@@ -7,21 +7,35 @@ use policy::registration::RepoName;
 use sandbox::git::home::Home;
 use sandbox::git::remote_url::RemoteUrl;
 
+use super::repository_file::FileState;
+
 /// The operator's repository, as far as registration and settings of a sandbox need it.
 #[derive(Debug, Default)]
 pub(super) struct HostRepository {
     /// The remotes: names and URLs.
     pub(super) remotes: Vec<(String, String)>,
+    /// Its own file.
+    pub(super) file: FileState,
 }
 
 impl HostRepository {
-    /// Reads the repository that holds `path`. Blocks. What cannot be read here is reported
-    /// by the manager, which opens the repository next.
-    pub(super) fn read(path: &Path) -> Self {
-        let remotes = Home::discover(path).and_then(|home| home.remotes());
+    /// Reads the repository that holds `path`, and the list of trusted files at `trusted`.
+    /// Blocks. What cannot be read here is reported by the manager, which opens the repository
+    /// next.
+    fn read(path: &Path, trusted: &Path) -> Self {
+        let Ok(home) = Home::discover(path) else {
+            return Self::default();
+        };
         Self {
-            remotes: remotes.unwrap_or_default(),
+            remotes: home.remotes().unwrap_or_default(),
+            file: FileState::read(home.root(), trusted),
         }
+    }
+
+    /// The same, or what is known where there is no repository.
+    pub(super) fn of(path: Option<&Path>, trusted: &Path) -> Self {
+        path.map(|path| Self::read(path, trusted))
+            .unwrap_or_default()
     }
 
     /// The repository that `origin` points to, by HTTPS or ssh, where that is on a git host.

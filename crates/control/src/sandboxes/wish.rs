@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-use config::{GATE_PORTS, Settings};
+use config::leaf::Publish;
+use config::section::egress::DomainRule;
+use config::{GATE_PORTS, MOST_CAPTURED, Settings};
 use policy::registration::{AuthMode, Repo, RepoName};
 use sandbox::contract::{Limits, Ports, SandboxError, System};
 use sandbox::manager::Wanted;
+use serde_json::json;
 
 use super::body::{CreateBody, PortBody};
 use super::repository::HostRepository;
+use super::repository_file::Applied;
 use super::{mirrored, ports};
 use crate::elsewhere;
 use crate::reply::ControlError;
@@ -17,6 +21,14 @@ use crate::reply::ControlError;
 pub(super) struct Wish {
     pub(super) wanted: Wanted,
     pub(super) who: Standing,
+    pub(super) setup: Option<SetUp>,
+}
+
+/// A command that runs once in a new sandbox.
+pub(super) struct SetUp {
+    pub(super) line: String,
+    /// The key it stands under.
+    pub(super) key: &'static str,
 }
 
 /// What a sandbox is to the world.
@@ -25,6 +37,8 @@ pub(super) struct Standing {
     pub(super) auth_mode: AuthMode,
     /// Ports of the host that shall lead inside.
     pub(super) publish: Vec<PortBody>,
+    /// Ports that the repository's trusted file wants published.
+    pub(super) file_ports: Vec<Publish>,
 }
 
 impl Wish {
@@ -78,15 +92,32 @@ impl Wish {
                 )));
             }
         }
+        let Applied {
+            setup_command,
+            ports: mut file_ports,
+            additions,
+        } = host.file.apply(settings);
+        file_ports.retain(|port| body.publish.iter().all(|one| one.port != port.inside));
+        let in_file = setup_command.map(|line| SetUp {
+            line,
+            key: "setup_command of .palisade.yaml",
+        });
+        let operators = settings.sandbox.setup_command.clone();
+        let setup = in_file.or(operators.map(|line| SetUp {
+            line,
+            key: "sandbox.setup_command",
+        }));
+        let added = additions.as_ref().map(|all| all.egress.as_slice());
         let limits = &settings.sandbox.limits;
         Ok(Self {
+            setup,
             wanted: Wanted {
                 name: body.name,
                 repository: body.repository,
                 depth: body.depth,
                 dirty: body.dirty,
                 environment: mirrored::environment(&settings.git, &host.remotes),
-                ports: listened_on(settings),
+                ports: listened_on(settings, added.unwrap_or_default())?,
                 limits: Limits {
                     memory: limits.memory,
                     pids: limits.pids,
@@ -100,6 +131,7 @@ impl Wish {
                     nested: body.nested,
                 },
                 trust: None,
+                repository_file: additions.map(|all| json!(all)),
                 progress: Arc::default(),
             },
             who: Standing {
@@ -112,6 +144,7 @@ impl Wish {
                     .collect(),
                 auth_mode,
                 publish: body.publish,
+                file_ports,
             },
         })
     }
@@ -154,10 +187,17 @@ fn check_backend(wanted: &str) -> Result<(), ControlError> {
 }
 
 /// The proxy, git and DNS, and what is served for programs that know of none of them.
-fn listened_on(settings: &Settings) -> Ports {
-    let captured = settings.captured_ports(&[]).into_iter();
-    Ports {
-        tcp: captured.chain(GATE_PORTS).collect(),
-        udp: vec![53],
+fn listened_on(settings: &Settings, added: &[DomainRule]) -> Result<Ports, ControlError> {
+    let captured = settings.captured_ports(added);
+    if captured.len() > MOST_CAPTURED {
+        return Err(ControlError::Bad(format!(
+            "the operator's settings and .palisade.yaml name {} ports to capture, and a sandbox \
+             captures at most {MOST_CAPTURED}; name fewer",
+            captured.len()
+        )));
     }
+    Ok(Ports {
+        tcp: captured.into_iter().chain(GATE_PORTS).collect(),
+        udp: vec![53],
+    })
 }

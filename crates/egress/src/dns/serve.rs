@@ -87,7 +87,7 @@ impl Source {
         match self {
             Source::Sandbox(_) => Way {
                 transport,
-                mode: (names.settings)().egress.dns.mode,
+                mode: (names.settings)(None).egress.dns.mode,
                 gate: None,
             },
             Source::Shared(_) => Way {

@@ -25,7 +25,7 @@ fn names() -> Names {
 fn names_with(settings: Settings) -> Names {
     let settings = Arc::new(settings);
     Names::new(
-        Box::new(move || Arc::clone(&settings)),
+        Box::new(move |_| Arc::clone(&settings)),
         Limits::default(),
         DnsMetrics::default(),
     )

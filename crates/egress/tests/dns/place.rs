@@ -62,7 +62,7 @@ impl Place {
         change(&mut limits);
         let metrics = DnsMetrics::default();
         let now = Arc::clone(&settings);
-        let now = Box::new(move || Arc::clone(&now.lock().unwrap()));
+        let now = Box::new(move |_: Option<&SandboxId>| Arc::clone(&now.lock().unwrap()));
         let place = Self {
             resolver,
             names: Arc::new(Names::new(now, limits, metrics.clone())),

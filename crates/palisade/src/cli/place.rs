@@ -51,6 +51,9 @@ pub struct Place {
     /// What is weaker in it than it could be.
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// What the repository's own file adds to it, or why it does not.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// Where an operator stands: a worktree, and the repository behind it.
@@ -192,6 +195,7 @@ mod tests {
             nested: false,
             published: Vec::new(),
             warnings: Vec::new(),
+            notes: Vec::new(),
         }
     }
 

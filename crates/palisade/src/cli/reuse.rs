@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::cli::enter::{RunArgs, name_after};
 use crate::cli::place::{self, Here, Place};
 use crate::cli::ports;
-use crate::cli::sandboxes::{Making, below, make};
+use crate::cli::sandboxes::{Making, below, make, route};
 use crate::exit::{Exit, Failure, exit_of};
 use crate::output::{self, Waiting};
 
@@ -106,6 +106,10 @@ async fn reuse(gate: &Client, place: Place, making: &Making) -> Result<Place> {
         return Err(Failure::new(Exit::Exists, message).into());
     }
     wake(gate, &place).await?;
+    let now: Place = serde_json::from_value(gate.get(&route(&place)).await?)?;
+    for note in &now.notes {
+        output::say(&format!("palisade: {}", output::safe(note)));
+    }
     for wanted in &making.publish {
         if !place.published.contains(wanted) {
             ports::publish(gate, &place, *wanted).await?;

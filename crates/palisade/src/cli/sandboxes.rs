@@ -162,8 +162,8 @@ pub async fn make(gate: &Client, making: &Making, name: String, for_script: bool
         made
     };
     let place: Place = serde_json::from_value(made?)?;
-    for warning in &place.warnings {
-        output::say(&format!("palisade: {}", output::safe(warning)));
+    for line in place.warnings.iter().chain(&place.notes) {
+        output::say(&format!("palisade: {}", output::safe(line)));
     }
     for Published { host, port } in &place.published {
         output::say(&format!("palisade: {host} leads to port {port} inside"));
@@ -177,7 +177,7 @@ fn words(reached: Reached) -> String {
         Step::Checkout => "checking files out",
         Step::History => "packing the history",
         Step::Copy => "copying files",
-        Step::Setup => "running sandbox.setup_command",
+        Step::Setup => "running the set-up command",
     };
     match reached.total {
         Some(total) => format!("preparing the sandbox: {what}, {} of {total}", reached.done),
@@ -381,7 +381,7 @@ mod tests {
         );
         assert_eq!(
             told(Step::Setup, 0, None),
-            "preparing the sandbox: running sandbox.setup_command"
+            "preparing the sandbox: running the set-up command"
         );
     }
 

@@ -54,11 +54,7 @@ pub fn run(args: TrustArgs, global: &Global) -> Result<Exit> {
     let file = RepoFile::load(&repository)
         .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?
         .ok_or_else(|| Failure::new(Exit::NotFound, format!("{shown} has no .palisade.yaml")))?;
-    let digest: String = file
-        .digest()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let digest = file.sha256();
     if file.trusted(&store).is_some() {
         return tell(
             "already trusted as it is",

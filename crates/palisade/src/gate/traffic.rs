@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use config::section::egress::DomainRule;
 use control::sandboxes::{Inside, Traffic};
 use egress::doors::{self, Door};
 use egress::publish;
@@ -58,7 +59,14 @@ impl Served {
 }
 
 impl Traffic for Served {
-    fn attach(&self, sandbox: &SandboxId, listeners: Vec<Listener>) -> std::io::Result<()> {
+    fn attach(
+        &self,
+        sandbox: &SandboxId,
+        listeners: Vec<Listener>,
+        added: Vec<DomainRule>,
+    ) -> std::io::Result<()> {
+        let guest = self.traffic.guest(sandbox);
+        guest.map_err(std::io::Error::other)?.added.set(added);
         let doors = listeners
             .into_iter()
             .map(|listener| match listener.transport {

@@ -17,6 +17,28 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
+fn a_pattern_covers_those_it_names_whole() {
+    for (wide, narrow, covers) in [
+        ("a.x.example", "a.x.example", true),
+        ("*.x.example", "a.x.example", true),
+        ("*.x.example", "x.example", false),
+        ("*.x.example", "*.x.example", true),
+        ("*.x.example", "*.a.x.example", true),
+        ("*.a.x.example", "*.x.example", false),
+        ("a.x.example", "*.x.example", false),
+        ("192.0.2.1", "192.0.2.1", true),
+        ("*.x.example", "192.0.2.1", false),
+    ] {
+        let parse = |text| HostPattern::parse(text).unwrap();
+        assert_eq!(
+            parse(wide).covers(&parse(narrow)),
+            covers,
+            "{wide} {narrow}"
+        );
+    }
+}
+
+#[test]
 fn a_name_has_one_spelling() {
     for (given, kept) in [
         ("example.com", "example.com"),

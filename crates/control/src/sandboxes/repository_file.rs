@@ -1,0 +1,229 @@
+//! A repository's own `.palisade.yaml`, when a sandbox is made: whether it counts, what it adds,
+//! and how that is reported.
+
+use std::path::{Path, PathBuf};
+
+use config::leaf::Publish;
+use config::section::egress::DomainRule;
+use config::{FILE_NAME, RepoFile, RepoSettings, Settings, TrustStore, TrustedRepoFile};
+use sandbox::manager::row::Row;
+use serde::{Deserialize, Serialize};
+
+/// Hosts that the report names one by one.
+const MOST_NAMED: usize = 5;
+
+/// The file as it stands in the operator's worktree. It is never read from a workspace, where
+/// an agent can write.
+#[derive(Debug, Default)]
+pub(super) enum FileState {
+    /// There is none.
+    #[default]
+    Absent,
+    /// The operator trusts exactly this content.
+    Trusted {
+        keys: Box<TrustedRepoFile>,
+        sha256: String,
+    },
+    /// The operator does not; `changed` where another content was trusted.
+    Untrusted { directory: PathBuf, changed: bool },
+    /// It has mistakes, or the list of trusted files cannot be read.
+    Unusable(String),
+}
+
+/// What the file adds to a sandbox. Kept in its row: what counted when the sandbox was made
+/// counts as long as it is there.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Additions {
+    /// The content that was trusted.
+    sha256: String,
+    /// Whether a set-up command ran.
+    setup: bool,
+    /// How many ports were published.
+    ports: usize,
+    /// Names of variables that the operator lists, too.
+    env: Vec<String>,
+    /// Names that the operator does not list.
+    env_missing: Vec<String>,
+    /// An image, which has no effect.
+    image: Option<String>,
+    /// Hosts that the sandbox may reach beside the operator's.
+    pub(super) egress: Vec<DomainRule>,
+}
+
+/// What of the file takes effect when the sandbox is made, and what stays with it.
+#[derive(Debug, Default)]
+pub(super) struct Applied {
+    pub(super) setup_command: Option<String>,
+    pub(super) ports: Vec<Publish>,
+    pub(super) additions: Option<Additions>,
+}
+
+impl FileState {
+    /// Reads the file in `directory`, and the list of trusted files at `trusted`. Blocks.
+    pub(super) fn read(directory: &Path, trusted: &Path) -> Self {
+        let file = match RepoFile::load(directory) {
+            Ok(Some(file)) => file,
+            Ok(None) => return FileState::Absent,
+            Err(problems) => {
+                let first = problems.iter().next().map(ToString::to_string);
+                return FileState::Unusable(first.unwrap_or_default());
+            }
+        };
+        let store = match TrustStore::load(trusted) {
+            Ok(store) => store,
+            Err(error) => return FileState::Unusable(error.to_string()),
+        };
+        match file.trusted(&store) {
+            Some(keys) => FileState::Trusted {
+                keys: Box::new(keys),
+                sha256: file.sha256(),
+            },
+            None => FileState::Untrusted {
+                directory: file.directory().to_owned(),
+                changed: store.trusted_another(&file),
+            },
+        }
+    }
+
+    /// What of it counts under the operator's settings: nothing unless it is trusted.
+    pub(super) fn apply(&self, settings: &Settings) -> Applied {
+        let FileState::Trusted { keys, sha256 } = self else {
+            return Applied::default();
+        };
+        let RepoSettings {
+            image,
+            setup_command,
+            ports,
+            env,
+            wishes,
+            dropped,
+        } = keys.effective(settings);
+        Applied {
+            additions: Some(Additions {
+                sha256: sha256.clone(),
+                setup: setup_command.is_some(),
+                ports: ports.len(),
+                env,
+                env_missing: dropped,
+                image,
+                egress: wishes,
+            }),
+            setup_command,
+            ports,
+        }
+    }
+
+    /// What an operator should know of the file, with what a sandbox has of it.
+    pub(super) fn notes(&self, sandbox: Option<&Additions>) -> Vec<String> {
+        let kept = sandbox.map(Additions::line);
+        let now = match (self, sandbox) {
+            (FileState::Absent, _) => None,
+            (FileState::Trusted { sha256, .. }, Some(has)) if has.sha256 == *sha256 => None,
+            (FileState::Trusted { .. }, _) => Some(format!(
+                "{FILE_NAME} was trusted after this sandbox was made; it counts in new ones"
+            )),
+            (FileState::Untrusted { directory, changed }, _) => {
+                let (why, again) = if *changed {
+                    ("has changed since it was trusted", " again")
+                } else {
+                    ("is not trusted", "")
+                };
+                Some(format!(
+                    "{FILE_NAME} {why} and has no effect; to read and trust it{again}: palisade \
+                     trust {}",
+                    directory.display()
+                ))
+            }
+            (FileState::Unusable(why), _) => Some(format!("{FILE_NAME} has no effect: {why}")),
+        };
+        let kept = match (kept, &now) {
+            (Some(line), Some(_)) => Some(format!("{line} (as the sandbox was made)")),
+            (kept, _) => kept,
+        };
+        kept.into_iter().chain(now).collect()
+    }
+}
+
+impl Additions {
+    /// What a sandbox's row has of it. What cannot be read adds nothing.
+    pub(super) fn of(row: &Row) -> Option<Self> {
+        let kept = row.repository_file.clone()?;
+        serde_json::from_value(kept)
+            .inspect_err(|error| {
+                tracing::warn!(sandbox = %row.id, %error, "row has unreadable additions");
+            })
+            .ok()
+    }
+
+    /// All of it in one line.
+    fn line(&self) -> String {
+        let mut parts = Vec::new();
+        if self.setup {
+            parts.push("setup".to_owned());
+        }
+        match self.ports {
+            0 => {}
+            1 => parts.push("1 port".to_owned()),
+            ports => parts.push(format!("{ports} ports")),
+        }
+        if !self.env.is_empty() {
+            parts.push(format!("env {}", self.env.join(" ")));
+        }
+        if !self.egress.is_empty() {
+            let hosts = self.egress.iter().map(|rule| rule.host.to_string());
+            let named: Vec<String> = hosts.take(MOST_NAMED).collect();
+            let more = match self.egress.len().saturating_sub(MOST_NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            parts.push(format!("egress {}{more}", named.join(" ")));
+        }
+        let mut line = match parts.as_slice() {
+            [] => format!("{FILE_NAME}: nothing"),
+            parts => format!("{FILE_NAME}: {}", parts.join(", ")),
+        };
+        if !self.env_missing.is_empty() {
+            let names = self.env_missing.join(" ");
+            line.push_str(&format!("; not in sandbox.env and not passed on: {names}"));
+        }
+        if let Some(image) = &self.image {
+            line.push_str(&format!("; image {image} is not available in this version"));
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::host::HostPattern;
+
+    use super::*;
+
+    #[test]
+    fn additions_are_reported_in_one_line() {
+        let rule = |host: &str| DomainRule::of(HostPattern::parse(host).unwrap());
+        let all = Additions {
+            setup: true,
+            ports: 2,
+            env: vec!["FOO".to_owned()],
+            env_missing: vec!["BAR".to_owned()],
+            image: Some("tools.example/a:1".to_owned()),
+            egress: vec![rule("a.example")],
+            ..Additions::default()
+        };
+        assert_eq!(
+            all.line(),
+            ".palisade.yaml: setup, 2 ports, env FOO, egress a.example; not in sandbox.env and \
+             not passed on: BAR; image tools.example/a:1 is not available in this version"
+        );
+        assert_eq!(Additions::default().line(), ".palisade.yaml: nothing");
+        let many = Additions {
+            egress: (0..7).map(|n| rule(&format!("h{n}.example"))).collect(),
+            ..Additions::default()
+        };
+        assert!(many.line().ends_with("h4.example and 2 more"));
+        let kept = serde_json::to_value(&all).unwrap();
+        assert_eq!(serde_json::from_value::<Additions>(kept).unwrap(), all);
+    }
+}
