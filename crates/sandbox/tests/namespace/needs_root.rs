@@ -85,10 +85,13 @@ fn cgroups_that_were_made_below_a_sandboxs_own_go_with_it() {
         let cgroup = std::path::Path::new(cgroup.as_str().unwrap());
         let below = cgroup.join("agents/own");
         std::fs::create_dir_all(&below).unwrap();
-        // Somebody is in it, and where it can be, frozen.
-        let members = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
-        let last = members.lines().last().unwrap();
-        std::fs::write(below.join("cgroup.procs"), last).unwrap();
+        // A process is in it, and where it can be, frozen. The last member may be the shell of
+        // the line above, which is just ending.
+        until("a member that can be moved", || {
+            let members = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
+            let last = members.lines().last().unwrap();
+            std::fs::write(below.join("cgroup.procs"), last).is_ok()
+        });
         let _ = std::fs::write(below.join("freezer.state"), "FROZEN");
     }
     bench.backend.delete(&id, Force::Yes).unwrap();
