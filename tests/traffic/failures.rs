@@ -15,18 +15,24 @@ fn count(bench: &Bench, metric: &str, label: &str) -> f64 {
     values.sum()
 }
 
+/// A gate that allows api.example, where no server listens. The port stays reserved.
+fn with_unreachable_upstream() -> (Bench, Port) {
+    let bench = Bench::new();
+    let port = Port::take();
+    let rules = Rules::new()
+        .allow("api.example")
+        .at("api.example", port.address());
+    bench.write(&rules);
+    (bench, port)
+}
+
 const DENIED: (&str, &str) = ("proxy_request_duration_seconds_count", "verdict=\"deny\"");
 const REFUSED: (&str, &str) = ("proxy_requests_total", "upstream=\"refused\"");
 
 // Issue 14, number 12.
 #[test]
 fn failures_of_clients_and_upstreams_count_as_no_refusals() {
-    let bench = Bench::new();
-    let nobody = Port::take();
-    let rules = Rules::new()
-        .allow("api.example")
-        .at("api.example", nobody.address());
-    bench.write(&rules);
+    let (bench, _port) = with_unreachable_upstream();
     let agent = bench.create("fix");
     let failed = agent
         .curl("http://api.example/")
@@ -69,12 +75,7 @@ fn failures_of_clients_and_upstreams_count_as_no_refusals() {
 // Issue 14, number 12.
 #[test]
 fn summary_of_a_run_lists_failed_upstreams_apart_from_refusals() {
-    let bench = Bench::new();
-    let nobody = Port::take();
-    let rules = Rules::new()
-        .allow("api.example")
-        .at("api.example", nobody.address());
-    bench.write(&rules);
+    let (bench, _port) = with_unreachable_upstream();
     let line = "curl -s http://api.example/ >/dev/null; true";
     let run = ["run", "--no-repo", "--rm"];
     let command = ["--", "bash", "-c", line];

@@ -134,20 +134,9 @@ impl Wish {
         let parent = watch(self.parent)?;
         prctl::set_child_subreaper(true)
             .map_err(|errno| Refusal::of_system("cannot become a subreaper", errno))?;
-        let mut mask = SigSet::empty();
-        for signal in [
-            Signal::SIGTERM,
-            Signal::SIGINT,
-            Signal::SIGHUP,
-            Signal::SIGCHLD,
-        ] {
-            mask.add(signal);
-        }
         // Before there is a command: from here on no signal ends the leash alone.
-        mask.thread_block()
-            .map_err(|errno| Refusal::of_system("cannot block signals", errno))?;
-        let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
-            .map_err(|errno| Refusal::of_system("cannot listen to signals", errno))?;
+        let signals = receive_signals()
+            .map_err(|errno| Refusal::of_system("cannot receive signals", errno))?;
         let command = self.start()?;
         let_go_of_ends();
         let mut hold = Hold {
@@ -194,6 +183,22 @@ fn watch(parent: i32) -> Result<OwnedFd, Refusal> {
         return Err(gone());
     }
     Ok(watched)
+}
+
+/// Blocks the signals that end a process, and that of an ended child, and receives them on a
+/// descriptor instead.
+pub fn receive_signals() -> nix::Result<SignalFd> {
+    let mut mask = SigSet::empty();
+    for signal in [
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGCHLD,
+    ] {
+        mask.add(signal);
+    }
+    mask.thread_block()?;
+    SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
 /// Attributes that undo what this process did to its signals; with `SETPGROUP` in `more`, for a

@@ -34,8 +34,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::spawn::{PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::signalfd::SignalFd;
 use nix::sys::stat::Mode;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, pipe2};
@@ -96,18 +96,7 @@ fn watch() -> Result<u8> {
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     nix::sys::stat::umask(Mode::from_bits_truncate(0o077));
     let lock = WatchdogLock::take(&state_dir.join(paths::WATCHDOG_LOCK))?;
-    let mut mask = SigSet::empty();
-    for signal in [
-        Signal::SIGTERM,
-        Signal::SIGINT,
-        Signal::SIGHUP,
-        Signal::SIGCHLD,
-    ] {
-        mask.add(signal);
-    }
-    mask.thread_block().context("cannot block signals")?;
-    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
-        .context("cannot receive signals")?;
+    let signals = leash::receive_signals().context("cannot receive signals")?;
     let watchdog = Watchdog {
         state_dir,
         lock,
