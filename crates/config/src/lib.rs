@@ -38,7 +38,7 @@ pub use origin::Origin;
 pub use problem::{Problem, Problems};
 pub use repository::{FILE_NAME, RepoFile, RepoSettings, TrustedRepoFile};
 pub use secret::Secret;
-pub use settings::{Domain, GATE_PORTS, MOST_CAPTURED, Settings, ShownValue};
+pub use settings::{Domain, GATE_PORTS, MAX_CAPTURED_PORTS, Settings, ShownValue};
 pub use sources::Sources;
 pub use trust::{TrustEntry, TrustError, TrustStore};
 

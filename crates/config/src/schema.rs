@@ -191,7 +191,7 @@ fn tidy(schema: &mut Value) {
     }
 }
 
-/// Says of keys that are not available that they are not.
+/// Adds the note of each unavailable key to its description.
 fn annotate(schema: &mut Value, unavailable: &[Unavailable]) {
     for entry in unavailable {
         for property in entry.properties(schema) {

@@ -39,7 +39,7 @@ use crate::tree::join;
 use crate::unavailable::is_unavailable;
 
 pub(crate) use per_sandbox::captured_ports;
-pub use per_sandbox::{GATE_PORTS, MOST_CAPTURED};
+pub use per_sandbox::{GATE_PORTS, MAX_CAPTURED_PORTS};
 
 /// palisade.yaml as it is written.
 #[derive(Clone, Default, Deserialize, JsonSchema)]

@@ -16,7 +16,7 @@ use crate::problem::{Problem, Problems};
 use crate::schema::{ALLOWLIST, PALISADE, POLICY};
 use crate::section::egress::{Dns, DomainRule};
 use crate::settings::{
-    Compiled, Domain, File, MOST_CAPTURED, Settings, captured_ports, host_rule, resolve,
+    Compiled, Domain, File, MAX_CAPTURED_PORTS, Settings, captured_ports, host_rule, resolve,
 };
 use crate::tree::{Content, Node, Tree};
 
@@ -238,10 +238,10 @@ impl Sources {
             let transparent = &main.value.egress.transparent_ports;
             let rules = domains.iter().map(|domain| &domain.rule);
             let captured = captured_ports(transparent, rules).len();
-            if captured > MOST_CAPTURED {
+            if captured > MAX_CAPTURED_PORTS {
                 let message = format!(
                     "egress.transparent_ports and the ports of rules are {captured} different \
-                     ports: a sandbox captures at most {MOST_CAPTURED}"
+                     ports: a sandbox captures at most {MAX_CAPTURED_PORTS}"
                 );
                 problems.push(main.problem("/egress", message).hinting("name fewer"));
             }

@@ -50,7 +50,7 @@ pub(crate) const PALISADE: &[Unavailable] = &[
 pub(crate) const ALLOWLIST: &[Unavailable] = &[key("domains[].scan", &["off"])];
 
 /// In a repository's .palisade.yaml. Its `image` is no error: the operator, who would have to
-/// remove it, did not write it. Whoever uses the file reports it.
+/// remove it, did not write it. `run` and `create` report it.
 pub(crate) const REPOSITORY: &[Unavailable] = &[key("egress.domains[].scan", &["off"])];
 
 impl Unavailable {

@@ -1,7 +1,7 @@
 //! Connections to ports on which the gate does not listen.
 //!
-//! The kernel has refused such a connection before anybody here hears of it. A raw socket of
-//! the sandbox's network shows the packet that would have opened it, so that it is on record.
+//! The kernel refuses such a connection without a listener ever seeing it. A raw socket in the
+//! sandbox's network receives a copy of its SYN packet, so that it gets an audit record.
 
 use std::io::Result;
 use std::net::{IpAddr, SocketAddr};
@@ -28,13 +28,13 @@ const PACE: Rate = Rate::every(
 );
 
 /// Longer than any header of IPv4 and the ports of TCP after it.
-const LONGEST: usize = 64;
+const MAX_PACKET: usize = 64;
 
 /// Writes down what `socket` shows, until it fails.
 pub async fn watch(traffic: Arc<Traffic>, guest: Arc<Guest>, socket: OwnedFd) -> Result<()> {
     let packets = Datagrams::new(socket)?;
     let mut bucket = TokenBucket::new();
-    let mut packet = [0; LONGEST];
+    let mut packet = [0; MAX_PACKET];
     loop {
         let (length, ends) = packets.receive(&mut packet).await?;
         let packet = packet.get(..length).unwrap_or_default();

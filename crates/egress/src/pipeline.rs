@@ -264,7 +264,7 @@ async fn pass(
     }
     if destination.is_internal() {
         trail.passed(Stage::Request);
-        // The gate's own answers cost it as much as anybody else's: work, records, log lines.
+        // The gate's own answers cost work, records and log lines as well.
         let now = traffic.clock().tick();
         let _pass = take_token(traffic, guest, rules, &target.host, now)?;
         trail.passed(Stage::Rate);

@@ -285,7 +285,7 @@ impl Traffic {
         self.rules.load_full()
     }
 
-    /// The rules of now for one sandbox, or for whoever is not known.
+    /// The current rules for one sandbox, or those without additions.
     pub fn rules_for(&self, guest: Option<&Guest>) -> Arc<Rules> {
         rules_of(guest, self.rules())
     }

@@ -144,7 +144,7 @@ struct Table {
 /// ids: the oldest tombstone makes room.
 #[derive(Debug, Default)]
 struct Tombstones {
-    /// Keyed with random bytes, so that nobody can choose ids whose hashes are equal.
+    /// Keyed with random bytes, so that a client cannot choose ids whose hashes collide.
     hasher: KeyedState,
     /// By hash, the number of the newest tombstone with it.
     numbers: HashMap<u64, u64, RandomState>,

@@ -77,8 +77,8 @@ impl Ingress {
         true
     }
 
-    /// Closes the listener, and returns when nobody can connect any more. Requests in flight
-    /// are finished meanwhile and after.
+    /// Closes the listener, and returns when its socket is closed. Requests in flight are
+    /// finished meanwhile and after.
     pub async fn close(&self) {
         self.stop.cancel();
         self.closed.cancelled().await;
@@ -88,7 +88,7 @@ impl Ingress {
 /// Serves a listener's socket until it is closed or the gate stops, and its connections to
 /// their end.
 pub async fn serve(house: Arc<House>, socket: Arc<TcpListener>, ingress: Arc<Ingress>) {
-    // Also when this panics: whoever closes the listener must not wait for ever.
+    // Also when this panics: `Ingress::close` must not wait for ever.
     let closed = ingress.closed.clone().drop_guard();
     let begin = |stream: TcpStream| {
         let generation = ingress.current.load_full();

@@ -1,7 +1,7 @@
 //! Tool calls: stdio servers of the Model Context Protocol served over HTTP, the hooks that
 //! a gateway calls, and one judgement for both.
 //!
-//! [`ingress`] listens; [`server`] says who asks; [`interceptor`] answers hooks; [`bridge`] knows the
+//! [`ingress`] listens; [`server`] authenticates; [`interceptor`] answers hooks; [`bridge`] knows the
 //! tools. A client of the revisions with sessions has a [`session`], over [`streamable`]
 //! HTTP or the [`one_stream`] of old; one of 2026-07-28 has none ([`modern`], [`pool`]).
 //! Every call passes [`relay`], which asks [`governance`]; a [`process`] is a running server,

@@ -145,7 +145,7 @@ pub fn push_escaped(text: &mut String, c: char) {
     }
 }
 
-/// JSON with unsafe characters as escapes, which mean the same to whoever reads it. Outside of
+/// JSON with unsafe characters as escapes, which a JSON parser reads as the same text. Outside of
 /// strings serialised JSON has none of them but the ends of its lines.
 fn safe_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());

@@ -10,7 +10,7 @@ use crate::section::egress::DomainRule;
 
 /// The most ports that a sandbox captures beside the gate's own three. It hands its listeners
 /// over in one message of 64 descriptors, and each port has two, for IPv4 and IPv6.
-pub const MOST_CAPTURED: usize = 28;
+pub const MAX_CAPTURED_PORTS: usize = 28;
 
 /// The gate's own ports in every sandbox: the proxy, git and DNS.
 pub const GATE_PORTS: [u16; 3] = [8080, 9418, 53];

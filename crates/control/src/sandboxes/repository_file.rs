@@ -10,7 +10,7 @@ use sandbox::manager::row::Row;
 use serde::{Deserialize, Serialize};
 
 /// Hosts that the report names one by one.
-const MOST_NAMED: usize = 5;
+const MAX_HOSTS_NAMED: usize = 5;
 
 /// The file as it stands in the operator's worktree. It is never read from a workspace, where
 /// an agent can write.
@@ -172,8 +172,8 @@ impl Additions {
         }
         if !self.egress.is_empty() {
             let hosts = self.egress.iter().map(|rule| rule.host.to_string());
-            let named: Vec<String> = hosts.take(MOST_NAMED).collect();
-            let more = match self.egress.len().saturating_sub(MOST_NAMED) {
+            let named: Vec<String> = hosts.take(MAX_HOSTS_NAMED).collect();
+            let more = match self.egress.len().saturating_sub(MAX_HOSTS_NAMED) {
                 0 => String::new(),
                 more => format!(" and {more} more"),
             };

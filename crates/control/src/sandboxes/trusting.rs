@@ -15,7 +15,7 @@ use super::Sandboxes;
 const MAX_AT_ONCE: usize = 8;
 
 impl Sandboxes {
-    /// Waits until nobody else replaces the root.
+    /// Waits for its turn to replace the root.
     pub(crate) async fn take_root_turn(&self) -> MutexGuard<'_, ()> {
         self.root_turn.lock().await
     }

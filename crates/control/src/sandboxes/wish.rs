@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use config::leaf::Publish;
 use config::section::egress::DomainRule;
-use config::{GATE_PORTS, MOST_CAPTURED, Settings};
+use config::{GATE_PORTS, MAX_CAPTURED_PORTS, Settings};
 use policy::registration::{AuthMode, Repo, RepoName};
 use sandbox::contract::{Limits, Ports, SandboxError, System};
 use sandbox::manager::Wanted;
@@ -189,10 +189,10 @@ fn check_backend(wanted: &str) -> Result<(), ControlError> {
 /// The proxy, git and DNS, and what is served for programs that know of none of them.
 fn listened_on(settings: &Settings, added: &[DomainRule]) -> Result<Ports, ControlError> {
     let captured = settings.captured_ports(added);
-    if captured.len() > MOST_CAPTURED {
+    if captured.len() > MAX_CAPTURED_PORTS {
         return Err(ControlError::Bad(format!(
             "the operator's settings and .palisade.yaml name {} ports to capture, and a sandbox \
-             captures at most {MOST_CAPTURED}; name fewer",
+             captures at most {MAX_CAPTURED_PORTS}; name fewer",
             captured.len()
         )));
     }

@@ -443,7 +443,7 @@ async fn guard_knows_whether_a_head_has_begun_and_not_ended() {
         (format!("{whole}GET"), false, true),
         (format!("{CHUNKED}3\r\nab"), false, false),
         (format!("{CHUNKED}0\r\nX: y\r\n"), false, false),
-        // The service is asked about these, and nobody has to say more.
+        // These reach the service, or are answered already.
         ("GET".to_owned(), true, false),
         ("GET / HTTP/1.1\nHost: a.test\r\n".to_owned(), false, false),
     ] {

@@ -1,7 +1,7 @@
 //! New settings while the gate runs.
 //!
 //! Validate all, prepare all, then put all of it in force by steps that cannot fail. Whatever
-//! is wrong, the old snapshot stays and everybody hears of it: the log, health, metrics, audit.
+//! is wrong, the old snapshot stays and log, health, metrics and audit report the failure.
 //!
 //! A change is taken once the files hold still: an editor that truncates and writes, or
 //! a script that writes a hundred times, leaves behind moments in which the file is

@@ -1,15 +1,15 @@
 //! Rate limits of log lines: an agent must not be able to rotate the log out, nor to hide a
 //! line among millions.
 //!
-//! Every line of every crate passes here, so that nobody who logs has to know whether an agent
-//! can cause the line, and a line that is added later is limited from the start. A bucket
+//! Every line of every crate passes here, so that no call site has to know whether an agent
+//! can cause its line, and a line that is added later is limited from the start. A bucket
 //! belongs to one place in the sources together with the line's fields `sandbox` and `tool`:
 //! one agent silences neither another's lines nor lines of other places. What was left out is
 //! counted, and a summary line says how much it was.
 //!
 //! Debug and trace lines are limited as well, because an operator who looks at a hostile agent
-//! needs the log most; but so widely that only a flood gets there, since somebody asked for
-//! them.
+//! needs the log most; but their limit is so wide that only a flood reaches it, since the
+//! operator asked for them.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -330,8 +330,8 @@ struct Suppressed {
 }
 
 impl Suppressed {
-    /// Writes the summary, on the level of what is missing, so that whoever would have seen
-    /// that sees this.
+    /// Writes the summary, on the level of the suppressed lines, so that a filter that shows
+    /// those shows it as well.
     fn log(&self) {
         let Source { sandbox, tool, .. } = &self.source;
         let given = |text: &String| (!text.is_empty()).then(|| text.clone());

@@ -39,8 +39,8 @@ pub struct Row {
     /// Ports of the host that lead to ports inside.
     #[serde(default)]
     pub published: Vec<Published>,
-    /// What the repository's own file adds, as whoever made the sandbox wrote it. Not
-    /// interpreted here.
+    /// What the repository's own file adds, as the control crate wrote it. Not interpreted
+    /// here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repository_file: Option<serde_json::Value>,
 }

@@ -38,7 +38,7 @@ pub(crate) fn apply(idle: bool) -> Result<()> {
     let policy = unsafe { libc::sched_getscheduler(0) };
     let policy = match policy {
         -1 => return Err(Error::last_os_error()),
-        // It is as low as can be, and nobody may leave it.
+        // The lowest policy; seccomp refuses to leave it.
         libc::SCHED_IDLE => return Ok(()),
         libc::SCHED_BATCH => libc::SCHED_BATCH,
         _ => libc::SCHED_OTHER,

@@ -3,7 +3,7 @@
 //! The kernel gives each session the weight of a whole session of the operator's (autogroup in
 //! sched(7)): nine hundred processes that call `setsid` take nine hundred shares. A session's
 //! weight can be lowered, by a write to `/proc/PID/autogroup`, but only once it is there, and
-//! the kernel accepts one such write in 100 ms, whoever makes it. So the call waits for init,
+//! the kernel accepts one such write in 100 ms from all processes together. So the call waits for init,
 //! which lets one process at a time go on (seccomp_unotify(2)):
 //!
 //! ```text
@@ -35,7 +35,7 @@ const LEAST: &[u8] = b"19";
 
 /// How many sessions an agent may have for each processor. All of them at work weigh half as
 /// much there as a session of the operator's.
-const MOST_PER_PROCESSOR: usize = 32;
+const MAX_PER_PROCESSOR: usize = 32;
 
 /// The least that is allowed on machines with few processors.
 const MIN_SESSIONS: usize = 64;
@@ -51,7 +51,7 @@ const AFTER_REFUSAL: Duration = Duration::from_millis(2);
 const SLOW: Duration = Duration::from_secs(10);
 
 /// How many such calls are remembered.
-const MOST_SLOW: usize = 16;
+const MAX_SLOW_CALLS: usize = 16;
 
 /// A look at all processes is followed by so many times its length without one.
 const REST_AFTER_LOOK: u32 = 10;
@@ -114,7 +114,7 @@ impl Sessions {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             listener: install()?,
-            most: (processors * MOST_PER_PROCESSOR).max(MIN_SESSIONS),
+            most: (processors * MAX_PER_PROCESSOR).max(MIN_SESSIONS),
             known: 0,
             expected: Vec::new(),
             waiting: VecDeque::new(),
@@ -256,7 +256,7 @@ impl Sessions {
             return true;
         };
         if fresh.is_pending() {
-            let slow = fresh.since.elapsed() > SLOW && self.slow.len() < MOST_SLOW;
+            let slow = fresh.since.elapsed() > SLOW && self.slow.len() < MAX_SLOW_CALLS;
             if slow {
                 self.slow.extend(self.fresh.take());
             }
@@ -391,7 +391,7 @@ fn count(all: &[Process]) -> usize {
         .len()
 }
 
-/// Somebody in a session.
+/// A process of a session.
 fn member(all: &[Process], session: Pid) -> Option<Pid> {
     all.iter()
         .find(|one| one.session == session.as_raw())

@@ -69,7 +69,7 @@ async fn a_late_after_hook_is_blocked_also_after_the_sweep() {
         assert_eq!(answer["action"], "block", "{answer}");
         assert_eq!(answer["metadata"]["rule"], "mcp:context");
     }
-    // One that nobody announced is judged.
+    // A response without a before hook is evaluated.
     let answer = after(&interceptor, response("new", json!({}))).await;
     assert_eq!(answer.value()["action"], "pass");
 }

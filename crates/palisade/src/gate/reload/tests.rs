@@ -123,7 +123,7 @@ async fn a_reload_that_audit_refuses_leaves_the_traffic_rules() {
     let fixture = Fixture::new("egress: {domains: [old.example]}\n").await;
     let allowed = || (fixture.allows("old.example"), fixture.allows("new.example"));
     assert_eq!(allowed(), (true, false));
-    // As after the end of its writer: options can be given to nobody.
+    // The audit writer has ended, so it cannot accept options.
     fixture.reloader.store.close().await.unwrap();
     let refused = fixture.reload("egress: {domains: [new.example]}\n").await;
     assert!(refused.is_err(), "{refused:?}");

@@ -166,7 +166,7 @@ fn a_process_has_no_privilege_and_cannot_get_any() {
     ] {
         assert!(status.contains(line), "{line}: {status}");
     }
-    // A third one where init hears of new sessions.
+    // A third filter where init supervises `setsid`.
     let filters = ["Seccomp_filters:\t2", "Seccomp_filters:\t3"];
     assert!(filters.iter().any(|line| status.contains(line)), "{status}");
     assert_eq!(bench.says(&id, "ulimit -c"), "0\n");
