@@ -23,6 +23,10 @@ fmt:
 docs:
     UPDATE_DOCS=1 cargo nextest run --locked --workspace -E 'test(/docs_/)'
 
+# Replay the recorded decisions (tests/corpus); with update=1 record those of this tree
+corpus update="":
+    {{ if update == "" { "" } else { "UPDATE_CORPUS=1" } }} cargo nextest run --locked --workspace -E 'test(/corpus_of/)'
+
 # One static binary: target/palisade
 release:
     RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --profile dist --package palisade --target x86_64-unknown-linux-gnu

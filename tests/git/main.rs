@@ -9,6 +9,7 @@
     reason = "a test that cannot go on has failed"
 )]
 
+mod corpus;
 mod daemon;
 mod fetching;
 mod harbour;

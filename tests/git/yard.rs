@@ -138,6 +138,11 @@ impl Yard {
         self.proxy.address()
     }
 
+    /// The gate's control socket.
+    pub(crate) fn control_socket(&self) -> PathBuf {
+        self.place.control()
+    }
+
     /// Where the gate keeps its state.
     pub(crate) fn state(&self) -> PathBuf {
         self.place.state()

@@ -14,6 +14,7 @@
 mod bridge;
 mod clients;
 mod conformance;
+mod corpus;
 mod disconnects;
 mod governed;
 mod hostile;

@@ -124,7 +124,12 @@ impl Bench {
 
     /// Makes a sandbox that trusts the gate's root.
     pub(crate) fn create(&self, name: &str) -> Agent<'_> {
-        let made = self.json(&["create", name, "--no-repo"]);
+        self.create_with(name, &[])
+    }
+
+    /// The same with more options of `palisade create`.
+    pub(crate) fn create_with(&self, name: &str, options: &[&str]) -> Agent<'_> {
+        let made = self.json(&[&["create", name, "--no-repo"], options].concat());
         let agent = Agent {
             bench: self,
             name: name.to_owned(),

@@ -16,6 +16,7 @@ mod agreement;
 mod bench;
 mod bodies;
 mod clients;
+mod corpus;
 mod early;
 mod failures;
 mod framing;

@@ -7,6 +7,7 @@
 
 pub mod ca;
 pub mod collector;
+pub mod corpus;
 pub mod docker;
 pub mod forge;
 pub mod gate;

@@ -1,0 +1,345 @@
+//! The recorded decisions about git: fetches and pushes over HTTP, mirrors over HTTP and in
+//! git's own protocol, and `palisade git check` (`tests/corpus/`).
+
+use std::path::Path;
+use std::process::Output;
+
+use serde_json::Value;
+use testkit::corpus::Corpus;
+use testkit::said;
+
+use crate::harbour::{Harbour, SECRET, Twist};
+use crate::yard::{FORGE, Wish, Yard};
+
+/// What is pushed: a name, what is done in the working copy first, and the refspecs.
+const PUSHES: &[(&str, Work, &[&str])] = &[
+    ("new branch", Work::File, &["HEAD:refs/heads/sandbox/one"]),
+    (
+        "same branch again",
+        Work::File,
+        &["HEAD:refs/heads/sandbox/one"],
+    ),
+    (
+        "rewritten branch",
+        Work::Amend,
+        &["+HEAD:refs/heads/sandbox/one"],
+    ),
+    (
+        "branch outside of sandbox",
+        Work::File,
+        &["HEAD:refs/heads/feature"],
+    ),
+    ("protected branch", Work::File, &["HEAD:refs/heads/main"]),
+    (
+        "protected pattern",
+        Work::File,
+        &["HEAD:refs/heads/release/1"],
+    ),
+    ("deleted branch", Work::None, &[":refs/heads/sandbox/one"]),
+    (
+        "deleted protected branch",
+        Work::None,
+        &[":refs/heads/main"],
+    ),
+    ("tag", Work::None, &["HEAD:refs/tags/v1"]),
+    ("note", Work::None, &["HEAD:refs/notes/x"]),
+    ("pull request head", Work::None, &["HEAD:refs/pull/1/head"]),
+    (
+        "two branches, one protected",
+        Work::File,
+        &["HEAD:refs/heads/sandbox/two", "HEAD:refs/heads/main"],
+    ),
+    (
+        "branch of somebody else",
+        Work::File,
+        &["HEAD:refs/heads/theirs"],
+    ),
+    (
+        "workflow",
+        Work::Workflow,
+        &["HEAD:refs/heads/sandbox/three"],
+    ),
+    ("secret", Work::Secret, &["HEAD:refs/heads/sandbox/four"]),
+    ("large file", Work::Large, &["HEAD:refs/heads/sandbox/five"]),
+];
+
+#[derive(Clone, Copy)]
+enum Work {
+    None,
+    File,
+    Amend,
+    Workflow,
+    Secret,
+    Large,
+}
+
+impl Work {
+    /// Commits it in `dir`, on top of what upstream's default branch has.
+    fn prepare(self, yard: &Yard, dir: &Path, case: &str) {
+        let file = case.replace(' ', "-");
+        match self {
+            Work::None => {}
+            Work::File => yard.commit(dir, &format!("{file}.txt"), "work\n"),
+            Work::Amend => {
+                yard.git_in(dir, &["commit", "-q", "--amend", "-m", "rewritten"]);
+            }
+            Work::Workflow => yard.commit(dir, ".github/workflows/ci.yml", "on: push\n"),
+            Work::Secret => yard.commit(dir, "key.txt", &format!("{SECRET}\n")),
+            Work::Large => yard.commit(dir, "large.bin", &"0123456789abcdef".repeat(8192)),
+        }
+    }
+}
+
+fn outcome(output: &Output) -> String {
+    let result = if output.status.success() {
+        "ok"
+    } else {
+        "failed"
+    };
+    // What git prints of a refusal is written by the gate; ids are left out.
+    let printed = said::err(output);
+    let sentences = printed.lines().filter_map(|line| {
+        let (_, sentence) = line.split_once("remote: palisade: ")?;
+        let end = sentence.find("request ").unwrap_or(sentence.len());
+        Some(sentence.get(..end)?.trim_end().to_owned())
+    });
+    std::iter::once(result.to_owned())
+        .chain(sentences)
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// Pushes everything of [`PUSHES`] to `remote`.
+fn push_all(corpus: &mut Corpus, way: &str, yard: &Yard, dir: &Path, remote: &str) {
+    for (at, (name, work, refspecs)) in PUSHES.iter().enumerate() {
+        // A sandbox has ten pushes at once; a gate that has just started has counted none.
+        if at % 4 == 0 {
+            yard.rested();
+        }
+        let start = yard.git_in(dir, &["rev-parse", "HEAD"]);
+        work.prepare(yard, dir, name);
+        corpus.case(&format!("{way}: {name}"), || {
+            outcome(&yard.try_git(dir, &[&["push", remote], *refspecs].concat()))
+        });
+        // Only work on the first branch builds on what was pushed before.
+        if !refspecs.contains(&"HEAD:refs/heads/sandbox/one") && !matches!(work, Work::Amend) {
+            yard.git_in(dir, &["reset", "-q", "--hard", &start]);
+        }
+    }
+}
+
+/// A branch upstream that the sandbox did not make.
+fn theirs(yard: &Yard, dir: &Path) {
+    let upstream = yard.upstream("acme/app");
+    let upstream = upstream.to_str().unwrap();
+    yard.git_in(dir, &["push", "-q", upstream, "HEAD:refs/heads/theirs"]);
+}
+
+#[test]
+fn corpus_of_pushes_over_http() {
+    for (way, bot, checked) in [
+        ("user", false, false),
+        ("bot", true, false),
+        ("user, objects read", false, true),
+    ] {
+        let yard = Yard::with(Wish {
+            bot,
+            checked,
+            policy: "git: {push_limits: {warning_bytes: 32768, hard_limit_bytes: 65536}}\n",
+            ..Wish::default()
+        });
+        let dir = yard.working_copy("work");
+        theirs(&yard, &dir);
+        let mut corpus = Corpus::open(
+            &format!("push-{}", way.replace(", ", "-").replace(' ', "-")),
+            &yard.control_socket(),
+        );
+        push_all(&mut corpus, way, &yard, &dir, "origin");
+        corpus.finish();
+    }
+}
+
+#[test]
+fn corpus_of_pushes_with_a_bundle() {
+    let yard = Yard::with(Wish {
+        top: "policies:\n  bundles:\n    - {id: mine, path: ./mine, entrypoint: git/push}\n",
+        ..Wish::default()
+    });
+    let dir = yard.working_copy("work");
+    let mut corpus = Corpus::open("push-bundle", &yard.control_socket());
+    for branch in ["ok/one", "other/one", "main"] {
+        yard.commit(&dir, &format!("{}.txt", branch.replace('/', "-")), "work\n");
+        corpus.case(&format!("bundle: {branch}"), || {
+            outcome(&yard.try_git(
+                &dir,
+                &["push", "origin", &format!("HEAD:refs/heads/{branch}")],
+            ))
+        });
+    }
+    corpus.finish();
+}
+
+#[test]
+fn corpus_of_fetches_over_http() {
+    let mut yard = Yard::new();
+    yard.working_copy("work");
+    yard.bare("acme/other", &[]);
+    let mut corpus = Corpus::open("fetch", &yard.control_socket());
+    for version in [0, 1, 2] {
+        let git = crate::yard::gits()[0];
+        let yard = yard.speaking(git, version);
+        for (name, url) in [
+            ("own repository", format!("{FORGE}/acme/app")),
+            (
+                "own repository with its suffix",
+                format!("{FORGE}/acme/app.git"),
+            ),
+            ("another repository", format!("{FORGE}/acme/other")),
+            ("no repository", format!("{FORGE}/acme/nothing")),
+            ("name in capitals", format!("{FORGE}/Acme/App")),
+            ("path with dots", format!("{FORGE}/acme/other/../app")),
+            (
+                "host that is no git host",
+                "https://elsewhere.example/acme/app".to_owned(),
+            ),
+            (
+                "unlisted host",
+                "https://closed.example/acme/app".to_owned(),
+            ),
+        ] {
+            corpus.case(&format!("version {version}: ls-remote of {name}"), || {
+                outcome(&yard.try_git(&yard.path(""), &["ls-remote", &url]))
+            });
+        }
+        corpus.case(&format!("version {version}: clone"), || {
+            let url = format!("{FORGE}/acme/app");
+            let name = format!("clone-{version}");
+            outcome(&yard.try_git(&yard.path(""), &["clone", "-q", &url, &name]))
+        });
+    }
+    corpus.finish();
+}
+
+#[test]
+fn corpus_of_mirrors() {
+    let harbour = Harbour::new(&Twist {
+        checked: true,
+        ..Twist::default()
+    });
+    let yard = &harbour.yard;
+    let mut corpus = Corpus::open("mirrors", &yard.control_socket());
+    for url in [crate::harbour::APP, "http://palisade.internal/git/nothing"] {
+        corpus.case(&format!("http: ls-remote {url}"), || {
+            outcome(&yard.try_git(&yard.path(""), &["ls-remote", url]))
+        });
+    }
+    let dir = harbour.clone_as("work");
+    corpus.case("http: fetch", || {
+        outcome(&yard.try_git(&dir, &["fetch", "-q"]))
+    });
+    push_all(&mut corpus, "http", yard, &dir, "origin");
+    corpus.finish();
+}
+
+#[test]
+fn corpus_of_mirrors_over_the_git_protocol() {
+    let harbour = Harbour::new(&Twist {
+        checked: true,
+        ..Twist::default()
+    });
+    let yard = &harbour.yard;
+    yard.ok(&["create", "inside", "--no-repo"]);
+    let run = |script: &str| {
+        let script = format!(
+            "cd ~; git() {{ command git -c user.name=A -c user.email=a@example.com \"$@\"; }}; {script}"
+        );
+        let args = [
+            "exec", "inside", "--", "timeout", "90", "bash", "-c", &script,
+        ];
+        yard.operator(&args)
+    };
+    let mut corpus = Corpus::open("mirrors-git-protocol", &yard.control_socket());
+    for (name, script) in [
+        ("ls-remote", "git ls-remote git://palisade.internal/app"),
+        (
+            "ls-remote of nothing",
+            "git ls-remote git://palisade.internal/nothing",
+        ),
+        ("clone", "git clone -q git://palisade.internal/app work"),
+        (
+            "push to a new branch",
+            "cd work; echo 1 >1; git add 1; git commit -qm 1; git push origin HEAD:refs/heads/sandbox/one",
+        ),
+        (
+            "push to a tag",
+            "cd work; git push origin HEAD:refs/tags/v1",
+        ),
+        (
+            "push to a protected branch",
+            "cd work; git push origin HEAD:refs/heads/main",
+        ),
+        (
+            "delete a branch",
+            "cd work; git push origin :refs/heads/trunk",
+        ),
+        (
+            "push a secret",
+            "cd work; echo {secret} >2; git add 2; git commit -qm 2; git push origin HEAD:refs/heads/sandbox/two",
+        ),
+    ] {
+        corpus.case(&format!("git protocol: {name}"), || {
+            outcome(&run(&script.replace("{secret}", SECRET)))
+        });
+    }
+    corpus.finish();
+    yard.ok(&["delete", "inside", "--force"]);
+}
+
+#[test]
+fn corpus_of_git_check() {
+    let yard = Yard::with(Wish {
+        checked: true,
+        ..Wish::default()
+    });
+    let dir = yard.working_copy("work");
+    let mut corpus = Corpus::open("git-check", &yard.control_socket());
+    for mode in ["user", "bot"] {
+        for (name, work, refspecs) in PUSHES {
+            let Some(target) = refspecs.iter().find_map(|spec| spec.strip_prefix("HEAD:")) else {
+                continue;
+            };
+            let start = yard.git_in(&dir, &["rev-parse", "HEAD"]);
+            work.prepare(&yard, &dir, name);
+            corpus.case(&format!("{mode}: {name}"), || {
+                let output = yard.operator_in(
+                    &dir,
+                    &[
+                        "git",
+                        "check",
+                        "--repo",
+                        ".",
+                        "--range",
+                        "origin/main..HEAD",
+                        "--ref",
+                        target,
+                        "--auth-mode",
+                        mode,
+                        "--json",
+                    ],
+                );
+                let answer: Value = serde_json::from_str(&said::out(&output)).unwrap_or_default();
+                let code = output.status.code().unwrap_or(-1);
+                let mut seen = vec![format!("exit {code}")];
+                let whole = answer["denials"].as_array().into_iter().flatten();
+                let refs = answer["refs"].as_array().into_iter().flatten();
+                let refs = refs.map(|one| &one["denial"]).filter(|one| !one.is_null());
+                for denial in whole.chain(refs) {
+                    seen.push(format!("{} {}", denial["reason"], denial["rule"]));
+                }
+                seen.join("\n")
+            });
+            yard.git_in(&dir, &["reset", "-q", "--hard", &start]);
+        }
+    }
+    corpus.finish();
+}

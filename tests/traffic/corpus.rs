@@ -1,0 +1,744 @@
+//! The recorded decisions of the traffic plane: one table of requests, sent through every
+//! entry point, and what client and audit log showed of each (`tests/corpus/`).
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use testkit::corpus::Corpus;
+use testkit::origin::{Origin, Reply};
+use testkit::port::Port;
+use testkit::resolver::{self, Data, Resolver, record};
+use testkit::said;
+
+use crate::bench::{Agent, Bench};
+
+/// The rules that the tables are decided by. `{…}` are filled in by [`Net::start`].
+const CONFIG: &str = r#"version: "1.0"
+{policies}
+egress:
+  extra_roots: [root.pem]
+  policy: policy.yaml
+  listen: ["{proxy}"]
+  passthrough: [pinned.example, closed-pinned.example]
+  transparent_ports: [80, 443, 8443]
+  domains:
+    - open.example
+    - "*.wild.example"
+    - {host: rest.example, methods: [GET, HEAD], paths: ["/v1/**", "/one/*"]}
+    - {host: mixed.example, deny: [{methods: [DELETE], paths: ["/**"]}]}
+    - {host: gone.example, deny: [{}]}
+    - {host: ports.example, ports: [443, 8443]}
+    - {host: curl.example, programs: [/usr/bin/curl]}
+    - {host: wget.example, programs: [/usr/bin/wget]}
+    - api.github.com
+    - limited.example
+    - broken.example
+    - dead.example
+    - untrusted.example
+    - pinned.example
+    - unresolved.example
+    - forge.example
+  resolve:
+    "open.example:80": "{plain}"
+    "open.example:443": "{tls}"
+    "a.wild.example:80": "{plain}"
+    "a.wild.example:443": "{tls}"
+    "rest.example:80": "{plain}"
+    "rest.example:443": "{tls}"
+    "mixed.example:80": "{plain}"
+    "mixed.example:443": "{tls}"
+    "gone.example:80": "{plain}"
+    "gone.example:443": "{tls}"
+    "ports.example:443": "{tls}"
+    "ports.example:8443": "{tls}"
+    "curl.example:80": "{plain}"
+    "curl.example:443": "{tls}"
+    "wget.example:80": "{plain}"
+    "wget.example:443": "{tls}"
+    "api.github.com:80": "{plain}"
+    "api.github.com:443": "{tls}"
+    "limited.example:80": "{plain}"
+    "limited.example:443": "{tls}"
+    "broken.example:80": "{plain}"
+    "broken.example:443": "{tls}"
+    "dead.example:80": "{dead}"
+    "dead.example:443": "{dead}"
+    "untrusted.example:443": "{untrusted}"
+    "untrusted.example:80": "{plain}"
+    "pinned.example:443": "{tls}"
+    "pinned.example:80": "{plain}"
+    "closed-pinned.example:443": "{tls}"
+    "closed.example:80": "{plain}"
+    "closed.example:443": "{tls}"
+    "forge.example:80": "{plain}"
+    "forge.example:443": "{tls}"
+  dns: {upstreams: ["{resolver}"]}
+git:
+  hosts: [forge.example]
+"#;
+
+/// Limits that decide the same however long a table takes.
+const POLICY: &str = "rate_limits:
+  per_upstream:
+    limited.example: {requests_per_second: 0.0001, burst_size: 2}
+circuit_breakers:
+  upstreams:
+    broken.example: {failure_threshold: 2, recovery_timeout: 86400, success_threshold: 1}
+";
+
+/// Two bundles: one that decides, one that only records.
+const BUNDLES: &str = "policies:
+  bundles:
+    - {id: authz, path: ./authz, entrypoint: http/authz}
+    - {id: watch, path: ./watch, entrypoint: http/authz, mode: log}
+";
+
+const AUTHZ: &str = r#"package http.authz
+
+default decision := {"action": "allow"}
+
+decision := {"action": "block", "reason": "No secrets."} if contains(input.path, "secret")
+
+decision := {"action": "ask", "reason": "A person decides."} if contains(input.path, "ask")
+
+decision := {"action": "block", "reason": "Nothing is deleted."} if input.method == "DELETE"
+
+decision := {"action": "block", "reason": "Not unread."} if {
+	input.unread
+	input.host == "pinned.example"
+}
+"#;
+
+const WATCH: &str = r#"package http.authz
+
+default decision := {"action": "allow"}
+
+decision := {"action": "block", "reason": "Would be refused."} if contains(input.path, "watched")
+"#;
+
+/// The requests: a name, the host with its port, the path, and more of curl's arguments.
+const REQUESTS: &[(&str, &str, &str, &str)] = &[
+    ("get", "open.example", "/", ""),
+    ("get with a query", "open.example", "/x?q=1", ""),
+    ("head", "open.example", "/x", "--head"),
+    ("post", "open.example", "/x", "-d a=1"),
+    ("put", "open.example", "/x", "-X PUT -d a=1"),
+    ("delete", "open.example", "/x", "-X DELETE"),
+    ("options", "open.example", "/x", "-X OPTIONS"),
+    (
+        "method of another protocol",
+        "open.example",
+        "/x",
+        "-X PROPFIND",
+    ),
+    ("unlisted host", "closed.example", "/", ""),
+    (
+        "unlisted host without an address",
+        "nowhere.example",
+        "/",
+        "",
+    ),
+    ("name below a wildcard", "a.wild.example", "/", ""),
+    ("name of the wildcard itself", "wild.example", "/", ""),
+    ("name in capitals", "OPEN.example", "/", ""),
+    ("name with a final dot", "open.example.", "/", ""),
+    ("ip literal", "192.0.2.7", "/", ""),
+    ("ipv6 literal", "[2001:db8::7]", "/", "-g"),
+    ("loopback literal", "127.0.0.1", "/", ""),
+    ("metadata address", "169.254.169.254", "/", ""),
+    ("name in digits", "3221225985", "/", ""),
+    ("name with an underscore", "a_b.open.example", "/", ""),
+    ("other port of a host", "open.example:8443", "/", ""),
+    ("listed port of a host", "ports.example:8443", "/", ""),
+    ("unlisted port of a host", "ports.example:80", "/", ""),
+    ("denied host", "gone.example", "/", ""),
+    ("listed path", "rest.example", "/v1/items", ""),
+    ("unlisted path", "rest.example", "/v2/items", ""),
+    (
+        "listed path and unlisted method",
+        "rest.example",
+        "/v1/items",
+        "-X DELETE",
+    ),
+    ("path one level too deep", "rest.example", "/one/a/b", ""),
+    (
+        "path with dots",
+        "rest.example",
+        "/v1/../v2/items",
+        "--path-as-is",
+    ),
+    (
+        "path with encoded dots",
+        "rest.example",
+        "/v1/%2e%2e/v2/items",
+        "--path-as-is",
+    ),
+    (
+        "path with an encoded slash",
+        "rest.example",
+        "/v1%2fitems",
+        "",
+    ),
+    (
+        "path with double slashes",
+        "rest.example",
+        "//v1//items",
+        "",
+    ),
+    ("path with a bad escape", "rest.example", "/v1/%zz", ""),
+    ("denied method", "mixed.example", "/x", "-X DELETE"),
+    ("method beside a denied one", "mixed.example", "/x", ""),
+    (
+        "method override header",
+        "rest.example",
+        "/v1/items",
+        "-H 'X-HTTP-Method-Override: DELETE'",
+    ),
+    (
+        "url override header",
+        "rest.example",
+        "/v1/items",
+        "-H 'X-Original-URL: /v2/items'",
+    ),
+    (
+        "override header where nothing is restricted",
+        "open.example",
+        "/",
+        "-H 'X-HTTP-Method-Override: DELETE'",
+    ),
+    (
+        "claimed container id",
+        "open.example",
+        "/",
+        "-H 'X-Container-Id: somebody-else'",
+    ),
+    ("program that is listed", "curl.example", "/", ""),
+    ("program that is not listed", "wget.example", "/", ""),
+    ("github user", "api.github.com", "/user", ""),
+    (
+        "github own repository",
+        "api.github.com",
+        "/repos/acme/app",
+        "",
+    ),
+    (
+        "github other repository",
+        "api.github.com",
+        "/repos/other/app",
+        "",
+    ),
+    (
+        "github merge",
+        "api.github.com",
+        "/repos/acme/app/pulls/1/merge",
+        "-X PUT -d '{}'",
+    ),
+    (
+        "github release",
+        "api.github.com",
+        "/repos/acme/app/releases",
+        "-d '{}'",
+    ),
+    (
+        "github pull request",
+        "api.github.com",
+        "/repos/acme/app/pulls",
+        "-d '{\"title\":\"x\",\"head\":\"y\",\"base\":\"main\"}'",
+    ),
+    (
+        "github delete repository",
+        "api.github.com",
+        "/repos/acme/app",
+        "-X DELETE",
+    ),
+    ("github search", "api.github.com", "/search/code?q=x", ""),
+    (
+        "github unknown path",
+        "api.github.com",
+        "/nothing/known",
+        "",
+    ),
+    (
+        "github graphql query",
+        "api.github.com",
+        "/graphql",
+        "-H 'Content-Type: application/json' -d '{\"query\":\"query { viewer { login } }\"}'",
+    ),
+    (
+        "github graphql mutation",
+        "api.github.com",
+        "/graphql",
+        "-H 'Content-Type: application/json' -d '{\"query\":\"mutation { mergePullRequest(input: {pullRequestId: \\\"x\\\"}) { clientMutationId } }\"}'",
+    ),
+    (
+        "github graphql that is no json",
+        "api.github.com",
+        "/graphql",
+        "-H 'Content-Type: application/json' -d nothing",
+    ),
+    (
+        "github method override",
+        "api.github.com",
+        "/user",
+        "-H 'X-HTTP-Method-Override: DELETE'",
+    ),
+    ("first of two tokens", "limited.example", "/", ""),
+    ("second of two tokens", "limited.example", "/", ""),
+    ("third of two tokens", "limited.example", "/", ""),
+    ("first failure", "broken.example", "/", ""),
+    ("second failure", "broken.example", "/", ""),
+    ("open breaker", "broken.example", "/", ""),
+    ("upstream that refuses", "dead.example", "/", ""),
+    (
+        "upstream with another certificate",
+        "untrusted.example",
+        "/",
+        "",
+    ),
+    (
+        "upstream without a name server",
+        "unresolved.example",
+        "/",
+        "",
+    ),
+    ("host passed on unread", "pinned.example", "/", ""),
+    (
+        "unlisted host passed on unread",
+        "closed-pinned.example",
+        "/",
+        "",
+    ),
+    (
+        "git advertisement for fetching",
+        "forge.example",
+        "/acme/app/info/refs?service=git-upload-pack",
+        "",
+    ),
+    (
+        "git advertisement of another repository",
+        "forge.example",
+        "/acme/other/info/refs?service=git-upload-pack",
+        "",
+    ),
+    (
+        "git advertisement for pushing",
+        "forge.example",
+        "/acme/app/info/refs?service=git-receive-pack",
+        "",
+    ),
+    ("git dumb protocol", "forge.example", "/acme/app/HEAD", ""),
+    (
+        "git unknown service",
+        "forge.example",
+        "/acme/app/info/refs?service=git-nothing",
+        "",
+    ),
+    (
+        "git push without a body",
+        "forge.example",
+        "/acme/app/git-receive-pack",
+        "-X POST",
+    ),
+    (
+        "git push that is no pkt-line",
+        "forge.example",
+        "/acme/app/git-receive-pack",
+        "-H 'Content-Type: application/x-git-receive-pack-request' -d nothing",
+    ),
+    (
+        "git fetch of another repository",
+        "forge.example",
+        "/acme/other/git-upload-pack",
+        "-X POST",
+    ),
+    (
+        "push to a host that is no git host",
+        "open.example",
+        "/acme/app/git-receive-pack",
+        "-X POST",
+    ),
+    (
+        "websocket",
+        "open.example",
+        "/ws",
+        "-H 'Connection: Upgrade' -H 'Upgrade: websocket' -H 'Sec-WebSocket-Version: 13' -H 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=='",
+    ),
+    (
+        "websocket to an unlisted host",
+        "closed.example",
+        "/ws",
+        "-H 'Connection: Upgrade' -H 'Upgrade: websocket' -H 'Sec-WebSocket-Version: 13' -H 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=='",
+    ),
+    ("rego block", "open.example", "/secret", ""),
+    ("rego ask", "open.example", "/ask", ""),
+    ("rego log only", "open.example", "/watched", ""),
+    ("internal root", "palisade.internal", "/", ""),
+    ("internal allowlist", "palisade.internal", "/allowlist", ""),
+    ("internal health", "palisade.internal", "/health", ""),
+    (
+        "internal explanation of nothing",
+        "palisade.internal",
+        "/why/01ARZ3NDEKTSV4RRFFQ69G5FAV",
+        "",
+    ),
+    ("internal unknown path", "palisade.internal", "/nothing", ""),
+    (
+        "internal unknown mirror",
+        "palisade.internal",
+        "/git/nothing/info/refs?service=git-upload-pack",
+        "",
+    ),
+    (
+        "internal unknown tool",
+        "palisade.internal",
+        "/mcp/nothing",
+        "-d '{}'",
+    ),
+];
+
+/// A gate, a small internet, and a place on a shared network.
+struct Net {
+    bench: Bench,
+    proxy: Port,
+    _origins: [Origin; 4],
+}
+
+impl Net {
+    fn start(policies: &str) -> Self {
+        let bench = Bench::new();
+        let answer = |asked: &testkit::origin::Received| match asked.path() {
+            // Switches protocols and closes.
+            "/ws" => Reply::status(101)
+                .header("upgrade", "websocket")
+                .header("connection", "upgrade"),
+            _ if asked
+                .header("host")
+                .is_some_and(|host| host.starts_with("broken"))
+                || asked.uri.host() == Some("broken.example") =>
+            {
+                Reply::status(502)
+            }
+            _ => Reply::text("{}"),
+        };
+        let names = [
+            "open.example",
+            "a.wild.example",
+            "rest.example",
+            "mixed.example",
+            "gone.example",
+            "ports.example",
+            "curl.example",
+            "wget.example",
+            "api.github.com",
+            "limited.example",
+            "broken.example",
+            "pinned.example",
+            "closed-pinned.example",
+            "closed.example",
+            "forge.example",
+        ];
+        let tls = bench.https(&names, answer);
+        let plain = Origin::http(answer);
+        let untrusted = bench.https(&["another.example"], answer);
+        // A listener that closes what it accepts.
+        let dead = Origin::raw(|stream, _| drop(stream));
+        let resolver = Resolver::start();
+        resolver.tell("open.example", 1, address("open.example"));
+        let proxy = Port::take();
+        let root = bench.place.path();
+        for (name, text) in [("authz", AUTHZ), ("watch", WATCH)] {
+            std::fs::create_dir_all(root.join(name)).unwrap();
+            std::fs::write(root.join(name).join("policy.rego"), text).unwrap();
+        }
+        std::fs::write(root.join("policy.yaml"), POLICY).unwrap();
+        let config = CONFIG
+            .replace("{policies}", policies)
+            .replace("{proxy}", &proxy.address().to_string())
+            .replace("{plain}", &plain.address().to_string())
+            .replace("{tls}", &tls.address().to_string())
+            .replace("{dead}", &dead.address().to_string())
+            .replace("{untrusted}", &untrusted.address().to_string())
+            .replace("{resolver}", &resolver.address().to_string());
+        bench.place.write_config(&config);
+        bench.ok(&["gate", "start"]);
+        bench.ok(&["ca", "export", "--out", "gate.pem"]);
+        Self {
+            bench,
+            proxy,
+            _origins: [tls, plain, untrusted, dead],
+        }
+    }
+
+    /// Registers a container of the shared network, which loopback plays.
+    fn register(&self, id: &str, ip: &str) {
+        let repo = ["--repo", "acme/app"];
+        self.bench
+            .ok(&[&["registry", "add", id, "--ip", ip], &repo[..]].concat());
+    }
+
+    /// curl as the container at `ip` runs it.
+    fn curl(&self, ip: &str, arguments: &str) -> String {
+        let line = format!(
+            "{CURL} --interface {ip} --cacert {}/gate.pem -x http://{} {arguments}",
+            self.bench.place.path().display(),
+            self.proxy.address()
+        );
+        let output = Command::new("bash")
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .args(["-c", &line])
+            .output()
+            .unwrap();
+        outcome(&output)
+    }
+
+    fn corpus(&self, name: &str) -> Corpus {
+        Corpus::open(name, &self.bench.place.control())
+    }
+}
+
+fn address(name: &str) -> resolver::Reply {
+    let address = std::net::Ipv4Addr::new(203, 0, 113, 7);
+    resolver::Reply::Records(vec![record(name, Data::A(address))])
+}
+
+const CURL: &str = "curl -sS --max-time 60 -w '\\n%{http_connect} %{http_code}'";
+
+/// What curl showed: whether it succeeded, the status of a tunnel and of the answer, and the
+/// reason that a refusal names.
+fn outcome(output: &Output) -> String {
+    let printed = said::out(output);
+    let (body, status) = printed
+        .trim_end()
+        .rsplit_once('\n')
+        .unwrap_or(("", &printed));
+    let refusal: Option<Value> = serde_json::from_str(body).ok();
+    let reason = refusal.as_ref().and_then(|body| body["reason"].as_str());
+    let result = if output.status.success() {
+        "ok"
+    } else {
+        "failed"
+    };
+    format!("{result} {} {}", status.trim(), reason.unwrap_or("-"))
+}
+
+/// An entry point: its name, and curl's arguments for it.
+struct Entry {
+    name: &'static str,
+    scheme: &'static str,
+    arguments: &'static str,
+}
+
+fn replay(corpus: &mut Corpus, entry: &Entry, curl: impl Fn(&str) -> String) {
+    for (name, host, path, more) in REQUESTS {
+        // Plain HTTP has no 8443 here, and curl asks for WebSocket in HTTP/1.1 only.
+        if entry.scheme == "http" && host.ends_with(":8443")
+            || entry.arguments.contains("--http2") && name.starts_with("websocket")
+        {
+            continue;
+        }
+        let Entry {
+            name: way,
+            scheme,
+            arguments,
+        } = entry;
+        corpus.case(&format!("{way}: {name}"), || {
+            curl(&format!("{arguments} {more} '{scheme}://{host}{path}'"))
+        });
+    }
+}
+
+/// The entry points of a container on a shared network: every client uses the proxy.
+const SHARED: [Entry; 3] = [
+    Entry {
+        name: "proxy, absolute form",
+        scheme: "http",
+        arguments: "--http1.1",
+    },
+    Entry {
+        name: "proxy, connect, http/1.1",
+        scheme: "https",
+        arguments: "--http1.1",
+    },
+    Entry {
+        name: "proxy, connect, http/2",
+        scheme: "https",
+        arguments: "--http2",
+    },
+];
+
+#[test]
+fn corpus_of_a_shared_network() {
+    let net = Net::start("");
+    // Buckets and breakers belong to a container, and so each entry point has its own.
+    let containers = [
+        ("one", "127.0.0.2"),
+        ("two", "127.0.0.3"),
+        ("three", "127.0.0.4"),
+    ];
+    for (id, ip) in containers {
+        net.register(id, ip);
+    }
+    let mut corpus = net.corpus("shared");
+    for (entry, (_, ip)) in SHARED.iter().zip(containers) {
+        replay(&mut corpus, entry, |arguments| net.curl(ip, arguments));
+    }
+    for url in [
+        "http://open.example/",
+        "https://open.example/",
+        "http://palisade.internal/",
+    ] {
+        corpus.case(&format!("unknown address: {url}"), || {
+            net.curl("127.0.0.9", url)
+        });
+    }
+    corpus.finish();
+}
+
+#[test]
+fn corpus_of_a_shared_network_with_bundles() {
+    let net = Net::start(BUNDLES);
+    let containers = [
+        ("one", "127.0.0.2"),
+        ("two", "127.0.0.3"),
+        ("three", "127.0.0.4"),
+    ];
+    for (id, ip) in containers {
+        net.register(id, ip);
+    }
+    let mut corpus = net.corpus("shared-bundles");
+    for (entry, (_, ip)) in SHARED.iter().zip(containers) {
+        replay(&mut corpus, entry, |arguments| net.curl(ip, arguments));
+    }
+    corpus.finish();
+}
+
+/// The entry points of a sandbox beside its proxy: programs that know of none.
+const TRANSPARENT: [Entry; 3] = [
+    Entry {
+        name: "transparent, http",
+        scheme: "http",
+        arguments: "--noproxy '*' --http1.1",
+    },
+    Entry {
+        name: "transparent, https, http/1.1",
+        scheme: "https",
+        arguments: "--noproxy '*' --http1.1",
+    },
+    Entry {
+        name: "transparent, https, http/2",
+        scheme: "https",
+        arguments: "--noproxy '*' --http2",
+    },
+];
+
+#[test]
+fn corpus_of_a_sandbox() {
+    let net = Net::start("");
+    let names = ["one", "two", "three"];
+    let agents: Vec<Agent<'_>> = names
+        .iter()
+        .map(|name| net.bench.create_with(name, &["--repo", "acme/app"]))
+        .collect();
+    let mut corpus = net.corpus("sandbox");
+    for (entry, agent) in TRANSPARENT.iter().zip(&agents) {
+        replay(&mut corpus, entry, |arguments| {
+            outcome(&agent.bash(&format!("{CURL} {arguments}")))
+        });
+    }
+    corpus.finish();
+}
+
+#[test]
+fn corpus_of_names() {
+    const QUERIES: [&str; 14] = [
+        "open.example",
+        "open.example AAAA",
+        "OPEN.example.",
+        "closed.example",
+        "deep.closed.example",
+        "a.wild.example",
+        "wild.example",
+        "gone.example",
+        "unresolved.example",
+        "open.example TXT",
+        "open.example MX",
+        "open.example ANY",
+        "-x 203.0.113.7",
+        "a_b.open.example",
+    ];
+    for mode in ["synthetic", "forward"] {
+        let net = Net::start("");
+        let config = std::fs::read_to_string(net.bench.place.config()).unwrap();
+        let config = config.replace(
+            "dns: {upstreams",
+            &format!("dns: {{mode: {mode}, upstreams"),
+        );
+        net.bench.place.write_config(&config);
+        net.bench.ok(&["config", "reload"]);
+        let agent = net.bench.create("one");
+        let mut corpus = net.corpus(&format!("names-{mode}"));
+        for transport in ["+notcp", "+tcp"] {
+            for query in QUERIES {
+                corpus.case(&format!("{transport} {query}"), || {
+                    let output = agent.bash(&format!(
+                        "dig {transport} +tries=1 +time=30 @192.0.0.1 {query}"
+                    ));
+                    let printed = said::out(&output);
+                    let status = printed.lines().find_map(|line| line.split_once("status: "));
+                    let status =
+                        status.map_or("-", |(_, rest)| rest.split(',').next().unwrap_or("-"));
+                    let error = printed
+                        .lines()
+                        .find(|line| line.contains("EDE:"))
+                        .unwrap_or("-");
+                    format!("{status} {}", error.trim_start_matches("; "))
+                });
+            }
+        }
+        corpus.finish();
+    }
+}
+
+#[test]
+fn corpus_of_policy_try() {
+    let net = Net::start(BUNDLES);
+    let agent = net.bench.create_with("one", &["--repo", "acme/app"]);
+    let mut corpus = net.corpus("policy-try");
+    for scheme in ["http", "https"] {
+        for (name, host, path, more) in REQUESTS {
+            if scheme == "http" && host.ends_with(":8443") {
+                continue;
+            }
+            let method = match more.split_once("-X ") {
+                Some((_, rest)) => rest.split(' ').next().unwrap_or("GET"),
+                None if more.starts_with("--head") => "HEAD",
+                None if more.contains("-d ") => "POST",
+                None => "GET",
+            };
+            let url = format!("{scheme}://{host}{path}");
+            corpus.case(&format!("{scheme}: {name}"), || {
+                let output = net.bench.run(&[
+                    "policy",
+                    "try",
+                    &url,
+                    "--method",
+                    method,
+                    "--sandbox",
+                    &agent.name,
+                    "--json",
+                ]);
+                let answer: Value = serde_json::from_str(&said::out(&output)).unwrap_or_default();
+                let field = |name: &str| answer[name].as_str().unwrap_or("-").to_owned();
+                let code = output.status.code().unwrap_or(-1);
+                format!(
+                    "{code} {} {} {}",
+                    field("verdict"),
+                    field("reason"),
+                    field("rule")
+                )
+            });
+        }
+    }
+    corpus.finish();
+}
