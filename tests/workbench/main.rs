@@ -11,6 +11,7 @@
 mod changes;
 mod client;
 mod commands;
+mod containers;
 mod escapes;
 mod leash;
 mod measure;

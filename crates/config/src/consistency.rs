@@ -21,7 +21,7 @@ use crate::section::policies::ENTRYPOINTS;
 use crate::section::sandbox::{Backend, Snapshot};
 use crate::section::tools::RuntimeKind;
 use crate::settings::{Compiled, File};
-use crate::tree::{dotted, join};
+use crate::tree::{Content, dotted, join};
 
 /// Checks palisade.yaml. An address without a host and without a token is moved to
 /// loopback, with a warning.
@@ -189,17 +189,22 @@ impl Check<'_> {
     fn names(&mut self) {
         let file = &self.layer.value;
         let tools = file.tools.iter().map(|tool| tool.name.as_str());
-        self.unique("/tools", "name", "tool", tools);
+        self.unique("/tools", "name", "tool", tools.enumerate());
         let bundles = file
             .policies
             .bundles
             .iter()
             .map(|bundle| bundle.id.as_str());
-        self.unique("/policies/bundles", "id", "bundle", bundles);
+        self.unique("/policies/bundles", "id", "bundle", bundles.enumerate());
         let rows = file.credentials.rows.iter().map(|row| row.name.as_str());
-        self.unique("/credentials/rows", "name", "credential row", rows);
+        self.unique(
+            "/credentials/rows",
+            "name",
+            "credential row",
+            rows.enumerate(),
+        );
         let mirrors = file.git.mirrors.iter().map(|mirror| mirror.name.as_str());
-        self.unique("/git/mirrors", "name", "mirror", mirrors);
+        self.unique("/git/mirrors", "name", "mirror", mirrors.enumerate());
     }
 
     fn unique<'n>(
@@ -207,10 +212,10 @@ impl Check<'_> {
         list: &str,
         key: &str,
         what: &str,
-        names: impl Iterator<Item = &'n str>,
+        names: impl Iterator<Item = (usize, &'n str)>,
     ) {
         let mut seen: HashMap<&str, usize> = HashMap::new();
-        for (index, name) in names.enumerate() {
+        for (index, name) in names {
             let pointer = format!("{list}/{index}/{key}");
             if let Some(first) = seen.get(name) {
                 let first = format!("{list}/{first}/{key}");
@@ -304,7 +309,7 @@ impl Check<'_> {
 
     fn written_key<T: Leaf + PartialEq>(&self, pointer: &str, wanted: &T) -> Option<String> {
         let node = self.layer.tree.get(pointer)?;
-        let crate::tree::Content::Map(entries) = &node.content else {
+        let Content::Map(entries) = &node.content else {
             return None;
         };
         let same = |text: &str| T::read(text).is_ok_and(|read| read == *wanted);
@@ -341,36 +346,52 @@ impl Check<'_> {
     }
 
     fn remote(&mut self) {
-        let pointer = "/sandbox/remote";
         let sandbox = &self.layer.value.sandbox;
-        if sandbox.backend == Backend::Remote && !self.layer.is_written(pointer) {
+        let written = self.layer.tree.get("/sandbox/remote");
+        let is_empty = match written.map(|node| &node.content) {
+            None | Some(Content::Absent | Content::Null) => true,
+            Some(Content::List(items)) => items.is_empty(),
+            Some(_) => false,
+        };
+        if sandbox.backend == Backend::Remote && is_empty {
             self.report(
                 "/sandbox/backend",
                 "the backend is remote but sandbox.remote says nothing of where",
                 "add sandbox.remote.socket_path or sandbox.remote.tcp",
             );
         }
-        let Some(remote) = &sandbox.remote else {
-            return;
+        // A name that was refused has become the default, and says nothing about others.
+        let layer = self.layer;
+        let is_own = |index: usize, name: &str| {
+            let pointer = format!("/sandbox/remote/{index}/name");
+            !layer.is_written(&pointer) || layer.text(&pointer) == Some(name)
         };
-        let socket = self.layer.is_written("/sandbox/remote/socket_path");
-        let tcp = self.layer.is_written("/sandbox/remote/tcp");
-        if socket == tcp {
-            let message = if socket {
-                "sandbox.remote has two addresses, socket_path and tcp"
-            } else {
-                "sandbox.remote has no address"
-            };
-            self.report(pointer, message, "give exactly one of socket_path and tcp");
-        }
-        let token = remote.auth.token.as_ref().map(|token| !token.is_empty());
-        let token = token.unwrap_or_else(|| self.layer.is_written("/sandbox/remote/auth/token"));
-        if remote.auth.required && !token {
-            self.report(
-                "/sandbox/remote/auth/required",
-                "sandbox.remote.auth.required is true but there is no token",
-                "set sandbox.remote.auth.token",
-            );
+        let names = sandbox.remote.all().iter().enumerate();
+        let names = names.map(|(index, container)| (index, container.name.as_str()));
+        let names = names.filter(|(index, name)| is_own(*index, name));
+        self.unique("/sandbox/remote", "name", "container", names);
+        for (pointer, container) in sandbox.remote.with_pointers() {
+            let name = dotted(&pointer);
+            let socket = self.layer.is_written(&format!("{pointer}/socket_path"));
+            let tcp = self.layer.is_written(&format!("{pointer}/tcp"));
+            if socket == tcp {
+                let message = if socket {
+                    format!("{name} has two addresses, socket_path and tcp")
+                } else {
+                    format!("{name} has no address")
+                };
+                self.report(&pointer, message, "give exactly one of socket_path and tcp");
+            }
+            let token = container.auth.token.as_ref().map(|token| !token.is_empty());
+            let written = format!("{pointer}/auth/token");
+            let token = token.unwrap_or_else(|| self.layer.is_written(&written));
+            if container.auth.required && !token {
+                self.report(
+                    &format!("{pointer}/auth/required"),
+                    format!("{name}.auth.required is true but there is no token"),
+                    &format!("set {name}.auth.token"),
+                );
+            }
         }
     }
 

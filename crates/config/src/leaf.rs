@@ -31,7 +31,7 @@ pub use source::{EnvEntry, Source};
 
 pub(crate) use address::DnsType;
 pub(crate) use location::{GitUrl, HttpUrl, TreePath, UrlPath, WebhookUrl};
-pub(crate) use name::{HeaderName, HostKey, Image, Name, Slug};
+pub(crate) use name::{HeaderName, HostKey, Image, Name, SandboxName, Slug};
 pub(crate) use rule::{MOST_METHODS, MOST_PATTERNS, MethodName};
 pub(crate) use source::EnvName;
 
@@ -99,6 +99,7 @@ pub(crate) const FORMATS: &[FormatRow] = &[
     row::<GitUrl>(),
     row::<Name>(),
     row::<Slug>(),
+    row::<SandboxName>(),
     row::<Image>(),
     row::<HostKey>(),
     row::<Publish>(),

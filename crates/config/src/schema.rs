@@ -247,6 +247,7 @@ mod tests {
             "/secrets",
             "/server/auth_token",
             "/sandbox/remote/auth/token",
+            "/sandbox/remote/1/auth/token",
             "/sandbox/remote",
             "/approvals/webhook",
             "/tools/0/env/0",

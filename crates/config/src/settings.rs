@@ -401,9 +401,10 @@ impl Settings {
         if let Some(webhook) = &self.approvals.webhook {
             fields.push(("/approvals/webhook".to_owned(), webhook));
         }
-        let remote = self.sandbox.remote.as_ref();
-        if let Some(token) = remote.and_then(|remote| remote.auth.token.as_ref()) {
-            fields.push(("/sandbox/remote/auth/token".to_owned(), token));
+        for (pointer, container) in self.sandbox.remote.with_pointers() {
+            if let Some(token) = &container.auth.token {
+                fields.push((format!("{pointer}/auth/token"), token));
+            }
         }
         for (index, row) in self.credentials.rows.iter().enumerate() {
             for (name, value) in &row.extra_headers {
@@ -508,9 +509,9 @@ impl File {
         self.scan.rules.iter_mut().for_each(resolve);
         self.sandbox.host_paths.iter_mut().for_each(resolve);
         self.sandbox.rootfs.iter_mut().for_each(resolve);
-        let remote = self.sandbox.remote.iter_mut();
-        remote
-            .filter_map(|r| r.socket_path.as_mut())
+        let containers = self.sandbox.remote.all_mut().iter_mut();
+        containers
+            .filter_map(|container| container.socket_path.as_mut())
             .for_each(resolve);
         self.audit.jsonl.iter_mut().for_each(resolve);
         let oauth = &mut self.credentials.oauth;

@@ -87,8 +87,8 @@ impl Gate {
     /// Carries out one action.
     pub async fn carry_out(self: &Arc<Self>, action: Action) -> Result<Reply, ControlError> {
         let settings = self.settings.load_full();
-        if let Some(asked) = elsewhere::asked(&action, &settings) {
-            return elsewhere::answer(asked, &self.store, &settings).await;
+        if let Some((container, asked)) = elsewhere::asked(&action, &settings) {
+            return elsewhere::answer(container, asked, &self.store).await;
         }
         match action {
             Action::Health => Ok(self.health()),
@@ -249,11 +249,11 @@ impl Gate {
 
     async fn list_sandboxes(&self, named: Option<String>) -> Result<Reply, ControlError> {
         let settings = self.settings.load_full();
-        // Asked at the same time: it may take its while to be silent.
-        let container = elsewhere::shown(&settings, named.as_deref());
-        let (mut all, container) = tokio::join!(self.sandboxes.list(named.clone()), container);
-        if let (Ok(Reply::Json(_, Value::Array(rows))), Some(container)) = (&mut all, container) {
-            rows.push(container);
+        // Asked at the same time: a container that does not answer takes its whole time-out.
+        let containers = elsewhere::shown(&settings, named.as_deref());
+        let (mut all, containers) = tokio::join!(self.sandboxes.list(named.clone()), containers);
+        if let Ok(Reply::Json(_, Value::Array(rows))) = &mut all {
+            rows.extend(containers);
         }
         all
     }

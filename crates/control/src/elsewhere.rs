@@ -1,24 +1,24 @@
-//! The container of `sandbox.remote`, as an operator meets it: shown among the sandboxes and
-//! entered on record. It is made, stopped and removed by whoever runs it, and whoever asks for
-//! that here is told so.
+//! The containers of `sandbox.remote`, as an operator meets them: shown among the sandboxes and
+//! entered on record. They are made, stopped and removed elsewhere, and a request to do that
+//! here is refused with that reason.
 
 use config::Settings;
-use config::section::sandbox::Remote;
+use config::section::sandbox::RemoteContainer;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use sandbox::contract::SandboxError;
 use sandbox::name::Slug;
 use serde_json::{Value, json};
 use store::Store;
+use tokio::task::JoinSet;
 use workbench::client::Client;
 
 use crate::action::Action;
-use crate::remote::NAME;
 use crate::reply::{ControlError, Reply};
 use crate::sandboxes::body::SessionBody;
 use crate::wall_now;
 
-/// What may be asked of it.
+/// What may be asked of a container.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Asked {
     /// How it is.
@@ -31,9 +31,11 @@ pub(crate) enum Asked {
     Elsewhere(&'static str),
 }
 
-/// What an action asks of it, if that is whom it is about.
-pub(crate) fn asked(action: &Action, settings: &Settings) -> Option<Asked> {
-    settings.sandbox.remote.as_ref()?;
+/// The container that an action is about, and what is asked of it.
+pub(crate) fn asked<'s>(
+    action: &Action,
+    settings: &'s Settings,
+) -> Option<(&'s RemoteContainer, Asked)> {
     let (id, asked) = match action {
         Action::ShowSandbox(id) => (id, Asked::Show),
         Action::EnterSandbox(id, body) => (id, Asked::Enter(body.clone())),
@@ -73,24 +75,21 @@ pub(crate) fn asked(action: &Action, settings: &Settings) -> Option<Asked> {
         | Action::AcceptTools(_)
         | Action::Shutdown => return None,
     };
-    (id.as_str() == NAME).then_some(asked)
+    Some((settings.sandbox.remote.named(id.as_str())?, asked))
 }
 
 /// Answers for it.
 pub(crate) async fn answer(
+    container: &RemoteContainer,
     asked: Asked,
     store: &Store,
-    settings: &Settings,
 ) -> Result<Reply, ControlError> {
+    let name = &container.name;
     match asked {
-        Asked::Show => {
-            let shown = shown(settings, None).await;
-            let missing = || SandboxError::NotFound(NAME.to_owned());
-            Ok(Reply::ok(shown.ok_or_else(|| refusal(missing()))?))
-        }
+        Asked::Show => Ok(Reply::ok(show(container).await)),
         Asked::Enter(body) => {
-            let id = SandboxId::parse(NAME).map_err(|error| {
-                let message = format!("'{NAME}' is no id: {error}");
+            let id = SandboxId::parse(name).map_err(|error| {
+                let message = format!("the name of the container is not valid: {error}");
                 ControlError::Failed(message)
             })?;
             // Whether it is there is for the client to find out, which waits for it.
@@ -100,10 +99,12 @@ pub(crate) async fn answer(
             };
             store.audit().record_durable(event, wall_now()).await?;
             // Nothing of the operator's goes into a container of somebody else's unasked.
-            Ok(Reply::ok(json!({ "id": NAME, "environment": [] })))
+            Ok(Reply::ok(
+                json!({ "id": name, "backend": "remote", "environment": [] }),
+            ))
         }
         Asked::Ports => Ok(Reply::ok(json!({
-            "id": NAME,
+            "id": name,
             "open": null,
             "reason": "the container is managed elsewhere",
             "published": [],
@@ -112,19 +113,31 @@ pub(crate) async fn answer(
     }
 }
 
-/// The container as clients see it, if one is configured and `named` may mean it.
-pub(crate) async fn shown(settings: &Settings, named: Option<&str>) -> Option<Value> {
-    let remote = settings.sandbox.remote.as_ref()?;
-    if named.is_some_and(|word| word != NAME && !is_its_name(word)) {
-        return None;
+/// The containers as clients see them, in the order of the settings: those that `named` may
+/// mean, or all. They are asked at the same time, since each may take its whole time-out.
+pub(crate) async fn shown(settings: &Settings, named: Option<&str>) -> Vec<Value> {
+    let is_meant = |container: &&RemoteContainer| {
+        named.is_none_or(|word| word == container.name || slug_of(word) == container.name)
+    };
+    let containers = settings.sandbox.remote.all().iter().filter(is_meant);
+    let mut asking = JoinSet::new();
+    for (place, container) in containers.cloned().enumerate() {
+        asking.spawn(async move { (place, show(&container).await) });
     }
-    let reason = reason(remote).await;
+    let mut rows = asking.join_all().await;
+    rows.sort_by_key(|(place, _)| *place);
+    rows.into_iter().map(|(_, row)| row).collect()
+}
+
+/// One container as clients see it.
+async fn show(container: &RemoteContainer) -> Value {
+    let reason = reason(container).await;
     let status = if reason.is_none() { "active" } else { "error" };
-    Some(json!({
-        "id": NAME,
-        "name": NAME,
+    json!({
+        "id": container.name,
+        "name": container.name,
         "branch_name": null,
-        "container_id": NAME,
+        "container_id": container.name,
         "status": status,
         "reason": reason,
         "backend": "remote",
@@ -136,28 +149,30 @@ pub(crate) async fn shown(settings: &Settings, named: Option<&str>) -> Option<Va
         "published": [],
         "created_at": null,
         "warnings": [],
-    }))
+    })
 }
 
 /// Why it cannot be reached now, if it cannot.
-async fn reason(remote: &Remote) -> Option<String> {
-    let health = match Client::of(remote) {
+async fn reason(container: &RemoteContainer) -> Option<String> {
+    let health = match Client::of(container) {
         Ok(client) => client.health().await,
         Err(error) => Err(error),
     };
     health.err().map(|error| error.to_string())
 }
 
-/// Refuses a name that already means the container.
+/// Refuses a name that already means a container.
 pub(crate) fn refuse_its_name(name: &str, settings: &Settings) -> Result<(), ControlError> {
-    if settings.sandbox.remote.is_some() && is_its_name(name) {
+    let slug = slug_of(name);
+    if settings.sandbox.remote.named(&slug).is_some() {
         return Err(refusal(SandboxError::Elsewhere("made")));
     }
     Ok(())
 }
 
-fn is_its_name(name: &str) -> bool {
-    Slug::from_name(name).is_ok_and(|slug| slug.as_str() == NAME)
+/// The name that a sandbox of this name would get; empty where none can be made of it.
+fn slug_of(name: &str) -> String {
+    Slug::from_name(name).map_or_else(|_| String::new(), String::from)
 }
 
 fn refusal(error: SandboxError) -> ControlError {

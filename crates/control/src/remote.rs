@@ -1,9 +1,9 @@
-//! The container of `sandbox.remote`, as a sandbox: the backend's needs, met by the client of
+//! A container of `sandbox.remote`, as a sandbox: the backend's needs, met by the client of
 //! the workbench in it.
 
 use std::time::Duration;
 
-use config::section::sandbox::Remote as Settings;
+use config::section::sandbox::RemoteContainer;
 use policy::id::{BadId, SandboxId};
 use sandbox::remote::{Ended, Hearing, Remote, Tools, Way};
 use tokio::runtime::Runtime;
@@ -11,10 +11,7 @@ use workbench::client::{Client, ClientError};
 use workbench::request::{BashRequest, WriteRequest};
 use workbench::tools::bash::{Event, Said, Stream};
 
-/// What it is called on the command line.
-pub const NAME: &str = "remote";
-
-/// Why there is none.
+/// Why a container cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     /// The client.
@@ -24,7 +21,7 @@ pub enum RemoteError {
     #[error("cannot start the runtime: {0}")]
     Runtime(#[from] std::io::Error),
     /// Its name.
-    #[error("'{NAME}' is no id: {0}")]
+    #[error("the name of the container is not valid: {0}")]
     Name(#[from] BadId),
 }
 
@@ -35,11 +32,11 @@ pub struct Blocking {
     runtime: Runtime,
 }
 
-/// The container that the settings name. Nothing is asked of it yet. For threads that may
+/// The sandbox of a configured container. Nothing is asked of it yet. For threads that may
 /// block.
-pub fn open(settings: &Settings) -> Result<Remote<Blocking>, RemoteError> {
-    let tools = Blocking::over(Client::of(settings)?)?;
-    Ok(Remote::new(SandboxId::parse(NAME)?, tools))
+pub fn open(container: &RemoteContainer) -> Result<Remote<Blocking>, RemoteError> {
+    let tools = Blocking::over(Client::of(container)?)?;
+    Ok(Remote::new(SandboxId::parse(&container.name)?, tools))
 }
 
 impl Blocking {

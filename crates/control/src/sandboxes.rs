@@ -377,9 +377,11 @@ impl Sandboxes {
             ..AuditEvent::lifecycle("sandbox_entered", Some(id.clone()))
         };
         store.audit().record_durable(event, wall_now()).await?;
-        Ok(Reply::ok(
-            json!({ "id": id, "environment": settings.sandbox.env }),
-        ))
+        Ok(Reply::ok(json!({
+            "id": id,
+            "backend": "namespace",
+            "environment": settings.sandbox.env,
+        })))
     }
 
     /// Runs something of the manager's on a thread that may block.

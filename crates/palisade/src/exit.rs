@@ -73,6 +73,12 @@ impl Failure {
             message: message.into(),
         }
     }
+
+    /// A configuration with mistakes, each on its own line.
+    pub fn refused(problems: &config::Problems) -> Self {
+        let message = format!("the configuration was refused\n{problems}");
+        Self::new(Exit::Usage, message)
+    }
 }
 
 impl std::fmt::Display for Failure {

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use config::section::sandbox::RemoteContainer;
 use http::header::HeaderValue;
 use http::{Method, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -54,6 +55,14 @@ pub enum ClientError {
         /// Where.
         address: String,
         /// What the way there said.
+        reason: String,
+    },
+    /// The socket cannot be connected to, and waiting does not change that.
+    #[error("cannot connect to {address}: {reason}")]
+    Inaccessible {
+        /// Where.
+        address: String,
+        /// Why, and what to do.
         reason: String,
     },
     /// It does not know us.
@@ -127,21 +136,21 @@ impl Client {
         })
     }
 
-    /// The client for what `sandbox.remote` says.
-    pub fn of(remote: &config::section::sandbox::Remote) -> Result<Self, ClientError> {
-        let address = match (&remote.socket_path, &remote.tcp) {
+    /// The client for a container of `sandbox.remote`.
+    pub fn of(container: &RemoteContainer) -> Result<Self, ClientError> {
+        let address = match (&container.socket_path, &container.tcp) {
             (Some(path), _) => Address::Unix(path.clone()),
             (None, Some(tcp)) => Address::Tcp(tcp.host.to_string(), tcp.port),
             (None, None) => return Err(ClientError::Address(String::new())),
         };
-        let token = remote.auth.token.as_ref().map(|token| token.expose());
+        let token = container.auth.token.as_ref().map(|token| token.expose());
         let token = token.filter(|token| !token.is_empty());
-        if remote.auth.required && token.is_none() {
+        if container.auth.required && token.is_none() {
             return Err(ClientError::NoToken);
         }
         Self::new(
             address,
-            Duration::from_millis(remote.wait_for_ready_ms),
+            Duration::from_millis(container.wait_for_ready_ms),
             token,
         )
     }
@@ -251,6 +260,7 @@ impl Client {
                 Ok(response) => return Ok(response),
                 Err(Failed::Unreached) => self.ready.store(false, Ordering::Release),
                 Err(Failed::Closed(reason)) => return Err(self.closed(reason)),
+                Err(Failed::Inaccessible(reason)) => return Err(self.inaccessible(reason)),
                 Err(Failed::Perhaps(reason)) => {
                     self.ready.store(false, Ordering::Release);
                     return Err(self.broken(reason));
@@ -280,6 +290,13 @@ impl Client {
 
     fn closed(&self, reason: String) -> ClientError {
         ClientError::Closed {
+            address: self.address.to_string(),
+            reason,
+        }
+    }
+
+    fn inaccessible(&self, reason: String) -> ClientError {
+        ClientError::Inaccessible {
             address: self.address.to_string(),
             reason,
         }

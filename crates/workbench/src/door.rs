@@ -220,7 +220,7 @@ impl Door {
         };
         if let Some(session) = fields.get("sessionId").and_then(Value::as_str) {
             let session: String = session.chars().take(LONGEST_SESSION).collect();
-            tracing::debug!(path = head.uri.path(), ?session, "a tool is called");
+            tracing::info!(path = head.uri.path(), ?session, "workbench tool called");
         }
         Ok((room, Asked::read(&Fields(&fields))?))
     }

@@ -3,7 +3,8 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +28,24 @@ const LAST_REQUESTS: Duration = Duration::from_secs(12);
 pub enum BindError {
     /// A Unix socket could not be opened.
     #[error(transparent)]
-    Unix(#[from] listen::BindError),
+    Unix(listen::BindError),
+    /// A Unix socket could not be created.
+    #[error(
+        "cannot create the socket {path}: {source}; uid {uid} must be able to create files in \
+         {directory}{rights}"
+    )]
+    Create {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+        /// Whose process this is.
+        uid: nix::unistd::Uid,
+        /// The directory that it cannot be created in.
+        directory: PathBuf,
+        /// Owner and mode of the directory, where they can be read.
+        rights: String,
+    },
     /// A port could not be.
     #[error("cannot listen on {address}: {source}")]
     Tcp {
@@ -36,6 +54,33 @@ pub enum BindError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+impl BindError {
+    /// A socket that could not be created. What stands in the way is the last directory of its
+    /// path that exists: the next one could not be made in it, or the socket itself.
+    fn create(path: &Path, source: io::Error) -> Self {
+        let mut directories = path.ancestors().skip(1);
+        let found = directories.find_map(|directory| {
+            let directory = if directory.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                directory
+            };
+            let found = std::fs::metadata(directory).ok()?;
+            let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+            let rights = format!(" (owner uid {owner}, mode {mode:o})");
+            Some((directory.to_owned(), rights))
+        });
+        let (directory, rights) = found.unwrap_or_default();
+        Self::Create {
+            path: path.to_owned(),
+            source,
+            uid: nix::unistd::geteuid(),
+            directory,
+            rights,
+        }
+    }
 }
 
 /// A listening socket.
@@ -54,12 +99,14 @@ impl Listener {
     /// directory is made if it is not there.
     pub async fn unix(path: &Path, mode: u32) -> Result<Self, BindError> {
         if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory).map_err(|source| listen::BindError::Io {
-                path: path.to_owned(),
-                source,
-            })?;
+            std::fs::create_dir_all(directory).map_err(|source| BindError::create(path, source))?;
         }
-        Ok(Listener::Unix(PrivateSocket::bind(path, mode).await?))
+        let bound = PrivateSocket::bind(path, mode).await;
+        let bound = bound.map_err(|error| match error {
+            listen::BindError::Io { path, source } => BindError::create(&path, source),
+            other => BindError::Unix(other),
+        })?;
+        Ok(Listener::Unix(bound))
     }
 
     /// The listening Unix socket that this process has as its standard input.

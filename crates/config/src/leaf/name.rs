@@ -40,6 +40,25 @@ impl Format for Slug {
     }
 }
 
+/// What a sandbox is called on the command line, as `sandbox::name::Slug` takes it.
+pub(crate) struct SandboxName;
+
+impl Format for SandboxName {
+    const NAME: &'static str = "sandbox-name";
+    const WHAT: &'static str =
+        "a name of 1 to 63 lower-case letters and digits, with single dashes in between";
+
+    fn check(text: &str) -> Result<(), String> {
+        let is_part = |part: &str| {
+            !part.is_empty()
+                && part
+                    .bytes()
+                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+        };
+        when(text.len() <= 63 && text.split('-').all(is_part))
+    }
+}
+
 /// A container image.
 pub(crate) struct Image;
 

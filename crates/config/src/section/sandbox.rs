@@ -6,7 +6,7 @@ use policy::host::Host;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::leaf::{self, EnvName, Image, Text};
+use crate::leaf::{self, EnvName, Image, SandboxName, Text};
 use crate::secret::Secret;
 
 /// Where agents run.
@@ -35,8 +35,8 @@ pub struct Sandbox {
     pub limits: Limits,
     /// How much of a workspace comes to its branch.
     pub snapshot: Snapshot,
-    /// A running container that is connected to; for the backend `remote`.
-    pub remote: Option<Remote>,
+    /// Running containers that are connected to: a list, or one mapping for one container.
+    pub remote: RemoteContainers,
 }
 
 impl Default for Sandbox {
@@ -50,7 +50,7 @@ impl Default for Sandbox {
             setup_command: None,
             limits: Limits::default(),
             snapshot: Snapshot::default(),
-            remote: None,
+            remote: RemoteContainers::default(),
         }
     }
 }
@@ -140,15 +140,72 @@ impl Default for Snapshot {
     }
 }
 
-/// A workbench that runs elsewhere. Exactly one of `socket_path` and `tcp` is given.
+/// The most containers of `sandbox.remote`: each is asked for its health by `palisade list`.
+const MAX_CONTAINERS: usize = 64;
+
+/// The containers of `sandbox.remote`, in the form they were written in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum RemoteContainers {
+    /// A list. The first form, because a list would otherwise be read as the fields of one.
+    Many(#[schemars(length(max = MAX_CONTAINERS))] Vec<RemoteContainer>),
+    /// One mapping.
+    One(RemoteContainer),
+}
+
+impl Default for RemoteContainers {
+    fn default() -> Self {
+        Self::Many(Vec::new())
+    }
+}
+
+impl RemoteContainers {
+    /// Every container, in the order of the file.
+    pub fn all(&self) -> &[RemoteContainer] {
+        match self {
+            Self::Many(list) => list,
+            Self::One(one) => std::slice::from_ref(one),
+        }
+    }
+
+    /// The container of that name.
+    pub fn named(&self, name: &str) -> Option<&RemoteContainer> {
+        self.all().iter().find(|container| container.name == name)
+    }
+
+    pub(crate) fn all_mut(&mut self) -> &mut [RemoteContainer] {
+        match self {
+            Self::Many(list) => list,
+            Self::One(one) => std::slice::from_mut(one),
+        }
+    }
+
+    /// Every container with its pointer in the file.
+    pub(crate) fn with_pointers(&self) -> impl Iterator<Item = (String, &RemoteContainer)> {
+        let list = self.all().iter().enumerate();
+        list.map(|(index, container)| {
+            let pointer = match self {
+                Self::Many(_) => format!("/sandbox/remote/{index}"),
+                Self::One(_) => "/sandbox/remote".to_owned(),
+            };
+            (pointer, container)
+        })
+    }
+}
+
+/// A container that somebody else runs, with a workbench in it. Exactly one of `socket_path` and
+/// `tcp` is given.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Remote {
-    /// Its Unix socket.
+pub struct RemoteContainer {
+    /// Its name on the command line; unique among them.
+    #[schemars(with = "Text<SandboxName>")]
+    pub name: String,
+    /// The Unix socket of its workbench.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub socket_path: Option<PathBuf>,
-    /// Its TCP address.
+    /// The TCP address of its workbench.
     pub tcp: Option<RemoteTcp>,
     /// How long to wait for it, in milliseconds.
     #[schemars(range(max = 86_400_000))]
@@ -157,9 +214,10 @@ pub struct Remote {
     pub auth: RemoteAuth,
 }
 
-impl Default for Remote {
+impl Default for RemoteContainer {
     fn default() -> Self {
         Self {
+            name: "remote".to_owned(),
             socket_path: None,
             tcp: None,
             wait_for_ready_ms: 10_000,

@@ -56,7 +56,7 @@ fn a_file_with_every_key_loads() {
             "/credentials/oauth/gemini",
             "/credentials/oauth/opencode",
             "/approvals/webhook",
-            "/sandbox/remote/tcp",
+            "/sandbox/remote/0/tcp",
         ]
     );
 }

@@ -264,7 +264,15 @@ pub fn shell(args: &ShellArgs, global: &Global) -> Result<Exit> {
 }
 
 fn enter(name: &str, asked: &Asked<'_>, global: &Global) -> Result<Exit> {
-    if let Some(remote) = remote::open(name, asked.purpose, global)? {
+    let paths = global.paths()?;
+    let (gate, place) = block_on(async {
+        let gate = background::client(&paths, global.verbose).await?;
+        let place = place::find(&gate, name).await?;
+        Ok((gate, place))
+    })?;
+    if place.is_elsewhere() {
+        let remote = remote::open(&place.id, global)?;
+        block_on(begin_session(&gate, &place, asked.purpose))?;
         let command = Command {
             environment: environment_said(&asked.running.env)?,
             directory: asked.running.workdir.clone(),
@@ -275,17 +283,17 @@ fn enter(name: &str, asked: &Asked<'_>, global: &Global) -> Result<Exit> {
             _ => remote::exec(&remote, &command).map_err(with_advice),
         };
     }
-    let paths = global.paths()?;
-    let (gate, place) = block_on(async {
-        let gate = background::client(&paths, global.verbose).await?;
-        let place = place::find(&gate, name).await?;
-        Ok((gate, place))
-    })?;
     let end = inside(&paths, &gate, &place, asked)?;
     if let End::Left(_) = end {
         output::say(&format!("palisade: {SILENT}"));
     }
     Ok(exit_with(end.code()))
+}
+
+/// Enters a sandbox on record; the gate answers what a command in it may know.
+pub async fn begin_session(gate: &Client, place: &Place, purpose: Purpose) -> Result<Value> {
+    let body = json!({ "purpose": purpose });
+    Ok(gate.post(&below(place, "session"), &body).await?)
 }
 
 /// A command that is to run.
@@ -303,10 +311,7 @@ struct Asked<'a> {
 
 /// Runs a command to its end.
 fn inside(paths: &Paths, gate: &Client, place: &Place, asked: &Asked<'_>) -> Result<End> {
-    let session = block_on(async {
-        let body = json!({ "purpose": asked.purpose });
-        Ok(gate.post(&below(place, "session"), &body).await?)
-    })?;
+    let session = block_on(begin_session(gate, place, asked.purpose))?;
     let named = session.get("environment").and_then(Value::as_array);
     let named: Vec<&str> = named
         .into_iter()

@@ -13,9 +13,8 @@ use sandbox::contract::{Moved, Sandbox, SandboxError, Transfer};
 use sandbox::transfer::{self, Overwrite, Rules, TransferError};
 use serde_json::json;
 
-use crate::cli::enter::backend;
+use crate::cli::enter::{backend, begin_session};
 use crate::cli::place;
-use crate::cli::sandboxes::below;
 use crate::cli::summary::count;
 use crate::cli::{Global, block_on, remote};
 use crate::exit::{Exit, Failure};
@@ -184,25 +183,22 @@ struct Entered {
 }
 
 fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Entered> {
-    if let Some(remote) = remote::open(name, purpose, global)? {
-        return Ok(Entered {
-            id: remote.id().clone(),
-            name: name.to_owned(),
-            backend: Box::new(remote),
-        });
-    }
     let paths = global.paths()?;
-    let backend = Box::new(backend(&paths));
-    block_on(async {
+    let place = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let place = place::find(&gate, name).await?;
-        let body = json!({ "purpose": purpose });
-        gate.post(&below(&place, "session"), &body).await?;
-        Ok(Entered {
-            id: place.id,
-            name: place.name.to_string(),
-            backend,
-        })
+        begin_session(&gate, &place, purpose).await?;
+        Ok(place)
+    })?;
+    let backend: Box<dyn Sandbox + Send + Sync> = if place.is_elsewhere() {
+        Box::new(remote::open(&place.id, global)?)
+    } else {
+        Box::new(backend(&paths))
+    };
+    Ok(Entered {
+        id: place.id,
+        name: place.name.to_string(),
+        backend,
     })
 }
 

@@ -1,61 +1,42 @@
-//! The container of `sandbox.remote`, which commands know as `remote`.
+//! Containers of `sandbox.remote`: commands and shells in them.
 
 use std::io::{BufRead, IsTerminal, Write};
 
 use anyhow::Result;
-use config::Sources;
-use config::section::sandbox::Remote as Settings;
-use control::remote::{self, Blocking, NAME};
-use control::sandboxes::body::Purpose;
+use config::section::sandbox::RemoteContainer;
+use control::remote::{self, Blocking};
+use policy::id::SandboxId;
 use sandbox::contract::Command;
 use sandbox::remote::{Ended, Hearing, Remote, Way};
-use serde_json::json;
 
-use crate::cli::{Global, block_on};
+use crate::cli::Global;
 use crate::exit::{Exit, Failure};
-use crate::gate::{self, background};
+use crate::gate;
 use crate::output;
 
 /// Said to who wants to see or bring home what was done in it.
 pub const NO_BRANCH: &str =
     "the container is managed elsewhere and has no branch; see its changes with git inside";
 
-/// The container, entered on record as any sandbox is, if that is what this name means: one is
-/// configured, and it is its name.
-pub fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Option<Settings>> {
-    let Some(settings) = settings(name, global)? else {
-        return Ok(None);
-    };
+/// What is configured of the container of that name, which the gate has found. Its token is
+/// not for the gate to hand out, so the operator's file is read here as well.
+pub fn settings(id: &SandboxId, global: &Global) -> Result<RemoteContainer> {
     let paths = global.paths()?;
-    block_on(async {
-        let gate = background::client(&paths, global.verbose).await?;
-        let route = format!("/v1/sandboxes/{NAME}/session");
-        gate.post(&route, &json!({ "purpose": purpose })).await?;
-        Ok(Some(settings))
-    })
+    let settings = config::load(paths.config.current(), &gate::environment);
+    let settings = settings.map_err(|problems| Failure::refused(&problems))?;
+    let found = settings.sandbox.remote.named(id.as_str()).cloned();
+    Ok(found.ok_or_else(|| {
+        let message = format!(
+            "the gate has a container '{id}' and this configuration has none; name the gate's \
+             file with --config"
+        );
+        Failure::new(Exit::Usage, message)
+    })?)
 }
 
-/// The same, as a sandbox.
-pub fn open(name: &str, purpose: Purpose, global: &Global) -> Result<Option<Remote<Blocking>>> {
-    let settings = enter(name, purpose, global)?;
-    Ok(settings.as_ref().map(remote::open).transpose()?)
-}
-
-/// What is configured of it, if that is what this name means.
-pub fn settings(name: &str, global: &Global) -> Result<Option<Settings>> {
-    if name != NAME {
-        return Ok(None);
-    }
-    let paths = global.paths()?;
-    let refused = |problems: config::Problems| {
-        Failure::new(
-            Exit::Usage,
-            format!("the configuration was refused\n{problems}"),
-        )
-    };
-    let sources = Sources::read(paths.config.current(), &gate::environment).map_err(refused)?;
-    let settings = sources.settings(&gate::environment).map_err(refused)?;
-    Ok(settings.sandbox.remote)
+/// The container of that name, as a sandbox.
+pub fn open(id: &SandboxId, global: &Global) -> Result<Remote<Blocking>> {
+    Ok(remote::open(&settings(id, global)?)?)
 }
 
 /// Runs a command in it; its output and its code are ours.
@@ -80,7 +61,7 @@ pub fn shell(remote: &Remote<Blocking>, command: &Command) -> Result<Exit> {
     let mut lines = std::io::stdin().lock().lines();
     loop {
         if talks {
-            let _ = write!(std::io::stderr(), "{NAME}$ ");
+            let _ = write!(std::io::stderr(), "{}$ ", remote.id());
         }
         let Some(line) = lines.next().transpose()? else {
             return Ok(exit);
@@ -134,5 +115,44 @@ fn show(way: Way, bytes: &[u8]) -> Hearing {
         Hearing::More
     } else {
         Hearing::Enough
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sandbox::name::Slug;
+
+    /// The configuration cannot see how sandboxes are named, and must not accept another name.
+    #[test]
+    fn names_of_containers_are_names_of_sandboxes() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("palisade.yaml");
+        for name in [
+            "remote",
+            "a",
+            "7",
+            "a-b-2",
+            &"x".repeat(63),
+            &"x".repeat(64),
+            "",
+            "A",
+            "a_b",
+            "a.b",
+            "a--b",
+            "-a",
+            "a-",
+            "a b",
+            "é",
+        ] {
+            let list = serde_json::json!([{"name": name, "socket_path": "/s"}]);
+            let text = format!("version: 1\nsandbox: {{remote: {list}}}\n");
+            std::fs::write(&file, text).unwrap();
+            let is_accepted = config::load(Some(&file), &|_| None).is_ok();
+            assert_eq!(
+                is_accepted,
+                Slug::try_from(name.to_owned()).is_ok(),
+                "{name}"
+            );
+        }
     }
 }

@@ -5,12 +5,11 @@ use std::io::{Read, Write};
 use anyhow::{Context, Result};
 use clap::Args;
 use control::sandboxes::body::Purpose;
-use serde_json::{Value, json};
+use serde_json::Value;
 use workbench::client::{Client, ClientError};
 use workbench::request::BashRequest;
 use workbench::tools::bash::{Event, Said, Stream};
 
-use crate::cli::sandboxes::below;
 use crate::cli::{Global, block_on, enter, place, remote};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
@@ -50,20 +49,17 @@ fn call(args: &ToolArgs, global: &Global) -> Result<Exit> {
     }
     let request: Value = serde_json::from_str(&text)
         .map_err(|error| Failure::new(Exit::Usage, format!("the request is no JSON: {error}")))?;
-    // On record, as every command inside.
-    let purpose = Purpose::Exec;
-    if let Some(settings) = remote::enter(&args.name, purpose, global)? {
-        let client = Client::of(&settings)?;
-        return block_on(ask(&client, &args.tool, &request)).map_err(in_safe_words);
-    }
     let paths = global.paths()?;
-    let backend = enter::backend(&paths);
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let place = place::find(&gate, &args.name).await?;
-        let body = json!({ "purpose": purpose });
-        gate.post(&below(&place, "session"), &body).await?;
-        let client = control::workbench::client(&backend, &place.id)?;
+        // On record, as every command inside.
+        enter::begin_session(&gate, &place, Purpose::Exec).await?;
+        let client = if place.is_elsewhere() {
+            Client::of(&remote::settings(&place.id, global)?)?
+        } else {
+            control::workbench::client(&enter::backend(&paths), &place.id)?
+        };
         ask(&client, &args.tool, &request).await
     })
     .map_err(in_safe_words)

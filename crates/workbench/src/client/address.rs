@@ -2,7 +2,8 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,6 +64,54 @@ impl Address {
             Address::Way(way) => way.dial().await?,
         })
     }
+}
+
+/// Why connecting to the Unix socket at `path` failed, and what to do about it, where waiting
+/// cannot help. A socket that does not exist, or that nothing listens on, may still come.
+pub(super) async fn obstacle(path: &Path, error: &io::Error) -> Option<String> {
+    let found = tokio::fs::metadata(path).await;
+    let own = nix::unistd::geteuid();
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => Some(match found {
+            Ok(found) => format!(
+                "permission denied: uid {own} may not write to the socket, which belongs to uid \
+                 {} and has mode {:o}; start the workbench as uid {own}, or with --socket-mode 666",
+                found.uid(),
+                found.mode() & 0o777,
+            ),
+            Err(_) => {
+                let directory = closed_directory(path).await;
+                let shown = directory.display();
+                format!(
+                    "permission denied: uid {own} may not enter the directory {shown}; allow it \
+                     with chmod o+x {shown}, or use another directory for the socket"
+                )
+            }
+        }),
+        // The kernel refuses a connection to any other file in the same way as one to a socket
+        // that nothing listens on (unix(7)).
+        io::ErrorKind::ConnectionRefused => {
+            let kind = found.ok()?.file_type();
+            (!kind.is_socket()).then(|| {
+                let what = if kind.is_dir() { "directory" } else { "file" };
+                format!(
+                    "it is a {what} and not a socket; socket_path must be the path that the \
+                     workbench was started with (SOCKET_PATH)"
+                )
+            })
+        }
+        _ => None,
+    }
+}
+
+/// The directory on the way to `path` that may not be entered: the last one that can be looked at.
+async fn closed_directory(path: &Path) -> PathBuf {
+    for directory in path.ancestors().skip(1) {
+        if tokio::fs::metadata(directory).await.is_ok() {
+            return directory.to_owned();
+        }
+    }
+    path.to_owned()
 }
 
 /// The static binary asks no resolver.

@@ -1,5 +1,6 @@
 //! Whether the workbench is there, and one request to it.
 
+use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::address::Address;
+use super::address::{Address, obstacle};
 use super::{Client, ClientError};
 
 /// Between two looks whether it is there.
@@ -27,6 +28,8 @@ pub(super) enum Failed {
     Unreached,
     /// Nobody can have heard of it, and it is in vain to try again.
     Closed(String),
+    /// The socket cannot be connected to until somebody changes something: why, and what.
+    Inaccessible(String),
     /// Somebody may have.
     Perhaps(String),
 }
@@ -44,6 +47,7 @@ impl Client {
         match look.await {
             Err(_) | Ok(Err(Failed::Unreached | Failed::Perhaps(_))) => Err(timed_out()),
             Ok(Err(Failed::Closed(reason))) => Err(self.closed(reason)),
+            Ok(Err(Failed::Inaccessible(reason))) => Err(self.inaccessible(reason)),
             Ok(Ok(response)) if response.status() == StatusCode::UNAUTHORIZED => {
                 Err(ClientError::Unauthorized(self.address.to_string()))
             }
@@ -71,6 +75,19 @@ impl Client {
         }
     }
 
+    /// What a connection that failed means.
+    async fn not_connected(&self, error: &io::Error) -> Failed {
+        match &self.address {
+            Address::Unix(path) => match obstacle(path, error).await {
+                Some(reason) => Failed::Inaccessible(reason),
+                None => Failed::Unreached,
+            },
+            Address::Tcp(..) => Failed::Unreached,
+            // It is the caller's way, which knows better.
+            Address::Way(_) => Failed::Closed(error.to_string()),
+        }
+    }
+
     /// One request on a connection of its own.
     pub(super) async fn attempt(
         &self,
@@ -78,15 +95,10 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<Response<Incoming>, Failed> {
-        let line = self
-            .address
-            .connect()
-            .await
-            .map_err(|error| match &self.address {
-                Address::Unix(_) | Address::Tcp(..) => Failed::Unreached,
-                // It is the caller's way, which knows better.
-                Address::Way(_) => Failed::Closed(error.to_string()),
-            })?;
+        let line = match self.address.connect().await {
+            Ok(line) => line,
+            Err(error) => return Err(self.not_connected(&error).await),
+        };
         let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
             .max_buf_size(256 * 1024)
             .handshake(TokioIo::new(line))

@@ -1,9 +1,9 @@
-//! The container of `sandbox.remote`, for agents: its tools work, and the rest is up to whoever
+//! A container of `sandbox.remote`, for agents: its tools work, and the rest is up to whoever
 //! runs it. It has no branch, so nothing is committed.
 
 use anyhow::Result;
-use config::section::sandbox::Remote as Settings;
-use control::remote::{self, NAME};
+use config::section::sandbox::RemoteContainer;
+use control::remote;
 use policy::id::SandboxId;
 use sandbox::contract::Sandbox;
 use workbench::client::Client;
@@ -12,18 +12,14 @@ use crate::cli::{Global, remote as command};
 
 /// A container that somebody else runs.
 #[derive(Clone, Debug)]
-pub struct Elsewhere(Settings);
+pub struct Elsewhere(RemoteContainer);
 
 impl Elsewhere {
-    /// The container, if that is what this name means.
-    pub async fn named(name: &str, global: &Global) -> Result<Option<Self>> {
-        if name != NAME {
-            return Ok(None);
-        }
-        let global = global.clone();
-        let read = move || command::settings(NAME, &global);
-        let settings = tokio::task::spawn_blocking(read).await??;
-        Ok(settings.map(Self))
+    /// The container of that name, as the operator's file has it.
+    pub async fn read(id: &SandboxId, global: &Global) -> Result<Self> {
+        let (id, global) = (id.clone(), global.clone());
+        let read = move || command::settings(&id, &global);
+        Ok(Self(tokio::task::spawn_blocking(read).await??))
     }
 
     /// The client of its workbench.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use async_trait::async_trait;
-use control::client::Client;
+use control::client::{Client, ClientError};
 use control::sandboxes::body::{CreateBody, Purpose};
 use mcp::agents::parameters::{Bash, Edit, Glob, Grep, Ls, Read, Write};
 use mcp::agents::workshop::{
@@ -97,11 +97,6 @@ impl Shop {
         Ok(gate)
     }
 
-    /// The container that somebody else runs, if this is it.
-    async fn elsewhere(&self, at: &SandboxId) -> Result<Option<Elsewhere>> {
-        Elsewhere::named(at.as_str(), &self.global).await
-    }
-
     async fn look_up(&self, name: &str) -> Result<Sandbox> {
         let gate = self.gate().await?;
         Ok(shown(Self::place(&gate, name).await?))
@@ -130,8 +125,8 @@ impl Shop {
 
     /// The tools of a sandbox, entered on record.
     async fn tools(&self, at: &SandboxId) -> Result<Arc<Tools>, WorkshopError> {
-        self.enter(at, Purpose::Exec).await.map_err(told)?;
-        if let Some(container) = self.elsewhere(at).await.map_err(told)? {
+        let container = self.enter(at, Purpose::Exec).await.map_err(told)?;
+        if let Some(container) = container {
             return Ok(Arc::new(Tools::elsewhere(container).map_err(told)?));
         }
         let mut benches = self.benches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,11 +141,16 @@ impl Shop {
         Ok(tools)
     }
 
-    async fn enter(&self, at: &SandboxId, purpose: Purpose) -> Result<()> {
+    /// Enters a sandbox on record. A container of `sandbox.remote` is given back: it is entered
+    /// by its own workbench.
+    async fn enter(&self, at: &SandboxId, purpose: Purpose) -> Result<Option<Elsewhere>> {
         let body = json!({ "purpose": purpose });
         let gate = self.gate().await?;
-        gate.post(&under(at, "session"), &body).await?;
-        Ok(())
+        let session = gate.post(&under(at, "session"), &body).await?;
+        match session.get("backend").and_then(Value::as_str) {
+            Some("remote") => Elsewhere::read(at, &self.global).await.map(Some),
+            _ => Ok(None),
+        }
     }
 
     async fn make(&self, name: &str, dirty: bool) -> Result<Sandbox> {
@@ -230,12 +230,15 @@ impl Shop {
     }
 
     async fn commit(&self, at: &SandboxId, message: &str) -> Result<Snapshot> {
-        if self.elsewhere(at).await?.is_some() {
-            return Ok(Snapshot::default());
-        }
         let body = json!({ "message": message });
         let gate = self.gate().await?;
-        let report = gate.post(&under(at, "snapshot"), &body).await?;
+        let report = match gate.post(&under(at, "snapshot"), &body).await {
+            // A container of somebody else's has no branch to commit to.
+            Err(ClientError::Refused { code, .. }) if code == "managed_elsewhere" => {
+                return Ok(Snapshot::default());
+            }
+            report => report?,
+        };
         let report: SnapshotReport = serde_json::from_value(report)?;
         Ok(Snapshot {
             left_out: left_behind(&report),
@@ -277,8 +280,7 @@ impl Shop {
         purpose: Purpose,
         work: impl FnOnce(&(dyn Backend + Sync), &SandboxId) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.enter(at, purpose).await?;
-        if let Some(container) = self.elsewhere(at).await? {
+        if let Some(container) = self.enter(at, purpose).await? {
             return container.apart(work).await;
         }
         let (backend, at) = (self.backend.clone(), at.clone());

@@ -258,6 +258,7 @@ fn told(error: ClientError) -> WorkshopError {
         // A sandbox that stands still, or was stopped.
         ClientError::Closed { reason, .. } => WorkshopError::Refused(reason),
         error @ (ClientError::TimedOut(_)
+        | ClientError::Inaccessible { .. }
         | ClientError::Unauthorized(_)
         | ClientError::NoToken
         | ClientError::Address(_)
