@@ -106,10 +106,23 @@ fn the_schema_is_json_schema() {
 #[test]
 fn a_missing_variable_is_named_and_no_value_is_shown() {
     let place = Place::new(PALISADE);
-    place.write_config("version: \"1.0\"\nsecrets: { key: \"${NOT_SET_HERE}\" }\n");
+    place.write_config("version: \"1.0\"\nsandbox: { env: [\"${NOT_SET_HERE}\"] }\n");
     let output = place.run(&["config", "check"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(err(&output).contains("NOT_SET_HERE"), "{}", err(&output));
+}
+
+#[test]
+fn a_secret_without_its_variable_is_a_warning() {
+    let place = Place::new(PALISADE);
+    place.write_config("version: \"1.0\"\nsecrets: { key: \"${NOT_SET_HERE}\" }\n");
+    let output = place.run(&["config", "check"]);
+    assert!(output.status.success(), "{}", err(&output));
+    let warning = "the environment variable NOT_SET_HERE is not set: secrets.key is empty";
+    assert!(err(&output).contains(warning), "{}", err(&output));
+    let shown = out(&place.run(&["config", "show"]));
+    let line = shown.lines().find(|line| line.contains("/secrets/key"));
+    assert!(line.is_some_and(|line| line.contains("[unset]")), "{shown}");
 }
 
 #[test]

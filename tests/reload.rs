@@ -206,7 +206,7 @@ fn property_08_configuration_hot_reload_atomicity() {
         "nonsense: 1\n",
         "server: { shutdown_timeout: soon }\n",
         "tools: [{ name: a, command: [x] }, { name: a, command: [y] }]\n",
-        "secrets: { k: \"${SURELY_NOT_SET}\" }\n",
+        "sandbox: { env: [\"${SURELY_NOT_SET}\"] }\n",
         "policies: { bundles: [{ id: b, path: ./nowhere, entrypoint: mcp/authz, required: maybe }] }\n",
         "metrics: {\n",
     ];

@@ -4,8 +4,8 @@
 //! never parsed again. A variable therefore cannot add a key, a line or a list, whatever
 //! it holds.
 
-use crate::problem::Problem;
-use crate::tree::{Content, Node, Place, Tree, join};
+use crate::problem::{Problem, quote};
+use crate::tree::{Content, Node, Place, Tree, dotted, join};
 
 /// Looks a variable up. The loader never reads the process environment by itself.
 pub type Env<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
@@ -13,14 +13,31 @@ pub type Env<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 /// The longest text a value may expand to: 1 MiB.
 const LONGEST: usize = 1024 * 1024;
 
+/// Values below this pointer may name a variable that is not set: a file lists the secrets of
+/// every tool, and a tool that is never called needs none.
+const SECRETS: &str = "/secrets/";
+
 /// Expands every value of `tree`. A value that cannot be expanded is reported and
-/// becomes faulty.
-pub(crate) fn expand(tree: &mut Tree, env: Env<'_>, problems: &mut Vec<Problem>) {
+/// becomes faulty. A secret whose variable is not set becomes empty, with a warning.
+pub(crate) fn expand(
+    tree: &mut Tree,
+    env: Env<'_>,
+    problems: &mut Vec<Problem>,
+    warnings: &mut Vec<Problem>,
+) {
     let mut faults = Vec::new();
     walk(&mut tree.root, "", env, &mut faults);
     for (pointer, place, fault) in faults {
         let (message, hint) = fault.say();
-        problems.push(tree.problem_at(place, &pointer, message).hinting(hint));
+        if pointer.starts_with(SECRETS)
+            && let Fault::Unset(_) = fault
+        {
+            let message = format!("{message}: {} is empty", dotted(&pointer));
+            let hint = "set it before a tool needs this secret";
+            warnings.push(tree.problem_at(place, &pointer, message).hinting(hint));
+        } else {
+            problems.push(tree.problem_at(place, &pointer, message).hinting(hint));
+        }
     }
 }
 
@@ -30,6 +47,11 @@ fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, 
             Ok(expanded) => {
                 node.variable = expanded.variable;
                 node.content = Content::Text(expanded.text);
+            }
+            Err(Fault::Unset(name)) if pointer.starts_with(SECRETS) => {
+                node.variable = Some(name.clone());
+                node.content = Content::Text(String::new());
+                faults.push((pointer.to_owned(), node.place, Fault::Unset(name)));
             }
             Err(fault) => {
                 node.content = Content::Faulty;
@@ -112,6 +134,72 @@ pub(crate) fn expand_text(text: &str, env: Env<'_>) -> Result<Expanded, Fault> {
         expanded.text.push_str(before);
         let (inside, after) = after.split_once('}').ok_or(Fault::Malformed)?;
         rest = after;
+        expanded.fill(inside, env)?;
+    }
+    expanded.text.push_str(rest);
+    Ok(expanded)
+}
+
+/// Fills the variables of one word of a command in, as a shell does: `$NAME`, `${NAME}` and
+/// `${NAME:-default}`; `$$` is a plain `$`. A `$` in front of anything else stands for itself.
+pub fn expand_word(word: &str, env: Env<'_>) -> Result<String, ExpandError> {
+    let read = || {
+        let mut expanded = Expanded {
+            text: String::with_capacity(word.len()),
+            variable: None,
+        };
+        let mut rest = word;
+        while let Some((before, after)) = rest.split_once('$') {
+            expanded.text.push_str(before);
+            rest = after;
+            if let Some(after) = after.strip_prefix('$') {
+                expanded.text.push('$');
+                rest = after;
+            } else if let Some(inside) = after.strip_prefix('{') {
+                let (inside, after) = inside.split_once('}').ok_or(Fault::Malformed)?;
+                expanded.fill(inside, env)?;
+                rest = after;
+            } else {
+                let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+                let end = after.find(|c| !is_part(c)).unwrap_or(after.len());
+                let (name, after) = after.split_at(end);
+                if is_variable(name) {
+                    expanded.fill(name, env)?;
+                    rest = after;
+                } else {
+                    expanded.text.push('$');
+                }
+            }
+        }
+        expanded.text.push_str(rest);
+        Ok(expanded.text)
+    };
+    read().map_err(|fault: Fault| ExpandError {
+        word: quote(word),
+        detail: match fault {
+            Fault::Unset(name) => format!(
+                "the environment variable {name} is not set; set it, or write $${name} for a \
+                 plain ${name}"
+            ),
+            Fault::Malformed => {
+                "a ${…} does not name a variable; write ${NAME}, or $$ for a plain $".to_owned()
+            }
+            Fault::TooLong => format!("longer than {LONGEST} bytes once expanded"),
+        },
+    })
+}
+
+/// A word of a command that cannot be expanded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{word}: {detail}")]
+pub struct ExpandError {
+    word: String,
+    detail: String,
+}
+
+impl Expanded {
+    /// Adds the value of what stands in a `${…}`: a name, and perhaps a default.
+    fn fill(&mut self, inside: &str, env: Env<'_>) -> Result<(), Fault> {
         let (name, default) = match inside.split_once(":-") {
             Some((name, default)) => (name, Some(default)),
             None => (inside, None),
@@ -122,18 +210,17 @@ pub(crate) fn expand_text(text: &str, env: Env<'_>) -> Result<Expanded, Fault> {
         let value = env(name).filter(|value| !(value.is_empty() && default.is_some()));
         match (value, default) {
             (Some(value), _) => {
-                expanded.text.push_str(&value);
-                expanded.variable.get_or_insert_with(|| name.to_owned());
+                self.text.push_str(&value);
+                self.variable.get_or_insert_with(|| name.to_owned());
             }
-            (None, Some(default)) => expanded.text.push_str(default),
+            (None, Some(default)) => self.text.push_str(default),
             (None, None) => return Err(Fault::Unset(name.to_owned())),
         }
-        if expanded.text.len() > LONGEST {
+        if self.text.len() > LONGEST {
             return Err(Fault::TooLong);
         }
+        Ok(())
     }
-    expanded.text.push_str(rest);
-    Ok(expanded)
 }
 
 /// Whether `name` can name a variable: a letter or `_`, then letters, digits and `_`.
@@ -199,6 +286,38 @@ mod tests {
         }
         let long = |_: &str| Some("x".repeat(LONGEST));
         assert_eq!(expand_text("${A}${A}", &long), Err(Fault::TooLong));
+    }
+
+    #[test]
+    fn words_of_a_command_expand_as_in_a_shell() {
+        for (given, expected) in [
+            ("$A", "alpha"),
+            ("${A}", "alpha"),
+            ("/home/$A/data", "/home/alpha/data"),
+            ("$A$A.${A}b", "alphaalpha.alphab"),
+            ("${NOPE:-d}", "d"),
+            ("$EMPTY", ""),
+            ("$$A $${A} $$$A", "$A ${A} $alpha"),
+            ("5$ $1 $(date) $", "5$ $1 $(date) $"),
+            ("$NESTED", "${A}"),
+        ] {
+            assert_eq!(expand_word(given, &env).as_deref(), Ok(expected), "{given}");
+        }
+        for (bad, said) in [
+            (
+                "x$NOPE",
+                "'x$NOPE': the environment variable NOPE is not set",
+            ),
+            (
+                "$A_",
+                "A_ is not set; set it, or write $$A_ for a plain $A_",
+            ),
+            ("${A", "does not name a variable"),
+            ("${a-b}", "does not name a variable"),
+        ] {
+            let error = expand_word(bad, &env).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
     }
 
     #[test]

@@ -16,6 +16,8 @@ use crate::validation::{Valid, validate};
 pub(crate) struct Layer<T> {
     pub(crate) value: T,
     pub(crate) tree: Tree,
+    /// What was accepted while it was read, and should be looked at.
+    pub(crate) warnings: Vec<Problem>,
     valid: Valid,
 }
 
@@ -41,14 +43,20 @@ impl<T: DeserializeOwned> Layer<T> {
     ) -> Option<Self> {
         let _patterns = Pattern::compile_once();
         let mut tree = Tree::parse(file, bytes, problems)?;
+        let mut warnings = Vec::new();
         if let Some(env) = env {
-            expand(&mut tree, env, problems);
+            expand(&mut tree, env, problems, &mut warnings);
         }
         let valid = validate(shape, &mut tree, problems);
         let at = |pointer: &str, message| tree.problem(&valid.original(pointer), message);
         problems.extend(unavailable::check(shape.unavailable, &valid.value, at));
         match T::deserialize(&valid.value) {
-            Ok(value) => Some(Self { value, tree, valid }),
+            Ok(value) => Some(Self {
+                value,
+                tree,
+                warnings,
+                valid,
+            }),
             Err(error) => {
                 // serde's own words may quote a value, so they stay out of the message.
                 debug_assert!(false, "the schema accepted what the types refuse: {error}");

@@ -33,7 +33,7 @@ mod validation;
 
 use std::path::Path;
 
-pub use expansion::Env;
+pub use expansion::{Env, ExpandError, expand_word};
 pub use origin::Origin;
 pub use problem::{Problem, Problems};
 pub use repository::{FILE_NAME, RepoFile, RepoSettings, TrustedRepoFile};

@@ -16,15 +16,23 @@ use crate::unavailable::{self, Unavailable};
 
 /// palisade.yaml.
 pub(crate) static PALISADE: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<File>(unavailable::PALISADE));
+    LazyLock::new(|| Shape::of::<File>(unavailable::PALISADE, MOVED));
 /// allowlist.yaml and grants.yaml.
 pub(crate) static ALLOWLIST: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<AllowlistFile>(unavailable::ALLOWLIST));
+    LazyLock::new(|| Shape::of::<AllowlistFile>(unavailable::ALLOWLIST, &[]));
 /// policy.yaml.
-pub(crate) static POLICY: LazyLock<Shape> = LazyLock::new(|| Shape::of::<PolicyFile>(&[]));
+pub(crate) static POLICY: LazyLock<Shape> = LazyLock::new(|| Shape::of::<PolicyFile>(&[], &[]));
 /// A repository's .palisade.yaml.
 pub(crate) static REPOSITORY: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<RepoKeys>(unavailable::REPOSITORY));
+    LazyLock::new(|| Shape::of::<RepoKeys>(unavailable::REPOSITORY, &[]));
+
+/// Keys at the top level of older files, and where they stand now.
+const MOVED: &[(&str, &str)] = &[
+    ("interceptor_addr", "server.interceptor_addr"),
+    ("mcp_server_addr", "server.mcp_server_addr"),
+    ("shutdown_timeout", "server.shutdown_timeout"),
+    ("log_level", "logging.level"),
+];
 
 /// The schema of one kind of file, ready to be used.
 pub(crate) struct Shape {
@@ -32,6 +40,8 @@ pub(crate) struct Shape {
     pub(crate) validator: Validator,
     /// Keys of features that this version does not have.
     pub(crate) unavailable: &'static [Unavailable],
+    /// Keys that stood at the top level once, and their place.
+    moved: &'static [(&'static str, &'static str)],
 }
 
 impl Shape {
@@ -39,7 +49,10 @@ impl Shape {
         clippy::expect_used,
         reason = "the schema is derived from our own types, and a test builds each"
     )]
-    fn of<T: JsonSchema>(unavailable: &'static [Unavailable]) -> Self {
+    fn of<T: JsonSchema>(
+        unavailable: &'static [Unavailable],
+        moved: &'static [(&'static str, &'static str)],
+    ) -> Self {
         let generator = SchemaSettings::draft2020_12().into_generator();
         let mut schema = generator.into_root_schema_for::<T>().to_value();
         tidy(&mut schema);
@@ -55,7 +68,14 @@ impl Shape {
             schema,
             validator,
             unavailable,
+            moved,
         }
+    }
+
+    /// The place of a key that stood at the top level once.
+    pub(crate) fn moved(&self, key: &str) -> Option<&'static str> {
+        let found = self.moved.iter().find(|(old, _)| *old == key);
+        found.map(|(_, new)| *new)
     }
 
     /// What may stand at `pointer`: the schemas of that place, with references and

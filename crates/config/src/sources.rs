@@ -199,6 +199,7 @@ impl Sources {
         let mut main = self.read_main(env, &mut problems);
         if let Some(main) = &mut main {
             check_file(main, &mut problems, &mut warnings);
+            warnings.append(&mut main.warnings);
             origin::record(&main.tree, &main.tree.root, "", Wanted::All, &mut origins);
             add_domains(
                 main,
@@ -279,6 +280,7 @@ impl Sources {
                 .collect(),
         );
         let policy = policy.map_or(default, |layer| layer.value);
+        let warnings = Problems::from(warnings).into_iter().collect();
         Ok(Settings::new(
             file, policy, domains, compiled, origins, warnings,
         ))

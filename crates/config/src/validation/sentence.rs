@@ -29,7 +29,7 @@ impl Fault {
         let (message, hint) = match &self.kind {
             Kind::UnknownKey(key) => {
                 let at = tree.key_place(&self.pointer, key);
-                let (message, hint) = said.unknown_key(key);
+                let (message, hint) = said.unknown_key(key, shape);
                 let mut problem = tree.problem(&self.pointer, message);
                 (problem.line, problem.column) = (at.line, at.column);
                 problem.pointer = join(&self.pointer, key);
@@ -87,10 +87,18 @@ struct Said<'a> {
 }
 
 impl Said<'_> {
-    fn unknown_key(&self, key: &str) -> (String, Option<String>) {
+    fn unknown_key(&self, key: &str, shape: &Shape) -> (String, Option<String>) {
         let known: Vec<&str> = self.place.keys().collect();
-        let hint = closest(key, known.iter().copied())
-            .map(|word| format!("did you mean '{word}'?"))
+        let moved = match self.fault.pointer.as_str() {
+            "" => shape.moved(key),
+            _ => None,
+        };
+        let hint = moved
+            .map(|place| format!("write {place} instead"))
+            .or_else(|| {
+                let word = closest(key, known.iter().copied())?;
+                Some(format!("did you mean '{word}'?"))
+            })
             .or_else(|| (known.len() <= 8).then(|| format!("known are {}", list(&known))))
             .filter(|_| !known.is_empty());
         let message = match self.fault.pointer.as_str() {

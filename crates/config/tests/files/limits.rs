@@ -82,13 +82,11 @@ fn patterns_are_bounded_in_length_and_number() {
 
 #[test]
 fn very_many_mistakes_are_counted_quickly_and_not_all_told() {
-    let unset: String = (0..45_000)
-        .map(|n| format!("  k{n}: ${{N{n}}}\n"))
-        .collect();
+    let unset: String = (0..45_000).map(|n| format!("  - ${{N{n}}}\n")).collect();
     let unknown: String = (0..45_000).map(|n| format!("key{n}: 1\n")).collect();
     let long = format!("{}: 1\n", "k".repeat(3_000_000));
     for (yaml, count) in [
-        (format!("version: '1.0'\nsecrets:\n{unset}"), 45_000),
+        (format!("version: '1.0'\nsandbox:\n  env:\n{unset}"), 45_000),
         (format!("version: '1.0'\n{unknown}"), 45_000),
         (format!("version: '1.0'\n{long}"), 1),
     ] {
@@ -100,12 +98,20 @@ fn very_many_mistakes_are_counted_quickly_and_not_all_told() {
             assert_eq!(lines.len(), 201);
             assert!(
                 lines[0].starts_with("palisade.yaml:2:")
-                    || lines[0].starts_with("palisade.yaml:3:")
+                    || lines[0].starts_with("palisade.yaml:4:")
             );
             let more = format!("palisade.yaml: and {} more mistakes", count - 200);
             assert_eq!(lines[200], more);
         }
     }
+}
+
+#[test]
+fn very_many_secrets_without_a_variable_are_counted_and_not_all_told() {
+    let unset: String = (0..1000).map(|n| format!("  k{n}: ${{N{n}}}\n")).collect();
+    let settings = load(&format!("version: '1.0'\nsecrets:\n{unset}")).unwrap();
+    assert_eq!(settings.secrets.len(), 1000);
+    assert_eq!(settings.warnings.len(), 201);
 }
 
 #[test]

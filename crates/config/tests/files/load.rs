@@ -133,7 +133,7 @@ fn more_ports_than_a_sandbox_captures_are_refused() {
 }
 
 #[test]
-fn the_seeds_files_load_as_they_are() {
+fn seed_000_configuration_loads_as_it_is() {
     let env = |name: &str| (name == "E2B_API_KEY").then(|| "e2b-key".to_owned());
     let settings = config::load(Some(&data("polis-config.yaml")), &env).unwrap();
     assert_eq!(settings.policies.bundles.len(), 2);
@@ -153,18 +153,58 @@ fn the_seeds_files_load_as_they_are() {
     assert_eq!(
         warnings,
         [
-            (4, "/server/interceptor_addr"),
-            (5, "/server/mcp_server_addr"),
-            (37, "/metrics/tracing/endpoint"),
+            (6, "/server/interceptor_addr"),
+            (7, "/server/mcp_server_addr"),
+            (45, "/metrics/tracing/endpoint"),
         ]
     );
 
-    let unset = config::load(Some(&data("polis-config.yaml")), &no_env).unwrap_err();
-    assert_eq!(unset.len(), 1);
-    assert!(unset.to_string().ends_with(
-        "polis-config.yaml:44:16: the environment variable E2B_API_KEY is not set; \
-         set it, or write ${E2B_API_KEY:-default}"
-    ));
+    let unset = config::load(Some(&data("polis-config.yaml")), &no_env).unwrap();
+    assert!(unset.secrets["e2b_api_key"].is_empty());
+    let warning = unset.warnings.last().unwrap().to_string();
+    assert!(
+        warning.ends_with(
+            "polis-config.yaml:54:16: the environment variable E2B_API_KEY is not set: \
+             secrets.e2b_api_key is empty; set it before a tool needs this secret"
+        ),
+        "{warning}"
+    );
+    let shown = config::show(&unset);
+    let shown = shown
+        .iter()
+        .find(|one| one.pointer == "/secrets/e2b_api_key");
+    assert_eq!(shown.unwrap().value, "[unset]");
+}
+
+#[test]
+fn containers_are_a_list_or_one_mapping() {
+    let names = |text: &str| -> Vec<String> {
+        let settings = load(&format!("version: 1\nsandbox:\n  remote: {text}\n")).unwrap();
+        let containers = settings.sandbox.remote.all().iter();
+        containers.map(|one| one.name.clone()).collect()
+    };
+    assert_eq!(names(""), Vec::<String>::new());
+    assert_eq!(names("[]"), Vec::<String>::new());
+    assert_eq!(names("{socket_path: /s}"), ["remote"]);
+    assert_eq!(names("[{socket_path: /s}]"), ["remote"]);
+    let two = "[{name: a, socket_path: /s}, {name: b-2, tcp: {host: 127.0.0.1, port: 1}}]";
+    assert_eq!(names(two), ["a", "b-2"]);
+
+    let dir = directory(&[(
+        "palisade.yaml",
+        "version: 1\nsandbox: {remote: [{name: a, socket_path: run/s, auth: {token: hunter2}}]}\n",
+    )]);
+    let settings = load_in(dir.path(), &no_env).unwrap();
+    let container = settings.sandbox.remote.named("a").unwrap();
+    assert_eq!(container.socket_path, Some(dir.path().join("run/s")));
+    assert_eq!(settings.sandbox.remote.named("remote"), None);
+    let secrets: Vec<String> = settings
+        .secret_values()
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(secrets, ["sandbox.remote[0].auth.token"]);
+    assert!(!format!("{:?}", config::show(&settings)).contains("hunter2"));
 }
 
 #[test]

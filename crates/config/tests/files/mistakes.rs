@@ -15,7 +15,7 @@ fn five_mistakes_of_five_kinds_are_five_problems() {
          \x20 unknown: deni\n\
          tools:\n\
          \x20 - command: [a]\n\
-         secrets: {key: '${NOPE}'}\n\
+         metrics: {path: '${NOPE}'}\n\
          sandbox: {remote: {}}\n",
         &[
             "3:21: server.shutdown_timeout must be a duration such as 50ms, 10s, 2m or 1h, not 'soon'",
@@ -23,9 +23,65 @@ fn five_mistakes_of_five_kinds_are_five_problems() {
             "6:3: unknown key 'alowlist' in egress; did you mean 'allowlist'?",
             "7:12: egress.unknown must be deny or ask, not 'deni'; did you mean 'deny'?",
             "9:5: the key 'name' is missing in tools[0]",
-            "10:16: the environment variable NOPE is not set; set it, or write ${NOPE:-default}",
+            "10:17: the environment variable NOPE is not set; set it, or write ${NOPE:-default}",
             "11:19: sandbox.remote has no address; give exactly one of socket_path and tcp",
         ],
+    );
+}
+
+#[test]
+fn keys_that_moved_from_the_top_level_are_reported_with_their_place() {
+    check(
+        "interceptor_addr: ':8090'\n\
+         mcp_server_addr: ':8090'\n\
+         shutdown_timeout: 10s\n\
+         log_level: info\n\
+         sandbox: {log_level: info}\n",
+        &[
+            "2:1: unknown key 'interceptor_addr' at the top level; write server.interceptor_addr instead",
+            "3:1: unknown key 'mcp_server_addr' at the top level; write server.mcp_server_addr instead",
+            "4:1: unknown key 'shutdown_timeout' at the top level; write server.shutdown_timeout instead",
+            "5:1: unknown key 'log_level' at the top level; write logging.level instead",
+            "6:11: unknown key 'log_level' in sandbox",
+        ],
+    );
+}
+
+#[test]
+fn mistakes_in_a_list_of_containers_are_reported_with_their_item() {
+    check(
+        "sandbox:\n\
+         \x20 backend: remote\n\
+         \x20 remote:\n\
+         \x20   - {name: a, socket_path: /a}\n\
+         \x20   - {name: a, tcp: {host: 127.0.0.1, port: 1}}\n\
+         \x20   - {name: Fix It, socket_path: /c}\n\
+         \x20   - {name: d}\n\
+         \x20   - {name: e, socket_path: /e, auth: {required: true}}\n\
+         \x20   - {name: f, socket_path: /f, colour: red}\n\
+         \x20   - {socket_path: /g}\n\
+         \x20   - {socket_path: /h}\n",
+        &[
+            "6:14: another container is called 'a' on line 5",
+            "7:14: sandbox.remote[2].name must be a name of 1 to 63 lower-case letters and digits, with single dashes in between, not 'Fix It'",
+            "8:7: sandbox.remote[3] has no address; give exactly one of socket_path and tcp",
+            "9:51: sandbox.remote[4].auth.required is true but there is no token; set sandbox.remote[4].auth.token",
+            "10:34: unknown key 'colour' in sandbox.remote[5]; known are name, socket_path, tcp, wait_for_ready_ms or auth",
+            "12:7: another container is called 'remote' on line 11",
+        ],
+    );
+    check(
+        "sandbox: {backend: remote, remote: []}\n",
+        &[
+            "2:20: the backend is remote but sandbox.remote says nothing of where; add sandbox.remote.socket_path or sandbox.remote.tcp",
+        ],
+    );
+    let many: String = (0..65)
+        .map(|n| format!("{{name: n{n}, socket_path: /s}},"))
+        .collect();
+    check(
+        &format!("sandbox: {{remote: [{many}]}}\n"),
+        &["2:19: sandbox.remote has at most 64 items"],
     );
 }
 

@@ -130,8 +130,16 @@ proptest! {
         let whole = format!("{around}{value}{around}");
         prop_assert_eq!(settings.secrets["inside"].expose(), &whole);
 
-        let said = load_bytes(yaml.as_bytes(), &|_| None).unwrap_err();
+        // A secret may wait for its variable; nothing else may.
         let sentence = format!("the environment variable {variable} is not set");
+        let unset = load_bytes(yaml.as_bytes(), &|_| None).map_err(TestCaseError::fail)?;
+        prop_assert!(unset.secrets.values().all(config::Secret::is_empty));
+        let warned = unset.warnings.iter().filter(|one| one.message.contains(&sentence));
+        prop_assert_eq!(warned.count(), 2);
+        let elsewhere = format!(
+            "version: \"1.0\"\ntools:\n- name: t\n  command: [\"${{{variable}}}\"]\n  description: \"{around}${{{variable}}}\"\n"
+        );
+        let said = load_bytes(elsewhere.as_bytes(), &|_| None).unwrap_err();
         prop_assert_eq!(said.matches(&sentence).count(), 2, "{}", said);
     }
 
