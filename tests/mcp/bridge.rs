@@ -183,12 +183,7 @@ impl Bridge {
         agent: Option<&str>,
     ) -> Result<Session<'_>, Answer> {
         let path = format!("/mcp/{tool}");
-        let params = json!({
-            "protocolVersion": "2025-11-25",
-            "capabilities": {},
-            "clientInfo": {"name": "test", "version": "1"},
-        });
-        let body = request(0, "initialize", &params);
+        let body = initialize();
         let named = agent.map(|agent| ("X-Agent-ID", agent));
         let headers: Vec<_> = named.into_iter().collect();
         let answer = self.ask("POST", &path, &headers, &body);
@@ -223,6 +218,16 @@ impl Bridge {
 /// A JSON-RPC request.
 pub(crate) fn request(id: u64, method: &str, params: &Value) -> String {
     json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
+}
+
+/// The first message of a session.
+pub(crate) fn initialize() -> String {
+    let params = json!({
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    });
+    request(0, "initialize", &params)
 }
 
 /// A session of Streamable HTTP.

@@ -19,4 +19,6 @@ mod disconnects;
 mod governed;
 mod hostile;
 mod listeners;
+mod polis_config;
 mod relay;
+mod standalone;

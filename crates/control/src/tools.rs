@@ -26,6 +26,7 @@ pub(crate) fn list(bridge: &Bridge) -> Reply {
             .collect();
         json!({
             "name": server.name,
+            "description": server.description,
             "runtime": server.runtime,
             "sessions": server.sessions,
             "failures": server.failures,

@@ -165,6 +165,7 @@ impl Bridge {
                     sessions: running.get(&name).copied().unwrap_or_default(),
                     runtime: tool.served.runtime(),
                     failures: tool.served.wait().map_or(0, |(failures, _)| failures),
+                    description: tool.served.config().description.clone(),
                     name,
                 }
             })
@@ -307,6 +308,8 @@ impl Bridge {
 pub struct Report {
     /// Its name.
     pub name: String,
+    /// What the operator wrote about it.
+    pub description: Option<String>,
     /// Where it runs.
     pub runtime: &'static str,
     /// Sessions that are open.

@@ -36,7 +36,8 @@ type Prints = BTreeMap<String, BTreeMap<String, Print>>;
 /// The memory of definitions, by server and tool.
 #[derive(Debug)]
 pub struct Fingerprints {
-    path: PathBuf,
+    /// Where they are kept; none where they end with this process.
+    path: Option<PathBuf>,
     prints: Mutex<Prints>,
     /// Something has to be written.
     news: Notify,
@@ -63,10 +64,19 @@ impl Fingerprints {
             Err(error) => return Err(bad(error.to_string())),
         };
         Ok(Self {
-            path: path.to_owned(),
+            path: Some(path.to_owned()),
             prints: Mutex::new(prints),
             news: Notify::new(),
         })
+    }
+
+    /// An empty memory that ends with this process.
+    pub fn in_memory() -> Self {
+        Self {
+            path: None,
+            prints: Mutex::default(),
+            news: Notify::new(),
+        }
     }
 
     /// Writes the memory down whenever it has changed, for as long as it is polled.
@@ -77,10 +87,12 @@ impl Fingerprints {
         }
     }
 
-    /// Writes the memory down.
+    /// Writes the memory down, where it is kept.
     pub async fn write(&self) {
+        let Some(path) = self.path.clone() else {
+            return;
+        };
         let text = serde_json::to_vec_pretty(&*self.lock());
-        let path = self.path.clone();
         let written = tokio::task::spawn_blocking(move || {
             let temporary = path.with_extension("new");
             std::fs::write(&temporary, text.map_err(std::io::Error::other)?)?;

@@ -358,6 +358,7 @@ fn health(house: &House) -> Response<Content> {
         .map(|tool| {
             let state = json!({
                 "status": if tool.failures == 0 { "ok" } else { "failing" },
+                "description": tool.description,
                 "runtime": tool.runtime,
                 "sessions": tool.sessions,
                 "failures": tool.failures,

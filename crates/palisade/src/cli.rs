@@ -28,13 +28,15 @@ mod trust;
 mod why;
 mod workbench;
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::exit::{Exit, Failure};
 use crate::paths::{Paths, Wishes};
+use bridge::standalone::{POLIS_BRIDGE, PolisBridge};
 
 /// Run a coding agent in a sandbox whose only way out is a gate you control.
 ///
@@ -207,7 +209,7 @@ pub enum Command {
     /// Registered containers, and the database they live in
     #[command(subcommand)]
     Registry(registry::RegistryCommand),
-    /// Servers behind the bridge, and whether their tools are what they were
+    /// MCP servers behind the bridge, and their tool definitions
     #[command(subcommand)]
     Bridge(bridge::BridgeCommand),
     /// Trust a repository's own .palisade.yaml, exactly as it is now
@@ -233,8 +235,19 @@ pub enum Command {
     },
 }
 
+/// Parses the command line, under whichever name the program was called, and runs it.
+pub fn parse_and_run() -> Result<Exit> {
+    let called = std::env::args_os().next().map(PathBuf::from);
+    let name = called.as_deref().and_then(Path::file_name);
+    if name == Some(OsStr::new(POLIS_BRIDGE)) {
+        let PolisBridge { global, args } = PolisBridge::parse();
+        return bridge::standalone::run(&args, &global);
+    }
+    run(Cli::parse())
+}
+
 /// Runs one command.
-pub fn run(cli: Cli) -> Result<Exit> {
+fn run(cli: Cli) -> Result<Exit> {
     let Cli { global, command } = cli;
     match command {
         Command::Run(args) => enter::run(&args, &global),

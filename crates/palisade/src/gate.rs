@@ -8,7 +8,7 @@ mod reload;
 mod root_renewal;
 mod shared;
 mod supervisor;
-mod tools;
+pub mod tools;
 mod traffic;
 pub mod watchdog;
 
@@ -30,6 +30,7 @@ use egress::dialer::Dialer;
 use egress::mirror::Mirrors;
 use egress::traffic::{Parts, Rules, Traffic};
 use listen::PrivateSocket;
+use mcp::fingerprint::Fingerprints;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use policy::audit::AuditEvent;
 use sandbox::judge::Judge;
@@ -111,14 +112,10 @@ pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<Exit> {
     // Free when the process is gone, not a moment before: who waits for it finds nothing left.
     let _lock = ManuallyDrop::new(StateLock::take(&paths.lock())?);
     watchdog::clear_failure(&paths.state_dir);
-    let refused = |problems: config::Problems| {
-        Failure::new(
-            Exit::Usage,
-            format!("the configuration was refused\n{problems}"),
-        )
-    };
-    let sources = Sources::read(paths.config.current(), &environment).map_err(refused)?;
-    let settings = sources.settings(&environment).map_err(refused)?;
+    let sources = Sources::read(paths.config.current(), &environment);
+    let sources = sources.map_err(|problems| Failure::refused(&problems))?;
+    let settings = sources.settings(&environment);
+    let settings = settings.map_err(|problems| Failure::refused(&problems))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("palisade")
@@ -209,13 +206,14 @@ async fn serve(
     let metrics = Arc::new(metrics);
     let sandboxed = Arc::new(tools::Sandboxed::default());
     let given = tools::Given {
-        book: Book(store.clone()),
+        ledger: Arc::new(Book(store.clone())),
+        fingerprints: open_fingerprints(paths).await?,
         board: Arc::clone(&board),
         numbers: Arc::clone(&metrics),
         metrics: mcp_metrics,
         sandboxed: Arc::clone(&sandboxed) as _,
     };
-    let tools = open_tools(paths, settings.load_full(), given, &stop).await?;
+    let tools = open_tools(settings.load_full(), given, &stop).await?;
     traffic.serve_tools(Arc::clone(&tools) as _);
     let (reload, requests) = mpsc::channel(8);
     let changed = Arc::new(Notify::new());
@@ -332,9 +330,9 @@ async fn serve(
     Ok(Exit::Ok)
 }
 
-/// The first SIGTERM or SIGINT stops the gate in order, the second ends it at once. A watchdog's
+/// The first SIGTERM or SIGINT stops the process in order, the second ends it at once. A watchdog's
 /// signal is never the second one: a service manager signals gate and watchdog together.
-fn listen_for_signals(stop: CancellationToken) -> Result<()> {
+pub fn listen_for_signals(stop: CancellationToken) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let mut watchdog = signal(watchdog::STOP).context("cannot listen for SIGUSR1")?;
@@ -414,14 +412,21 @@ async fn open_traffic(
     }))
 }
 
-async fn open_tools(
-    paths: &Paths,
+/// What tools looked like when they were first seen.
+async fn open_fingerprints(paths: &Paths) -> Result<Fingerprints> {
+    let path = paths.state_dir.join("tools.json");
+    let opening = move || Fingerprints::open(&path);
+    Ok(tokio::task::spawn_blocking(opening).await??)
+}
+
+/// Opens the tools on a thread that may block: their policy bundles are files.
+pub async fn open_tools(
     settings: Arc<Settings>,
     given: tools::Given,
     stop: &CancellationToken,
 ) -> Result<Arc<Tools>> {
-    let (dir, stop) = (paths.state_dir.clone(), stop.clone());
-    let opening = move || Tools::open(&dir, &settings, given, &stop);
+    let stop = stop.clone();
+    let opening = move || Tools::open(&settings, given, &stop);
     Ok(Arc::new(tokio::task::spawn_blocking(opening).await??))
 }
 

@@ -22,8 +22,6 @@ mod telemetry;
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
-use clap::Parser;
-
 /// A request takes a fifth less of the processor with it than with the system's, and what a
 /// large configuration needed while it was read goes back.
 #[global_allocator]
@@ -44,8 +42,7 @@ fn main() -> ExitCode {
         Some(gate::watchdog::WATCHDOG) => return gate::watchdog::watchdog_main(),
         _ => {}
     }
-    let cli = cli::Cli::parse();
-    match cli::run(cli) {
+    match cli::parse_and_run() {
         Ok(exit) => exit.into(),
         Err(error) => {
             // A message may quote what somebody else chose; its lines stay lines.

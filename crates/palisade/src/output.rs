@@ -1,5 +1,6 @@
 //! What people and scripts read on stdout.
 
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
@@ -7,6 +8,8 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
+
+use crate::paths::find_program;
 
 /// Prints a value as indented JSON.
 pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
@@ -46,8 +49,7 @@ pub fn say(text: &str) {
 /// with `cargo run`.
 pub fn program_name() -> String {
     const NAME: &str = "palisade";
-    let on_path = std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(NAME).is_file()));
+    let on_path = find_program(OsStr::new(NAME)).is_some();
     match std::env::args().next() {
         Some(started) if !on_path && started.contains('/') => safe(&started),
         _ => NAME.to_owned(),

@@ -1,6 +1,6 @@
 //! Where things are on this machine.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,14 @@ pub const WATCHDOG_LOCK: &str = "watchdog.lock";
 
 /// Why a gate that kept dying is not restarted any more.
 pub const FAILURE: &str = "gate.failed";
+
+/// The first file of that name in the directories of PATH.
+pub fn find_program(name: &OsStr) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|file| file.is_file())
+}
 
 /// The places one gate lives in.
 #[derive(Clone, Debug, PartialEq, Eq)]

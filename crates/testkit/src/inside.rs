@@ -11,6 +11,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,8 +44,13 @@ impl Inside {
         let record = place.state().join("sandboxes").join(id);
         let record = std::fs::read(record.join("record.json")).expect("a record");
         let record: Value = serde_json::from_slice(&record).expect("JSON");
-        let pid = record.pointer("/init/pid").and_then(Value::as_i64);
-        let path = format!("/proc/{}/ns/net", pid.expect("a process"));
+        let pid = record.pointer("/init/pid").and_then(Value::as_u64);
+        Self::of_process(u32::try_from(pid.expect("a process")).expect("a process id"))
+    }
+
+    /// Of the process with that id.
+    pub fn of_process(pid: u32) -> Self {
+        let path = format!("/proc/{pid}/ns/net");
         Self(Arc::new(File::open(path).expect("a namespace")))
     }
 
@@ -71,6 +77,20 @@ impl Inside {
         self.connect(SocketAddr::from(([192, 0, 2, 1], port)))
             .expect("a connection")
     }
+}
+
+/// The same command in a network namespace of its own, where only the loopback is up: every port
+/// is free there, and nothing leaves. It needs root. The process id stays that of the command.
+pub fn alone(command: &Command) -> Command {
+    let mut alone = Command::new("unshare");
+    let line = "busybox ip link set lo up && exec \"$@\"";
+    alone.args(["--net", "sh", "-c", line, "sh"]);
+    alone.arg(command.get_program()).args(command.get_args());
+    alone.env_clear();
+    for (name, value) in command.get_envs() {
+        alone.env(name, value.unwrap_or_default());
+    }
+    alone
 }
 
 /// Speaks TLS on `io` with a hello that names `name`, if any. The certificate is not looked

@@ -1,7 +1,10 @@
 //! `palisade bridge …`.
 
-use anyhow::Result;
+pub mod standalone;
+
+use anyhow::{Context, Result};
 use clap::Subcommand;
+use control::client::{Client, ClientError};
 use serde_json::{Value, json};
 
 use crate::cli::{Global, block_on, confirm};
@@ -29,30 +32,51 @@ reads, and one that changes may be there to steer it."
         #[arg(long, short)]
         yes: bool,
     },
+    /// Serve one stdio MCP server over HTTP and SSE, without a gate
+    #[command(after_help = standalone::EXAMPLES)]
+    Run(standalone::RunArgs),
 }
 
 pub fn run(command: BridgeCommand, global: &Global) -> Result<Exit> {
+    match command {
+        BridgeCommand::List => {
+            let list = ask(global, async |gate| gate.get("/v1/tools").await)?;
+            report(&list, global)
+        }
+        BridgeCommand::Accept { server, tool, yes } => {
+            confirm(
+                "Agents will read the new definition, and may follow it.",
+                yes,
+            )?;
+            let body = json!({"server": server, "tool": tool});
+            let accepted = ask(global, async |gate| {
+                gate.post("/v1/tools/accept", &body).await
+            })?;
+            report(&accepted, global)
+        }
+        BridgeCommand::Run(args) => standalone::run(&args, global).context("bridge run failed"),
+    }
+}
+
+/// The gate's answer to one question.
+fn ask(
+    global: &Global,
+    question: impl AsyncFnOnce(Client) -> Result<Value, ClientError>,
+) -> Result<Value> {
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let answer = match command {
-            BridgeCommand::List => gate.get("/v1/tools").await?,
-            BridgeCommand::Accept { server, tool, yes } => {
-                confirm(
-                    "Agents will read the new definition, and may follow it.",
-                    yes,
-                )?;
-                let body = json!({"server": server, "tool": tool});
-                gate.post("/v1/tools/accept", &body).await?
-            }
-        };
-        if global.json {
-            output::print_json(&answer)?;
-        } else {
-            output::print_line(&describe(&answer))?;
-        }
-        Ok(Exit::Ok)
+        Ok(question(gate).await?)
     })
+}
+
+fn report(answer: &Value, global: &Global) -> Result<Exit> {
+    if global.json {
+        output::print_json(answer)?;
+    } else {
+        output::print_line(&describe(answer))?;
+    }
+    Ok(Exit::Ok)
 }
 
 fn text(value: &Value, name: &str) -> String {
@@ -78,25 +102,32 @@ fn describe(answer: &Value) -> String {
             text(server, "runtime"),
             number("sessions").to_string(),
         ];
+        let mut description = text(server, "description");
         let tools = server.get("tools").and_then(Value::as_array);
         let mut any = false;
         for tool in tools.into_iter().flatten() {
             let changed = tool.get("changed").and_then(Value::as_bool) == Some(true);
             let state = if changed { "changed" } else { "as first seen" };
             let mut row = std::mem::replace(&mut first, vec![String::new(); 3]);
-            row.extend([text(tool, "name"), state.to_owned()]);
+            let described = std::mem::take(&mut description);
+            row.extend([text(tool, "name"), state.to_owned(), described]);
             rows.push(row);
             any = true;
         }
         if !any {
-            first.extend(["(none seen yet)".to_owned(), String::new()]);
+            first.extend(["(none seen yet)".to_owned(), String::new(), description]);
             rows.push(first);
         }
     }
-    output::table(
-        &["SERVER", "RUNTIME", "SESSIONS", "TOOL", "DEFINITION"],
-        &rows,
-    )
+    let heading = [
+        "SERVER",
+        "RUNTIME",
+        "SESSIONS",
+        "TOOL",
+        "DEFINITION",
+        "DESCRIPTION",
+    ];
+    output::table(&heading, &rows)
 }
 
 #[cfg(test)]
@@ -109,13 +140,14 @@ mod tests {
             {"name": "calc", "runtime": "local", "sessions": 2, "tools": [
                 {"name": "add", "changed": false}, {"name": "sub", "changed": true},
             ]},
-            {"name": "web", "runtime": "sandbox", "sessions": 0, "tools": []},
+            {"name": "web", "runtime": "sandbox", "sessions": 0, "tools": [],
+             "description": "Pages"},
         ]);
         let shown = describe(&answer);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines.len(), 4, "{shown}");
         assert!(lines[1].starts_with("calc") && lines[1].ends_with("as first seen"));
         assert!(lines[2].starts_with(' ') && lines[2].ends_with("changed"));
-        assert!(lines[3].contains("(none seen yet)"));
+        assert!(lines[3].contains("(none seen yet)") && lines[3].ends_with("Pages"));
     }
 }

@@ -4,7 +4,6 @@ mod listeners;
 mod sandboxed;
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -58,7 +57,9 @@ impl ToolServer for Tools {
 /// What the rest of the gate gives.
 pub struct Given {
     /// Where decisions are written.
-    pub book: Book,
+    pub ledger: Arc<dyn Ledger>,
+    /// What tools looked like.
+    pub fingerprints: Fingerprints,
     /// Where health shows it.
     pub board: Arc<Board>,
     /// Every number of the gate.
@@ -81,15 +82,10 @@ pub struct Tools {
 
 impl Tools {
     /// Opens the parts; nothing listens yet. Reads files: it blocks.
-    pub fn open(
-        state_dir: &Path,
-        settings: &Settings,
-        given: Given,
-        stop: &CancellationToken,
-    ) -> Result<Self> {
+    pub fn open(settings: &Settings, given: Given, stop: &CancellationToken) -> Result<Self> {
         let contexts = Contexts::new(&given.metrics);
         let rules = Rules::load(settings)?;
-        let governance = Governance::new(rules, Arc::new(given.book), given.metrics, contexts);
+        let governance = Governance::new(rules, given.ledger, given.metrics, contexts);
         let interceptor = Arc::new(Interceptor::new(governance.clone()));
         let heard = Arc::clone(&interceptor);
         let relay = Relay {
@@ -103,7 +99,7 @@ impl Tools {
             }),
             sandbox: given.sandboxed,
         };
-        let fingerprints = Arc::new(Fingerprints::open(&state_dir.join("tools.json"))?);
+        let fingerprints = Arc::new(given.fingerprints);
         // The servers end after those who speak to them have been told.
         let bridge = Bridge::new(launchers, fingerprints, relay, CancellationToken::new());
         bridge.apply(settings);
@@ -167,6 +163,17 @@ impl Tools {
     pub async fn listen(&self, settings: &Settings) {
         let prepared = self.listeners.prepare(settings);
         self.listeners.apply(prepared).await;
+    }
+
+    /// Listens where `settings` say, or returns why it cannot: for a process whose only purpose
+    /// are these listeners.
+    pub async fn require_listeners(&self, settings: &Settings) -> Result<(), String> {
+        let prepared = self.listeners.prepare(settings);
+        if let Some(why) = prepared.failure() {
+            return Err(why.to_owned());
+        }
+        self.listeners.apply(prepared).await;
+        Ok(())
     }
 
     /// Says on the board that nobody judges calls, where that is so.

@@ -6,7 +6,7 @@
 mod clients;
 mod edit;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use similar::TextDiff;
 use crate::cli::{Global, confirm, place};
 use crate::exit::{Exit, Failure};
 use crate::output;
+use crate::paths::find_program;
 use clients::{Client, Server};
 
 /// No client's file is larger.
@@ -150,10 +151,7 @@ fn words(scope: Scope, global: &Global) -> Result<Vec<String>> {
 /// This program: by its name where PATH finds it, so that an update is found as well.
 fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let first = std::env::split_paths(&path)
-        .map(|directory| directory.join("palisade"))
-        .find(|file| file.is_file());
+    let first = find_program(OsStr::new("palisade"));
     let is_own = |file: PathBuf| std::fs::canonicalize(file).is_ok_and(|file| file == own);
     Ok(if first.is_some_and(is_own) {
         PathBuf::from("palisade")

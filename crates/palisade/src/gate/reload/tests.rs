@@ -1,6 +1,7 @@
 use std::io::Write as _;
 
 use control::metrics::ControlMetrics;
+use mcp::fingerprint::Fingerprints;
 use notify::event::{CreateKind, DataChange, RenameMode};
 use policy::host::Host;
 use tokio::signal::unix::{SignalKind, signal};
@@ -67,13 +68,14 @@ impl Fixture {
         let counters = ControlMetrics::default();
         let registry = numbers.registry(store.clone(), &counters, &traffic, &metrics);
         let given = tools::Given {
-            book: Book(store.clone()),
+            ledger: Arc::new(Book(store.clone())),
+            fingerprints: Fingerprints::in_memory(),
             board: Arc::clone(&board),
             numbers: Arc::new(registry),
             metrics,
             sandboxed: Arc::new(tools::Sandboxed::default()),
         };
-        let tools = open_tools(&paths, settings.load_full(), given, &stop);
+        let tools = open_tools(settings.load_full(), given, &stop);
         let tools = tools.await.unwrap();
         let (_, requests) = mpsc::channel(1);
         let reloader = Reloader {

@@ -19,6 +19,10 @@ use tokio_util::task::TaskTracker;
 /// The check that says whether every configured address is listened at.
 const LISTENING: &str = "mcp_listening";
 
+/// What an operator of a gate can do about an address that cannot be bound.
+const ADVICE: &str =
+    "change server.interceptor_addr and server.mcp_server_addr, or end what is there";
+
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
 
@@ -60,6 +64,13 @@ pub struct PreparedListeners {
     missing: HashMap<SocketAddr, String>,
 }
 
+impl PreparedListeners {
+    /// Why an address cannot be bound, if one cannot.
+    pub fn failure(&self) -> Option<&str> {
+        self.missing.values().map(String::as_str).min()
+    }
+}
+
 impl Listeners {
     /// Listens nowhere yet.
     pub fn new(house: Arc<House>, board: Arc<Board>, stop: CancellationToken) -> Self {
@@ -90,9 +101,7 @@ impl Listeners {
             match bind(*at, &leaving) {
                 Ok(listener) => bound.push((*at, listener)),
                 Err(error) => {
-                    let why = format!(
-                        "tools cannot be served at {at} ({error}); change server.interceptor_addr and server.mcp_server_addr, or end what is there"
-                    );
+                    let why = format!("tools cannot be served at {at} ({error})");
                     missing.insert(*at, why);
                 }
             }
@@ -111,7 +120,7 @@ impl Listeners {
         let table = self.table();
         let new = |(at, _): &(&SocketAddr, &String)| !table.missing.contains_key(at);
         match prepared.missing.iter().find(new) {
-            Some((_, why)) => Err(why.clone()),
+            Some((_, why)) => Err(format!("{why}; {ADVICE}")),
             None => Ok(()),
         }
     }
@@ -200,7 +209,10 @@ impl Listeners {
         match faults.as_slice() {
             [] if table.open.is_empty() => self.board.retract(LISTENING),
             [] => self.board.check(LISTENING, Ok(())),
-            faults => self.board.check(LISTENING, Err(faults.join("; "))),
+            faults => {
+                let fault = format!("{}; {ADVICE}", faults.join("; "));
+                self.board.check(LISTENING, Err(fault));
+            }
         }
     }
 

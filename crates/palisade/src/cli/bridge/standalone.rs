@@ -1,0 +1,285 @@
+//! `palisade bridge run`: one stdio server over HTTP, without a gate.
+//!
+//! The bridge is the gate's own, with the same sessions, policies and listeners. What a gate adds
+//! is not here: no database, no control socket, no sandboxes. Decisions are log lines.
+
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser};
+use config::leaf::EnvEntry;
+use config::section::logging::Level;
+use config::section::tools::{Runtime, Tool};
+use config::{Origin, Secret, Settings};
+use control::health::Board;
+use mcp::fingerprint::Fingerprints;
+use mcp::metrics::Metrics;
+use mcp::ports::Ledger;
+use policy::audit::AuditEvent;
+use policy::reason::Reason;
+use policy::verdict::{RuleName, Word};
+use prometheus_client::registry::Registry;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::Global;
+use crate::exit::{Exit, Failure};
+use crate::gate::tools::{Given, Sandboxed};
+use crate::gate::{self, environment};
+use crate::paths::find_program;
+use crate::telemetry::{Sink, Telemetry};
+use crate::{orphans, output};
+
+/// The name that this program does the same under.
+pub const POLIS_BRIDGE: &str = "polis-bridge";
+
+/// The server's name in policies, metrics and logs.
+const NAME: &str = "bridge";
+
+/// How long threads that read files may take at the end.
+const LAST_THREADS: Duration = Duration::from_secs(1);
+
+const LEVELS: [Level; 5] = [
+    Level::Error,
+    Level::Warn,
+    Level::Info,
+    Level::Debug,
+    Level::Trace,
+];
+
+/// What stands below the help.
+pub const EXAMPLES: &str = "\
+Clients connect to http://127.0.0.1:8090/mcp (Streamable HTTP) or
+http://127.0.0.1:8090/sse (HTTP with SSE); /health and /metrics are served as well. Each
+session has a process of its own, which ends with the session. Ctrl-C ends all of them.
+
+$NAME, ${NAME} and ${NAME:-default} in COMMAND are expanded from the environment, also
+where no shell does that; $$ is a plain $. The server gets the environment and the
+directory of this command.
+
+With -c FILE, its sections server, policies, metrics and logging apply. Its tools are not
+served: palisade gate run --config FILE does that. Decisions are written to the log only;
+an audit log needs a gate.
+
+Called as polis-bridge, this program takes these options directly:
+  ln -s \"$(command -v palisade)\" polis-bridge
+
+Examples:
+  palisade bridge run -- npx -y @modelcontextprotocol/server-filesystem /srv/notes
+  palisade bridge run -p 9000 -l debug -- uvx mcp-server-git --repository '$HOME/project'
+  palisade bridge run -c policies.yaml -- uvx mcp-server-time";
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Port to listen on; 0 for a free one [default: 8090 on the loopback, or server.* of FILE]
+    #[arg(long, short, value_name = "PORT")]
+    port: Option<u16>,
+    /// Configuration file, as --config; the usual one is not read
+    #[arg(short = 'c', value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Log level: error, warn, info, debug or trace [default: info, or logging.level of FILE]
+    #[arg(long, short, value_name = "LEVEL", value_parser = level)]
+    log_level: Option<Level>,
+    /// The command of the stdio server, and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// Serve a stdio MCP server over HTTP and SSE.
+#[derive(Debug, Parser)]
+#[command(
+    name = POLIS_BRIDGE,
+    version,
+    arg_required_else_help = true,
+    after_help = EXAMPLES,
+    mut_arg("state_dir", |arg| arg.hide(true)),
+    mut_arg("control", |arg| arg.hide(true)),
+)]
+pub struct PolisBridge {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(flatten)]
+    pub args: RunArgs,
+}
+
+fn level(text: &str) -> Result<Level, String> {
+    let found = LEVELS.into_iter().find(|level| level.as_str() == text);
+    found.ok_or_else(|| {
+        let known = LEVELS.map(Level::as_str).join(", ");
+        format!("levels are {known}")
+    })
+}
+
+/// Serves until a signal.
+pub fn run(args: &RunArgs, global: &Global) -> Result<Exit> {
+    let settings = Arc::new(settings(args, global)?);
+    // The token of the settings is not for the server, which has this process's user id.
+    nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("bridge")
+        .build()
+        .context("cannot start the runtime")?;
+    let telemetry = {
+        // The trace exporter sends from the runtime.
+        let _inside = runtime.enter();
+        Telemetry::start(&settings, global.verbose, Sink::Stderr)?
+    };
+    let served = runtime.block_on(serve(settings, global));
+    telemetry.finish();
+    runtime.shutdown_timeout(LAST_THREADS);
+    served
+}
+
+async fn serve(settings: Arc<Settings>, global: &Global) -> Result<Exit> {
+    let stop = CancellationToken::new();
+    gate::listen_for_signals(stop.clone())?;
+    for warning in &settings.warnings {
+        tracing::warn!(%warning, "the configuration was accepted with a warning");
+    }
+    let (board, metrics) = (Arc::new(Board::default()), Metrics::default());
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    let given = Given {
+        ledger: Arc::new(LogLedger),
+        fingerprints: Fingerprints::in_memory(),
+        board: Arc::clone(&board),
+        numbers: Arc::new(registry),
+        metrics,
+        // The one tool runs on this machine.
+        sandboxed: Arc::new(Sandboxed::default()),
+    };
+    let tools = gate::open_tools(Arc::clone(&settings), given, &stop).await?;
+    let listening = tools.require_listeners(&settings).await;
+    listening.map_err(|why| {
+        let message = format!("{why}; choose another port with -p, or end what is there");
+        Failure::new(Exit::Failed, message)
+    })?;
+    announce(&board, global)?;
+    let sweeper = tokio::spawn({
+        let tools = Arc::clone(&tools);
+        async move { tools.look_after().await }
+    });
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = orphans::take_in() => {}
+    }
+    tracing::info!("bridge stopping");
+    tools.drain().await;
+    sweeper.abort();
+    Ok(Exit::Ok)
+}
+
+/// Reports where the server is, for people or as JSON on stdout.
+fn announce(board: &Board, global: &Global) -> Result<()> {
+    let listeners = board.report([]).listeners;
+    let address = listeners.get("mcp").cloned().unwrap_or_default();
+    let url = format!("http://{address}/mcp");
+    if global.json {
+        output::print_json(&json!({ "status": "listening", "url": url }))?;
+    } else {
+        output::say(&format!("bridge listening on {url}"));
+    }
+    Ok(())
+}
+
+/// The settings of FILE or the defaults, with one tool: the command.
+fn settings(args: &RunArgs, global: &Global) -> Result<Settings> {
+    let file = args.file.as_deref().or(global.config.as_deref());
+    let mut settings = match file {
+        Some(file) => config::load(Some(file), &environment)
+            .map_err(|problems| Failure::refused(&problems))?,
+        None => Settings::default(),
+    };
+    if let Some(level) = args.log_level {
+        settings.logging.level = level;
+    }
+    if let Some(port) = args.port {
+        let address = SocketAddr::new(settings.server.mcp().ip(), port);
+        settings.server.single_port = Some(address);
+    }
+    settings.tools = vec![Tool {
+        name: NAME.to_owned(),
+        command: command(&args.command)?,
+        work_dir: None,
+        env: passed_on(&settings),
+        runtime: Runtime::default(),
+        expose: false,
+        shared: false,
+        allow: vec!["*".to_owned()],
+        deny: Vec::new(),
+        access: Vec::new(),
+        description: None,
+    }];
+    Ok(settings)
+}
+
+/// The command with its variables filled in, if its program is there.
+fn command(words: &[String]) -> Result<Vec<String>> {
+    let expanded = words
+        .iter()
+        .map(|word| config::expand_word(word, &environment))
+        .collect::<Result<Vec<String>, _>>()
+        .map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
+    let program = expanded.first().map_or("", String::as_str);
+    let is_there = if program.contains('/') {
+        Path::new(program).is_file()
+    } else {
+        find_program(OsStr::new(program)).is_some()
+    };
+    if !is_there {
+        let shown = output::safe(program);
+        let message = format!("command not found: '{shown}'; install it, or write its whole path");
+        return Err(Failure::new(Exit::NotFound, message).into());
+    }
+    Ok(expanded)
+}
+
+/// The variables that the server gets: all of this process, but for those that hold a secret of
+/// the settings.
+fn passed_on(settings: &Settings) -> Vec<EnvEntry> {
+    let secrets = settings.secrets.keys();
+    let secrets = secrets.map(|name| format!("/secrets/{name}"));
+    let held: Vec<String> = secrets
+        .chain(["/server/auth_token".to_owned()])
+        .filter_map(|pointer| match settings.origin(&pointer) {
+            Origin::Env { name, .. } => Some(name),
+            Origin::File { .. } | Origin::Default => None,
+        })
+        .collect();
+    let entry = |(name, value): (String, String)| EnvEntry {
+        name,
+        value: Secret::new(value),
+    };
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| !held.contains(name))
+        .map(entry)
+        .collect()
+}
+
+/// Decisions as log lines.
+#[derive(Debug)]
+struct LogLedger;
+
+#[async_trait::async_trait]
+impl Ledger for LogLedger {
+    async fn record(&self, event: Box<AuditEvent>) {
+        tracing::info!(
+            tool = event.host,
+            agent = event.agent,
+            method = event.method,
+            name = event.operation,
+            stage = event.stage,
+            verdict = event.verdict.map(Word::as_str),
+            reason = event.reason.map(Reason::code),
+            rule = event.rule.as_ref().map(RuleName::as_str),
+            request = event.request_id.map(|id| id.to_string()),
+            "tool call decided"
+        );
+    }
+}

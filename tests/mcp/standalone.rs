@@ -1,0 +1,290 @@
+//! `palisade bridge run`, also under the name that people know it by.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use testkit::inside::{self, Inside};
+use testkit::leftovers::start_of;
+use testkit::{said, wait};
+
+use crate::bridge::{Bridge, initialize, messages, request};
+use crate::polis_config::ask;
+
+const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
+
+/// A bridge that runs by itself. Dropping it kills it.
+struct Standalone {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Standalone {
+    /// Starts it, with its log in a file of the place, and waits until it listens.
+    fn start(bridge: &Bridge, mut command: Command) -> Self {
+        let log = bridge.path("bridge.log");
+        command.stderr(File::create(&log).unwrap());
+        let child = command.stdin(Stdio::null()).spawn().unwrap();
+        let mut started = Self { child, log };
+        wait::until("the bridge to listen", || {
+            if let Some(status) = started.child.try_wait().unwrap() {
+                panic!("the bridge ended ({status}): {}", started.said());
+            }
+            started.said().contains("bridge listening on").then_some(())
+        });
+        started
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    fn end(&mut self, signal: Signal) -> Option<i32> {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        kill(pid, signal).unwrap();
+        let ended = || self.child.try_wait().unwrap();
+        wait::until("the bridge to end", ended).code()
+    }
+}
+
+impl Drop for Standalone {
+    fn drop(&mut self) {
+        // Both fail when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A program with a bare environment, at home in the bridge's place.
+fn program(bridge: &Bridge, path: impl AsRef<Path>) -> Command {
+    let mut command = Command::new(path.as_ref());
+    command
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap())
+        .env("HOME", bridge.place.path());
+    command
+}
+
+/// `palisade bridge run`, at the place's own port.
+fn bridge_run(bridge: &Bridge) -> Command {
+    let mut command = program(bridge, PALISADE);
+    let port = bridge.address.port().to_string();
+    command.args(["bridge", "run", "-p", &port]);
+    command
+}
+
+fn fixture() -> String {
+    testkit::mcp::fixture().to_str().unwrap().to_owned()
+}
+
+#[test]
+fn seed_000_bridge_run_serves_a_command_without_configuration() {
+    let bridge = Bridge::new();
+    let mut command = bridge_run(&bridge);
+    let fixture = testkit::mcp::fixture();
+    command
+        .env("FIXTURE_DIR", fixture.parent().unwrap())
+        .env("WORDS", "Says what it is told.")
+        .args(["--", "$FIXTURE_DIR/mcp-fixture", "--describe", "${WORDS}"]);
+    let running = Standalone::start(&bridge, command);
+
+    // The only tool needs no name.
+    let answer = bridge.ask("POST", "/mcp", &[], &initialize());
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let session = bridge.session("bridge");
+    let listed = session.post(&request(2, "tools/list", &json!({})));
+    let listed = messages(&listed)[0]["result"]["tools"].clone();
+    let echo = listed.as_array().unwrap().iter();
+    let echo: Vec<&Value> = echo.filter(|tool| tool["name"] == "echo_raw").collect();
+    assert_eq!(echo[0]["description"], "Says what it is told.");
+    // Its environment is that of the command.
+    let told = session.text("env", &json!({"name": "WORDS"}));
+    assert!(told.contains("Says what it is told."), "{told}");
+    let mut events = bridge.send("GET", "/sse", &[], "");
+    assert_eq!(testkit::http::read_head(&mut events).unwrap().status, 200);
+    let first = testkit::http::read_chunk(&mut events).unwrap().unwrap();
+    assert!(first.starts_with(b"event: endpoint"), "{first:?}");
+    let health = bridge.ask("GET", "/health", &[], "");
+    assert_eq!(health.status, 200, "{}", health.text());
+    wait::until("the decision in the log", || {
+        let said = running.said();
+        (said.contains("tool call decided") && said.contains("name=\"env\"")).then_some(())
+    });
+    // Nothing was made in the operator's home.
+    let made = std::fs::read_dir(bridge.place.path()).unwrap();
+    let names = made.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    assert_eq!(names, ["bridge.log", "palisade.yaml"]);
+}
+
+#[test]
+fn seed_000_bridge_run_ends_with_every_process_it_started() {
+    let bridge = Bridge::new();
+    for (signal, code) in [
+        (Signal::SIGINT, Some(0)),
+        (Signal::SIGTERM, Some(0)),
+        (Signal::SIGKILL, None),
+    ] {
+        let mut command = bridge_run(&bridge);
+        command.args(["--", &fixture(), "--stubborn"]);
+        let mut running = Standalone::start(&bridge, command);
+        let session = bridge.session("bridge");
+        let file = bridge.path("grandchild");
+        session.text("spawn_grandchild", &json!({"file": file}));
+        let grandchild = wait::until("the grandchild", || std::fs::read_to_string(&file).ok());
+        std::fs::remove_file(&file).unwrap();
+        let grandchild = grandchild.trim().parse().unwrap();
+        let started = start_of(grandchild).unwrap();
+        assert_eq!(bridge.servers().len(), 1);
+
+        assert_eq!(running.end(signal), code, "{signal}: {}", running.said());
+        wait::until("no process to be left", || {
+            let over = bridge.servers().is_empty() && start_of(grandchild) != Some(started);
+            over.then_some(())
+        });
+    }
+}
+
+#[test]
+fn seed_000_polis_bridge_by_its_own_name_serves_port_8090() {
+    if !testkit::require_root("making a network namespace") {
+        return;
+    }
+    let bridge = Bridge::new();
+    let link = bridge.path("polis-bridge");
+    std::os::unix::fs::symlink(PALISADE, &link).unwrap();
+    let mut command = program(&bridge, &link);
+    command.args(["--", &fixture()]);
+    // Port 8090 of this machine may be taken.
+    let running = Standalone::start(&bridge, inside::alone(&command));
+    let said = running.said();
+    let address = "bridge listening on http://127.0.0.1:8090/mcp";
+    assert!(said.contains(address), "{said}");
+    let network = Inside::of_process(running.child.id());
+    let answer = ask(&network, "POST", "/mcp", &initialize());
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(ask(&network, "GET", "/health", "").status, 200);
+
+    let help = program(&bridge, &link).arg("--help").output().unwrap();
+    let help = said::out(&help);
+    assert!(
+        help.contains("Usage: polis-bridge [OPTIONS] <COMMAND>..."),
+        "{help}"
+    );
+    for option in [
+        "-p, --port",
+        "-c <FILE>",
+        "--config <FILE>",
+        "-l, --log-level",
+    ] {
+        assert!(help.contains(option), "{option}: {help}");
+    }
+}
+
+#[test]
+fn seed_000_bridge_run_takes_policies_from_its_file() {
+    let bridge = Bridge::new();
+    let bundle = bridge.path("bundle");
+    std::fs::create_dir(&bundle).unwrap();
+    let policy = "package mcp.authz\n\ndefault decision := {\"action\": \"allow\"}\n\n\
+                  decision := {\"action\": \"block\", \"reason\": \"No.\"} if input.name == \"who\"\n";
+    std::fs::write(bundle.join("policy.rego"), policy).unwrap();
+    let file = bridge.path("polis.yaml");
+    let text = format!(
+        "version: \"1.0\"\n\
+         server: {{auth_token: \"${{BRIDGE_TOKEN}}\"}}\n\
+         policies: {{bundles: [{{id: guard, path: {bundle:?}, entrypoint: mcp/authz}}]}}\n\
+         tools: [{{name: other, command: [\"false\"]}}]\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let mut command = bridge_run(&bridge);
+    command
+        .env("BRIDGE_TOKEN", "of-the-operator")
+        .env("KEPT", "so");
+    command
+        .arg("-c")
+        .arg(&file)
+        .args(["-l", "warn", "--", &fixture()]);
+    let mut running = Standalone::start(&bridge, command);
+
+    let bearer = ("Authorization", "Bearer of-the-operator");
+    let post = |path: &str, headers: &[(&str, &str)], body: &str| {
+        let headers: Vec<_> = headers.iter().copied().chain([bearer]).collect();
+        bridge.ask("POST", path, &headers, body)
+    };
+    assert_eq!(bridge.ask("POST", "/mcp", &[], &initialize()).status, 401);
+    assert_eq!(post("/mcp/other", &[], &initialize()).status, 404);
+    let began = post("/mcp", &[], &initialize());
+    let session = began.header("mcp-session-id").unwrap();
+    let headers = [("Mcp-Session-Id", session)];
+    let call = |name: &str, arguments: Value| {
+        let params = json!({"name": name, "arguments": arguments});
+        let answer = post("/mcp", &headers, &request(1, "tools/call", &params));
+        let all = messages(&answer);
+        let found = all.into_iter().find(|one| one["id"] == 1);
+        found.unwrap_or_else(|| panic!("{}", answer.text()))["result"].clone()
+    };
+    assert_eq!(call("who", json!({}))["isError"], true);
+    let told = call("env", json!({})).to_string();
+    assert!(told.contains("KEPT"), "{told}");
+    assert!(!told.contains("of-the-operator"), "{told}");
+    // Decisions are information, and the level is that of the option.
+    assert_eq!(running.end(Signal::SIGTERM), Some(0));
+    let said = running.said();
+    assert!(!said.contains("tool call decided"), "{said}");
+}
+
+#[test]
+fn seed_000_bridge_run_refuses_what_it_cannot_serve() {
+    let bridge = Bridge::new();
+    let refused = |options: &[&str], words: &[&str]| -> Output {
+        let mut command = bridge_run(&bridge);
+        let command = command.args(options).arg("--").args(words);
+        command.output().unwrap()
+    };
+    let fixture = fixture();
+    for (options, words, code, sentence) in [
+        (
+            &[][..],
+            &["$NOT_SET_HERE/server"][..],
+            2,
+            "NOT_SET_HERE is not set",
+        ),
+        (
+            &[],
+            &["no-such-server"],
+            3,
+            "command not found: 'no-such-server'",
+        ),
+        (&[], &["./no-such-server"], 3, "command not found"),
+        (&[], &[], 2, "<COMMAND>"),
+        (
+            &["-c", "/nonexistent.yaml"],
+            &[fixture.as_str()],
+            2,
+            "/nonexistent.yaml",
+        ),
+        (
+            &["-l", "loud"],
+            &[fixture.as_str()],
+            2,
+            "error, warn, info, debug, trace",
+        ),
+    ] {
+        let output = refused(options, words);
+        let told = said::err(&output);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {told}");
+        assert!(told.contains(sentence), "{words:?}: {told}");
+    }
+    let _taken = TcpListener::bind(bridge.address).unwrap();
+    let output = refused(&[], &[&fixture]);
+    let told = said::err(&output);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains(&bridge.address.to_string()), "{told}");
+    assert!(told.contains("choose another port with -p"), "{told}");
+}
