@@ -73,7 +73,7 @@ async def journey(session):
     ok("write")
 
     ran = await session.do("bash", command="python3 src/new/main.py > out.txt; cat out.txt; pwd")
-    assert ran["output"] == "hello\n/workspace\n" and ran["exitCode"] == 0 and ran["commit"], ran
+    assert ran["output"] == "hello\n/workspace\n" and ran["exit_code"] == 0 and ran["commit"], ran
     quiet = await session.do("bash", command="true")
     assert "commit" not in quiet, quiet
     ok("bash")
@@ -183,10 +183,12 @@ async def errors(session):
     message = await session.fails("patch", patch="no patch at all")
     assert message, message
     result = await session.session.call_tool("bash", {"command": "echo said; echo so >&2; exit 7"})
-    assert result.is_error and result.structured_content["exitCode"] == 7, result
+    assert result.is_error and result.structured_content["exit_code"] == 7, result
     assert sorted(result.structured_content["output"].split()) == ["said", "so"], result
+    assert result.structured_content["stdout"] == "said\n", result
+    assert result.structured_content["stderr"] == "so\n", result
     result = await session.session.call_tool("bash", {"command": "sleep 600", "timeoutSeconds": 0.5})
-    assert result.is_error and result.structured_content["timedOut"], result
+    assert result.is_error and result.structured_content["timed_out"], result
     ok("tools")
 
     await session.do("sandbox-create", name="two")

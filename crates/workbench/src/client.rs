@@ -176,7 +176,7 @@ impl Client {
         let mut collected = Collected::default();
         loop {
             match output.next().await? {
-                Event::Output(_, said) => collected.push(&said),
+                Event::Output(stream, said) => collected.push(stream, &said),
                 Event::Done {
                     exit_code,
                     timed_out,

@@ -336,17 +336,20 @@ impl Answer for PatchAnswer {
     }
 }
 
-/// What came of a command.
+/// How a command ended, and what it wrote.
 #[derive(Debug, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
 pub struct BashAnswer {
-    /// The last of what it said, output and error output as they came.
+    /// The last of what it wrote, output and error output in the order in which they came.
     pub output: String,
+    /// The last of its output alone.
+    pub stdout: String,
+    /// The last of its error output alone.
+    pub stderr: String,
     /// Its code; -1 when it was killed.
     pub exit_code: i32,
     /// Whether it was killed because its time was over.
     pub timed_out: bool,
-    /// What was cut from the beginning.
+    /// What was cut from the beginning of `output`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Cut")]
     pub cut: Option<Cut>,
@@ -356,6 +359,8 @@ impl From<Ran> for BashAnswer {
     fn from(ran: Ran) -> Self {
         Self {
             output: ran.output,
+            stdout: ran.stdout,
+            stderr: ran.stderr,
             exit_code: ran.exit_code,
             timed_out: ran.timed_out,
             cut: ran.cut,

@@ -207,8 +207,12 @@ pub struct Edited {
 /// What came of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ran {
-    /// The last of what it said.
+    /// The last of what it wrote, in the order in which it came.
     pub output: String,
+    /// The last of its output.
+    pub stdout: String,
+    /// The last of its error output.
+    pub stderr: String,
     /// Its code; -1 when it was killed.
     pub exit_code: i32,
     /// Whether its time was over.

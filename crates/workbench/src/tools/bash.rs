@@ -1,5 +1,6 @@
 //! bash: a command on a leash, and what it says as it says it.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
@@ -93,12 +94,16 @@ pub struct BashResult {
     pub ok: bool,
     /// The last of its output and error output, as they came.
     pub output: String,
+    /// The last of its output.
+    pub stdout: String,
+    /// The last of its error output.
+    pub stderr: String,
     /// Its code; -1 when it was killed.
     pub exit_code: i32,
     /// Whether its time was over.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub timed_out: bool,
-    /// What was cut.
+    /// What was cut from `output`; the streams by themselves have the same limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncation: Option<Truncation>,
 }
@@ -122,7 +127,7 @@ impl Running {
         let mut collected = Collected::default();
         while let Some(event) = self.next().await {
             match event {
-                Event::Output(_, said) => collected.push(&said),
+                Event::Output(stream, said) => collected.push(stream, &said),
                 Event::Done {
                     exit_code,
                     timed_out,
@@ -342,25 +347,37 @@ impl Text {
     }
 }
 
-/// The last of what a command said.
+/// The last of what a command wrote: all of it in its order, and each stream by itself.
 #[derive(Debug, Default)]
-pub(crate) struct Collected(Tail);
+pub(crate) struct Collected {
+    output: Tail,
+    stdout: Tail,
+    stderr: Tail,
+}
 
 impl Collected {
     /// Adds to it.
-    pub(crate) fn push(&mut self, said: &Said) {
-        match said {
-            Said::Text(text) => self.0.push(text),
-            Said::Bytes(bytes) => self.0.push(&String::from_utf8_lossy(bytes)),
+    pub(crate) fn push(&mut self, stream: Stream, said: &Said) {
+        let text = match said {
+            Said::Text(text) => Cow::Borrowed(text.as_str()),
+            Said::Bytes(bytes) => String::from_utf8_lossy(bytes),
+        };
+        self.output.push(&text);
+        match stream {
+            Stream::Stdout => self.stdout.push(&text),
+            Stream::Stderr => self.stderr.push(&text),
         }
     }
 
     /// The whole, when the command has ended.
     pub(crate) fn result(self, exit_code: i32, timed_out: bool) -> BashResult {
-        let (output, truncation) = self.0.cut();
+        let (output, truncation) = self.output.cut();
+        let ((stdout, _), (stderr, _)) = (self.stdout.cut(), self.stderr.cut());
         BashResult {
             ok: exit_code == 0,
             output,
+            stdout,
+            stderr,
             exit_code,
             timed_out,
             truncation,

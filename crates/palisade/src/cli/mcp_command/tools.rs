@@ -131,6 +131,8 @@ impl Tools {
         let ran = self.client.run(&request).await.map_err(told)?;
         Ok(Ran {
             output: ran.output,
+            stdout: ran.stdout,
+            stderr: ran.stderr,
             exit_code: ran.exit_code,
             timed_out: ran.timed_out,
             cut: ran.truncation.map(cut),
