@@ -59,6 +59,51 @@ fn a_call_that_is_given_up_ends_its_command() {
 }
 
 #[test]
+fn seed_004_bash_returns_stdout_and_stderr_apart() {
+    let bench = Bench::new();
+    let mut server = bench.serve();
+    server.call("sandbox-create", &json!({ "name": "fix" }));
+    server.answer();
+    let line = "echo out; echo err >&2; exit 3";
+    server.call("bash", &json!({ "command": line }));
+    let answer = server.answer();
+    let ran = &answer["result"]["structuredContent"];
+    assert_eq!(
+        (&ran["exit_code"], &ran["stdout"], &ran["stderr"]),
+        (&json!(3), &json!("out\n"), &json!("err\n")),
+        "{answer}"
+    );
+    let output = ran["output"].as_str().unwrap();
+    assert!(["out\nerr\n", "err\nout\n"].contains(&output), "{answer}");
+    assert_eq!(answer["result"]["isError"], true, "{answer}");
+}
+
+#[test]
+fn seed_004_sandbox_delete_is_refused_while_a_command_runs() {
+    let bench = Bench::new();
+    let mut server = bench.serve();
+    server.call("sandbox-create", &json!({ "name": "fix" }));
+    server.answer();
+    let line = "sleep 4323 >/dev/null 2>&1 & until pgrep -fx 'sleep 432[3]' >/dev/null; do :; done";
+    server.call("bash", &json!({ "command": line }));
+    server.answer();
+    server.call("sandbox-delete", &json!({}));
+    let answer = server.answer();
+    let text = answer["result"]["content"][0]["text"].to_string();
+    assert!(text.contains("sleep is running"), "{answer}");
+    server.call("bash", &json!({ "command": "pkill -fx 'sleep 432[3]'" }));
+    server.answer();
+    server.call("sandbox-delete", &json!({}));
+    let answer = server.answer();
+    assert_eq!(
+        answer["result"]["structuredContent"]["name"], "fix",
+        "{answer}"
+    );
+    drop(server);
+    bench.assert_nothing_left();
+}
+
+#[test]
 fn calls_at_the_same_time_lose_nothing() {
     let bench = Bench::new();
     bench.drive("crowd", "auto", &["crowd"]);

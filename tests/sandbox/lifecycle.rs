@@ -13,12 +13,9 @@ use crate::bench::{Bench, told};
 for_every_operator!(
     pausing_and_resuming_twice_is_fine,
     a_paused_sandbox_stands_still,
-    an_active_sandbox_is_deleted_only_by_force,
-    deleting_twice_says_that_it_is_not_there,
     a_name_that_is_taken_is_refused_and_leaves_nothing,
     a_branch_that_is_taken_is_refused_and_left_alone,
     a_name_that_cannot_be_one_is_refused_before_anything_is_made,
-    work_that_is_nowhere_else_is_not_deleted_without_force,
     the_same_name_in_two_repositories_is_two_sandboxes,
     a_backend_that_does_not_exist_leaves_nothing,
     run_goes_on_in_the_sandbox_of_that_name,
@@ -90,36 +87,6 @@ fn a_paused_sandbox_stands_still(bench: &Bench) {
     bench.assert_nothing_left();
 }
 
-fn an_active_sandbox_is_deleted_only_by_force(bench: &Bench) {
-    bench.create("fix");
-    let complaint = bench.fails(4, &["delete", "fix"]);
-    assert!(
-        complaint.contains("sandbox is active; use --force to delete"),
-        "{complaint}"
-    );
-    assert_eq!(bench.says("fix", "echo still here"), "still here");
-    assert_eq!(bench.ok(&["delete", "--force", "fix"]), "Deleted fix\n");
-    bench.assert_nothing_left();
-}
-
-fn deleting_twice_says_that_it_is_not_there(bench: &Bench) {
-    bench.create("fix");
-    bench.ok(&["delete", "-f", "fix"]);
-    for force in [&[][..], &["--force"][..]] {
-        let complaint = bench.fails(3, &[&["delete", "fix"], force].concat());
-        assert_eq!(
-            complaint.trim(),
-            "palisade: delete failed: Sandbox 'fix' not found."
-        );
-    }
-    let complaint = bench.fails(3, &["exec", "fix", "--", "true"]);
-    assert!(
-        complaint.contains("Sandbox 'fix' not found."),
-        "{complaint}"
-    );
-    bench.assert_nothing_left();
-}
-
 fn a_name_that_is_taken_is_refused_and_leaves_nothing(bench: &Bench) {
     let id = bench.create("fix");
     for name in ["fix", "Fix!"] {
@@ -163,43 +130,6 @@ fn a_name_that_cannot_be_one_is_refused_before_anything_is_made(bench: &Bench) {
         }
     }
     assert_eq!(bench.json(&["list"]), json!([]));
-    bench.assert_nothing_left();
-}
-
-fn work_that_is_nowhere_else_is_not_deleted_without_force(bench: &Bench) {
-    bench.create("fix");
-    let commits = "for n in 1 2; do echo $n > $n; git add -A; git commit -q -m $n; done";
-    bench.says("fix", commits);
-    bench.ok(&["snapshot", "fix"]);
-    bench.ok(&["pause", "fix"]);
-    let complaint = bench.fails(4, &["delete", "fix"]);
-    assert!(
-        complaint.contains("the branch 'palisade/fix' holds 2 commit(s)"),
-        "{complaint}"
-    );
-    // Merged, it may go; but a workspace with more in it than the branch may not.
-    bench.ok(&["resume", "fix"]);
-    bench.ok(&["merge", "fix"]);
-    bench.says("fix", "echo unsaved > unsaved.txt");
-    bench.ok(&["pause", "fix"]);
-    let complaint = bench.fails(4, &["delete", "fix"]);
-    assert!(complaint.contains("holds 1 commit(s)"), "{complaint}");
-    assert_eq!(
-        bench.repo.git(&["show", "palisade/fix:unsaved.txt"]),
-        "unsaved"
-    );
-    let tip = bench.repo.git(&["rev-parse", "palisade/fix"]);
-    let forced = bench.run(&["delete", "--force", "fix"]);
-    assert!(forced.status.success(), "{}", told(&forced));
-    // By force it goes, and how to have it again is said.
-    let way = format!("git branch palisade/fix {tip}");
-    assert!(said::err(&forced).contains(&way), "{}", told(&forced));
-    bench.repo.git(&["branch", "palisade/fix", &tip]);
-    assert_eq!(
-        bench.repo.git(&["show", "palisade/fix:unsaved.txt"]),
-        "unsaved"
-    );
-    bench.repo.git(&["branch", "-D", "palisade/fix"]);
     bench.assert_nothing_left();
 }
 

@@ -16,6 +16,7 @@ use crate::leaf::{self, EnvName, Image, Publish, Text};
 use crate::problem::{Problem, Problems};
 use crate::schema::REPOSITORY;
 use crate::section::egress::DomainRule;
+use crate::section::sandbox::SetupCommand;
 use crate::settings::{Settings, Version};
 use crate::trust::TrustStore;
 
@@ -33,8 +34,9 @@ pub(crate) struct RepoKeys {
     /// reported and has no effect.
     #[schemars(with = "Option<Text<Image>>")]
     image: Option<String>,
-    /// A shell command that runs once in a new sandbox, instead of `sandbox.setup_command`.
-    setup_command: Option<String>,
+    /// A command that runs once in a new sandbox, instead of `sandbox.setup_command`: a line for
+    /// the shell, or a list of a program and its arguments.
+    setup_command: Option<SetupCommand>,
     /// Ports to publish on the host's loopback: a port, or HOST:INSIDE. Where the host's port is
     /// taken, another one is chosen.
     #[serde(with = "leaf::list")]
@@ -150,7 +152,7 @@ pub struct RepoSettings {
     /// The image, instead of `sandbox.image`. Without effect in this version.
     pub image: Option<String>,
     /// The set-up command, instead of `sandbox.setup_command`.
-    pub setup_command: Option<String>,
+    pub setup_command: Option<SetupCommand>,
     /// Ports to publish.
     pub ports: Vec<Publish>,
     /// Names of variables to pass on. Each is in the operator's `sandbox.env` too.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use sandbox::checkpoint::CheckpointError;
 use sandbox::contract::SandboxError;
+use sandbox::contract::setup::{SetupEnd, SetupFailure};
 use sandbox::git::error::GitError;
 use sandbox::manager::ManagerError;
 use sandbox::transfer::TransferError;
@@ -59,6 +60,17 @@ pub enum ControlError {
     /// A sandbox, its branch or its workspace said no.
     #[error(transparent)]
     Sandbox(#[from] ManagerError),
+    /// The set-up command of a new sandbox failed.
+    #[error(
+        "{origin}: {failure}\nNothing of the sandbox is left.{}",
+        setup_hint(failure)
+    )]
+    SetUp {
+        /// The option or key that the command was given by.
+        origin: &'static str,
+        /// How it failed.
+        failure: SetupFailure,
+    },
     /// Somebody else listens there.
     #[error(
         "port {} is taken on {}; publish at another one, or at 0 to have one chosen",
@@ -93,9 +105,26 @@ impl ControlError {
             ControlError::Failed(_) => (StatusCode::INTERNAL_SERVER_ERROR, "failed"),
             ControlError::Store(error) => store_status(error),
             ControlError::Sandbox(error) => manager_status(error),
+            ControlError::SetUp { failure, .. } => setup_status(failure),
         };
         (status, json!({ "error": self.to_string(), "code": code }))
     }
+}
+
+fn setup_hint(failure: &SetupFailure) -> &'static str {
+    match failure.end {
+        SetupEnd::Exited(_) => "",
+        SetupEnd::TimedOut(_) => " sandbox.setup_timeout sets the time that the command has.",
+    }
+}
+
+/// What the failure of a set-up command is answered with. The gate itself did not fail.
+fn setup_status(failure: &SetupFailure) -> (StatusCode, &'static str) {
+    let code = match failure.end {
+        SetupEnd::Exited(_) => "setup_failed",
+        SetupEnd::TimedOut(_) => "timed_out",
+    };
+    (StatusCode::UNPROCESSABLE_ENTITY, code)
 }
 
 fn store_status(error: &StoreError) -> (StatusCode, &'static str) {
@@ -135,7 +164,7 @@ pub fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
         SandboxError::Name(_) => (StatusCode::BAD_REQUEST, "invalid_name"),
         SandboxError::Exists(_) => (StatusCode::CONFLICT, "exists"),
         SandboxError::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
-        SandboxError::Active => (StatusCode::CONFLICT, "active"),
+        SandboxError::Busy { .. } => (StatusCode::CONFLICT, "busy"),
         SandboxError::Paused(_) => (StatusCode::CONFLICT, "paused"),
         SandboxError::Stopped { .. } => (StatusCode::CONFLICT, "stopped"),
         SandboxError::Misstep(_) => (StatusCode::CONFLICT, "misstep"),
@@ -146,7 +175,8 @@ pub fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
         SandboxError::Silent(_) | SandboxError::Protocol { .. } => {
             (StatusCode::SERVICE_UNAVAILABLE, "sandbox_silent")
         }
-        SandboxError::TimedOut(_) => (StatusCode::GATEWAY_TIMEOUT, "timed_out"),
+        SandboxError::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "timed_out"),
+        SandboxError::SetUp(failure) => setup_status(failure),
         SandboxError::Transfer(error) => transfer_status(error),
         SandboxError::Connect { .. } => (StatusCode::BAD_GATEWAY, "nobody_listens"),
         SandboxError::Create { .. }

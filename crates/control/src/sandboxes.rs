@@ -274,8 +274,8 @@ impl Sandboxes {
         Ok(Reply::ok(shown))
     }
 
-    /// Removes one with everything it had. Without force, an active one stays, and so does
-    /// one whose branch holds work that is nowhere else.
+    /// Removes one with everything it had. Without force, one stays in which a command runs, and
+    /// one whose branch or workspace holds work that is nowhere else.
     pub async fn delete(
         &self,
         store: &Store,
@@ -286,21 +286,7 @@ impl Sandboxes {
         let _turn = self.turns.take(&id).await;
         let (of, bounds) = (id.clone(), bounds(settings));
         let row = self
-            .ask(move |manager| {
-                // One that is being removed has no workspace to look at.
-                let Ok(row) = manager.row(&of) else {
-                    return manager.condemn(&of, force);
-                };
-                // What the workspace holds counts as work, too.
-                if force == Force::No
-                    && row.repository.is_some()
-                    && manager.status(&of) != SandboxStatus::Active
-                {
-                    let report = manager.snapshot(&of, "before deletion", &bounds)?;
-                    manager.refuse_to_lose_the_rest(&row, &report, "--force")?;
-                }
-                manager.condemn(&of, force)
-            })
+            .ask(move |manager| manager.condemn(&of, force, &bounds))
             .await?;
         let removed = self.finish(store, &row).await?;
         tracing::info!(sandbox = %row.id, "a sandbox was deleted");

@@ -190,8 +190,8 @@ impl Agents {
         if asked.force && !self.has_made(&sandbox.id) {
             let name = &sandbox.name;
             return Err(WorkshopError::Refused(format!(
-                "{name} was not made in this session, so it is not deleted by force; the \
-                 operator can: palisade delete --force {name}"
+                "{name} was not made in this session, so it is not deleted by force; ask the \
+                 operator to delete it"
             )));
         }
         let deleted = self.workshop.delete(&sandbox.id, asked.force).await?;

@@ -131,7 +131,7 @@ pub enum Command {
     /// Remove a sandbox with its branch and everything in it
     #[command(visible_alias = "rm")]
     #[command(
-        after_help = "Example:\n  palisade delete --force fix   without --force, one that is paused and merged"
+        after_help = "Example:\n  palisade delete fix   refused while a command runs in it or its work is not merged"
     )]
     Delete(sandboxes::DeleteArgs),
     /// Copy a file or directory into a sandbox

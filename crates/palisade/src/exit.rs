@@ -119,7 +119,10 @@ fn exit_of_answer(status: StatusCode, word: &str) -> Exit {
         (_, "backend_unavailable") => Exit::BackendUnavailable,
         (_, "timed_out") => Exit::TimedOut,
         // It was asked for rightly and is not to be, as with git itself.
-        (_, "git_conflict" | "workspace_refused" | "transfer_refused" | "too_much") => Exit::Failed,
+        (
+            _,
+            "git_conflict" | "workspace_refused" | "transfer_refused" | "too_much" | "setup_failed",
+        ) => Exit::Failed,
         (StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _) => Exit::Usage,
         (StatusCode::NOT_FOUND, _) => Exit::NotFound,
         (StatusCode::CONFLICT, _) => Exit::Exists,
@@ -130,6 +133,11 @@ fn exit_of_answer(status: StatusCode, word: &str) -> Exit {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use sandbox::contract::setup::{SetupEnd, SetupFailure};
+    use sandbox::name::Slug;
+
     use super::*;
 
     fn code<E: std::error::Error + Send + Sync + 'static>(error: E) -> u8 {
@@ -163,8 +171,11 @@ mod tests {
                 4,
             ),
             (
-                code(SandboxError::Active),
-                code(refused(StatusCode::CONFLICT, "active")),
+                code(SandboxError::Busy {
+                    name: Slug::from_name("fix").unwrap(),
+                    what: String::new(),
+                }),
+                code(refused(StatusCode::CONFLICT, "busy")),
                 4,
             ),
             (
@@ -181,6 +192,22 @@ mod tests {
                 code(GitError::Conflicts(Vec::new())),
                 code(refused(StatusCode::CONFLICT, "git_conflict")),
                 1,
+            ),
+            (
+                code(refused(StatusCode::UNPROCESSABLE_ENTITY, "setup_failed")),
+                code(SandboxError::from(SetupFailure {
+                    end: SetupEnd::Exited(3),
+                    lines: Vec::new(),
+                })),
+                1,
+            ),
+            (
+                code(refused(StatusCode::UNPROCESSABLE_ENTITY, "timed_out")),
+                code(SandboxError::from(SetupFailure {
+                    end: SetupEnd::TimedOut(Duration::ZERO),
+                    lines: Vec::new(),
+                })),
+                124,
             ),
             (
                 code(TransferError::TooLarge(1)),

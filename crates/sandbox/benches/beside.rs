@@ -55,6 +55,7 @@ fn config(name: &str) -> SandboxConfig {
         limits: Limits::default(),
         system: System::default(),
         trust: None,
+        setup_command: None,
     }
 }
 

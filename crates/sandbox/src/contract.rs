@@ -2,6 +2,7 @@
 //! keeps the agent in. The command line, the MCP server and the control API know only this.
 
 pub mod lifecycle;
+pub mod setup;
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -16,10 +17,12 @@ use serde::{Deserialize, Serialize};
 use crate::name::{InvalidName, Slug};
 use crate::transfer::TransferError;
 use lifecycle::{Misstep, Phase};
+use setup::SetupFailure;
 
 /// A backend. Calls block; a caller with an event loop gives them a thread of their own.
 ///
-/// The git branch and the workspace's content are made around `create`, not by it.
+/// The git branch, the workspace's content and the set-up command are the manager's work, around
+/// `create`: they need a repository, and a gate that serves the sandbox's traffic.
 pub trait Sandbox {
     /// Makes a sandbox and starts it. What fails leaves nothing behind.
     fn create(&self, config: &SandboxConfig) -> Result<SandboxMetadata, SandboxError>;
@@ -30,7 +33,8 @@ pub trait Sandbox {
     /// Lets every process go on. Again is no error.
     fn resume(&self, id: &SandboxId) -> Result<(), SandboxError>;
 
-    /// Ends every process and removes everything the sandbox had.
+    /// Ends every process and removes everything the sandbox had. Without force, a sandbox in
+    /// which a command runs is refused; a paused one is not.
     fn delete(&self, id: &SandboxId, force: Force) -> Result<(), SandboxError>;
 
     /// Runs a command to its end.
@@ -63,10 +67,10 @@ pub trait Sandbox {
     fn status(&self, id: &SandboxId) -> SandboxStatus;
 }
 
-/// Whether a running sandbox is deleted as well.
+/// Whether a sandbox in which a command runs is deleted as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Force {
-    /// An active one is refused.
+    /// It is refused.
     No,
     /// Whatever its state.
     Yes,
@@ -92,6 +96,10 @@ pub struct SandboxConfig {
     /// Whom its programs trust beside those whom the system does.
     #[serde(default)]
     pub trust: Option<Trust>,
+    /// A program and its arguments that run once, when the workspace is filled and the traffic
+    /// is served ([`setup::run`]).
+    #[serde(default)]
+    pub setup_command: Option<Vec<String>>,
 }
 
 /// The root that signs in place of the world's. Programs inside trust it from the start, and
@@ -319,9 +327,17 @@ pub enum SandboxError {
     /// Nobody has that name.
     #[error("Sandbox '{0}' not found.")]
     NotFound(String),
-    /// Deleting needs another word.
-    #[error("sandbox is active; use --force to delete")]
-    Active,
+    /// A command runs in a sandbox that was to be deleted.
+    #[error(
+        "sandbox '{name}' is not idle: {what}; wait for its end, or stop it with `palisade pause \
+         {name}`, and delete the sandbox then"
+    )]
+    Busy {
+        /// The sandbox.
+        name: Slug,
+        /// What runs in it, or why that is not known.
+        what: String,
+    },
     /// A paused sandbox runs nothing.
     #[error("sandbox '{0}' is paused; resume it first")]
     Paused(String),
@@ -369,11 +385,22 @@ pub enum SandboxError {
         reason: String,
     },
     /// The command took too long. It was killed, with everything it started.
-    #[error("the command was killed after {} ms, with everything it had started", .0.as_millis())]
-    TimedOut(Duration),
+    #[error(
+        "the command was killed after {} ms, with everything it had started",
+        .after.as_millis()
+    )]
+    TimedOut {
+        /// The time that it had.
+        after: Duration,
+        /// What it had written by then, to its output and after that to its error output.
+        output: Vec<u8>,
+    },
     /// The command said too much. It was killed, with everything it started.
     #[error("the command was killed: it wrote more than {0} bytes")]
     TooMuchOutput(usize),
+    /// The set-up command failed.
+    #[error(transparent)]
+    SetUp(#[from] SetupFailure),
     /// Files could not be moved in or out.
     #[error(transparent)]
     Transfer(#[from] TransferError),
@@ -443,8 +470,12 @@ mod tests {
                 "Sandbox 'fix' not found.",
             ),
             (
-                SandboxError::Active,
-                "sandbox is active; use --force to delete",
+                SandboxError::Busy {
+                    name: Slug::from_name("fix").unwrap(),
+                    what: "sleep is running".into(),
+                },
+                "sandbox 'fix' is not idle: sleep is running; wait for its end, or stop it with \
+                 `palisade pause fix`, and delete the sandbox then",
             ),
         ] {
             assert_eq!(error.to_string(), sentence);
@@ -458,6 +489,7 @@ mod tests {
         let config: SandboxConfig = serde_json::from_str(old).unwrap();
         assert_eq!(config.system, System::default());
         assert_eq!((config.limits.pids, config.limits.disk), (7, 16 << 30));
+        assert_eq!(config.setup_command, None);
         let unknown = old.replace("\"pids\": 7", "\"pids\": 7, \"disc\": 1");
         serde_json::from_str::<SandboxConfig>(&unknown).unwrap_err();
     }

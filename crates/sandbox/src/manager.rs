@@ -27,7 +27,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use git2::Oid;
 use policy::id::SandboxId;
@@ -35,6 +35,7 @@ use policy::id::SandboxId;
 use crate::checkpoint::{self, CheckpointError};
 use crate::contract::{
     Command, Limits, Ports, Sandbox, SandboxConfig, SandboxError, SandboxStatus, System, Trust,
+    setup,
 };
 use crate::git::checkout::Checkouts;
 use crate::git::error::GitError;
@@ -77,6 +78,8 @@ pub struct Wanted {
     pub trust: Option<Trust>,
     /// What its row shall keep of the repository's own file.
     pub repository_file: Option<serde_json::Value>,
+    /// A program and its arguments, for [`Manager::set_up`].
+    pub setup_command: Option<Vec<String>>,
     /// Hears how far it is.
     pub progress: Arc<Progress>,
 }
@@ -105,10 +108,12 @@ pub enum ManagerError {
     },
     /// Deleting would lose work.
     #[error(
-        "the branch '{branch}' holds {commits} commit(s) that are nowhere else; merge them, or \
-         use --force to lose them"
+        "the branch '{branch}' holds {commits} commit(s) that are nowhere else; bring them to \
+         your branch with `palisade merge {name}`, or look at them with `palisade diff {name}`"
     )]
     Unmerged {
+        /// The sandbox.
+        name: Slug,
         /// The branch.
         branch: String,
         /// How many.
@@ -116,8 +121,8 @@ pub enum ManagerError {
     },
     /// Deleting would lose what is not on the branch.
     #[error(
-        "sandbox '{name}' holds work that is not on its branch: {what}; {fix}, or use {way_out} \
-         to lose it"
+        "sandbox '{name}' holds work that is not on its branch: {what}; {fix}{}",
+        .way_out.map(|option| format!(", or use {option} to lose it")).unwrap_or_default()
     )]
     Unsaved {
         /// The sandbox.
@@ -126,14 +131,14 @@ pub enum ManagerError {
         what: String,
         /// How to keep it.
         fix: String,
-        /// The option that does it all the same.
-        way_out: &'static str,
+        /// The option of the command that does it all the same.
+        way_out: Option<&'static str>,
     },
     /// The repository is not where it was.
     #[error(
         "the repository of sandbox '{name}' is no longer at '{path}'; if it was moved, move it \
-         back or put a link there. `palisade download {name} .` fetches the files, and `palisade \
-         delete --force {name}` gives them up", path = .path.display()
+         back or put a link there. `palisade download {name} .` fetches the files; `palisade delete \
+         --help` says how to discard them", path = .path.display()
     )]
     RepositoryGone {
         /// The sandbox.
@@ -144,8 +149,8 @@ pub enum ManagerError {
     /// Somebody deleted the branch.
     #[error(
         "the branch '{branch}' of sandbox '{name}' is gone; `git -C '{path}' branch {branch} \
-         {commit}` makes it anew where it began, and `palisade delete --force {name}` gives the \
-         sandbox up", path = .repository.display()
+         {commit}` makes it anew where it began; `palisade delete --help` says how to discard the \
+         sandbox", path = .repository.display()
     )]
     BranchGone {
         /// The sandbox.
@@ -348,6 +353,7 @@ impl Manager {
             limits: wanted.limits,
             system: wanted.system.clone(),
             trust: wanted.trust.clone(),
+            setup_command: wanted.setup_command.clone(),
         };
         self.backend.create_for(&config, spare)?;
         if let (Some((home, _)), Some(plan)) = (start, &plan) {
@@ -412,6 +418,14 @@ impl Manager {
             SandboxStatus::Active | SandboxStatus::Paused | SandboxStatus::Missing => {
                 Ok(self.backend.resume(id)?)
             }
+        }
+    }
+
+    /// Runs the set-up command of a sandbox that was begun and is served, if it has one.
+    pub fn set_up(&self, id: &SandboxId, timeout: Duration) -> Result<(), ManagerError> {
+        match self.backend.config(id)?.setup_command {
+            Some(command) => Ok(setup::run(&self.backend, id, &command, timeout)?),
+            None => Ok(()),
         }
     }
 

@@ -31,6 +31,7 @@ mod environment;
 mod errand;
 pub mod hardening;
 mod identity;
+mod idle;
 mod init;
 pub mod launch;
 mod layer;
@@ -484,9 +485,8 @@ impl Sandbox for Namespace {
             Err(_) if force == Force::Yes => return self.destroy(id, None),
             other => other?,
         };
-        let lives = record.init.is_some_and(Process::lives);
-        if force == Force::No && lives && record.phase == Phase::Active {
-            return Err(SandboxError::Active);
+        if force == Force::No {
+            self.refuse_if_busy(id)?;
         }
         self.destroy(id, Some(record))
     }

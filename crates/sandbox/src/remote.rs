@@ -239,7 +239,10 @@ impl<T: Tools> Sandbox for Remote<T> {
             }
         })?;
         match ended {
-            Ended::TimedOut => Err(SandboxError::TimedOut(command.timeout.unwrap_or(LONGEST))),
+            Ended::TimedOut => Err(SandboxError::TimedOut {
+                after: command.timeout.unwrap_or(LONGEST),
+                output: [stdout, stderr].concat(),
+            }),
             Ended::Stopped => Err(SandboxError::TooMuchOutput(MOST_OUTPUT)),
             Ended::Code(exit_code) => Ok(ExecutionResult {
                 exit_code,

@@ -1,6 +1,7 @@
 //! `sandbox`: where agents run.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use policy::host::Host;
 use schemars::JsonSchema;
@@ -29,8 +30,13 @@ pub struct Sandbox {
     /// The image of Docker sandboxes.
     #[schemars(with = "Text<Image>")]
     pub image: String,
-    /// A shell command that runs once in a new sandbox.
-    pub setup_command: Option<String>,
+    /// A command that runs once in a new sandbox: a line for the shell, or a list of a program
+    /// and its arguments. One that fails leaves no sandbox.
+    pub setup_command: Option<SetupCommand>,
+    /// How long the set-up command may take.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<Duration>")]
+    pub setup_timeout: Duration,
     /// What one sandbox may use.
     pub limits: Limits,
     /// How much of a workspace comes to its branch.
@@ -48,9 +54,33 @@ impl Default for Sandbox {
             rootfs: None,
             image: "busybox:latest".to_owned(),
             setup_command: None,
+            setup_timeout: Duration::from_secs(30 * 60),
             limits: Limits::default(),
             snapshot: Snapshot::default(),
             remote: RemoteContainers::default(),
+        }
+    }
+}
+
+/// A command that runs once in a new sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum SetupCommand {
+    /// A line for the shell.
+    Shell(String),
+    /// A program and its arguments.
+    Program(#[schemars(length(min = 1))] Vec<String>),
+}
+
+impl SetupCommand {
+    /// The program and its arguments.
+    pub fn argv(&self) -> Vec<String> {
+        match self {
+            SetupCommand::Shell(line) => ["/bin/sh", "-c", line]
+                .into_iter()
+                .map(str::to_owned)
+                .collect(),
+            SetupCommand::Program(argv) => argv.clone(),
         }
     }
 }

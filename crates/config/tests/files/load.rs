@@ -62,6 +62,28 @@ fn a_file_with_every_key_loads() {
 }
 
 #[test]
+fn setup_command_is_a_line_for_the_shell_or_a_program() {
+    let argv = |command: &str| {
+        let settings = load(&format!(
+            "version: 1\nsandbox:\n  setup_command: {command}\n"
+        ));
+        let settings = settings.map_err(|problems| problems.to_string());
+        settings.map(|settings| settings.sandbox.setup_command.map(|one| one.argv()))
+    };
+    let words = |words: &[&str]| Ok(Some(words.iter().map(|&word| word.to_owned()).collect()));
+    assert_eq!(argv("make setup"), words(&["/bin/sh", "-c", "make setup"]));
+    assert_eq!(argv("[make, a b]"), words(&["make", "a b"]));
+    assert_eq!(argv("null"), Ok(None));
+    for wrong in ["[]", "{make: setup}"] {
+        let problem = argv(wrong).unwrap_err();
+        assert!(
+            problem.contains(":3:18: sandbox.setup_command"),
+            "{problem}"
+        );
+    }
+}
+
+#[test]
 fn domains_are_merged_in_order_and_know_their_origin() {
     let dir = directory(&[
         (

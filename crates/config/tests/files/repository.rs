@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use config::section::sandbox::SetupCommand;
 use config::{FILE_NAME, RepoFile, TrustError, TrustStore};
 
 const YAML: &str = "\
@@ -193,7 +194,10 @@ fn environment_names_also_need_the_operators_word() {
     assert_eq!(effective.env, ["EDITOR"]);
     assert_eq!(effective.dropped, ["AWS_SECRET_ACCESS_KEY"]);
     assert_eq!(effective.image.as_deref(), Some("tools.example/agent:1"));
-    assert_eq!(effective.setup_command.as_deref(), Some("make setup"));
+    assert_eq!(
+        effective.setup_command,
+        Some(SetupCommand::Shell("make setup".to_owned()))
+    );
     let ports: Vec<_> = effective.ports.iter().map(|p| (p.host, p.inside)).collect();
     assert_eq!(ports, [(3000, 3000), (8080, 80)]);
     assert_eq!(effective.wishes.len(), 1);
@@ -221,7 +225,10 @@ fn variables_are_not_filled_in_for_strangers() {
         .trusted(&store)
         .unwrap()
         .effective(&config::Settings::default());
-    assert_eq!(effective.setup_command.as_deref(), Some("echo ${HOME}"));
+    assert_eq!(
+        effective.setup_command,
+        Some(SetupCommand::Shell("echo ${HOME}".to_owned()))
+    );
 }
 
 #[test]

@@ -36,6 +36,10 @@ pub struct CreateBody {
     /// Whether programs inside may make user namespaces.
     #[serde(default)]
     pub nested: bool,
+    /// A program and its arguments that run once in the new sandbox, instead of the configured
+    /// set-up command. If they fail, nothing is made.
+    #[serde(default)]
+    pub setup_command: Option<Vec<String>>,
     /// Ports of the host's loopback that lead inside from the start. One that is taken is a
     /// refusal, and nothing is made.
     #[serde(default)]

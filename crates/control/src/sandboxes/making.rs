@@ -9,7 +9,8 @@ use http::StatusCode;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use policy::registration::Registration;
-use sandbox::contract::{Command, Sandbox};
+use sandbox::contract::SandboxError;
+use sandbox::manager::ManagerError;
 use sandbox::manager::row::{Published, Row};
 use sandbox::progress::{Progress, Step};
 use serde_json::Value;
@@ -18,19 +19,13 @@ use store::Store;
 use super::body::{CreateBody, PortBody};
 use super::repository::HostRepository;
 use super::repository_file::Additions;
-use super::wish::{SetUp, Standing, Wish};
+use super::wish::{Setup, Standing, Wish};
 use super::{Sandboxes, describe, ports, with_notes};
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
 
 /// A sandbox lives until it is deleted; its row in the registry must not end before.
 const LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-
-/// How long a set-up command may take.
-const SETUP: Duration = Duration::from_secs(30 * 60);
-
-/// Lines of a failed setup that are shown.
-const SETUP_LINES: usize = 20;
 
 impl Sandboxes {
     /// Makes one. `progress` hears how far it is.
@@ -71,12 +66,17 @@ impl Sandboxes {
         store: &Store,
         row: Row,
         who: Standing,
-        setup: Option<SetUp>,
+        setup: Option<Setup>,
     ) -> Result<Value, ControlError> {
         // The row is on disk: a crash is cleared up at the next start, and a failure below.
         if let Err(error) = self.settle(store, &row, who, setup).await {
-            self.finish(store, &row).await?;
-            return Err(error);
+            return Err(match self.finish(store, &row).await {
+                Ok(_) => error,
+                Err(left) => ControlError::Failed(format!(
+                    "{error}\nremoving what was made of the sandbox failed, too: {left}; the next \
+                     start of the gate removes it"
+                )),
+            });
         }
         tracing::info!(sandbox = %row.id, "a sandbox was created");
         let id = row.id.clone();
@@ -90,7 +90,7 @@ impl Sandboxes {
         store: &Store,
         row: &Row,
         who: Standing,
-        setup: Option<SetUp>,
+        setup: Option<Setup>,
     ) -> Result<(), ControlError> {
         // First: it is what fails most easily.
         let mut doors = Vec::new();
@@ -131,26 +131,16 @@ impl Sandboxes {
         Ok(())
     }
 
-    async fn set_up(&self, id: &SandboxId, setup: SetUp) -> Result<(), ControlError> {
-        let SetUp { line, key } = setup;
-        let mut command = Command::shell(&line);
-        command.timeout = Some(SETUP);
-        let id = id.clone();
-        let result = self
-            .ask(move |manager| Ok(manager.backend().exec(&id, &command)?))
-            .await?;
-        if result.exit_code == 0 {
-            return Ok(());
+    /// Runs the set-up command.
+    async fn set_up(&self, id: &SandboxId, setup: Setup) -> Result<(), ControlError> {
+        let (id, Setup { origin, timeout }) = (id.clone(), setup);
+        let done = self.ask(move |manager| manager.set_up(&id, timeout)).await;
+        match done {
+            Err(ControlError::Sandbox(ManagerError::Sandbox(SandboxError::SetUp(failure)))) => {
+                Err(ControlError::SetUp { origin, failure })
+            }
+            other => other,
         }
-        let said = [result.stdout, result.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        let lines: Vec<&str> = said.lines().collect();
-        let from = lines.len().saturating_sub(SETUP_LINES);
-        Err(ControlError::Failed(format!(
-            "{key} ended with code {}; the sandbox was removed again\n{}",
-            result.exit_code,
-            lines.get(from..).unwrap_or_default().join("\n")
-        )))
     }
 
     /// In the background: the next create from the same commit only renames.

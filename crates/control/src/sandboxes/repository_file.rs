@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use config::leaf::Publish;
 use config::section::egress::DomainRule;
+use config::section::sandbox::SetupCommand;
 use config::{FILE_NAME, RepoFile, RepoSettings, Settings, TrustStore, TrustedRepoFile};
 use sandbox::manager::row::Row;
 use serde::{Deserialize, Serialize};
@@ -54,7 +55,7 @@ pub(super) struct Additions {
 /// What of the file takes effect when the sandbox is made, and what stays with it.
 #[derive(Debug, Default)]
 pub(super) struct Applied {
-    pub(super) setup_command: Option<String>,
+    pub(super) setup_command: Option<SetupCommand>,
     pub(super) ports: Vec<Publish>,
     pub(super) additions: Option<Additions>,
 }

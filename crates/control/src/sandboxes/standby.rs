@@ -40,6 +40,7 @@ impl Sandboxes {
             backend: None,
             root: false,
             nested: false,
+            setup_command: None,
             publish: Vec::new(),
         };
         let progress = Arc::new(Progress::default());

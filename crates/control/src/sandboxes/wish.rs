@@ -1,9 +1,11 @@
 //! What a request for a sandbox means, by the settings in force.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use config::leaf::Publish;
 use config::section::egress::DomainRule;
+use config::section::sandbox::SetupCommand;
 use config::{GATE_PORTS, MAX_CAPTURED_PORTS, Settings};
 use policy::registration::{AuthMode, Repo, RepoName};
 use sandbox::contract::{Limits, Ports, SandboxError, System};
@@ -21,14 +23,16 @@ use crate::reply::ControlError;
 pub(super) struct Wish {
     pub(super) wanted: Wanted,
     pub(super) who: Standing,
-    pub(super) setup: Option<SetUp>,
+    pub(super) setup: Option<Setup>,
 }
 
-/// A command that runs once in a new sandbox.
-pub(super) struct SetUp {
-    pub(super) line: String,
-    /// The key it stands under.
-    pub(super) key: &'static str,
+/// What is known about the set-up command, beside the command itself.
+#[derive(Clone, Copy)]
+pub(super) struct Setup {
+    /// The option or key that it was given by.
+    pub(super) origin: &'static str,
+    /// How long it may take.
+    pub(super) timeout: Duration,
 }
 
 /// What a sandbox is to the world.
@@ -98,15 +102,23 @@ impl Wish {
             additions,
         } = host.file.apply(settings);
         file_ports.retain(|port| body.publish.iter().all(|one| one.port != port.inside));
-        let in_file = setup_command.map(|line| SetUp {
-            line,
-            key: "setup_command of .palisade.yaml",
+        let configured = settings.sandbox.setup_command.as_ref();
+        let setup = [
+            ("--setup-command", body.setup_command),
+            (
+                "setup_command of .palisade.yaml",
+                setup_command.map(|command| command.argv()),
+            ),
+            ("sandbox.setup_command", configured.map(SetupCommand::argv)),
+        ];
+        let setup = setup.into_iter().find_map(|(origin, argv)| {
+            let timeout = settings.sandbox.setup_timeout;
+            Some((Setup { origin, timeout }, argv?))
         });
-        let operators = settings.sandbox.setup_command.clone();
-        let setup = in_file.or(operators.map(|line| SetUp {
-            line,
-            key: "sandbox.setup_command",
-        }));
+        let (setup, setup_command) = setup.unzip();
+        if setup_command.as_ref().is_some_and(Vec::is_empty) {
+            return Err(ControlError::Bad("setup_command is empty".to_owned()));
+        }
         let added = additions.as_ref().map(|all| all.egress.as_slice());
         let limits = &settings.sandbox.limits;
         Ok(Self {
@@ -132,6 +144,7 @@ impl Wish {
                 },
                 trust: None,
                 repository_file: additions.map(|all| json!(all)),
+                setup_command,
                 progress: Arc::default(),
             },
             who: Standing {

@@ -71,8 +71,8 @@ pub fn all() -> Vec<Tool> {
         tool::<Delete, DeleteAnswer>(
             "sandbox-delete",
             "Delete a sandbox",
-            "Removes a sandbox with its branch and everything in it. Refused while it holds \
-             work that is on no other branch, unless force is true.",
+            "Removes a sandbox with its branch and everything in it. Refused while a command \
+             runs in it or it holds work that is on no other branch, unless force is true.",
             Effect::Changes,
         ),
         tool::<Read, ReadAnswer>(

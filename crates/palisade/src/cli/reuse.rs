@@ -127,6 +127,9 @@ fn differences(place: &Place, making: &Making, registered: &Value) -> Vec<String
     if making.depth.is_some() {
         all.push("--depth: its history came along when it was made".to_owned());
     }
+    if making.setup_command.is_some() {
+        all.push("--setup-command: it runs only when a sandbox is made".to_owned());
+    }
     for (flag, wanted, is) in [
         ("--root", making.root, place.root),
         ("--nested", making.nested, place.nested),
@@ -203,8 +206,8 @@ async fn wake(gate: &Client, place: &Place) -> Result<()> {
                 other => other,
             };
             let message = format!(
-                "sandbox '{name}' cannot be used: {why} ({error:#}); to be rid of it: palisade \
-                 delete --force {name}"
+                "sandbox '{name}' cannot be used: {why} ({error:#}); to remove it: palisade delete \
+                 {name}"
             );
             Err(Failure::new(exit, message).into())
         }

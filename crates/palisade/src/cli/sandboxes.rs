@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use config::section::sandbox::SetupCommand;
 use control::client::Client;
 use control::sandboxes::body::{CreateBody, PortBody};
 use sandbox::git::error::GitError;
@@ -50,6 +51,10 @@ pub struct Making {
     /// Let programs inside make user namespaces, as Chromium's own sandbox does
     #[arg(long)]
     pub nested: bool,
+    /// Run this shell command once in the new sandbox; if it fails, no sandbox is made [default:
+    /// sandbox.setup_command of the configuration]
+    #[arg(long, value_name = "COMMAND")]
+    pub setup_command: Option<String>,
     /// Lead a port of this machine's loopback to one inside; repeat for more
     #[arg(long, value_name = "HOST:PORT", value_parser = ports::read)]
     pub publish: Vec<Published>,
@@ -78,6 +83,10 @@ impl Making {
             backend: self.backend.clone(),
             root: self.root,
             nested: self.nested,
+            setup_command: self
+                .setup_command
+                .as_ref()
+                .map(|line| SetupCommand::Shell(line.clone()).argv()),
             publish: self
                 .publish
                 .iter()
@@ -116,7 +125,7 @@ pub struct NameArgs {
 pub struct DeleteArgs {
     /// Its name, or its id
     pub name: String,
-    /// Also when it is active, and when it holds work that is nowhere else
+    /// Even if a command is running in it or work in it is nowhere else: all of it is lost
     #[arg(long, short)]
     pub force: bool,
 }

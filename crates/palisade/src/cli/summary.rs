@@ -35,7 +35,7 @@ pub async fn tell(
     if brought {
         let program = output::program_name();
         lines.push(format!(
-            "next: {program} diff {name} · {program} merge {name} · {program} delete -f {name}"
+            "next: {program} diff {name} · {program} merge {name} · {program} delete {name}"
         ));
     }
     for line in lines {

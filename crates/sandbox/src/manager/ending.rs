@@ -6,23 +6,25 @@ use super::row::{Row, Stage};
 use super::{Manager, ManagerError, Removed, commit_of, home_of, made_for};
 use crate::contract::{Force, Sandbox, SandboxError, SandboxStatus};
 use crate::git::error::GitError;
+use crate::git::snapshot::Bounds;
 use crate::worker::SnapshotReport;
 
 impl Manager {
-    /// Marks a sandbox for removal, unless it is active or its branch holds work that is
-    /// nowhere else and nobody said by force. From here on it is gone, also after a crash;
-    /// [`Manager::remove`] does the work.
-    pub fn condemn(&self, id: &SandboxId, force: Force) -> Result<Row, ManagerError> {
+    /// Marks a sandbox for removal. Without force, one whose removal would lose something is
+    /// refused. From here on it is gone, also after a crash; [`Manager::remove`] does the work.
+    pub fn condemn(
+        &self,
+        id: &SandboxId,
+        force: Force,
+        bounds: &Bounds,
+    ) -> Result<Row, ManagerError> {
         let row = match self.rows.read(id)? {
             // Once more: what was in the way may be gone.
             row if row.stage == Stage::Removing => return Ok(row),
             _ => self.row(id)?,
         };
         if force == Force::No {
-            if self.status(id) == SandboxStatus::Active {
-                return Err(SandboxError::Active.into());
-            }
-            self.refuse_to_lose_work(&row)?;
+            self.refuse_to_lose_work(&row, bounds)?;
         }
         let row = Row {
             stage: Stage::Removing,
@@ -32,15 +34,24 @@ impl Manager {
         Ok(row)
     }
 
-    fn refuse_to_lose_work(&self, row: &Row) -> Result<(), ManagerError> {
-        let home = match home_of(row) {
-            Ok(home) => home,
-            Err(ManagerError::NoRepository(_)) => return Ok(()),
-            Err(other) => return Err(other),
-        };
-        match home.only_on(&row.name) {
+    /// Refuses where a command runs, where the workspace holds what cannot come to the branch,
+    /// and where the branch has commits that no other has.
+    fn refuse_to_lose_work(&self, row: &Row, bounds: &Bounds) -> Result<(), ManagerError> {
+        let is_there = self.status(&row.id) != SandboxStatus::Missing;
+        if is_there {
+            self.backend.refuse_if_busy(&row.id)?;
+        }
+        if row.repository.is_none() {
+            return self.refuse_to_lose_workspace(row);
+        }
+        if is_there {
+            let report = self.snapshot(&row.id, "before deletion", bounds)?;
+            self.refuse_to_lose_the_rest(row, &report, None)?;
+        }
+        match home_of(row)?.only_on(&row.name) {
             Ok(0) | Err(GitError::NoBranch(_)) => Ok(()),
             Ok(commits) => Err(ManagerError::Unmerged {
+                name: row.name.clone(),
                 branch: row.name.branch(),
                 commits,
             }),
@@ -48,12 +59,30 @@ impl Manager {
         }
     }
 
-    /// Refuses where a snapshot could not take everything along.
+    /// Without a repository there is no branch to bring files to.
+    fn refuse_to_lose_workspace(&self, row: &Row) -> Result<(), ManagerError> {
+        if self.backend.has_empty_workspace(&row.id) {
+            return Ok(());
+        }
+        let name = row.name.clone();
+        Err(ManagerError::Unsaved {
+            what: "its workspace has files, and it works on no repository".to_owned(),
+            fix: format!(
+                "fetch them with `palisade download {name} .`; `palisade delete --help` says how \
+                 to discard them"
+            ),
+            name,
+            way_out: None,
+        })
+    }
+
+    /// Refuses where a snapshot could not take everything along. `way_out` is the option that
+    /// does without.
     pub fn refuse_to_lose_the_rest(
         &self,
         row: &Row,
         report: &SnapshotReport,
-        way_out: &'static str,
+        way_out: Option<&'static str>,
     ) -> Result<(), ManagerError> {
         let Some(what) = report.unsaved_work() else {
             return Ok(());
@@ -61,9 +90,13 @@ impl Manager {
         let name = row.name.clone();
         let mut fixes = Vec::new();
         if report.stray_count > 0 || report.import_error.is_some() {
+            let resume = match self.status(&row.id) {
+                SandboxStatus::Active => String::new(),
+                _ => format!("`palisade resume {name}`, "),
+            };
             fixes.push(format!(
-                "`palisade resume {name}`, merge inside what shall be kept, and `palisade \
-                 snapshot {name}`"
+                "{resume}merge inside what shall be kept (`palisade shell {name}`), and \
+                 `palisade snapshot {name}`"
             ));
         }
         if report.unsaved > 0 {

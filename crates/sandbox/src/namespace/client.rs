@@ -17,7 +17,7 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::Mode;
 
-use super::protocol::{Answer, Exec, Hello, PROTOCOL, Request, Size};
+use super::protocol::{Answer, Commands, Exec, Hello, PROTOCOL, Request, Size};
 use super::{ends, packet};
 use crate::contract::{Command, ExecutionResult, Listener, SandboxError, Trust};
 
@@ -141,6 +141,15 @@ impl Session {
             (Answer::Failed { step, reason }, _) => {
                 Err(SandboxError::Silent(format!("{step}: {reason}")))
             }
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// The commands that run inside.
+    pub(crate) fn running(&self) -> Result<Commands, SandboxError> {
+        self.ask(&Request::Running)?;
+        match self.hear()? {
+            (Answer::Running(commands), _) => Ok(commands),
             (answer, _) => Err(unexpected(&answer)),
         }
     }
@@ -347,12 +356,12 @@ impl Running {
             if ready == 0 {
                 match (verdict, timeout) {
                     (None, Some(time)) => {
-                        verdict = Some(SandboxError::TimedOut(time));
+                        verdict = Some(Cut::TimedOut(time));
                         self.kill()?;
                         deadline = Some(Instant::now() + PATIENCE);
                         continue;
                     }
-                    (Some(verdict), _) => return Err(verdict),
+                    (Some(cut), _) => return Err(cut.error(said)),
                     (None, None) => {}
                 }
                 return Err(SandboxError::Silent("nothing happened".to_owned()));
@@ -365,7 +374,7 @@ impl Running {
                 }
             }
             if verdict.is_none() && said.iter().any(|said| said.len() > MOST_OUTPUT) {
-                verdict = Some(SandboxError::TooMuchOutput(MOST_OUTPUT));
+                verdict = Some(Cut::TooMuchOutput);
                 outputs = [None, None];
                 self.kill()?;
                 deadline = Some(Instant::now() + PATIENCE);
@@ -390,14 +399,36 @@ impl Running {
                     }
                 }
                 let Ended { code, stopped } = self.wait()?;
+                if let Some(cut) = verdict {
+                    return Err(cut.error(said));
+                }
                 let [stdout, stderr] = said;
                 let result = ExecutionResult {
                     exit_code: code,
                     stdout,
                     stderr,
                 };
-                return verdict.map_or(Ok((result, stopped)), Err);
+                return Ok((result, stopped));
             }
+        }
+    }
+}
+
+/// Why a command was killed before its end.
+#[derive(Clone, Copy)]
+enum Cut {
+    TimedOut(Duration),
+    TooMuchOutput,
+}
+
+impl Cut {
+    fn error(self, output: [Vec<u8>; 2]) -> SandboxError {
+        match self {
+            Cut::TimedOut(after) => SandboxError::TimedOut {
+                after,
+                output: output.concat(),
+            },
+            Cut::TooMuchOutput => SandboxError::TooMuchOutput(MOST_OUTPUT),
         }
     }
 }

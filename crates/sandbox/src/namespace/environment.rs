@@ -113,6 +113,7 @@ mod tests {
             limits: crate::contract::Limits::default(),
             system: crate::contract::System::default(),
             trust: None,
+            setup_command: None,
         };
         let names: Vec<_> = environment(operator.into_iter(), &config)
             .into_iter()
@@ -147,6 +148,7 @@ mod tests {
             limits: crate::contract::Limits::default(),
             system: crate::contract::System::default(),
             trust: Some(trust),
+            setup_command: None,
         };
         let mut all = environment(std::iter::empty(), &config);
         let value = |all: &[(String, String)], wanted: &str| {

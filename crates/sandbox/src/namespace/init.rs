@@ -403,6 +403,11 @@ impl Init {
                 })
             }
             (Request::Owner { from, to }, _) => return self.name_owner(place, from, to),
+            (Request::Running, _) => {
+                let server = self.workbench.server();
+                let commands = tree::commands(&self.proc, &self.keepers, server);
+                connection.answer(&Answer::Running(commands))
+            }
             (Request::Signal { number }, Some(job)) => {
                 job.signal(number);
                 Ok(())

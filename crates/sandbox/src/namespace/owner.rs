@@ -43,10 +43,6 @@ const TRIES: u32 = 20;
 /// Milliseconds between two of these looks.
 const PAUSE_MS: u8 = 1;
 
-/// `PF_EXITING`: no program of it will ever run again. What is left of it need not be told to
-/// anybody, also where nobody takes in its end.
-const ENDING: u32 = 0x4;
-
 /// `PF_FORKNOEXEC`: it was forked and has executed nothing since.
 const NEVER_EXECUTED: u32 = 0x40;
 
@@ -223,7 +219,7 @@ impl<'a> Look<'a> {
         state().is_some_and(|(parent, flags)| {
             let by_a_keeper =
                 self.inside.started.contains(&pid) || self.inside.untold.contains(&parent);
-            flags & ENDING != 0 || by_a_keeper && flags & NEVER_EXECUTED != 0
+            flags & tree::EXITING != 0 || by_a_keeper && flags & NEVER_EXECUTED != 0
         })
     }
 

@@ -25,6 +25,8 @@
 //!     │ ◀── Owner program | none ─────────────── │
 //!     │ ──── Workbench {words} ────────────────▶ │   this program again, as the agent
 //!     │ ◀── Connected + socket | Failed {..} ─── │
+//!     │ ──── Running ──────────────────────────▶ │   an older init hangs up
+//!     │ ◀── Running {total, names} ───────────── │
 //! ```
 //!
 //! Descriptors only ever travel outwards. Init reads none from a client, so what a process
@@ -81,6 +83,8 @@ pub(crate) enum Request {
     /// For a connection to the workbench, which is started with these arguments if it does
     /// not run.
     Workbench { words: Vec<Vec<u8>> },
+    /// Which commands run.
+    Running,
 }
 
 /// A command. Bytes, because neither arguments nor paths need be text.
@@ -128,6 +132,28 @@ pub(crate) enum Answer {
     Ports(Vec<u16>),
     /// The program's path inside, if it is certain.
     Owner(Option<String>),
+    /// The commands that run.
+    Running(Commands),
+}
+
+/// Processes of commands: neither init's own nor the workbench, which waits for calls.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Commands {
+    /// How many there are.
+    pub(crate) total: usize,
+    /// The names of the first few, as the processes have chosen them.
+    pub(crate) names: Vec<String>,
+}
+
+impl std::fmt::Display for Commands {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = self.names.join(", ");
+        match (self.total, self.names.as_slice()) {
+            (1, [name]) => write!(f, "{name} is running"),
+            (total, []) => write!(f, "{total} processes are running"),
+            (total, _) => write!(f, "{total} processes are running ({names})"),
+        }
+    }
 }
 
 /// What the launcher is for.

@@ -12,6 +12,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 
+use super::protocol::Commands;
+
 /// How long a family may take to come to rest. Init does nothing else meanwhile, and a family
 /// that goes on forking and waking its members would never.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -105,12 +107,84 @@ fn gather(all: &[Process], is_root: &dyn Fn(&Process) -> bool, found: &mut HashS
     }
 }
 
+/// Names of commands that are reported.
+const MAX_NAMES: usize = 3;
+
+/// `PF_EXITING`: the process executes no more of any program.
+pub(crate) const EXITING: u32 = 0x4;
+
+/// The commands that run inside. `server` is the workbench's keeper and its process: what the
+/// workbench started for a call is a command, the workbench itself is not.
+pub(crate) fn commands(
+    proc: &OwnedFd,
+    keepers: &[Pid],
+    server: Option<(Pid, Option<Pid>)>,
+) -> Commands {
+    let is_server = |one: &Process| {
+        server.is_some_and(|(keeper, process)| {
+            // Before the keeper has reported its process, that is its only child.
+            one.parent == keeper.as_raw() && process.is_none_or(|pid| one.pid == pid.as_raw())
+        })
+    };
+    let is_command = |one: &&Process| {
+        one.pid != 1
+            && keepers.iter().all(|keeper| keeper.as_raw() != one.pid)
+            && !is_server(one)
+            && !is_ending(proc, one)
+    };
+    let all = processes(proc);
+    let running: Vec<&Process> = all.iter().filter(is_command).collect();
+    let names = running.iter().filter_map(|one| name_of(proc, one.pid));
+    Commands {
+        total: running.len(),
+        names: names.take(MAX_NAMES).collect(),
+    }
+}
+
+/// The name of a process, which is its own to choose: 15 bytes of anything.
+fn name_of(proc: &OwnedFd, pid: i32) -> Option<String> {
+    let bytes = read(proc, &format!("{pid}/comm")).ok()?;
+    let name = String::from_utf8_lossy(bytes.trim_ascii_end());
+    Some(name.escape_debug().to_string())
+}
+
+/// Whether a process runs no more of its program: it has ended, is on its way out, or was killed
+/// and has not had its turn on the processor since.
+fn is_ending(proc: &OwnedFd, one: &Process) -> bool {
+    let was_killed = || {
+        let status = read(proc, &format!("{}/status", one.pid)).unwrap_or_default();
+        has_pending_kill(&String::from_utf8_lossy(&status))
+    };
+    matches!(one.state, 'Z' | 'X') || one.flags & EXITING != 0 || was_killed()
+}
+
+/// Whether SIGKILL is among the pending signals of `/proc/PID/status`.
+fn has_pending_kill(status: &str) -> bool {
+    let kill = 1_u64 << (Signal::SIGKILL as u32 - 1);
+    let masks = status.lines().filter_map(|line| {
+        let mask = ["SigPnd:", "ShdPnd:"]
+            .iter()
+            .find_map(|name| line.strip_prefix(name))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    });
+    masks.into_iter().any(|mask| mask & kill != 0)
+}
+
+fn read(proc: &OwnedFd, path: &str) -> std::io::Result<Vec<u8>> {
+    let file = openat(proc, path, OFlag::O_CLOEXEC, Mode::empty())?;
+    let mut bytes = Vec::new();
+    std::fs::File::from(file).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// One line of `/proc/*/stat`.
 pub(crate) struct Process {
     pub(crate) pid: i32,
     state: char,
     parent: i32,
     pub(crate) session: i32,
+    /// `PF_` of the kernel's `sched.h`.
+    flags: u32,
 }
 
 /// Everybody inside, init included.
@@ -124,16 +198,13 @@ pub(crate) fn processes(proc: &OwnedFd) -> Vec<Process> {
         .flatten()
         .filter_map(|entry| {
             let pid: i32 = entry.file_name().to_str().ok()?.parse().ok()?;
-            let path = format!("{pid}/stat");
-            let file = openat(proc, path.as_str(), OFlag::O_CLOEXEC, Mode::empty()).ok()?;
-            let mut bytes = Vec::new();
-            std::fs::File::from(file).read_to_end(&mut bytes).ok()?;
-            let fields = stat_fields(&bytes).ok()?;
+            let fields = stat_fields(&read(proc, &format!("{pid}/stat")).ok()?).ok()?;
             Some(Process {
                 pid,
                 state: fields.first()?.chars().next()?,
                 parent: fields.get(1)?.parse().ok()?,
                 session: fields.get(3)?.parse().ok()?,
+                flags: fields.get(6)?.parse().ok()?,
             })
         })
         .collect()
@@ -169,5 +240,23 @@ pub(crate) fn freeze_all(proc: &OwnedFd, frozen: bool) -> bool {
             return false;
         }
         let _ = poll(&mut [], PollTimeout::from(LOOK_AGAIN_MS));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pending_kill_is_read_from_either_mask() {
+        let status = |own: &str, shared: &str| {
+            format!("Name:\tsleep\nSigPnd:\t{own}\nShdPnd:\t{shared}\nSigBlk:\t0000000000000100\n")
+        };
+        let (none, kill) = ("0000000000000000", "0000000000000100");
+        assert!(!has_pending_kill(&status(none, none)));
+        assert!(has_pending_kill(&status(kill, none)));
+        assert!(has_pending_kill(&status(none, kill)));
+        assert!(!has_pending_kill(&status("0000000000000200", none)));
+        assert!(!has_pending_kill(""));
     }
 }

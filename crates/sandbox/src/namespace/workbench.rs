@@ -51,6 +51,12 @@ impl Workbench {
         self.job.as_mut()
     }
 
+    /// Its keeper and, once the keeper has reported it, its process.
+    pub(crate) fn server(&mut self) -> Option<(Pid, Option<Pid>)> {
+        let job = self.job.as_mut()?;
+        Some((job.keeper(), job.command()))
+    }
+
     /// A connection to it, and its keeper if it had to be started.
     pub(crate) fn connect(
         &mut self,

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use policy::id::SandboxId;
+use sandbox::contract::setup::{self, SetupEnd, SetupFailure};
 use sandbox::contract::{
     Command, ExecutionResult, Force, Limits, Ports, Sandbox, SandboxConfig, SandboxError,
     SandboxStatus, System, Transfer,
@@ -38,7 +39,9 @@ macro_rules! contract {
             a_created_sandbox_is_active_and_has_its_names
             pause_and_resume_are_idempotent
             a_paused_sandbox_keeps_its_files_and_runs_nothing
-            an_active_sandbox_is_deleted_by_force_only
+            an_idle_sandbox_is_deleted_without_force
+            a_sandbox_in_which_a_command_runs_is_deleted_by_force_only
+            a_failed_set_up_command_is_reported_with_its_last_lines
             deleting_twice_is_a_clear_not_found
             a_deleted_sandbox_leaves_no_trace_and_its_id_is_free
             what_nobody_has_is_not_found_whatever_is_asked
@@ -72,6 +75,10 @@ const ROOMY: Transfer = Transfer {
     bytes: 16 << 20,
     entries: 1000,
 };
+
+/// Leaves `sleep` running, and ends when it is that.
+const SLEEPER: &str = "sleep 4000 >/dev/null 2>&1 & \
+                       until grep -qx sleep /proc/[0-9]*/comm 2>/dev/null; do :; done";
 
 pub(crate) fn a_created_sandbox_is_active_and_has_its_names(bench: &dyn Bench) {
     let config = config("first");
@@ -112,17 +119,63 @@ pub(crate) fn a_paused_sandbox_keeps_its_files_and_runs_nothing(bench: &dyn Benc
     assert_eq!(says(bench, &id, "cat file"), "kept\n");
 }
 
-pub(crate) fn an_active_sandbox_is_deleted_by_force_only(bench: &dyn Bench) {
+pub(crate) fn an_idle_sandbox_is_deleted_without_force(bench: &dyn Bench) {
+    for paused in [false, true] {
+        let id = create(bench);
+        assert_eq!(says(bench, &id, "echo here"), "here\n");
+        if paused {
+            bench.backend().pause(&id).unwrap();
+        }
+        bench.backend().delete(&id, Force::No).unwrap();
+        assert_eq!(bench.backend().status(&id), SandboxStatus::Missing);
+    }
+}
+
+pub(crate) fn a_sandbox_in_which_a_command_runs_is_deleted_by_force_only(bench: &dyn Bench) {
     let id = create(bench);
+    says(bench, &id, SLEEPER);
     let error = bench.backend().delete(&id, Force::No).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "sandbox is active; use --force to delete"
+    assert!(
+        matches!(&error, SandboxError::Busy { name, what }
+            if name.as_str() == "one" && what == "sleep is running"),
+        "{error}"
     );
     assert_eq!(says(bench, &id, "echo here"), "here\n");
+    // One that stands still runs nothing.
     bench.backend().pause(&id).unwrap();
     bench.backend().delete(&id, Force::No).unwrap();
     assert_eq!(bench.backend().status(&id), SandboxStatus::Missing);
+    let id = create(bench);
+    says(bench, &id, SLEEPER);
+    bench.backend().delete(&id, Force::Yes).unwrap();
+    assert_eq!(bench.backend().status(&id), SandboxStatus::Missing);
+}
+
+pub(crate) fn a_failed_set_up_command_is_reported_with_its_last_lines(bench: &dyn Bench) {
+    let id = create(bench);
+    let run = |line: &str, timeout| {
+        let command = ["sh", "-c", line].map(str::to_owned);
+        setup::run(bench.backend(), &id, &command, timeout)
+    };
+    run("echo well > set-up", Duration::from_secs(60)).unwrap();
+    assert_eq!(says(bench, &id, "cat set-up"), "well\n");
+    let line = "for n in $(seq 40); do echo $n; done; echo broken >&2; exit 3";
+    match run(line, Duration::from_secs(60)) {
+        Err(SandboxError::SetUp(SetupFailure { end, lines })) => {
+            assert_eq!(end, SetupEnd::Exited(3));
+            assert_eq!(lines.len(), 20);
+            assert_eq!(
+                lines.get(18..),
+                Some(&["40", "broken"].map(str::to_owned)[..])
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    let limit = Duration::from_millis(200);
+    match run("sleep 4000", limit) {
+        Err(SandboxError::SetUp(failure)) => assert_eq!(failure.end, SetupEnd::TimedOut(limit)),
+        other => panic!("{other:?}"),
+    }
 }
 
 pub(crate) fn deleting_twice_is_a_clear_not_found(bench: &dyn Bench) {
@@ -208,7 +261,7 @@ pub(crate) fn a_command_that_takes_too_long_is_killed(bench: &dyn Bench) {
     let mut command = Command::shell("sleep 3000; echo late > /tmp/late");
     command.timeout = Some(Duration::from_millis(200));
     let error = bench.backend().exec(&id, &command).unwrap_err();
-    assert!(matches!(error, SandboxError::TimedOut(_)), "{error}");
+    assert!(matches!(error, SandboxError::TimedOut { .. }), "{error}");
     until("the end of the sleeper", || {
         let line = "cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep || true";
         says(bench, &id, line) == "0\n"
@@ -432,6 +485,7 @@ fn config(name: &str) -> SandboxConfig {
         limits: Limits::default(),
         system: System::default(),
         trust: None,
+        setup_command: None,
     }
 }
 

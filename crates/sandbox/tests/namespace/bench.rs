@@ -158,6 +158,7 @@ pub(crate) fn config(name: &str) -> SandboxConfig {
         limits: Limits::default(),
         system: System::default(),
         trust: None,
+        setup_command: None,
     }
 }
 

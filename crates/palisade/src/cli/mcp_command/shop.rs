@@ -31,7 +31,7 @@ use crate::cli::enter;
 use crate::cli::files::{fetch, send};
 use crate::cli::place::{self, Here, Place};
 use crate::cli::remote::NO_BRANCH;
-use crate::cli::sandboxes::{below, route};
+use crate::cli::sandboxes::route;
 use crate::cli::summary::{left_behind, letter};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
@@ -165,6 +165,7 @@ impl Shop {
             backend: None,
             root: false,
             nested: false,
+            setup_command: None,
             publish: Vec::new(),
         };
         let made = self.gate().await?.post("/v1/sandboxes", &json!(body)).await;
@@ -206,20 +207,8 @@ impl Shop {
     async fn remove(&self, at: &SandboxId, force: bool) -> Result<Deleted> {
         let gate = self.gate().await?;
         let place = Self::place(&gate, at.as_str()).await?;
-        let answer = if force {
-            gate.delete(&format!("{}?force=true", route(&place))).await
-        } else {
-            let was_active = place.status == "active" && !place.is_elsewhere();
-            if was_active {
-                gate.post(&below(&place, "pause"), &json!({})).await?;
-            }
-            let answer = gate.delete(&route(&place)).await;
-            if answer.is_err() && was_active {
-                gate.post(&below(&place, "resume"), &json!({})).await?;
-            }
-            answer
-        };
-        let answer = answer?;
+        let force = if force { "?force=true" } else { "" };
+        let answer = gate.delete(&format!("{}{force}", route(&place))).await?;
         let mut benches = self.benches.lock().unwrap_or_else(PoisonError::into_inner);
         benches.remove(at);
         let text = |name: &str| answer.get(name).and_then(Value::as_str).map(str::to_owned);

@@ -58,7 +58,7 @@ fn a_command_that_takes_too_long_is_killed_with_its_tree() {
     let mut command = Command::shell("sleep 1000 & (setsid sleep 1000 &) ; sleep 1000");
     command.timeout = Some(Duration::from_millis(300));
     let error = bench.backend.exec(&id, &command).unwrap_err();
-    assert!(matches!(error, SandboxError::TimedOut(_)), "{error}");
+    assert!(matches!(error, SandboxError::TimedOut { .. }), "{error}");
     crate::bench::until("the end of its tree", || bench.sleepers(&id) == 0);
 }
 
@@ -72,7 +72,7 @@ fn a_command_that_kills_its_keeper_does_not_outlive_its_own_end() {
     // As an agent of its own id it cannot, and time runs out; as init's it ends itself.
     match bench.backend.exec(&id, &command) {
         Ok(result) => assert_eq!(result.exit_code, 137),
-        Err(error) => assert!(matches!(error, SandboxError::TimedOut(_)), "{error}"),
+        Err(error) => assert!(matches!(error, SandboxError::TimedOut { .. }), "{error}"),
     }
     // But for what another command had left running on purpose.
     crate::bench::until("the end of its tree", || bench.sleepers(&id) == 1);
