@@ -1,5 +1,7 @@
 //! The shape of the house: who may know whom, and documents that tell the truth.
 
+mod conformance;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -95,6 +97,9 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
         }
         if file.ends_with(".md") {
             complaints.extend(document(root, &file, &text));
+        }
+        if file == conformance::FILE {
+            complaints.extend(conformance::check(root, &text));
         }
     }
     Ok(complaints)

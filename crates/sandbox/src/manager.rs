@@ -121,7 +121,7 @@ pub enum ManagerError {
     },
     /// Deleting would lose what is not on the branch.
     #[error(
-        "sandbox '{name}' holds work that is not on its branch: {what}; {fix}{}",
+        "sandbox '{name}' holds work that is nowhere else: {what}; {fix}{}",
         .way_out.map(|option| format!(", or use {option} to lose it")).unwrap_or_default()
     )]
     Unsaved {
