@@ -110,7 +110,7 @@ fn seed_004_setup_command_that_times_out_leaves_no_sandbox(bench: &Bench) {
         for part in [
             "create failed: sandbox.setup_command: the set-up command",
             &cause,
-            "Nothing of the sandbox is left. sandbox.setup_timeout sets the time",
+            "\nNothing of the sandbox is left.\nsandbox.setup_timeout sets the time",
         ] {
             assert!(complaint.contains(part), "{complaint}");
         }

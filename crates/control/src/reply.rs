@@ -61,15 +61,14 @@ pub enum ControlError {
     #[error(transparent)]
     Sandbox(#[from] ManagerError),
     /// The set-up command of a new sandbox failed.
-    #[error(
-        "{origin}: {failure}\nNothing of the sandbox is left.{}",
-        setup_hint(failure)
-    )]
+    #[error("{origin}: {failure}{}{}", removal_note(*.is_removed), setup_hint(failure))]
     SetUp {
         /// The option or key that the command was given by.
         origin: &'static str,
         /// How it failed.
         failure: SetupFailure,
+        /// Whether what was made of the sandbox is gone.
+        is_removed: bool,
     },
     /// Somebody else listens there.
     #[error(
@@ -111,10 +110,18 @@ impl ControlError {
     }
 }
 
+fn removal_note(is_removed: bool) -> &'static str {
+    if is_removed {
+        "\nNothing of the sandbox is left."
+    } else {
+        ""
+    }
+}
+
 fn setup_hint(failure: &SetupFailure) -> &'static str {
     match failure.end {
         SetupEnd::Exited(_) => "",
-        SetupEnd::TimedOut(_) => " sandbox.setup_timeout sets the time that the command has.",
+        SetupEnd::TimedOut(_) => "\nsandbox.setup_timeout sets the time that the command has.",
     }
 }
 

@@ -70,9 +70,19 @@ impl Sandboxes {
     ) -> Result<Value, ControlError> {
         // The row is on disk: a crash is cleared up at the next start, and a failure below.
         if let Err(error) = self.settle(store, &row, who, setup).await {
-            return Err(match self.finish(store, &row).await {
-                Ok(_) => error,
-                Err(left) => ControlError::Failed(format!(
+            return Err(match (self.finish(store, &row).await, error) {
+                (
+                    Ok(_),
+                    ControlError::SetUp {
+                        origin, failure, ..
+                    },
+                ) => ControlError::SetUp {
+                    origin,
+                    failure,
+                    is_removed: true,
+                },
+                (Ok(_), error) => error,
+                (Err(left), error) => ControlError::Failed(format!(
                     "{error}\nremoving what was made of the sandbox failed, too: {left}; the next \
                      start of the gate removes it"
                 )),
@@ -137,7 +147,11 @@ impl Sandboxes {
         let done = self.ask(move |manager| manager.set_up(&id, timeout)).await;
         match done {
             Err(ControlError::Sandbox(ManagerError::Sandbox(SandboxError::SetUp(failure)))) => {
-                Err(ControlError::SetUp { origin, failure })
+                Err(ControlError::SetUp {
+                    origin,
+                    failure,
+                    is_removed: false,
+                })
             }
             other => other,
         }

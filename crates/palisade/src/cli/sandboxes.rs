@@ -125,7 +125,7 @@ pub struct NameArgs {
 pub struct DeleteArgs {
     /// Its name, or its id
     pub name: String,
-    /// Even if a command is running in it or work in it is nowhere else: all of it is lost
+    /// Even if running or unmerged; work that is nowhere else is lost
     #[arg(long, short)]
     pub force: bool,
 }
