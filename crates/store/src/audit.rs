@@ -16,8 +16,7 @@ use tokio::sync::watch;
 use crate::audit::query::{Filter, Record};
 use crate::audit::queue::Entry;
 use crate::audit::verify::{VerifyReport, What};
-use crate::error::{StoreError, is_corruption};
-use crate::schema;
+use crate::error::StoreError;
 use crate::writer::{self, Command, Durable, Link};
 
 pub mod chain;
@@ -220,7 +219,7 @@ impl AuditLog {
 
     /// The records that match. Blocks; see [`AuditLog::query`].
     pub fn query_blocking(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
-        self.read(|conn| query::select(conn, filter))
+        self.link.read(|conn| query::select(conn, filter))
     }
 
     /// The records that match, read on a thread that may block.
@@ -234,7 +233,7 @@ impl AuditLog {
     pub fn export_blocking(&self, filter: &Filter, out: impl Write) -> Result<u64, StoreError> {
         let mut out = out;
         query::export(
-            |page| self.read(|conn| query::select_lines(conn, page)),
+            |page| self.link.read(|conn| query::select_lines(conn, page)),
             filter,
             &mut out,
         )
@@ -249,23 +248,5 @@ impl AuditLog {
             let _ = self.link.send(Command::Broken(found.clone()));
         }
         Ok(report)
-    }
-
-    /// Runs `read` on a read-only connection. Damage that it meets is the writer's to
-    /// deal with.
-    fn read<T>(
-        &self,
-        read: impl FnOnce(&rusqlite::Connection) -> Result<T, rusqlite::Error>,
-    ) -> Result<T, StoreError> {
-        self.link.state.check_available()?;
-        schema::connect_read_only(&self.link.database_path())
-            .and_then(|conn| read(&conn))
-            .map_err(|error| {
-                if is_corruption(&error) {
-                    // The answer is the same when the writer has ended already.
-                    let _ = self.link.send(Command::Broken(error.to_string()));
-                }
-                StoreError::read(&error)
-            })
     }
 }

@@ -143,6 +143,15 @@ fn load_registrations(conn: &Connection) -> Result<Snapshot, rusqlite::Error> {
     Ok(snapshot)
 }
 
+/// Reads every row from the file, and checks the pages that hold them.
+pub(crate) fn check_registrations(conn: &Connection) -> Result<(), rusqlite::Error> {
+    if let Some(found) = schema::complaint(conn, "PRAGMA quick_check(registrations)")? {
+        let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
+        return Err(rusqlite::Error::SqliteFailure(corrupt, Some(found)));
+    }
+    load_registrations(conn).map(drop)
+}
+
 /// While loading, content that makes no sense is damage too.
 fn is_damage(error: &rusqlite::Error) -> bool {
     crate::error::is_corruption(error)

@@ -18,7 +18,11 @@ pub enum StoreError {
         reason: String,
     },
     /// The address belongs to somebody else who is still live.
-    #[error("{ip} is registered to {holder}, which has not expired; unregister {holder} first")]
+    #[error(
+        "{ip} is registered to {holder}, which has not expired; end that registration \
+         (palisade registry remove {holder}), or register with replace: true \
+         (palisade registry add --replace)"
+    )]
     IpTaken {
         /// The address that was asked for.
         ip: IpAddr,

@@ -26,7 +26,7 @@ use crate::audit::{AuditLog, AuditOptions};
 use crate::error::StoreError;
 use crate::health::{StoreHealth, StoreStats};
 use crate::registry::{Registered, Registry};
-use crate::writer::{Command, Durable, Link};
+use crate::writer::{Command, Durable, Link, LiveHolder};
 
 pub mod audit;
 pub mod error;
@@ -94,16 +94,45 @@ impl Store {
         event: AuditEvent,
         now: UnixMillis,
     ) -> Result<Registered, StoreError> {
+        self.put(row, LiveHolder::Keep, event, now).await
+    }
+
+    /// The same, except that a live holder of the address makes way as well: its row ends in
+    /// the same transaction, with a record of its own.
+    pub async fn register_replacing(
+        &self,
+        row: Registration,
+        event: AuditEvent,
+        now: UnixMillis,
+    ) -> Result<Registered, StoreError> {
+        self.put(row, LiveHolder::End, event, now).await
+    }
+
+    async fn put(
+        &self,
+        row: Registration,
+        live_holder: LiveHolder,
+        event: AuditEvent,
+        now: UnixMillis,
+    ) -> Result<Registered, StoreError> {
         self.link
             .ask(|reply| {
                 Command::Durable(Durable::Register {
                     row: Box::new(row),
+                    live_holder,
                     event: Box::new(event),
                     now,
                     reply,
                 })
             })
             .await
+    }
+
+    /// Reads the registry from the file, past the snapshot in memory. A damaged file is set
+    /// aside, as it is wherever a reader meets the damage.
+    pub async fn check_registry(&self) -> Result<(), StoreError> {
+        let link = Arc::clone(&self.link);
+        writer::off_thread(move || link.read(database::check_registrations)).await
     }
 
     /// Removes `id` and writes `event` in one transaction. Gives the row that was there.

@@ -36,7 +36,7 @@ pub struct Registered {
     pub seq: u64,
     /// The row the same id had before.
     pub replaced: Option<Arc<Registration>>,
-    /// The expired holder of the address that made way.
+    /// The holder of the address that made way: it had expired, or was replaced.
     pub expelled: Option<SandboxId>,
 }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
+use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use crate::audit::AuditOptions;
@@ -25,9 +26,10 @@ use crate::error::{StoreError, is_corruption};
 use crate::health::State;
 use crate::recovery::{self, Staged};
 use crate::registry::Snapshot;
+use crate::schema;
 use crate::{DATABASE, StoreOptions};
 
-pub(crate) use self::durable::{Answer, Durable, Reply};
+pub(crate) use self::durable::{Answer, Durable, LiveHolder, Reply};
 
 mod durable;
 mod lifecycle;
@@ -123,6 +125,24 @@ impl Link {
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
         answer.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    /// Runs `read` on a read-only connection. Damage that it meets is the writer's to
+    /// deal with. Blocks.
+    pub(crate) fn read<T>(
+        &self,
+        read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
+    ) -> Result<T, StoreError> {
+        self.state.check_available()?;
+        schema::connect_read_only(&self.database_path())
+            .and_then(|conn| read(&conn))
+            .map_err(|error| {
+                if is_corruption(&error) {
+                    // The answer is the same when the writer has ended already.
+                    let _ = self.send(Command::Broken(error.to_string()));
+                }
+                StoreError::read(&error)
+            })
     }
 
     /// Whether the writer takes commands.

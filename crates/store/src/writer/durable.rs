@@ -19,6 +19,15 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 /// Tells the asker, once it is known whether the transaction held.
 pub(crate) type Answer = Box<dyn FnOnce(Result<(), StoreError>)>;
 
+/// What becomes of a live registration that holds the address of a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LiveHolder {
+    /// It stays, and the new one is refused.
+    Keep,
+    /// It ends.
+    End,
+}
+
 /// Asked for, and waited for.
 pub(crate) enum Durable {
     /// Write a record.
@@ -30,6 +39,7 @@ pub(crate) enum Durable {
     /// Add or replace a row.
     Register {
         row: Box<Registration>,
+        live_holder: LiveHolder,
         event: Box<AuditEvent>,
         now: UnixMillis,
         reply: Reply<Registered>,
@@ -78,10 +88,14 @@ impl Durable {
             }
             Self::Register {
                 row,
+                live_holder,
                 event,
                 now,
                 reply,
-            } => settle(reply, register(turn, &mut rows, *row, &event, now), answers),
+            } => {
+                let outcome = register(turn, &mut rows, *row, live_holder, &event, now);
+                settle(reply, outcome, answers)
+            }
             Self::Unregister {
                 id,
                 event,
@@ -123,6 +137,7 @@ fn register(
     turn: &mut Turn<'_>,
     rows: &mut Rows<'_>,
     mut row: Registration,
+    live_holder: LiveHolder,
     event: &AuditEvent,
     now: UnixMillis,
 ) -> Outcome<Registered> {
@@ -132,10 +147,14 @@ fn register(
         && let Some(holder) = rows.now().other_holder(ip, &row.id)
     {
         let (id, is_live) = (holder.id.clone(), holder.is_live(now));
-        if is_live {
-            return Ok(Err(StoreError::IpTaken { ip, holder: id }));
-        }
-        expire(turn, rows, &id, now)?;
+        let event = match (is_live, live_holder) {
+            (true, LiveHolder::Keep) => {
+                return Ok(Err(StoreError::IpTaken { ip, holder: id }));
+            }
+            (true, LiveHolder::End) => "replaced",
+            (false, _) => "expired",
+        };
+        end(turn, rows, &id, event, now)?;
         expelled = Some(id);
     }
     put_registration(turn.conn(), &row)?;
@@ -166,20 +185,21 @@ fn unregister(
 fn prune(turn: &mut Turn<'_>, rows: &mut Rows<'_>, now: UnixMillis) -> Outcome<Vec<SandboxId>> {
     let ids = rows.now().expired(now);
     for id in &ids {
-        expire(turn, rows, id, now)?;
+        end(turn, rows, id, "expired", now)?;
     }
     Ok(Ok(ids))
 }
 
-/// Removes an expired row, with a record in its own chain.
-fn expire(
+/// Removes a row, with a record of why in its own chain.
+fn end(
     turn: &mut Turn<'_>,
     rows: &mut Rows<'_>,
     id: &SandboxId,
+    event: &str,
     now: UnixMillis,
 ) -> Result<(), rusqlite::Error> {
     delete_registration(turn.conn(), id)?;
-    turn.append(&AuditEvent::lifecycle("expired", Some(id.clone())), now)?;
+    turn.append(&AuditEvent::lifecycle(event, Some(id.clone())), now)?;
     rows.change().remove(id);
     Ok(())
 }

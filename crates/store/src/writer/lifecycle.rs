@@ -188,11 +188,18 @@ impl Writer {
     }
 
     /// Looks for the damage a reader met: it may have met it in a database that has been
-    /// replaced since.
+    /// replaced since. On a connection of its own, because the writer's has pages in memory
+    /// that are as they were before the damage.
     fn confirm_damage(&mut self, found: &str) {
-        let Some(db) = &self.db else { return };
-        match schema::complaint(&db.conn, "PRAGMA quick_check(1)") {
-            Ok(None) => tracing::warn!(found, "a reader met damage that is not there"),
+        if self.db.is_none() {
+            return;
+        }
+        let checked = schema::connect_read_only(&self.dir.join(DATABASE))
+            .and_then(|conn| schema::complaint(&conn, "PRAGMA quick_check(1)"));
+        match checked {
+            Ok(None) => {
+                tracing::warn!(found, "corruption report not confirmed by integrity check");
+            }
             Ok(Some(complaint)) => drop(self.give_up(&complaint)),
             Err(error) if is_corruption(&error) => drop(self.give_up(&error.to_string())),
             Err(error) => tracing::warn!(%error, "the database could not be checked"),

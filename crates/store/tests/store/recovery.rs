@@ -1,6 +1,6 @@
 //! A broken file, and the ways back.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
 use store::audit::query::Filter;
@@ -202,6 +202,45 @@ async fn damage_met_while_running_ends_in_unavailable() {
         404
     );
     assert!(store.audit().verify_blocking().unwrap().is_intact());
+}
+
+/// The writer's own connection still has the undamaged pages in memory.
+#[tokio::test]
+async fn damage_under_an_idle_store_is_found_when_the_registry_is_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    one_row(dir.path()).await;
+    let store = open(dir.path());
+    store.check_registry().await.unwrap();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(database(dir.path()));
+    let file = file.unwrap();
+    let length = usize::try_from(file.metadata().unwrap().len()).unwrap();
+    file.write_all_at(&vec![0xee; length], 0).unwrap();
+
+    assert!(
+        store.health().registry_accessible,
+        "nothing has read the file"
+    );
+    let error = store.check_registry().await.unwrap_err();
+    assert!(matches!(error, StoreError::Read { .. }), "{error}");
+    // Commands are taken in order: when this is answered, the damage has been dealt with.
+    let answer = store.audit().record_durable(registered("a"), at(2)).await;
+    assert!(
+        matches!(answer, Err(StoreError::Unavailable { .. })),
+        "{answer:?}"
+    );
+    assert_unavailable(&store).await;
+}
+
+#[tokio::test]
+async fn a_database_that_is_gone_under_an_idle_store_fails_the_check() {
+    let dir = tempfile::tempdir().unwrap();
+    one_row(dir.path()).await;
+    let store = open(dir.path());
+    std::fs::remove_file(database(dir.path())).unwrap();
+    let error = store.check_registry().await.unwrap_err();
+    assert!(matches!(error, StoreError::Read { .. }), "{error}");
 }
 
 #[tokio::test]

@@ -109,6 +109,30 @@ async fn an_address_belongs_to_one_live_sandbox() {
 }
 
 #[tokio::test]
+async fn a_live_holder_of_the_address_is_replaced_where_that_is_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let address = Some("10.0.0.1");
+    let done = store.register(row("a", address), registered("a"), at(1));
+    assert_eq!(done.await.unwrap().expelled, None);
+    let done = store.register_replacing(row("b", address), registered("b"), at(2));
+    assert_eq!(done.await.unwrap().expelled, Some(id("a")));
+    let ip: IpAddr = "10.0.0.1".parse().unwrap();
+    assert_eq!(found(store.registry().by_ip(ip)), "b");
+    assert_eq!(store.registry().by_id(&id("a")), Lookup::Unknown);
+    let events = store.audit().query_blocking(&Filter {
+        sandbox: Some(id("a")),
+        ..Filter::default()
+    });
+    let events: Vec<_> = events.unwrap().into_iter().map(|r| r.event.event).collect();
+    let expect = ["registered", "replaced"].map(|event| Some(event.to_owned()));
+    assert_eq!(events, expect);
+    // The same after a restart.
+    drop(store);
+    assert_eq!(open(dir.path()).registry().len(), 1);
+}
+
+#[tokio::test]
 async fn unregistering_and_pruning_leave_records() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
