@@ -26,6 +26,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serializer};
 
 pub use address::{Cidr, DnsUpstream};
+pub use quantity::{read_size, show_size};
 pub use rule::{AuthScheme, Endpoint, Pattern, Publish};
 pub use source::{EnvEntry, Source};
 

@@ -246,6 +246,11 @@ impl Settings {
         Some(self.compiled.rates.get(host).copied().unwrap_or(default))
     }
 
+    /// Whether `rate_limits.per_upstream` or `circuit_breakers.upstreams` names `host`.
+    pub fn names_upstream(&self, host: &Host) -> bool {
+        self.compiled.rates.contains_key(host) || self.compiled.breakers.contains_key(host)
+    }
+
     /// When `host` is left alone because it fails.
     pub fn breaker_for(&self, host: &Host) -> BreakerConfig {
         let own = self.compiled.breakers.get(host);

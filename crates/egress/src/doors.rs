@@ -273,6 +273,10 @@ async fn accept_shared(
     let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
     loop {
         let (stream, peer) = accept_one(&listener).await;
+        if traffic.listener_checks().is_check(peer) {
+            // Closing the connection is the answer.
+            continue;
+        }
         let ip = canonical_ip(peer.ip());
         let guest = match traffic.registry().by_ip(ip) {
             Lookup::Found(row) => match traffic.guest(&row.id) {

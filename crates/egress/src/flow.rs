@@ -125,6 +125,12 @@ impl<B> Flow<B> {
         counter.fetch_add(length, Ordering::Relaxed);
     }
 
+    fn interrupt(&mut self) {
+        if let Way::In(trail) = &mut self.way {
+            trail.interrupted();
+        }
+    }
+
     /// Whether it has to be cut although nothing came.
     fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<Cut> {
         if let Some(live) = &self.live
@@ -159,17 +165,24 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         // Also where there is always more to pass on.
         if self.live.as_ref().is_some_and(Live::is_revoked) {
+            self.interrupt();
             return Poll::Ready(Some(Err(Cut::Revoked.into())));
         }
         match Pin::new(&mut self.inner).poll_frame(cx) {
             Poll::Ready(frame) => {
                 self.waiting = false;
-                if let Some(Ok(frame)) = &frame {
-                    self.count(frame);
+                match &frame {
+                    Some(Ok(frame)) => self.count(frame),
+                    Some(Err(_)) => self.interrupt(),
+                    None => {}
                 }
                 Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
             }
-            Poll::Pending => self.poll_cut(cx).map(|cut| Some(Err(cut.into()))),
+            Poll::Pending => {
+                let cut = ready!(self.poll_cut(cx));
+                self.interrupt();
+                Poll::Ready(Some(Err(cut.into())))
+            }
         }
     }
 

@@ -31,6 +31,7 @@ pub mod ids;
 pub mod internal;
 pub mod leaf;
 pub mod leftover;
+pub mod listener_checks;
 pub mod live;
 pub mod mirror;
 pub mod numbers;

@@ -1,27 +1,23 @@
 //! The traffic's numbers. Labels come from closed lists: a method that is no standard one
 //! is `other`, and a host is only ever named by the rule that allows it.
 
+pub mod limits;
 mod timer;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use policy::audit::AuditEvent;
-use policy::breaker::State;
-use policy::host::HostPattern;
+use policy::reason::Reason;
 use policy::repository::Errand;
 use policy::verdict::Word;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use self::limits::UpstreamFailures;
 use self::timer::Timer;
-use crate::traffic::{Rules, Traffic};
 use crate::trail::Stage;
-use crate::upstream::Reading;
 
 const METHODS: [&str; 9] = [
     "GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE",
@@ -37,8 +33,7 @@ pub struct Numbers {
     stages: Family<StageLabels, Timer>,
     /// The same, by stage.
     by_stage: [(Stage, Timer); Stage::ALL.len()],
-    rejected: Counter,
-    failures: Counter,
+    failures: UpstreamFailures,
     undecided: Counter,
     operations: Family<OperationLabels, Counter>,
     blocked: Family<BlockedLabels, Counter>,
@@ -60,6 +55,7 @@ struct VerdictLabels {
 struct OperationLabels {
     operation: &'static str,
     verdict: &'static str,
+    outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -72,58 +68,56 @@ struct StageLabels {
     stage: &'static str,
 }
 
-/// The buckets and breakers of every sandbox, read when somebody asks. Only hosts that a
-/// rule names outright are shown: those below a wildcard have names of the agent's choice.
-#[derive(Debug)]
-pub struct States(pub Arc<Traffic>);
+/// How an operation on a repository ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GitOutcome {
+    /// The upstream did what was asked.
+    Ok,
+    /// The gate refused it.
+    Refused,
+    /// The upstream answered, and refused it.
+    Rejected,
+    /// The upstream could not be reached, failed, or broke off its answer.
+    Failed,
+    /// The client went away first.
+    Abandoned,
+}
 
-impl Collector for States {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let now = self.0.clock().tick();
-        let exact = |rules: &Rules, reading: &Reading| {
-            let named = rules.settings.allowlist().lookup(&reading.host);
-            named.and_then(|rules| rules.first()).is_some_and(|rule| {
-                matches!(rule.pattern, HostPattern::Exact(_) | HostPattern::Ip(_))
-            })
-        };
-        let mut readings = Vec::new();
-        for guest in self.0.known() {
-            let rules = self.0.rules_for(Some(&guest));
-            let all = guest.upstreams.readings(&rules.settings, now);
-            let shown = all.into_iter().filter(|reading| exact(&rules, reading));
-            readings.extend(shown.map(|reading| (guest.id().clone(), reading)));
+impl GitOutcome {
+    /// The word in the metric.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            GitOutcome::Ok => "ok",
+            GitOutcome::Refused => "refused",
+            GitOutcome::Rejected => "rejected",
+            GitOutcome::Failed => "failed",
+            GitOutcome::Abandoned => "abandoned",
         }
-        let mut show = |name: &str, help: &str, value: fn(&Reading) -> i64| {
-            let mut family = encoder.encode_descriptor(
-                name,
-                help,
-                None,
-                ConstGauge::new(0_i64).metric_type(),
-            )?;
-            for (sandbox, reading) in &readings {
-                let labels = [
-                    ("container_id", sandbox.as_str().to_owned()),
-                    ("upstream", reading.host.to_string()),
-                ];
-                ConstGauge::new(value(reading)).encode(family.encode_family(&labels)?)?;
-            }
-            Ok::<(), std::fmt::Error>(())
-        };
-        show(
-            "proxy_rate_limit_bucket_tokens",
-            "Requests that may be sent at once",
-            |reading| i64::from(reading.tokens),
-        )?;
-        show(
-            "proxy_circuit_breaker_state",
-            "0 closed, 1 open, 2 half-open",
-            |reading| match reading.state {
-                State::Closed => 0,
-                State::Open => 1,
-                State::HalfOpen => 2,
-            },
-        )
     }
+
+    /// The outcome that a finished record and the answer's body tell.
+    pub fn of(event: &AuditEvent, answer: AnswerEnd) -> Self {
+        let status = event.status.unwrap_or_default();
+        match event.reason {
+            _ if event.verdict == Some(Word::Deny) => GitOutcome::Refused,
+            Some(Reason::ClientLeft) => GitOutcome::Abandoned,
+            Some(reason) if reason.is_failure() => GitOutcome::Failed,
+            _ if answer == AnswerEnd::Interrupted || status >= 500 => GitOutcome::Failed,
+            _ if answer == AnswerEnd::RefsRejected || status >= 400 => GitOutcome::Rejected,
+            _ => GitOutcome::Ok,
+        }
+    }
+}
+
+/// What the body of an answer told, beyond its status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerEnd {
+    /// Nothing else.
+    Plain,
+    /// It broke off.
+    Interrupted,
+    /// The upstream reported that it did not move a ref.
+    RefsRejected,
 }
 
 impl Default for Numbers {
@@ -148,8 +142,7 @@ impl Default for Numbers {
             allowed,
             stages,
             by_stage,
-            rejected: Counter::default(),
-            failures: Counter::default(),
+            failures: UpstreamFailures::default(),
             undecided: Counter::default(),
             operations: Family::default(),
             blocked: Family::default(),
@@ -176,23 +169,13 @@ impl Numbers {
             self.stages.clone(),
         );
         registry.register(
-            "proxy_rate_limit_rejected",
-            "Requests refused because they came too fast",
-            self.rejected.clone(),
-        );
-        registry.register(
-            "proxy_circuit_breaker_failures",
-            "Requests that counted as failures of their upstream",
-            self.failures.clone(),
-        );
-        registry.register(
             "proxy_policy_failures",
             "Requests about which a policy bundle could not decide",
             self.undecided.clone(),
         );
         registry.register(
             "proxy_git_operations",
-            "What was asked of repositories, and whether it was allowed",
+            "Operations on repositories by verdict and outcome",
             self.operations.clone(),
         );
         registry.register(
@@ -225,10 +208,10 @@ impl Numbers {
             let durations = self.durations.get_or_create(&VerdictLabels { verdict });
             durations.observe(took);
         }
-        self.git(event, verdict);
     }
 
-    fn git(&self, event: &AuditEvent, verdict: &'static str) {
+    /// A request ended; counts it where it was an operation on a repository.
+    pub fn git(&self, event: &AuditEvent, answer: AnswerEnd) {
         let Some(operation) = event.operation.as_deref() else {
             return;
         };
@@ -237,7 +220,11 @@ impl Numbers {
             return;
         };
         let operation = errand.as_str();
-        let labels = OperationLabels { operation, verdict };
+        let labels = OperationLabels {
+            operation,
+            verdict: event.verdict.map_or("none", Word::as_str),
+            outcome: GitOutcome::of(event, answer).as_str(),
+        };
         self.operations.get_or_create(&labels).inc();
         if errand == Errand::Push
             && event.verdict == Some(Word::Deny)
@@ -256,18 +243,64 @@ impl Numbers {
         }
     }
 
-    /// A request came too fast.
-    pub fn rejected(&self) {
-        self.rejected.inc();
-    }
-
     /// A policy bundle could not decide.
     pub fn undecided(&self) {
         self.undecided.inc();
     }
 
-    /// An upstream failed.
-    pub fn failed(&self) {
-        self.failures.inc();
+    /// The upstream with that label failed.
+    pub fn failed(&self, upstream: String) {
+        self.failures.count(upstream);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::audit::Kind;
+
+    use super::*;
+
+    #[test]
+    fn a_git_operation_ends_in_one_of_five_ways() {
+        let event = |verdict, reason, status| AuditEvent {
+            verdict,
+            reason,
+            status,
+            ..AuditEvent::new(Kind::Git)
+        };
+        let allowed = |reason, status| event(Some(Word::Allow), reason, status);
+        for (event, answer, expected) in [
+            (allowed(None, Some(200)), AnswerEnd::Plain, "ok"),
+            (allowed(None, None), AnswerEnd::Plain, "ok"),
+            (allowed(None, Some(401)), AnswerEnd::Plain, "rejected"),
+            (
+                allowed(None, Some(200)),
+                AnswerEnd::RefsRejected,
+                "rejected",
+            ),
+            (allowed(None, Some(200)), AnswerEnd::Interrupted, "failed"),
+            (allowed(None, Some(502)), AnswerEnd::Plain, "failed"),
+            (
+                allowed(Some(Reason::UpstreamTimeout), None),
+                AnswerEnd::Plain,
+                "failed",
+            ),
+            (
+                allowed(Some(Reason::ClientLeft), None),
+                AnswerEnd::Interrupted,
+                "abandoned",
+            ),
+            (
+                event(Some(Word::Deny), Some(Reason::GitSize), Some(413)),
+                AnswerEnd::Plain,
+                "refused",
+            ),
+        ] {
+            assert_eq!(
+                GitOutcome::of(&event, answer).as_str(),
+                expected,
+                "{event:?}"
+            );
+        }
     }
 }

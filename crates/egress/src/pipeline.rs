@@ -45,6 +45,7 @@ use crate::rego;
 use crate::request::{self, Destination, Opening};
 use crate::traffic::{Rules, Traffic};
 use crate::trail::{Stage, Trail};
+use crate::upstream;
 
 /// How a connection says who it is.
 #[derive(Clone, Debug)]
@@ -266,7 +267,7 @@ async fn pass(
         trail.passed(Stage::Request);
         // The gate's own answers cost work, records and log lines as well.
         let now = traffic.clock().tick();
-        let _pass = take_token(traffic, guest, rules, &target.host, now)?;
+        let _pass = take_token(guest, rules, &target.host, now)?;
         trail.passed(Stage::Rate);
     }
     if destination.is_internal()
@@ -371,16 +372,9 @@ fn read_target(
 }
 
 /// Takes a token from the bucket of `host`, or refuses with the time until the next one.
-pub fn take_token(
-    traffic: &Traffic,
-    guest: &Guest,
-    rules: &Rules,
-    host: &Host,
-    now: Tick,
-) -> Result<Pass, Refusal> {
+pub fn take_token(guest: &Guest, rules: &Rules, host: &Host, now: Tick) -> Result<Pass, Refusal> {
     let taken = guest.upstreams.take(&rules.settings, host, now);
     taken.map_err(|(wait, rule)| {
-        traffic.numbers().rejected();
         let denial = Denial::new(Reason::RateLimited, rule);
         Refusal::new(Stage::Rate, denial).retry(host.to_string(), wait.seconds())
     })
@@ -396,7 +390,7 @@ pub fn admit<R>(
     trail: &mut Trail,
 ) -> Result<Admitted<R>, Refusal> {
     let now = traffic.clock().tick();
-    let pass = take_token(traffic, guest, rules, host, now)?;
+    let pass = take_token(guest, rules, host, now)?;
     trail.passed(Stage::Rate);
     let ticket = guest
         .upstreams
@@ -572,14 +566,16 @@ pub fn settle(
     outcome: Outcome,
 ) {
     let Guard::Ticket(ticket) = guard else { return };
+    let host = &destination.host;
     if outcome == Outcome::Failure {
-        traffic.numbers().failed();
+        let label = upstream::label(&rules.settings, host);
+        traffic.numbers().failed(label);
     }
-    let (host, now) = (&destination.host, traffic.clock().tick());
+    let now = traffic.clock().tick();
     let opened = guest
         .upstreams
         .settle(&rules.settings, host, ticket, outcome, now);
     if opened {
-        tracing::warn!(sandbox = %guest.id(), %host, "an upstream keeps failing and is left alone for a while");
+        tracing::warn!(sandbox = %guest.id(), %host, "circuit breaker opened");
     }
 }

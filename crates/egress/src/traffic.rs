@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use config::Settings;
@@ -17,7 +18,7 @@ use policy::clock::UnixMillis;
 use policy::github::GithubRules;
 use policy::host::Host;
 use policy::id::{RequestId, SandboxId};
-use policy::identity::Lookup;
+use policy::identity::{Lookup, identify};
 use policy::reason::Reason;
 use policy::registration::Registration;
 use policy::verdict::{Denial, RuleName};
@@ -35,12 +36,18 @@ use crate::github;
 use crate::guest::{Explained, Guest};
 use crate::ids::Ids;
 use crate::leaf::LeafError;
+use crate::listener_checks::ListenerChecks;
 use crate::live::{Asked, Live};
 use crate::mirror::Mirrors;
-use crate::numbers::{Numbers, States};
+use crate::numbers::Numbers;
+use crate::numbers::limits::LimitMetrics;
 use crate::ports::{Ledger, Programs, PushJudge, Registry, ToolServer};
 use crate::rego::Policies;
 use crate::resolvers;
+
+/// How often rate buckets, breakers and connections of unregistered sandboxes are removed. The
+/// end of a registration removes them at once; this finds those that expired.
+const PRUNE_EVERY: Duration = Duration::from_secs(5 * 60);
 
 /// What the traffic is given.
 pub struct Parts {
@@ -78,6 +85,7 @@ pub struct Traffic {
     /// Who answers for tools, once somebody does.
     tools: OnceLock<Arc<dyn ToolServer>>,
     names: Arc<Names>,
+    listener_checks: ListenerChecks,
     queries: DnsMetrics,
     numbers: Numbers,
     clock: Clock,
@@ -261,6 +269,7 @@ impl Traffic {
         Arc::new(Self {
             rules,
             names: Arc::new(names),
+            listener_checks: ListenerChecks::default(),
             queries: metrics,
             registry: parts.registry,
             ledger: parts.ledger,
@@ -335,13 +344,9 @@ impl Traffic {
                 return Err(github::changed());
             }
         }
-        match self.registry.by_id(guest.id()) {
-            Lookup::Found(_) => Ok(live),
-            Lookup::Unavailable => Err(Denial::new(Reason::RegistryUnavailable, "identity")),
-            Lookup::Unknown | Lookup::NoPeer => {
-                Err(Denial::new(Reason::IdentityUnknown, "identity"))
-            }
-        }
+        // By the function of the first stage, so that the refusal reads the same.
+        let _identity = identify(self.registry.by_id(guest.id()), None, self.clock.wall())?;
+        Ok(live)
     }
 
     /// Why what was under way has to end.
@@ -393,11 +398,16 @@ impl Traffic {
         &self.names
     }
 
+    /// The checks of the listeners on shared networks.
+    pub fn listener_checks(&self) -> &ListenerChecks {
+        &self.listener_checks
+    }
+
     /// Makes every number visible in `registry`.
     pub fn register(self: &Arc<Self>, registry: &mut prometheus_client::registry::Registry) {
         self.numbers.register(registry);
         self.queries.register(registry);
-        registry.register_collector(Box::new(States(Arc::clone(self))));
+        registry.register_collector(Box::new(LimitMetrics(Arc::clone(self))));
     }
 
     /// From now on `tools` answers for the tools at `palisade.internal`. The first one counts.
@@ -450,6 +460,14 @@ impl Traffic {
         }
         self.dialer.forget(id);
         self.names.forget(id);
+    }
+
+    /// Removes the state of sandboxes that are not registered any more, every five minutes.
+    pub async fn prune_regularly(&self) {
+        loop {
+            tokio::time::sleep(PRUNE_EVERY).await;
+            self.prune(self.clock.wall());
+        }
     }
 
     /// Forgets those who are not registered any more.
@@ -521,6 +539,10 @@ impl std::fmt::Debug for Traffic {
 impl dns::Registry for Traffic {
     fn who(&self, ip: IpAddr) -> Lookup {
         self.registry.by_ip(ip)
+    }
+
+    fn is_listener_check(&self, peer: SocketAddr) -> bool {
+        self.listener_checks.is_check(peer)
     }
 }
 

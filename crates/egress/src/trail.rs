@@ -1,7 +1,7 @@
 //! What is remembered of one request, from its first byte to its audit record.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use policy::audit::{AuditEvent, Kind};
@@ -10,6 +10,7 @@ use policy::verdict::{Denial, RuleName, Word};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::guest::Guest;
+use crate::numbers::AnswerEnd;
 use crate::request::Opening;
 use crate::traffic::Traffic;
 
@@ -58,13 +59,15 @@ impl Stage {
     }
 }
 
-/// Bytes in both directions, counted where they pass.
+/// What is learnt of a request and its answer where their bytes pass.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// From the sandbox.
     pub sent: AtomicU64,
     /// To the sandbox.
     pub received: AtomicU64,
+    /// Whether the upstream reported that it did not move a ref of a push.
+    pub refs_rejected: AtomicBool,
 }
 
 /// The record of one request. It is written when the trail is dropped, wherever that is:
@@ -82,6 +85,7 @@ pub struct Trail {
     last: Instant,
     place: Option<OwnedSemaphorePermit>,
     silent: bool,
+    interrupted: bool,
 }
 
 impl Trail {
@@ -109,6 +113,7 @@ impl Trail {
             last: now,
             place,
             silent: false,
+            interrupted: false,
         }
     }
 
@@ -163,6 +168,21 @@ impl Trail {
         self.silent = true;
     }
 
+    /// Notes that the answer's body broke off.
+    pub fn interrupted(&mut self) {
+        self.interrupted = true;
+    }
+
+    fn answer_end(&self) -> AnswerEnd {
+        if self.interrupted {
+            AnswerEnd::Interrupted
+        } else if self.tally.refs_rejected.load(Ordering::Relaxed) {
+            AnswerEnd::RefsRejected
+        } else {
+            AnswerEnd::Plain
+        }
+    }
+
     /// Notes the status the client saw.
     pub fn answered(&mut self, status: http::StatusCode) {
         self.event.status = Some(status.as_u16());
@@ -181,7 +201,9 @@ impl Drop for Trail {
         let took = self.begun.elapsed();
         let total = (took.as_secs_f64() * 1e6).round() / 1e3;
         event.ms.insert("total", total);
-        self.traffic.numbers().request(&event, took);
+        let numbers = self.traffic.numbers();
+        numbers.request(&event, took);
+        numbers.git(&event, self.answer_end());
         let place = self.place.take();
         self.traffic.write(event, place);
     }

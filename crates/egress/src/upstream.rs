@@ -4,7 +4,7 @@
 //! only so many; everything else shares one. So a million invented names take no memory,
 //! and are slowed down together.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,9 +12,12 @@ use config::Settings;
 use policy::breaker::{Breaker, Open, Outcome, State, Ticket};
 use policy::bucket::{Pass, Rate, TokenBucket, Wait};
 use policy::clock::Tick;
-use policy::host::Host;
+use policy::host::{Host, HostPattern};
 
-use crate::request::is_internal;
+use crate::request::{INTERNAL, is_internal};
+
+/// The label of hosts that no rule names.
+pub const OTHER: &str = "other";
 
 /// Hosts with a bucket and a breaker of their own.
 const MOST_HOSTS: usize = 1024;
@@ -39,6 +42,8 @@ struct Table {
     internal: Entry,
     hosts: HashMap<Host, Entry, foldhash::fast::RandomState>,
     numbers: u64,
+    /// Refused requests by label. They outlive the buckets: a counter never decreases.
+    rejected: BTreeMap<String, u64>,
 }
 
 #[derive(Debug)]
@@ -56,15 +61,59 @@ impl Default for Entry {
     }
 }
 
-/// One host's state, for the gauges.
-#[derive(Clone, Debug, PartialEq)]
+/// What the metrics show of one label.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// The host.
-    pub host: Host,
-    /// Tokens in its bucket.
+    /// The hosts with a bucket and a breaker of their own; none where all share the others'.
+    pub hosts: Option<HostReading>,
+    /// Requests that were refused for their rate.
+    pub rejected: u64,
+}
+
+/// The state of the hosts that share a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostReading {
+    /// The fewest tokens in a bucket.
     pub tokens: u32,
-    /// Its breaker.
+    /// The worst state of a breaker.
     pub state: State,
+}
+
+impl HostReading {
+    /// The worse of both.
+    fn worst(self, other: Self) -> Self {
+        let severity = |state: State| match state {
+            State::Closed => 0,
+            State::HalfOpen => 1,
+            State::Open => 2,
+        };
+        let state = if severity(other.state) > severity(self.state) {
+            other.state
+        } else {
+            self.state
+        };
+        Self {
+            tokens: self.tokens.min(other.tokens),
+            state,
+        }
+    }
+}
+
+/// The value of the metric label `upstream` for `host`. Agents choose hosts, so every value
+/// comes from the configuration: a host that a rule, a rate limit or a circuit breaker names is
+/// itself, any other host below a wildcard is the wildcard, and the rest is [`OTHER`].
+pub fn label(settings: &Settings, host: &Host) -> String {
+    if is_internal(host) {
+        return INTERNAL.to_owned();
+    }
+    let rules = settings.allowlist().lookup(host);
+    match rules.and_then(|rules| rules.first()) {
+        None => OTHER.to_owned(),
+        Some(rule) => match &rule.pattern {
+            HostPattern::Below(_) if !settings.names_upstream(host) => rule.pattern.to_string(),
+            HostPattern::Below(_) | HostPattern::Exact(_) | HostPattern::Ip(_) => host.to_string(),
+        },
+    }
 }
 
 impl Upstreams {
@@ -76,18 +125,11 @@ impl Upstreams {
         now: Tick,
     ) -> Result<Pass, (Wait, &'static str)> {
         let mut table = self.table();
-        let pass = table
-            .total
-            .take(&TOTAL, now)
-            .map_err(|wait| (wait, "rate_limits:total"))?;
-        match settings.rate_for(host) {
-            Some(rate) => table
-                .entry(settings, host, now)
-                .bucket
-                .take(&rate, now)
-                .map_err(|wait| (wait, "rate_limits")),
-            None => Ok(pass),
+        let taken = table.take(settings, host, now);
+        if taken.is_err() {
+            table.count_rejection(label(settings, host));
         }
+        taken
     }
 
     /// Asks the breaker of `host`.
@@ -116,17 +158,25 @@ impl Upstreams {
         before != State::Open && entry.breaker.state() == State::Open
     }
 
-    /// The state of every host that has one.
-    pub fn readings(&self, settings: &Settings, now: Tick) -> Vec<Reading> {
+    /// The state of every label that has one, and of the hosts that no rule names: a counter
+    /// has to be there before it counts, or the first increase is lost to a monitor.
+    pub fn readings(&self, settings: &Settings, now: Tick) -> BTreeMap<String, Reading> {
         let table = self.table();
-        let read = |(host, entry): (&Host, &Entry)| Reading {
-            host: host.clone(),
-            tokens: settings
-                .rate_for(host)
-                .map_or(u32::MAX, |rate| entry.bucket.tokens(&rate, now)),
-            state: entry.breaker.state_at(&settings.breaker_for(host), now),
-        };
-        table.hosts.iter().map(read).collect()
+        let mut readings = BTreeMap::from([(OTHER.to_owned(), Reading::default())]);
+        for (host, entry) in &table.hosts {
+            let read = HostReading {
+                tokens: settings
+                    .rate_for(host)
+                    .map_or(u32::MAX, |rate| entry.bucket.tokens(&rate, now)),
+                state: entry.breaker.state_at(&settings.breaker_for(host), now),
+            };
+            let reading = readings.entry(label(settings, host)).or_default();
+            reading.hosts = Some(reading.hosts.map_or(read, |known| known.worst(read)));
+        }
+        for (label, rejected) in &table.rejected {
+            readings.entry(label.clone()).or_default().rejected = *rejected;
+        }
+        readings
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -135,6 +185,27 @@ impl Upstreams {
 }
 
 impl Table {
+    fn take(
+        &mut self,
+        settings: &Settings,
+        host: &Host,
+        now: Tick,
+    ) -> Result<Pass, (Wait, &'static str)> {
+        let total = self.total.take(&TOTAL, now);
+        let pass = total.map_err(|wait| (wait, "rate_limits:total"))?;
+        let Some(rate) = settings.rate_for(host) else {
+            return Ok(pass);
+        };
+        let taken = self.entry(settings, host, now).bucket.take(&rate, now);
+        taken.map_err(|wait| (wait, "rate_limits"))
+    }
+
+    fn count_rejection(&mut self, label: String) {
+        let is_room = self.rejected.len() < MOST_HOSTS || self.rejected.contains_key(&label);
+        let label = if is_room { label } else { OTHER.to_owned() };
+        *self.rejected.entry(label).or_default() += 1;
+    }
+
     fn entry(&mut self, settings: &Settings, host: &Host, now: Tick) -> &mut Entry {
         let known = self.hosts.contains_key(host);
         if !known {
@@ -169,3 +240,6 @@ impl Table {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -71,6 +71,16 @@ fn leading_number(text: &str) -> Result<(u64, &str), String> {
     Ok((digits.parse().map_err(|_| String::new())?, rest))
 }
 
+/// Reads a size as the configuration takes it, for other places where one is written.
+pub fn read_size(text: &str) -> Result<u64, String> {
+    u64::read(text).map_err(|_| format!("'{text}' is not {}", <u64 as Format>::WHAT))
+}
+
+/// A size as [`read_size`] takes it.
+pub fn show_size(bytes: u64) -> String {
+    bytes.write()
+}
+
 /// Sizes in bytes.
 impl Format for u64 {
     const NAME: &'static str = "byte-size";

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -40,6 +40,11 @@ const BREATH: Duration = Duration::from_millis(100);
 pub trait Registry: Send + Sync + 'static {
     /// What is registered at `ip`.
     fn who(&self, ip: IpAddr) -> Lookup;
+
+    /// Whether a datagram from `peer` is a health check of the gate itself.
+    fn is_listener_check(&self, _peer: SocketAddr) -> bool {
+        false
+    }
 }
 
 /// Somebody who writes records down.
@@ -79,6 +84,13 @@ impl Source {
                     Err(denial) => Asker::Unknown(denial),
                 }
             }
+        }
+    }
+
+    fn is_listener_check(&self, peer: SocketAddr) -> bool {
+        match self {
+            Source::Sandbox(_) => false,
+            Source::Shared(registry) => registry.is_listener_check(peer),
         }
     }
 
@@ -132,6 +144,12 @@ pub async fn serve_datagrams(
             }
         };
         let query = buffer.get(..length).unwrap_or_default();
+        if source.is_listener_check(ends.from) {
+            if let Err(error) = datagrams.answer(query, ends).await {
+                tracing::debug!(%error, "answering a listener check failed");
+            }
+            continue;
+        }
         let asker = source.asker(ends.from.ip());
         let way = source.way(&names, Transport::Udp, ends.meant);
         let Some(place) = names.guest_of(&asker).enter(&names.pace()) else {

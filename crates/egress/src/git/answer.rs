@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -24,6 +25,7 @@ use crate::forward::Reply;
 use crate::guest::Guest;
 use crate::refusal::Refusal;
 use crate::traffic::Traffic;
+use crate::trail::Tally;
 
 /// What is still to do when upstream answers.
 pub enum Aftermath {
@@ -45,6 +47,8 @@ pub struct Sent {
     pub(super) reader: Reader,
     /// What the client is told beside upstream's answer, as bytes of it.
     pub(super) talk: Vec<u8>,
+    /// The request's own, where a rejection is noted.
+    pub(super) tally: Arc<Tally>,
 }
 
 impl Aftermath {
@@ -139,6 +143,9 @@ impl Watched {
     /// at once.
     fn note(&mut self, data: &[u8]) {
         self.sent.reader.feed(data);
+        if self.sent.reader.is_rejected() {
+            self.sent.tally.refs_rejected.store(true, Ordering::Relaxed);
+        }
         let known = self.sent.reader.accepted().len();
         if known > self.noted {
             self.noted = known;

@@ -166,7 +166,7 @@ pub(crate) async fn judge_arrival(
     let Pushed { head, bytes, .. } = pushed;
     let mut talk = Vec::new();
     if bytes > rules.settings.policy.git.push_limits.warning_bytes {
-        tracing::warn!(sandbox = %guest.id(), bytes, "a large push");
+        tracing::warn!(sandbox = %guest.id(), repo, bytes, "git push is above the warning size");
         trail.event.event = Some("large_push".to_owned());
         if head.capabilities.side_band {
             report::talk(&mut talk, &size::warning(bytes, limit));
@@ -180,6 +180,7 @@ pub(crate) async fn judge_arrival(
         capabilities: head.capabilities,
         updates: head.updates,
         talk,
+        tally: Arc::clone(&trail.tally),
     });
     let sent = Some(sent);
     Ok(Passed { spool, sent })

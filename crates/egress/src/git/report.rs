@@ -67,6 +67,7 @@ pub struct Reader {
     inner: Vec<u8>,
     unpacked: bool,
     accepted: BTreeSet<Vec<u8>>,
+    rejected: bool,
     /// Nothing that follows is understood.
     lost: bool,
 }
@@ -83,6 +84,7 @@ impl Reader {
             inner: Vec::new(),
             unpacked: false,
             accepted: BTreeSet::new(),
+            rejected: false,
             lost: !capabilities.report,
         }
     }
@@ -108,6 +110,11 @@ impl Reader {
     /// The refs that upstream moved.
     pub fn accepted(&self) -> &BTreeSet<Vec<u8>> {
         &self.accepted
+    }
+
+    /// Whether upstream did not unpack the push, or did not move one of its refs.
+    pub fn is_rejected(&self) -> bool {
+        self.rejected
     }
 
     fn keep(&mut self, bytes: &mut Vec<u8>, read: Option<usize>, outer: bool) {
@@ -136,6 +143,8 @@ impl Reader {
         let text = line::chomp(data);
         if text == b"unpack ok" {
             self.unpacked = true;
+        } else if text.starts_with(b"unpack ") || text.starts_with(b"ng ") {
+            self.rejected = true;
         } else if let Some(name) = text.strip_prefix(b"ok ")
             && self.unpacked
             && self.accepted.len() < MOST_REFS
@@ -233,6 +242,23 @@ mod tests {
         }
         line::flush(&mut bytes);
         bytes
+    }
+
+    #[test]
+    fn a_push_is_rejected_where_it_is_not_unpacked_or_a_ref_stays() {
+        for (lines, rejected) in [
+            (&["unpack ok\n", "ok refs/heads/a\n"][..], false),
+            (
+                &["unpack ok\n", "ok refs/heads/a\n", "ng refs/heads/b no\n"],
+                true,
+            ),
+            (&["unpack disk full\n"], true),
+            (&[], false),
+        ] {
+            let mut reader = Reader::new(BARE);
+            reader.feed(&report(lines));
+            assert_eq!(reader.is_rejected(), rejected, "{lines:?}");
+        }
     }
 
     fn read(capabilities: Capabilities, bytes: &[u8], piece: usize) -> Vec<String> {

@@ -78,7 +78,7 @@ impl Visitor<'_> {
             ..
         } = *self;
         let now = traffic.clock().tick();
-        let _pass = pipeline::take_token(traffic, guest, rules, host, now)?;
+        let _pass = pipeline::take_token(guest, rules, host, now)?;
         trail.passed(Stage::Rate);
         Ok(())
     }

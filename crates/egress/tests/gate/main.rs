@@ -9,6 +9,7 @@
 )]
 
 mod daemon;
+mod pruning;
 mod push;
 mod rego;
 mod stand_ins;
