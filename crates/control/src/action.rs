@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use policy::audit::Kind;
 use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
-use policy::registration::Registration;
 use policy::verdict::Word;
 use sandbox::contract::Force;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::outward::TryBody;
+use crate::registering::RegisterRequest;
 use crate::sandboxes::body::{
     CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody,
 };
@@ -19,8 +19,8 @@ use crate::sandboxes::body::{
 /// One thing an operator asks. Everything the gate can be told is a variant here.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// How are you?
-    Health,
+    /// How the gate is.
+    Health(HealthDepth),
     /// Numbers, as Prometheus text.
     Metrics,
     /// This list, as an OpenAPI document.
@@ -30,7 +30,7 @@ pub enum Action {
     /// One registration.
     GetRegistration(SandboxId),
     /// Adds or replaces a registration.
-    Register(Box<Registration>),
+    Register(Box<RegisterRequest>),
     /// Ends a registration.
     Unregister(SandboxId),
     /// Every sandbox, or those that a name or id may mean.
@@ -95,6 +95,15 @@ pub enum Action {
     Shutdown,
 }
 
+/// What a health report is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HealthDepth {
+    /// Checks that are made now: the registry is read, listeners are connected to.
+    Checked,
+    /// The state as it is known, at once.
+    Known,
+}
+
 /// When a caller is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Telling {
@@ -108,7 +117,7 @@ impl Action {
     /// The action's name in metrics, logs and the OpenAPI document.
     pub const fn name(&self) -> &'static str {
         match self {
-            Action::Health => "health",
+            Action::Health(_) => "health",
             Action::Metrics => "metrics",
             Action::Describe => "describe",
             Action::ListRegistrations => "registrations.list",

@@ -15,13 +15,15 @@ use policy::registration::Registration;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use store::Store;
+use store::error::StoreError;
 use store::registry::Lookup;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::action::{Action, Telling};
+use crate::action::{Action, HealthDepth, Telling};
 use crate::health::{Board, HealthReport, Status};
 use crate::metrics::ControlMetrics;
+use crate::registering::RegisterRequest;
 use crate::reply::{ControlError, Reply};
 use crate::sandboxes::body::CreateBody;
 use crate::sandboxes::{Sandboxes, watched};
@@ -91,12 +93,12 @@ impl Gate {
             return elsewhere::answer(container, asked, &self.store).await;
         }
         match action {
-            Action::Health => Ok(self.health()),
+            Action::Health(depth) => Ok(self.health(depth).await),
             Action::Metrics => self.numbers(),
             Action::Describe => Ok(Reply::ok(openapi::document())),
             Action::ListRegistrations => self.list_registrations(),
             Action::GetRegistration(id) => self.get_registration(&id),
-            Action::Register(row) => self.register(*row).await,
+            Action::Register(request) => self.register(*request).await,
             Action::Unregister(id) => self.unregister(&id).await,
             Action::ListSandboxes(named) => self.list_sandboxes(named).await,
             Action::ShowSandbox(id) => self.sandboxes.show(id).await,
@@ -169,7 +171,15 @@ impl Gate {
     }
 
     /// What health says now.
-    pub fn report(&self) -> HealthReport {
+    pub async fn report(&self, depth: HealthDepth) -> HealthReport {
+        let mut made = Vec::new();
+        let mut registry = None;
+        if depth == HealthDepth::Checked {
+            let checks = self.traffic.listener_checks();
+            let (read, listeners) = tokio::join!(self.store.check_registry(), checks.run());
+            made = listeners;
+            registry = Some(read.map_err(|error| error.to_string()));
+        }
         let store = self.store.health();
         let error = || {
             store
@@ -178,16 +188,18 @@ impl Gate {
                 .unwrap_or_else(|| "not available".to_owned())
         };
         let check = |well: bool| if well { Ok(()) } else { Err(error()) };
-        self.board.report([
-            ("registry_accessible", check(store.registry_accessible)),
+        let registry = registry.unwrap_or_else(|| check(store.registry_accessible));
+        made.extend([
+            ("registry_accessible", registry),
             ("audit_writing", check(store.audit_writing)),
             ("audit_rotating", check(store.audit_rotating)),
             ("jsonl_writing", check(store.jsonl_writing)),
-        ])
+        ]);
+        self.board.report(made)
     }
 
-    fn health(&self) -> Reply {
-        let report = self.report();
+    async fn health(&self, depth: HealthDepth) -> Reply {
+        let report = self.report(depth).await;
         let status = match report.status {
             Status::Healthy => StatusCode::OK,
             Status::Degraded => StatusCode::SERVICE_UNAVAILABLE,
@@ -218,27 +230,57 @@ impl Gate {
     fn get_registration(&self, id: &SandboxId) -> Result<Reply, ControlError> {
         match self.store.registry().by_id(id) {
             Lookup::Found(row) if row.is_live(wall_now()) => Ok(Reply::ok(describe(&row))),
-            Lookup::Found(_) | Lookup::Unknown => {
-                Err(ControlError::NotFound("Container not found".to_owned()))
-            }
+            Lookup::Found(_) | Lookup::Unknown => Err(not_found()),
             Lookup::Unavailable => {
                 Err(ControlError::Unavailable("Registry unavailable".to_owned()))
             }
         }
     }
 
-    async fn register(&self, row: Registration) -> Result<Reply, ControlError> {
+    async fn register(&self, request: RegisterRequest) -> Result<Reply, ControlError> {
+        let RegisterRequest {
+            row,
+            replace,
+            warnings,
+        } = request;
         let event = AuditEvent::lifecycle("registered", Some(row.id.clone()));
         let (id, shown) = (row.id.clone(), describe(&row));
-        self.store.register(row, event, wall_now()).await?;
+        let done = if replace {
+            self.store
+                .register_replacing(row, event, wall_now())
+                .await?
+        } else {
+            self.store.register(row, event, wall_now()).await?
+        };
         tracing::info!(sandbox = %id, "registered");
-        let answer = json!({ "status": "registered", "container_id": id, "container": shown });
+        for warning in &warnings {
+            tracing::warn!(sandbox = %id, warning, "registered with a warning");
+        }
+        let mut answer = json!({ "status": "registered", "container_id": id, "container": shown });
+        let mut add = |key: &str, value: Value| {
+            if let Some(answer) = answer.as_object_mut() {
+                answer.insert(key.to_owned(), value);
+            }
+        };
+        if let Some(old) = done.expelled {
+            // Its connections end as well: the address belongs to another container now.
+            self.traffic.dismiss(&old);
+            tracing::info!(sandbox = %old, by = %id, "registration replaced");
+            add("replaced", json!(old));
+        }
+        if !warnings.is_empty() {
+            add("warnings", json!(warnings));
+        }
         Ok(Reply::Json(StatusCode::CREATED, answer))
     }
 
     async fn unregister(&self, id: &SandboxId) -> Result<Reply, ControlError> {
         let event = AuditEvent::lifecycle("unregistered", Some(id.clone()));
-        self.store.unregister(id, event, wall_now()).await?;
+        let ended = self.store.unregister(id, event, wall_now()).await;
+        ended.map_err(|error| match error {
+            StoreError::NotFound { .. } => not_found(),
+            other => other.into(),
+        })?;
         // What it has under way ends as well.
         self.traffic.dismiss(id);
         tracing::info!(sandbox = %id, "unregistered");
@@ -295,6 +337,11 @@ impl Gate {
             Err(problems) => Err(ControlError::Config(problems)),
         }
     }
+}
+
+/// No registration has that id.
+pub(crate) fn not_found() -> ControlError {
+    ControlError::NotFound("Container not found".to_owned())
 }
 
 /// Every setting as clients see it: pointer, value (never a secret's), origin.

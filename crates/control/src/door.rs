@@ -26,10 +26,10 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-use crate::action::{Action, AuditQuery, FileBody, Telling};
-use crate::dispatch::Gate;
+use crate::action::{Action, AuditQuery, FileBody, HealthDepth, Telling};
+use crate::dispatch::{self, Gate};
 use crate::openapi::ROUTES;
-use crate::registering::read_registration;
+use crate::registering::{UnknownFields, read_registration};
 use crate::reply::{ControlError, Reply};
 use crate::serve::Client;
 use crate::wall_now;
@@ -207,6 +207,31 @@ impl Asked {
         Ok(name)
     }
 
+    /// Existing programs send fields of their own; what is under `/v1` is strict.
+    fn unknown_fields(&self) -> UnknownFields {
+        if self.is_seed_route() {
+            UnknownFields::Ignore
+        } else {
+            UnknownFields::Refuse
+        }
+    }
+
+    /// `?checks=false`, and nothing else.
+    fn health_depth(&self) -> Result<HealthDepth, ControlError> {
+        let mut depth = HealthDepth::Checked;
+        for (name, value) in &self.query {
+            if name != "checks" {
+                return Err(unknown_parameter(name));
+            }
+            depth = if number(name, value)? {
+                HealthDepth::Checked
+            } else {
+                HealthDepth::Known
+            };
+        }
+        Ok(depth)
+    }
+
     /// `?force=true`, and nothing else.
     fn force(&self) -> Result<Force, ControlError> {
         let mut force = Force::No;
@@ -256,13 +281,14 @@ pub(crate) fn read_action(asked: &Asked, now: UnixMillis) -> Result<Action, Cont
     const DELETE: &Method = &Method::DELETE;
     let segments = asked.segments();
     Ok(match (&asked.method, segments.as_slice()) {
-        (GET, ["v1" | "internal", "health"]) => Action::Health,
+        (GET, ["v1" | "internal", "health"]) => Action::Health(asked.health_depth()?),
         (GET, ["v1" | "internal", "metrics"]) => Action::Metrics,
         (GET, ["v1", "openapi.json"]) => Action::Describe,
 
         (GET, ["v1", "registrations"] | ["internal", "containers"]) => Action::ListRegistrations,
         (POST, ["v1", "registrations"] | ["internal", "containers"]) => {
-            Action::Register(Box::new(read_registration(&asked.body, now)?))
+            let unknown = asked.unknown_fields();
+            Action::Register(Box::new(read_registration(&asked.body, now, unknown)?))
         }
         (GET, ["v1", "registrations", id] | ["internal", "containers", id]) => {
             Action::GetRegistration(known_id(id)?)
@@ -334,7 +360,7 @@ pub(crate) fn read_action(asked: &Asked, now: UnixMillis) -> Result<Action, Cont
 
 /// An id that could never have been registered is one that is not registered.
 fn known_id(text: &str) -> Result<SandboxId, ControlError> {
-    SandboxId::parse(text).map_err(|_| ControlError::NotFound("Container not found".to_owned()))
+    SandboxId::parse(text).map_err(|_| dispatch::not_found())
 }
 
 fn known_sandbox(text: &str) -> Result<SandboxId, ControlError> {

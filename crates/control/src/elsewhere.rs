@@ -49,7 +49,7 @@ pub(crate) fn asked<'s>(
         | Action::RestoreCheckpoint(id, _) => (id, Asked::Elsewhere("kept")),
         Action::ForkSandbox(id, _) => (id, Asked::Elsewhere("copied")),
         Action::PublishPort(id, _) => (id, Asked::Elsewhere("published")),
-        Action::Health
+        Action::Health(_)
         | Action::Metrics
         | Action::Describe
         | Action::ListRegistrations

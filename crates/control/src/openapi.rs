@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::action::{AcceptBody, FileBody};
 use crate::health::HealthReport;
 use crate::outward::TryBody;
+use crate::registering::UnknownFields;
 use crate::sandboxes::body::{
     CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody,
 };
@@ -41,6 +42,10 @@ pub enum Takes {
     Nothing,
     /// A registration, in either shape.
     Registration,
+    /// The same, with fields that are not known.
+    Container,
+    /// Which checks a health report is made of.
+    HealthDepth,
     /// A file's path.
     File,
     /// Query parameters that choose audit records.
@@ -119,7 +124,7 @@ macro_rules! routes {
 }
 
 routes! {
-    GET "/v1/health" "health" Nothing Health 200 [503], "How every part of the gate is";
+    GET "/v1/health" "health" HealthDepth Health 200 [400, 503], "How every part of the gate is; the registry is read and listeners are connected to, unless checks=false";
     GET "/v1/metrics" "metrics" Nothing Text 200 [], "Numbers, as Prometheus text";
     GET "/v1/openapi.json" "describe" Nothing Object 200 [], "This document";
     GET "/v1/registrations" "registrations.list" Nothing Rows 200 [503], "Every registration";
@@ -156,11 +161,11 @@ routes! {
     GET "/v1/tools" "tools.list" Nothing Objects 200 [], "The servers behind the bridge, and what is known of their tools";
     POST "/v1/tools/accept" "tools.accept" Accept Object 200 [400, 404], "Takes changed definitions of tools for the true ones";
     POST "/v1/shutdown" "shutdown" Nothing Object 202 [], "Stops the gate";
-    POST "/internal/containers" "registrations.put" Registration Object 201 [400, 409, 413, 429, 503], "As /v1/registrations, for existing programs";
+    POST "/internal/containers" "registrations.put" Container Object 201 [400, 409, 413, 429, 503], "As /v1/registrations, for existing programs; unknown fields are ignored with a warning in the answer";
     GET "/internal/containers" "registrations.list" Nothing Object 200 [503], "As /v1/registrations, in an envelope";
     GET "/internal/containers/{id}" "registrations.get" Nothing Object 200 [404, 503], "As /v1/registrations/{id}, in an envelope";
     DELETE "/internal/containers/{id}" "registrations.delete" Nothing Object 200 [404, 429, 503], "As /v1/registrations/{id}";
-    GET "/internal/health" "health" Nothing Health 200 [503], "As /v1/health";
+    GET "/internal/health" "health" HealthDepth Health 200 [400, 503], "As /v1/health";
     GET "/internal/metrics" "metrics" Nothing Text 200 [], "As /v1/metrics";
 }
 
@@ -204,7 +209,8 @@ pub fn document() -> Value {
             "AcceptBody": schema_of::<AcceptBody>(),
             "Sandbox": sandbox_schema(),
             "HealthReport": schema_of::<HealthReport>(),
-            "Registration": registration_schema(),
+            "Container": registration_schema(UnknownFields::Ignore),
+            "Registration": registration_schema(UnknownFields::Refuse),
             "Row": row_schema(),
         }},
     })
@@ -224,7 +230,9 @@ fn operation(route: &Route) -> Value {
         operation.insert("parameters".into(), Value::Array(parameters));
     }
     let body = match route.takes {
-        Takes::Nothing | Takes::AuditQuery | Takes::Force | Takes::Named => None,
+        Takes::Nothing | Takes::AuditQuery | Takes::Force | Takes::HealthDepth | Takes::Named => {
+            None
+        }
         Takes::CreateSandbox => Some("CreateBody"),
         Takes::Session => Some("SessionBody"),
         Takes::Snapshot => Some("SnapshotBody"),
@@ -235,6 +243,7 @@ fn operation(route: &Route) -> Value {
         Takes::Try => Some("TryBody"),
         Takes::Accept => Some("AcceptBody"),
         Takes::Registration => Some("Registration"),
+        Takes::Container => Some("Container"),
         Takes::File => Some("FileBody"),
     };
     if let Some(name) = body {
@@ -260,6 +269,10 @@ fn parameters(route: &Route) -> Vec<Value> {
     }
     if let Takes::Force = route.takes {
         parameters.push(json!({ "name": "force", "in": "query", "schema": { "type": "boolean" } }));
+    }
+    if let Takes::HealthDepth = route.takes {
+        let schema = json!({ "type": "boolean", "default": true });
+        parameters.push(json!({ "name": "checks", "in": "query", "schema": schema }));
     }
     if let Takes::Named = route.takes {
         parameters.push(json!({ "name": "name", "in": "query", "schema": { "type": "string" } }));
@@ -348,15 +361,14 @@ fn schema_of<T: JsonSchema>() -> Value {
     schema.to_value()
 }
 
-/// Written by hand, because it is read by hand: the two shapes differ in more than a
-/// derive could say, and their messages are part of the interface.
-fn registration_schema() -> Value {
-    let repo = json!({ "oneOf": [
+/// A repository of a request: its name, or an object with its push limit.
+pub(crate) fn repo_schema(unknown: UnknownFields) -> Value {
+    json!({ "oneOf": [
         { "type": "string", "description": "owner/name" },
         {
             "type": "object",
             "required": ["name"],
-            "additionalProperties": false,
+            "additionalProperties": unknown == UnknownFields::Ignore,
             "properties": {
                 "name": { "type": "string" },
                 "max_receive_pack_bytes": {
@@ -365,12 +377,23 @@ fn registration_schema() -> Value {
                 },
             },
         },
-    ]});
+    ]})
+}
+
+/// Written by hand, because it is read by hand: the two shapes differ in more than a
+/// derive could say, and their messages are part of the interface.
+fn registration_schema(unknown: UnknownFields) -> Value {
+    let others = unknown == UnknownFields::Ignore;
+    let replace = json!({
+        "type": "boolean", "default": false,
+        "description": "End a live registration that holds the address",
+    });
+    let repo = repo_schema(unknown);
     json!({ "oneOf": [
         {
             "type": "object",
             "required": ["container_ip", "container_id", "repos"],
-            "additionalProperties": false,
+            "additionalProperties": others,
             "properties": {
                 "container_ip": { "type": "string", "description": "The source address" },
                 "container_id": { "type": "string", "maxLength": 128 },
@@ -381,12 +404,13 @@ fn registration_schema() -> Value {
                     "description": "In 24 hours when not given",
                 },
                 "metadata": { "type": "object" },
+                "replace": replace,
             },
         },
         {
             "type": "object",
             "required": ["container_id", "ip_address"],
-            "additionalProperties": false,
+            "additionalProperties": others,
             "properties": {
                 "container_id": { "type": "string", "maxLength": 128 },
                 "ip_address": { "type": "string" },
@@ -395,6 +419,7 @@ fn registration_schema() -> Value {
                     "type": "object",
                     "description": "repo, repos and auth_mode are read from here",
                 },
+                "replace": replace,
             },
         },
     ]})

@@ -5,6 +5,7 @@
 //! may have been told what to say, so each field is checked by itself, and text is kept
 //! as text.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -34,86 +35,268 @@ const FIRST_SHAPE: &[&str] = &[
     "auth_mode",
     "expires_at",
     "metadata",
+    "replace",
 ];
-const LATER_SHAPE: &[&str] = &["container_id", "ip_address", "ttl_seconds", "metadata"];
+const LATER_SHAPE: &[&str] = &[
+    "container_id",
+    "ip_address",
+    "ttl_seconds",
+    "metadata",
+    "replace",
+];
+const REPO: &[&str] = &["name", "max_receive_pack_bytes"];
+
+/// Unknown fields that a warning names; it counts the others.
+const MAX_NAMED: usize = 16;
+
+/// How much of a name a warning shows, in bytes.
+const MAX_NAME: usize = 64;
+
+/// A request to register a container.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RegisterRequest {
+    /// The row.
+    pub row: Registration,
+    /// Whether a live registration that holds the address ends first.
+    pub replace: bool,
+    /// What the answer warns of.
+    pub warnings: Vec<String>,
+}
+
+/// What becomes of a request with fields that are not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownFields {
+    /// It is refused: a misspelt `auth_mode` would widen what a container may do.
+    Refuse,
+    /// They are ignored, with a warning in the answer: programs of the first design send their
+    /// own fields, and that design ignores them.
+    Ignore,
+}
 
 /// Reads a registration out of a request body.
-pub fn read_registration(body: &[u8], now: UnixMillis) -> Result<Registration, ControlError> {
+pub fn read_registration(
+    body: &[u8],
+    now: UnixMillis,
+    unknown: UnknownFields,
+) -> Result<RegisterRequest, ControlError> {
     let value: Value = serde_json::from_slice(body)
         .map_err(|error| ControlError::Bad(format!("Invalid JSON body: {error}")))?;
     let Value::Object(fields) = value else {
         return Err(bad("The request body must be a JSON object"));
     };
-    if fields.contains_key("ip_address") || fields.contains_key("ttl_seconds") {
-        later_shape(&fields, now)
+    let mut reader = Reader {
+        unknown,
+        ignored: BTreeSet::new(),
+    };
+    let has = |name: &str| fields.contains_key(name);
+    let row = if !has("container_ip") && (has("ip_address") || has("ttl_seconds")) {
+        reader.later_shape(&fields, now)?
     } else {
-        first_shape(&fields, now)
-    }
-}
-
-fn first_shape(fields: &Map<String, Value>, now: UnixMillis) -> Result<Registration, ControlError> {
-    require(
-        fields,
-        &["container_ip", "container_id", "repos"],
-        FIRST_SHAPE,
-    )?;
-    let expires = match given(fields, "expires_at") {
-        Some(value) => read_expiry(value, now)?,
-        None => now.plus(DEFAULT_LIFE),
+        reader.first_shape(&fields, now)?
     };
-    Ok(Registration {
-        id: read_id(fields)?,
-        ip: Some(read_ip(fields, "container_ip")?),
-        repos: read_repos(given(fields, "repos"))?,
-        auth_mode: read_auth_mode(given(fields, "auth_mode"))?,
-        created: now,
-        expires,
-        metadata: read_metadata(fields)?,
+    let replace = match given(&fields, "replace") {
+        None => false,
+        Some(value) => value
+            .as_bool()
+            .ok_or_else(|| bad("replace must be true or false"))?,
+    };
+    Ok(RegisterRequest {
+        row,
+        replace,
+        warnings: reader.warnings(),
     })
 }
 
-/// The later shape carries repositories and mode inside `metadata`, where the seed's
-/// later project reads them.
-fn later_shape(fields: &Map<String, Value>, now: UnixMillis) -> Result<Registration, ControlError> {
-    require(fields, &["container_id", "ip_address"], LATER_SHAPE)?;
-    let life = match given(fields, "ttl_seconds") {
-        None => DEFAULT_LIFE,
-        Some(value) => match value.as_u64() {
-            Some(seconds) if (1..=MAX_LIFE.as_secs()).contains(&seconds) => {
-                Duration::from_secs(seconds)
-            }
-            _ => {
-                return Err(bad(
-                    "ttl_seconds must be a whole number of seconds, at least 1 and \
-                                at most ten years",
-                ));
-            }
-        },
+/// Reads the list of repositories of a request.
+pub fn read_repos(items: &[Value]) -> Result<Vec<Repo>, ControlError> {
+    let mut reader = Reader {
+        unknown: UnknownFields::Refuse,
+        ignored: BTreeSet::new(),
     };
-    let metadata = read_metadata(fields)?;
-    let mut repos = read_repos(given(&metadata, "repos"))?;
-    if let Some(Value::String(repo)) = given(&metadata, "repo")
-        && let Ok(name) = RepoName::parse(repo)
-        && !repos.iter().any(|known| known.name == name)
-    {
-        repos.push(Repo {
-            name,
-            max_receive_pack_bytes: None,
+    reader.repos(items)
+}
+
+/// Reads the fields of one request.
+struct Reader {
+    unknown: UnknownFields,
+    /// The unknown fields so far.
+    ignored: BTreeSet<String>,
+}
+
+impl Reader {
+    fn first_shape(
+        &mut self,
+        fields: &Map<String, Value>,
+        now: UnixMillis,
+    ) -> Result<Registration, ControlError> {
+        require(fields, &["container_ip", "container_id", "repos"])?;
+        self.check_known("", fields, FIRST_SHAPE)?;
+        let expires = match given(fields, "expires_at") {
+            Some(value) => read_expiry(value, now)?,
+            None => now.plus(DEFAULT_LIFE),
+        };
+        Ok(Registration {
+            id: read_id(fields)?,
+            ip: Some(read_ip(fields, "container_ip")?),
+            repos: self.repo_list(given(fields, "repos"))?,
+            auth_mode: read_auth_mode(given(fields, "auth_mode"))?,
+            created: now,
+            expires,
+            metadata: read_metadata(fields)?,
+        })
+    }
+
+    /// The later shape carries repositories and mode inside `metadata`, where the seed's
+    /// later project reads them.
+    fn later_shape(
+        &mut self,
+        fields: &Map<String, Value>,
+        now: UnixMillis,
+    ) -> Result<Registration, ControlError> {
+        require(fields, &["container_id", "ip_address"])?;
+        self.check_known("", fields, LATER_SHAPE)?;
+        let life = match given(fields, "ttl_seconds") {
+            None => DEFAULT_LIFE,
+            Some(value) => match value.as_u64() {
+                Some(seconds) if (1..=MAX_LIFE.as_secs()).contains(&seconds) => {
+                    Duration::from_secs(seconds)
+                }
+                _ => {
+                    return Err(bad(
+                        "ttl_seconds must be a whole number of seconds, at least 1 and \
+                         at most ten years",
+                    ));
+                }
+            },
+        };
+        let metadata = read_metadata(fields)?;
+        let mut repos = self.repo_list(given(&metadata, "repos"))?;
+        if let Some(Value::String(repo)) = given(&metadata, "repo")
+            && let Ok(name) = RepoName::parse(repo)
+            && !repos.iter().any(|known| known.name == name)
+        {
+            repos.push(Repo {
+                name,
+                max_receive_pack_bytes: None,
+            });
+        }
+        let auth_mode = match given(&metadata, "auth_mode") {
+            Some(Value::String(mode)) if mode == AuthMode::Bot.as_str() => AuthMode::Bot,
+            _ => AuthMode::User,
+        };
+        Ok(Registration {
+            id: read_id(fields)?,
+            ip: Some(read_ip(fields, "ip_address")?),
+            repos,
+            auth_mode,
+            created: now,
+            expires: now.plus(life),
+            metadata,
+        })
+    }
+
+    fn repo_list(&mut self, value: Option<&Value>) -> Result<Vec<Repo>, ControlError> {
+        match value {
+            None => Ok(Vec::new()),
+            Some(Value::Array(items)) => self.repos(items),
+            Some(_) => Err(bad("repos must be a list of 'owner/name'")),
+        }
+    }
+
+    fn repos(&mut self, items: &[Value]) -> Result<Vec<Repo>, ControlError> {
+        if items.len() > MAX_REPOS {
+            return Err(ControlError::Bad(format!(
+                "repos may name at most {MAX_REPOS} repositories"
+            )));
+        }
+        items.iter().map(|item| self.repo(item)).collect()
+    }
+
+    fn repo(&mut self, item: &Value) -> Result<Repo, ControlError> {
+        let parse = |text: &str| {
+            RepoName::parse(text).map_err(|error| {
+                ControlError::Bad(format!(
+                    "Invalid repository '{}': {error}",
+                    text.escape_default()
+                ))
+            })
+        };
+        match item {
+            Value::String(text) => Ok(Repo {
+                name: parse(text)?,
+                max_receive_pack_bytes: None,
+            }),
+            Value::Object(fields) => {
+                require(fields, &["name"])?;
+                self.check_known("repos[].", fields, REPO)?;
+                let name = given(fields, "name")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default();
+                Ok(Repo {
+                    name: parse(name)?,
+                    max_receive_pack_bytes: read_push_limit(fields)?,
+                })
+            }
+            _ => Err(bad(
+                "a repository is 'owner/name' or {name, max_receive_pack_bytes}",
+            )),
+        }
+    }
+
+    /// Refuses fields that are not known, or notes them. `path` is where they are.
+    fn check_known(
+        &mut self,
+        path: &str,
+        fields: &Map<String, Value>,
+        known: &[&str],
+    ) -> Result<(), ControlError> {
+        let unknown = fields.keys().map(String::as_str);
+        let unknown: Vec<&str> = unknown.filter(|name| !known.contains(name)).collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        match self.unknown {
+            UnknownFields::Refuse => Err(ControlError::Bad(format!(
+                "Unknown fields: {}; this shape takes {}",
+                quote(&unknown),
+                quote(known)
+            ))),
+            UnknownFields::Ignore => {
+                let names = unknown.iter().map(|name| format!("{path}{name}"));
+                self.ignored.extend(names);
+                Ok(())
+            }
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        if self.ignored.is_empty() {
+            return Vec::new();
+        }
+        let named = self.ignored.iter().map(|name| {
+            let end = name.floor_char_boundary(MAX_NAME);
+            name.get(..end).unwrap_or_default()
         });
+        let named: Vec<&str> = named.collect();
+        let (named, others) = named.split_at(named.len().min(MAX_NAMED));
+        let others = match others.len() {
+            0 => String::new(),
+            count => format!(" and {count} more"),
+        };
+        vec![format!("Ignored unknown fields: {}{others}", quote(named))]
     }
-    let auth_mode = match given(&metadata, "auth_mode") {
-        Some(Value::String(mode)) if mode == AuthMode::Bot.as_str() => AuthMode::Bot,
-        _ => AuthMode::User,
+}
+
+fn read_push_limit(fields: &Map<String, Value>) -> Result<Option<u64>, ControlError> {
+    let Some(limit) = given(fields, "max_receive_pack_bytes") else {
+        return Ok(None);
     };
-    Ok(Registration {
-        id: read_id(fields)?,
-        ip: Some(read_ip(fields, "ip_address")?),
-        repos,
-        auth_mode,
-        created: now,
-        expires: now.plus(life),
-        metadata,
-    })
+    match limit.as_u64() {
+        Some(bytes) if (1..=MAX_RECEIVE_PACK_BYTES).contains(&bytes) => Ok(Some(bytes)),
+        _ => Err(ControlError::Bad(format!(
+            "max_receive_pack_bytes must be between 1 and {MAX_RECEIVE_PACK_BYTES}"
+        ))),
+    }
 }
 
 /// A field that is there and not null.
@@ -121,37 +304,19 @@ fn given<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     fields.get(name).filter(|value| !value.is_null())
 }
 
-/// A misspelt `auth_mode` would silently widen what a container may do, so an unknown
-/// field is an error.
-fn require(
-    fields: &Map<String, Value>,
-    required: &[&str],
-    known: &[&str],
-) -> Result<(), ControlError> {
+fn require(fields: &Map<String, Value>, required: &[&str]) -> Result<(), ControlError> {
     let missing: Vec<&str> = required
         .iter()
         .filter(|name| given(fields, name).is_none())
         .copied()
         .collect();
-    if !missing.is_empty() {
-        return Err(ControlError::Bad(format!(
-            "Missing required fields: {}",
-            quote(&missing)
-        )));
+    if missing.is_empty() {
+        return Ok(());
     }
-    let unknown: Vec<&str> = fields
-        .keys()
-        .map(String::as_str)
-        .filter(|name| !known.contains(name))
-        .collect();
-    if !unknown.is_empty() {
-        return Err(ControlError::Bad(format!(
-            "Unknown fields: {}; this shape takes {}",
-            quote(&unknown),
-            quote(known)
-        )));
-    }
-    Ok(())
+    Err(ControlError::Bad(format!(
+        "Missing required fields: {}",
+        quote(&missing)
+    )))
 }
 
 /// `['a', 'b']`, as the seed's clients expect the list to read.
@@ -185,62 +350,6 @@ fn read_ip(fields: &Map<String, Value>, name: &str) -> Result<IpAddr, ControlErr
         )));
     }
     Ok(ip)
-}
-
-fn read_repos(value: Option<&Value>) -> Result<Vec<Repo>, ControlError> {
-    let Some(value) = value else {
-        return Ok(Vec::new());
-    };
-    let Value::Array(items) = value else {
-        return Err(bad("repos must be a list of 'owner/name'"));
-    };
-    if items.len() > MAX_REPOS {
-        return Err(ControlError::Bad(format!(
-            "repos may name at most {MAX_REPOS} repositories"
-        )));
-    }
-    items.iter().map(read_repo).collect()
-}
-
-fn read_repo(item: &Value) -> Result<Repo, ControlError> {
-    let parse = |text: &str| {
-        RepoName::parse(text).map_err(|error| {
-            ControlError::Bad(format!(
-                "Invalid repository '{}': {error}",
-                text.escape_default()
-            ))
-        })
-    };
-    match item {
-        Value::String(text) => Ok(Repo {
-            name: parse(text)?,
-            max_receive_pack_bytes: None,
-        }),
-        Value::Object(fields) => {
-            require(fields, &["name"], &["name", "max_receive_pack_bytes"])?;
-            let name = given(fields, "name")
-                .and_then(Value::as_str)
-                .unwrap_or_default();
-            let max_receive_pack_bytes = match given(fields, "max_receive_pack_bytes") {
-                None => None,
-                Some(limit) => match limit.as_u64() {
-                    Some(bytes) if (1..=MAX_RECEIVE_PACK_BYTES).contains(&bytes) => Some(bytes),
-                    _ => {
-                        return Err(ControlError::Bad(format!(
-                            "max_receive_pack_bytes must be between 1 and {MAX_RECEIVE_PACK_BYTES}"
-                        )));
-                    }
-                },
-            };
-            Ok(Repo {
-                name: parse(name)?,
-                max_receive_pack_bytes,
-            })
-        }
-        _ => Err(bad(
-            "a repository is 'owner/name' or {name, max_receive_pack_bytes}",
-        )),
-    }
 }
 
 fn read_auth_mode(value: Option<&Value>) -> Result<AuthMode, ControlError> {
@@ -282,156 +391,4 @@ fn bad(message: &str) -> ControlError {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use serde_json::json;
-
-    use super::*;
-
-    const NOW: UnixMillis = UnixMillis::new(1_790_000_000_000);
-
-    fn read(body: &Value) -> Result<Registration, String> {
-        read_registration(body.to_string().as_bytes(), NOW).map_err(|error| error.to_string())
-    }
-
-    fn seed() -> Value {
-        json!({"container_ip": "172.18.0.5", "container_id": "abc", "repos": ["o/r"]})
-    }
-
-    fn with(field: &str, value: Value) -> Value {
-        let mut body = seed();
-        body[field] = value;
-        body
-    }
-
-    #[test]
-    fn the_first_shape_has_the_seeds_defaults() {
-        let row = read(&seed()).unwrap();
-        assert_eq!(row.id.as_str(), "abc");
-        assert_eq!(row.ip, Some("172.18.0.5".parse().unwrap()));
-        assert_eq!(row.repos[0].name.as_str(), "o/r");
-        assert_eq!(row.auth_mode, AuthMode::User);
-        assert_eq!(row.expires, NOW.plus(DEFAULT_LIFE));
-    }
-
-    #[test]
-    fn the_later_shape_finds_its_repositories_in_metadata() {
-        let row = read(&json!({
-            "container_id": "abc", "ip_address": "::ffff:172.18.0.5", "ttl_seconds": 60,
-            "metadata": {"repos": ["o/r"], "repo": "O/Other.git", "auth_mode": "bot", "n": 1.5}
-        }))
-        .unwrap();
-        assert_eq!(row.ip, Some("172.18.0.5".parse().unwrap()));
-        assert_eq!(row.expires, NOW.plus(Duration::from_secs(60)));
-        let names: Vec<_> = row.repos.iter().map(|repo| repo.name.as_str()).collect();
-        assert_eq!(names, ["o/r", "o/other"]);
-        assert_eq!(row.auth_mode, AuthMode::Bot);
-        assert_eq!(row.metadata["n"], json!(1.5));
-    }
-
-    #[test]
-    fn a_repository_may_carry_its_own_push_limit() {
-        let row = read(&with(
-            "repos",
-            json!([{"name": "o/r", "max_receive_pack_bytes": 524288000}]),
-        ));
-        assert_eq!(
-            row.unwrap().repos[0].max_receive_pack_bytes,
-            Some(MAX_RECEIVE_PACK_BYTES)
-        );
-    }
-
-    #[test]
-    fn every_wrong_field_is_named() {
-        let cases = [
-            (json!([]), "The request body must be a JSON object"),
-            (
-                json!({}),
-                "Missing required fields: ['container_ip', 'container_id', 'repos']",
-            ),
-            (
-                json!({"container_ip": "10.0.0.1", "container_id": null, "repos": []}),
-                "Missing required fields: ['container_id']",
-            ),
-            (
-                json!({"ip_address": "10.0.0.1"}),
-                "Missing required fields: ['container_id']",
-            ),
-            (
-                with("container_ip", json!("10.0.0")),
-                "container_ip must be an IPv4 or IPv6 address",
-            ),
-            (
-                with("container_ip", json!(7)),
-                "container_ip must be an IPv4 or IPv6 address",
-            ),
-            (
-                with("container_ip", json!("0.0.0.0")),
-                "container_ip must be the address of one machine",
-            ),
-            (
-                with("container_ip", json!("010.0.0.1")),
-                "container_ip must be an IPv4 or IPv6 address",
-            ),
-            (
-                with("repos", json!("o/r")),
-                "repos must be a list of 'owner/name'",
-            ),
-            (
-                with("repos", json!(["o\n/r"])),
-                "Invalid repository 'o\\n/r': a repository is written owner/name",
-            ),
-            (
-                with("auth_mode", json!("root")),
-                "auth_mode must be 'user' or 'bot'",
-            ),
-            (
-                with("expires_at", json!("tomorrow")),
-                "expires_at must be a date with a time zone, like 2026-12-31T00:00:00Z",
-            ),
-            (
-                with("expires_at", json!("2027-01-01T00:00:00")),
-                "expires_at must be a date with a time zone, like 2026-12-31T00:00:00Z",
-            ),
-            (
-                with("expires_at", json!("2001-01-01T00:00:00Z")),
-                "expires_at is in the past",
-            ),
-            (
-                with("expires_at", json!("9001-01-01T00:00:00Z")),
-                "expires_at is more than ten years away",
-            ),
-            (
-                with("metadata", json!([])),
-                "metadata must be a JSON object",
-            ),
-        ];
-        for (body, expected) in cases {
-            assert_eq!(read(&body).unwrap_err(), expected, "{body}");
-        }
-        let unknown = read(&with("auth_mod", json!("bot"))).unwrap_err();
-        assert!(
-            unknown.starts_with("Unknown fields: ['auth_mod']; this shape takes"),
-            "{unknown}"
-        );
-        let id = read(&with("container_id", json!("../etc"))).unwrap_err();
-        assert!(id.starts_with("Invalid container_id: "), "{id}");
-    }
-
-    proptest! {
-        #[test]
-        fn a_hostile_string_changes_nothing_but_its_own_field(key in any::<String>(), text in any::<String>()) {
-            let plain = read(&with("metadata", json!({}))).unwrap();
-            let row = read(&with("metadata", json!({ (key.clone()): text.clone() }))).unwrap();
-            prop_assert_eq!(row.metadata.get(&key), Some(&json!(text)));
-            prop_assert_eq!(Registration { metadata: Map::new(), ..row }, plain);
-        }
-
-        #[test]
-        fn arbitrary_bytes_never_panic_and_never_yield_a_dead_row(body in prop::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok(row) = read_registration(&body, NOW) {
-                prop_assert!(row.is_live(NOW) && row.ip.is_some());
-            }
-        }
-    }
-}
+mod tests;

@@ -20,6 +20,7 @@ mod policy_command;
 mod ports;
 mod registry;
 mod remote;
+mod repo_limit;
 mod reuse;
 mod sandboxes;
 mod summary;

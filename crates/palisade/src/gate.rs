@@ -58,9 +58,6 @@ use watchdog::WatchdogPipe;
 /// How often rows that have expired are removed. Expiry itself is checked on each use.
 const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
 
-/// How often buckets, breakers and connections of those who are gone are forgotten.
-const FORGET_EVERY: Duration = Duration::from_secs(5 * 60);
-
 /// The word that makes this program a sandbox's init.
 pub const INIT: &str = "__init";
 
@@ -376,7 +373,7 @@ async fn open_store(paths: &Paths, settings: &Settings) -> Result<Store> {
     }
     let pruned = store.prune_expired(wall_now()).await?;
     let registered = store.registry().len();
-    tracing::info!(registered, pruned = pruned.len(), "the registry is open");
+    tracing::info!(registered, pruned = pruned.len(), "registry opened");
     store
         .audit()
         .record_durable(AuditEvent::lifecycle("gate_started", None), wall_now())
@@ -477,14 +474,9 @@ async fn prune_hourly(store: Store, stop: CancellationToken) -> Result<()> {
     }
 }
 
-/// Forgets what is kept for those who are not registered any more.
 async fn prune_traffic(traffic: Arc<Traffic>, stop: CancellationToken) -> Result<()> {
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(FORGET_EVERY) => traffic.prune(wall_now()),
-        }
-    }
+    stop.run_until_cancelled(traffic.prune_regularly()).await;
+    Ok(())
 }
 
 /// The audit section as the store wants it.

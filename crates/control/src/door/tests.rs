@@ -43,8 +43,12 @@ fn every_route_of_the_document_is_read_as_the_action_it_names() {
             Takes::Port => r#"{"host":"127.0.0.1:8080","port":80}"#,
             Takes::Accept => r#"{"server": "calc"}"#,
             Takes::Try => r#"{"url":"https://x.example/"}"#,
-            Takes::Registration => ROW,
-            Takes::Nothing | Takes::AuditQuery | Takes::Force | Takes::Named => "",
+            Takes::Registration | Takes::Container => ROW,
+            Takes::Nothing
+            | Takes::AuditQuery
+            | Takes::Force
+            | Takes::HealthDepth
+            | Takes::Named => "",
         };
         let action = read(route.method, &path, body).unwrap();
         assert_eq!(
@@ -98,6 +102,32 @@ fn an_id_in_the_path_is_decoded_once_and_checked() {
         "/internal/containers/%ff",
     ] {
         assert_eq!(status(read("GET", path, "")), 400, "{path}");
+    }
+}
+
+#[test]
+fn unknown_fields_are_ignored_for_existing_programs_only() {
+    let row = ROW.replace('{', r#"{"colour":"red","#);
+    assert_eq!(status(read("POST", "/v1/registrations", &row)), 400);
+    match read("POST", "/internal/containers", &row).unwrap() {
+        Action::Register(request) => {
+            assert_eq!(request.warnings, ["Ignored unknown fields: ['colour']"]);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn health_is_checked_unless_the_query_says_otherwise() {
+    for (target, depth) in [
+        ("/internal/health", HealthDepth::Checked),
+        ("/v1/health?checks=true", HealthDepth::Checked),
+        ("/v1/health?checks=false", HealthDepth::Known),
+    ] {
+        assert_eq!(read("GET", target, "").unwrap(), Action::Health(depth));
+    }
+    for wrong in ["/v1/health?checks=no", "/v1/health?x=1"] {
+        assert_eq!(status(read("GET", wrong, "")), 400);
     }
 }
 

@@ -3,8 +3,12 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::openapi::repo_schema;
+use crate::registering::UnknownFields;
 
 /// The body of a request for a new sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -21,9 +25,11 @@ pub struct CreateBody {
     /// Whether uncommitted changes come along.
     #[serde(default)]
     pub dirty: bool,
-    /// Repositories it may speak to, as owner/name; the one `origin` points to if not said.
+    /// Repositories it may speak to, each as owner/name or as an object with `name` and
+    /// `max_receive_pack_bytes`; the one `origin` points to if not said.
     #[serde(default)]
-    pub repos: Option<Vec<String>>,
+    #[schemars(schema_with = "repos_schema")]
+    pub repos: Option<Vec<Value>>,
     /// As whom it pushes: user or bot.
     #[serde(default)]
     pub auth_mode: Option<String>,
@@ -44,6 +50,12 @@ pub struct CreateBody {
     /// refusal, and nothing is made.
     #[serde(default)]
     pub publish: Vec<PortBody>,
+}
+
+fn repos_schema(_: &mut SchemaGenerator) -> Schema {
+    let items = repo_schema(UnknownFields::Refuse);
+    let list = json!({ "type": "array", "nullable": true, "items": items });
+    Schema::try_from(list).unwrap_or_default()
 }
 
 /// The body of a request for a snapshot.

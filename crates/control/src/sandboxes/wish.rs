@@ -7,7 +7,7 @@ use config::leaf::Publish;
 use config::section::egress::DomainRule;
 use config::section::sandbox::SetupCommand;
 use config::{GATE_PORTS, MAX_CAPTURED_PORTS, Settings};
-use policy::registration::{AuthMode, Repo, RepoName};
+use policy::registration::{AuthMode, Repo};
 use sandbox::contract::{Limits, Ports, SandboxError, System};
 use sandbox::manager::Wanted;
 use serde_json::json;
@@ -17,6 +17,7 @@ use super::repository::HostRepository;
 use super::repository_file::Applied;
 use super::{mirrored, ports};
 use crate::elsewhere;
+use crate::registering::read_repos;
 use crate::reply::ControlError;
 
 /// What a request for a sandbox means.
@@ -74,18 +75,15 @@ impl Wish {
             }
         };
         let repos = match body.repos {
-            Some(names) => names
-                .iter()
-                .map(|name| {
-                    RepoName::parse(name).map_err(|error| {
-                        ControlError::Bad(format!(
-                            "Invalid repository '{}': {error}",
-                            name.escape_default()
-                        ))
-                    })
-                })
-                .collect::<Result<Vec<_>, _>>()?,
-            None => host.origin(&settings.git.hosts).into_iter().collect(),
+            Some(repos) => read_repos(&repos)?,
+            None => {
+                let origin = host.origin(&settings.git.hosts).into_iter();
+                let named = origin.map(|name| Repo {
+                    name,
+                    max_receive_pack_bytes: None,
+                });
+                named.collect()
+            }
         };
         for one in &body.publish {
             ports::check_host(one.host)?;
@@ -148,13 +146,7 @@ impl Wish {
                 progress: Arc::default(),
             },
             who: Standing {
-                repos: repos
-                    .into_iter()
-                    .map(|name| Repo {
-                        name,
-                        max_receive_pack_bytes: None,
-                    })
-                    .collect(),
+                repos,
                 auth_mode,
                 publish: body.publish,
                 file_ports,

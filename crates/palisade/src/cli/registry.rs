@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Subcommand;
 use control::client::Client;
+use policy::registration::Repo;
 use serde_json::{Value, json};
 
-use crate::cli::{Global, block_on, confirm};
+use crate::cli::{Global, block_on, confirm, repo_limit};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output;
@@ -23,9 +24,10 @@ pub enum RegistryCommand {
         /// Its address on the shared network
         #[arg(long)]
         ip: std::net::IpAddr,
-        /// A repository it may use, as owner/name; repeat for more
-        #[arg(long = "repo", value_name = "OWNER/NAME")]
-        repos: Vec<String>,
+        /// Repository it may use, with an optional push limit such as owner/name:500MiB; repeat
+        /// for more
+        #[arg(long = "repo", value_name = "OWNER/NAME[:SIZE]", value_parser = repo_limit::read)]
+        repos: Vec<Repo>,
         /// As whom it pushes: user or bot
         #[arg(long, default_value = "user", value_parser = ["user", "bot"])]
         auth_mode: String,
@@ -35,6 +37,9 @@ pub enum RegistryCommand {
         /// When the registration ends, like 2026-12-31T00:00:00Z [default: in 24 hours]
         #[arg(long, value_name = "TIME")]
         expires_at: Option<String>,
+        /// End the registration of another container that holds the address
+        #[arg(long)]
+        replace: bool,
     },
     /// End a registration
     Remove {
@@ -88,6 +93,7 @@ async fn ask(gate: &Client, command: RegistryCommand) -> Result<Value> {
             auth_mode,
             trusts_ca,
             expires_at,
+            replace,
         } => {
             let metadata = if trusts_ca {
                 json!({ "trusts_ca": true })
@@ -97,6 +103,7 @@ async fn ask(gate: &Client, command: RegistryCommand) -> Result<Value> {
             let body = json!({
                 "container_id": id, "container_ip": ip, "repos": repos,
                 "auth_mode": auth_mode, "expires_at": expires_at, "metadata": metadata,
+                "replace": replace,
             });
             gate.post("/v1/registrations", &body).await?
         }
@@ -141,7 +148,12 @@ fn describe(answer: &Value) -> String {
         let id = text(answer, "container_id");
         let path = text(answer, "path");
         let subject = if id.is_empty() { path } else { id };
-        return output::safe(format!("{} {subject}", text(answer, "status")).trim_end());
+        let mut line = format!("{} {subject}", text(answer, "status"));
+        let replaced = text(answer, "replaced");
+        if !replaced.is_empty() {
+            line.push_str(&format!(", replacing {replaced}"));
+        }
+        return output::safe(line.trim_end());
     };
     if rows.is_empty() {
         return "nothing is registered".to_owned();
@@ -152,7 +164,11 @@ fn describe(answer: &Value) -> String {
             .and_then(Value::as_array)
             .map(Vec::as_slice)
             .unwrap_or_default();
-        let repos: Vec<String> = repos.iter().map(|repo| text(repo, "name")).collect();
+        let repos = repos.iter().filter_map(|repo| {
+            let repo: Repo = serde_json::from_value(repo.clone()).ok()?;
+            Some(repo_limit::show(&repo))
+        });
+        let repos: Vec<String> = repos.collect();
         vec![
             text(row, "container_id"),
             text(row, "container_ip"),

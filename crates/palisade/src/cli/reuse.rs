@@ -4,15 +4,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use control::client::{Client, ClientError};
-use policy::registration::RepoName;
 use sandbox::name::Slug;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::cli::enter::{RunArgs, name_after};
 use crate::cli::place::{self, Here, Place};
-use crate::cli::ports;
 use crate::cli::sandboxes::{Making, below, make, route};
+use crate::cli::{ports, repo_limit};
 use crate::exit::{Exit, Failure, exit_of};
 use crate::output::{self, Waiting};
 
@@ -146,17 +145,10 @@ fn differences(place: &Place, making: &Making, registered: &Value) -> Vec<String
     let text = |value: &Value| output::safe(value.as_str().unwrap_or_default());
     if !making.repos.is_empty() {
         let repos = registered.get("repos").and_then(Value::as_array);
-        let mut has: Vec<String> = repos
-            .into_iter()
-            .flatten()
-            .filter_map(|repo| repo.get("name"))
-            .map(text)
-            .collect();
-        let spelt = |name: &String| match RepoName::parse(name) {
-            Ok(name) => name.as_str().to_owned(),
-            Err(_) => name.clone(),
-        };
-        let mut wanted: Vec<String> = making.repos.iter().map(spelt).collect();
+        let registered = repos.into_iter().flatten();
+        let registered = registered.filter_map(|repo| serde_json::from_value(repo.clone()).ok());
+        let mut has: Vec<String> = registered.map(|repo| repo_limit::show(&repo)).collect();
+        let mut wanted: Vec<String> = making.repos.iter().map(repo_limit::show).collect();
         for list in [&mut has, &mut wanted] {
             list.sort();
             list.dedup();

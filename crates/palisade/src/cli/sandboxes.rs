@@ -7,6 +7,7 @@ use clap::Args;
 use config::section::sandbox::SetupCommand;
 use control::client::Client;
 use control::sandboxes::body::{CreateBody, PortBody};
+use policy::registration::Repo;
 use sandbox::git::error::GitError;
 use sandbox::git::home::Home;
 use sandbox::manager::row::Published;
@@ -15,7 +16,7 @@ use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
 use crate::cli::place::{self, Here, Place};
-use crate::cli::{Global, block_on, doctor, ports, summary};
+use crate::cli::{Global, block_on, doctor, ports, repo_limit, summary};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output::{self, Waiting};
@@ -26,10 +27,10 @@ const NOT_HERE: &str =
 /// What a new sandbox is to be.
 #[derive(Clone, Debug, Args)]
 pub struct Making {
-    /// A repository it may speak to, as owner/name; repeat for more [default: the one that
-    /// `origin` points to, where that is on a git host]
-    #[arg(long = "repo", value_name = "OWNER/NAME")]
-    pub repos: Vec<String>,
+    /// Repository it may use, with an optional push limit such as owner/name:500MiB; repeat for
+    /// more [default: the one that `origin` points to, where that is on a git host]
+    #[arg(long = "repo", value_name = "OWNER/NAME[:SIZE]", value_parser = repo_limit::read)]
+    pub repos: Vec<Repo>,
     /// As whom it pushes [default: user]
     #[arg(long, value_name = "MODE", value_parser = ["user", "bot"])]
     pub auth_mode: Option<String>,
@@ -78,7 +79,7 @@ impl Making {
             repository,
             depth: self.depth,
             dirty: self.dirty,
-            repos: (!self.repos.is_empty()).then(|| self.repos.clone()),
+            repos: (!self.repos.is_empty()).then(|| self.repos.iter().map(|r| json!(r)).collect()),
             auth_mode: self.auth_mode.clone(),
             backend: self.backend.clone(),
             root: self.root,

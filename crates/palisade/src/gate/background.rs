@@ -39,6 +39,9 @@ const FORCE_LIMIT: Duration = Duration::from_secs(12);
 /// Between two looks at something that sends no event.
 const STEP: Duration = Duration::from_millis(20);
 
+/// Whether a gate runs, without checks: a listener that does not answer takes time to find out.
+const KNOWN_HEALTH: &str = "/v1/health?checks=false";
+
 /// The outcome of [`start`].
 #[derive(Debug)]
 pub struct Started {
@@ -52,7 +55,7 @@ pub struct Started {
 pub async fn client(paths: &Paths, verbose: u8) -> Result<Client> {
     let client = Client::new(&paths.control);
     let asked = client_in_haste(paths);
-    match asked.send(http::Method::GET, "/v1/health", None).await {
+    match asked.send(http::Method::GET, KNOWN_HEALTH, None).await {
         Ok(answer) => {
             warn_of_other_version(answer.version());
             Ok(client)
@@ -82,9 +85,13 @@ fn client_in_haste(paths: &Paths) -> Client {
     Client::new(&paths.control).within(ANSWER_LIMIT)
 }
 
-/// Asks the gate how it is. A degraded gate answers too.
+/// Asks the gate how it is, with checks that are made now. A degraded gate answers too.
 pub async fn report(paths: &Paths) -> Result<HealthReport, ClientError> {
-    let answer = match client_in_haste(paths).get("/v1/health").await {
+    report_at(paths, "/v1/health").await
+}
+
+async fn report_at(paths: &Paths, path: &str) -> Result<HealthReport, ClientError> {
+    let answer = match client_in_haste(paths).get(path).await {
         Err(ClientError::Refused { body, .. }) if body.get("checks").is_some() => body,
         other => other?,
     };
@@ -95,7 +102,7 @@ pub async fn report(paths: &Paths) -> Result<HealthReport, ClientError> {
 pub async fn start(paths: &Paths, verbose: u8) -> Result<Started> {
     let until = Instant::now() + START_LIMIT;
     loop {
-        if let Ok(report) = report(paths).await {
+        if let Ok(report) = report_at(paths, KNOWN_HEALTH).await {
             return Ok(Started {
                 pid: report.pid,
                 was_running: true,
@@ -203,7 +210,7 @@ async fn ready(child: &mut Child) -> Result<u32> {
 /// more.
 async fn wait_for_other(paths: &Paths, until: Instant) -> Result<Option<Started>> {
     while Instant::now() < until && !is_free(paths)? {
-        if let Ok(report) = report(paths).await {
+        if let Ok(report) = report_at(paths, KNOWN_HEALTH).await {
             return Ok(Some(Started {
                 pid: report.pid,
                 was_running: true,

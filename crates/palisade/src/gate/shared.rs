@@ -117,10 +117,14 @@ impl Shared {
             };
             self.tasks.spawn_on(serving, &self.runtime);
         }
-        for name in [PROXY, DNS] {
+        let addresses = |name: &str| -> Vec<SocketAddr> {
             let of_it = open.iter().filter(|(one, _)| one.shown().0 == name);
-            self.board.listening(name, of_it.map(|(_, open)| open.at));
-        }
+            of_it.map(|(_, open)| open.at).collect()
+        };
+        let (proxies, resolvers) = (addresses(PROXY), addresses(DNS));
+        self.board.listening(PROXY, &proxies);
+        self.board.listening(DNS, &resolvers);
+        self.traffic.listener_checks().watch(proxies, resolvers);
         // Nobody reaches the gate through the gate.
         let own = open.values().map(|open| open.at);
         self.traffic.dialer().refuse(own);

@@ -40,7 +40,7 @@ fn a_file_counts_as_being_written_from_its_first_change_to_its_close() {
 /// A reloader with all that a gate has, in a directory of its own.
 struct Fixture {
     dir: tempfile::TempDir,
-    reloader: Reloader,
+    reloader: Arc<Reloader>,
     stop: CancellationToken,
 }
 
@@ -95,7 +95,7 @@ impl Fixture {
         };
         Self {
             dir,
-            reloader,
+            reloader: Arc::new(reloader),
             stop,
         }
     }
@@ -135,4 +135,27 @@ async fn a_reload_that_audit_refuses_leaves_the_traffic_rules() {
     let health = fixture.reloader.board.report([]);
     assert!(!health.checks["config_current"]);
     fixture.stop.cancel();
+}
+
+// Issue 15, number 16. The time is virtual: it stands still while files are read, and passes at
+// once while the reloader waits.
+#[tokio::test]
+async fn a_changed_file_is_in_force_within_five_seconds() {
+    let fixture = Fixture::new("egress: {domains: [old.example]}\n").await;
+    tokio::time::pause();
+    let running = tokio::spawn(Arc::clone(&fixture.reloader).run(fixture.stop.clone()));
+    // The reloader has read the files, and waits.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let fresh = fixture.dir.path().join("fresh");
+    let text = "version: \"1.0\"\negress: {domains: [new.example]}\n";
+    std::fs::write(&fresh, text).unwrap();
+    std::fs::rename(fresh, fixture.dir.path().join("palisade.yaml")).unwrap();
+    let changed = Instant::now();
+    while !fixture.allows("new.example") {
+        assert!(changed.elapsed() < Duration::from_secs(5));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(!fixture.allows("old.example"));
+    fixture.stop.cancel();
+    running.await.unwrap().unwrap();
 }
