@@ -62,8 +62,9 @@ fn a_registration_survives_a_kill_right_after_its_201() {
 }
 
 #[test]
-fn an_expired_registration_is_pruned_at_start() {
+fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
     let place = Place::new(PALISADE);
+    place.write_config("version: \"1.0\"\nlogging: { format: json }\n");
     let gate = place.start();
     let short = json!({"container_id": "short", "ip_address": "10.0.0.1", "ttl_seconds": 1});
     assert_eq!(gate.ask("POST", "/internal/containers", &short).status, 201);
@@ -78,6 +79,17 @@ fn an_expired_registration_is_pruned_at_start() {
     gate.kill();
 
     let gate = place.start();
+    let opened = wait::until("the start-up statistics in the log", || {
+        let said = gate.said();
+        let mut lines = said.lines();
+        let line = lines.find(|line| line.contains("\"registry opened\""))?;
+        serde_json::from_str::<Value>(line).ok()
+    });
+    assert_eq!(
+        (&opened["level"], &opened["registered"], &opened["pruned"]),
+        (&json!("INFO"), &json!(1), &json!(1)),
+        "{opened}"
+    );
     let rows = gate.get("/internal/containers").json();
     assert_eq!(
         (
@@ -134,7 +146,7 @@ fn the_eleventh_write_within_a_second_is_refused() {
 }
 
 #[test]
-fn the_seeds_routes_answer_as_the_seed_says() {
+fn seed_003_internal_routes_answer_as_the_seed_says() {
     let place = Place::new(PALISADE);
     let gate = place.start();
     let missing = gate.ask(
@@ -175,16 +187,20 @@ fn the_seeds_routes_answer_as_the_seed_says() {
         201
     );
 
-    assert_eq!(
-        gate.ask("DELETE", "/internal/containers/b", &Value::Null)
-            .status,
-        200
-    );
-    assert_eq!(
-        gate.ask("DELETE", "/internal/containers/b", &Value::Null)
-            .status,
-        404
-    );
+    let delete = |id: &str| {
+        let path = format!("/internal/containers/{id}");
+        let answer = gate.ask("DELETE", &path, &Value::Null);
+        (answer.status, answer.json())
+    };
+    let unregistered = json!({"status": "unregistered", "container_id": "b"});
+    assert_eq!(delete("b"), (200, unregistered));
+    for id in ["b", "never", "..%2f"] {
+        let (status, body) = delete(id);
+        assert_eq!(
+            (status, &body["error"]),
+            (404, &json!("Container not found"))
+        );
+    }
     assert_eq!(gate.get("/internal/containers/b").status, 404);
     let method = gate.ask("PATCH", "/internal/containers", &Value::Null);
     assert_eq!(
@@ -197,6 +213,112 @@ fn the_seeds_routes_answer_as_the_seed_says() {
         (200, &json!("healthy"))
     );
     assert_eq!(health.json()["checks"]["registry_accessible"], true);
+}
+
+// Issue 15, number 16.
+#[test]
+fn seed_003_push_limit_over_500_mebibytes_is_refused() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    let register = |limit: u64| {
+        let mut body = seed("a", "10.0.0.1");
+        body["repos"] = json!([{"name": "o/r", "max_receive_pack_bytes": limit}]);
+        gate.ask("POST", "/internal/containers", &body)
+    };
+    let refused = register(524_288_001);
+    assert_eq!(refused.status, 400);
+    assert_eq!(
+        refused.json()["error"],
+        "max_receive_pack_bytes must be between 1 and 524288000"
+    );
+    assert_eq!(gate.get("/internal/containers").json()["count"], 0);
+    assert_eq!(register(524_288_000).status, 201);
+}
+
+// Issue 15, number 17.
+#[test]
+fn seed_003_unknown_fields_are_ignored_with_a_warning() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    let mut body = seed("a", "10.0.0.1");
+    body["auth_mod"] = json!("bot");
+    body["labels"] = json!({"team": "red"});
+    let registered = gate.ask("POST", "/internal/containers", &body);
+    assert_eq!(registered.status, 201, "{}", registered.text());
+    let warning = "Ignored unknown fields: ['auth_mod', 'labels']";
+    assert_eq!(registered.json()["warnings"], json!([warning]));
+    let row = gate.get("/internal/containers/a").json();
+    assert_eq!(row["container"]["auth_mode"], "user", "{row}");
+    wait::until("the warning in the log", || {
+        gate.said()
+            .contains("registered with a warning")
+            .then_some(())
+    });
+    // Without unknown fields there is no warning, and our own route stays strict.
+    let plain = gate.ask("POST", "/internal/containers", &seed("b", "10.0.0.2"));
+    assert_eq!(plain.json().get("warnings"), None);
+    let strict = gate.ask("POST", "/v1/registrations", &body);
+    assert_eq!(strict.status, 400, "{}", strict.text());
+}
+
+// Issue 15, number 17.
+#[test]
+fn seed_003_registration_with_replace_takes_over_the_address() {
+    let place = Place::new(PALISADE);
+    let gate = place.start();
+    let register = |id: &str, replace: bool| {
+        let mut body = seed(id, "10.0.0.1");
+        if replace {
+            body["replace"] = json!(true);
+        }
+        gate.ask("POST", "/internal/containers", &body)
+    };
+    assert_eq!(register("crashed", true).json().get("replaced"), None);
+    let taken = register("next", false);
+    assert_eq!(
+        (taken.status, &taken.json()["code"]),
+        (409, &json!("ip_taken"))
+    );
+    let replaced = register("next", true);
+    assert_eq!(replaced.status, 201, "{}", replaced.text());
+    assert_eq!(replaced.json()["replaced"], "crashed");
+    let rows = gate.get("/internal/containers").json();
+    assert_eq!(
+        (&rows["count"], &rows["containers"][0]["container_id"]),
+        (&json!(1), &json!("next"))
+    );
+    gate.kill();
+    // Both changes were one, and survive.
+    let gate = place.start();
+    let rows = gate.get("/internal/containers").json();
+    assert_eq!(rows["containers"][0]["container_id"], "next");
+    assert_eq!(gate.get("/internal/containers/crashed").status, 404);
+}
+
+// Issue 15, number 15.
+#[test]
+fn seed_003_health_reads_the_registry_when_asked() {
+    let place = Place::new(PALISADE);
+    let mut gate = place.start();
+    let registered = gate.ask("POST", "/internal/containers", &seed("a", "10.0.0.1"));
+    assert_eq!(registered.status, 201);
+    gate.signal("TERM");
+    assert_eq!(gate.wait().code(), Some(0));
+    let gate = place.start();
+    let health = gate.get("/internal/health");
+    assert_eq!(health.status, 200, "{}", health.text());
+    place.damage_database();
+    // Nothing has used the database since.
+    let health = gate.get("/internal/health");
+    let body = health.json();
+    assert_eq!(health.status, 503, "{body}");
+    assert_eq!(body["status"], "degraded", "{body}");
+    assert_eq!(body["checks"]["registry_accessible"], false, "{body}");
+    assert!(body["errors"]["registry_accessible"].is_string(), "{body}");
+    let shown = place.run(&["health"]);
+    assert_eq!(shown.status.code(), Some(1));
+    let shown = testkit::said::out(&shown);
+    assert!(shown.contains("FAILED      registry_accessible"), "{shown}");
 }
 
 #[test]
@@ -264,6 +386,86 @@ mod needs_root {
     use std::os::unix::process::CommandExt;
 
     use super::*;
+
+    // Issue 15, number 15. The gate and this thread are in a network of their own, in which an
+    // address can be taken from the interface while a listener is bound to it.
+    #[test]
+    fn seed_003_health_connects_to_proxy_and_dns_listeners() {
+        if !testkit::require_root("a network namespace") {
+            return;
+        }
+        std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            check_listeners();
+        })
+        .join()
+        .unwrap();
+    }
+
+    fn check_listeners() {
+        let ip = |args: &str| {
+            let status = Command::new("busybox")
+                .arg("ip")
+                .args(args.split(' '))
+                .status();
+            assert!(status.expect("busybox").success(), "ip {args}");
+        };
+        ip("link set lo up");
+        ip("address add 192.0.2.1/32 dev lo");
+        let place = Place::new(PALISADE);
+        let configure = |egress: &str| {
+            place.write_config(&format!("version: \"1.0\"\negress: {egress}\n"));
+        };
+        let at = "[\"192.0.2.1:8080\", \"0.0.0.0:8888\"]";
+        configure(&format!(
+            "{{listen: {at}, dns: {{listen: [\"192.0.2.1:53\"]}}}}"
+        ));
+        let gate = place.start();
+        let both = |expected: bool| {
+            let health = gate.get("/internal/health");
+            let body = health.json();
+            let checks = &body["checks"];
+            let is = |name: &str| checks[name].as_bool() == Some(expected);
+            let status = if expected { 200 } else { 503 };
+            let matches = health.status == status && is("proxy_listening") && is("dns_listening");
+            matches.then_some(body)
+        };
+        wait::until("both listeners to answer", || both(true));
+        // A check is no client.
+        let records = gate.get("/v1/audit").json();
+        let records = records["records"].as_array().unwrap();
+        assert!(
+            records.iter().all(|one| one["kind"] == "lifecycle"),
+            "{records:?}"
+        );
+        let metrics = gate.get("/internal/metrics").text();
+        assert!(!metrics.contains("proxy_requests_total{"), "{metrics}");
+        assert!(!metrics.contains("proxy_dns_queries_total{"), "{metrics}");
+
+        ip("address del 192.0.2.1/32 dev lo");
+        let body = wait::until("both listeners to be out of reach", || both(false));
+        for name in ["proxy_listening", "dns_listening"] {
+            let error = body["errors"][name].as_str().unwrap();
+            assert!(error.contains("192.0.2.1:"), "{error}");
+        }
+        let shown = place.run(&["health"]);
+        assert_eq!(shown.status.code(), Some(1));
+        let shown = testkit::said::out(&shown);
+        assert!(shown.contains("FAILED      proxy_listening"), "{shown}");
+        // The other commands do not wait for checks, and find the gate.
+        let status = place.run(&["registry", "list"]);
+        assert!(status.status.success());
+
+        ip("address add 192.0.2.1/32 dev lo");
+        wait::until("both listeners to answer again", || both(true));
+        // Without listeners there is nothing to check.
+        configure("{}");
+        assert!(place.run(&["config", "reload"]).status.success());
+        let checks = gate.get("/internal/health").json()["checks"].clone();
+        for name in ["proxy_listening", "dns_listening"] {
+            assert_eq!(checks.get(name), None, "{checks}");
+        }
+    }
 
     /// As root the file modes can be opened up, so that the uid check itself is what
     /// stands between another user and the gate.

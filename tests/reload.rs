@@ -94,7 +94,7 @@ fn a_swapped_link_in_the_path_is_noticed() {
 }
 
 #[test]
-fn an_included_file_counts_like_the_file_itself() {
+fn seed_003_edited_allowlist_takes_effect_without_restart() {
     let place = Place::new(PALISADE);
     std::fs::write(
         place.path().join("allow.yaml"),

@@ -154,7 +154,7 @@ fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
     let record = inside.recorded("fetch", "allow");
     assert!(record["bytes_in"].as_u64() > Some(0) && record["bytes_out"].as_u64() > Some(0));
     let metrics = inside.harbour.yard.metrics();
-    let counted = "proxy_git_operations_total{operation=\"push\",verdict=\"allow\"}";
+    let counted = "proxy_git_operations_total{operation=\"push\",verdict=\"allow\",outcome=\"ok\"}";
     assert!(metrics.contains(counted), "{metrics}");
 }
 

@@ -20,6 +20,7 @@ mod mirror;
 mod much;
 mod pushing;
 mod refusing;
+mod seed;
 mod sizes;
 mod ssh_remotes;
 mod yard;

@@ -1,6 +1,6 @@
 //! Mirrors over HTTP: an upstream that is reached with a key.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use testkit::sshd::Sshd;
 use testkit::{said, wait};
 
 use crate::harbour::{APP, Harbour, SECRET, Twist};
-use crate::yard::{gits, told};
+use crate::yard::{gits, relay, told};
 
 #[test]
 fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
@@ -55,7 +55,8 @@ fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
         (&"git".into(), &"allow".into(), &"git.mirrors".into())
     );
     let metrics = harbour.yard.metrics();
-    let counted = "proxy_git_operations_total{operation=\"fetch\",verdict=\"allow\"}";
+    let counted =
+        "proxy_git_operations_total{operation=\"fetch\",verdict=\"allow\",outcome=\"ok\"}";
     assert!(metrics.contains(counted), "{metrics}");
 }
 
@@ -397,31 +398,6 @@ fn two_sandboxes_that_push_at_once_lose_nothing() {
         (pushed("agent") && pushed("second")).then_some(())
     };
     wait::until("records of both", both);
-}
-
-/// Passes connections on from another address of loopback, which is another container's.
-fn relay(from: IpAddr, to: SocketAddr) -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    listener.set_nonblocking(true).unwrap();
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            while let Ok((mut client, _)) = listener.accept().await {
-                tokio::spawn(async move {
-                    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-                    socket.bind(SocketAddr::new(from, 0)).unwrap();
-                    let mut gate = socket.connect(to).await.unwrap();
-                    let _ = tokio::io::copy_bidirectional(&mut client, &mut gate).await;
-                });
-            }
-        });
-    });
-    address
 }
 
 #[test]

@@ -62,7 +62,9 @@ fn pushes_pass_in_every_form_with_every_git_and_protocol() {
     }
     let metrics = yard.metrics();
     assert!(
-        metrics.contains("proxy_git_operations_total{operation=\"push\",verdict=\"allow\"}"),
+        metrics.contains(
+            "proxy_git_operations_total{operation=\"push\",verdict=\"allow\",outcome=\"ok\"}"
+        ),
         "{metrics}"
     );
     let pushes = || {

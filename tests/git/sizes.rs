@@ -1,5 +1,6 @@
 //! How large a push may be, and what it costs the gate.
 
+use serde_json::json;
 use testkit::said;
 
 use crate::yard::{Wish, Yard, told};
@@ -17,7 +18,19 @@ fn body(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_limit_is_exact() {
+fn seed_003_push_over_the_limit_is_413_with_the_guidance() {
+    let guidance = json!({
+        "message": "Your push exceeds the size limit. Alternatives:",
+        "options": [
+            "Split into smaller commits and push incrementally",
+            "Use Git LFS for large binary files",
+            "Request per-repository limit increase"
+        ],
+        "example": [
+            "git push origin HEAD~50:refs/heads/branch",
+            "git push origin HEAD:refs/heads/branch"
+        ]
+    });
     for (wish, limit) in [
         (
             Wish {
@@ -46,7 +59,7 @@ fn the_limit_is_exact() {
         assert_eq!(said["details"]["push_size_bytes"], limit + 1);
         assert_eq!(said["details"]["limit_bytes"], limit);
         assert_eq!(said["reason"], "git_size");
-        assert!(said["guidance"]["options"].is_array());
+        assert_eq!(said["guidance"], guidance);
         assert_eq!(yard.forge.asked().len(), 0);
     }
 }

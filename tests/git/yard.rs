@@ -1,6 +1,6 @@
 //! A gate, a forge behind it, and a container that uses git.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -414,4 +414,29 @@ impl Yard {
 pub(crate) fn told(output: &Output) -> String {
     let (out, err) = (said::out(output), said::err(output));
     format!("{}\nstdout: {out}\nstderr: {err}", output.status)
+}
+
+/// Passes connections on from another address of loopback, which is another container's.
+pub(crate) fn relay(from: IpAddr, to: SocketAddr) -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            while let Ok((mut client, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+                    socket.bind(SocketAddr::new(from, 0)).unwrap();
+                    let mut gate = socket.connect(to).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut gate).await;
+                });
+            }
+        });
+    });
+    address
 }

@@ -47,7 +47,7 @@ fn speak(inside: &Inside) -> inside::Tls<std::net::TcpStream> {
 const JSON: &str = "Content-Type: application/json";
 
 #[test]
-fn seed_04_a_pull_request_is_not_merged_through_the_api() {
+fn seed_003_line_04_pull_request_merge_is_refused() {
     with_github(
         |rules| rules,
         || Reply::text("{}"),
@@ -82,6 +82,34 @@ fn seed_04_a_pull_request_is_not_merged_through_the_api() {
             let comment = "POST /repos/acme/app/issues/1/comments";
             let answer = ask(speak(inside), said(comment, &[JSON], "{\"body\":\"hi\"}"));
             assert_eq!(answer.status, 200, "{}", answer.text());
+        },
+    );
+}
+
+// Issue 15, number 16.
+#[test]
+fn seed_003_blocked_api_pattern_is_refused() {
+    let policy = "policy:\n  blocked_api_patterns:\n    GET: ['^/repos/[^/]+/[^/]+/pulls$']\n";
+    with_github(
+        |rules| rules.policy(policy),
+        || Reply::text("{}"),
+        |_, api, bench, inside| {
+            // The rules for GitHub allow both: they read a registered repository.
+            let read = |path: &str| ask(speak(inside), said(&format!("GET {path}"), &[], ""));
+            assert_eq!(read("/repos/acme/app/issues").status, 200);
+            for path in [
+                "/repos/acme/app/pulls",
+                "/repos/acme/app/pulls/",
+                "/repos/acme/app/%70ulls",
+                "/repos/acme/app/pulls?state=open",
+            ] {
+                let answer = read(path);
+                let id = refusal(&answer, 403, "github_rule");
+                let rule = "policy.yaml:blocked_api_patterns";
+                assert_eq!(answer.json()["rule"], rule, "{path}");
+                assert_eq!(bench.record(&id)["rule"], rule, "{path}");
+            }
+            assert_eq!(api.requests().len(), 1, "{:?}", api.requests());
         },
     );
 }

@@ -13,6 +13,7 @@
 )]
 
 mod agreement;
+mod alerts;
 mod bench;
 mod bodies;
 mod clients;

@@ -1,18 +1,18 @@
-//! The verification list of the program before us, item by item, as far as it is about
-//! traffic.
+//! The verification list of seed 003, line by line, as far as it is about traffic. The lines
+//! about git are in tests/git/seed.rs.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use testkit::origin::{Origin, Reply};
 use testkit::port::Port;
 use testkit::resolver::{self, Data, Resolver, record};
-use testkit::wait;
+use testkit::{said, wait};
 
-use crate::bench::{Agent, Bench, Rules, text};
+use crate::bench::{Agent, Bench, Rules, text, told};
 
 const API: &str = "https://api.example/v1/messages";
 
@@ -30,7 +30,7 @@ fn with_api(rules: impl FnOnce(Rules) -> Rules, check: impl FnOnce(&Origin, &Age
 }
 
 #[test]
-fn seed_05_an_allowed_api_is_reached() {
+fn seed_003_line_05_allowed_api_is_reached() {
     with_api(
         |rules| rules,
         |api, agent| {
@@ -46,7 +46,7 @@ fn seed_05_an_allowed_api_is_reached() {
 }
 
 #[test]
-fn seed_07_a_gate_that_restarts_still_knows_its_sandboxes() {
+fn seed_003_line_07_restarted_gate_knows_its_sandboxes() {
     with_api(
         |rules| rules,
         |_, agent| {
@@ -88,7 +88,7 @@ fn with_names(check: impl FnOnce(&Resolver, &Agent<'_>)) {
 }
 
 #[test]
-fn seed_08_a_name_on_the_list_is_resolved() {
+fn seed_003_line_08_listed_name_is_resolved() {
     with_names(|_, agent| {
         for flags in ["", "+tcp", "+noedns"] {
             let said = agent.says(&format!("dig +short {flags} @192.0.0.1 api.example"));
@@ -103,7 +103,7 @@ fn seed_08_a_name_on_the_list_is_resolved() {
 }
 
 #[test]
-fn seed_09_a_name_that_is_not_on_the_list_does_not_exist_and_is_not_asked_for() {
+fn seed_003_line_09_other_name_does_not_exist() {
     with_names(|upstream, agent| {
         for name in ["evil.example", "deep.evil.example", "x.api.example"] {
             for flags in ["", "+tcp"] {
@@ -142,7 +142,7 @@ fn series(metrics: &str, name: &str) -> HashMap<String, f64> {
 }
 
 #[test]
-fn seed_10_metrics_are_read_on_the_control_socket() {
+fn seed_003_line_10_metrics_are_read_on_the_control_socket() {
     with_api(
         |rules| rules,
         |_, agent| {
@@ -174,6 +174,9 @@ fn seed_10_metrics_are_read_on_the_control_socket() {
             }
             let rows = series(&metrics, "proxy_registered_containers");
             assert_eq!(rows.values().sum::<f64>(), 1.0, "{rows:?}");
+            let failures = series(&metrics, "proxy_circuit_breaker_failures_total");
+            let expected = "proxy_circuit_breaker_failures_total{upstream=\"api.example\"}";
+            assert_eq!(failures.get(expected), Some(&0.0), "{failures:?}");
             assert!(
                 !metrics.contains("evil"),
                 "a name nobody listed:\n{metrics}"
@@ -184,7 +187,7 @@ fn seed_10_metrics_are_read_on_the_control_socket() {
 }
 
 #[test]
-fn seed_11_health_is_read_on_the_control_socket() {
+fn seed_003_line_11_health_is_read_on_the_control_socket() {
     with_api(
         |rules| rules,
         |_, agent| {
@@ -196,7 +199,7 @@ fn seed_11_health_is_read_on_the_control_socket() {
 }
 
 #[test]
-fn seed_12_the_container_id_never_leaves() {
+fn seed_003_line_12_container_id_never_leaves() {
     with_api(
         |rules| rules,
         |api, agent| {
@@ -242,7 +245,7 @@ fn with_failing(recovery: &str, check: impl FnOnce(&Arc<AtomicU16>, &Origin, &Ag
 }
 
 #[test]
-fn seed_13_a_failing_upstream_is_left_alone_and_the_answer_says_for_how_long() {
+fn seed_003_line_13_open_breaker_answers_503_with_remaining_time() {
     with_failing("60s", |_, api, agent| {
         for _ in 0..3 {
             assert_eq!(agent.curl(API).status, 500);
@@ -265,7 +268,7 @@ fn seed_13_a_failing_upstream_is_left_alone_and_the_answer_says_for_how_long() {
 }
 
 #[test]
-fn seed_13_a_failing_upstream_is_tried_again_and_used_again() {
+fn seed_003_line_13_breaker_closes_after_successful_probes() {
     with_failing("1s", |status, _, agent| {
         for _ in 0..3 {
             assert_eq!(agent.curl(API).status, 500);
@@ -313,7 +316,7 @@ fn breaker_gauge_reports_half_open_once_recovery_time_passed() {
 }
 
 #[test]
-fn seed_13_the_gates_own_refusals_never_count() {
+fn seed_003_line_13_own_refusals_never_count() {
     with_failing("60s", |status, api, agent| {
         status.store(200, Ordering::SeqCst);
         for _ in 0..5 {
@@ -344,7 +347,7 @@ fn seed_13_the_gates_own_refusals_never_count() {
 }
 
 #[test]
-fn seed_13_an_upstream_that_cannot_be_reached_fails_too() {
+fn seed_003_line_13_unreachable_upstream_counts_as_failure() {
     let bench = Bench::new();
     let nobody = Port::take();
     let rules = Rules::new()
@@ -363,7 +366,7 @@ fn seed_13_an_upstream_that_cannot_be_reached_fails_too() {
 }
 
 #[test]
-fn seed_14_too_many_requests_are_told_when_to_come_again() {
+fn seed_003_line_14_excess_requests_get_429_with_retry_after() {
     let limits = "rate_limits:\n  defaults: {requests_per_second: 1, burst_size: 20}\n";
     with_api(
         |rules| rules.policy(limits),
@@ -401,13 +404,17 @@ fn seed_14_too_many_requests_are_told_when_to_come_again() {
             assert_eq!(body["retry_after"], 1, "{body}");
             assert_eq!(body["reason"], "rate_limited", "{body}");
             let rejected = series(&agent.bench.metrics(), "proxy_rate_limit_rejected_total");
-            assert!(rejected.values().sum::<f64>() >= 1.0, "{rejected:?}");
+            let series = format!(
+                "proxy_rate_limit_rejected_total{{container_id=\"{}\",upstream=\"api.example\"}}",
+                agent.id
+            );
+            assert!(rejected[&series] >= 1.0, "{rejected:?}");
         },
     );
 }
 
 #[test]
-fn seed_15_the_container_id_is_optional() {
+fn seed_003_line_15_container_id_is_optional() {
     with_api(
         |rules| rules,
         |_, agent| {
@@ -423,7 +430,7 @@ fn seed_15_the_container_id_is_optional() {
 }
 
 #[test]
-fn seed_16_a_container_id_that_is_not_the_registered_one_is_refused() {
+fn seed_003_line_16_wrong_container_id_is_refused() {
     with_api(
         |rules| rules,
         |api, agent| {
@@ -443,4 +450,54 @@ fn seed_16_a_container_id_that_is_not_the_registered_one_is_refused() {
             assert!(api.requests().is_empty());
         },
     );
+}
+
+// Issue 15, number 17.
+#[test]
+fn seed_003_run_sets_the_push_limit_of_a_repository() {
+    let bench = Bench::new();
+    let run = |repo: &str| {
+        let args = [
+            "run",
+            "--name",
+            "fix",
+            "--no-repo",
+            "--repo",
+            repo,
+            "--",
+            "true",
+        ];
+        bench.run(&args)
+    };
+    let refused = run("acme/app:501MiB");
+    assert_eq!(refused.status.code(), Some(2), "{}", told(&refused));
+    let output = run("acme/app:500MiB");
+    assert!(output.status.success(), "{}", told(&output));
+    bench.ok(&[
+        "registry",
+        "add",
+        "one",
+        "--ip",
+        "127.0.0.2",
+        "--repo",
+        "acme/app:500MiB",
+        "--repo",
+        "acme/other",
+    ]);
+    let rows = bench.json(&["registry", "list"]);
+    let rows = rows.as_array().unwrap();
+    let limited = json!({"name": "acme/app", "max_receive_pack_bytes": 524_288_000});
+    for row in rows {
+        assert_eq!(row["repos"][0], limited, "{row}");
+    }
+    assert_eq!(rows.len(), 2);
+    let shown = bench.ok(&["registry", "list"]);
+    assert!(shown.contains("acme/app:500MiB,acme/other"), "{shown}");
+    // The next run of that name asks for the same, or is refused.
+    let same = run("acme/app:500MiB");
+    assert!(same.status.success(), "{}", told(&same));
+    let other = run("acme/app");
+    assert_eq!(other.status.code(), Some(4), "{}", told(&other));
+    let said = said::err(&other);
+    assert!(said.contains("it may speak to acme/app:500MiB"), "{said}");
 }

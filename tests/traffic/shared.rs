@@ -14,8 +14,8 @@ use testkit::wait;
 
 use crate::bench::{Bench, Got, Rules, told};
 
-struct Net {
-    bench: Bench,
+pub(crate) struct Net {
+    pub(crate) bench: Bench,
     api: Origin,
     web: Origin,
     rules: Rules,
@@ -25,7 +25,11 @@ struct Net {
 
 /// A gate that listens on a shared network, and knows nobody there.
 fn net() -> Net {
-    let bench = Bench::new();
+    net_of(Bench::new(), |rules| rules)
+}
+
+/// The same with more rules.
+pub(crate) fn net_of(bench: Bench, more: impl FnOnce(Rules) -> Rules) -> Net {
     let api = bench.https(&["api.example"], |_| Reply::text("hello"));
     let web = Origin::http(|_| Reply::text("hello"));
     let port = Port::take();
@@ -35,6 +39,7 @@ fn net() -> Net {
         .at("api.example:443", api.address())
         .at("api.example:80", web.address())
         .egress(&format!("listen: [\"{proxy}\"]"));
+    let rules = more(rules);
     bench.write(&rules);
     bench.ok(&["gate", "start"]);
     bench.ok(&["ca", "export", "--out", "gate.pem"]);
@@ -49,7 +54,7 @@ fn net() -> Net {
 }
 
 impl Net {
-    fn register(&self, id: &str, ip: &str, more: &[&str]) {
+    pub(crate) fn register(&self, id: &str, ip: &str, more: &[&str]) {
         self.bench
             .ok(&[&["registry", "add", id, "--ip", ip], more].concat());
     }
@@ -71,7 +76,7 @@ impl Net {
             .unwrap()
     }
 
-    fn curl(&self, ip: &str, args: &str) -> Got {
+    pub(crate) fn curl(&self, ip: &str, args: &str) -> Got {
         let output = self.run(ip, args);
         assert!(output.status.success(), "{args}: {}", told(&output));
         let said = said::out(&output);
@@ -86,7 +91,7 @@ impl Net {
 const API: &str = "https://api.example/v1";
 
 #[test]
-fn seed_06_unknown_source_addresses_are_refused() {
+fn seed_003_line_06_unknown_source_address_is_refused() {
     let net = net();
     net.register("one", "127.0.0.2", &[]);
     let got = net.curl("127.0.0.3", "http://api.example/");
@@ -111,7 +116,7 @@ fn seed_06_unknown_source_addresses_are_refused() {
 }
 
 #[test]
-fn seed_07_registrations_by_address_outlive_the_gate() {
+fn seed_003_line_07_registrations_by_address_outlive_the_gate() {
     let net = net();
     net.register("one", "127.0.0.2", &[]);
     assert_eq!(net.curl("127.0.0.2", API).status, 200);
@@ -122,7 +127,7 @@ fn seed_07_registrations_by_address_outlive_the_gate() {
 }
 
 #[test]
-fn seed_15_and_16_the_container_id_is_optional_and_must_be_true() {
+fn seed_003_lines_15_16_container_id_is_optional_but_checked() {
     let net = net();
     net.register("one", "127.0.0.2", &[]);
     net.register("two", "127.0.0.3", &[]);
@@ -321,4 +326,80 @@ fn a_registration_whose_time_is_over_is_refused_and_removed() {
         (!rows.contains("127.0.0.2")).then_some(())
     };
     wait::until("the row to be removed", removed);
+}
+
+// Issue 15, number 16.
+#[test]
+fn seed_003_unavailable_registry_answers_503_through_the_proxy() {
+    let net = net();
+    net.register("one", "127.0.0.2", &[]);
+    assert_eq!(net.curl("127.0.0.2", "http://api.example/").status, 200);
+    // A clean stop folds everything into the one file.
+    net.bench.ok(&["gate", "restart"]);
+    assert_eq!(net.curl("127.0.0.2", "http://api.example/").status, 200);
+    net.bench.place.damage_database();
+    let health = net.bench.control("GET", "/internal/health");
+    assert_eq!(health.status, 503, "{}", health.text());
+
+    let unavailable = || {
+        let got = net.curl("127.0.0.2", "http://api.example/");
+        (got.status == 503).then_some(got)
+    };
+    // The writer confirms the damage first, and requests pass until then.
+    let got = wait::until("the registry to be given up", unavailable);
+    got.refused(503, "registry_unavailable");
+    assert_eq!(got.json()["error"], "Registry unavailable");
+    let passed = net.web.requests().len();
+    // From then on every address is refused, whether it was registered or not.
+    for ip in ["127.0.0.2", "127.0.0.3"] {
+        let got = net.curl(ip, "http://api.example/");
+        got.refused(503, "registry_unavailable");
+    }
+    assert_eq!(net.web.requests().len(), passed);
+}
+
+// Issue 15, number 16.
+#[test]
+fn seed_003_unregistered_container_leaves_no_rate_limit_series() {
+    let net = net();
+    net.register("one", "127.0.0.2", &[]);
+    net.register("two", "127.0.0.3", &[]);
+    for ip in ["127.0.0.2", "127.0.0.3"] {
+        assert_eq!(net.curl(ip, "http://api.example/").status, 200);
+    }
+    let has = |id: &str| {
+        let series = format!("proxy_rate_limit_bucket_tokens{{container_id=\"{id}\"");
+        net.bench.metrics().contains(&series)
+    };
+    assert!(has("one") && has("two"));
+    net.bench.ok(&["registry", "remove", "one"]);
+    assert!(!has("one") && has("two"), "{}", net.bench.metrics());
+}
+
+// Issue 15, number 17.
+#[test]
+fn seed_003_replaced_registration_loses_the_address_at_once() {
+    let net = net();
+    net.register("crashed", "127.0.0.2", &[]);
+    assert_eq!(net.curl("127.0.0.2", API).status, 200);
+    let add = ["registry", "add", "next", "--ip", "127.0.0.2"];
+    let taken = net.bench.run(&add);
+    assert_eq!(taken.status.code(), Some(4), "{}", told(&taken));
+    assert!(said::err(&taken).contains("--replace"), "{}", told(&taken));
+    let replaced = net.bench.ok(&[&add[..], &["--replace"]].concat());
+    assert_eq!(replaced, "registered next, replacing crashed\n");
+
+    let claim = |id: &str| {
+        let claim = format!("-H 'X-Container-Id: {id}' {API}");
+        net.curl("127.0.0.2", &claim).status
+    };
+    assert_eq!((claim("next"), claim("crashed")), (200, 403));
+    let events = net
+        .bench
+        .control("GET", "/v1/audit?sandbox=crashed&kind=lifecycle");
+    let events = events.json();
+    let events = events["records"].as_array().unwrap().iter();
+    let events: Vec<&str> = events.filter_map(|one| one["event"].as_str()).collect();
+    assert_eq!(events, ["registered", "replaced"]);
+    assert!(!net.bench.metrics().contains("container_id=\"crashed\""));
 }

@@ -1,6 +1,7 @@
 //! A gate as a real process, in a place of its own.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -87,6 +88,16 @@ impl Place {
     /// The database.
     pub fn database(&self) -> PathBuf {
         self.state().join("palisade.db")
+    }
+
+    /// Overwrites the database in place, as a failing disk does, under a gate that may run.
+    #[expect(clippy::expect_used, reason = "a test without a file cannot go on")]
+    pub fn damage_database(&self) {
+        let file = std::fs::File::options().write(true).open(self.database());
+        let file = file.expect("a database");
+        let length = file.metadata().expect("a length").len();
+        let length = usize::try_from(length).expect("a small file");
+        file.write_all_at(&vec![0xee; length], 0).expect("a write");
     }
 
     /// Writes the operator's file in one go: a new file renamed over the old one.
