@@ -2,7 +2,10 @@
 //! its network namespace and opens a socket there, which stays there whoever uses it. So a
 //! test says any bytes it likes, in any pieces.
 //!
-//! Stepping into somebody else's namespace takes root.
+//! A test can also make two network namespaces of its own, joined to each other and to nothing
+//! else.
+//!
+//! Making a network namespace, and stepping into one, takes root.
 #![expect(
     clippy::expect_used,
     reason = "a test without its connection cannot go on"
@@ -10,12 +13,13 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::gettid;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{EchGreaseConfig, EchMode};
 use rustls::crypto::CryptoProvider;
@@ -54,14 +58,57 @@ impl Inside {
         Self(Arc::new(File::open(path).expect("a namespace")))
     }
 
-    /// Does something there, on a thread of its own.
-    pub fn within<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let namespace = Arc::clone(&self.0);
-        let thread = std::thread::spawn(move || {
-            setns(&*namespace, CloneFlags::CLONE_NEWNET).expect("root may enter");
-            work()
+    /// Two new namespaces with these addresses, joined by a pair of virtual cards. They go when
+    /// nothing uses them any more.
+    pub fn pair(addresses: [Ipv4Addr; 2]) -> [Self; 2] {
+        let pair = [Self::fresh(), Self::fresh()];
+        let [one, other] = &pair;
+        let (entered, thread_id) = mpsc::channel();
+        let (done, until) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            // The kernel finds a namespace by a thread that is in it.
+            scope.spawn(move || {
+                other.within(move || {
+                    entered.send(gettid()).expect("it is waited for");
+                    let _ = until.recv();
+                });
+            });
+            one.within(move || {
+                ip("link add name card type veth");
+                let thread_id = thread_id.recv().expect("a thread");
+                ip(&format!("link set veth0 netns {thread_id}"));
+            });
+            drop(done);
         });
-        thread.join().expect("no panic inside")
+        for (namespace, (card, address)) in pair.iter().zip(["card", "veth0"].iter().zip(addresses))
+        {
+            namespace.within(|| {
+                ip("link set lo up");
+                ip(&format!("addr add {address}/24 dev {card}"));
+                ip(&format!("link set {card} up"));
+            });
+        }
+        pair
+    }
+
+    /// A new namespace without anything.
+    fn fresh() -> Self {
+        let thread = std::thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("root may make one");
+            File::open("/proc/thread-self/ns/net").expect("a namespace")
+        });
+        Self(Arc::new(thread.join().expect("no panic inside")))
+    }
+
+    /// Does something there, on a thread of its own. A process that is started there stays there.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                setns(&*self.0, CloneFlags::CLONE_NEWNET).expect("root may enter");
+                work()
+            });
+            thread.join().expect("no panic inside")
+        })
     }
 
     /// A connection to `to`, as far as anybody inside can tell.
@@ -91,6 +138,15 @@ pub fn alone(command: &Command) -> Command {
         alone.env(name, value.unwrap_or_default());
     }
     alone
+}
+
+/// Runs busybox's `ip` in the namespace of this thread.
+fn ip(line: &str) {
+    let mut command = Command::new("/bin/busybox");
+    let output = command.arg("ip").args(line.split(' ')).output();
+    let output = output.expect("busybox");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "ip {line}: {error}");
 }
 
 /// Speaks TLS on `io` with a hello that names `name`, if any. The certificate is not looked
