@@ -265,7 +265,6 @@ impl Governance {
         }
         let mut subject = Subject::read(asked, Parts::of(asked)).await?;
         event.operation = Some(clean(&subject.call.name)).filter(|name| !name.is_empty());
-        let mut changed = false;
         for judge in judges {
             let asked_at = Instant::now();
             let decision = rules.ask(judge, &subject).await;
@@ -282,7 +281,6 @@ impl Governance {
                     let (target, wrappings) = subject.target(asked.moment);
                     redaction::apply(&self.0.patterns, outputs, target, wrappings)
                         .await
-                        .map(Some)
                         .map_err(|fault| rules::cannot_redact(judge, &fault))
                 }
                 Err(denial) => Err(denial),
@@ -295,19 +293,19 @@ impl Governance {
             event.bundle = Some(judge.id().to_owned());
             event.rule = Some(judge.rule_name());
             if let Some(new) = outcome? {
-                changed = true;
-                let parts = subject.parts.with(asked.moment, new);
+                let parts = subject.parts.with(asked.moment, Cow::Owned(new));
                 subject = Subject::read(asked, parts).await?;
             }
         }
-        let text = subject.parts.into_target(asked.moment);
-        match (changed, text) {
-            (false, _) => Ok(None),
-            (true, Some(text)) => match RawValue::from_string(text.into_owned()) {
+        let old = Parts::of(asked).into_target(asked.moment);
+        match subject.parts.into_target(asked.moment) {
+            // Also where one bundle takes back what another has changed.
+            new if new == old => Ok(None),
+            Some(text) => match RawValue::from_string(text.into_owned()) {
                 Ok(raw) => Ok(Some(raw)),
                 Err(error) => Err(input::unreadable(&error.to_string())),
             },
-            (true, None) => Err(input::unreadable("nothing is left of it")),
+            None => Err(input::unreadable("nothing is left of it")),
         }
     }
 
@@ -315,7 +313,7 @@ impl Governance {
     async fn log(
         &self,
         judge: &Judge,
-        outcome: &Result<Option<Cow<'static, str>>, Denial>,
+        outcome: &Result<Option<String>, Denial>,
         event: &AuditEvent,
     ) {
         let (verdict, reason) = match outcome {

@@ -1,6 +1,5 @@
 //! Redaction of a message, also of one that is wrapped in another.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -41,19 +40,18 @@ impl Patterns {
     }
 }
 
-/// `text`, wrapped so, as a policy's `outputs` want it.
+/// `text`, wrapped so, as a policy's `outputs` want it; nothing where `text` is so already.
 pub(crate) async fn apply(
     patterns: &Patterns,
     outputs: Value,
     text: &str,
     wrappings: &[Wrapping],
-) -> Result<Cow<'static, str>, BadRedaction> {
+) -> Result<Option<String>, BadRedaction> {
     let large = text.len() > LARGE;
     let (patterns, text, wrappings) = (patterns.clone(), text.to_owned(), wrappings.to_vec());
     let work = move || {
         let redaction = Redaction::read(&outputs, |text| patterns.compile(text))?;
-        let changed = unwrapped(&redaction, &text, &wrappings)?;
-        Ok(Cow::Owned(changed.unwrap_or(text)))
+        unwrapped(&redaction, &text, &wrappings)
     };
     if !large {
         return work();

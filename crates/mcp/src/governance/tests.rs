@@ -387,6 +387,42 @@ allow if input.params.arguments.key == "[redacted]""#;
 }
 
 #[tokio::test]
+async fn a_redaction_without_effect_is_a_pass() {
+    let redact = |from: &str, to: &str| {
+        format!(
+            r#"decision := {{"action": "redact", "outputs": {{"redaction_rules": {{"replacements": {{"{from}": "{to}"}}}}}}}}"#
+        )
+    };
+    let (there, back) = (redact("one", "two"), redact("two", "one"));
+    let as_it_is =
+        r#"decision := {"action": "redact", "outputs": {"modified_data": input.params}}"#;
+    let message = call(r#"{ "name":"t", "arguments":{"x":"one"} }"#);
+    for bundles in [
+        &[("mcp/authz", "", redact("three", "four"))][..],
+        &[("mcp/authz", "", as_it_is.to_owned())],
+        // The second bundle takes back what the first has changed.
+        &[("mcp/authz", "", there.clone()), ("mcp/authz", "", back)],
+        &[
+            ("mcp/authz", ", mode: log", redact("three", "four")),
+            ("mcp/authz", "", "allow := true".to_owned()),
+        ],
+    ] {
+        let bundles: Vec<_> = bundles
+            .iter()
+            .map(|(entrypoint, settings, text)| (*entrypoint, *settings, text.as_str()))
+            .collect();
+        let (governance, book) = governance(rules("", &bundles));
+        let ruling = judge(&governance, &message).await;
+        assert!(matches!(ruling, Ruling::Pass), "{bundles:?}: {ruling:?}");
+        let events = book.take();
+        assert_eq!(events.len(), 1, "{bundles:?}: {events:?}");
+        assert_eq!(events[0].verdict, Some(Word::Allow));
+    }
+    let changed = modified(ruled(&there, &message).await);
+    assert_eq!(changed, r#"{ "name":"t", "arguments":{"x":"two"} }"#);
+}
+
+#[tokio::test]
 async fn arguments_of_a_wrapped_call_are_redacted_where_they_are() {
     let policy = r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"fields": ["arguments.key"], "replacements": {"s3cret": "*"}}}}"#;
     for (params, wanted) in [

@@ -67,15 +67,11 @@ impl Interceptor {
         match self.governance.judge(&asked).await {
             Ruling::Pass => Response::default(),
             Ruling::Block(denial) => refused(&denial),
-            Ruling::Modify(new) => {
-                let same = params.is_some_and(|params| params.get() == new.get());
-                // The bridge judges and redacts what reaches it.
-                if same || self.governance.metrics().knows(&call.server) {
-                    Response::default()
-                } else {
-                    no(NOT_HERE)
-                }
+            // The bridge judges and redacts what reaches it.
+            Ruling::Modify(_) if self.governance.metrics().knows(&call.server) => {
+                Response::default()
             }
+            Ruling::Modify(_) => no(NOT_HERE),
         }
     }
 
@@ -128,10 +124,8 @@ impl Interceptor {
         };
         match self.governance.judge(&asked).instrument(span).await {
             Ruling::Block(denial) => refused(&denial),
-            Ruling::Modify(new) if new.get() != heard => {
-                written(StatusCode::OK, new.get().to_owned())
-            }
-            Ruling::Pass | Ruling::Modify(_) => match stripped {
+            Ruling::Modify(new) => written(StatusCode::OK, new.get().to_owned()),
+            Ruling::Pass => match stripped {
                 Some(stripped) => written(StatusCode::OK, stripped),
                 None => Response::default(),
             },
