@@ -234,7 +234,7 @@ impl Governance {
             event.rule = Some(denial.rule.clone());
         }
         let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
-        metrics.judged(moment, ruling.as_str(), asked.tool, took);
+        metrics.judged(moment, ruling.as_str(), tool_of(&event), took);
         self.0.ledger.record(event).await;
         (ruling, notes)
     }
@@ -246,7 +246,7 @@ impl Governance {
         event.reason = Some(denial.reason);
         event.rule = Some(denial.rule.clone());
         let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
-        metrics.judged(moment, "block", asked.tool, Duration::ZERO);
+        metrics.judged(moment, "block", tool_of(&event), Duration::ZERO);
         self.0.ledger.record(event).await;
     }
 
@@ -390,6 +390,13 @@ fn record(asked: &Asked<'_>) -> AuditEvent {
         stage: Some(asked.moment.as_str().to_owned()),
         ..AuditEvent::new(Kind::Mcp)
     }
+}
+
+/// The tool that a message is counted under: the server, or the name of the call where a gateway
+/// does not tell the server.
+fn tool_of(event: &AuditEvent) -> &str {
+    let tool = event.host.as_deref().or(event.operation.as_deref());
+    tool.unwrap_or_default()
 }
 
 /// Text that others chose, fit for a record.

@@ -1,6 +1,11 @@
 //! The numbers of tool calls. Their names are those that dashboards for this kind of gate
-//! already use. A tool that is not configured is `unknown`: nobody can make the number of
-//! series grow by making up names.
+//! already use.
+//!
+//! The tools of a gateway are not configured here. The first [`foreign::MAX_FOREIGN`] names of them have
+//! series of their own, and every further one is `unknown`: an agent that makes up names cannot
+//! make the number of series grow.
+
+mod foreign;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,6 +20,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use self::foreign::ForeignTools;
+
 /// What is not configured is called.
 pub const UNKNOWN: &str = "unknown";
 
@@ -22,6 +29,7 @@ pub const UNKNOWN: &str = "unknown";
 #[derive(Clone, Debug)]
 pub struct Metrics {
     tools: Arc<ArcSwap<HashSet<String>>>,
+    foreign: ForeignTools,
     intercepts: Family<InterceptLabels, Counter>,
     intercept_times: Family<MomentLabels, Histogram>,
     decisions: Family<DecisionLabels, Counter>,
@@ -123,6 +131,7 @@ impl Default for Metrics {
         let executions = || Histogram::new(exponential_buckets(0.000_01, 3.0, 16));
         Self {
             tools: Arc::default(),
+            foreign: ForeignTools::default(),
             intercepts: Family::default(),
             intercept_times: Family::new_with_constructor(decisions),
             decisions: Family::default(),
@@ -214,6 +223,12 @@ impl Metrics {
         known.to_owned()
     }
 
+    /// The label of a tool that may be a gateway's own.
+    fn any_tool_id(&self, tool: &str) -> String {
+        let known = self.knows(tool) || self.foreign.admits(tool);
+        if known { tool } else { UNKNOWN }.to_owned()
+    }
+
     /// A message was judged: `moment` is before, after or elicitation, `action` is pass, block
     /// or modify.
     pub(crate) fn judged(
@@ -226,7 +241,7 @@ impl Metrics {
         let labels = InterceptLabels {
             r#type: moment,
             action,
-            tool_id: self.tool_id(tool),
+            tool_id: self.any_tool_id(tool),
         };
         self.intercepts.get_or_create(&labels).inc();
         let labels = MomentLabels {

@@ -1,3 +1,4 @@
+use super::foreign::MAX_FOREIGN;
 use super::*;
 
 #[test]
@@ -7,7 +8,7 @@ fn names_and_labels_are_those_of_the_table() {
     metrics.register(&mut registry);
     metrics.know(["fs".to_owned()]);
     metrics.judged("before", "pass", "fs", Duration::from_micros(15));
-    metrics.judged("before", "block", "made-up", Duration::from_micros(15));
+    metrics.judged("before", "block", "a b", Duration::from_micros(15));
     metrics.decided("guard", "allow", Duration::from_micros(15));
     metrics.failed("guard", "timeout");
     let took = Duration::from_millis(3);
@@ -31,6 +32,31 @@ fn names_and_labels_are_those_of_the_table() {
         r#"polis_sidecar_tool_junk_total{tool_id="fs"} 1"#,
         "polis_sidecar_context_active 0",
     ] {
+        assert!(text.contains(line), "{line} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn names_of_foreign_tools_are_labels_up_to_a_limit() {
+    let metrics = Metrics::default();
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    let count = |name: &str| metrics.judged("before", "pass", name, Duration::ZERO);
+    let long = "x".repeat(129);
+    for strange in ["", "a b", "a\"b", "é", &long] {
+        count(strange);
+    }
+    for number in 0..MAX_FOREIGN + 7 {
+        count(&format!("tool-{number}"));
+    }
+    count("tool-0");
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    let counters = text
+        .lines()
+        .filter(|line| line.starts_with("polis_sidecar_intercept_total"));
+    assert_eq!(counters.count(), MAX_FOREIGN + 1);
+    for line in [r#"tool_id="tool-0"} 2"#, r#"tool_id="unknown"} 12"#] {
         assert!(text.contains(line), "{line} is missing in\n{text}");
     }
 }

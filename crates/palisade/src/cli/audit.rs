@@ -202,7 +202,12 @@ fn cells(record: &Value) -> Vec<String> {
         .and_then(Value::as_u64)
         .map_or_else(String::new, |n| format!(" (×{n})"));
     let target = format!("{}{}", text("host"), text("path"));
-    let what: Vec<String> = [text("event"), text("method"), target]
+    // Of a tool call, `host` is the server and `operation` the tool.
+    let called = match text("kind").as_str() {
+        "mcp" => text("operation"),
+        _ => String::new(),
+    };
+    let what: Vec<String> = [text("event"), text("method"), target, called]
         .into_iter()
         .filter(|part| !part.is_empty())
         .collect();
