@@ -3,7 +3,7 @@
 //!
 //! - The seed's: an envelope with `version`, `type`, `request_id` and so on, answered with
 //!   `{action, reason?, modified_data?, metadata?}`. What is missing or wrong is a 400 that
-//!   names the field.
+//!   names the field, and a refusal.
 //! - That of Docker's gateway: before, the bare call; after, the bare result or null. It takes
 //!   no notice of our status, and any byte of an answer replaces the call or the result:
 //!   nothing at all means 'pass', and whatever goes wrong has to be the result of a call
@@ -110,7 +110,12 @@ impl Interceptor {
                 Err(wrong) => {
                     self.note(wrong.field);
                     let message = wrong.to_string();
-                    let answer = json!({"error": message, "field": wrong.field});
+                    let answer = json!({
+                        "action": "block",
+                        "reason": message,
+                        "error": message,
+                        "field": wrong.field,
+                    });
                     reply(StatusCode::BAD_REQUEST, &answer)
                 }
             },
@@ -152,16 +157,31 @@ impl<'a> Body<'a> {
     }
 }
 
-/// The answer of a tool that was not called, or must not be heard. Whoever serves the hooks
-/// answers so, too, when something goes wrong before a hook is reached: to Docker's gateway
-/// an empty answer is a yes.
-pub fn blocked(why: &str) -> Value {
+/// A refusal in the form of both dialects, for a request whose dialect is not known because its
+/// body is not read, or cannot be. Docker's gateway takes an empty answer for a pass, and any
+/// other answer for the result of the call, whatever the status.
+pub fn refusal(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
+    reply(status, &refusal_body(why))
+}
+
+fn refusal_body(why: &str) -> Value {
+    let mut body = blocked(why);
+    if let Some(fields) = body.as_object_mut() {
+        fields.insert("action".to_owned(), json!("block"));
+        fields.insert("reason".to_owned(), json!(why));
+        fields.insert("error".to_owned(), json!(why));
+    }
+    body
+}
+
+/// The result of a call that was refused, as Docker's gateway passes it on.
+fn blocked(why: &str) -> Value {
     let text = format!("Blocked by policy: {why}");
     json!({"content": [{"type": "text", "text": text}], "isError": true})
 }
 
 /// An answer with a body.
-pub fn reply(status: StatusCode, body: &Value) -> Response<Full<Bytes>> {
+fn reply(status: StatusCode, body: &Value) -> Response<Full<Bytes>> {
     written(status, body.to_string())
 }
 
@@ -173,11 +193,9 @@ fn written(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     response
 }
 
-/// An answer that both dialects take for a no.
 fn unreadable() -> Response<Full<Bytes>> {
-    let mut answer = blocked("the message cannot be read");
+    let mut answer = refusal_body("the body is no JSON object");
     if let Some(fields) = answer.as_object_mut() {
-        fields.insert("error".to_owned(), json!("the body is no JSON object"));
         fields.insert("field".to_owned(), json!("body"));
     }
     reply(StatusCode::BAD_REQUEST, &answer)

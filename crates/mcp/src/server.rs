@@ -2,15 +2,17 @@
 //!
 //! [`answer`] is the whole list of what can be asked; read it top to bottom.
 
-use std::net::{IpAddr, SocketAddr};
+mod admission;
+
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use config::Settings;
-use http::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
+use http::header::{ALLOW, HeaderName, HeaderValue};
 use http::request::Parts as Head;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body_util::BodyExt;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Body;
 use policy::id::SandboxId;
 use serde_json::json;
@@ -121,15 +123,16 @@ where
     B::Error: Into<Broken>,
 {
     let (head, body) = request.into_parts();
-    if let Err(refusal) = admit(door, &head) {
-        return *refusal;
-    }
     let path = head.uri.path().to_owned();
     let segments: Vec<&str> = path
         .split('/')
         .skip(1)
         .filter(|part| !part.is_empty())
         .collect();
+    let is_hook = segments.first() == Some(&"intercept");
+    if let Err(refused) = admission::admit(door, &head) {
+        return refused.response(is_hook);
+    }
     let offers = match door {
         Door::Network(rules) => rules.offers,
         Door::Sandbox(_) => Offers {
@@ -141,14 +144,15 @@ where
     match segments.as_slice() {
         ["intercept", hook @ ("before" | "after")] if offers.hooks => {
             if !is_post {
-                return streamable::not_allowed("POST");
+                let why = "a hook is called by POST";
+                let mut refused = refuse_hook(StatusCode::METHOD_NOT_ALLOWED, why);
+                let allowed = HeaderValue::from_static("POST");
+                refused.headers_mut().insert(ALLOW, allowed);
+                return refused;
             }
             let Ok((body, _place)) = house.room.read(body).await else {
-                // A gateway of Docker's takes whatever stands here for the answer.
-                let why = "the hook's body did not come, or is too long";
-                let blocked = interceptor::blocked(why);
-                let blocked = interceptor::reply(StatusCode::PAYLOAD_TOO_LARGE, &blocked);
-                return blocked.map(|body| body.map_err(|never| match never {}).boxed_unsync());
+                let why = "the body of the hook is incomplete or too long";
+                return refuse_hook(StatusCode::PAYLOAD_TOO_LARGE, why);
             };
             let parent = head.headers.get(TRACEPARENT);
             let parent = parent.and_then(|parent| parent.to_str().ok());
@@ -156,7 +160,11 @@ where
                 "before" => house.hooks.before(body, parent).await,
                 _ => house.hooks.after(body, parent).await,
             };
-            answered.map(|body| body.map_err(|never| match never {}).boxed_unsync())
+            answered.map(content)
+        }
+        _ if is_hook => {
+            let why = "hooks are not served at this address, or not under this path";
+            refuse_hook(StatusCode::NOT_FOUND, why)
         }
         ["health"] if matches!(door, Door::Network(..)) => health(house),
         ["metrics"] if matches!(door, Door::Network(..)) => numbers(house),
@@ -173,6 +181,15 @@ where
         }
         _ => answer::sentence(StatusCode::NOT_FOUND, "Not found"),
     }
+}
+
+/// A refusal that both dialects of the hooks take for one.
+fn refuse_hook(status: StatusCode, why: &str) -> Response<Content> {
+    interceptor::refusal(status, why).map(content)
+}
+
+fn content(body: Full<Bytes>) -> Content {
+    body.map_err(|never| match never {}).boxed_unsync()
 }
 
 /// The tool that is meant, and the way in which it is spoken to.
@@ -221,88 +238,6 @@ async fn route(bridge: &Arc<Bridge>, segments: &[&str], incoming: Incoming) -> R
 enum Way {
     OneStream,
     Streamable,
-}
-
-/// Whether the request may come in at all: it means this listener, no web page sent it, and
-/// it has the token where one is wanted.
-fn admit(door: &Door, head: &Head) -> Result<(), Refusal> {
-    let forbidden = |why: &str| Err(Box::new(answer::sentence(StatusCode::FORBIDDEN, why)));
-    let host = head.headers.get(HOST).and_then(|host| host.to_str().ok());
-    let demands = match door {
-        // The gate has made sure of the host.
-        Door::Sandbox(_) => {
-            if origin(&head.headers).is_some_and(|origin| origin != "http://palisade.internal") {
-                return forbidden("The request comes from a web page");
-            }
-            return Ok(());
-        }
-        Door::Network(rules) => {
-            // A page that resolved its own name to this address says its own name.
-            let Some(host) = host else {
-                return forbidden("The Host header is missing");
-            };
-            if rules.checks_host() && !is_loopback(host_name(host)) {
-                return forbidden("The Host header names another host");
-            }
-            // A page that only wants something to happen says no Origin for a picture.
-            let site = head.headers.get("sec-fetch-site");
-            let site = site.map(|site| site.to_str().unwrap_or("unreadable"));
-            if !matches!(site, None | Some("same-origin" | "none")) {
-                return forbidden("The request comes from a web page");
-            }
-            if let Some(origin) = origin(&head.headers) {
-                let from = origin
-                    .strip_prefix("http://")
-                    .or(origin.strip_prefix("https://"));
-                let is_own = from.is_some_and(|from| {
-                    from.eq_ignore_ascii_case(host) || is_loopback(host_name(from))
-                });
-                if !is_own {
-                    return forbidden("The request comes from a web page");
-                }
-            }
-            &rules.demands
-        }
-    };
-    let Some(wanted) = demands.token else {
-        return Ok(());
-    };
-    let given = head
-        .headers
-        .get(AUTHORIZATION)
-        .and_then(|value| value.to_str().ok());
-    let given = given.and_then(|value| {
-        let (scheme, token) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-    });
-    let given: Option<[u8; 32]> = given.map(|token| Sha256::digest(token.as_bytes()).into());
-    if given == Some(wanted) {
-        return Ok(());
-    }
-    let mut response = answer::sentence(StatusCode::UNAUTHORIZED, "Unauthorized");
-    let bearer = HeaderValue::from_static("Bearer");
-    response.headers_mut().insert(WWW_AUTHENTICATE, bearer);
-    Err(Box::new(response))
-}
-
-fn origin(headers: &HeaderMap) -> Option<&str> {
-    let origin = headers.get(ORIGIN)?;
-    Some(origin.to_str().unwrap_or("unreadable"))
-}
-
-/// The host of `host:port`.
-fn host_name(authority: &str) -> &str {
-    if let Some(rest) = authority.strip_prefix('[') {
-        return rest.split(']').next().unwrap_or_default();
-    }
-    authority.split(':').next().unwrap_or_default()
-}
-
-fn is_loopback(host: &str) -> bool {
-    host.eq_ignore_ascii_case("localhost")
-        || host
-            .parse::<IpAddr>()
-            .is_ok_and(|address| address.is_loopback())
 }
 
 /// Who asks. In a sandbox that is the sandbox, whatever the request says.

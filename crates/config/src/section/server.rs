@@ -29,7 +29,8 @@ pub struct Server {
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub shutdown_timeout: Duration,
-    /// Bearer token that clients must present. Required when an address is not loopback.
+    /// Token that clients must present, as Bearer or as the password of Basic. Required when an
+    /// address is not loopback.
     pub auth_token: Option<Secret>,
     /// How long an MCP session may be without a connection before its server is ended.
     #[serde(with = "leaf::one")]

@@ -149,6 +149,7 @@ async fn what_is_no_json_is_a_no_in_both_dialects() {
             let answer = answer.value();
             assert_eq!(answer["field"], "body");
             assert_eq!(answer["isError"], true);
+            assert_eq!(answer["action"], "block");
         }
     }
     let answer = Answer::of(

@@ -24,7 +24,11 @@ fn admitted(door: &Door, headers: &[(&str, &str)]) -> u16 {
         request = request.header(*name, *value);
     }
     let (head, ()) = request.body(()).unwrap().into_parts();
-    admit(door, &head).map_or_else(|refusal| refusal.status().as_u16(), |()| 200)
+    let admitted = admission::admit(door, &head);
+    admitted.map_or_else(
+        |refused| refused.response(false).status().as_u16(),
+        |()| 200,
+    )
 }
 
 // Issue 14, number 1.
@@ -67,6 +71,22 @@ fn a_listener_with_a_token_admits_nobody_without_it() {
         assert_eq!(admitted(&guarded, &[local, shown]), 200, "{at}");
     }
     assert_eq!(admitted(&door("0.0.0.0:8090", true), &[named, shown]), 200);
+    // Docker's gateway can set no header, and writes the token into the URL.
+    for (credentials, status) in [
+        ("eDphLXRva2Vu", 200),     // x:a-token
+        ("OmEtdG9rZW4=", 200),     // :a-token
+        ("eDphbm90aGVy", 401),     // x:another
+        ("YS10b2tlbjp4", 401),     // a-token:x
+        ("YS10b2tlbg==", 401),     // a-token
+        ("eDphLXRva2VuOg==", 401), // x:a-token:
+        ("x:a-token", 401),
+        ("", 401),
+    ] {
+        let basic = format!("Basic {credentials}");
+        let given = [named, ("authorization", basic.as_str())];
+        let found = admitted(&door("0.0.0.0:8090", true), &given);
+        assert_eq!(found, status, "{credentials}");
+    }
     assert_eq!(
         admitted(&door("127.0.0.1:8090", true), &[named, shown]),
         403
