@@ -32,6 +32,15 @@ impl<'a> Envelope<'a> {
         found.map(|(_, raw)| *raw).filter(|raw| raw.get() != "null")
     }
 
+    /// A field that may be missing, read by `read` where it is there.
+    pub(super) fn optional<T>(
+        &self,
+        field: &'static str,
+        read: impl FnOnce(&Self, &'static str) -> Result<T, Wrong>,
+    ) -> Result<Option<T>, Wrong> {
+        self.has(field).then(|| read(self, field)).transpose()
+    }
+
     /// The text of a field that must be there.
     pub(super) fn text(&self, field: &'static str) -> Result<String, Wrong> {
         if !self.has(field) {

@@ -17,7 +17,8 @@ use crate::trace;
 /// The version of the envelope.
 const VERSION: &str = "1.0";
 
-/// What every envelope has.
+/// What every envelope has. `version`, `timestamp` and `session_id` may be missing: one of the
+/// seed's two definitions of the request is without them.
 struct Head {
     request_id: String,
     tool: String,
@@ -78,6 +79,7 @@ impl Interceptor {
     }
 
     async fn seed_after(&self, head: &Head, envelope: &Envelope<'_>) -> Result<Answer, Wrong> {
+        let repeated = envelope.optional("method", Envelope::word)?;
         let (result, error) = (envelope.raw("result"), envelope.raw("error"));
         let wrong = |field, what| Err(Wrong { field, what });
         match (envelope.has("result"), error) {
@@ -104,9 +106,14 @@ impl Interceptor {
             }
         };
         let request = known.request.unwrap_or_else(new_request);
-        // The hook does not say again what was called.
+        // What the before hook was sent comes first: an after hook need not repeat it.
+        let method = match known.method.is_empty() {
+            true => repeated.unwrap_or_default(),
+            false => known.method.to_string(),
+        };
         let named = json!({"name": &*known.name}).to_string();
         let named = RawValue::from_string(named).ok();
+        let named = named.as_deref().filter(|_| !known.name.is_empty());
         let span = tracing::info_span!("mcp.after", request = %request);
         trace::continue_from(&span, known.trace.as_deref());
         let asked = Asked {
@@ -114,8 +121,8 @@ impl Interceptor {
             request,
             caller: &head.caller,
             tool: &head.tool,
-            method: &known.method,
-            params: named.as_deref().filter(|_| !known.name.is_empty()),
+            method: &method,
+            params: named.or(envelope.raw("params")),
             result,
             error,
         };
@@ -129,19 +136,22 @@ impl Interceptor {
 impl Head {
     fn read(moment: Moment, envelope: &Envelope<'_>) -> Result<Self, Wrong> {
         let wrong = |field, what| Err(Wrong { field, what });
-        if envelope.word("version")? != VERSION {
+        let version = envelope.optional("version", Envelope::word)?;
+        if version.is_some_and(|version| version != VERSION) {
             return wrong("version", "it is not 1.0");
         }
         if envelope.word("type")? != moment.as_str() {
             return wrong("type", "it is not that of this hook");
         }
         let request_id = envelope.word("request_id")?;
-        if !is_time(&envelope.word("timestamp")?) {
+        let timestamp = envelope.optional("timestamp", Envelope::word)?;
+        if timestamp.is_some_and(|timestamp| !is_time(&timestamp)) {
             return wrong("timestamp", "it is no time such as 2026-01-02T03:04:05Z");
         }
         let tool = envelope.word("tool_id")?;
         let agent = envelope.word("agent_id")?;
-        let session = envelope.text("session_id")?;
+        let session = envelope.optional("session_id", Envelope::text)?;
+        let session = session.unwrap_or_default();
         let sandbox = None;
         Ok(Self {
             request_id,
