@@ -10,6 +10,7 @@ use config::Settings;
 use http::request::Parts as Head;
 use tokio_util::sync::CancellationToken;
 
+use crate::call_headers::CallHeaders;
 use crate::fingerprint::Fingerprints;
 use crate::governance::Caller;
 use crate::pool::Pools;
@@ -17,7 +18,6 @@ use crate::relay::{self, Relay};
 use crate::session::{Session, SessionError, Way};
 use crate::shared::Commons;
 use crate::tools::{Launchers, Served};
-use crate::trace::TRACEPARENT;
 
 /// The most sessions.
 const MOST_SESSIONS: usize = 1024;
@@ -40,9 +40,9 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// The span that it was asked in.
-    pub fn parent(&self) -> Option<&str> {
-        self.head.headers.get(TRACEPARENT)?.to_str().ok()
+    /// What its headers say about the call in it.
+    pub fn call_headers(&self) -> CallHeaders<'_> {
+        CallHeaders::read(&self.head.headers)
     }
 }
 

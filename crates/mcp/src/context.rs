@@ -15,8 +15,7 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use policy::id::{RequestId, SandboxId};
-use policy::reason::Reason;
-use policy::verdict::Word;
+use policy::verdict::{Denial, Word};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
@@ -27,6 +26,10 @@ pub const TTL: Duration = Duration::from_secs(5 * 60);
 
 /// The most entries.
 pub const MOST: usize = 100_000;
+
+/// The most bytes of decisions in all entries together. One decision has a few KiB at most, and
+/// policies may copy what an agent sent into their metadata.
+const MAX_DECISION_BYTES: usize = 64 * 1024 * 1024;
 
 /// Between two warnings that entries make room.
 const WARN_EVERY: Duration = Duration::from_secs(60);
@@ -68,32 +71,66 @@ pub struct RequestContext {
     pub trace: Option<Arc<str>>,
     /// When it began.
     pub created: Instant,
-    /// What policy said.
-    pub decision: Option<Decided>,
-    /// What came of it.
+    /// The decision of the before hook, or of the bridge where there was no hook.
+    pub decision: Option<Arc<PolicyDecision>>,
+    /// The outcome of the call, once the tool has answered.
     pub execution: Option<Execution>,
 }
 
-/// What policy said about a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decided {
-    /// The verdict.
-    pub verdict: Word,
-    /// Why not, where it is a refusal.
-    pub reason: Option<Reason>,
-    /// When.
-    pub at: Instant,
+impl RequestContext {
+    /// Whether the stored decision is a refusal.
+    pub fn is_refused(&self) -> bool {
+        let decision = self.decision.as_ref();
+        decision.is_some_and(|decision| decision.denial.is_some())
+    }
 }
 
-/// What came of a call.
+/// The decision on a request before its call, as the bridge and the after hook find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyDecision {
+    /// The verdict.
+    pub verdict: Word,
+    /// The policy bundle that decided; empty where none did.
+    pub bundle: String,
+    /// The refusal, where the verdict is one. It has no evidence.
+    pub denial: Option<Denial>,
+    /// The policies' sentence about the decision; empty where they have none.
+    pub reason: String,
+    /// The policies' `metadata` as JSON; empty where they have none. Kept as text because a tree
+    /// of small values takes many times its bytes.
+    pub metadata: String,
+}
+
+/// The outcome of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Execution {
-    /// When the tool answered.
-    pub ended: Instant,
-    /// Whether with an error.
+    /// Whether the server answered with an error, ended, or did not answer in time.
     pub failed: bool,
-    /// What its process ended with, where it ended.
-    pub exit_code: Option<i32>,
+    /// The exit code of the server's process: 0 while the process runs, -1 where the code is not
+    /// known.
+    pub exit_code: i32,
+    /// The time from the decision to the answer.
+    pub duration: Duration,
+}
+
+impl PolicyDecision {
+    /// The action in a policy's own words, as a policy finds it under `input.before`.
+    pub const fn action(&self) -> &'static str {
+        match self.verdict {
+            Word::Allow => "allow",
+            Word::Deny => "block",
+            Word::Modify => "redact",
+            Word::Ask => "ask",
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let message = self
+            .denial
+            .as_ref()
+            .map_or(0, |denial| denial.message.len());
+        message + self.bundle.len() + self.reason.len() + self.metadata.len()
+    }
 }
 
 /// Who asks for what, for a new entry.
@@ -124,6 +161,8 @@ pub struct Contexts(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     most: usize,
+    /// Of the decisions in all entries.
+    most_bytes: usize,
     active: Gauge,
     table: Mutex<Table>,
 }
@@ -136,6 +175,8 @@ struct Table {
     queue: VecDeque<(u64, Arc<str>)>,
     tombstones: Tombstones,
     made: u64,
+    /// Of the decisions in all entries.
+    decision_bytes: usize,
     evicted: u64,
     warned: Option<Instant>,
 }
@@ -156,12 +197,13 @@ struct Tombstones {
 impl Contexts {
     /// Nothing is remembered yet.
     pub fn new(metrics: &Metrics) -> Self {
-        Self::with_room(metrics, MOST)
+        Self::with_room(metrics, MOST, MAX_DECISION_BYTES)
     }
 
-    fn with_room(metrics: &Metrics, most: usize) -> Self {
+    fn with_room(metrics: &Metrics, most: usize, most_bytes: usize) -> Self {
         Self(Arc::new(Inner {
             most,
+            most_bytes,
             active: metrics.contexts(),
             table: Mutex::default(),
         }))
@@ -177,7 +219,8 @@ impl Contexts {
 
     /// What is known of a request. One that was never known is remembered from now on.
     pub fn get(&self, id: &str) -> Result<RequestContext, Expired> {
-        self.change(id, |_| ())
+        let mut table = self.table();
+        self.entry(&mut table, id).cloned()
     }
 
     /// What is known of a request; nothing where nothing is.
@@ -187,38 +230,41 @@ impl Contexts {
         (!is_old(found, Instant::now())).then(|| found.clone())
     }
 
-    /// Remembers what policy said.
+    /// Whether the entry of a request expired or made room for others.
+    pub fn has_expired(&self, id: &str) -> bool {
+        let mut table = self.table();
+        let expired = table.current(bounded(id), self.0.most).is_err();
+        self.count(&table);
+        expired
+    }
+
+    /// Stores the decision on a request. Where all decisions together are too large, the oldest
+    /// entries make room.
     pub fn set_decision(
         &self,
         id: &str,
-        verdict: Word,
-        reason: Option<Reason>,
+        decision: PolicyDecision,
     ) -> Result<RequestContext, Expired> {
-        let at = Instant::now();
-        self.change(id, |context| {
-            context.decision = Some(Decided {
-                verdict,
-                reason,
-                at,
-            });
-        })
+        let mut table = self.table();
+        let context = self.entry(&mut table, id)?;
+        let new = decision.bytes();
+        let old = context.decision.replace(Arc::new(decision));
+        let context = context.clone();
+        table.decision_bytes += new;
+        table.decision_bytes -= old.map_or(0, |old| old.bytes());
+        while table.decision_bytes > self.0.most_bytes && table.entries.len() > 1 {
+            table.evict(self.0.most);
+        }
+        self.count(&table);
+        Ok(context)
     }
 
-    /// Remembers what came of it.
-    pub fn set_result(
-        &self,
-        id: &str,
-        failed: bool,
-        exit_code: Option<i32>,
-    ) -> Result<RequestContext, Expired> {
-        let ended = Instant::now();
-        self.change(id, |context| {
-            context.execution = Some(Execution {
-                ended,
-                failed,
-                exit_code,
-            });
-        })
+    /// Stores the outcome of a call.
+    pub fn set_result(&self, id: &str, execution: Execution) -> Result<RequestContext, Expired> {
+        let mut table = self.table();
+        let context = self.entry(&mut table, id)?;
+        context.execution = Some(execution);
+        Ok(context.clone())
     }
 
     /// Forgets a request.
@@ -286,28 +332,17 @@ impl Contexts {
         self.0.active.set(active);
     }
 
-    fn change(
-        &self,
-        id: &str,
-        change: impl FnOnce(&mut RequestContext),
-    ) -> Result<RequestContext, Expired> {
-        let mut table = self.table();
-        let result = match table.current(bounded(id), self.0.most) {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                tracing::debug!("a request is not known and is remembered from now on");
-                self.insert(&mut table, id, Origin::default());
-                Ok(())
-            }
-            Err(expired) => Err(expired),
-        };
-        self.count(&table);
-        result?;
+    /// The entry of a request. One that was never known is made.
+    fn entry<'a>(&self, table: &'a mut Table, id: &str) -> Result<&'a mut RequestContext, Expired> {
+        let known = table.current(bounded(id), self.0.most);
+        if known == Ok(false) {
+            tracing::debug!("a request is not known and is remembered from now on");
+            self.insert(table, id, Origin::default());
+        }
+        self.count(table);
+        known?;
         match table.entries.get_mut(bounded(id)) {
-            Some((_, context)) => {
-                change(context);
-                Ok(context.clone())
-            }
+            Some((_, context)) => Ok(context),
             // There is room for one at least, and it was put in above.
             None => Err(Expired),
         }
@@ -370,6 +405,7 @@ impl Table {
 
     fn remove(&mut self, id: &str) -> Option<RequestContext> {
         let (_, context) = self.entries.remove(id)?;
+        self.decision_bytes -= context.decision.as_ref().map_or(0, |one| one.bytes());
         if let Some(ids) = self.sessions.get_mut(&context.session) {
             ids.remove(id);
             if ids.is_empty() {

@@ -27,7 +27,7 @@ pub use self::call::Call;
 pub(crate) use self::call::Wrapping;
 use self::input::{Parts, Subject};
 pub use self::rules::Rules;
-use crate::context::Contexts;
+use crate::context::{Contexts, Execution, PolicyDecision};
 use crate::metrics::Metrics;
 use crate::ports::{Ledger, Scanner};
 use crate::redaction::{self, Patterns};
@@ -38,6 +38,9 @@ const LARGE: usize = 64 * 1024;
 
 /// The longest text of somebody else's choice in a record.
 const LONGEST: usize = 128;
+
+/// The `event` of a record about a call that its stored decision refuses.
+const STORED_DECISION: &str = "stored_decision";
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,10 +94,53 @@ pub struct Asked<'a> {
     pub result: Option<&'a RawValue>,
     /// What went wrong instead.
     pub error: Option<&'a RawValue>,
+    /// The decision on the call, where this is its answer.
+    pub before: Option<&'a PolicyDecision>,
+    /// The outcome of the call, where this is its answer.
+    pub execution: Option<&'a Execution>,
 }
 
 /// What policies want whoever asked to know (`metadata` of their decisions).
 pub type Notes = serde_json::Map<String, serde_json::Value>;
+
+/// A ruling with the deciding policies' own words about it.
+#[derive(Clone, Debug)]
+pub struct Evaluation {
+    /// The ruling.
+    pub ruling: Ruling,
+    /// The `metadata` of the policies that decided.
+    pub notes: Notes,
+    /// The sentence of the last policy that decided and has one.
+    reason: Option<String>,
+    /// The policy bundle that decided.
+    bundle: Option<String>,
+}
+
+impl Evaluation {
+    /// The decision as it is stored for the bridge and the after hook.
+    pub fn decision(&self) -> PolicyDecision {
+        let denial = match &self.ruling {
+            Ruling::Block(denial) => Some(Denial {
+                evidence: None,
+                ..denial.clone()
+            }),
+            Ruling::Pass | Ruling::Modify(_) => None,
+        };
+        let message = denial.as_ref().map(|denial| denial.message.clone());
+        let metadata = match self.notes.is_empty() {
+            true => String::new(),
+            // Maps of JSON values can always be written.
+            false => serde_json::to_string(&self.notes).unwrap_or_default(),
+        };
+        PolicyDecision {
+            verdict: self.ruling.word(),
+            bundle: self.bundle.clone().unwrap_or_default(),
+            reason: message.or_else(|| self.reason.clone()).unwrap_or_default(),
+            denial,
+            metadata,
+        }
+    }
+}
 
 /// What becomes of a message.
 #[derive(Clone, Debug)]
@@ -126,6 +172,13 @@ impl Ruling {
             Ruling::Block(_) => Word::Deny,
         }
     }
+}
+
+/// What the policies that decided say beside their decisions.
+#[derive(Debug, Default)]
+struct PolicyWords {
+    notes: Notes,
+    reason: Option<String>,
 }
 
 /// Judges messages. Cloning is cheap.
@@ -209,15 +262,15 @@ impl Governance {
 
     /// Judges a message, and writes down what came of it.
     pub async fn judge(&self, asked: &Asked<'_>) -> Ruling {
-        self.judge_with_notes(asked).await.0
+        self.evaluate(asked).await.ruling
     }
 
-    /// The same, with what the policies that decided want whoever asked to know.
-    pub async fn judge_with_notes(&self, asked: &Asked<'_>) -> (Ruling, Notes) {
+    /// The same, with the words of the policies that decided.
+    pub async fn evaluate(&self, asked: &Asked<'_>) -> Evaluation {
         let began = Instant::now();
         let mut event = Box::new(record(asked));
-        let mut notes = Notes::new();
-        let mut ruling = match self.ask(asked, &mut event, &mut notes).await {
+        let mut words = PolicyWords::default();
+        let mut ruling = match self.ask(asked, &mut event, &mut words).await {
             Ok(None) => Ruling::Pass,
             Ok(Some(new)) => Ruling::Modify(new),
             Err(denial) => Ruling::Block(denial),
@@ -235,19 +288,42 @@ impl Governance {
         }
         let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
         metrics.judged(moment, ruling.as_str(), tool_of(&event), took);
+        let bundle = event.bundle.clone();
         self.0.ledger.record(event).await;
-        (ruling, notes)
+        Evaluation {
+            ruling,
+            notes: words.notes,
+            reason: words.reason,
+            bundle,
+        }
     }
 
     /// Writes down that a message was refused before any policy was asked.
     pub async fn refused(&self, asked: &Asked<'_>, denial: &Denial) {
-        let mut event = Box::new(record(asked));
-        event.verdict = Some(Word::Deny);
-        event.reason = Some(denial.reason);
-        event.rule = Some(denial.rule.clone());
+        self.record_refusal(record(asked), asked, denial).await;
+    }
+
+    /// Writes down that a call was refused because its stored decision is a refusal. The record
+    /// names that decision: its request, bundle, rule and reason.
+    pub async fn refused_by(&self, asked: &Asked<'_>, decision: &PolicyDecision, denial: &Denial) {
+        let event = AuditEvent {
+            bundle: Some(decision.bundle.clone()).filter(|bundle| !bundle.is_empty()),
+            event: Some(STORED_DECISION.to_owned()),
+            ..record(asked)
+        };
+        self.record_refusal(event, asked, denial).await;
+    }
+
+    async fn record_refusal(&self, event: AuditEvent, asked: &Asked<'_>, denial: &Denial) {
+        let event = AuditEvent {
+            reason: Some(denial.reason),
+            rule: Some(denial.rule.clone()),
+            verdict: Some(Word::Deny),
+            ..event
+        };
         let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
         metrics.judged(moment, "block", tool_of(&event), Duration::ZERO);
-        self.0.ledger.record(event).await;
+        self.0.ledger.record(Box::new(event)).await;
     }
 
     /// Puts a message to each bundle in the order of the settings, each seeing what those
@@ -256,7 +332,7 @@ impl Governance {
         &self,
         asked: &Asked<'_>,
         event: &mut AuditEvent,
-        notes: &mut Notes,
+        words: &mut PolicyWords,
     ) -> Result<Option<Box<RawValue>>, Denial> {
         let rules = self.0.rules.load_full();
         let judges = rules.judges(asked.moment);
@@ -275,6 +351,7 @@ impl Governance {
                 metrics.failed(judge.id(), rules::kind_of(failure));
             }
             let noted = decision.metadata().cloned();
+            let reason = decision.message().map(str::to_owned);
             let outcome = match rules::understand(judge, decision) {
                 Ok(None) => Ok(None),
                 Ok(Some(outputs)) => {
@@ -289,7 +366,8 @@ impl Governance {
                 self.log(judge, &outcome, event).await;
                 continue;
             }
-            notes.extend(noted.into_iter().flatten());
+            words.notes.extend(noted.into_iter().flatten());
+            words.reason = reason.or(words.reason.take());
             event.bundle = Some(judge.id().to_owned());
             event.rule = Some(judge.rule_name());
             if let Some(new) = outcome? {

@@ -13,6 +13,7 @@
 pub mod agents;
 pub mod answer;
 pub mod bridge;
+pub mod call_headers;
 pub mod context;
 pub mod fingerprint;
 pub mod governance;

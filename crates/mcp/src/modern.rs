@@ -23,6 +23,7 @@ pub use self::request::{REVISION, is_modern};
 use self::request::{Refused, Request};
 use crate::answer::{self, Content};
 use crate::bridge::{Bridge, Incoming};
+use crate::call_headers::CallHeaders;
 use crate::pool::Client;
 use crate::process::Gone;
 use crate::relay;
@@ -85,7 +86,7 @@ pub async fn answer(
         Ok(request) => request,
         Err(refused) => return refused.response(&id),
     };
-    let parent = incoming.parent().map(str::to_owned);
+    let headers = CallHeaders::read(&incoming.head.headers);
     let client = Client {
         caller: incoming.caller,
         capabilities: request.capabilities.clone(),
@@ -93,12 +94,8 @@ pub async fn answer(
     let answered = match request.method() {
         "server/discover" => discover(bridge, served, &client, &id).await,
         "subscriptions/listen" => listen::answer(bridge, served, &client, &request).await,
-        method if ASKING.contains(&method) => {
-            call(bridge, served, client, request, parent.as_deref()).await
-        }
-        method if PLAIN.contains(&method) => {
-            plain(bridge, served, &client, request, parent.as_deref()).await
-        }
+        method if ASKING.contains(&method) => call(bridge, served, client, request, headers).await,
+        method if PLAIN.contains(&method) => plain(bridge, served, &client, request, headers).await,
         method => Err(Refused::new(
             StatusCode::NOT_FOUND,
             code::NO_METHOD,
@@ -153,10 +150,10 @@ async fn plain(
     served: &Arc<Served>,
     client: &Client,
     request: Request,
-    parent: Option<&str>,
+    headers: CallHeaders<'_>,
 ) -> Result<Response<Content>, Refused> {
     let (relay, caller) = (bridge.relay(), &client.caller);
-    let permitted = match relay.permit(served, caller, request.message, parent).await {
+    let permitted = match relay.permit(served, caller, request.message, headers).await {
         Ok(permitted) => permitted,
         Err(refusal) => return Ok(finished("", refusal)),
     };
@@ -183,10 +180,10 @@ async fn call(
     served: &Arc<Served>,
     client: Client,
     request: Request,
-    parent: Option<&str>,
+    headers: CallHeaders<'_>,
 ) -> Result<Response<Content>, Refused> {
     let method = request.method().to_owned();
-    let driven = Drive::begin_or_resume(bridge, served, client, request, parent).await?;
+    let driven = Drive::begin_or_resume(bridge, served, client, request, headers).await?;
     let drive = match driven {
         Ok(drive) => drive,
         Err(refusal) => return Ok(finished(&method, refusal)),

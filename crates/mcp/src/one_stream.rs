@@ -84,7 +84,10 @@ pub async fn take(bridge: &Arc<Bridge>, incoming: &Incoming) -> Response<Content
     };
     let _attendance = session.attend();
     let sent = if message.kind() == Kind::Request {
-        session.ask(message, incoming.parent()).await.map(drop)
+        session
+            .ask(message, incoming.call_headers())
+            .await
+            .map(drop)
     } else {
         session.tell(message).await
     };

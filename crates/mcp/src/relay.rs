@@ -1,16 +1,20 @@
 //! What every call passes, whichever way it came: lists, fingerprints, policy, and on the
 //! way back policy again.
 
+mod contexts;
+
 use std::sync::Arc;
 
 use policy::id::RequestId;
-use policy::verdict::{Denial, Word};
+use policy::reason::Reason;
+use policy::verdict::Denial;
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
-use crate::context::{Origin, RequestContext};
+use crate::call_headers::CallHeaders;
+use crate::context::{Execution, PolicyDecision};
 use crate::governance::{Asked, Caller, Governance, Moment, Ruling, new_request};
 use crate::interceptor::CORRELATION;
 use crate::metrics::Status;
@@ -33,6 +37,9 @@ const ARRANGING: [&str; 9] = [
     "tools/list",
 ];
 
+/// The exit code of a process whose code is not known.
+const UNKNOWN_EXIT: i32 = -1;
+
 /// A call that may be made.
 #[derive(Debug)]
 pub struct Permitted {
@@ -43,6 +50,8 @@ pub struct Permitted {
     /// What is sent.
     pub message: Message,
     begun: Instant,
+    /// The decision that allowed the call; none for a method that is not judged.
+    decision: Option<PolicyDecision>,
     /// What is remembered of it for an after hook, by this name.
     context: Option<String>,
     /// Whether the bridge made that entry; otherwise a before hook did.
@@ -77,27 +86,28 @@ impl Relay {
         served: &Served,
         caller: &Caller,
         message: Message,
-        parent: Option<&str>,
+        headers: CallHeaders<'_>,
     ) -> Result<Permitted, String> {
-        let begun = Instant::now();
         let method = message.method().unwrap_or_default().to_owned();
         if ARRANGING.contains(&method.as_str()) {
             return Ok(Permitted {
                 request: new_request(),
                 method,
                 message,
-                begun,
+                begun: Instant::now(),
+                decision: None,
                 context: None,
                 is_own_context: false,
                 span: Span::none(),
             });
         }
-        let known = self.remembered(served, caller, &message);
-        let request = known.as_ref().and_then(|known| known.request);
+        let found = self.find_context(served, caller, &message, headers.request_id);
+        let known = found.as_ref().ok().and_then(Option::as_ref);
+        let request = known.and_then(|known| known.request);
         let request = request.unwrap_or_else(new_request);
-        let begun_in = known.as_ref().and_then(|known| known.trace.as_deref());
+        let begun_in = known.and_then(|known| known.trace.as_deref());
         let said = message.param_text(&["_meta", TRACEPARENT]);
-        let parent = parent.or(begun_in).or(said.as_deref());
+        let parent = headers.parent.or(begun_in).or(said.as_deref());
         let span =
             tracing::info_span!("mcp.call", tool = %served.name(), method, request = %request);
         trace::continue_from(&span, parent);
@@ -110,8 +120,24 @@ impl Relay {
             params: raw(message.params()),
             result: None,
             error: None,
+            before: None,
+            execution: None,
         };
         let id = message.id().unwrap_or("null");
+        if let Err(expired) = &found {
+            let denial = Denial::new(Reason::Internal, "mcp:context").saying(expired.to_string());
+            self.governance.refused(&asked, &denial).await;
+            return Err(refusal(id, &method, request, &denial));
+        }
+        // The policies are asked again below, but a reload may have changed them, and what the
+        // before hook refused stays refused.
+        if let Some(decision) = known.and_then(|known| known.decision.as_deref())
+            && let Some(denial) = &decision.denial
+        {
+            let governance = &self.governance;
+            governance.refused_by(&asked, decision, denial).await;
+            return Err(refusal(id, &method, request, denial));
+        }
         if method == "tools/call" {
             let Some(name) = only_name(&message) else {
                 let text = "params.name is missing, no text, or there twice";
@@ -122,8 +148,10 @@ impl Relay {
                 return Err(refusal(id, &method, request, &denial));
             }
         }
-        let judged = self.governance.judge(&asked).instrument(span.clone());
-        let message = match judged.await {
+        let judged = self.governance.evaluate(&asked).instrument(span.clone());
+        let judged = judged.await;
+        let decision = judged.decision();
+        let message = match judged.ruling {
             Ruling::Pass => message,
             Ruling::Modify(params) => match Message::read(message.with_params(params.get())) {
                 Ok(message) => message,
@@ -136,67 +164,22 @@ impl Relay {
         };
         let own = trace::name_of(&span);
         let message = told_trace(message, own.as_deref().or(parent));
-        let is_own_context = known.is_none();
-        let context = match known {
-            Some(known) => Some(known.id.to_string()),
-            None => self.remember(served, caller, request, &message, own.as_deref()),
-        };
-        Ok(Permitted {
+        let context = known.map(|known| known.id.to_string());
+        let is_own_context = context.is_none();
+        let mut permitted = Permitted {
             request,
             method,
             message,
-            begun,
+            begun: Instant::now(),
+            decision: Some(decision),
             context,
             is_own_context,
             span,
-        })
-    }
-
-    /// What a hook knows of the call: a gateway that says so names the request in `_meta`. It
-    /// is its own agent's and tool's only.
-    fn remembered(
-        &self,
-        served: &Served,
-        caller: &Caller,
-        message: &Message,
-    ) -> Option<RequestContext> {
-        let id = message.param_text(&["_meta", CORRELATION])?;
-        let known = self.governance.contexts().find(&id)?;
-        let is_own = *known.agent == *caller.agent && *known.tool == **served.name();
-        is_own.then_some(known)
-    }
-
-    /// Remembers a call for the after hook of a gateway, while there is one.
-    fn remember(
-        &self,
-        served: &Served,
-        caller: &Caller,
-        request: RequestId,
-        message: &Message,
-        trace: Option<&str>,
-    ) -> Option<String> {
-        if message.method() != Some("tools/call") || !(self.stamps.0)() {
-            return None;
-        }
-        let id = request.to_string();
-        let name = message.param_text(&["name"]).unwrap_or_default();
-        let contexts = self.governance.contexts();
-        let origin = Origin {
-            request: Some(request),
-            agent: &caller.agent,
-            session: &caller.session,
-            sandbox: caller.sandbox.as_ref(),
-            tool: served.name(),
-            method: "tools/call",
-            name: &name,
-            trace,
         };
-        contexts.create(&id, origin);
-        // It was judged, and is under way.
-        if let Err(expired) = contexts.set_decision(&id, Word::Allow, None) {
-            tracing::debug!(%expired, "a decision is not remembered");
+        if is_own_context {
+            permitted.context = self.remember(served, caller, &permitted);
         }
-        Some(id)
+        Ok(permitted)
     }
 
     /// What `caller` may hear of the answer, under the id that it gave its request.
@@ -212,11 +195,17 @@ impl Relay {
             permitted.method.as_str(),
         );
         let is_call = method == "tools/call";
+        let mut execution = Execution {
+            failed: true,
+            exit_code: 0,
+            duration: permitted.begun.elapsed(),
+        };
         let answer = match answer {
             Ok(answer) => answer,
             Err(gone) => {
                 self.count(served, permitted, Status::Error, gone.code);
-                self.note_result(served, caller, permitted, (true, gone.code));
+                execution.exit_code = gone.code.unwrap_or(UNKNOWN_EXIT);
+                self.store_execution(served, caller, permitted, execution);
                 return Message::failure(id, code::GONE, &gone.to_string(), None);
             }
         };
@@ -227,7 +216,8 @@ impl Relay {
         if is_call {
             self.count(served, permitted, status, None);
         }
-        self.note_result(served, caller, permitted, (answer.error().is_some(), None));
+        execution.failed = answer.error().is_some();
+        self.store_execution(served, caller, permitted, execution);
         if method == "tools/list" {
             return readdressed(served.listed(answer, caller), id);
         }
@@ -243,6 +233,8 @@ impl Relay {
             params: raw(permitted.message.params()),
             result: raw(answer.result()),
             error: raw(answer.error()),
+            before: permitted.decision.as_ref(),
+            execution: Some(&execution),
         };
         let judged = self
             .governance
@@ -279,43 +271,17 @@ impl Relay {
             params: raw(question.params()),
             result: None,
             error: None,
+            before: None,
+            execution: None,
         };
         match self.governance.judge(&asked).await {
             Ruling::Pass => Ok(question),
             Ruling::Modify(params) => {
                 Message::read(question.with_params(params.get())).map_err(|bad| {
-                    Denial::new(policy::reason::Reason::RegoError, "mcp/elicitation")
-                        .because(bad.to_string())
+                    Denial::new(Reason::RegoError, "mcp/elicitation").because(bad.to_string())
                 })
             }
             Ruling::Block(denial) => Err(denial),
-        }
-    }
-
-    /// Stores whether the call failed and its exit code for the after hook.
-    fn note_result(
-        &self,
-        served: &Served,
-        caller: &Caller,
-        permitted: &Permitted,
-        (failed, exit): (bool, Option<i32>),
-    ) {
-        let Some(id) = &permitted.context else {
-            return;
-        };
-        let contexts = self.governance.contexts();
-        let mut noted = contexts.set_result(id, failed, exit);
-        if noted.is_err() && permitted.is_own_context {
-            // The call took longer than an entry lives. Its after hook comes only now, and
-            // finds by this entry which call it was.
-            let trace = trace::name_of(&permitted.span);
-            let (request, message) = (permitted.request, &permitted.message);
-            if let Some(id) = self.remember(served, caller, request, message, trace.as_deref()) {
-                noted = contexts.set_result(&id, failed, exit);
-            }
-        }
-        if let Err(expired) = noted {
-            tracing::debug!(%expired, "a result is not remembered");
         }
     }
 

@@ -20,11 +20,11 @@ use sha2::{Digest, Sha256};
 
 use crate::answer::{self, Broken, Content, Refusal};
 use crate::bridge::{Bridge, Incoming};
+use crate::call_headers::CallHeaders;
 use crate::governance::Caller;
 use crate::interceptor::{self, Interceptor};
 use crate::room::Room;
 use crate::rpc::LONGEST;
-use crate::trace::TRACEPARENT;
 use crate::{modern, one_stream, streamable};
 
 /// Which agent asks.
@@ -154,8 +154,7 @@ where
                 let why = "the body of the hook is incomplete or too long";
                 return refuse_hook(StatusCode::PAYLOAD_TOO_LARGE, why);
             };
-            let parent = head.headers.get(TRACEPARENT);
-            let parent = parent.and_then(|parent| parent.to_str().ok());
+            let parent = CallHeaders::read(&head.headers).parent;
             let answered = match *hook {
                 "before" => house.hooks.before(body, parent).await,
                 _ => house.hooks.after(body, parent).await,

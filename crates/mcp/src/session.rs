@@ -21,6 +21,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::call_headers::CallHeaders;
 use crate::governance::Caller;
 use crate::launch::{LaunchError, Launched};
 use crate::outlet::Outlet;
@@ -331,13 +332,13 @@ impl Session {
     pub async fn ask(
         self: &Arc<Self>,
         message: Message,
-        parent: Option<&str>,
+        headers: CallHeaders<'_>,
     ) -> Result<Expected, SessionError> {
         let id = message.id().unwrap_or("null").to_owned();
         let expected = self.expect()?;
         let permitted = match self
             .relay
-            .permit(&self.served, &self.caller, message, parent)
+            .permit(&self.served, &self.caller, message, headers)
             .await
         {
             Ok(permitted) => permitted,
@@ -435,10 +436,18 @@ impl Session {
         cancelled: CancellationToken,
     ) {
         let limit = self.served.timeout();
+        let abandoned = || {
+            let relay = &self.relay;
+            relay.store_abandoned(&self.served, &self.caller, &permitted);
+        };
         let answer = tokio::select! {
             answer = call.answer() => Some(answer),
-            () = cancelled.cancelled() => None,
+            () = cancelled.cancelled() => {
+                abandoned();
+                None
+            }
             () = tokio::time::sleep(limit) => {
+                abandoned();
                 self.give_up(call.id(), "the call took too long").await;
                 let id = permitted.message.id().unwrap_or("null");
                 let text = format!("the call took longer than {} s", limit.as_secs());

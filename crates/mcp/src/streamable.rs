@@ -99,7 +99,7 @@ async fn post(bridge: &Arc<Bridge>, served: &Arc<Served>, incoming: Incoming) ->
         };
     }
     let id = message.id().map(str::to_owned);
-    match session.ask(message, incoming.parent()).await {
+    match session.ask(message, incoming.call_headers()).await {
         Ok(expected) => {
             let streams = accepts(headers, "text/event-stream");
             speak(&session, expected, streams, Box::new(attendance)).await
@@ -122,7 +122,7 @@ async fn open(
         Err(error) => return refuse(&error, id.as_deref()),
     };
     let attendance = session.attend();
-    let expected = match session.ask(message, incoming.parent()).await {
+    let expected = match session.ask(message, incoming.call_headers()).await {
         Ok(expected) => expected,
         Err(error) => {
             bridge.close(session.id());
@@ -251,7 +251,7 @@ async fn batch(
     for message in messages {
         if message.kind() == Kind::Request {
             let id = message.id().map(str::to_owned);
-            match session.ask(message, incoming.parent()).await {
+            match session.ask(message, incoming.call_headers()).await {
                 Ok(expected) => awaited.push(expected),
                 Err(error) => return refuse(&error, id.as_deref()),
             }

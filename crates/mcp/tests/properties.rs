@@ -12,6 +12,7 @@ use config::{Settings, Sources};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use mcp::bridge::Bridge;
+use mcp::call_headers::CallHeaders;
 use mcp::context::Contexts;
 use mcp::fingerprint::Fingerprints;
 use mcp::governance::{Caller, Governance, Rules};
@@ -329,7 +330,7 @@ proptest! {
             let begun = known.trace.unwrap();
             let text = Message::request("1", "tools/call", &params.to_string());
             let message = Message::read(text).unwrap();
-            let permitted = relay.permit(&served, &caller(), message, None).await.unwrap();
+            let permitted = relay.permit(&served, &caller(), message, CallHeaders::default()).await.unwrap();
             let told = permitted.message.param_text(&["_meta", "traceparent"]).unwrap();
             let trace_of = |name: &str| name.split('-').nth(1).map(str::to_owned);
             prop_assert_eq!(trace_of(&told), trace_of(&begun));
@@ -364,7 +365,7 @@ proptest! {
                 let session = opened.unwrap();
                 if busy {
                     let text = Message::request("1", "tools/call", r#"{"name":"never"}"#);
-                    session.ask(Message::read(text).unwrap(), None).await.unwrap();
+                    session.ask(Message::read(text).unwrap(), CallHeaders::default()).await.unwrap();
                 }
                 sessions.push(session);
             }

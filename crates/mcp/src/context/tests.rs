@@ -4,8 +4,25 @@ use super::*;
 
 fn contexts(most: usize) -> (Contexts, Metrics) {
     let metrics = Metrics::default();
-    (Contexts::with_room(&metrics, most), metrics)
+    let contexts = Contexts::with_room(&metrics, most, MAX_DECISION_BYTES);
+    (contexts, metrics)
 }
+
+fn decision(metadata: &str) -> PolicyDecision {
+    PolicyDecision {
+        verdict: Word::Allow,
+        bundle: String::new(),
+        denial: None,
+        reason: String::new(),
+        metadata: metadata.to_owned(),
+    }
+}
+
+const SUCCESS: Execution = Execution {
+    failed: false,
+    exit_code: 0,
+    duration: Duration::from_millis(7),
+};
 
 fn of<'a>(agent: &'a str, session: &'a str) -> Origin<'a> {
     Origin {
@@ -20,12 +37,13 @@ fn of<'a>(agent: &'a str, session: &'a str) -> Origin<'a> {
 async fn what_is_stored_is_there_until_it_is_deleted() {
     let (contexts, metrics) = contexts(10);
     contexts.create("r", of("a", "s"));
-    contexts.set_decision("r", Word::Allow, None).unwrap();
-    contexts.set_result("r", false, Some(0)).unwrap();
+    let stored = decision(r#"{"ticket":7}"#);
+    contexts.set_decision("r", stored.clone()).unwrap();
+    contexts.set_result("r", SUCCESS).unwrap();
     let known = contexts.get("r").unwrap();
     assert_eq!((&*known.agent, &*known.tool), ("a", "fs"));
-    assert_eq!(known.decision.unwrap().verdict, Word::Allow);
-    assert_eq!(known.execution.unwrap().exit_code, Some(0));
+    assert_eq!(known.decision.as_deref(), Some(&stored));
+    assert_eq!(known.execution, Some(SUCCESS));
     assert_eq!(metrics.contexts().get(), 1);
     assert!(contexts.delete("r").is_some());
     assert!(contexts.find("r").is_none());
@@ -51,7 +69,7 @@ async fn after_five_minutes_it_has_expired() {
     assert!(contexts.find("old").is_none());
     assert_eq!(contexts.get("old"), Err(Expired));
     assert_eq!(
-        contexts.set_result("young", true, None).unwrap().id,
+        contexts.set_result("young", SUCCESS).unwrap().id,
         "young".into()
     );
     contexts.create("old", of("a", ""));
@@ -77,12 +95,14 @@ async fn an_expired_request_stays_an_error_after_the_sweep() {
     for id in ["swept", "read"] {
         for _ in 0..2 {
             assert_eq!(contexts.get(id), Err(Expired), "{id}");
-            assert_eq!(contexts.set_result(id, false, None), Err(Expired), "{id}");
+            assert_eq!(contexts.set_result(id, SUCCESS), Err(Expired), "{id}");
+            assert!(contexts.has_expired(id), "{id}");
             assert_eq!(contexts.take(id), Err(Expired), "{id}");
         }
     }
     assert_eq!(metrics.contexts().get(), 0);
     assert_eq!(contexts.take("never"), Ok(None));
+    assert!(!contexts.has_expired("never"));
     // A request that begins under the same id is a new one.
     contexts.create("swept", of("b", ""));
     assert_eq!(&*contexts.get("swept").unwrap().agent, "b");
@@ -162,4 +182,34 @@ async fn what_is_made_and_deleted_leaves_nothing_behind() {
     assert_eq!(table.entries.len(), 1);
     assert_eq!(table.sessions.len(), 1);
     assert!(table.queue.len() <= 2 * MOST_STALE, "{}", table.queue.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_decisions_evict_the_oldest_entries() {
+    let metrics = Metrics::default();
+    let contexts = Contexts::with_room(&metrics, 100, 1000);
+    for n in 0..20 {
+        let id = n.to_string();
+        contexts.create(&id, of("x", ""));
+        contexts
+            .set_decision(&id, decision(&"m".repeat(100)))
+            .unwrap();
+        // A decision takes the place of the one before.
+        contexts
+            .set_decision(&id, decision(&"m".repeat(200)))
+            .unwrap();
+    }
+    assert_eq!(contexts.len(), 5);
+    assert_eq!(contexts.table().decision_bytes, 1000);
+    assert_eq!(metrics.contexts().get(), 5);
+    assert!(contexts.has_expired("14") && contexts.find("15").is_some());
+    for n in 15..20 {
+        contexts.delete(&n.to_string());
+    }
+    assert_eq!(contexts.table().decision_bytes, 0);
+    // One that is too large by itself is kept: a policy bundle bounds what it says.
+    contexts
+        .set_decision("large", decision(&"m".repeat(2000)))
+        .unwrap();
+    assert_eq!(contexts.len(), 1);
 }

@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::call::{self, Call, Wrapping};
 use super::{Asked, LARGE, Moment};
+use crate::context::{Execution, PolicyDecision};
 
 /// Why a message cannot be judged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -145,6 +146,8 @@ struct Head {
     agent: String,
     session: String,
     sandbox: String,
+    before: Value,
+    execution: Value,
 }
 
 impl Head {
@@ -157,6 +160,8 @@ impl Head {
             agent: asked.caller.agent.clone(),
             session: asked.caller.session.clone(),
             sandbox: sandbox.map_or("", |id| id.as_str()).to_owned(),
+            before: asked.before.map_or_else(|| json!({}), before),
+            execution: asked.execution.map_or_else(|| json!({}), execution),
         }
     }
 
@@ -178,9 +183,30 @@ impl Head {
             "outer_name": call.outer_name,
             "result": call::as_object(value(&parts.result)?),
             "error": call::as_object(value(&parts.error)?),
+            "before": self.before,
+            "execution": self.execution,
         });
         Ok((call, input))
     }
+}
+
+fn before(decision: &PolicyDecision) -> Value {
+    // Empty where the policies had none.
+    let metadata = serde_json::from_str(&decision.metadata).unwrap_or_default();
+    json!({
+        "action": decision.action(),
+        "reason": decision.reason,
+        "metadata": call::as_object(Some(metadata)),
+    })
+}
+
+fn execution(execution: &Execution) -> Value {
+    let millis = u64::try_from(execution.duration.as_millis()).unwrap_or(u64::MAX);
+    json!({
+        "exit_code": execution.exit_code,
+        "failed": execution.failed,
+        "duration_ms": millis,
+    })
 }
 
 /// Reads JSON in which no key comes twice.

@@ -122,6 +122,8 @@ async fn judge(governance: &Governance, message: &Message) -> Ruling {
         params: params.as_deref(),
         result: result.as_deref(),
         error: error.as_deref(),
+        before: None,
+        execution: None,
     };
     governance.judge(&asked).await
 }
@@ -180,6 +182,7 @@ decision := {"action": "block", "reason": json.marshal(input)}"#;
             "params": {"name": "gh__search", "arguments": {"q": "x"}, "_meta": {"k": 1}},
             "tool_id": "fs", "agent_id": "anna", "session_id": "s1", "sandbox": "box",
             "name": "search", "outer_name": "gh__search", "result": {}, "error": {},
+            "before": {}, "execution": {},
         })
     );
     for (params, wanted) in [

@@ -63,6 +63,8 @@ impl Interceptor {
             params,
             result: None,
             error: None,
+            before: None,
+            execution: None,
         };
         match self.governance.judge(&asked).await {
             Ruling::Pass => Response::default(),
@@ -121,6 +123,8 @@ impl Interceptor {
             params: params.as_deref().filter(|_| !name.is_empty()),
             result: Some(&result),
             error: None,
+            before: known.and_then(|known| known.decision.as_deref()),
+            execution: known.and_then(|known| known.execution.as_ref()),
         };
         match self.governance.judge(&asked).instrument(span).await {
             Ruling::Block(denial) => refused(&denial),

@@ -66,16 +66,15 @@ impl Interceptor {
             params,
             result: None,
             error: None,
+            before: None,
+            execution: None,
         };
-        let (ruling, notes) = self.governance.judge_with_notes(&asked).await;
-        let reason = match &ruling {
-            Ruling::Block(denial) => Some(denial.reason),
-            Ruling::Pass | Ruling::Modify(_) => None,
-        };
-        if let Err(expired) = contexts.set_decision(&head.request_id, ruling.word(), reason) {
-            tracing::warn!(%request, %expired, "a decision is not remembered");
+        let evaluation = self.governance.evaluate(&asked).await;
+        let stored = contexts.set_decision(&head.request_id, evaluation.decision());
+        if let Err(expired) = stored {
+            tracing::warn!(%request, %expired, "the decision of a before hook was not stored");
         }
-        Ok(Answer::new(ruling, notes, request))
+        Ok(Answer::new(evaluation.ruling, evaluation.notes, request))
     }
 
     async fn seed_after(&self, head: &Head, envelope: &Envelope<'_>) -> Result<Answer, Wrong> {
@@ -125,11 +124,13 @@ impl Interceptor {
             params: named.or(envelope.raw("params")),
             result,
             error,
+            before: known.decision.as_deref(),
+            execution: known.execution.as_ref(),
         };
-        let judged = self.governance.judge_with_notes(&asked);
-        let (ruling, notes) = judged.instrument(span).await;
+        let judged = self.governance.evaluate(&asked).instrument(span);
+        let evaluation = judged.await;
         contexts.delete(&head.request_id);
-        Ok(Answer::new(ruling, notes, request))
+        Ok(Answer::new(evaluation.ruling, evaluation.notes, request))
     }
 }
 

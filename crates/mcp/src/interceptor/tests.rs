@@ -1,6 +1,7 @@
 mod expiry;
 mod properties;
 mod replay;
+mod sharing;
 
 use std::sync::Arc;
 
@@ -184,7 +185,7 @@ async fn both_hooks_of_a_request_are_one_in_the_log() {
     let answer = before(&interceptor, request("r", json!({"name": "fs__read"}))).await;
     assert_eq!(answer.value()["action"], "pass");
     let known = contexts.find("r").unwrap();
-    assert_eq!(known.decision.unwrap().verdict, Word::Allow);
+    assert_eq!(known.decision.as_ref().unwrap().verdict, Word::Allow);
     assert_eq!((&*known.method, &*known.name), ("tools/call", "read"));
     let answer = after(&interceptor, response("r", json!({"content": []}))).await;
     assert_eq!(answer.value()["action"], "pass");

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use super::request::{Refused, Request};
 use super::words::{in_old_words, read_given, retold};
 use crate::bridge::{self, Bridge};
+use crate::call_headers::CallHeaders;
 use crate::pool::{Client, Lease};
 use crate::process::{Call, Gone};
 use crate::relay::{self, Permitted};
@@ -115,7 +116,7 @@ impl Drive {
         served: &Arc<Served>,
         client: Client,
         request: Request,
-        parent: Option<&str>,
+        headers: CallHeaders<'_>,
     ) -> Result<Result<Self, String>, Refused> {
         let given = read_given(&request.message)?;
         let state = match request.message.param(&["requestState"]) {
@@ -128,7 +129,7 @@ impl Drive {
         let (relay, log_level) = (bridge.relay(), request.log_level.clone());
         // The answers are the client's words to the server, so they are judged as the call.
         let permitted = relay
-            .permit(served, &client.caller, request.message, parent)
+            .permit(served, &client.caller, request.message, headers)
             .await;
         let permitted = match permitted {
             Ok(permitted) => permitted,
@@ -334,6 +335,8 @@ impl Drive {
 
     /// Gives the call up. The process is not used again.
     async fn abandon(&mut self, why: &str) {
+        let relay = self.bridge.relay();
+        relay.store_abandoned(&self.served, &self.client.caller, &self.permitted);
         self.lease.spoil();
         for question in std::mem::take(&mut self.questions) {
             self.refuse_question(&question.id, code::INTERNAL, why)

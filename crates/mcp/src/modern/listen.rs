@@ -11,6 +11,7 @@ use super::event;
 use super::request::{Refused, Request};
 use crate::answer::{self, BREATHE_EVERY, Content};
 use crate::bridge::Bridge;
+use crate::call_headers::CallHeaders;
 use crate::pool::{Client, Lease};
 use crate::relay;
 use crate::rpc::Message;
@@ -119,7 +120,10 @@ async fn subscribe(
         let Ok(message) = Message::read(text) else {
             continue;
         };
-        let Ok(permitted) = relay.permit(served, &client.caller, message, None).await else {
+        let Ok(permitted) = relay
+            .permit(served, &client.caller, message, CallHeaders::default())
+            .await
+        else {
             continue;
         };
         if lease

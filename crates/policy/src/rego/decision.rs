@@ -204,11 +204,20 @@ impl Decision {
 
     /// What whoever asked is to know beside the decision.
     pub fn metadata(&self) -> Option<&serde_json::Map<String, serde_json::Value>> {
+        self.said()?.metadata.as_ref()
+    }
+
+    /// The sentence beside the decision.
+    pub fn message(&self) -> Option<&str> {
+        self.said()?.message.as_deref()
+    }
+
+    fn said(&self) -> Option<&Said> {
         match self {
             Decision::Allow(said)
             | Decision::Deny(said)
             | Decision::Ask(said)
-            | Decision::Modify { said, .. } => said.metadata.as_ref(),
+            | Decision::Modify { said, .. } => Some(said),
             Decision::Undefined | Decision::Failed(_) => None,
         }
     }

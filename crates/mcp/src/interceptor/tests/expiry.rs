@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::bridge::Bridge;
+use crate::call_headers::CallHeaders;
 use crate::context::TTL;
 use crate::fingerprint::Fingerprints;
 use crate::governance::Caller;
@@ -20,7 +21,7 @@ default allow := true
 allow := false if { input.moment == "after"; input.name != "" }"#;
 
 /// A bridge with the tool `fs` behind `interceptor`, whose sweeper runs.
-fn swept(interceptor: &Interceptor) -> Arc<Bridge> {
+pub(super) fn swept(interceptor: &Interceptor) -> Arc<Bridge> {
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("palisade.yaml");
     std::fs::write(
@@ -50,7 +51,7 @@ fn swept(interceptor: &Interceptor) -> Arc<Bridge> {
 
 /// Lets the clock, which otherwise stands still, pass the end of every entry, and the sweeper
 /// run a few times.
-async fn expire(interceptor: &Interceptor) {
+pub(super) async fn expire(interceptor: &Interceptor) {
     let contexts = interceptor.governance.contexts();
     assert!(!contexts.is_empty());
     tokio::time::sleep(TTL + Duration::from_secs(3)).await;
@@ -114,7 +115,10 @@ allow if { input.name == "read"; input.tool_id == "fs"; input.agent_id == "anna"
         json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "read"}});
     let call = Message::read(call.to_string()).unwrap();
     let relay = bridge.relay();
-    let permitted = relay.permit(&served, &caller, call, None).await.unwrap();
+    let permitted = relay
+        .permit(&served, &caller, call, CallHeaders::default())
+        .await
+        .unwrap();
     expire(&interceptor).await;
     let result = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#;
     let result = Ok(Message::read(result.to_owned()).unwrap());

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
 use super::*;
+use crate::context::Execution;
 
 const CASES: u32 = 128;
 
@@ -49,7 +50,7 @@ fn property_02_context_sharing_lifecycle() {
     let runtime = runtime();
     let (interceptor, _) = interceptor(OBEDIENT);
     let contexts = interceptor.governance.contexts().clone();
-    let strategy = (word(), word(), word(), any::<bool>(), any::<Option<i32>>());
+    let strategy = (word(), word(), word(), any::<bool>(), any::<i32>());
     proptest!(ProptestConfig::with_cases(CASES), |((id, agent, session, blocks, code) in strategy, rest in prop::collection::hash_set(word(), 0..6))| {
         runtime.block_on(async {
             let action = if blocks { "block" } else { "allow" };
@@ -61,12 +62,17 @@ fn property_02_context_sharing_lifecycle() {
             let known = contexts.get(&id).unwrap();
             prop_assert_eq!((&*known.agent, &*known.session), (&*agent, &*session));
             let verdict = if blocks { Word::Deny } else { Word::Allow };
-            prop_assert_eq!(known.decision.unwrap().verdict, verdict);
+            prop_assert_eq!(known.decision.as_ref().unwrap().verdict, verdict);
             prop_assert!(known.execution.is_none());
             // What came of it is there for the after hook, beside the decision.
-            contexts.set_result(&id, code.is_some(), code).unwrap();
+            let execution = Execution {
+                failed: code != 0,
+                exit_code: code,
+                duration: Duration::from_millis(1),
+            };
+            contexts.set_result(&id, execution).unwrap();
             let known = contexts.get(&id).unwrap();
-            prop_assert_eq!(known.execution.unwrap().exit_code, code);
+            prop_assert_eq!(known.execution, Some(execution));
             prop_assert!(known.decision.is_some());
             // With the exchange it goes.
             let mut body = response(&id, json!({"content": []}));

@@ -1,0 +1,112 @@
+//! What a call through the bridge shares with the hooks.
+
+use super::expiry::{expire, swept};
+use super::*;
+use crate::bridge::Bridge;
+use crate::call_headers::CallHeaders;
+use crate::governance::Caller;
+use crate::rpc::Message;
+
+fn anna() -> Caller {
+    Caller {
+        agent: "anna".to_owned(),
+        session: String::new(),
+        sandbox: None,
+    }
+}
+
+/// Asks the relay for a call of `fs` under the requests that `_meta` and the header name. The
+/// error is the refusal.
+async fn permit(bridge: &Bridge, meta: &str, header: &str) -> Result<(), Value> {
+    let params = json!({"name": "t", "_meta": {CORRELATION: meta}});
+    let call = Message::request("1", "tools/call", &params.to_string());
+    let served = bridge.tool(Some("fs"), &anna()).unwrap();
+    let headers = CallHeaders {
+        parent: None,
+        request_id: Some(header),
+    };
+    let call = Message::read(call).unwrap();
+    let permitted = bridge.relay().permit(&served, &anna(), call, headers).await;
+    permitted
+        .map(drop)
+        .map_err(|refusal| serde_json::from_str(&refusal).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_named_requests_the_refused_one_counts() {
+    let policy = r#"
+default allow := true
+allow := false if input.params.refuse"#;
+    let (interceptor, book) = interceptor(policy);
+    let bridge = swept(&interceptor);
+    before(&interceptor, request("fine", json!({"name": "t"}))).await;
+    before(
+        &interceptor,
+        request("refused", json!({"name": "t", "refuse": true})),
+    )
+    .await;
+    assert_eq!(permit(&bridge, "fine", "fine").await, Ok(()));
+    assert_eq!(permit(&bridge, "unknown", "fine").await, Ok(()));
+    book.take();
+    for (meta, header) in [("fine", "refused"), ("refused", "fine")] {
+        let refusal = permit(&bridge, meta, header).await.unwrap_err();
+        assert_eq!(refusal["result"]["isError"], true, "{refusal}");
+        let record = book.take().remove(0);
+        assert_eq!(record.event.as_deref(), Some("stored_decision"));
+        assert_eq!(record.bundle.as_deref(), Some("b0"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_under_an_expired_request_is_refused() {
+    let (interceptor, book) = interceptor("allow := true");
+    let bridge = swept(&interceptor);
+    before(&interceptor, request("r", json!({"name": "t"}))).await;
+    expire(&interceptor).await;
+    book.take();
+    for (meta, header) in [("r", "new"), ("new", "r")] {
+        let refusal = permit(&bridge, meta, header).await.unwrap_err();
+        let about = &refusal["result"]["_meta"]["palisade/refusal"];
+        assert_eq!(about["rule"], "mcp:context", "{refusal}");
+        assert_eq!(book.take().remove(0).rule.unwrap().as_str(), "mcp:context");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_after_hook_of_dockers_gateway_knows_the_decision_and_the_outcome() {
+    let policy = r#"
+decision := {"action": "allow", "reason": "fine", "metadata": {"ticket": 7}} if input.moment == "before"
+
+decision := {"action": "redact", "outputs": {"modified_data": {"before": input.before, "execution": input.execution}}} if {
+	input.moment == "after"
+	input.result.hook
+}
+
+decision := {"action": "allow"} if {
+	input.moment == "after"
+	not input.result.hook
+}"#;
+    let (interceptor, _) = interceptor(policy);
+    let bridge = swept(&interceptor);
+    let served = bridge.tool(Some("fs"), &anna()).unwrap();
+    let call = Message::request("1", "tools/call", r#"{"name":"t"}"#);
+    let call = Message::read(call).unwrap();
+    let relay = bridge.relay();
+    let headers = CallHeaders::default();
+    let permitted = relay.permit(&served, &anna(), call, headers).await.unwrap();
+    tokio::time::advance(Duration::from_millis(1234)).await;
+    let answer = Message::read(Message::answer("1", r#"{"content":[]}"#)).unwrap();
+    let delivered = relay
+        .deliver(&served, &anna(), &permitted, Ok(answer))
+        .await;
+    let delivered: Value = serde_json::from_str(&delivered).unwrap();
+    let mut result = delivered["result"].clone();
+    result["hook"] = json!(true);
+    assert_eq!(
+        after(&interceptor, result).await.value(),
+        json!({
+            "before": {"action": "allow", "reason": "fine", "metadata": {"ticket": 7}},
+            "execution": {"exit_code": 0, "failed": false, "duration_ms": 1234},
+        })
+    );
+}
