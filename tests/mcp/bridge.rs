@@ -19,24 +19,35 @@ const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 pub(crate) struct Bridge {
     pub(crate) place: Place,
     pub(crate) address: SocketAddr,
-    port: Arc<Port>,
+    /// Held while the gate's address is one of this machine's loopback.
+    port: Option<Arc<Port>>,
     tools: String,
     server: String,
+    policies: String,
 }
 
 impl Bridge {
     /// No tool yet.
     pub(crate) fn new() -> Self {
+        let port = Arc::new(Port::take());
+        Self {
+            port: Some(Arc::clone(&port)),
+            ..Self::at(port.address())
+        }
+    }
+
+    /// The same at an address that nothing else uses.
+    pub(crate) fn at(address: SocketAddr) -> Self {
         // A build that is worth measuring, where somebody measures.
         let binary = std::env::var("PALISADE_BINARY");
         let place = Place::new(binary.as_deref().unwrap_or(PALISADE));
-        let port = Arc::new(Port::take());
         Self {
             place,
-            address: port.address(),
-            port,
+            address,
+            port: None,
             tools: String::new(),
             server: String::new(),
+            policies: String::new(),
         }
     }
 
@@ -69,6 +80,21 @@ impl Bridge {
         self
     }
 
+    /// A policy bundle `guard` for tool calls, with these rules.
+    pub(crate) fn policy(mut self, rules: &str) -> Self {
+        let dir = self.path("guard");
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(
+            dir.join("policy.rego"),
+            format!("package mcp.authz\n\n{rules}"),
+        )
+        .unwrap();
+        self.policies = format!(
+            "policies:\n  timeout: 5s\n  bundles:\n  - {{id: guard, path: {dir:?}, entrypoint: mcp/authz}}\n"
+        );
+        self
+    }
+
     /// Writes the operator's file and starts the gate.
     pub(crate) fn start(&self) -> Gate<'_> {
         self.write();
@@ -85,9 +111,12 @@ impl Bridge {
             address,
             tools,
             server,
+            policies,
             ..
         } = self;
-        format!("version: \"1.0\"\nserver:\n  single_port: \"{address}\"\n{server}tools:\n{tools}")
+        format!(
+            "version: \"1.0\"\nserver:\n  single_port: \"{address}\"\n{server}{policies}tools:\n{tools}"
+        )
     }
 
     /// Writes the file anew, with our own server under these names and switches.
@@ -95,9 +124,10 @@ impl Bridge {
         let mut changed = Self {
             place: Place::new(PALISADE),
             address: self.address,
-            port: Arc::clone(&self.port),
+            port: self.port.clone(),
             tools: String::new(),
             server: self.server.clone(),
+            policies: self.policies.clone(),
         };
         for (name, switches) in fixtures {
             changed = changed.fixture(name, switches);
@@ -163,6 +193,19 @@ impl Bridge {
             .collect();
         let stream = self.send(method, path, &headers, body);
         http::read_answer(BufReader::new(stream)).unwrap()
+    }
+
+    /// Sends a request as it is written, and reads its answer to the end.
+    pub(crate) fn raw(&self, request: &str) -> Answer {
+        let mut stream = self.connect();
+        stream.write_all(request.as_bytes()).unwrap();
+        http::read_answer(BufReader::new(stream)).unwrap()
+    }
+
+    /// Calls the hook `before` or `after`.
+    pub(crate) fn hook(&self, moment: &str, body: &Value) -> Answer {
+        let path = format!("/intercept/{moment}");
+        self.ask("POST", &path, &[], &body.to_string())
     }
 
     /// A session with a tool, as revisions up to 2025-11-25 have them.

@@ -14,9 +14,12 @@
 mod bridge;
 mod clients;
 mod conformance;
+mod contexts;
 mod corpus;
 mod disconnects;
+mod gateway;
 mod governed;
+mod hooks;
 mod hostile;
 mod listeners;
 mod polis_config;

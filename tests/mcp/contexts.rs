@@ -1,0 +1,260 @@
+//! What the hooks of a gateway and the bridge share about one call.
+
+use std::io::BufReader;
+
+use serde_json::{Value, json};
+use testkit::http;
+
+use crate::bridge::{Bridge, messages, request};
+use crate::relay::events;
+
+/// The hooks are told apart from the bridge by their session, so that every decision below is
+/// made where the test expects it.
+const POLICY: &str = r#"
+default decision := {"action": "allow"}
+
+decision := {"action": "allow", "reason": "reading is fine", "metadata": {"ticket": "T-1"}} if {
+	input.moment == "before"
+	input.name != "env"
+}
+
+decision := {"action": "block", "reason": "no secrets", "metadata": {"ticket": "T-2"}} if {
+	input.moment == "before"
+	input.name == "env"
+	input.session_id == "gateway"
+}
+
+shared := {"before": input.before, "execution": input.execution}
+
+decision := {"action": "redact", "outputs": {"modified_data": shared}} if {
+	input.moment == "after"
+	input.session_id == "gateway"
+}
+
+decision := {"action": "redact", "outputs": {"modified_data": {"content": [{"type": "text", "text": json.marshal(shared)}]}}} if {
+	input.moment == "after"
+	input.session_id != "gateway"
+	input.params.arguments.show
+}
+"#;
+
+/// How a call comes to the bridge.
+#[derive(Clone, Copy, Debug)]
+enum Transport {
+    Streamable,
+    Sse,
+    Modern,
+}
+
+/// How a call names its request.
+#[derive(Clone, Copy, Debug)]
+enum Naming {
+    Meta,
+    Header,
+}
+
+/// Makes the call `name` as `agent`, for the request `id`, and returns its whole answer.
+fn call(
+    bridge: &Bridge,
+    (transport, naming): (Transport, Naming),
+    agent: &str,
+    id: &str,
+    name: &str,
+) -> Value {
+    let mut params = json!({"name": name, "arguments": {}, "_meta": {}});
+    let mut headers = vec![("X-Agent-ID", agent)];
+    match naming {
+        Naming::Meta => params["_meta"]["palisade/request"] = json!(id),
+        Naming::Header => headers.push(("X-Request-ID", id)),
+    }
+    match transport {
+        Transport::Streamable => {
+            let session = bridge.session_of("fixture", Some(agent)).ok().unwrap();
+            let mut all = session.headers();
+            all.extend(headers);
+            let body = request(1, "tools/call", &params);
+            answer_of(&bridge.ask("POST", &session.path, &all, &body))
+        }
+        Transport::Sse => {
+            let opened = bridge.send("GET", "/sse", &headers[..1], "");
+            let mut stream = BufReader::new(opened);
+            http::read_head(&mut stream).unwrap();
+            let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
+            let post = |body: &str| {
+                let answer = bridge.ask("POST", &endpoint, &headers, body);
+                assert_eq!(answer.status, 202, "{}", answer.text());
+            };
+            let client = json!({"name": "test", "version": "1"});
+            let hello =
+                json!({"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": client});
+            post(&request(0, "initialize", &hello));
+            events(&mut stream, "protocolVersion");
+            post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
+            post(&request(1, "tools/call", &params));
+            let (_, answer) = events(&mut stream, "\"id\":1").remove(0);
+            serde_json::from_str(&answer).unwrap()
+        }
+        Transport::Modern => {
+            let meta = &mut params["_meta"];
+            meta["io.modelcontextprotocol/protocolVersion"] = json!("2026-07-28");
+            meta["io.modelcontextprotocol/clientCapabilities"] = json!({});
+            headers.extend([
+                ("MCP-Protocol-Version", "2026-07-28"),
+                ("Mcp-Method", "tools/call"),
+                ("Mcp-Name", name),
+            ]);
+            let body = request(1, "tools/call", &params);
+            answer_of(&bridge.ask("POST", "/mcp/fixture", &headers, &body))
+        }
+    }
+}
+
+fn answer_of(answer: &http::Answer) -> Value {
+    let mut all = messages(answer).into_iter();
+    let found = all.find(|message| message["id"] == 1);
+    found.unwrap_or_else(|| panic!("no answer: {}", answer.text()))
+}
+
+fn before(bridge: &Bridge, id: &str, name: &str) -> Value {
+    let body = json!({
+        "version": "1.0", "type": "before", "request_id": id,
+        "timestamp": "2026-01-02T03:04:05Z", "method": "tools/call",
+        "params": {"name": name, "arguments": {}},
+        "tool_id": "fixture", "agent_id": "anna", "session_id": "gateway",
+    });
+    let answer = bridge.hook("before", &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+/// What the policy of the after hook finds about the call.
+fn after(bridge: &Bridge, id: &str, answer: &Value) -> Value {
+    let mut body = json!({
+        "version": "1.0", "type": "after", "request_id": id,
+        "timestamp": "2026-01-02T03:04:06Z",
+        "tool_id": "fixture", "agent_id": "anna", "session_id": "gateway",
+    });
+    for field in ["result", "error"] {
+        if let Some(value) = answer.get(field) {
+            body[field] = value.clone();
+        }
+    }
+    let answer = bridge.hook("after", &body).json();
+    assert_eq!(answer["action"], "modify", "{answer}");
+    answer["modified_data"].clone()
+}
+
+/// Walks a call that works and one that fails from the before hook to the after hook.
+fn walk(transport: Transport) {
+    let bridge = Bridge::with_fixture().policy(POLICY);
+    let _gate = bridge.start();
+    let allowed =
+        json!({"action": "allow", "reason": "reading is fine", "metadata": {"ticket": "T-1"}});
+    for naming in [Naming::Meta, Naming::Header] {
+        for (name, failed) in [("test_simple_text", false), ("no_such_tool", true)] {
+            let id = format!("{naming:?}-{name}");
+            let answer = before(&bridge, &id, name);
+            assert_eq!(answer["action"], "pass", "{answer}");
+            assert_eq!(answer["metadata"]["ticket"], "T-1");
+            let answer = call(&bridge, (transport, naming), "anna", &id, name);
+            assert_eq!(answer.get("error").is_some(), failed, "{answer}");
+            let shared = after(&bridge, &id, &answer);
+            assert_eq!(shared["before"], allowed, "{naming:?}");
+            let execution = &shared["execution"];
+            assert_eq!(execution["failed"], failed, "{execution}");
+            assert_eq!(execution["exit_code"], 0, "{execution}");
+            assert!(execution["duration_ms"].is_u64(), "{execution}");
+        }
+    }
+    // Without a call there is nothing to share but the decision.
+    before(&bridge, "no-call", "test_simple_text");
+    let shared = after(&bridge, "no-call", &json!({"result": {}}));
+    assert_eq!(shared, json!({"before": allowed, "execution": {}}));
+    let shared = after(&bridge, "no-hook", &json!({"result": {}}));
+    assert_eq!(shared, json!({"before": {}, "execution": {}}));
+}
+
+#[test]
+fn seed_000_context_crosses_before_mcp_and_after() {
+    walk(Transport::Streamable);
+}
+
+#[test]
+fn seed_000_context_crosses_before_sse_and_after() {
+    walk(Transport::Sse);
+}
+
+#[test]
+fn seed_000_context_crosses_before_the_newest_revision_and_after() {
+    walk(Transport::Modern);
+}
+
+#[test]
+fn seed_000_exit_code_of_a_crash_reaches_the_after_policy() {
+    let bridge = Bridge::with_fixture().policy(POLICY);
+    let _gate = bridge.start();
+    before(&bridge, "r", "crash");
+    let transport = (Transport::Streamable, Naming::Header);
+    let answer = call(&bridge, transport, "anna", "r", "crash");
+    let shared = after(&bridge, "r", &answer);
+    assert_eq!(shared["execution"]["exit_code"], 7, "{shared}");
+    assert_eq!(shared["execution"]["failed"], true, "{shared}");
+}
+
+#[test]
+fn seed_000_bridge_refuses_a_call_whose_stored_decision_is_block() {
+    let bridge = Bridge::with_fixture().policy(POLICY);
+    let gate = bridge.start();
+    for transport in [Transport::Streamable, Transport::Sse, Transport::Modern] {
+        for naming in [Naming::Meta, Naming::Header] {
+            let id = format!("{transport:?}-{naming:?}");
+            let hook = before(&bridge, &id, "env");
+            assert_eq!(hook["action"], "block", "{hook}");
+            let request = hook["metadata"]["request"].as_str().unwrap();
+            let answer = call(&bridge, (transport, naming), "anna", &id, "env");
+            let result = &answer["result"];
+            assert_eq!(result["isError"], true, "{id}: {answer}");
+            let told = result["content"][0]["text"].as_str().unwrap();
+            assert!(told.contains("no secrets"), "{id}: {told}");
+            let about = &result["_meta"]["palisade/refusal"];
+            assert_eq!(about["request_id"], request, "{id}");
+
+            let path = format!("/v1/audit?request_id={request}");
+            let records = gate.get(&path).json()["records"].clone();
+            let records = records.as_array().unwrap().clone();
+            let field = |name: &str| -> Vec<Value> {
+                records.iter().map(|one| one[name].clone()).collect()
+            };
+            let events = field("event");
+            assert_eq!(events, [Value::Null, json!("stored_decision")], "{id}");
+            for (name, value) in [
+                ("verdict", "deny"),
+                ("bundle", "guard"),
+                ("rule", "rego:guard"),
+                ("reason", "rego_denied"),
+                ("operation", "env"),
+            ] {
+                assert_eq!(field(name), [value, value], "{id}: {records:?}");
+            }
+        }
+    }
+    // The bridge's own policies allow the call, and the context is another agent's.
+    let transport = (Transport::Streamable, Naming::Header);
+    let answer = call(&bridge, transport, "bob", "Streamable-Header", "env");
+    assert!(answer["result"]["content"].is_array(), "{answer}");
+    assert_ne!(answer["result"]["isError"], true, "{answer}");
+}
+
+#[test]
+fn seed_000_policies_of_the_bridge_share_a_context_without_hooks() {
+    let bridge = Bridge::with_fixture().policy(POLICY);
+    let _gate = bridge.start();
+    let session = bridge.session("fixture");
+    let shared = session.text("test_simple_text", &json!({"show": true}));
+    let shared: Value = serde_json::from_str(&shared).unwrap();
+    let allowed =
+        json!({"action": "allow", "reason": "reading is fine", "metadata": {"ticket": "T-1"}});
+    assert_eq!(shared["before"], allowed);
+    assert_eq!(shared["execution"]["failed"], false);
+    assert_eq!(shared["execution"]["exit_code"], 0);
+}
