@@ -11,15 +11,13 @@
 #[path = "gate/watchdog.rs"]
 mod watchdog;
 
-use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 use testkit::gate::Place;
 use testkit::said::{err, out};
-use testkit::{http, wait};
+use testkit::wait;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
@@ -177,18 +175,6 @@ fn a_socket_left_behind_by_a_kill_is_replaced_and_another_file_is_not() {
     assert_eq!(std::fs::read_to_string(place.control()).unwrap(), "mine");
 }
 
-/// A request whose body never comes keeps the gate from ending by itself.
-fn hold_a_request(place: &Place) -> UnixStream {
-    let mut stream = UnixStream::connect(place.control()).unwrap();
-    let head = "POST /internal/containers HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n\
-                Content-Length: 100\r\n\r\n";
-    stream.write_all(head.as_bytes()).unwrap();
-    // From here on it is under way.
-    assert_eq!(http::read_head(&mut stream).unwrap().status, 100);
-    stream.write_all(b"{").unwrap();
-    stream
-}
-
 #[test]
 fn the_first_signal_stops_in_order_and_leaves_nothing_behind() {
     for signal in ["TERM", "INT"] {
@@ -212,7 +198,7 @@ fn the_second_signal_ends_it_at_once() {
     let place = Place::new(PALISADE);
     place.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 60s }\n");
     let mut gate = place.start();
-    let _held = hold_a_request(&place);
+    let _held = gate.hold_request();
     gate.signal("TERM");
     wait::until("the stop to begin", || {
         gate.said().contains("stopping").then_some(())
@@ -226,7 +212,7 @@ fn a_request_that_never_ends_is_cut_off_at_the_limit() {
     let place = Place::new(PALISADE);
     place.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 300ms }\n");
     let mut gate = place.start();
-    let _held = hold_a_request(&place);
+    let _held = gate.hold_request();
     gate.signal("TERM");
     assert_eq!(gate.wait().code(), Some(0), "{}", gate.said());
     wait::until("its complaint", || {
@@ -429,7 +415,7 @@ fn a_signal_after_a_request_to_stop_is_not_the_second_signal() {
     let place = Place::new(PALISADE);
     place.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 2s }\n");
     let mut gate = place.start();
-    let _held = hold_a_request(&place);
+    let _held = gate.hold_request();
     assert_eq!(gate.ask("POST", "/v1/shutdown", &Value::Null).status, 202);
     gate.signal("TERM");
     assert_eq!(gate.wait().code(), Some(0), "{}", gate.said());

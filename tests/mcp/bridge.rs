@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use testkit::gate::{Gate, Place};
 use testkit::http::{self, Answer};
 use testkit::port::Port;
+use testkit::wait;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
@@ -23,7 +24,7 @@ pub(crate) struct Bridge {
     port: Option<Arc<Port>>,
     tools: String,
     server: String,
-    policies: String,
+    sections: String,
 }
 
 impl Bridge {
@@ -47,7 +48,7 @@ impl Bridge {
             port: None,
             tools: String::new(),
             server: String::new(),
-            policies: String::new(),
+            sections: String::new(),
         }
     }
 
@@ -81,7 +82,7 @@ impl Bridge {
     }
 
     /// A policy bundle `guard` for tool calls, with these rules.
-    pub(crate) fn policy(mut self, rules: &str) -> Self {
+    pub(crate) fn policy(self, rules: &str) -> Self {
         let dir = self.path("guard");
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(
@@ -89,9 +90,14 @@ impl Bridge {
             format!("package mcp.authz\n\n{rules}"),
         )
         .unwrap();
-        self.policies = format!(
-            "policies:\n  timeout: 5s\n  bundles:\n  - {{id: guard, path: {dir:?}, entrypoint: mcp/authz}}\n"
-        );
+        self.section(&format!(
+            "policies:\n  timeout: 5s\n  bundles:\n  - {{id: guard, path: {dir:?}, entrypoint: mcp/authz}}"
+        ))
+    }
+
+    /// Another section of the file.
+    pub(crate) fn section(mut self, section: &str) -> Self {
+        writeln!(self.sections, "{section}").unwrap();
         self
     }
 
@@ -103,20 +109,26 @@ impl Bridge {
 
     /// Writes the operator's file.
     pub(crate) fn write(&self) {
-        self.place.write_config(&self.text());
+        self.place.write_config(&self.text(&self.sections));
     }
 
-    fn text(&self) -> String {
+    fn text(&self, sections: &str) -> String {
         let Self {
             address,
             tools,
             server,
-            policies,
             ..
         } = self;
         format!(
-            "version: \"1.0\"\nserver:\n  single_port: \"{address}\"\n{server}{policies}tools:\n{tools}"
+            "version: \"1.0\"\nserver:\n  single_port: \"{address}\"\n{server}{sections}\ntools:\n{tools}"
         )
+    }
+
+    /// Writes the file with these sections instead of its own, and reloads it.
+    pub(crate) fn reload_with(&self, sections: &str) {
+        self.place.write_config(&self.text(sections));
+        let output = self.place.run(&["config", "reload"]);
+        assert!(output.status.success(), "{}", testkit::said::err(&output));
     }
 
     /// Writes the file anew, with our own server under these names and switches.
@@ -127,12 +139,12 @@ impl Bridge {
             port: self.port.clone(),
             tools: String::new(),
             server: self.server.clone(),
-            policies: self.policies.clone(),
+            sections: self.sections.clone(),
         };
         for (name, switches) in fixtures {
             changed = changed.fixture(name, switches);
         }
-        self.place.write_config(&changed.text());
+        self.place.write_config(&changed.text(&changed.sections));
     }
 
     /// Where a tool is.
@@ -147,11 +159,7 @@ impl Bridge {
 
     /// A connection to the gate.
     pub(crate) fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(30)))
-            .unwrap();
-        stream
+        connect(self.address)
     }
 
     /// Sends a request on a connection of its own, and does not wait.
@@ -162,20 +170,7 @@ impl Bridge {
         headers: &[(&str, &str)],
         body: &str,
     ) -> TcpStream {
-        let mut stream = self.connect();
-        let mut head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
-             Accept: application/json, text/event-stream\r\nContent-Length: {}\r\n",
-            self.address,
-            body.len()
-        );
-        for (name, value) in headers {
-            write!(head, "{name}: {value}\r\n").unwrap();
-        }
-        stream
-            .write_all(format!("{head}\r\n{body}").as_bytes())
-            .unwrap();
-        stream
+        send(self.address, method, path, headers, body)
     }
 
     /// Sends a request and reads its answer to the end.
@@ -186,13 +181,21 @@ impl Bridge {
         headers: &[(&str, &str)],
         body: &str,
     ) -> Answer {
-        let headers: Vec<(&str, &str)> = headers
-            .iter()
-            .copied()
-            .chain([("Connection", "close")])
-            .collect();
-        let stream = self.send(method, path, &headers, body);
-        http::read_answer(BufReader::new(stream)).unwrap()
+        ask(self.address, method, path, headers, body)
+    }
+
+    /// The value of a series in the gate's metrics; none where it is not there.
+    pub(crate) fn metric(&self, series: &str) -> Option<u64> {
+        let text = self.ask("GET", "/metrics", &[], "").text();
+        value_of(&text, series)
+    }
+
+    /// Waits until a series has this value.
+    pub(crate) fn wait_for_metric(&self, series: &str, value: u64) {
+        wait::until_or(
+            || (self.metric(series) == Some(value)).then_some(()),
+            || format!("{series} to be {value}, and not {:?}", self.metric(series)),
+        );
     }
 
     /// Sends a request as it is written, and reads its answer to the end.
@@ -256,6 +259,61 @@ impl Bridge {
             })
             .collect()
     }
+}
+
+/// A connection to an address.
+pub(crate) fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    stream
+}
+
+/// Sends a request to an address on a connection of its own, and does not wait.
+pub(crate) fn send(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> TcpStream {
+    let mut stream = connect(address);
+    let mut head = format!(
+        "{method} {path} HTTP/1.1\r\nContent-Type: application/json\r\n\
+         Accept: application/json, text/event-stream\r\nContent-Length: {}\r\n",
+        body.len()
+    );
+    if !headers.iter().any(|(name, _)| *name == "Host") {
+        write!(head, "Host: {address}\r\n").unwrap();
+    }
+    for (name, value) in headers {
+        write!(head, "{name}: {value}\r\n").unwrap();
+    }
+    stream
+        .write_all(format!("{head}\r\n{body}").as_bytes())
+        .unwrap();
+    stream
+}
+
+/// Sends a request to an address and reads its answer to the end.
+pub(crate) fn ask(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Answer {
+    let mut headers = headers.to_vec();
+    headers.push(("Connection", "close"));
+    let stream = send(address, method, path, &headers, body);
+    http::read_answer(BufReader::new(stream)).unwrap()
+}
+
+/// The value of a series in Prometheus text.
+pub(crate) fn value_of(text: &str, series: &str) -> Option<u64> {
+    let mut lines = text.lines();
+    lines.find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
 }
 
 /// A JSON-RPC request.

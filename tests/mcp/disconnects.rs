@@ -7,7 +7,7 @@ use serde_json::json;
 use testkit::gate::Gate;
 use testkit::{http, wait};
 
-use crate::bridge::{Bridge, request};
+use crate::bridge::{Bridge, initialize, request};
 use crate::hostile::memory;
 
 /// Ends a connection with a reset, as a machine that lost its power does, sooner or later.
@@ -23,15 +23,6 @@ fn cut(stream: TcpStream) {
 
 /// One client, cut off at one of the moments where that may happen.
 fn client(bridge: &Bridge, moment: usize) {
-    let initialize = request(
-        0,
-        "initialize",
-        &json!({
-            "protocolVersion": "2025-11-25",
-            "capabilities": {},
-            "clientInfo": {"name": "test", "version": "1"},
-        }),
-    );
     let call = |name: &str| {
         let arguments = json!({"steps": 1000, "ms": 10});
         request(
@@ -42,7 +33,7 @@ fn client(bridge: &Bridge, moment: usize) {
     };
     match moment % 7 {
         // While its session is being made.
-        0 => cut(bridge.send("POST", "/mcp/fixture", &[], &initialize)),
+        0 => cut(bridge.send("POST", "/mcp/fixture", &[], &initialize())),
         // With a session, and nothing open.
         1 => drop(bridge.session("fixture")),
         // In a call.

@@ -146,18 +146,3 @@ fn tools_come_change_and_go_while_sessions_of_others_live_on() {
         (bridge.servers().len() == 2).then_some(())
     });
 }
-
-#[test]
-fn e2b_is_not_built_and_says_so() {
-    let more = "runtime: {type: e2b, template: data, timeout: 300s}";
-    let bridge = Bridge::new().tool("cloud", &["python"], more);
-    let _gate = bridge.start();
-    let answer = bridge.try_session("cloud").err().unwrap();
-    assert_eq!(answer.status, 501);
-    assert!(answer.text().contains("e2b"), "{}", answer.text());
-    let unknown = bridge.try_session("nothing").err().unwrap();
-    assert_eq!(unknown.status, 404);
-    let broken = Bridge::new().tool("broken", &["/nonexistent/program"], "");
-    let _gate = broken.start();
-    assert_eq!(broken.try_session("broken").err().unwrap().status, 503);
-}

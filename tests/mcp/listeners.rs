@@ -3,9 +3,8 @@
 //! Issue 14, number 1.
 
 use std::fmt::Write as _;
-use std::io::{BufReader, Read, Write as _};
+use std::io::{Read, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::gate::{Gate, Place};
@@ -13,7 +12,7 @@ use testkit::http::{self, Answer};
 use testkit::port::Port;
 use testkit::said;
 
-use crate::bridge::{messages, request};
+use crate::bridge::{self, connect, initialize as begin, messages, request};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 const TOKEN: &str = "a-token-of-the-operator";
@@ -63,14 +62,6 @@ fn anywhere(port: &Port) -> SocketAddr {
     (Ipv4Addr::UNSPECIFIED, port.address().port()).into()
 }
 
-fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(30)))
-        .unwrap();
-    stream
-}
-
 /// Posts on a connection that stays open.
 fn post(mut stream: &TcpStream, path: &str, headers: &[(&str, &str)], body: &str) {
     let mut head = format!(
@@ -85,23 +76,12 @@ fn post(mut stream: &TcpStream, path: &str, headers: &[(&str, &str)], body: &str
     let _ = stream.write_all(format!("{head}\r\n{body}").as_bytes());
 }
 
-fn begin() -> String {
-    let params = json!({
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    });
-    request(0, "initialize", &params)
-}
-
 /// Begins a session at an address, as a client that says this Host and shows this token.
 fn initialize(address: SocketAddr, host: &str, token: Option<&str>) -> Answer {
     let bearer = token.map(|token| format!("Bearer {token}"));
-    let mut headers = vec![("Host", host), ("Connection", "close")];
+    let mut headers = vec![("Host", host)];
     headers.extend(bearer.as_deref().map(|bearer| ("Authorization", bearer)));
-    let stream = connect(address);
-    post(&stream, "/mcp/fixture", &headers, &begin());
-    http::read_answer(BufReader::new(stream)).unwrap()
+    bridge::ask(address, "POST", "/mcp/fixture", &headers, &begin())
 }
 
 fn is_closed(address: SocketAddr) -> bool {

@@ -127,7 +127,7 @@ fn a_shared_server_is_one_process_and_still_tells_its_sessions_apart() {
     }
 }
 
-/// The events of the older transport: their ids and what they say.
+/// The events of a stream, until one holds that text: their ids and what they say.
 pub(crate) fn events(stream: &mut impl Read, until: &str) -> Vec<(String, String)> {
     let mut text = String::new();
     while !text.contains(until) || !text.ends_with("\n\n") {

@@ -147,6 +147,22 @@ fn a_command_that_heeds_the_signal_is_not_waited_for() {
 }
 
 #[test]
+fn usr1_terminates_and_leaves_the_deadline_to_the_parent() {
+    let script = "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done";
+    let mut leashed = Leashed::start(&[], script);
+    let mut stdout = leashed.child.stdout.take().unwrap();
+    let mut said = [0; 3];
+    stdout.read_exact(&mut said).unwrap();
+    leashed.signal(Signal::SIGUSR1);
+    let mut said = [0; 5];
+    stdout.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"told\n");
+    leashed.signal(Signal::SIGTERM);
+    assert_eq!(leashed.code(), Some(137));
+    assert_eq!(marked(&leashed.mark), []);
+}
+
+#[test]
 fn what_is_left_of_a_command_that_ended_goes_with_it_or_stays() {
     let script = "setsid sleep 1005 </dev/null >/dev/null 2>&1 & exit 4";
     let mut leashed = Leashed::start(&[], script);

@@ -33,6 +33,7 @@ pub(crate) fn check_file(
     move_to_loopback(layer, warnings);
     let mut check = Check { layer, problems };
     check.server();
+    check.metrics();
     check.names();
     check.tools();
     check.egress();
@@ -87,6 +88,9 @@ fn warn_of_short_secrets(layer: &Layer<File>, warnings: &mut Vec<Problem>) {
         }
     }
 }
+
+/// How the paths begin that hooks, tools and health are served at.
+const SERVED_PATHS: [&str; 5] = ["health", "intercept", "mcp", "message", "sse"];
 
 const ADDRESSES: [&str; 3] = ["interceptor_addr", "mcp_server_addr", "single_port"];
 
@@ -183,6 +187,18 @@ impl Check<'_> {
                 format!("server.single_port stands instead of server.{other}, not beside it"),
                 "remove one of them",
             );
+        }
+    }
+
+    /// Metrics at a path that something else answers would never be seen.
+    fn metrics(&mut self) {
+        let path = &self.layer.value.metrics.path;
+        let first = path.split('/').find(|part| !part.is_empty());
+        if first.is_some_and(|first| SERVED_PATHS.contains(&first)) {
+            let pointer = "/metrics/path";
+            let shown = self.layer.quoted(pointer, path);
+            let message = format!("metrics.path is {shown}, where something else is served");
+            self.report(pointer, message, "use another path, such as /metrics");
         }
     }
 

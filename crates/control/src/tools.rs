@@ -29,7 +29,8 @@ pub(crate) fn list(bridge: &Bridge) -> Reply {
             "description": server.description,
             "runtime": server.runtime,
             "sessions": server.sessions,
-            "failures": server.failures,
+            "failures": server.failures(),
+            "error": server.unavailable.as_ref().map(|why| &why.error),
             "tools": tools,
         })
     });

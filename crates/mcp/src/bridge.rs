@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use config::Settings;
 use http::request::Parts as Head;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::call_headers::CallHeaders;
@@ -17,7 +18,8 @@ use crate::pool::Pools;
 use crate::relay::{self, Relay};
 use crate::session::{Session, SessionError, Way};
 use crate::shared::Commons;
-use crate::tools::{Launchers, Served};
+use crate::shutdown::Shutdown;
+use crate::tools::{Launchers, Served, Unavailable};
 
 /// The most sessions.
 const MOST_SESSIONS: usize = 1024;
@@ -64,6 +66,7 @@ pub struct Bridge {
     pools: Pools,
     idle: Mutex<Duration>,
     stop: CancellationToken,
+    shutdown: Arc<Shutdown>,
 }
 
 impl Bridge {
@@ -83,6 +86,7 @@ impl Bridge {
             pools: Pools::default(),
             idle: Mutex::new(Duration::from_secs(300)),
             stop,
+            shutdown: Arc::default(),
         })
     }
 
@@ -101,6 +105,7 @@ impl Bridge {
                     self.launchers.clone(),
                     Arc::clone(&self.fingerprints),
                     self.stop.child_token(),
+                    Arc::clone(&self.shutdown),
                 )),
                 commons: config.shared.then(Arc::default),
             });
@@ -113,6 +118,9 @@ impl Bridge {
             }
         }
         self.tools.store(Arc::new(tools));
+        let tools = settings.tools.iter();
+        let tools = tools.map(|tool| (tool.name.as_str(), tool.runtime.kind));
+        self.relay.governance.metrics().report_tools(tools);
     }
 
     /// The server called `name`, if `caller` may know of it. Without a name: the only one.
@@ -147,11 +155,10 @@ impl Bridge {
         visible.map(|tool| Arc::clone(&tool.served)).collect()
     }
 
-    /// What is said of each server in health: its name, where it runs, how many sessions
-    /// have it running, and why it is not started, if it is not.
+    /// The state of each server for health.
     pub fn report(&self) -> Vec<Report> {
         let mut running: HashMap<String, usize> = HashMap::new();
-        for session in self.sessions().values() {
+        for session in self.sessions().values().filter(|one| !one.is_over()) {
             *running
                 .entry(session.served().name().to_string())
                 .or_default() += 1;
@@ -164,7 +171,7 @@ impl Bridge {
                 Report {
                     sessions: running.get(&name).copied().unwrap_or_default(),
                     runtime: tool.served.runtime(),
-                    failures: tool.served.wait().map_or(0, |(failures, _)| failures),
+                    unavailable: tool.served.unavailable(),
                     description: tool.served.config().description.clone(),
                     name,
                 }
@@ -273,7 +280,16 @@ impl Bridge {
                     Way::OneStream => most.min(crate::outlet::KEPT),
                 };
                 let unused = session.idle_for().is_some_and(|idle| idle > most);
-                if session.is_over() || unused {
+                let over = session.is_over();
+                if over && !unused && session.way() == Way::OneStream {
+                    // Its client has no answer that says so, and is told when it next posts.
+                    self.relay
+                        .governance
+                        .contexts()
+                        .delete_session(session.id());
+                    continue;
+                }
+                if over || unused {
                     tracing::debug!(tool = %session.served().name(), unused, "a session is over");
                     self.close(session.id());
                 }
@@ -281,9 +297,11 @@ impl Bridge {
         }
     }
 
-    /// Ends every server and waits for their ends.
-    pub async fn end(&self) {
+    /// Ends every server, and returns when all have ended: they receive SIGTERM at once, and
+    /// SIGKILL at `kill_at`.
+    pub async fn end(&self, kill_at: Instant) {
         self.stop.cancel();
+        self.shutdown.begin(kill_at);
         let sessions: Vec<_> = self
             .sessions()
             .drain()
@@ -292,10 +310,8 @@ impl Bridge {
         for session in &sessions {
             session.end();
         }
-        self.pools.end().await;
-        for session in sessions {
-            session.process().ended().await;
-        }
+        self.pools.end();
+        self.shutdown.ended().await;
     }
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
@@ -314,8 +330,15 @@ pub struct Report {
     pub runtime: &'static str,
     /// Sessions that are open.
     pub sessions: usize,
+    /// Why it cannot be used, if it cannot.
+    pub unavailable: Option<Unavailable>,
+}
+
+impl Report {
     /// How often it was not started in a row.
-    pub failures: u32,
+    pub fn failures(&self) -> u32 {
+        self.unavailable.as_ref().map_or(0, |why| why.failures)
+    }
 }
 
 /// Whether two requests come from the same caller.

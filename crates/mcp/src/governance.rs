@@ -1,5 +1,5 @@
-//! What may be said to a tool, and what it may say: the operator's policies, the scanner and
-//! the record, for whoever carries the message. The bridge asks here, and so do the hooks
+//! What may be said to a tool, and what it may say: the operator's policies and the record, for
+//! whoever carries the message. The bridge asks here, and so do the hooks
 //! of a gateway.
 //!
 //! A message that something was configured to judge and that cannot be judged does not pass.
@@ -17,7 +17,6 @@ use arc_swap::ArcSwap;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use policy::audit::{AuditEvent, Kind, Times};
 use policy::id::{RequestId, SandboxId};
-use policy::reason::Reason;
 use policy::rego::Decision;
 use policy::rego::judge::Judge;
 use policy::verdict::{Denial, Word};
@@ -29,7 +28,7 @@ use self::input::{Parts, Subject};
 pub use self::rules::Rules;
 use crate::context::{Contexts, Execution, PolicyDecision};
 use crate::metrics::Metrics;
-use crate::ports::{Ledger, Scanner};
+use crate::ports::Ledger;
 use crate::redaction::{self, Patterns};
 use crate::rpc;
 
@@ -190,7 +189,6 @@ struct Inner {
     ledger: Arc<dyn Ledger>,
     metrics: Metrics,
     contexts: Contexts,
-    scanner: Option<Arc<dyn Scanner>>,
     patterns: Patterns,
 }
 
@@ -210,23 +208,11 @@ impl Governance {
         metrics: Metrics,
         contexts: Contexts,
     ) -> Self {
-        Self::scanning(rules, ledger, metrics, contexts, None)
-    }
-
-    /// The same, with somebody who reads content.
-    pub fn scanning(
-        rules: Rules,
-        ledger: Arc<dyn Ledger>,
-        metrics: Metrics,
-        contexts: Contexts,
-        scanner: Option<Arc<dyn Scanner>>,
-    ) -> Self {
         let governance = Self(Arc::new(Inner {
             rules: ArcSwap::from_pointee(Rules::default()),
             ledger,
             metrics,
             contexts,
-            scanner,
             patterns: Patterns::default(),
         }));
         if rules.is_empty() {
@@ -250,6 +236,11 @@ impl Governance {
         self.0.rules.load().is_empty()
     }
 
+    /// Bundles that are configured and not in force, and why.
+    pub fn missing_bundles(&self) -> Vec<String> {
+        self.0.rules.load().missing().to_vec()
+    }
+
     /// The numbers.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
@@ -270,15 +261,11 @@ impl Governance {
         let began = Instant::now();
         let mut event = Box::new(record(asked));
         let mut words = PolicyWords::default();
-        let mut ruling = match self.ask(asked, &mut event, &mut words).await {
+        let ruling = match self.ask(asked, &mut event, &mut words).await {
             Ok(None) => Ruling::Pass,
             Ok(Some(new)) => Ruling::Modify(new),
             Err(denial) => Ruling::Block(denial),
         };
-        if let Some(denial) = self.scan(asked, &ruling).await {
-            event.bundle = None;
-            ruling = Ruling::Block(denial);
-        }
         let took = began.elapsed();
         event.verdict = Some(ruling.word());
         event.ms.insert("policy", took.as_secs_f64() * 1000.0);
@@ -409,25 +396,6 @@ impl Governance {
             ..event.clone()
         };
         self.0.ledger.record(Box::new(logged)).await;
-    }
-
-    async fn scan(&self, asked: &Asked<'_>, ruling: &Ruling) -> Option<Denial> {
-        let scanner = Arc::clone(self.0.scanner.as_ref()?);
-        let text = match ruling {
-            Ruling::Block(_) => return None,
-            Ruling::Modify(new) => new.get(),
-            Ruling::Pass => match asked.moment {
-                Moment::Before | Moment::Elicitation => asked.params?,
-                Moment::After => asked.result.or(asked.error)?,
-            }
-            .get(),
-        };
-        let bytes = text.as_bytes().to_vec();
-        let scanned = tokio::task::spawn_blocking(move || scanner.scan(&bytes)).await;
-        scanned.unwrap_or_else(|error| {
-            let denial = Denial::new(Reason::Internal, "scan");
-            Some(denial.because(error.to_string()))
-        })
     }
 }
 

@@ -19,10 +19,6 @@ use crate::server::{self, Door, House, ListenerRules};
 /// Connections of one listener at a time.
 const MAX_CONNECTIONS: usize = 4096;
 
-/// How long requests in flight may take at the gate's stop: streams have no end of their own,
-/// and end with the servers.
-const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// How long requests in flight may take when a reload closes their listener or changes its
 /// rules.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,8 +27,8 @@ const RELOAD_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Ingress {
     current: ArcSwap<Generation>,
-    /// The gate's stop.
-    gate: CancellationToken,
+    /// Connections that are still open are cut off.
+    cut_off: CancellationToken,
     /// No further connection is accepted.
     stop: CancellationToken,
     /// The socket is closed.
@@ -48,15 +44,20 @@ struct Generation {
 }
 
 impl Ingress {
-    /// A listener with these rules, until `gate` stops or it is closed.
-    pub fn new(rules: ListenerRules, gate: &CancellationToken) -> Arc<Self> {
+    /// A listener with these rules, until `gate` stops or it is closed. Requests in flight are
+    /// finished then, until `cut_off`.
+    pub fn new(
+        rules: ListenerRules,
+        gate: &CancellationToken,
+        cut_off: &CancellationToken,
+    ) -> Arc<Self> {
         let stop = gate.child_token();
         Arc::new(Self {
             current: ArcSwap::from_pointee(Generation {
                 door: Door::Network(rules),
                 retired: stop.child_token(),
             }),
-            gate: gate.clone(),
+            cut_off: cut_off.clone(),
             stop,
             closed: CancellationToken::new(),
         })
@@ -77,6 +78,11 @@ impl Ingress {
         true
     }
 
+    /// Whether its socket is open and accepts.
+    pub fn is_serving(&self) -> bool {
+        !self.closed.is_cancelled()
+    }
+
     /// Closes the listener, and returns when its socket is closed. Requests in flight are
     /// finished meanwhile and after.
     pub async fn close(&self) {
@@ -92,7 +98,7 @@ pub async fn serve(house: Arc<House>, socket: Arc<TcpListener>, ingress: Arc<Ing
     let closed = ingress.closed.clone().drop_guard();
     let begin = |stream: TcpStream| {
         let generation = ingress.current.load_full();
-        let (house, gate) = (Arc::clone(&house), ingress.gate.clone());
+        let (house, cut_off) = (Arc::clone(&house), ingress.cut_off.clone());
         Some(async move {
             let service = service_fn(|request| {
                 let (house, generation) = (Arc::clone(&house), Arc::clone(&generation));
@@ -104,7 +110,7 @@ pub async fn serve(house: Arc<House>, socket: Arc<TcpListener>, ingress: Arc<Ing
             let retired = &generation.retired;
             tokio::select! {
                 () = listen::http1(stream, service, retired, Some(RELOAD_TIMEOUT)) => {}
-                () = stopped(&gate) => {}
+                () = cut_off.cancelled() => {}
             }
         })
     };
@@ -112,10 +118,4 @@ pub async fn serve(house: Arc<House>, socket: Arc<TcpListener>, ingress: Arc<Ing
     drop(socket);
     drop(closed);
     left.wait().await;
-}
-
-/// Returns when the gate stops and requests in flight had their time.
-async fn stopped(gate: &CancellationToken) {
-    gate.cancelled().await;
-    tokio::time::sleep(STOP_TIMEOUT).await;
 }

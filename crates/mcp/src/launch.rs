@@ -101,6 +101,12 @@ pub trait Life: Send + 'static {
 
     /// Ends it and everything that came of it. Its input has been closed.
     async fn end(&mut self) -> Exit;
+
+    /// Sends SIGTERM to its process group.
+    fn terminate(&mut self);
+
+    /// Kills it and everything that came of it.
+    async fn kill(&mut self) -> Exit;
 }
 
 /// Starts programs.
@@ -172,6 +178,17 @@ struct Leashed {
     patience: Duration,
 }
 
+impl Leashed {
+    /// Signals the leash, whose number is its own until it is waited for.
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = self.child.id().and_then(|pid| i32::try_from(pid).ok())
+            && let Err(error) = kill(Pid::from_raw(pid), signal)
+        {
+            tracing::warn!(%error, %signal, "mcp tool process could not be signalled");
+        }
+    }
+}
+
 #[async_trait]
 impl Life for Leashed {
     async fn ended(&mut self) -> Exit {
@@ -184,12 +201,17 @@ impl Life for Leashed {
         if let Ok(exit) = tokio::time::timeout(self.patience, self.ended()).await {
             return exit;
         }
-        // The leash, which ends the others. The number is its own until it is waited for.
-        if let Some(pid) = self.child.id().and_then(|pid| i32::try_from(pid).ok())
-            && let Err(error) = kill(Pid::from_raw(pid), Signal::SIGTERM)
-        {
-            tracing::warn!(%error, "a tool's process could not be told to end");
-        }
+        self.kill().await
+    }
+
+    fn terminate(&mut self) {
+        // The leash passes it on as SIGTERM, and kills nothing by itself from then on.
+        self.signal(Signal::SIGUSR1);
+    }
+
+    async fn kill(&mut self) -> Exit {
+        // The leash ends the others: at once if they were terminated before, else SIGTERM first.
+        self.signal(Signal::SIGTERM);
         if let Ok(exit) = tokio::time::timeout(LEASH_PATIENCE, self.ended()).await {
             return exit;
         }

@@ -34,6 +34,7 @@ pub mod rpc;
 pub mod server;
 pub mod session;
 pub mod shared;
+pub mod shutdown;
 pub mod sse;
 pub mod streamable;
 pub mod tools;

@@ -7,8 +7,8 @@
 
 mod foreign;
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -39,6 +39,8 @@ pub struct Metrics {
     execution_times: Family<ToolLabels, Histogram>,
     exits: Family<ExitLabels, Counter>,
     processes: Family<ToolLabels, Gauge>,
+    process_status: Family<ToolLabels, Gauge>,
+    process_table: Arc<Mutex<ProcessTable>>,
     junk: Family<JunkLabels, Counter>,
     contexts: Gauge,
 }
@@ -98,6 +100,43 @@ struct JunkLabels {
     tool_id: String,
 }
 
+/// The processes of every tool: their number and their status change together.
+#[derive(Debug, Default)]
+struct ProcessTable {
+    /// Tools that are configured: they have a series, also without a process.
+    configured: HashSet<ToolLabels>,
+    /// Processes that run, of tools that have any.
+    running: HashMap<ToolLabels, i64>,
+}
+
+/// Counts one process of a tool for as long as it exists, under the labels it began with: a
+/// reload may have removed the tool by the time the process ends.
+#[derive(Debug)]
+pub struct ProcessCount {
+    metrics: Metrics,
+    labels: ToolLabels,
+}
+
+impl ProcessCount {
+    /// The process ended with this exit code, where one is known.
+    pub fn exited(self, code: Option<i32>) {
+        let Some(code) = code else { return };
+        let labels = ExitLabels {
+            tool_id: self.labels.tool_id.clone(),
+            runtime_type: self.labels.runtime_type,
+            // 256 codes and the signals: what a process can choose from is bounded.
+            exit_code: code.clamp(-128, 255).to_string(),
+        };
+        self.metrics.exits.get_or_create(&labels).inc();
+    }
+}
+
+impl Drop for ProcessCount {
+    fn drop(&mut self) {
+        self.metrics.change_processes(&self.labels, -1);
+    }
+}
+
 /// How a call of a tool ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -141,6 +180,8 @@ impl Default for Metrics {
             execution_times: Family::new_with_constructor(executions),
             exits: Family::default(),
             processes: Family::default(),
+            process_status: Family::default(),
+            process_table: Arc::default(),
             junk: Family::default(),
             contexts: Gauge::default(),
         }
@@ -193,7 +234,12 @@ impl Metrics {
         );
         registry.register(
             "polis_sidecar_process_status",
-            "Processes of a tool that run",
+            "Whether a process of the tool runs (1) or none (0)",
+            self.process_status.clone(),
+        );
+        registry.register(
+            "polis_sidecar_processes",
+            "Processes of the tool that run",
             self.processes.clone(),
         );
         registry.register(
@@ -275,47 +321,68 @@ impl Metrics {
         self.failures.get_or_create(&labels).inc();
     }
 
-    /// A call of a tool ended; `exit_code` where its process ended with it.
-    pub fn tool_executed(
-        &self,
-        tool: &str,
-        runtime: RuntimeKind,
-        status: Status,
-        took: Duration,
-        exit_code: Option<i32>,
-    ) {
-        let tool_id = self.tool_id(tool);
-        let runtime_type = runtime.as_str();
-        let labels = ExecutionLabels {
-            tool_id: tool_id.clone(),
-            runtime_type,
-            status: status.as_str(),
-        };
-        self.executions.get_or_create(&labels).inc();
-        if let Some(code) = exit_code {
-            let labels = ExitLabels {
-                tool_id: tool_id.clone(),
-                runtime_type,
-                // 256 codes and the signals: what a process can choose from is bounded.
-                exit_code: code.clamp(-128, 255).to_string(),
-            };
-            self.exits.get_or_create(&labels).inc();
-        }
-        let labels = ToolLabels {
-            tool_id,
-            runtime_type,
-        };
-        let times = self.execution_times.get_or_create(&labels);
-        times.observe(took.as_secs_f64());
-    }
-
-    /// So many processes of a tool more, or fewer, run.
-    pub fn process_running(&self, tool: &str, runtime: RuntimeKind, change: i64) {
+    /// A call of a tool ended.
+    pub fn tool_executed(&self, tool: &str, runtime: RuntimeKind, status: Status, took: Duration) {
         let labels = ToolLabels {
             tool_id: self.tool_id(tool),
             runtime_type: runtime.as_str(),
         };
-        self.processes.get_or_create(&labels).inc_by(change);
+        let times = self.execution_times.get_or_create(&labels);
+        times.observe(took.as_secs_f64());
+        let labels = ExecutionLabels {
+            tool_id: labels.tool_id,
+            runtime_type: labels.runtime_type,
+            status: status.as_str(),
+        };
+        self.executions.get_or_create(&labels).inc();
+    }
+
+    /// Reports the status of these tools from now on, and of no other once it has no process.
+    pub fn report_tools<'a>(&self, tools: impl IntoIterator<Item = (&'a str, RuntimeKind)>) {
+        let configured: HashSet<_> = tools.into_iter().map(tool_labels).collect();
+        let mut table = self.process_table();
+        let old = std::mem::replace(&mut table.configured, configured);
+        for labels in old.union(&table.configured) {
+            self.write_processes(&table, labels);
+        }
+    }
+
+    /// Counts a process of a tool, until the value is dropped.
+    pub fn count_process(&self, tool: &str, runtime: RuntimeKind) -> ProcessCount {
+        let labels = tool_labels((tool, runtime));
+        self.change_processes(&labels, 1);
+        ProcessCount {
+            metrics: self.clone(),
+            labels,
+        }
+    }
+
+    fn change_processes(&self, labels: &ToolLabels, by: i64) {
+        let mut table = self.process_table();
+        let running = table.running.entry(labels.clone()).or_default();
+        *running += by;
+        if *running == 0 {
+            table.running.remove(labels);
+        }
+        self.write_processes(&table, labels);
+    }
+
+    fn write_processes(&self, table: &ProcessTable, labels: &ToolLabels) {
+        let running = table.running.get(labels).copied().unwrap_or_default();
+        if running == 0 && !table.configured.contains(labels) {
+            self.processes.remove(labels);
+            self.process_status.remove(labels);
+            return;
+        }
+        self.processes.get_or_create(labels).set(running);
+        let status = i64::from(running > 0);
+        self.process_status.get_or_create(labels).set(status);
+    }
+
+    fn process_table(&self) -> MutexGuard<'_, ProcessTable> {
+        self.process_table
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A tool wrote a line that is no message: the how many-th.
@@ -329,6 +396,13 @@ impl Metrics {
     /// The gauge of remembered requests.
     pub(crate) fn contexts(&self) -> Gauge {
         self.contexts.clone()
+    }
+}
+
+fn tool_labels((tool, runtime): (&str, RuntimeKind)) -> ToolLabels {
+    ToolLabels {
+        tool_id: tool.to_owned(),
+        runtime_type: runtime.as_str(),
     }
 }
 

@@ -25,7 +25,7 @@ use crate::answer::{self, Content};
 use crate::bridge::{Bridge, Incoming};
 use crate::call_headers::CallHeaders;
 use crate::pool::Client;
-use crate::process::Gone;
+use crate::process::{Gone, SendError};
 use crate::relay;
 use crate::rpc::{self, Kind, Message, code};
 use crate::sse::{self, Event};
@@ -162,13 +162,13 @@ async fn plain(
     let process = worker.process();
     let mut call = process.reserve();
     let text = words::in_old_words(&permitted.message, &call.id().to_string())?;
-    let sent = process.send(&text).await;
-    let answer = match sent {
+    let answer = match process.send(&text).await {
         Ok(()) => match tokio::time::timeout(served.timeout(), call.answer()).await {
             Ok(answer) => answer,
             Err(_) => Err(Gone { code: None }),
         },
-        Err(gone) => Err(gone),
+        Err(SendError::Gone(gone)) => Err(gone),
+        Err(error @ SendError::Write(_)) => return Err(Refused::unwritten(&error)),
     };
     let answer = relay.deliver(served, caller, &permitted, answer).await;
     Ok(finished(&permitted.method, answer))

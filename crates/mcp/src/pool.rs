@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use crate::bridge::same;
 use crate::governance::Caller;
 use crate::launch::LaunchError;
-use crate::metrics::Metrics;
-use crate::process::{Home, Label, Process};
+use crate::metrics::{Metrics, Status};
+use crate::process::{Home, Process};
 use crate::rpc::{Kind, Message, code};
 use crate::shared::introduce;
 use crate::tools::Served;
@@ -248,7 +248,7 @@ impl Pools {
                 .collect()
         };
         for call in expired {
-            call.abandon();
+            call.abandon(Status::Timeout);
         }
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|pool| {
@@ -263,18 +263,12 @@ impl Pools {
         });
     }
 
-    /// Ends every process and waits for their ends.
-    pub async fn end(&self) {
+    /// Begins to end every process.
+    pub fn end(&self) {
         self.held().clear();
         let pools = std::mem::take(&mut *self.pools.lock().unwrap_or_else(PoisonError::into_inner));
         for pool in &pools {
             pool.end();
-        }
-        for pool in pools {
-            let workers = pool.inner().workers.clone();
-            for worker in workers {
-                worker.process.ended().await;
-            }
         }
     }
 }
@@ -368,14 +362,10 @@ impl Starting<'_> {
             news: pool.news.clone(),
             process: Mutex::default(),
         });
-        let label = Label {
-            tool: Arc::clone(pool.served.name()),
-            runtime: pool.served.config().runtime.kind,
-        };
         let home = Arc::clone(&inbox) as Arc<dyn Home>;
-        let process = Process::keep(launched, label, home, metrics.clone());
+        let process = pool.served.keep(launched, home, metrics);
         inbox.know(&process);
-        let ending = Ending(Some(Arc::clone(&process)));
+        let ending = Ending::of(&process);
         let introduction = introduce(&process, &pool.served, &pool.client.capabilities).await?;
         ending.keep();
         // With the server's place in the settings its processes go.
@@ -404,11 +394,15 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// Ends a process that nobody waited for until it was ready.
-struct Ending(Option<Arc<Process>>);
+/// Ends a process whose client left before it was ready.
+pub(crate) struct Ending(Option<Arc<Process>>);
 
 impl Ending {
-    fn keep(mut self) {
+    pub(crate) fn of(process: &Arc<Process>) -> Self {
+        Self(Some(Arc::clone(process)))
+    }
+
+    pub(crate) fn keep(mut self) {
         self.0 = None;
     }
 }

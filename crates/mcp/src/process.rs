@@ -5,10 +5,12 @@
 //!                                        │        │ stderr ──▶ the log └─ the rest ──▶ Home
 //! ```
 //!
-//! It ends when it is told to, when its output ends, or by itself; whatever the reason,
-//! every open call hears of it at once.
+//! It ends when it is stopped, when its output ends, when its input cannot be written any more,
+//! with the gate ([`crate::shutdown`]), or by itself; whatever the reason, every open call
+//! receives an error at once.
 
 use std::collections::HashMap;
+use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,11 +19,13 @@ use async_trait::async_trait;
 use config::section::tools::RuntimeKind;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::launch::{Exit, Launched, Life};
 use crate::metrics::Metrics;
 use crate::rpc::{self, Kind, LONGEST, Message};
+use crate::shutdown::Shutdown;
 
 /// Lines that wait for a server to read them.
 const MOST_WAITING: usize = 64;
@@ -32,6 +36,10 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// How long a server that is ended may take to read what was sent before.
 const FAREWELL: Duration = Duration::from_millis(100);
+
+/// How long a sender waits to learn whether its line could be written. The line of a server that
+/// reads later than that stays in the queue.
+const WRITE_WAIT: Duration = Duration::from_secs(2);
 
 /// The longest line of a server's talk that is logged.
 const LONGEST_TALK: usize = 2048;
@@ -51,6 +59,17 @@ pub struct Gone {
     pub code: Exit,
 }
 
+/// Why a message was not sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The server ended before it was written.
+    #[error(transparent)]
+    Gone(#[from] Gone),
+    /// The server does not read its input any more. Its process is being ended.
+    #[error("writing to the server failed: {0}")]
+    Write(String),
+}
+
 /// What a process is called in logs and metrics.
 #[derive(Clone, Debug)]
 pub struct Label {
@@ -64,10 +83,18 @@ pub struct Label {
 #[derive(Debug)]
 pub struct Process {
     label: Label,
-    input: mpsc::Sender<Vec<u8>>,
+    input: mpsc::Sender<Line>,
     calls: Mutex<Calls>,
     stop: CancellationToken,
     over: watch::Receiver<Option<Gone>>,
+}
+
+/// A line for a server's input.
+#[derive(Debug)]
+struct Line {
+    bytes: Vec<u8>,
+    /// Receives the outcome of the write.
+    written: oneshot::Sender<io::Result<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -108,12 +135,14 @@ impl Drop for Call {
 }
 
 impl Process {
-    /// Takes over what was launched. What the server says by itself goes to `home`.
+    /// Takes over what was launched, until it ends or `shutdown` ends it. What the server says
+    /// by itself goes to `home`.
     pub fn keep(
         launched: Launched,
         label: Label,
         home: Arc<dyn Home>,
         metrics: Metrics,
+        shutdown: &Arc<Shutdown>,
     ) -> Arc<Self> {
         let Launched {
             input,
@@ -130,19 +159,20 @@ impl Process {
             stop: CancellationToken::new(),
             over,
         });
-        metrics.process_running(&label.tool, label.runtime, 1);
-        let writing = CancellationToken::new();
-        tokio::spawn(write(input, waiting, writing.clone()));
+        let counted = metrics.count_process(&label.tool, label.runtime);
+        let signals = InputSignals::default();
+        tokio::spawn(write(input, waiting, label.tool.clone(), signals.clone()));
         tokio::spawn(log_talk(errors, label.tool.clone()));
-        let reading = tokio::spawn(read(output, Arc::clone(&process), home, metrics.clone()));
+        let reading = tokio::spawn(read(output, Arc::clone(&process), home, metrics));
         let kept = Arc::clone(&process);
+        let (shutdown, held) = (Arc::clone(shutdown), shutdown.hold());
         tokio::spawn(async move {
-            let stop = kept.stop.clone();
-            let code = live(life, reading, stop, writing).await;
+            let code = live(life, reading, &kept, &signals, &shutdown).await;
             kept.finish();
-            metrics.process_running(&label.tool, label.runtime, -1);
+            counted.exited(code);
             tracing::debug!(tool = %label.tool, ?code, "a tool's process ended");
             tell.send_replace(Some(Gone { code }));
+            drop(held);
         });
         process
     }
@@ -169,18 +199,30 @@ impl Process {
         }
     }
 
-    /// Sends a message.
-    pub async fn send(&self, text: &str) -> Result<(), Gone> {
-        if self.input.send(rpc::line(text)).await.is_err() {
-            return Err(self.ended().await);
+    /// Sends a message. Returns when it was written; for a server that is busy it stays queued,
+    /// and is written later.
+    pub async fn send(&self, text: &str) -> Result<(), SendError> {
+        let (written, outcome) = oneshot::channel();
+        let line = Line {
+            bytes: rpc::line(text),
+            written,
+        };
+        if self.input.send(line).await.is_err() {
+            return Err(self.ended().await.into());
         }
-        Ok(())
+        match tokio::time::timeout(WRITE_WAIT, outcome).await {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(error))) => Err(SendError::Write(error.to_string())),
+            Ok(Err(_)) => Err(self.ended().await.into()),
+            // If it is never written, the process ends, and every open call with it.
+            Err(_) => Ok(()),
+        }
     }
 
     /// Sends a message that is nothing to anybody once the server is gone.
     pub async fn offer(&self, text: &str) {
-        if let Err(gone) = self.send(text).await {
-            tracing::debug!(tool = %self.label.tool, %gone, "a message was not sent");
+        if let Err(error) = self.send(text).await {
+            tracing::debug!(tool = %self.label.tool, %error, "a message was not sent");
         }
     }
 
@@ -222,12 +264,22 @@ impl Process {
     }
 }
 
+/// Signals between the writer of a server's input and the task that sees the server to its end.
+#[derive(Clone, Debug, Default)]
+struct InputSignals {
+    /// Nothing more is written: the input is closed.
+    close: CancellationToken,
+    /// A write failed.
+    broken: CancellationToken,
+}
+
 /// Sees a program to its end.
 async fn live(
     mut life: Box<dyn Life>,
     mut reading: tokio::task::JoinHandle<()>,
-    stop: CancellationToken,
-    writing: CancellationToken,
+    process: &Process,
+    signals: &InputSignals,
+    shutdown: &Shutdown,
 ) -> Exit {
     tokio::select! {
         code = life.ended() => {
@@ -235,45 +287,75 @@ async fn live(
             if tokio::time::timeout(LAST_WORDS, &mut reading).await.is_err() {
                 reading.abort();
             }
-            writing.cancel();
+            signals.close.cancel();
             return code;
         }
         _ = &mut reading => {}
-        () = stop.cancelled() => {}
+        () = process.stop.cancelled() => {}
+        () = signals.broken.cancelled() => {}
+        _ = shutdown.begun() => {}
     }
-    writing.cancel();
-    stop.cancel();
-    let code = life.end().await;
+    signals.close.cancel();
+    process.stop.cancel();
+    let code = tokio::select! {
+        biased;
+        kill_at = shutdown.begun() => terminate(life.as_mut(), &process.label, kill_at).await,
+        code = life.end() => code,
+    };
     reading.abort();
     code
 }
 
+/// Ends a program at the gate's stop: SIGTERM at once, SIGKILL at `kill_at`.
+async fn terminate(life: &mut dyn Life, label: &Label, kill_at: Instant) -> Exit {
+    life.terminate();
+    if let Ok(code) = tokio::time::timeout_at(kill_at, life.ended()).await {
+        return code;
+    }
+    tracing::warn!(tool = %label.tool, "mcp tool did not end on SIGTERM and is killed");
+    life.kill().await
+}
+
 async fn write(
     mut input: Pin<Box<dyn AsyncWrite + Send>>,
-    mut waiting: mpsc::Receiver<Vec<u8>>,
-    stop: CancellationToken,
+    mut waiting: mpsc::Receiver<Line>,
+    tool: Arc<str>,
+    signals: InputSignals,
 ) {
     let work = async {
         loop {
             let line = tokio::select! {
                 biased;
                 line = waiting.recv() => line,
-                () = stop.cancelled() => None,
+                () = signals.close.cancelled() => None,
             };
-            let Some(line) = line else { return };
-            let written = async {
-                input.write_all(&line).await?;
+            let Some(Line { bytes, written }) = line else {
+                return;
+            };
+            let writing = async {
+                input.write_all(&bytes).await?;
                 input.flush().await
             };
-            if let Err(error) = written.await {
-                tracing::debug!(%error, "a tool does not read any more");
+            let outcome = writing.await;
+            if let Err(error) = &outcome {
+                if signals.close.is_cancelled() {
+                    tracing::debug!(%tool, %error, "mcp tool ended before it read its input");
+                } else {
+                    tracing::error!(%tool, %error, "mcp tool write failed");
+                }
+            }
+            let failed = outcome.is_err();
+            // The sender may have given up waiting.
+            drop(written.send(outcome));
+            if failed {
+                signals.broken.cancel();
                 return;
             }
         }
     };
     // What was sent before the end may be why it ends, as a cancellation is.
     let farewell = async {
-        stop.cancelled().await;
+        signals.close.cancelled().await;
         tokio::time::sleep(FAREWELL).await;
     };
     tokio::select! {
@@ -297,8 +379,8 @@ async fn read(
     };
     loop {
         let line = match next_line(&mut output, LONGEST).await {
-            Ok(Some(Line::Whole(line))) => line,
-            Ok(Some(Line::TooLong)) => {
+            Ok(Some(ReadLine::Whole(line))) => line,
+            Ok(Some(ReadLine::TooLong)) => {
                 junk(&"a line is too long");
                 continue;
             }
@@ -329,17 +411,17 @@ async fn log_talk(errors: Pin<Box<dyn AsyncRead + Send>>, tool: Arc<str>) {
     let mut errors = BufReader::new(errors);
     while let Ok(Some(line)) = next_line(&mut errors, LONGEST_TALK).await {
         match line {
-            Line::Whole(line) => {
+            ReadLine::Whole(line) => {
                 let line = String::from_utf8_lossy(&line);
                 let line = line.trim_end().replace(char::is_control, " ");
                 tracing::info!(tool = %tool, line, "a tool says");
             }
-            Line::TooLong => tracing::info!(tool = %tool, "a tool says something long"),
+            ReadLine::TooLong => tracing::info!(tool = %tool, "a tool says something long"),
         }
     }
 }
 
-enum Line {
+enum ReadLine {
     Whole(Vec<u8>),
     /// It was, and is gone.
     TooLong,
@@ -349,16 +431,16 @@ enum Line {
 async fn next_line(
     from: &mut (impl AsyncBufRead + Unpin),
     longest: usize,
-) -> std::io::Result<Option<Line>> {
+) -> io::Result<Option<ReadLine>> {
     let mut line = Vec::new();
     let mut too_long = false;
     loop {
         let piece = from.fill_buf().await?;
         if piece.is_empty() {
             return Ok(match (too_long, line.is_empty()) {
-                (true, _) => Some(Line::TooLong),
+                (true, _) => Some(ReadLine::TooLong),
                 (false, true) => None,
-                (false, false) => Some(Line::Whole(line)),
+                (false, false) => Some(ReadLine::Whole(line)),
             });
         }
         let end = memchr::memchr(b'\n', piece);
@@ -373,9 +455,9 @@ async fn next_line(
         from.consume(taken + usize::from(end.is_some()));
         if end.is_some() {
             return Ok(Some(if too_long {
-                Line::TooLong
+                ReadLine::TooLong
             } else {
-                Line::Whole(line)
+                ReadLine::Whole(line)
             }));
         }
     }
@@ -384,14 +466,15 @@ async fn next_line(
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncReadExt;
-    use tokio::time::Instant;
 
     use super::*;
 
-    fn said(lines: &[&str]) -> mpsc::Receiver<Vec<u8>> {
+    fn said(lines: &[&str]) -> mpsc::Receiver<Line> {
         let (sender, waiting) = mpsc::channel(MOST_WAITING);
         for line in lines {
-            sender.try_send(rpc::line(line)).unwrap();
+            let (written, _) = oneshot::channel();
+            let bytes = rpc::line(line);
+            sender.try_send(Line { bytes, written }).unwrap();
         }
         // Never closed: that is not what ends the writer here.
         std::mem::forget(sender);
@@ -402,9 +485,9 @@ mod tests {
     async fn what_was_sent_before_the_end_is_written() {
         for _ in 0..50 {
             let (input, mut server) = tokio::io::duplex(1024);
-            let stop = CancellationToken::new();
-            stop.cancel();
-            write(Box::pin(input), said(&["a", "b"]), stop).await;
+            let signals = InputSignals::default();
+            signals.close.cancel();
+            write(Box::pin(input), said(&["a", "b"]), "t".into(), signals).await;
             let mut heard = String::new();
             server.read_to_string(&mut heard).await.unwrap();
             assert_eq!(heard, "a\nb\n");
@@ -414,10 +497,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_that_does_not_read_is_not_waited_for() {
         let (input, _server) = tokio::io::duplex(1);
-        let stop = CancellationToken::new();
-        stop.cancel();
+        let signals = InputSignals::default();
+        signals.close.cancel();
         let begun = Instant::now();
-        write(Box::pin(input), said(&["more than fits"]), stop).await;
+        let lines = said(&["more than fits"]);
+        write(Box::pin(input), lines, "t".into(), signals).await;
         assert_eq!(begun.elapsed(), FAREWELL);
     }
 }

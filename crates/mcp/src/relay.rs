@@ -203,7 +203,7 @@ impl Relay {
         let answer = match answer {
             Ok(answer) => answer,
             Err(gone) => {
-                self.count(served, permitted, Status::Error, gone.code);
+                self.count(served, permitted, Status::Error);
                 execution.exit_code = gone.code.unwrap_or(UNKNOWN_EXIT);
                 self.store_execution(served, caller, permitted, execution);
                 return Message::failure(id, code::GONE, &gone.to_string(), None);
@@ -213,9 +213,7 @@ impl Relay {
             Some(_) => Status::Error,
             None => Status::Success,
         };
-        if is_call {
-            self.count(served, permitted, status, None);
-        }
+        self.count(served, permitted, status);
         execution.failed = answer.error().is_some();
         self.store_execution(served, caller, permitted, execution);
         if method == "tools/list" {
@@ -285,16 +283,27 @@ impl Relay {
         }
     }
 
-    fn count(&self, served: &Served, permitted: &Permitted, status: Status, exit: Option<i32>) {
-        let metrics = self.governance.metrics();
+    /// Counts a call that ends without an answer of its server, and stores for the after hook
+    /// that it failed.
+    pub fn note_unanswered(
+        &self,
+        served: &Served,
+        caller: &Caller,
+        permitted: &Permitted,
+        status: Status,
+    ) {
+        self.count(served, permitted, status);
+        self.store_abandoned(served, caller, permitted);
+    }
+
+    /// Counts the end of a tool's call; other requests are not counted.
+    fn count(&self, served: &Served, permitted: &Permitted, status: Status) {
+        if permitted.method != "tools/call" {
+            return;
+        }
+        let (metrics, runtime) = (self.governance.metrics(), served.config().runtime.kind);
         let took = permitted.begun.elapsed();
-        metrics.tool_executed(
-            served.name(),
-            served.config().runtime.kind,
-            status,
-            took,
-            exit,
-        );
+        metrics.tool_executed(served.name(), runtime, status, took);
     }
 }
 

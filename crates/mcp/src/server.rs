@@ -7,6 +7,7 @@ mod admission;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use config::Settings;
 use http::header::{ALLOW, HeaderName, HeaderValue};
@@ -93,8 +94,10 @@ pub struct House {
     pub bridge: Arc<Bridge>,
     /// What the hooks answer.
     pub hooks: Arc<Interceptor>,
-    /// The text of `/metrics`.
+    /// The text of the metrics.
     pub numbers: Arc<dyn Fn() -> String + Send + Sync>,
+    /// Where they are served.
+    pub metrics_path: MetricsPath,
     /// Room for large bodies.
     pub room: Room,
     /// What `/health` says beside the tools, and whether all is well.
@@ -104,6 +107,33 @@ pub struct House {
 impl std::fmt::Debug for House {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("House").finish_non_exhaustive()
+    }
+}
+
+/// The path at which metrics are served, if they are. A reload changes it for requests on open
+/// connections, too.
+#[derive(Debug, Default)]
+pub struct MetricsPath(ArcSwapOption<String>);
+
+impl MetricsPath {
+    /// From the settings.
+    pub fn of(settings: &Settings) -> Self {
+        let path = Self::default();
+        path.replace(settings);
+        path
+    }
+
+    /// Serves metrics as `settings` say from now on.
+    pub fn replace(&self, settings: &Settings) {
+        let metrics = &settings.metrics;
+        let path = metrics.enabled.then(|| Arc::new(metrics.path.clone()));
+        self.0.store(path);
+    }
+
+    fn is(&self, segments: &[&str]) -> bool {
+        let path = self.0.load();
+        let path = path.as_deref();
+        path.is_some_and(|path| segments_of(path).eq(segments.iter().copied()))
     }
 }
 
@@ -124,11 +154,7 @@ where
 {
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
-    let segments: Vec<&str> = path
-        .split('/')
-        .skip(1)
-        .filter(|part| !part.is_empty())
-        .collect();
+    let segments: Vec<&str> = segments_of(&path).collect();
     let is_hook = segments.first() == Some(&"intercept");
     if let Err(refused) = admission::admit(door, &head) {
         return refused.response(is_hook);
@@ -166,7 +192,6 @@ where
             refuse_hook(StatusCode::NOT_FOUND, why)
         }
         ["health"] if matches!(door, Door::Network(..)) => health(house),
-        ["metrics"] if matches!(door, Door::Network(..)) => numbers(house),
         ["mcp" | "sse" | "message", ..] if offers.tools => {
             let caller = match caller(door, &head) {
                 Ok(caller) => caller,
@@ -177,6 +202,10 @@ where
             };
             let incoming = Incoming { head, body, caller };
             route(&house.bridge, &segments, incoming).await
+        }
+        // Last: `metrics.path` is never one of the paths above.
+        other if matches!(door, Door::Network(..)) && house.metrics_path.is(other) => {
+            numbers(house)
         }
         _ => answer::sentence(StatusCode::NOT_FOUND, "Not found"),
     }
@@ -189,6 +218,11 @@ fn refuse_hook(status: StatusCode, why: &str) -> Response<Content> {
 
 fn content(body: Full<Bytes>) -> Content {
     body.map_err(|never| match never {}).boxed_unsync()
+}
+
+/// The parts of a path between its slashes.
+fn segments_of(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|part| !part.is_empty())
 }
 
 /// The tool that is meant, and the way in which it is spoken to.
@@ -290,13 +324,16 @@ fn health(house: &House) -> Response<Content> {
     let tools: serde_json::Map<_, _> = tools
         .into_iter()
         .map(|tool| {
-            let state = json!({
-                "status": if tool.failures == 0 { "ok" } else { "failing" },
+            let mut state = json!({
+                "status": if tool.unavailable.is_none() { "ok" } else { "unavailable" },
                 "description": tool.description,
                 "runtime": tool.runtime,
                 "sessions": tool.sessions,
-                "failures": tool.failures,
+                "failures": tool.failures(),
             });
+            if let (Some(state), Some(why)) = (state.as_object_mut(), tool.unavailable) {
+                state.insert("error".to_owned(), why.error.into());
+            }
             (tool.name, state)
         })
         .collect();

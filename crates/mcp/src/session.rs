@@ -24,8 +24,9 @@ use tokio_util::sync::CancellationToken;
 use crate::call_headers::CallHeaders;
 use crate::governance::Caller;
 use crate::launch::{LaunchError, Launched};
+use crate::metrics::Status;
 use crate::outlet::Outlet;
-use crate::process::{Call, Gone, Label, Process};
+use crate::process::{Call, Gone, Process, SendError};
 use crate::relay::{Permitted, Relay};
 use crate::rpc::{Kind, Message, code};
 use crate::shared::Commons;
@@ -64,6 +65,9 @@ pub enum SessionError {
     /// Its server ended.
     #[error("{0}")]
     Gone(#[from] Gone),
+    /// Its server could not be written to.
+    #[error("{0}")]
+    Write(String),
     /// It has too much to do.
     #[error("more than {MOST_OPEN} requests of this session are open")]
     Busy,
@@ -79,6 +83,15 @@ pub enum SessionError {
     /// Its server was not started.
     #[error("{0}")]
     Launch(#[from] LaunchError),
+}
+
+impl From<SendError> for SessionError {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Gone(gone) => SessionError::Gone(gone),
+            SendError::Write(_) => SessionError::Write(error.to_string()),
+        }
+    }
 }
 
 /// See the module.
@@ -102,6 +115,8 @@ pub struct Session {
 struct State {
     /// The revision that both sides agreed on.
     version: Option<String>,
+    /// The server's failed start was reported.
+    start_failed: bool,
     /// Open requests, by the id that the server knows.
     open: HashMap<u64, Open>,
     /// Outlets of requests, open and over, by number.
@@ -173,10 +188,6 @@ impl Session {
     ) -> Result<Arc<Self>, SessionError> {
         let stop = served.stop().child_token();
         let metrics = relay.governance.metrics().clone();
-        let label = Label {
-            tool: Arc::clone(served.name()),
-            runtime: served.config().runtime.kind,
-        };
         let start = match &commons {
             Some(commons) => Start::Joined(commons.process(&served, &caller, &metrics).await?),
             None => Start::Launched(served.launch(&caller).await?),
@@ -185,7 +196,7 @@ impl Session {
             let process = match start {
                 Start::Launched(launched) => {
                     let home = Arc::new(hearing::Own(me.clone()));
-                    Process::keep(launched, label, home, metrics)
+                    served.keep(launched, home, &metrics)
                 }
                 Start::Joined(process) => process,
             };
@@ -200,6 +211,7 @@ impl Session {
                 standing: Arc::default(),
                 state: Mutex::new(State {
                     version: None,
+                    start_failed: false,
                     open: HashMap::new(),
                     outlets: HashMap::new(),
                     last_outlet: STANDING,
@@ -227,15 +239,29 @@ impl Session {
         else {
             return;
         };
-        tokio::select! {
-            _ = process.ended() => {}
-            () = stop.cancelled() => {}
-        }
+        let gone = tokio::select! {
+            gone = process.ended() => Some(gone),
+            () = stop.cancelled() => None,
+        };
         if let Some(session) = me.upgrade() {
+            // One that was stopped has not failed.
+            if let Some(gone) = gone.filter(|_| !stop.is_cancelled()) {
+                session.report_failed_start(&gone.to_string());
+            }
             session.end();
         } else {
             stop.cancel();
         }
+    }
+
+    /// Reports, once, that its server did not come to introduce itself. Nothing where it did.
+    pub fn report_failed_start(&self, error: &str) {
+        let mut state = self.state();
+        if state.version.is_some() || std::mem::replace(&mut state.start_failed, true) {
+            return;
+        }
+        drop(state);
+        self.served.failed(error);
     }
 
     /// Its id.
@@ -378,6 +404,8 @@ impl Session {
         {
             let mut state = self.state();
             if state.open.values().any(|open| open.id == id) {
+                drop(state);
+                self.retract(&expected);
                 return Err(SessionError::Twice);
             }
             self.note_subscription(&mut state, &permitted);
@@ -390,11 +418,20 @@ impl Session {
             };
             state.open.insert(call.id(), open);
         }
-        if let Err(gone) = self.process.send(&text).await {
+        if let Err(error) = self.process.send(&text).await {
             self.state().open.remove(&call.id());
-            let answer = self.deliver(&permitted, Err(gone)).await;
-            expected.outlet.finish(answer);
-            return Ok(expected);
+            return match error {
+                SendError::Gone(gone) => {
+                    let answer = self.deliver(&permitted, Err(gone)).await;
+                    expected.outlet.finish(answer);
+                    Ok(expected)
+                }
+                SendError::Write(_) => {
+                    self.note_unanswered(&permitted, Status::Error);
+                    self.retract(&expected);
+                    Err(error.into())
+                }
+            };
         }
         let (session, outlet) = (Arc::clone(self), Arc::clone(&expected.outlet));
         // A client that goes away has not cancelled anything: it may come back for the answer.
@@ -436,18 +473,14 @@ impl Session {
         cancelled: CancellationToken,
     ) {
         let limit = self.served.timeout();
-        let abandoned = || {
-            let relay = &self.relay;
-            relay.store_abandoned(&self.served, &self.caller, &permitted);
-        };
         let answer = tokio::select! {
             answer = call.answer() => Some(answer),
             () = cancelled.cancelled() => {
-                abandoned();
+                self.note_unanswered(&permitted, Status::Cancelled);
                 None
             }
             () = tokio::time::sleep(limit) => {
-                abandoned();
+                self.note_unanswered(&permitted, Status::Timeout);
                 self.give_up(call.id(), "the call took too long").await;
                 let id = permitted.message.id().unwrap_or("null");
                 let text = format!("the call took longer than {} s", limit.as_secs());
@@ -473,6 +506,18 @@ impl Session {
         relay
             .deliver(&self.served, &self.caller, permitted, answer)
             .await
+    }
+
+    /// Counts a call that ends without an answer of the server.
+    fn note_unanswered(&self, permitted: &Permitted, status: Status) {
+        let relay = &self.relay;
+        relay.note_unanswered(&self.served, &self.caller, permitted, status);
+    }
+
+    /// Forgets the outlet of a request that is refused.
+    fn retract(&self, expected: &Expected) {
+        expected.outlet.close();
+        self.forget(expected.number);
     }
 
     /// Tells the server that nobody wants the answer any more.

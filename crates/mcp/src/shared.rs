@@ -14,7 +14,8 @@ use serde_json::json;
 use crate::governance::Caller;
 use crate::launch::LaunchError;
 use crate::metrics::Metrics;
-use crate::process::{Home, Label, Process};
+use crate::pool::Ending;
+use crate::process::{Home, Process};
 use crate::rpc::{Kind, Message, code};
 use crate::session::Session;
 use crate::tools::Served;
@@ -55,14 +56,12 @@ impl Commons {
             return Ok(process);
         }
         let launched = served.launch(caller).await?;
-        let label = Label {
-            tool: Arc::clone(served.name()),
-            runtime: served.config().runtime.kind,
-        };
         let home = Arc::new(Everybody(Arc::downgrade(self)));
-        let process = Process::keep(launched, label, home, metrics.clone());
+        let process = served.keep(launched, home, metrics);
         let capabilities = json!({"sampling": {}, "elicitation": {}, "roots": {}});
+        let ending = Ending::of(&process);
         let introduction = introduce(&process, served, &capabilities.to_string()).await?;
+        ending.keep();
         let mut inner = self.inner();
         inner.introduction = introduction;
         inner.process = Some(Arc::clone(&process));
@@ -166,7 +165,7 @@ pub async fn introduce(
     );
     let text = Message::request(&call.id().to_string(), "initialize", &params);
     let failed = |why: String| {
-        served.failed();
+        served.failed(&why);
         process.stop();
         LaunchError::Failed(why)
     };

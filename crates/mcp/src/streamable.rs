@@ -37,6 +37,9 @@ const MOST_IN_BATCH: usize = 100;
 /// How long an answer may take and still come as one JSON text instead of a stream.
 const AT_ONCE: Duration = Duration::from_millis(200);
 
+/// How long the answer to a client waits for the end of a server that was not started.
+const END_WAIT: Duration = Duration::from_secs(6);
+
 /// Answers a request to `/mcp/<tool>` that has nothing of 2026.
 pub async fn answer(
     bridge: &Arc<Bridge>,
@@ -124,6 +127,10 @@ async fn open(
     let attendance = session.attend();
     let expected = match session.ask(message, incoming.call_headers()).await {
         Ok(expected) => expected,
+        // It ended before it read anything: it was not started.
+        Err(SessionError::Gone(_) | SessionError::Write(_)) => {
+            return not_started(bridge, &session, id.as_deref()).await;
+        }
         Err(error) => {
             bridge.close(session.id());
             return refuse(&error, id.as_deref());
@@ -140,18 +147,7 @@ async fn open(
     };
     drop(attendance);
     let Some(said) = said.filter(|_| session.version().is_some()) else {
-        served.failed();
-        bridge.close(session.id());
-        let why = match said_error(&session).await {
-            Some(gone) => format!("{} was not started: {gone}", served.name()),
-            None => format!("{} did not introduce itself", served.name()),
-        };
-        return answer::failure(
-            StatusCode::SERVICE_UNAVAILABLE,
-            id.as_deref(),
-            code::GONE,
-            &why,
-        );
+        return not_started(bridge, &session, id.as_deref()).await;
     };
     let mut response = answer::json_text(StatusCode::OK, said.text.to_string());
     if let Ok(name) = HeaderValue::from_str(session.id()) {
@@ -160,11 +156,18 @@ async fn open(
     response
 }
 
-async fn said_error(session: &Session) -> Option<crate::process::Gone> {
-    let ended = session.process().ended();
-    tokio::time::timeout(Duration::from_secs(6), ended)
-        .await
-        .ok()
+/// Ends a session whose server did not introduce itself.
+async fn not_started(bridge: &Bridge, session: &Session, id: Option<&str>) -> Response<Content> {
+    let is_alive = session.process().is_alive();
+    bridge.close(session.id());
+    let ended = tokio::time::timeout(END_WAIT, session.process().ended()).await;
+    let error = match ended {
+        Ok(gone) if !is_alive => gone.to_string(),
+        Ok(_) | Err(_) => "the server did not introduce itself".to_owned(),
+    };
+    session.report_failed_start(&error);
+    let why = format!("{} was not started: {error}", session.served().name());
+    answer::failure(StatusCode::SERVICE_UNAVAILABLE, id, code::GONE, &why)
 }
 
 /// The answer, at once where it comes at once, else as a stream.
@@ -360,6 +363,7 @@ fn session(
 pub fn refuse(error: &SessionError, id: Option<&str>) -> Response<Content> {
     let (status, code) = match error {
         SessionError::Gone(_) => (StatusCode::NOT_FOUND, code::GONE),
+        SessionError::Write(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::INTERNAL),
         SessionError::Busy => (StatusCode::TOO_MANY_REQUESTS, code::INTERNAL),
         SessionError::Full => (StatusCode::SERVICE_UNAVAILABLE, code::INTERNAL),
         SessionError::Twice | SessionError::NoNotice => (StatusCode::BAD_REQUEST, code::INVALID),

@@ -12,7 +12,10 @@ use tokio_util::sync::CancellationToken;
 use crate::fingerprint::Fingerprints;
 use crate::governance::Caller;
 use crate::launch::{LaunchError, Launched, Launcher};
+use crate::metrics::Metrics;
+use crate::process::{Home, Label, Process};
 use crate::rpc::{self, Fields, Message};
+use crate::shutdown::Shutdown;
 
 /// The first wait after a server that ended too early; doubled each time.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
@@ -22,6 +25,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// How long a call may take where the operator says nothing.
 const CALL_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The answer to a call of a tool whose runtime is e2b.
+const NOT_BUILT: LaunchError = LaunchError::NotBuilt("e2b");
 
 /// Starts servers by where they run.
 #[derive(Clone)]
@@ -49,12 +55,24 @@ pub struct Served {
     fingerprints: Arc<Fingerprints>,
     failures: Mutex<Failures>,
     stop: CancellationToken,
+    shutdown: Arc<Shutdown>,
 }
 
+/// Starts that failed since the last one that did not.
 #[derive(Debug, Default)]
 struct Failures {
     count: u32,
     until: Option<Instant>,
+    error: String,
+}
+
+/// Why a server cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unavailable {
+    /// How often it was not started in a row.
+    pub failures: u32,
+    /// Why not, the last time.
+    pub error: String,
 }
 
 impl Served {
@@ -64,6 +82,7 @@ impl Served {
         launchers: Launchers,
         fingerprints: Arc<Fingerprints>,
         stop: CancellationToken,
+        shutdown: Arc<Shutdown>,
     ) -> Self {
         Self {
             name: config.name.as_str().into(),
@@ -73,6 +92,7 @@ impl Served {
             fingerprints,
             failures: Mutex::default(),
             stop,
+            shutdown,
         }
     }
 
@@ -118,23 +138,48 @@ impl Served {
         if let Some((failures, wait)) = self.wait() {
             return Err(LaunchError::Waiting { failures, wait });
         }
+        // The gate's stop waits for a start that is in progress.
+        let _starting = self.shutdown.hold();
         let launched = match self.config.runtime.kind {
             RuntimeKind::Local => self.launchers.local.launch(&self.config, caller).await,
             RuntimeKind::Sandbox => self.launchers.sandbox.launch(&self.config, caller).await,
-            RuntimeKind::E2b => return Err(LaunchError::NotBuilt("e2b")),
+            RuntimeKind::E2b => {
+                tracing::info!(tool = %self.name, runtime = "e2b", "mcp tool runtime not implemented");
+                return Err(NOT_BUILT);
+            }
         };
-        if launched.is_err() {
-            self.failed();
+        if let Err(error) = &launched {
+            self.failed(&error.to_string());
         }
         launched
     }
 
-    /// It ended before it was of any use.
-    pub fn failed(&self) {
+    /// Takes over what was launched. What the server says by itself goes to `home`.
+    pub fn keep(&self, launched: Launched, home: Arc<dyn Home>, metrics: &Metrics) -> Arc<Process> {
+        let label = Label {
+            tool: Arc::clone(&self.name),
+            runtime: self.config.runtime.kind,
+        };
+        Process::keep(launched, label, home, metrics.clone(), &self.shutdown)
+    }
+
+    /// It was not started, or ended before it was of any use.
+    pub fn failed(&self, error: &str) {
         let mut failures = self.failures();
         failures.count = failures.count.saturating_add(1);
         let doubled = FIRST_WAIT.saturating_mul(1 << (failures.count - 1).min(16));
-        failures.until = Some(Instant::now() + doubled.min(LONGEST_WAIT));
+        let wait = doubled.min(LONGEST_WAIT);
+        failures.until = Some(Instant::now() + wait);
+        error.clone_into(&mut failures.error);
+        let count = failures.count;
+        drop(failures);
+        tracing::error!(
+            tool = %self.name,
+            error,
+            failures = count,
+            retry_after = ?wait,
+            "mcp tool failed to start"
+        );
     }
 
     /// It is of use.
@@ -147,6 +192,21 @@ impl Served {
         let failures = self.failures();
         let left = failures.until?.checked_duration_since(Instant::now())?;
         Some((failures.count, left))
+    }
+
+    /// Why it cannot be used; none where its last start succeeded, or there was none yet.
+    pub fn unavailable(&self) -> Option<Unavailable> {
+        if self.config.runtime.kind == RuntimeKind::E2b {
+            return Some(Unavailable {
+                failures: 0,
+                error: NOT_BUILT.to_string(),
+            });
+        }
+        let failures = self.failures();
+        (failures.count > 0).then(|| Unavailable {
+            failures: failures.count,
+            error: failures.error.clone(),
+        })
     }
 
     fn failures(&self) -> std::sync::MutexGuard<'_, Failures> {

@@ -1,4 +1,5 @@
-//! The seed's correctness properties that concern the bridge, under their numbers.
+//! The seed's correctness properties that concern the bridge, under their numbers. Those that
+//! need a whole gate (9, 10, and 6 in sandboxes) are in tests/mcp/properties.rs.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
@@ -19,19 +20,22 @@ use mcp::governance::{Caller, Governance, Rules};
 use mcp::interceptor::{CORRELATION, Interceptor};
 use mcp::launch::{LaunchError, Launched, Launcher, Local};
 use mcp::metrics::Metrics;
+use mcp::outlet::Heard;
 use mcp::ports::Ledger;
 use mcp::process::{Gone, Home, Label, Process};
 use mcp::relay::{Relay, Stamps};
 use mcp::room::Room;
 use mcp::rpc::Message;
-use mcp::server::{self, Demands, Door, House, ListenerRules, Offers};
+use mcp::server::{self, Demands, Door, House, ListenerRules, MetricsPath, Offers};
 use mcp::session::Way;
 use mcp::tools::{Launchers, Served};
 use opentelemetry::trace::TracerProvider as _;
 use policy::audit::AuditEvent;
+use policy::verdict::Word;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::layer::SubscriberExt as _;
 
@@ -123,10 +127,8 @@ fn house(settings: &Settings, launchers: Launchers, dir: &tempfile::TempDir) -> 
         hooks: Arc::new(Interceptor::new(governance)),
         room: Room::default(),
         numbers: Arc::new(String::new),
-        health: Arc::new(|| {
-            let parts = json!({"interceptor": "ok", "bridge": "ok", "policy": "ok"});
-            (true, json!({"status": "healthy", "components": parts}))
-        }),
+        metrics_path: MetricsPath::default(),
+        health: Arc::new(|| (true, json!({}))),
     })
 }
 
@@ -151,7 +153,8 @@ async fn keep(command: &[&str]) -> (Arc<Process>, mpsc::UnboundedReceiver<Messag
         tool: "t".into(),
         runtime: RuntimeKind::Local,
     };
-    let process = Process::keep(launched, label, Arc::new(Ear(said)), Metrics::default());
+    let (ear, metrics) = (Arc::new(Ear(said)), Metrics::default());
+    let process = Process::keep(launched, label, ear, metrics, &Arc::default());
     (process, heard)
 }
 
@@ -160,8 +163,150 @@ async fn soon<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(LONG, work).await.unwrap()
 }
 
+/// How a call of the fixture ends.
+#[derive(Clone, Copy, Debug)]
+enum CallEnd {
+    Result,
+    Error,
+    /// Its process ends with this code.
+    Exit(i32),
+}
+
+fn call_end() -> impl Strategy<Value = CallEnd> {
+    prop_oneof![
+        Just(CallEnd::Result),
+        Just(CallEnd::Error),
+        (1..=120).prop_map(CallEnd::Exit),
+    ]
+}
+
+/// A policy that does what the message says.
+const OBEDIENT: &str = "package mcp.authz\n\
+    decision := object.get(input.params, \"decide\", {\"action\": \"allow\"})";
+
+/// Settings with our own server as `t`, behind that policy.
+fn governed(dir: &tempfile::TempDir) -> Settings {
+    let bundle = dir.path().join("bundle");
+    std::fs::create_dir(&bundle).unwrap();
+    std::fs::write(bundle.join("policy.rego"), OBEDIENT).unwrap();
+    let bundles = json!([{"id": "b", "path": bundle, "entrypoint": "mcp/authz"}]);
+    let tools = json!([{"name": "t", "command": [testkit::mcp::fixture()]}]);
+    let policies = json!({"timeout": "20s", "bundles": bundles});
+    let all = json!({"version": "1.0", "policies": policies, "tools": tools});
+    settings(&all.to_string())
+}
+
+/// Sends an envelope to a hook, and reads the action of its answer.
+async fn hook(house: &Arc<House>, settings: &Settings, envelope: &Value) -> String {
+    let door = Door::Network(ListenerRules {
+        at: "127.0.0.1:8090".parse().unwrap(),
+        offers: Offers {
+            hooks: true,
+            tools: true,
+        },
+        demands: Demands::of(settings),
+    });
+    let path = format!("/intercept/{}", envelope["type"].as_str().unwrap());
+    let request = Request::post(path).header("host", "127.0.0.1:8090");
+    let body = Full::new(Bytes::from(envelope.to_string()));
+    let response = server::answer(house, &door, request.body(body).unwrap()).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let answer: Value = serde_json::from_slice(&body).unwrap();
+    let action = answer.get("action").and_then(Value::as_str);
+    action.unwrap().to_owned()
+}
+
+fn envelope(kind: &str, id: &str, agent: &str, session: &str, more: &Value) -> Value {
+    let mut envelope = json!({
+        "version": "1.0", "type": kind, "request_id": id, "timestamp": "2026-01-01T00:00:00Z",
+        "tool_id": "t", "agent_id": agent, "session_id": session,
+    });
+    let (all, more) = (envelope.as_object_mut().unwrap(), more.as_object().unwrap());
+    all.extend(more.clone());
+    envelope
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
+
+    // **Feature: unified-sidecar, Property 2: Context Sharing Lifecycle**
+    #[test]
+    fn property_02_context_sharing_lifecycle(
+        id in "[a-zA-Z0-9._/-]{1,24}",
+        agent in "[a-zA-Z0-9._/-]{1,24}",
+        blocks in any::<bool>(),
+        end in call_end(),
+        rest in prop::collection::hash_set("[a-zA-Z0-9._/-]{1,24}", 0..6),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = governed(&dir);
+        let launchers = Launchers {
+            local: Arc::new(local()),
+            sandbox: Arc::new(Marker("sandbox")),
+        };
+        let house = house(&settings, launchers, &dir);
+        let contexts = house.bridge.relay().governance.contexts().clone();
+        runtime().block_on(async {
+            let caller = Caller { agent: agent.clone(), ..caller() };
+            let served = house.bridge.tool(Some("t"), &caller).unwrap();
+            let opened = house.bridge.open(&served, &caller, Way::Streamable).await;
+            let session = opened.unwrap();
+            let of = |kind, id: &str, more: Value| envelope(kind, id, &agent, session.id(), &more);
+            let params = |decide: Value| {
+                json!({"method": "tools/call", "params": {"name": "x", "decide": decide}})
+            };
+            // The interceptor stores its decision.
+            let action = if blocks { "block" } else { "allow" };
+            let before = of("before", &id, params(json!({"action": action})));
+            let answered = hook(&house, &settings, &before).await;
+            prop_assert_eq!(answered, if blocks { "block" } else { "pass" });
+            let known = contexts.find(&id).unwrap();
+            prop_assert_eq!((&*known.agent, &*known.session), (&*agent, session.id()));
+            let verdict = if blocks { Word::Deny } else { Word::Allow };
+            prop_assert_eq!(known.decision.as_ref().unwrap().verdict, verdict);
+            prop_assert!(known.execution.is_none());
+            // The bridge finds it: it refuses the call, or adds what came of it.
+            let (name, arguments) = match end {
+                CallEnd::Result => ("test_simple_text", json!({})),
+                CallEnd::Error => ("no-such-tool", json!({})),
+                CallEnd::Exit(code) => ("crash", json!({"before": true, "code": code})),
+            };
+            let meta = json!({ CORRELATION: id });
+            let call = json!({"name": name, "arguments": arguments, "_meta": meta});
+            let text = Message::request("1", "tools/call", &call.to_string());
+            let asked = session.ask(Message::read(text).unwrap(), CallHeaders::default()).await;
+            let heard = asked.unwrap().outlet.read(0).next(LONG).await;
+            let Heard::Said(said) = heard else {
+                return Err(TestCaseError::fail(format!("{heard:?}")));
+            };
+            prop_assert_eq!(said.text.contains("Blocked by policy"), blocks);
+            let known = contexts.find(&id).unwrap();
+            prop_assert_eq!(known.decision.as_ref().unwrap().verdict, verdict);
+            let execution = known.execution.map(|found| (found.failed, found.exit_code));
+            let expected = match end {
+                _ if blocks => None,
+                CallEnd::Result => Some((false, 0)),
+                CallEnd::Error => Some((true, 0)),
+                CallEnd::Exit(code) => Some((true, code)),
+            };
+            prop_assert_eq!(execution, expected);
+            // With the exchange it goes.
+            let after = of("after", &id, json!({"result": {"content": []}}));
+            prop_assert_eq!(hook(&house, &settings, &after).await, "pass");
+            prop_assert!(contexts.find(&id).is_none());
+            // With the session goes whatever has no after hook.
+            for other in &rest {
+                let before = of("before", other, params(json!({"action": "allow"})));
+                prop_assert_eq!(hook(&house, &settings, &before).await, "pass");
+            }
+            prop_assert_eq!(contexts.len(), rest.len());
+            house.bridge.close(session.id());
+            prop_assert!(contexts.is_empty());
+            soon(session.process().ended()).await;
+            Ok(())
+        })?;
+    }
 
     // **Feature: unified-sidecar, Property 5: Bridge Router Runtime Resolution**
     #[test]
@@ -177,7 +322,7 @@ proptest! {
         }
         let tool: Tool = serde_json::from_value(written).unwrap();
         let stop = CancellationToken::new();
-        let served = Served::new(tool, marked(), fingerprints(&dir), stop);
+        let served = Served::new(tool, marked(), fingerprints(&dir), stop, Arc::default());
         let error = runtime().block_on(served.launch(&caller())).unwrap_err();
         match kind {
             None | Some("local") => prop_assert_eq!(error, LaunchError::Failed("local".into())),
@@ -208,7 +353,7 @@ proptest! {
             prop_assert_eq!(gone, Gone { code: Some(0) });
             prop_assert!(!process.is_alive());
             let late = process.send(&Message::notification("n", "{}")).await;
-            prop_assert_eq!(late, Err(gone));
+            prop_assert_eq!(late, Err(gone.into()));
             Ok(())
         })?;
     }
@@ -241,56 +386,6 @@ proptest! {
             prop_assert_eq!(back.text(), text.as_str());
             well.stop();
             soon(well.ended()).await;
-            Ok(())
-        })?;
-    }
-
-    // **Feature: unified-sidecar, Property 9: Health Status Aggregation**
-    #[test]
-    fn property_09_health_status_aggregation(
-        names in prop::collection::btree_set("[a-z][a-z0-9]{0,10}", 0..6),
-        failing in prop::collection::vec(any::<bool>(), 6),
-        hooks in any::<bool>(),
-    ) {
-        let list: Vec<_> = names
-            .iter()
-            .map(|name| json!({"name": name, "command": ["x"]}))
-            .collect();
-        let settings = settings(&json!({"version": "1.0", "tools": list}).to_string());
-        let dir = tempfile::tempdir().unwrap();
-        let house = house(&settings, marked(), &dir);
-        runtime().block_on(async {
-            let mut failed = std::collections::BTreeSet::new();
-            for (name, fails) in names.iter().zip(&failing) {
-                if *fails {
-                    let served = house.bridge.tool(Some(name), &caller()).unwrap();
-                    served.launch(&caller()).await.unwrap_err();
-                    failed.insert(name);
-                }
-            }
-            // Whichever port is asked.
-            let offers = Offers { hooks, tools: !hooks };
-            let door = Door::Network(ListenerRules {
-                at: "127.0.0.1:8090".parse().unwrap(),
-                offers,
-                demands: Demands::of(&settings),
-            });
-            let request = Request::get("/health").header("host", "127.0.0.1:8090");
-            let request = request.body(Full::new(Bytes::new())).unwrap();
-            let response = server::answer(&house, &door, request).await;
-            prop_assert_eq!(response.status(), StatusCode::OK);
-            let body = response.into_body().collect().await.unwrap().to_bytes();
-            let said: Value = serde_json::from_slice(&body).unwrap();
-            for part in ["interceptor", "bridge", "policy"] {
-                prop_assert_eq!(&said["components"][part], "ok");
-            }
-            let tools = said["tools"].as_object().unwrap();
-            prop_assert_eq!(tools.len(), names.len());
-            for name in &names {
-                let expected = if failed.contains(name) { "failing" } else { "ok" };
-                prop_assert_eq!(&tools[name]["status"], expected);
-                prop_assert_eq!(&tools[name]["runtime"], "local");
-            }
             Ok(())
         })?;
     }
@@ -369,7 +464,7 @@ proptest! {
                 }
                 sessions.push(session);
             }
-            soon(house.bridge.end()).await;
+            soon(house.bridge.end(Instant::now() + LONG)).await;
             for session in &sessions {
                 prop_assert!(session.is_over());
                 // Its end was waited for: nobody is left behind.

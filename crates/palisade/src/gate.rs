@@ -7,6 +7,7 @@ mod ports;
 mod reload;
 mod root_renewal;
 mod shared;
+pub mod shutdown;
 mod supervisor;
 pub mod tools;
 mod traffic;
@@ -39,6 +40,7 @@ use store::audit::{AuditOptions, JsonlOptions, OnFull};
 use store::{Store, StoreOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, Notify, mpsc};
+use tokio::time::timeout_at;
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Failure};
@@ -50,6 +52,7 @@ use lock::StateLock;
 use ports::{Book, Inits, Readers, Rows};
 use reload::Reloader;
 use shared::Shared;
+use shutdown::Deadline;
 use supervisor::Supervisor;
 use tools::Tools;
 use traffic::Served;
@@ -57,6 +60,9 @@ use watchdog::WatchdogPipe;
 
 /// How often rows that have expired are removed. Expiry itself is checked on each use.
 const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
+
+/// The check that the policies which were configured last are in force.
+const POLICY_LOADED: &str = "policy_loaded";
 
 /// The word that makes this program a sandbox's init.
 pub const INIT: &str = "__init";
@@ -73,12 +79,6 @@ const MOST_READERS: usize = 2;
 /// What is begun when the gate is up is over by then: the first look at the settings' files,
 /// the first sweep.
 const SETTLED: Duration = Duration::from_secs(3);
-
-/// How long the last records may take: a log that is stuck must not keep a gate from ending.
-const LAST_RECORDS: Duration = Duration::from_secs(5);
-
-/// How long the last traces may take.
-const LAST_TRACES: Duration = Duration::from_secs(5);
 
 /// The variables that `${NAME}` in the configuration may name: this process's own.
 pub fn environment(name: &str) -> Option<String> {
@@ -140,14 +140,18 @@ pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<Exit> {
         // In the background this is the only place where it is read.
         tracing::error!(error = format!("{error:#}"), "the gate ends");
     }
+    let for_traces = match &served {
+        Ok((_, deadline)) => deadline.for_traces(),
+        Err(_) => Deadline::MAX_TRACES,
+    };
     runtime.block_on(async {
         let last = tokio::task::spawn_blocking(move || telemetry.finish());
-        if tokio::time::timeout(LAST_TRACES, last).await.is_err() {
+        if tokio::time::timeout(for_traces, last).await.is_err() {
             tracing::warn!("the last traces were not taken in time");
         }
     });
     runtime.shutdown_timeout(Duration::from_secs(1));
-    served
+    served.map(|(exit, _)| exit)
 }
 
 /// The gate holds keys: no core dumps, no debugger, no files for others. It holds a dozen
@@ -170,7 +174,7 @@ async fn serve(
     telemetry: Arc<Telemetry>,
     watchdog: &mut Option<WatchdogPipe>,
     after_death: Option<String>,
-) -> Result<Exit> {
+) -> Result<(Exit, Deadline)> {
     let stop = CancellationToken::new();
     listen_for_signals(stop.clone())?;
     // From here on a hangup is a request and no longer the end, which is its default.
@@ -180,7 +184,6 @@ async fn serve(
     let socket = Arc::new(socket.context("the control socket cannot be used (see --control)")?);
     let store = open_store(paths, &settings).await?;
     let board = Arc::new(Board::default());
-    board.check("policy_loaded", Ok(()));
     board.check("config_current", Ok(()));
     board.listening("control", [paths.control.display()]);
     board.config(paths.config.current());
@@ -211,6 +214,8 @@ async fn serve(
         sandboxed: Arc::clone(&sandboxed) as _,
     };
     let tools = open_tools(settings.load_full(), given, &stop).await?;
+    // Every bundle was read: a start with one that cannot be used has failed above.
+    board.check(POLICY_LOADED, Ok(()));
     traffic.serve_tools(Arc::clone(&tools) as _);
     let (reload, requests) = mpsc::channel(8);
     let changed = Arc::new(Notify::new());
@@ -285,7 +290,7 @@ async fn serve(
         let gate = Arc::clone(&gate);
         move |stop| root_renewal::look_after(Arc::clone(&gate), stop)
     });
-    supervisor.start("tools", {
+    supervisor.start(tools::TASK, {
         let tools = Arc::clone(&tools);
         move |_| {
             let tools = Arc::clone(&tools);
@@ -300,31 +305,46 @@ async fn serve(
     tokio::spawn(give_back_pages());
 
     stop.cancelled().await;
+    let limit = settings.load().server.shutdown_timeout;
+    let deadline = Deadline::after(limit);
     if let Some(watchdog) = watchdog {
         watchdog.report_stopping();
     }
     tracing::info!("stopping");
-    let limit = settings.load().server.shutdown_timeout;
-    if !supervisor.drain(limit).await {
+    // Sandboxes live on; their connections end here, and the next gate serves them again.
+    let draining = async {
+        tokio::join!(supervisor.drain(), served.drain(), shared.drain());
+    };
+    let (drained, ended) = tokio::join!(
+        timeout_at(deadline.cut_off(), draining),
+        // At once, and not after the drain: a tool may need its time to end.
+        timeout_at(deadline.end(), tools.drain(deadline.cut_off())),
+    );
+    if drained.is_err() {
         tracing::warn!(?limit, "some requests were still under way and are cut off");
     }
+    if ended.is_err() {
+        tracing::error!(?limit, "some tool processes did not end in time");
+    }
     drop(socket);
-    // Sandboxes live on; their connections end here, and the next gate serves them again.
-    served.drain().await;
-    tools.drain().await;
-    shared.drain().await;
-    if tokio::time::timeout(LAST_RECORDS, traffic.finish())
-        .await
-        .is_err()
-    {
+    if timeout_at(deadline.end(), traffic.finish()).await.is_err() {
         tracing::error!("the last records of the traffic were not taken in time");
     }
-    if let Err(error) = close(&store).await {
-        tracing::error!(%error, "the audit log could not be closed cleanly");
-        return Ok(Exit::Failed);
-    }
-    tracing::info!("stopped");
-    Ok(Exit::Ok)
+    let exit = match timeout_at(deadline.end(), close(&store)).await {
+        Ok(Ok(())) => {
+            tracing::info!("stopped");
+            Exit::Ok
+        }
+        Ok(Err(error)) => {
+            tracing::error!(%error, "the audit log could not be closed cleanly");
+            Exit::Failed
+        }
+        Err(_) => {
+            tracing::error!("the audit log could not be closed in time");
+            Exit::Failed
+        }
+    };
+    Ok((exit, deadline))
 }
 
 /// The first SIGTERM or SIGINT stops the process in order, the second ends it at once. A watchdog's

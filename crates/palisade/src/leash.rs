@@ -10,6 +10,9 @@
 //!   ending: TERM to CMD's group ── 1 s ─────▶ KILL to every descendant, until there is none
 //! ```
 //!
+//! USR1 leaves the deadline to the parent: CMD's group receives TERM, and KILL follows when the
+//! parent sends TERM, or is gone.
+//!
 //! It is a child subreaper, so that whatever CMD starts stays a descendant of this process: a
 //! session of its own or a double fork is no way out. It ends as CMD did, with 128 + n after
 //! signal n; 127 and 126 when CMD is not there or cannot be run, and 125 when the leash itself
@@ -135,7 +138,7 @@ impl Wish {
         prctl::set_child_subreaper(true)
             .map_err(|errno| Refusal::of_system("cannot become a subreaper", errno))?;
         // Before there is a command: from here on no signal ends the leash alone.
-        let signals = receive_signals()
+        let signals = receive_signals(&[Signal::SIGUSR1])
             .map_err(|errno| Refusal::of_system("cannot receive signals", errno))?;
         let command = self.start()?;
         let_go_of_ends();
@@ -144,6 +147,8 @@ impl Wish {
             signals,
             command,
             leave_rest: self.leave_rest,
+            grace: GRACE,
+            terminated: false,
             code: None,
             ending: None,
         };
@@ -185,17 +190,18 @@ fn watch(parent: i32) -> Result<OwnedFd, Refusal> {
     Ok(watched)
 }
 
-/// Blocks the signals that end a process, and that of an ended child, and receives them on a
-/// descriptor instead.
-pub fn receive_signals() -> nix::Result<SignalFd> {
+/// Blocks the signals that end a process, that of an ended child and those in `more`, and receives
+/// them on a descriptor instead.
+pub fn receive_signals(more: &[Signal]) -> nix::Result<SignalFd> {
     let mut mask = SigSet::empty();
-    for signal in [
+    let common = [
         Signal::SIGTERM,
         Signal::SIGINT,
         Signal::SIGHUP,
         Signal::SIGCHLD,
-    ] {
-        mask.add(signal);
+    ];
+    for signal in common.iter().chain(more) {
+        mask.add(*signal);
     }
     mask.thread_block()?;
     SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
@@ -246,6 +252,10 @@ struct Hold {
     signals: SignalFd,
     command: Pid,
     leave_rest: bool,
+    /// From the beginning of the end until everything is killed.
+    grace: Duration,
+    /// The command's group has received TERM, and the parent keeps the deadline.
+    terminated: bool,
     /// How the command ended, once it has.
     code: Option<u8>,
     /// When the end began.
@@ -271,8 +281,8 @@ impl Hold {
             match self.ending {
                 None if self.code.is_some() => self.begin_ending(),
                 None => {}
-                Some(since) if since.elapsed() < GRACE => {}
-                Some(since) if since.elapsed() < GRACE + PATIENCE => descendants::kill_all(),
+                Some(since) if since.elapsed() < self.grace => {}
+                Some(since) if since.elapsed() < self.grace + PATIENCE => descendants::kill_all(),
                 Some(_) => break,
             }
         }
@@ -285,7 +295,7 @@ impl Hold {
         let patience = match self.ending {
             None => PollTimeout::NONE,
             Some(since) => {
-                let rest = GRACE.saturating_sub(since.elapsed()).max(LOOK);
+                let rest = self.grace.saturating_sub(since.elapsed()).max(LOOK);
                 PollTimeout::try_from(rest).unwrap_or(PollTimeout::ZERO)
             }
         };
@@ -301,9 +311,20 @@ impl Hold {
         drop(ends);
         let mut told = false;
         while let Ok(Some(signal)) = self.signals.read_signal() {
-            told |= i32::try_from(signal.ssi_signo) != Ok(Signal::SIGCHLD as i32);
+            match i32::try_from(signal.ssi_signo).map(Signal::try_from) {
+                Ok(Ok(Signal::SIGCHLD)) => {}
+                Ok(Ok(Signal::SIGUSR1)) => {
+                    self.terminated = true;
+                    self.terminate_group();
+                }
+                _ => told = true,
+            }
         }
         if parent_gone || told {
+            if self.terminated {
+                // The parent's deadline is over.
+                self.grace = Duration::ZERO;
+            }
             self.begin_ending();
         }
     }
@@ -311,8 +332,12 @@ impl Hold {
     fn begin_ending(&mut self) {
         if self.ending.is_none() {
             self.ending = Some(Instant::now());
-            let _ = kill(Pid::from_raw(-self.command.as_raw()), Signal::SIGTERM);
+            self.terminate_group();
         }
+    }
+
+    fn terminate_group(&self) {
+        let _ = kill(Pid::from_raw(-self.command.as_raw()), Signal::SIGTERM);
     }
 
     /// Takes in everybody who has ended.

@@ -1,7 +1,8 @@
 //! A gate as a real process, in a place of its own.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -231,6 +232,24 @@ impl Gate<'_> {
     /// GETs on its socket.
     pub fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, &Value::Null)
+    }
+
+    /// Begins a request on its socket whose body has 100 bytes, and sends the first, `{`: until
+    /// the rest comes the gate has a request in flight.
+    #[expect(
+        clippy::expect_used,
+        reason = "a test whose gate does not answer has failed"
+    )]
+    pub fn hold_request(&self) -> UnixStream {
+        let mut stream = UnixStream::connect(self.place.control()).expect("a connection");
+        let head = "POST /internal/containers HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n\
+                    Content-Length: 100\r\n\r\n";
+        stream.write_all(head.as_bytes()).expect("a head");
+        // From here on it is in flight.
+        let head = http::read_head(&mut stream).expect("an answer");
+        assert_eq!(head.status, 100, "{head:?}");
+        stream.write_all(b"{").expect("a byte");
+        stream
     }
 
     /// Sends a signal by name, as `kill` does.

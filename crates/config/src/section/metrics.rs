@@ -9,9 +9,9 @@ use crate::leaf::{HttpUrl, Text, UrlPath};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Metrics {
-    /// Whether they are served.
+    /// Whether they are served at the addresses of `server`. The control socket always has them.
     pub enabled: bool,
-    /// Under which path.
+    /// Under which path. Not below `/health`, `/intercept`, `/mcp`, `/message` or `/sse`.
     #[schemars(with = "Text<UrlPath>")]
     pub path: String,
     /// Traces by OTLP.

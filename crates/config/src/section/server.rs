@@ -25,7 +25,8 @@ pub struct Server {
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<SocketAddr>>")]
     pub single_port: Option<SocketAddr>,
-    /// How long requests in flight may take to finish when the gate stops.
+    /// How long the gate's stop may take. Requests in flight and tools have four fifths of it to
+    /// end; the rest is for the audit log.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub shutdown_timeout: Duration,

@@ -24,6 +24,8 @@ fn quoted(text: &str) -> String {
 struct GivenTool {
     name: String,
     command: Vec<String>,
+    work_dir: Option<String>,
+    env: Vec<(String, String)>,
     runtime: Option<(RuntimeKind, String, u16)>,
     description: Option<String>,
 }
@@ -37,14 +39,18 @@ fn tool() -> impl Strategy<Value = GivenTool> {
     (
         name(),
         prop::collection::vec("[ -#%-~]{1,20}", 1..4),
+        prop::option::of("/?[a-z]{1,8}(/[a-z]{1,8}){0,2}"),
+        prop::collection::vec(("[A-Z_][A-Z0-9_]{0,12}", "[ -#%-~é😀]{0,20}"), 0..4),
         prop::option::of((kind, name(), 1_u16..)),
         prop::option::of("[ -#%-~]{0,40}"),
     )
-        .prop_map(|(name, mut command, runtime, description)| {
+        .prop_map(|(name, mut command, work_dir, env, runtime, description)| {
             command[0] = format!("bin{}", command[0].trim());
             GivenTool {
                 name,
                 command,
+                work_dir,
+                env,
                 runtime,
                 description,
             }
@@ -58,6 +64,15 @@ fn write_tool(tool: &GivenTool) -> String {
         quoted(&tool.name),
         command.join(", ")
     );
+    if let Some(work_dir) = &tool.work_dir {
+        yaml.push_str(&format!("    work_dir: {}\n", quoted(work_dir)));
+    }
+    if !tool.env.is_empty() {
+        let entries = tool.env.iter();
+        let entries = entries.map(|(name, value)| quoted(&format!("{name}={value}")));
+        let entries = entries.collect::<Vec<_>>().join(", ");
+        yaml.push_str(&format!("    env: [{entries}]\n"));
+    }
     if let Some((kind, template, timeout)) = &tool.runtime {
         yaml.push_str(&format!(
             "    runtime: {{type: {}, template: {}, timeout: {timeout}s}}\n",
@@ -105,6 +120,21 @@ proptest! {
             prop_assert_eq!(&read.name, &given.name);
             prop_assert_eq!(&read.command, &given.command);
             prop_assert_eq!(&read.description, &given.description);
+            match (&read.work_dir, &given.work_dir) {
+                (Some(read), Some(given)) if given.starts_with('/') => {
+                    prop_assert_eq!(read.to_str(), Some(given.as_str()));
+                }
+                // Relative to the file's directory.
+                (Some(read), Some(given)) => {
+                    prop_assert!(read.is_absolute() && read.ends_with(given), "{:?}", read);
+                }
+                (read, given) => prop_assert_eq!(read.is_some(), given.is_some()),
+            }
+            let env = read.env.iter();
+            let env: Vec<_> = env
+                .map(|entry| (entry.name.clone(), entry.value.expose().to_owned()))
+                .collect();
+            prop_assert_eq!(&env, &given.env);
             let (kind, timeout) = match &given.runtime {
                 Some((kind, _, timeout)) => (*kind, Some(u64::from(*timeout))),
                 None => (RuntimeKind::Local, None),

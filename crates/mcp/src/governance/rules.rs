@@ -25,6 +25,8 @@ pub struct Rules {
     calls: Vec<Arc<Judge>>,
     elicitations: Vec<Arc<Judge>>,
     tools: Vec<String>,
+    /// Bundles that are configured and were left out, and why.
+    missing: Vec<String>,
     slow: Semaphore,
 }
 
@@ -35,6 +37,7 @@ impl Default for Rules {
             calls: Vec::new(),
             elicitations: Vec::new(),
             tools: Vec::new(),
+            missing: Vec::new(),
             slow: Semaphore::new(MOST_SLOW),
         }
     }
@@ -44,18 +47,22 @@ impl Rules {
     /// Reads the bundles of `settings` for tool calls. Blocks. One that is not there is left
     /// out, with a warning, unless it is required; one that cannot be used is an error.
     pub fn load(settings: &Settings) -> Result<Self, BadBundle> {
-        let judges = |entrypoint: &str| {
+        let mut left_out = Vec::new();
+        let mut judges = |entrypoint: &str| {
             let Found { judges, missing } = bundle::judges(&settings.policies, entrypoint)?;
             for problem in missing {
                 tracing::warn!(%problem, "a policy bundle is missing and judges nothing");
+                left_out.push(problem.to_string());
             }
             Ok(judges)
         };
+        let (calls, elicitations) = (judges(TOOL_CALLS)?, judges(ELICITATIONS)?);
         let tools = settings.tools.iter();
         Ok(Self {
-            calls: judges(TOOL_CALLS)?,
-            elicitations: judges(ELICITATIONS)?,
+            calls,
+            elicitations,
             tools: tools.map(|tool| tool.name.clone()).collect(),
+            missing: left_out,
             ..Self::default()
         })
     }
@@ -63,6 +70,11 @@ impl Rules {
     /// Whether there is nobody to ask.
     pub fn is_empty(&self) -> bool {
         self.calls.is_empty() && self.elicitations.is_empty()
+    }
+
+    /// Bundles that are configured and were left out, and why.
+    pub(super) fn missing(&self) -> &[String] {
+        &self.missing
     }
 
     /// The tools that are configured.

@@ -1,23 +1,35 @@
+use prometheus_client::encoding::text::encode;
+
 use super::foreign::MAX_FOREIGN;
 use super::*;
 
+fn registered() -> (Metrics, Registry) {
+    let (metrics, mut registry) = (Metrics::default(), Registry::default());
+    metrics.register(&mut registry);
+    (metrics, registry)
+}
+
+fn text(registry: &Registry) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry).unwrap();
+    text
+}
+
 #[test]
 fn names_and_labels_are_those_of_the_table() {
-    let metrics = Metrics::default();
-    let mut registry = Registry::default();
-    metrics.register(&mut registry);
+    let (metrics, registry) = registered();
     metrics.know(["fs".to_owned()]);
     metrics.judged("before", "pass", "fs", Duration::from_micros(15));
     metrics.judged("before", "block", "a b", Duration::from_micros(15));
     metrics.decided("guard", "allow", Duration::from_micros(15));
     metrics.failed("guard", "timeout");
     let took = Duration::from_millis(3);
-    metrics.tool_executed("fs", RuntimeKind::Local, Status::Error, took, Some(137));
-    metrics.process_running("fs", RuntimeKind::Local, 2);
-    metrics.process_running("fs", RuntimeKind::Local, -1);
+    metrics.tool_executed("fs", RuntimeKind::Local, Status::Error, took);
+    let counts = [(); 3].map(|()| metrics.count_process("fs", RuntimeKind::Local));
+    let [one, _two, _three] = counts;
+    one.exited(Some(137));
     metrics.junk("fs");
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    let text = text(&registry);
     for line in [
         r#"polis_sidecar_intercept_total{type="before",action="pass",tool_id="fs"} 1"#,
         r#"polis_sidecar_intercept_total{type="before",action="block",tool_id="unknown"} 1"#,
@@ -29,6 +41,7 @@ fn names_and_labels_are_those_of_the_table() {
         r#"polis_sidecar_tool_execution_duration_seconds_count{tool_id="fs",runtime_type="local"} 1"#,
         r#"polis_sidecar_tool_exits_total{tool_id="fs",runtime_type="local",exit_code="137"} 1"#,
         r#"polis_sidecar_process_status{tool_id="fs",runtime_type="local"} 1"#,
+        r#"polis_sidecar_processes{tool_id="fs",runtime_type="local"} 2"#,
         r#"polis_sidecar_tool_junk_total{tool_id="fs"} 1"#,
         "polis_sidecar_context_active 0",
     ] {
@@ -38,9 +51,7 @@ fn names_and_labels_are_those_of_the_table() {
 
 #[test]
 fn names_of_foreign_tools_are_labels_up_to_a_limit() {
-    let metrics = Metrics::default();
-    let mut registry = Registry::default();
-    metrics.register(&mut registry);
+    let (metrics, registry) = registered();
     let count = |name: &str| metrics.judged("before", "pass", name, Duration::ZERO);
     let long = "x".repeat(129);
     for strange in ["", "a b", "a\"b", "é", &long] {
@@ -50,8 +61,7 @@ fn names_of_foreign_tools_are_labels_up_to_a_limit() {
         count(&format!("tool-{number}"));
     }
     count("tool-0");
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    let text = text(&registry);
     let counters = text
         .lines()
         .filter(|line| line.starts_with("polis_sidecar_intercept_total"));
@@ -59,4 +69,33 @@ fn names_of_foreign_tools_are_labels_up_to_a_limit() {
     for line in [r#"tool_id="tool-0"} 2"#, r#"tool_id="unknown"} 12"#] {
         assert!(text.contains(line), "{line} is missing in\n{text}");
     }
+}
+
+#[test]
+fn a_process_is_counted_under_the_tool_it_began_with() {
+    let (metrics, registry) = registered();
+    let shown = |name: &str| {
+        let text = text(&registry);
+        let series = format!(r#"{name}{{tool_id="fs",runtime_type="local"}}"#);
+        let mut lines = text.lines();
+        lines.find_map(|line| Some(line.strip_prefix(&series)?.trim().to_owned()))
+    };
+    let both = || {
+        let status = shown("polis_sidecar_process_status");
+        (status, shown("polis_sidecar_processes"))
+    };
+    let is = |status: &str, running: &str| (Some(status.to_owned()), Some(running.to_owned()));
+    metrics.report_tools([("fs", RuntimeKind::Local)]);
+    assert_eq!(both(), is("0", "0"));
+    let (one, two) = (
+        metrics.count_process("fs", RuntimeKind::Local),
+        metrics.count_process("fs", RuntimeKind::Local),
+    );
+    assert_eq!(both(), is("1", "2"));
+    drop(one);
+    // A reload removes the tool while a process of it still runs.
+    metrics.report_tools([]);
+    assert_eq!(both(), is("1", "1"));
+    two.exited(None);
+    assert_eq!(both(), (None, None));
 }

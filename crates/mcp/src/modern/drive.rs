@@ -22,8 +22,9 @@ use super::request::{Refused, Request};
 use super::words::{in_old_words, read_given, retold};
 use crate::bridge::{self, Bridge};
 use crate::call_headers::CallHeaders;
+use crate::metrics::Status;
 use crate::pool::{Client, Lease};
-use crate::process::{Call, Gone};
+use crate::process::{Call, Gone, SendError};
 use crate::relay::{self, Permitted};
 use crate::rpc::{self, Kind, Message, code};
 use crate::tools::Served;
@@ -75,9 +76,9 @@ impl Held {
     }
 
     /// Gives it up.
-    pub fn abandon(self) {
+    pub fn abandon(self, status: Status) {
         let mut drive = self.drive;
-        tokio::spawn(async move { drive.abandon("nobody answered").await });
+        tokio::spawn(async move { drive.abandon("nobody answered", status).await });
     }
 }
 
@@ -180,9 +181,14 @@ impl Drive {
             questions: Vec::new(),
             asked: 0,
         };
-        // If it is gone, the answer says so.
-        process.offer(&text).await;
-        Ok(drive)
+        match process.send(&text).await {
+            // If it is gone, the answer says so.
+            Ok(()) | Err(SendError::Gone(_)) => Ok(drive),
+            Err(error @ SendError::Write(_)) => {
+                drive.note_unanswered(Status::Error);
+                Err(Refused::unwritten(&error))
+            }
+        }
     }
 
     /// Goes on until there is an answer, or questions that the client has to answer.
@@ -208,11 +214,12 @@ impl Drive {
                 Step::Said(None) => Some(self.finish(Err(Gone { code: None })).await),
                 Step::Answer(answer) => Some(self.finish_all(answer, &client).await),
                 Step::Left => {
-                    self.abandon("the client left").await;
+                    self.abandon("the client left", Status::Cancelled).await;
                     return;
                 }
                 Step::TooLong => {
-                    self.abandon("the call took too long").await;
+                    self.abandon("the call took too long", Status::Timeout)
+                        .await;
                     let text = format!("the call took longer than {:?}", self.served.timeout());
                     Some(Message::failure(self.id(), code::GONE, &text, None))
                 }
@@ -302,7 +309,7 @@ impl Drive {
             evicted
         };
         if let Some(evicted) = evicted {
-            evicted.abandon();
+            evicted.abandon(Status::Cancelled);
         }
         drop(client.send(Out::Final(text)).await);
     }
@@ -333,10 +340,15 @@ impl Drive {
             .await
     }
 
+    /// Counts a call that ends without an answer of the server.
+    fn note_unanswered(&self, status: Status) {
+        let (relay, caller) = (self.bridge.relay(), &self.client.caller);
+        relay.note_unanswered(&self.served, caller, &self.permitted, status);
+    }
+
     /// Gives the call up. The process is not used again.
-    async fn abandon(&mut self, why: &str) {
-        let relay = self.bridge.relay();
-        relay.store_abandoned(&self.served, &self.client.caller, &self.permitted);
+    async fn abandon(&mut self, why: &str, status: Status) {
+        self.note_unanswered(status);
         self.lease.spoil();
         for question in std::mem::take(&mut self.questions) {
             self.refuse_question(&question.id, code::INTERNAL, why)

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{self, Content};
 use crate::launch::LaunchError;
+use crate::process::SendError;
 use crate::rpc::{Message, code};
 use crate::streamable::{VERSION, text};
 
@@ -47,6 +48,12 @@ impl Refused {
             message: message.into(),
             data: None,
         }
+    }
+
+    /// The server could not be written to.
+    pub(super) fn unwritten(error: &SendError) -> Self {
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        Self::new(status, code::INTERNAL, error.to_string())
     }
 
     /// The parameters are wrong.

@@ -72,8 +72,8 @@ impl Relay {
         Some(id)
     }
 
-    /// Stores the outcome of a call that took too long or was cancelled.
-    pub fn store_abandoned(&self, served: &Served, caller: &Caller, permitted: &Permitted) {
+    /// Stores the outcome of a call that ended without an answer.
+    pub(super) fn store_abandoned(&self, served: &Served, caller: &Caller, permitted: &Permitted) {
         let execution = Execution {
             failed: true,
             exit_code: 0,

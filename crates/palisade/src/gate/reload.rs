@@ -16,11 +16,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use arc_swap::ArcSwap;
+use config::bundle::BadBundle;
 use config::{Settings, Sources};
 use control::dispatch::ReloadRequest;
 use control::health::Board;
 use control::wall_now;
-use egress::traffic::{PreparedTraffic, Traffic};
+use egress::traffic::{PreparedTraffic, Refused, Traffic};
 use mcp::governance::Rules;
 use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
@@ -35,7 +36,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::gate::shared::{Ready, Shared};
 use crate::gate::tools::{PreparedListeners, Tools};
-use crate::gate::{audit_options, environment};
+use crate::gate::{POLICY_LOADED, audit_options, environment};
 use crate::paths::ConfigPath;
 use crate::telemetry::Telemetry;
 use crate::telemetry::numbers::Numbers;
@@ -74,6 +75,34 @@ struct Prepared {
     audit: AuditOptions,
     rules: Rules,
     traffic: PreparedTraffic,
+}
+
+/// Why settings cannot be put in force.
+enum Refusal {
+    /// A policy bundle cannot be used.
+    Policy(String),
+    Other(String),
+}
+
+impl From<BadBundle> for Refusal {
+    fn from(bad: BadBundle) -> Self {
+        Refusal::Policy(bad.to_string())
+    }
+}
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Bundle(bad) => bad.into(),
+            Refused::Roots(_) => Refusal::Other(refused.to_string()),
+        }
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Refusal::Other(why)
+    }
 }
 
 /// Everything a reload touches.
@@ -225,22 +254,27 @@ impl Reloader {
     /// Prepares everything, then puts everything in force: what is refused changes nothing.
     async fn swap(&self, settings: Settings, file: Option<&Path>) -> Result<Vec<String>, String> {
         let settings = Arc::new(settings);
-        let prepared = self.prepare(&settings).await?;
+        let prepared = match self.prepare(&settings).await {
+            Ok(prepared) => prepared,
+            Err(Refusal::Policy(why)) => {
+                self.board.check(POLICY_LOADED, Err(why.clone()));
+                return Err(why);
+            }
+            Err(Refusal::Other(why)) => return Err(why),
+        };
         Ok(self.apply(settings, prepared, file).await)
     }
 
     /// Everything that can still refuse: files are read, sockets are opened. Nothing changes.
-    async fn prepare(&self, settings: &Arc<Settings>) -> Result<Prepared, String> {
+    async fn prepare(&self, settings: &Arc<Settings>) -> Result<Prepared, Refusal> {
         let filter = self.telemetry.prepare(settings);
         let filter = filter.map_err(|error| format!("{error:#}"))?;
         let (store, new) = (self.store.clone(), Arc::clone(settings));
-        let (audit, rules, traffic) = tokio::task::spawn_blocking(move || -> Result<_, String> {
+        let (audit, rules, traffic) = tokio::task::spawn_blocking(move || -> Result<_, Refusal> {
             let audit = audit_options(&new);
             let checked = store.audit().check_options(&audit);
             checked.map_err(|error| format!("audit: {error}"))?;
-            let rules = Rules::load(&new).map_err(|error| error.to_string())?;
-            let traffic = Traffic::prepare(new).map_err(|error| error.to_string())?;
-            Ok((audit, rules, traffic))
+            Ok((audit, Rules::load(&new)?, Traffic::prepare(new)?))
         })
         .await
         .map_err(|error| error.to_string())??;
@@ -279,6 +313,7 @@ impl Reloader {
         let (rules, listeners) = (prepared.rules, prepared.listeners);
         self.tools.apply(&settings, rules, listeners).await;
         let old = self.settings.swap(Arc::clone(&settings));
+        self.board.check(POLICY_LOADED, Ok(()));
         self.announce(&settings);
         self.changed.notify_one();
         self.board.config(file);

@@ -5,10 +5,11 @@ mod sandboxed;
 
 use std::ffi::OsString;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use config::Settings;
-use control::health::{Board, Status};
+use control::health::{Board, Status, TaskState};
 use egress::ports::ToolServer;
 use http::{Request, Response};
 use mcp::bridge::Bridge;
@@ -21,20 +22,27 @@ use mcp::metrics::Metrics;
 use mcp::ports::Ledger;
 use mcp::relay::{Relay, Stamps};
 use mcp::room::Room;
-use mcp::server::{self, Door, House};
+use mcp::server::{self, Door, House, MetricsPath, Offers};
 use mcp::tools::Launchers;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::json;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::listeners::Listeners;
 pub use self::listeners::PreparedListeners;
+use self::listeners::{ListenerTable, Listeners};
 pub use self::sandboxed::Sandboxed;
 use crate::gate::ports::Book;
 use crate::leash::LEASH;
+
+/// The supervised task that ends unused sessions and keeps definitions.
+pub const TASK: &str = "tools";
+
+/// How long answers may take to be sent once every tool process has ended.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 #[async_trait::async_trait]
 impl Ledger for Book {
@@ -100,22 +108,28 @@ impl Tools {
             sandbox: given.sandboxed,
         };
         let fingerprints = Arc::new(given.fingerprints);
-        // The servers end after those who speak to them have been told.
+        // Not the gate's own stop: the end of tool processes has a deadline.
         let bridge = Bridge::new(launchers, fingerprints, relay, CancellationToken::new());
         bridge.apply(settings);
+        let table = ListenerTable::default();
         let health = {
             let (board, governance) = (Arc::clone(&given.board), governance.clone());
-            Arc::new(move || health(&board, &governance))
+            let table = table.clone();
+            Arc::new(move || health(&board, &governance, &table))
         };
         let house = Arc::new(House {
             bridge,
             hooks: interceptor,
             room: Room::default(),
             numbers: Arc::new(move || text_of(&given.numbers)),
+            metrics_path: MetricsPath::of(settings),
             health,
         });
         let (board, stop) = (given.board, stop.child_token());
-        let listeners = Listeners::new(Arc::clone(&house), Arc::clone(&board), stop.clone());
+        let listeners = {
+            let (house, board) = (Arc::clone(&house), Arc::clone(&board));
+            Listeners::new(house, board, table, stop.clone())
+        };
         let tools = Self {
             house,
             governance,
@@ -154,6 +168,7 @@ impl Tools {
     pub async fn apply(&self, settings: &Settings, rules: Rules, listeners: PreparedListeners) {
         self.governance.replace(rules);
         self.house.bridge.apply(settings);
+        self.house.metrics_path.replace(settings);
         self.note();
         self.listeners.apply(listeners).await;
     }
@@ -176,20 +191,18 @@ impl Tools {
         Ok(())
     }
 
-    /// Says on the board that nobody judges calls, where that is so.
+    /// Notes on the board what of the policies for tool calls is not in force.
     fn note(&self) {
-        let idle = self.governance.is_idle();
-        let says = idle.then(|| "no policy bundle judges tool calls: they all pass".to_owned());
-        self.board.note("mcp_policy", says);
+        self.board.note("mcp_policy", policy_gap(&self.governance));
     }
 
-    /// Waits until every client was let go and every server has ended, which the stop makes
-    /// them do.
-    pub async fn drain(&self) {
+    /// Ends every tool process, and then every connection of a client: SIGTERM at once, SIGKILL
+    /// at `kill_at`.
+    pub async fn drain(&self, kill_at: Instant) {
         self.stop.cancel();
-        self.house.bridge.end().await;
+        self.house.bridge.end(kill_at).await;
         self.house.bridge.fingerprints().write().await;
-        self.listeners.drain().await;
+        self.listeners.drain(LAST_ANSWERS).await;
     }
 }
 
@@ -213,22 +226,51 @@ fn text_of(numbers: &Registry) -> String {
     }
 }
 
-/// Every part in one answer.
-fn health(board: &Board, governance: &Governance) -> (bool, serde_json::Value) {
+/// What of the policies for tool calls is not in force, if anything.
+fn policy_gap(governance: &Governance) -> Option<String> {
+    let mut gaps = governance.missing_bundles();
+    if governance.is_idle() {
+        gaps.insert(
+            0,
+            "no policy bundle judges tool calls: they all pass".to_owned(),
+        );
+    }
+    (!gaps.is_empty()).then(|| gaps.join("; "))
+}
+
+/// The state of every part, measured when it is queried.
+fn health(
+    board: &Board,
+    governance: &Governance,
+    listeners: &ListenerTable,
+) -> (bool, serde_json::Value) {
     let report = board.report([]);
-    let well = report.status == Status::Healthy;
-    let policy = if governance.is_idle() {
-        "pass-through: no policy bundle judges tool calls"
-    } else {
-        "ok"
+    let interceptor = listeners.check(|offers: &Offers| offers.hooks);
+    let task = report.tasks.get(TASK);
+    let waiting = task.filter(|task| task.state == TaskState::Waiting);
+    let bridge = listeners
+        .check(|offers: &Offers| offers.tools)
+        .and_then(|()| match waiting {
+            Some(_) => Err("the task that ends unused sessions is being restarted".to_owned()),
+            None => Ok(()),
+        });
+    let well = report.status == Status::Healthy && interceptor.is_ok() && bridge.is_ok();
+    let word = |outcome: Result<(), String>| match outcome {
+        Ok(()) => "ok".to_owned(),
+        Err(fault) => format!("unavailable: {fault}"),
     };
-    let said = json!({
+    let policy = match policy_gap(governance) {
+        None => "ok".to_owned(),
+        Some(gap) if governance.is_idle() => format!("pass-through: {gap}"),
+        Some(gap) => format!("incomplete: {gap}"),
+    };
+    let state = json!({
         "status": if well { "healthy" } else { "degraded" },
         "version": report.version,
-        "components": {"interceptor": "ok", "bridge": "ok", "policy": policy},
+        "components": {"interceptor": word(interceptor), "bridge": word(bridge), "policy": policy},
         "checks": report.checks,
         "errors": report.errors,
         "notes": report.notes,
     });
-    (well, said)
+    (well, state)
 }

@@ -96,7 +96,7 @@ fn watch() -> Result<u8> {
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     nix::sys::stat::umask(Mode::from_bits_truncate(0o077));
     let lock = WatchdogLock::take(&state_dir.join(paths::WATCHDOG_LOCK))?;
-    let signals = leash::receive_signals().context("cannot receive signals")?;
+    let signals = leash::receive_signals(&[]).context("cannot receive signals")?;
     let watchdog = Watchdog {
         state_dir,
         lock,

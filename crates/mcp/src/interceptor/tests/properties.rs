@@ -1,10 +1,9 @@
-//! The seed's correctness properties that concern hooks, under their numbers.
+//! The seed's correctness properties that concern hooks alone, under their numbers.
 
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::context::Execution;
 
 const CASES: u32 = 128;
 
@@ -42,56 +41,6 @@ fn object() -> impl Strategy<Value = Value> {
 
 fn word() -> impl Strategy<Value = String> {
     "[a-zA-Z0-9._/-]{1,24}"
-}
-
-// **Feature: unified-sidecar, Property 2: Context Sharing Lifecycle**
-#[test]
-fn property_02_context_sharing_lifecycle() {
-    let runtime = runtime();
-    let (interceptor, _) = interceptor(OBEDIENT);
-    let contexts = interceptor.governance.contexts().clone();
-    let strategy = (word(), word(), word(), any::<bool>(), any::<i32>());
-    proptest!(ProptestConfig::with_cases(CASES), |((id, agent, session, blocks, code) in strategy, rest in prop::collection::hash_set(word(), 0..6))| {
-        runtime.block_on(async {
-            let action = if blocks { "block" } else { "allow" };
-            let mut body = request(&id, json!({"name": "t", "decide": {"action": action}}));
-            body["agent_id"] = json!(agent);
-            body["session_id"] = json!(session);
-            before(&interceptor, &body).await;
-            // The bridge finds what the interceptor stored.
-            let known = contexts.get(&id).unwrap();
-            prop_assert_eq!((&*known.agent, &*known.session), (&*agent, &*session));
-            let verdict = if blocks { Word::Deny } else { Word::Allow };
-            prop_assert_eq!(known.decision.as_ref().unwrap().verdict, verdict);
-            prop_assert!(known.execution.is_none());
-            // What came of it is there for the after hook, beside the decision.
-            let execution = Execution {
-                failed: code != 0,
-                exit_code: code,
-                duration: Duration::from_millis(1),
-            };
-            contexts.set_result(&id, execution).unwrap();
-            let known = contexts.get(&id).unwrap();
-            prop_assert_eq!(known.execution, Some(execution));
-            prop_assert!(known.decision.is_some());
-            // With the exchange it goes.
-            let mut body = response(&id, json!({"content": []}));
-            body["agent_id"] = json!(agent);
-            body["session_id"] = json!(session);
-            after(&interceptor, &body).await;
-            prop_assert!(contexts.find(&id).is_none());
-            // With the session goes whatever has no after hook.
-            for other in &rest {
-                let mut body = request(other, json!({"name": "t"}));
-                body["session_id"] = json!(session);
-                before(&interceptor, &body).await;
-            }
-            prop_assert_eq!(contexts.len(), rest.len());
-            contexts.delete_session(&session);
-            prop_assert!(contexts.is_empty());
-            Ok(())
-        })?;
-    });
 }
 
 // **Feature: unified-sidecar, Property 3: Policy Decision Mapping**
@@ -171,68 +120,6 @@ fn property_04_intercept_request_evaluation() {
             prop_assert_eq!(&seen["moment"], "before");
             prop_assert_eq!(&seen["method"], &json!(method));
             prop_assert_eq!(&seen["params"], &shown);
-        }
-    });
-}
-
-// **Feature: unified-sidecar, Property 10: Metrics Emission Consistency**
-#[test]
-fn property_10_metrics_emission_consistency() {
-    use config::section::tools::RuntimeKind;
-
-    use crate::metrics::Status;
-
-    let runtime = runtime();
-    let runtimes = prop::sample::select(vec![
-        RuntimeKind::Local,
-        RuntimeKind::Sandbox,
-        RuntimeKind::E2b,
-    ]);
-    let statuses = prop::sample::select(vec![
-        Status::Success,
-        Status::Error,
-        Status::Timeout,
-        Status::Cancelled,
-    ]);
-    let (interceptor, _) = interceptor(OBEDIENT);
-    let metrics = interceptor.governance.metrics().clone();
-    let mut registry = prometheus_client::registry::Registry::default();
-    metrics.register(&mut registry);
-    let read = |line: &str| {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        let found = text
-            .lines()
-            .find_map(|found| found.strip_prefix(line)?.trim().parse::<u64>().ok());
-        found.unwrap_or(0)
-    };
-    proptest!(ProptestConfig::with_cases(CASES), |(action in 0..3_u8, is_known: bool, is_after: bool, kind in runtimes, status in statuses, micros in 1..10_000_u64, code in 0..256_i32)| {
-        let word = ["allow", "block", "redact"][usize::from(action)];
-        let answered = ["pass", "block", "modify"][usize::from(action)];
-        // A gateway's own tool has its name as a label of these; tools of the bridge do not.
-        let (tool, label, executed) = if is_known { ("fs", "fs", "fs") } else { ("made-up", "made-up", "unknown") };
-        let moment = if is_after { "after" } else { "before" };
-        let decide = json!({"action": word, "outputs": {"modified_data": {"x": 1}}});
-        let (counted, decided) = if is_after { ("pass", "allow") } else { (answered, word) };
-        let lines = [
-            format!("polis_sidecar_intercept_total{{type=\"{moment}\",action=\"{counted}\",tool_id=\"{label}\"}}"),
-            format!("polis_sidecar_intercept_duration_seconds_count{{type=\"{moment}\",tool_id=\"{label}\"}}"),
-            format!("polis_sidecar_policy_decisions_total{{action=\"{decided}\",bundle_id=\"b0\"}}"),
-            "polis_sidecar_policy_decision_duration_seconds_count{bundle_id=\"b0\"}".to_owned(),
-            format!("polis_sidecar_tool_executions_total{{tool_id=\"{executed}\",runtime_type=\"{}\",status=\"{}\"}}", kind.as_str(), status.as_str()),
-            format!("polis_sidecar_tool_execution_duration_seconds_count{{tool_id=\"{executed}\",runtime_type=\"{}\"}}", kind.as_str()),
-            format!("polis_sidecar_tool_exits_total{{tool_id=\"{executed}\",runtime_type=\"{}\",exit_code=\"{code}\"}}", kind.as_str()),
-        ];
-        let earlier = lines.each_ref().map(|line| read(line));
-        let mut body = if is_after { response("r", json!({})) } else { request("r", json!({"decide": decide})) };
-        body["tool_id"] = json!(tool);
-        let hook = async {
-            if is_after { after(&interceptor, &body).await } else { before(&interceptor, &body).await }
-        };
-        runtime.block_on(hook);
-        metrics.tool_executed(tool, kind, status, Duration::from_micros(micros), Some(code));
-        for (line, earlier) in lines.iter().zip(earlier) {
-            prop_assert_eq!(read(line), earlier + 1, "{}", line);
         }
     });
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::super::request::Refused;
 use super::super::words::{INPUT_KEY, without_key};
 use super::{Drive, Question};
+use crate::metrics::Status;
 use crate::relay;
 use crate::rpc::{Message, code};
 
@@ -31,7 +32,7 @@ impl Drive {
             self.refuse_question(&id, code::NO_METHOD, "the client cannot do that")
                 .await;
             let text = Refused::missing(needed).text(self.id());
-            self.abandon("the client cannot do what the call needs")
+            self.abandon("the client cannot do what the call needs", Status::Error)
                 .await;
             return Some(text);
         }
@@ -67,7 +68,8 @@ impl Drive {
                 Err(refused) => {
                     let text = refused.text(self.id());
                     self.questions.push(question);
-                    self.abandon("the client's answer is none").await;
+                    self.abandon("the client's answer is none", Status::Error)
+                        .await;
                     Some(text)
                 }
             },
@@ -134,7 +136,8 @@ impl Drive {
         self.questions = open;
         match failed {
             Some(refused) => {
-                self.abandon("the client's answer is none").await;
+                self.abandon("the client's answer is none", Status::Error)
+                    .await;
                 Err(refused)
             }
             None => Ok(()),

@@ -24,10 +24,12 @@ use policy::reason::Reason;
 use policy::verdict::{RuleName, Word};
 use prometheus_client::registry::Registry;
 use serde_json::json;
+use tokio::time::timeout_at;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
+use crate::gate::shutdown::Deadline;
 use crate::gate::tools::{Given, Sandboxed};
 use crate::gate::{self, environment};
 use crate::paths::find_program;
@@ -169,7 +171,13 @@ async fn serve(settings: Arc<Settings>, global: &Global) -> Result<Exit> {
         () = orphans::take_in() => {}
     }
     tracing::info!("bridge stopping");
-    tools.drain().await;
+    let deadline = Deadline::after(settings.server.shutdown_timeout);
+    if timeout_at(deadline.end(), tools.drain(deadline.cut_off()))
+        .await
+        .is_err()
+    {
+        tracing::error!("the server did not end in time");
+    }
     sweeper.abort();
     Ok(Exit::Ok)
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use config::Settings;
 use control::health::Board;
@@ -32,16 +33,27 @@ pub struct Listeners {
     house: Arc<House>,
     board: Arc<Board>,
     stop: CancellationToken,
+    /// Ends connections that are still open.
+    cut_off: CancellationToken,
     tasks: TaskTracker,
-    table: Mutex<Table>,
+    table: ListenerTable,
 }
 
-/// What is there, by configured address.
+/// Every listener by its configured address. Cloning shares the table.
+#[derive(Clone, Debug, Default)]
+pub struct ListenerTable(Arc<Mutex<Table>>);
+
 #[derive(Debug, Default)]
 struct Table {
     open: HashMap<SocketAddr, Open>,
-    /// Addresses that are configured and cannot be bound, and why.
-    missing: HashMap<SocketAddr, String>,
+    missing: HashMap<SocketAddr, Missing>,
+}
+
+/// An address that is configured and cannot be bound.
+#[derive(Clone, Debug)]
+struct Missing {
+    why: String,
+    offers: Offers,
 }
 
 /// A listener that is served.
@@ -61,25 +73,58 @@ pub struct PreparedListeners {
     wanted: HashMap<SocketAddr, Offers>,
     demands: Demands,
     bound: Vec<(SocketAddr, TcpListener)>,
-    missing: HashMap<SocketAddr, String>,
+    missing: HashMap<SocketAddr, Missing>,
+}
+
+impl ListenerTable {
+    /// Checks, now, that what `offered` selects is served at every address that is configured
+    /// for it.
+    pub fn check(&self, offered: fn(&Offers) -> bool) -> Result<(), String> {
+        let table = self.lock();
+        let missing = table.missing.values().filter(|one| offered(&one.offers));
+        let open = table.open.values().filter(|one| offered(&one.offers));
+        let ended = open.clone().filter(|one| !one.ingress.is_serving());
+        let mut faults: Vec<String> = missing
+            .map(|one| one.why.clone())
+            .chain(ended.map(|one| format!("the listener at {} has ended", one.at)))
+            .collect();
+        if faults.is_empty() && open.count() == 0 {
+            faults.push("no address is configured".to_owned());
+        }
+        faults.sort_unstable();
+        match faults.is_empty() {
+            true => Ok(()),
+            false => Err(faults.join("; ")),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl PreparedListeners {
     /// Why an address cannot be bound, if one cannot.
     pub fn failure(&self) -> Option<&str> {
-        self.missing.values().map(String::as_str).min()
+        self.missing.values().map(|one| one.why.as_str()).min()
     }
 }
 
 impl Listeners {
-    /// Listens nowhere yet.
-    pub fn new(house: Arc<House>, board: Arc<Board>, stop: CancellationToken) -> Self {
+    /// Listens nowhere yet, and keeps what will be open in `table`.
+    pub fn new(
+        house: Arc<House>,
+        board: Arc<Board>,
+        table: ListenerTable,
+        stop: CancellationToken,
+    ) -> Self {
         Self {
             house,
             board,
             stop,
+            cut_off: CancellationToken::new(),
             tasks: TaskTracker::new(),
-            table: Mutex::default(),
+            table,
         }
     }
 
@@ -87,9 +132,10 @@ impl Listeners {
     /// [`Listeners::check`].
     pub fn prepare(&self, settings: &Settings) -> PreparedListeners {
         let wanted = wanted(settings);
-        let table = self.table();
+        let table = self.table.lock();
         let (mut bound, mut missing) = (Vec::new(), HashMap::new());
-        for at in wanted.keys().filter(|at| !table.open.contains_key(at)) {
+        let new = |(at, _): &(&SocketAddr, &Offers)| !table.open.contains_key(at);
+        for (at, offers) in wanted.iter().filter(new) {
             // 127.0.0.1:8090 in the place of 0.0.0.0:8090: the old one is open until the new
             // one is in force.
             let leaving = table
@@ -102,7 +148,8 @@ impl Listeners {
                 Ok(listener) => bound.push((*at, listener)),
                 Err(error) => {
                     let why = format!("tools cannot be served at {at} ({error})");
-                    missing.insert(*at, why);
+                    let offers = *offers;
+                    missing.insert(*at, Missing { why, offers });
                 }
             }
         }
@@ -117,10 +164,10 @@ impl Listeners {
     /// Refuses a change to an address that cannot be bound. An address that was missing before
     /// is no reason to refuse: the change does not make it any worse.
     pub fn check(&self, prepared: &PreparedListeners) -> Result<(), String> {
-        let table = self.table();
-        let new = |(at, _): &(&SocketAddr, &String)| !table.missing.contains_key(at);
+        let table = self.table.lock();
+        let new = |(at, _): &(&SocketAddr, &Missing)| !table.missing.contains_key(at);
         match prepared.missing.iter().find(new) {
-            Some((_, why)) => Err(format!("{why}; {ADVICE}")),
+            Some((_, missing)) => Err(format!("{}; {ADVICE}", missing.why)),
             None => Ok(()),
         }
     }
@@ -135,7 +182,7 @@ impl Listeners {
             missing,
         } = prepared;
         let closing: Vec<Open> = {
-            let mut table = self.table();
+            let mut table = self.table.lock();
             for (address, open) in &mut table.open {
                 if let Some(offers) = wanted.get(address) {
                     open.follow(*offers, &demands);
@@ -153,7 +200,7 @@ impl Listeners {
                 };
                 table.open.insert(address, self.serve(socket, rules));
             }
-            for why in missing.values() {
+            for Missing { why, .. } in missing.values() {
                 tracing::error!(%why, "mcp listener failed to bind");
             }
             table.missing = missing;
@@ -168,10 +215,17 @@ impl Listeners {
         self.report();
     }
 
-    /// Waits until every connection has ended, which the stop makes them do.
-    pub async fn drain(&self) {
+    /// Waits until every connection has ended, which the stop makes them do; those that have not
+    /// after `limit` are cut off.
+    pub async fn drain(&self, limit: Duration) {
         self.tasks.close();
-        self.tasks.wait().await;
+        if tokio::time::timeout(limit, self.tasks.wait())
+            .await
+            .is_err()
+        {
+            self.cut_off.cancel();
+            self.tasks.wait().await;
+        }
     }
 
     fn serve(&self, socket: TcpListener, rules: ListenerRules) -> Open {
@@ -179,7 +233,7 @@ impl Listeners {
         let token = rules.demands.requires_token();
         tracing::info!(%at, token, "mcp listener opened");
         let socket = Arc::new(socket);
-        let ingress = Ingress::new(rules, &self.stop);
+        let ingress = Ingress::new(rules, &self.stop, &self.cut_off);
         let open = Open {
             at,
             offers,
@@ -193,7 +247,7 @@ impl Listeners {
 
     /// Posts what is open, and what is missing.
     fn report(&self) {
-        let table = self.table();
+        let table = self.table.lock();
         let at = |offered: fn(&Offers) -> bool| {
             let open = table
                 .open
@@ -204,7 +258,8 @@ impl Listeners {
         self.board
             .listening("interceptor", at(|offers| offers.hooks));
         self.board.listening("mcp", at(|offers| offers.tools));
-        let mut faults: Vec<&str> = table.missing.values().map(String::as_str).collect();
+        let missing = table.missing.values();
+        let mut faults: Vec<&str> = missing.map(|one| one.why.as_str()).collect();
         faults.sort_unstable();
         match faults.as_slice() {
             [] if table.open.is_empty() => self.board.retract(LISTENING),
@@ -214,10 +269,6 @@ impl Listeners {
                 self.board.check(LISTENING, Err(fault));
             }
         }
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

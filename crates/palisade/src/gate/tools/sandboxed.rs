@@ -10,6 +10,7 @@ use config::section::tools::Tool;
 use control::dispatch::Gate;
 use mcp::governance::Caller;
 use mcp::launch::{Exit, LaunchError, Launched, Launcher, Life};
+use nix::sys::signal::Signal;
 use sandbox::contract::Command;
 use sandbox::namespace::client::Running;
 use tokio::net::UnixDatagram;
@@ -107,8 +108,18 @@ impl Life for Inside {
         if let Ok(exit) = tokio::time::timeout(PATIENCE, self.ended()).await {
             return exit;
         }
+        self.kill().await
+    }
+
+    fn terminate(&mut self) {
+        if let Err(error) = self.running.signal(Signal::SIGTERM as i32) {
+            tracing::warn!(%error, "mcp tool in a sandbox could not be signalled");
+        }
+    }
+
+    async fn kill(&mut self) -> Exit {
         if let Err(error) = self.running.kill() {
-            tracing::warn!(%error, "a tool in a sandbox could not be told to end");
+            tracing::warn!(%error, "mcp tool in a sandbox could not be killed");
         }
         self.ended().await
     }
