@@ -95,7 +95,7 @@ impl GitOutcome {
         }
     }
 
-    /// The outcome that a finished record and the answer's body tell.
+    /// The outcome that a finished record and the body of the answer show.
     pub fn of(event: &AuditEvent, answer: AnswerEnd) -> Self {
         let status = event.status.unwrap_or_default();
         match event.reason {
@@ -109,7 +109,7 @@ impl GitOutcome {
     }
 }
 
-/// What the body of an answer told, beyond its status.
+/// What the body of an answer shows, beyond its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerEnd {
     /// Nothing else.
