@@ -25,7 +25,7 @@ use policy::identity::{Identity, Lookup, identify};
 use policy::override_header::OverrideHeader;
 use policy::proof::{Admitted, Clearance, Cleared, Guard, Identified, Permitted};
 use policy::reason::Reason;
-use policy::verdict::Denial;
+use policy::verdict::{Denial, Detail};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::body::Content;
@@ -376,8 +376,13 @@ pub fn take_token(guest: &Guest, rules: &Rules, host: &Host, now: Tick) -> Resul
     let taken = guest.upstreams.take(&rules.settings, host, now);
     taken.map_err(|(wait, rule)| {
         let denial = Denial::new(Reason::RateLimited, rule);
-        Refusal::new(Stage::Rate, denial).retry(host.to_string(), wait.seconds())
+        Refusal::new(Stage::Rate, denial.with(retry(host, wait.seconds())))
     })
+}
+
+fn retry(host: &Host, after: u64) -> Detail {
+    let upstream = host.to_string();
+    Detail::Retry { upstream, after }
 }
 
 /// Takes a token and asks the breaker.
@@ -397,7 +402,7 @@ pub fn admit<R>(
         .admit(&rules.settings, host, now)
         .map_err(|open| {
             let denial = Denial::new(Reason::CircuitOpen, "circuit_breakers");
-            Refusal::new(Stage::Breaker, denial).retry(host.to_string(), open.seconds())
+            Refusal::new(Stage::Breaker, denial.with(retry(host, open.seconds())))
         })?;
     trail.passed(Stage::Breaker);
     Ok(request.admit(pass, Guard::Ticket(ticket)))

@@ -7,7 +7,7 @@ use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderName, Response, StatusCode};
 use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
-use policy::verdict::Denial;
+use policy::verdict::{Denial, Detail};
 use serde_json::{Map, Value, json};
 
 use crate::body::{self, Content};
@@ -28,32 +28,18 @@ pub struct Refusal {
     pub denial: Denial,
     /// Where.
     pub stage: Stage,
-    /// What else the answer says.
-    pub extra: Extra,
+    /// The form of the answer.
+    pub form: Form,
 }
 
-/// What some refusals say beside the reason.
+/// The form in which a client reads a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Extra {
-    /// Nothing.
-    None,
-    /// Who may come again when, and with what.
-    Retry {
-        /// The host.
-        upstream: String,
-        /// In so many seconds.
-        after: u64,
-    },
-    /// Nothing, and in plain text: git shows a person no other.
+pub enum Form {
+    /// JSON.
+    Json,
+    /// Plain text, the only form that git shows a person.
     Text,
-    /// How large a push was, and how large it may be.
-    Size {
-        /// As far as is known.
-        bytes: u64,
-        /// The most.
-        limit: u64,
-    },
-    /// What became of each ref of a push, in git's own form.
+    /// Git's own report, ref by ref.
     Push(Box<Unmoved>),
 }
 
@@ -74,40 +60,21 @@ impl Refusal {
         Self {
             denial,
             stage,
-            extra: Extra::None,
+            form: Form::Json,
         }
-    }
-
-    /// The same, with when to come again.
-    #[must_use]
-    pub fn retry(mut self, upstream: impl Into<String>, after: u64) -> Self {
-        self.extra = Extra::Retry {
-            upstream: upstream.into(),
-            after,
-        };
-        self
     }
 
     /// The same, in plain text.
     #[must_use]
     pub fn in_text(mut self) -> Self {
-        self.extra = Extra::Text;
+        self.form = Form::Text;
         self
-    }
-
-    /// A push that is larger than it may be.
-    pub fn too_large(denial: Denial, bytes: u64, limit: u64) -> Self {
-        Self {
-            denial,
-            stage: Stage::Git,
-            extra: Extra::Size { bytes, limit },
-        }
     }
 
     /// The same, of a push.
     #[must_use]
     pub fn of_push(mut self, unmoved: Unmoved) -> Self {
-        self.extra = Extra::Push(Box::new(unmoved));
+        self.form = Form::Push(Box::new(unmoved));
         self
     }
 
@@ -122,17 +89,17 @@ impl Refusal {
             let text = self.body(sandbox, id).to_string() + "\n";
             ("application/json", text.into_bytes(), self.status())
         };
-        let (kind, bytes, status) = match &self.extra {
-            Extra::Text => {
+        let (kind, bytes, status) = match &self.form {
+            Form::Text => {
                 let text = self.text(id).into_bytes();
                 ("text/plain; charset=utf-8", text, self.status())
             }
-            Extra::Push(unmoved) => match self.report(unmoved, id) {
+            Form::Push(unmoved) => match self.report(unmoved, id) {
                 // Anything but 200 makes git say that everything is up to date.
                 Some(report) => (report::CONTENT_TYPE, report, StatusCode::OK),
                 None => json(),
             },
-            Extra::None | Extra::Retry { .. } | Extra::Size { .. } => json(),
+            Form::Json => json(),
         };
         let mut response = Response::new(body::full(bytes));
         *response.status_mut() = status;
@@ -142,7 +109,7 @@ impl Refusal {
         if let Ok(id) = HeaderValue::try_from(id.to_string()) {
             headers.insert(REQUEST_ID, id);
         }
-        if let Extra::Retry { after, .. } = &self.extra {
+        if let Some(Detail::Retry { after, .. }) = self.denial.detail.as_deref() {
             headers.insert(RETRY_AFTER, HeaderValue::from(*after));
         }
         if self.closes() {
@@ -154,7 +121,7 @@ impl Refusal {
     /// The answer to a client that speaks git's own protocol: a report where it waits for one,
     /// and otherwise a line that git shows and ends with (gitprotocol-pack, 'ERR').
     pub fn spoken(&self, id: RequestId) -> Vec<u8> {
-        if let Extra::Push(unmoved) = &self.extra
+        if let Form::Push(unmoved) = &self.form
             && let Some(report) = self.report(unmoved, id)
         {
             return report;
@@ -218,15 +185,15 @@ impl Refusal {
         let mut say = |key: &str, value: Value| {
             body.insert(key.to_owned(), value);
         };
-        match (&self.extra, reason) {
-            (Extra::Retry { upstream, after }, Reason::RateLimited) => {
+        match (self.denial.detail.as_deref(), reason) {
+            (Some(Detail::Retry { upstream, after }), Reason::RateLimited) => {
                 say("error", json!("Rate limit exceeded"));
                 say("container_id", json!(sandbox));
                 say("upstream", json!(upstream));
                 say("retry_after", json!(after));
                 say("reason", json!(reason.code()));
             }
-            (Extra::Retry { upstream, after }, Reason::CircuitOpen) => {
+            (Some(Detail::Retry { upstream, after }), Reason::CircuitOpen) => {
                 say("error", json!("Service temporarily unavailable"));
                 // The word of the program before us; ours is in `code`.
                 say("reason", json!("circuit_breaker_open"));
@@ -234,14 +201,14 @@ impl Refusal {
                 say("upstream", json!(upstream));
                 say("retry_after", json!(after));
             }
-            (Extra::Size { bytes, limit }, _) => {
+            (Some(Detail::Size { bytes, limit }), _) => {
                 say("error", json!("Push size exceeds limit"));
                 for (key, value) in size::details(*bytes, *limit) {
                     say(key, value);
                 }
                 say("reason", json!(reason.code()));
             }
-            (Extra::Retry { .. } | Extra::None | Extra::Text | Extra::Push(_), _) => {
+            (Some(Detail::Retry { .. } | Detail::Refs(_)) | None, _) => {
                 say("error", json!(message));
                 say("reason", json!(reason.code()));
             }
@@ -380,12 +347,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_push_that_is_too_large_keeps_the_keys_clients_look_for() {
-        let refusal = Refusal::too_large(
-            size::denial(250_000_000, 209_715_200),
-            250_000_000,
-            209_715_200,
-        );
-        let (status, _, body) = read(&refusal).await;
+        let (bytes, limit) = (250_000_000, 209_715_200);
+        let denial = size::denial(bytes, limit).with(Detail::Size { bytes, limit });
+        let (status, _, body) = read(&Refusal::new(Stage::Git, denial)).await;
         assert_eq!(status, 413);
         assert_eq!(body["error"], "Push size exceeds limit");
         assert_eq!(
@@ -460,7 +424,11 @@ mod tests {
     #[tokio::test]
     async fn the_bodies_of_the_program_before_us_keep_their_keys() {
         let denial = Denial::new(Reason::RateLimited, "rate_limits");
-        let refusal = Refusal::new(Stage::Rate, denial).retry("x.example", 1);
+        let retry = |after| Detail::Retry {
+            upstream: "x.example".to_owned(),
+            after,
+        };
+        let refusal = Refusal::new(Stage::Rate, denial.with(retry(1)));
         let (status, headers, body) = read(&refusal).await;
         assert_eq!(
             (status.as_u16(), &headers[RETRY_AFTER]),
@@ -476,7 +444,7 @@ mod tests {
         }
 
         let denial = Denial::new(Reason::CircuitOpen, "circuit_breakers");
-        let refusal = Refusal::new(Stage::Breaker, denial).retry("x.example", 17);
+        let refusal = Refusal::new(Stage::Breaker, denial.with(retry(17)));
         let (status, _, body) = read(&refusal).await;
         assert_eq!(status, 503);
         assert_eq!(body["error"], "Service temporarily unavailable");

@@ -21,7 +21,7 @@ use policy::id::{RequestId, SandboxId};
 use policy::identity::{Lookup, identify};
 use policy::reason::Reason;
 use policy::registration::Registration;
-use policy::verdict::{Denial, RuleName};
+use policy::verdict::{Denial, RuleName, UNATTENDED};
 use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
@@ -212,9 +212,8 @@ impl Rules {
         let unknown = matches!(denial.reason, Reason::HostDenied | Reason::IpLiteral);
         if unknown && self.settings.egress.unknown == Unknown::Ask {
             let Denial { message, .. } = denial;
-            return Denial::new(Reason::AskUnattended, "egress.unknown").saying(format!(
-                "{message} The operator wants to be asked, and this version cannot ask yet."
-            ));
+            return Denial::new(Reason::AskUnattended, "egress.unknown")
+                .saying(format!("{message} {UNATTENDED}"));
         }
         denial
     }

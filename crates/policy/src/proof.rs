@@ -329,8 +329,8 @@ impl Clearance {
         for verdict in verdicts {
             match verdict {
                 Verdict::Allow { .. } => {}
-                Verdict::Modify { rule, .. } => modified_by.push(rule.clone()),
-                Verdict::Ask { .. } | Verdict::Deny(_) => return Err(verdict.clone()),
+                Verdict::Modify(change) => modified_by.push(change.rule.clone()),
+                Verdict::Ask(_) | Verdict::Deny(_) => return Err(verdict.clone()),
             }
         }
         Ok(Self {
@@ -373,6 +373,7 @@ mod tests {
     use crate::identity::{Lookup, identify};
     use crate::path::CleanPath;
     use crate::registration::{AuthMode, Registration};
+    use crate::verdict::{Edits, Modification, Question};
 
     fn identity(id: &str) -> Identity {
         let row = Registration {
@@ -441,16 +442,20 @@ mod tests {
 
     #[test]
     fn only_checks_that_all_agree_clear_content() {
-        let allow = Verdict::Allow { rule: None };
-        let modify = Verdict::Modify {
+        let allow = Verdict::Allow {
+            rule: "scan".into(),
+        };
+        let modify = Verdict::Modify(Box::new(Modification {
             rule: "scan:redact".into(),
-            reason: Reason::SecretFound,
-        };
-        let ask = Verdict::Ask {
-            rule: "scan:ask".into(),
-            reason: Reason::SecretFound,
-        };
-        let deny = Verdict::Deny(Denial::new(Reason::SecretFound, "scan:deny"));
+            edits: Edits::Json("{}".to_owned()),
+        }));
+        let ask = Verdict::Ask(Box::new(Question {
+            digest: [0; 32],
+            rules: vec!["scan:ask".into()],
+            sentences: vec!["Found.".to_owned()],
+            snapshot: 0,
+        }));
+        let deny = Verdict::from(Denial::new(Reason::SecretFound, "scan:deny"));
 
         let clearance = Clearance::from_checks(&[allow.clone(), modify]).unwrap();
         assert!(clearance.is_checked());

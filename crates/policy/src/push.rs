@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::bucket::Rate;
 use crate::reason::Reason;
-use crate::refs::{ObjectId, PushDenied, RefFacts, RefRules, RefUpdate};
+use crate::refs::{ObjectId, RefFacts, RefRules, RefUpdate};
 use crate::registration::{MAX_RECEIVE_PACK_BYTES, Repo};
-use crate::verdict::Denial;
+use crate::verdict::{Denial, UNATTENDED};
 
 /// How a repository names its objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -218,7 +218,7 @@ pub struct PushRules {
 impl PushRules {
     /// Decides as far as no object has to be read. Whoever is refused here is refused
     /// before anything is asked of upstream or of the reader.
-    pub fn judge_refs(&self, case: &Case, facts: &[RefFacts]) -> Result<(), PushDenied> {
+    pub fn judge_refs(&self, case: &Case, facts: &[RefFacts]) -> Result<(), Denial> {
         let unread = RefRules {
             deny_force_push: false,
             ..self.refs.clone()
@@ -235,8 +235,7 @@ impl PushRules {
             OnSecret::Ask => {
                 for denial in &mut denials {
                     denial.reason = Reason::AskUnattended;
-                    denial.message +=
-                        " The operator wants to be asked, and this version cannot ask yet.";
+                    denial.message = format!("{} {UNATTENDED}", denial.message);
                 }
             }
             OnSecret::Note | OnSecret::Off => denials.clear(),
@@ -259,11 +258,11 @@ pub fn judge(
     case: &Case,
     facts: &[RefFacts],
     findings: Option<&Findings>,
-) -> Result<(), PushDenied> {
+) -> Result<(), Denial> {
     rules.refs.judge_push(&pair(case, facts, findings))?;
     let Some(findings) = findings else {
         return if rules.wants_findings(case) {
-            Err(unread("nobody read the objects of this push").into())
+            Err(unread("nobody read the objects of this push"))
         } else {
             Ok(())
         };
@@ -271,10 +270,10 @@ pub fn judge(
     if !case.restricted.is_empty()
         && let Some(denial) = findings.path_denial()
     {
-        return Err(denial.into());
+        return Err(denial);
     }
     match rules.secret_denials(findings).into_iter().next() {
-        Some(denial) => Err(denial.into()),
+        Some(denial) => Err(denial),
         None => Ok(()),
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::glob::{self, Segment, Token};
 use crate::reason::Reason;
 use crate::registration::AuthMode;
-use crate::verdict::{Denial, RuleName};
+use crate::verdict::{Denial, Detail, RuleName};
 
 /// A full ref name, as bytes, that `git check-ref-format` would take.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -482,7 +482,7 @@ impl RefRules {
     }
 
     /// Decides about a whole push. All updates are judged; one denial refuses the push.
-    pub fn judge_push(&self, push: &[(RefUpdate, RefFacts)]) -> Result<(), PushDenied> {
+    pub fn judge_push(&self, push: &[(RefUpdate, RefFacts)]) -> Result<(), Denial> {
         let mut denials = Vec::new();
         let mut seen = BTreeSet::new();
         for (update, facts) in push {
@@ -501,10 +501,7 @@ impl RefRules {
         }
         match denials.first() {
             None => Ok(()),
-            Some(first) => Err(PushDenied {
-                denial: first.denial.clone(),
-                refs: denials,
-            }),
+            Some(first) => Err(first.denial.clone().with(Detail::Refs(denials))),
         }
     }
 }
@@ -516,25 +513,6 @@ pub struct RefDenial {
     pub name: RefName,
     /// Why.
     pub denial: Denial,
-}
-
-/// A push that was refused, the whole of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PushDenied {
-    /// The denial that names the push, in logs and audit.
-    pub denial: Denial,
-    /// The refs that were refused for themselves, in the order of the push. None where it
-    /// is not about refs.
-    pub refs: Vec<RefDenial>,
-}
-
-impl From<Denial> for PushDenied {
-    fn from(denial: Denial) -> Self {
-        Self {
-            denial,
-            refs: Vec::new(),
-        }
-    }
 }
 
 fn refuse(reason: Reason, rule: impl Into<RuleName>) -> Denial {

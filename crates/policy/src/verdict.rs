@@ -3,41 +3,110 @@
 use serde::{Deserialize, Serialize};
 
 use crate::reason::Reason;
+use crate::refs::RefDenial;
 
 /// The answer to 'may this happen?'. A refusal is a value, not an error.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// Deny beats Ask, and Ask beats the rest ([`Verdict::and`]). Framing, identity, rate limits
+/// and breakers return a [`Denial`] instead: they never ask and never change anything.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// Go on. The rule that said so is named where there is one.
+    /// Allowed as it is.
     Allow {
         /// The rule that allowed it.
-        rule: Option<RuleName>,
-    },
-    /// Go on with changed content.
-    Modify {
-        /// The rule that asked for the change.
         rule: RuleName,
-        /// What was found that has to change.
-        reason: Reason,
     },
-    /// A person decides.
-    Ask {
-        /// The rule that wants a person.
-        rule: RuleName,
-        /// Why it is not simply allowed.
-        reason: Reason,
-    },
-    /// No.
-    Deny(Denial),
+    /// Allowed with changed content.
+    Modify(Box<Modification>),
+    /// An operator decides.
+    Ask(Box<Question>),
+    /// Refused.
+    Deny(Box<Denial>),
 }
+
+/// The content that replaces what was sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Modification {
+    /// The rule that asked for the change.
+    pub rule: RuleName,
+    /// The change.
+    pub edits: Edits,
+}
+
+/// A change of content. Edits are applied in the order of the bundles that asked for them and
+/// never merged: each bundle decides about what the one before it left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Edits {
+    /// This JSON text takes the place of the params, the result or the error of a message.
+    Json(String),
+}
+
+/// Something that an operator has to decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Identifies what the question is about. An answer satisfies this digest and no other.
+    pub digest: Digest,
+    /// The rules that want an operator to decide; never empty.
+    pub rules: Vec<RuleName>,
+    /// Why, one sentence for each rule.
+    pub sentences: Vec<String>,
+    /// The policy snapshot under which it was raised.
+    pub snapshot: u64,
+}
+
+/// SHA-256 over the facts of a question.
+pub type Digest = [u8; 32];
+
+impl Question {
+    /// One question that stands for both: the same facts, the rules of each.
+    #[must_use]
+    pub fn merge(mut self, other: Question) -> Self {
+        for (rule, sentence) in other.rules.into_iter().zip(other.sentences) {
+            if !self.rules.contains(&rule) {
+                self.rules.push(rule);
+                self.sentences.push(sentence);
+            }
+        }
+        self
+    }
+
+    /// The refusal of a question that has no operator to answer it.
+    pub fn unattended(&self) -> Denial {
+        let rule = self.rules.first().cloned();
+        let sentence = self.sentences.first().map_or("", String::as_str);
+        Denial::new(
+            Reason::AskUnattended,
+            rule.unwrap_or_else(|| RuleName::from("ask")),
+        )
+        .saying(format!("{sentence} {UNATTENDED}"))
+    }
+}
+
+/// What a refusal adds where a rule wants an operator to be asked.
+pub const UNATTENDED: &str = "The operator wants to be asked, and this version cannot ask yet.";
 
 impl Verdict {
     /// The bare word, for audit records and metrics.
     pub const fn word(&self) -> Word {
         match self {
             Verdict::Allow { .. } => Word::Allow,
-            Verdict::Modify { .. } => Word::Modify,
-            Verdict::Ask { .. } => Word::Ask,
+            Verdict::Modify(_) => Word::Modify,
+            Verdict::Ask(_) => Word::Ask,
             Verdict::Deny(_) => Word::Deny,
+        }
+    }
+
+    /// The verdict of two checks of the same content, of which `next` came later. A refusal
+    /// decides, then a question, and two questions become one. Of two verdicts that let it
+    /// pass the later one counts: it was made about what the earlier one left.
+    #[must_use]
+    pub fn and(self, next: Verdict) -> Self {
+        match (self, next) {
+            (Verdict::Deny(denial), _) | (_, Verdict::Deny(denial)) => Verdict::Deny(denial),
+            (Verdict::Ask(one), Verdict::Ask(other)) => Verdict::Ask(Box::new(one.merge(*other))),
+            (Verdict::Ask(question), _) | (_, Verdict::Ask(question)) => Verdict::Ask(question),
+            (Verdict::Modify(change), Verdict::Allow { .. }) => Verdict::Modify(change),
+            (_, next) => next,
         }
     }
 }
@@ -82,6 +151,29 @@ pub struct Denial {
     pub message: String,
     /// What only the operator is told.
     pub evidence: Option<String>,
+    /// What an answer says beside the sentence.
+    pub detail: Option<Box<Detail>>,
+}
+
+/// What some refusals carry for the client that reads them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// When the client may try again.
+    Retry {
+        /// The host.
+        upstream: String,
+        /// In how many seconds.
+        after: u64,
+    },
+    /// The refs of a push that were refused for themselves, in the order of the push.
+    Refs(Vec<RefDenial>),
+    /// The size of a push.
+    Size {
+        /// How large it is, as far as is known.
+        bytes: u64,
+        /// How large it may be.
+        limit: u64,
+    },
 }
 
 impl Denial {
@@ -92,6 +184,7 @@ impl Denial {
             rule: rule.into(),
             message: reason.says().to_owned(),
             evidence: None,
+            detail: None,
         }
     }
 
@@ -108,11 +201,26 @@ impl Denial {
         self.evidence = Some(evidence.into());
         self
     }
+
+    /// The same refusal with detail for the client.
+    #[must_use]
+    pub fn with(mut self, detail: Detail) -> Self {
+        self.detail = Some(Box::new(detail));
+        self
+    }
+
+    /// The refs that were refused for themselves; none where it is not about refs.
+    pub fn refs(&self) -> &[RefDenial] {
+        match self.detail.as_deref() {
+            Some(Detail::Refs(refs)) => refs,
+            Some(Detail::Retry { .. } | Detail::Size { .. }) | None => &[],
+        }
+    }
 }
 
 impl From<Denial> for Verdict {
     fn from(denial: Denial) -> Self {
-        Verdict::Deny(denial)
+        Verdict::Deny(Box::new(denial))
     }
 }
 
@@ -143,5 +251,68 @@ impl From<String> for RuleName {
 impl std::fmt::Display for RuleName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allow(rule: &str) -> Verdict {
+        Verdict::Allow { rule: rule.into() }
+    }
+
+    fn modify(rule: &str) -> Verdict {
+        Verdict::Modify(Box::new(Modification {
+            rule: rule.into(),
+            edits: Edits::Json("{}".to_owned()),
+        }))
+    }
+
+    fn ask(rule: &str) -> Verdict {
+        Verdict::Ask(Box::new(Question {
+            digest: [7; 32],
+            rules: vec![rule.into()],
+            sentences: vec![format!("{rule} asks.")],
+            snapshot: 1,
+        }))
+    }
+
+    fn deny(rule: &str) -> Verdict {
+        Denial::new(Reason::RegoDenied, rule).into()
+    }
+
+    #[test]
+    fn a_verdict_is_small_and_allowing_allocates_nothing() {
+        assert!(size_of::<Verdict>() <= 24, "{}", size_of::<Verdict>());
+        assert!(size_of::<Result<Verdict, Denial>>() <= size_of::<Denial>() + 8);
+    }
+
+    #[test]
+    fn deny_beats_ask_beats_the_rest() {
+        for other in [allow("a"), modify("m"), ask("q")] {
+            assert_eq!(other.clone().and(deny("d")), deny("d"));
+            assert_eq!(deny("d").and(other), deny("d"));
+        }
+        for other in [allow("a"), modify("m")] {
+            assert_eq!(other.clone().and(ask("q")), ask("q"));
+            assert_eq!(ask("q").and(other), ask("q"));
+        }
+        assert_eq!(deny("first").and(deny("second")), deny("first"));
+        assert_eq!(allow("first").and(allow("second")), allow("second"));
+        assert_eq!(modify("first").and(allow("second")), modify("first"));
+        assert_eq!(modify("first").and(modify("second")), modify("second"));
+    }
+
+    #[test]
+    fn two_questions_about_the_same_facts_become_one() {
+        let Verdict::Ask(question) = ask("one").and(ask("two")).and(ask("one")) else {
+            panic!("a question");
+        };
+        assert_eq!(question.rules, ["one".into(), "two".into()]);
+        assert_eq!(question.sentences, ["one asks.", "two asks."]);
+        let denial = question.unattended();
+        assert_eq!(denial.reason, Reason::AskUnattended);
+        assert_eq!(denial.message, format!("one asks. {UNATTENDED}"));
     }
 }

@@ -171,7 +171,7 @@ impl Sent {
 
     /// The refusal of a push that did not get to upstream after all.
     pub(crate) fn refuse(&self, denial: Denial) -> Refusal {
-        receive::refused(denial.into(), self.capabilities, &self.updates)
+        receive::refused(denial, self.capabilities, &self.updates)
     }
 
     /// The branches to which upstream did that.

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use http_body_util::BodyExt;
 use policy::reason::Reason;
 use policy::registration::MAX_RECEIVE_PACK_BYTES;
-use policy::verdict::Denial;
+use policy::verdict::{Denial, Detail};
 use tokio::task::spawn_blocking;
 
 use super::intake::{Coding, Intake, Stop, Taken};
@@ -128,7 +128,11 @@ fn stopped(stop: Stop, coding: Coding, head: Option<Head>, heard: u64) -> Refusa
         // Without HTTP there is no status to look for.
         Stop::TooLarge { limit } if coding == Coding::Endless => size::denial(heard, limit),
         Stop::TooLarge { limit } => {
-            return Refusal::too_large(size::denial(heard, limit), heard, limit);
+            let denial = size::denial(heard, limit).with(Detail::Size {
+                bytes: heard,
+                limit,
+            });
+            return Refusal::new(Stage::Git, denial);
         }
         Stop::Pack(error) => Denial::new(Reason::GitMalformed, "git:form")
             .saying(format!("The pack could not be read: {error}.")),
@@ -141,7 +145,7 @@ fn stopped(stop: Stop, coding: Coding, head: Option<Head>, heard: u64) -> Refusa
         Stop::Spool(_) => Denial::new(Reason::Internal, "git:spool").because(evidence),
     };
     match head {
-        Some(head) => refused(denial.into(), head.capabilities, &head.updates),
+        Some(head) => refused(denial, head.capabilities, &head.updates),
         None => Refusal::new(Stage::Git, denial),
     }
 }

@@ -17,7 +17,7 @@ use policy::host::Host;
 use policy::proof::Permitted;
 use policy::push::{self, Case, Findings, Restricted, Sighting};
 use policy::reason::Reason;
-use policy::refs::{PushDenied, RefFacts, RefUpdate};
+use policy::refs::{RefFacts, RefUpdate};
 use policy::registration::{Registration, Repo};
 use policy::verdict::Denial;
 
@@ -161,7 +161,7 @@ pub(crate) async fn judge_arrival(
         upstream: upstream.as_ref(),
     };
     let judged = judge(traffic, guest, rules, &pushed, &place, &waiting, trail).await;
-    judged.map_err(|denied| refused(denied, pushed.head.capabilities, &pushed.head.updates))?;
+    judged.map_err(|denial| refused(denial, pushed.head.capabilities, &pushed.head.updates))?;
 
     let Pushed { head, bytes, .. } = pushed;
     let mut talk = Vec::new();
@@ -222,14 +222,14 @@ fn put_back(message: &mut Message, spool: Spool) {
 
 /// No, for every ref, in the form that the client reads.
 pub(super) fn refused(
-    denied: PushDenied,
+    denial: Denial,
     capabilities: Capabilities,
     updates: &[RefUpdate],
 ) -> Refusal {
-    let code = denied.denial.reason.code();
+    let code = denial.reason.code();
+    let refused = denial.refs();
     // A push may have thousands of refs.
-    let own: BTreeMap<&[u8], Reason> = denied
-        .refs
+    let own: BTreeMap<&[u8], Reason> = refused
         .iter()
         .map(|one| (one.name.as_bytes(), one.denial.reason))
         .collect();
@@ -237,7 +237,7 @@ pub(super) fn refused(
         let name = update.name.as_bytes();
         let why = match own.get(name) {
             Some(reason) => format!("palisade: {}", reason.code()),
-            None if denied.refs.is_empty() => format!("palisade: {code}"),
+            None if refused.is_empty() => format!("palisade: {code}"),
             None => "palisade: another ref of this push was refused".to_owned(),
         };
         (name.to_vec(), why)
@@ -245,15 +245,14 @@ pub(super) fn refused(
     let unmoved = Unmoved {
         capabilities,
         refs: refs.collect(),
-        others: denied
-            .refs
+        others: refused
             .iter()
             .skip(1)
             .take(MOST_TOLD)
             .map(|one| one.denial.message.clone())
             .collect(),
     };
-    Refusal::new(Stage::Git, denied.denial).of_push(unmoved)
+    Refusal::new(Stage::Git, denial).of_push(unmoved)
 }
 
 fn case(settings: &Settings, head: &Head) -> Case {
@@ -276,13 +275,13 @@ async fn judge(
     place: &Place,
     waiting: &Waiting<'_>,
     trail: &mut Trail,
-) -> Result<(), PushDenied> {
+) -> Result<(), Denial> {
     if let Err(wait) = guest.take_push(traffic.clock().tick()) {
         let seconds = wait.seconds();
         let denial = Denial::new(Reason::GitRate, "git:rate").saying(format!(
             "Too many pushes in too short a time: wait {seconds} s."
         ));
-        return Err(denial.into());
+        return Err(denial);
     }
     let ours = rules.settings.push_rules(pushed.registration.auth_mode);
     guest.branches.recall(traffic.ledger(), guest.id()).await;

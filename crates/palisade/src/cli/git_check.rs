@@ -349,7 +349,7 @@ fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
     let updates: Vec<_> = case.updates.into_iter().zip(facts).collect();
     let denied = rules.refs.judge_push(&updates).err();
     let refs = updates.into_iter().map(|(update, _)| {
-        let mut denials = denied.iter().flat_map(|denied| &denied.refs);
+        let mut denials = denied.iter().flat_map(Denial::refs);
         let denial = denials.find(|denial| denial.name == update.name);
         (update.name, denial.map(|denial| denial.denial.clone()))
     });

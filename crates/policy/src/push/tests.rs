@@ -39,8 +39,8 @@ fn sighting(place: Place) -> Sighting {
     }
 }
 
-fn reason(judged: Result<(), PushDenied>) -> Result<(), Reason> {
-    judged.map_err(|denied| denied.denial.reason)
+fn reason(judged: Result<(), Denial>) -> Result<(), Reason> {
+    judged.map_err(|denied| denied.reason)
 }
 
 #[test]
@@ -103,9 +103,9 @@ fn refs_are_judged_before_what_is_in_them() {
         ..Findings::default()
     };
     let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
-    assert_eq!(denied.denial.reason, Reason::GitDelete);
-    assert_eq!(denied.refs.len(), 1);
-    assert_eq!(denied.refs[0].name.as_bytes(), b"refs/heads/gone");
+    assert_eq!(denied.reason, Reason::GitDelete);
+    assert_eq!(denied.refs().len(), 1);
+    assert_eq!(denied.refs()[0].name.as_bytes(), b"refs/heads/gone");
 }
 
 #[test]
@@ -117,8 +117,8 @@ fn restricted_paths_refuse_without_being_named() {
             ..Findings::default()
         };
         let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
-        assert_eq!(denied.denial.reason, Reason::GitPath);
-        assert!(!denied.denial.message.contains(".github"));
+        assert_eq!(denied.reason, Reason::GitPath);
+        assert!(!denied.message.contains(".github"));
     }
     case.restricted.clear();
     let findings = Findings {
@@ -145,8 +145,7 @@ fn a_secret_is_told_by_its_rule_and_its_place_only_to_the_operator() {
         ],
         ..Findings::default()
     };
-    let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
-    let denial = denied.denial;
+    let denial = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
     assert_eq!(denial.reason, Reason::SecretFound);
     assert_eq!(denial.rule.as_str(), "secret:some-key");
     assert!(denial.message.contains("(some-key)"), "{}", denial.message);

@@ -475,9 +475,9 @@ fn one_bad_ref_refuses_the_push_and_every_bad_one_is_told() {
         (update("refs/heads/a", ZERO, OLD), NOBODY_LOOKED),
     ];
     let denied = rules.judge_push(&push).unwrap_err();
-    assert_eq!(denied.denial.reason, Reason::GitProtected);
+    assert_eq!(denied.reason, Reason::GitProtected);
     let told: Vec<(String, Reason)> = denied
-        .refs
+        .refs()
         .iter()
         .map(|one| (one.name.to_string(), one.denial.reason))
         .collect();
