@@ -5,6 +5,7 @@
     reason = "a binary exports nothing; pub says what a module offers"
 )]
 
+mod graph;
 mod tidy;
 
 use std::process::ExitCode;
@@ -12,6 +13,18 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let root = tidy::root();
     match std::env::args().nth(1).as_deref() {
+        Some("tidy") if std::env::args().nth(2).as_deref() == Some("--graph") => {
+            match tidy::tracked_files(&root) {
+                Ok(files) => {
+                    print!("{}", graph::render(&graph::read(&root, &files)));
+                    ExitCode::SUCCESS
+                }
+                Err(error) => {
+                    eprintln!("tidy: {error:#}");
+                    ExitCode::FAILURE
+                }
+            }
+        }
         Some("tidy") => match tidy::check(&root) {
             Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,
             Ok(complaints) => {
@@ -26,7 +39,7 @@ fn main() -> ExitCode {
             }
         },
         _ => {
-            eprintln!("usage: cargo xtask tidy");
+            eprintln!("usage: cargo xtask tidy [--graph]");
             ExitCode::from(2)
         }
     }

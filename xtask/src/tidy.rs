@@ -8,6 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::graph;
+
 /// Which crates of ours each may depend on. The four planes never know each other.
 const DIRECTIONS: &[(&str, &[&str])] = &[
     ("policy", &[]),
@@ -85,7 +87,9 @@ pub fn root() -> PathBuf {
 /// Every complaint; none when the house is tidy.
 pub fn check(root: &Path) -> Result<Vec<String>> {
     let mut complaints = directions(&packages(root)?);
-    for file in tracked_files(root)? {
+    let files = tracked_files(root)?;
+    complaints.extend(graph::check(&graph::read(root, &files)));
+    for file in files {
         let text = std::fs::read_to_string(root.join(&file));
         let Ok(text) = text else { continue };
         complaints.extend(unmerged(&file, &text));
@@ -285,7 +289,8 @@ fn is_path(word: &str) -> bool {
         && !word.contains([' ', '*', '<', '{'])
 }
 
-fn tracked_files(root: &Path) -> Result<Vec<String>> {
+/// Every file of the clone that git tracks or would track.
+pub fn tracked_files(root: &Path) -> Result<Vec<String>> {
     let output = Command::new("git")
         .args([
             "ls-files",

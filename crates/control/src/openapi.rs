@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::action::{AcceptBody, FileBody};
 use crate::health::HealthReport;
 use crate::outward::TryBody;
-use crate::registering::UnknownFields;
+use crate::registering::{UnknownFields, repo_schema};
 use crate::sandboxes::body::{
     CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody,
 };
@@ -359,25 +359,6 @@ fn schema_of<T: JsonSchema>() -> Value {
     settings.meta_schema = None;
     let schema: Schema = SchemaGenerator::new(settings).into_root_schema_for::<T>();
     schema.to_value()
-}
-
-/// A repository of a request: its name, or an object with its push limit.
-pub(crate) fn repo_schema(unknown: UnknownFields) -> Value {
-    json!({ "oneOf": [
-        { "type": "string", "description": "owner/name" },
-        {
-            "type": "object",
-            "required": ["name"],
-            "additionalProperties": unknown == UnknownFields::Ignore,
-            "properties": {
-                "name": { "type": "string" },
-                "max_receive_pack_bytes": {
-                    "type": "integer", "minimum": 1,
-                    "maximum": policy::registration::MAX_RECEIVE_PACK_BYTES,
-                },
-            },
-        },
-    ]})
 }
 
 /// Written by hand, because it is read by hand: the two shapes differ in more than a

@@ -15,7 +15,7 @@ use policy::id::SandboxId;
 use policy::registration::{
     AuthMode, MAX_RECEIVE_PACK_BYTES, Registration, Repo, RepoName, canonical_ip,
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::reply::ControlError;
 
@@ -388,6 +388,25 @@ fn read_metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, Cont
 
 fn bad(message: &str) -> ControlError {
     ControlError::Bad(message.to_owned())
+}
+
+/// A repository of a request: its name, or an object with its push limit.
+pub(crate) fn repo_schema(unknown: UnknownFields) -> Value {
+    json!({ "oneOf": [
+        { "type": "string", "description": "owner/name" },
+        {
+            "type": "object",
+            "required": ["name"],
+            "additionalProperties": unknown == UnknownFields::Ignore,
+            "properties": {
+                "name": { "type": "string" },
+                "max_receive_pack_bytes": {
+                    "type": "integer", "minimum": 1,
+                    "maximum": MAX_RECEIVE_PACK_BYTES,
+                },
+            },
+        },
+    ]})
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::glob::{self, Segment, Token};
 use crate::reason::Reason;
 use crate::registration::AuthMode;
-use crate::verdict::{Denial, Detail, RuleName};
+use crate::verdict::{Denial, Detail, RefDenial, RuleName};
 
 /// A full ref name, as bytes, that `git check-ref-format` would take.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -494,7 +494,7 @@ impl RefRules {
             };
             if let Err(denial) = judged {
                 denials.push(RefDenial {
-                    name: update.name.clone(),
+                    name: update.name.as_bytes().to_vec(),
                     denial,
                 });
             }
@@ -504,15 +504,6 @@ impl RefRules {
             Some(first) => Err(first.denial.clone().with(Detail::Refs(denials))),
         }
     }
-}
-
-/// One ref that was refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RefDenial {
-    /// The ref.
-    pub name: RefName,
-    /// Why.
-    pub denial: Denial,
 }
 
 fn refuse(reason: Reason, rule: impl Into<RuleName>) -> Denial {

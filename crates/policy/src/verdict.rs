@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::reason::Reason;
-use crate::refs::RefDenial;
 
 /// The answer to 'may this happen?'. A refusal is a value, not an error.
 ///
@@ -174,6 +173,15 @@ pub enum Detail {
         /// How large it may be.
         limit: u64,
     },
+}
+
+/// One ref of a push that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefDenial {
+    /// The bytes of its name.
+    pub name: Vec<u8>,
+    /// Why.
+    pub denial: Denial,
 }
 
 impl Denial {

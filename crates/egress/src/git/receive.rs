@@ -231,7 +231,7 @@ pub(super) fn refused(
     // A push may have thousands of refs.
     let own: BTreeMap<&[u8], Reason> = refused
         .iter()
-        .map(|one| (one.name.as_bytes(), one.denial.reason))
+        .map(|one| (one.name.as_slice(), one.denial.reason))
         .collect();
     let refs = updates.iter().map(|update| {
         let name = update.name.as_bytes();

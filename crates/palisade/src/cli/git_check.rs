@@ -350,7 +350,7 @@ fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
     let denied = rules.refs.judge_push(&updates).err();
     let refs = updates.into_iter().map(|(update, _)| {
         let mut denials = denied.iter().flat_map(Denial::refs);
-        let denial = denials.find(|denial| denial.name == update.name);
+        let denial = denials.find(|denial| denial.name == update.name.as_bytes());
         (update.name, denial.map(|denial| denial.denial.clone()))
     });
     Ok(Opinion {

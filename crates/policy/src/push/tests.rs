@@ -105,7 +105,7 @@ fn refs_are_judged_before_what_is_in_them() {
     let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
     assert_eq!(denied.reason, Reason::GitDelete);
     assert_eq!(denied.refs().len(), 1);
-    assert_eq!(denied.refs()[0].name.as_bytes(), b"refs/heads/gone");
+    assert_eq!(denied.refs()[0].name, b"refs/heads/gone");
 }
 
 #[test]

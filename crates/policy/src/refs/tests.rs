@@ -479,7 +479,12 @@ fn one_bad_ref_refuses_the_push_and_every_bad_one_is_told() {
     let told: Vec<(String, Reason)> = denied
         .refs()
         .iter()
-        .map(|one| (one.name.to_string(), one.denial.reason))
+        .map(|one| {
+            (
+                String::from_utf8_lossy(&one.name).into_owned(),
+                one.denial.reason,
+            )
+        })
         .collect();
     assert_eq!(
         told,

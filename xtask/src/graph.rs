@@ -1,0 +1,265 @@
+//! The module graph of each crate: which top-level module uses which.
+//!
+//! A module is a file of `src/` and the directory of its name; what a module and its
+//! submodules do among themselves is their own business. Uses are read from the source text:
+//! `crate::name` outside comments and tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// The modules of one crate, each with those it uses.
+pub type Graph = BTreeMap<String, BTreeSet<String>>;
+
+/// Cycles that are still there, by crate: they may shrink and not grow. Those of `sandbox` stay
+/// until the crate is split.
+const TOLERATED: &[(&str, &[&str])] = &[
+    (
+        "config",
+        &[
+            "consistency",
+            "layer",
+            "policy_file",
+            "repository",
+            "schema",
+            "settings",
+            "trust",
+            "validation",
+        ],
+    ),
+    (
+        "control",
+        &["action", "dispatch", "elsewhere", "outward", "sandboxes"],
+    ),
+    ("control", &["door", "serve"]),
+    (
+        "egress",
+        &[
+            "added_rules",
+            "caller",
+            "flow",
+            "forward",
+            "git",
+            "github",
+            "guest",
+            "internal",
+            "mirror",
+            "numbers",
+            "pipeline",
+            "question",
+            "refusal",
+            "rego",
+            "request",
+            "splice",
+            "traffic",
+            "trail",
+            "upstream",
+            "websocket",
+        ],
+    ),
+    ("egress", &["connection", "passthrough"]),
+    (
+        "mcp",
+        &[
+            "bridge",
+            "modern",
+            "pool",
+            "session",
+            "shared",
+            "streamable",
+        ],
+    ),
+    ("mcp", &["governance", "redaction"]),
+    (
+        "sandbox",
+        &["checkpoint", "contract", "namespace", "transfer", "worker"],
+    ),
+    (
+        "store",
+        &[
+            "audit", "database", "health", "recovery", "registry", "schema", "writer",
+        ],
+    ),
+];
+
+/// The graph of every crate that `files` belong to.
+pub fn read(root: &Path, files: &[String]) -> BTreeMap<String, Graph> {
+    let mut crates: BTreeMap<String, Graph> = BTreeMap::new();
+    for file in files {
+        let Some((name, module)) = place(file) else {
+            continue;
+        };
+        let Ok(text) = std::fs::read_to_string(root.join(file)) else {
+            continue;
+        };
+        let graph = crates.entry(name.to_owned()).or_default();
+        let known = graph.entry(module.to_owned()).or_default();
+        known.extend(uses(&text).filter(|used| used != module));
+    }
+    for graph in crates.values_mut() {
+        // Items of the crate's root, and macros, are no modules.
+        let modules: BTreeSet<String> = graph.keys().cloned().collect();
+        for used in graph.values_mut() {
+            used.retain(|name| modules.contains(name));
+        }
+    }
+    crates
+}
+
+/// Every cycle that is not tolerated.
+pub fn check(crates: &BTreeMap<String, Graph>) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (name, graph) in crates {
+        let tolerated = |cycle: &[String]| {
+            let mut own = TOLERATED.iter().filter(|(known, _)| known == name);
+            own.any(|(_, modules)| cycle.iter().all(|module| modules.contains(&&**module)))
+        };
+        for cycle in cycles(graph) {
+            if !tolerated(&cycle) {
+                complaints.push(format!(
+                    "crate {name}: modules use each other in a circle: {}",
+                    cycle.join(", ")
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+/// The graphs as text: a line for each module that uses others.
+pub fn render(crates: &BTreeMap<String, Graph>) -> String {
+    let mut text = String::new();
+    for (name, graph) in crates {
+        for (module, used) in graph.iter().filter(|(_, used)| !used.is_empty()) {
+            let used: Vec<&str> = used.iter().map(String::as_str).collect();
+            text.push_str(&format!("{name}::{module} -> {}\n", used.join(" ")));
+        }
+    }
+    text
+}
+
+/// Crate and top-level module of a source file. None for roots, binaries and tests.
+fn place(file: &str) -> Option<(&str, &str)> {
+    let (name, path) = file.strip_prefix("crates/")?.split_once("/src/")?;
+    let path = path.strip_suffix(".rs")?;
+    let mut parts = path.split('/');
+    let module = parts.next()?;
+    let is_test = path.split('/').any(|part| part == "tests");
+    (!is_test && !matches!(module, "lib" | "main" | "bin")).then_some((name, module))
+}
+
+/// The modules that a source text uses.
+fn uses(text: &str) -> impl Iterator<Item = String> {
+    // Tests stand at the end of a file.
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let lines = code
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    let names = lines.flat_map(|line| line.split("crate::").skip(1));
+    names
+        .map(|rest| {
+            let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            rest.chars().take_while(|c| is_word(*c)).collect::<String>()
+        })
+        .filter(|name| !name.is_empty())
+        .collect::<Vec<_>>()
+        .into_iter()
+}
+
+/// The groups of modules of which each reaches every other.
+fn cycles(graph: &Graph) -> Vec<Vec<String>> {
+    let reach: BTreeMap<&str, BTreeSet<&str>> = graph
+        .keys()
+        .map(|from| (from.as_str(), reached(graph, from)))
+        .collect();
+    let mut found: Vec<Vec<String>> = Vec::new();
+    for (from, to) in &reach {
+        let both = |other: &&&str| reach.get(**other).is_some_and(|back| back.contains(from));
+        let group: Vec<String> = to
+            .iter()
+            .filter(both)
+            .map(|one| (*one).to_owned())
+            .collect();
+        if group.len() > 1 && !found.contains(&group) {
+            found.push(group);
+        }
+    }
+    found
+}
+
+fn reached<'a>(graph: &'a Graph, from: &str) -> BTreeSet<&'a str> {
+    let mut seen = BTreeSet::new();
+    let mut todo: Vec<&str> = graph
+        .get(from)
+        .into_iter()
+        .flatten()
+        .map(String::as_str)
+        .collect();
+    while let Some(next) = todo.pop() {
+        if seen.insert(next) {
+            todo.extend(graph.get(next).into_iter().flatten().map(String::as_str));
+        }
+    }
+    seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph(edges: &[(&str, &[&str])]) -> Graph {
+        let owned = |(from, to): &(&str, &[&str])| {
+            let to = to.iter().map(|one| (*one).to_owned()).collect();
+            ((*from).to_owned(), to)
+        };
+        edges.iter().map(owned).collect()
+    }
+
+    #[test]
+    fn modules_in_a_circle_are_named_and_others_are_not() {
+        let straight = graph(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])]);
+        assert!(cycles(&straight).is_empty());
+        let round = graph(&[("a", &["b"]), ("b", &["c"]), ("c", &["a"]), ("d", &["a"])]);
+        assert_eq!(cycles(&round), [["a", "b", "c"]]);
+        let crates = BTreeMap::from([("x".to_owned(), round)]);
+        let complaints = check(&crates);
+        assert!(complaints[0].ends_with("circle: a, b, c"), "{complaints:?}");
+        assert_eq!(
+            render(&crates),
+            "x::a -> b\nx::b -> c\nx::c -> a\nx::d -> a\n"
+        );
+    }
+
+    #[test]
+    fn tolerated_cycles_do_not_grow() {
+        let two = graph(&[("namespace", &["worker"]), ("worker", &["namespace"])]);
+        assert!(check(&BTreeMap::from([("sandbox".to_owned(), two)])).is_empty());
+        let more = graph(&[("namespace", &["git"]), ("git", &["namespace"])]);
+        assert_eq!(
+            check(&BTreeMap::from([("sandbox".to_owned(), more)])).len(),
+            1
+        );
+    }
+
+    #[test]
+    fn uses_are_read_outside_comments_and_tests() {
+        let text = "//! See [`crate::nothing`].\nuse crate::one::Thing;\n\
+                    fn f() { crate::two::g(); crate::Root::h() }\n\
+                    #[cfg(test)]\nmod tests { use crate::three; }\n";
+        assert_eq!(uses(text).collect::<Vec<_>>(), ["one", "two"]);
+    }
+
+    #[test]
+    fn a_submodule_belongs_to_its_top_level_module() {
+        for (file, expected) in [
+            ("crates/egress/src/git.rs", Some(("egress", "git"))),
+            ("crates/egress/src/git/receive.rs", Some(("egress", "git"))),
+            ("crates/egress/src/git/tests/one.rs", None),
+            ("crates/egress/src/lib.rs", None),
+            ("crates/egress/tests/gate.rs", None),
+            ("crates/testkit/src/bin/fixture/main.rs", None),
+            ("docs/cli.md", None),
+        ] {
+            assert_eq!(place(file), expected, "{file}");
+        }
+    }
+}
