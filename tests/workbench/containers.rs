@@ -115,6 +115,9 @@ fn seed_001_sessions_read_each_others_files_and_are_logged() {
     assert_eq!(server.result("write", &write)["bytes"], 3);
     let read = json!({"sessionId": "session-of-ben", "path": "shared/a.txt"});
     assert_eq!(server.result("read", &read)["content"], "one");
+    // A session is optional.
+    let read = json!({"path": "shared/a.txt"});
+    assert_eq!(server.result("read", &read)["content"], "one");
     // The workspace has no directory of a session's own.
     let ls = server.result("ls", &json!({"sessionId": "session-of-cleo"}));
     assert_eq!(ls["output"], "shared/");
