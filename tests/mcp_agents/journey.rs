@@ -91,7 +91,8 @@ fn seed_004_sandbox_delete_is_refused_while_a_command_runs() {
     let answer = server.answer();
     let text = answer["result"]["content"][0]["text"].to_string();
     assert!(text.contains("sleep is running"), "{answer}");
-    server.call("bash", &json!({ "command": "pkill -fx 'sleep 432[3]'" }));
+    let end = "pkill -KILL -fx 'sleep 432[3]'; while pgrep -fx 'sleep 432[3]'; do :; done";
+    server.call("bash", &json!({ "command": end }));
     server.answer();
     server.call("sandbox-delete", &json!({}));
     let answer = server.answer();
