@@ -41,7 +41,10 @@ fn seed_000_a_token_is_required_where_it_is_configured() {
             let headers: Vec<_> = header.into_iter().collect();
             let answer = bridge.ask(method, path, &headers, body);
             assert_eq!(answer.status, 401, "{path} {token:?}: {}", answer.text());
-            assert_eq!(sentence(&answer), "Unauthorized");
+            assert_eq!(
+                sentence(&answer),
+                "Unauthorized: the token of server.auth_token is missing or wrong"
+            );
             let scheme = answer.header("www-authenticate").unwrap_or_default();
             assert!(scheme.contains("Bearer"), "{answer:?}");
         }

@@ -222,8 +222,15 @@ impl Reloader {
             .and_then(|built| built.map_err(|problems| problems.to_string()));
         let outcome = match built {
             Ok(settings) => self.swap(settings, file.as_deref()).await,
-            Err(problems) => Err(problems),
+            Err(problems) => Err(Refusal::Other(problems)),
         };
+        // A mistake elsewhere says nothing about the policies.
+        let policy = match &outcome {
+            Ok(_) => Some(Ok(())),
+            Err(Refusal::Policy(why)) => Some(Err(why.clone())),
+            Err(Refusal::Other(_)) => None,
+        };
+        let outcome = outcome.map_err(|(Refusal::Policy(why) | Refusal::Other(why))| why);
         let event = match &outcome {
             Ok(changed) => {
                 tracing::info!(?changed, "the configuration was reloaded");
@@ -248,20 +255,16 @@ impl Reloader {
         // Health last: whoever sees it turn finds the count and the record.
         let current = outcome.as_ref().map(drop).map_err(Clone::clone);
         self.board.check("config_current", current);
+        if let Some(policy) = policy {
+            self.board.check(POLICY_LOADED, policy);
+        }
         outcome
     }
 
     /// Prepares everything, then puts everything in force: what is refused changes nothing.
-    async fn swap(&self, settings: Settings, file: Option<&Path>) -> Result<Vec<String>, String> {
+    async fn swap(&self, settings: Settings, file: Option<&Path>) -> Result<Vec<String>, Refusal> {
         let settings = Arc::new(settings);
-        let prepared = match self.prepare(&settings).await {
-            Ok(prepared) => prepared,
-            Err(Refusal::Policy(why)) => {
-                self.board.check(POLICY_LOADED, Err(why.clone()));
-                return Err(why);
-            }
-            Err(Refusal::Other(why)) => return Err(why),
-        };
+        let prepared = self.prepare(&settings).await?;
         Ok(self.apply(settings, prepared, file).await)
     }
 
@@ -313,7 +316,6 @@ impl Reloader {
         let (rules, listeners) = (prepared.rules, prepared.listeners);
         self.tools.apply(&settings, rules, listeners).await;
         let old = self.settings.swap(Arc::clone(&settings));
-        self.board.check(POLICY_LOADED, Ok(()));
         self.announce(&settings);
         self.changed.notify_one();
         self.board.config(file);
