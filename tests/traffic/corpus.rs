@@ -1,6 +1,8 @@
 //! The recorded decisions of the traffic plane: one table of requests, sent through every
 //! entry point, and what client and audit log showed of each (`tests/corpus/`).
 
+mod requests;
+
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -10,6 +12,7 @@ use testkit::port::Port;
 use testkit::resolver::{self, Data, Resolver, record};
 use testkit::said;
 
+use self::requests::REQUESTS;
 use crate::bench::{Agent, Bench};
 
 /// The rules that the tables are decided by. `{…}` are filled in by [`Net::start`].
@@ -116,287 +119,14 @@ default decision := {"action": "allow"}
 decision := {"action": "block", "reason": "Would be refused."} if contains(input.path, "watched")
 "#;
 
-/// The requests: a name, the host with its port, the path, and more of curl's arguments.
-const REQUESTS: &[(&str, &str, &str, &str)] = &[
-    ("get", "open.example", "/", ""),
-    ("get with a query", "open.example", "/x?q=1", ""),
-    ("head", "open.example", "/x", "--head"),
-    ("post", "open.example", "/x", "-d a=1"),
-    ("put", "open.example", "/x", "-X PUT -d a=1"),
-    ("delete", "open.example", "/x", "-X DELETE"),
-    ("options", "open.example", "/x", "-X OPTIONS"),
-    (
-        "method of another protocol",
-        "open.example",
-        "/x",
-        "-X PROPFIND",
-    ),
-    ("unlisted host", "closed.example", "/", ""),
-    (
-        "unlisted host without an address",
-        "nowhere.example",
-        "/",
-        "",
-    ),
-    ("name below a wildcard", "a.wild.example", "/", ""),
-    ("name of the wildcard itself", "wild.example", "/", ""),
-    ("name in capitals", "OPEN.example", "/", ""),
-    ("name with a final dot", "open.example.", "/", ""),
-    ("ip literal", "192.0.2.7", "/", ""),
-    ("ipv6 literal", "[2001:db8::7]", "/", "-g"),
-    ("loopback literal", "127.0.0.1", "/", ""),
-    ("metadata address", "169.254.169.254", "/", ""),
-    ("name in digits", "3221225985", "/", ""),
-    ("name with an underscore", "a_b.open.example", "/", ""),
-    ("other port of a host", "open.example:8443", "/", ""),
-    ("listed port of a host", "ports.example:8443", "/", ""),
-    ("unlisted port of a host", "ports.example:80", "/", ""),
-    ("denied host", "gone.example", "/", ""),
-    ("listed path", "rest.example", "/v1/items", ""),
-    ("unlisted path", "rest.example", "/v2/items", ""),
-    (
-        "listed path and unlisted method",
-        "rest.example",
-        "/v1/items",
-        "-X DELETE",
-    ),
-    ("path one level too deep", "rest.example", "/one/a/b", ""),
-    (
-        "path with dots",
-        "rest.example",
-        "/v1/../v2/items",
-        "--path-as-is",
-    ),
-    (
-        "path with encoded dots",
-        "rest.example",
-        "/v1/%2e%2e/v2/items",
-        "--path-as-is",
-    ),
-    (
-        "path with an encoded slash",
-        "rest.example",
-        "/v1%2fitems",
-        "",
-    ),
-    (
-        "path with double slashes",
-        "rest.example",
-        "//v1//items",
-        "",
-    ),
-    ("path with a bad escape", "rest.example", "/v1/%zz", ""),
-    ("denied method", "mixed.example", "/x", "-X DELETE"),
-    ("method beside a denied one", "mixed.example", "/x", ""),
-    (
-        "method override header",
-        "rest.example",
-        "/v1/items",
-        "-H 'X-HTTP-Method-Override: DELETE'",
-    ),
-    (
-        "url override header",
-        "rest.example",
-        "/v1/items",
-        "-H 'X-Original-URL: /v2/items'",
-    ),
-    (
-        "override header where nothing is restricted",
-        "open.example",
-        "/",
-        "-H 'X-HTTP-Method-Override: DELETE'",
-    ),
-    (
-        "claimed container id",
-        "open.example",
-        "/",
-        "-H 'X-Container-Id: somebody-else'",
-    ),
-    ("program that is listed", "curl.example", "/", ""),
-    ("program that is not listed", "wget.example", "/", ""),
-    ("github user", "api.github.com", "/user", ""),
-    (
-        "github own repository",
-        "api.github.com",
-        "/repos/acme/app",
-        "",
-    ),
-    (
-        "github other repository",
-        "api.github.com",
-        "/repos/other/app",
-        "",
-    ),
-    (
-        "github merge",
-        "api.github.com",
-        "/repos/acme/app/pulls/1/merge",
-        "-X PUT -d '{}'",
-    ),
-    (
-        "github release",
-        "api.github.com",
-        "/repos/acme/app/releases",
-        "-d '{}'",
-    ),
-    (
-        "github pull request",
-        "api.github.com",
-        "/repos/acme/app/pulls",
-        "-d '{\"title\":\"x\",\"head\":\"y\",\"base\":\"main\"}'",
-    ),
-    (
-        "github delete repository",
-        "api.github.com",
-        "/repos/acme/app",
-        "-X DELETE",
-    ),
-    ("github search", "api.github.com", "/search/code?q=x", ""),
-    (
-        "github unknown path",
-        "api.github.com",
-        "/nothing/known",
-        "",
-    ),
-    (
-        "github graphql query",
-        "api.github.com",
-        "/graphql",
-        "-H 'Content-Type: application/json' -d '{\"query\":\"query { viewer { login } }\"}'",
-    ),
-    (
-        "github graphql mutation",
-        "api.github.com",
-        "/graphql",
-        "-H 'Content-Type: application/json' -d '{\"query\":\"mutation { mergePullRequest(input: {pullRequestId: \\\"x\\\"}) { clientMutationId } }\"}'",
-    ),
-    (
-        "github graphql that is no json",
-        "api.github.com",
-        "/graphql",
-        "-H 'Content-Type: application/json' -d nothing",
-    ),
-    (
-        "github method override",
-        "api.github.com",
-        "/user",
-        "-H 'X-HTTP-Method-Override: DELETE'",
-    ),
-    ("first of two tokens", "limited.example", "/", ""),
-    ("second of two tokens", "limited.example", "/", ""),
-    ("third of two tokens", "limited.example", "/", ""),
-    ("first failure", "broken.example", "/", ""),
-    ("second failure", "broken.example", "/", ""),
-    ("open breaker", "broken.example", "/", ""),
-    ("upstream that refuses", "dead.example", "/", ""),
-    (
-        "upstream with another certificate",
-        "untrusted.example",
-        "/",
-        "",
-    ),
-    (
-        "upstream without a name server",
-        "unresolved.example",
-        "/",
-        "",
-    ),
-    ("host passed on unread", "pinned.example", "/", ""),
-    (
-        "unlisted host passed on unread",
-        "closed-pinned.example",
-        "/",
-        "",
-    ),
-    (
-        "git advertisement for fetching",
-        "forge.example",
-        "/acme/app/info/refs?service=git-upload-pack",
-        "",
-    ),
-    (
-        "git advertisement of another repository",
-        "forge.example",
-        "/acme/other/info/refs?service=git-upload-pack",
-        "",
-    ),
-    (
-        "git advertisement for pushing",
-        "forge.example",
-        "/acme/app/info/refs?service=git-receive-pack",
-        "",
-    ),
-    ("git dumb protocol", "forge.example", "/acme/app/HEAD", ""),
-    (
-        "git unknown service",
-        "forge.example",
-        "/acme/app/info/refs?service=git-nothing",
-        "",
-    ),
-    (
-        "git push without a body",
-        "forge.example",
-        "/acme/app/git-receive-pack",
-        "-X POST",
-    ),
-    (
-        "git push that is no pkt-line",
-        "forge.example",
-        "/acme/app/git-receive-pack",
-        "-H 'Content-Type: application/x-git-receive-pack-request' -d nothing",
-    ),
-    (
-        "git fetch of another repository",
-        "forge.example",
-        "/acme/other/git-upload-pack",
-        "-X POST",
-    ),
-    (
-        "push to a host that is no git host",
-        "open.example",
-        "/acme/app/git-receive-pack",
-        "-X POST",
-    ),
-    (
-        "websocket",
-        "open.example",
-        "/ws",
-        "-H 'Connection: Upgrade' -H 'Upgrade: websocket' -H 'Sec-WebSocket-Version: 13' -H 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=='",
-    ),
-    (
-        "websocket to an unlisted host",
-        "closed.example",
-        "/ws",
-        "-H 'Connection: Upgrade' -H 'Upgrade: websocket' -H 'Sec-WebSocket-Version: 13' -H 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=='",
-    ),
-    ("rego block", "open.example", "/secret", ""),
-    ("rego ask", "open.example", "/ask", ""),
-    ("rego log only", "open.example", "/watched", ""),
-    ("internal root", "palisade.internal", "/", ""),
-    ("internal allowlist", "palisade.internal", "/allowlist", ""),
-    ("internal health", "palisade.internal", "/health", ""),
-    (
-        "internal explanation of nothing",
-        "palisade.internal",
-        "/why/01ARZ3NDEKTSV4RRFFQ69G5FAV",
-        "",
-    ),
-    ("internal unknown path", "palisade.internal", "/nothing", ""),
-    (
-        "internal unknown mirror",
-        "palisade.internal",
-        "/git/nothing/info/refs?service=git-upload-pack",
-        "",
-    ),
-    (
-        "internal unknown tool",
-        "palisade.internal",
-        "/mcp/nothing",
-        "-d '{}'",
-    ),
+/// The containers of the shared network, with their addresses.
+const CONTAINERS: [(&str, &str); 3] = [
+    ("one", "127.0.0.2"),
+    ("two", "127.0.0.3"),
+    ("three", "127.0.0.4"),
 ];
 
-/// A gate, a small internet, and a place on a shared network.
+/// A gate, a small internet, and a shared network.
 struct Net {
     bench: Bench,
     proxy: Port,
@@ -407,7 +137,7 @@ impl Net {
     fn start(policies: &str) -> Self {
         let bench = Bench::new();
         let answer = |asked: &testkit::origin::Received| match asked.path() {
-            // Switches protocols and closes.
+            // The origin switches protocols and closes the connection.
             "/ws" => Reply::status(101)
                 .header("upgrade", "websocket")
                 .header("connection", "upgrade"),
@@ -469,11 +199,12 @@ impl Net {
         }
     }
 
-    /// Registers a container of the shared network, which loopback plays.
-    fn register(&self, id: &str, ip: &str) {
-        let repo = ["--repo", "acme/app"];
-        self.bench
-            .ok(&[&["registry", "add", id, "--ip", ip], &repo[..]].concat());
+    /// Registers the containers of the shared network, which loopback plays.
+    fn register_containers(&self) {
+        for (id, ip) in CONTAINERS {
+            let args = ["registry", "add", id, "--ip", ip, "--repo", "acme/app"];
+            self.bench.ok(&args);
+        }
     }
 
     /// curl as the container at `ip` runs it.
@@ -567,22 +298,20 @@ const SHARED: [Entry; 3] = [
     },
 ];
 
+/// Replays the requests through every entry point of a shared network. Buckets and breakers
+/// belong to a container, so each entry point has a container of its own.
+fn replay_shared(net: &Net, corpus: &mut Corpus) {
+    for (entry, (_, ip)) in SHARED.iter().zip(CONTAINERS) {
+        replay(corpus, entry, |arguments| net.curl(ip, arguments));
+    }
+}
+
 #[test]
 fn corpus_of_a_shared_network() {
     let net = Net::start("");
-    // Buckets and breakers belong to a container, and so each entry point has its own.
-    let containers = [
-        ("one", "127.0.0.2"),
-        ("two", "127.0.0.3"),
-        ("three", "127.0.0.4"),
-    ];
-    for (id, ip) in containers {
-        net.register(id, ip);
-    }
+    net.register_containers();
     let mut corpus = net.corpus("shared");
-    for (entry, (_, ip)) in SHARED.iter().zip(containers) {
-        replay(&mut corpus, entry, |arguments| net.curl(ip, arguments));
-    }
+    replay_shared(&net, &mut corpus);
     for url in [
         "http://open.example/",
         "https://open.example/",
@@ -598,18 +327,9 @@ fn corpus_of_a_shared_network() {
 #[test]
 fn corpus_of_a_shared_network_with_bundles() {
     let net = Net::start(BUNDLES);
-    let containers = [
-        ("one", "127.0.0.2"),
-        ("two", "127.0.0.3"),
-        ("three", "127.0.0.4"),
-    ];
-    for (id, ip) in containers {
-        net.register(id, ip);
-    }
+    net.register_containers();
     let mut corpus = net.corpus("shared-bundles");
-    for (entry, (_, ip)) in SHARED.iter().zip(containers) {
-        replay(&mut corpus, entry, |arguments| net.curl(ip, arguments));
-    }
+    replay_shared(&net, &mut corpus);
     corpus.finish();
 }
 

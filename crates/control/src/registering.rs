@@ -63,7 +63,7 @@ pub struct RegisterRequest {
     pub warnings: Vec<String>,
 }
 
-/// What becomes of a request with fields that are not known.
+/// How unknown fields of a request are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnknownFields {
     /// It is refused: a misspelt `auth_mode` would widen what a container may do.

@@ -162,7 +162,7 @@ pub struct Contexts(Arc<Inner>);
 struct Inner {
     most: usize,
     /// Of the decisions in all entries.
-    most_bytes: usize,
+    max_bytes: usize,
     active: Gauge,
     table: Mutex<Table>,
 }
@@ -200,10 +200,10 @@ impl Contexts {
         Self::with_room(metrics, MOST, MAX_DECISION_BYTES)
     }
 
-    fn with_room(metrics: &Metrics, most: usize, most_bytes: usize) -> Self {
+    fn with_room(metrics: &Metrics, most: usize, max_bytes: usize) -> Self {
         Self(Arc::new(Inner {
             most,
-            most_bytes,
+            max_bytes,
             active: metrics.contexts(),
             table: Mutex::default(),
         }))
@@ -252,7 +252,7 @@ impl Contexts {
         let context = context.clone();
         table.decision_bytes += new;
         table.decision_bytes -= old.map_or(0, |old| old.bytes());
-        while table.decision_bytes > self.0.most_bytes && table.entries.len() > 1 {
+        while table.decision_bytes > self.0.max_bytes && table.entries.len() > 1 {
             table.evict(self.0.most);
         }
         self.count(&table);

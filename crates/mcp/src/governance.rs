@@ -1,6 +1,5 @@
-//! What may be said to a tool, and what it may say: the operator's policies and the record, for
-//! whoever carries the message. The bridge asks here, and so do the hooks
-//! of a gateway.
+//! Decisions about MCP messages: evaluates the operator's policies for a call, a result or a
+//! server's question, and records the verdict. The bridge and the hooks of a gateway use it.
 //!
 //! A message that something was configured to judge and that cannot be judged does not pass.
 //! Where nothing is configured, everything passes; health and the log say so.

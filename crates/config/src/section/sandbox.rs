@@ -223,8 +223,8 @@ impl RemoteContainers {
     }
 }
 
-/// A container that somebody else runs, with a workbench in it. Exactly one of `socket_path` and
-/// `tcp` is given.
+/// An externally managed container with a workbench in it. Exactly one of `socket_path` and `tcp`
+/// is given.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RemoteContainer {

@@ -21,6 +21,18 @@ async fn one_row(dir: &Path) {
     store.close().await.unwrap();
 }
 
+/// A read found damage, and the store is out of use.
+async fn assert_damage_found(store: &Store, error: &StoreError) {
+    assert!(matches!(error, StoreError::Read { .. }), "{error}");
+    // Commands are taken in order: when this is answered, the damage has been dealt with.
+    let answer = store.audit().record_durable(registered("a"), at(2)).await;
+    assert!(
+        matches!(answer, Err(StoreError::Unavailable { .. })),
+        "{answer:?}"
+    );
+    assert_unavailable(store).await;
+}
+
 async fn assert_unavailable(store: &Store) {
     let health = store.health();
     assert!(
@@ -183,14 +195,7 @@ async fn damage_met_while_running_ends_in_unavailable() {
         ..Filter::default()
     };
     let error = store.audit().query(filter).await.unwrap_err();
-    assert!(matches!(error, StoreError::Read { .. }), "{error}");
-    // Commands are taken in order: when this is answered, the damage has been dealt with.
-    let answer = store.audit().record_durable(registered("a"), at(2)).await;
-    assert!(
-        matches!(answer, Err(StoreError::Unavailable { .. })),
-        "{answer:?}"
-    );
-    assert_unavailable(&store).await;
+    assert_damage_found(&store, &error).await;
     // Numbers given out before are not given out again.
     store.reset(at(9)).await.unwrap();
     assert_eq!(
@@ -223,14 +228,7 @@ async fn damage_under_an_idle_store_is_found_when_the_registry_is_checked() {
         "nothing has read the file"
     );
     let error = store.check_registry().await.unwrap_err();
-    assert!(matches!(error, StoreError::Read { .. }), "{error}");
-    // Commands are taken in order: when this is answered, the damage has been dealt with.
-    let answer = store.audit().record_durable(registered("a"), at(2)).await;
-    assert!(
-        matches!(answer, Err(StoreError::Unavailable { .. })),
-        "{answer:?}"
-    );
-    assert_unavailable(&store).await;
+    assert_damage_found(&store, &error).await;
 }
 
 #[tokio::test]
