@@ -97,7 +97,7 @@ enum ToolState {
     Works,
     CannotStart,
     NotBuilt,
-    /// Nobody has started it yet.
+    /// It was not started yet.
     Unused,
 }
 

@@ -161,7 +161,7 @@ fn a_sandbox_whose_directory_is_gone_is_deleted_without_force(bench: &Bench) {
     let id = bench.create("fix");
     bench.ok(&["pause", "fix"]);
     bench.ok(&["gate", "stop"]);
-    // The row without its directory, as it is where somebody cleaned up by hand.
+    // The row without its directory, as after a manual clean-up.
     let row = bench.place.state().join("rows").join(format!("{id}.json"));
     let kept = std::fs::read(&row).unwrap();
     bench.ok(&["delete", "fix"]);

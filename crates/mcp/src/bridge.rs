@@ -282,7 +282,7 @@ impl Bridge {
                 let unused = session.idle_for().is_some_and(|idle| idle > most);
                 let over = session.is_over();
                 if over && !unused && session.way() == Way::OneStream {
-                    // Its client has no answer that says so, and is told when it next posts.
+                    // The stream carries no status: the client receives it with its next POST.
                     self.relay
                         .governance
                         .contexts()

@@ -266,7 +266,7 @@ proptest! {
             let verdict = if blocks { Word::Deny } else { Word::Allow };
             prop_assert_eq!(known.decision.as_ref().unwrap().verdict, verdict);
             prop_assert!(known.execution.is_none());
-            // The bridge finds it: it refuses the call, or adds what came of it.
+            // The bridge finds the context: it refuses the call, or stores the execution.
             let (name, arguments) = match end {
                 CallEnd::Result => ("test_simple_text", json!({})),
                 CallEnd::Error => ("no-such-tool", json!({})),

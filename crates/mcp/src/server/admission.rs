@@ -22,7 +22,7 @@ pub(super) enum NotAdmitted {
     /// The Host header has another name than this machine's loopback.
     #[error("The Host header names another host")]
     ForeignHost,
-    /// A browser sent it for a page of somebody else's.
+    /// The Origin header names a foreign web page.
     #[error("The request comes from a web page")]
     WebPage,
     /// The token is required.

@@ -19,7 +19,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 /// Tells the asker, once it is known whether the transaction held.
 pub(crate) type Answer = Box<dyn FnOnce(Result<(), StoreError>)>;
 
-/// What becomes of a live registration that holds the address of a new one.
+/// How a live registration that holds the address of a new one is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LiveHolder {
     /// It stays, and the new one is refused.

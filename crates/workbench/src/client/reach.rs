@@ -28,7 +28,7 @@ pub(super) enum Failed {
     Unreached,
     /// Nobody can have heard of it, and it is in vain to try again.
     Closed(String),
-    /// The socket cannot be connected to until somebody changes something: why, and what.
+    /// The socket cannot be used, and waiting does not help: the cause and the fix.
     Inaccessible(String),
     /// Somebody may have.
     Perhaps(String),

@@ -1,5 +1,5 @@
-//! A container of `sandbox.remote`, for agents: its tools work, and the rest is up to whoever
-//! runs it. It has no branch, so nothing is committed.
+//! A container of `sandbox.remote`, for agents: its tools work, and its lifecycle is managed
+//! externally. It has no branch, so nothing is committed.
 
 use anyhow::Result;
 use config::section::sandbox::RemoteContainer;

@@ -222,7 +222,7 @@ impl Shop {
         let body = json!({ "message": message });
         let gate = self.gate().await?;
         let report = match gate.post(&under(at, "snapshot"), &body).await {
-            // A container of somebody else's has no branch to commit to.
+            // An externally managed container has no branch to commit to.
             Err(ClientError::Refused { code, .. }) if code == "managed_elsewhere" => {
                 return Ok(Snapshot::default());
             }
