@@ -8,6 +8,7 @@ use policy::registration::Registration;
 use rusqlite::{Connection, TransactionBehavior, params};
 
 use crate::audit::ledger::{Changes, Ledger, Turn, unreadable};
+use crate::connection;
 use crate::registry::Snapshot;
 use crate::schema::{self, Flaw};
 
@@ -26,7 +27,7 @@ impl Database {
         let load = || {
             for table in ["registrations", "chains", "checkpoints", "ledger"] {
                 if let Some(found) =
-                    schema::complaint(&conn, &format!("PRAGMA quick_check({table})"))?
+                    connection::complaint(&conn, &format!("PRAGMA quick_check({table})"))?
                 {
                     return Ok(Err(format!("the table {table} is damaged: {found}")));
                 }
@@ -73,7 +74,7 @@ impl Database {
 
     /// Folds the WAL away and closes.
     pub(crate) fn close(self) {
-        if let Err(error) = schema::fold(&self.conn) {
+        if let Err(error) = connection::fold(&self.conn) {
             tracing::warn!(path = %self.path.display(), %error, "the WAL was not folded away");
         }
         if let Err((_, error)) = self.conn.close() {
@@ -145,7 +146,7 @@ fn load_registrations(conn: &Connection) -> Result<Snapshot, rusqlite::Error> {
 
 /// Reads every row from the file, and checks the pages that hold them.
 pub(crate) fn check_registrations(conn: &Connection) -> Result<(), rusqlite::Error> {
-    if let Some(found) = schema::complaint(conn, "PRAGMA quick_check(registrations)")? {
+    if let Some(found) = connection::complaint(conn, "PRAGMA quick_check(registrations)")? {
         let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
         return Err(rusqlite::Error::SqliteFailure(corrupt, Some(found)));
     }

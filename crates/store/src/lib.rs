@@ -33,7 +33,9 @@ pub mod error;
 pub mod health;
 pub mod registry;
 
+mod connection;
 mod database;
+mod files;
 mod recovery;
 mod schema;
 mod writer;

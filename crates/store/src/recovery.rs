@@ -18,7 +18,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use policy::clock::UnixMillis;
@@ -28,7 +28,9 @@ use serde::{Deserialize, Serialize};
 use crate::DATABASE;
 use crate::audit::ledger::MAX_SEQ;
 use crate::audit::{jsonl, verify};
+use crate::connection;
 use crate::error::StoreError;
+use crate::files::{create_private, free_name, sync_file, sync_parent, with_suffix};
 use crate::schema::{self, Flaw, MIGRATIONS};
 
 /// The name of the marker in the state directory.
@@ -162,7 +164,7 @@ pub(crate) fn was_used(dir: &Path) -> bool {
 /// broken or gone: what its tables say, else [`epoch`]; and what was exported, if that is
 /// more. The export alone would not do, because it may lag behind.
 pub(crate) fn known_seq(dir: &Path, jsonl: Option<&Path>, now: UnixMillis) -> u64 {
-    let stored = schema::connect_evidence(&dir.join(DATABASE))
+    let stored = connection::connect_evidence(&dir.join(DATABASE))
         .ok()
         .and_then(|conn| highest_seq(&conn));
     let exported = jsonl.and_then(jsonl::last_seq).unwrap_or_default();
@@ -198,19 +200,6 @@ pub(crate) fn aside_name(dir: &Path, why: &str, now: UnixMillis) -> PathBuf {
     dir.join(format!("{DATABASE}.{why}-{stamp}"))
 }
 
-/// `path`, or the first of `path.1`, `path.2`, … that nothing has yet.
-pub(crate) fn free_name(path: &Path) -> PathBuf {
-    let is_free = |p: &Path| {
-        ["", "-wal", "-shm"]
-            .iter()
-            .all(|end| fs::symlink_metadata(with_suffix(p, end)).is_err())
-    };
-    std::iter::once(path.to_owned())
-        .chain((1u32..).map(|n| with_suffix(path, &format!(".{n}"))))
-        .find(|p| is_free(p))
-        .unwrap_or_else(|| path.to_owned())
-}
-
 /// Moves a database with its WAL, so that what is aside can still be opened as it was.
 pub(crate) fn move_database(from: &Path, to: &Path) -> Result<(), StoreError> {
     // The main file last: while it is there, the set is not taken for a fresh directory.
@@ -243,38 +232,8 @@ impl Drop for Staged {
 
 /// Copies the running database at `source` to `target`.
 pub(crate) fn backup_blocking(source: &Path, target: &Path) -> Result<(), StoreError> {
-    let conn = schema::connect_read_only(source).map_err(|e| StoreError::read(&e))?;
-    copy_database(&conn, target)
-}
-
-/// Copies what `conn` sees into a file of its own at `target`: all of it or nothing.
-pub(crate) fn copy_database(conn: &Connection, target: &Path) -> Result<(), StoreError> {
-    // Takes the name first, so that nothing is overwritten even in a race.
-    create_private(target)?;
-    let temp = free_name(&with_suffix(target, ".part"));
-    let copied = (|| {
-        create_private(&temp)?;
-        let name = temp
-            .to_str()
-            .ok_or_else(|| StoreError::file(&temp, "the name is not UTF-8"))?;
-        conn.execute("VACUUM INTO ?1", [name])
-            .map_err(|e| StoreError::file(target, e))?;
-        let copy = schema::connect_evidence(&temp).map_err(|e| StoreError::read(&e))?;
-        let complaint = schema::complaint(&copy, "PRAGMA integrity_check(1)")
-            .map_err(|e| StoreError::read(&e))?;
-        if let Some(found) = complaint {
-            return Err(StoreError::Read { reason: found });
-        }
-        drop(copy);
-        sync_file(&temp)?;
-        fs::rename(&temp, target).map_err(|e| StoreError::file(target, e))?;
-        sync_parent(target)
-    })();
-    if copied.is_err() {
-        let _ = fs::remove_file(&temp);
-        let _ = fs::remove_file(target);
-    }
-    copied
+    let conn = connection::connect_read_only(source).map_err(|e| StoreError::read(&e))?;
+    connection::copy_database(&conn, target)
 }
 
 /// Copies the candidate into the state directory and checks the copy wholly. The
@@ -362,7 +321,7 @@ fn check(path: &Path) -> Result<(), String> {
         return Err(format!("its audit log does not verify: {broken}"));
     }
     conn.execute_batch("ROLLBACK").map_err(|e| e.to_string())?;
-    schema::fold(&conn).map_err(|e| e.to_string())?;
+    connection::fold(&conn).map_err(|e| e.to_string())?;
     drop(conn);
     // What the gate will do with it: load every row.
     match crate::database::Database::open(path) {
@@ -372,58 +331,5 @@ fn check(path: &Path) -> Result<(), String> {
         }
         Err(Flaw::Broken(reason)) => Err(reason),
         Err(Flaw::Refused(error)) => Err(error.to_string()),
-    }
-}
-
-/// `path` with `end` after its last character.
-pub(crate) fn with_suffix(path: &Path, end: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(end);
-    name.into()
-}
-
-/// Makes an empty file that only its owner may read, where nothing is.
-pub(crate) fn create_private(path: &Path) -> Result<(), StoreError> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map(drop)
-        .map_err(|e| match e.kind() {
-            ErrorKind::AlreadyExists => StoreError::Exists {
-                path: path.to_owned(),
-            },
-            _ => StoreError::file(path, e),
-        })
-}
-
-/// Makes sure that the state directory is there.
-pub(crate) fn make_dir(dir: &Path) -> Result<(), StoreError> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .map_err(|e| StoreError::file(dir, e))
-}
-
-/// Makes sure that only the owner may read `path`.
-pub(crate) fn make_private(path: &Path) -> Result<(), StoreError> {
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
-        .map_err(|e| StoreError::file(path, e))
-}
-
-/// Puts a file's content onto the disk.
-pub(crate) fn sync_file(path: &Path) -> Result<(), StoreError> {
-    File::open(path)
-        .and_then(|file| file.sync_all())
-        .map_err(|e| StoreError::file(path, e))
-}
-
-/// Puts the name of `path` in its directory onto the disk.
-pub(crate) fn sync_parent(path: &Path) -> Result<(), StoreError> {
-    match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => sync_file(dir),
-        _ => sync_file(Path::new(".")),
     }
 }

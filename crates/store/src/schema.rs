@@ -1,13 +1,13 @@
-//! The tables, how they came to be, and how a connection is made.
+//! The tables, their migrations, and whether a file has them.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
+use crate::connection::{BUSY, copy_database, fold, prepare};
 use crate::error::{StoreError, is_corruption};
-use crate::recovery;
+use crate::files::{free_name, sync_file, with_suffix};
 
 /// Every step from nothing to today. `user_version` says how many were taken; a step is
 /// never edited once it has been released, only followed by another.
@@ -124,57 +124,7 @@ pub(crate) fn fill(path: &Path, migrations: &[&str]) -> Result<(), StoreError> {
         fold(&conn)
     })();
     made.map_err(|e| StoreError::file(path, e))?;
-    recovery::sync_file(path)
-}
-
-/// Opens the running database for reading only.
-pub(crate) fn connect_read_only(path: &Path) -> Result<Connection, rusqlite::Error> {
-    read_only(Connection::open_with_flags(path, READ_ONLY)?)
-}
-
-/// Opens a database for reading only that may be nobody's. One without a WAL is opened as
-/// immutable, so that no `-wal` or `-shm` appears beside evidence or is missed on a
-/// read-only medium.
-pub(crate) fn connect_evidence(path: &Path) -> Result<Connection, rusqlite::Error> {
-    if recovery::with_suffix(path, "-wal").exists() {
-        return connect_read_only(path);
-    }
-    let mut uri = String::from("file:");
-    for byte in path.as_os_str().as_encoded_bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
-                uri.push(char::from(*byte));
-            }
-            other => uri.push_str(&format!("%{other:02X}")),
-        }
-    }
-    uri.push_str("?immutable=1");
-    let flags = READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
-    read_only(Connection::open_with_flags(PathBuf::from(uri), flags)?)
-}
-
-const READ_ONLY: OpenFlags =
-    OpenFlags::SQLITE_OPEN_READ_ONLY.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
-
-fn read_only(conn: Connection) -> Result<Connection, rusqlite::Error> {
-    conn.busy_timeout(BUSY)?;
-    conn.pragma_update(None, "cell_size_check", true)?;
-    conn.pragma_update(None, "trusted_schema", false)?;
-    Ok(conn)
-}
-
-/// Moves the WAL into the database file and empties it.
-pub(crate) fn fold(conn: &Connection) -> Result<(), rusqlite::Error> {
-    conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
-}
-
-/// What `PRAGMA integrity_check` (or the `quick_check` of one table) complains about first.
-pub(crate) fn complaint(
-    conn: &Connection,
-    pragma: &str,
-) -> Result<Option<String>, rusqlite::Error> {
-    let first: String = conn.query_row(pragma, [], |row| row.get(0))?;
-    Ok((first != "ok").then_some(first))
+    sync_file(path)
 }
 
 /// Whether the file is ours and of which version. Reads only.
@@ -201,25 +151,8 @@ pub(crate) fn identify(conn: &Connection, path: &Path, migrations: &[&str]) -> R
     Ok(version)
 }
 
-const BUSY: Duration = Duration::from_secs(5);
-
 fn known(migrations: &[&str]) -> u32 {
     u32::try_from(migrations.len()).unwrap_or(u32::MAX)
-}
-
-fn prepare(conn: &Connection) -> Result<(), rusqlite::Error> {
-    conn.busy_timeout(BUSY)?;
-    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
-    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
-    conn.pragma_update(None, "trusted_schema", false)?;
-    conn.pragma_update(None, "cell_size_check", true)?;
-    conn.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
-    conn.pragma_update(None, "synchronous", "full")?;
-    conn.pragma_update_and_check(None, "journal_size_limit", 16 * 1024 * 1024, |_| Ok(()))?;
-    // 16 MiB: the indexes are written all over.
-    conn.pragma_update(None, "cache_size", -16 * 1024)?;
-    conn.set_prepared_statement_cache_capacity(32);
-    Ok(())
 }
 
 fn migrate(conn: &mut Connection, migrations: &[&str]) -> Result<(), rusqlite::Error> {
@@ -236,15 +169,19 @@ fn migrate(conn: &mut Connection, migrations: &[&str]) -> Result<(), rusqlite::E
 
 /// Keeps the file as it was before version `version`, beside it.
 fn keep_copy(conn: &Connection, path: &Path, version: u32) -> Result<(), StoreError> {
-    let copy = recovery::free_name(&recovery::with_suffix(path, &format!(".before-v{version}")));
-    recovery::copy_database(conn, &copy)?;
+    let copy = free_name(&with_suffix(path, &format!(".before-v{version}")));
+    copy_database(conn, &copy)?;
     tracing::info!(copy = %copy.display(), version, "kept a copy before migrating");
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::connection::connect_evidence;
+    use crate::files::create_private;
 
     const V2: &str = "ALTER TABLE registrations ADD COLUMN note TEXT NOT NULL DEFAULT 'none';
                       UPDATE registrations SET note = 'old';";
@@ -255,7 +192,7 @@ mod tests {
 
     fn file_with_one_row(dir: &Path) -> PathBuf {
         let path = dir.join("palisade.db");
-        recovery::create_private(&path).unwrap();
+        create_private(&path).unwrap();
         fill(&path, MIGRATIONS).unwrap();
         let conn = connect(&path, MIGRATIONS).unwrap();
         conn.execute(

@@ -21,12 +21,13 @@ use crate::audit::AuditOptions;
 use crate::audit::jsonl::{Follower, Message};
 use crate::audit::merge::merge_floods;
 use crate::audit::queue::{Entry, QUEUE};
+use crate::connection;
 use crate::database::{Database, Totals};
 use crate::error::{StoreError, is_corruption};
+use crate::files;
 use crate::health::State;
-use crate::recovery::{self, Staged};
+use crate::recovery::Staged;
 use crate::registry::Snapshot;
-use crate::schema;
 use crate::{DATABASE, StoreOptions};
 
 pub(crate) use self::durable::{Answer, Durable, LiveHolder, Reply};
@@ -134,7 +135,7 @@ impl Link {
         read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
     ) -> Result<T, StoreError> {
         self.state.check_available()?;
-        schema::connect_read_only(&self.database_path())
+        connection::connect_read_only(&self.database_path())
             .and_then(|conn| read(&conn))
             .map_err(|error| {
                 if is_corruption(&error) {
@@ -188,7 +189,7 @@ pub(crate) async fn off_thread<T: Send + 'static>(
 /// Opens the database and starts the threads.
 pub(crate) fn start(options: StoreOptions) -> Result<Link, StoreError> {
     let StoreOptions { dir, audit, now } = options;
-    recovery::make_dir(&dir)?;
+    files::make_dir(&dir)?;
     let state = Arc::new(State::new(audit));
     let (db, known_seq) = lifecycle::open(&dir, &state, now)?;
     let failed = |e: std::io::Error| StoreError::file(&dir, e);

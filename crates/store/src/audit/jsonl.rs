@@ -25,9 +25,10 @@ use super::chain::{ChainName, Digest256, Outline, chain_text, split_line};
 use super::ledger::{MAX_SEQ, digest, signed, unsigned};
 use super::query::{Filter, Line, select_lines};
 use crate::DATABASE;
+use crate::connection;
+use crate::files::with_suffix;
 use crate::health::State;
-use crate::recovery::{MARKER, WITNESS, with_suffix};
-use crate::schema;
+use crate::recovery::{MARKER, WITNESS};
 
 /// Records read at a time.
 const PAGE: usize = 512;
@@ -201,7 +202,7 @@ impl Worker {
     }
 
     fn append_all(&mut self, options: &JsonlOptions) -> Result<(), Problem> {
-        let conn = schema::connect_read_only(&self.database)?;
+        let conn = connection::connect_read_only(&self.database)?;
         // The database may have been replaced a moment ago, before this thread was told.
         if let Some(last) = self.sink.as_ref().and_then(|sink| sink.last.as_ref())
             && kinship(&conn, last)? == Kinship::Stranger

@@ -547,7 +547,7 @@ mod tests {
     use super::super::verify::{verify_connection, verify_jsonl};
     use super::*;
     use crate::database::Database;
-    use crate::{recovery, schema};
+    use crate::{files, schema};
 
     fn id(n: usize) -> SandboxId {
         SandboxId::parse(&format!("s{n}")).unwrap()
@@ -557,7 +557,7 @@ mod tests {
     fn memory_says_what_the_tables_say_whatever_held_or_failed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.db");
-        recovery::create_private(&path).unwrap();
+        files::create_private(&path).unwrap();
         schema::fill(&path, schema::MIGRATIONS).unwrap();
         let (mut db, _) = Database::open(&path).unwrap();
         let ts = UnixMillis::new(1);

@@ -18,6 +18,7 @@ use rusqlite::types::ValueRef;
 
 use super::chain::{ChainName, Digest256, Head, Outline, split_line};
 use super::ledger::{Ledger, RETIRED, digest, unsigned};
+use crate::connection;
 use crate::error::StoreError;
 use crate::schema::{self, Flaw};
 
@@ -106,7 +107,7 @@ pub fn verify_blocking(path: &Path) -> Result<VerifyReport, StoreError> {
     if !path.is_file() {
         return Err(StoreError::file(path, "there is no such file"));
     }
-    let conn = schema::connect_evidence(path).map_err(|e| StoreError::file(path, e))?;
+    let conn = connection::connect_evidence(path).map_err(|e| StoreError::file(path, e))?;
     match schema::identify(&conn, path, schema::MIGRATIONS) {
         Ok(_) => {}
         Err(Flaw::Broken(reason)) => return Ok(damaged(VerifyReport::default(), reason)),
@@ -171,7 +172,7 @@ pub(crate) fn verify_connection(conn: &Connection) -> VerifyReport {
             scan.find_moved(conn)?;
         }
         if scan.report.first_broken.is_none()
-            && let Some(found) = schema::complaint(conn, "PRAGMA integrity_check(1)")?
+            && let Some(found) = connection::complaint(conn, "PRAGMA integrity_check(1)")?
         {
             scan.report.first_broken = Some(Broken::file(What::File(found)));
         }

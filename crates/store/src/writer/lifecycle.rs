@@ -11,12 +11,14 @@ use super::{Command, Writer};
 use crate::DATABASE;
 use crate::audit::jsonl::Message;
 use crate::audit::ledger::{MAX_SEQ, Turn};
+use crate::connection;
 use crate::database::Database;
 use crate::error::{StoreError, is_corruption};
+use crate::files::{self, with_suffix};
 use crate::health::State;
-use crate::recovery::{self, Marker, Staged, with_suffix};
+use crate::recovery::{self, Marker, Staged};
 use crate::registry::Snapshot;
-use crate::schema::{self, Flaw};
+use crate::schema::Flaw;
 
 /// Why there is no registry where there was one.
 const GONE: &str = "palisade.db is gone, though this state directory has had one; \
@@ -45,7 +47,7 @@ pub(super) fn open(
     let path = dir.join(DATABASE);
     let has_wal = fs::metadata(with_suffix(&path, "-wal")).is_ok_and(|m| m.len() > 0);
     let opened = match fs::symlink_metadata(&path) {
-        Ok(_) => recovery::make_private(&path)
+        Ok(_) => files::make_private(&path)
             .map_err(Flaw::Refused)
             .and_then(|()| Database::open(&path)),
         // A WAL alone is what is left when the file it belongs to is lost.
@@ -87,7 +89,7 @@ fn make(dir: &Path, now: UnixMillis) -> Result<(), StoreError> {
 
 fn put(staged: &Staged, path: &Path) -> Result<(), StoreError> {
     fs::rename(&staged.path, path).map_err(|e| StoreError::file(path, e))?;
-    recovery::sync_parent(path)
+    files::sync_parent(path)
 }
 
 /// Rotates one segment out, or leaves the transaction as it was and says why not. A disk
@@ -194,8 +196,8 @@ impl Writer {
         if self.db.is_none() {
             return;
         }
-        let checked = schema::connect_read_only(&self.dir.join(DATABASE))
-            .and_then(|conn| schema::complaint(&conn, "PRAGMA quick_check(1)"));
+        let checked = connection::connect_read_only(&self.dir.join(DATABASE))
+            .and_then(|conn| connection::complaint(&conn, "PRAGMA quick_check(1)"));
         match checked {
             Ok(None) => {
                 tracing::warn!(found, "corruption report not confirmed by integrity check");
@@ -246,7 +248,7 @@ impl Writer {
             db.close();
         }
         let path = self.dir.join(DATABASE);
-        let aside = recovery::free_name(&recovery::aside_name(&self.dir, "replaced", now));
+        let aside = files::free_name(&recovery::aside_name(&self.dir, "replaced", now));
         let max_bytes = self.state.options.load().max_bytes;
         let placed = recovery::move_database(&path, &aside)
             .and_then(|()| put(staged, &path))
