@@ -103,7 +103,7 @@ pub(crate) struct Trouble {
 /// Shared by the handles, the writer and the JSONL thread. Holds no connection.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) snapshot: ArcSwap<Snapshot>,
+    pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
     pub(crate) options: ArcSwap<AuditOptions>,
     pub(crate) queues: Queues,
     pub(crate) counters: Counters,
@@ -117,7 +117,9 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(options: AuditOptions) -> Self {
         Self {
-            snapshot: ArcSwap::from_pointee(Snapshot::unavailable("it is being opened")),
+            snapshot: Arc::new(ArcSwap::from_pointee(Snapshot::unavailable(
+                "it is being opened",
+            ))),
             options: ArcSwap::from_pointee(options),
             queues: Queues::default(),
             counters: Counters::default(),
@@ -129,12 +131,7 @@ impl State {
 
     /// Refuses with the reason when the registry is unavailable.
     pub(crate) fn check_available(&self) -> Result<(), StoreError> {
-        match &self.snapshot.load().unavailable {
-            None => Ok(()),
-            Some(reason) => Err(StoreError::Unavailable {
-                reason: reason.to_string(),
-            }),
-        }
+        self.snapshot.load().check_available()
     }
 
     /// Changes what is known to be wrong.

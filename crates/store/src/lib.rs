@@ -78,7 +78,7 @@ impl Store {
 
     /// The registry's read path.
     pub fn registry(&self) -> Registry {
-        Registry::new(Arc::clone(&self.link.state))
+        Registry::new(Arc::clone(&self.link.state.snapshot))
     }
 
     /// The audit log.

@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use policy::clock::UnixMillis;
 use policy::id::SandboxId;
 use policy::registration::{Registration, canonical_ip};
 
 use crate::error::StoreError;
-use crate::health::State;
 
 type Map<K> = HashMap<K, Arc<Registration>, foldhash::fast::RandomState>;
 
@@ -43,39 +43,40 @@ pub struct Registered {
 /// A handle to the registry's read path. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Registry {
-    state: Arc<State>,
+    snapshot: Arc<ArcSwap<Snapshot>>,
 }
 
 impl Registry {
-    pub(crate) fn new(state: Arc<State>) -> Self {
-        Self { state }
+    pub(crate) fn new(snapshot: Arc<ArcSwap<Snapshot>>) -> Self {
+        Self { snapshot }
     }
 
     /// Who has this source address, in either spelling of an IPv4 address.
     #[inline]
     pub fn by_ip(&self, ip: IpAddr) -> Lookup {
-        let snapshot = self.state.snapshot.load();
+        let snapshot = self.snapshot.load();
         snapshot.answer(snapshot.by_ip.get(&canonical_ip(ip)))
     }
 
     /// The row of one id.
     #[inline]
     pub fn by_id(&self, id: &SandboxId) -> Lookup {
-        let snapshot = self.state.snapshot.load();
+        let snapshot = self.snapshot.load();
         snapshot.answer(snapshot.by_id.get(id))
     }
 
     /// Every row, sorted by id.
     pub fn list(&self) -> Result<Vec<Arc<Registration>>, StoreError> {
-        self.state.check_available()?;
-        let mut rows: Vec<_> = self.state.snapshot.load().by_id.values().cloned().collect();
+        let snapshot = self.snapshot.load();
+        snapshot.check_available()?;
+        let mut rows: Vec<_> = snapshot.by_id.values().cloned().collect();
         rows.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(rows)
     }
 
     /// How many rows there are; none when the registry is unavailable.
     pub fn len(&self) -> usize {
-        self.state.snapshot.load().by_id.len()
+        self.snapshot.load().by_id.len()
     }
 
     /// Whether there are no rows.
@@ -99,6 +100,16 @@ impl Snapshot {
         Self {
             unavailable: Some(reason.into()),
             ..Self::default()
+        }
+    }
+
+    /// Refuses with the reason when the registry is unavailable.
+    pub(crate) fn check_available(&self) -> Result<(), StoreError> {
+        match &self.unavailable {
+            None => Ok(()),
+            Some(reason) => Err(StoreError::Unavailable {
+                reason: reason.to_string(),
+            }),
         }
     }
 
