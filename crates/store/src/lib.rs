@@ -22,13 +22,15 @@ use policy::clock::UnixMillis;
 use policy::id::SandboxId;
 use policy::registration::Registration;
 
-use crate::audit::{AuditLog, AuditOptions};
+use crate::audit::AuditOptions;
+use crate::audit_log::AuditLog;
 use crate::error::StoreError;
 use crate::health::{StoreHealth, StoreStats};
 use crate::registry::{Registered, Registry};
 use crate::writer::{Command, Durable, Link, LiveHolder};
 
 pub mod audit;
+pub mod audit_log;
 pub mod error;
 pub mod health;
 pub mod registry;
@@ -36,6 +38,7 @@ pub mod registry;
 mod connection;
 mod database;
 mod files;
+mod jsonl;
 mod recovery;
 mod schema;
 mod writer;

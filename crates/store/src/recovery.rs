@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::DATABASE;
 use crate::audit::ledger::MAX_SEQ;
-use crate::audit::{jsonl, verify};
+use crate::audit::verify;
 use crate::connection;
 use crate::error::StoreError;
 use crate::files::{create_private, free_name, sync_file, sync_parent, with_suffix};
@@ -161,13 +161,12 @@ pub(crate) fn was_used(dir: &Path) -> bool {
 }
 
 /// A number below which none is to be given out again, for a directory whose database is
-/// broken or gone: what its tables say, else [`epoch`]; and what was exported, if that is
-/// more. The export alone would not do, because it may lag behind.
-pub(crate) fn known_seq(dir: &Path, jsonl: Option<&Path>, now: UnixMillis) -> u64 {
+/// broken or gone: what its tables say, else [`epoch`]; and the last number that was exported, if
+/// that is more. The export alone would not do, because it may lag behind.
+pub(crate) fn known_seq(dir: &Path, exported: u64, now: UnixMillis) -> u64 {
     let stored = connection::connect_evidence(&dir.join(DATABASE))
         .ok()
         .and_then(|conn| highest_seq(&conn));
-    let exported = jsonl.and_then(jsonl::last_seq).unwrap_or_default();
     stored.unwrap_or_else(|| epoch(now)).max(exported)
 }
 

@@ -18,7 +18,6 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use crate::audit::AuditOptions;
-use crate::audit::jsonl::{Follower, Message};
 use crate::audit::merge::merge_floods;
 use crate::audit::queue::{Entry, QUEUE};
 use crate::connection;
@@ -26,6 +25,7 @@ use crate::database::{Database, Totals};
 use crate::error::{StoreError, is_corruption};
 use crate::files;
 use crate::health::State;
+use crate::jsonl::{Follower, Message};
 use crate::recovery::Staged;
 use crate::registry::Snapshot;
 use crate::{DATABASE, StoreOptions};

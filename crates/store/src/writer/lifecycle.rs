@@ -9,13 +9,13 @@ use rusqlite::config::DbConfig;
 
 use super::{Command, Writer};
 use crate::DATABASE;
-use crate::audit::jsonl::Message;
 use crate::audit::ledger::{MAX_SEQ, Turn};
 use crate::connection;
 use crate::database::Database;
 use crate::error::{StoreError, is_corruption};
 use crate::files::{self, with_suffix};
 use crate::health::State;
+use crate::jsonl::{self, Message};
 use crate::recovery::{self, Marker, Staged};
 use crate::registry::Snapshot;
 use crate::schema::Flaw;
@@ -33,8 +33,11 @@ pub(super) fn open(
 ) -> Result<(Option<Database>, u64), StoreError> {
     recovery::remove_stale(dir);
     let options = state.options.load();
-    let jsonl = options.jsonl.as_ref().map(|jsonl| jsonl.path.as_path());
-    let known_seq = || recovery::known_seq(dir, jsonl, now);
+    let known_seq = || {
+        let exported = options.jsonl.as_ref();
+        let exported = exported.and_then(|options| jsonl::last_seq(&options.path));
+        recovery::known_seq(dir, exported.unwrap_or_default(), now)
+    };
     if let Some(marker) = Marker::read(dir) {
         tracing::error!(reason = %marker.reason, "the registry is unavailable");
         state.publish(Snapshot::unavailable(&marker.reason));

@@ -10,9 +10,10 @@ use policy::registration::{AuthMode, Registration};
 
 use super::*;
 use crate::Store;
+use crate::audit::OnFull;
 use crate::audit::query::Filter;
 use crate::audit::queue::QUEUE;
-use crate::audit::{Accepted, OnFull};
+use crate::audit_log::Accepted;
 use crate::registry::Lookup;
 
 fn open(dir: &Path, on_full: OnFull) -> Store {

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OptionalExtension};
 
-use super::JsonlOptions;
-use super::chain::{ChainName, Digest256, Outline, chain_text, split_line};
-use super::ledger::{MAX_SEQ, digest, signed, unsigned};
-use super::query::{Filter, Line, select_lines};
 use crate::DATABASE;
+use crate::audit::JsonlOptions;
+use crate::audit::chain::{ChainName, Digest256, Outline, chain_text, split_line};
+use crate::audit::ledger::{MAX_SEQ, digest, signed, unsigned};
+use crate::audit::query::{Filter, Line, select_lines};
 use crate::connection;
 use crate::files::with_suffix;
 use crate::health::State;
@@ -588,8 +588,8 @@ fn rotate(options: &JsonlOptions) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chain::write_line;
     use super::*;
+    use crate::audit::chain::write_line;
 
     fn end_of(content: &[u8]) -> End {
         let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,192 @@
+//! Handle to the audit log: sends records to the writer, and queries, exports and verifies them.
+//!
+//! A record counts as written when its transaction has committed. [`AuditLog::record`]
+//! puts an event into its sandbox's queue and goes on; [`AuditLog::record_durable`] waits
+//! for the commit. The database is the truth; the JSONL file is derived from it.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use policy::audit::AuditEvent;
+use policy::clock::UnixMillis;
+use tokio::sync::watch;
+
+use crate::audit::query::{self, Filter, Record};
+use crate::audit::queue::Entry;
+use crate::audit::verify::{self, VerifyReport, What};
+use crate::audit::{AuditOptions, OnFull};
+use crate::error::StoreError;
+use crate::jsonl;
+use crate::writer::{self, Command, Durable, Link};
+
+/// What became of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// It will be written with the next batch.
+    Queued,
+    /// Its sandbox's queue was full ([`OnFull::Drop`]).
+    Dropped,
+}
+
+/// A handle to the audit log. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct AuditLog {
+    link: Arc<Link>,
+}
+
+impl AuditLog {
+    pub(crate) fn new(link: Arc<Link>) -> Self {
+        Self { link }
+    }
+
+    /// Queues an event that happened at `now`. Waits only while its own sandbox's queue
+    /// is full. A crash may lose what was queued in the last 50 ms.
+    pub async fn record(&self, event: AuditEvent, now: UnixMillis) -> Result<Accepted, StoreError> {
+        let state = &self.link.state;
+        state.check_available()?;
+        let place = match state.options.load().on_full {
+            OnFull::Block => None,
+            OnFull::Drop => match state.queues.try_take(&event.sandbox) {
+                Some(place) => Some(place),
+                None => {
+                    state.queues.dropped(&event.sandbox);
+                    state.counters.dropped.fetch_add(1, Relaxed);
+                    return Ok(Accepted::Dropped);
+                }
+            },
+        };
+        let place = match place {
+            Some(place) => place,
+            None => state
+                .queues
+                .wait(&event.sandbox)
+                .await
+                .ok_or(StoreError::Closed)?,
+        };
+        self.link.send(Command::Traffic(Entry {
+            event: Box::new(event),
+            ts: now,
+            place: Some(place),
+        }))?;
+        Ok(Accepted::Queued)
+    }
+
+    /// Queues an event that happened at `now`, unless that would mean waiting: then the
+    /// event comes back, for [`AuditLog::record`].
+    pub fn try_record(
+        &self,
+        event: Box<AuditEvent>,
+        now: UnixMillis,
+    ) -> Result<Accepted, Box<AuditEvent>> {
+        let state = &self.link.state;
+        if state.check_available().is_err() {
+            return Err(event);
+        }
+        let Some(place) = state.queues.try_take(&event.sandbox) else {
+            return Err(event);
+        };
+        let entry = Entry {
+            event,
+            ts: now,
+            place: Some(place),
+        };
+        // A writer that is gone has said so elsewhere, and takes nothing any more.
+        match self.link.send(Command::Traffic(entry)) {
+            Ok(()) => Ok(Accepted::Queued),
+            Err(_) => Ok(Accepted::Dropped),
+        }
+    }
+
+    /// Writes an event that happened at `now` and gives its number once it is on disk.
+    pub async fn record_durable(
+        &self,
+        event: AuditEvent,
+        now: UnixMillis,
+    ) -> Result<u64, StoreError> {
+        self.link
+            .ask(|reply| {
+                Command::Durable(Durable::Record {
+                    event: Box::new(event),
+                    now,
+                    reply,
+                })
+            })
+            .await
+    }
+
+    /// Waits until everything queued before this call is on disk.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        self.link.ask(Command::Flush).await
+    }
+
+    /// Whether [`AuditLog::set_options`] would be of use: the writer runs, and a JSONL file
+    /// that is not the current one can be written. Changes nothing. Blocks.
+    pub fn check_options(&self, options: &AuditOptions) -> Result<(), StoreError> {
+        if !self.link.is_running() {
+            return Err(StoreError::Closed);
+        }
+        let Some(new) = &options.jsonl else {
+            return Ok(());
+        };
+        let current = self.link.state.options.load().jsonl.clone();
+        // A file that broke while it was in use is a matter of health, not of a change.
+        if current.is_some_and(|current| current.path == new.path) {
+            return Ok(());
+        }
+        jsonl::check_path(&new.path).map_err(|error| StoreError::File {
+            path: new.path.clone(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// Changes how the log is kept.
+    pub fn set_options(&self, options: AuditOptions) -> Result<(), StoreError> {
+        self.link.send(Command::Options(options))
+    }
+
+    /// The number of the newest committed record, as it changes. A follower waits here
+    /// and then asks for what came after its own last one; a slow one misses no record
+    /// and holds nobody up.
+    pub fn follow(&self) -> watch::Receiver<u64> {
+        self.link.state.committed.subscribe()
+    }
+
+    /// The number of the newest record in the JSONL file, as it changes.
+    pub fn follow_jsonl(&self) -> watch::Receiver<u64> {
+        self.link.state.exported.subscribe()
+    }
+
+    /// The records that match. Blocks; see [`AuditLog::query`].
+    pub fn query_blocking(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
+        self.link.read(|conn| query::select(conn, filter))
+    }
+
+    /// The records that match, read on a thread that may block.
+    pub async fn query(&self, filter: Filter) -> Result<Vec<Record>, StoreError> {
+        let log = self.clone();
+        writer::off_thread(move || log.query_blocking(&filter)).await
+    }
+
+    /// Writes the lines of the records that match to `out` and says how many. Reads in
+    /// pages, so that neither memory nor the WAL grows while `out` is slow. Blocks.
+    pub fn export_blocking(&self, filter: &Filter, out: impl Write) -> Result<u64, StoreError> {
+        let mut out = out;
+        query::export(
+            |page| self.link.read(|conn| query::select_lines(conn, page)),
+            filter,
+            &mut out,
+        )
+    }
+
+    /// Checks every chain of the running database, as of now. Blocks; the writer goes on.
+    pub fn verify_blocking(&self) -> Result<VerifyReport, StoreError> {
+        self.link.state.check_available()?;
+        let report = verify::verify_blocking(&self.link.database_path())?;
+        if let Some(What::File(found)) = report.first_broken.as_ref().map(|b| &b.what) {
+            // Damage met here is damage met; the writer looks for itself.
+            let _ = self.link.send(Command::Broken(found.clone()));
+        }
+        Ok(report)
+    }
+}
