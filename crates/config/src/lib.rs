@@ -11,6 +11,7 @@
 
 mod beside;
 pub mod bundle;
+mod compilation;
 mod consistency;
 mod expansion;
 mod file;

@@ -2,13 +2,12 @@
 
 mod per_sandbox;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use policy::allowlist::{Allowlist, HostRule};
+use policy::allowlist::Allowlist;
 use policy::breaker::BreakerConfig;
 use policy::bucket::Rate;
-use policy::endpoint::{EndpointRule, EndpointRules, MethodSet};
 use policy::host::Host;
 use policy::push::{OnSecret, PushRules};
 use policy::refs::RefRules;
@@ -17,7 +16,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::consistency::compile_policy;
+use crate::compilation::{Compiled, compile_policy};
 use crate::leaf::{self, Keyed, Source};
 use crate::origin::Origin;
 use crate::policy_file::PolicyFile;
@@ -175,16 +174,6 @@ pub struct ShownValue {
     pub value: Value,
     /// Where it came from.
     pub origin: Origin,
-}
-
-/// What is worked out once, at load.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Compiled {
-    pub(crate) allowlist: Allowlist,
-    pub(crate) rate: Option<Rate>,
-    pub(crate) rates: HashMap<Host, Rate>,
-    pub(crate) breaker: BreakerConfig,
-    pub(crate) breakers: HashMap<Host, BreakerConfig>,
 }
 
 /// What holds when nobody wrote anything: limits and breakers are on.
@@ -548,32 +537,5 @@ pub(crate) fn resolve(path: &Path, base: &Path, home: Option<&Path>) -> PathBuf 
         (Ok(_), None) => path.to_owned(),
         // `.` goes, so that a path looks the same however it was written.
         _ => base.join(path.strip_prefix(".").unwrap_or(path)),
-    }
-}
-
-/// The policy crate's rule for one domain.
-pub(crate) fn host_rule(rule: &DomainRule) -> HostRule {
-    let endpoint = |methods: &[String], paths: &[_]| EndpointRule {
-        // Each name passed the schema's check, which is this same parser.
-        methods: MethodSet::parse(methods.iter().map(String::as_str)).unwrap_or_default(),
-        paths: paths.to_vec(),
-    };
-    let allows_all = rule.methods.is_empty() && rule.paths.is_empty();
-    HostRule {
-        ports: rule.ports.clone(),
-        endpoints: EndpointRules {
-            allow: (!allows_all)
-                .then(|| endpoint(&rule.methods, &rule.paths))
-                .into_iter()
-                .collect(),
-            deny: rule
-                .deny
-                .iter()
-                .map(|deny| endpoint(&deny.methods, &deny.paths))
-                .collect(),
-        },
-        programs: rule.programs.clone(),
-        scan: rule.scan.map(|action| action.as_str().to_owned()),
-        ..HostRule::new(rule.host.clone())
     }
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::beside::Beside;
-use crate::consistency::{check_file, compile_policy};
+use crate::compilation::{Compiled, compile_policy, host_rule};
+use crate::consistency::check_file;
 use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
 use crate::layer::Layer;
@@ -15,9 +16,7 @@ use crate::policy_file::{AllowlistFile, PolicyFile};
 use crate::problem::{Problem, Problems};
 use crate::schema::{ALLOWLIST, PALISADE, POLICY};
 use crate::section::egress::{Dns, DomainRule};
-use crate::settings::{
-    Compiled, Domain, File, MAX_CAPTURED_PORTS, Settings, captured_ports, host_rule, resolve,
-};
+use crate::settings::{Domain, File, MAX_CAPTURED_PORTS, Settings, captured_ports, resolve};
 use crate::tree::{Content, Node, Tree};
 
 /// What 'allow always' and grants are written to, beside palisade.yaml.

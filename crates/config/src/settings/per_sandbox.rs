@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use policy::allowlist::{Allowlist, HostRule};
 use policy::host::HostPattern;
 
-use super::{Settings, host_rule};
+use super::Settings;
+use crate::compilation::host_rule;
 use crate::section::egress::DomainRule;
 
 /// The most ports that a sandbox captures beside the gate's own three. It hands its listeners
