@@ -11,11 +11,11 @@ use policy::github::GithubRules;
 
 use crate::layer::Layer;
 use crate::leaf::Leaf;
+use crate::palisade_file::File;
 use crate::problem::Problem;
 use crate::section::policies::ENTRYPOINTS;
 use crate::section::sandbox::{Backend, Snapshot};
 use crate::section::tools::RuntimeKind;
-use crate::settings::File;
 use crate::tree::{Content, dotted, join};
 
 /// Checks palisade.yaml. An address without a host and without a token is moved to

@@ -18,6 +18,7 @@ mod file;
 mod layer;
 pub mod leaf;
 mod origin;
+mod palisade_file;
 pub mod policy_file;
 mod problem;
 mod reference;
@@ -31,6 +32,7 @@ mod tree;
 mod trust;
 mod unavailable;
 mod validation;
+mod version;
 
 use std::path::Path;
 
@@ -56,7 +58,7 @@ pub fn show(settings: &Settings) -> Vec<ShownValue> {
 
 /// JSON Schema of palisade.yaml, with descriptions and defaults, for editors.
 pub fn schema() -> serde_json::Value {
-    schema::PALISADE.schema.clone()
+    palisade_file::PALISADE.schema.clone()
 }
 
 /// What `palisade config init` writes: a starter that loads as it is.

@@ -1,6 +1,7 @@
-//! policy.yaml: blocked API calls, push limits, breakers and rate limits.
+//! policy.yaml: blocked API calls, push limits, breakers and rate limits; and allowlist.yaml.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use policy::host::Host;
@@ -8,6 +9,16 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
 use crate::leaf::{self, Keyed, MOST_METHODS, MOST_PATTERNS, MethodName, Pattern, Text};
+use crate::schema::Shape;
+use crate::section::egress::DomainRule;
+use crate::unavailable;
+use crate::version::Version;
+
+/// The schema of policy.yaml.
+pub(crate) static POLICY: LazyLock<Shape> = LazyLock::new(|| Shape::of::<PolicyFile>(&[], &[]));
+/// The schema of allowlist.yaml and grants.yaml.
+pub(crate) static ALLOWLIST: LazyLock<Shape> =
+    LazyLock::new(|| Shape::of::<AllowlistFile>(unavailable::ALLOWLIST, &[]));
 
 /// What policy.yaml says. Without such a file these are the defaults.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -264,7 +275,7 @@ impl RateRow {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AllowlistFile {
     /// The version of the shape.
-    pub(crate) version: crate::settings::Version,
+    pub(crate) version: Version,
     /// Hosts that may be reached: a name, or a rule.
-    pub(crate) domains: Vec<crate::section::egress::DomainRule>,
+    pub(crate) domains: Vec<DomainRule>,
 }

@@ -6,7 +6,10 @@ use policy::github::GithubRules;
 use serde_json::{Map, Value};
 
 use crate::leaf::FORMATS;
-use crate::schema::{ALLOWLIST, PALISADE, POLICY, REPOSITORY, Shape};
+use crate::palisade_file::PALISADE;
+use crate::policy_file::{ALLOWLIST, POLICY};
+use crate::repository::REPOSITORY;
+use crate::schema::Shape;
 
 const INTRODUCTION: &str = include_str!("reference.md");
 const GITHUB: &str = include_str!("reference/github.md");

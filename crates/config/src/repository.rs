@@ -5,6 +5,7 @@
 //! be had through a [`TrustStore`] that knows this exact content.
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,14 +15,20 @@ use crate::file::{self, Links, REPOSITORY_LIMIT, Unreadable};
 use crate::layer::Layer;
 use crate::leaf::{self, EnvName, Image, Publish, Text};
 use crate::problem::{Problem, Problems};
-use crate::schema::REPOSITORY;
+use crate::schema::Shape;
 use crate::section::egress::DomainRule;
 use crate::section::sandbox::SetupCommand;
-use crate::settings::{Settings, Version};
+use crate::settings::Settings;
 use crate::trust::TrustStore;
+use crate::unavailable;
+use crate::version::Version;
 
 /// The name of the file.
 pub const FILE_NAME: &str = ".palisade.yaml";
+
+/// The schema of the file.
+pub(crate) static REPOSITORY: LazyLock<Shape> =
+    LazyLock::new(|| Shape::of::<RepoKeys>(unavailable::REPOSITORY, &[]));
 
 /// The keys a repository may set.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]

@@ -1,6 +1,4 @@
-//! The shape of each file, as JSON Schema.
-
-use std::sync::LazyLock;
+//! JSON Schema of a kind of file, derived from its type, and what it says of each place.
 
 use jsonschema::Validator;
 use schemars::JsonSchema;
@@ -8,31 +6,8 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use crate::leaf::{self, FORMATS, FormatRow};
-use crate::policy_file::{AllowlistFile, PolicyFile};
-use crate::repository::RepoKeys;
-use crate::settings::File;
 use crate::tree::segments;
-use crate::unavailable::{self, Unavailable};
-
-/// palisade.yaml.
-pub(crate) static PALISADE: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<File>(unavailable::PALISADE, MOVED));
-/// allowlist.yaml and grants.yaml.
-pub(crate) static ALLOWLIST: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<AllowlistFile>(unavailable::ALLOWLIST, &[]));
-/// policy.yaml.
-pub(crate) static POLICY: LazyLock<Shape> = LazyLock::new(|| Shape::of::<PolicyFile>(&[], &[]));
-/// A repository's .palisade.yaml.
-pub(crate) static REPOSITORY: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<RepoKeys>(unavailable::REPOSITORY, &[]));
-
-/// Keys at the top level of older files, and where they stand now.
-const MOVED: &[(&str, &str)] = &[
-    ("interceptor_addr", "server.interceptor_addr"),
-    ("mcp_server_addr", "server.mcp_server_addr"),
-    ("shutdown_timeout", "server.shutdown_timeout"),
-    ("log_level", "logging.level"),
-];
+use crate::unavailable::Unavailable;
 
 /// The schema of one kind of file, ready to be used.
 pub(crate) struct Shape {
@@ -49,7 +24,7 @@ impl Shape {
         clippy::expect_used,
         reason = "the schema is derived from our own types, and a test builds each"
     )]
-    fn of<T: JsonSchema>(
+    pub(crate) fn of<T: JsonSchema>(
         unavailable: &'static [Unavailable],
         moved: &'static [(&'static str, &'static str)],
     ) -> Self {
@@ -246,7 +221,9 @@ fn words(object: &Map<String, Value>) -> Option<(Vec<Value>, Vec<Value>)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::palisade_file::PALISADE;
+    use crate::policy_file::{ALLOWLIST, POLICY};
+    use crate::repository::REPOSITORY;
 
     #[test]
     fn every_schema_builds_and_every_format_is_known() {

@@ -3,7 +3,6 @@
 mod per_sandbox;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 
 use policy::allowlist::Allowlist;
 use policy::breaker::BreakerConfig;
@@ -12,13 +11,12 @@ use policy::host::Host;
 use policy::push::{OnSecret, PushRules};
 use policy::refs::RefRules;
 use policy::registration::AuthMode;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::compilation::{Compiled, compile_policy};
-use crate::leaf::{self, Keyed, Source};
 use crate::origin::Origin;
+use crate::palisade_file::File;
 use crate::policy_file::PolicyFile;
 use crate::problem::Problem;
 use crate::secret::Secret;
@@ -39,73 +37,6 @@ use crate::unavailable::is_unavailable;
 
 pub(crate) use per_sandbox::captured_ports;
 pub use per_sandbox::{GATE_PORTS, MAX_CAPTURED_PORTS};
-
-/// palisade.yaml as it is written.
-#[derive(Clone, Default, Deserialize, JsonSchema)]
-#[schemars(title = "palisade.yaml", extend("required" = ["version"]))]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct File {
-    /// The version of this file's shape. The one key that must be there.
-    pub(crate) version: Version,
-    /// The interceptor API and the MCP server.
-    pub(crate) server: Server,
-    /// Policy bundles and how they are evaluated.
-    pub(crate) policies: Policies,
-    /// MCP servers behind the bridge.
-    pub(crate) tools: Vec<Tool>,
-    /// Prometheus metrics, and traces.
-    pub(crate) metrics: Metrics,
-    /// The gate's log on stderr.
-    pub(crate) logging: Logging,
-    /// Values by name, taken from the environment: `e2b_api_key: "${E2B_API_KEY}"`.
-    #[schemars(with = "Keyed<leaf::Slug, Secret>")]
-    pub(crate) secrets: BTreeMap<String, Secret>,
-    /// What may leave a sandbox.
-    pub(crate) egress: Egress,
-    /// Which host gets which credential from where, beside the built-in rows.
-    pub(crate) credentials: Credentials,
-    /// Git through the gate.
-    pub(crate) git: Git,
-    /// What happens when a secret or an injection is found.
-    pub(crate) scan: Scan,
-    /// How the operator is asked.
-    pub(crate) approvals: Approvals,
-    /// Where agents run.
-    pub(crate) sandbox: Sandbox,
-    /// The record of what was decided.
-    pub(crate) audit: Audit,
-}
-
-/// The one version there is, however it is spelt.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Value", into = "&'static str")]
-pub(crate) struct Version;
-
-impl From<Value> for Version {
-    fn from(_: Value) -> Self {
-        Self
-    }
-}
-
-impl From<Version> for &'static str {
-    fn from(_: Version) -> Self {
-        "1.0"
-    }
-}
-
-impl JsonSchema for Version {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Version".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["string", "number"], "enum": ["1.0", "1", 1] })
-    }
-}
 
 /// A validated configuration, whole and immutable. Requests hold the one they began with.
 #[derive(Clone)]
@@ -476,66 +407,4 @@ fn differing<'a, T: PartialEq>(
         .filter(|(key, value)| theirs.get(*key) != Some(value));
     let added = theirs.keys().filter(|key| !ours.contains_key(*key));
     changed.map(|(key, _)| key).chain(added)
-}
-
-impl File {
-    /// Makes every relative path relative to `base` and `~/` the operator's home, so that
-    /// nobody after the loader needs to know where the file was.
-    pub(crate) fn resolve_paths(&mut self, base: &Path, home: Option<&Path>) {
-        let resolve = |path: &mut PathBuf| *path = resolve(path, base, home);
-        let resolve_source = |source: &mut Source| {
-            if let Source::File(path) = source {
-                resolve(path);
-            }
-        };
-        self.policies
-            .bundles
-            .iter_mut()
-            .for_each(|b| resolve(&mut b.path));
-        self.tools
-            .iter_mut()
-            .filter_map(|t| t.work_dir.as_mut())
-            .for_each(resolve);
-        self.egress.allowlist.iter_mut().for_each(resolve);
-        self.egress.policy.iter_mut().for_each(resolve);
-        self.egress.extra_roots.iter_mut().for_each(resolve);
-        resolve(&mut self.egress.dns.resolv_conf);
-        self.scan.rules.iter_mut().for_each(resolve);
-        self.sandbox.host_paths.iter_mut().for_each(resolve);
-        self.sandbox.rootfs.iter_mut().for_each(resolve);
-        let containers = self.sandbox.remote.all_mut().iter_mut();
-        containers
-            .filter_map(|container| container.socket_path.as_mut())
-            .for_each(resolve);
-        self.audit.jsonl.iter_mut().for_each(resolve);
-        let oauth = &mut self.credentials.oauth;
-        let files = [
-            &mut oauth.claude,
-            &mut oauth.codex,
-            &mut oauth.gemini,
-            &mut oauth.opencode,
-        ];
-        files
-            .into_iter()
-            .flatten()
-            .for_each(|f| resolve(&mut f.file));
-        let app = self.credentials.github_app.iter_mut();
-        app.for_each(|app| resolve_source(&mut app.key));
-        let rows = self.credentials.rows.iter_mut();
-        rows.for_each(|row| resolve_source(&mut row.source));
-        let mirrors = self.git.mirrors.iter_mut();
-        mirrors
-            .filter_map(|m| m.identity.as_mut())
-            .for_each(resolve_source);
-    }
-}
-
-/// `path` seen from `base`, with `~/` as the operator's home.
-pub(crate) fn resolve(path: &Path, base: &Path, home: Option<&Path>) -> PathBuf {
-    match (path.strip_prefix("~"), home) {
-        (Ok(rest), Some(home)) => home.join(rest),
-        (Ok(_), None) => path.to_owned(),
-        // `.` goes, so that a path looks the same however it was written.
-        _ => base.join(path.strip_prefix(".").unwrap_or(path)),
-    }
 }

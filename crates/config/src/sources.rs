@@ -12,11 +12,11 @@ use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
 use crate::layer::Layer;
 use crate::origin::{self, Origin, Wanted};
-use crate::policy_file::{AllowlistFile, PolicyFile};
+use crate::palisade_file::{File, PALISADE, resolve};
+use crate::policy_file::{ALLOWLIST, AllowlistFile, POLICY, PolicyFile};
 use crate::problem::{Problem, Problems};
-use crate::schema::{ALLOWLIST, PALISADE, POLICY};
 use crate::section::egress::{Dns, DomainRule};
-use crate::settings::{Domain, File, MAX_CAPTURED_PORTS, Settings, captured_ports, resolve};
+use crate::settings::{Domain, MAX_CAPTURED_PORTS, Settings, captured_ports};
 use crate::tree::{Content, Node, Tree};
 
 /// What 'allow always' and grants are written to, beside palisade.yaml.

@@ -1,0 +1,136 @@
+//! palisade.yaml as a type: its sections, its schema, and the resolution of relative paths in it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::leaf::{self, Keyed, Source};
+use crate::schema::Shape;
+use crate::secret::Secret;
+use crate::section::approvals::Approvals;
+use crate::section::audit::Audit;
+use crate::section::credentials::Credentials;
+use crate::section::egress::Egress;
+use crate::section::git::Git;
+use crate::section::logging::Logging;
+use crate::section::metrics::Metrics;
+use crate::section::policies::Policies;
+use crate::section::sandbox::Sandbox;
+use crate::section::scan::Scan;
+use crate::section::server::Server;
+use crate::section::tools::Tool;
+use crate::unavailable;
+use crate::version::Version;
+
+/// The schema of the file.
+pub(crate) static PALISADE: LazyLock<Shape> =
+    LazyLock::new(|| Shape::of::<File>(unavailable::PALISADE, MOVED));
+
+/// Keys at the top level of older files, and where they stand now.
+const MOVED: &[(&str, &str)] = &[
+    ("interceptor_addr", "server.interceptor_addr"),
+    ("mcp_server_addr", "server.mcp_server_addr"),
+    ("shutdown_timeout", "server.shutdown_timeout"),
+    ("log_level", "logging.level"),
+];
+
+/// palisade.yaml as it is written.
+#[derive(Clone, Default, Deserialize, JsonSchema)]
+#[schemars(title = "palisade.yaml", extend("required" = ["version"]))]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct File {
+    /// The version of this file's shape. The one key that must be there.
+    pub(crate) version: Version,
+    /// The interceptor API and the MCP server.
+    pub(crate) server: Server,
+    /// Policy bundles and how they are evaluated.
+    pub(crate) policies: Policies,
+    /// MCP servers behind the bridge.
+    pub(crate) tools: Vec<Tool>,
+    /// Prometheus metrics, and traces.
+    pub(crate) metrics: Metrics,
+    /// The gate's log on stderr.
+    pub(crate) logging: Logging,
+    /// Values by name, taken from the environment: `e2b_api_key: "${E2B_API_KEY}"`.
+    #[schemars(with = "Keyed<leaf::Slug, Secret>")]
+    pub(crate) secrets: BTreeMap<String, Secret>,
+    /// What may leave a sandbox.
+    pub(crate) egress: Egress,
+    /// Which host gets which credential from where, beside the built-in rows.
+    pub(crate) credentials: Credentials,
+    /// Git through the gate.
+    pub(crate) git: Git,
+    /// What happens when a secret or an injection is found.
+    pub(crate) scan: Scan,
+    /// How the operator is asked.
+    pub(crate) approvals: Approvals,
+    /// Where agents run.
+    pub(crate) sandbox: Sandbox,
+    /// The record of what was decided.
+    pub(crate) audit: Audit,
+}
+
+impl File {
+    /// Makes every relative path relative to `base` and `~/` the operator's home, so that
+    /// nobody after the loader needs to know where the file was.
+    pub(crate) fn resolve_paths(&mut self, base: &Path, home: Option<&Path>) {
+        let resolve = |path: &mut PathBuf| *path = resolve(path, base, home);
+        let resolve_source = |source: &mut Source| {
+            if let Source::File(path) = source {
+                resolve(path);
+            }
+        };
+        self.policies
+            .bundles
+            .iter_mut()
+            .for_each(|b| resolve(&mut b.path));
+        self.tools
+            .iter_mut()
+            .filter_map(|t| t.work_dir.as_mut())
+            .for_each(resolve);
+        self.egress.allowlist.iter_mut().for_each(resolve);
+        self.egress.policy.iter_mut().for_each(resolve);
+        self.egress.extra_roots.iter_mut().for_each(resolve);
+        resolve(&mut self.egress.dns.resolv_conf);
+        self.scan.rules.iter_mut().for_each(resolve);
+        self.sandbox.host_paths.iter_mut().for_each(resolve);
+        self.sandbox.rootfs.iter_mut().for_each(resolve);
+        let containers = self.sandbox.remote.all_mut().iter_mut();
+        containers
+            .filter_map(|container| container.socket_path.as_mut())
+            .for_each(resolve);
+        self.audit.jsonl.iter_mut().for_each(resolve);
+        let oauth = &mut self.credentials.oauth;
+        let files = [
+            &mut oauth.claude,
+            &mut oauth.codex,
+            &mut oauth.gemini,
+            &mut oauth.opencode,
+        ];
+        files
+            .into_iter()
+            .flatten()
+            .for_each(|f| resolve(&mut f.file));
+        let app = self.credentials.github_app.iter_mut();
+        app.for_each(|app| resolve_source(&mut app.key));
+        let rows = self.credentials.rows.iter_mut();
+        rows.for_each(|row| resolve_source(&mut row.source));
+        let mirrors = self.git.mirrors.iter_mut();
+        mirrors
+            .filter_map(|m| m.identity.as_mut())
+            .for_each(resolve_source);
+    }
+}
+
+/// `path` seen from `base`, with `~/` as the operator's home.
+pub(crate) fn resolve(path: &Path, base: &Path, home: Option<&Path>) -> PathBuf {
+    match (path.strip_prefix("~"), home) {
+        (Ok(rest), Some(home)) => home.join(rest),
+        (Ok(_), None) => path.to_owned(),
+        // `.` goes, so that a path looks the same however it was written.
+        _ => base.join(path.strip_prefix(".").unwrap_or(path)),
+    }
+}
