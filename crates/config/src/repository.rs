@@ -19,7 +19,7 @@ use crate::schema::Shape;
 use crate::section::egress::DomainRule;
 use crate::section::sandbox::SetupCommand;
 use crate::settings::Settings;
-use crate::trust::TrustStore;
+use crate::trust::{TrustError, TrustStore};
 use crate::unavailable;
 use crate::version::Version;
 
@@ -144,6 +144,24 @@ impl RepoFile {
         store.is_trusted(self).then(|| TrustedRepoFile {
             keys: self.keys.clone(),
         })
+    }
+}
+
+impl TrustStore {
+    /// Whether exactly this content, in exactly this directory, is trusted.
+    pub fn is_trusted(&self, file: &RepoFile) -> bool {
+        self.has(&file.directory, file.digest)
+    }
+
+    /// Whether another content of this file was trusted.
+    pub fn trusted_another(&self, file: &RepoFile) -> bool {
+        self.has_other(&file.directory, file.digest)
+    }
+
+    /// Trusts this content in place of whatever was trusted in that directory, and writes
+    /// the list.
+    pub fn trust(&mut self, file: &RepoFile) -> Result<(), TrustError> {
+        self.add(&file.directory, file.digest)
     }
 }
 

@@ -1,4 +1,5 @@
-//! Which repository files the operator has read and trusts.
+//! The list of repository files that the operator has read and trusts: a digest for each
+//! directory.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -10,7 +11,6 @@ use nix::libc::{O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK};
 use serde::{Deserialize, Serialize};
 
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
-use crate::repository::RepoFile;
 
 /// Exact contents, by the directory they were seen in. Kept in a JSON file that only the
 /// operator can read or write.
@@ -101,29 +101,28 @@ impl TrustStore {
         })
     }
 
-    /// Whether exactly this content, in exactly this directory, is trusted.
-    pub fn is_trusted(&self, file: &RepoFile) -> bool {
-        self.entries.get(file.directory()) == Some(&hex(file.digest()))
+    /// Whether the list has exactly this digest for `directory`.
+    pub(crate) fn has(&self, directory: &Path, digest: [u8; 32]) -> bool {
+        self.entries.get(directory) == Some(&hex(digest))
     }
 
-    /// Whether another content of this file was trusted.
-    pub fn trusted_another(&self, file: &RepoFile) -> bool {
-        self.entries.contains_key(file.directory()) && !self.is_trusted(file)
+    /// Whether the list has another digest for `directory`.
+    pub(crate) fn has_other(&self, directory: &Path, digest: [u8; 32]) -> bool {
+        self.entries.contains_key(directory) && !self.has(directory, digest)
     }
 
-    /// Trusts this content in place of whatever was trusted in that directory, and writes
-    /// the list.
-    pub fn trust(&mut self, file: &RepoFile) -> Result<(), TrustError> {
-        if file.directory().to_str().is_none() {
+    /// Puts this digest in the place of the one `directory` had, and writes the list.
+    pub(crate) fn add(&mut self, directory: &Path, digest: [u8; 32]) -> Result<(), TrustError> {
+        if directory.to_str().is_none() {
             return Err(TrustError::NotText {
-                path: file.directory().to_owned(),
+                path: directory.to_owned(),
             });
         }
         let _lock = self.lock()?;
         // Others may have written since the list was read: the operator thinks before
         // answering, and may revoke something meanwhile.
         let mut entries = Self::load(&self.path)?.entries;
-        entries.insert(file.directory().to_owned(), hex(file.digest()));
+        entries.insert(directory.to_owned(), hex(digest));
         self.replace(entries)
     }
 
