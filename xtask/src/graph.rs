@@ -14,19 +14,6 @@ pub type Graph = BTreeMap<String, BTreeSet<String>>;
 /// until the crate is split.
 const TOLERATED: &[(&str, &[&str])] = &[
     (
-        "config",
-        &[
-            "consistency",
-            "layer",
-            "policy_file",
-            "repository",
-            "schema",
-            "settings",
-            "trust",
-            "validation",
-        ],
-    ),
-    (
         "control",
         &["action", "dispatch", "elsewhere", "outward", "sandboxes"],
     ),
@@ -72,12 +59,6 @@ const TOLERATED: &[(&str, &[&str])] = &[
     (
         "sandbox",
         &["checkpoint", "contract", "namespace", "transfer", "worker"],
-    ),
-    (
-        "store",
-        &[
-            "audit", "database", "health", "recovery", "registry", "schema", "writer",
-        ],
     ),
 ];
 
