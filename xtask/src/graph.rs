@@ -58,18 +58,6 @@ const TOLERATED: &[(&str, &[&str])] = &[
     ),
     ("egress", &["connection", "passthrough"]),
     (
-        "mcp",
-        &[
-            "bridge",
-            "modern",
-            "pool",
-            "session",
-            "shared",
-            "streamable",
-        ],
-    ),
-    ("mcp", &["governance", "redaction"]),
-    (
         "sandbox",
         &["checkpoint", "contract", "namespace", "transfer", "worker"],
     ),

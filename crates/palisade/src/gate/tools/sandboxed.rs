@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use config::section::tools::Tool;
 use control::dispatch::Gate;
-use mcp::governance::Caller;
+use mcp::caller::Caller;
 use mcp::launch::{Exit, LaunchError, Launched, Launcher, Life};
 use nix::sys::signal::Signal;
 use sandbox::contract::Command;
