@@ -27,11 +27,6 @@ const TOLERATED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "control",
-        &["action", "dispatch", "elsewhere", "outward", "sandboxes"],
-    ),
-    ("control", &["door", "serve"]),
-    (
         "egress",
         &[
             "added_rules",
