@@ -14,11 +14,6 @@ pub type Graph = BTreeMap<String, BTreeSet<String>>;
 /// until the crate is split.
 const TOLERATED: &[(&str, &[&str])] = &[
     (
-        "control",
-        &["action", "dispatch", "elsewhere", "outward", "sandboxes"],
-    ),
-    ("control", &["door", "serve"]),
-    (
         "egress",
         &[
             "added_rules",
@@ -44,18 +39,6 @@ const TOLERATED: &[(&str, &[&str])] = &[
         ],
     ),
     ("egress", &["connection", "passthrough"]),
-    (
-        "mcp",
-        &[
-            "bridge",
-            "modern",
-            "pool",
-            "session",
-            "shared",
-            "streamable",
-        ],
-    ),
-    ("mcp", &["governance", "redaction"]),
     (
         "sandbox",
         &["checkpoint", "contract", "namespace", "transfer", "worker"],

@@ -10,11 +10,10 @@ use sandbox::contract::Force;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::outward::TryBody;
-use crate::registering::RegisterRequest;
-use crate::sandboxes::body::{
-    CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody,
+use crate::body::{
+    CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody, TryBody,
 };
+use crate::registering::RegisterRequest;
 
 /// One thing an operator asks. Everything the gate can be told is a variant here.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,89 +1,25 @@
 //! Carrying out what was asked.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use config::Settings;
-use egress::traffic::Traffic;
 use http::StatusCode;
 use jiff::Timestamp;
-use mcp::bridge::Bridge;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use policy::registration::Registration;
-use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use store::Store;
 use store::error::StoreError;
 use store::registry::Lookup;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::oneshot;
 
 use crate::action::{Action, HealthDepth, Telling};
-use crate::health::{Board, HealthReport, Status};
-use crate::metrics::ControlMetrics;
+use crate::body::CreateBody;
+use crate::gate::Gate;
+use crate::health::{HealthReport, Status};
 use crate::registering::RegisterRequest;
 use crate::reply::{ControlError, Reply};
-use crate::sandboxes::body::CreateBody;
-use crate::sandboxes::{Sandboxes, watched};
-use crate::{elsewhere, evidence, openapi, outward, tools, wall_now};
-
-/// Asks the reloader to read the files now; it answers with the changed keys, or with
-/// the text of every problem.
-pub type ReloadRequest = oneshot::Sender<Result<Vec<String>, String>>;
-
-/// Answers that stream at once. A fraction of the door's connections, so that followers
-/// who never leave cannot keep everybody else out.
-const MAX_STREAMS: usize = 64;
-
-/// Places for streaming answers.
-#[derive(Clone, Debug)]
-pub struct Streams(Arc<Semaphore>);
-
-impl Default for Streams {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_STREAMS)))
-    }
-}
-
-impl Streams {
-    fn take(&self) -> Result<OwnedSemaphorePermit, ControlError> {
-        let full = || format!("{MAX_STREAMS} clients already follow or export; try again later");
-        Arc::clone(&self.0)
-            .try_acquire_owned()
-            .map_err(|_| ControlError::Unavailable(full()))
-    }
-}
-
-/// The parts of a running gate that actions work on.
-#[derive(Debug)]
-pub struct Gate {
-    /// Registry and audit.
-    pub store: Store,
-    /// Where agents run.
-    pub sandboxes: Sandboxes,
-    /// What leaves them.
-    pub traffic: Arc<Traffic>,
-    /// Where everything is kept.
-    pub state_dir: PathBuf,
-    /// The settings in force.
-    pub settings: Arc<ArcSwap<Settings>>,
-    /// How every part is.
-    pub board: Arc<Board>,
-    /// Every number.
-    pub metrics: Arc<Registry>,
-    /// The servers of tools.
-    pub bridge: Arc<Bridge>,
-    /// The door's own numbers.
-    pub counters: ControlMetrics,
-    /// The reloader.
-    pub reload: mpsc::Sender<ReloadRequest>,
-    /// Ends the gate.
-    pub stop: CancellationToken,
-    /// Places for answers that go on and on.
-    pub streams: Streams,
-}
+use crate::{creation_stream, elsewhere, evidence, openapi, outward, tools, wall_now};
 
 impl Gate {
     /// Carries out one action.
@@ -309,7 +245,7 @@ impl Gate {
         if telling == Telling::AsItGoes
             && let Ok(place) = self.streams.take()
         {
-            return Ok(watched::create(Arc::clone(self), body, place));
+            return Ok(creation_stream::create(Arc::clone(self), body, place));
         }
         let settings = self.settings.load_full();
         let sandboxes = &self.sandboxes;

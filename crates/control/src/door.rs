@@ -27,11 +27,12 @@ use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use crate::action::{Action, AuditQuery, FileBody, HealthDepth, Telling};
-use crate::dispatch::{self, Gate};
+use crate::dispatch;
+use crate::gate::Gate;
 use crate::openapi::ROUTES;
+use crate::peer::Peer;
 use crate::registering::{UnknownFields, read_registration};
 use crate::reply::{ControlError, Reply};
-use crate::serve::Client;
 use crate::wall_now;
 
 /// The largest body a request may have.
@@ -51,7 +52,7 @@ type Body = UnsyncBoxBody<Bytes, io::Error>;
 /// Answers one request: who, what, may they, do it, count it.
 pub(crate) async fn answer(
     gate: &Arc<Gate>,
-    client: &Client,
+    client: &Peer,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let mut name = "unknown";

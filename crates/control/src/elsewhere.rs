@@ -14,8 +14,8 @@ use tokio::task::JoinSet;
 use workbench::client::Client;
 
 use crate::action::Action;
+use crate::body::SessionBody;
 use crate::reply::{ControlError, Reply};
-use crate::sandboxes::body::SessionBody;
 use crate::wall_now;
 
 /// What may be asked of a container.

@@ -8,15 +8,19 @@
 //! **Never here:** a decision about traffic, SQL, or anything a sandbox can reach.
 
 pub mod action;
+pub mod body;
 pub mod client;
+mod creation_stream;
 pub mod dispatch;
 pub mod door;
 mod elsewhere;
 mod evidence;
+pub mod gate;
 pub mod health;
 pub mod metrics;
 pub mod openapi;
 pub mod outward;
+mod peer;
 pub mod registering;
 pub mod remote;
 pub mod reply;

@@ -7,12 +7,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use crate::action::{AcceptBody, FileBody};
-use crate::health::HealthReport;
-use crate::outward::TryBody;
-use crate::registering::{UnknownFields, repo_schema};
-use crate::sandboxes::body::{
-    CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody,
+use crate::body::{
+    CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody, TryBody,
 };
+use crate::health::HealthReport;
+use crate::registering::{UnknownFields, repo_schema};
 
 /// One route of the door.
 #[derive(Clone, Copy, Debug)]

@@ -9,42 +9,15 @@ use jiff::Timestamp;
 use policy::clock::UnixMillis;
 use policy::id::{RequestId, SandboxId};
 use sandbox::contract::Trust;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use store::Store;
 use store::audit::query::Filter;
 use store::registry::Lookup;
 
-use crate::dispatch::Gate;
+use crate::body::TryBody;
+use crate::gate::Gate;
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
-
-/// The body of a request that asks what would become of another.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TryBody {
-    /// The URL that would be asked for.
-    pub url: String,
-    /// The method; GET when not given.
-    #[serde(default = "get", skip_serializing_if = "is_get")]
-    pub method: String,
-    /// The sandbox that would ask; rules that are only about some do not count without.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
-    pub sandbox: Option<SandboxId>,
-    /// The program inside that would ask.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub program: Option<String>,
-}
-
-fn get() -> String {
-    "GET".to_owned()
-}
-
-fn is_get(method: &String) -> bool {
-    method == "GET"
-}
 
 /// The authority, without its key.
 pub(crate) fn show_authority(traffic: &Traffic) -> Reply {

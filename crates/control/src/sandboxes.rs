@@ -5,7 +5,6 @@
 //! kept and served after it, and on the way out it stops being anybody before it stops
 //! being.
 
-pub mod body;
 mod checkpoints;
 mod making;
 mod mirrored;
@@ -14,7 +13,6 @@ mod repository;
 mod repository_file;
 mod standby;
 mod trusting;
-pub(crate) mod watched;
 mod wish;
 
 use std::collections::HashMap;
@@ -37,9 +35,9 @@ use store::Store;
 use store::error::StoreError;
 use tokio::sync::OwnedMutexGuard;
 
+use crate::body::{Purpose, SessionBody, SnapshotBody};
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
-use body::{Purpose, SessionBody, SnapshotBody};
 use repository::HostRepository;
 use repository_file::Additions;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
@@ -48,6 +48,14 @@ pub fn json_text(status: StatusCode, text: impl Into<Bytes>) -> Response<Content
 /// A sentence for whoever asked wrongly.
 pub fn sentence(status: StatusCode, text: &str) -> Response<Content> {
     json_text(status, json!({ "error": text }).to_string())
+}
+
+/// The method is none of `allowed`.
+pub fn not_allowed(allowed: &'static str) -> Response<Content> {
+    let mut response = sentence(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed");
+    let allowed = HeaderValue::from_static(allowed);
+    response.headers_mut().insert(ALLOW, allowed);
+    response
 }
 
 /// A JSON-RPC error.

@@ -5,16 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use bytes::Bytes;
 use config::Settings;
-use http::request::Parts as Head;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::call_headers::CallHeaders;
+use crate::caller::{Caller, same};
 use crate::fingerprint::Fingerprints;
-use crate::governance::Caller;
-use crate::pool::Pools;
+use crate::modern::SessionlessService;
 use crate::relay::{self, Relay};
 use crate::session::{Session, SessionError, Way};
 use crate::shared::Commons;
@@ -29,24 +26,6 @@ const MOST_OF_ONE: usize = 64;
 
 /// How often sessions are looked after.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-
-/// A request that was read whole, from somebody who may ask.
-#[derive(Debug)]
-pub struct Incoming {
-    /// Its head.
-    pub head: Head,
-    /// Its body.
-    pub body: Bytes,
-    /// Whose it is.
-    pub caller: Caller,
-}
-
-impl Incoming {
-    /// What its headers say about the call in it.
-    pub fn call_headers(&self) -> CallHeaders<'_> {
-        CallHeaders::read(&self.head.headers)
-    }
-}
 
 /// One server with what its sessions share.
 #[derive(Clone, Debug)]
@@ -63,7 +42,7 @@ pub struct Bridge {
     fingerprints: Arc<Fingerprints>,
     relay: Relay,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
-    pools: Pools,
+    sessionless: Arc<SessionlessService>,
     idle: Mutex<Duration>,
     stop: CancellationToken,
     shutdown: Arc<Shutdown>,
@@ -81,9 +60,9 @@ impl Bridge {
             tools: ArcSwap::default(),
             launchers,
             fingerprints,
+            sessionless: Arc::new(SessionlessService::new(relay.clone())),
             relay,
             sessions: Mutex::default(),
-            pools: Pools::default(),
             idle: Mutex::new(Duration::from_secs(300)),
             stop,
             shutdown: Arc::default(),
@@ -189,9 +168,9 @@ impl Bridge {
         &self.relay
     }
 
-    /// Processes for requests without sessions.
-    pub fn pools(&self) -> &Pools {
-        &self.pools
+    /// Serves requests without sessions.
+    pub fn sessionless(&self) -> &Arc<SessionlessService> {
+        &self.sessionless
     }
 
     /// Opens a session with `served`.
@@ -207,7 +186,7 @@ impl Bridge {
             .load()
             .get(served.name().as_ref())
             .and_then(|tool| Arc::ptr_eq(&tool.served, served).then(|| tool.commons.clone())?);
-        let id = hex(relay::random::<16>());
+        let id = relay::hex(relay::random::<16>());
         let caller = Caller {
             session: id.clone(),
             ..caller.clone()
@@ -269,7 +248,7 @@ impl Bridge {
                 () = tokio::time::sleep(SWEEP_EVERY) => {}
             }
             let most = *self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            self.pools.sweep(most);
+            self.sessionless.sweep(most);
             self.relay.governance.contexts().cleanup();
             let all: Vec<_> = self.sessions().values().cloned().collect();
             for session in all {
@@ -310,7 +289,7 @@ impl Bridge {
         for session in &sessions {
             session.end();
         }
-        self.pools.end();
+        self.sessionless.end();
         self.shutdown.ended().await;
     }
 
@@ -339,14 +318,4 @@ impl Report {
     pub fn failures(&self) -> u32 {
         self.unavailable.as_ref().map_or(0, |why| why.failures)
     }
-}
-
-/// Whether two requests come from the same caller.
-pub fn same(one: &Caller, other: &Caller) -> bool {
-    one.agent == other.agent && one.sandbox == other.sandbox
-}
-
-/// Bytes as text.
-pub fn hex<const N: usize>(bytes: [u8; N]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -15,16 +15,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use arc_swap::ArcSwap;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use policy::audit::{AuditEvent, Kind, Times};
-use policy::id::{RequestId, SandboxId};
+use policy::id::RequestId;
 use policy::rego::Decision;
 use policy::rego::judge::Judge;
 use policy::verdict::{Denial, Word};
 use serde_json::value::RawValue;
 
 pub use self::call::Call;
-pub(crate) use self::call::Wrapping;
 use self::input::{Parts, Subject};
 pub use self::rules::Rules;
+use crate::caller::Caller;
 use crate::context::{Contexts, Execution, PolicyDecision};
 use crate::metrics::Metrics;
 use crate::ports::Ledger;
@@ -39,17 +39,6 @@ const LONGEST: usize = 128;
 
 /// The `event` of a record about a call that its stored decision refuses.
 const STORED_DECISION: &str = "stored_decision";
-
-/// Who asks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// The agent.
-    pub agent: String,
-    /// The session; empty where there is none.
-    pub session: String,
-    /// The sandbox, where the agent is in one.
-    pub sandbox: Option<SandboxId>,
-}
 
 /// When a message is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::process::{Child, Command};
 
-use crate::governance::Caller;
+use crate::caller::Caller;
 
 /// How long a program may take to end by itself once its input has ended, as a rule.
 pub const PATIENCE: Duration = Duration::from_millis(300);

@@ -8,6 +8,7 @@
 mod drive;
 mod listen;
 mod request;
+mod service;
 mod words;
 
 use std::sync::Arc;
@@ -17,19 +18,18 @@ use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-pub use self::drive::Held;
 use self::drive::{Drive, Out};
 pub use self::request::{REVISION, is_modern};
 use self::request::{Refused, Request};
+pub use self::service::SessionlessService;
 use crate::answer::{self, Content};
-use crate::bridge::{Bridge, Incoming};
 use crate::call_headers::CallHeaders;
+use crate::incoming::{Incoming, REVISIONS};
 use crate::pool::Client;
 use crate::process::{Gone, SendError};
 use crate::relay;
 use crate::rpc::{self, Kind, Message, code};
 use crate::sse::{self, Event};
-use crate::streamable::{self, REVISIONS};
 use crate::tools::Served;
 
 /// Methods during which a server may ask something.
@@ -58,12 +58,12 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// Answers a request of this era.
 pub async fn answer(
-    bridge: &Arc<Bridge>,
+    service: &Arc<SessionlessService>,
     served: &Arc<Served>,
     incoming: Incoming,
 ) -> Response<Content> {
     if incoming.head.method != Method::POST {
-        return streamable::not_allowed("POST");
+        return answer::not_allowed("POST");
     }
     let message = match Message::read_bytes(incoming.body.to_vec()) {
         Ok(message) => message,
@@ -92,10 +92,12 @@ pub async fn answer(
         capabilities: request.capabilities.clone(),
     };
     let answered = match request.method() {
-        "server/discover" => discover(bridge, served, &client, &id).await,
-        "subscriptions/listen" => listen::answer(bridge, served, &client, &request).await,
-        method if ASKING.contains(&method) => call(bridge, served, client, request, headers).await,
-        method if PLAIN.contains(&method) => plain(bridge, served, &client, request, headers).await,
+        "server/discover" => discover(service, served, &client, &id).await,
+        "subscriptions/listen" => listen::answer(service, served, &client, &request).await,
+        method if ASKING.contains(&method) => call(service, served, client, request, headers).await,
+        method if PLAIN.contains(&method) => {
+            plain(service, served, &client, request, headers).await
+        }
         method => Err(Refused::new(
             StatusCode::NOT_FOUND,
             code::NO_METHOD,
@@ -107,13 +109,13 @@ pub async fn answer(
 
 /// What the server is.
 async fn discover(
-    bridge: &Arc<Bridge>,
+    service: &Arc<SessionlessService>,
     served: &Arc<Served>,
     client: &Client,
     id: &str,
 ) -> Result<Response<Content>, Refused> {
-    let metrics = bridge.relay().governance.metrics();
-    let worker = bridge.pools().any(served, client, metrics).await?;
+    let metrics = service.relay().governance.metrics();
+    let worker = service.pools().any(served, client, metrics).await?;
     let said: Value = serde_json::from_str(worker.introduction()).unwrap_or_default();
     let object = |value: &Value| match value {
         Value::Object(_) => value.clone(),
@@ -146,19 +148,19 @@ fn supported() -> Vec<&'static str> {
 
 /// A request during which nothing can be asked.
 async fn plain(
-    bridge: &Arc<Bridge>,
+    service: &Arc<SessionlessService>,
     served: &Arc<Served>,
     client: &Client,
     request: Request,
     headers: CallHeaders<'_>,
 ) -> Result<Response<Content>, Refused> {
-    let (relay, caller) = (bridge.relay(), &client.caller);
+    let (relay, caller) = (service.relay(), &client.caller);
     let permitted = match relay.permit(served, caller, request.message, headers).await {
         Ok(permitted) => permitted,
         Err(refusal) => return Ok(finished("", refusal)),
     };
     let metrics = relay.governance.metrics();
-    let worker = bridge.pools().any(served, client, metrics).await?;
+    let worker = service.pools().any(served, client, metrics).await?;
     let process = worker.process();
     let mut call = process.reserve();
     let text = words::in_old_words(&permitted.message, &call.id().to_string())?;
@@ -176,14 +178,14 @@ async fn plain(
 
 /// A request during which the server may ask something.
 async fn call(
-    bridge: &Arc<Bridge>,
+    service: &Arc<SessionlessService>,
     served: &Arc<Served>,
     client: Client,
     request: Request,
     headers: CallHeaders<'_>,
 ) -> Result<Response<Content>, Refused> {
     let method = request.method().to_owned();
-    let driven = Drive::begin_or_resume(bridge, served, client, request, headers).await?;
+    let driven = Drive::begin_or_resume(service, served, client, request, headers).await?;
     let drive = match driven {
         Ok(drive) => drive,
         Err(refusal) => return Ok(finished(&method, refusal)),

@@ -6,11 +6,13 @@ use http::header::{HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 
 use crate::answer::{self, Content, Numbering};
-use crate::bridge::{Bridge, Incoming, same};
+use crate::bridge::Bridge;
+use crate::caller::same;
+use crate::incoming::{Incoming, LAST_EVENT, text};
 use crate::rpc::{Kind, Message};
 use crate::session::{Session, SessionError, Way};
 use crate::sse::Event;
-use crate::streamable::{LAST_EVENT, refuse, text};
+use crate::streamable::refuse;
 use crate::tools::Served;
 
 /// The name of a session.

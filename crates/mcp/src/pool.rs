@@ -5,7 +5,6 @@
 //! to one caller with one set of capabilities, and while a call is under way that may lead
 //! to a question the process is that call's alone: whose question it is, is certain.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,13 +12,12 @@ use async_trait::async_trait;
 use tokio::sync::{Notify, broadcast, mpsc};
 use tokio::time::Instant;
 
-use crate::bridge::same;
-use crate::governance::Caller;
+use crate::caller::{Caller, same};
+use crate::handshake::{Ending, introduce};
 use crate::launch::LaunchError;
-use crate::metrics::{Metrics, Status};
+use crate::metrics::Metrics;
 use crate::process::{Home, Process};
 use crate::rpc::{Kind, Message, code};
-use crate::shared::introduce;
 use crate::tools::Served;
 
 /// The most processes of one caller for one server, by set of capabilities.
@@ -54,7 +52,6 @@ pub struct Client {
 #[derive(Debug, Default)]
 pub struct Pools {
     pools: Mutex<Vec<Arc<Pool>>>,
-    held: Mutex<HashMap<String, crate::modern::Held>>,
 }
 
 #[derive(Debug)]
@@ -227,29 +224,8 @@ impl Pools {
         Ok(pool)
     }
 
-    /// Calls that wait for a person.
-    pub fn held(&self) -> MutexGuard<'_, HashMap<String, crate::modern::Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends what nobody has used for `most`, and calls that waited too long.
+    /// Ends what nobody has used for `most`.
     pub fn sweep(&self, most: Duration) {
-        let expired: Vec<_> = {
-            let mut held = self.held();
-            let now = Instant::now();
-            let names: Vec<_> = held
-                .iter()
-                .filter(|(_, call)| call.expires() <= now)
-                .map(|(name, _)| name.clone())
-                .collect();
-            names
-                .into_iter()
-                .filter_map(|name| held.remove(&name))
-                .collect()
-        };
-        for call in expired {
-            call.abandon(Status::Timeout);
-        }
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|pool| {
             let gone = pool.served.stop().is_cancelled();
@@ -265,7 +241,6 @@ impl Pools {
 
     /// Begins to end every process.
     pub fn end(&self) {
-        self.held().clear();
         let pools = std::mem::take(&mut *self.pools.lock().unwrap_or_else(PoisonError::into_inner));
         for pool in &pools {
             pool.end();
@@ -391,27 +366,6 @@ impl Drop for Starting<'_> {
         inner.starting = inner.starting.saturating_sub(1);
         drop(inner);
         self.0.freed.notify_one();
-    }
-}
-
-/// Ends a process whose client left before it was ready.
-pub(crate) struct Ending(Option<Arc<Process>>);
-
-impl Ending {
-    pub(crate) fn of(process: &Arc<Process>) -> Self {
-        Self(Some(Arc::clone(process)))
-    }
-
-    pub(crate) fn keep(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        if let Some(process) = &self.0 {
-            process.stop();
-        }
     }
 }
 

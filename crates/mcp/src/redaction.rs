@@ -7,13 +7,20 @@ use policy::redaction::{BadRedaction, Pattern, Redaction};
 use policy::splice::{self, NoJson};
 use serde_json::Value;
 
-use crate::governance::Wrapping;
-
 /// Expressions that are kept compiled.
 const MOST_PATTERNS: usize = 256;
 
 /// A message of more bytes is changed where it keeps nobody waiting.
 const LARGE: usize = 16 * 1024;
+
+/// How the arguments of a wrapped call are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wrapping {
+    /// As an object.
+    Plain,
+    /// As a text that holds JSON.
+    Text,
+}
 
 /// Expressions, each compiled once. Cloning is cheap.
 #[derive(Clone, Debug, Default)]

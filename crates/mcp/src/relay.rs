@@ -14,8 +14,9 @@ use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
 use crate::call_headers::CallHeaders;
+use crate::caller::Caller;
 use crate::context::{Execution, PolicyDecision};
-use crate::governance::{Asked, Caller, Governance, Moment, Ruling, new_request};
+use crate::governance::{Asked, Governance, Moment, Ruling, new_request};
 use crate::interceptor::CORRELATION;
 use crate::metrics::Status;
 use crate::process::Gone;
@@ -421,4 +422,9 @@ pub fn random<const N: usize>() -> [u8; N] {
         std::process::abort();
     }
     bytes
+}
+
+/// Bytes as text.
+pub fn hex<const N: usize>(bytes: [u8; N]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

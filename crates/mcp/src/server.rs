@@ -20,9 +20,10 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::answer::{self, Broken, Content, Refusal};
-use crate::bridge::{Bridge, Incoming};
+use crate::bridge::Bridge;
 use crate::call_headers::CallHeaders;
-use crate::governance::Caller;
+use crate::caller::Caller;
+use crate::incoming::Incoming;
 use crate::interceptor::{self, Interceptor};
 use crate::room::Room;
 use crate::rpc::LONGEST;
@@ -233,7 +234,7 @@ async fn route(bridge: &Arc<Bridge>, segments: &[&str], incoming: Incoming) -> R
     let (name, way) = match segments {
         ["message"] | ["mcp", "message"] | ["mcp", _, "message"] => {
             if !is_post {
-                return streamable::not_allowed("POST");
+                return answer::not_allowed("POST");
             }
             return one_stream::take(bridge, &incoming).await;
         }
@@ -256,11 +257,11 @@ async fn route(bridge: &Arc<Bridge>, segments: &[&str], incoming: Incoming) -> R
     };
     match way {
         Way::OneStream if is_get => one_stream::listen(bridge, &served, &incoming).await,
-        Way::OneStream => streamable::not_allowed("GET"),
+        Way::OneStream => answer::not_allowed("GET"),
         Way::Streamable => {
             let headers = &incoming.head.headers;
             if modern::is_modern(headers, &incoming.body) {
-                modern::answer(bridge, &served, incoming).await
+                modern::answer(bridge.sessionless(), &served, incoming).await
             } else {
                 streamable::answer(bridge, &served, incoming).await
             }

@@ -22,13 +22,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::call_headers::CallHeaders;
-use crate::governance::Caller;
+use crate::caller::Caller;
 use crate::launch::{LaunchError, Launched};
 use crate::metrics::Status;
 use crate::outlet::Outlet;
 use crate::process::{Call, Gone, Process, SendError};
 use crate::relay::{Permitted, Relay};
 use crate::rpc::{Kind, Message, code};
+use crate::session_state::{OpenRequest, SessionState};
 use crate::shared::Commons;
 use crate::tools::Served;
 
@@ -37,12 +38,6 @@ const MOST_OPEN: usize = 128;
 
 /// The most questions of a server that wait for an answer.
 const MOST_QUESTIONS: usize = 64;
-
-/// The most outlets that are kept for clients who come back.
-const MOST_KEPT: usize = 64;
-
-/// The most bytes in them: 8 MiB.
-const MOST_KEPT_BYTES: usize = 8 * 1024 * 1024;
 
 /// The most resources that one client has news of.
 const MOST_SUBSCRIBED: usize = 1000;
@@ -106,59 +101,9 @@ pub struct Session {
     /// Set where others talk to the same process.
     commons: Option<Arc<Commons>>,
     standing: Arc<Outlet>,
-    state: Mutex<State>,
+    state: Arc<Mutex<SessionState>>,
     stop: CancellationToken,
     me: Weak<Session>,
-}
-
-#[derive(Debug)]
-struct State {
-    /// The revision that both sides agreed on.
-    version: Option<String>,
-    /// The server's failed start was reported.
-    start_failed: bool,
-    /// Open requests, by the id that the server knows.
-    open: HashMap<u64, Open>,
-    /// Outlets of requests, open and over, by number.
-    outlets: HashMap<u64, Arc<Outlet>>,
-    last_outlet: u64,
-    /// Questions of the server, by its id as written, and where they were asked.
-    questions: HashMap<String, Arc<Outlet>>,
-    /// Resources that the client wants news of.
-    subscribed: HashSet<String>,
-    touched: Instant,
-    /// Requests of the transport that are being answered.
-    busy: usize,
-}
-
-impl State {
-    /// So many outlets are kept for clients who come back, and so many bytes in them; the
-    /// oldest go first.
-    fn make_room(&mut self) {
-        loop {
-            let bytes: usize = self.outlets.values().map(|outlet| outlet.bytes()).sum();
-            if self.outlets.len() < MOST_KEPT && bytes <= MOST_KEPT_BYTES {
-                return;
-            }
-            let over = self.outlets.iter().filter(|(_, outlet)| outlet.is_closed());
-            let Some(oldest) = over.map(|(number, _)| *number).min() else {
-                return;
-            };
-            self.outlets.remove(&oldest);
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Open {
-    /// The client's id, as written.
-    id: String,
-    outlet: Arc<Outlet>,
-    /// The client's token for progress, as written.
-    token: Option<String>,
-    /// In which order they came.
-    number: u64,
-    cancelled: CancellationToken,
 }
 
 /// How a session comes to its server.
@@ -195,7 +140,7 @@ impl Session {
         let session = Arc::new_cyclic(|me: &Weak<Session>| {
             let process = match start {
                 Start::Launched(launched) => {
-                    let home = Arc::new(hearing::Own(me.clone()));
+                    let home = Arc::new(hearing::SessionHome(me.clone()));
                     served.keep(launched, home, &metrics)
                 }
                 Start::Joined(process) => process,
@@ -209,7 +154,7 @@ impl Session {
                 process,
                 commons,
                 standing: Arc::default(),
-                state: Mutex::new(State {
+                state: Arc::new(Mutex::new(SessionState {
                     version: None,
                     start_failed: false,
                     open: HashMap::new(),
@@ -219,13 +164,14 @@ impl Session {
                     subscribed: HashSet::new(),
                     touched: Instant::now(),
                     busy: 0,
-                }),
+                })),
                 stop,
                 me: me.clone(),
             }
         });
         if let Some(commons) = &session.commons {
-            commons.join(&session);
+            let home = Arc::new(hearing::SessionHome(session.me.clone()));
+            commons.join(&session.id, &session.state, home);
         }
         tokio::spawn(Self::watch(Arc::downgrade(&session)));
         Ok(session)
@@ -409,7 +355,7 @@ impl Session {
                 return Err(SessionError::Twice);
             }
             self.note_subscription(&mut state, &permitted);
-            let open = Open {
+            let open = OpenRequest {
                 id,
                 outlet: Arc::clone(&expected.outlet),
                 token,
@@ -445,7 +391,7 @@ impl Session {
 
     /// Where a server is shared it tells everybody's news to the bridge, which has to know
     /// who wants them.
-    fn note_subscription(&self, state: &mut State, permitted: &Permitted) {
+    fn note_subscription(&self, state: &mut SessionState, permitted: &Permitted) {
         let uri = || permitted.message.param_text(&["uri"]);
         match (permitted.method.as_str(), uri) {
             ("resources/subscribe", uri) if state.subscribed.len() < MOST_SUBSCRIBED => {
@@ -458,11 +404,6 @@ impl Session {
             }
             _ => {}
         }
-    }
-
-    /// Whether it asked for news of the resource.
-    pub fn has_subscribed(&self, uri: &str) -> bool {
-        self.state().subscribed.contains(uri)
     }
 
     async fn see_through(
@@ -631,17 +572,7 @@ impl Session {
         outlet
     }
 
-    /// Whether one of its requests is open.
-    pub fn is_waiting(&self) -> bool {
-        !self.state().open.is_empty()
-    }
-
-    /// Whether the server's request `call` is one of its own.
-    pub fn has_open(&self, call: u64) -> bool {
-        self.state().open.contains_key(&call)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

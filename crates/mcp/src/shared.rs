@@ -11,20 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use async_trait::async_trait;
 use serde_json::json;
 
-use crate::governance::Caller;
+use crate::caller::Caller;
+use crate::handshake::{Ending, introduce};
 use crate::launch::LaunchError;
 use crate::metrics::Metrics;
-use crate::pool::Ending;
 use crate::process::{Home, Process};
 use crate::rpc::{Kind, Message, code};
-use crate::session::Session;
+use crate::session_state::SessionState;
 use crate::tools::Served;
-
-/// The revision that the bridge introduces itself with.
-pub const NEWEST: &str = "2025-11-25";
-
-/// How long a server may take to introduce itself.
-const INTRODUCTION: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -39,7 +33,32 @@ struct Inner {
     process: Option<Arc<Process>>,
     /// What the server said of itself.
     introduction: String,
-    sessions: HashMap<String, Weak<Session>>,
+    sessions: HashMap<String, Member>,
+}
+
+/// A session that uses the process.
+#[derive(Clone)]
+struct Member {
+    state: Weak<Mutex<SessionState>>,
+    home: Arc<dyn Home>,
+}
+
+impl std::fmt::Debug for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Member").finish_non_exhaustive()
+    }
+}
+
+impl Member {
+    /// Whether `test` holds for the session; never once the session is gone.
+    fn is(&self, test: impl FnOnce(&SessionState) -> bool) -> bool {
+        let state = self.state.upgrade();
+        state.is_some_and(|state| test(&state.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    async fn hear(&self, message: Message) {
+        self.home.hear(message).await;
+    }
 }
 
 impl Commons {
@@ -73,10 +92,16 @@ impl Commons {
         Message::answer(id, &self.inner().introduction)
     }
 
-    /// Another session.
-    pub fn join(&self, session: &Arc<Session>) {
-        let weak = Arc::downgrade(session);
-        self.inner().sessions.insert(session.id().to_owned(), weak);
+    /// Another session, which hears at `home`.
+    pub(crate) fn join(
+        &self,
+        session: &str,
+        state: &Arc<Mutex<SessionState>>,
+        home: Arc<dyn Home>,
+    ) {
+        let state = Arc::downgrade(state);
+        let member = Member { state, home };
+        self.inner().sessions.insert(session.to_owned(), member);
     }
 
     /// One less. With the last the process goes.
@@ -94,14 +119,16 @@ impl Commons {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sessions(&self) -> Vec<Arc<Session>> {
-        let inner = self.inner();
-        inner.sessions.values().filter_map(Weak::upgrade).collect()
+    fn sessions(&self) -> Vec<Member> {
+        self.inner().sessions.values().cloned().collect()
     }
 
     async fn hear(&self, message: Message) {
         let sessions = self.sessions();
-        let waiting: Vec<_> = sessions.iter().filter(|one| one.is_waiting()).collect();
+        let waiting: Vec<_> = sessions
+            .iter()
+            .filter(|one| one.is(SessionState::is_waiting))
+            .collect();
         let only = match waiting.as_slice() {
             [only] => Some(*only),
             _ => None,
@@ -124,15 +151,19 @@ impl Commons {
             (_, "notifications/progress") => {
                 let token = message.param(&["progressToken"]);
                 let call = token.and_then(|token| token.parse().ok());
-                let whose =
-                    |session: &&Arc<Session>| call.is_some_and(|call| session.has_open(call));
+                let whose = |session: &&Member| {
+                    call.is_some_and(|call| session.is(|state| state.has_open(call)))
+                };
                 if let Some(session) = sessions.iter().find(whose) {
                     session.hear(message).await;
                 }
             }
             (_, "notifications/resources/updated") => {
                 let uri = message.param_text(&["uri"]).unwrap_or_default();
-                for session in sessions.iter().filter(|one| one.has_subscribed(&uri)) {
+                for session in sessions
+                    .iter()
+                    .filter(|one| one.is(|state| state.has_subscribed(&uri)))
+                {
                     session.hear(message.clone()).await;
                 }
             }
@@ -149,47 +180,6 @@ impl Commons {
             },
         }
     }
-}
-
-/// Introduces the bridge to a server with the capabilities of those it speaks for. Gives
-/// what the server says of itself.
-pub async fn introduce(
-    process: &Arc<Process>,
-    served: &Served,
-    capabilities: &str,
-) -> Result<String, LaunchError> {
-    let mut call = process.reserve();
-    let params = format!(
-        r#"{{"protocolVersion":"{NEWEST}","capabilities":{capabilities},"clientInfo":{{"name":"palisade","version":"{}"}}}}"#,
-        env!("CARGO_PKG_VERSION")
-    );
-    let text = Message::request(&call.id().to_string(), "initialize", &params);
-    let failed = |why: String| {
-        served.failed(&why);
-        process.stop();
-        LaunchError::Failed(why)
-    };
-    if let Err(gone) = process.send(&text).await {
-        return Err(failed(gone.to_string()));
-    }
-    let answer = match tokio::time::timeout(INTRODUCTION, call.answer()).await {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(gone)) => return Err(failed(gone.to_string())),
-        Err(_) => {
-            return Err(failed(
-                "the server did not introduce itself in time".to_owned(),
-            ));
-        }
-    };
-    let Some(result) = answer.result() else {
-        return Err(failed("the server refused to be initialised".to_owned()));
-    };
-    served.worked();
-    let ready = Message::notification("notifications/initialized", "{}");
-    if let Err(gone) = process.send(&ready).await {
-        return Err(failed(gone.to_string()));
-    }
-    Ok(result.to_owned())
 }
 
 /// The home of a process that is everybody's.

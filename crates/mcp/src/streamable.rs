@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ACCEPT, ALLOW, HeaderMap, HeaderName, HeaderValue};
+use http::header::{ACCEPT, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Response, StatusCode};
 
 use crate::answer::{self, Content, Numbering, Refusal};
-use crate::bridge::{Bridge, Incoming, same};
+use crate::bridge::Bridge;
+use crate::caller::same;
+use crate::incoming::{Incoming, LAST_EVENT, REVISIONS, VERSION, text};
 use crate::outlet::{Heard, Said};
 use crate::rpc::{Kind, Message, code};
 use crate::session::{Expected, STANDING, Session, SessionError, Way};
@@ -15,15 +17,6 @@ use crate::tools::Served;
 
 /// The name of a session.
 pub const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
-
-/// The revision that a client speaks.
-pub const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
-
-/// Where a client wants to go on.
-pub const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
-
-/// The revisions with sessions, the newest first.
-pub const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
 /// Since when a stream begins with an event that says nothing.
 const PRIMED_SINCE: &str = "2025-11-25";
@@ -59,16 +52,8 @@ pub async fn answer(
         Method::POST => post(bridge, served, incoming).await,
         Method::GET => get(bridge, served, &incoming),
         Method::DELETE => delete(bridge, served, &incoming),
-        _ => not_allowed("GET, POST, DELETE"),
+        _ => answer::not_allowed("GET, POST, DELETE"),
     }
-}
-
-/// The method is none of `allowed`.
-pub fn not_allowed(allowed: &'static str) -> Response<Content> {
-    let mut response = answer::sentence(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed");
-    let allowed = HeaderValue::from_static(allowed);
-    response.headers_mut().insert(ALLOW, allowed);
-    response
 }
 
 async fn post(bridge: &Arc<Bridge>, served: &Arc<Served>, incoming: Incoming) -> Response<Content> {
@@ -394,11 +379,4 @@ pub fn accepts(headers: &HeaderMap, kind: &str) -> bool {
                 || range == "*/*"
                 || range.strip_suffix("/*") == Some(group)
         })
-}
-
-/// A header's text.
-pub fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    headers
-        .get(name)
-        .map(|value| value.to_str().unwrap_or_default())
 }

@@ -9,8 +9,8 @@ use policy::verdict::Denial;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::caller::Caller;
 use crate::fingerprint::Fingerprints;
-use crate::governance::Caller;
 use crate::launch::{LaunchError, Launched, Launcher};
 use crate::metrics::Metrics;
 use crate::process::{Home, Label, Process};

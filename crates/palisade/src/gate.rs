@@ -21,7 +21,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use arc_swap::ArcSwap;
 use config::{Settings, Sources};
-use control::dispatch::{Gate, Streams};
+use control::gate::{Gate, Streams};
 use control::health::Board;
 use control::metrics::ControlMetrics;
 use control::sandboxes::Sandboxes;

@@ -9,9 +9,9 @@ use serde_json::json;
 use store::Store;
 use store::registry::Lookup;
 
-use super::body::{ForkBody, LabelBody, RestoreBody};
 use super::wish::Standing;
 use super::{Sandboxes, bounds, describe};
+use crate::body::{ForkBody, LabelBody, RestoreBody};
 use crate::elsewhere;
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;

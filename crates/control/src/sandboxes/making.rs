@@ -16,11 +16,11 @@ use sandbox::progress::{Progress, Step};
 use serde_json::Value;
 use store::Store;
 
-use super::body::{CreateBody, PortBody};
 use super::repository::HostRepository;
 use super::repository_file::Additions;
 use super::wish::{Setup, Standing, Wish};
 use super::{Sandboxes, describe, ports, with_notes};
+use crate::body::{CreateBody, PortBody};
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
 

@@ -10,7 +10,7 @@ use sandbox::manager::row::Published;
 use serde_json::json;
 
 use super::Sandboxes;
-use super::body::PortBody;
+use crate::body::PortBody;
 use crate::reply::{ControlError, Reply};
 
 impl Sandboxes {

@@ -13,7 +13,7 @@ use sandbox::progress::Progress;
 use store::Store;
 
 use super::Sandboxes;
-use super::body::CreateBody;
+use crate::body::CreateBody;
 use crate::reply::ControlError;
 
 impl Sandboxes {

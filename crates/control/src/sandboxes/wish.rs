@@ -12,10 +12,10 @@ use sandbox::contract::{Limits, Ports, SandboxError, System};
 use sandbox::manager::Wanted;
 use serde_json::json;
 
-use super::body::{CreateBody, PortBody};
 use super::repository::HostRepository;
 use super::repository_file::Applied;
 use super::{mirrored, ports};
+use crate::body::{CreateBody, PortBody};
 use crate::elsewhere;
 use crate::registering::read_repos;
 use crate::reply::ControlError;

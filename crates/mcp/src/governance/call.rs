@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::input::Unreadable;
+use crate::redaction::Wrapping;
 
 /// What separates a server's name from a tool's in names of both.
 const PREFIX_END: &str = "__";
@@ -24,15 +25,6 @@ pub struct Call {
     pub server: String,
     /// From the outermost.
     pub(crate) wrappings: Vec<Wrapping>,
-}
-
-/// How the arguments of a wrapped call are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wrapping {
-    /// As an object.
-    Plain,
-    /// As a text that holds JSON.
-    Text,
 }
 
 impl Call {

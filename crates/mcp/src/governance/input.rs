@@ -13,9 +13,10 @@ use policy::verdict::Denial;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
-use super::call::{self, Call, Wrapping};
+use super::call::{self, Call};
 use super::{Asked, LARGE, Moment};
 use crate::context::{Execution, PolicyDecision};
+use crate::redaction::Wrapping;
 
 /// Why a message cannot be judged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

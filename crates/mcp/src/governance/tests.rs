@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use config::bundle::BadBundle;
+use policy::id::SandboxId;
 use policy::reason::Reason;
 use serde_json::{Value, json};
 

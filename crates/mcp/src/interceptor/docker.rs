@@ -16,7 +16,8 @@ use tracing::Instrument;
 
 use super::envelope::Envelope;
 use super::{CORRELATION, Interceptor, blocked, reply, written};
-use crate::governance::{Asked, Call, Caller, Moment, Ruling, new_request};
+use crate::caller::Caller;
+use crate::governance::{Asked, Call, Moment, Ruling, new_request};
 use crate::trace;
 
 /// The gateway has no name for who asks.

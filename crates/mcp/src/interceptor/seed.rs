@@ -10,8 +10,9 @@ use tracing::{Instrument, Span};
 
 use super::Interceptor;
 use super::envelope::{Envelope, Wrong};
+use crate::caller::Caller;
 use crate::context::Origin;
-use crate::governance::{Asked, Call, Caller, Moment, Notes, Ruling, new_request};
+use crate::governance::{Asked, Call, Moment, Notes, Ruling, new_request};
 use crate::trace;
 
 /// The version of the envelope.

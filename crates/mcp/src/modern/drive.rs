@@ -19,9 +19,10 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::request::{Refused, Request};
+use super::service::SessionlessService;
 use super::words::{in_old_words, read_given, retold};
-use crate::bridge::{self, Bridge};
 use crate::call_headers::CallHeaders;
+use crate::caller::same;
 use crate::metrics::Status;
 use crate::pool::{Client, Lease};
 use crate::process::{Call, Gone, SendError};
@@ -64,19 +65,19 @@ pub(super) enum Out {
 
 /// A call that waits for answers.
 #[derive(Debug)]
-pub struct Held {
+pub(super) struct Held {
     drive: Drive,
     expires: Instant,
 }
 
 impl Held {
     /// When it is given up.
-    pub fn expires(&self) -> Instant {
+    pub(super) fn expires(&self) -> Instant {
         self.expires
     }
 
     /// Gives it up.
-    pub fn abandon(self, status: Status) {
+    pub(super) fn abandon(self, status: Status) {
         let mut drive = self.drive;
         tokio::spawn(async move { drive.abandon("nobody answered", status).await });
     }
@@ -93,7 +94,7 @@ struct Question {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Drive {
-    bridge: Arc<Bridge>,
+    service: Arc<SessionlessService>,
     served: Arc<Served>,
     client: Client,
     permitted: Permitted,
@@ -113,7 +114,7 @@ impl Drive {
     /// Begins a call, or goes on with the one that the request names. The inner error is an
     /// answer that says no.
     pub(super) async fn begin_or_resume(
-        bridge: &Arc<Bridge>,
+        service: &Arc<SessionlessService>,
         served: &Arc<Served>,
         client: Client,
         request: Request,
@@ -127,7 +128,7 @@ impl Drive {
                 None => return Err(Refused::params("Invalid requestState")),
             },
         };
-        let (relay, log_level) = (bridge.relay(), request.log_level.clone());
+        let (relay, log_level) = (service.relay(), request.log_level.clone());
         // The answers are the client's words to the server, so they are judged as the call.
         let permitted = relay
             .permit(served, &client.caller, request.message, headers)
@@ -137,10 +138,10 @@ impl Drive {
             Err(refusal) => return Ok(Err(refusal)),
         };
         let Some(state) = state else {
-            let drive = Self::begin(bridge, served, client, permitted, log_level, given).await?;
+            let drive = Self::begin(service, served, client, permitted, log_level, given).await?;
             return Ok(Ok(drive));
         };
-        let mut drive = take_held(bridge, served, &client, &permitted, &state)?;
+        let mut drive = take_held(service, served, &client, &permitted, &state)?;
         drive.permitted = permitted;
         drive.log_level = log_level;
         drive.given.extend(given);
@@ -149,15 +150,15 @@ impl Drive {
     }
 
     async fn begin(
-        bridge: &Arc<Bridge>,
+        service: &Arc<SessionlessService>,
         served: &Arc<Served>,
         client: Client,
         permitted: Permitted,
         log_level: Option<String>,
         given: BTreeMap<String, String>,
     ) -> Result<Self, Refused> {
-        let metrics = bridge.relay().governance.metrics();
-        let lease = bridge.pools().lease(served, &client, metrics).await?;
+        let metrics = service.relay().governance.metrics();
+        let lease = service.pools().lease(served, &client, metrics).await?;
         let process = Arc::clone(lease.process());
         if let Some(level) = log_level.as_deref().filter(|level| LEVELS.contains(level)) {
             let setting = process.reserve();
@@ -169,7 +170,7 @@ impl Drive {
         let text = in_old_words(&permitted.message, &call.id().to_string())?;
         let token = permitted.message.param(&TOKEN).map(str::to_owned);
         let drive = Self {
-            bridge: Arc::clone(bridge),
+            service: Arc::clone(service),
             served: Arc::clone(served),
             client,
             permitted,
@@ -282,15 +283,15 @@ impl Drive {
             let params = &question.params;
             requests.push_str(&format!(r#"{key}:{{"method":{method},"params":{params}}}"#));
         }
-        let state = bridge::hex(relay::random::<32>());
+        let state = relay::hex(relay::random::<32>());
         let result = format!(
             r#"{{"resultType":"input_required","inputRequests":{{{requests}}},"requestState":"{state}"}}"#
         );
         let text = Message::answer(self.id(), &result);
-        let bridge = Arc::clone(&self.bridge);
+        let service = Arc::clone(&self.service);
         let evicted = {
-            let mut held = bridge.pools().held();
-            let own = |one: &Held| bridge::same(&one.drive.client.caller, &self.client.caller);
+            let mut held = service.held();
+            let own = |one: &Held| same(&one.drive.client.caller, &self.client.caller);
             let of_one = held.values().filter(|one| own(one)).count();
             let oldest = held
                 .iter()
@@ -333,7 +334,7 @@ impl Drive {
             // It answered without waiting for what it asked.
             self.lease.spoil();
         }
-        let relay = self.bridge.relay();
+        let relay = self.service.relay();
         let caller = &self.client.caller;
         relay
             .deliver(&self.served, caller, &self.permitted, answer)
@@ -342,7 +343,7 @@ impl Drive {
 
     /// Counts a call that ends without an answer of the server.
     fn note_unanswered(&self, status: Status) {
-        let (relay, caller) = (self.bridge.relay(), &self.client.caller);
+        let (relay, caller) = (self.service.relay(), &self.client.caller);
         relay.note_unanswered(&self.served, caller, &self.permitted, status);
     }
 
@@ -370,13 +371,13 @@ enum Step {
 
 /// The call that waits under `state`, if it is this caller's and is about the same.
 fn take_held(
-    bridge: &Arc<Bridge>,
+    service: &Arc<SessionlessService>,
     served: &Arc<Served>,
     client: &Client,
     permitted: &Permitted,
     state: &str,
 ) -> Result<Drive, Refused> {
-    let mut held = bridge.pools().held();
+    let mut held = service.held();
     let fits = held.get(state).is_some_and(|held| {
         let drive = &held.drive;
         let about = |message: &Message| {
@@ -384,7 +385,7 @@ fn take_held(
             (name, message.param_text(&["uri"]))
         };
         Arc::ptr_eq(&drive.served, served)
-            && bridge::same(&drive.client.caller, &client.caller)
+            && same(&drive.client.caller, &client.caller)
             && drive.permitted.method == permitted.method
             && about(&drive.permitted.message) == about(&permitted.message)
             && held.expires > Instant::now()

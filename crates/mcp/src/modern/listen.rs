@@ -9,8 +9,8 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::event;
 use super::request::{Refused, Request};
+use super::service::SessionlessService;
 use crate::answer::{self, BREATHE_EVERY, Content};
-use crate::bridge::Bridge;
 use crate::call_headers::CallHeaders;
 use crate::pool::{Client, Lease};
 use crate::relay;
@@ -69,7 +69,7 @@ impl Wanted {
 
 /// Answers with the stream.
 pub(super) async fn answer(
-    bridge: &Arc<Bridge>,
+    service: &Arc<SessionlessService>,
     served: &Arc<Served>,
     client: &Client,
     request: &Request,
@@ -83,8 +83,8 @@ pub(super) async fn answer(
         let why = format!("A subscription has at most {MOST_RESOURCES} resources");
         return Err(Refused::params(why));
     }
-    let news = bridge.pools().news(served, client)?;
-    let lease = subscribe(bridge, served, client, &mut wanted).await?;
+    let news = service.pools().news(served, client)?;
+    let lease = subscribe(service, served, client, &mut wanted).await?;
     let id = request.message.id().unwrap_or("null").to_owned();
     let params = json!({"notifications": wanted.granted()}).to_string();
     let params = relay::set_meta(&params, SUBSCRIPTION, &id).unwrap_or(params);
@@ -102,7 +102,7 @@ pub(super) async fn answer(
 /// Has a process of its own tell of the resources. Those that it may not ask for are not
 /// granted.
 async fn subscribe(
-    bridge: &Arc<Bridge>,
+    service: &Arc<SessionlessService>,
     served: &Arc<Served>,
     client: &Client,
     wanted: &mut Wanted,
@@ -110,9 +110,9 @@ async fn subscribe(
     if wanted.resource_subscriptions.is_empty() {
         return Ok(None);
     }
-    let (relay, mut granted) = (bridge.relay(), Vec::new());
+    let (relay, mut granted) = (service.relay(), Vec::new());
     let metrics = relay.governance.metrics();
-    let lease = bridge.pools().lease(served, client, metrics).await?;
+    let lease = service.pools().lease(served, client, metrics).await?;
     for uri in std::mem::take(&mut wanted.resource_subscriptions) {
         let mut call = lease.process().reserve();
         let params = json!({ "uri": uri }).to_string();

@@ -4,10 +4,10 @@ use http::{HeaderMap, HeaderName, Response, StatusCode};
 use serde_json::{Value, json};
 
 use crate::answer::{self, Content};
+use crate::incoming::{VERSION, text};
 use crate::launch::LaunchError;
 use crate::process::SendError;
 use crate::rpc::{Message, code};
-use crate::streamable::{VERSION, text};
 
 /// The revision.
 pub const REVISION: &str = "2026-07-28";

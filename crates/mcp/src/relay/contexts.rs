@@ -2,8 +2,8 @@
 //! outcome for the after hook.
 
 use super::{Permitted, Relay};
+use crate::caller::Caller;
 use crate::context::{Execution, Expired, Origin, RequestContext};
-use crate::governance::Caller;
 use crate::interceptor::CORRELATION;
 use crate::rpc::Message;
 use crate::tools::Served;

@@ -96,11 +96,11 @@ impl Session {
     }
 }
 
-/// The home of a process that one session has to itself.
-pub(super) struct Own(pub(super) Weak<Session>);
+/// Takes the messages of a process to one session, while that lasts.
+pub(super) struct SessionHome(pub(super) Weak<Session>);
 
 #[async_trait]
-impl Home for Own {
+impl Home for SessionHome {
     async fn hear(&self, message: Message) {
         if let Some(session) = self.0.upgrade() {
             session.hear(message).await;

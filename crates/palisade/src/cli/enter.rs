@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use control::body::Purpose;
 use control::client::{Client, ClientError};
-use control::sandboxes::body::Purpose;
 use sandbox::contract::{Command, SandboxError};
 use sandbox::name::Slug;
 use sandbox::namespace::Namespace;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use control::sandboxes::body::Purpose;
+use control::body::Purpose;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use policy::id::SandboxId;
 use sandbox::contract::{Moved, Sandbox, SandboxError, Transfer};

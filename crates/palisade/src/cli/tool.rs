@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use control::sandboxes::body::Purpose;
+use control::body::Purpose;
 use serde_json::Value;
 use workbench::client::{Client, ClientError};
 use workbench::request::BashRequest;

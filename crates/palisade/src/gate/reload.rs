@@ -18,7 +18,7 @@ use anyhow::Result;
 use arc_swap::ArcSwap;
 use config::bundle::BadBundle;
 use config::{Settings, Sources};
-use control::dispatch::ReloadRequest;
+use control::gate::ReloadRequest;
 use control::health::Board;
 use control::wall_now;
 use egress::traffic::{PreparedTraffic, Refused, Traffic};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use control::dispatch::Gate;
+use control::gate::Gate;
 use control::{outward, wall_now};
 use tokio_util::sync::CancellationToken;
 

@@ -4,7 +4,7 @@ use super::expiry::{expire, swept};
 use super::*;
 use crate::bridge::Bridge;
 use crate::call_headers::CallHeaders;
-use crate::governance::Caller;
+use crate::caller::Caller;
 use crate::rpc::Message;
 
 fn anna() -> Caller {

@@ -36,7 +36,7 @@ impl Drive {
                 .await;
             return Some(text);
         }
-        let relay = self.bridge.relay();
+        let relay = self.service.relay();
         let judged = relay
             .permit_question(&self.served, &self.client.caller, question)
             .await;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use async_trait::async_trait;
+use control::body::{CreateBody, Purpose};
 use control::client::{Client, ClientError};
-use control::sandboxes::body::{CreateBody, Purpose};
 use mcp::agents::parameters::{Bash, Edit, Glob, Grep, Ls, Read, Write};
 use mcp::agents::workshop::{
     Changes, Content, Deleted, Edited, FileChange, Found, Listed, Matches, Moved, Ports, Published,

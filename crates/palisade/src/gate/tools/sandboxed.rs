@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use config::section::tools::Tool;
-use control::dispatch::Gate;
-use mcp::governance::Caller;
+use control::gate::Gate;
+use mcp::caller::Caller;
 use mcp::launch::{Exit, LaunchError, Launched, Launcher, Life};
 use nix::sys::signal::Signal;
 use sandbox::contract::Command;

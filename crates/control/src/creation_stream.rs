@@ -1,4 +1,5 @@
-//! The making of a sandbox, told as it goes: lines of JSON, the last of which is the answer.
+//! The creation of a sandbox with its progress as a stream: lines of JSON, the last of which is
+//! the answer.
 //!
 //! ```text
 //!   {"progress": {"step": "copy", "done": 1200, "total": 10000}}     now and then
@@ -14,8 +15,8 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::body::CreateBody;
-use crate::dispatch::Gate;
+use crate::body::CreateBody;
+use crate::gate::Gate;
 use crate::reply::{ControlError, Reply};
 
 /// Between two looks at how far it is.

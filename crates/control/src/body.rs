@@ -1,8 +1,9 @@
-//! What requests about sandboxes say.
+//! The bodies of requests about sandboxes and policies.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use policy::id::SandboxId;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -134,4 +135,30 @@ impl Purpose {
             Purpose::Download => "download",
         }
     }
+}
+
+/// The body of a request that asks what would become of another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TryBody {
+    /// The URL that would be asked for.
+    pub url: String,
+    /// The method; GET when not given.
+    #[serde(default = "get", skip_serializing_if = "is_get")]
+    pub method: String,
+    /// The sandbox that would ask; rules that are only about some do not count without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub sandbox: Option<SandboxId>,
+    /// The program inside that would ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+}
+
+fn get() -> String {
+    "GET".to_owned()
+}
+
+fn is_get(method: &String) -> bool {
+    method == "GET"
 }

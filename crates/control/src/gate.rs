@@ -1,0 +1,75 @@
+//! The running gate: the parts that actions work on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use config::Settings;
+use egress::traffic::Traffic;
+use mcp::bridge::Bridge;
+use prometheus_client::registry::Registry;
+use store::Store;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::health::Board;
+use crate::metrics::ControlMetrics;
+use crate::reply::ControlError;
+use crate::sandboxes::Sandboxes;
+
+/// Asks the reloader to read the files now; it answers with the changed keys, or with
+/// the text of every problem.
+pub type ReloadRequest = oneshot::Sender<Result<Vec<String>, String>>;
+
+/// Answers that stream at once. A fraction of the door's connections, so that followers
+/// who never leave cannot keep everybody else out.
+const MAX_STREAMS: usize = 64;
+
+/// Places for streaming answers.
+#[derive(Clone, Debug)]
+pub struct Streams(Arc<Semaphore>);
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_STREAMS)))
+    }
+}
+
+impl Streams {
+    /// Takes one; refused while all are taken.
+    pub(crate) fn take(&self) -> Result<OwnedSemaphorePermit, ControlError> {
+        let full = || format!("{MAX_STREAMS} clients already follow or export; try again later");
+        Arc::clone(&self.0)
+            .try_acquire_owned()
+            .map_err(|_| ControlError::Unavailable(full()))
+    }
+}
+
+/// The parts of a running gate that actions work on.
+#[derive(Debug)]
+pub struct Gate {
+    /// Registry and audit.
+    pub store: Store,
+    /// Where agents run.
+    pub sandboxes: Sandboxes,
+    /// What leaves them.
+    pub traffic: Arc<Traffic>,
+    /// Where everything is kept.
+    pub state_dir: PathBuf,
+    /// The settings in force.
+    pub settings: Arc<ArcSwap<Settings>>,
+    /// How every part is.
+    pub board: Arc<Board>,
+    /// Every number.
+    pub metrics: Arc<Registry>,
+    /// The servers of tools.
+    pub bridge: Arc<Bridge>,
+    /// The door's own numbers.
+    pub counters: ControlMetrics,
+    /// The reloader.
+    pub reload: mpsc::Sender<ReloadRequest>,
+    /// Ends the gate.
+    pub stop: CancellationToken,
+    /// Places for answers that go on and on.
+    pub streams: Streams,
+}

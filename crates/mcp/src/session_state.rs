@@ -1,0 +1,83 @@
+//! The state of one session: its open requests, their outlets, the server's questions and the
+//! client's subscriptions.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::outlet::Outlet;
+
+/// The most outlets that are kept for clients who come back.
+const MOST_KEPT: usize = 64;
+
+/// The most bytes in them: 8 MiB.
+const MOST_KEPT_BYTES: usize = 8 * 1024 * 1024;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct SessionState {
+    /// The revision that both sides agreed on.
+    pub(crate) version: Option<String>,
+    /// The server's failed start was reported.
+    pub(crate) start_failed: bool,
+    /// Open requests, by the id that the server knows.
+    pub(crate) open: HashMap<u64, OpenRequest>,
+    /// Outlets of requests, open and over, by number.
+    pub(crate) outlets: HashMap<u64, Arc<Outlet>>,
+    pub(crate) last_outlet: u64,
+    /// Questions of the server, by its id as written, and where they were asked.
+    pub(crate) questions: HashMap<String, Arc<Outlet>>,
+    /// Resources that the client wants news of.
+    pub(crate) subscribed: HashSet<String>,
+    pub(crate) touched: Instant,
+    /// Requests of the transport that are being answered.
+    pub(crate) busy: usize,
+}
+
+impl SessionState {
+    /// So many outlets are kept for clients who come back, and so many bytes in them; the
+    /// oldest go first.
+    pub(crate) fn make_room(&mut self) {
+        loop {
+            let bytes: usize = self.outlets.values().map(|outlet| outlet.bytes()).sum();
+            if self.outlets.len() < MOST_KEPT && bytes <= MOST_KEPT_BYTES {
+                return;
+            }
+            let over = self.outlets.iter().filter(|(_, outlet)| outlet.is_closed());
+            let Some(oldest) = over.map(|(number, _)| *number).min() else {
+                return;
+            };
+            self.outlets.remove(&oldest);
+        }
+    }
+
+    /// Whether one of its requests is open.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Whether the server's request `call` is one of its own.
+    pub(crate) fn has_open(&self, call: u64) -> bool {
+        self.open.contains_key(&call)
+    }
+
+    /// Whether it asked for news of the resource.
+    pub(crate) fn has_subscribed(&self, uri: &str) -> bool {
+        self.subscribed.contains(uri)
+    }
+}
+
+/// A request of the client that has no answer yet.
+#[derive(Debug)]
+pub(crate) struct OpenRequest {
+    /// The client's id, as written.
+    pub(crate) id: String,
+    pub(crate) outlet: Arc<Outlet>,
+    /// The client's token for progress, as written.
+    pub(crate) token: Option<String>,
+    /// In which order they came.
+    pub(crate) number: u64,
+    pub(crate) cancelled: CancellationToken,
+}
