@@ -1,5 +1,9 @@
 //! The recorded decisions about tool calls: through the bridge in both eras and the older
-//! HTTP with SSE, and through both dialects of the hooks (`tests/corpus/`).
+//! HTTP with SSE, from inside a sandbox, and through both dialects of the hooks
+//! (`tests/corpus/`).
+
+mod inside;
+mod sse;
 
 use serde_json::{Value, json};
 use testkit::corpus::Corpus;
@@ -78,37 +82,53 @@ fn calls() -> Vec<(&'static str, &'static str, Value)> {
     ]
 }
 
-fn start() -> Bridge {
+/// A bridge with the fixture server, more lines of its entry, and both bundles.
+fn with_bundles(entry: &str) -> Bridge {
     let program = testkit::mcp::fixture();
     let command = [program.to_str().unwrap()];
-    let bridge = Bridge::new().tool("fixture", &command, "deny: [crash]");
+    let bridge = Bridge::new().tool("fixture", &command, entry);
     for (name, text) in [("authz", AUTHZ), ("elicitation", ELICITATION)] {
         std::fs::create_dir_all(bridge.path(name)).unwrap();
         std::fs::write(bridge.path(name).join("policy.rego"), text).unwrap();
     }
-    bridge.server(
-        "enforce_agent_id: false\npolicies:\n  bundles:\n    - {id: authz, path: ./authz, entrypoint: mcp/authz}\n    - {id: elicitation, path: ./elicitation, entrypoint: mcp/elicitation}",
+    bridge.section(
+        "policies:\n  bundles:\n    - {id: authz, path: ./authz, entrypoint: mcp/authz}\n    - {id: elicitation, path: ./elicitation, entrypoint: mcp/elicitation}",
     )
+}
+
+/// A bridge whose clients need no name.
+fn start() -> Bridge {
+    with_bundles("deny: [crash]").server("enforce_agent_id: false")
 }
 
 /// What a client sees of an answer: its status, and the outcome of each message.
 fn outcome(answer: &Answer) -> String {
     let mut seen = vec![format!("status {}", answer.status)];
-    for message in messages(answer) {
-        if let Some(code) = message.pointer("/error/code") {
-            seen.push(format!("error {code}"));
-        } else if let Some(refusal) = message.pointer("/result/_meta/palisade~1refusal") {
-            seen.push(format!("refused {} {}", refusal["reason"], refusal["rule"]));
-        } else if message.get("result").is_some() {
-            let failed = message.pointer("/result/isError") == Some(&json!(true));
-            seen.push(format!("result{}", if failed { " isError" } else { "" }));
-        } else if let Some(action) = message.get("action") {
-            seen.push(format!("action {action}"));
-        } else if let Some(method) = message.get("method") {
-            seen.push(format!("method {method}"));
-        }
-    }
+    seen.extend(messages(answer).iter().filter_map(outcome_of_message));
     seen.join("\n")
+}
+
+fn outcome_of_message(message: &Value) -> Option<String> {
+    if let Some(code) = message.pointer("/error/code") {
+        return Some(format!("error {code}"));
+    }
+    if let Some(refusal) = message.pointer("/result/_meta/palisade~1refusal") {
+        let (reason, rule) = (&refusal["reason"], &refusal["rule"]);
+        return Some(format!("refused {reason} {rule}"));
+    }
+    if message.get("result").is_some() {
+        let failed = message.pointer("/result/isError") == Some(&json!(true));
+        return Some(format!("result{}", if failed { " isError" } else { "" }));
+    }
+    if let Some(action) = message.get("action") {
+        return Some(format!("action {action}"));
+    }
+    if let Some(method) = message.get("method") {
+        return Some(format!("method {method}"));
+    }
+    // A refusal of the gate, outside of the protocol.
+    let reason = message.get("reason")?;
+    Some(format!("denied {reason}"))
 }
 
 #[test]
@@ -167,8 +187,18 @@ fn corpus_of_tool_calls() {
     corpus.finish();
 }
 
-/// A request of revision 2026-07-28.
+/// Sends a request of revision 2026-07-28.
 fn stateless(bridge: &Bridge, method: &str, name: Option<&str>, params: &Value) -> Answer {
+    let (headers, body) = stateless_request(method, name, params);
+    bridge.ask("POST", "/mcp/fixture", &headers, &body)
+}
+
+/// The headers and the body of a request of revision 2026-07-28.
+fn stateless_request<'a>(
+    method: &'a str,
+    name: Option<&'a str>,
+    params: &Value,
+) -> (Vec<(&'a str, &'a str)>, String) {
     let mut params = params.clone();
     params["_meta"] = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -180,12 +210,7 @@ fn stateless(bridge: &Bridge, method: &str, name: Option<&str>, params: &Value) 
         ("Mcp-Method", method),
     ];
     headers.extend(name.map(|name| ("Mcp-Name", name)));
-    bridge.ask(
-        "POST",
-        "/mcp/fixture",
-        &headers,
-        &request(1, method, &params),
-    )
+    (headers, request(1, method, &params))
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The recorded decisions of the traffic plane: one table of requests, sent through every
 //! entry point, and what client and audit log showed of each (`tests/corpus/`).
 
+mod expired;
 mod requests;
 
 use std::process::{Command, Output};
@@ -223,6 +224,14 @@ impl Net {
         outcome(&output)
     }
 
+    /// Adds to the section `dns`, and restarts the gate.
+    fn set_dns(&self, line: &str) {
+        let config = std::fs::read_to_string(self.bench.place.config()).unwrap();
+        let config = config.replace("dns: {", &format!("dns: {{{line}, "));
+        self.bench.place.write_config(&config);
+        self.bench.ok(&["gate", "restart"]);
+    }
+
     fn corpus(&self, name: &str) -> Corpus {
         Corpus::open(name, &self.bench.place.control())
     }
@@ -369,50 +378,47 @@ fn corpus_of_a_sandbox() {
     corpus.finish();
 }
 
+/// Names that are looked up, with more of dig's arguments.
+const QUERIES: [&str; 14] = [
+    "open.example",
+    "open.example AAAA",
+    "OPEN.example.",
+    "closed.example",
+    "deep.closed.example",
+    "a.wild.example",
+    "wild.example",
+    "gone.example",
+    "unresolved.example",
+    "open.example TXT",
+    "open.example MX",
+    "open.example ANY",
+    "-x 203.0.113.7",
+    "a_b.open.example",
+];
+
+/// What dig showed: the status, and the extended error.
+fn name_outcome(output: &Output) -> String {
+    let printed = said::out(output);
+    let status = printed.lines().find_map(|line| line.split_once("status: "));
+    let status = status.map_or("-", |(_, rest)| rest.split(',').next().unwrap_or("-"));
+    let error = printed.lines().find(|line| line.contains("EDE:"));
+    let error = error.unwrap_or("-").trim_start_matches("; ");
+    format!("{status} {error}")
+}
+
 #[test]
 fn corpus_of_names() {
-    const QUERIES: [&str; 14] = [
-        "open.example",
-        "open.example AAAA",
-        "OPEN.example.",
-        "closed.example",
-        "deep.closed.example",
-        "a.wild.example",
-        "wild.example",
-        "gone.example",
-        "unresolved.example",
-        "open.example TXT",
-        "open.example MX",
-        "open.example ANY",
-        "-x 203.0.113.7",
-        "a_b.open.example",
-    ];
     for mode in ["synthetic", "forward"] {
         let net = Net::start("");
-        let config = std::fs::read_to_string(net.bench.place.config()).unwrap();
-        let config = config.replace(
-            "dns: {upstreams",
-            &format!("dns: {{mode: {mode}, upstreams"),
-        );
-        net.bench.place.write_config(&config);
-        net.bench.ok(&["config", "reload"]);
+        net.set_dns(&format!("mode: {mode}"));
         let agent = net.bench.create("one");
         let mut corpus = net.corpus(&format!("names-{mode}"));
         for transport in ["+notcp", "+tcp"] {
             for query in QUERIES {
                 corpus.case(&format!("{transport} {query}"), || {
-                    let output = agent.bash(&format!(
+                    name_outcome(&agent.bash(&format!(
                         "dig {transport} +tries=1 +time=30 @192.0.0.1 {query}"
-                    ));
-                    let printed = said::out(&output);
-                    let status = printed.lines().find_map(|line| line.split_once("status: "));
-                    let status =
-                        status.map_or("-", |(_, rest)| rest.split(',').next().unwrap_or("-"));
-                    let error = printed
-                        .lines()
-                        .find(|line| line.contains("EDE:"))
-                        .unwrap_or("-");
-                    format!("{status} {}", error.trim_start_matches("; "))
+                    )))
                 });
             }
         }
