@@ -1,7 +1,7 @@
 //! A pack, whole and in pieces: its end must be found at the same byte.
 #![no_main]
 
-use egress::git::pack_end::exercise;
+use egress::git_protocol::pack_end::exercise;
 use policy::push::ObjectFormat;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

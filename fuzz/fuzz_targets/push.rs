@@ -1,7 +1,7 @@
 //! A push, whole and in pieces: both must be read the same.
 #![no_main]
 
-use egress::git::push::exercise;
+use egress::git_protocol::push::exercise;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let (piece, bytes) = bytes.split_first().unwrap_or((&1, &[]));

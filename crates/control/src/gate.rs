@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use config::Settings;
-use egress::traffic::Traffic;
+use egress::services::Services;
 use mcp::bridge::Bridge;
 use prometheus_client::registry::Registry;
 use store::Store;
@@ -53,7 +53,7 @@ pub struct Gate {
     /// Where agents run.
     pub sandboxes: Sandboxes,
     /// What leaves them.
-    pub traffic: Arc<Traffic>,
+    pub traffic: Arc<Services>,
     /// Where everything is kept.
     pub state_dir: PathBuf,
     /// The settings in force.

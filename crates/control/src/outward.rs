@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use egress::authority::Authority;
-use egress::traffic::Traffic;
+use egress::services::Services;
 use egress::trial::{self, Question};
 use jiff::Timestamp;
 use policy::clock::UnixMillis;
@@ -20,7 +20,7 @@ use crate::reply::{ControlError, Reply};
 use crate::wall_now;
 
 /// The authority, without its key.
-pub(crate) fn show_authority(traffic: &Traffic) -> Reply {
+pub(crate) fn show_authority(traffic: &Services) -> Reply {
     Reply::ok(describe(&traffic.authority().load()))
 }
 
@@ -88,7 +88,7 @@ fn time(at: UnixMillis) -> Option<String> {
 
 /// Everything that is known about a request: what was decided, and what was told to whom.
 pub(crate) async fn explain(
-    traffic: &Traffic,
+    traffic: &Services,
     store: &Store,
     id: RequestId,
 ) -> Result<Reply, ControlError> {
@@ -154,7 +154,7 @@ pub(crate) async fn explain(
 
 /// What would become of a request.
 pub(crate) async fn try_policy(
-    traffic: &Traffic,
+    traffic: &Services,
     store: &Store,
     body: TryBody,
 ) -> Result<Reply, ControlError> {
@@ -177,7 +177,12 @@ pub(crate) async fn try_policy(
         program: body.program,
         registration,
     };
-    let trial = trial::judge(&traffic.rules(), &question).await;
+    let sandboxes = traffic.known();
+    let asked_by = sandboxes
+        .iter()
+        .find(|known| *known.id() == question.sandbox);
+    let snapshot = traffic.snapshot_for(asked_by.map(AsRef::as_ref));
+    let trial = trial::judge(&snapshot, &question).await;
     let mut answer = json!({
         "method": question.method,
         "host": trial.host.map(|host| host.to_string()),

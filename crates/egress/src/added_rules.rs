@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use config::section::egress::DomainRule;
-
-use crate::traffic::Rules;
+use decide::snapshot::PolicySnapshot;
 
 /// Hosts that one sandbox may reach beside those of the operator's settings.
 #[derive(Debug, Default)]
@@ -21,9 +20,9 @@ pub struct AddedRules {
 /// The rules of a sandbox, and what they were built from.
 #[derive(Debug)]
 struct Built {
-    base: Arc<Rules>,
+    base: Arc<PolicySnapshot>,
     added: Arc<Vec<DomainRule>>,
-    rules: Arc<Rules>,
+    rules: Arc<PolicySnapshot>,
 }
 
 impl AddedRules {
@@ -35,7 +34,7 @@ impl AddedRules {
 
     /// The rules that count for the sandbox while `base` counts for all. The same as long as
     /// neither changes.
-    pub fn rules(&self, base: Arc<Rules>) -> Arc<Rules> {
+    pub fn rules(&self, base: Arc<PolicySnapshot>) -> Arc<PolicySnapshot> {
         let Some(added) = self.added.load_full() else {
             return base;
         };

@@ -1,14 +1,14 @@
 //! What a message carries, in the one type that every stage takes and gives.
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
+use policy::ports;
 
 /// Why a body ended before its time.
-pub type Broken = Box<dyn std::error::Error + Send + Sync>;
+pub type Broken = ports::BodyError;
 
 /// A body on its way through the gate: it streams, whatever is behind it.
-pub type Content = UnsyncBoxBody<Bytes, Broken>;
+pub type Content = ports::Content;
 
 /// A body without a byte.
 pub fn empty() -> Content {

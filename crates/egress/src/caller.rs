@@ -5,13 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use policy::id::SandboxId;
+use policy::ports::SocketOwner;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::timeout;
-
-use crate::guest::Guest;
-use crate::ports::Programs;
-use crate::request::Opening;
-use crate::traffic::{Rules, Traffic};
 
 /// How long a request waits for its turn to ask, and then for the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -21,20 +17,19 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, Default)]
 pub struct Caller(Arc<OnceCell<Option<String>>>);
 
-impl Opening {
-    /// The program that opened the connection, if some rule names programs and it is certain.
-    pub async fn program(&self, traffic: &Traffic, guest: &Guest, rules: &Rules) -> Option<String> {
-        if !rules.names_programs {
-            return None;
-        }
-        // On a shared network nobody knows what a client meant, and there is nobody to ask.
-        let (from, to) = (self.peer?, self.meant?);
-        let ask = || ask(traffic.programs(), guest.id(), &guest.questions, from, to);
-        self.caller.find(ask).await
-    }
-}
-
 impl Caller {
+    /// The program of `sandbox` whose socket has these ends, if it is certain. `turns` limits how
+    /// many are asked about at a time.
+    pub async fn program(
+        &self,
+        programs: &Arc<dyn SocketOwner>,
+        sandbox: &SandboxId,
+        turns: &Arc<Semaphore>,
+        (from, to): (SocketAddr, SocketAddr),
+    ) -> Option<String> {
+        self.find(|| ask(programs, sandbox, turns, from, to)).await
+    }
+
     /// What was found out, or is now.
     async fn find<F>(&self, ask: impl FnOnce() -> F) -> Option<String>
     where
@@ -45,7 +40,7 @@ impl Caller {
 }
 
 async fn ask(
-    programs: &Arc<dyn Programs>,
+    programs: &Arc<dyn SocketOwner>,
     sandbox: &SandboxId,
     places: &Arc<Semaphore>,
     from: SocketAddr,
@@ -80,7 +75,7 @@ mod tests {
     }
 
     #[async_trait::async_trait]
-    impl Programs for Slow {
+    impl SocketOwner for Slow {
         async fn owner(&self, _: &SandboxId, _: SocketAddr, _: SocketAddr) -> Option<String> {
             let asked = self.asked.fetch_add(1, Ordering::SeqCst);
             self.may.notified().await;
@@ -90,7 +85,7 @@ mod tests {
 
     struct World {
         slow: Arc<Slow>,
-        programs: Arc<dyn Programs>,
+        programs: Arc<dyn SocketOwner>,
         places: Arc<Semaphore>,
     }
 

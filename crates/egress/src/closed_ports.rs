@@ -15,10 +15,11 @@ use policy::reason::Reason;
 use policy::verdict::Denial;
 
 use crate::datagram::Datagrams;
-use crate::guest::Guest;
-use crate::pipeline;
-use crate::traffic::Traffic;
-use crate::trail::{Stage, Trail};
+use crate::sandbox_state::SandboxState;
+use crate::services::Services;
+use crate::source::reserve_record;
+use crate::stage::Stage;
+use crate::trail::Trail;
 
 /// Records of one sandbox: a hundred a second, and so many at once. An agent that tries every
 /// port waits for nothing, and the rest of its tries is not on record.
@@ -31,7 +32,11 @@ const PACE: Rate = Rate::every(
 const MAX_PACKET: usize = 64;
 
 /// Writes down what `socket` shows, until it fails.
-pub async fn watch(traffic: Arc<Traffic>, guest: Arc<Guest>, socket: OwnedFd) -> Result<()> {
+pub async fn watch(
+    services: Arc<Services>,
+    sandbox: Arc<SandboxState>,
+    socket: OwnedFd,
+) -> Result<()> {
     let packets = Datagrams::new(socket)?;
     let mut bucket = TokenBucket::new();
     let mut packet = [0; MAX_PACKET];
@@ -41,18 +46,18 @@ pub async fn watch(traffic: Arc<Traffic>, guest: Arc<Guest>, socket: OwnedFd) ->
         let Some(port) = destination_port(ends.meant, packet) else {
             continue;
         };
-        if bucket.take(&PACE, traffic.clock().tick()).is_err() {
+        if bucket.take(&PACE, services.clock().tick()).is_err() {
             continue;
         }
         let meant = SocketAddr::new(ends.meant.to_canonical(), port);
-        record(&traffic, &guest, meant).await;
+        record(&services, &sandbox, meant).await;
     }
 }
 
-async fn record(traffic: &Arc<Traffic>, guest: &Arc<Guest>, meant: SocketAddr) {
-    let place = pipeline::place(Some(guest)).await;
-    let mut trail = Trail::begin(traffic, Some(guest), Kind::Http, place);
-    let name = traffic.names().meant(guest.id(), meant.ip());
+async fn record(services: &Arc<Services>, sandbox: &Arc<SandboxState>, meant: SocketAddr) {
+    let slot = reserve_record(Some(sandbox)).await;
+    let mut trail = Trail::begin(services, Some(sandbox), Kind::Http, slot);
+    let name = services.names().meant(sandbox.id(), meant.ip());
     let host = name.map_or_else(|| meant.ip().to_string(), |name| name.to_string());
     trail.event.host = Some(host);
     trail.event.port = Some(meant.port());

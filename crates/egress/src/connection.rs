@@ -10,32 +10,36 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use decide::decision::{Cx, decide};
+use decide::subject::{ConnectFacts, Mode, Subject};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use policy::answer::Answers;
 use policy::audit::Kind;
 use policy::host::{Authority, Host};
 use policy::reason::Reason;
-use policy::verdict::Denial;
+use policy::verdict::{Denial, Verdict};
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::alarm::HeadTimer;
 use crate::body::{self, Content};
 use crate::framing::{Faults, Guarded, Limits};
 use crate::hello::{self, BadHello, Hello, Replay};
+use crate::message::Handover;
 use crate::passthrough;
-use crate::pipeline::{self, Handover, Source};
+use crate::pipeline;
 use crate::request::{self, Destination, Opening};
-use crate::traffic::Traffic;
-use crate::trail::{Stage, Trail};
+use crate::request_cx::RequestCx;
+use crate::source::{Source, reserve_record};
+use crate::stage::Stage;
+use crate::trail::Trail;
+use crate::visit::Visit;
 use crate::websocket;
 
 /// HTTP/2 from a client: what it may have open, and on its way to us unread.
@@ -58,23 +62,6 @@ const MOST_HEAD: usize = 64 * 1024;
 /// An HTTP/2 client that is silent for so long is asked whether it is there.
 const PING_AFTER: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(20);
-
-/// A connection, as far as it has come.
-#[derive(Clone)]
-pub struct Visit {
-    /// The gate's traffic.
-    pub traffic: Arc<Traffic>,
-    /// Who it is.
-    pub source: Source,
-    /// What was said before the first request.
-    pub opening: Opening,
-    /// Its place among the sandbox's connections, which a tunnel keeps.
-    pub place: Option<Arc<OwnedSemaphorePermit>>,
-    /// Ends it, and every tunnel in it.
-    pub stop: CancellationToken,
-    /// Who waits for its end.
-    pub tasks: TaskTracker,
-}
 
 /// What HTTP is spoken over: a socket, TLS over one, or either of them in a tunnel. In a box,
 /// because a connection inside a connection needs a type that does not grow, and because it
@@ -114,7 +101,7 @@ fn serve(visit: Visit, io: Line, already: Bytes) -> Served {
             Ok(Some(Spoken::Http2(line))) => serve_http2(visit, line).await,
             Ok(None) => {}
             // Whoever says nothing is told nothing, but it is on record where it went.
-            Err(Unready { host, denial }) => visit.ended(host.as_ref(), denial).await,
+            Err(Unready { host, denial }) => record_end(&visit, host.as_ref(), denial).await,
         }
     })
 }
@@ -141,28 +128,28 @@ impl Unready {
     }
 }
 
-impl Visit {
-    fn header_patience(&self) -> Duration {
-        self.traffic.rules().settings.egress.timeouts.header
-    }
+/// How long a client may take for a head or a handshake.
+fn header_patience(visit: &Visit) -> Duration {
+    let snapshot = visit.services.policy().load();
+    snapshot.settings.egress.timeouts.header
+}
 
-    /// The name in the TLS hello, where there was one.
-    fn name(&self) -> Option<Host> {
-        self.opening.hello.clone().flatten()
-    }
+/// The name in the TLS hello, where there was one.
+fn hello_name(visit: &Visit) -> Option<Host> {
+    visit.opening.hello.clone().flatten()
+}
 
-    /// Writes down a connection that ended before it was ready for a request. One that was,
-    /// and on which nothing was asked, is what browsers keep in store: it is no record.
-    async fn ended(&self, host: Option<&Host>, denial: Denial) {
-        let guest = self.source.guest();
-        let place = pipeline::place(guest).await;
-        let mut trail = Trail::begin(&self.traffic, guest, Kind::Http, place);
-        trail.came_for(&self.opening);
-        if let Some(host) = host {
-            trail.event.host = Some(host.to_string());
-        }
-        trail.refused(Stage::Request, &denial);
+/// Records a connection that ended before it was ready for a request. One that was, and on which
+/// nothing was asked, is what browsers keep in store: it is no record.
+async fn record_end(visit: &Visit, host: Option<&Host>, denial: Denial) {
+    let sandbox = visit.source.sandbox();
+    let slot = reserve_record(sandbox).await;
+    let mut trail = Trail::begin(&visit.services, sandbox, Kind::Http, slot);
+    visit.opening.note(&mut trail);
+    if let Some(host) = host {
+        trail.event.host = Some(host.to_string());
     }
+    trail.refused(Stage::Request, &denial);
 }
 
 /// A client that did not get to its end in time.
@@ -209,7 +196,7 @@ fn unshaken(error: &std::io::Error) -> Denial {
 /// Finds out what is spoken, and ends TLS. None where nothing is left to do, because it passed
 /// unread.
 async fn agree(visit: &mut Visit, io: Line, already: Bytes) -> Result<Option<Spoken>, Unready> {
-    let patience = visit.header_patience();
+    let patience = header_patience(visit);
     match timeout(patience, hello::open(io, already)).await {
         Ok(Ok(hello::Opening::Tls { hello, io })) => agree_on_tls(visit, hello, io).await,
         Ok(Ok(hello::Opening::Plain { io })) => Ok(Some(Spoken::Http1(Box::new(io)))),
@@ -230,16 +217,18 @@ async fn agree_on_tls(
     let name = hello.server_name.as_deref().map(Host::parse).transpose();
     let name = name.map_err(|error| Unready::tls(None, error.to_string()))?;
     visit.opening.hello = Some(name.clone());
-    let Some(guest) = visit.source.guest().cloned() else {
+    let Some(sandbox) = visit.source.sandbox().cloned() else {
         // Nobody we know trusts our certificates.
         return Err(Unready::tls(name.as_ref(), "an unknown source"));
     };
     if let Ok(Some((host, Some(port)))) = visit.opening.agreed()
-        && visit.traffic.rules().passes_unread(&host)
+        && RequestCx::new(&visit.services, &sandbox)
+            .snapshot
+            .passes_unread(&host)
     {
         let tls = true;
         let destination = Destination { host, port, tls };
-        passthrough::pass(visit, &guest, destination, &hello, io).await;
+        passthrough::pass(visit, &sandbox, destination, &hello, io).await;
         return Ok(None);
     }
     // A certificate for the name that was asked for, so that the refusal can be read; what
@@ -249,11 +238,11 @@ async fn agree_on_tls(
     let Some(shown) = name.or(tunnel).or(meant) else {
         return Err(Unready::tls(None, "no name"));
     };
-    let now = visit.traffic.clock().wall();
-    let handshake = guest.leaves.handshake(&shown, now);
+    let now = visit.services.clock().wall();
+    let handshake = sandbox.leaves.handshake(&shown, now);
     let handshake = handshake.map_err(|error| Unready::tls(Some(&shown), error.to_string()))?;
     let accepting = TlsAcceptor::from(handshake).accept(io);
-    let stream = match timeout(visit.header_patience(), accepting).await {
+    let stream = match timeout(header_patience(visit), accepting).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return Err(Unready::new(Some(&shown), unshaken(&error))),
         Err(_) => return Err(Unready::new(Some(&shown), late("the handshake"))),
@@ -268,7 +257,7 @@ async fn agree_on_tls(
 }
 
 async fn serve_http1(visit: Visit, line: Line) {
-    let patience = visit.header_patience();
+    let patience = header_patience(&visit);
     let (io, faults) = Guarded::new(line, Limits::default());
     let ordinals = AtomicU64::new(0);
     let service = service_fn(|request: Request<Incoming>| {
@@ -296,7 +285,7 @@ async fn serve_http1(visit: Visit, line: Line) {
             } else {
                 Denial::new(Reason::ClientLeft, "framing").because(error.to_string())
             };
-            visit.ended(visit.name().as_ref(), denial).await;
+            record_end(&visit, hello_name(&visit).as_ref(), denial).await;
         }
     }
 }
@@ -308,21 +297,21 @@ async fn answer_http1(
     request: Request<Incoming>,
 ) -> Response<Content> {
     let Visit {
-        traffic,
+        services,
         source,
         opening,
         ..
     } = visit;
     if let Some(fault) = faults.take(ordinal) {
         let denial = request::framing(&fault.to_string());
-        return pipeline::answer_fault(traffic, source, opening, denial).await;
+        return pipeline::answer_fault(services, source, opening, denial).await;
     }
     let response = if request.method() == Method::CONNECT {
         Box::pin(open_tunnel(visit, request)).await
     } else {
         let (mut head, body) = request.into_parts();
         head.extensions.insert(Handover::new(faults, ordinal));
-        pipeline::answer(traffic, source, opening, Box::new(head), body).await
+        pipeline::answer(services, source, opening, Box::new(head), body).await
     };
     let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS
         || response.extensions().get::<Tunnel>().is_some();
@@ -346,25 +335,24 @@ async fn open_tunnel(visit: &Visit, request: Request<Incoming>) -> Response<Cont
     let trusts = trusts_our_certificates(visit);
     let meant = read_tunnel(&visit.opening, head.uri.authority());
     let Visit {
-        traffic,
+        services,
         source,
         opening,
         ..
     } = visit;
-    let judged = pipeline::judge_tunnel(traffic, source, opening, &head, |rules| {
+    let decided = pipeline::answer_tunnel(services, source, opening, &head, || {
         let (host, port) = meant.as_ref().map_err(Clone::clone)?;
-        if trusts || request::is_internal(host) {
+        if trusts || host.is_gate() {
             return Ok(());
         }
-        // Only somebody on a shared network, where nobody knows a program.
-        rules.judge_tunnel(host, *port, None).map(drop)
+        decide_tunnel(visit, host, *port)
     });
-    if let Err(refused) = judged.await {
+    if let Err(refused) = decided.await {
         return refused;
     }
     let (Ok(meant), Some(upgrade)) = (meant, head.extensions.remove::<OnUpgrade>()) else {
         let denial = request::framing("a tunnel cannot be opened here");
-        return pipeline::answer_fault(&visit.traffic, &visit.source, &visit.opening, denial).await;
+        return pipeline::answer_fault(services, source, opening, denial).await;
     };
     let mut inside = visit.clone();
     inside.opening.tunnel = Some(meant);
@@ -389,6 +377,30 @@ async fn open_tunnel(visit: &Visit, request: Request<Incoming>) -> Response<Cont
     response
 }
 
+/// Decides about a tunnel on a shared network, where no program is known. Where the operator
+/// answers questions, what is inside the tunnel asks.
+fn decide_tunnel(visit: &Visit, host: &Host, port: u16) -> Result<(), Denial> {
+    let sandbox = visit.source.sandbox();
+    let snapshot = visit.services.snapshot_for(sandbox.map(AsRef::as_ref));
+    let facts = ConnectFacts {
+        sandbox: sandbox.map(|sandbox| sandbox.id()),
+        host,
+        port,
+    };
+    let answers = Answers::default();
+    let cx = Cx {
+        snapshot: &snapshot,
+        answers: &answers,
+        grants: sandbox.map(|sandbox| sandbox.grants.as_ref()),
+        now: visit.services.clock().tick(),
+    };
+    let decided = decide(Subject::Connect(facts), Mode::Live, cx).now();
+    match decided.verdict {
+        Verdict::Ask(_) if visit.services.questions().is_attended() => Ok(()),
+        _ => decided.refusal().map(drop),
+    }
+}
+
 fn read_tunnel(
     opening: &Opening,
     authority: Option<&http::uri::Authority>,
@@ -408,7 +420,7 @@ fn read_tunnel(
 fn trusts_our_certificates(visit: &Visit) -> bool {
     match &visit.source {
         Source::Listener(_) => true,
-        Source::Address(..) => match visit.source.look_up(&visit.traffic) {
+        Source::Address(..) => match visit.source.look_up(&visit.services) {
             policy::identity::Lookup::Found(row) => row
                 .metadata
                 .get("trusts_ca")
@@ -422,14 +434,14 @@ fn trusts_our_certificates(visit: &Visit) -> bool {
 async fn serve_http2(visit: Visit, mut line: Line) {
     // The library waits for its preface for as long as it takes.
     let mut first = BytesMut::with_capacity(FIRST_READ);
-    match timeout(visit.header_patience(), line.read_buf(&mut first)).await {
+    match timeout(header_patience(&visit), line.read_buf(&mut first)).await {
         Ok(Ok(length)) if length > 0 => {}
         Ok(_) | Err(_) => return,
     }
     // The library closes such a connection without a word to the service.
     if first.iter().zip(PREFACE).any(|(byte, known)| byte != known) {
         let denial = request::framing("the connection does not begin with the HTTP/2 preface");
-        return visit.ended(visit.name().as_ref(), denial).await;
+        return record_end(&visit, hello_name(&visit).as_ref(), denial).await;
     }
     let io = Replay::new(line, first.freeze());
     let visit = Arc::new(visit);
@@ -438,15 +450,15 @@ async fn serve_http2(visit: Visit, mut line: Line) {
         async move {
             let (mut head, body) = request.into_parts();
             let Visit {
-                traffic,
+                services,
                 source,
                 opening,
                 ..
             } = &*visit;
             let asked = head.method == Method::CONNECT;
             let response = match websocket::from_http2(&mut head) {
-                Ok(()) => pipeline::answer(traffic, source, opening, Box::new(head), body).await,
-                Err(denial) => pipeline::answer_fault(traffic, source, opening, denial).await,
+                Ok(()) => pipeline::answer(services, source, opening, Box::new(head), body).await,
+                Err(denial) => pipeline::answer_fault(services, source, opening, denial).await,
             };
             Ok::<_, Infallible>(websocket::to_http2(response, asked))
         }

@@ -40,22 +40,12 @@ use self::pool::{Key, Pool};
 use self::trust::Trust;
 use self::wire::{Deadline, Use};
 use crate::body::Content;
+use crate::outgoing::{Outgoing, Route};
 
 pub use self::body::Arriving;
 pub use self::error::{DialError, Step};
 pub use self::single::{Answer, Upgradable};
 pub use self::trust::BadRoots;
-
-/// Where a request goes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Route {
-    /// The host, as it was judged.
-    pub host: Host,
-    /// The port, as it was judged.
-    pub port: u16,
-    /// Whether TLS is spoken there.
-    pub tls: bool,
-}
 
 /// An answer, as it begins to come in.
 #[derive(Debug)]
@@ -182,17 +172,13 @@ impl Dialer {
             .await
     }
 
-    /// Sends a request and waits for the head of its answer. Goes out a second time only when
+    /// Sends a request and waits for the head of its answer. It goes out a second time only when
     /// a connection that was lying about closed before any of it was sent. Dropped, it closes
     /// the stream it used and frees its place.
-    pub async fn send(
-        &self,
-        sandbox: &SandboxId,
-        route: &Route,
-        mut request: Request<Content>,
-    ) -> Result<Sent, DialError> {
-        message::clean(route, &mut request)?;
-        let key = (sandbox.clone(), route.clone());
+    pub async fn send(&self, sandbox: &SandboxId, outgoing: Outgoing) -> Result<Sent, DialError> {
+        let (route, mut request) = outgoing.into_parts();
+        message::clean(&route, &mut request)?;
+        let key = (sandbox.clone(), route);
         match self.attempt(&key, request, false).await {
             Ok(sent) => Ok(sent),
             Err(Failure::Final(error)) => Err(error),

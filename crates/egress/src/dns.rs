@@ -37,15 +37,19 @@ use std::time::Duration;
 
 use config::Settings;
 use config::section::egress::DnsMode;
+use decide::grants::Grants;
+use decide::hold::Questions;
+use decide::snapshot::PolicySnapshot;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::PTR;
 use hickory_proto::rr::{DNSClass, Name, RData};
 use policy::audit::{AuditEvent, Kind};
 use policy::bucket::Rate;
-use policy::host::Host;
+use policy::clock::Tick;
+use policy::host::{GATE, Host};
 use policy::id::SandboxId;
 use policy::reason::Reason;
-use policy::verdict::{Denial, Word};
+use policy::verdict::{Denial, Question, Word};
 use tokio::time::Instant;
 
 use self::decision::{
@@ -57,12 +61,9 @@ use self::guest::Guest;
 pub use self::labels::{LabelBudget, LabelLimits, Oddity, oddity};
 use self::message::{Asked, Reply};
 pub use self::metrics::{DnsMetrics, Outcome};
-pub use self::serve::{Journal, Registry, Source, serve_datagrams, serve_stream};
+pub use self::serve::{Source, serve_datagrams, serve_stream};
 use self::synthetic::Place;
 use self::upstream::{host, wire_name};
-
-/// The name that the gate itself answers at.
-pub const GATE: &str = "palisade.internal";
 
 /// The rule's name where a type is refused.
 const TYPE_RULE: &str = "dns:types";
@@ -138,12 +139,34 @@ impl Default for Limits {
     }
 }
 
-/// Gives the settings of the moment, for a sandbox or for all.
-pub type SettingsNow = Box<dyn Fn(Option<&SandboxId>) -> Arc<Settings> + Send + Sync>;
+/// Returns the rules of the moment, for a sandbox or for all.
+pub type PolicyNow = Box<dyn Fn(Option<&SandboxId>) -> NamePolicy + Send + Sync>;
+
+/// The rules by which a query is answered.
+#[derive(Clone, Debug)]
+pub struct NamePolicy {
+    /// The rules.
+    pub snapshot: Arc<PolicySnapshot>,
+    /// What the operator allowed the sandbox for a while.
+    pub grants: Option<Arc<Grants>>,
+    /// Now, on the clock of the grants.
+    pub now: Tick,
+}
+
+impl From<Arc<PolicySnapshot>> for NamePolicy {
+    fn from(snapshot: Arc<PolicySnapshot>) -> Self {
+        Self {
+            snapshot,
+            grants: None,
+            now: Tick::default(),
+        }
+    }
+}
 
 /// Answers queries. One for all sandboxes.
 pub struct Names {
-    settings: SettingsNow,
+    policy: PolicyNow,
+    questions: Questions,
     limits: Limits,
     labels: Arc<LabelBudget>,
     metrics: DnsMetrics,
@@ -154,10 +177,16 @@ pub struct Names {
 }
 
 impl Names {
-    /// Answers by `settings`, which is asked anew for each query.
-    pub fn new(settings: SettingsNow, limits: Limits, metrics: DnsMetrics) -> Self {
+    /// Answers by `policy`, which is read anew for each query.
+    pub fn new(
+        policy: PolicyNow,
+        questions: Questions,
+        limits: Limits,
+        metrics: DnsMetrics,
+    ) -> Self {
         Self {
-            settings,
+            policy,
+            questions,
             labels: Arc::new(LabelBudget::new(limits.labels)),
             forwarder: Forwarder::new(&limits),
             strangers: Arc::new(Guest::new(&limits)),
@@ -175,7 +204,7 @@ impl Names {
     /// How fast one asker may ask now. Each refusal is written down, so that without a limit
     /// an agent could fill the disk.
     fn pace(&self) -> Rate {
-        (self.settings)(None).egress.dns.pace()
+        (self.policy)(None).snapshot.settings.egress.dns.pace()
     }
 
     /// How much names may say: the dialer asks this too before it resolves one.
@@ -228,13 +257,16 @@ impl Names {
             Ok(asked) => asked,
             Err(fault) => return Some(self.answer_fault(asker, fault)),
         };
-        let settings = (self.settings)(match asker {
+        let policy = (self.policy)(match asker {
             Asker::Known(sandbox) => Some(sandbox),
             Asker::Unknown(_) => None,
         });
-        let decision = match self.consider(asker, &asked, way, &settings) {
+        let decision = match self.consider(asker, &asked, way, &policy) {
             Step::Settled(decision) => decision,
-            Step::Forward(errand) => self.forward(errand, &settings, deadline).await,
+            Step::Forward(errand) => {
+                self.forward(errand, &policy.snapshot.settings, deadline)
+                    .await
+            }
         };
         self.metrics
             .count(decision.outcome, Some(asked.question.query_type));
@@ -274,7 +306,8 @@ impl Names {
     }
 
     /// All that can be decided without waiting for anybody.
-    fn consider(&self, asker: &Asker, asked: &Asked, way: &Way, settings: &Settings) -> Step {
+    fn consider(&self, asker: &Asker, asked: &Asked, way: &Way, policy: &NamePolicy) -> Step {
+        let settings = &policy.snapshot.settings;
         let question = &asked.question;
         let kind = question.query_type;
         let sandbox = match asker {
@@ -327,7 +360,10 @@ impl Names {
                 let place = self.guest(sandbox).addresses().place(&name);
                 local(kind, Some(place.v4()), Some(place.v6()))
             }
-            DnsMode::Forward => judge(sandbox, name, service, kind, settings),
+            DnsMode::Forward => {
+                let raise = |question: &Question| self.questions.raise(question);
+                judge(sandbox, name, service, kind, policy, raise)
+            }
         }
     }
 
@@ -450,9 +486,12 @@ fn event(asker: &Asker, record: Record) -> AuditEvent {
 /// forgets what comes of it: for fuzzing, where only a panic or a hang is news.
 pub fn exercise(bytes: &[u8]) {
     let settings = Arc::new(Settings::default());
-    let now = Arc::clone(&settings);
+    let snapshot = Arc::new(PolicySnapshot::without_bundles(settings));
+    let policy = NamePolicy::from(snapshot);
+    let now = policy.clone();
     let names = Names::new(
-        Box::new(move |_| Arc::clone(&now)),
+        Box::new(move |_| now.clone()),
+        Questions::default(),
         Limits::default(),
         DnsMetrics::default(),
     );
@@ -468,7 +507,7 @@ pub fn exercise(bytes: &[u8]) {
                 gate: None,
             };
             if let Some(Ok(asked)) = message::read(bytes)
-                && let Step::Settled(decision) = names.consider(&asker, &asked, &way, &settings)
+                && let Step::Settled(decision) = names.consider(&asker, &asked, &way, &policy)
             {
                 drop(asked.write(&decision.reply, transport));
             }

@@ -13,6 +13,7 @@ use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::TcpUserTimeout;
 use policy::id::SandboxId;
 use policy::identity::Lookup;
+use policy::ports::AuditSink;
 use policy::registration::canonical_ip;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -21,14 +22,15 @@ use tokio_util::task::TaskTracker;
 
 use crate::caller::Caller;
 use crate::closed_ports;
-use crate::connection::{self, Visit};
+use crate::connection;
 use crate::datagram::Datagrams;
 use crate::dns;
-use crate::guest::Guest;
-use crate::mirror::daemon;
-use crate::pipeline::Source;
+use crate::mirror_server::daemon;
 use crate::request::Opening;
-use crate::traffic::Traffic;
+use crate::sandbox_state::SandboxState;
+use crate::services::Services;
+use crate::source::Source;
+use crate::visit::Visit;
 
 /// The port on which queries arrive.
 pub const DNS: u16 = 53;
@@ -58,12 +60,12 @@ pub enum Door {
 
 /// Serves a sandbox's doors until `stop`. Returns when every conversation has ended.
 pub async fn serve(
-    traffic: Arc<Traffic>,
+    services: Arc<Services>,
     sandbox: SandboxId,
     doors: Vec<Door>,
     stop: CancellationToken,
 ) -> Result<()> {
-    let guest = traffic.guest(&sandbox).map_err(std::io::Error::other)?;
+    let state = services.sandbox(&sandbox).map_err(std::io::Error::other)?;
     let tasks = TaskTracker::new();
     for door in doors {
         match door {
@@ -71,40 +73,38 @@ pub async fn serve(
                 let listener = listen(StdListener::from(socket))?;
                 if listener.local_addr()?.port() == DNS {
                     let accepting = accept_queries(
-                        Arc::clone(&traffic),
+                        Arc::clone(&services),
                         dns::Source::Sandbox(sandbox.clone()),
                         listener,
-                        Arc::clone(&guest.connections),
+                        Arc::clone(&state.connections),
                         tasks.clone(),
                         stop.clone(),
                     );
                     tasks.spawn(until(stop.clone(), accepting));
                     continue;
                 }
-                let (traffic, guest) = (Arc::clone(&traffic), Arc::clone(&guest));
+                let (services, state) = (Arc::clone(&services), Arc::clone(&state));
                 if listener.local_addr()?.port() == daemon::PORT {
                     let accepting =
-                        accept_git(traffic, guest, listener, tasks.clone(), stop.clone());
+                        accept_git(services, state, listener, tasks.clone(), stop.clone());
                     tasks.spawn(until(stop.clone(), accepting));
                     continue;
                 }
                 let accepting =
-                    accept_inside(traffic, guest, listener, tasks.clone(), stop.clone());
+                    accept_inside(services, state, listener, tasks.clone(), stop.clone());
                 tasks.spawn(until(stop.clone(), accepting));
             }
             Door::Datagram(socket) => {
                 let datagrams = Datagrams::new(socket)?;
                 let source = dns::Source::Sandbox(sandbox.clone());
-                let names = Arc::clone(traffic.names());
-                let journal: Arc<dyn dns::Journal> = Arc::clone(&traffic) as _;
+                let names = Arc::clone(services.names());
+                let audit = audit_sink(&services);
                 let stop = stop.clone();
-                tasks.spawn(dns::serve_datagrams(
-                    names, datagrams, source, journal, stop,
-                ));
+                tasks.spawn(dns::serve_datagrams(names, datagrams, source, audit, stop));
             }
             Door::Closed(socket) => {
                 let watching =
-                    closed_ports::watch(Arc::clone(&traffic), Arc::clone(&guest), socket);
+                    closed_ports::watch(Arc::clone(&services), Arc::clone(&state), socket);
                 let sandbox = sandbox.clone();
                 let watching = async move {
                     if let Err(error) = watching.await {
@@ -122,13 +122,13 @@ pub async fn serve(
 
 /// Serves a listener on a shared network until `stop`.
 pub async fn serve_shared(
-    traffic: Arc<Traffic>,
+    services: Arc<Services>,
     listener: StdListener,
     stop: CancellationToken,
 ) -> Result<()> {
     let listener = listen(listener)?;
     let tasks = TaskTracker::new();
-    let accepting = accept_shared(traffic, listener, tasks.clone(), stop.clone());
+    let accepting = accept_shared(services, listener, tasks.clone(), stop.clone());
     tasks.spawn(until(stop, accepting));
     tasks.close();
     tasks.wait().await;
@@ -137,23 +137,26 @@ pub async fn serve_shared(
 
 /// Answers queries of a shared network until `stop`, over both transports.
 pub async fn serve_shared_names(
-    traffic: Arc<Traffic>,
+    services: Arc<Services>,
     datagrams: OwnedFd,
     listener: StdListener,
     stop: CancellationToken,
 ) -> Result<()> {
     let tasks = TaskTracker::new();
-    let source = dns::Source::Shared(Arc::clone(&traffic) as _);
+    let source = dns::Source::Shared {
+        registry: Arc::clone(services.registry()),
+        checks: Arc::clone(services.listener_checks()),
+    };
     tasks.spawn(dns::serve_datagrams(
-        Arc::clone(traffic.names()),
+        Arc::clone(services.names()),
         Datagrams::new(datagrams)?,
         source.clone(),
-        Arc::clone(&traffic) as _,
+        audit_sink(&services),
         stop.clone(),
     ));
     let places = Arc::new(Semaphore::new(MOST_ASKERS));
     let accepting = accept_queries(
-        traffic,
+        services,
         source,
         listen(listener)?,
         places,
@@ -164,6 +167,11 @@ pub async fn serve_shared_names(
     tasks.close();
     tasks.wait().await;
     Ok(())
+}
+
+/// Where the answers to queries are recorded.
+fn audit_sink(services: &Services) -> Arc<dyn AuditSink> {
+    Arc::clone(services.audit()) as _
 }
 
 fn listen(listener: StdListener) -> Result<TcpListener> {
@@ -180,22 +188,22 @@ async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
 
 /// Accepts what one sandbox opens.
 async fn accept_inside(
-    traffic: Arc<Traffic>,
-    guest: Arc<Guest>,
+    services: Arc<Services>,
+    sandbox: Arc<SandboxState>,
     listener: TcpListener,
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
     loop {
-        let (place, stream, peer) = accept(&listener, &guest.connections).await;
+        let (place, stream, peer) = accept(&listener, &sandbox.connections).await;
         let Ok(meant) = stream.local_addr() else {
             continue;
         };
         // Every address is local on this side, so this is the one that the client meant.
         let meant = SocketAddr::new(meant.ip().to_canonical(), meant.port());
         let visit = Visit {
-            traffic: Arc::clone(&traffic),
-            source: Source::Listener(Arc::clone(&guest)),
+            services: Arc::clone(&services),
+            source: Source::Listener(Arc::clone(&sandbox)),
             opening: Opening {
                 peer: Some(peer),
                 meant: Some(meant),
@@ -213,14 +221,14 @@ async fn accept_inside(
 
 /// Accepts what one sandbox says in git's own protocol.
 async fn accept_git(
-    traffic: Arc<Traffic>,
-    guest: Arc<Guest>,
+    services: Arc<Services>,
+    sandbox: Arc<SandboxState>,
     listener: TcpListener,
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
     loop {
-        let (place, stream, peer) = accept(&listener, &guest.connections).await;
+        let (place, stream, peer) = accept(&listener, &sandbox.connections).await;
         let Ok(meant) = stream.local_addr() else {
             continue;
         };
@@ -231,9 +239,9 @@ async fn accept_git(
             hello: None,
             caller: Caller::default(),
         };
-        let (traffic, guest, stop) = (Arc::clone(&traffic), Arc::clone(&guest), stop.clone());
+        let (services, sandbox, stop) = (Arc::clone(&services), Arc::clone(&sandbox), stop.clone());
         tasks.spawn(async move {
-            let serving = Box::pin(daemon::serve(&traffic, &guest, &opening, stream));
+            let serving = Box::pin(daemon::serve(&services, &sandbox, &opening, stream));
             stop.run_until_cancelled(serving).await;
             drop(place);
         });
@@ -242,7 +250,7 @@ async fn accept_git(
 
 /// Accepts queries over streams.
 async fn accept_queries(
-    traffic: Arc<Traffic>,
+    services: Arc<Services>,
     source: dns::Source,
     listener: TcpListener,
     places: Arc<Semaphore>,
@@ -251,10 +259,11 @@ async fn accept_queries(
 ) {
     loop {
         let (place, stream, _) = accept(&listener, &places).await;
-        let (traffic, source, stop) = (Arc::clone(&traffic), source.clone(), stop.clone());
+        let (services, source, stop) = (Arc::clone(&services), source.clone(), stop.clone());
         tasks.spawn(async move {
-            let names = Arc::clone(traffic.names());
-            let served = dns::serve_stream(names, stream, source, traffic, stop).await;
+            let names = Arc::clone(services.names());
+            let audit = audit_sink(&services);
+            let served = dns::serve_stream(names, stream, source, audit, stop).await;
             if let Err(error) = served {
                 tracing::debug!(%error, "a client's queries ended");
             }
@@ -265,7 +274,7 @@ async fn accept_queries(
 
 /// Accepts what anybody on a shared network opens.
 async fn accept_shared(
-    traffic: Arc<Traffic>,
+    services: Arc<Services>,
     listener: TcpListener,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -273,14 +282,14 @@ async fn accept_shared(
     let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
     loop {
         let (stream, peer) = accept_one(&listener).await;
-        if traffic.listener_checks().is_check(peer) {
+        if services.listener_checks().is_check(peer) {
             // Closing the connection is the answer.
             continue;
         }
         let ip = canonical_ip(peer.ip());
-        let guest = match traffic.registry().by_ip(ip) {
-            Lookup::Found(row) => match traffic.guest(&row.id) {
-                Ok(guest) => Some(guest),
+        let sandbox = match services.registry().by_ip(ip) {
+            Lookup::Found(row) => match services.sandbox(&row.id) {
+                Ok(sandbox) => Some(sandbox),
                 Err(error) => {
                     tracing::error!(sandbox = %row.id, %error, "a container is not served");
                     continue;
@@ -289,15 +298,15 @@ async fn accept_shared(
             Lookup::Unavailable | Lookup::Unknown | Lookup::NoPeer => None,
         };
         // One that has too many open must not keep the others waiting.
-        let places = guest
+        let places = sandbox
             .as_ref()
-            .map_or(&strangers, |guest| &guest.connections);
+            .map_or(&strangers, |sandbox| &sandbox.connections);
         let Ok(place) = Arc::clone(places).try_acquire_owned() else {
             continue;
         };
         let visit = Visit {
-            traffic: Arc::clone(&traffic),
-            source: Source::Address(Some(ip), guest),
+            services: Arc::clone(&services),
+            source: Source::Address(Some(ip), sandbox),
             opening: Opening {
                 peer: Some(peer),
                 meant: None,

@@ -12,7 +12,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use crate::body::{Broken, Content};
-use crate::live::Live;
+use crate::in_flight::InFlight;
 use crate::trail::{Tally, Trail};
 
 /// Why a flow was cut.
@@ -29,12 +29,13 @@ pub enum Cut {
 /// A body that is watched.
 struct Flow<B> {
     inner: B,
-    patience: Duration,
+    /// The idle timeout; none where a body inside has it.
+    patience: Option<Duration>,
     /// Made when there is something to wait for, which for most bodies there never is.
     alarm: Option<Pin<Box<Sleep>>>,
     waiting: bool,
     /// Ends it before its time.
-    live: Option<Live>,
+    live: Option<InFlight>,
     way: Way,
 }
 
@@ -44,6 +45,8 @@ enum Way {
     Out(Arc<Tally>),
     /// To the sandbox: the record is written at the end.
     In(Box<Trail>),
+    /// To a filter, behind which it is counted.
+    Uncounted,
 }
 
 /// What a sandbox sends.
@@ -52,28 +55,42 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Broken>,
 {
-    Flow::new(body, patience, None, Way::Out(Arc::clone(tally))).boxed_unsync()
+    Flow::new(body, Some(patience), None, Way::Out(Arc::clone(tally))).boxed_unsync()
 }
 
 /// What a sandbox receives.
-pub fn receiving<B>(body: B, trail: Trail, live: Live, patience: Duration) -> Content
+pub fn receiving<B>(body: B, trail: Trail, live: InFlight, patience: Duration) -> Content
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Broken>,
 {
-    Flow::new(body, patience, Some(live), Way::In(Box::new(trail))).boxed_unsync()
+    Flow::new(body, Some(patience), Some(live), Way::In(Box::new(trail))).boxed_unsync()
+}
+
+/// What a sandbox receives through filters: the idle timeout is inside them ([`arriving`]).
+pub fn filtered(body: Content, trail: Trail, live: InFlight) -> Content {
+    Flow::new(body, None, Some(live), Way::In(Box::new(trail))).boxed_unsync()
+}
+
+/// What an upstream sends, before any filter: with an idle timeout.
+pub fn arriving<B>(body: B, patience: Duration) -> Content
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Broken>,
+{
+    Flow::new(body, Some(patience), None, Way::Uncounted).boxed_unsync()
 }
 
 /// What a sandbox sends, once it is under way: it ends with its rule, also where the answer
 /// has ended before.
-pub fn revocable(content: Content, live: Live) -> Content {
+pub fn revocable(content: Content, live: InFlight) -> Content {
     Revocable { content, live }.boxed_unsync()
 }
 
 /// A body that ends with its rule.
 struct Revocable {
     content: Content,
-    live: Live,
+    live: InFlight,
 }
 
 impl Body for Revocable {
@@ -104,7 +121,7 @@ impl Body for Revocable {
 }
 
 impl<B> Flow<B> {
-    fn new(inner: B, patience: Duration, live: Option<Live>, way: Way) -> Self {
+    fn new(inner: B, patience: Option<Duration>, live: Option<InFlight>, way: Way) -> Self {
         Self {
             inner,
             patience,
@@ -121,6 +138,7 @@ impl<B> Flow<B> {
         let counter = match &self.way {
             Way::Out(tally) => &tally.sent,
             Way::In(trail) => &trail.tally.received,
+            Way::Uncounted => return,
         };
         counter.fetch_add(length, Ordering::Relaxed);
     }
@@ -138,7 +156,10 @@ impl<B> Flow<B> {
         {
             return Poll::Ready(Cut::Revoked);
         }
-        let until = Instant::now() + self.patience;
+        let Some(patience) = self.patience else {
+            return Poll::Pending;
+        };
+        let until = Instant::now() + patience;
         let alarm = self
             .alarm
             .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
@@ -147,7 +168,7 @@ impl<B> Flow<B> {
             alarm.as_mut().reset(until);
         }
         ready!(alarm.as_mut().poll(cx));
-        Poll::Ready(Cut::Idle(self.patience))
+        Poll::Ready(Cut::Idle(patience))
     }
 }
 
@@ -164,7 +185,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         // Also where there is always more to pass on.
-        if self.live.as_ref().is_some_and(Live::is_revoked) {
+        if self.live.as_ref().is_some_and(InFlight::is_revoked) {
             self.interrupt();
             return Poll::Ready(Some(Err(Cut::Revoked.into())));
         }
@@ -197,11 +218,11 @@ where
 
 #[cfg(test)]
 mod tests {
-    use policy::host::Host;
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::live::{Asked, Underway};
+    use crate::in_flight::InFlightSet;
+    use crate::in_flight::tests::connection;
 
     /// A body that gives what the channel gives.
     struct Channel(mpsc::Receiver<&'static str>);
@@ -255,13 +276,12 @@ mod tests {
         }
     }
 
-    fn under_way(underway: &Arc<Underway>) -> Live {
-        let host = Host::parse("x.example").unwrap();
-        underway.enter(Asked::Tunnel(host, 443, None, Arc::default()))
+    fn under_way(underway: &Arc<InFlightSet>) -> InFlight {
+        underway.enter(connection("x.example"))
     }
 
     /// The two halves of one request with these bodies.
-    fn halves<B>(live: Live, upload: B, answer: B) -> [Content; 2]
+    fn halves<B>(live: InFlight, upload: B, answer: B) -> [Content; 2]
     where
         B: Body<Data = Bytes, Error = Broken> + Send + Unpin + 'static,
     {
@@ -269,7 +289,8 @@ mod tests {
         let tally = Arc::new(Tally::default());
         let sent = revocable(sending(upload, &tally, patience), live.for_upload());
         // The record plays no part in what ends a flow.
-        let received = Flow::new(answer, patience, Some(live), Way::Out(tally)).boxed_unsync();
+        let received =
+            Flow::new(answer, Some(patience), Some(live), Way::Out(tally)).boxed_unsync();
         [sent, received]
     }
 
@@ -280,7 +301,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_revoked_request_is_cut_in_both_directions_while_it_waits() {
-        let underway = Arc::new(Underway::default());
+        let underway = Arc::new(InFlightSet::default());
         let ((_one, upload), (_two, answer)) = (mpsc::channel(1), mpsc::channel(1));
         let [mut sent, mut received] =
             halves(under_way(&underway), Channel(upload), Channel(answer));
@@ -288,7 +309,7 @@ mod tests {
         let revoke = async {
             // Both wait by then.
             tokio::task::yield_now().await;
-            assert_eq!(underway.judge_again(|_| false), 1);
+            assert_eq!(underway.recheck(|_| false), 1);
         };
         tokio::join!(assert_cut(&mut sent), assert_cut(&mut received), revoke);
         assert!(begun.elapsed().is_zero(), "it was told, and did not wait");
@@ -296,7 +317,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_revoked_request_is_cut_in_both_directions_while_it_runs() {
-        let underway = Arc::new(Underway::default());
+        let underway = Arc::new(InFlightSet::default());
         let [mut sent, mut received] = halves(under_way(&underway), Endless, Endless);
         for body in [&mut sent, &mut received] {
             assert!(body.frame().await.unwrap().is_ok());
@@ -308,11 +329,11 @@ mod tests {
 
     #[tokio::test]
     async fn an_upload_that_outlives_its_answer_can_still_be_cut() {
-        let underway = Arc::new(Underway::default());
+        let underway = Arc::new(InFlightSet::default());
         let [mut sent, received] = halves(under_way(&underway), Endless, Endless);
         drop(received);
         assert_eq!(underway.len(), 1);
-        assert_eq!(underway.judge_again(|_| false), 1);
+        assert_eq!(underway.recheck(|_| false), 1);
         assert_cut(&mut sent).await;
         drop(sent);
         assert!(underway.is_empty());

@@ -4,29 +4,35 @@
 
 use std::time::Duration;
 
+use decide::subject::Recorded;
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri, Version};
 use hyper::body::Body;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
+use policy::allowlist::Target;
+use policy::answer::Answers;
 use policy::breaker::Outcome;
 use policy::id::SandboxId;
-use policy::proof::{Cleared, Guard};
+use policy::proof::Cleared;
 use policy::reason::Reason;
 use policy::verdict::Denial;
 
+use crate::admission::Admission;
 use crate::body::{self, Content};
-use crate::dialer::{Arriving, DialError, Route};
+use crate::dialer::{Arriving, DialError};
 use crate::flow;
-use crate::guest::Guest;
 use crate::headers;
-use crate::live::{Asked, Live};
-use crate::pipeline::{Handover, Message, settle};
+use crate::in_flight::{Authorized, AuthorizedRequest, InFlight};
+use crate::message::{Handover, Message};
+use crate::outgoing::{Departure, Outgoing};
 use crate::refusal::Refusal;
-use crate::request::{self, Destination};
+use crate::request;
+use crate::request_cx::RequestCx;
+use crate::services::Services;
 use crate::splice;
-use crate::traffic::{Rules, Traffic};
-use crate::trail::{Stage, Trail};
+use crate::stage::Stage;
+use crate::trail::Trail;
 use crate::websocket;
 
 /// What the client is answered with.
@@ -34,9 +40,9 @@ pub enum Reply {
     /// The gate's own words.
     Ours(Response<Content>),
     /// The upstream's.
-    Theirs(Response<Arriving>, Live),
+    Theirs(Response<Arriving>, InFlight),
     /// The upstream's, looked at or changed as it passes.
-    Changed(Response<Content>, Live),
+    Changed(Response<Content>, InFlight),
     /// The upstream's, and from then on another protocol.
     Upgraded(Box<Upgrade>),
 }
@@ -46,7 +52,7 @@ pub struct Upgrade {
     response: Response<Content>,
     client: Client,
     upstream: TokioIo<Upgraded>,
-    live: Live,
+    live: InFlight,
 }
 
 impl Upgrade {
@@ -54,7 +60,7 @@ impl Upgrade {
     /// the end.
     pub fn begin(
         self: Box<Self>,
-        traffic: &Traffic,
+        services: &Services,
         trail: Trail,
         patience: Duration,
     ) -> Response<Content> {
@@ -64,7 +70,7 @@ impl Upgrade {
             upstream,
             live,
         } = *self;
-        traffic.spawn(async move {
+        services.spawn(async move {
             let (client, handover) = client;
             let joined = match client.await {
                 Ok(client) => {
@@ -84,36 +90,6 @@ impl Upgrade {
     }
 }
 
-/// Gives the breaker its ticket back whatever happens, also when the client goes away.
-struct Settled<'a> {
-    traffic: &'a Traffic,
-    guest: &'a Guest,
-    rules: &'a Rules,
-    destination: Destination,
-    guard: Option<Guard>,
-}
-
-impl Settled<'_> {
-    fn learn(&mut self, outcome: Outcome) {
-        if let Some(guard) = self.guard.take() {
-            settle(
-                self.traffic,
-                self.guest,
-                self.rules,
-                &self.destination,
-                guard,
-                outcome,
-            );
-        }
-    }
-}
-
-impl Drop for Settled<'_> {
-    fn drop(&mut self) {
-        self.learn(Outcome::Abandoned);
-    }
-}
-
 /// What the upstream said to a request.
 enum Answered {
     Theirs(Response<Arriving>),
@@ -123,112 +99,116 @@ enum Answered {
 /// The client's end of a connection that may change its protocol.
 type Client = (OnUpgrade, Option<Handover>);
 
-/// A cleared request as it leaves, built anew from what was permitted, and under way.
-pub struct Leaving<'a> {
-    outgoing: Request<Content>,
-    route: Route,
-    /// Whoever wants to speak WebSocket.
+/// A cleared request as it leaves, built anew from what was permitted, and in flight.
+pub struct Leaving {
+    cx: RequestCx,
+    outgoing: Outgoing,
+    /// The client's end, where it asks for WebSocket.
     upgrade: Option<Client>,
-    live: Live,
-    settled: Settled<'a>,
+    in_flight: InFlight,
+    admission: Admission,
 }
 
 /// Makes a cleared request ready to leave.
-pub fn prepare<'a>(
-    traffic: &'a Traffic,
-    guest: &'a Guest,
-    rules: &'a Rules,
-    request: Cleared<Message>,
-) -> Result<Leaving<'a>, Refusal> {
-    let parts = request.into_parts();
+pub fn prepare(
+    cx: RequestCx,
+    request: Cleared<Message, Admission>,
+    answers: &Answers,
+) -> Result<Leaving, Refusal> {
+    let (outgoing, target, admission, (upgrade, recorded)) = Outgoing::cleared(request, depart)?;
+    let authorized = Authorized::Request(Box::new(AuthorizedRequest {
+        tls: outgoing.route().tls,
+        target,
+        recorded,
+        answers: answers.clone(),
+    }));
+    let in_flight = cx
+        .enter(authorized)
+        .map_err(|denial| Refusal::new(Stage::Policy, denial))?;
+    let outgoing = if outgoing.request().body().is_end_stream() {
+        outgoing
+    } else {
+        let upload = in_flight.for_upload();
+        outgoing.map(|request| request.map(|body| flow::revocable(body, upload)))
+    };
+    Ok(Leaving {
+        cx,
+        outgoing,
+        upgrade,
+        in_flight,
+        admission,
+    })
+}
+
+/// Builds the request that leaves from what was permitted.
+fn depart(
+    message: Message,
+    target: &Target,
+) -> Result<Departure<(Option<Client>, Recorded)>, Refusal> {
     let Message {
         head,
         body,
         destination,
         upgrade,
-        judged,
-        anonymous: _,
-    } = parts.request;
-    let target = parts.permit.into_target();
-    let route = Route {
-        host: target.host.clone(),
-        port: target.port,
-        tls: destination.tls,
-    };
-    let settled = Settled {
-        traffic,
-        guest,
-        rules,
-        destination,
-        guard: Some(parts.guard),
-    };
+        recorded,
+        credentials,
+    } = message;
     let path = PathAndQuery::try_from(target.path.target()).map_err(|error| {
         let denial = Denial::new(Reason::BadName, "names").because(error.to_string());
         Refusal::new(Stage::Forward, denial)
     })?;
     let upgrade = upgrade.filter(|_| websocket::is_asked_for(&head));
-    if upgrade.is_some() && !body.is_end_stream() {
+    if upgrade.is_some() && !body.is_empty() {
         // The upstream is asked without a body: one must not get lost without a word.
         let denial = request::framing("a request for WebSocket has no body");
         return Err(Refusal::new(Stage::Forward, denial));
     }
     let head = *head;
-    let mut outgoing = Request::new(body);
-    *outgoing.method_mut() = head.method;
-    *outgoing.uri_mut() = Uri::from(path);
-    *outgoing.headers_mut() = head.headers;
-    let live = traffic
-        .enter(guest, rules, Asked::Request(Box::new(target), judged))
-        .map_err(|denial| Refusal::new(Stage::Policy, denial))?;
-    let outgoing = if outgoing.body().is_end_stream() {
-        outgoing
-    } else {
-        outgoing.map(|body| flow::revocable(body, live.for_upload()))
-    };
-    Ok(Leaving {
-        outgoing,
-        route,
-        upgrade,
-        live,
-        settled,
+    let mut request = Request::new(body.into_content());
+    *request.method_mut() = head.method;
+    *request.uri_mut() = Uri::from(path);
+    *request.headers_mut() = head.headers;
+    Ok(Departure {
+        request,
+        tls: destination.tls,
+        credentials,
+        rest: (upgrade, recorded),
     })
 }
 
-impl Leaving<'_> {
+impl Leaving {
     /// Sends it, and waits for the answer's head.
     pub async fn send(self) -> Result<Reply, Refusal> {
         let Leaving {
+            cx,
             outgoing,
-            route,
             upgrade,
-            live,
-            mut settled,
+            in_flight,
+            admission,
         } = self;
-        let (traffic, sandbox) = (settled.traffic, settled.guest.id());
+        let (services, sandbox) = (&cx.services, cx.sandbox.id());
         // The upstream may take its time, and the rules may change meanwhile.
         let answered = async {
             match upgrade {
                 // Boxed, as is all that is seldom: a request's future is as large as its
                 // largest part, and is moved about.
-                Some(client) => {
-                    Box::pin(send_upgrade(traffic, sandbox, &route, outgoing, client)).await
-                }
+                Some(client) => Box::pin(send_upgrade(services, sandbox, outgoing, client)).await,
                 None => {
-                    let sent = traffic.dialer().send(sandbox, &route, outgoing).await;
+                    let sent = services.dialer().send(sandbox, outgoing).await;
                     sent.map(|sent| Answered::Theirs(sent.response))
                 }
             }
         };
         let answered = tokio::select! {
             answered = answered => answered,
-            () = live.revoked() => {
-                let denial = traffic.why_revoked(settled.guest, &live);
+            () = in_flight.revoked() => {
+                let denial = services.why_revoked(&cx.sandbox, &in_flight);
                 return Err(Refusal::new(Stage::Policy, denial));
             }
         };
         match answered {
             Ok(Answered::Theirs(mut response)) => {
-                settled.learn(if response.status().is_server_error() {
+                admission.settle(if response.status().is_server_error() {
                     Outcome::Failure
                 } else {
                     Outcome::Success
@@ -236,25 +216,25 @@ impl Leaving<'_> {
                 headers::strip_hop_by_hop(response.headers_mut());
                 // Hyper writes the version that the client speaks.
                 *response.version_mut() = Version::default();
-                Ok(Reply::Theirs(response, live))
+                Ok(Reply::Theirs(response, in_flight))
             }
             Ok(Answered::Switched(switched)) => {
                 let (response, client, upstream) = *switched;
-                settled.learn(Outcome::Success);
+                admission.settle(Outcome::Success);
                 Ok(Reply::Upgraded(Box::new(Upgrade {
                     response,
                     client,
                     upstream,
-                    live,
+                    live: in_flight,
                 })))
             }
-            // The upload may hear of it first.
-            Err(_) if live.is_revoked() => {
-                let denial = traffic.why_revoked(settled.guest, &live);
+            // The upload may be cut first.
+            Err(_) if in_flight.is_revoked() => {
+                let denial = services.why_revoked(&cx.sandbox, &in_flight);
                 Err(Refusal::new(Stage::Policy, denial))
             }
             Err(error) => {
-                settled.learn(if error.counts_as_failure() {
+                admission.settle(if error.counts_as_failure() {
                     Outcome::Failure
                 } else {
                     Outcome::Abandoned
@@ -267,17 +247,18 @@ impl Leaving<'_> {
 
 /// Sends a request that asks for WebSocket, on a connection of its own.
 async fn send_upgrade(
-    traffic: &Traffic,
+    services: &Services,
     sandbox: &SandboxId,
-    route: &Route,
-    mut outgoing: Request<Content>,
+    outgoing: Outgoing,
     client: Client,
 ) -> Result<Answered, DialError> {
-    websocket::ask(outgoing.headers_mut());
-    *outgoing.body_mut() = body::empty();
-    let answer = traffic
+    let outgoing = outgoing.map(|mut request| {
+        websocket::ask(request.headers_mut());
+        request.map(|_| body::empty())
+    });
+    let answer = services
         .dialer()
-        .open(sandbox, route)
+        .open(sandbox, outgoing.route())
         .await?
         .send(outgoing)
         .await?;

@@ -6,7 +6,6 @@ use http::header::{
     HeaderValue, PRAGMA, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE, SET_COOKIE, TE, TRAILER,
     TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 };
-use policy::override_header::{self, OverrideHeader};
 
 /// What the sandbox may claim to be. It is checked and never leaves.
 pub const CONTAINER_ID: HeaderName = HeaderName::from_static("x-container-id");
@@ -52,12 +51,6 @@ const PROTECTED: [HeaderName; 12] = [
 /// What a request says to the gate alone.
 const TO_THE_GATE: [HeaderName; 3] = [HOST, EXPECT, CONTAINER_ID];
 
-/// The first header by which a server might take the request for another, with its usual name.
-pub fn find_override(headers: &HeaderMap) -> Option<(&'static str, OverrideHeader)> {
-    let mut names = headers.keys();
-    names.find_map(|name| override_header::find(name.as_str().as_bytes()))
-}
-
 /// Takes off what is between the client or the upstream and us.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = words(headers, &CONNECTION)
@@ -88,6 +81,13 @@ pub fn strip_request(headers: &mut HeaderMap) {
     }
     remove(headers, |name| TO_THE_GATE.contains(name));
     join_cookies(headers);
+}
+
+/// The headers of a request as they will be sent.
+pub fn as_sent(received: &HeaderMap) -> HeaderMap {
+    let mut sent = received.clone();
+    strip_request(&mut sent);
+    sent
 }
 
 /// What a request may say that nobody in particular sends. Forges know more names for a

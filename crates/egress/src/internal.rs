@@ -1,8 +1,6 @@
 //! `palisade.internal`: what the gate itself tells a sandbox. Never a token, never another
 //! sandbox's business, and nothing that an operator's door offers.
 
-use std::sync::Arc;
-
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::request::Parts;
 use http::{Request, Response, StatusCode, Uri};
@@ -11,16 +9,10 @@ use policy::id::RequestId;
 use serde_json::{Value, json};
 
 use crate::body::{self, Content};
-use crate::guest::Guest;
-use crate::traffic::{Rules, Traffic};
+use crate::request_cx::RequestCx;
 
 /// Answers a request to the gate itself.
-pub async fn answer(
-    traffic: &Traffic,
-    guest: &Arc<Guest>,
-    rules: &Rules,
-    target: &Target,
-) -> Response<Content> {
+pub async fn answer(cx: &RequestCx, target: &Target) -> Response<Content> {
     if !matches!(target.method.as_str(), "GET" | "HEAD") {
         let mut refused = say(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -33,10 +25,10 @@ pub async fn answer(
     }
     let segments: Vec<&str> = target.path.segments().collect();
     match segments.as_slice() {
-        [] => say(StatusCode::OK, &index(guest)),
+        [] => say(StatusCode::OK, &index(cx)),
         ["health"] => say(StatusCode::OK, &json!({"status": "ok"})),
-        ["allowlist"] => say(StatusCode::OK, &allowlist(guest, rules)),
-        ["why", id] => why(traffic, guest, id).await,
+        ["allowlist"] => say(StatusCode::OK, &allowlist(cx)),
+        ["why", id] => why(cx, id).await,
         _ => say(
             StatusCode::NOT_FOUND,
             &json!({"error": "There is nothing here. '/' lists what there is."}),
@@ -56,9 +48,9 @@ pub fn for_tools(mut head: Parts, body: Content) -> Request<Content> {
     Request::from_parts(head, body)
 }
 
-fn index(guest: &Guest) -> Value {
+fn index(cx: &RequestCx) -> Value {
     json!({
-        "sandbox": guest.id(),
+        "sandbox": cx.sandbox.id(),
         "paths": {
             "/allowlist": "what this sandbox may reach",
             "/why/<request-id>": "why a request of this sandbox was refused",
@@ -68,7 +60,7 @@ fn index(guest: &Guest) -> Value {
     })
 }
 
-fn allowlist(guest: &Guest, rules: &Rules) -> Value {
+fn allowlist(cx: &RequestCx) -> Value {
     let show = |rule: &HostRule| {
         let endpoints = |list: &[policy::endpoint::EndpointRule]| -> Vec<String> {
             list.iter().map(ToString::to_string).collect()
@@ -81,18 +73,18 @@ fn allowlist(guest: &Guest, rules: &Rules) -> Value {
             "programs": rule.programs,
         })
     };
-    let list: Vec<Value> = rules.settings.allowlist().rules().map(show).collect();
-    json!({"sandbox": guest.id(), "hosts": list})
+    let list: Vec<Value> = cx.snapshot.settings.allowlist().rules().map(show).collect();
+    json!({"sandbox": cx.sandbox.id(), "hosts": list})
 }
 
-async fn why(traffic: &Traffic, guest: &Guest, id: &str) -> Response<Content> {
+async fn why(cx: &RequestCx, id: &str) -> Response<Content> {
     let Ok(id) = RequestId::parse(id) else {
         return say(
             StatusCode::BAD_REQUEST,
             &json!({"error": "That is no request id: they have 26 letters and digits."}),
         );
     };
-    if let Some(one) = guest.explain(id) {
+    if let Some(one) = cx.sandbox.explain(id) {
         return say(
             StatusCode::OK,
             &json!({
@@ -109,7 +101,7 @@ async fn why(traffic: &Traffic, guest: &Guest, id: &str) -> Response<Content> {
             }),
         );
     }
-    match traffic.ledger().find(guest.id(), id).await {
+    match cx.services.audit().find(cx.sandbox.id(), id).await {
         Some(event) => say(
             StatusCode::OK,
             &json!({

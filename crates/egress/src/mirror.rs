@@ -11,12 +11,9 @@
 //! Upstream is spoken to by the system's git and ssh, at an address that the dialer has
 //! checked. Whatever reads what an agent sends has neither the key nor a way to it.
 
-pub mod daemon;
 pub mod output;
 pub mod program;
-pub mod push;
 pub mod room;
-pub mod serve;
 pub mod stale;
 mod upkeep;
 pub mod upstream;
@@ -127,21 +124,16 @@ impl Mirrors {
         &self.directory
     }
 
-    /// The mirror of that name, in any case and without `.git`, as the settings have it now.
-    pub fn find(&self, settings: &Settings, name: &str) -> Option<Arc<Mirror>> {
-        let mut mirrors = settings.git.mirrors.iter();
-        let wanted = mirrors.find(|mirror| {
-            let own = mirror.name.strip_suffix(".git").unwrap_or(&mirror.name);
-            own.eq_ignore_ascii_case(name)
-        })?;
+    /// The mirror that the operator configured so.
+    pub fn find(&self, wanted: &git::Mirror) -> Arc<Mirror> {
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
         let known = each.get(&wanted.name);
         if let Some(known) = known.filter(|known| known.settings == *wanted) {
-            return Some(Arc::clone(known));
+            return Arc::clone(known);
         }
         let mirror = Arc::new(Mirror::new(wanted.clone(), self));
         each.insert(wanted.name.clone(), Arc::clone(&mirror));
-        Some(mirror)
+        mirror
     }
 }
 
@@ -169,7 +161,7 @@ impl Mirror {
 
     /// Makes the mirror what upstream has. Of those who wait at the same time, one fetches:
     /// whatever began after somebody came is fresh enough for them.
-    async fn refresh(&self, asking: &Asking<'_>) -> Result<(), Stale> {
+    pub(crate) async fn refresh(&self, asking: &Asking<'_>) -> Result<(), Stale> {
         let came = self.begun.load(Ordering::SeqCst);
         // The semaphore is never closed.
         let _turn = self.room.turn.acquire().await;
@@ -188,7 +180,7 @@ impl Mirror {
 
     /// The same for a client that was told a moment ago what there is. One that was not, or
     /// long ago, has to wait.
-    async fn refresh_if_old(&self, asking: &Asking<'_>) -> Result<(), Stale> {
+    pub(crate) async fn refresh_if_old(&self, asking: &Asking<'_>) -> Result<(), Stale> {
         match self.last() {
             Some(last) if last.result.is_ok() && last.at.elapsed() < FRESH_FOR => Ok(()),
             _ => self.refresh(asking).await,
@@ -215,7 +207,7 @@ impl Mirror {
     }
 
     /// Begins to serve a fetch. The directory is in use until that ends.
-    async fn upload_pack(
+    pub(crate) async fn upload_pack(
         &self,
         arguments: &[&str],
         protocol: Option<&'static str>,
@@ -224,7 +216,7 @@ impl Mirror {
         Ok((self.git.upload_pack(arguments, protocol)?, usage))
     }
 
-    async fn answer(
+    pub(crate) async fn answer(
         &self,
         question: Bytes,
         protocol: Option<&'static str>,

@@ -1,8 +1,8 @@
 //! The traffic's numbers. Labels come from closed lists: a method that is no standard one
 //! is `other`, and a host is only ever named by the rule that allows it.
 
-pub mod limits;
 mod timer;
+pub mod upstream_failures;
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use self::limits::UpstreamFailures;
 use self::timer::Timer;
-use crate::trail::Stage;
+use self::upstream_failures::UpstreamFailures;
+use crate::stage::Stage;
 
 const METHODS: [&str; 9] = [
     "GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE",
@@ -151,6 +151,11 @@ impl Default for Numbers {
 }
 
 impl Numbers {
+    /// Failures of upstreams.
+    pub fn failures(&self) -> &UpstreamFailures {
+        &self.failures
+    }
+
     /// Makes the numbers visible in `registry`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(

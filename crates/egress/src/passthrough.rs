@@ -1,48 +1,57 @@
 //! TLS that is passed on unread, to a host whose clients take no certificate but its own.
 //!
-//! The rules see the name, the port and the program, and that is all, and so do the
-//! operator's policies; no credential is added, and the record says `unread`.
+//! The rules see the name, the port and the program, and so do the operator's policies; no
+//! credential is added, and the record says `unread`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use decide::checks::Check;
+use decide::hold::{self, Attempt, Held, Holding};
+use decide::subject::{PassthroughFacts, Subject};
+use policy::answer::{Answer, Answers};
 use policy::audit::Kind;
 use policy::breaker::Outcome;
-use policy::host::Host;
+use policy::bucket::Pass;
 use policy::proof::Identified;
 use policy::reason::Reason;
-use policy::verdict::Denial;
+use policy::verdict::{Denial, Digest, Verdict};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::connection::Visit;
+use crate::admission::{self, Admission, admit};
 use crate::forward;
-use crate::guest::Guest;
 use crate::hello::{Hello, Replay};
-use crate::live::Asked;
-use crate::pipeline::{self, settle};
+use crate::in_flight::{Authorized, AuthorizedConnection, InFlight};
 use crate::refusal::Refusal;
-use crate::rego;
 use crate::request::Destination;
+use crate::request_cx::{self, RequestCx};
+use crate::sandbox_state::SandboxState;
+use crate::source::reserve_record;
 use crate::splice;
-use crate::trail::{Stage, Trail};
+use crate::stage::Stage;
+use crate::trail::Trail;
+use crate::visit::Visit;
+
+/// How long a connection waits for the operator's answer: its client waits in a handshake.
+const MAX_HOLD: Duration = Duration::from_secs(10);
 
 /// Passes a connection on that began with `hello`.
 pub async fn pass<IO>(
     visit: &Visit,
-    guest: &Arc<Guest>,
+    sandbox: &Arc<SandboxState>,
     destination: Destination,
     hello: &Hello,
     io: Replay<IO>,
 ) where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    // The semaphore is never closed.
-    let place = Arc::clone(&guest.requests).acquire_owned().await.ok();
-    let mut trail = Trail::begin(&visit.traffic, Some(guest), Kind::Http, place);
+    let slot = reserve_record(Some(sandbox)).await;
+    let mut trail = Trail::begin(&visit.services, Some(sandbox), Kind::Http, slot);
     trail.event.host = Some(destination.host.to_string());
     trail.event.port = Some(destination.port);
     trail.event.method = Some("CONNECT".to_owned());
     trail.event.unread = true;
-    if let Err(refusal) = join(visit, guest, destination, hello, io, &mut trail).await {
+    if let Err(refusal) = join(visit, sandbox, destination, hello, io, &mut trail).await {
         // The client cannot be told: the stream is not ours to speak on.
         trail.refused(refusal.stage, &refusal.denial);
     }
@@ -50,7 +59,7 @@ pub async fn pass<IO>(
 
 async fn join<IO>(
     visit: &Visit,
-    guest: &Arc<Guest>,
+    sandbox: &Arc<SandboxState>,
     destination: Destination,
     hello: &Hello,
     io: Replay<IO>,
@@ -59,60 +68,41 @@ async fn join<IO>(
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let traffic = &visit.traffic;
-    let rules = traffic.rules_for(Some(guest));
-    let identity = pipeline::identify_source(traffic, &visit.source, None)?;
-    trail.passed(Stage::Identity);
-    if hello.has_ech {
-        let denial = Denial::new(Reason::NameMismatch, "passthrough")
-            .because("the hello hides its real name (ECH)");
-        return Err(Refusal::new(Stage::Request, denial));
-    }
-    let (host, port): (Host, u16) = (destination.host.clone(), destination.port);
-    let request = Identified::new(destination, identity);
-    let request = pipeline::admit(traffic, guest, &rules, &host, request, trail)?;
-    let program = visit.opening.program(traffic, guest, &rules).await;
-    let registration = Arc::clone(request.identity().registration());
-    let allowed = rules
-        .judge_tunnel(&host, port, program.as_deref())
-        .and_then(|rule| {
-            pipeline::within_labels(traffic, &rules, guest.id(), &host, port)?;
-            Ok(rule)
-        });
-    let judged = match allowed {
-        Ok(rule) => {
-            trail.allowed(&rule);
-            let asked = rego::Asked {
-                sandbox: guest.id(),
-                host: &host,
-                port,
-                tls: true,
-                program: program.as_deref(),
-                request: None,
-                registration: Some(&registration),
-                rule: &rule,
-            };
-            rego::check_unread(traffic, &rules, &asked, trail).await
-        }
-        Err(denial) => Err(denial),
+    let services = &visit.services;
+    let mut held = HeldConnection {
+        visit,
+        sandbox,
+        destination: &destination,
+        has_ech: hello.has_ech,
+        paid: None,
+        label_paid: false,
+        asked_by: Check::Allowlist,
+        waiting: None,
+        trail,
     };
-    let (destination, guard) = request.refuse();
-    let learn = |outcome| settle(traffic, guest, &rules, &destination, guard, outcome);
-    let told = match judged {
-        Ok(told) => told,
-        Err(denial) => {
-            learn(Outcome::Abandoned);
+    let holding = Holding {
+        questions: services.questions(),
+        policy: services.policy(),
+        limit: Some(MAX_HOLD),
+    };
+    let (cx, admission, in_flight) = hold::settle(&mut held, holding).await?;
+    trail.passed(Stage::Policy);
+    let (host, port) = (&destination.host, destination.port);
+    let connecting = services.dialer().connect(sandbox.id(), host, port);
+    let connected = tokio::select! {
+        connected = connecting => connected,
+        () = in_flight.revoked() => {
+            let denial = services.why_revoked(sandbox, &in_flight);
             return Err(Refusal::new(Stage::Policy, denial));
         }
     };
-    trail.passed(Stage::Policy);
-    let upstream = match traffic.dialer().connect(guest.id(), &host, port).await {
+    let upstream = match connected {
         Ok((upstream, _)) => {
-            learn(Outcome::Success);
+            admission.settle(Outcome::Success);
             upstream
         }
         Err(error) => {
-            learn(if error.counts_as_failure() {
+            admission.settle(if error.counts_as_failure() {
                 Outcome::Failure
             } else {
                 Outcome::Abandoned
@@ -121,12 +111,110 @@ where
         }
     };
     trail.passed(Stage::Forward);
-    let live = traffic
-        .enter(guest, &rules, Asked::Tunnel(host, port, program, told))
-        .map_err(|denial| Refusal::new(Stage::Policy, denial))?;
-    let patience = rules.settings.egress.timeouts.idle;
-    if let Err(error) = splice::join(io, upstream, &trail.tally, &live, patience).await {
+    let idle = cx.snapshot.settings.egress.timeouts.idle;
+    if let Err(error) = splice::join(io, upstream, &trail.tally, &in_flight, idle).await {
         tracing::debug!(%error, "a connection that was passed on ended");
     }
     Ok(())
+}
+
+/// A connection that is decided, and may have to wait in between.
+struct HeldConnection<'a> {
+    visit: &'a Visit,
+    sandbox: &'a Arc<SandboxState>,
+    destination: &'a Destination,
+    has_ech: bool,
+    /// The token it has paid.
+    paid: Option<Pass>,
+    label_paid: bool,
+    asked_by: Check,
+    /// Its entry in the in-flight set while it waits.
+    waiting: Option<InFlight>,
+    trail: &'a mut Trail,
+}
+
+impl Held for HeldConnection<'_> {
+    type Allowed = (RequestCx, Admission, InFlight);
+    type Refused = Refusal;
+
+    async fn attempt(&mut self, answers: &Answers) -> Result<Attempt<Self::Allowed>, Refusal> {
+        self.waiting = None;
+        let services = &self.visit.services;
+        let cx = RequestCx::new(services, self.sandbox);
+        let identity = self.visit.source.identify(services, None)?;
+        self.trail.passed(Stage::Identity);
+        if self.has_ech {
+            let denial = Denial::new(Reason::NameMismatch, "passthrough")
+                .because("the hello hides its real name (ECH)");
+            return Err(Refusal::new(Stage::Request, denial));
+        }
+        let (host, port) = (&self.destination.host, self.destination.port);
+        let (pass, admission) = admit(&cx, host, self.paid.take(), self.trail)?;
+        let request = Identified::new((), identity).admit(pass, admission);
+        let program = self.visit.opening.program(&cx).await;
+        let facts = PassthroughFacts {
+            sandbox: self.sandbox.id(),
+            host,
+            port,
+            program: program.as_deref(),
+            registration: Some(request.identity().registration()),
+            recorded: None,
+        };
+        let decided = cx.decide(Subject::Passthrough(facts), answers).wait().await;
+        if let Verdict::Allow { rule } = &decided.verdict {
+            self.trail.allowed(rule);
+        }
+        cx.record_bundles(&decided, self.trail).await;
+        let stage = Stage::of(decided.check);
+        match decided.verdict {
+            Verdict::Allow { .. } | Verdict::Modify(_) => {}
+            Verdict::Deny(denial) => return Err(Refusal::new(stage, *denial)),
+            Verdict::Ask(question) => {
+                self.asked_by = decided.check;
+                let ((), pass) = request.release();
+                self.paid = Some(pass);
+                return Ok(Attempt::Ask(question));
+            }
+        }
+        if !self.label_paid {
+            admission::take_label(&cx, host, port)?;
+            self.label_paid = true;
+        }
+        let authorized = Authorized::Passthrough(Box::new(AuthorizedConnection {
+            host: host.clone(),
+            port,
+            program,
+            recorded: decided.recorded,
+            answers: answers.clone(),
+        }));
+        let entered = cx.enter(authorized);
+        let in_flight = entered.map_err(|denial| Refusal::new(Stage::Policy, denial))?;
+        Ok(Attempt::Done((cx, request.into_admission(), in_flight)))
+    }
+
+    fn refuse(&self, denial: Denial) -> Refusal {
+        Refusal::new(Stage::of(self.asked_by), denial)
+    }
+
+    fn snapshot(&self) -> u64 {
+        let services = &self.visit.services;
+        services.snapshot_for(Some(self.sandbox)).number
+    }
+
+    async fn secure(&mut self) -> Result<(), Refusal> {
+        self.waiting = Some(self.sandbox.in_flight.enter(Authorized::Held));
+        Ok(())
+    }
+
+    async fn ended(&mut self) -> Denial {
+        match &self.waiting {
+            Some(waiting) => waiting.revoked().await,
+            None => std::future::pending().await,
+        }
+        request_cx::ended(self.sandbox)
+    }
+
+    fn grant(&mut self, digest: Digest, answer: &Answer) {
+        RequestCx::new(&self.visit.services, self.sandbox).grant(digest, answer);
+    }
 }

@@ -1,152 +1,99 @@
-//! The way of a request through the gate.
+//! Request pipeline: the ordered stages of every proxied request.
 //!
-//! [`pass`] is that way, in its order. Each stage takes what only the one before it can
-//! give, so that none can be left out, and gives the request on or refuses it. The scanner
-//! and credentials each have their place in it and come with their own parts of the
-//! program; until then nothing here claims to have checked for them.
+//! [`pass`] finds out where a request goes; [`HeldRequest`] is one attempt after another to have
+//! it allowed: identity, admission, head, content. Each stage takes what only the one before it
+//! can give, so that none can be left out.
 
 use std::sync::Arc;
 
-use http::header::EXPECT;
+use decide::checks::Check;
+use decide::decision::Decided;
+use decide::hold::{self, Attempt, Held, Holding};
+use decide::subject::{BodyFacts, HeadFacts, RepositoryAccess, RequestFacts, Subject};
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, EXPECT, HeaderMap, HeaderValue};
 use http::request::Parts;
 use http::{Response, StatusCode};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use policy::allowlist::Target;
+use policy::answer::{Answer, Answers};
 use policy::audit::Kind;
-use policy::breaker::Outcome;
 use policy::bucket::Pass;
-use policy::clock::Tick;
 use policy::endpoint::Method;
 use policy::github::GithubRules;
-use policy::host::{Host, HostPattern};
-use policy::id::SandboxId;
-use policy::identity::{Identity, Lookup, identify};
-use policy::override_header::OverrideHeader;
-use policy::proof::{Admitted, Clearance, Cleared, Guard, Identified, Permitted};
+use policy::identity::Identity;
+use policy::proof::{Clearance, Identified, Permitted};
 use policy::reason::Reason;
-use policy::verdict::{Denial, Detail};
-use tokio::sync::OwnedSemaphorePermit;
+use policy::refs::RefUpdate;
+use policy::repository::Errand;
+use policy::verdict::{Denial, Digest, Question, Verdict};
 
+use crate::admission::{self, Admission, admit, take_token};
 use crate::body::Content;
 use crate::flow;
-use crate::forward::{self, Reply};
-use crate::framing::Faults;
-use crate::git::{self, answer::Aftermath};
-use crate::github;
-use crate::guest::Guest;
-use crate::headers::{CONTAINER_ID, find_override};
+use crate::forward::{self, Leaving, Reply};
+use crate::git::receive::{self, Arrival, PushVerdict};
+use crate::git::upstream::Upstream;
+use crate::git_protocol::push::Capabilities;
+use crate::headers;
+use crate::in_flight::{Authorized, InFlight};
 use crate::internal;
 use crate::leftover::Leftover;
-use crate::live::Judged;
-use crate::mirror::serve::{self, Visitor};
+use crate::message::{BodyPlan, BodyState, Handover, Message};
+use crate::mirror_server::serve::{self, Visitor};
+use crate::outgoing::Credentials;
 use crate::refusal::Refusal;
-use crate::rego;
 use crate::request::{self, Destination, Opening};
-use crate::traffic::{Rules, Traffic};
-use crate::trail::{Stage, Trail};
-use crate::upstream;
+use crate::request_cx::{self, RequestCx};
+use crate::response_filters::{ResponseFilter, ResponseFilters};
+use crate::sandbox_state::SandboxState;
+use crate::services::Services;
+use crate::source::{self, Source, reserve_record};
+use crate::stage::Stage;
+use crate::trail::Trail;
 
-/// How a connection says who it is.
-#[derive(Clone, Debug)]
-pub enum Source {
-    /// By the listener it came through.
-    Listener(Arc<Guest>),
-    /// By its address, which may be nobody's.
-    Address(Option<std::net::IpAddr>, Option<Arc<Guest>>),
-}
+/// The largest body that is read for the rules of GitHub's API.
+const MAX_READ_BODY: usize = 1024 * 1024;
 
-impl Source {
-    /// What is kept for whoever it is.
-    pub fn guest(&self) -> Option<&Arc<Guest>> {
-        match self {
-            Source::Listener(guest) => Some(guest),
-            Source::Address(_, guest) => guest.as_ref(),
-        }
-    }
-
-    /// What the registry knows of it now. Who it is was settled when the connection was
-    /// accepted: an address that changed hands since is nobody.
-    pub fn look_up(&self, traffic: &Traffic) -> Lookup {
-        match self {
-            Source::Listener(guest) => traffic.registry().by_id(guest.id()),
-            Source::Address(None, _) => Lookup::NoPeer,
-            Source::Address(Some(ip), guest) => match (traffic.registry().by_ip(*ip), guest) {
-                (Lookup::Found(row), Some(guest)) if row.id == *guest.id() => Lookup::Found(row),
-                (Lookup::Found(_), _) => Lookup::Unknown,
-                (other, _) => other,
-            },
-        }
-    }
-}
-
-/// A request as it moves from stage to stage.
-pub struct Message {
-    /// Everything but the body. In a box, because it moves often.
-    pub head: Box<Parts>,
-    /// The body.
-    pub body: Content,
-    /// Where it goes.
-    pub destination: Destination,
-    /// What becomes of the connection if the protocol changes, and who has to know.
-    pub upgrade: Option<(OnUpgrade, Option<Handover>)>,
-    /// Who allowed it beyond the allowlist.
-    pub judged: Judged,
-    /// Whether it goes as nobody's: no credential may be added to it.
-    pub anonymous: bool,
-}
-
-/// Lets the guard of an HTTP/1 connection know that what follows is no message.
-#[derive(Clone, Debug)]
-pub struct Handover {
-    faults: Faults,
-    ordinal: u64,
-}
-
-impl Handover {
-    /// For the request of that number.
-    pub fn new(faults: &Faults, ordinal: u64) -> Self {
-        Self {
-            faults: faults.clone(),
-            ordinal,
-        }
-    }
-
-    /// The connection was handed over.
-    pub fn done(&self) {
-        self.faults.upgrade(self.ordinal);
-    }
-}
-
-/// Answers one request. Whatever happens is written down, once.
+/// Answers one request. Whatever happens is recorded, once.
 pub async fn answer(
-    traffic: &Arc<Traffic>,
+    services: &Arc<Services>,
     source: &Source,
     opening: &Opening,
     head: Box<Parts>,
     body: Incoming,
 ) -> Response<Content> {
     let body = leftover(&head, body);
-    let (rules, mut trail) = begin(traffic, source, opening).await;
+    let mut trail = begin(services, source, opening).await;
     trail.event.method = Some(beginning(head.method.as_str(), 32));
-    match pass(traffic, source, opening, &rules, head, body, &mut trail).await {
-        Ok(Reply::Ours(response)) => {
+    let passed = pass(services, source, opening, head, body, &mut trail).await;
+    let idle = || {
+        let snapshot = services.policy().load();
+        snapshot.settings.egress.timeouts.idle
+    };
+    match passed {
+        Ok((Reply::Ours(response), _)) => {
             trail.answered(response.status());
             response
         }
-        Ok(Reply::Theirs(response, live)) => {
+        Ok((Reply::Theirs(response, in_flight), mut filters)) => {
             trail.answered(response.status());
-            let patience = rules.settings.egress.timeouts.idle;
-            response.map(|body| flow::receiving(body, trail, live, patience))
+            filters.choose(&response);
+            if filters.is_empty() {
+                return response.map(|body| flow::receiving(body, trail, in_flight, idle()));
+            }
+            let response = response.map(|body| flow::arriving(body, idle()));
+            let response = filters.apply(response);
+            response.map(|body| flow::filtered(body, trail, in_flight))
         }
-        Ok(Reply::Changed(response, live)) => {
+        Ok((Reply::Changed(response, in_flight), _)) => {
             trail.answered(response.status());
-            let patience = rules.settings.egress.timeouts.idle;
-            response.map(|body| flow::receiving(body, trail, live, patience))
+            response.map(|body| flow::receiving(body, trail, in_flight, idle()))
         }
-        Ok(Reply::Upgraded(upgrade)) => {
+        Ok((Reply::Upgraded(upgrade), _)) => {
             trail.answered(StatusCode::SWITCHING_PROTOCOLS);
-            upgrade.begin(traffic, trail, rules.settings.egress.timeouts.idle)
+            upgrade.begin(services, trail, idle())
         }
         Err(refusal) => refuse(source, trail, &refusal),
     }
@@ -154,32 +101,33 @@ pub async fn answer(
 
 /// Answers a message that never became a request.
 pub async fn answer_fault(
-    traffic: &Arc<Traffic>,
+    services: &Arc<Services>,
     source: &Source,
     opening: &Opening,
     denial: Denial,
 ) -> Response<Content> {
-    let (_, trail) = begin(traffic, source, opening).await;
+    let trail = begin(services, source, opening).await;
     refuse(source, trail, &Refusal::new(Stage::Request, denial))
 }
 
-/// Decides who is asking for a tunnel, and whether it is worth opening one.
-pub async fn judge_tunnel(
-    traffic: &Arc<Traffic>,
+/// Decides whether a tunnel is opened. `decided` is what the rules say of it.
+pub async fn answer_tunnel(
+    services: &Arc<Services>,
     source: &Source,
     opening: &Opening,
     head: &Parts,
-    judge: impl FnOnce(&Rules) -> Result<(), Denial>,
+    decided: impl FnOnce() -> Result<(), Denial>,
 ) -> Result<(), Response<Content>> {
-    let (rules, mut trail) = begin(traffic, source, opening).await;
+    let mut trail = begin(services, source, opening).await;
     trail.event.method = Some("CONNECT".to_owned());
     trail.event.host = head
         .uri
         .authority()
         .map(|authority| beginning(authority.as_str(), 256));
-    let judged = identify_sender(traffic, source, head)
-        .and_then(|_| judge(&rules).map_err(|denial| Refusal::new(Stage::Policy, denial)));
-    match judged {
+    let decided = source
+        .identify_request(services, head)
+        .and_then(|_| decided().map_err(|denial| Refusal::new(Stage::Policy, denial)));
+    match decided {
         Ok(()) => {
             trail.nothing_to_say();
             Ok(())
@@ -188,9 +136,9 @@ pub async fn judge_tunnel(
     }
 }
 
-/// What becomes of a body that is not wanted. Who waits for a word to go on has sent nothing:
-/// to read would be that word. HTTP/2 has a word to stop, after which curl (as of 7.88) does
-/// not look at the answer.
+/// Disposes of an unread request body. With `Expect: 100-continue` the client has not sent it yet,
+/// and reading would make hyper send the 100. HTTP/2 has a way to stop the client, after which
+/// curl (as of 7.88) does not look at the answer.
 fn leftover(head: &Parts, body: Incoming) -> Leftover {
     if head.headers.contains_key(EXPECT) {
         Leftover::let_go(body)
@@ -205,40 +153,34 @@ fn beginning(text: &str, most: usize) -> String {
     text.get(..end).unwrap_or_default().to_owned()
 }
 
-/// A place for a record, which the sandbox waits for if it has too many under way.
-pub async fn place(guest: Option<&Arc<Guest>>) -> Option<OwnedSemaphorePermit> {
-    // The semaphore is never closed.
-    Arc::clone(&guest?.requests).acquire_owned().await.ok()
-}
-
-async fn begin(traffic: &Arc<Traffic>, source: &Source, opening: &Opening) -> (Arc<Rules>, Trail) {
-    let guest = source.guest();
-    let place = place(guest).await;
-    let mut trail = Trail::begin(traffic, guest, Kind::Http, place);
-    trail.came_for(opening);
-    (traffic.rules_for(guest.map(Arc::as_ref)), trail)
+async fn begin(services: &Arc<Services>, source: &Source, opening: &Opening) -> Trail {
+    let sandbox = source.sandbox();
+    let slot = reserve_record(sandbox).await;
+    let mut trail = Trail::begin(services, sandbox, Kind::Http, slot);
+    opening.note(&mut trail);
+    trail
 }
 
 fn refuse(source: &Source, mut trail: Trail, refusal: &Refusal) -> Response<Content> {
     trail.refused(refusal.stage, &refusal.denial);
-    let response = refusal.answer(source.guest().map(|guest| guest.id()), trail.id);
+    let response = refusal.answer(source.sandbox().map(|sandbox| sandbox.id()), trail.id);
     trail.answered(response.status());
     response
 }
 
 /// The pipeline.
 async fn pass(
-    traffic: &Arc<Traffic>,
+    services: &Arc<Services>,
     source: &Source,
     opening: &Opening,
-    rules: &Arc<Rules>,
     mut head: Box<Parts>,
     body: Leftover,
     trail: &mut Trail,
-) -> Result<Reply, Refusal> {
+) -> Result<(Reply, ResponseFilters), Refusal> {
     // 1. Who is asking?
-    let identity = identify_sender(traffic, source, &head)?;
-    let guest = source.guest().ok_or_else(nobody)?;
+    let identity = source.identify_request(services, &head)?;
+    let sandbox = source.sandbox().ok_or_else(source::unknown)?;
+    let cx = RequestCx::new(services, sandbox);
     trail.passed(Stage::Identity);
 
     // What is asked for, where every place that says so agrees.
@@ -249,107 +191,79 @@ async fn pass(
     trail.event.port = Some(destination.port);
     let target = read_target(&identity, &head, &destination)?;
     trail.event.path = Some(target.path.wire().to_owned());
-    if destination.is_internal() && serve::is_for_mirror(&target) {
-        trail.passed(Stage::Request);
-        let visitor = Visitor {
-            traffic,
-            guest,
-            rules,
-            registration: identity.registration(),
-            host: &target.host,
-        };
-        let patience = rules.settings.egress.timeouts.idle;
-        let body = flow::sending(body, &trail.tally, patience);
-        let answering = serve::answer(&visitor, &target, &head.headers, body, trail);
-        return Box::pin(answering).await;
-    }
+    let idle = cx.snapshot.settings.egress.timeouts.idle;
+    let body = flow::sending(body, &trail.tally, idle);
+    trail.passed(Stage::Request);
     if destination.is_internal() {
-        trail.passed(Stage::Request);
-        // The gate's own answers cost work, records and log lines as well.
-        let now = traffic.clock().tick();
-        let _pass = take_token(guest, rules, &target.host, now)?;
-        trail.passed(Stage::Rate);
-    }
-    if destination.is_internal()
-        && internal::is_for_tools(&target)
-        && let Some(tools) = traffic.tools()
-    {
-        let patience = rules.settings.egress.timeouts.idle;
-        let body = flow::sending(body, &trail.tally, patience);
-        let request = internal::for_tools(*head, body);
-        return Ok(Reply::Ours(tools.answer(guest.id(), request).await));
-    }
-    if destination.is_internal() {
-        let answering = Box::pin(internal::answer(traffic, guest, rules, &target));
-        return Ok(Reply::Ours(answering.await));
+        let answering = answer_internal(&cx, identity, &target, *head, body, trail);
+        let reply = Box::pin(answering).await?;
+        return Ok((reply, ResponseFilters::default()));
     }
     let handover = head.extensions.remove::<Handover>();
     let upgrade = head.extensions.remove::<OnUpgrade>();
-    let upgrade = upgrade.map(|upgrade| (upgrade, handover));
-    let patience = rules.settings.egress.timeouts.idle;
     let message = Message {
-        body: flow::sending(body, &trail.tally, patience),
+        body: BodyState::Stream(body),
         head,
         destination,
-        upgrade,
-        judged: Judged::default(),
-        anonymous: false,
+        upgrade: upgrade.map(|upgrade| (upgrade, handover)),
+        recorded: decide::subject::Recorded::default(),
+        credentials: Credentials::Granted,
     };
-    let request = Identified::new(message, identity);
-    trail.passed(Stage::Request);
 
-    // 2. and 3. Too fast, or an upstream that is left alone?
-    let request = admit(traffic, guest, rules, &target.host, request, trail)?;
+    // 2. Admission, head and content, again where the rules change or the operator is asked.
+    let mut held = HeldRequest {
+        services,
+        source,
+        opening,
+        sandbox,
+        first: Some((cx, identity, target)),
+        message: Some(message),
+        paid: None,
+        label_paid: false,
+        push_paid: false,
+        asked_by: AskedBy::Head(Check::Allowlist),
+        waiting: None,
+        trail,
+    };
+    let holding = Holding {
+        questions: services.questions(),
+        policy: services.policy(),
+        limit: None,
+    };
+    let (leaving, filters) = hold::settle(&mut held, holding).await?;
 
-    // 4. Do the rules allow it?
-    let request = permit(traffic, guest, rules, opening, request, target, trail).await?;
-    trail.allowed(request.permit().rule());
-    trail.passed(Stage::Policy);
-
-    // 5. Git, and 6. the scanner here, say what they make of the content.
-    let (request, aftermath) = inspect(traffic, guest, rules, request, trail).await?;
-
-    // 7. Credentials are added here, and 8. it leaves.
-    let leaving = forward::prepare(traffic, guest, rules, request)?;
+    // 3. Credentials are added here, and it leaves.
     let reply = leaving.send().await;
     trail.passed(Stage::Forward);
-    reply.map(|reply| aftermath.apply(reply))
+    Ok((reply?, filters))
 }
 
-fn identify_sender(traffic: &Traffic, source: &Source, head: &Parts) -> Result<Identity, Refusal> {
-    let mut claims = head.headers.get_all(CONTAINER_ID).iter();
-    // Bytes that are no text are no registered id either, and two claims are none.
-    let claimed = match (claims.next(), claims.next()) {
-        (None, _) => None,
-        (Some(one), None) => Some(one.to_str().unwrap_or_default()),
-        (Some(_), Some(_)) => Some(""),
-    };
-    identify_source(traffic, source, claimed)
-}
-
-/// Decides who is asking, now.
-pub fn identify_source(
-    traffic: &Traffic,
-    source: &Source,
-    claimed: Option<&str>,
-) -> Result<Identity, Refusal> {
-    let lookup = source.look_up(traffic);
-    let row = match &lookup {
-        Lookup::Found(row) => Some(Arc::clone(row)),
-        Lookup::Unavailable | Lookup::NoPeer | Lookup::Unknown => None,
-    };
-    identify(lookup, claimed, traffic.clock().wall()).map_err(|denial| {
-        if let (Reason::IdentityExpired, Some(row)) = (denial.reason, row) {
-            traffic.registry().expired(&row.id);
-        }
-        Refusal::new(Stage::Identity, denial)
-    })
-}
-
-/// A source without a guest was refused as unknown before it gets here.
-fn nobody() -> Refusal {
-    let denial = Denial::new(Reason::IdentityUnknown, "identity");
-    Refusal::new(Stage::Identity, denial)
+/// Answers a request to the gate itself: mirrors, tools, and what it tells of itself. That costs
+/// work, records and log lines as well.
+async fn answer_internal(
+    cx: &RequestCx,
+    identity: Identity,
+    target: &Target,
+    head: Parts,
+    body: Content,
+    trail: &mut Trail,
+) -> Result<Reply, Refusal> {
+    if serve::is_for_mirror(target) {
+        let visitor = Visitor {
+            cx,
+            registration: identity.registration(),
+            host: &target.host,
+        };
+        return serve::answer(&visitor, target, &head.headers, body, trail).await;
+    }
+    let _pass = take_token(cx, &target.host, trail)?;
+    if internal::is_for_tools(target)
+        && let Some(tools) = cx.services.tools()
+    {
+        let request = internal::for_tools(head, body);
+        return Ok(Reply::Ours(tools.answer(cx.sandbox.id(), request).await));
+    }
+    Ok(Reply::Ours(internal::answer(cx, target).await))
 }
 
 fn read_target(
@@ -371,216 +285,422 @@ fn read_target(
     })
 }
 
-/// Takes a token from the bucket of `host`, or refuses with the time until the next one.
-pub fn take_token(guest: &Guest, rules: &Rules, host: &Host, now: Tick) -> Result<Pass, Refusal> {
-    let taken = guest.upstreams.take(&rules.settings, host, now);
-    taken.map_err(|(wait, rule)| {
-        let denial = Denial::new(Reason::RateLimited, rule);
-        Refusal::new(Stage::Rate, denial.with(retry(host, wait.seconds())))
-    })
+/// A request that is decided, and may have to wait in between.
+struct HeldRequest<'a> {
+    services: &'a Arc<Services>,
+    source: &'a Source,
+    opening: &'a Opening,
+    sandbox: &'a Arc<SandboxState>,
+    /// What was found out before the first attempt.
+    first: Option<(RequestCx, Identity, Target)>,
+    /// The request, between two attempts.
+    message: Option<Message>,
+    /// The token it has paid.
+    paid: Option<Pass>,
+    label_paid: bool,
+    push_paid: bool,
+    /// Whose question it waits for.
+    asked_by: AskedBy,
+    /// Its entry in the in-flight set while it waits.
+    waiting: Option<InFlight>,
+    trail: &'a mut Trail,
 }
 
-fn retry(host: &Host, after: u64) -> Detail {
-    let upstream = host.to_string();
-    Detail::Retry { upstream, after }
+/// Who raised a question: it tells how its refusal is answered.
+enum AskedBy {
+    Head(Check),
+    Push(Capabilities, Vec<RefUpdate>),
 }
 
-/// Takes a token and asks the breaker.
-pub fn admit<R>(
-    traffic: &Traffic,
-    guest: &Guest,
-    rules: &Rules,
-    host: &Host,
-    request: Identified<R>,
-    trail: &mut Trail,
-) -> Result<Admitted<R>, Refusal> {
-    let now = traffic.clock().tick();
-    let pass = take_token(guest, rules, host, now)?;
-    trail.passed(Stage::Rate);
-    let ticket = guest
-        .upstreams
-        .admit(&rules.settings, host, now)
-        .map_err(|open| {
-            let denial = Denial::new(Reason::CircuitOpen, "circuit_breakers");
-            Refusal::new(Stage::Breaker, denial.with(retry(host, open.seconds())))
-        })?;
-    trail.passed(Stage::Breaker);
-    Ok(request.admit(pass, Guard::Ticket(ticket)))
+type Checked = Permitted<Message, Admission>;
+
+/// What the inspection of a request's content came to.
+enum Inspected {
+    Clear(Clearance, ResponseFilters),
+    Ask(Box<Question>),
+    Stale,
 }
 
-async fn permit(
-    traffic: &Traffic,
-    guest: &Guest,
-    rules: &Rules,
-    opening: &Opening,
-    request: Admitted<Message>,
-    mut target: Target,
-    trail: &mut Trail,
-) -> Result<Permitted<Message>, Refusal> {
-    if rules.names_programs {
-        target.program = Box::pin(opening.program(traffic, guest, rules)).await;
-    }
-    permit_target(traffic, guest, rules, request, target, trail).await
-}
+impl Held for HeldRequest<'_> {
+    type Allowed = (Leaving, ResponseFilters);
+    type Refused = Refusal;
 
-/// Decides about a target of which everything is known.
-pub(crate) async fn permit_target(
-    traffic: &Traffic,
-    guest: &Guest,
-    rules: &Rules,
-    request: Admitted<Message>,
-    target: Target,
-    trail: &mut Trail,
-) -> Result<Permitted<Message>, Refusal> {
-    let judged = rules.judge(target).and_then(|permit| {
-        let target = permit.target();
-        within_labels(traffic, rules, &target.sandbox, &target.host, target.port)?;
-        Ok(permit)
-    });
-    let (denial, (message, guard)) = match judged {
-        Ok(permit) => match request.permit(permit) {
-            Ok(mut permitted) => match check(traffic, rules, &mut permitted, trail).await {
-                Ok(()) => return Ok(permitted),
-                Err(denial) => (denial, permitted.refuse()),
-            },
-            Err(misused) => (misused.denial, misused.request.refuse()),
-        },
-        Err(denial) => (denial, request.refuse()),
-    };
-    settle(
-        traffic,
-        guest,
-        rules,
-        &message.destination,
-        guard,
-        Outcome::Abandoned,
-    );
-    Err(Refusal::new(Stage::Policy, denial))
-}
+    async fn attempt(
+        &mut self,
+        answers: &Answers,
+    ) -> Result<Attempt<(Leaving, ResponseFilters)>, Refusal> {
+        self.waiting = None;
+        let message = self.message.take().ok_or_else(source::unknown)?;
+        let (cx, identity, mut target) = match self.first.take() {
+            Some(first) => first,
+            None => {
+                let identity = self.source.identify_request(self.services, &message.head)?;
+                let target = read_target(&identity, &message.head, &message.destination)?;
+                (
+                    RequestCx::new(self.services, self.sandbox),
+                    identity,
+                    target,
+                )
+            }
+        };
 
-/// Checks the label budget of a host that the rules allow. The agent chooses the names below
-/// a wildcard, and resolving one sends it to the domain's name servers, so a sandbox has only
-/// so many of them. Every way to the dialer checks this: requests, and connections that pass
-/// unread.
-pub fn within_labels(
-    traffic: &Traffic,
-    rules: &Rules,
-    sandbox: &SandboxId,
-    host: &Host,
-    port: u16,
-) -> Result<(), Denial> {
-    let Some(name) = host.as_name() else {
-        return Ok(());
-    };
-    let allowlist = rules.settings.allowlist();
-    let matched = allowlist.lookup(host).and_then(|rules| rules.first());
-    let chosen = matched.is_some_and(|rule| matches!(rule.pattern, HostPattern::Below(_)));
-    let fixed = rules.settings.egress.resolve.get(host, port);
-    if chosen && fixed.is_none() {
-        traffic.names().labels().admit(sandbox, name)?;
-    }
-    Ok(())
-}
+        // Too fast, or an upstream that is left alone?
+        let (pass, admission) = admit(&cx, &target.host, self.paid.take(), self.trail)?;
+        let request = Identified::new(message, identity).admit(pass, admission);
 
-/// What is asked beyond the allowlist.
-async fn check(
-    traffic: &Traffic,
-    rules: &Rules,
-    request: &mut Permitted<Message>,
-    trail: &mut Trail,
-) -> Result<(), Denial> {
-    if GithubRules::speaks_for(&request.permit().target().host) {
-        let rule = Box::pin(github::check(rules, request)).await?;
-        request.request_mut().judged.github = rule;
-    }
-    check_override(rules, request)?;
-    if !rules.policies.is_empty() {
-        Box::pin(rego::check(traffic, rules, request, trail)).await?;
-    }
-    Ok(())
-}
+        // Do the rules allow it?
+        if cx.snapshot.names_programs {
+            target.program = Box::pin(self.opening.program(&cx)).await;
+        }
+        let (message, identity) = (request.request(), request.identity());
+        let received = &message.head.headers;
+        let sent = (!cx.snapshot.requests.is_empty()).then(|| headers::as_sent(received));
+        let facts = RequestFacts {
+            target,
+            tls: message.destination.tls,
+            head: HeadFacts::Headers { received, sent },
+            registration: Some(identity.registration()),
+        };
+        let mut decided = cx.decide(Subject::Request(facts), answers).wait().await;
+        if decided.bundles.is_some() {
+            Box::pin(cx.record_bundles(&decided, self.trail)).await;
+        }
+        let permit = match self.permit_of(&mut decided, &cx, request.request())? {
+            Ok(permit) => permit,
+            Err(question) => {
+                let (message, pass) = request.release();
+                self.put_back(message, pass);
+                return Ok(Attempt::Ask(question));
+            }
+        };
+        if !self.label_paid {
+            admission::take_label(&cx, &permit.target().host, permit.target().port)?;
+            self.label_paid = true;
+        }
+        let permitted = request.permit(permit);
+        let mut request =
+            permitted.map_err(|misused| Refusal::new(Stage::Policy, misused.denial))?;
+        request.request_mut().recorded = std::mem::take(&mut decided.recorded);
+        self.trail.allowed(request.permit().rule());
+        self.trail.passed(Stage::Policy);
 
-/// Refuses a request with a header that asks the server for another method or path, where a
-/// rule restricts either: the rules have judged the request line. Why it is refused and not
-/// sent without the header: [`policy::override_header`].
-fn check_override(rules: &Rules, request: &Permitted<Message>) -> Result<(), Denial> {
-    let Some((name, overrides)) = find_override(&request.request().head.headers) else {
-        return Ok(());
-    };
-    let Target { host, port, .. } = request.permit().target();
-    let settings = &rules.settings;
-    let restricted = settings.allowlist().restricts_endpoints(host, *port)
-        || settings.git.hosts.contains(host)
-        || rules.policies.decide();
-    if !restricted {
-        return Ok(());
-    }
-    let (reason, what) = match overrides {
-        OverrideHeader::Method => (Reason::MethodDenied, "method"),
-        OverrideHeader::Path => (Reason::PathDenied, "path"),
-    };
-    Err(Denial::new(reason, "override-header").saying(format!(
-        "The header '{name}' asks {host} to take this request for one of another {what}, and \
-         rules restrict what may be done there. Send the request with that {what} itself, \
-         without the header."
-    )))
-}
-
-/// What is asked about the content.
-async fn inspect(
-    traffic: &Arc<Traffic>,
-    guest: &Arc<Guest>,
-    rules: &Rules,
-    mut request: Permitted<Message>,
-    trail: &mut Trail,
-) -> Result<(Cleared<Message>, Aftermath), Refusal> {
-    let target = request.permit().target();
-    let checked = if rules.settings.git.hosts.contains(&target.host) {
-        let checked = Box::pin(git::check(traffic, guest, rules, &mut request, trail)).await;
-        trail.passed(Stage::Git);
-        checked
-    } else {
-        let elsewhere = git::judge_elsewhere(target);
-        elsewhere.map(|()| (Clearance::nothing_configured(), Aftermath::None))
-    };
-    match checked {
-        Ok((clearance, aftermath)) => Ok((request.clear(clearance), aftermath)),
-        Err(refusal) => {
-            let (message, guard) = request.refuse();
-            let destination = &message.destination;
-            settle(
-                traffic,
-                guest,
-                rules,
-                destination,
-                guard,
-                Outcome::Abandoned,
-            );
-            Err(refusal)
+        // What is in it?
+        let plan = plan(&cx, &request, &decided);
+        let inspected = if decided.repository.is_none() && plan == BodyPlan::Stream {
+            Inspected::Clear(Clearance::nothing_configured(), ResponseFilters::default())
+        } else {
+            Box::pin(self.inspect(&cx, &mut request, &decided, plan, answers)).await?
+        };
+        match inspected {
+            Inspected::Clear(clearance, filters) => {
+                let leaving = forward::prepare(cx, request.clear(clearance), answers)?;
+                Ok(Attempt::Done((leaving, filters)))
+            }
+            Inspected::Ask(question) => {
+                let (message, pass) = request.release();
+                self.put_back(message, pass);
+                Ok(Attempt::Ask(question))
+            }
+            Inspected::Stale => {
+                let (message, pass) = request.release();
+                self.put_back(message, pass);
+                Ok(Attempt::Stale)
+            }
         }
     }
+
+    fn refuse(&self, denial: Denial) -> Refusal {
+        match &self.asked_by {
+            AskedBy::Head(check) => Refusal::new(Stage::of(*check), denial),
+            AskedBy::Push(capabilities, updates) => {
+                receive::refused(denial, *capabilities, updates)
+            }
+        }
+    }
+
+    fn snapshot(&self) -> u64 {
+        self.services.snapshot_for(Some(self.sandbox)).number
+    }
+
+    async fn secure(&mut self) -> Result<(), Refusal> {
+        self.waiting = Some(self.sandbox.in_flight.enter(Authorized::Held));
+        if let Some(message) = &mut self.message {
+            let secured = message.body.secure(self.services, self.sandbox).await;
+            secured.map_err(|denial| Refusal::new(Stage::Policy, denial))?;
+        }
+        Ok(())
+    }
+
+    async fn ended(&mut self) -> Denial {
+        match &self.waiting {
+            Some(waiting) => waiting.revoked().await,
+            None => std::future::pending().await,
+        }
+        request_cx::ended(self.sandbox)
+    }
+
+    fn grant(&mut self, digest: Digest, answer: &Answer) {
+        RequestCx::new(self.services, self.sandbox).grant(digest, answer);
+    }
 }
 
-/// Gives the breaker its ticket back.
-pub fn settle(
-    traffic: &Traffic,
-    guest: &Guest,
-    rules: &Rules,
-    destination: &Destination,
-    guard: Guard,
-    outcome: Outcome,
-) {
-    let Guard::Ticket(ticket) = guard else { return };
-    let host = &destination.host;
-    if outcome == Outcome::Failure {
-        let label = upstream::label(&rules.settings, host);
-        traffic.numbers().failed(label);
+impl HeldRequest<'_> {
+    /// Keeps the request for the next attempt, with the token it has paid.
+    fn put_back(&mut self, message: Message, pass: Pass) {
+        self.message = Some(message);
+        self.paid = Some(pass);
     }
-    let now = traffic.clock().tick();
-    let opened = guest
-        .upstreams
-        .settle(&rules.settings, host, ticket, outcome, now);
-    if opened {
-        tracing::warn!(sandbox = %guest.id(), %host, "circuit breaker opened");
+
+    /// The permit that the decision gives, or the question it raises.
+    fn permit_of(
+        &mut self,
+        decided: &mut Decided,
+        cx: &RequestCx,
+        message: &Message,
+    ) -> Result<Result<policy::allowlist::Permit, Box<Question>>, Refusal> {
+        if let Some(repository) = &decided.repository {
+            self.trail.event.kind = Kind::Git;
+            self.trail.event.repo = Some(repository.address.shown.clone());
+            let errand = repository.address.errand.as_str();
+            self.trail.event.operation = Some(errand.to_owned());
+        }
+        let stage = Stage::of(decided.check);
+        let permit = decided.permit.take();
+        let internal = || Denial::new(Reason::Internal, "decide");
+        let verdict = std::mem::replace(&mut decided.verdict, internal().into());
+        match (verdict, permit) {
+            (Verdict::Allow { .. } | Verdict::Modify(_), Some(permit)) => Ok(Ok(permit)),
+            (Verdict::Allow { .. } | Verdict::Modify(_), None) => {
+                Err(Refusal::new(stage, internal()))
+            }
+            (Verdict::Ask(question), _) => {
+                self.asked_by = AskedBy::Head(decided.check);
+                Ok(Err(question))
+            }
+            (Verdict::Deny(denial), _) if decided.check == Check::Repository => {
+                // The rules of the allowlist have let it pass.
+                if cx
+                    .snapshot
+                    .settings
+                    .git
+                    .hosts
+                    .contains(&message.destination.host)
+                {
+                    self.trail.passed(Stage::Git);
+                }
+                Err(git_refusal(*denial, decided, message))
+            }
+            (Verdict::Deny(denial), _) => Err(Refusal::new(stage, *denial)),
+        }
+    }
+
+    /// Takes the body once, and gives it to whatever has to read it.
+    async fn inspect(
+        &mut self,
+        cx: &RequestCx,
+        request: &mut Checked,
+        decided: &Decided,
+        plan: BodyPlan,
+        answers: &Answers,
+    ) -> Result<Inspected, Refusal> {
+        if let BodyPlan::Buffer(most) = plan {
+            read_body(request, most).await?;
+            self.decide_body(cx, request)?;
+            if !cx.is_current() {
+                return Ok(Inspected::Stale);
+            }
+        }
+        let Some(repository) = &decided.repository else {
+            return Ok(Inspected::Clear(
+                Clearance::nothing_configured(),
+                ResponseFilters::default(),
+            ));
+        };
+        // Nothing of git changes its protocol.
+        request.request_mut().upgrade = None;
+        let filters = match &repository.access {
+            Some(RepositoryAccess::Registered(repo)) => match repository.address.errand {
+                Errand::AdvertisePush => {
+                    let identity = HeaderValue::from_static("identity");
+                    let headers = &mut request.request_mut().head.headers;
+                    headers.insert(ACCEPT_ENCODING, identity);
+                    ResponseFilters::one(ResponseFilter::GitAdvertisement)
+                }
+                Errand::Push => match self.take_push(cx, request, repo, answers).await? {
+                    PushStep::Passed(filters) => filters,
+                    PushStep::Ask(question) => return Ok(Inspected::Ask(question)),
+                    PushStep::Stale => return Ok(Inspected::Stale),
+                },
+                Errand::AdvertiseFetch | Errand::Fetch | Errand::Lfs | Errand::Download => {
+                    ResponseFilters::default()
+                }
+            },
+            Some(RepositoryAccess::Anonymous) | None => {
+                let message = request.request_mut();
+                headers::make_anonymous(&mut message.head.headers);
+                message.credentials = Credentials::Anonymous;
+                ResponseFilters::default()
+            }
+        };
+        self.trail.passed(Stage::Git);
+        let rule = match repository.access {
+            Some(RepositoryAccess::Registered(_)) => "git:repositories",
+            Some(RepositoryAccess::Anonymous) | None => "git.read_public",
+        };
+        let allow = Verdict::Allow { rule: rule.into() };
+        let clearance = Clearance::from_checks(&[allow]).map_err(|_| {
+            // An allowing check clears, always.
+            Refusal::new(Stage::Git, Denial::new(Reason::Internal, "proof:clearance"))
+        })?;
+        Ok(Inspected::Clear(clearance, filters))
+    }
+
+    /// Has the rules for GitHub's API decide about a body that was read.
+    fn decide_body(&mut self, cx: &RequestCx, request: &mut Checked) -> Result<(), Refusal> {
+        let answers = Answers::default();
+        let (permit, message) = (request.permit(), request.request());
+        let body = match &message.body {
+            BodyState::Buffered(bytes, _) => bytes.clone(),
+            BodyState::Stream(_) | BodyState::Spooled(..) | BodyState::Pushed(_) => {
+                let denial = Denial::new(Reason::Internal, "github:body");
+                return Err(Refusal::new(Stage::Policy, denial));
+            }
+        };
+        let facts = BodyFacts {
+            target: permit.target(),
+            headers: &message.head.headers,
+            body: &body,
+            registration: request.identity().registration(),
+        };
+        let decided = cx.decide(Subject::RequestBody(facts), &answers).now();
+        let rule = decided.recorded.github.clone();
+        decided
+            .refusal()
+            .map_err(|denial| Refusal::new(Stage::Policy, denial))?;
+        request.request_mut().recorded.github = rule;
+        Ok(())
+    }
+
+    /// Takes a push in, has it judged, and puts it back to be sent.
+    async fn take_push(
+        &mut self,
+        cx: &RequestCx,
+        request: &mut Checked,
+        repo: &policy::registration::Repo,
+        answers: &Answers,
+    ) -> Result<PushStep, Refusal> {
+        let host = request.permit().target().host.clone();
+        let registration = Arc::clone(request.identity().registration());
+        let upstream = Upstream::of(cx, request.permit().target(), request.request());
+        let message = request.request_mut();
+        let limits = &cx.snapshot.settings.policy.git.push_limits;
+        let arrival = Arrival {
+            registration: &registration,
+            host: &host,
+            repo: repo.name.as_str(),
+            limit: policy::push::size_limit(repo, limits.hard_limit_bytes),
+            upstream: upstream.as_ref(),
+        };
+        // The semaphore is never closed.
+        let _turn = cx.sandbox.pushes.acquire().await;
+        let body = std::mem::replace(&mut message.body, BodyState::empty());
+        let coding = receive::coding_of(&message.head.headers)?;
+        let taken = receive::take_in(cx, body, coding, arrival.limit).await?;
+        // It was decoded; and the answer is read, too.
+        let headers = &mut message.head.headers;
+        headers.remove(CONTENT_ENCODING);
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        let trail = &mut *self.trail;
+        let judged = receive::judge(cx, &arrival, &taken, answers, &mut self.push_paid, trail);
+        let judged = judged.await;
+        request.request_mut().body = BodyState::Pushed(Box::new(taken));
+        Ok(match judged? {
+            PushVerdict::Allow(_) if !cx.is_current() => PushStep::Stale,
+            PushVerdict::Allow(None) => PushStep::Passed(ResponseFilters::default()),
+            PushVerdict::Allow(Some(sent)) => {
+                PushStep::Passed(ResponseFilters::one(ResponseFilter::GitReport(sent)))
+            }
+            PushVerdict::Ask(question, capabilities, updates) => {
+                self.asked_by = AskedBy::Push(capabilities, updates);
+                PushStep::Ask(question)
+            }
+        })
+    }
+}
+
+enum PushStep {
+    Passed(ResponseFilters),
+    Ask(Box<Question>),
+    Stale,
+}
+
+/// How the body of a request is taken.
+fn plan(cx: &RequestCx, request: &Checked, decided: &Decided) -> BodyPlan {
+    let target = request.permit().target();
+    if GithubRules::speaks_for(&target.host)
+        && cx.snapshot.github.wants_body(&target.method, &target.path)
+    {
+        return BodyPlan::Buffer(MAX_READ_BODY);
+    }
+    match &decided.repository {
+        Some(repository) if repository.address.errand == Errand::Push => BodyPlan::Spool,
+        Some(_) | None => BodyPlan::Stream,
+    }
+}
+
+/// Reads a body into memory, so that rules can decide about it.
+async fn read_body(request: &mut Checked, most: usize) -> Result<(), Refusal> {
+    let refused = |denial| Refusal::new(Stage::Policy, denial);
+    let message = request.request_mut();
+    if is_coded(&message.head.headers) {
+        return Err(refused(
+            Denial::new(Reason::GithubRule, "github:body").saying(
+                "The body of this request is compressed, and must be read. Send it as it is.",
+            ),
+        ));
+    }
+    if matches!(message.body, BodyState::Buffered(..)) {
+        return Ok(());
+    }
+    let body = std::mem::replace(&mut message.body, BodyState::empty());
+    // The compiler finds the library's future to be `Send` only behind a pointer.
+    let collecting: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =
+        Box::pin(Limited::new(body.into_content(), most).collect());
+    let bytes = match collecting.await {
+        Ok(collected) => collected.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => {
+            return Err(refused(
+                Denial::new(Reason::TooLarge, "github:body").saying(format!(
+                    "The body of this request must be read, and is larger than {most} bytes."
+                )),
+            ));
+        }
+        Err(error) => {
+            let denial = Denial::new(Reason::Framing, "github:body").because(error.to_string());
+            return Err(refused(denial));
+        }
+    };
+    message.body = BodyState::Buffered(bytes, None);
+    Ok(())
+}
+
+fn is_coded(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(CONTENT_ENCODING).iter();
+    codings.any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
+/// The refusal of a request about a repository: git shows a person plain text only.
+fn git_refusal(denial: Denial, decided: &Decided, message: &Message) -> Refusal {
+    let refusal = Refusal::new(Stage::Git, denial);
+    let in_text = match &decided.repository {
+        Some(repository) => matches!(
+            repository.address.errand,
+            Errand::AdvertiseFetch | Errand::AdvertisePush
+        ),
+        None => refusal.denial.rule.as_str() == "git.hosts" && message.head.method == "GET",
+    };
+    match in_text {
+        true => refusal.in_text(),
+        false => refusal,
     }
 }

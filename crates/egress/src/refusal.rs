@@ -11,9 +11,9 @@ use policy::verdict::{Denial, Detail};
 use serde_json::{Map, Value, json};
 
 use crate::body::{self, Content};
-use crate::git::push::Capabilities;
-use crate::git::{line, report, size};
-use crate::trail::Stage;
+use crate::git_protocol::push::Capabilities;
+use crate::git_protocol::{line, report, size};
+use crate::stage::Stage;
 
 /// Says that it was the gate that answered, and no.
 pub const BLOCKED: HeaderName = HeaderName::from_static("x-palisade-blocked");

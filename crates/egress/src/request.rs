@@ -12,9 +12,8 @@ use policy::reason::Reason;
 use policy::verdict::Denial;
 
 use crate::caller::Caller;
-
-/// The name under which the gate itself answers.
-pub const INTERNAL: &str = "palisade.internal";
+use crate::request_cx::RequestCx;
+use crate::trail::Trail;
 
 /// What a connection was before its first request.
 #[derive(Clone, Debug)]
@@ -46,16 +45,37 @@ pub struct Destination {
 impl Destination {
     /// Whether it is the gate itself.
     pub fn is_internal(&self) -> bool {
-        is_internal(&self.host)
+        self.host.is_gate()
     }
 }
 
-/// Whether `host` is the gate itself.
-pub fn is_internal(host: &Host) -> bool {
-    host.as_name().is_some_and(|name| name.as_str() == INTERNAL)
-}
-
 impl Opening {
+    /// Notes in a record where the connection was to lead, as far as that is known before
+    /// anything is asked on it.
+    pub fn note(&self, trail: &mut Trail) {
+        let Opening { tunnel, meant, .. } = self;
+        let (host, port) = match (tunnel, meant) {
+            (Some((host, port)), _) => (host.to_string(), *port),
+            (None, Some(meant)) => (meant.ip().to_string(), meant.port()),
+            (None, None) => return,
+        };
+        trail.event.host = Some(host);
+        trail.event.port = Some(port);
+    }
+
+    /// The program that opened the connection, if some rule names programs and it is certain.
+    pub async fn program(&self, cx: &RequestCx) -> Option<String> {
+        if !cx.snapshot.names_programs {
+            return None;
+        }
+        // On a shared network nobody knows what a client meant, and there is nobody to ask.
+        let ends = (self.peer?, self.meant?);
+        let (programs, turns) = (cx.services.programs(), &cx.sandbox.questions);
+        self.caller
+            .program(programs, cx.sandbox.id(), turns, ends)
+            .await
+    }
+
     /// The name and port that the tunnel and the hello agree on.
     pub fn agreed(&self) -> Result<Option<(Host, Option<u16>)>, Denial> {
         let hello = self.hello.as_ref().and_then(Option::as_ref);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use crate::live::Live;
+use crate::in_flight::InFlight;
 use crate::trail::Tally;
 
 /// What is held of each direction at a time.
@@ -22,7 +22,7 @@ pub async fn join(
     client: impl AsyncRead + AsyncWrite + Unpin,
     upstream: impl AsyncRead + AsyncWrite + Unpin,
     tally: &Arc<Tally>,
-    live: &Live,
+    live: &InFlight,
     patience: Duration,
 ) -> io::Result<()> {
     let begun = Instant::now();
@@ -110,20 +110,19 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Counted<'_, IO> {
 
 #[cfg(test)]
 mod tests {
-    use policy::host::Host;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::*;
-    use crate::live::{Asked, Underway};
+    use crate::in_flight::InFlightSet;
+    use crate::in_flight::tests::connection;
 
-    fn live(underway: &Arc<Underway>) -> Live {
-        let host = Host::parse("x.example").unwrap();
-        underway.enter(Asked::Tunnel(host, 443, None, Arc::default()))
+    fn live(underway: &Arc<InFlightSet>) -> InFlight {
+        underway.enter(connection("x.example"))
     }
 
     #[tokio::test(start_paused = true)]
     async fn bytes_pass_both_ways_and_silence_ends_it() {
-        let underway = Arc::new(Underway::default());
+        let underway = Arc::new(InFlightSet::default());
         let live = live(&underway);
         let tally = Arc::new(Tally::default());
         let ((mut client, ours), (theirs, mut upstream)) = (duplex(64), duplex(64));
@@ -147,14 +146,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_of_rules_ends_it() {
-        let underway = Arc::new(Underway::default());
+        let underway = Arc::new(InFlightSet::default());
         let live = live(&underway);
         let tally = Arc::new(Tally::default());
         let ((_client, ours), (theirs, _upstream)) = (duplex(64), duplex(64));
         let joined = join(ours, theirs, &tally, &live, Duration::from_secs(60));
         let change = async {
             tokio::task::yield_now().await;
-            assert_eq!(underway.judge_again(|_| false), 1);
+            assert_eq!(underway.recheck(|_| false), 1);
         };
         let (ended, ()) = tokio::join!(joined, change);
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::PermissionDenied);

@@ -9,55 +9,10 @@ use policy::id::RequestId;
 use policy::verdict::{Denial, RuleName, Word};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::guest::Guest;
 use crate::numbers::AnswerEnd;
-use crate::request::Opening;
-use crate::traffic::Traffic;
-
-/// The stages of the pipeline, in their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Stage {
-    /// The message itself: framing, names, agreement.
-    Request,
-    /// Who is asking.
-    Identity,
-    /// How fast.
-    Rate,
-    /// Whether the upstream is left alone.
-    Breaker,
-    /// Whether the rules allow it.
-    Policy,
-    /// Whether the rules for git allow it.
-    Git,
-    /// The way to the upstream and back.
-    Forward,
-}
-
-impl Stage {
-    /// Every stage.
-    pub const ALL: [Stage; 7] = [
-        Stage::Request,
-        Stage::Identity,
-        Stage::Rate,
-        Stage::Breaker,
-        Stage::Policy,
-        Stage::Git,
-        Stage::Forward,
-    ];
-
-    /// The word in records and metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Stage::Request => "request",
-            Stage::Identity => "identity",
-            Stage::Rate => "rate",
-            Stage::Breaker => "breaker",
-            Stage::Policy => "policy",
-            Stage::Git => "git",
-            Stage::Forward => "forward",
-        }
-    }
-}
+use crate::sandbox_state::SandboxState;
+use crate::services::Services;
+use crate::stage::Stage;
 
 /// What is learnt of a request and its answer where their bytes pass.
 #[derive(Debug, Default)]
@@ -79,8 +34,8 @@ pub struct Trail {
     pub id: RequestId,
     /// Bytes that passed.
     pub tally: Arc<Tally>,
-    traffic: Arc<Traffic>,
-    guest: Option<Arc<Guest>>,
+    services: Arc<Services>,
+    sandbox: Option<Arc<SandboxState>>,
     begun: Instant,
     last: Instant,
     place: Option<OwnedSemaphorePermit>,
@@ -91,24 +46,24 @@ pub struct Trail {
 impl Trail {
     /// Begins one. `place` is given back when the record is written.
     pub fn begin(
-        traffic: &Arc<Traffic>,
-        guest: Option<&Arc<Guest>>,
+        services: &Arc<Services>,
+        sandbox: Option<&Arc<SandboxState>>,
         kind: Kind,
         place: Option<OwnedSemaphorePermit>,
     ) -> Self {
-        let id = traffic.new_id();
+        let id = services.new_id();
         let now = Instant::now();
         let event = AuditEvent {
             request_id: Some(id),
-            sandbox: guest.map(|guest| guest.id().clone()),
+            sandbox: sandbox.map(|sandbox| sandbox.id().clone()),
             ..AuditEvent::new(kind)
         };
         Self {
             event: Box::new(event),
             id,
             tally: Arc::default(),
-            traffic: Arc::clone(traffic),
-            guest: guest.cloned(),
+            services: Arc::clone(services),
+            sandbox: sandbox.cloned(),
             begun: now,
             last: now,
             place,
@@ -117,25 +72,12 @@ impl Trail {
         }
     }
 
-    /// Notes where the connection was to lead, as far as that is known before anything is
-    /// asked on it.
-    pub fn came_for(&mut self, opening: &Opening) {
-        let Opening { tunnel, meant, .. } = opening;
-        let (host, port) = match (tunnel, meant) {
-            (Some((host, port)), _) => (host.to_string(), *port),
-            (None, Some(meant)) => (meant.ip().to_string(), meant.port()),
-            (None, None) => return,
-        };
-        self.event.host = Some(host);
-        self.event.port = Some(port);
-    }
-
     /// Notes that a stage is over.
     pub fn passed(&mut self, stage: Stage) {
         let now = Instant::now();
         let took = now - self.last;
         self.last = now;
-        self.traffic.numbers().stage(stage, took);
+        self.services.numbers().stage(stage, took);
         let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
         self.event.ms.insert(stage.as_str(), ms);
     }
@@ -158,8 +100,8 @@ impl Trail {
         }
         self.event.reason = Some(denial.reason);
         self.event.stage = Some(stage.as_str().to_owned());
-        if let Some(guest) = &self.guest {
-            guest.remember(self.id, stage, denial, &self.event);
+        if let Some(sandbox) = &self.sandbox {
+            sandbox.remember(self.id, stage, denial, &self.event);
         }
     }
 
@@ -201,10 +143,10 @@ impl Drop for Trail {
         let took = self.begun.elapsed();
         let total = (took.as_secs_f64() * 1e6).round() / 1e3;
         event.ms.insert("total", total);
-        let numbers = self.traffic.numbers();
+        let numbers = self.services.numbers();
         numbers.request(&event, took);
         numbers.git(&event, self.answer_end());
         let place = self.place.take();
-        self.traffic.write(event, place);
+        self.services.write(event, place);
     }
 }

@@ -12,9 +12,7 @@ use config::Settings;
 use policy::breaker::{Breaker, Open, Outcome, State, Ticket};
 use policy::bucket::{Pass, Rate, TokenBucket, Wait};
 use policy::clock::Tick;
-use policy::host::{Host, HostPattern};
-
-use crate::request::{INTERNAL, is_internal};
+use policy::host::{GATE, Host, HostPattern};
 
 /// The label of hosts that no rule names.
 pub const OTHER: &str = "other";
@@ -103,8 +101,8 @@ impl HostReading {
 /// comes from the configuration: a host that a rule, a rate limit or a circuit breaker names is
 /// itself, any other host below a wildcard is the wildcard, and the rest is [`OTHER`].
 pub fn label(settings: &Settings, host: &Host) -> String {
-    if is_internal(host) {
-        return INTERNAL.to_owned();
+    if host.is_gate() {
+        return GATE.to_owned();
     }
     let rules = settings.allowlist().lookup(host);
     match rules.and_then(|rules| rules.first()) {
@@ -209,7 +207,7 @@ impl Table {
     fn entry(&mut self, settings: &Settings, host: &Host, now: Tick) -> &mut Entry {
         let known = self.hosts.contains_key(host);
         if !known {
-            if is_internal(host) {
+            if host.is_gate() {
                 return &mut self.internal;
             }
             if settings.allowlist().lookup(host).is_none() {

@@ -27,7 +27,8 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use config::Settings;
 use egress::body::{self, Content};
-use egress::dialer::{DialError, Dialer, Route, Sent};
+use egress::dialer::{DialError, Dialer, Sent};
+use egress::outgoing::{Outgoing, Route};
 use http::Request;
 use http_body_util::BodyExt;
 use policy::host::Host;
@@ -95,12 +96,17 @@ fn post(path: &str, content: Content) -> Request<Content> {
     Request::post(path).body(content).unwrap()
 }
 
+/// A request of the gate's own.
+fn own(route: &Route, request: Request<Content>) -> Outgoing {
+    Outgoing::gate_own(route.clone(), request)
+}
+
 async fn text(sent: Sent) -> Bytes {
     sent.response.collect().await.unwrap().to_bytes()
 }
 
 /// Asks and reads the answer.
 async fn ask(dialer: &Dialer, who: &str, route: &Route, path: &str) -> Result<Bytes, DialError> {
-    let sent = dialer.send(&sandbox(who), route, get(path)).await?;
+    let sent = dialer.send(&sandbox(who), own(route, get(path))).await?;
     Ok(text(sent).await)
 }

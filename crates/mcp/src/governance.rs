@@ -6,29 +6,32 @@
 
 mod call;
 mod input;
-mod rules;
+mod message;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use arc_swap::ArcSwap;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use config::Settings;
+use decide::bundles::{BundleRun, LoggedDecision, Notes};
+use decide::checks::Check;
+use decide::decision::{Cx, decide};
+use decide::snapshot::{CurrentPolicy, PolicySnapshot};
+use decide::subject::{McpFacts, Mode, Subject};
+use policy::answer::Answers;
 use policy::audit::{AuditEvent, Kind, Times};
+use policy::clock::Tick;
 use policy::id::RequestId;
-use policy::rego::Decision;
-use policy::rego::judge::Judge;
-use policy::verdict::{Denial, Word};
+use policy::ports::AuditSink;
+use policy::verdict::{Denial, Edits, Verdict, Word};
 use serde_json::value::RawValue;
 
 pub use self::call::Call;
-use self::input::{Parts, Subject};
-pub use self::rules::Rules;
+use self::message::PolicyMessage;
 use crate::caller::Caller;
 use crate::context::{Contexts, Execution, PolicyDecision};
 use crate::metrics::Metrics;
-use crate::ports::Ledger;
-use crate::redaction::{self, Patterns};
+use crate::redaction::Patterns;
 use crate::rpc;
 
 /// A message of more bytes is read and judged where it keeps nobody waiting.
@@ -86,9 +89,6 @@ pub struct Asked<'a> {
     /// The outcome of the call, where this is its answer.
     pub execution: Option<&'a Execution>,
 }
-
-/// What policies want whoever asked to know (`metadata` of their decisions).
-pub type Notes = serde_json::Map<String, serde_json::Value>;
 
 /// A ruling with the deciding policies' own words about it.
 #[derive(Clone, Debug)]
@@ -161,20 +161,13 @@ impl Ruling {
     }
 }
 
-/// What the policies that decided say beside their decisions.
-#[derive(Debug, Default)]
-struct PolicyWords {
-    notes: Notes,
-    reason: Option<String>,
-}
-
 /// Judges messages. Cloning is cheap.
 #[derive(Clone)]
 pub struct Governance(Arc<Inner>);
 
 struct Inner {
-    rules: ArcSwap<Rules>,
-    ledger: Arc<dyn Ledger>,
+    policy: Arc<CurrentPolicy>,
+    audit: Arc<dyn AuditSink>,
     metrics: Metrics,
     contexts: Contexts,
     patterns: Patterns,
@@ -183,50 +176,79 @@ struct Inner {
 impl std::fmt::Debug for Governance {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut said = f.debug_struct("Governance");
-        said.field("rules", &self.0.rules.load())
+        said.field("policy", &self.0.policy.load().number)
             .finish_non_exhaustive()
     }
 }
 
 impl Governance {
-    /// Judges by `rules`.
+    /// Decides by the rules in force.
     pub fn new(
-        rules: Rules,
-        ledger: Arc<dyn Ledger>,
+        policy: Arc<CurrentPolicy>,
+        audit: Arc<dyn AuditSink>,
         metrics: Metrics,
         contexts: Contexts,
     ) -> Self {
         let governance = Self(Arc::new(Inner {
-            rules: ArcSwap::from_pointee(Rules::default()),
-            ledger,
+            policy,
+            audit,
             metrics,
             contexts,
             patterns: Patterns::default(),
         }));
-        if rules.is_empty() {
+        let snapshot = governance.0.policy.load();
+        if !snapshot.governs_tools() {
             tracing::warn!("no policy bundle judges tool calls: they all pass");
         }
-        governance.replace(rules);
+        governance.know_tools(&snapshot.settings);
         governance
     }
 
-    /// From now on these are the rules. What is being judged is judged by the old ones.
-    pub fn replace(&self, rules: Rules) {
-        self.0.metrics.know(rules.tools().iter().cloned());
-        let old = self.0.rules.swap(Arc::new(rules));
-        if !old.is_empty() && self.is_idle() {
+    /// Follows the rules that came in force. `governed` is whether a policy bundle decided about
+    /// tool calls under the rules before.
+    pub fn follow(&self, governed: bool) {
+        let snapshot = self.0.policy.load();
+        self.know_tools(&snapshot.settings);
+        if governed && !snapshot.governs_tools() {
             tracing::warn!("no policy bundle judges tool calls any more: they all pass");
         }
     }
 
+    fn know_tools(&self, settings: &Settings) {
+        let tools = settings.tools.iter();
+        self.0.metrics.know(tools.map(|tool| tool.name.clone()));
+    }
+
     /// Whether no bundle judges tool calls at all.
     pub fn is_idle(&self) -> bool {
-        self.0.rules.load().is_empty()
+        !self.0.policy.load().governs_tools()
     }
 
     /// Bundles that are configured and not in force, and why.
     pub fn missing_bundles(&self) -> Vec<String> {
-        self.0.rules.load().missing().to_vec()
+        self.0.policy.load().missing_tool_bundles()
+    }
+
+    /// Decides about a call as far as no policy has to be evaluated: the refusal that a before
+    /// hook stored, and what the lists of tools and their fingerprints say.
+    pub fn decide_head(
+        &self,
+        stored: Option<&Denial>,
+        tool: Result<(), Denial>,
+    ) -> Result<(), (Denial, Check)> {
+        let snapshot = self.0.policy.load();
+        let answers = Answers::default();
+        let facts = McpFacts {
+            stored,
+            tool,
+            message: None,
+        };
+        let decided = decide(Subject::McpCall(facts), Mode::Live, cx(&snapshot, &answers)).now();
+        let check = decided.check;
+        decided
+            .refusal()
+            .map(drop)
+            .map_err(|denial| (denial, check))
     }
 
     /// The numbers.
@@ -248,12 +270,7 @@ impl Governance {
     pub async fn evaluate(&self, asked: &Asked<'_>) -> Evaluation {
         let began = Instant::now();
         let mut event = Box::new(record(asked));
-        let mut words = PolicyWords::default();
-        let ruling = match self.ask(asked, &mut event, &mut words).await {
-            Ok(None) => Ruling::Pass,
-            Ok(Some(new)) => Ruling::Modify(new),
-            Err(denial) => Ruling::Block(denial),
-        };
+        let (ruling, run) = self.ask(asked, &mut event).await;
         let took = began.elapsed();
         event.verdict = Some(ruling.word());
         event.ms.insert("policy", took.as_secs_f64() * 1000.0);
@@ -264,11 +281,11 @@ impl Governance {
         let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
         metrics.judged(moment, ruling.as_str(), tool_of(&event), took);
         let bundle = event.bundle.clone();
-        self.0.ledger.record(event).await;
+        self.0.audit.record(event).await;
         Evaluation {
             ruling,
-            notes: words.notes,
-            reason: words.reason,
+            notes: run.notes,
+            reason: run.reason,
             bundle,
         }
     }
@@ -298,92 +315,88 @@ impl Governance {
         };
         let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
         metrics.judged(moment, "block", tool_of(&event), Duration::ZERO);
-        self.0.ledger.record(Box::new(event)).await;
+        self.0.audit.record(Box::new(event)).await;
     }
 
-    /// Puts a message to each bundle in the order of the settings, each seeing what those
-    /// before it made of it. The first that does not allow it decides.
-    async fn ask(
-        &self,
-        asked: &Asked<'_>,
-        event: &mut AuditEvent,
-        words: &mut PolicyWords,
-    ) -> Result<Option<Box<RawValue>>, Denial> {
-        let rules = self.0.rules.load_full();
-        let judges = rules.judges(asked.moment);
-        if judges.is_empty() {
-            return Ok(None);
-        }
-        let mut subject = Subject::read(asked, Parts::of(asked)).await?;
-        event.operation = Some(clean(&subject.call.name)).filter(|name| !name.is_empty());
-        for judge in judges {
-            let asked_at = Instant::now();
-            let decision = rules.ask(judge, &subject).await;
-            let action = rules::action(&decision);
-            let metrics = &self.0.metrics;
-            metrics.decided(judge.id(), action, asked_at.elapsed());
-            if let Decision::Failed(failure) = &decision {
-                metrics.failed(judge.id(), rules::kind_of(failure));
-            }
-            let noted = decision.metadata().cloned();
-            let reason = decision.message().map(str::to_owned);
-            let outcome = match rules::understand(judge, decision) {
-                Ok(None) => Ok(None),
-                Ok(Some(outputs)) => {
-                    let (target, wrappings) = subject.target(asked.moment);
-                    redaction::apply(&self.0.patterns, outputs, target, wrappings)
-                        .await
-                        .map_err(|fault| rules::cannot_redact(judge, &fault))
-                }
-                Err(denial) => Err(denial),
-            };
-            if !judge.decides(&outcome) {
-                self.log(judge, &outcome, event).await;
-                continue;
-            }
-            words.notes.extend(noted.into_iter().flatten());
-            words.reason = reason.or(words.reason.take());
-            event.bundle = Some(judge.id().to_owned());
-            event.rule = Some(judge.rule_name());
-            if let Some(new) = outcome? {
-                let parts = subject.parts.with(asked.moment, Cow::Owned(new));
-                subject = Subject::read(asked, parts).await?;
-            }
-        }
-        let old = Parts::of(asked).into_target(asked.moment);
-        match subject.parts.into_target(asked.moment) {
-            // Also where one bundle takes back what another has changed.
-            new if new == old => Ok(None),
-            Some(text) => match RawValue::from_string(text.into_owned()) {
-                Ok(raw) => Ok(Some(raw)),
-                Err(error) => Err(input::unreadable(&error.to_string())),
-            },
-            None => Err(input::unreadable("nothing is left of it")),
-        }
-    }
-
-    /// Writes down what a bundle says that does not decide.
-    async fn log(
-        &self,
-        judge: &Judge,
-        outcome: &Result<Option<String>, Denial>,
-        event: &AuditEvent,
-    ) {
-        let (verdict, reason) = match outcome {
-            Ok(None) => return,
-            Ok(Some(_)) => (Word::Modify, None),
-            Err(denial) => (Word::Deny, Some(denial.reason)),
+    /// Has the policy bundles decide about a message.
+    async fn ask(&self, asked: &Asked<'_>, event: &mut AuditEvent) -> (Ruling, BundleRun) {
+        let snapshot = self.0.policy.load();
+        let bundles = match asked.moment {
+            Moment::Before | Moment::After => &snapshot.calls,
+            Moment::Elicitation => &snapshot.elicitations,
         };
-        let logged = AuditEvent {
-            bundle: Some(judge.id().to_owned()),
+        if bundles.is_empty() {
+            return (Ruling::Pass, BundleRun::default());
+        }
+        let mut message = match PolicyMessage::read(asked, &self.0.patterns).await {
+            Ok(message) => message,
+            Err(denial) => return (Ruling::Block(denial), BundleRun::default()),
+        };
+        event.operation = Some(clean(message.name())).filter(|name| !name.is_empty());
+        let facts = McpFacts {
+            stored: None,
+            tool: Ok(()),
+            message: Some(&mut message),
+        };
+        let subject = match asked.moment {
+            Moment::Before => Subject::McpCall(facts),
+            Moment::After => Subject::McpResult(facts),
+            Moment::Elicitation => Subject::McpQuestion(facts),
+        };
+        let answers = Answers::default();
+        let decided = decide(subject, Mode::Live, cx(&snapshot, &answers))
+            .wait()
+            .await;
+        let run = decided.bundles.map(|run| *run).unwrap_or_default();
+        for one in &run.evaluations {
+            self.0.metrics.decided(&one.bundle, one.action, one.took);
+            if let Some(kind) = one.failure {
+                self.0.metrics.failed(&one.bundle, kind);
+            }
+        }
+        for logged in &run.logged {
+            self.log(logged, event).await;
+        }
+        if let Some((bundle, rule)) = &run.decided_by {
+            event.bundle = Some(bundle.clone());
+            event.rule = Some(rule.clone());
+        }
+        let ruling = match decided.verdict {
+            Verdict::Allow { .. } => Ruling::Pass,
+            Verdict::Modify(change) => {
+                let Edits::Json(text) = change.edits;
+                match RawValue::from_string(text) {
+                    Ok(raw) => Ruling::Modify(raw),
+                    Err(error) => Ruling::Block(input::unreadable(&error.to_string())),
+                }
+            }
+            Verdict::Ask(question) => Ruling::Block(question.unattended()),
+            Verdict::Deny(denial) => Ruling::Block(*denial),
+        };
+        (ruling, run)
+    }
+
+    /// Records a decision that does not count.
+    async fn log(&self, logged: &LoggedDecision, event: &AuditEvent) {
+        let record = AuditEvent {
+            bundle: Some(logged.bundle.clone()),
             event: Some("policy_logged".to_owned()),
             ms: Times::default(),
-            reason,
-            rule: Some(judge.rule_name()),
-            verdict: Some(verdict),
+            reason: logged.reason,
+            rule: Some(logged.rule.clone()),
+            verdict: Some(logged.verdict),
             ..event.clone()
         };
-        self.0.ledger.record(Box::new(logged)).await;
+        self.0.audit.record(Box::new(record)).await;
+    }
+}
+
+fn cx<'a>(snapshot: &'a PolicySnapshot, answers: &'a Answers) -> Cx<'a> {
+    Cx {
+        snapshot,
+        answers,
+        grants: None,
+        now: Tick::default(),
     }
 }
 

@@ -28,7 +28,6 @@ pub mod modern;
 pub mod one_stream;
 pub mod outlet;
 pub mod pool;
-pub mod ports;
 pub mod process;
 pub mod redaction;
 pub mod relay;

@@ -5,6 +5,7 @@ mod contexts;
 
 use std::sync::Arc;
 
+use decide::checks::Check;
 use policy::id::RequestId;
 use policy::reason::Reason;
 use policy::verdict::Denial;
@@ -132,22 +133,28 @@ impl Relay {
         }
         // The policies are asked again below, but a reload may have changed them, and what the
         // before hook refused stays refused.
-        if let Some(decision) = known.and_then(|known| known.decision.as_deref())
-            && let Some(denial) = &decision.denial
-        {
-            let governance = &self.governance;
-            governance.refused_by(&asked, decision, denial).await;
-            return Err(refusal(id, &method, request, denial));
-        }
-        if method == "tools/call" {
-            let Some(name) = only_name(&message) else {
+        let stored = known.and_then(|known| known.decision.as_deref());
+        let stored = stored.and_then(|decision| Some((decision, decision.denial.as_ref()?)));
+        let tool = match (method.as_str(), only_name(&message)) {
+            ("tools/call", None) if stored.is_none() => {
                 let text = "params.name is missing, no text, or there twice";
                 return Err(Message::failure(id, code::PARAMS, text, None));
-            };
-            if let Err(denial) = served.judge(&name, caller) {
-                self.governance.refused(&asked, &denial).await;
-                return Err(refusal(id, &method, request, &denial));
             }
+            ("tools/call", Some(name)) => served.judge(&name, caller),
+            _ => Ok(()),
+        };
+        let head = self
+            .governance
+            .decide_head(stored.map(|(_, denial)| denial), tool);
+        if let Err((denial, check)) = head {
+            let governance = &self.governance;
+            match stored {
+                Some((decision, _)) if check == Check::StoredDecision => {
+                    governance.refused_by(&asked, decision, &denial).await;
+                }
+                _ => governance.refused(&asked, &denial).await,
+            }
+            return Err(refusal(id, &method, request, &denial));
         }
         let judged = self.governance.evaluate(&asked).instrument(span.clone());
         let judged = judged.await;

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use config::section::tools::{RuntimeKind, Tool};
 use config::{Settings, Sources};
+use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use mcp::bridge::Bridge;
@@ -17,12 +18,11 @@ use mcp::call_headers::CallHeaders;
 use mcp::caller::Caller;
 use mcp::context::Contexts;
 use mcp::fingerprint::Fingerprints;
-use mcp::governance::{Governance, Rules};
+use mcp::governance::Governance;
 use mcp::interceptor::{CORRELATION, Interceptor};
 use mcp::launch::{LaunchError, Launched, Launcher, Local};
 use mcp::metrics::Metrics;
 use mcp::outlet::Heard;
-use mcp::ports::Ledger;
 use mcp::process::{Gone, Home, Label, Process};
 use mcp::relay::{Relay, Stamps};
 use mcp::room::Room;
@@ -32,6 +32,7 @@ use mcp::session::Way;
 use mcp::tools::{Launchers, Served};
 use opentelemetry::trace::TracerProvider as _;
 use policy::audit::AuditEvent;
+use policy::ports::AuditSink;
 use policy::verdict::Word;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -48,7 +49,13 @@ const LONG: Duration = Duration::from_secs(20);
 struct NoBook;
 
 #[async_trait]
-impl Ledger for NoBook {
+impl AuditSink for NoBook {
+    fn try_record(&self, _: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        Ok(())
+    }
+
+    async fn keep(&self, _: Box<AuditEvent>) {}
+
     async fn record(&self, _: Box<AuditEvent>) {}
 }
 
@@ -110,8 +117,9 @@ fn settings(text: &str) -> Settings {
 fn house(settings: &Settings, launchers: Launchers, dir: &tempfile::TempDir) -> Arc<House> {
     let metrics = Metrics::default();
     let contexts = Contexts::new(&metrics);
-    let rules = Rules::load(settings).unwrap();
-    let governance = Governance::new(rules, Arc::new(NoBook), metrics, contexts);
+    let snapshot = PolicySnapshot::load(Arc::new(settings.clone())).unwrap();
+    let policy = Arc::new(CurrentPolicy::new(snapshot));
+    let governance = Governance::new(policy, Arc::new(NoBook), metrics, contexts);
     let relay = Relay {
         governance: governance.clone(),
         stamps: Stamps(Arc::new(|| false)),

@@ -26,10 +26,12 @@ use control::health::Board;
 use control::metrics::ControlMetrics;
 use control::sandboxes::Sandboxes;
 use control::wall_now;
+use decide::hold::Questions;
+use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use egress::authority::Authority;
 use egress::dialer::Dialer;
 use egress::mirror::Mirrors;
-use egress::traffic::{Parts, Rules, Traffic};
+use egress::services::{Parts, Services};
 use listen::PrivateSocket;
 use mcp::fingerprint::Fingerprints;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -196,7 +198,8 @@ async fn serve(
     let settings = Arc::new(ArcSwap::from_pointee(settings));
     let manager = open_manager(paths).await?;
     let inits = Inits(manager.backend().clone());
-    let traffic = open_traffic(paths, &store, inits, settings.load_full()).await?;
+    let policy = load_policy(settings.load_full()).await?;
+    let traffic = open_traffic(paths, &store, inits, &policy).await?;
     let shared = Shared::new(Arc::clone(&traffic), Arc::clone(&board), stop.clone());
     let shared = Arc::new(shared);
     let ready = shared.prepare(&settings.load());
@@ -206,7 +209,8 @@ async fn serve(
     let metrics = Arc::new(metrics);
     let sandboxed = Arc::new(tools::Sandboxed::default());
     let given = tools::Given {
-        ledger: Arc::new(Book(store.clone())),
+        policy: Arc::clone(&policy),
+        audit: Arc::new(Book(store.clone())),
         fingerprints: open_fingerprints(paths).await?,
         board: Arc::clone(&board),
         numbers: Arc::clone(&metrics),
@@ -226,6 +230,7 @@ async fn serve(
         numbers: numbers.clone(),
         telemetry,
         store: store.clone(),
+        policy,
         traffic: Arc::clone(&traffic),
         shared: Arc::clone(&shared),
         tools: Arc::clone(&tools),
@@ -406,27 +411,33 @@ async fn open_traffic(
     paths: &Paths,
     store: &Store,
     inits: Inits,
-    settings: Arc<Settings>,
-) -> Result<Arc<Traffic>> {
-    let dir = paths.state_dir.clone();
+    policy: &Arc<CurrentPolicy>,
+) -> Result<Arc<Services>> {
+    let (dir, settings) = (paths.state_dir.clone(), Arc::clone(&policy.load().settings));
     let opened = tokio::task::spawn_blocking(move || {
         let authority = Authority::open(&dir, wall_now())?;
         let dialer = Dialer::new(&settings)?;
-        let mirrors = Mirrors::open(&dir.join("mirrors"))?;
-        anyhow::Ok((authority, dialer, mirrors, Rules::load(settings)?))
+        anyhow::Ok((authority, dialer, Mirrors::open(&dir.join("mirrors"))?))
     });
-    let (authority, dialer, mirrors, rules) = opened.await??;
-    Ok(Traffic::new(Parts {
-        rules,
+    let (authority, dialer, mirrors) = opened.await??;
+    Ok(Services::new(Parts {
+        policy: Arc::clone(policy),
+        questions: Questions::default(),
         registry: Arc::new(Rows::new(store.clone())),
-        ledger: Arc::new(Book(store.clone())),
+        audit: Arc::new(Book(store.clone())),
         programs: Arc::new(inits),
         authority: Arc::new(ArcSwap::from_pointee(authority)),
         dialer,
-        judge: Some(Arc::new(Readers(judge()))),
+        pack_reader: Some(Arc::new(Readers(judge()))),
         spool: paths.state_dir.join("spool"),
         mirrors,
     }))
+}
+
+/// Loads the rules of `settings` on a thread that may block: policy bundles are files.
+pub async fn load_policy(settings: Arc<Settings>) -> Result<Arc<CurrentPolicy>> {
+    let loading = tokio::task::spawn_blocking(move || PolicySnapshot::load(settings));
+    Ok(Arc::new(CurrentPolicy::new(loading.await??)))
 }
 
 /// What tools looked like when they were first seen.
@@ -494,7 +505,7 @@ async fn prune_hourly(store: Store, stop: CancellationToken) -> Result<()> {
     }
 }
 
-async fn prune_traffic(traffic: Arc<Traffic>, stop: CancellationToken) -> Result<()> {
+async fn prune_traffic(traffic: Arc<Services>, stop: CancellationToken) -> Result<()> {
     stop.run_until_cancelled(traffic.prune_regularly()).await;
     Ok(())
 }

@@ -17,6 +17,7 @@ use std::net::IpAddr;
 
 use foldhash::fast::FixedState;
 
+use crate::answer::Approval;
 use crate::endpoint::{EndpointRefusal, EndpointRule, EndpointRules, Method};
 use crate::host::{Host, HostName, HostPattern};
 use crate::id::SandboxId;
@@ -111,7 +112,7 @@ pub struct Target {
 }
 
 /// Proof that a target was judged and allowed. It owns the target: what was checked is
-/// what is sent. Only [`Allowlist::judge`] makes one.
+/// what is sent. [`Allowlist::judge`] makes one, or an operator's approval.
 ///
 /// ```compile_fail,E0451
 /// fn forge(target: policy::allowlist::Target) -> policy::allowlist::Permit {
@@ -127,6 +128,15 @@ pub struct Permit {
 }
 
 impl Permit {
+    /// The permit for a target that the rules do not name and the operator allowed.
+    pub fn approved(target: Target, approval: Approval) -> Self {
+        Self {
+            target,
+            rule: approval.into_rule(),
+            scan: None,
+        }
+    }
+
     /// What was allowed.
     pub fn target(&self) -> &Target {
         &self.target

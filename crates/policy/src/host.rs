@@ -11,6 +11,9 @@ use std::sync::Arc;
 
 use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
 
+/// The name under which the gate itself answers.
+pub const GATE: &str = "palisade.internal";
+
 /// A normalised host: a name or an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Host {
@@ -94,6 +97,11 @@ pub enum BadHost {
 const LONGEST_SPELLING: usize = 253 * 6;
 
 impl Host {
+    /// Whether this is the gate itself.
+    pub fn is_gate(&self) -> bool {
+        self.as_name().is_some_and(|name| name.as_str() == GATE)
+    }
+
     /// Normalises `text`: a name, an IPv4 address in any spelling that `inet_aton` takes,
     /// or an IPv6 address with or without brackets.
     pub fn parse(text: &str) -> Result<Self, BadHost> {

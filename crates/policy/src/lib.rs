@@ -5,10 +5,10 @@
 //! - **words**: [`id`], [`verdict`], [`reason`], [`registration`], [`audit`], [`clock`];
 //! - **spellings**, each normalised once, where it enters: [`host`], [`path`];
 //! - **changes**: [`redaction`], what a policy wants changed, by [`splice`], which touches nothing else;
-//! - **rules**: [`allowlist`] over [`endpoint`], [`override_header`] for what would get around them, [`github`] for its API, [`repository`] for which
-//!   of them may be spoken to, [`refs`] and [`push`] for pushes, [`toolbox`] for tools, [`rego`] for the operator's own policies;
+//! - **rules**: [`allowlist`] over [`endpoint`], [`override_header`] for what would get around them, [`github`] for its API, [`git_address`] and [`repository`] for git over HTTP, [`refs`] and [`push`] for pushes, [`toolbox`] for tools, [`rego`] for the operator's own policies;
+//! - **ports**: [`ports`], what the planes need of the rest of the gate, as traits;
 //! - **arithmetic**: [`bucket`], [`window`], [`breaker`];
-//! - **proofs**, which the next stage demands: [`identity`], [`proof`].
+//! - **proofs**, which the next stage demands: [`identity`], [`answer`], [`proof`].
 //!
 //! A rule that opens something must hold in every way the other side could read a request;
 //! a rule that closes something bites in any (`covers` and `touches`). What cannot be read
@@ -18,11 +18,13 @@
 //! parameter ([`clock`]), so every decision can be replayed in a test.
 
 pub mod allowlist;
+pub mod answer;
 pub mod audit;
 pub mod breaker;
 pub mod bucket;
 pub mod clock;
 pub mod endpoint;
+pub mod git_address;
 pub mod github;
 mod glob;
 pub mod host;
@@ -30,6 +32,7 @@ pub mod id;
 pub mod identity;
 pub mod override_header;
 pub mod path;
+pub mod ports;
 pub mod proof;
 pub mod push;
 pub mod reason;

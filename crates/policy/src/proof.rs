@@ -1,7 +1,7 @@
 //! A request's way through the gate, as types.
 //!
 //! ```text
-//! Identified ──admit(Pass, Guard)──▶ Admitted ──permit(Permit)──▶ Permitted ──clear(Clearance)──▶ Cleared
+//! Identified ──admit(Pass, A)──▶ Admitted ──permit(Permit)──▶ Permitted ──clear(Clearance)──▶ Cleared
 //! ```
 //!
 //! Each stage takes what only the check before it can make, so forgetting a check does not
@@ -17,18 +17,21 @@
 //! upstream; a [`Clearance`] is built from whatever verdicts its caller had; and the
 //! request `R` is opaque, so that nothing here ties it to the permit's target. The one
 //! function that runs the stages holds that together, by sending to the permit's target
-//! and building the request anew from it. [`Guard::NoBreaker`] and
-//! [`Clearance::nothing_configured`] can be said by anybody: they are there to be searched
-//! for.
+//! and building the request anew from it. [`Clearance::nothing_configured`] can be said by
+//! anybody: it is there to be searched for.
 //!
+//! The admission `A` holds the breaker's [`Ticket`](crate::breaker::Ticket) and settles it as
+//! abandoned when it is dropped, so that a refusal needs no step of its own. A request that has
+//! to wait for an answer gives its admission back and keeps the token it has paid
+//! (`release`).
 //!
 //! ```
 //! use policy::{allowlist::Permit, bucket::Pass, identity::Identity, proof::*};
 //!
 //! fn pass(identity: Identity, pass: Pass, permit: Permit, clearance: Clearance) {
-//!     let admitted = Identified::new("request", identity).admit(pass, Guard::NoBreaker);
+//!     let admitted = Identified::new("request", identity).admit(pass, ());
 //!     let permitted = admitted.permit(permit).expect("judged for this sandbox");
-//!     let cleared: Cleared<&str> = permitted.clear(clearance);
+//!     let cleared: Cleared<&str, ()> = permitted.clear(clearance);
 //! }
 //! ```
 //!
@@ -46,7 +49,7 @@
 //! use policy::{bucket::Pass, identity::Identity, proof::*};
 //!
 //! fn skip_the_allowlist(identity: Identity, pass: Pass, clearance: Clearance) {
-//!     let admitted = Identified::new("request", identity).admit(pass, Guard::NoBreaker);
+//!     let admitted = Identified::new("request", identity).admit(pass, ());
 //!     let cleared = admitted.clear(clearance);
 //! }
 //! ```
@@ -54,7 +57,7 @@
 //! ```compile_fail,E0308
 //! use policy::{identity::Identity, proof::*};
 //!
-//! fn skip_all(request: u8, identity: Identity) -> Cleared<u8> {
+//! fn skip_all(request: u8, identity: Identity) -> Cleared<u8, ()> {
 //!     Identified::new(request, identity)
 //! }
 //! ```
@@ -65,28 +68,16 @@
 //! use policy::{bucket::Pass, identity::Identity, proof::*};
 //!
 //! fn twice(one: Identity, two: Identity, pass: Pass) {
-//!     let first = Identified::new(1, one).admit(pass, Guard::NoBreaker);
-//!     let second = Identified::new(2, two).admit(pass, Guard::NoBreaker);
+//!     let first = Identified::new(1, one).admit(pass, ());
+//!     let second = Identified::new(2, two).admit(pass, ());
 //! }
 //! ```
 
 use crate::allowlist::Permit;
-use crate::breaker::Ticket;
 use crate::bucket::Pass;
 use crate::identity::Identity;
 use crate::reason::Reason;
 use crate::verdict::{Denial, RuleName, Verdict};
-
-/// The breaker's part in a request. It comes back at the end of the request's way,
-/// wherever that is, because a ticket has to be settled.
-#[must_use = "settle the ticket with the outcome of the request"]
-#[derive(Debug, PartialEq, Eq)]
-pub enum Guard {
-    /// The breaker admitted it.
-    Ticket(Ticket),
-    /// No breaker watches this upstream. Said, not forgotten.
-    NoBreaker,
-}
 
 /// A request whose sender is known.
 #[must_use = "a request goes on or is refused"]
@@ -99,29 +90,32 @@ pub struct Identified<R> {
 /// A request that the rate limit and the breaker let in.
 #[must_use = "a request goes on or is refused"]
 #[derive(Debug)]
-pub struct Admitted<R> {
+pub struct Admitted<R, A> {
     request: R,
     identity: Identity,
-    guard: Guard,
+    pass: Pass,
+    admission: A,
 }
 
 /// A request that policy allows.
 #[must_use = "a request goes on or is refused"]
 #[derive(Debug)]
-pub struct Permitted<R> {
+pub struct Permitted<R, A> {
     request: R,
     identity: Identity,
-    guard: Guard,
+    pass: Pass,
+    admission: A,
     permit: Permit,
 }
 
 /// A request whose content was checked. Only this may receive a credential and leave.
 #[must_use = "a request goes on or is refused"]
 #[derive(Debug)]
-pub struct Cleared<R> {
+pub struct Cleared<R, A> {
     request: R,
     identity: Identity,
-    guard: Guard,
+    pass: Pass,
+    admission: A,
     permit: Permit,
     clearance: Clearance,
 }
@@ -143,32 +137,26 @@ impl<R> Identified<R> {
     }
 
     /// Lets it in: a token was taken and the breaker asked.
-    pub fn admit(self, pass: Pass, guard: Guard) -> Admitted<R> {
-        // The token is spent.
-        let Pass { .. } = pass;
+    pub fn admit<A>(self, pass: Pass, admission: A) -> Admitted<R, A> {
         Admitted {
             request: self.request,
             identity: self.identity,
-            guard,
+            pass,
+            admission,
         }
-    }
-
-    /// Ends its way here.
-    pub fn refuse(self) -> R {
-        self.request
     }
 }
 
 /// A permit that was judged for another sandbox, and the request it was meant for.
 #[derive(Debug)]
-pub struct Misused<R> {
+pub struct Misused<R, A> {
     /// What to answer.
     pub denial: Denial,
     /// The request, as far as it came.
-    pub request: Admitted<R>,
+    pub request: Admitted<R, A>,
 }
 
-impl<R> Admitted<R> {
+impl<R, A> Admitted<R, A> {
     /// The request.
     pub fn request(&self) -> &R {
         &self.request
@@ -181,7 +169,7 @@ impl<R> Admitted<R> {
 
     /// Joins it with the permit for its target. A permit that was judged by the rules of
     /// another sandbox is refused: the fault is ours, and it must not open a door.
-    pub fn permit(self, permit: Permit) -> Result<Permitted<R>, Misused<R>> {
+    pub fn permit(self, permit: Permit) -> Result<Permitted<R, A>, Misused<R, A>> {
         let judged_for = &permit.target().sandbox;
         if judged_for != self.identity.sandbox() {
             let denial = Denial::new(Reason::Internal, "proof:permit").because(format!(
@@ -196,18 +184,24 @@ impl<R> Admitted<R> {
         Ok(Permitted {
             request: self.request,
             identity: self.identity,
-            guard: self.guard,
+            pass: self.pass,
+            admission: self.admission,
             permit,
         })
     }
 
-    /// Ends its way here.
-    pub fn refuse(self) -> (R, Guard) {
-        (self.request, self.guard)
+    /// Gives the admission back, and keeps the request with the token it has paid.
+    pub fn release(self) -> (R, Pass) {
+        (self.request, self.pass)
+    }
+
+    /// The admission of what passes unread, for which there is no permit.
+    pub fn into_admission(self) -> A {
+        self.admission
     }
 }
 
-impl<R> Permitted<R> {
+impl<R, A> Permitted<R, A> {
     /// The request.
     pub fn request(&self) -> &R {
         &self.request
@@ -229,38 +223,41 @@ impl<R> Permitted<R> {
     }
 
     /// Joins it with the result of the content checks.
-    pub fn clear(self, clearance: Clearance) -> Cleared<R> {
+    pub fn clear(self, clearance: Clearance) -> Cleared<R, A> {
         Cleared {
             request: self.request,
             identity: self.identity,
-            guard: self.guard,
+            pass: self.pass,
+            admission: self.admission,
             permit: self.permit,
             clearance,
         }
     }
 
-    /// Ends its way here.
-    pub fn refuse(self) -> (R, Guard) {
-        (self.request, self.guard)
+    /// Gives the admission back, and keeps the request with the token it has paid.
+    pub fn release(self) -> (R, Pass) {
+        (self.request, self.pass)
     }
 }
 
 /// What is left of a [`Cleared`] request once it is sent.
 #[derive(Debug)]
-pub struct Parts<R> {
+pub struct Parts<R, A> {
     /// The request.
     pub request: R,
     /// Its sender.
     pub identity: Identity,
+    /// The token it has paid.
+    pub pass: Pass,
     /// The breaker's part, to be settled.
-    pub guard: Guard,
+    pub admission: A,
     /// What was allowed: the target to dial and to send.
     pub permit: Permit,
     /// What the content checks said.
     pub clearance: Clearance,
 }
 
-impl<R> Cleared<R> {
+impl<R, A> Cleared<R, A> {
     /// The request.
     pub fn request(&self) -> &R {
         &self.request
@@ -287,19 +284,15 @@ impl<R> Cleared<R> {
     }
 
     /// Takes it apart, to send it.
-    pub fn into_parts(self) -> Parts<R> {
+    pub fn into_parts(self) -> Parts<R, A> {
         Parts {
             request: self.request,
             identity: self.identity,
-            guard: self.guard,
+            pass: self.pass,
+            admission: self.admission,
             permit: self.permit,
             clearance: self.clearance,
         }
-    }
-
-    /// Ends its way here.
-    pub fn refuse(self) -> (R, Guard) {
-        (self.request, self.guard)
     }
 }
 
@@ -364,7 +357,7 @@ mod tests {
 
     use super::*;
     use crate::allowlist::{Allowlist, HostRule, Target};
-    use crate::breaker::{Breaker, BreakerConfig, Outcome};
+    use crate::breaker::{Breaker, BreakerConfig, Outcome, Ticket};
     use crate::bucket::{Rate, TokenBucket};
     use crate::clock::{Tick, UnixMillis};
     use crate::endpoint::Method;
@@ -373,7 +366,7 @@ mod tests {
     use crate::identity::{Lookup, identify};
     use crate::path::CleanPath;
     use crate::registration::{AuthMode, Registration};
-    use crate::verdict::{Edits, Modification, Question};
+    use crate::verdict::{Edits, Grant, Modification, Question};
 
     fn identity(id: &str) -> Identity {
         let row = Registration {
@@ -388,13 +381,13 @@ mod tests {
         identify(Lookup::Found(Arc::new(row)), None, UnixMillis::new(0)).unwrap()
     }
 
-    fn admitted(id: &str) -> Admitted<&'static str> {
+    fn admitted(id: &str) -> Admitted<&'static str, Ticket> {
         let rate = Rate::new(1.0, 1).unwrap();
         let pass = TokenBucket::new().take(&rate, Tick::default()).unwrap();
         let ticket = Breaker::new(0)
             .admit(&BreakerConfig::default(), Tick::default())
             .unwrap();
-        Identified::new("request", identity(id)).admit(pass, Guard::Ticket(ticket))
+        Identified::new("request", identity(id)).admit(pass, ticket)
     }
 
     fn permit(id: &str) -> Permit {
@@ -419,25 +412,21 @@ mod tests {
         assert!(!cleared.clearance().is_checked());
         let parts = cleared.into_parts();
         assert_eq!(parts.permit.target().port, 443);
-        let Guard::Ticket(ticket) = parts.guard else {
-            panic!("the ticket is lost")
-        };
         // A breaker it was not drawn from takes no notice of it.
         Breaker::new(0).settle(
             &BreakerConfig::default(),
-            ticket,
+            parts.admission,
             Outcome::Success,
             Tick::default(),
         );
     }
 
     #[test]
-    fn a_permit_for_another_sandbox_is_refused_and_the_ticket_comes_back() {
+    fn a_permit_for_another_sandbox_is_refused_and_the_request_comes_back() {
         let misused = admitted("a").permit(permit("b")).unwrap_err();
         assert_eq!(misused.denial.reason, Reason::Internal);
-        let (request, guard) = misused.request.refuse();
+        let (request, _pass) = misused.request.release();
         assert_eq!(request, "request");
-        assert!(matches!(guard, Guard::Ticket(_)));
     }
 
     #[test]
@@ -453,6 +442,8 @@ mod tests {
             digest: [0; 32],
             rules: vec!["scan:ask".into()],
             sentences: vec!["Found.".to_owned()],
+            evidence: None,
+            grants: Grant::Request,
             snapshot: 0,
         }));
         let deny = Verdict::from(Denial::new(Reason::SecretFound, "scan:deny"));

@@ -19,7 +19,7 @@ use crate::bucket::Rate;
 use crate::reason::Reason;
 use crate::refs::{ObjectId, RefFacts, RefRules, RefUpdate};
 use crate::registration::{MAX_RECEIVE_PACK_BYTES, Repo};
-use crate::verdict::{Denial, UNATTENDED};
+use crate::verdict::Denial;
 
 /// How a repository names its objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -206,6 +206,17 @@ pub enum OnSecret {
     Off,
 }
 
+/// What is done about the secrets of one push.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Secrets {
+    /// There are none, or they are only noted.
+    Pass,
+    /// The operator decides. Each entry is the refusal that a push would get without a question.
+    Ask(Vec<Denial>),
+    /// The push is refused.
+    Deny(Vec<Denial>),
+}
+
 /// The rules for pushes, for one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushRules {
@@ -226,21 +237,15 @@ impl PushRules {
         unread.judge_push(&pair(case, facts, None))
     }
 
-    /// The refusals of what was found, one for each rule that knew it; none where secrets
-    /// are only written down, or not at all.
-    pub fn secret_denials(&self, findings: &Findings) -> Vec<Denial> {
-        let mut denials = findings.secret_denials();
+    /// What is done about the secrets that were found, one entry for each rule that knew them.
+    pub fn judge_secrets(&self, findings: &Findings) -> Secrets {
+        let found = findings.secret_denials();
         match self.secrets {
-            OnSecret::Deny => {}
-            OnSecret::Ask => {
-                for denial in &mut denials {
-                    denial.reason = Reason::AskUnattended;
-                    denial.message = format!("{} {UNATTENDED}", denial.message);
-                }
-            }
-            OnSecret::Note | OnSecret::Off => denials.clear(),
+            _ if found.is_empty() => Secrets::Pass,
+            OnSecret::Deny => Secrets::Deny(found),
+            OnSecret::Ask => Secrets::Ask(found),
+            OnSecret::Note | OnSecret::Off => Secrets::Pass,
         }
-        denials
     }
 
     /// Whether somebody has to read the objects.
@@ -252,19 +257,20 @@ impl PushRules {
     }
 }
 
-/// Decides about a whole push. A check that was asked for and not made refuses it.
+/// Decides about a whole push. A check that was asked for and not made refuses it. What comes
+/// back are the findings that the operator has to decide about; mostly none.
 pub fn judge(
     rules: &PushRules,
     case: &Case,
     facts: &[RefFacts],
     findings: Option<&Findings>,
-) -> Result<(), Denial> {
+) -> Result<Vec<Denial>, Denial> {
     rules.refs.judge_push(&pair(case, facts, findings))?;
     let Some(findings) = findings else {
         return if rules.wants_findings(case) {
             Err(unread("nobody read the objects of this push"))
         } else {
-            Ok(())
+            Ok(Vec::new())
         };
     };
     if !case.restricted.is_empty()
@@ -272,9 +278,10 @@ pub fn judge(
     {
         return Err(denial);
     }
-    match rules.secret_denials(findings).into_iter().next() {
-        Some(denial) => Err(denial),
-        None => Ok(()),
+    match rules.judge_secrets(findings) {
+        Secrets::Pass => Ok(Vec::new()),
+        Secrets::Ask(found) => Ok(found),
+        Secrets::Deny(found) => found.into_iter().next().map_or(Ok(Vec::new()), Err),
     }
 }
 

@@ -49,6 +49,10 @@ pub struct Question {
     pub rules: Vec<RuleName>,
     /// Why, one sentence for each rule.
     pub sentences: Vec<String>,
+    /// What only the operator is shown.
+    pub evidence: Option<String>,
+    /// What an approval lets pass.
+    pub grants: Grant,
     /// The policy snapshot under which it was raised.
     pub snapshot: u64,
 }
@@ -56,8 +60,22 @@ pub struct Question {
 /// SHA-256 over the facts of a question.
 pub type Digest = [u8; 32];
 
+/// What an approval lets pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// Every request of the sandbox to the host and port.
+    Host,
+    /// This request, with its method and path.
+    Request,
+    /// This push, with its refs and objects.
+    Push,
+    /// This message to or from a tool, with its content.
+    Message,
+}
+
 impl Question {
-    /// One question that stands for both: the same facts, the rules of each.
+    /// One question that stands for both: the rules of each, under the digest of the first. Its
+    /// raiser gives it a digest of both where their facts differ.
     #[must_use]
     pub fn merge(mut self, other: Question) -> Self {
         for (rule, sentence) in other.rules.into_iter().zip(other.sentences) {
@@ -66,18 +84,24 @@ impl Question {
                 self.sentences.push(sentence);
             }
         }
+        self.evidence = self.evidence.or(other.evidence);
         self
     }
 
     /// The refusal of a question that has no operator to answer it.
     pub fn unattended(&self) -> Denial {
-        let rule = self.rules.first().cloned();
         let sentence = self.sentences.first().map_or("", String::as_str);
-        Denial::new(
-            Reason::AskUnattended,
-            rule.unwrap_or_else(|| RuleName::from("ask")),
-        )
-        .saying(format!("{sentence} {UNATTENDED}"))
+        let denial = self.refused(Reason::AskUnattended);
+        denial.saying(format!("{sentence} {UNATTENDED}"))
+    }
+
+    /// The refusal of a question for a reason of its own.
+    pub fn refused(&self, reason: Reason) -> Denial {
+        let rule = self.rules.first().cloned();
+        Denial {
+            evidence: self.evidence.clone(),
+            ..Denial::new(reason, rule.unwrap_or_else(|| RuleName::from("ask")))
+        }
     }
 }
 
@@ -282,6 +306,8 @@ mod tests {
             digest: [7; 32],
             rules: vec![rule.into()],
             sentences: vec![format!("{rule} asks.")],
+            evidence: None,
+            grants: Grant::Request,
             snapshot: 1,
         }))
     }

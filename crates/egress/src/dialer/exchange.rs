@@ -18,9 +18,10 @@ use super::driven::{Driven, Frames};
 use super::error::{DialError, Step};
 use super::pool::{Checkout, Dial, Place, Shelf};
 use super::wire::{Deadline, Line, broken};
-use super::{Route, Rules, Sent, Timings, message};
+use super::{Rules, Sent, Timings, message};
 use crate::alarm::Alarm;
 use crate::body::Content;
+use crate::outgoing::Route;
 
 /// How long an upload whose answer has ended may stand still.
 const LINGER: Duration = Duration::from_secs(60);

@@ -7,9 +7,9 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Uri, Version};
 use hyper::body::Body;
 
-use super::Route;
 use super::error::DialError;
 use crate::headers;
+use crate::outgoing::Route;
 
 /// Strips what belongs to the client's own hop. How long the body is, the writer learns from
 /// the body: a length from elsewhere could differ from what follows.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use policy::id::SandboxId;
 
-use super::Route;
+use crate::outgoing::Route;
 
 pub(super) use self::shelf::{Checkout, Dial, Place, Shelf};
 

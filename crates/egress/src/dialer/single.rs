@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::UPGRADE;
-use http::{Request, Response, StatusCode};
+use http::{Response, StatusCode};
 use hyper::client::conn::http1::SendRequest;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
@@ -14,8 +14,8 @@ use super::body::{Arriving, Departing, Way};
 use super::error::{DialError, Step, said};
 use super::exchange::blame;
 use super::wire::{Wire, broken, http1};
-use super::{Route, Timings, message};
-use crate::body::Content;
+use super::{Timings, message};
+use crate::outgoing::{Outgoing, Route};
 
 /// An open HTTP/1.1 connection that waits for its one request.
 pub struct Upgradable {
@@ -67,7 +67,8 @@ impl Upgradable {
 
     /// Sends the one request, with its `Upgrade` if it has one. An upstream that switches
     /// protocols without being asked has broken the connection.
-    pub async fn send(mut self, mut request: Request<Content>) -> Result<Answer, DialError> {
+    pub async fn send(mut self, outgoing: Outgoing) -> Result<Answer, DialError> {
+        let (_, mut request) = outgoing.into_parts();
         let host = &self.route.host;
         let upgrade = request.headers().get(UPGRADE).cloned();
         let asked = upgrade.is_some();

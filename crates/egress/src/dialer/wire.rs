@@ -20,7 +20,8 @@ use tokio_util::either::Either;
 use super::body::Departing;
 use super::driven::Driven;
 use super::error::{DialError, Step, said};
-use super::{Route, Rules, Timings, socket};
+use super::{Rules, Timings, socket};
+use crate::outgoing::Route;
 
 /// The most an HTTP/1 upstream may send as the head of a response. How much of it is kept
 /// while the connection is unused is for [`super::tap`] to say.

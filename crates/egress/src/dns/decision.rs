@@ -5,19 +5,22 @@ use std::str::FromStr;
 
 use config::Settings;
 use config::section::egress::DnsMode;
+use decide::decision::{Cx, decide};
+use decide::subject::{Mode, Subject};
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{A, AAAA};
 use hickory_proto::rr::{Name, RData, RecordType};
-use policy::host::{Host, HostName};
+use policy::answer::Answers;
+use policy::host::{GATE, Host, HostName};
 use policy::id::SandboxId;
 use policy::reason::Reason;
-use policy::verdict::{Denial, RuleName};
+use policy::verdict::{Denial, Question, RuleName, Verdict};
 
 use super::message::Reply;
 use super::metrics::Outcome;
 use super::synthetic::Place;
 use super::upstream::host_name;
-use super::{GATE, Way};
+use super::{NamePolicy, Way};
 
 /// How long clients may hold an answer of the gate's own, in seconds. Short, because a gate
 /// that was restarted has forgotten its synthetic addresses, and settings change.
@@ -93,18 +96,38 @@ impl Service {
     }
 }
 
-/// Judges a name in forward mode.
+/// Decides about a name in forward mode. A query never waits: where the operator is to be asked,
+/// `raise` raises the question, and the name fails until it is answered.
 pub(super) fn judge(
     sandbox: &SandboxId,
     name: HostName,
     service: Service,
     kind: RecordType,
-    settings: &Settings,
+    policy: &NamePolicy,
+    raise: impl FnOnce(&Question) -> bool,
 ) -> Step {
     let asked = Host::Name(name.clone());
-    let rule = match settings.allowlist().judge_host(&asked) {
-        Ok(rules) => rules.first().map(|rule| rule.name.clone()),
-        Err(denial) => return refuse(ResponseCode::NXDomain, denial, Outcome::Denied),
+    let (settings, answers) = (&policy.snapshot.settings, Answers::default());
+    let cx = Cx {
+        snapshot: &policy.snapshot,
+        answers: &answers,
+        grants: policy.grants.as_deref(),
+        now: policy.now,
+    };
+    let decided = decide(Subject::Name(sandbox, &asked), Mode::Live, cx).now();
+    let rule = match decided.verdict {
+        Verdict::Allow { rule } => Some(rule),
+        Verdict::Modify(change) => Some(change.rule),
+        Verdict::Deny(denial) => {
+            return refuse(ResponseCode::NXDomain, *denial, Outcome::Denied);
+        }
+        Verdict::Ask(question) => {
+            let code = match raise(&question) {
+                true => ResponseCode::ServFail,
+                false => ResponseCode::NXDomain,
+            };
+            return refuse(code, question.unattended(), Outcome::Denied);
+        }
     };
     if service == Service::Nothing {
         return empty(true);

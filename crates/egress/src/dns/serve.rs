@@ -14,7 +14,8 @@ use config::section::egress::DnsMode;
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
 use policy::id::SandboxId;
-use policy::identity::{Lookup, identify};
+use policy::identity::identify;
+use policy::ports::{AuditSink, Registry};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -23,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Answered, Asker, Names, Outcome, Transport, Way};
 use crate::datagram::{Datagrams, Ends};
+use crate::listener_checks::ListenerChecks;
 
 /// The longest query that is read. What is longer is no question.
 const LONGEST_QUERY: usize = 4096;
@@ -36,28 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// After a failure to receive: the cause lasts a moment.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// Somebody who knows which sandbox has an address.
-pub trait Registry: Send + Sync + 'static {
-    /// What is registered at `ip`.
-    fn who(&self, ip: IpAddr) -> Lookup;
-
-    /// Whether a datagram from `peer` is a health check of the gate itself.
-    fn is_listener_check(&self, _peer: SocketAddr) -> bool {
-        false
-    }
-}
-
-/// Somebody who writes records down.
-#[async_trait::async_trait]
-pub trait Journal: Send + Sync + 'static {
-    /// Writes it down, unless that would mean to wait: then it comes back.
-    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>>;
-
-    /// Writes it down. The answer waits for this.
-    async fn record(&self, event: Box<AuditEvent>);
-}
-
-async fn write_down(journal: &dyn Journal, event: Option<AuditEvent>) {
+async fn write_down(journal: &dyn AuditSink, event: Option<AuditEvent>) {
     if let Some(event) = event
         && let Err(event) = journal.try_record(Box::new(event))
     {
@@ -71,15 +52,20 @@ pub enum Source {
     /// A socket inside this sandbox's network: whoever asks there is the sandbox.
     Sandbox(SandboxId),
     /// A network that several share: whoever is registered at the address.
-    Shared(Arc<dyn Registry>),
+    Shared {
+        /// Who is registered.
+        registry: Arc<dyn Registry>,
+        /// The health checks of the gate itself.
+        checks: Arc<ListenerChecks>,
+    },
 }
 
 impl Source {
     fn asker(&self, peer: IpAddr) -> Asker {
         match self {
             Source::Sandbox(sandbox) => Asker::Known(sandbox.clone()),
-            Source::Shared(registry) => {
-                match identify(registry.who(peer.to_canonical()), None, wall_now()) {
+            Source::Shared { registry, .. } => {
+                match identify(registry.by_ip(peer.to_canonical()), None, wall_now()) {
                     Ok(identity) => Asker::Known(identity.sandbox().clone()),
                     Err(denial) => Asker::Unknown(denial),
                 }
@@ -90,7 +76,7 @@ impl Source {
     fn is_listener_check(&self, peer: SocketAddr) -> bool {
         match self {
             Source::Sandbox(_) => false,
-            Source::Shared(registry) => registry.is_listener_check(peer),
+            Source::Shared { checks, .. } => checks.is_check(peer),
         }
     }
 
@@ -99,10 +85,10 @@ impl Source {
         match self {
             Source::Sandbox(_) => Way {
                 transport,
-                mode: (names.settings)(None).egress.dns.mode,
+                mode: (names.policy)(None).snapshot.settings.egress.dns.mode,
                 gate: None,
             },
-            Source::Shared(_) => Way {
+            Source::Shared { .. } => Way {
                 transport,
                 mode: DnsMode::Forward,
                 gate: Some(here),
@@ -122,7 +108,7 @@ pub async fn serve_datagrams(
     names: Arc<Names>,
     datagrams: Datagrams,
     source: Source,
-    journal: Arc<dyn Journal>,
+    journal: Arc<dyn AuditSink>,
     stop: CancellationToken,
 ) {
     let datagrams = Arc::new(datagrams);
@@ -189,7 +175,7 @@ type Answering = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// One datagram's answer on its way.
 struct Datagram {
     names: Arc<Names>,
-    journal: Arc<dyn Journal>,
+    journal: Arc<dyn AuditSink>,
     datagrams: Arc<Datagrams>,
     ends: Ends,
 }
@@ -215,7 +201,7 @@ pub async fn serve_stream(
     names: Arc<Names>,
     stream: TcpStream,
     source: Source,
-    journal: Arc<dyn Journal>,
+    journal: Arc<dyn AuditSink>,
     stop: CancellationToken,
 ) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip();
@@ -270,7 +256,7 @@ pub async fn serve_stream(
 
 async fn answer(
     names: &Names,
-    journal: &dyn Journal,
+    journal: &dyn AuditSink,
     asker: &Asker,
     query: &[u8],
     way: &Way,

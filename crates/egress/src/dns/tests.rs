@@ -23,9 +23,11 @@ fn names() -> Names {
 }
 
 fn names_with(settings: Settings) -> Names {
-    let settings = Arc::new(settings);
+    let snapshot = PolicySnapshot::without_bundles(Arc::new(settings));
+    let policy = NamePolicy::from(Arc::new(snapshot));
     Names::new(
-        Box::new(move |_| Arc::clone(&settings)),
+        Box::new(move |_| policy.clone()),
+        Questions::default(),
         Limits::default(),
         DnsMetrics::default(),
     )

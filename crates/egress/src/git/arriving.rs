@@ -9,15 +9,14 @@ use policy::registration::MAX_RECEIVE_PACK_BYTES;
 use policy::verdict::{Denial, Detail};
 use tokio::task::spawn_blocking;
 
-use super::intake::{Coding, Intake, Stop, Taken};
-use super::push::Head;
 use super::receive::refused;
-use super::size;
 use crate::body::Content;
-use crate::guest::Guest;
+use crate::git_protocol::intake::{Coding, Intake, Stop, Taken};
+use crate::git_protocol::push::Head;
+use crate::git_protocol::size;
 use crate::refusal::Refusal;
-use crate::traffic::Traffic;
-use crate::trail::Stage;
+use crate::request_cx::RequestCx;
+use crate::stage::Stage;
 
 /// How much is taken in at a time.
 const PIECE: usize = 256 * 1024;
@@ -25,14 +24,13 @@ const PIECE: usize = 256 * 1024;
 /// Takes all of it into a spool. Where that cannot be done, what is still to come is heard
 /// out: a client that is not done speaking does not listen.
 pub(super) async fn take_in(
-    traffic: &Arc<Traffic>,
-    guest: &Arc<Guest>,
+    cx: &RequestCx,
     mut body: Content,
     coding: Coding,
     limit: u64,
 ) -> Result<Taken, Refusal> {
-    let (gate, account) = (Arc::clone(traffic), Arc::clone(&guest.spooled));
-    let opened = off_thread(move || gate.spools().open(&account)).await?;
+    let (services, quota) = (Arc::clone(&cx.services), Arc::clone(&cx.sandbox.spooled));
+    let opened = off_thread(move || services.spools().open(&quota)).await?;
     let mut intake = opened
         .map(|spool| Intake::new(spool, coding, limit))
         .map_err(|error| stopped(Stop::Spool(error), coding, None, 0))?;

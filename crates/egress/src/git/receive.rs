@@ -11,31 +11,35 @@ use std::sync::Arc;
 
 use config::Settings;
 use config::section::scan::GitAction;
-use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
-use http_body_util::BodyExt;
+use decide::checks::Check;
+use decide::subject::{ObjectFacts, PushFacts, Subject};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
+use policy::answer::Answers;
 use policy::host::Host;
-use policy::proof::Permitted;
+use policy::ports::Pack;
 use policy::push::{self, Case, Findings, Restricted, Sighting};
 use policy::reason::Reason;
 use policy::refs::{RefFacts, RefUpdate};
-use policy::registration::{Registration, Repo};
-use policy::verdict::Denial;
+use policy::registration::Registration;
+use policy::verdict::{Denial, Question, Verdict};
 
-use super::answer::{Aftermath, Sent};
-use super::branches::Place;
-use super::intake::{Coding, Taken};
-use super::push::{Capabilities, Head, Parsed, Push};
-use super::report::{self, Reader};
-use super::spool::Spool;
+use super::arriving;
 use super::upstream::{Breadth, Known, Upstream};
-use super::{arriving, policies, size};
-use crate::body::{self, Content};
-use crate::guest::Guest;
-use crate::pipeline::Message;
-use crate::ports::Pack;
+use crate::admission;
+use crate::branches::Place;
+use crate::git_protocol::intake::{Coding, Taken};
+use crate::git_protocol::push::{Capabilities, Head, Parsed, Push};
+use crate::git_protocol::report::{self, Reader};
+use crate::git_protocol::size;
+use crate::message::BodyState;
 use crate::refusal::{Refusal, Unmoved};
-use crate::traffic::{Rules, Traffic};
-use crate::trail::{Stage, Trail};
+use crate::request_cx::RequestCx;
+use crate::response_filters::git_report::Sent;
+use crate::sandbox_state::SandboxState;
+use crate::services::Services;
+use crate::spool::Spool;
+use crate::stage::Stage;
+use crate::trail::Trail;
 
 /// What a push calls itself.
 const PUSH_TYPE: &[u8] = b"application/x-git-receive-pack-request";
@@ -50,140 +54,146 @@ const MOST_RECORDED: usize = 32;
 pub(crate) struct Arrival<'a> {
     pub(crate) registration: &'a Registration,
     pub(crate) host: &'a Host,
-    /// What the repository is called.
+    /// The name of the repository.
     pub(crate) repo: &'a str,
-    /// How large it may be.
+    /// The largest size.
     pub(crate) limit: u64,
-    pub(crate) coding: Coding,
-    pub(crate) body: Content,
     /// Where what it is compared with can be asked for.
-    pub(crate) upstream: Option<Upstream<'a>>,
+    pub(crate) upstream: Option<&'a Upstream<'a>>,
 }
 
-/// A push that may go on.
-pub(crate) struct Passed {
-    /// All of it, decoded.
-    pub(crate) spool: Spool,
-    /// What is to be remembered of it; nothing of a probe.
-    pub(crate) sent: Option<Box<Sent>>,
+/// What was decided about a push.
+pub(crate) enum PushVerdict {
+    /// It may go on. What is to be remembered of it; nothing of a probe.
+    Allow(Option<Box<Sent>>),
+    /// The operator decides; and how a refusal would be answered.
+    Ask(Box<Question>, Capabilities, Vec<RefUpdate>),
 }
 
-/// What is known of one push when it is judged.
-pub(super) struct Pushed<'a> {
-    pub(super) registration: &'a Registration,
-    pub(super) repo: &'a str,
-    pub(super) host: &'a Host,
-    pub(super) case: Case,
-    pub(super) head: Head,
-    /// How long it is.
-    pub(super) bytes: u64,
+/// Takes the body of a push in, unless it was taken in before.
+pub(crate) async fn take_in(
+    cx: &RequestCx,
+    body: BodyState,
+    coding: Coding,
+    limit: u64,
+) -> Result<Taken, Refusal> {
+    match body {
+        BodyState::Pushed(taken) => Ok(*taken),
+        other => arriving::take_in(cx, other.into_content(), coding, limit).await,
+    }
 }
 
-/// Takes a push in, judges it, and puts it back to be sent.
-pub(super) async fn take(
-    traffic: &Arc<Traffic>,
-    guest: &Arc<Guest>,
-    rules: &Rules,
-    request: &mut Permitted<Message>,
-    repo: &Repo,
+/// Decides about a push that was taken in, wherever it goes: the cheapest checks first.
+pub(crate) async fn judge(
+    cx: &RequestCx,
+    arrival: &Arrival<'_>,
+    taken: &Taken,
+    answers: &Answers,
+    paid: &mut bool,
     trail: &mut Trail,
-) -> Result<Aftermath, Refusal> {
-    let host = request.permit().target().host.clone();
-    let registration = request.identity().registration().clone();
-    let upstream = Upstream::of(
-        traffic,
-        guest,
-        rules,
-        request.permit().target(),
-        request.request(),
-    );
-    let message = request.request_mut();
-    let limits = &rules.settings.policy.git.push_limits;
-    let arrival = Arrival {
-        registration: &registration,
-        host: &host,
-        repo: repo.name.as_str(),
-        limit: push::size_limit(repo, limits.hard_limit_bytes),
-        coding: coding_of(&message.head.headers)?,
-        body: std::mem::replace(&mut message.body, body::empty()),
-        upstream,
+) -> Result<PushVerdict, Refusal> {
+    let Push { head, pack } = match &taken.parsed {
+        Parsed::Push(push) => push,
+        Parsed::Probe => {
+            trail.event.event = Some("probe".to_owned());
+            return Ok(PushVerdict::Allow(None));
+        }
     };
-    let Passed { spool, sent } = judge_arrival(traffic, guest, rules, arrival, trail).await?;
-    put_back(request.request_mut(), spool);
-    Ok(sent.map_or(Aftermath::None, Aftermath::Push))
-}
-
-/// Takes a push in and judges it, wherever it goes.
-pub(crate) async fn judge_arrival(
-    traffic: &Arc<Traffic>,
-    guest: &Arc<Guest>,
-    rules: &Rules,
-    arrival: Arrival<'_>,
-    trail: &mut Trail,
-) -> Result<Passed, Refusal> {
+    let names = head.updates.iter().map(|update| update.name.to_string());
+    trail.event.refs = names.take(MOST_RECORDED).collect();
     let Arrival {
         registration,
         host,
         repo,
         limit,
-        coding,
-        body,
         upstream,
-    } = arrival;
-    // The semaphore is never closed.
-    let _place = guest.pushes.acquire().await;
-    let Taken { parsed, spool } = arriving::take_in(traffic, guest, body, coding, limit).await?;
-    let Push { head, pack } = match parsed {
-        Parsed::Push(push) => push,
-        Parsed::Probe => {
-            trail.event.event = Some("probe".to_owned());
-            return Ok(Passed { spool, sent: None });
-        }
-    };
-    let names = head.updates.iter().map(|update| update.name.to_string());
-    trail.event.refs = names.take(MOST_RECORDED).collect();
-
-    let pushed = Pushed {
-        case: case(&rules.settings, &head),
-        registration,
-        repo,
-        host,
-        bytes: spool.len(),
-        head,
-    };
+    } = *arrival;
     let place = Place {
         host: host.to_string(),
         repo: repo.to_owned(),
     };
-    let waiting = Waiting {
-        spool: &spool,
-        pack,
-        upstream: upstream.as_ref(),
+    let refuse = |denial| refused(denial, head.capabilities, &head.updates);
+    if !*paid {
+        admission::take_push(cx).map_err(refuse)?;
+        *paid = true;
+    }
+    let (services, sandbox) = (&cx.services, &cx.sandbox);
+    let branches = &sandbox.branches;
+    branches
+        .recall(services.audit().as_ref(), sandbox.id())
+        .await;
+    let case = case(&cx.snapshot.settings, head);
+    let refs = facts(sandbox, &case, &place);
+    let bytes = taken.spool.len();
+    let push = |objects| PushFacts {
+        registration,
+        host,
+        repo,
+        case: &case,
+        refs: &refs,
+        objects,
+        atomic: head.capabilities.atomic,
+        bytes,
     };
-    let judged = judge(traffic, guest, rules, &pushed, &place, &waiting, trail).await;
-    judged.map_err(|denial| refused(denial, pushed.head.capabilities, &pushed.head.updates))?;
-
-    let Pushed { head, bytes, .. } = pushed;
+    let by_refs = cx
+        .decide(Subject::Push(push(ObjectFacts::Unread)), answers)
+        .now();
+    by_refs.refusal().map_err(refuse)?;
+    let rules = cx.snapshot.settings.push_rules(registration.auth_mode);
+    let findings = if rules.wants_findings(&case) {
+        let waiting = Waiting {
+            spool: &taken.spool,
+            pack: *pack,
+            upstream,
+        };
+        let read = read_objects(services, &case, &place, &waiting).await;
+        Some(read.map_err(refuse)?)
+    } else {
+        None
+    };
+    if let Some(found) = &findings {
+        veil(&mut trail.event.refs, found);
+    }
+    let objects = findings
+        .as_ref()
+        .map_or(ObjectFacts::NotWanted, ObjectFacts::Read);
+    let decided = cx
+        .decide(Subject::Push(push(objects)), answers)
+        .wait()
+        .await;
+    let passes = matches!(decided.verdict, Verdict::Allow { .. } | Verdict::Modify(_));
+    let by_bundle = decided.check == Check::Bundles;
+    if let Some(found) = findings.as_ref().filter(|found| !found.secrets.is_empty())
+        && (passes || by_bundle)
+    {
+        let secrets = found.secrets.len();
+        tracing::warn!(sandbox = %sandbox.id(), secrets, "a push with secrets passes, as configured");
+        trail.event.event = Some("secrets_noted".to_owned());
+    }
+    cx.record_bundles(&decided, trail).await;
+    if let Verdict::Ask(question) = decided.verdict {
+        let (capabilities, updates) = (head.capabilities, head.updates.clone());
+        return Ok(PushVerdict::Ask(question, capabilities, updates));
+    }
+    decided.refusal().map_err(refuse)?;
     let mut talk = Vec::new();
-    if bytes > rules.settings.policy.git.push_limits.warning_bytes {
-        tracing::warn!(sandbox = %guest.id(), repo, bytes, "git push is above the warning size");
+    if bytes > cx.snapshot.settings.policy.git.push_limits.warning_bytes {
+        tracing::warn!(sandbox = %sandbox.id(), repo, bytes, "git push is above the warning size");
         trail.event.event = Some("large_push".to_owned());
         if head.capabilities.side_band {
             report::talk(&mut talk, &size::warning(bytes, limit));
         }
     }
-    let sent = Box::new(Sent {
-        traffic: Arc::clone(traffic),
-        guest: Arc::clone(guest),
+    Ok(PushVerdict::Allow(Some(Box::new(Sent {
+        services: Arc::clone(services),
+        sandbox: Arc::clone(sandbox),
         place,
         reader: Reader::new(head.capabilities),
         capabilities: head.capabilities,
-        updates: head.updates,
+        updates: head.updates.clone(),
         talk,
         tally: Arc::clone(&trail.tally),
-    });
-    let sent = Some(sent);
-    Ok(Passed { spool, sent })
+    }))))
 }
 
 /// How the body of a push is coded. What is not known cannot be read.
@@ -211,17 +221,8 @@ pub(crate) fn coding_of(headers: &HeaderMap) -> Result<Coding, Refusal> {
     }
 }
 
-/// Puts the decoded push in the place of what came.
-fn put_back(message: &mut Message, spool: Spool) {
-    let headers = &mut message.head.headers;
-    headers.remove(CONTENT_ENCODING);
-    // The answer is read, too.
-    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    message.body = spool.into_body().boxed_unsync();
-}
-
 /// No, for every ref, in the form that the client reads.
-pub(super) fn refused(
+pub(crate) fn refused(
     denial: Denial,
     capabilities: Capabilities,
     updates: &[RefUpdate],
@@ -266,45 +267,6 @@ fn case(settings: &Settings, head: &Head) -> Case {
     }
 }
 
-/// Asks everybody who has a say, the cheapest first.
-async fn judge(
-    traffic: &Traffic,
-    guest: &Guest,
-    rules: &Rules,
-    pushed: &Pushed<'_>,
-    place: &Place,
-    waiting: &Waiting<'_>,
-    trail: &mut Trail,
-) -> Result<(), Denial> {
-    if let Err(wait) = guest.take_push(traffic.clock().tick()) {
-        let seconds = wait.seconds();
-        let denial = Denial::new(Reason::GitRate, "git:rate").saying(format!(
-            "Too many pushes in too short a time: wait {seconds} s."
-        ));
-        return Err(denial);
-    }
-    let ours = rules.settings.push_rules(pushed.registration.auth_mode);
-    guest.branches.recall(traffic.ledger(), guest.id()).await;
-    let facts = facts(guest, pushed, place);
-    ours.judge_refs(&pushed.case, &facts)?;
-    let findings = if ours.wants_findings(&pushed.case) {
-        Some(read_objects(traffic, pushed, place, waiting).await?)
-    } else {
-        None
-    };
-    if let Some(found) = &findings {
-        veil(&mut trail.event.refs, found);
-    }
-    push::judge(&ours, &pushed.case, &facts, findings.as_ref())?;
-    if let Some(found) = findings.as_ref().filter(|found| !found.secrets.is_empty()) {
-        let secrets = found.secrets.len();
-        tracing::warn!(sandbox = %guest.id(), secrets, "a push with secrets passes, as configured");
-        trail.event.event = Some("secrets_noted".to_owned());
-    }
-    policies::check(traffic, rules, pushed, findings.as_ref(), trail).await?;
-    Ok(())
-}
-
 /// Takes names that hold a secret off the record; all of them where not every place is known.
 fn veil(refs: &mut [String], found: &Findings) {
     for (at, name) in refs.iter_mut().enumerate() {
@@ -315,12 +277,12 @@ fn veil(refs: &mut [String], found: &Findings) {
     }
 }
 
-fn facts(guest: &Guest, pushed: &Pushed<'_>, place: &Place) -> Vec<RefFacts> {
-    let updates = pushed.case.updates.iter();
+fn facts(sandbox: &SandboxState, case: &Case, place: &Place) -> Vec<RefFacts> {
+    let updates = case.updates.iter();
     updates
         .map(|update| RefFacts {
             exists_upstream: None,
-            made_by_this_sandbox: guest.branches.has(place, &update.name.to_string()),
+            made_by_this_sandbox: sandbox.branches.has(place, &update.name.to_string()),
             is_fast_forward: None,
         })
         .collect()
@@ -356,15 +318,15 @@ impl Known {
 
 /// Has the objects read. Where nobody can, the push is refused.
 async fn read_objects(
-    traffic: &Traffic,
-    pushed: &Pushed<'_>,
+    services: &Services,
+    case: &Case,
     place: &Place,
     waiting: &Waiting<'_>,
 ) -> Result<Findings, Denial> {
-    let Some(judge) = traffic.judge() else {
+    let Some(judge) = services.pack_reader() else {
         return Err(push::unread("this gate has nobody to read a pack"));
     };
-    let mut case = pushed.case.clone();
+    let mut case = case.clone();
     let known = match waiting.upstream {
         // That something is gone is only seen beside what was there.
         Some(upstream) if !case.restricted.is_empty() && waiting.pack.is_some() => {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use decide::subject::Recorded;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT,
 };
@@ -16,21 +17,20 @@ use policy::push::ObjectFormat;
 use policy::refs::{ObjectId, RefUpdate};
 use tokio::task::spawn_blocking;
 
-use super::ask::{self, Unpacker};
-use super::branches::Place;
-use super::spool::Spool;
 use crate::body::{self, Content};
+use crate::branches::Place;
 use crate::dialer::Arriving;
-use crate::guest::Guest;
+use crate::git_protocol::ask::{self, Unpacker};
 use crate::headers::GIT_PROTOCOL;
-use crate::live::Judged;
-use crate::live::Live;
+use crate::in_flight::InFlight;
+use crate::message::{BodyState, Message};
 use crate::mirror::upstream::Asking;
 use crate::mirror::{Age, Mirror};
-use crate::pipeline::Message;
-use crate::question;
+use crate::outgoing::Credentials;
+use crate::own_request;
 use crate::request::Destination;
-use crate::traffic::{Rules, Traffic};
+use crate::request_cx::RequestCx;
+use crate::spool::Spool;
 
 /// The longest list of refs.
 const MOST_REFS: usize = 4 << 20;
@@ -49,9 +49,7 @@ const BRANCHES: &[u8] = b"refs/heads/";
 
 /// Where the gate asks, and as whom.
 pub(crate) struct Upstream<'a> {
-    traffic: &'a Arc<Traffic>,
-    guest: &'a Arc<Guest>,
-    rules: &'a Rules,
+    cx: &'a RequestCx,
     way: Way<'a>,
 }
 
@@ -90,13 +88,7 @@ pub(super) struct Known {
 
 impl<'a> Upstream<'a> {
     /// The repository that a push is for.
-    pub(super) fn of(
-        traffic: &'a Arc<Traffic>,
-        guest: &'a Arc<Guest>,
-        rules: &'a Rules,
-        target: &Target,
-        message: &Message,
-    ) -> Option<Self> {
+    pub(crate) fn of(cx: &'a RequestCx, target: &Target, message: &Message) -> Option<Self> {
         let wire = target.path.wire();
         let (repository, _) = wire.rsplit_once('/')?;
         let path = CleanPath::parse(&format!("{repository}/git-upload-pack")).ok()?;
@@ -116,9 +108,7 @@ impl<'a> Upstream<'a> {
             headers.insert(name, HeaderValue::from_static(value));
         }
         Some(Self {
-            traffic,
-            guest,
-            rules,
+            cx,
             way: Way::Host(Box::new(Request {
                 target: Target {
                     path,
@@ -131,16 +121,9 @@ impl<'a> Upstream<'a> {
     }
 
     /// The upstream of a mirror.
-    pub(crate) fn of_mirror(
-        traffic: &'a Arc<Traffic>,
-        guest: &'a Arc<Guest>,
-        rules: &'a Rules,
-        mirror: &'a Mirror,
-    ) -> Self {
+    pub(crate) fn of_mirror(cx: &'a RequestCx, mirror: &'a Mirror) -> Self {
         Self {
-            traffic,
-            guest,
-            rules,
+            cx,
             way: Way::Mirror(mirror),
         }
     }
@@ -155,11 +138,11 @@ impl<'a> Upstream<'a> {
         place: &Place,
         breadth: Breadth,
     ) -> Option<Known> {
-        let own = self.guest.branches.of(place, MOST_OWN);
+        let own = self.cx.sandbox.branches.of(place, MOST_OWN);
         match self.try_trees(format, updates, &own, breadth).await {
             Ok(known) => known,
             Err(error) => {
-                tracing::info!(sandbox = %self.guest.id(), error, "upstream's trees are not known");
+                tracing::info!(sandbox = %self.cx.sandbox.id(), error, "upstream's trees are not known");
                 None
             }
         }
@@ -216,8 +199,11 @@ impl<'a> Upstream<'a> {
     async fn pack(&self, question: Vec<u8>) -> Result<Spool, String> {
         let (mut body, _live) = self.ask(question, Age::Recent).await?;
         let failed = |error: std::io::Error| error.to_string();
-        let (gate, account) = (Arc::clone(self.traffic), Arc::clone(&self.guest.spooled));
-        let opened = spawn_blocking(move || gate.spools().open(&account)).await;
+        let (services, quota) = (
+            Arc::clone(&self.cx.services),
+            Arc::clone(&self.cx.sandbox.spooled),
+        );
+        let opened = spawn_blocking(move || services.spools().open(&quota)).await;
         let mut spool = opened
             .map_err(std::io::Error::other)
             .flatten()
@@ -246,7 +232,11 @@ impl<'a> Upstream<'a> {
         Ok(spool)
     }
 
-    async fn ask(&self, question: Vec<u8>, age: Age) -> Result<(Content, Option<Live>), String> {
+    async fn ask(
+        &self,
+        question: Vec<u8>,
+        age: Age,
+    ) -> Result<(Content, Option<InFlight>), String> {
         match &self.way {
             Way::Host(request) => {
                 let (response, live) = self.ask_host(request, question).await?;
@@ -255,10 +245,10 @@ impl<'a> Upstream<'a> {
             }
             Way::Mirror(mirror) => {
                 let asking = Asking {
-                    dialer: self.traffic.dialer(),
-                    settings: &self.rules.settings,
-                    sandbox: self.guest.id(),
-                    directory: self.traffic.mirrors().directory(),
+                    dialer: self.cx.services.dialer(),
+                    settings: &self.cx.snapshot.settings,
+                    sandbox: self.cx.sandbox.id(),
+                    directory: self.cx.services.mirrors().directory(),
                 };
                 let answer = Box::pin(mirror.ask(&asking, question, age)).await;
                 let answer = answer.map_err(|error| error.to_string())?;
@@ -271,26 +261,20 @@ impl<'a> Upstream<'a> {
         &self,
         like: &Request,
         question: Vec<u8>,
-    ) -> Result<(Response<Arriving>, Live), String> {
+    ) -> Result<(Response<Arriving>, InFlight), String> {
         let mut request = http::Request::new(());
         *request.method_mut() = Method::POST;
         *request.headers_mut() = like.headers.clone();
         let (head, ()) = request.into_parts();
         let message = Message {
             head: Box::new(head),
-            body: body::full(Bytes::from(question)),
+            body: BodyState::Buffered(Bytes::from(question), None),
             destination: like.destination.clone(),
             upgrade: None,
-            judged: Judged::default(),
-            anonymous: false,
+            recorded: Recorded::default(),
+            credentials: Credentials::Granted,
         };
-        let sent = question::ask(
-            self.traffic,
-            self.guest,
-            self.rules,
-            like.target.clone(),
-            message,
-        );
+        let sent = own_request::send(self.cx, like.target.clone(), message);
         let (response, live) = sent.await.map_err(|refusal| refusal.denial.message)?;
         let kind = response.headers().get(CONTENT_TYPE);
         if response.status() != StatusCode::OK

@@ -8,7 +8,7 @@ use super::Mirror;
 use super::program::Unrun;
 use crate::dialer::DialError;
 use crate::refusal::Refusal;
-use crate::trail::Stage;
+use crate::stage::Stage;
 
 /// The rule that such refusals name.
 const RULE: &str = "git.mirrors";

@@ -64,10 +64,7 @@ impl Mirrors {
     /// Packs those mirrors anew that are in many pieces, one after the other.
     pub async fn repack(&self, settings: &Settings) {
         for mirror in &settings.git.mirrors {
-            let name = mirror.name.strip_suffix(".git").unwrap_or(&mirror.name);
-            let Some(mirror) = self.find(settings, name) else {
-                continue;
-            };
+            let mirror = self.find(mirror);
             match mirror.repack().await {
                 Ok(true) => tracing::info!(mirror = mirror.name(), "a mirror was packed anew"),
                 Ok(false) => {}

@@ -36,7 +36,7 @@ fn labels_come_from_the_configuration_and_never_from_an_agent() {
         ("invented-by-an-agent.wild.test", "*.wild.test"),
         ("invented-by-an-agent.test", OTHER),
         ("192.0.2.7", OTHER),
-        (INTERNAL, INTERNAL),
+        (GATE, GATE),
     ] {
         assert_eq!(label(&settings, &host(asked)), expected);
     }

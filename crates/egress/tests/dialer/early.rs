@@ -61,7 +61,7 @@ async fn an_upload_that_outlives_its_answer_arrives_whole_and_its_connection_is_
     for round in 0..3 {
         let (mut sender, request) = upload();
         let sent = dialer
-            .send(&sandbox("s"), &http(HOST), request)
+            .send(&sandbox("s"), own(&http(HOST), request))
             .await
             .unwrap();
         assert_eq!(sent.timings.reused, round > 0);
@@ -99,7 +99,7 @@ async fn the_answer_of_a_server_that_closes_early_is_not_lost() {
         let feeding = tokio::spawn(async move {
             while sender.send_data(Bytes::from_static(PIECE)).await.is_ok() {}
         });
-        let sent = dialer.send(&sandbox("s"), &http(HOST), request).await;
+        let sent = dialer.send(&sandbox("s"), own(&http(HOST), request)).await;
         let sent = sent.unwrap_or_else(|error| panic!("{round}: {error:?}"));
         assert_eq!(sent.response.status(), 413);
         assert_eq!(text(sent).await, "no", "{round}");
@@ -121,7 +121,7 @@ async fn a_server_that_closes_without_an_answer_while_it_is_sent_to_has_failed()
     let (mut sender, request) = upload();
     tokio::spawn(async move { while sender.send_data(Bytes::from_static(PIECE)).await.is_ok() {} });
     let error = dialer
-        .send(&sandbox("s"), &http(HOST), request)
+        .send(&sandbox("s"), own(&http(HOST), request))
         .await
         .unwrap_err();
     assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
@@ -150,7 +150,7 @@ async fn a_head_of_sixty_kilobytes_passes_and_its_connection_is_used_again() {
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for _ in 0..3 {
         let sent = dialer
-            .send(&sandbox("s"), &http(HOST), get("/"))
+            .send(&sandbox("s"), own(&http(HOST), get("/")))
             .await
             .unwrap();
         assert_eq!(sent.timings.version, Version::HTTP_11);

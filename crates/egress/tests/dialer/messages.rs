@@ -19,7 +19,10 @@ async fn arrive(request: impl Fn() -> Request<Content>) -> [Received; 2] {
     );
     let dialer = Dialer::new(&operator.settings(&lines)).unwrap();
     for route in [http(HOST), https(HOST)] {
-        let sent = dialer.send(&sandbox("s"), &route, request()).await.unwrap();
+        let sent = dialer
+            .send(&sandbox("s"), own(&route, request()))
+            .await
+            .unwrap();
         text(sent).await;
     }
     [one.requests().remove(0), two.requests().remove(0)]
@@ -134,7 +137,7 @@ async fn trailers_pass_in_the_answer() {
     });
     let dialer = operator.dialer(HOST, origin.address(), "");
     let sent = dialer
-        .send(&sandbox("s"), &https(HOST), get("/"))
+        .send(&sandbox("s"), own(&https(HOST), get("/")))
         .await
         .unwrap();
     let answer = sent.response.collect().await.unwrap();
@@ -158,7 +161,7 @@ async fn connect_does_not_pass() {
         .body(body::empty())
         .unwrap();
     let error = dialer
-        .send(&sandbox("s"), &http(HOST), request)
+        .send(&sandbox("s"), own(&http(HOST), request))
         .await
         .unwrap_err();
     assert!(matches!(error, DialError::Unsendable { .. }), "{error:?}");

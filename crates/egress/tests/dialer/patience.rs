@@ -94,7 +94,7 @@ async fn an_upload_may_take_longer_than_an_answer_while_it_moves() {
         length
     });
     let sent = dialer
-        .send(&sandbox("s"), &http(HOST), post("/", upload))
+        .send(&sandbox("s"), own(&http(HOST), post("/", upload)))
         .await
         .unwrap();
     let length: u64 = feeding.await.unwrap();
@@ -131,7 +131,7 @@ async fn the_body_that_broke_is_to_blame_and_not_the_server() {
         sender.abort(std::io::Error::other("the client went away"));
     });
     let error = dialer
-        .send(&sandbox("s"), &http(HOST), post("/", upload))
+        .send(&sandbox("s"), own(&http(HOST), post("/", upload)))
         .await
         .unwrap_err();
     assert!(matches!(error, DialError::Cut { .. }), "{error:?}");
@@ -167,7 +167,7 @@ async fn a_hundred_megabytes_pass_both_ways_and_wait_for_slow_readers() {
             }
         });
         let sent = dialer
-            .send(&sandbox("s"), &route, post("/", upload))
+            .send(&sandbox("s"), own(&route, post("/", upload)))
             .await
             .unwrap();
         assert_eq!(sent.response.headers()["got"], SIZE.to_string());

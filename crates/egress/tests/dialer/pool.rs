@@ -40,7 +40,7 @@ async fn timings_tell_a_new_connection_from_one_that_was_there() {
     let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     let first = dialer
-        .send(&sandbox("s"), &https(HOST), get("/"))
+        .send(&sandbox("s"), own(&https(HOST), get("/")))
         .await
         .unwrap();
     assert!(!first.timings.reused);
@@ -49,7 +49,7 @@ async fn timings_tell_a_new_connection_from_one_that_was_there() {
     assert_eq!(first.timings.version, Version::HTTP_2);
     text(first).await;
     let second = dialer
-        .send(&sandbox("s"), &https(HOST), get("/"))
+        .send(&sandbox("s"), own(&https(HOST), get("/")))
         .await
         .unwrap();
     assert!(second.timings.reused);
@@ -243,7 +243,7 @@ async fn a_request_that_was_sent_is_never_sent_again() {
     ask(&dialer, "s", &http(HOST), "/").await.unwrap();
     let request = post("/pay", body::full("once"));
     let error = dialer
-        .send(&sandbox("s"), &http(HOST), request)
+        .send(&sandbox("s"), own(&http(HOST), request))
         .await
         .unwrap_err();
     assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
@@ -274,7 +274,7 @@ async fn an_answer_that_breaks_off_is_an_error_and_its_connection_is_gone() {
     let origin = Origin::http(|_| Reply::large(100_000).cut());
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let sent = dialer
-        .send(&sandbox("s"), &http(HOST), get("/"))
+        .send(&sandbox("s"), own(&http(HOST), get("/")))
         .await
         .unwrap();
     assert!(sent.response.collect().await.is_err());
@@ -339,7 +339,7 @@ async fn an_answer_nobody_reads_to_its_end_closes_its_connection() {
     let origin = Origin::http(move |_| Reply::large(64 * 1024).paused(&paused));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let sent = dialer
-        .send(&sandbox("s"), &http(HOST), get("/"))
+        .send(&sandbox("s"), own(&http(HOST), get("/")))
         .await
         .unwrap();
     drop(sent);
@@ -381,7 +381,7 @@ async fn a_reload_closes_what_the_new_settings_lead_elsewhere_and_running_answer
         .await
         .unwrap();
     let running = dialer
-        .send(&sandbox("s"), &http(HOST), get("/"))
+        .send(&sandbox("s"), own(&http(HOST), get("/")))
         .await
         .unwrap();
 

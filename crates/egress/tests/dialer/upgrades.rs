@@ -25,7 +25,7 @@ async fn a_switched_connection_carries_bytes_both_ways() {
         .open(&sandbox("one"), &https(HOST))
         .await
         .unwrap()
-        .send(upgrade())
+        .send(own(&https(HOST), upgrade()))
         .await
         .unwrap();
     assert_eq!(answer.response.status(), 101);
@@ -53,7 +53,7 @@ async fn a_server_that_will_not_switch_answers_as_usual() {
         .open(&sandbox("one"), &http(HOST))
         .await
         .unwrap()
-        .send(upgrade())
+        .send(own(&https(HOST), upgrade()))
         .await
         .unwrap();
     assert_eq!(answer.response.status(), 403);
@@ -75,7 +75,7 @@ async fn a_server_that_switches_unasked_has_broken_the_connection() {
     let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
     assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
     let opened = dialer.open(&sandbox("one"), &http(HOST)).await.unwrap();
-    let error = opened.send(get("/")).await.err().unwrap();
+    let error = opened.send(own(&http(HOST), get("/"))).await.err().unwrap();
     assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
     assert_eq!(dialer.idle(), 0);
 }

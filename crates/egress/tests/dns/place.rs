@@ -5,15 +5,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use config::Settings;
+use decide::hold::Questions;
+use decide::snapshot::PolicySnapshot;
 use egress::datagram::Datagrams;
 use egress::dns::{
-    Answered, Asker, DnsMetrics, Journal, Limits, Names, Source, Transport, Way, serve_datagrams,
-    serve_stream,
+    Answered, Asker, DnsMetrics, Limits, NamePolicy, Names, Source, Transport, Way,
+    serve_datagrams, serve_stream,
 };
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::RData;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
+use policy::ports::AuditSink;
 use testkit::resolver::Resolver;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio_util::sync::CancellationToken;
@@ -62,10 +65,18 @@ impl Place {
         change(&mut limits);
         let metrics = DnsMetrics::default();
         let now = Arc::clone(&settings);
-        let now = Box::new(move |_: Option<&SandboxId>| Arc::clone(&now.lock().unwrap()));
+        let now = Box::new(move |_: Option<&SandboxId>| {
+            let settings = Arc::clone(&now.lock().unwrap());
+            NamePolicy::from(Arc::new(PolicySnapshot::without_bundles(settings)))
+        });
         let place = Self {
             resolver,
-            names: Arc::new(Names::new(now, limits, metrics.clone())),
+            names: Arc::new(Names::new(
+                now,
+                Questions::default(),
+                limits,
+                metrics.clone(),
+            )),
             metrics,
             settings,
         };
@@ -174,7 +185,7 @@ impl Heard {
 pub(super) struct Kept(pub(super) Mutex<Vec<AuditEvent>>);
 
 #[async_trait::async_trait]
-impl Journal for Kept {
+impl AuditSink for Kept {
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         self.0.lock().unwrap().push(*event);
         Ok(())
@@ -182,6 +193,10 @@ impl Journal for Kept {
 
     async fn record(&self, event: Box<AuditEvent>) {
         self.0.lock().unwrap().push(*event);
+    }
+
+    async fn keep(&self, event: Box<AuditEvent>) {
+        self.record(event).await;
     }
 }
 
@@ -195,11 +210,16 @@ pub(super) struct Served {
 impl Served {
     pub(super) fn datagrams(place: &Place, source: Source) -> Self {
         let journal = Arc::new(Kept::default());
-        let served = Self::datagrams_with(place, source, Arc::clone(&journal) as Arc<dyn Journal>);
+        let served =
+            Self::datagrams_with(place, source, Arc::clone(&journal) as Arc<dyn AuditSink>);
         Self { journal, ..served }
     }
 
-    pub(super) fn datagrams_with(place: &Place, source: Source, journal: Arc<dyn Journal>) -> Self {
+    pub(super) fn datagrams_with(
+        place: &Place,
+        source: Source,
+        journal: Arc<dyn AuditSink>,
+    ) -> Self {
         let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let on = nix::sys::socket::sockopt::Ipv4PacketInfo;
         nix::sys::socket::setsockopt(&socket, on, &true).unwrap();
@@ -226,7 +246,7 @@ impl Served {
                     Arc::clone(&names),
                     stream,
                     source.clone(),
-                    Arc::clone(&journal) as Arc<dyn Journal>,
+                    Arc::clone(&journal) as Arc<dyn AuditSink>,
                     stop.clone(),
                 ));
             }

@@ -5,11 +5,14 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use egress::dns::{Journal, Outcome, Registry, Source};
+use egress::dns::{Outcome, Source};
+use egress::listener_checks::ListenerChecks;
 use hickory_proto::op::ResponseCode;
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
+use policy::id::SandboxId;
 use policy::identity::Lookup;
+use policy::ports::{AuditSink, Registry};
 use policy::reason::Reason;
 use policy::registration::{AuthMode, Registration};
 use testkit::resolver::{Data, Reply, record};
@@ -256,20 +259,26 @@ async fn a_query_longer_than_any_question_ends_the_connection() {
 struct KnowsOne;
 
 impl Registry for KnowsOne {
-    fn who(&self, ip: IpAddr) -> Lookup {
+    fn by_ip(&self, ip: IpAddr) -> Lookup {
         if ip == IpAddr::from([127, 0, 0, 1]) {
             registered(i64::MAX)
         } else {
             Lookup::Unknown
         }
     }
+
+    fn by_id(&self, _: &SandboxId) -> Lookup {
+        Lookup::Unknown
+    }
+
+    fn expired(&self, _: &SandboxId) {}
 }
 
 /// A journal that never finishes a stranger's record.
 struct Stuck;
 
 #[async_trait::async_trait]
-impl Journal for Stuck {
+impl AuditSink for Stuck {
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         match event.sandbox {
             Some(_) => Ok(()),
@@ -280,26 +289,31 @@ impl Journal for Stuck {
     async fn record(&self, _: Box<AuditEvent>) {
         std::future::pending::<()>().await;
     }
+
+    async fn keep(&self, event: Box<AuditEvent>) {
+        self.record(event).await;
+    }
 }
 
 /// A journal that fails at one name in the worst way.
 struct Panics;
 
 #[async_trait::async_trait]
-impl Journal for Panics {
+impl AuditSink for Panics {
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         assert_ne!(event.host.as_deref(), Some("evil.test"), "as it should");
         Ok(())
     }
 
     async fn record(&self, _: Box<AuditEvent>) {}
+
+    async fn keep(&self, _: Box<AuditEvent>) {}
 }
 
 #[tokio::test]
 async fn an_answer_that_panics_takes_no_other_with_it() {
     let place = Place::with("", |limits| limits.in_flight = 1);
-    let served =
-        Served::datagrams_with(&place, Source::Shared(Arc::new(KnowsOne)), Arc::new(Panics));
+    let served = Served::datagrams_with(&place, shared(Arc::new(KnowsOne)), Arc::new(Panics));
     let client = served.client().await;
     for _ in 0..3 {
         client.send(&query("evil.test", A)).await.unwrap();
@@ -312,8 +326,7 @@ async fn an_answer_that_panics_takes_no_other_with_it() {
 #[tokio::test]
 async fn a_flood_of_strangers_takes_nobody_elses_room() {
     let place = Place::with("", |limits| limits.in_flight = 2);
-    let served =
-        Served::datagrams_with(&place, Source::Shared(Arc::new(KnowsOne)), Arc::new(Stuck));
+    let served = Served::datagrams_with(&place, shared(Arc::new(KnowsOne)), Arc::new(Stuck));
     let stranger = UdpSocket::bind("127.0.0.2:0").await.unwrap();
     let asked = query("allowed.test", A);
     for _ in 0..5 {
@@ -326,14 +339,28 @@ async fn a_flood_of_strangers_takes_nobody_elses_room() {
     assert_eq!(hear(&client).await.code, ResponseCode::NXDomain);
 }
 
+/// A shared network whose containers `registry` knows.
+fn shared(registry: Arc<dyn Registry>) -> Source {
+    Source::Shared {
+        registry,
+        checks: Arc::new(ListenerChecks::default()),
+    }
+}
+
 /// A registry with one answer.
 struct Says(Lookup);
 
 impl Registry for Says {
-    fn who(&self, ip: IpAddr) -> Lookup {
+    fn by_ip(&self, ip: IpAddr) -> Lookup {
         assert!(ip.is_loopback());
         self.0.clone()
     }
+
+    fn by_id(&self, _: &SandboxId) -> Lookup {
+        Lookup::Unknown
+    }
+
+    fn expired(&self, _: &SandboxId) {}
 }
 
 fn registered(expires: i64) -> Lookup {
@@ -370,7 +397,7 @@ async fn on_a_shared_network_only_registered_addresses_are_answered() {
             Some(Reason::RegistryUnavailable),
         ),
     ] {
-        let source = Source::Shared(Arc::new(Says(lookup)));
+        let source = shared(Arc::new(Says(lookup)));
         let datagrams = Served::datagrams(&place, source.clone());
         let client = datagrams.client().await;
         client.send(&query("allowed.test", A)).await.unwrap();
@@ -391,7 +418,7 @@ async fn on_a_shared_network_only_registered_addresses_are_answered() {
 #[tokio::test]
 async fn on_a_shared_network_the_gate_is_where_it_was_asked() {
     let place = Place::new();
-    let source = Source::Shared(Arc::new(Says(registered(i64::MAX))));
+    let source = shared(Arc::new(Says(registered(i64::MAX))));
     let served = Served::datagrams(&place, source);
     let client = served.client().await;
     client.send(&query("palisade.internal", A)).await.unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egress::caller::Caller;
-use egress::mirror::daemon;
+use egress::mirror_server::daemon;
 use egress::request::Opening;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
@@ -38,7 +38,8 @@ async fn reload(place: &Place, timeouts: &str, mirrors: &str) {
     std::fs::write(&path, text).unwrap();
     let settings = config::load(Some(&path), &|_| None).unwrap();
     let traffic = Arc::clone(&place.traffic);
-    let reloaded = tokio::task::spawn_blocking(move || traffic.reload(Arc::new(settings)));
+    let reloaded =
+        tokio::task::spawn_blocking(move || crate::stand_ins::reload(&traffic, Arc::new(settings)));
     reloaded.await.unwrap().unwrap();
 }
 
@@ -50,7 +51,9 @@ async fn connect(place: &Place) -> (TcpStream, JoinHandle<()>) {
     let (server, peer) = accepted.unwrap();
     let traffic = Arc::clone(&place.traffic);
     let serving = tokio::spawn(async move {
-        let guest = traffic.guest(&SandboxId::parse("fix-1").unwrap()).unwrap();
+        let guest = traffic
+            .sandbox(&SandboxId::parse("fix-1").unwrap())
+            .unwrap();
         let opening = Opening {
             peer: Some(peer),
             meant: None,

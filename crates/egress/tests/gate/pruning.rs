@@ -6,18 +6,19 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use config::Settings;
+use decide::hold::Questions;
 use egress::authority::Authority;
 use egress::dialer::Dialer;
 use egress::mirror::Mirrors;
-use egress::ports::Registry;
-use egress::traffic::{Parts, Rules, Traffic};
+use egress::services::{Parts, Services};
 use policy::clock::UnixMillis;
 use policy::host::Host;
 use policy::id::SandboxId;
 use policy::identity::Lookup;
+use policy::ports::Registry;
 use policy::registration::Registration;
 
-use crate::stand_ins::{Nobody, Records, Row};
+use crate::stand_ins::{Nobody, Records, Row, policy};
 
 /// A registry in which `live` is registered, `expired` was, and nothing else ever.
 struct Rows;
@@ -42,17 +43,18 @@ impl Registry for Rows {
     fn expired(&self, _: &SandboxId) {}
 }
 
-fn traffic(directory: &std::path::Path) -> Arc<Traffic> {
+fn traffic(directory: &std::path::Path) -> Arc<Services> {
     let settings = Arc::new(Settings::default());
     let authority = Authority::open(directory, UnixMillis::new(1_800_000_000_000)).unwrap();
-    Traffic::new(Parts {
+    Services::new(Parts {
         registry: Arc::new(Rows),
-        ledger: Arc::<Records>::default(),
+        audit: Arc::<Records>::default(),
         programs: Arc::new(Nobody),
         authority: Arc::new(ArcSwap::from_pointee(authority)),
         dialer: Dialer::new(&settings).unwrap(),
-        rules: Rules::load(settings).unwrap(),
-        judge: None,
+        policy: policy((*settings).clone()),
+        questions: Questions::default(),
+        pack_reader: None,
         spool: directory.join("spool"),
         mirrors: Mirrors::open(&directory.join("mirrors")).unwrap(),
     })
@@ -63,11 +65,11 @@ fn traffic(directory: &std::path::Path) -> Arc<Traffic> {
 async fn seed_003_buckets_of_unregistered_containers_are_pruned_every_five_minutes() {
     let directory = tempfile::tempdir().unwrap();
     let traffic = traffic(directory.path());
-    let rules = traffic.rules();
+    let rules = traffic.policy().load();
     let host = Host::parse("api.example").unwrap();
     for name in ["live", "expired", "gone"] {
         let id = SandboxId::parse(name).unwrap();
-        let guest = traffic.guest(&id).unwrap();
+        let guest = traffic.sandbox(&id).unwrap();
         let now = traffic.clock().tick();
         let _pass = guest.upstreams.take(&rules.settings, &host, now).unwrap();
     }

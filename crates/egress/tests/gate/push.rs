@@ -9,17 +9,19 @@ use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use config::Settings;
+use decide::hold::Questions;
 use egress::authority::Authority;
 use egress::caller::Caller;
-use egress::connection::{self, Visit};
+use egress::connection;
 use egress::dialer::Dialer;
 use egress::mirror::Mirrors;
-use egress::pipeline::Source;
-use egress::ports::{Pack, PushJudge};
 use egress::request::Opening;
-use egress::traffic::{Parts, Rules, Traffic};
+use egress::services::{Parts, Services};
+use egress::source::Source;
+use egress::visit::Visit;
 use policy::clock::UnixMillis;
 use policy::id::SandboxId;
+use policy::ports::{Pack, PackReader};
 use policy::push::{self, Case, Findings, Place as Whereabouts, Restricted, Sighting};
 use policy::reason::Reason;
 use policy::refs::ObjectId;
@@ -29,7 +31,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::stand_ins::{Nobody, Records, Row};
+use crate::stand_ins::{Nobody, Records, Row, policy};
 
 /// What the reader was given.
 pub(crate) struct Given {
@@ -47,7 +49,7 @@ pub(crate) struct Reader {
 }
 
 #[async_trait::async_trait]
-impl PushJudge for Reader {
+impl PackReader for Reader {
     async fn read(
         &self,
         case: &Case,
@@ -74,7 +76,7 @@ impl PushJudge for Reader {
 pub(crate) struct Place {
     directory: tempfile::TempDir,
     pub(crate) forge: Forge,
-    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) traffic: Arc<Services>,
     pub(crate) records: Arc<Records>,
     pub(crate) reader: Arc<Reader>,
 }
@@ -95,14 +97,15 @@ impl Place {
             say: Box::new(say),
             given: Mutex::default(),
         });
-        let traffic = Traffic::new(Parts {
+        let traffic = Services::new(Parts {
             registry: Arc::new(Row),
-            ledger: Arc::clone(&records) as _,
+            audit: Arc::clone(&records) as _,
             programs: Arc::new(Nobody),
             authority: Arc::new(ArcSwap::from_pointee(authority)),
             dialer: Dialer::new(&settings).unwrap(),
-            rules: Rules::load(Arc::new(settings)).unwrap(),
-            judge: Some(Arc::clone(&reader) as _),
+            policy: policy(settings),
+            questions: Questions::default(),
+            pack_reader: Some(Arc::clone(&reader) as _),
             spool: directory.path().join("spool"),
             mirrors: Mirrors::open(&directory.path().join("mirrors")).unwrap(),
         });
@@ -174,8 +177,8 @@ impl Place {
         let sandbox = SandboxId::parse("fix-1").unwrap();
         connection::begin(
             Visit {
-                traffic: Arc::clone(&self.traffic),
-                source: Source::Listener(self.traffic.guest(&sandbox).unwrap()),
+                services: Arc::clone(&self.traffic),
+                source: Source::Listener(self.traffic.sandbox(&sandbox).unwrap()),
                 opening: Opening {
                     peer: None,
                     meant: None,

@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use config::Settings;
+use decide::hold::Questions;
 use egress::authority::Authority;
 use egress::caller::Caller;
-use egress::connection::{self, Visit};
+use egress::connection;
 use egress::dialer::Dialer;
 use egress::mirror::Mirrors;
-use egress::pipeline::Source;
 use egress::request::Opening;
-use egress::traffic::{Parts, Rules, Traffic};
+use egress::services::{Parts, Services};
+use egress::source::Source;
 use egress::trial::{self, Question};
+use egress::visit::Visit;
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
 use policy::host::Host;
@@ -27,7 +29,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::stand_ins::{Nobody, Records, Row};
+use crate::stand_ins::{Nobody, Records, Row, policy, reload};
 
 /// Allows what is below `/ok`, has a rule of its own for `/why`, and says nothing of the rest.
 /// `/slower` is out of time long before it is out of steps.
@@ -69,7 +71,7 @@ decision := {"allow": true} if {
 struct Place {
     directory: tempfile::TempDir,
     origin: Origin,
-    traffic: Arc<Traffic>,
+    traffic: Arc<Services>,
     records: Arc<Records>,
 }
 
@@ -91,14 +93,15 @@ impl Place {
         let records = Arc::<Records>::default();
         let now = UnixMillis::new(1_800_000_000_000);
         let authority = Authority::open(directory.path(), now).unwrap();
-        let traffic = Traffic::new(Parts {
+        let traffic = Services::new(Parts {
             registry: Arc::new(Row),
-            ledger: Arc::clone(&records) as _,
+            audit: Arc::clone(&records) as _,
             programs: Arc::new(Nobody),
             authority: Arc::new(ArcSwap::from_pointee(authority)),
             dialer: Dialer::new(&settings).unwrap(),
-            rules: Rules::load(Arc::new(settings)).unwrap(),
-            judge: None,
+            policy: policy(settings),
+            questions: Questions::default(),
+            pack_reader: None,
             spool: directory.path().join("spool"),
             mirrors: Mirrors::open(&directory.path().join("mirrors")).unwrap(),
         });
@@ -123,8 +126,8 @@ impl Place {
     fn connect_in(&self, tunnel: Option<(Host, u16)>) -> DuplexStream {
         let (client, server) = duplex(64 * 1024);
         let visit = Visit {
-            traffic: Arc::clone(&self.traffic),
-            source: Source::Listener(self.traffic.guest(&sandbox()).unwrap()),
+            services: Arc::clone(&self.traffic),
+            source: Source::Listener(self.traffic.sandbox(&sandbox()).unwrap()),
             opening: Opening {
                 peer: None,
                 meant: None,
@@ -226,7 +229,7 @@ async fn a_policy_that_takes_its_time_gets_it_and_one_that_takes_more_refuses() 
     let path = place.directory.path().join("hurried.yaml");
     std::fs::write(&path, text).unwrap();
     let settings = config::load(Some(&path), &|_| None).unwrap();
-    place.traffic.reload(Arc::new(settings)).unwrap();
+    reload(&place.traffic, Arc::new(settings)).unwrap();
     assert_eq!(place.refused("/slower").await["reason"], "rego_error");
     assert_eq!(place.get("/ok").await.0, 200);
 }
@@ -277,7 +280,7 @@ async fn a_reload_puts_a_new_policy_in_force_or_keeps_the_old_one() {
     let place = Place::new(ENFORCED, || Reply::text("hello"));
     let file = place.directory.path().join("mine/policy.rego");
     std::fs::write(&file, "package http.authz\n\nallow if {\n").unwrap();
-    let error = place.traffic.reload(place.settings(ENFORCED)).unwrap_err();
+    let error = reload(&place.traffic, place.settings(ENFORCED)).unwrap_err();
     let error = error.to_string();
     assert!(
         error.starts_with("policies.bundles: mine: policy.rego:4:"),
@@ -291,7 +294,7 @@ async fn a_reload_puts_a_new_policy_in_force_or_keeps_the_old_one() {
         "package http.authz\n\nallow if input.path == \"/other\"\n",
     )
     .unwrap();
-    place.traffic.reload(place.settings(ENFORCED)).unwrap();
+    reload(&place.traffic, place.settings(ENFORCED)).unwrap();
     assert_eq!(place.get("/ok").await.0, 403);
     assert_eq!(place.get("/other").await.0, 200);
 
@@ -301,11 +304,11 @@ async fn a_reload_puts_a_new_policy_in_force_or_keeps_the_old_one() {
     )
     .unwrap();
     let required = ENFORCED.replace("http/authz}", "http/authz, required: true}");
-    let error = place.traffic.reload(place.settings(&required)).unwrap_err();
+    let error = reload(&place.traffic, place.settings(&required)).unwrap_err();
     assert!(error.to_string().contains("there is nothing at"), "{error}");
     assert_eq!(place.get("/ok").await.0, 403);
     // Whoever did not say that it is required goes on without.
-    place.traffic.reload(place.settings(ENFORCED)).unwrap();
+    reload(&place.traffic, place.settings(ENFORCED)).unwrap();
     assert_eq!(place.get("/ok").await.0, 200);
 }
 
@@ -324,9 +327,9 @@ async fn a_reload_ends_what_the_new_policy_does_not_allow() {
     let policy = |path: &str| format!("package http.authz\n\nallow if input.path == \"{path}\"\n");
     let file = place.directory.path().join("mine/policy.rego");
     std::fs::write(&file, policy("/ok")).unwrap();
-    assert_eq!(place.traffic.reload(place.settings(ENFORCED)).unwrap(), 0);
+    assert_eq!(reload(&place.traffic, place.settings(ENFORCED)).unwrap(), 0);
     std::fs::write(&file, policy("/other")).unwrap();
-    assert_eq!(place.traffic.reload(place.settings(ENFORCED)).unwrap(), 1);
+    assert_eq!(reload(&place.traffic, place.settings(ENFORCED)).unwrap(), 1);
     // The origin still holds its answer back: only the gate can have ended it.
     let mut rest = Vec::new();
     let ended = tokio::time::timeout(Duration::from_secs(20), client.read_to_end(&mut rest));
@@ -337,7 +340,7 @@ async fn a_reload_ends_what_the_new_policy_does_not_allow() {
 #[tokio::test]
 async fn a_trial_asks_the_policy_too() {
     let place = Place::new(ENFORCED, || Reply::text("hello"));
-    let rules = place.traffic.rules();
+    let rules = place.traffic.policy().load();
     let row = Arc::new(Row::of(&sandbox()));
     let ask = async |path: &str, registration: Option<Arc<Registration>>| {
         let question = Question {
@@ -409,7 +412,7 @@ async fn a_connection_that_nobody_reads_is_put_to_the_policy_too() {
         (&UNREAD.replace("== 443", "== 444"), Reason::RegoDenied),
     ] {
         std::fs::write(&file, policy).unwrap();
-        place.traffic.reload(place.settings(ENFORCED)).unwrap();
+        reload(&place.traffic, place.settings(ENFORCED)).unwrap();
         let mut client = place.connect_in(pinned());
         client.write_all(&hello("pinned.example")).await.unwrap();
         let mut answer = Vec::new();
@@ -421,7 +424,7 @@ async fn a_connection_that_nobody_reads_is_put_to_the_policy_too() {
     assert_eq!(place.origin.connections(), 0);
 
     std::fs::write(&file, UNREAD).unwrap();
-    place.traffic.reload(place.settings(ENFORCED)).unwrap();
+    reload(&place.traffic, place.settings(ENFORCED)).unwrap();
     let mut client = place.connect_in(pinned());
     client.write_all(&hello("pinned.example")).await.unwrap();
     testkit::wait::eventually("the origin to be reached", || {
@@ -430,7 +433,7 @@ async fn a_connection_that_nobody_reads_is_put_to_the_policy_too() {
     .await;
 
     std::fs::write(&file, POLICY).unwrap();
-    place.traffic.reload(place.settings(ENFORCED)).unwrap();
+    reload(&place.traffic, place.settings(ENFORCED)).unwrap();
     let question = Question {
         sandbox: sandbox(),
         method: "GET".to_owned(),
@@ -438,7 +441,7 @@ async fn a_connection_that_nobody_reads_is_put_to_the_policy_too() {
         program: None,
         registration: None,
     };
-    let trial = trial::judge(&place.traffic.rules(), &question).await;
+    let trial = trial::judge(&place.traffic.policy().load(), &question).await;
     assert!(trial.unread);
     assert_eq!(trial.verdict.unwrap_err().reason, Reason::RegoDenied);
 }

@@ -4,11 +4,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use egress::ports::{Ledger, Programs, Registry};
+use config::Settings;
+use decide::snapshot::{CurrentPolicy, PolicySnapshot};
+use egress::services::Services;
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
+use policy::ports::{AuditLog, AuditSink, Registry, SocketOwner};
 use policy::registration::{AuthMode, Registration, Repo, RepoName};
 use serde_json::{Map, json};
 
@@ -49,7 +52,7 @@ impl Registry for Row {
 pub(crate) struct Records(pub(crate) Mutex<Vec<AuditEvent>>);
 
 #[async_trait::async_trait]
-impl Ledger for Records {
+impl AuditSink for Records {
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         self.0.lock().unwrap().push(*event);
         Ok(())
@@ -62,7 +65,10 @@ impl Ledger for Records {
     async fn keep(&self, event: Box<AuditEvent>) {
         self.record(event).await;
     }
+}
 
+#[async_trait::async_trait]
+impl AuditLog for Records {
     async fn history(&self, _: &SandboxId) -> Option<Vec<AuditEvent>> {
         Some(Vec::new())
     }
@@ -76,8 +82,23 @@ impl Ledger for Records {
 pub(crate) struct Nobody;
 
 #[async_trait::async_trait]
-impl Programs for Nobody {
+impl SocketOwner for Nobody {
     async fn owner(&self, _: &SandboxId, _: SocketAddr, _: SocketAddr) -> Option<String> {
         None
     }
+}
+
+/// The rules of `settings`, in force.
+pub(crate) fn policy(settings: Settings) -> Arc<CurrentPolicy> {
+    let snapshot = PolicySnapshot::load(Arc::new(settings)).unwrap();
+    Arc::new(CurrentPolicy::new(snapshot))
+}
+
+/// Puts other settings in force, as a reload does. Returns how many requests in flight ended.
+pub(crate) fn reload(services: &Services, settings: Arc<Settings>) -> Result<usize, String> {
+    let prepared = Services::prepare(&settings).map_err(|error| error.to_string())?;
+    let snapshot = PolicySnapshot::load(settings).map_err(|error| error.to_string())?;
+    services.policy().replace(Arc::new(snapshot));
+    services.apply(prepared);
+    Ok(services.recheck())
 }

@@ -16,7 +16,16 @@ use super::*;
 pub(crate) struct Book(pub(crate) Mutex<Vec<AuditEvent>>);
 
 #[async_trait]
-impl Ledger for Book {
+impl AuditSink for Book {
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        self.0.lock().unwrap().push(*event);
+        Ok(())
+    }
+
+    async fn keep(&self, event: Box<AuditEvent>) {
+        self.record(event).await;
+    }
+
     async fn record(&self, event: Box<AuditEvent>) {
         self.0.lock().unwrap().push(*event);
     }
@@ -29,12 +38,16 @@ impl Book {
 }
 
 /// Rules of bundles, each with its entrypoint, its further settings and its policy.
-pub(crate) fn rules(section: &str, bundles: &[(&str, &str, &str)]) -> Rules {
+pub(crate) fn rules(section: &str, bundles: &[(&str, &str, &str)]) -> PolicySnapshot {
     let place = tempfile::tempdir().unwrap();
     load(place.path(), section, bundles).unwrap()
 }
 
-fn load(place: &Path, section: &str, bundles: &[(&str, &str, &str)]) -> Result<Rules, BadBundle> {
+fn load(
+    place: &Path,
+    section: &str,
+    bundles: &[(&str, &str, &str)],
+) -> Result<PolicySnapshot, BadBundle> {
     let section = if section.contains("timeout") {
         section.to_owned()
     } else {
@@ -62,15 +75,23 @@ fn load(place: &Path, section: &str, bundles: &[(&str, &str, &str)]) -> Result<R
     let path = place.join("palisade.yaml");
     std::fs::write(&path, file).unwrap();
     let settings = config::load(Some(&path), &|_| None).unwrap();
-    Rules::load(&settings)
+    PolicySnapshot::load(Arc::new(settings))
 }
 
-pub(crate) fn governance(rules: Rules) -> (Governance, Arc<Book>) {
+pub(crate) fn governance(rules: PolicySnapshot) -> (Governance, Arc<Book>) {
     let book = Arc::new(Book::default());
     let metrics = Metrics::default();
     let contexts = Contexts::new(&metrics);
-    let ledger = Arc::clone(&book) as Arc<dyn Ledger>;
-    (Governance::new(rules, ledger, metrics, contexts), book)
+    let audit = Arc::clone(&book) as Arc<dyn AuditSink>;
+    let policy = Arc::new(CurrentPolicy::new(rules));
+    (Governance::new(policy, audit, metrics, contexts), book)
+}
+
+/// Puts other rules in force, as a reload does.
+fn replace(governance: &Governance, rules: PolicySnapshot) {
+    let governed = !governance.is_idle();
+    governance.0.policy.replace(Arc::new(rules));
+    governance.follow(governed);
 }
 
 /// A message for a policy.
@@ -486,9 +507,12 @@ async fn new_rules_count_at_once_and_whole() {
         judge(&governance, &call("{}")).await,
         Ruling::Pass
     ));
-    governance.replace(rules("", &[("mcp/authz", "", "allow := false")]));
+    replace(
+        &governance,
+        rules("", &[("mcp/authz", "", "allow := false")]),
+    );
     blocked(judge(&governance, &call("{}")).await, Reason::RegoDenied);
-    governance.replace(rules("", &[]));
+    replace(&governance, rules("", &[]));
     assert!(governance.is_idle());
 }
 
@@ -507,6 +531,7 @@ fn a_missing_bundle_is_left_out_unless_it_is_required_and_a_broken_one_is_an_err
         );
         std::fs::write(&path, text).unwrap();
         let settings = config::load(Some(&path), &|_| None).unwrap();
-        assert_eq!(Rules::load(&settings).is_ok(), is_fine);
+        let loaded = PolicySnapshot::load(Arc::new(settings));
+        assert_eq!(loaded.is_ok(), is_fine);
     }
 }

@@ -1,5 +1,6 @@
 //! The seed's dialect.
 
+use decide::bundles::Notes;
 use policy::id::RequestId;
 use policy::reason::Reason;
 use policy::verdict::{Denial, RuleName};
@@ -12,7 +13,7 @@ use super::Interceptor;
 use super::envelope::{Envelope, Wrong};
 use crate::caller::Caller;
 use crate::context::Origin;
-use crate::governance::{Asked, Call, Moment, Notes, Ruling, new_request};
+use crate::governance::{Asked, Call, Moment, Ruling, new_request};
 use crate::trace;
 
 /// The version of the envelope.

@@ -8,11 +8,12 @@ use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
 use config::Settings;
 use config::section::scan::GitAction;
-use egress::git::size;
-use policy::push::{Case, Findings, ObjectFormat};
+use egress::git_protocol::size;
+use policy::push::{Case, Findings, ObjectFormat, Secrets};
+use policy::reason::Reason;
 use policy::refs::{ObjectId, RefFacts, RefName, RefUpdate};
 use policy::registration::AuthMode;
-use policy::verdict::Denial;
+use policy::verdict::{Denial, UNATTENDED};
 use sandbox::git::bundle::Bundle;
 use sandbox::git::error::GitError;
 use sandbox::git::home::Home;
@@ -281,6 +282,15 @@ fn tracking(home: &Home, name: &RefName) -> Option<ObjectId> {
     home.look_up(&format!("refs/remotes/origin/{branch}"))
 }
 
+/// The refusal of a finding that the operator would have to be asked about.
+fn unattended(found: Denial) -> Denial {
+    Denial {
+        reason: Reason::AskUnattended,
+        message: format!("{} {UNATTENDED}", found.message),
+        ..found
+    }
+}
+
 /// What a push would be told.
 struct Opinion {
     /// Each ref, with its refusal.
@@ -333,12 +343,14 @@ fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
         }
     };
     whole.extend(findings.path_denial());
-    let refused = rules.secret_denials(&findings);
-    if refused.is_empty() {
-        let noted = findings.secret_denials();
-        notes.extend(noted.iter().map(|one| said("would be noted", one)));
+    match rules.judge_secrets(&findings) {
+        Secrets::Pass => {
+            let noted = findings.secret_denials();
+            notes.extend(noted.iter().map(|one| said("would be noted", one)));
+        }
+        Secrets::Ask(found) => whole.extend(found.into_iter().map(unattended)),
+        Secrets::Deny(found) => whole.extend(found),
     }
-    whole.extend(refused);
     let facts = push.facts.into_iter().enumerate().map(|(place, facts)| {
         let found = findings.fast_forward.get(place).copied().flatten();
         RefFacts {

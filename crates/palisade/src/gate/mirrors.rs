@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use control::health::Board;
 use egress::mirror::Mirrors;
-use egress::traffic::Traffic;
+use egress::services::Services;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -22,13 +22,13 @@ const REPACK_EVERY: Duration = Duration::from_secs(10 * 60);
 /// Says whether mirrors can be served and removes those that are not configured any more: at
 /// the start, after each change and now and then.
 pub async fn look_after(
-    traffic: Arc<Traffic>,
+    traffic: Arc<Services>,
     board: Arc<Board>,
     changed: Arc<Notify>,
     stop: CancellationToken,
 ) -> Result<()> {
     loop {
-        let settings = Arc::clone(&traffic.rules().settings);
+        let settings = Arc::clone(&traffic.policy().load().settings);
         if settings.git.mirrors.is_empty() {
             board.retract(CHECK);
         } else {
@@ -49,9 +49,9 @@ pub async fn look_after(
 
 /// Packs mirrors anew, now and then. One that is being packed when the gate stops stays as it
 /// was.
-pub async fn repack(traffic: Arc<Traffic>, stop: CancellationToken) -> Result<()> {
+pub async fn repack(traffic: Arc<Services>, stop: CancellationToken) -> Result<()> {
     loop {
-        let settings = Arc::clone(&traffic.rules().settings);
+        let settings = Arc::clone(&traffic.policy().load().settings);
         let repacking = traffic.mirrors().repack(&settings);
         tokio::select! {
             () = stop.cancelled() => return Ok(()),

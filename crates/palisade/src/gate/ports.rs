@@ -4,10 +4,10 @@ use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 
 use control::wall_now;
-use egress::ports::{Ledger, Pack, Programs, PushJudge, Registry};
 use policy::audit::{AuditEvent, Kind};
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
+use policy::ports::{AuditLog, AuditSink, Pack, PackReader, Registry, SocketOwner};
 use policy::push::{Case, Findings};
 use policy::verdict::Denial;
 use sandbox::judge::{Judge, PackFile};
@@ -67,7 +67,7 @@ impl Registry for Rows {
 pub struct Book(pub Store);
 
 #[async_trait::async_trait]
-impl Ledger for Book {
+impl AuditSink for Book {
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         self.0.audit().try_record(event, wall_now()).map(drop)
     }
@@ -87,7 +87,10 @@ impl Ledger for Book {
             tracing::warn!(sandbox, %error, "what happened to a sandbox was not recorded");
         }
     }
+}
 
+#[async_trait::async_trait]
+impl AuditLog for Book {
     async fn history(&self, sandbox: &SandboxId) -> Option<Vec<AuditEvent>> {
         let mut filter = Filter {
             sandbox: Some(sandbox.clone()),
@@ -133,7 +136,7 @@ impl Ledger for Book {
 pub struct Readers(pub Judge);
 
 #[async_trait::async_trait]
-impl PushJudge for Readers {
+impl PackReader for Readers {
     async fn read(
         &self,
         case: &Case,
@@ -153,7 +156,7 @@ impl PushJudge for Readers {
 pub struct Inits(pub Namespace);
 
 #[async_trait::async_trait]
-impl Programs for Inits {
+impl SocketOwner for Inits {
     async fn owner(&self, sandbox: &SandboxId, from: SocketAddr, to: SocketAddr) -> Option<String> {
         let (backend, id) = (self.0.clone(), sandbox.clone());
         let asked = tokio::task::spawn_blocking(move || backend.connected_by(&id, from, to));

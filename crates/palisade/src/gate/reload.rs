@@ -21,8 +21,9 @@ use config::{Settings, Sources};
 use control::gate::ReloadRequest;
 use control::health::Board;
 use control::wall_now;
-use egress::traffic::{PreparedTraffic, Refused, Traffic};
-use mcp::governance::Rules;
+use decide::snapshot::{CurrentPolicy, PolicySnapshot};
+use egress::dialer::BadRoots;
+use egress::services::{PreparedServices, Services};
 use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use policy::audit::{AuditEvent, Kind};
@@ -73,8 +74,8 @@ struct Prepared {
     listeners: PreparedListeners,
     filter: EnvFilter,
     audit: AuditOptions,
-    rules: Rules,
-    traffic: PreparedTraffic,
+    snapshot: Arc<PolicySnapshot>,
+    traffic: PreparedServices,
 }
 
 /// Why settings cannot be put in force.
@@ -90,12 +91,9 @@ impl From<BadBundle> for Refusal {
     }
 }
 
-impl From<Refused> for Refusal {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Bundle(bad) => bad.into(),
-            Refused::Roots(_) => Refusal::Other(refused.to_string()),
-        }
+impl From<BadRoots> for Refusal {
+    fn from(bad: BadRoots) -> Self {
+        Refusal::Other(bad.to_string())
     }
 }
 
@@ -120,8 +118,10 @@ pub struct Reloader {
     pub telemetry: Arc<Telemetry>,
     /// Audit options follow, and the log records it.
     pub store: Store,
-    /// The traffic's rules follow.
-    pub traffic: Arc<Traffic>,
+    /// The rules in force: the one pointer that a reload swaps.
+    pub policy: Arc<CurrentPolicy>,
+    /// The way out and the resolvers follow, and requests in flight are decided again.
+    pub traffic: Arc<Services>,
     /// Listeners on shared networks follow.
     pub shared: Arc<Shared>,
     /// Tools and their policies follow.
@@ -273,21 +273,23 @@ impl Reloader {
         let filter = self.telemetry.prepare(settings);
         let filter = filter.map_err(|error| format!("{error:#}"))?;
         let (store, new) = (self.store.clone(), Arc::clone(settings));
-        let (audit, rules, traffic) = tokio::task::spawn_blocking(move || -> Result<_, Refusal> {
-            let audit = audit_options(&new);
-            let checked = store.audit().check_options(&audit);
-            checked.map_err(|error| format!("audit: {error}"))?;
-            Ok((audit, Rules::load(&new)?, Traffic::prepare(new)?))
-        })
-        .await
-        .map_err(|error| error.to_string())??;
+        let (audit, snapshot, traffic) =
+            tokio::task::spawn_blocking(move || -> Result<_, Refusal> {
+                let audit = audit_options(&new);
+                let checked = store.audit().check_options(&audit);
+                checked.map_err(|error| format!("audit: {error}"))?;
+                let traffic = Services::prepare(&new)?;
+                Ok((audit, Arc::new(PolicySnapshot::load(new)?), traffic))
+            })
+            .await
+            .map_err(|error| error.to_string())??;
         // Sockets last: who connects to a new one waits until it is served.
         Ok(Prepared {
             shared: self.shared.prepare(settings)?,
             listeners: self.tools.prepare(settings)?,
             filter,
             audit,
-            rules,
+            snapshot,
             traffic,
         })
     }
@@ -302,8 +304,13 @@ impl Reloader {
     ) -> Vec<String> {
         // First of all what no log line may show.
         self.telemetry.apply(&settings, prepared.filter);
-        let (traffic, new) = (Arc::clone(&self.traffic), prepared.traffic);
-        match tokio::task::spawn_blocking(move || traffic.apply(new)).await {
+        let governed = self.policy.load().governs_tools();
+        // The commit: from here on everything is decided by the new rules. The steps after it
+        // cannot fail.
+        self.policy.replace(prepared.snapshot);
+        self.traffic.apply(prepared.traffic);
+        let traffic = Arc::clone(&self.traffic);
+        match tokio::task::spawn_blocking(move || traffic.recheck()).await {
             Ok(0) => {}
             Ok(ended) => tracing::info!(ended, "conversations ended that are not allowed any more"),
             Err(error) => tracing::error!(%error, "checking requests in flight again failed"),
@@ -313,8 +320,8 @@ impl Reloader {
             tracing::error!(%error, "audit options could not be changed");
         }
         self.shared.switch(prepared.shared);
-        let (rules, listeners) = (prepared.rules, prepared.listeners);
-        self.tools.apply(&settings, rules, listeners).await;
+        let listeners = prepared.listeners;
+        self.tools.apply(&settings, listeners, governed).await;
         let old = self.settings.swap(Arc::clone(&settings));
         self.announce(&settings);
         self.changed.notify_one();

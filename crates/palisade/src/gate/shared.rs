@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use config::Settings;
 use control::health::Board;
 use egress::doors;
-use egress::traffic::Traffic;
+use egress::services::Services;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo};
 use tokio::runtime::Handle;
@@ -23,7 +23,7 @@ const DNS: &str = "dns";
 #[derive(Debug)]
 pub struct Shared {
     runtime: Handle,
-    traffic: Arc<Traffic>,
+    traffic: Arc<Services>,
     board: Arc<Board>,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -59,7 +59,7 @@ pub struct Ready {
 
 impl Shared {
     /// Listens nowhere yet. Call it in the runtime that shall do the work.
-    pub fn new(traffic: Arc<Traffic>, board: Arc<Board>, stop: CancellationToken) -> Self {
+    pub fn new(traffic: Arc<Services>, board: Arc<Board>, stop: CancellationToken) -> Self {
         Self {
             runtime: Handle::current(),
             traffic,

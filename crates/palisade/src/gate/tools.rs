@@ -10,22 +10,21 @@ use std::time::Duration;
 use anyhow::Result;
 use config::Settings;
 use control::health::{Board, Status, TaskState};
-use egress::ports::ToolServer;
+use decide::snapshot::CurrentPolicy;
 use http::{Request, Response};
 use mcp::bridge::Bridge;
 use mcp::context::Contexts;
 use mcp::fingerprint::Fingerprints;
-use mcp::governance::{Governance, Rules};
+use mcp::governance::Governance;
 use mcp::interceptor::Interceptor;
 use mcp::launch::Local;
 use mcp::metrics::Metrics;
-use mcp::ports::Ledger;
 use mcp::relay::{Relay, Stamps};
 use mcp::room::Room;
 use mcp::server::{self, Door, House, MetricsPath, Offers};
 use mcp::tools::Launchers;
-use policy::audit::AuditEvent;
 use policy::id::SandboxId;
+use policy::ports::{AuditSink, Content, ToolServer};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::json;
@@ -35,7 +34,6 @@ use tokio_util::sync::CancellationToken;
 pub use self::listeners::PreparedListeners;
 use self::listeners::{ListenerTable, Listeners};
 pub use self::sandboxed::Sandboxed;
-use crate::gate::ports::Book;
 use crate::leash::LEASH;
 
 /// The supervised task that ends unused sessions and keeps definitions.
@@ -45,27 +43,18 @@ pub const TASK: &str = "tools";
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 #[async_trait::async_trait]
-impl Ledger for Book {
-    async fn record(&self, event: Box<AuditEvent>) {
-        egress::ports::Ledger::record(self, event).await;
-    }
-}
-
-#[async_trait::async_trait]
 impl ToolServer for Tools {
-    async fn answer(
-        &self,
-        sandbox: &SandboxId,
-        request: Request<egress::body::Content>,
-    ) -> Response<egress::body::Content> {
+    async fn answer(&self, sandbox: &SandboxId, request: Request<Content>) -> Response<Content> {
         server::answer(&self.house, &Door::Sandbox(sandbox.clone()), request).await
     }
 }
 
 /// What the rest of the gate gives.
 pub struct Given {
-    /// Where decisions are written.
-    pub ledger: Arc<dyn Ledger>,
+    /// The rules in force.
+    pub policy: Arc<CurrentPolicy>,
+    /// Where decisions are recorded.
+    pub audit: Arc<dyn AuditSink>,
     /// What tools looked like.
     pub fingerprints: Fingerprints,
     /// Where health shows it.
@@ -92,8 +81,7 @@ impl Tools {
     /// Opens the parts; nothing listens yet. Reads files: it blocks.
     pub fn open(settings: &Settings, given: Given, stop: &CancellationToken) -> Result<Self> {
         let contexts = Contexts::new(&given.metrics);
-        let rules = Rules::load(settings)?;
-        let governance = Governance::new(rules, given.ledger, given.metrics, contexts);
+        let governance = Governance::new(given.policy, given.audit, given.metrics, contexts);
         let interceptor = Arc::new(Interceptor::new(governance.clone()));
         let heard = Arc::clone(&interceptor);
         let relay = Relay {
@@ -164,9 +152,10 @@ impl Tools {
         Ok(prepared)
     }
 
-    /// Puts new settings in force. `rules` and `listeners` were made from them.
-    pub async fn apply(&self, settings: &Settings, rules: Rules, listeners: PreparedListeners) {
-        self.governance.replace(rules);
+    /// Applies new settings, whose rules are in force. `listeners` was made from them; `governed`
+    /// is whether a policy bundle decided about tool calls before.
+    pub async fn apply(&self, settings: &Settings, listeners: PreparedListeners, governed: bool) {
+        self.governance.follow(governed);
         self.house.bridge.apply(settings);
         self.house.metrics_path.replace(settings);
         self.note();

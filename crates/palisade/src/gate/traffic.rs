@@ -8,6 +8,7 @@ use config::section::egress::DomainRule;
 use control::sandboxes::{Inside, Traffic};
 use egress::doors::{self, Door};
 use egress::publish;
+use egress::services::Services;
 use policy::id::SandboxId;
 use sandbox::contract::{Listener, Transport, Trust};
 use tokio::runtime::Handle;
@@ -18,7 +19,7 @@ use tokio_util::task::TaskTracker;
 #[derive(Debug)]
 pub struct Served {
     runtime: Handle,
-    traffic: Arc<egress::traffic::Traffic>,
+    traffic: Arc<Services>,
     stop: CancellationToken,
     tasks: TaskTracker,
     sandboxes: Mutex<HashMap<SandboxId, Lease>>,
@@ -35,7 +36,7 @@ struct Lease {
 
 impl Served {
     /// Serves nobody yet. Call it in the runtime that shall do the work.
-    pub fn new(traffic: Arc<egress::traffic::Traffic>, stop: CancellationToken) -> Self {
+    pub fn new(traffic: Arc<Services>, stop: CancellationToken) -> Self {
         Self {
             runtime: Handle::current(),
             traffic,
@@ -65,8 +66,8 @@ impl Traffic for Served {
         listeners: Vec<Listener>,
         added: Vec<DomainRule>,
     ) -> std::io::Result<()> {
-        let guest = self.traffic.guest(sandbox);
-        guest.map_err(std::io::Error::other)?.added.set(added);
+        let state = self.traffic.sandbox(sandbox);
+        state.map_err(std::io::Error::other)?.added.set(added);
         let doors = listeners
             .into_iter()
             .map(|listener| match listener.transport {

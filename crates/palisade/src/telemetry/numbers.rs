@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use control::metrics::ControlMetrics;
-use egress::traffic::Traffic;
+use egress::limit_metrics::LimitMetrics;
+use egress::services::Services;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -50,7 +51,7 @@ impl Numbers {
         &self,
         store: Store,
         control: &ControlMetrics,
-        traffic: &Arc<Traffic>,
+        traffic: &Arc<Services>,
         tools: &mcp::metrics::Metrics,
     ) -> Registry {
         for status in ["success", "failed"] {
@@ -74,6 +75,7 @@ impl Numbers {
         );
         control.register(&mut registry);
         traffic.register(&mut registry);
+        registry.register_collector(Box::new(LimitMetrics(Arc::clone(traffic))));
         tools.register(&mut registry);
         registry.register_collector(Box::new(StoreNumbers(store)));
         registry

@@ -39,15 +39,15 @@ fn sighting(place: Place) -> Sighting {
     }
 }
 
-fn reason(judged: Result<(), Denial>) -> Result<(), Reason> {
-    judged.map_err(|denied| denied.reason)
+fn reason<T>(judged: Result<T, Denial>) -> Result<(), Reason> {
+    judged.map(drop).map_err(|denied| denied.reason)
 }
 
 #[test]
 fn a_push_that_offends_no_rule_passes() {
     let case = case(vec![update('0', '1', "refs/heads/new")]);
     let clean = Findings::default();
-    assert_eq!(judge(&rules(), &case, &[], Some(&clean)), Ok(()));
+    assert_eq!(judge(&rules(), &case, &[], Some(&clean)), Ok(vec![]));
     assert_eq!(rules().judge_refs(&case, &[]), Ok(()));
 }
 
@@ -60,7 +60,7 @@ fn a_check_that_was_not_made_refuses() {
     assert!(rules().wants_findings(&case), "paths are restricted");
     case.restricted.clear();
     assert!(!rules().wants_findings(&case));
-    assert_eq!(judge(&rules(), &case, &[], None), Ok(()));
+    assert_eq!(judge(&rules(), &case, &[], None), Ok(vec![]));
 
     let mut careful = rules();
     careful.refs.deny_force_push = true;
@@ -125,7 +125,7 @@ fn restricted_paths_refuse_without_being_named() {
         restricted: Restricted::Changed,
         ..Findings::default()
     };
-    assert_eq!(judge(&rules(), &case, &[], Some(&findings)), Ok(()));
+    assert_eq!(judge(&rules(), &case, &[], Some(&findings)), Ok(vec![]));
 }
 
 #[test]
@@ -171,13 +171,14 @@ fn what_is_done_about_a_secret_is_the_operators_choice() {
     };
     for (secrets, expected) in [
         (OnSecret::Deny, Err(Reason::SecretFound)),
-        (OnSecret::Ask, Err(Reason::AskUnattended)),
-        (OnSecret::Note, Ok(())),
-        (OnSecret::Off, Ok(())),
+        (OnSecret::Ask, Ok(1)),
+        (OnSecret::Note, Ok(0)),
+        (OnSecret::Off, Ok(0)),
     ] {
         let rules = PushRules { secrets, ..rules() };
         let judged = judge(&rules, &case, &[], Some(&findings));
-        assert_eq!(reason(judged), expected);
+        let questions = judged.map(|questions| questions.len());
+        assert_eq!(questions.map_err(|denial| denial.reason), expected);
     }
 }
 

@@ -33,13 +33,22 @@ pub struct Terms {
     pub fail_open: bool,
 }
 
-/// What a policy wants changed.
+/// What follows from a bundle's decision.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Change {
-    /// How, as the policy puts it.
-    pub outputs: serde_json::Value,
-    /// Why.
-    pub said: Said,
+pub enum Outcome {
+    /// It passes.
+    Pass,
+    /// It passes with changed content.
+    Change {
+        /// The change, as the policy puts it.
+        outputs: serde_json::Value,
+        /// The policy's sentence and rule.
+        said: Said,
+    },
+    /// An operator decides.
+    Ask(Said),
+    /// It is refused.
+    Deny(Denial),
 }
 
 impl Judge {
@@ -83,33 +92,28 @@ impl Judge {
         self.bundle.decide(input, self.terms.budget)
     }
 
-    /// What follows: it passes, it passes with changes, or it does not.
-    pub fn understand(&self, decision: Decision) -> Result<Option<Change>, Denial> {
+    /// What follows from a decision.
+    pub fn understand(&self, decision: Decision) -> Outcome {
         let deny = |reason: Reason| Denial::new(reason, self.rule_name());
         match decision {
-            Decision::Allow(_) => Ok(None),
-            Decision::Modify { outputs, said } => Ok(Some(Change { outputs, said })),
-            Decision::Deny(said) => Err(said.told(deny(Reason::RegoDenied))),
+            Decision::Allow(_) => Outcome::Pass,
+            Decision::Modify { outputs, said } => Outcome::Change { outputs, said },
+            Decision::Ask(said) => Outcome::Ask(said),
+            Decision::Deny(said) => Outcome::Deny(said.told(deny(Reason::RegoDenied))),
             Decision::Undefined => {
                 let because = format!("{} is undefined here", self.bundle.rule());
-                Err(deny(Reason::RegoDenied).because(because))
+                Outcome::Deny(deny(Reason::RegoDenied).because(because))
             }
-            Decision::Ask(said) => {
-                let denial = said.told(deny(Reason::AskUnattended));
-                let message = format!(
-                    "{} The operator wants to be asked, and this version cannot ask yet.",
-                    denial.message
-                );
-                Err(denial.saying(message))
+            Decision::Failed(failure) => {
+                Outcome::Deny(deny(Reason::RegoError).because(failure.to_string()))
             }
-            Decision::Failed(failure) => Err(deny(Reason::RegoError).because(failure.to_string())),
         }
     }
 
-    /// Whether what it says decides: it is not there to log, nor did it fail where the
-    /// operator lets failures pass.
-    pub fn decides<T>(&self, outcome: &Result<T, Denial>) -> bool {
-        let failed = matches!(outcome, Err(denial) if denial.reason == Reason::RegoError);
+    /// Whether a refusal by this bundle decides: it is not there to log, nor did it fail where
+    /// the operator lets failures pass. None stands for any other outcome.
+    pub fn decides(&self, refusal: Option<&Denial>) -> bool {
+        let failed = refusal.is_some_and(|denial| denial.reason == Reason::RegoError);
         self.terms.counts && !(failed && self.terms.fail_open)
     }
 

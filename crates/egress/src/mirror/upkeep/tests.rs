@@ -138,7 +138,7 @@ async fn many_packs_become_one_and_who_is_being_served_does_not_notice() {
     assert!(packs(&app) > MOST_PACKS);
 
     // A client that was told what there is, and has not yet asked for it.
-    let mirror = dock.mirrors.find(&dock.settings, "app").unwrap();
+    let mirror = dock.mirrors.find(&dock.settings.git.mirrors[0]);
     let (mut child, _usage) = mirror.upload_pack(&[], None).await.unwrap();
     let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let mut told = vec![0; 4];

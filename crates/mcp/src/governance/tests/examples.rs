@@ -20,7 +20,7 @@ fn example(name: &str, entrypoint: &str) -> Governance {
     );
     std::fs::write(&path, text).unwrap();
     let settings = config::load(Some(&path), &|_| None).unwrap();
-    governance(Rules::load(&settings).unwrap()).0
+    governance(PolicySnapshot::load(Arc::new(settings)).unwrap()).0
 }
 
 #[test]

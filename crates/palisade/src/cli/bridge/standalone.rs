@@ -18,8 +18,8 @@ use config::{Origin, Secret, Settings};
 use control::health::Board;
 use mcp::fingerprint::Fingerprints;
 use mcp::metrics::Metrics;
-use mcp::ports::Ledger;
 use policy::audit::AuditEvent;
+use policy::ports::AuditSink;
 use policy::reason::Reason;
 use policy::verdict::{RuleName, Word};
 use prometheus_client::registry::Registry;
@@ -147,7 +147,8 @@ async fn serve(settings: Arc<Settings>, global: &Global) -> Result<Exit> {
     let mut registry = Registry::default();
     metrics.register(&mut registry);
     let given = Given {
-        ledger: Arc::new(LogLedger),
+        policy: gate::load_policy(Arc::clone(&settings)).await?,
+        audit: Arc::new(LogLedger),
         fingerprints: Fingerprints::in_memory(),
         board: Arc::clone(&board),
         numbers: Arc::new(registry),
@@ -275,7 +276,15 @@ fn passed_on(settings: &Settings) -> Vec<EnvEntry> {
 struct LogLedger;
 
 #[async_trait::async_trait]
-impl Ledger for LogLedger {
+impl AuditSink for LogLedger {
+    fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        Err(event)
+    }
+
+    async fn keep(&self, event: Box<AuditEvent>) {
+        self.record(event).await;
+    }
+
     async fn record(&self, event: Box<AuditEvent>) {
         tracing::info!(
             tool = event.host,

@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::*;
 use crate::gate::ports::{Book, Inits};
-use crate::gate::{open_manager, open_store, open_tools, open_traffic, tools};
+use crate::gate::{load_policy, open_manager, open_store, open_tools, open_traffic, tools};
 use crate::paths::Paths;
 use crate::telemetry::Sink;
 
@@ -60,7 +60,8 @@ impl Fixture {
         let store = open_store(&paths, &settings).await.unwrap();
         let settings = Arc::new(ArcSwap::from_pointee(settings));
         let inits = Inits(open_manager(&paths).await.unwrap().backend().clone());
-        let traffic = open_traffic(&paths, &store, inits, settings.load_full());
+        let policy = load_policy(settings.load_full()).await.unwrap();
+        let traffic = open_traffic(&paths, &store, inits, &policy);
         let traffic = traffic.await.unwrap();
         let board = Arc::new(Board::default());
         let shared = Shared::new(Arc::clone(&traffic), Arc::clone(&board), stop.clone());
@@ -68,7 +69,8 @@ impl Fixture {
         let counters = ControlMetrics::default();
         let registry = numbers.registry(store.clone(), &counters, &traffic, &metrics);
         let given = tools::Given {
-            ledger: Arc::new(Book(store.clone())),
+            policy: Arc::clone(&policy),
+            audit: Arc::new(Book(store.clone())),
             fingerprints: Fingerprints::in_memory(),
             board: Arc::clone(&board),
             numbers: Arc::new(registry),
@@ -85,6 +87,7 @@ impl Fixture {
             numbers,
             telemetry,
             store,
+            policy,
             traffic,
             shared: Arc::new(shared),
             tools,
@@ -107,8 +110,9 @@ impl Fixture {
     /// Whether a rule of the traffic in force allows the host.
     fn allows(&self, host: &str) -> bool {
         let host = Host::parse(host).unwrap();
-        let rules = self.reloader.traffic.rules();
-        rules.judge_tunnel(&host, 443, None).is_ok()
+        let snapshot = self.reloader.policy.load();
+        let allowlist = snapshot.settings.allowlist();
+        allowlist.judge_unread(&host, 443, None).is_ok()
     }
 }
 

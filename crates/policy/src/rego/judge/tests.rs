@@ -25,36 +25,35 @@ fn what_follows_from_a_decision() {
         let judge = judge(policy, STRICT);
         judge.understand(judge.at_length(&json!({"x": 1})))
     };
-    assert_eq!(told("allow := true"), Ok(None));
-    let change = told("action := \"redact\"\noutputs := {\"modified_data\": 1}").unwrap();
-    assert_eq!(change.unwrap().outputs, json!({"modified_data": 1}));
+    assert_eq!(told("allow := true"), Outcome::Pass);
+    let change = told("action := \"redact\"\noutputs := {\"modified_data\": 1}");
+    assert!(
+        matches!(change, Outcome::Change { outputs, .. } if outputs == json!({"modified_data": 1}))
+    );
+    let asked = told("decision := {\"action\": \"ask\", \"reason\": \"why\"}");
+    assert!(matches!(asked, Outcome::Ask(said) if said.message.as_deref() == Some("why")));
     for (policy, reason, says) in [
         (
             "allow := false\nreason := \"why\"",
             Reason::RegoDenied,
             "why",
         ),
-        (
-            "decision := \"ask\"",
-            Reason::AskUnattended,
-            "cannot ask yet",
-        ),
+        ("allow if input.none", Reason::RegoDenied, ""),
+        ("decision := 1", Reason::RegoError, ""),
     ] {
-        let denial = told(policy).unwrap_err();
+        let Outcome::Deny(denial) = told(policy) else {
+            panic!("{policy} refuses");
+        };
         assert_eq!(denial.reason, reason, "{policy}");
         assert_eq!(denial.rule.as_str(), "rego:mine");
         assert!(denial.message.contains(says), "{}", denial.message);
     }
-    let undefined = told("allow if input.none").unwrap_err();
-    assert_eq!(undefined.reason, Reason::RegoDenied);
-    let failed = told("decision := 1").unwrap_err();
-    assert_eq!(failed.reason, Reason::RegoError);
 }
 
 #[test]
 fn a_failure_decides_unless_the_operator_lets_it_pass() {
-    let failed: Result<(), _> = Err(Denial::new(Reason::RegoError, "rego:mine"));
-    let denied: Result<(), _> = Err(Denial::new(Reason::RegoDenied, "rego:mine"));
+    let failed = Denial::new(Reason::RegoError, "rego:mine");
+    let denied = Denial::new(Reason::RegoDenied, "rego:mine");
     for (counts, fail_open, by_failure, by_denial) in [
         (true, false, true, true),
         (true, true, false, true),
@@ -67,9 +66,9 @@ fn a_failure_decides_unless_the_operator_lets_it_pass() {
             ..STRICT
         };
         let judge = judge("allow := true", terms);
-        assert_eq!(judge.decides(&failed), by_failure, "{terms:?}");
-        assert_eq!(judge.decides(&denied), by_denial, "{terms:?}");
-        assert_eq!(judge.decides(&Ok(())), counts, "{terms:?}");
+        assert_eq!(judge.decides(Some(&failed)), by_failure, "{terms:?}");
+        assert_eq!(judge.decides(Some(&denied)), by_denial, "{terms:?}");
+        assert_eq!(judge.decides(None), counts, "{terms:?}");
     }
 }
 

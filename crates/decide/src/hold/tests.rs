@@ -1,0 +1,208 @@
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use config::Settings;
+use policy::verdict::Grant;
+use tokio::sync::Notify;
+
+use super::*;
+use crate::snapshot::PolicySnapshot;
+
+/// Answers from a list, once it may.
+#[derive(Default)]
+struct Script {
+    answers: Mutex<VecDeque<Answer>>,
+    asked: Mutex<Vec<Digest>>,
+    may: Notify,
+}
+
+impl Script {
+    fn of(answers: &[Answer]) -> Arc<Self> {
+        let script = Self::default();
+        script
+            .answers
+            .lock()
+            .unwrap()
+            .extend(answers.iter().cloned());
+        Arc::new(script)
+    }
+
+    fn asked(&self) -> Vec<Digest> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+#[async_trait]
+impl Answerer for Script {
+    async fn answer(&self, question: &Question) -> Answer {
+        self.asked.lock().unwrap().push(question.digest);
+        let next = self.answers.lock().unwrap().pop_front();
+        match next {
+            Some(answer) => answer,
+            None => {
+                self.may.notified().await;
+                Answer::Deny
+            }
+        }
+    }
+
+    fn raise(&self, question: &Question) {
+        self.asked.lock().unwrap().push(question.digest);
+    }
+}
+
+/// Something that raises these questions, one after the other, unless they were answered.
+struct Subject {
+    policy: Arc<CurrentPolicy>,
+    questions: Vec<u8>,
+    attempts: usize,
+    secured: usize,
+    end: Arc<Notify>,
+}
+
+impl Held for Subject {
+    type Allowed = usize;
+    type Refused = Denial;
+
+    async fn attempt(&mut self, answers: &Answers) -> Result<Attempt<usize>, Denial> {
+        self.attempts += 1;
+        for digest in &self.questions {
+            let question = Question {
+                digest: [*digest; 32],
+                rules: vec!["rule".into()],
+                sentences: vec!["Shall it?".to_owned()],
+                evidence: None,
+                grants: Grant::Request,
+                snapshot: self.policy.load().number,
+            };
+            match answers.find(&question) {
+                None => return Ok(Attempt::Ask(Box::new(question))),
+                Some(Answer::Allow { .. }) => {}
+                Some(Answer::Deny) => return Err(question.refused(Reason::AskDenied)),
+                Some(Answer::TimedOut) => return Err(question.refused(Reason::AskTimeout)),
+            }
+        }
+        Ok(Attempt::Done(self.attempts))
+    }
+
+    fn refuse(&self, denial: Denial) -> Denial {
+        denial
+    }
+
+    fn snapshot(&self) -> u64 {
+        self.policy.load().number
+    }
+
+    async fn secure(&mut self) -> Result<(), Denial> {
+        self.secured += 1;
+        Ok(())
+    }
+
+    async fn ended(&mut self) -> Denial {
+        self.end.notified().await;
+        Denial::new(Reason::IdentityUnknown, "identity")
+    }
+
+    fn grant(&mut self, _: Digest, _: &Answer) {}
+}
+
+fn snapshot() -> PolicySnapshot {
+    PolicySnapshot::without_bundles(Arc::new(Settings::default()))
+}
+
+fn subject(questions: &[u8]) -> Subject {
+    Subject {
+        policy: Arc::new(CurrentPolicy::new(snapshot())),
+        questions: questions.to_vec(),
+        attempts: 0,
+        secured: 0,
+        end: Arc::default(),
+    }
+}
+
+async fn run(
+    subject: &mut Subject,
+    questions: &Questions,
+    limit: Option<Duration>,
+) -> Result<usize, Denial> {
+    let policy = Arc::clone(&subject.policy);
+    let holding = Holding {
+        questions,
+        policy: &policy,
+        limit,
+    };
+    settle(subject, holding).await
+}
+
+const ALLOW: Answer = Answer::Allow { until: None };
+
+#[tokio::test]
+async fn without_an_answerer_a_question_is_refused_as_unattended() {
+    let mut subject = subject(&[1]);
+    let refused = run(&mut subject, &Questions::default(), None).await;
+    assert_eq!(refused.unwrap_err().reason, Reason::AskUnattended);
+    assert_eq!((subject.attempts, subject.secured), (1, 0));
+}
+
+#[tokio::test]
+async fn an_answer_is_asked_for_once_and_decided_by() {
+    for (answer, expected) in [
+        (ALLOW, Ok(2)),
+        (Answer::Deny, Err(Reason::AskDenied)),
+        (Answer::TimedOut, Err(Reason::AskTimeout)),
+    ] {
+        let (mut subject, script) = (subject(&[1]), Script::of(&[answer]));
+        let questions = Questions::attended(Arc::clone(&script) as _);
+        let settled = run(&mut subject, &questions, None).await;
+        assert_eq!(settled.map_err(|denial| denial.reason), expected);
+        assert_eq!(script.asked(), [[1; 32]]);
+    }
+}
+
+#[tokio::test]
+async fn after_three_questions_a_fourth_is_refused() {
+    let mut subject = subject(&[1, 2, 3, 4]);
+    let script = Script::of(&[ALLOW, ALLOW, ALLOW, ALLOW]);
+    let questions = Questions::attended(Arc::clone(&script) as _);
+    let refused = run(&mut subject, &questions, None).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::AskDenied);
+    assert_eq!(script.asked().len(), 3);
+}
+
+#[tokio::test]
+async fn a_reload_during_a_hold_decides_anew() {
+    let (mut subject, script) = (subject(&[1]), Script::of(&[]));
+    let questions = Questions::attended(Arc::clone(&script) as _);
+    let policy = Arc::clone(&subject.policy);
+    let reload = async {
+        while script.asked().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        policy.replace(Arc::new(snapshot()));
+        while script.asked().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        script.may.notify_one();
+    };
+    let (settled, ()) = tokio::join!(run(&mut subject, &questions, None), reload);
+    assert_eq!(settled.unwrap_err().reason, Reason::AskDenied);
+    assert_eq!(script.asked(), [[1; 32], [1; 32]]);
+}
+
+#[tokio::test]
+async fn what_ends_while_it_waits_is_refused() {
+    let (mut subject, script) = (subject(&[1]), Script::of(&[]));
+    let questions = Questions::attended(Arc::clone(&script) as _);
+    subject.end.notify_one();
+    let refused = run(&mut subject, &questions, None).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::IdentityUnknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limited_hold_times_out() {
+    let (mut subject, script) = (subject(&[1]), Script::of(&[]));
+    let questions = Questions::attended(Arc::clone(&script) as _);
+    let limit = Some(Duration::from_secs(10));
+    let refused = run(&mut subject, &questions, limit).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::AskTimeout);
+}

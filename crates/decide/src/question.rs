@@ -1,0 +1,102 @@
+//! Questions to the operator: the digest that tells them apart, and those of one decision
+//! gathered into one.
+
+use policy::answer::{Answer, Approval};
+use policy::reason::Reason;
+use policy::rego::Said;
+use policy::verdict::{Denial, Digest, Grant, Question, RuleName};
+use sha2::{Digest as _, Sha256};
+
+/// The questions that one decision raised so far.
+pub(crate) struct Asked {
+    grants: Grant,
+    snapshot: u64,
+    question: Option<Box<Question>>,
+}
+
+impl Asked {
+    /// None yet; those of policy bundles are about `grants`.
+    pub(crate) fn new(grants: Grant, snapshot: u64) -> Self {
+        Self {
+            grants,
+            snapshot,
+            question: None,
+        }
+    }
+
+    /// Raises a question of a policy bundle about the subject of `facts`.
+    pub(crate) fn raise_policy(&mut self, rule: RuleName, said: Said, facts: Digest) {
+        let denial = said.told(Denial::new(Reason::AskUnattended, rule));
+        self.raise(denial, self.grants, &[&facts]);
+    }
+
+    /// Raises a question about `facts` where otherwise there would be `denial`.
+    pub(crate) fn raise(&mut self, denial: Denial, grants: Grant, facts: &[&[u8]]) {
+        let Denial {
+            rule,
+            message,
+            evidence,
+            ..
+        } = denial;
+        let digest = digest(facts.iter().copied().chain([rule.as_str().as_bytes()]));
+        let question = Question {
+            digest,
+            rules: vec![rule],
+            sentences: vec![message],
+            evidence,
+            grants,
+            snapshot: self.snapshot,
+        };
+        self.question = Some(Box::new(match self.question.take() {
+            None => question,
+            Some(first) => {
+                let both = self::digest([&first.digest[..], &question.digest[..]]);
+                Question {
+                    digest: both,
+                    ..first.merge(question)
+                }
+            }
+        }));
+    }
+
+    /// What becomes of the questions, where `find_answer` knows the answers: an approval, a refusal, or the question that is still
+    /// open. None where none was raised.
+    pub(crate) fn settle(
+        self,
+        find_answer: impl FnOnce(&Question) -> Option<Answer>,
+    ) -> Option<Settled> {
+        let question = self.question?;
+        let Some(answer) = find_answer(&question) else {
+            return Some(Settled::Open(question));
+        };
+        Some(match Approval::of(&question, &answer) {
+            Some(approval) => Settled::Approved(approval),
+            None => Settled::Refused(refused(&question, &answer)),
+        })
+    }
+}
+
+/// What became of the questions of one decision.
+pub(crate) enum Settled {
+    Approved(Approval),
+    Refused(Denial),
+    Open(Box<Question>),
+}
+
+fn refused(question: &Question, answer: &Answer) -> Denial {
+    let reason = match answer {
+        Answer::Allow { .. } | Answer::Deny => Reason::AskDenied,
+        Answer::TimedOut => Reason::AskTimeout,
+    };
+    question.refused(reason)
+}
+
+/// SHA-256 over `parts`, each with its length before it.
+pub fn digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}

@@ -1,0 +1,71 @@
+//! The stages of the request pipeline, as records and metrics name them.
+
+use decide::checks::Check;
+
+/// The stages of the pipeline, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stage {
+    /// The message itself: framing, names, agreement.
+    Request,
+    /// Who is asking.
+    Identity,
+    /// How fast.
+    Rate,
+    /// Whether the upstream is left alone.
+    Breaker,
+    /// Whether the rules allow it.
+    Policy,
+    /// Whether the rules for git allow it.
+    Git,
+    /// The way to the upstream and back.
+    Forward,
+}
+
+impl Stage {
+    /// Every stage.
+    pub const ALL: [Stage; 7] = [
+        Stage::Request,
+        Stage::Identity,
+        Stage::Rate,
+        Stage::Breaker,
+        Stage::Policy,
+        Stage::Git,
+        Stage::Forward,
+    ];
+
+    /// The word in records and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Stage::Request => "request",
+            Stage::Identity => "identity",
+            Stage::Rate => "rate",
+            Stage::Breaker => "breaker",
+            Stage::Policy => "policy",
+            Stage::Git => "git",
+            Stage::Forward => "forward",
+        }
+    }
+
+    /// The stage that a check of a request belongs to.
+    pub const fn of(check: Check) -> Self {
+        match check {
+            Check::Identity => Stage::Identity,
+            Check::Rate => Stage::Rate,
+            Check::Breaker => Stage::Breaker,
+            Check::Labels
+            | Check::Allowlist
+            | Check::Github
+            | Check::OverrideHeader
+            | Check::Bundles
+            | Check::StoredDecision
+            | Check::ToolList => Stage::Policy,
+            Check::Repository
+            | Check::Mirror
+            | Check::PushRate
+            | Check::PushSize
+            | Check::Refs
+            | Check::Objects => Stage::Git,
+            Check::Address => Stage::Forward,
+        }
+    }
+}
