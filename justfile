@@ -55,8 +55,8 @@ measure-cpu spinners="900" before="":
     cargo build --profile dist --locked --package palisade
     for binary in {{before}} "$CARGO_TARGET_DIR/dist/palisade"; do PALISADE_BINARY="$binary" PALISADE_SPINNERS={{spinners}} cargo nextest run --locked --profile long --package palisade --test sandbox --test-threads 1 --no-capture a_sandbox_full_of_spinners || exit 1; done
 
-# The long forms of the traffic tests: 2 GiB each way, 200 reloads under load, quiet streams
-traffic-long mib="2048" reloads="200" quiet="600":
+# The long forms of the traffic tests: 2 GiB each way, 1 000 reloads under load, quiet streams
+traffic-long mib="2048" reloads="1000" quiet="600":
     PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --locked --profile long --workspace --no-capture -E 'binary(traffic) and test(/streaming|reloading|lessons/)'
 
 # A command in the workbench that says that many MiB, and what memory that takes
@@ -89,7 +89,15 @@ bench-sandboxes:
     -d=$(mktemp -d) && mkdir "$d/bin" && cp "$(command -v busybox)" "$d/bin/" && for a in true sleep sh; do ln -s busybox "$d/bin/$a"; done && tar -C "$d" -c . | docker import - palisade-bench; rm -r "$d"
     cargo bench --locked --profile dist --package sandbox --bench beside
 
-# The gate's traffic beside nginx, a no-op, mitmproxy and dnsmasq, in one run (installs them, and oha as a second client)
+# Instructions and allocations of the gate a request, by callgrind (installs valgrind): of another build, if one is named, and of this one
+bench-instructions before="":
+    command -v valgrind >/dev/null || apt-get install -y -qq --no-install-recommends valgrind
+    command -v nginx >/dev/null || apt-get install -y -qq --no-install-recommends nginx-light
+    command -v dnsmasq >/dev/null || apt-get install -y -qq --no-install-recommends dnsmasq-base
+    cargo build --locked --profile dist --package palisade --package benches
+    "$CARGO_TARGET_DIR/dist/bench-traffic" --palisade "$CARGO_TARGET_DIR/dist/palisade" {{ if before == "" { "" } else { "--before " + before } }} instructions
+
+# The gate's traffic beside nginx alone and as a reverse proxy, a no-op, mitmproxy and dnsmasq, in one run (installs them, and oha as a second client)
 bench-traffic *args:
     command -v nginx >/dev/null || apt-get install -y -qq --no-install-recommends nginx-light
     command -v dnsmasq >/dev/null || apt-get install -y -qq --no-install-recommends dnsmasq-base

@@ -455,6 +455,31 @@ fn a_refused_reload_changes_nothing_whichever_step_fails() {
     });
 }
 
+#[test]
+fn address_in_use_at_start_degrades_its_listener_alone() {
+    let place = Place::new(PALISADE);
+    let (proxy, dns) = (Port::take(), Port::take());
+    let taken = TcpListener::bind(proxy.address()).unwrap();
+    let (proxy, dns) = (proxy.address(), dns.address());
+    place.write_config(&format!(
+        "version: \"1.0\"\negress: {{listen: [\"{proxy}\"], dns: {{listen: [\"{dns}\"]}}}}\n"
+    ));
+    let gate = place.start();
+    let health = gate.get("/internal/health").json();
+    assert_eq!(health["listeners"]["proxy"], Value::Null);
+    assert_eq!(health["listeners"]["dns"], dns.to_string());
+    assert_eq!(health["checks"]["shared_listeners"], false);
+    let why = health["errors"]["shared_listeners"].as_str().unwrap();
+    assert!(why.contains(&proxy.to_string()), "{why}");
+    let refused = place.run(&["config", "reload"]);
+    assert_eq!(refused.status.code(), Some(2), "the address is still taken");
+    drop(taken);
+    assert!(place.run(&["config", "reload"]).status.success());
+    let health = gate.get("/internal/health").json();
+    assert_eq!(health["listeners"]["proxy"], proxy.to_string());
+    assert_eq!(health["checks"]["shared_listeners"], Value::Null);
+}
+
 // Issue 14, number 10.
 #[test]
 fn every_address_of_a_shared_network_is_listed() {

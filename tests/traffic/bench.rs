@@ -21,6 +21,7 @@ pub(crate) struct Rules {
     domains: Vec<String>,
     resolve: Vec<String>,
     egress: String,
+    sections: String,
     policy: String,
 }
 
@@ -44,6 +45,12 @@ impl Rules {
     /// More of the section `egress`.
     pub(crate) fn egress(mut self, line: &str) -> Self {
         self.egress.push_str(&format!("  {line}\n"));
+        self
+    }
+
+    /// Other sections of the file.
+    pub(crate) fn section(mut self, text: &str) -> Self {
+        self.sections.push_str(&format!("{text}\n"));
         self
     }
 
@@ -84,10 +91,11 @@ impl Bench {
         let list = |items: &[String]| items.join(", ");
         self.place.write_config(&format!(
             "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  policy: policy.yaml\n  \
-             domains: [{}]\n  resolve: {{{}}}\n{}",
+             domains: [{}]\n  resolve: {{{}}}\n{}{}",
             list(&rules.domains),
             list(&rules.resolve),
-            rules.egress
+            rules.egress,
+            rules.sections
         ));
     }
 

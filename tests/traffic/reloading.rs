@@ -1,6 +1,7 @@
 //! New rules while requests run: what is allowed goes on, what is not any more ends.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use testkit::http;
 use testkit::inside;
 use testkit::origin::{Latch, Origin, Reply};
+use testkit::port::Port;
 use testkit::wait;
 
 use crate::bench::{Bench, Rules, ask, get, may_enter, refusal};
@@ -75,6 +77,91 @@ fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_i
         done.load(Ordering::SeqCst) > reloads(),
         "requests ran meanwhile"
     );
+}
+
+/// Rules by which only `path` may be requested: the allowlist says so, and a policy bundle says so
+/// again. What the allowlist of one and the bundle of the other decide together is a refusal by
+/// the bundle, which none of them gives alone.
+fn only(bench: &Bench, path: &str, web: &Origin, listen: &Port, tools: &Port) -> Rules {
+    let name = path.trim_start_matches('/');
+    let dir = bench.place.path().join(name);
+    std::fs::create_dir(&dir).unwrap();
+    let policy = format!("package http.authz\n\nallow if input.path == \"{path}\"\n");
+    std::fs::write(dir.join("policy.rego"), policy).unwrap();
+    Rules::new()
+        .allow(&format!("{{host: web.example, paths: [{path}]}}"))
+        .at("web.example", web.address())
+        .policy("rate_limits: {enabled: false}\n")
+        .egress(&format!("listen: [\"{}\"]", listen.address()))
+        .section(&format!(
+            "server: {{single_port: \"{}\"}}",
+            tools.address()
+        ))
+        .section(&format!(
+            "policies: {{timeout: 5s, bundles: [{{id: {name}, path: {name}, entrypoint: http/authz}}]}}"
+        ))
+}
+
+#[test]
+fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
+    if !may_enter() {
+        return;
+    }
+    let bench = Bench::new();
+    let web = Origin::http(|_| Reply::text("hello"));
+    let ports: [Port; 4] = std::array::from_fn(|_| Port::take());
+    let rules = [
+        only(&bench, "/even", &web, &ports[0], &ports[1]),
+        only(&bench, "/odd", &web, &ports[2], &ports[3]),
+    ];
+    bench.write(&rules[0]);
+    let agent = bench.create("fix");
+    let stop = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = ["/even", "/odd", "/even", "/odd"]
+        .into_iter()
+        .map(|path| {
+            let (inside, stop) = (agent.inside(), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                let mut decided = [0_usize; 2];
+                let mut stream = inside.port(80);
+                while !stop.load(Ordering::SeqCst) {
+                    stream
+                        .write_all(get("web.example", path).as_bytes())
+                        .unwrap_or_default();
+                    // A reload may end an answer in flight, and with it the connection.
+                    let Ok(answer) = http::read_answer(&mut stream) else {
+                        stream = inside.port(80);
+                        continue;
+                    };
+                    if answer.text() == "hello" {
+                        decided[0] += 1;
+                    } else {
+                        refusal(&answer, 403, "path_denied");
+                        decided[1] += 1;
+                    }
+                }
+                decided
+            })
+        })
+        .collect();
+    for turn in 1..=reloads() {
+        let (new, old) = (turn % 2, (turn + 1) % 2);
+        bench.reload(&rules[new]);
+        for port in &ports[new * 2..new * 2 + 2] {
+            assert!(TcpStream::connect(port.address()).is_ok(), "turn {turn}");
+        }
+        for port in &ports[old * 2..old * 2 + 2] {
+            let connected = TcpStream::connect(port.address());
+            assert!(connected.is_err(), "turn {turn}: {:?}", port.address());
+        }
+    }
+    stop.store(true, Ordering::SeqCst);
+    for client in clients {
+        let decided = client
+            .join()
+            .expect("no request is decided by half a snapshot");
+        assert!(decided.iter().all(|count| *count > 0), "{decided:?}");
+    }
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub(crate) fn create(gate: Arc<Gate>, body: CreateBody, place: OwnedSemaphorePer
     tokio::spawn(async move {
         let _place = place;
         let progress = Arc::new(Progress::default());
-        let settings = gate.settings.load_full();
+        let settings = gate.policy.settings();
         let made = gate
             .sandboxes
             .create(&gate.store, &settings, body, Arc::clone(&progress));

@@ -24,7 +24,7 @@ use crate::{creation_stream, elsewhere, evidence, openapi, outward, tools, wall_
 impl Gate {
     /// Carries out one action.
     pub async fn carry_out(self: &Arc<Self>, action: Action) -> Result<Reply, ControlError> {
-        let settings = self.settings.load_full();
+        let settings = self.policy.settings();
         if let Some((container, asked)) = elsewhere::asked(&action, &settings) {
             return elsewhere::answer(container, asked, &self.store).await;
         }
@@ -226,7 +226,7 @@ impl Gate {
     }
 
     async fn list_sandboxes(&self, named: Option<String>) -> Result<Reply, ControlError> {
-        let settings = self.settings.load_full();
+        let settings = self.policy.settings();
         // Asked at the same time: a container that does not answer takes its whole time-out.
         let containers = elsewhere::shown(&settings, named.as_deref());
         let (mut all, containers) = tokio::join!(self.sandboxes.list(named.clone()), containers);
@@ -247,7 +247,7 @@ impl Gate {
         {
             return Ok(creation_stream::create(Arc::clone(self), body, place));
         }
-        let settings = self.settings.load_full();
+        let settings = self.policy.settings();
         let sandboxes = &self.sandboxes;
         sandboxes
             .create(&self.store, &settings, body, Arc::default())
@@ -255,7 +255,7 @@ impl Gate {
     }
 
     fn show_config(&self) -> Reply {
-        let settings = self.settings.load();
+        let settings = self.policy.settings();
         Reply::ok(json!({
             "values": describe_settings(&settings),
             "warnings": settings.warnings.iter().map(ToString::to_string).collect::<Vec<_>>(),

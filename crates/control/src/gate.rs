@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-use config::Settings;
+use decide::snapshot::CurrentPolicy;
 use egress::services::Services;
 use mcp::bridge::Bridge;
 use prometheus_client::registry::Registry;
@@ -56,8 +55,8 @@ pub struct Gate {
     pub traffic: Arc<Services>,
     /// Where everything is kept.
     pub state_dir: PathBuf,
-    /// The settings in force.
-    pub settings: Arc<ArcSwap<Settings>>,
+    /// The rules in force, with their settings.
+    pub policy: Arc<CurrentPolicy>,
     /// How every part is.
     pub board: Arc<Board>,
     /// Every number.

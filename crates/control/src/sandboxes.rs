@@ -41,8 +41,9 @@ use crate::wall_now;
 use repository::HostRepository;
 use repository_file::Additions;
 
-/// What serves a sandbox's sockets.
-pub trait Traffic: Send + Sync + std::fmt::Debug {
+/// Serves the sockets of sandboxes. The port is here and not in `policy::ports`, because its types
+/// are those of `sandbox` and `config`.
+pub trait ListenerHost: Send + Sync + std::fmt::Debug {
     /// Serves these; whatever served the sandbox before ends.
     /// `added` are hosts that it may reach beside those of the operator's settings.
     fn attach(
@@ -91,7 +92,7 @@ impl Inside {
 #[derive(Debug)]
 pub struct Sandboxes {
     manager: Arc<Manager>,
-    traffic: Arc<dyn Traffic>,
+    traffic: Arc<dyn ListenerHost>,
     turns: Turns,
     /// Held while the root is replaced.
     root_turn: tokio::sync::Mutex<()>,
@@ -118,7 +119,7 @@ impl Turns {
 impl Sandboxes {
     /// The sandboxes that `manager` keeps, served by `traffic`. `trusted` is the list of
     /// repository files that the operator trusts.
-    pub fn new(manager: Manager, traffic: Arc<dyn Traffic>, trusted: PathBuf) -> Self {
+    pub fn new(manager: Manager, traffic: Arc<dyn ListenerHost>, trusted: PathBuf) -> Self {
         Self {
             trusted,
             manager: Arc::new(manager),

@@ -155,6 +155,11 @@ impl CurrentPolicy {
         self.snapshot.load_full()
     }
 
+    /// The settings in force.
+    pub fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.snapshot.load().settings)
+    }
+
     /// Puts another snapshot in force. Decisions that wait for an answer are made again.
     pub fn replace(&self, snapshot: Arc<PolicySnapshot>) {
         let number = snapshot.number;

@@ -17,7 +17,7 @@ use policy::ports::AuditSink;
 use policy::registration::canonical_ip;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::caller::Caller;
@@ -120,16 +120,20 @@ pub async fn serve(
     Ok(())
 }
 
+/// Cancels its token when the last holder has closed its socket.
+pub type SocketsClosed = Arc<DropGuard>;
+
 /// Serves a listener on a shared network until `stop`.
 pub async fn serve_shared(
     services: Arc<Services>,
     listener: StdListener,
     stop: CancellationToken,
+    closed: SocketsClosed,
 ) -> Result<()> {
     let listener = listen(listener)?;
     let tasks = TaskTracker::new();
     let accepting = accept_shared(services, listener, tasks.clone(), stop.clone());
-    tasks.spawn(until(stop, accepting));
+    tasks.spawn(then_closed(until(stop, accepting), closed));
     tasks.close();
     tasks.wait().await;
     Ok(())
@@ -141,19 +145,21 @@ pub async fn serve_shared_names(
     datagrams: OwnedFd,
     listener: StdListener,
     stop: CancellationToken,
+    closed: SocketsClosed,
 ) -> Result<()> {
     let tasks = TaskTracker::new();
     let source = dns::Source::Shared {
         registry: Arc::clone(services.registry()),
         checks: Arc::clone(services.listener_checks()),
     };
-    tasks.spawn(dns::serve_datagrams(
+    let answering = dns::serve_datagrams(
         Arc::clone(services.names()),
         Datagrams::new(datagrams)?,
         source.clone(),
         audit_sink(&services),
         stop.clone(),
-    ));
+    );
+    tasks.spawn(then_closed(answering, Arc::clone(&closed)));
     let places = Arc::new(Semaphore::new(MOST_ASKERS));
     let accepting = accept_queries(
         services,
@@ -163,7 +169,7 @@ pub async fn serve_shared_names(
         tasks.clone(),
         stop.clone(),
     );
-    tasks.spawn(until(stop, accepting));
+    tasks.spawn(then_closed(until(stop, accepting), closed));
     tasks.close();
     tasks.wait().await;
     Ok(())
@@ -177,6 +183,12 @@ fn audit_sink(services: &Services) -> Arc<dyn AuditSink> {
 fn listen(listener: StdListener) -> Result<TcpListener> {
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
+}
+
+/// Does `work`, which holds a socket, and then reports it as closed.
+async fn then_closed(work: impl Future<Output = ()>, closed: SocketsClosed) {
+    work.await;
+    drop(closed);
 }
 
 async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {

@@ -195,15 +195,13 @@ async fn serve(
     }
     let numbers = Numbers::default();
     let counters = ControlMetrics::default();
-    let settings = Arc::new(ArcSwap::from_pointee(settings));
     let manager = open_manager(paths).await?;
     let inits = Inits(manager.backend().clone());
-    let policy = load_policy(settings.load_full()).await?;
+    let settings = Arc::new(settings);
+    let policy = load_policy(Arc::clone(&settings)).await?;
     let traffic = open_traffic(paths, &store, inits, &policy).await?;
     let shared = Shared::new(Arc::clone(&traffic), Arc::clone(&board), stop.clone());
     let shared = Arc::new(shared);
-    let ready = shared.prepare(&settings.load());
-    let ready = ready.map_err(|problem| Failure::new(Exit::Failed, problem))?;
     let mcp_metrics = mcp::metrics::Metrics::default();
     let metrics = numbers.registry(store.clone(), &counters, &traffic, &mcp_metrics);
     let metrics = Arc::new(metrics);
@@ -217,7 +215,7 @@ async fn serve(
         metrics: mcp_metrics,
         sandboxed: Arc::clone(&sandboxed) as _,
     };
-    let tools = open_tools(settings.load_full(), given, &stop).await?;
+    let tools = open_tools(Arc::clone(&settings), given, &stop).await?;
     // Every bundle was read: a start with one that cannot be used has failed above.
     board.check(POLICY_LOADED, Ok(()));
     traffic.serve_tools(Arc::clone(&tools) as _);
@@ -225,12 +223,11 @@ async fn serve(
     let changed = Arc::new(Notify::new());
     let reloader = Arc::new(Reloader {
         config: paths.config.clone(),
-        settings: Arc::clone(&settings),
         board: Arc::clone(&board),
         numbers: numbers.clone(),
         telemetry,
         store: store.clone(),
-        policy,
+        policy: Arc::clone(&policy),
         traffic: Arc::clone(&traffic),
         shared: Arc::clone(&shared),
         tools: Arc::clone(&tools),
@@ -239,17 +236,17 @@ async fn serve(
         seen: Mutex::new(sources.fingerprint()),
         changed: Arc::clone(&changed),
     });
-    reloader.announce(&settings.load());
+    reloader.announce(&settings);
     let served = Arc::new(Served::new(Arc::clone(&traffic), stop.clone()));
     let sandboxes = Sandboxes::new(manager, Arc::clone(&served) as _, paths.trust());
     sandboxes.adopt(&store).await?;
-    shared.switch(ready);
+    shared.listen(&settings).await;
     let gate = Arc::new(Gate {
         store: store.clone(),
         sandboxes,
         traffic: Arc::clone(&traffic),
         state_dir: paths.state_dir.clone(),
-        settings: Arc::clone(&settings),
+        policy: Arc::clone(&policy),
         board: Arc::clone(&board),
         metrics,
         bridge: Arc::clone(tools.bridge()),
@@ -305,12 +302,12 @@ async fn serve(
             }
         }
     });
-    tools.listen(&settings.load_full()).await;
+    tools.listen(&settings).await;
     announce_ready(paths, watchdog.as_mut())?;
     tokio::spawn(give_back_pages());
 
     stop.cancelled().await;
-    let limit = settings.load().server.shutdown_timeout;
+    let limit = policy.settings().server.shutdown_timeout;
     let deadline = Deadline::after(limit);
     if let Some(watchdog) = watchdog {
         watchdog.report_stopping();

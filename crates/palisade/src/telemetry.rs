@@ -34,9 +34,10 @@ use redact::Redactor;
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// The crates of this workspace, which `-v` raises.
-const OWN_CRATES: [&str; 11] = [
+const OWN_CRATES: [&str; 12] = [
     "config",
     "control",
+    "decide",
     "egress",
     "listen",
     "mcp",

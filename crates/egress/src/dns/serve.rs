@@ -116,7 +116,7 @@ pub async fn serve_datagrams(
     let mut buffer = vec![0; LONGEST_QUERY];
     loop {
         let received = tokio::select! {
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => break,
             // Reaps what has ended, so that the set stays as small as the work.
             Some(_) = answering.join_next() => continue,
             received = datagrams.receive(&mut buffer) => received,
@@ -157,6 +157,8 @@ pub async fn serve_datagrams(
             answering.spawn(waiting);
         }
     }
+    // Each of them holds the socket.
+    answering.shutdown().await;
 }
 
 /// Takes the first step of an answer, and gives it back if it has to wait. Most names are

@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
-use arc_swap::ArcSwap;
 use config::bundle::BadBundle;
 use config::{Settings, Sources};
 use control::gate::ReloadRequest;
@@ -108,8 +107,6 @@ impl From<String> for Refusal {
 pub struct Reloader {
     /// The operator's file, once it is there.
     pub config: ConfigPath,
-    /// The snapshot everybody reads.
-    pub settings: Arc<ArcSwap<Settings>>,
     /// Where health shows it.
     pub board: Arc<Board>,
     /// Where it is counted.
@@ -265,7 +262,7 @@ impl Reloader {
     async fn swap(&self, settings: Settings, file: Option<&Path>) -> Result<Vec<String>, Refusal> {
         let settings = Arc::new(settings);
         let prepared = self.prepare(&settings).await?;
-        Ok(self.apply(settings, prepared, file).await)
+        Ok(self.commit(settings, prepared, file).await)
     }
 
     /// Everything that can still refuse: files are read, sockets are opened. Nothing changes.
@@ -294,9 +291,9 @@ impl Reloader {
         })
     }
 
-    /// Puts prepared settings in force. No step can fail; the answer names the keys that
-    /// changed.
-    async fn apply(
+    /// Puts prepared settings in force: one pointer is swapped, then a fixed list of steps follows
+    /// of which none can fail. The answer names the keys that changed.
+    async fn commit(
         &self,
         settings: Arc<Settings>,
         prepared: Prepared,
@@ -304,9 +301,8 @@ impl Reloader {
     ) -> Vec<String> {
         // First of all what no log line may show.
         self.telemetry.apply(&settings, prepared.filter);
-        let governed = self.policy.load().governs_tools();
-        // The commit: from here on everything is decided by the new rules. The steps after it
-        // cannot fail.
+        let old = self.policy.load();
+        // From here on everything is decided by the new rules.
         self.policy.replace(prepared.snapshot);
         self.traffic.apply(prepared.traffic);
         let traffic = Arc::clone(&self.traffic);
@@ -319,14 +315,14 @@ impl Reloader {
             // The writer ended a moment ago, and with it the audit log.
             tracing::error!(%error, "audit options could not be changed");
         }
-        self.shared.switch(prepared.shared);
+        self.shared.switch(prepared.shared).await;
         let listeners = prepared.listeners;
+        let governed = old.governs_tools();
         self.tools.apply(&settings, listeners, governed).await;
-        let old = self.settings.swap(Arc::clone(&settings));
         self.announce(&settings);
         self.changed.notify_one();
         self.board.config(file);
-        let changed = old.diff(&settings);
+        let changed = old.settings.diff(&settings);
         let late = |key: &&String| AT_START.iter().any(|section| key.starts_with(section));
         for key in changed.iter().filter(late) {
             tracing::warn!(

@@ -19,6 +19,9 @@ use tokio_util::task::TaskTracker;
 const PROXY: &str = "proxy";
 const DNS: &str = "dns";
 
+/// The health check of addresses that could not be bound at the start.
+const BOUND: &str = "shared_listeners";
+
 /// What is listened at, each until the settings or the gate end it.
 #[derive(Debug)]
 pub struct Shared {
@@ -36,6 +39,8 @@ struct Open {
     /// Where it is: the system chooses for port 0.
     at: SocketAddr,
     stop: CancellationToken,
+    /// Its sockets are closed.
+    closed: CancellationToken,
 }
 
 /// One thing to listen at.
@@ -55,6 +60,8 @@ enum Bound {
 pub struct Ready {
     wanted: Vec<Listening>,
     bound: Vec<(Listening, Bound)>,
+    /// Addresses that could not be bound, and why.
+    failures: Vec<String>,
 }
 
 impl Shared {
@@ -70,45 +77,80 @@ impl Shared {
         }
     }
 
-    /// Opens what `settings` want and is not open yet. Nothing is served, and nothing that is
-    /// open ends, before [`Shared::switch`]: settings may still be refused.
+    /// Opens what a reload to `settings` needs and is not open yet, or returns why it cannot.
+    /// Nothing is served, and nothing that is open ends, before [`Shared::switch`].
     pub fn prepare(&self, settings: &Settings) -> Result<Ready, String> {
+        let ready = self.bind(settings);
+        match ready.failures.as_slice() {
+            [] => Ok(ready),
+            failures => Err(failures.join("; ")),
+        }
+    }
+
+    /// Listens where `settings` say. At the start, an address that cannot be bound degrades these
+    /// listeners alone: health names it, and the next reload tries again.
+    pub async fn listen(&self, settings: &Settings) {
+        let ready = self.bind(settings);
+        for failure in &ready.failures {
+            tracing::error!(failure, "listener on a shared network failed to bind");
+        }
+        self.switch(ready).await;
+    }
+
+    fn bind(&self, settings: &Settings) -> Ready {
         let proxies = settings.egress.listen.iter().copied();
         let names = settings.egress.dns.listen.iter().copied();
         let mut wanted: Vec<Listening> = proxies.map(Listening::Proxy).collect();
         wanted.extend(names.map(Listening::Names));
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut bound = Vec::new();
+        let (mut bound, mut failures) = (Vec::new(), Vec::new());
         for one in wanted.iter().filter(|one| !open.contains_key(one)) {
-            bound.push((*one, one.bind()?));
+            match one.bind() {
+                Ok(socket) => bound.push((*one, socket)),
+                Err(failure) => failures.push(failure),
+            }
         }
-        Ok(Ready { wanted, bound })
+        Ready {
+            wanted,
+            bound,
+            failures,
+        }
     }
 
-    /// Serves what was opened, and ends what is not wanted any more.
-    pub fn switch(&self, ready: Ready) {
+    /// Serves what was opened, and ends what is not wanted any more. Returns when its sockets are
+    /// closed.
+    pub async fn switch(&self, ready: Ready) {
+        let gone = self.replace(ready);
+        for open in gone {
+            open.stop.cancel();
+            open.closed.cancelled().await;
+        }
+    }
+
+    /// Replaces the open listeners, and returns those that are to be closed.
+    fn replace(&self, ready: Ready) -> Vec<Open> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|one, Open { stop, .. }| {
-            let stays = ready.wanted.contains(one);
-            if !stays {
-                stop.cancel();
-            }
-            stays
-        });
+        let gone = open.extract_if(|one, _| !ready.wanted.contains(one));
+        let gone: Vec<Open> = gone.map(|(_, open)| open).collect();
         for (one, bound) in ready.bound {
             let stop = self.stop.child_token();
             let at = bound.at().unwrap_or(one.shown().1);
+            let closed = CancellationToken::new();
             let opened = Open {
                 at,
                 stop: stop.clone(),
+                closed: closed.clone(),
             };
+            let closed = Arc::new(closed.drop_guard());
             open.insert(one, opened);
             let traffic = Arc::clone(&self.traffic);
             let serving = async move {
                 let served = match bound {
-                    Bound::Proxy(listener) => doors::serve_shared(traffic, listener, stop).await,
+                    Bound::Proxy(listener) => {
+                        doors::serve_shared(traffic, listener, stop, closed).await
+                    }
                     Bound::Names(datagrams, listener) => {
-                        doors::serve_shared_names(traffic, datagrams, listener, stop).await
+                        doors::serve_shared_names(traffic, datagrams, listener, stop, closed).await
                     }
                 };
                 if let Err(error) = served {
@@ -116,6 +158,10 @@ impl Shared {
                 }
             };
             self.tasks.spawn_on(serving, &self.runtime);
+        }
+        match ready.failures.as_slice() {
+            [] => self.board.retract(BOUND),
+            failures => self.board.check(BOUND, Err(failures.join("; "))),
         }
         let addresses = |name: &str| -> Vec<SocketAddr> {
             let of_it = open.iter().filter(|(one, _)| one.shown().0 == name);
@@ -128,6 +174,7 @@ impl Shared {
         // Nobody reaches the gate through the gate.
         let own = open.values().map(|open| open.at);
         self.traffic.dialer().refuse(own);
+        gone
     }
 
     /// Waits until every conversation has ended, which the stop makes them do.

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use config::section::egress::DomainRule;
-use control::sandboxes::{Inside, Traffic};
+use control::sandboxes::{Inside, ListenerHost};
 use egress::doors::{self, Door};
 use egress::publish;
 use egress::services::Services;
@@ -59,7 +59,7 @@ impl Served {
     }
 }
 
-impl Traffic for Served {
+impl ListenerHost for Served {
     fn attach(
         &self,
         sandbox: &SandboxId,

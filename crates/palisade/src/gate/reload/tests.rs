@@ -58,9 +58,9 @@ impl Fixture {
         let telemetry = Arc::new(Telemetry::start(&settings, 0, Sink::Stderr).unwrap());
         let stop = CancellationToken::new();
         let store = open_store(&paths, &settings).await.unwrap();
-        let settings = Arc::new(ArcSwap::from_pointee(settings));
+        let settings = Arc::new(settings);
         let inits = Inits(open_manager(&paths).await.unwrap().backend().clone());
-        let policy = load_policy(settings.load_full()).await.unwrap();
+        let policy = load_policy(Arc::clone(&settings)).await.unwrap();
         let traffic = open_traffic(&paths, &store, inits, &policy);
         let traffic = traffic.await.unwrap();
         let board = Arc::new(Board::default());
@@ -77,12 +77,11 @@ impl Fixture {
             metrics,
             sandboxed: Arc::new(tools::Sandboxed::default()),
         };
-        let tools = open_tools(settings.load_full(), given, &stop);
+        let tools = open_tools(settings, given, &stop);
         let tools = tools.await.unwrap();
         let (_, requests) = mpsc::channel(1);
         let reloader = Reloader {
             config: paths.config.clone(),
-            settings,
             board,
             numbers,
             telemetry,
@@ -134,7 +133,7 @@ async fn a_reload_that_audit_refuses_leaves_the_traffic_rules() {
     let refused = fixture.reload("egress: {domains: [new.example]}\n").await;
     assert!(refused.is_err(), "{refused:?}");
     assert_eq!(allowed(), (true, false), "the old rules stay");
-    let settings = fixture.reloader.settings.load();
+    let settings = fixture.reloader.policy.settings();
     assert_eq!(settings.egress.domains.len(), 1);
     let health = fixture.reloader.board.report([]);
     assert!(!health.checks["config_current"]);

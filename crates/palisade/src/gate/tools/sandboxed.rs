@@ -40,7 +40,7 @@ impl Sandboxed {
         let name = format!("tool-{}", tool.name);
         let place = {
             let _one = self.making.lock().await;
-            let settings = gate.settings.load_full();
+            let settings = gate.policy.settings();
             let made = gate.sandboxes.stand_by(&gate.store, &settings, &name).await;
             made.map_err(|error| error.to_string())?
         };
