@@ -1,5 +1,5 @@
-//! The gate beside nginx alone, a proxy that decides nothing, mitmproxy and dnsmasq, in one
-//! run on one machine.
+//! The gate beside nginx alone, nginx as a reverse proxy, a proxy that decides nothing, mitmproxy
+//! and dnsmasq, in one run on one machine.
 //!
 //! `just bench-traffic`. Client, proxy and origin share the machine's cores, so a proxy's rate
 //! says how much work it adds. Every case goes round by round through all who take part, and
@@ -14,6 +14,7 @@
     reason = "a benchmark that cannot go on has nothing to say"
 )]
 
+mod instructions;
 mod load;
 mod names;
 mod oha;
@@ -52,6 +53,8 @@ type Start = fn(&Path, &Path, SocketAddr) -> (Running, String);
 
 struct Options {
     palisade: PathBuf,
+    /// Another build of the gate, for the case `instructions`.
+    before: Option<PathBuf>,
     mitmdump: Option<PathBuf>,
     noop: Option<PathBuf>,
     oha: Option<PathBuf>,
@@ -61,10 +64,11 @@ struct Options {
 }
 
 impl Options {
-    /// `--palisade FILE [--mitmdump FILE] [--noop FILE] [--oha FILE] [--seconds N] [--rounds N] [CASE…]`
+    /// `--palisade FILE [--before FILE] [--mitmdump FILE] [--noop FILE] [--oha FILE] [--seconds N] [--rounds N] [CASE…]`
     fn read() -> Self {
         let mut options = Self {
             palisade: "palisade".into(),
+            before: None,
             mitmdump: None,
             noop: None,
             oha: None,
@@ -77,6 +81,7 @@ impl Options {
             let mut value = || words.next().unwrap();
             match word.as_str() {
                 "--palisade" => options.palisade = value().into(),
+                "--before" => options.before = Some(value().into()),
                 "--mitmdump" => options.mitmdump = Some(value().into()),
                 "--noop" => options.noop = Some(value().into()),
                 "--oha" => options.oha = Some(value().into()),
@@ -89,7 +94,12 @@ impl Options {
     }
 
     fn wants(&self, case: &str) -> bool {
-        self.cases.is_empty() || self.cases.iter().any(|wanted| wanted == case)
+        self.cases.is_empty() || self.names(case)
+    }
+
+    /// Whether a case is asked for by its name: those that need more than the others.
+    fn names(&self, case: &str) -> bool {
+        self.cases.iter().any(|wanted| wanted == case)
     }
 }
 
@@ -106,7 +116,15 @@ async fn main() {
     };
     let _origin = places::origin(dir, at.origin);
     let _resolver = places::dnsmasq(at.resolver, None);
-    let gate = Gate::start(&options.palisade, dir, &at);
+    if options.names("instructions") {
+        instructions_of(&options, dir, &at).await;
+        if options.cases.len() == 1 {
+            return;
+        }
+    }
+    let gate = Gate::start(&[], &options.palisade, dir, &at);
+    let proxy = places::free();
+    let reverse_proxy = places::reverse_proxy(dir, proxy, at.origin);
     let mut roots = vec![std::fs::read_to_string(dir.join("root.pem")).unwrap()];
     roots.push(gate.root.clone());
     let mut others = Vec::new();
@@ -140,6 +158,11 @@ async fn main() {
                 name: "palisade",
                 way: way(at.proxy, Some(format!("{ORIGIN}:443")), ORIGIN),
                 process: Some(&gate.process),
+            },
+            Contender {
+                name: "nginx proxy",
+                way: way(proxy, None, ORIGIN),
+                process: Some(&reverse_proxy),
             },
         ];
         for (name, process, proxy) in &others {
@@ -198,6 +221,36 @@ async fn main() {
         "\npalisade at the end: {:.1} MB",
         gate.process.memory() / 1e3
     );
+}
+
+/// Instructions and allocations a request, of this build and of the one before.
+async fn instructions_of(options: &Options, dir: &Path, at: &Addresses) {
+    println!("kept connections, 1 KiB, counted by callgrind");
+    println!("{:14} {:>13} {:>13}", "", "instructions", "allocations");
+    let before = options.before.iter().map(|binary| ("before", binary));
+    for (name, binary) in before.chain([("palisade", &options.palisade)]) {
+        let dir = dir.join(name);
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::copy(dir.join("../root.pem"), dir.join("root.pem")).unwrap();
+        let at = Addresses {
+            proxy: places::free(),
+            names: places::free(),
+            ..*at
+        };
+        let gate = Gate::start(&instructions::wrapper(&dir), binary, &dir, &at);
+        let origin = std::fs::read_to_string(dir.join("root.pem")).unwrap();
+        let way = Way {
+            at: at.proxy,
+            tunnel: Some(format!("{ORIGIN}:443")),
+            name: ORIGIN,
+            tls: load::client(&[origin, gate.root.clone()], true),
+        };
+        let cost = instructions::count(&gate, &way, &dir).await;
+        println!(
+            "{name:14} {:13.0} {:13.2}",
+            cost.instructions, cost.allocations
+        );
+    }
 }
 
 /// What the aims were measured with.

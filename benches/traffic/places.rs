@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -56,16 +56,29 @@ impl Running {
         number.unwrap().parse().unwrap()
     }
 
-    /// Processor time it took so far, in microseconds. Threads are counted, children are not.
+    /// Processor time it and its children took so far, in microseconds.
     pub fn processor(&self) -> f64 {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let stat = fs::read_to_string(path).unwrap();
-        let after = stat.rsplit(") ").next().unwrap();
-        let mut fields = after.split(' ').skip(11);
-        let mut ticks = || fields.next().unwrap().parse::<f64>().unwrap();
-        // A tick is a hundredth of a second on every Linux that we know.
-        (ticks() + ticks()) * 1e4
+        let id = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        let children = children.unwrap_or_default();
+        let children = children.split_whitespace().filter_map(|id| id.parse().ok());
+        std::iter::once(id).chain(children).map(processor_of).sum()
     }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+/// Processor time of one process with its threads, in microseconds.
+fn processor_of(id: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+    let after = stat.rsplit(") ").next().unwrap();
+    let mut fields = after.split(' ').skip(11);
+    let mut ticks = || fields.next().unwrap().parse::<f64>().unwrap();
+    // A tick is a hundredth of a second on every Linux that we know.
+    (ticks() + ticks()) * 1e4
 }
 
 impl Drop for Running {
@@ -96,25 +109,57 @@ pub fn origin(dir: &Path, at: SocketAddr) -> Running {
     fs::create_dir(&files).unwrap();
     fs::write(files.join("small"), vec![b'x'; 1024]).unwrap();
     fs::write(files.join("large"), vec![b'x'; LARGE]).unwrap();
-    let dir = dir.display();
-    let config = format!(
-        "daemon off; pid {dir}/nginx.pid; worker_processes auto; worker_rlimit_nofile 16384;
+    nginx(
+        dir,
+        "origin",
+        at,
+        &format!("root {}/files;", dir.display()),
+        "",
+    )
+}
+
+/// Nginx as a reverse proxy that ends TLS on both sides, keeps its connections to the origin and
+/// verifies the origin's certificate: what a proxy of this kind can do here.
+pub fn reverse_proxy(dir: &Path, at: SocketAddr, origin: SocketAddr) -> Running {
+    let upstream = format!(
+        "upstream origin {{ server {origin}; keepalive 64; keepalive_requests 1000000000; }}"
+    );
+    let location = format!(
+        "location / {{
+            proxy_pass https://origin; proxy_http_version 1.1;
+            proxy_set_header Connection ''; proxy_set_header Host {ORIGIN};
+            proxy_ssl_server_name on; proxy_ssl_name {ORIGIN}; proxy_ssl_protocols TLSv1.2 TLSv1.3;
+            proxy_ssl_verify on; proxy_ssl_trusted_certificate {}/root.pem;
+        }}",
+        dir.display()
+    );
+    nginx(dir, "proxy", at, &location, &upstream)
+}
+
+/// Starts nginx with one TLS server of that content.
+fn nginx(dir: &Path, name: &str, at: SocketAddr, server: &str, upstream: &str) -> Running {
+    let config = dir.join(format!("{name}.conf"));
+    let temp = dir.join(name);
+    fs::create_dir(&temp).unwrap();
+    let (dir, temp) = (dir.display(), temp.display());
+    let text = format!(
+        "daemon off; pid {temp}/pid; worker_processes auto; worker_rlimit_nofile 16384;
         user root; error_log stderr crit;
         events {{ worker_connections 8192; }}
         http {{
             access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000000;
-            client_body_temp_path {dir}/b; proxy_temp_path {dir}/p; fastcgi_temp_path {dir}/f;
-            uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
-            ssl_protocols TLSv1.2 TLSv1.3; ssl_session_cache shared:bench:16m;
+            client_body_temp_path {temp}/b; proxy_temp_path {temp}/p; fastcgi_temp_path {temp}/f;
+            uwsgi_temp_path {temp}/u; scgi_temp_path {temp}/s;
+            ssl_protocols TLSv1.2 TLSv1.3; ssl_session_cache shared:{name}:16m;
+            {upstream}
             server {{
-                listen {at} ssl backlog=4096; root {dir}/files;
+                listen {at} ssl backlog=4096; {server}
                 ssl_certificate {dir}/origin.pem; ssl_certificate_key {dir}/origin.key;
             }}
         }}"
     );
-    let path = PathBuf::from(dir.to_string()).join("nginx.conf");
-    fs::write(&path, config).unwrap();
-    Running::start("nginx", Command::new("nginx").arg("-c").arg(path)).listening(at)
+    fs::write(&config, text).unwrap();
+    Running::start("nginx", Command::new("nginx").arg("-c").arg(config)).listening(at)
 }
 
 fn certify(dir: &Path) {
@@ -148,8 +193,9 @@ pub struct Addresses {
 }
 
 impl Gate {
-    /// Starts the binary in a directory with the origin's `root.pem`.
-    pub fn start(binary: &Path, dir: &Path, at: &Addresses) -> Self {
+    /// Starts the binary in a directory with the origin's `root.pem`. `wrapper` is a program that
+    /// runs it, with its arguments; none where it runs by itself.
+    pub fn start(wrapper: &[String], binary: &Path, dir: &Path, at: &Addresses) -> Self {
         let Addresses {
             origin,
             proxy,
@@ -180,8 +226,15 @@ logging: {{level: warn}}
         let limits = "rate_limits: {defaults: {requests_per_second: 1000000, \
                       burst_size: 1000000}}\n";
         fs::write(dir.join("policy.yaml"), limits).unwrap();
-        let palisade = || {
-            let mut command = Command::new(binary);
+        let palisade = |wrapper: &[String]| {
+            let mut command = match wrapper {
+                [] => Command::new(binary),
+                [program, arguments @ ..] => {
+                    let mut command = Command::new(program);
+                    command.args(arguments).arg(binary);
+                    command
+                }
+            };
             command
                 .arg("--state-dir")
                 .arg(dir.join("state"))
@@ -189,9 +242,9 @@ logging: {{level: warn}}
                 .arg(dir.join("palisade.yaml"));
             command
         };
-        let process = Running::start("palisade", palisade().args(["gate", "run"]));
+        let process = Running::start("palisade", palisade(wrapper).args(["gate", "run"]));
         let process = process.listening(*proxy);
-        let added = palisade()
+        let added = palisade(&[])
             .args(["registry", "add", "bench", "--ip", "127.0.0.1"])
             .args(["--repo", "o/r", "--trusts-ca"])
             .stdout(Stdio::null())

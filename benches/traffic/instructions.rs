@@ -1,0 +1,126 @@
+//! Instructions and allocations of the gate a request, counted by callgrind: a figure that does
+//! not depend on what else the machine is doing.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::load::Way;
+use crate::places::{Gate, Running};
+
+/// Requests before the count begins: connections, caches and pools are filled.
+const WARM: usize = 200;
+
+/// Requests that are counted.
+const COUNTED: usize = 4000;
+
+/// Connections that take turns.
+const LINES: usize = 4;
+
+/// What one request takes.
+pub struct Cost {
+    /// Instructions in user space.
+    pub instructions: f64,
+    /// Calls to the allocator for memory.
+    pub allocations: f64,
+}
+
+/// The command that runs the gate under callgrind, with its files in `dir`.
+pub fn wrapper(dir: &Path) -> Vec<String> {
+    let out = format!("--callgrind-out-file={}/callgrind.out", dir.display());
+    [
+        "valgrind",
+        "--quiet",
+        "--tool=callgrind",
+        "--instr-atstart=no",
+    ]
+    .map(str::to_owned)
+    .into_iter()
+    .chain([out])
+    .collect()
+}
+
+/// Counts what a request takes on connections that are kept.
+pub async fn count(gate: &Gate, way: &Way, dir: &Path) -> Cost {
+    let mut lines = Vec::new();
+    for _ in 0..LINES {
+        lines.push(way.open().await);
+    }
+    for turn in 0..WARM {
+        lines[turn % LINES].ask("/small").await;
+    }
+    control(&gate.process, &["--instr=on"]);
+    for turn in 0..COUNTED {
+        lines[turn % LINES].ask("/small").await;
+    }
+    control(&gate.process, &["--instr=off"]);
+    control(&gate.process, &["--dump"]);
+    let profile = fs::read_to_string(dir.join("callgrind.out.1")).unwrap();
+    let requests = f64::from(u32::try_from(COUNTED).unwrap());
+    Cost {
+        instructions: total(&profile) / requests,
+        allocations: allocations(&profile) / requests,
+    }
+}
+
+fn control(process: &Running, arguments: &[&str]) {
+    let mut command = Command::new("callgrind_control");
+    let output = command.args(arguments).arg(process.id().to_string());
+    let output = output.output().unwrap();
+    assert!(output.status.success(), "callgrind_control {arguments:?}");
+}
+
+fn total(profile: &str) -> f64 {
+    let mut lines = profile.lines();
+    let line = lines.find_map(|line| {
+        let total = line.strip_prefix("totals: ");
+        total.or_else(|| line.strip_prefix("summary: "))
+    });
+    line.unwrap().trim().parse().unwrap()
+}
+
+/// Calls into the allocator for memory, from outside of it. Callgrind names a function once, and
+/// by its number from then on.
+fn allocations(profile: &str) -> f64 {
+    let mut names: HashMap<&str, &str> = HashMap::new();
+    let (mut caller, mut callee, mut calls) = ("", "", 0.0);
+    for line in profile.lines() {
+        if let Some(called) = line.strip_prefix("calls=") {
+            let count = called.split(' ').next().unwrap();
+            let is_own = names.get(caller).is_some_and(|name| is_allocator(name));
+            if !is_own && names.get(callee).is_some_and(|name| allocates(name)) {
+                calls += count.parse::<f64>().unwrap();
+            }
+            continue;
+        }
+        let (place, text) = if let Some(text) = line.strip_prefix("fn=") {
+            (&mut caller, text)
+        } else if let Some(text) = line.strip_prefix("cfn=") {
+            (&mut callee, text)
+        } else {
+            continue;
+        };
+        let (number, name) = text.split_once(' ').unwrap_or((text, ""));
+        if !name.is_empty() {
+            names.insert(number, name);
+        }
+        *place = number;
+    }
+    calls
+}
+
+fn is_allocator(name: &str) -> bool {
+    name.starts_with("mi_") || name.starts_with("_mi_")
+}
+
+fn allocates(name: &str) -> bool {
+    let kinds = [
+        "mi_malloc",
+        "mi_zalloc",
+        "mi_calloc",
+        "mi_realloc",
+        "mi_heap_malloc",
+    ];
+    kinds.iter().any(|kind| name.starts_with(kind))
+}
