@@ -19,8 +19,9 @@ test *steps:
 fmt:
     cargo fmt --all
 
-# Write docs/cli.md, docs/config.md and docs/openapi.json from the code
+# Write docs/checks.md, docs/cli.md, docs/config.md, docs/openapi.json and the table of log messages from the code
 docs:
+    cargo xtask logs
     UPDATE_DOCS=1 cargo nextest run --locked --workspace -E 'test(/docs_/)'
 
 # Replay the recorded decisions (tests/corpus); with update=1 record those of this tree

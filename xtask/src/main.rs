@@ -1,4 +1,5 @@
-//! Chores of the house. `cargo xtask tidy` checks what no compiler does.
+//! `cargo xtask tidy` checks what no compiler does; `cargo xtask logs` writes the table of log
+//! messages.
 
 #![expect(
     unreachable_pub,
@@ -6,6 +7,8 @@
 )]
 
 mod graph;
+mod logs;
+mod source_text;
 mod tidy;
 
 use std::process::ExitCode;
@@ -38,8 +41,18 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
+        Some("logs") => {
+            let written = tidy::tracked_files(&root).and_then(|files| logs::write(&root, &files));
+            match written {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("logs: {error:#}");
+                    ExitCode::FAILURE
+                }
+            }
+        }
         _ => {
-            eprintln!("usage: cargo xtask tidy [--graph]");
+            eprintln!("usage: cargo xtask tidy [--graph] | logs");
             ExitCode::from(2)
         }
     }

@@ -1,6 +1,7 @@
 //! The shape of the house: who may know whom, and documents that tell the truth.
 
 mod conformance;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::graph;
+use crate::{graph, logs};
 
 /// Which crates of ours each may depend on. The four planes never know each other.
 const DIRECTIONS: &[(&str, &[&str])] = &[
@@ -92,10 +93,13 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
     let mut complaints = directions(&packages(root)?);
     let files = tracked_files(root)?;
     complaints.extend(graph::check(&graph::read(root, &files)));
+    complaints.extend(words::check_names(root, &files));
+    complaints.extend(logs::check(root, &files)?);
     for file in files {
         let text = std::fs::read_to_string(root.join(&file));
         let Ok(text) = text else { continue };
         complaints.extend(unmerged(&file, &text));
+        complaints.extend(words::check(&file, &text));
         if SCRIPTS.contains(&file.as_str()) {
             complaints.extend(unlocked(&file, &text));
         }

@@ -1,0 +1,260 @@
+//! Plain words: phrases that a reader has to read twice, and public types that share a name.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::source_text::{comments, messages, without_tests};
+
+/// Words and phrases that comments, logs, messages and documents do not use, and what to write
+/// instead.
+const BANNED: &[(&str, &str)] = &[
+    (
+        "nobody",
+        "name the subject: no client, no caller, no process",
+    ),
+    ("somebody", "name the subject"),
+    ("whoever", "name the subject"),
+    ("anybody", "name the subject"),
+    ("who asks", "the caller, the sandbox, the client"),
+    ("what becomes of", "the outcome of, how … ends"),
+    ("what comes of", "the outcome of"),
+    ("came of it", "the result"),
+    ("goes on", "continues"),
+    ("for ever", "indefinitely, without a timeout"),
+    ("is told", "receives, is sent"),
+    ("are told", "receive, are sent"),
+    ("is heard", "is received"),
+    ("hears", "receives"),
+    ("nothing to say", "empty, no message"),
+    ("lies about", "is idle"),
+    ("sees to it", "ensures"),
+    ("see to it", "ensure"),
+    ("under way", "in flight, running"),
+];
+
+/// Files whose texts are not plain yet, by the start of their path. The list may only shrink.
+const UNFINISHED: &[&str] = &[
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "README.md",
+    "benches/",
+    "crates/",
+    "docs/",
+    "fuzz/",
+    "policies/",
+    "tests/",
+];
+
+/// Names of public types that several crates still share. The list may only shrink.
+const SHARED_NAMES: &[&str] = &[
+    "Access",
+    "Address",
+    "Answer",
+    "Asked",
+    "AuditLog",
+    "Authority",
+    "BindError",
+    "Broken",
+    "Budget",
+    "Bundle",
+    "Call",
+    "Caller",
+    "Changes",
+    "CheckArgs",
+    "Client",
+    "Command",
+    "Content",
+    "Credentials",
+    "Cut",
+    "Door",
+    "Ended",
+    "Evaluation",
+    "Event",
+    "Exit",
+    "Explained",
+    "Failure",
+    "FileChange",
+    "Finding",
+    "Found",
+    "Gate",
+    "Git",
+    "Head",
+    "Held",
+    "Home",
+    "Identity",
+    "Inside",
+    "Judge",
+    "Kind",
+    "Limits",
+    "Line",
+    "Listener",
+    "Lookup",
+    "Manner",
+    "Message",
+    "Metrics",
+    "Mirror",
+    "Moment",
+    "Moved",
+    "Names",
+    "Numbers",
+    "Oddity",
+    "OnFull",
+    "Origin",
+    "Outcome",
+    "Output",
+    "Parts",
+    "Pattern",
+    "Permitted",
+    "Place",
+    "Ports",
+    "Progress",
+    "Published",
+    "Question",
+    "Reached",
+    "ReadRequest",
+    "Reader",
+    "Received",
+    "Record",
+    "Refusal",
+    "Registry",
+    "Reply",
+    "Repo",
+    "Room",
+    "Route",
+    "Row",
+    "RunArgs",
+    "Running",
+    "Said",
+    "Sandbox",
+    "Sent",
+    "Served",
+    "Server",
+    "Session",
+    "Sink",
+    "Snapshot",
+    "Source",
+    "Stage",
+    "Status",
+    "Step",
+    "Stream",
+    "Tools",
+    "Transfer",
+    "Transport",
+    "Verdict",
+    "Waiting",
+    "Wanted",
+    "Way",
+    "Worker",
+];
+
+/// Complaints about the words of one file.
+pub fn check(file: &str, text: &str) -> Vec<String> {
+    if UNFINISHED.iter().any(|start| file.starts_with(start)) || file == "xtask/src/tidy/words.rs" {
+        return Vec::new();
+    }
+    let texts: Vec<(usize, String)> = if file.ends_with(".rs") {
+        let mut texts = comments(text);
+        texts.extend(messages(without_tests(text)));
+        texts
+    } else if file.ends_with(".md") {
+        prose(text)
+    } else {
+        return Vec::new();
+    };
+    let mut complaints = Vec::new();
+    for (line, text) in texts {
+        for (phrase, instead) in BANNED.iter().filter(|(phrase, _)| contains(&text, phrase)) {
+            complaints.push(format!("{file}:{line}: '{phrase}': write {instead}"));
+        }
+    }
+    complaints
+}
+
+/// Whether `text` has `phrase` as whole words, outside of code in backticks.
+fn contains(text: &str, phrase: &str) -> bool {
+    let plain: String = text.split('`').step_by(2).collect::<Vec<_>>().join("`");
+    let plain = plain.to_lowercase();
+    let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '\'';
+    plain.match_indices(phrase).any(|(at, _)| {
+        let before = plain
+            .get(..at)
+            .and_then(|before| before.chars().next_back());
+        let after = plain
+            .get(at + phrase.len()..)
+            .and_then(|after| after.chars().next());
+        !before.is_some_and(is_word) && !after.is_some_and(is_word)
+    })
+}
+
+/// The lines of a document outside of code blocks.
+fn prose(text: &str) -> Vec<(usize, String)> {
+    let mut in_code = false;
+    let mut lines = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+        } else if !in_code {
+            lines.push((number + 1, line.to_owned()));
+        }
+    }
+    lines
+}
+
+/// Complaints about public types of the same name.
+pub fn check_names(root: &Path, files: &[String]) -> Vec<String> {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let sources = files.iter().filter(|file| {
+        let is_test = file
+            .split('/')
+            .any(|part| matches!(part, "tests" | "tests.rs" | "benches"));
+        file.starts_with("crates/") && file.contains("/src/") && file.ends_with(".rs") && !is_test
+    });
+    for file in sources {
+        let Ok(text) = std::fs::read_to_string(root.join(file)) else {
+            continue;
+        };
+        for name in public_types(without_tests(&text)) {
+            places.entry(name).or_default().push(file.clone());
+        }
+    }
+    places
+        .into_iter()
+        .filter(|(name, files)| files.len() > 1 && !SHARED_NAMES.contains(&name.as_str()))
+        .map(|(name, files)| format!("public types share the name {name}: {}", files.join(", ")))
+        .collect()
+}
+
+fn public_types(code: &str) -> impl Iterator<Item = String> {
+    code.lines().filter_map(|line| {
+        let line = line.strip_prefix("pub ")?;
+        let rest = ["struct ", "enum ", "trait ", "type ", "union "]
+            .iter()
+            .find_map(|kind| line.strip_prefix(kind))?;
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+        rest.get(..end.unwrap_or(rest.len())).map(str::to_owned)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn banned_phrases_are_found_as_whole_words_outside_code() {
+        assert!(contains("there is Nobody here", "nobody"));
+        assert!(contains("nobody's file", "nobody's"));
+        assert!(!contains("the user `nobody`", "nobody"));
+        assert!(!contains("somebodyelse", "somebody"));
+        let text = concat!("// Who", "ever asks.\nlet x = \"who", "ever\";\n");
+        assert_eq!(check("xtask/src/a.rs", text).len(), 2);
+        let text = concat!("Text\n```\nno", "body\n```\nno", "body\n");
+        assert_eq!(check("CONTRIBUTING.md", text).len(), 1);
+    }
+
+    #[test]
+    fn public_types_are_read_from_their_definitions() {
+        let code = "pub struct One;\npub(crate) struct Two;\npub enum Three<T> {}\nstruct Four;\n";
+        let found: Vec<String> = public_types(code).collect();
+        assert_eq!(found, ["One", "Three"]);
+    }
+}
