@@ -12,6 +12,7 @@ mod enter;
 mod files;
 mod gate_command;
 mod git_check;
+mod groups;
 mod home;
 mod mcp_command;
 mod outcome;
@@ -33,7 +34,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit::{Exit, Failure};
 use crate::paths::{Paths, Wishes};
@@ -54,16 +55,16 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Getting started:
-  palisade run -- <agent>       an agent on this repository, in a sandbox of its own
-  palisade diff|merge NAME      see what it did, and bring it home
-  palisade list                 every sandbox, and how it is
-  palisade doctor               what this machine allows, and how to fix what is missing
-  palisade config init          write a starter palisade.yaml with every choice explained
-  palisade audit tail           watch what happens, as it happens
+  palisade run -- <agent>       run an agent on this repository in its own sandbox
+  palisade diff|merge NAME      review its work, and merge it
+  palisade list                 list sandboxes and their state
+  palisade doctor               check this machine, and how to fix what is missing
+  palisade config init          write a starter palisade.yaml that explains every key
+  palisade audit tail           watch decisions live
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 not found, 4 exists
-already, or its state forbids it (active, paused, unmerged), 5 no gate answers, 6 backend
-unavailable, 7 denied, 124 timed out; run, exec and shell: the command's own.";
+Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 3 not found, 4 already
+exists or wrong state (active, paused, unmerged), 5 gate not running, 6 backend
+unavailable, 7 denied, 124 timeout; run, exec and shell: the exit code of the command.";
 
 /// Flags every command takes.
 #[derive(Clone, Debug, Args)]
@@ -81,7 +82,7 @@ pub struct Global {
     /// Print JSON for scripts
     #[arg(long, global = true)]
     pub json: bool,
-    /// Say more on stderr; twice for everything
+    /// Log more to stderr; repeat for trace level
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }
@@ -100,39 +101,41 @@ impl Global {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a command in a sandbox on this repository, and say what came of it
+    /// Run a command in a sandbox and report the result
     Run(enter::RunArgs),
-    /// Make a sandbox: a branch, a workspace, a place to run
+    /// Create a sandbox with its own branch and workspace
     #[command(
         after_help = "Example:\n  palisade create fix --dirty   the branch palisade/fix, and your uncommitted changes"
     )]
     Create(sandboxes::CreateArgs),
-    /// List the sandboxes
+    /// List sandboxes
     #[command(visible_alias = "ls")]
     #[command(
-        after_help = "Example:\n  palisade list --here   those of the repository you stand in"
+        after_help = "Example:\n  palisade list --here   sandboxes of the current repository"
     )]
     List(sandboxes::ListArgs),
     /// Open a shell in a sandbox
     #[command(after_help = "Example:\n  palisade shell fix   a shell in its workspace")]
     Shell(enter::ShellArgs),
-    /// Run a command in a sandbox that is there
+    /// Run a command in an existing sandbox
     #[command(
-        after_help = "Example:\n  palisade exec fix -- git status   its output and its exit code are yours"
+        after_help = "Example:\n  palisade exec fix -- git status   prints its output and exits with its exit code"
     )]
     Exec(enter::ExecArgs),
-    /// Stop every process of a sandbox where it is
+    /// Suspend all processes of a sandbox
     #[command(
-        after_help = "Example:\n  palisade pause fix   nothing in it runs until it is resumed"
+        after_help = "Example:\n  palisade pause fix   its processes stay suspended until it is resumed"
     )]
     Pause(sandboxes::NameArgs),
-    /// Let every process of a sandbox go on
-    #[command(after_help = "Example:\n  palisade resume fix   also one whose processes are gone")]
+    /// Resume a paused or stopped sandbox
+    #[command(
+        after_help = "Example:\n  palisade resume fix   restarts it if its processes have ended"
+    )]
     Resume(sandboxes::NameArgs),
-    /// Remove a sandbox with its branch and everything in it
+    /// Delete a sandbox, its branch and its files
     #[command(visible_alias = "rm")]
     #[command(
-        after_help = "Example:\n  palisade delete fix   refused while a command runs in it or its work is not merged"
+        after_help = "Example:\n  palisade delete fix   refused while a command runs or work is unmerged"
     )]
     Delete(sandboxes::DeleteArgs),
     /// Copy a file or directory into a sandbox
@@ -146,48 +149,48 @@ pub enum Command {
     )]
     Download(files::DownloadArgs),
     /// Show what a sandbox changed
-    #[command(after_help = "Example:\n  palisade diff --stat fix   the files and how many lines")]
+    #[command(after_help = "Example:\n  palisade diff --stat fix   changed files with line counts")]
     Diff(home::DiffArgs),
     /// Show the commits of a sandbox
-    #[command(after_help = "Example:\n  palisade log fix   its commits that you do not have")]
+    #[command(after_help = "Example:\n  palisade log fix   commits that are not on your branch")]
     Log(home::LogArgs),
     /// Merge a sandbox's branch into yours
     #[command(
-        after_help = "Example:\n  palisade merge --squash fix   everything it did, as one commit"
+        after_help = "Example:\n  palisade merge --squash fix   squash its work into one commit"
     )]
     Merge(home::MergeArgs),
     /// Apply a sandbox's changes to your worktree, uncommitted
-    #[command(after_help = "Example:\n  palisade apply fix   everything it did, for you to commit")]
+    #[command(after_help = "Example:\n  palisade apply fix   leaves the changes uncommitted")]
     Apply(home::ApplyArgs),
     /// Switch your worktree to a sandbox's branch
-    #[command(after_help = "Example:\n  palisade checkout fix   its branch, in your worktree")]
+    #[command(after_help = "Example:\n  palisade checkout fix   check out branch palisade/fix")]
     Checkout(home::ApplyArgs),
-    /// Commit a sandbox's workspace to its branch, as it is now
+    /// Commit the current state of a workspace to its branch
     #[command(
-        after_help = "Example:\n  palisade snapshot fix -m halfway   a commit on palisade/fix"
+        after_help = "Example:\n  palisade snapshot fix -m halfway   commits to palisade/fix"
     )]
     Snapshot(sandboxes::SnapshotArgs),
-    /// Keep the files of a sandbox as they are now, or list what was kept
+    /// Save a checkpoint of a sandbox's files, or list checkpoints
     #[command(
-        after_help = "Example:\n  palisade checkpoint fix before   to come back to, with palisade restore"
+        after_help = "Example:\n  palisade checkpoint fix before   undo with palisade restore"
     )]
     Checkpoint(checkpoints::CheckpointArgs),
-    /// Put the files of a checkpoint back
+    /// Restore a sandbox's files from a checkpoint
     #[command(
-        after_help = "Example:\n  palisade restore --yes fix before   as it was at that checkpoint"
+        after_help = "Example:\n  palisade restore --yes fix before   replaces the workspace's files"
     )]
     Restore(checkpoints::RestoreArgs),
-    /// Make a sandbox with the files and the branch of another
+    /// Create a sandbox from the files and branch of another
     #[command(
-        after_help = "Example:\n  palisade fork fix other   two that go their own ways from here"
+        after_help = "Example:\n  palisade fork fix other   'other' starts from fix's files and branch"
     )]
     Fork(checkpoints::ForkArgs),
-    /// Show a sandbox's ports, and publish them on this machine
+    /// List a sandbox's ports, or publish them on the host's loopback
     #[command(
-        after_help = "Example:\n  palisade ports fix --publish 0:3000   port 3000 inside, at a free one here"
+        after_help = "Example:\n  palisade ports fix --publish 0:3000   publishes port 3000 on a free host port"
     )]
     Ports(ports::PortsArgs),
-    /// Start, stop and look at the gate
+    /// Start, stop and inspect the gate
     #[command(subcommand)]
     Gate(gate_command::GateCommand),
     /// Check, show and write the configuration
@@ -196,33 +199,33 @@ pub enum Command {
     /// Read and verify the audit log
     #[command(subcommand)]
     Audit(audit::AuditCommand),
-    /// Say why a request was refused, or what became of it
+    /// Explain why a request was refused
     Why(why::WhyArgs),
-    /// Ask the rules, and check, test and explain policy bundles
+    /// Try requests against the rules; check, test and explain policy bundles
     #[command(subcommand)]
     Policy(policy_command::PolicyCommand),
-    /// Judge a push without making it
+    /// Check a push against the rules without pushing
     #[command(subcommand)]
     Git(git_check::GitCommand),
-    /// The certificate authority that sandboxes trust
+    /// Show, export and renew the certificate authority
     #[command(subcommand)]
     Ca(ca::CaCommand),
-    /// Registered containers, and the database they live in
+    /// Register containers; back up and restore the registry
     #[command(subcommand)]
     Registry(registry::RegistryCommand),
-    /// MCP servers behind the bridge, and their tool definitions
+    /// Manage the MCP servers behind the bridge
     #[command(subcommand)]
     Bridge(bridge::BridgeCommand),
-    /// Trust a repository's own .palisade.yaml, exactly as it is now
+    /// Trust the current content of a repository's .palisade.yaml
     Trust(trust::TrustArgs),
-    /// Call a coding tool inside a sandbox
+    /// Call a workbench tool in a sandbox
     Tool(tool::ToolArgs),
     Workbench(workbench::WorkbenchArgs),
     /// Serve sandboxes and their tools to an MCP client, over stdio
     Mcp(mcp_command::McpArgs),
-    /// Ask the gate how it is; exits 1 when it is degraded
+    /// Check the gate's health; exits 1 if it is degraded
     Health,
-    /// Say what this machine allows, and how to fix what is missing
+    /// Check what this machine supports, and how to fix what is missing
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for your shell
     Completions {
@@ -244,7 +247,9 @@ pub fn parse_and_run() -> Result<Exit> {
         let PolisBridge { global, args } = PolisBridge::parse();
         return bridge::standalone::run(&args, &global);
     }
-    run(Cli::parse())
+    let matches = groups::command().get_matches();
+    // What clap refuses here it has refused above.
+    run(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
 }
 
 /// Runs one command.

@@ -28,7 +28,7 @@ reads, and one that changes may be there to steer it."
         server: String,
         /// One of its tools [default: all that have changed]
         tool: Option<String>,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long, short)]
         yes: bool,
     },

@@ -17,7 +17,7 @@ pub enum CaCommand {
     Show,
     /// Replace the root; running sandboxes get the new one as well
     Rotate {
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long, short)]
         yes: bool,
     },

@@ -13,7 +13,7 @@ use crate::output;
 
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
-    /// The sandbox's name
+    /// Sandbox name
     pub name: String,
     /// What to call it; without one, the checkpoints there are are listed
     pub label: Option<String>,
@@ -21,11 +21,11 @@ pub struct CheckpointArgs {
 
 #[derive(Debug, Args)]
 pub struct RestoreArgs {
-    /// The sandbox's name
+    /// Sandbox name
     pub name: String,
     /// The checkpoint's label
     pub label: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     pub yes: bool,
     /// Give up the files there are now, without taking a snapshot first

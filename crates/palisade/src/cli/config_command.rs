@@ -25,22 +25,22 @@ pub enum ConfigCommand {
     Show {
         /// Only keys that contain this text
         filter: Option<String>,
-        /// Leave out what is at its default
+        /// Omit settings at their default
         #[arg(long)]
         set: bool,
-        /// Ask the running gate instead of reading the files
+        /// Show the running gate's settings instead of the files'
         #[arg(long)]
         running: bool,
     },
     /// Print the JSON Schema of palisade.yaml, for editors
     Schema,
-    /// Write a starter palisade.yaml with every choice explained
+    /// Write a starter palisade.yaml that explains every key
     Init {
-        /// Print it instead
+        /// Print it instead of writing it
         #[arg(long)]
         stdout: bool,
     },
-    /// Tell the running gate to read its files again, now
+    /// Reload the running gate's configuration
     Reload,
 }
 

@@ -3,17 +3,17 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use clap::CommandFactory;
+
 use serde_json::json;
 
-use crate::cli::{Cli, Global};
+use crate::cli::{Global, groups};
 use crate::exit::Exit;
 use crate::output;
 
 /// Writes `palisade.1` and a page for each subcommand.
 pub fn write_man(dir: &Path, global: &Global) -> Result<Exit> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    clap_mangen::generate_to(Cli::command(), dir)
+    clap_mangen::generate_to(groups::command(), dir)
         .with_context(|| format!("cannot write into {}", dir.display()))?;
     if global.json {
         output::print_json(&json!({ "status": "written", "path": dir }))?;
@@ -27,7 +27,10 @@ pub fn write_man(dir: &Path, global: &Global) -> Result<Exit> {
 mod tests {
     use std::fmt::Write;
 
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::cli::Cli;
 
     /// docs/cli.md, from the definitions.
     fn reference() -> String {
@@ -35,8 +38,7 @@ mod tests {
             "# The command line\n\nGenerated from the definitions by a test; \
              `just docs` writes it anew.\n",
         );
-        let mut root = Cli::command().term_width(92);
-        root.build();
+        let root = groups::command().term_width(92);
         describe(&root, "palisade", &mut text);
         text
     }

@@ -38,31 +38,30 @@ const LONGEST_MESSAGE: usize = 200;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  palisade run -- claude                          an agent, in a sandbox of its own
-  palisade run --name fix -- bash                 a shell; the next run of that name goes on
+  palisade run -- claude                          an agent in its own sandbox
+  palisade run --name fix -- bash                 a shell; run again to continue
   palisade run --dirty -- make test               with your uncommitted changes
   palisade run --json --rm -- make | jq .exit_code
 
-With --name, a sandbox that is there is used as it is: it is resumed if need be, --publish
-and --rm apply to it, and any other option that asks for something it is not is refused.
+With --name, an existing sandbox is used as it is, and resumed if necessary. --publish and
+--rm apply to it; any other option that does not match it is refused.
 
-Programs inside trust the gate's certificate and know its proxy: the system's bundle holds it,
-and HTTPS_PROXY, SSL_CERT_FILE, NODE_EXTRA_CA_CERTS and their like are set (JAVA_TOOL_OPTIONS
-where there is a Java). --env NAME=VALUE sets one otherwise, --env NAME= empties it.
+Programs in the sandbox trust the gate's certificate and use its proxy: the system's bundle
+contains it, and HTTPS_PROXY, SSL_CERT_FILE, NODE_EXTRA_CA_CERTS and
+similar variables are set (JAVA_TOOL_OPTIONS if Java is installed). --env NAME=VALUE
+overrides one, --env NAME= empties it.
 
-With --json, stdout has one JSON object at the end and nothing else: exit_code, commits,
-files, added, removed, reached, refused, kept and what names the sandbox. What the command
-writes goes to stderr, through pipes. The exit code is the command's own all the same.")]
+With --json, stdout has one JSON object at the end: exit_code, commits, files, added,
+removed, reached, refused, kept and the sandbox's name. The command's output goes to stderr,
+without a TTY. The exit code is the command's.")]
 pub struct RunArgs {
-    /// Use the sandbox of that name, or make it [default: made from the command]
+    /// Sandbox name; created if it does not exist [default: derived from the command]
     #[arg(long, short)]
     pub name: Option<String>,
-    /// Delete the sandbox afterwards, also one that was there before, unless it has something
-    /// to bring home
+    /// Delete the sandbox afterwards, unless it has unmerged work
     #[arg(long)]
     pub rm: bool,
-    /// Start the command exactly as it is written: an agent that shuts itself in is not told
-    /// that it is shut in already
+    /// Leave the agent's own sandbox on
     #[arg(long)]
     pub as_is: bool,
     #[command(flatten)]
@@ -76,7 +75,7 @@ pub struct RunArgs {
 
 #[derive(Debug, Args)]
 pub struct ExecArgs {
-    /// Its name, or its id
+    /// Sandbox name or id
     pub name: String,
     #[command(flatten)]
     pub running: Running,
@@ -87,11 +86,11 @@ pub struct ExecArgs {
 
 #[derive(Debug, Args)]
 pub struct ShellArgs {
-    /// Its name, or its id
+    /// Sandbox name or id
     pub name: String,
     #[command(flatten)]
     pub running: Running,
-    /// A line for the shell; without one it talks to you
+    /// Run this shell command; omit for an interactive shell
     #[arg(short = 'c', value_name = "LINE")]
     pub line: Option<OsString>,
 }
@@ -99,13 +98,13 @@ pub struct ShellArgs {
 /// How a command runs.
 #[derive(Clone, Debug, Args)]
 pub struct Running {
-    /// Where it starts [default: /workspace]
+    /// Working directory [default: /workspace]
     #[arg(long, short = 'w', value_name = "DIR")]
     pub workdir: Option<PathBuf>,
-    /// A variable for it, NAME=VALUE or NAME to pass yours on; repeat for more
+    /// Environment variable: NAME=VALUE, or NAME to pass yours on (repeatable)
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
-    /// Pipes instead of a terminal, also when you are on one
+    /// Do not allocate a TTY
     #[arg(long, short = 'T')]
     pub no_tty: bool,
 }

@@ -32,25 +32,25 @@ const STEERING_SHOWN: usize = 20;
 
 #[derive(Debug, Args)]
 pub struct UploadArgs {
-    /// The sandbox's name
+    /// Sandbox name
     pub name: String,
     /// The file or directory to copy
     pub source: PathBuf,
-    /// The directory inside to put it in; relative to the workspace
+    /// Target directory in the sandbox, relative to the workspace
     #[arg(default_value = ".")]
     pub to: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub struct DownloadArgs {
-    /// The sandbox's name
+    /// Sandbox name
     pub name: String,
-    /// The file or directory inside; relative to the workspace
+    /// File or directory in the sandbox, relative to the workspace
     pub source: PathBuf,
-    /// The directory to put it in
+    /// Target directory on the host
     #[arg(default_value = ".")]
     pub to: PathBuf,
-    /// Replace files that are there
+    /// Overwrite existing files
     #[arg(long)]
     pub overwrite: bool,
 }

@@ -18,7 +18,7 @@ use crate::paths::Paths;
 
 #[derive(Debug, Subcommand)]
 pub enum GateCommand {
-    /// Serve in the foreground; prints 'ready' on stderr when everything listens
+    /// Run the gate in the foreground; prints 'ready' on stderr when it serves
     Run {
         /// Started by a watchdog: log to gate.log, write 'ready' to stdout
         #[arg(long, hide = true)]
@@ -27,24 +27,24 @@ pub enum GateCommand {
         #[arg(long, hide = true, requires = "detached")]
         after_death: Option<String>,
     },
-    /// Start a gate in the background, unless one runs; one that dies is restarted
+    /// Start a gate in the background, which is restarted if it dies
     Start,
-    /// Stop the gate and wait until it is gone
+    /// Stop the gate and wait for it to exit
     Stop {
-        /// Kill it when it does not stop in time
+        /// Kill the gate if it does not stop in time
         #[arg(long, short)]
         force: bool,
     },
-    /// Stop the gate and start it again, for instance after an update
+    /// Restart the gate, for example after an update
     Restart,
-    /// Show whether a gate runs, and how it is
+    /// Show whether the gate is running, and its health
     Status,
     /// Show the log of a gate in the background
     Logs {
-        /// Go on as lines come
+        /// Follow the log
         #[arg(long, short)]
         follow: bool,
-        /// How many of the last lines
+        /// Number of lines to show from the end
         #[arg(long, short = 'n', default_value_t = 100)]
         lines: usize,
     },

@@ -27,7 +27,7 @@ use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub enum GitCommand {
-    /// Say what a push would be told, without pushing
+    /// Report what the rules would decide about a push
     #[command(after_help = "\
 Examples:
   palisade git check --range origin/main..HEAD
@@ -46,7 +46,7 @@ Exits 0 when the push would be allowed, 7 when it would be refused.")]
 
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Judge the commits of a range: what NEW adds to OLD
+    /// Check the commits of a range: what NEW adds to OLD
     #[arg(
         long,
         value_name = "OLD..NEW",
@@ -54,19 +54,19 @@ pub struct CheckArgs {
         required_unless_present = "bundle"
     )]
     range: Option<String>,
-    /// Judge the refs and objects of a bundle
+    /// Check the refs and objects of a git bundle
     #[arg(long, value_name = "FILE")]
     bundle: Option<PathBuf>,
     /// The ref to push to [default: the branch that NEW names; a bundle's own refs]
     #[arg(long = "ref", value_name = "REF")]
     reference: Option<String>,
-    /// As whom the push is made
+    /// Identity for the push
     #[arg(long, value_enum, default_value_t = Mode::User)]
     auth_mode: Mode,
-    /// The repository with the range, or with what the bundle builds on
+    /// Repository that has the range, or the bundle's prerequisites
     #[arg(long, value_name = "DIR", default_value = ".")]
     repo: PathBuf,
-    /// Judge as the sandbox that made the branch
+    /// Check as if the sandbox had created the branch
     #[arg(long)]
     own: bool,
     /// A push option

@@ -27,9 +27,9 @@ const LONGEST_PATCH: usize = 64 << 20;
 
 #[derive(Debug, Args)]
 pub struct DiffArgs {
-    /// The sandbox's name
+    /// Sandbox name
     pub name: String,
-    /// Only which files, and how many lines
+    /// List changed files with line counts
     #[arg(long)]
     pub stat: bool,
     #[command(flatten)]
@@ -38,9 +38,9 @@ pub struct DiffArgs {
 
 #[derive(Debug, Args)]
 pub struct LogArgs {
-    /// The sandbox's name
+    /// Sandbox name
     pub name: String,
-    /// At most so many commits
+    /// Maximum number of commits
     #[arg(long, short = 'n', default_value_t = 100)]
     pub lines: usize,
     #[command(flatten)]
@@ -49,18 +49,18 @@ pub struct LogArgs {
 
 #[derive(Debug, Args)]
 pub struct MergeArgs {
-    /// The sandbox's name
+    /// Sandbox name
     pub name: String,
-    /// Only if your branch can be moved forward
+    /// Refuse unless it is a fast-forward
     #[arg(long, group = "manner")]
     pub ff_only: bool,
-    /// A merge commit in any case
+    /// Always create a merge commit
     #[arg(long, group = "manner")]
     pub no_ff: bool,
-    /// One commit with everything in it
+    /// Squash everything into one commit
     #[arg(long, group = "manner")]
     pub squash: bool,
-    /// The message of the commit that is made
+    /// Commit message
     #[arg(long, short)]
     pub message: Option<String>,
     #[command(flatten)]
@@ -69,7 +69,7 @@ pub struct MergeArgs {
 
 #[derive(Debug, Args)]
 pub struct ApplyArgs {
-    /// The sandbox's name
+    /// Sandbox name
     pub name: String,
     #[command(flatten)]
     pub landing: Landing,
@@ -78,7 +78,7 @@ pub struct ApplyArgs {
 /// What lands on the operator's machine.
 #[derive(Debug, Args)]
 pub struct Landing {
-    /// Also take files that run or steer tools on this machine, without asking
+    /// Accept files that execute or configure tools on this machine without asking
     #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
@@ -88,7 +88,7 @@ pub struct Landing {
 /// Which state of the workspace.
 #[derive(Debug, Args)]
 pub struct Fresh {
-    /// As of the last snapshot, without taking one now
+    /// Use the last snapshot instead of taking one now
     #[arg(long)]
     pub no_snapshot: bool,
 }

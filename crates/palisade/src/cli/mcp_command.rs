@@ -27,7 +27,7 @@ Your client starts this by itself and speaks MCP with it over stdin and stdout; 
 client hangs up. Logs go to stderr. The gate is started when it is first needed.
 
 Examples:
-  palisade mcp install claude                 tell Claude Code about it
+  palisade mcp install claude                 add it to Claude Code
   claude mcp add palisade -- palisade mcp     the same by hand
 
 An agent can make sandboxes of this repository, work in them with read, write, edit, patch, bash,
@@ -35,7 +35,7 @@ ls, glob and grep, and see the diff. Each change is a commit on the sandbox's br
 files and branches stay as they are until you say palisade merge. An agent cannot choose what a
 sandbox may reach or as whom: that is up to palisade.yaml.")]
 pub struct McpArgs {
-    /// A directory in the repository to work on [default: where the client starts it]
+    /// Directory in the repository to work on [default: the client's working directory]
     #[arg(long, short = 'C', value_name = "DIR")]
     pub directory: Option<PathBuf>,
     #[command(subcommand)]
@@ -44,7 +44,7 @@ pub struct McpArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum McpCommand {
-    /// Tell a client about this server, in the client's own file
+    /// Add this server to an MCP client's configuration
     Install(install::InstallArgs),
 }
 

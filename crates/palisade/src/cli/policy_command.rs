@@ -26,14 +26,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
-    /// Say what would become of a request, without sending one
+    /// Decide about a request without sending it
     #[command(after_help = "\
 Examples:
   palisade policy try https://api.github.com/user
   palisade policy try --method POST --sandbox fix-login https://api.example.com/v1/items
 Exits 0 when it would be allowed, 7 when it would be refused.")]
     Try(why::TryArgs),
-    /// Compile bundles as the gate does, and say what is wrong with file and line
+    /// Compile bundles as the gate does, and report errors with file and line
     #[command(after_help = "\
 Examples:
   palisade policy check                       every bundle of palisade.yaml
@@ -53,7 +53,7 @@ A test is a rule whose name begins with test_, by custom in a file that ends in 
 It passes when it is true. The bundle is compiled first, as the gate does. Exits 1 when a
 test fails, 2 when the bundle is wrong.")]
     Test(TestArgs),
-    /// Ask a bundle for its decision about an input
+    /// Evaluate a bundle for an input
     #[command(after_help = "\
 Examples:
   palisade policy eval --bundle guard --input call.json
@@ -62,7 +62,7 @@ The decision is printed as JSON: decision (allow, block, ask, redact, undefined,
 rule, and for redact what params or result would become. An input has the fields that
 docs/policies.md lists for its kind. Exits 0 for allow and redact, 7 otherwise.")]
     Eval(CaseArgs),
-    /// Say why a bundle decides as it does: each rule, and what the input lacks
+    /// Explain a bundle's decision: each rule, and what the input lacks
     #[command(after_help = "\
 Example:
   palisade policy explain policies/mcp-authz --input call.json

@@ -17,12 +17,12 @@ use crate::output;
 
 #[derive(Debug, Args)]
 pub struct PortsArgs {
-    /// The sandbox's name
+    /// Sandbox name
     pub name: String,
-    /// Lead a port of this machine's loopback to one inside; repeat for more
+    /// Forward 127.0.0.1:HOST to PORT in the sandbox (repeatable)
     #[arg(long, short, value_name = "HOST:PORT", value_parser = read)]
     pub publish: Vec<Published>,
-    /// Take a published port back
+    /// Stop publishing a host port
     #[arg(long, short, value_name = "HOST", value_parser = read_host)]
     pub unpublish: Vec<SocketAddr>,
 }

@@ -15,7 +15,7 @@ use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub enum RegistryCommand {
-    /// List what is registered
+    /// List registrations
     List,
     /// Register a container by its address
     Add {
@@ -24,20 +24,20 @@ pub enum RegistryCommand {
         /// Its address on the shared network
         #[arg(long)]
         ip: std::net::IpAddr,
-        /// Repository it may use, with an optional push limit such as owner/name:500MiB; repeat
-        /// for more
+        /// Repository it may use, with an optional push limit such as owner/name:500MiB
+        /// (repeatable)
         #[arg(long = "repo", value_name = "OWNER/NAME[:SIZE]", value_parser = repo_limit::read)]
         repos: Vec<Repo>,
-        /// As whom it pushes: user or bot
+        /// Identity for git push: user or bot
         #[arg(long, default_value = "user", value_parser = ["user", "bot"])]
         auth_mode: String,
-        /// It trusts the gate's root, so that refusals can be told inside TLS
+        /// The container trusts the gate's root certificate, so that refusals can be sent over TLS
         #[arg(long)]
         trusts_ca: bool,
         /// When the registration ends, like 2026-12-31T00:00:00Z [default: in 24 hours]
         #[arg(long, value_name = "TIME")]
         expires_at: Option<String>,
-        /// End the registration of another container that holds the address
+        /// Replace the registration of another container with this address
         #[arg(long)]
         replace: bool,
     },
@@ -51,17 +51,17 @@ pub enum RegistryCommand {
         /// The file; must not exist
         file: PathBuf,
     },
-    /// Put a backup in the database's place; the present one is kept aside
+    /// Replace the database with a backup; the current one is kept aside
     Restore {
         /// A file that `registry backup` made
         file: PathBuf,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long, short)]
         yes: bool,
     },
-    /// Start with an empty database; the present one is kept aside
+    /// Start with an empty database; the current one is kept aside
     Reset {
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long, short)]
         yes: bool,
     },

@@ -27,36 +27,37 @@ const NOT_HERE: &str =
 /// What a new sandbox is to be.
 #[derive(Clone, Debug, Args)]
 pub struct Making {
-    /// Repository it may use, with an optional push limit such as owner/name:500MiB; repeat for
-    /// more [default: the one that `origin` points to, where that is on a git host]
+    /// Repository it may use, with an optional push limit such as owner/name:500MiB (repeatable)
+    /// [default: the repository of `origin`, if it is on a git host]
     #[arg(long = "repo", value_name = "OWNER/NAME[:SIZE]", value_parser = repo_limit::read)]
     pub repos: Vec<Repo>,
-    /// As whom it pushes [default: user]
+    /// Identity for git push [default: user]
     #[arg(long, value_name = "MODE", value_parser = ["user", "bot"])]
     pub auth_mode: Option<String>,
-    /// What keeps it in [default: sandbox.backend of the configuration]
+    /// Isolation backend [default: sandbox.backend of the configuration]
     #[arg(long, value_parser = ["namespace", "docker", "remote"])]
     pub backend: Option<String>,
-    /// Bring only the last N generations of history along
+    /// Clone depth; full history if omitted
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub depth: Option<u32>,
-    /// Bring uncommitted changes along
+    /// Include uncommitted changes
     #[arg(long)]
     pub dirty: bool,
-    /// Start with an empty workspace instead of the repository you stand in
+    /// Start with an empty workspace instead of the current repository
     #[arg(long, conflicts_with_all = ["depth", "dirty"])]
     pub no_repo: bool,
-    /// Be root inside (installing packages needs a gate that runs as root; else ids in /etc/subuid)
+    /// Run as root in the sandbox (to install packages: a gate that runs as root, or ids in
+    /// /etc/subuid)
     #[arg(long)]
     pub root: bool,
-    /// Let programs inside make user namespaces, as Chromium's own sandbox does
+    /// Allow user namespaces in the sandbox, which Chromium's own sandbox needs
     #[arg(long)]
     pub nested: bool,
-    /// Run this shell command once in the new sandbox; if it fails, no sandbox is made [default:
-    /// sandbox.setup_command of the configuration]
+    /// Run this shell command once in the new sandbox; if it fails, the sandbox is removed
+    /// [default: sandbox.setup_command of the configuration]
     #[arg(long, value_name = "COMMAND")]
     pub setup_command: Option<String>,
-    /// Lead a port of this machine's loopback to one inside; repeat for more
+    /// Forward 127.0.0.1:HOST to PORT in the sandbox (repeatable)
     #[arg(long, value_name = "HOST:PORT", value_parser = ports::read)]
     pub publish: Vec<Published>,
 }
@@ -102,7 +103,7 @@ impl Making {
 
 #[derive(Debug, Args)]
 pub struct CreateArgs {
-    /// What to call it; its branch is palisade/NAME
+    /// Name of the sandbox; its branch is palisade/NAME
     pub name: String,
     #[command(flatten)]
     pub making: Making,
@@ -110,7 +111,7 @@ pub struct CreateArgs {
 
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// Only those of the repository you stand in
+    /// Only sandboxes of the current repository
     #[arg(long)]
     pub here: bool,
 }
@@ -118,24 +119,24 @@ pub struct ListArgs {
 /// A command about one sandbox.
 #[derive(Debug, Args)]
 pub struct NameArgs {
-    /// Its name, or its id
+    /// Sandbox name or id
     pub name: String,
 }
 
 #[derive(Debug, Args)]
 pub struct DeleteArgs {
-    /// Its name, or its id
+    /// Sandbox name or id
     pub name: String,
-    /// Even if running or unmerged; work that is nowhere else is lost
+    /// Even if running or unmerged; unmerged work is lost
     #[arg(long, short)]
     pub force: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
-    /// Its name, or its id
+    /// Sandbox name or id
     pub name: String,
-    /// The commit's message
+    /// Commit message
     #[arg(long, short, default_value = "snapshot")]
     pub message: String,
 }

@@ -27,12 +27,12 @@ Examples:
 The tool runs inside, as the agent. Its result is JSON; bash's output is the command's own, and
 so is the exit code (124 after its time-out). docs/workbench.md has every field.")]
 pub struct ToolArgs {
-    /// Its name, or its id
+    /// Sandbox name or id
     pub name: String,
     /// The tool
     #[arg(value_parser = ["bash", "read", "write", "edit", "ls", "find", "grep"])]
     pub tool: String,
-    /// What it is asked, as JSON; '-' to read that from stdin
+    /// Arguments of the tool as JSON; '-' reads them from stdin
     #[arg(default_value = "{}")]
     pub request: String,
 }

@@ -16,13 +16,13 @@ pub struct TrustArgs {
     /// The repository
     #[arg(default_value = ".")]
     repository: PathBuf,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     yes: bool,
-    /// Take the trust back
+    /// Withdraw trust
     #[arg(long, conflicts_with = "list")]
     revoke: bool,
-    /// Show what is trusted
+    /// List trusted repositories
     #[arg(long)]
     list: bool,
 }

@@ -26,10 +26,10 @@ pub struct TryArgs {
     /// The method
     #[arg(long, short = 'X', default_value = "GET")]
     pub method: String,
-    /// The sandbox that would ask
+    /// Sandbox that sends the request
     #[arg(long, value_name = "NAME")]
     pub sandbox: Option<String>,
-    /// The program inside that would ask
+    /// Program in the sandbox that sends the request
     #[arg(long, value_name = "PATH")]
     pub program: Option<String>,
 }

@@ -63,8 +63,7 @@ pub struct WorkbenchArgs {
     /// The port to listen on; needs --tcp-host
     #[arg(long, value_name = "PORT", env = "TCP_PORT")]
     tcp_port: Option<String>,
-    /// What clients show as bearer token. A flag can be read by every user of the machine: the
-    /// variable cannot
+    /// Bearer token of clients. Every user of the machine can read a flag; prefer the variable
     #[arg(
         long,
         value_name = "TOKEN",
@@ -72,7 +71,7 @@ pub struct WorkbenchArgs {
         hide_env_values = true
     )]
     auth_token: Option<String>,
-    /// Refuse clients that show no token
+    /// Require a token
     #[arg(long, value_name = "BOOL", env = "SIDECAR_REQUIRE_AUTH", num_args = 0..=1,
         require_equals = true, default_value = "false", default_missing_value = "true",
         value_parser = yes_or_no)]
@@ -80,7 +79,7 @@ pub struct WorkbenchArgs {
     /// Serve the socket that is this process's input: how a sandbox's init starts it
     #[arg(long, hide = true)]
     inherited: bool,
-    /// Let paths leave the workspace, where the container is wall enough
+    /// Allow paths outside the workspace, where the container is the only boundary
     #[arg(long, value_name = "BOOL", env = "SIDECAR_ALLOW_OUTSIDE_WORKSPACE_ROOT",
         num_args = 0..=1, require_equals = true, default_value = "false",
         default_missing_value = "true", value_parser = yes_or_no)]

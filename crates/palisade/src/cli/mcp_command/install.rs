@@ -32,7 +32,7 @@ const CONTEXT: usize = 2;
 #[command(after_help = "\
 Examples:
   palisade mcp install claude                    for you, in every project
-  palisade mcp install vscode --scope project    for everybody who works on this repository
+  palisade mcp install vscode --scope project    for everyone who works on this repository
   palisade mcp install codex --print             only show what would change
   palisade mcp install zed --yes                 without asking, for a script
 
@@ -44,13 +44,13 @@ pub struct InstallArgs {
     /// The client
     #[arg(value_enum)]
     pub client: Client,
-    /// For whom: you, or everybody who works on the repository you stand in
+    /// Scope: your account, or everyone who works on the current repository
     #[arg(long, value_enum, default_value_t = Scope::User)]
     pub scope: Scope,
-    /// Write it without asking
+    /// Do not ask for confirmation
     #[arg(long, short)]
     pub yes: bool,
-    /// Only show what would change
+    /// Show the change without making it
     #[arg(long, conflicts_with = "yes")]
     pub print: bool,
 }
