@@ -21,7 +21,7 @@ pub enum AuditCommand {
     List {
         #[command(flatten)]
         wanted: Wanted,
-        /// At most so many
+        /// Maximum number of records
         #[arg(long, short = 'n', default_value_t = 50)]
         limit: u32,
     },
@@ -30,10 +30,10 @@ pub enum AuditCommand {
         #[command(flatten)]
         wanted: Wanted,
     },
-    /// Check that no record was changed, removed or put in between
+    /// Verify that no record was changed, removed or inserted
     ///
     /// Works on the running gate's database, on a database file, and on exported lines.
-    /// Names the first record that does not hold.
+    /// Reports the first record that fails.
     Verify {
         /// A database or an export (*.jsonl) instead of the running gate's
         file: Option<PathBuf>,
@@ -42,7 +42,7 @@ pub enum AuditCommand {
     Export {
         #[command(flatten)]
         wanted: Wanted,
-        /// Where to; must not exist [default: stdout]
+        /// Output file; must not exist [default: stdout]
         #[arg(long, short)]
         output: Option<PathBuf>,
     },
@@ -51,25 +51,25 @@ pub enum AuditCommand {
 /// Which records.
 #[derive(Debug, Args)]
 pub struct Wanted {
-    /// Only this sandbox's or container's
+    /// Only records of this sandbox or container
     #[arg(long, value_name = "ID")]
     sandbox: Option<String>,
-    /// Only of this kind: http, dns, git, mcp, approval, lifecycle, config
+    /// Only records of this kind: http, dns, git, mcp, approval, lifecycle, config
     #[arg(long)]
     kind: Option<String>,
-    /// Only with this verdict: allow, deny, modify, ask
+    /// Only records with this verdict: allow, deny, modify, ask
     #[arg(long)]
     verdict: Option<String>,
-    /// Only with this reason code, like host_denied
+    /// Only records with this reason code, such as host_denied
     #[arg(long)]
     reason: Option<String>,
-    /// Only of this request
+    /// Only records of this request
     #[arg(long, value_name = "ID")]
     request: Option<String>,
-    /// Only since: a time like 2026-12-31T00:00:00Z, or an age like 15m, 2h, 3d
+    /// Only records since a time like 2026-12-31T00:00:00Z, or an age like 15m, 2h, 3d
     #[arg(long, value_name = "WHEN")]
     since: Option<String>,
-    /// Only before: as --since
+    /// Only records before that time or age
     #[arg(long, value_name = "WHEN")]
     until: Option<String>,
 }
@@ -183,9 +183,11 @@ fn list(wanted: &Wanted, limit: u32, global: &Global) -> Result<Exit> {
 }
 
 const HEADING: [&str; 7] = [
-    "SEQ", "TIME", "KIND", "SANDBOX", "VERDICT", "REASON", "WHAT",
+    "TIME", "SANDBOX", "VERDICT", "TARGET", "REQUEST", "RULE", "ID",
 ];
 
+/// A record as a row: when, which sandbox, the verdict, the host or tool, the method and path or
+/// the event, the rule with the reason code, and the id for `palisade why`.
 fn cells(record: &Value) -> Vec<String> {
     let text = |name: &str| match record.get(name) {
         None | Some(Value::Null) => String::new(),
@@ -195,30 +197,42 @@ fn cells(record: &Value) -> Vec<String> {
     let time = record
         .get("ts")
         .and_then(Value::as_i64)
-        .and_then(|ms| Timestamp::from_millisecond(ms).ok())
+        .and_then(|ms| Timestamp::from_second(ms.div_euclid(1000)).ok())
         .map_or_else(String::new, |at| at.to_string());
     let count = record
         .get("count")
         .and_then(Value::as_u64)
         .map_or_else(String::new, |n| format!(" (×{n})"));
-    let target = format!("{}{}", text("host"), text("path"));
+    let kind = text("kind");
+    let target = match (text("host"), record.get("port").and_then(Value::as_u64)) {
+        (host, _) if host.is_empty() => kind.clone(),
+        (host, Some(port)) if kind == "http" && !matches!(port, 80 | 443) => {
+            format!("{host}:{port}")
+        }
+        (host, _) => host,
+    };
     // Of a tool call, `host` is the server and `operation` the tool.
-    let called = match text("kind").as_str() {
+    let called = match kind.as_str() {
         "mcp" => text("operation"),
         _ => String::new(),
     };
-    let what: Vec<String> = [text("event"), text("method"), target, called]
+    let request: Vec<String> = [text("event"), text("method"), text("path"), called]
         .into_iter()
         .filter(|part| !part.is_empty())
         .collect();
+    let rule = match (text("rule"), text("reason")) {
+        (rule, reason) if reason.is_empty() => rule,
+        (rule, reason) if rule.is_empty() => reason,
+        (rule, reason) => format!("{rule} ({reason})"),
+    };
     vec![
-        text("seq"),
         time,
-        text("kind"),
         text("sandbox"),
         text("verdict"),
-        text("reason"),
-        format!("{}{count}", what.join(" ")),
+        target,
+        format!("{}{count}", request.join(" ")),
+        rule,
+        text("request_id"),
     ]
 }
 
