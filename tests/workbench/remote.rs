@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use control::remote::Blocking;
+use control::remote::BlockingWorkbenchClient;
 use policy::id::SandboxId;
 use sandbox::contract::{
     Command, ExecutionResult, Force, Listener, Moved, Sandbox, SandboxConfig, SandboxError,
@@ -26,7 +26,7 @@ use crate::suite;
 /// backend, entered by the remote one.
 struct Played {
     namespace: Namespace,
-    remote: Remote<Blocking>,
+    remote: Remote<BlockingWorkbenchClient>,
     _place: TempDir,
 }
 
@@ -37,7 +37,7 @@ impl Played {
         let namespace = Namespace::new(directory, PALISADE.into(), vec!["__init".into()]);
         let id = SandboxId::parse("one").unwrap();
         let client = control::workbench::client(&namespace, &id).unwrap();
-        let remote = Remote::new(id, Blocking::over(client).unwrap());
+        let remote = Remote::new(id, BlockingWorkbenchClient::over(client).unwrap());
         Self {
             namespace,
             remote,

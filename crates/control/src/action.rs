@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::body::{
     CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody, TryBody,
 };
-use crate::registering::RegisterRequest;
+use crate::registration_request::RegisterRequest;
 
 /// One thing an operator asks. Everything the gate can be told is a variant here.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,7 +37,7 @@ pub enum Action {
     /// One sandbox.
     ShowSandbox(SandboxId),
     /// Makes a sandbox.
-    CreateSandbox(Box<CreateBody>, Telling),
+    CreateSandbox(Box<CreateBody>, ReplyMode),
     /// Removes a sandbox with everything it had.
     DeleteSandbox(SandboxId, Force),
     /// Stops every process of a sandbox.
@@ -105,11 +105,11 @@ pub enum HealthDepth {
 
 /// When a caller is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Telling {
+pub enum ReplyMode {
     /// When it is done.
-    AtTheEnd,
+    Single,
     /// As it goes, in lines.
-    AsItGoes,
+    Stream,
 }
 
 impl Action {

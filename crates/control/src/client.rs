@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use crate::door::{LINES, VERSION_HEADER};
+use crate::http_api::{LINES, VERSION_HEADER};
 
 /// Why nothing useful came back.
 #[derive(Debug, thiserror::Error)]

@@ -13,20 +13,22 @@ use store::error::StoreError;
 use store::registry::Lookup;
 use tokio::sync::oneshot;
 
-use crate::action::{Action, HealthDepth, Telling};
+use crate::action::{Action, HealthDepth, ReplyMode};
 use crate::body::CreateBody;
 use crate::gate::Gate;
 use crate::health::{HealthReport, Status};
-use crate::registering::RegisterRequest;
+use crate::registration_request::RegisterRequest;
 use crate::reply::{ControlError, Reply};
-use crate::{creation_stream, elsewhere, evidence, openapi, outward, tools, wall_now};
+use crate::{
+    audit_actions, creation_stream, openapi, remote_backend, tools, traffic_actions, wall_now,
+};
 
 impl Gate {
     /// Carries out one action.
-    pub async fn carry_out(self: &Arc<Self>, action: Action) -> Result<Reply, ControlError> {
+    pub async fn dispatch(self: &Arc<Self>, action: Action) -> Result<Reply, ControlError> {
         let settings = self.policy.settings();
-        if let Some((container, asked)) = elsewhere::asked(&action, &settings) {
-            return elsewhere::answer(container, asked, &self.store).await;
+        if let Some((container, asked)) = remote_backend::asked(&action, &settings) {
+            return remote_backend::answer(container, asked, &self.store).await;
         }
         match action {
             Action::Health(depth) => Ok(self.health(depth).await),
@@ -38,7 +40,7 @@ impl Gate {
             Action::Unregister(id) => self.unregister(&id).await,
             Action::ListSandboxes(named) => self.list_sandboxes(named).await,
             Action::ShowSandbox(id) => self.sandboxes.show(id).await,
-            Action::CreateSandbox(body, telling) => self.create(*body, telling).await,
+            Action::CreateSandbox(body, reply_mode) => self.create(*body, reply_mode).await,
             Action::DeleteSandbox(id, force) => {
                 let sandboxes = &self.sandboxes;
                 sandboxes.delete(&self.store, &settings, id, force).await
@@ -65,16 +67,16 @@ impl Gate {
             }
             Action::ListPorts(id) => self.sandboxes.ports(id).await,
             Action::PublishPort(id, body) => self.sandboxes.publish(id, body).await,
-            Action::QueryAudit(wanted) => evidence::query(&self.store, wanted).await,
+            Action::QueryAudit(wanted) => audit_actions::query(&self.store, wanted).await,
             Action::ExportAudit(wanted) => {
                 let place = self.streams.take()?;
-                Ok(evidence::export(&self.store, wanted, place).await)
+                Ok(audit_actions::export(&self.store, wanted, place).await)
             }
             Action::TailAudit(wanted) => {
                 let place = self.streams.take()?;
-                Ok(evidence::tail(&self.store, wanted, &self.stop, place))
+                Ok(audit_actions::tail(&self.store, wanted, &self.stop, place))
             }
-            Action::VerifyAudit => evidence::verify(&self.store).await,
+            Action::VerifyAudit => audit_actions::verify(&self.store).await,
             Action::ShowConfig => Ok(self.show_config()),
             Action::ReloadConfig => self.reload_config().await,
             Action::BackupRegistry(path) => {
@@ -89,10 +91,14 @@ impl Gate {
                 self.store.reset(wall_now()).await?;
                 Ok(Reply::ok(json!({ "status": "reset" })))
             }
-            Action::ShowAuthority => Ok(outward::show_authority(&self.traffic)),
-            Action::RotateAuthority => outward::rotate_authority(self).await,
-            Action::ExplainRequest(id) => outward::explain(&self.traffic, &self.store, id).await,
-            Action::TryPolicy(body) => outward::try_policy(&self.traffic, &self.store, body).await,
+            Action::ShowAuthority => Ok(traffic_actions::show_authority(&self.traffic)),
+            Action::RotateAuthority => traffic_actions::rotate_authority(self).await,
+            Action::ExplainRequest(id) => {
+                traffic_actions::explain(&self.traffic, &self.store, id).await
+            }
+            Action::TryPolicy(body) => {
+                traffic_actions::try_policy(&self.traffic, &self.store, body).await
+            }
             Action::ListTools => Ok(tools::list(&self.bridge)),
             Action::AcceptTools(body) => tools::accept(&self.bridge, &self.store, &body).await,
             Action::Shutdown => {
@@ -131,7 +137,7 @@ impl Gate {
             ("audit_rotating", check(store.audit_rotating)),
             ("jsonl_writing", check(store.jsonl_writing)),
         ]);
-        self.board.report(made)
+        self.health_registry.report(made)
     }
 
     async fn health(&self, depth: HealthDepth) -> Reply {
@@ -228,7 +234,7 @@ impl Gate {
     async fn list_sandboxes(&self, named: Option<String>) -> Result<Reply, ControlError> {
         let settings = self.policy.settings();
         // Asked at the same time: a container that does not answer takes its whole time-out.
-        let containers = elsewhere::shown(&settings, named.as_deref());
+        let containers = remote_backend::shown(&settings, named.as_deref());
         let (mut all, containers) = tokio::join!(self.sandboxes.list(named.clone()), containers);
         if let Ok(Reply::Json(_, Value::Array(rows))) = &mut all {
             rows.extend(containers);
@@ -239,10 +245,10 @@ impl Gate {
     async fn create(
         self: &Arc<Self>,
         body: CreateBody,
-        telling: Telling,
+        reply_mode: ReplyMode,
     ) -> Result<Reply, ControlError> {
         // Where no stream is to be had, the answer comes all the same.
-        if telling == Telling::AsItGoes
+        if reply_mode == ReplyMode::Stream
             && let Ok(place) = self.streams.take()
         {
             return Ok(creation_stream::create(Arc::clone(self), body, place));

@@ -11,7 +11,7 @@ use store::Store;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::health::Board;
+use crate::health::HealthRegistry;
 use crate::metrics::ControlMetrics;
 use crate::reply::ControlError;
 use crate::sandboxes::Sandboxes;
@@ -58,7 +58,7 @@ pub struct Gate {
     /// The rules in force, with their settings.
     pub policy: Arc<CurrentPolicy>,
     /// How every part is.
-    pub board: Arc<Board>,
+    pub health_registry: Arc<HealthRegistry>,
     /// Every number.
     pub metrics: Arc<Registry>,
     /// The servers of tools.

@@ -1,4 +1,4 @@
-//! How the gate is: one board that every part writes its own line on.
+//! How the gate is: one health_registry that every part writes its own line on.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 /// A part appears once it has posted something: what does not run is not listed, so
 /// that nothing is reported healthy which nobody checked.
 #[derive(Debug, Default)]
-pub struct Board {
-    lines: Mutex<Lines>,
+pub struct HealthRegistry {
+    state: Mutex<HealthState>,
 }
 
 #[derive(Debug, Default)]
-struct Lines {
+struct HealthState {
     checks: BTreeMap<String, Option<String>>,
     tasks: BTreeMap<String, TaskHealth>,
     listeners: BTreeMap<String, String>,
@@ -26,20 +26,20 @@ struct Lines {
     config: Option<PathBuf>,
 }
 
-impl Board {
+impl HealthRegistry {
     /// Posts the outcome of a check: fine, or what is wrong.
     pub fn check(&self, name: &str, outcome: Result<(), String>) {
-        self.lines().checks.insert(name.to_owned(), outcome.err());
+        self.state().checks.insert(name.to_owned(), outcome.err());
     }
 
     /// Takes a check back that nobody makes any more.
     pub fn retract(&self, name: &str) {
-        self.lines().checks.remove(name);
+        self.state().checks.remove(name);
     }
 
     /// Posts the state of a supervised task.
     pub fn task(&self, name: &str, state: TaskHealth) {
-        self.lines().tasks.insert(name.to_owned(), state);
+        self.state().tasks.insert(name.to_owned(), state);
     }
 
     /// Posts every address a part listens on, as it really is (port 0 resolved), instead of
@@ -50,7 +50,7 @@ impl Board {
             .map(|address| address.to_string())
             .collect();
         addresses.sort_unstable();
-        let listeners = &mut self.lines().listeners;
+        let listeners = &mut self.state().listeners;
         if addresses.is_empty() {
             listeners.remove(name);
         } else {
@@ -60,16 +60,16 @@ impl Board {
 
     /// Posts which configuration file is in force.
     pub fn config(&self, file: Option<&Path>) {
-        self.lines().config = file.map(Path::to_owned);
+        self.state().config = file.map(Path::to_owned);
     }
 
     /// Posts something the operator should know that is no fault (`policies.fail_open`).
     /// `None` takes it back.
     pub fn note(&self, name: &str, note: Option<String>) {
-        let mut lines = self.lines();
+        let mut state = self.state();
         match note {
-            Some(note) => lines.notes.insert(name.to_owned(), note),
-            None => lines.notes.remove(name),
+            Some(note) => state.notes.insert(name.to_owned(), note),
+            None => state.notes.remove(name),
         };
     }
 
@@ -78,15 +78,15 @@ impl Board {
         &self,
         fresh: impl IntoIterator<Item = (&'static str, Result<(), String>)>,
     ) -> HealthReport {
-        let lines = self.lines();
-        let mut outcomes = lines.checks.clone();
+        let state = self.state();
+        let mut outcomes = state.checks.clone();
         outcomes.extend(
             fresh
                 .into_iter()
                 .map(|(name, outcome)| (name.to_owned(), outcome.err())),
         );
         let well = outcomes.values().all(Option::is_none)
-            && lines
+            && state
                 .tasks
                 .values()
                 .all(|task| task.state != TaskState::Waiting);
@@ -106,15 +106,15 @@ impl Board {
                 .into_iter()
                 .filter_map(|(name, e)| Some((name, e?)))
                 .collect(),
-            tasks: lines.tasks.clone(),
-            listeners: lines.listeners.clone(),
-            notes: lines.notes.clone(),
-            config: lines.config.clone(),
+            tasks: state.tasks.clone(),
+            listeners: state.listeners.clone(),
+            notes: state.notes.clone(),
+            config: state.config.clone(),
         }
     }
 
-    fn lines(&self) -> MutexGuard<'_, Lines> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, HealthState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -187,11 +187,12 @@ mod tests {
 
     #[test]
     fn one_failing_check_degrades_the_whole_and_says_why() {
-        let board = Board::default();
-        board.check("config_current", Ok(()));
-        assert_eq!(board.report([]).status, Status::Healthy);
+        let health_registry = HealthRegistry::default();
+        health_registry.check("config_current", Ok(()));
+        assert_eq!(health_registry.report([]).status, Status::Healthy);
 
-        let report = board.report([("registry_accessible", Err("moved aside".to_owned()))]);
+        let report =
+            health_registry.report([("registry_accessible", Err("moved aside".to_owned()))]);
         assert_eq!(report.status, Status::Degraded);
         assert!(report.checks["config_current"]);
         assert!(!report.checks["registry_accessible"]);
@@ -201,11 +202,11 @@ mod tests {
 
     #[test]
     fn a_check_that_is_taken_back_is_not_listed() {
-        let board = Board::default();
-        board.check("git_mirrors", Err("there is no git".to_owned()));
-        assert_eq!(board.report([]).status, Status::Degraded);
-        board.retract("git_mirrors");
-        let report = board.report([]);
+        let health_registry = HealthRegistry::default();
+        health_registry.check("git_mirrors", Err("there is no git".to_owned()));
+        assert_eq!(health_registry.report([]).status, Status::Degraded);
+        health_registry.retract("git_mirrors");
+        let report = health_registry.report([]);
         assert_eq!(report.status, Status::Healthy);
         assert!(report.checks.is_empty() && report.errors.is_empty());
     }
@@ -213,41 +214,41 @@ mod tests {
     // Issue 14, numbers 1 and 10.
     #[test]
     fn a_part_lists_every_address_it_listens_on_and_no_other() {
-        let board = Board::default();
-        board.listening("proxy", ["127.0.0.3:1", "127.0.0.2:1"]);
-        board.listening("mcp", ["127.0.0.1:8090"]);
-        let listeners = board.report([]).listeners;
+        let health_registry = HealthRegistry::default();
+        health_registry.listening("proxy", ["127.0.0.3:1", "127.0.0.2:1"]);
+        health_registry.listening("mcp", ["127.0.0.1:8090"]);
+        let listeners = health_registry.report([]).listeners;
         assert_eq!(listeners["proxy"], "127.0.0.2:1, 127.0.0.3:1");
         assert_eq!(listeners["mcp"], "127.0.0.1:8090");
-        board.listening("proxy", ["127.0.0.3:1"]);
-        board.listening("mcp", [""; 0]);
-        let listeners = board.report([]).listeners;
+        health_registry.listening("proxy", ["127.0.0.3:1"]);
+        health_registry.listening("mcp", [""; 0]);
+        let listeners = health_registry.report([]).listeners;
         assert_eq!(listeners["proxy"], "127.0.0.3:1");
         assert!(!listeners.contains_key("mcp"));
     }
 
     #[test]
     fn a_task_that_waits_for_its_restart_degrades_and_recovers() {
-        let board = Board::default();
+        let health_registry = HealthRegistry::default();
         let task = |state| TaskHealth {
             state,
             restarts: 1,
             last_error: None,
         };
-        board.task("reload", task(TaskState::Waiting));
-        assert_eq!(board.report([]).status, Status::Degraded);
-        board.task("reload", task(TaskState::Running));
-        assert_eq!(board.report([]).status, Status::Healthy);
+        health_registry.task("reload", task(TaskState::Waiting));
+        assert_eq!(health_registry.report([]).status, Status::Degraded);
+        health_registry.task("reload", task(TaskState::Running));
+        assert_eq!(health_registry.report([]).status, Status::Healthy);
     }
 
     #[test]
     fn a_note_is_told_without_degrading() {
-        let board = Board::default();
-        board.note("fail_open", Some("policies.fail_open is on".to_owned()));
-        let report = board.report([]);
+        let health_registry = HealthRegistry::default();
+        health_registry.note("fail_open", Some("policies.fail_open is on".to_owned()));
+        let report = health_registry.report([]);
         assert_eq!(report.status, Status::Healthy);
         assert_eq!(report.notes.len(), 1);
-        board.note("fail_open", None);
-        assert!(board.report([]).notes.is_empty());
+        health_registry.note("fail_open", None);
+        assert!(health_registry.report([]).notes.is_empty());
     }
 }

@@ -8,25 +8,25 @@
 //! **Never here:** a decision about traffic, SQL, or anything a sandbox can reach.
 
 pub mod action;
+mod audit_actions;
 pub mod body;
 pub mod client;
 mod creation_stream;
 pub mod dispatch;
-pub mod door;
-mod elsewhere;
-mod evidence;
 pub mod gate;
 pub mod health;
+pub mod http_api;
 pub mod metrics;
 pub mod openapi;
-pub mod outward;
 mod peer;
-pub mod registering;
+pub mod registration_request;
 pub mod remote;
+mod remote_backend;
 pub mod reply;
 pub mod sandboxes;
 pub mod serve;
 mod tools;
+pub mod traffic_actions;
 pub mod workbench;
 
 use std::time::{SystemTime, UNIX_EPOCH};

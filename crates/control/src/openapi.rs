@@ -11,11 +11,11 @@ use crate::body::{
     CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody, TryBody,
 };
 use crate::health::HealthReport;
-use crate::registering::{UnknownFields, repo_schema};
+use crate::registration_request::{UnknownFields, repo_schema};
 
 /// One route of the door.
 #[derive(Clone, Copy, Debug)]
-pub struct Route {
+pub struct ApiRoute {
     /// The method.
     pub method: &'static str,
     /// The path, with `{id}` for a segment that varies.
@@ -25,9 +25,9 @@ pub struct Route {
     /// What it does.
     pub summary: &'static str,
     /// What it takes.
-    pub takes: Takes,
+    pub takes: RequestContent,
     /// What it gives on success.
-    pub gives: Gives,
+    pub gives: ResponseContent,
     /// The success status.
     pub status: u16,
     /// The failures a client should expect, beside 403 for another user.
@@ -36,7 +36,7 @@ pub struct Route {
 
 /// What a route takes.
 #[derive(Clone, Copy, Debug)]
-pub enum Takes {
+pub enum RequestContent {
     /// Nothing.
     Nothing,
     /// A registration, in either shape.
@@ -75,7 +75,7 @@ pub enum Takes {
 
 /// What a route gives.
 #[derive(Clone, Copy, Debug)]
-pub enum Gives {
+pub enum ResponseContent {
     /// A JSON object.
     Object,
     /// A list of them.
@@ -94,7 +94,7 @@ pub enum Gives {
     Lines,
 }
 
-impl Route {
+impl ApiRoute {
     /// Whether a decoded path is this route's.
     pub(crate) fn matches(&self, path: &[&str]) -> bool {
         let own: Vec<&str> = self.path.split('/').skip(1).collect();
@@ -109,13 +109,13 @@ impl Route {
 macro_rules! routes {
     ($($method:ident $path:literal $action:literal $takes:ident $gives:ident $status:literal $fails:expr, $summary:literal;)*) => {
         /// Every route.
-        pub const ROUTES: &[Route] = &[$(Route {
+        pub const ROUTES: &[ApiRoute] = &[$(ApiRoute {
             method: stringify!($method),
             path: $path,
             action: $action,
             summary: $summary,
-            takes: Takes::$takes,
-            gives: Gives::$gives,
+            takes: RequestContent::$takes,
+            gives: ResponseContent::$gives,
             status: $status,
             fails: &$fails,
         },)*];
@@ -144,7 +144,7 @@ routes! {
     POST "/v1/sandboxes/{id}/snapshot" "sandboxes.snapshot" Snapshot Object 200 [404, 409, 422, 500], "Commits the workspace to the sandbox's branch";
     GET "/v1/sandboxes/{id}/checkpoints" "checkpoints.list" Nothing Object 200 [404, 409], "The checkpoints of a sandbox, oldest first";
     POST "/v1/sandboxes/{id}/checkpoints" "checkpoints.make" Label Object 201 [400, 404, 409, 500], "Keeps the files of a sandbox under a label";
-    POST "/v1/sandboxes/{id}/restore" "checkpoints.restore" Restore Sandbox 200 [400, 404, 409, 500], "Takes a snapshot, puts the files of a checkpoint back and starts the sandbox again";
+    POST "/v1/sandboxes/{id}/restore" "checkpoints.restore" Restore Sandbox 200 [400, 404, 409, 500], "RequestContent a snapshot, puts the files of a checkpoint back and starts the sandbox again";
     POST "/v1/sandboxes/{id}/fork" "sandboxes.fork" Fork Sandbox 201 [400, 404, 409, 500], "Makes a sandbox with the files and the branch of another";
     GET "/v1/sandboxes/{id}/ports" "ports.list" Nothing Object 200 [404, 503], "The ports of a sandbox: open inside, and published";
     POST "/v1/sandboxes/{id}/ports" "ports.publish" Port Object 200 [400, 404, 409], "Publishes a port on the host's loopback, or takes it back";
@@ -158,7 +158,7 @@ routes! {
     GET "/v1/requests/{request}" "requests.explain" Nothing Object 200 [400, 404, 503], "Why a request was refused, or what became of it";
     POST "/v1/policy/try" "policy.try" Try Object 200 [400, 404], "What would become of a request, without sending one";
     GET "/v1/tools" "tools.list" Nothing Objects 200 [], "The servers behind the bridge, and what is known of their tools";
-    POST "/v1/tools/accept" "tools.accept" Accept Object 200 [400, 404], "Takes changed definitions of tools for the true ones";
+    POST "/v1/tools/accept" "tools.accept" Accept Object 200 [400, 404], "RequestContent changed definitions of tools for the true ones";
     POST "/v1/shutdown" "shutdown" Nothing Object 202 [], "Stops the gate";
     POST "/internal/containers" "registrations.put" Container Object 201 [400, 409, 413, 429, 503], "As /v1/registrations, for existing programs; unknown fields are ignored with a warning in the answer";
     GET "/internal/containers" "registrations.list" Nothing Object 200 [503], "As /v1/registrations, in an envelope";
@@ -215,7 +215,7 @@ pub fn document() -> Value {
     })
 }
 
-fn operation(route: &Route) -> Value {
+fn operation(route: &ApiRoute) -> Value {
     let method = route.method.to_ascii_lowercase();
     let mut operation = Map::new();
     operation.insert(
@@ -229,21 +229,23 @@ fn operation(route: &Route) -> Value {
         operation.insert("parameters".into(), Value::Array(parameters));
     }
     let body = match route.takes {
-        Takes::Nothing | Takes::AuditQuery | Takes::Force | Takes::HealthDepth | Takes::Named => {
-            None
-        }
-        Takes::CreateSandbox => Some("CreateBody"),
-        Takes::Session => Some("SessionBody"),
-        Takes::Snapshot => Some("SnapshotBody"),
-        Takes::Port => Some("PortBody"),
-        Takes::Label => Some("LabelBody"),
-        Takes::Restore => Some("RestoreBody"),
-        Takes::Fork => Some("ForkBody"),
-        Takes::Try => Some("TryBody"),
-        Takes::Accept => Some("AcceptBody"),
-        Takes::Registration => Some("Registration"),
-        Takes::Container => Some("Container"),
-        Takes::File => Some("FileBody"),
+        RequestContent::Nothing
+        | RequestContent::AuditQuery
+        | RequestContent::Force
+        | RequestContent::HealthDepth
+        | RequestContent::Named => None,
+        RequestContent::CreateSandbox => Some("CreateBody"),
+        RequestContent::Session => Some("SessionBody"),
+        RequestContent::Snapshot => Some("SnapshotBody"),
+        RequestContent::Port => Some("PortBody"),
+        RequestContent::Label => Some("LabelBody"),
+        RequestContent::Restore => Some("RestoreBody"),
+        RequestContent::Fork => Some("ForkBody"),
+        RequestContent::Try => Some("TryBody"),
+        RequestContent::Accept => Some("AcceptBody"),
+        RequestContent::Registration => Some("Registration"),
+        RequestContent::Container => Some("Container"),
+        RequestContent::File => Some("FileBody"),
     };
     if let Some(name) = body {
         let content = json!({ "application/json": { "schema": reference(name) } });
@@ -256,7 +258,7 @@ fn operation(route: &Route) -> Value {
     Value::Object(operation)
 }
 
-fn parameters(route: &Route) -> Vec<Value> {
+fn parameters(route: &ApiRoute) -> Vec<Value> {
     let mut parameters = Vec::new();
     for name in ["id", "request"] {
         if !route.path.contains(&format!("{{{name}}}")) {
@@ -266,17 +268,17 @@ fn parameters(route: &Route) -> Vec<Value> {
             "name": name, "in": "path", "required": true, "schema": { "type": "string" },
         }));
     }
-    if let Takes::Force = route.takes {
+    if let RequestContent::Force = route.takes {
         parameters.push(json!({ "name": "force", "in": "query", "schema": { "type": "boolean" } }));
     }
-    if let Takes::HealthDepth = route.takes {
+    if let RequestContent::HealthDepth = route.takes {
         let schema = json!({ "type": "boolean", "default": true });
         parameters.push(json!({ "name": "checks", "in": "query", "schema": schema }));
     }
-    if let Takes::Named = route.takes {
+    if let RequestContent::Named = route.takes {
         parameters.push(json!({ "name": "name", "in": "query", "schema": { "type": "string" } }));
     }
-    if let Takes::AuditQuery = route.takes {
+    if let RequestContent::AuditQuery = route.takes {
         for (name, kind) in [
             ("sandbox", "string"),
             ("kind", "string"),
@@ -295,25 +297,25 @@ fn parameters(route: &Route) -> Vec<Value> {
     parameters
 }
 
-fn responses(route: &Route) -> Value {
+fn responses(route: &ApiRoute) -> Value {
     let (media, schema) = match route.gives {
-        Gives::Object => ("application/json", json!({ "type": "object" })),
-        Gives::Objects => (
+        ResponseContent::Object => ("application/json", json!({ "type": "object" })),
+        ResponseContent::Objects => (
             "application/json",
             json!({ "type": "array", "items": { "type": "object" } }),
         ),
-        Gives::Rows => (
+        ResponseContent::Rows => (
             "application/json",
             json!({ "type": "array", "items": reference("Row") }),
         ),
-        Gives::Sandbox => ("application/json", reference("Sandbox")),
-        Gives::Sandboxes => (
+        ResponseContent::Sandbox => ("application/json", reference("Sandbox")),
+        ResponseContent::Sandboxes => (
             "application/json",
             json!({ "type": "array", "items": reference("Sandbox") }),
         ),
-        Gives::Health => ("application/json", reference("HealthReport")),
-        Gives::Text => ("text/plain", json!({ "type": "string" })),
-        Gives::Lines => ("application/x-ndjson", json!({ "type": "string" })),
+        ResponseContent::Health => ("application/json", reference("HealthReport")),
+        ResponseContent::Text => ("text/plain", json!({ "type": "string" })),
+        ResponseContent::Lines => ("application/x-ndjson", json!({ "type": "string" })),
     };
     let mut responses = Map::new();
     let content = json!({ media: { "schema": schema } });
@@ -324,7 +326,7 @@ fn responses(route: &Route) -> Value {
     let error = json!({ "application/json": { "schema": reference("Error") } });
     for status in [403].iter().chain(route.fails) {
         // A degraded gate answers health with 503 and the same report.
-        let content = if matches!(route.gives, Gives::Health) && *status == 503 {
+        let content = if matches!(route.gives, ResponseContent::Health) && *status == 503 {
             content.clone()
         } else {
             error.clone()

@@ -27,19 +27,19 @@ pub enum RemoteError {
 
 /// A client that blocks, for a backend.
 #[derive(Debug)]
-pub struct Blocking {
+pub struct BlockingWorkbenchClient {
     client: Client,
     runtime: Runtime,
 }
 
 /// The sandbox of a configured container. Nothing is asked of it yet. For threads that may
 /// block.
-pub fn open(container: &RemoteContainer) -> Result<Remote<Blocking>, RemoteError> {
-    let tools = Blocking::over(Client::of(container)?)?;
+pub fn open(container: &RemoteContainer) -> Result<Remote<BlockingWorkbenchClient>, RemoteError> {
+    let tools = BlockingWorkbenchClient::over(Client::of(container)?)?;
     Ok(Remote::new(SandboxId::parse(&container.name)?, tools))
 }
 
-impl Blocking {
+impl BlockingWorkbenchClient {
     /// A client, made to block.
     pub fn over(client: Client) -> std::io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -48,7 +48,7 @@ impl Blocking {
     }
 }
 
-impl Tools for Blocking {
+impl Tools for BlockingWorkbenchClient {
     fn health(&self) -> Result<(), String> {
         let health = self.runtime.block_on(self.client.health());
         health.map_err(|error| error.to_string())

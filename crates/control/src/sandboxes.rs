@@ -6,14 +6,14 @@
 //! being.
 
 mod checkpoints;
-mod making;
-mod mirrored;
+mod create_plan;
+mod creation;
+mod git_redirects;
 mod ports;
 mod repository;
 mod repository_file;
-mod standby;
-mod trusting;
-mod wish;
+mod root_distribution;
+mod tool_sandboxes;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -93,7 +93,7 @@ impl Inside {
 pub struct Sandboxes {
     manager: Arc<Manager>,
     traffic: Arc<dyn ListenerHost>,
-    turns: Turns,
+    turns: SandboxLocks,
     /// Held while the root is replaced.
     root_turn: tokio::sync::Mutex<()>,
     /// The list of repository files that the operator trusts.
@@ -102,9 +102,9 @@ pub struct Sandboxes {
 
 /// One change at a time to each sandbox.
 #[derive(Debug, Default)]
-struct Turns(Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>);
+struct SandboxLocks(Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>);
 
-impl Turns {
+impl SandboxLocks {
     async fn take(&self, id: &SandboxId) -> OwnedMutexGuard<()> {
         let turn = {
             let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,13 +124,13 @@ impl Sandboxes {
             trusted,
             manager: Arc::new(manager),
             traffic,
-            turns: Turns::default(),
+            turns: SandboxLocks::default(),
             root_turn: tokio::sync::Mutex::default(),
         }
     }
 
     /// After a start: clears what a crash left, and serves again what lives.
-    pub async fn adopt(&self, store: &Store) -> Result<(), ControlError> {
+    pub async fn recover_after_restart(&self, store: &Store) -> Result<(), ControlError> {
         for row in self.ask(|manager| manager.unfinished()).await? {
             match self.finish(store, &row).await {
                 Ok(_) => {
@@ -152,7 +152,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    fn lead(&self, id: &SandboxId, listener: TcpListener, port: u16) {
+    fn forward_port(&self, id: &SandboxId, listener: TcpListener, port: u16) {
         let inside = Inside {
             manager: Arc::clone(&self.manager),
             sandbox: id.clone(),
@@ -178,7 +178,7 @@ impl Sandboxes {
             .map_err(|error| ControlError::Unavailable(error.to_string()))?;
         for Published { host, port } in row.published {
             match TcpListener::bind(host) {
-                Ok(listener) => self.lead(id, listener, port),
+                Ok(listener) => self.forward_port(id, listener, port),
                 // Somebody else has it now; the sandbox is well without.
                 Err(error) => {
                     tracing::warn!(sandbox = %id, %host, %error, "a port is not published");

@@ -8,8 +8,8 @@ use listen::PrivateSocket;
 use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::door;
 use crate::gate::Gate;
+use crate::http_api;
 use crate::peer::{Peer, WriteWindow};
 
 /// Connections served at once. The door is for people and their tools, not for traffic.
@@ -34,7 +34,7 @@ pub async fn serve(socket: &PrivateSocket, gate: Arc<Gate>, stop: CancellationTo
         }
         let (gate, stop) = (Arc::clone(&gate), stop.clone());
         Some(async move {
-            let service = service_fn(|request| door::answer(&gate, &client, request));
+            let service = service_fn(|request| http_api::answer(&gate, &client, request));
             listen::http1(stream, service, &stop, None).await;
         })
     };

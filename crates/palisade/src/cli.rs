@@ -13,16 +13,16 @@ mod files;
 mod gate_command;
 mod git_check;
 mod groups;
-mod home;
 mod mcp_command;
+mod merge_commands;
 mod outcome;
-mod place;
 mod policy_command;
 mod ports;
 mod registry;
 mod remote;
 mod repo_limit;
 mod reuse;
+mod sandbox_lookup;
 mod sandboxes;
 mod summary;
 mod tool;
@@ -37,7 +37,7 @@ use anyhow::Result;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit::{Exit, Failure};
-use crate::paths::{Paths, Wishes};
+use crate::paths::{PathOptions, Paths};
 use bridge::standalone::{POLIS_BRIDGE, PolisBridge};
 
 /// Run a coding agent in a sandbox whose only way out is a gate you control.
@@ -90,7 +90,7 @@ pub struct Global {
 impl Global {
     /// Where things are.
     pub fn paths(&self) -> Result<Paths> {
-        let wishes = Wishes {
+        let wishes = PathOptions {
             config: self.config.clone(),
             state_dir: self.state_dir.clone(),
             control: self.control.clone(),
@@ -150,21 +150,21 @@ pub enum Command {
     Download(files::DownloadArgs),
     /// Show what a sandbox changed
     #[command(after_help = "Example:\n  palisade diff --stat fix   changed files with line counts")]
-    Diff(home::DiffArgs),
+    Diff(merge_commands::DiffArgs),
     /// Show the commits of a sandbox
     #[command(after_help = "Example:\n  palisade log fix   commits that are not on your branch")]
-    Log(home::LogArgs),
+    Log(merge_commands::LogArgs),
     /// Merge a sandbox's branch into yours
     #[command(
         after_help = "Example:\n  palisade merge --squash fix   squash its work into one commit"
     )]
-    Merge(home::MergeArgs),
+    Merge(merge_commands::MergeArgs),
     /// Apply a sandbox's changes to your worktree, uncommitted
     #[command(after_help = "Example:\n  palisade apply fix   leaves the changes uncommitted")]
-    Apply(home::ApplyArgs),
+    Apply(merge_commands::ApplyArgs),
     /// Switch your worktree to a sandbox's branch
     #[command(after_help = "Example:\n  palisade checkout fix   check out branch palisade/fix")]
-    Checkout(home::ApplyArgs),
+    Checkout(merge_commands::ApplyArgs),
     /// Commit the current state of a workspace to its branch
     #[command(
         after_help = "Example:\n  palisade snapshot fix -m halfway   commits to palisade/fix"
@@ -269,12 +269,12 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Checkpoint(args) => checkpoints::checkpoint(&args, &global),
         Command::Restore(args) => checkpoints::restore(&args, &global),
         Command::Fork(args) => checkpoints::fork(&args, &global),
-        Command::Checkout(args) => home::checkout(&args, &global),
+        Command::Checkout(args) => merge_commands::checkout(&args, &global),
         Command::Ports(args) => ports::run(&args, &global),
-        Command::Diff(args) => home::diff(&args, &global),
-        Command::Log(args) => home::log(&args, &global),
-        Command::Merge(args) => home::merge(&args, &global),
-        Command::Apply(args) => home::apply(&args, &global),
+        Command::Diff(args) => merge_commands::diff(&args, &global),
+        Command::Log(args) => merge_commands::log(&args, &global),
+        Command::Merge(args) => merge_commands::merge(&args, &global),
+        Command::Apply(args) => merge_commands::apply(&args, &global),
         Command::Snapshot(args) => sandboxes::snapshot(&args, &global),
         Command::Gate(command) => gate_command::run(command, &global),
         Command::Config(command) => config_command::run(command, &global),

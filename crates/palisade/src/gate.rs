@@ -3,14 +3,14 @@
 pub mod background;
 pub mod lock;
 mod mirrors;
+mod network_listeners;
 mod ports;
 mod reload;
 mod root_renewal;
-mod shared;
+mod sandbox_listeners;
 pub mod shutdown;
 mod supervisor;
 pub mod tools;
-mod traffic;
 pub mod watchdog;
 
 use std::mem::ManuallyDrop;
@@ -22,7 +22,7 @@ use anyhow::{Context, Result};
 use arc_swap::ArcSwap;
 use config::{Settings, Sources};
 use control::gate::{Gate, Streams};
-use control::health::Board;
+use control::health::HealthRegistry;
 use control::metrics::ControlMetrics;
 use control::sandboxes::Sandboxes;
 use control::wall_now;
@@ -48,16 +48,16 @@ use tokio_util::sync::CancellationToken;
 use crate::exit::{Exit, Failure};
 use crate::paths::Paths;
 use crate::telemetry::log_file::LogFile;
-use crate::telemetry::numbers::Numbers;
+use crate::telemetry::process_metrics::ProcessMetrics;
 use crate::telemetry::{Sink, Telemetry};
 use lock::StateLock;
-use ports::{Book, Inits, Readers, Rows};
+use network_listeners::NetworkListeners;
+use ports::{PackReaderPort, SocketOwnerLookup, StoreAuditSink, StoreRegistry};
 use reload::Reloader;
-use shared::Shared;
+use sandbox_listeners::SandboxListeners;
 use shutdown::Deadline;
 use supervisor::Supervisor;
 use tools::Tools;
-use traffic::Served;
 use watchdog::WatchdogPipe;
 
 /// How often rows that have expired are removed. Expiry itself is checked on each use.
@@ -185,45 +185,49 @@ async fn serve(
     let socket = PrivateSocket::bind(&paths.control, 0o600).await;
     let socket = Arc::new(socket.context("the control socket cannot be used (see --control)")?);
     let store = open_store(paths, &settings).await?;
-    let board = Arc::new(Board::default());
-    board.check("config_current", Ok(()));
-    board.listening("control", [paths.control.display()]);
-    board.config(paths.config.current());
+    let health_registry = Arc::new(HealthRegistry::default());
+    health_registry.check("config_current", Ok(()));
+    health_registry.listening("control", [paths.control.display()]);
+    health_registry.config(paths.config.current());
     if let Some(cause) = after_death {
         tracing::warn!(cause, "gate restarted after it died");
-        board.note("restarted", Some(format!("after the gate died: {cause}")));
+        health_registry.note("restarted", Some(format!("after the gate died: {cause}")));
     }
-    let numbers = Numbers::default();
+    let numbers = ProcessMetrics::default();
     let counters = ControlMetrics::default();
     let manager = open_manager(paths).await?;
-    let inits = Inits(manager.backend().clone());
+    let socket_owners = SocketOwnerLookup(manager.backend().clone());
     let settings = Arc::new(settings);
     let policy = load_policy(Arc::clone(&settings)).await?;
-    let traffic = open_traffic(paths, &store, inits, &policy).await?;
-    let shared = Shared::new(Arc::clone(&traffic), Arc::clone(&board), stop.clone());
+    let traffic = open_traffic(paths, &store, socket_owners, &policy).await?;
+    let shared = NetworkListeners::new(
+        Arc::clone(&traffic),
+        Arc::clone(&health_registry),
+        stop.clone(),
+    );
     let shared = Arc::new(shared);
     let mcp_metrics = mcp::metrics::Metrics::default();
     let metrics = numbers.registry(store.clone(), &counters, &traffic, &mcp_metrics);
     let metrics = Arc::new(metrics);
     let sandboxed = Arc::new(tools::Sandboxed::default());
-    let given = tools::Given {
+    let given = tools::McpDependencies {
         policy: Arc::clone(&policy),
-        audit: Arc::new(Book(store.clone())),
+        audit: Arc::new(StoreAuditSink(store.clone())),
         fingerprints: open_fingerprints(paths).await?,
-        board: Arc::clone(&board),
+        health_registry: Arc::clone(&health_registry),
         numbers: Arc::clone(&metrics),
         metrics: mcp_metrics,
         sandboxed: Arc::clone(&sandboxed) as _,
     };
     let tools = open_tools(Arc::clone(&settings), given, &stop).await?;
     // Every bundle was read: a start with one that cannot be used has failed above.
-    board.check(POLICY_LOADED, Ok(()));
+    health_registry.check(POLICY_LOADED, Ok(()));
     traffic.serve_tools(Arc::clone(&tools) as _);
     let (reload, requests) = mpsc::channel(8);
     let changed = Arc::new(Notify::new());
     let reloader = Arc::new(Reloader {
         config: paths.config.clone(),
-        board: Arc::clone(&board),
+        health_registry: Arc::clone(&health_registry),
         numbers: numbers.clone(),
         telemetry,
         store: store.clone(),
@@ -237,9 +241,9 @@ async fn serve(
         changed: Arc::clone(&changed),
     });
     reloader.announce(&settings);
-    let served = Arc::new(Served::new(Arc::clone(&traffic), stop.clone()));
+    let served = Arc::new(SandboxListeners::new(Arc::clone(&traffic), stop.clone()));
     let sandboxes = Sandboxes::new(manager, Arc::clone(&served) as _, paths.trust());
-    sandboxes.adopt(&store).await?;
+    sandboxes.recover_after_restart(&store).await?;
     shared.listen(&settings).await;
     let gate = Arc::new(Gate {
         store: store.clone(),
@@ -247,7 +251,7 @@ async fn serve(
         traffic: Arc::clone(&traffic),
         state_dir: paths.state_dir.clone(),
         policy: Arc::clone(&policy),
-        board: Arc::clone(&board),
+        health_registry: Arc::clone(&health_registry),
         metrics,
         bridge: Arc::clone(tools.bridge()),
         counters,
@@ -257,7 +261,7 @@ async fn serve(
     });
     sandboxed.open(&gate);
 
-    let supervisor = Supervisor::new(Arc::clone(&board), numbers, stop.clone());
+    let supervisor = Supervisor::new(Arc::clone(&health_registry), numbers, stop.clone());
     supervisor.start("control", {
         let (socket, gate) = (Arc::clone(&socket), Arc::clone(&gate));
         move |stop| {
@@ -276,8 +280,8 @@ async fn serve(
     supervisor.start("mirrors", {
         let traffic = Arc::clone(&traffic);
         move |stop| {
-            let (board, changed) = (Arc::clone(&board), Arc::clone(&changed));
-            mirrors::look_after(Arc::clone(&traffic), board, changed, stop)
+            let (health_registry, changed) = (Arc::clone(&health_registry), Arc::clone(&changed));
+            mirrors::look_after(Arc::clone(&traffic), health_registry, changed, stop)
         }
     });
     supervisor.start("repack", {
@@ -304,7 +308,7 @@ async fn serve(
     });
     tools.listen(&settings).await;
     announce_ready(paths, watchdog.as_mut())?;
-    tokio::spawn(give_back_pages());
+    tokio::spawn(release_startup_memory());
 
     stop.cancelled().await;
     let limit = policy.settings().server.shutdown_timeout;
@@ -407,7 +411,7 @@ async fn open_store(paths: &Paths, settings: &Settings) -> Result<Store> {
 async fn open_traffic(
     paths: &Paths,
     store: &Store,
-    inits: Inits,
+    socket_owners: SocketOwnerLookup,
     policy: &Arc<CurrentPolicy>,
 ) -> Result<Arc<Services>> {
     let (dir, settings) = (paths.state_dir.clone(), Arc::clone(&policy.load().settings));
@@ -420,12 +424,12 @@ async fn open_traffic(
     Ok(Services::new(Parts {
         policy: Arc::clone(policy),
         questions: Questions::default(),
-        registry: Arc::new(Rows::new(store.clone())),
-        audit: Arc::new(Book(store.clone())),
-        programs: Arc::new(inits),
+        registry: Arc::new(StoreRegistry::new(store.clone())),
+        audit: Arc::new(StoreAuditSink(store.clone())),
+        programs: Arc::new(socket_owners),
         authority: Arc::new(ArcSwap::from_pointee(authority)),
         dialer,
-        pack_reader: Some(Arc::new(Readers(judge()))),
+        pack_reader: Some(Arc::new(PackReaderPort(judge()))),
         spool: paths.state_dir.join("spool"),
         mirrors,
     }))
@@ -447,7 +451,7 @@ async fn open_fingerprints(paths: &Paths) -> Result<Fingerprints> {
 /// Opens the tools on a thread that may block: their policy bundles are files.
 pub async fn open_tools(
     settings: Arc<Settings>,
-    given: tools::Given,
+    given: tools::McpDependencies,
     stop: &CancellationToken,
 ) -> Result<Arc<Tools>> {
     let stop = stop.clone();
@@ -521,7 +525,7 @@ pub fn audit_options(settings: &Settings) -> AuditOptions {
 }
 
 /// Most of an idle gate is pages of its file, and many of them only its start has needed.
-async fn give_back_pages() {
+async fn release_startup_memory() {
     tokio::time::sleep(SETTLED).await;
     let given = tokio::task::spawn_blocking(sandbox::pages::give_back).await;
     if let Ok(Err(error)) = given {

@@ -9,13 +9,13 @@
     reason = "a binary exports nothing; pub says what a module offers"
 )]
 
+mod child_reaper;
 mod cli;
 mod exit;
 mod gate;
-mod leash;
-mod orphans;
 mod output;
 mod paths;
+mod process_guard;
 mod relay;
 mod telemetry;
 
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         Some(gate::INIT) => return sandbox::namespace::launch::init_main(),
         Some(gate::WORKER) => return sandbox::worker::worker_main(),
         Some(gate::JUDGE) => return sandbox::judge::judge_main(),
-        Some(leash::LEASH) => return leash::leash_main(),
+        Some(process_guard::LEASH) => return process_guard::process_guard_main(),
         Some(gate::watchdog::WATCHDOG) => return gate::watchdog::watchdog_main(),
         _ => {}
     }

@@ -57,13 +57,13 @@ pub fn program_name() -> String {
 }
 
 /// A sign of life on a terminal while something takes its time. What is quick shows nothing.
-pub struct Waiting {
+pub struct Spinner {
     over: Option<mpsc::Sender<()>>,
     shows: Option<std::thread::JoinHandle<()>>,
     words: Arc<Mutex<String>>,
 }
 
-impl Waiting {
+impl Spinner {
     /// How long nothing is shown.
     const QUIET: Duration = Duration::from_millis(400);
 
@@ -175,7 +175,7 @@ pub fn safe(text: &str) -> String {
     shown
 }
 
-/// Rows under a heading, in columns as wide as their widest cell.
+/// StoreRegistry under a heading, in columns as wide as their widest cell.
 pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> = rows
         .iter()

@@ -70,7 +70,7 @@ impl ConfigPath {
 
 /// What the command line and the environment said about places.
 #[derive(Clone, Debug, Default)]
-pub struct Wishes {
+pub struct PathOptions {
     /// `--config`.
     pub config: Option<PathBuf>,
     /// `--state-dir`.
@@ -81,7 +81,7 @@ pub struct Wishes {
 
 impl Paths {
     /// Decides where things are. `env` reads the environment.
-    pub fn resolve(wishes: &Wishes, env: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+    pub fn resolve(wishes: &PathOptions, env: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
         // The XDG specification tells programs to ignore relative values.
         let absolute = |name: &str| {
             env(name)
@@ -228,7 +228,7 @@ fn make_private(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn resolve(wishes: &Wishes, env: &[(&str, &str)]) -> Result<Paths> {
+    fn resolve(wishes: &PathOptions, env: &[(&str, &str)]) -> Result<Paths> {
         let find = |name: &str| {
             env.iter()
                 .find(|(known, _)| *known == name)
@@ -240,23 +240,23 @@ mod tests {
     #[test]
     fn the_socket_follows_an_explicit_state_directory() {
         let env = [("HOME", "/home/o"), ("XDG_RUNTIME_DIR", "/run/user/1000")];
-        let usual = resolve(&Wishes::default(), &env).unwrap();
+        let usual = resolve(&PathOptions::default(), &env).unwrap();
         assert_eq!(usual.state_dir, Path::new("/home/o/.local/state/palisade"));
         assert_eq!(
             usual.control,
             Path::new("/run/user/1000/palisade/control.sock")
         );
 
-        let explicit = Wishes {
+        let explicit = PathOptions {
             state_dir: Some("/s".into()),
-            ..Wishes::default()
+            ..PathOptions::default()
         };
         assert_eq!(
             resolve(&explicit, &env).unwrap().control,
             Path::new("/s/control.sock")
         );
 
-        let both = Wishes {
+        let both = PathOptions {
             control: Some("/c.sock".into()),
             ..explicit
         };
@@ -270,14 +270,14 @@ mod tests {
             ("XDG_STATE_HOME", "state"),
             ("XDG_RUNTIME_DIR", "run"),
         ];
-        let paths = resolve(&Wishes::default(), &env).unwrap();
+        let paths = resolve(&PathOptions::default(), &env).unwrap();
         assert_eq!(paths.state_dir, Path::new("/home/o/.local/state/palisade"));
         assert_eq!(
             paths.control,
             Path::new("/home/o/.local/state/palisade/control.sock")
         );
 
-        let error = resolve(&Wishes::default(), &[]).unwrap_err();
+        let error = resolve(&PathOptions::default(), &[]).unwrap_err();
         assert_eq!(
             error.to_string(),
             "HOME is not set; say where with --state-dir"
@@ -288,7 +288,7 @@ mod tests {
     fn a_socket_path_of_107_bytes_fits_and_one_of_108_does_not() {
         let of_length = |length: usize| {
             let control = PathBuf::from(format!("/{}", "x".repeat(length - 1)));
-            let wishes = Wishes {
+            let wishes = PathOptions {
                 control: Some(control),
                 state_dir: Some("/s".into()),
                 config: None,

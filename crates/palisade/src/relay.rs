@@ -41,7 +41,7 @@ pub fn own_terminal() -> Option<Size> {
 }
 
 /// How a command is accompanied.
-pub struct Manner {
+pub struct RelayOptions {
     /// It was started on a terminal of its own; ours is raw meanwhile.
     pub on_terminal: bool,
     /// Where its output goes.
@@ -71,8 +71,8 @@ impl End {
 }
 
 /// Accompanies a command to its end.
-pub fn accompany(mut running: Running, manner: Manner) -> Result<End> {
-    let on_terminal = manner.on_terminal;
+pub fn relay_session(mut running: Running, options: RelayOptions) -> Result<End> {
+    let on_terminal = options.on_terminal;
     let mut mask: SigSet = PASSED_ON.into_iter().collect();
     mask.add(Signal::SIGWINCH);
     mask.thread_block().context("cannot take signals")?;
@@ -80,7 +80,7 @@ pub fn accompany(mut running: Running, manner: Manner) -> Result<End> {
         .context("cannot take signals")?;
     let stdin = std::io::stdin();
     let raw = on_terminal.then(|| Raw::new(&stdin)).transpose()?;
-    let mut relay = Relay::new(running.take_ends(), manner)?;
+    let mut relay = Relay::new(running.take_ends(), options)?;
     let end = relay
         .run(&running, &signals, &stdin)
         .or_else(as_if_by_a_signal);
@@ -131,12 +131,12 @@ pub enum Sink {
 }
 
 impl Relay {
-    fn new(ends: Vec<OwnedFd>, manner: Manner) -> Result<Self> {
-        let Manner {
+    fn new(ends: Vec<OwnedFd>, options: RelayOptions) -> Result<Self> {
+        let RelayOptions {
             on_terminal,
             stdout,
             answers,
-        } = manner;
+        } = options;
         for end in &ends {
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
                 .context("cannot talk to the command")?;

@@ -7,8 +7,8 @@
 mod line_limits;
 mod lines;
 pub mod log_file;
-pub mod numbers;
 pub mod otlp;
+pub mod process_metrics;
 pub mod redact;
 
 use std::io::{self, IsTerminal, Write};

@@ -9,10 +9,10 @@ use serde_json::json;
 use store::Store;
 use store::registry::Lookup;
 
-use super::wish::Standing;
+use super::create_plan::CreateGrants;
 use super::{Sandboxes, bounds, describe};
 use crate::body::{ForkBody, LabelBody, RestoreBody};
-use crate::elsewhere;
+use crate::remote_backend;
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
 
@@ -89,7 +89,7 @@ impl Sandboxes {
         id: SandboxId,
         body: ForkBody,
     ) -> Result<Reply, ControlError> {
-        elsewhere::refuse_its_name(&body.name, settings)?;
+        remote_backend::refuse_its_name(&body.name, settings)?;
         let turn = self.turns.take(&id).await;
         let (of, bounds, trust) = (id.clone(), bounds(settings), self.traffic.trust());
         let row = self
@@ -108,7 +108,7 @@ impl Sandboxes {
             Lookup::Unknown | Lookup::Unavailable => (Vec::new(), AuthMode::User),
         };
         // The ports of the host lead to the original.
-        let who = Standing {
+        let who = CreateGrants {
             repos,
             auth_mode,
             publish: Vec::new(),

@@ -56,7 +56,7 @@ impl Sandboxes {
             .ask(move |manager| manager.publish(&of, published))
             .await?;
         if let Some(listener) = listener {
-            self.lead(&id, listener, port);
+            self.forward_port(&id, listener, port);
         }
         Ok(Reply::ok(json!({ "id": id, "published": row.published })))
     }

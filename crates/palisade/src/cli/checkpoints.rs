@@ -5,7 +5,7 @@ use clap::Args;
 use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
-use crate::cli::place;
+use crate::cli::sandbox_lookup;
 use crate::cli::sandboxes::{below, in_words};
 use crate::cli::{Global, confirm, summary};
 use crate::exit::Exit;
@@ -43,14 +43,14 @@ pub struct ForkArgs {
 
 pub fn checkpoint(args: &CheckpointArgs, global: &Global) -> Result<Exit> {
     in_words("checkpoint", global, async |gate| {
-        let place = place::find(gate, &args.name).await?;
+        let place = sandbox_lookup::find(gate, &args.name).await?;
         let route = below(&place, "checkpoints");
         let Some(label) = &args.label else {
             let all = gate.get(&route).await?;
             let told = list(&all);
             return Ok((all, told));
         };
-        let waiting = output::Waiting::start("keeping the files");
+        let waiting = output::Spinner::start("keeping the files");
         let made = gate.post(&route, &json!({ "label": label })).await;
         waiting.end();
         let made = made?;
@@ -79,7 +79,7 @@ fn list(all: &Value) -> String {
 
 pub fn restore(args: &RestoreArgs, global: &Global) -> Result<Exit> {
     in_words("restore", global, async |gate| {
-        let place = place::find(gate, &args.name).await?;
+        let place = sandbox_lookup::find(gate, &args.name).await?;
         let first = match &place.branch_name {
             Some(branch) if !args.no_snapshot => format!(" A snapshot of them goes to {branch}."),
             _ => String::new(),
@@ -92,7 +92,7 @@ pub fn restore(args: &RestoreArgs, global: &Global) -> Result<Exit> {
             ),
             args.yes,
         )?;
-        let waiting = output::Waiting::start("putting the files back");
+        let waiting = output::Spinner::start("putting the files back");
         let body = json!({ "label": args.label, "no_snapshot": args.no_snapshot });
         let done = gate.post(&below(&place, "restore"), &body).await;
         waiting.end();
@@ -113,8 +113,8 @@ pub fn restore(args: &RestoreArgs, global: &Global) -> Result<Exit> {
 
 pub fn fork(args: &ForkArgs, global: &Global) -> Result<Exit> {
     in_words("fork", global, async |gate| {
-        let place = place::find(gate, &args.name).await?;
-        let waiting = output::Waiting::start("copying the sandbox");
+        let place = sandbox_lookup::find(gate, &args.name).await?;
+        let waiting = output::Spinner::start("copying the sandbox");
         let body = json!({ "name": args.new });
         let made = gate.post(&below(&place, "fork"), &body).await;
         waiting.end();

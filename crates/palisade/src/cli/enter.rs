@@ -15,14 +15,14 @@ use sandbox::namespace::Namespace;
 use serde_json::{Value, json};
 
 use crate::cli::outcome::Outcome;
-use crate::cli::place::{self, Place};
+use crate::cli::sandbox_lookup::{self, Place};
 use crate::cli::sandboxes::{Making, below, route, take_snapshot};
 use crate::cli::{Global, agents, block_on, doctor, remote, reuse, summary};
 use crate::exit::{Exit, Failure, exit_of};
 use crate::gate::background;
 use crate::output;
 use crate::paths::Paths;
-use crate::relay::{self, End, Manner, Sink};
+use crate::relay::{self, End, RelayOptions, Sink};
 
 /// Variables of the operator's that a command inside may know, beside `LC_*` and what
 /// `sandbox.env` names.
@@ -266,7 +266,7 @@ fn enter(name: &str, asked: &Asked<'_>, global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
     let (gate, place) = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let place = place::find(&gate, name).await?;
+        let place = sandbox_lookup::find(&gate, name).await?;
         Ok((gate, place))
     })?;
     if place.is_elsewhere() {
@@ -344,12 +344,12 @@ fn inside(paths: &Paths, gate: &Client, place: &Place, asked: &Asked<'_>) -> Res
     let backend = backend(paths);
     let started = backend.start(&place.id, &command, terminal)?;
     let id = place.id.clone();
-    let manner = Manner {
+    let options = RelayOptions {
         on_terminal: terminal.is_some(),
         stdout: asked.stdout,
         answers: Arc::new(move || backend.answers(&id)),
     };
-    let end = relay::accompany(started, manner).map_err(with_advice)?;
+    let end = relay::relay_session(started, options).map_err(with_advice)?;
     if let End::Stopped(_, why) = &end {
         output::say(&format!("palisade: the sandbox was stopped: {why}"));
     }

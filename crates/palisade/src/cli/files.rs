@@ -14,7 +14,7 @@ use sandbox::transfer::{self, Overwrite, Rules, TransferError};
 use serde_json::json;
 
 use crate::cli::enter::{backend, begin_session};
-use crate::cli::place;
+use crate::cli::sandbox_lookup;
 use crate::cli::summary::count;
 use crate::cli::{Global, block_on, remote};
 use crate::exit::{Exit, Failure};
@@ -186,7 +186,7 @@ fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Entered> {
     let paths = global.paths()?;
     let place = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let place = place::find(&gate, name).await?;
+        let place = sandbox_lookup::find(&gate, name).await?;
         begin_session(&gate, &place, purpose).await?;
         Ok(place)
     })?;

@@ -103,7 +103,7 @@ pub fn run(command: GitCommand, global: &Global) -> Result<Exit> {
         (None, Some(file)) => of_bundle(file, &args)?,
         (None, None) => return Err(Failure::new(Exit::Usage, "say --range or --bundle").into()),
     };
-    let waiting = output::Waiting::start("reading the push");
+    let waiting = output::Spinner::start("reading the push");
     let opinion = judge(push, &settings, &args);
     waiting.end();
     let opinion = opinion?;

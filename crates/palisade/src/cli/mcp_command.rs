@@ -1,10 +1,10 @@
 //! `palisade mcp`: sandboxes and their tools for an MCP client that this machine's operator
 //! uses, over stdio.
 
-mod elsewhere;
 mod failure;
+mod gate_sandbox_service;
 mod install;
-mod shop;
+mod remote_container;
 mod tools;
 
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use mcp::agents::Agents;
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
 use crate::telemetry::{Sink, Telemetry};
-use shop::Shop;
+use gate_sandbox_service::GateSandboxService;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -77,7 +77,7 @@ fn serve(args: &McpArgs, global: &Global) -> Result<Exit> {
         // Clients show what is on stderr as trouble.
         settings.logging.level = Level::Warn;
         let telemetry = Telemetry::start(&settings, global.verbose, Sink::Stderr)?;
-        let shop = Shop::new(kept, paths);
+        let shop = GateSandboxService::new(kept, paths);
         let served = Agents::new(Arc::new(shop)).serve_stdio().await;
         telemetry.finish();
         served.map(|()| Exit::Ok).map_err(anyhow::Error::from)

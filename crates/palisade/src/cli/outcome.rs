@@ -9,7 +9,7 @@ use sandbox::worker::SnapshotReport;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::cli::place::Place;
+use crate::cli::sandbox_lookup::Place;
 use crate::cli::summary::{letter, lines_of};
 
 /// What came of a run.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::cli::place::{self, Place};
+use crate::cli::sandbox_lookup::{self, Place};
 use crate::cli::sandboxes::{below, in_words};
 use crate::output;
 
@@ -39,7 +39,7 @@ struct Ports {
 
 pub fn run(args: &PortsArgs, global: &Global) -> Result<crate::exit::Exit> {
     in_words("ports", global, async |gate| {
-        let place = place::find(gate, &args.name).await?;
+        let place = sandbox_lookup::find(gate, &args.name).await?;
         for host in &args.unpublish {
             let back = Published {
                 host: *host,

@@ -4,7 +4,7 @@ use std::io::{BufRead, IsTerminal, Write};
 
 use anyhow::Result;
 use config::section::sandbox::RemoteContainer;
-use control::remote::{self, Blocking};
+use control::remote::{self, BlockingWorkbenchClient};
 use policy::id::SandboxId;
 use sandbox::contract::Command;
 use sandbox::remote::{Ended, Hearing, Remote, Way};
@@ -35,12 +35,12 @@ pub fn settings(id: &SandboxId, global: &Global) -> Result<RemoteContainer> {
 }
 
 /// The container of that name, as a sandbox.
-pub fn open(id: &SandboxId, global: &Global) -> Result<Remote<Blocking>> {
+pub fn open(id: &SandboxId, global: &Global) -> Result<Remote<BlockingWorkbenchClient>> {
     Ok(remote::open(&settings(id, global)?)?)
 }
 
 /// Runs a command in it; its output and its code are ours.
-pub fn exec(remote: &Remote<Blocking>, command: &Command) -> Result<Exit> {
+pub fn exec(remote: &Remote<BlockingWorkbenchClient>, command: &Command) -> Result<Exit> {
     let ended = remote.run(command, &mut |way, bytes| show(way, bytes))?;
     Ok(match ended {
         Ended::Code(code) => Exit::Command(u8::try_from(code).unwrap_or(1)),
@@ -51,7 +51,7 @@ pub fn exec(remote: &Remote<Blocking>, command: &Command) -> Result<Exit> {
 
 /// A shell of one line at a time: what is on the wire has no input and no terminal. Where it
 /// stands is remembered; variables are not.
-pub fn shell(remote: &Remote<Blocking>, command: &Command) -> Result<Exit> {
+pub fn shell(remote: &Remote<BlockingWorkbenchClient>, command: &Command) -> Result<Exit> {
     let talks = std::io::stdin().is_terminal();
     if talks {
         output::say("palisade: a line at a time; 'cd' lasts, variables do not; end with Ctrl-D");

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::cli::enter::{RunArgs, name_after};
-use crate::cli::place::{self, Here, Place};
+use crate::cli::sandbox_lookup::{self, Here, Place};
 use crate::cli::sandboxes::{Making, below, make, route};
 use crate::cli::{ports, repo_limit};
 use crate::exit::{Exit, Failure, exit_of};
-use crate::output::{self, Waiting};
+use crate::output::{self, Spinner};
 
 /// How long another command may take to make the sandbox that both want.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,13 +37,13 @@ pub async fn make_or_reuse(
     let until = Instant::now() + PATIENCE;
     let mut waits = false;
     loop {
-        if let Some(place) = place::in_repository(gate, &slug, here.as_ref()).await? {
+        if let Some(place) = sandbox_lookup::in_repository(gate, &slug, here.as_ref()).await? {
             return Ok((reuse(gate, place, &args.making).await?, false));
         }
         match make_anew(gate, &args.making, name.clone(), for_script).await {
             // Another command makes it at this moment, and what it makes is as good.
             Err(error) if is_taken(&error) => {
-                if !waits && !for_script && Waiting::is_seen() {
+                if !waits && !for_script && Spinner::is_seen() {
                     output::say(&format!(
                         "palisade: another command is making sandbox {slug}; waiting for it"
                     ));

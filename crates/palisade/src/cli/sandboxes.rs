@@ -15,11 +15,11 @@ use sandbox::progress::{Reached, Step};
 use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
-use crate::cli::place::{self, Here, Place};
+use crate::cli::sandbox_lookup::{self, Here, Place};
 use crate::cli::{Global, block_on, doctor, ports, repo_limit, summary};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
-use crate::output::{self, Waiting};
+use crate::output::{self, Spinner};
 
 const NOT_HERE: &str =
     "list failed: you do not stand in a git repository; go to one, or leave --here out";
@@ -158,10 +158,10 @@ pub fn create(args: &CreateArgs, global: &Global) -> Result<Exit> {
 /// terminal, but for scripts.
 pub async fn make(gate: &Client, making: &Making, name: String, for_script: bool) -> Result<Place> {
     let body = json!(making.body(name)?);
-    let made = if for_script || !Waiting::is_seen() {
+    let made = if for_script || !Spinner::is_seen() {
         gate.post("/v1/sandboxes", &body).await
     } else {
-        let waiting = Waiting::start("preparing the sandbox");
+        let waiting = Spinner::start("preparing the sandbox");
         let made = gate
             .post_watched("/v1/sandboxes", &body, |progress| {
                 if let Ok(reached) = serde_json::from_value(progress.clone()) {
@@ -277,7 +277,7 @@ fn rough(past: Duration) -> String {
 
 pub fn pause(args: &NameArgs, global: &Global) -> Result<Exit> {
     in_words("pause", global, async |gate| {
-        let place = place::find(gate, &args.name).await?;
+        let place = sandbox_lookup::find(gate, &args.name).await?;
         let answer = gate.post(&below(&place, "pause"), &json!({})).await?;
         Ok((answer, format!("Paused {}", place.name)))
     })
@@ -285,7 +285,7 @@ pub fn pause(args: &NameArgs, global: &Global) -> Result<Exit> {
 
 pub fn resume(args: &NameArgs, global: &Global) -> Result<Exit> {
     in_words("resume", global, async |gate| {
-        let place = place::find(gate, &args.name).await?;
+        let place = sandbox_lookup::find(gate, &args.name).await?;
         let answer = gate.post(&below(&place, "resume"), &json!({})).await?;
         Ok((answer, format!("Resumed {}", place.name)))
     })
@@ -293,7 +293,7 @@ pub fn resume(args: &NameArgs, global: &Global) -> Result<Exit> {
 
 pub fn delete(args: &DeleteArgs, global: &Global) -> Result<Exit> {
     in_words("delete", global, async |gate| {
-        let place = place::find(gate, &args.name).await?;
+        let place = sandbox_lookup::find(gate, &args.name).await?;
         let force = if args.force { "?force=true" } else { "" };
         let answer = gate.delete(&format!("{}{force}", route(&place))).await?;
         let tip = answer.get("tip").and_then(Value::as_str);
@@ -318,7 +318,7 @@ pub fn delete(args: &DeleteArgs, global: &Global) -> Result<Exit> {
 
 pub fn snapshot(args: &SnapshotArgs, global: &Global) -> Result<Exit> {
     in_words("snapshot", global, async |gate| {
-        let place = place::find(gate, &args.name).await?;
+        let place = sandbox_lookup::find(gate, &args.name).await?;
         let report = take_snapshot(gate, &place, &args.message).await?;
         let line = if report.moved {
             let tip = &report.tip;
@@ -336,7 +336,7 @@ pub fn snapshot(args: &SnapshotArgs, global: &Global) -> Result<Exit> {
 
 /// Commits the workspace, and says on stderr what could not be taken along.
 pub async fn take_snapshot(gate: &Client, place: &Place, message: &str) -> Result<SnapshotReport> {
-    let waiting = Waiting::start("taking a snapshot");
+    let waiting = Spinner::start("taking a snapshot");
     let body = json!({ "message": message });
     let report = gate.post(&below(place, "snapshot"), &body).await;
     waiting.end();

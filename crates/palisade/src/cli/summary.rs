@@ -7,7 +7,7 @@ use sandbox::git::home::Home;
 use sandbox::worker::SnapshotReport;
 
 use crate::cli::outcome::{Connections, Reached};
-use crate::cli::place::Place;
+use crate::cli::sandbox_lookup::Place;
 use crate::output;
 
 /// Files and hosts that are named; the rest is counted.

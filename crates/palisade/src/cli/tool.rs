@@ -10,7 +10,7 @@ use workbench::client::{Client, ClientError};
 use workbench::request::BashRequest;
 use workbench::tools::bash::{Event, Said, Stream};
 
-use crate::cli::{Global, block_on, enter, place, remote};
+use crate::cli::{Global, block_on, enter, remote, sandbox_lookup};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output;
@@ -52,7 +52,7 @@ fn call(args: &ToolArgs, global: &Global) -> Result<Exit> {
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let place = place::find(&gate, &args.name).await?;
+        let place = sandbox_lookup::find(&gate, &args.name).await?;
         // On record, as every command inside.
         enter::begin_session(&gate, &place, Purpose::Exec).await?;
         let client = if place.is_elsewhere() {

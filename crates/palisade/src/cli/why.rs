@@ -5,7 +5,7 @@ use clap::Args;
 use policy::id::RequestId;
 use serde_json::{Map, Value, json};
 
-use crate::cli::{Global, block_on, place};
+use crate::cli::{Global, block_on, sandbox_lookup};
 use crate::exit::{Exit, Failure};
 use crate::gate::background;
 use crate::output;
@@ -65,7 +65,7 @@ pub fn try_request(args: &TryArgs, global: &Global) -> Result<Exit> {
         body.insert("url".to_owned(), json!(args.url));
         body.insert("method".to_owned(), json!(args.method));
         if let Some(name) = &args.sandbox {
-            let sandbox = place::find(&gate, name).await?;
+            let sandbox = sandbox_lookup::find(&gate, name).await?;
             body.insert("sandbox".to_owned(), json!(sandbox.id));
         }
         if let Some(program) = &args.program {

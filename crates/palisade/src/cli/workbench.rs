@@ -19,9 +19,9 @@ use workbench::tools::bash::Leash;
 
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
-use crate::leash::LEASH;
+use crate::process_guard::LEASH;
 use crate::telemetry::{Sink, Telemetry};
-use crate::{orphans, output};
+use crate::{child_reaper, output};
 
 /// Where the clients of this service look for it.
 const DEFAULT_SOCKET: &str = "/var/run/sidecar/sidecar.sock";
@@ -234,7 +234,7 @@ async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => {}
-        () = orphans::take_in() => {}
+        () = child_reaper::reap_orphans() => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }

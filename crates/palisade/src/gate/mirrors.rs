@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use control::health::Board;
+use control::health::HealthRegistry;
 use egress::mirror::Mirrors;
 use egress::services::Services;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// The check on the board.
+/// The check on the health_registry.
 const CHECK: &str = "git_mirrors";
 
 /// How often somebody looks whether the programs are there: they may be installed meanwhile.
@@ -23,20 +23,20 @@ const REPACK_EVERY: Duration = Duration::from_secs(10 * 60);
 /// the start, after each change and now and then.
 pub async fn look_after(
     traffic: Arc<Services>,
-    board: Arc<Board>,
+    health_registry: Arc<HealthRegistry>,
     changed: Arc<Notify>,
     stop: CancellationToken,
 ) -> Result<()> {
     loop {
         let settings = Arc::clone(&traffic.policy().load().settings);
         if settings.git.mirrors.is_empty() {
-            board.retract(CHECK);
+            health_registry.retract(CHECK);
         } else {
             let looked = {
                 let settings = Arc::clone(&settings);
                 tokio::task::spawn_blocking(move || Mirrors::lacking(&settings))
             };
-            board.check(CHECK, looked.await?.map_or(Ok(()), Err));
+            health_registry.check(CHECK, looked.await?.map_or(Ok(()), Err));
         }
         traffic.mirrors().remove_others(&settings).await;
         tokio::select! {

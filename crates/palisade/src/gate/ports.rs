@@ -19,12 +19,12 @@ use tokio::runtime::Handle;
 
 /// The store's registry, as the traffic asks it.
 #[derive(Clone, Debug)]
-pub struct Rows {
+pub struct StoreRegistry {
     store: Store,
     runtime: Handle,
 }
 
-impl Rows {
+impl StoreRegistry {
     /// Call it in the runtime that shall do the work.
     pub fn new(store: Store) -> Self {
         Self {
@@ -42,7 +42,7 @@ fn lookup(found: Row) -> Lookup {
     }
 }
 
-impl Registry for Rows {
+impl Registry for StoreRegistry {
     fn by_id(&self, id: &SandboxId) -> Lookup {
         lookup(self.store.registry().by_id(id))
     }
@@ -64,10 +64,10 @@ impl Registry for Rows {
 
 /// The store's audit log, as the traffic writes to it.
 #[derive(Clone, Debug)]
-pub struct Book(pub Store);
+pub struct StoreAuditSink(pub Store);
 
 #[async_trait::async_trait]
-impl AuditSink for Book {
+impl AuditSink for StoreAuditSink {
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         self.0.audit().try_record(event, wall_now()).map(drop)
     }
@@ -90,7 +90,7 @@ impl AuditSink for Book {
 }
 
 #[async_trait::async_trait]
-impl AuditLog for Book {
+impl AuditLog for StoreAuditSink {
     async fn history(&self, sandbox: &SandboxId) -> Option<Vec<AuditEvent>> {
         let mut filter = Filter {
             sandbox: Some(sandbox.clone()),
@@ -133,10 +133,10 @@ impl AuditLog for Book {
 
 /// The children that read pushes, as the traffic asks them.
 #[derive(Clone, Debug)]
-pub struct Readers(pub Judge);
+pub struct PackReaderPort(pub Judge);
 
 #[async_trait::async_trait]
-impl PackReader for Readers {
+impl PackReader for PackReaderPort {
     async fn read(
         &self,
         case: &Case,
@@ -151,12 +151,12 @@ impl PackReader for Readers {
     }
 }
 
-/// The inits of sandboxes, as the traffic asks them for programs.
+/// The socket_owners of sandboxes, as the traffic asks them for programs.
 #[derive(Clone, Debug)]
-pub struct Inits(pub Namespace);
+pub struct SocketOwnerLookup(pub Namespace);
 
 #[async_trait::async_trait]
-impl SocketOwner for Inits {
+impl SocketOwner for SocketOwnerLookup {
     async fn owner(&self, sandbox: &SandboxId, from: SocketAddr, to: SocketAddr) -> Option<String> {
         let (backend, id) = (self.0.clone(), sandbox.clone());
         let asked = tokio::task::spawn_blocking(move || backend.connected_by(&id, from, to));

@@ -18,7 +18,7 @@ use anyhow::Result;
 use config::bundle::BadBundle;
 use config::{Settings, Sources};
 use control::gate::ReloadRequest;
-use control::health::Board;
+use control::health::HealthRegistry;
 use control::wall_now;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use egress::dialer::BadRoots;
@@ -34,12 +34,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use crate::gate::shared::{Ready, Shared};
+use crate::gate::network_listeners::{NetworkListeners, PreparedNetworkListeners};
 use crate::gate::tools::{PreparedListeners, Tools};
 use crate::gate::{POLICY_LOADED, audit_options, environment};
 use crate::paths::ConfigPath;
 use crate::telemetry::Telemetry;
-use crate::telemetry::numbers::Numbers;
+use crate::telemetry::process_metrics::ProcessMetrics;
 
 /// File systems and editors that send no event are caught by looking.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ const GATHER: Duration = Duration::from_millis(20);
 
 /// A change that has not held still for long enough.
 #[derive(Clone, Copy)]
-struct Unsettled {
+struct PendingChange {
     print: [u8; 32],
     /// Events until then. A file that is written again and again is empty again and again:
     /// the same content twice does not mean that nothing happened in between.
@@ -68,8 +68,8 @@ struct Unsettled {
 }
 
 /// New settings of which nothing can fail any more, and nothing is in force yet.
-struct Prepared {
-    shared: Ready,
+struct PreparedReload {
+    shared: PreparedNetworkListeners,
     listeners: PreparedListeners,
     filter: EnvFilter,
     audit: AuditOptions,
@@ -78,27 +78,27 @@ struct Prepared {
 }
 
 /// Why settings cannot be put in force.
-enum Refusal {
+enum ReloadError {
     /// A policy bundle cannot be used.
     Policy(String),
     Other(String),
 }
 
-impl From<BadBundle> for Refusal {
+impl From<BadBundle> for ReloadError {
     fn from(bad: BadBundle) -> Self {
-        Refusal::Policy(bad.to_string())
+        ReloadError::Policy(bad.to_string())
     }
 }
 
-impl From<BadRoots> for Refusal {
+impl From<BadRoots> for ReloadError {
     fn from(bad: BadRoots) -> Self {
-        Refusal::Other(bad.to_string())
+        ReloadError::Other(bad.to_string())
     }
 }
 
-impl From<String> for Refusal {
+impl From<String> for ReloadError {
     fn from(why: String) -> Self {
-        Refusal::Other(why)
+        ReloadError::Other(why)
     }
 }
 
@@ -108,9 +108,9 @@ pub struct Reloader {
     /// The operator's file, once it is there.
     pub config: ConfigPath,
     /// Where health shows it.
-    pub board: Arc<Board>,
+    pub health_registry: Arc<HealthRegistry>,
     /// Where it is counted.
-    pub numbers: Numbers,
+    pub numbers: ProcessMetrics,
     /// Level and secrets follow.
     pub telemetry: Arc<Telemetry>,
     /// Audit options follow, and the log records it.
@@ -120,7 +120,7 @@ pub struct Reloader {
     /// The way out and the resolvers follow, and requests in flight are decided again.
     pub traffic: Arc<Services>,
     /// Listeners on shared networks follow.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<NetworkListeners>,
     /// Tools and their policies follow.
     pub tools: Arc<Tools>,
     /// Requests over the control socket.
@@ -140,11 +140,11 @@ impl Reloader {
     /// holds still delays neither a request nor a signal.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) -> Result<()> {
         let changed = Arc::new(Notify::new());
-        let mut watch = Watch::new(&changed);
+        let mut watch = FileWatch::new(&changed);
         watch.follow(&self.read().await?);
         let mut hangup = self.hangup.lock().await;
         let mut requests = self.requests.lock().await;
-        let mut unsettled: Option<Unsettled> = None;
+        let mut pending: Option<PendingChange> = None;
         let mut look_at = Instant::now() + LOOK_EVERY;
         loop {
             let forced = tokio::select! {
@@ -164,7 +164,7 @@ impl Reloader {
             let sources = self.read().await?;
             watch.follow(&sources);
             if let Some(answer) = forced {
-                unsettled = None;
+                pending = None;
                 let outcome = self.take(sources).await;
                 if let Some(answer) = answer {
                     // The asker may have hung up; the reload happened all the same.
@@ -175,9 +175,9 @@ impl Reloader {
             let now = Instant::now();
             let print = sources.fingerprint();
             if print == *self.seen.lock().await {
-                unsettled = None;
-            } else if unsettled.is_none_or(|b| (b.print, b.events) != (print, events)) {
-                unsettled = Some(Unsettled {
+                pending = None;
+            } else if pending.is_none_or(|b| (b.print, b.events) != (print, events)) {
+                pending = Some(PendingChange {
                     print,
                     events,
                     since: now,
@@ -188,9 +188,9 @@ impl Reloader {
             } else {
                 SETTLE
             };
-            look_at = match unsettled {
+            look_at = match pending {
                 Some(before) if before.since + settle <= now => {
-                    unsettled = None;
+                    pending = None;
                     // A refusal is told in `take`; nobody waits for it here.
                     let _ = self.take(sources).await;
                     now + LOOK_EVERY
@@ -219,15 +219,15 @@ impl Reloader {
             .and_then(|built| built.map_err(|problems| problems.to_string()));
         let outcome = match built {
             Ok(settings) => self.swap(settings, file.as_deref()).await,
-            Err(problems) => Err(Refusal::Other(problems)),
+            Err(problems) => Err(ReloadError::Other(problems)),
         };
         // A mistake elsewhere says nothing about the policies.
         let policy = match &outcome {
             Ok(_) => Some(Ok(())),
-            Err(Refusal::Policy(why)) => Some(Err(why.clone())),
-            Err(Refusal::Other(_)) => None,
+            Err(ReloadError::Policy(why)) => Some(Err(why.clone())),
+            Err(ReloadError::Other(_)) => None,
         };
-        let outcome = outcome.map_err(|(Refusal::Policy(why) | Refusal::Other(why))| why);
+        let outcome = outcome.map_err(|(ReloadError::Policy(why) | ReloadError::Other(why))| why);
         let event = match &outcome {
             Ok(changed) => {
                 tracing::info!(?changed, "the configuration was reloaded");
@@ -251,27 +251,31 @@ impl Reloader {
         }
         // Health last: whoever sees it turn finds the count and the record.
         let current = outcome.as_ref().map(drop).map_err(Clone::clone);
-        self.board.check("config_current", current);
+        self.health_registry.check("config_current", current);
         if let Some(policy) = policy {
-            self.board.check(POLICY_LOADED, policy);
+            self.health_registry.check(POLICY_LOADED, policy);
         }
         outcome
     }
 
     /// Prepares everything, then puts everything in force: what is refused changes nothing.
-    async fn swap(&self, settings: Settings, file: Option<&Path>) -> Result<Vec<String>, Refusal> {
+    async fn swap(
+        &self,
+        settings: Settings,
+        file: Option<&Path>,
+    ) -> Result<Vec<String>, ReloadError> {
         let settings = Arc::new(settings);
         let prepared = self.prepare(&settings).await?;
         Ok(self.commit(settings, prepared, file).await)
     }
 
     /// Everything that can still refuse: files are read, sockets are opened. Nothing changes.
-    async fn prepare(&self, settings: &Arc<Settings>) -> Result<Prepared, Refusal> {
+    async fn prepare(&self, settings: &Arc<Settings>) -> Result<PreparedReload, ReloadError> {
         let filter = self.telemetry.prepare(settings);
         let filter = filter.map_err(|error| format!("{error:#}"))?;
         let (store, new) = (self.store.clone(), Arc::clone(settings));
         let (audit, snapshot, traffic) =
-            tokio::task::spawn_blocking(move || -> Result<_, Refusal> {
+            tokio::task::spawn_blocking(move || -> Result<_, ReloadError> {
                 let audit = audit_options(&new);
                 let checked = store.audit().check_options(&audit);
                 checked.map_err(|error| format!("audit: {error}"))?;
@@ -281,7 +285,7 @@ impl Reloader {
             .await
             .map_err(|error| error.to_string())??;
         // Sockets last: who connects to a new one waits until it is served.
-        Ok(Prepared {
+        Ok(PreparedReload {
             shared: self.shared.prepare(settings)?,
             listeners: self.tools.prepare(settings)?,
             filter,
@@ -296,7 +300,7 @@ impl Reloader {
     async fn commit(
         &self,
         settings: Arc<Settings>,
-        prepared: Prepared,
+        prepared: PreparedReload,
         file: Option<&Path>,
     ) -> Vec<String> {
         // First of all what no log line may show.
@@ -321,7 +325,7 @@ impl Reloader {
         self.tools.apply(&settings, listeners, governed).await;
         self.announce(&settings);
         self.changed.notify_one();
-        self.board.config(file);
+        self.health_registry.config(file);
         let changed = old.settings.diff(&settings);
         let late = |key: &&String| AT_START.iter().any(|section| key.starts_with(section));
         for key in changed.iter().filter(late) {
@@ -333,38 +337,38 @@ impl Reloader {
         changed
     }
 
-    /// Puts what an operator should know about `settings` on the board and in the log.
+    /// Puts what an operator should know about `settings` on the health_registry and in the log.
     pub fn announce(&self, settings: &Settings) {
         for warning in &settings.warnings {
             tracing::warn!(%warning, "the configuration was accepted with a warning");
         }
         let warnings: Vec<String> = settings.warnings.iter().map(ToString::to_string).collect();
         let warned = (!warnings.is_empty()).then(|| warnings.join("; "));
-        self.board.note("config_warnings", warned);
+        self.health_registry.note("config_warnings", warned);
         let open = settings.policies.fail_open;
         let open =
             open.then(|| "policies.fail_open lets calls pass that no policy judged".to_owned());
-        self.board.note("fail_open", open);
+        self.health_registry.note("fail_open", open);
     }
 }
 
 /// Events from the directories the files are in. Directories, because a file that is
 /// renamed over or a link that is swapped is another file.
-struct Watch {
+struct FileWatch {
     watcher: Option<RecommendedWatcher>,
     directories: BTreeSet<PathBuf>,
-    writing: Arc<StdMutex<Writing>>,
+    writing: Arc<StdMutex<FileWrites>>,
 }
 
 /// Which of our files somebody is in the middle of writing.
 #[derive(Default)]
-struct Writing {
+struct FileWrites {
     ours: BTreeSet<PathBuf>,
     open: BTreeSet<PathBuf>,
     events: u64,
 }
 
-impl Writing {
+impl FileWrites {
     fn heard(&mut self, event: &notify::Event) {
         for path in event.paths.iter().filter(|path| self.ours.contains(*path)) {
             self.events += 1;
@@ -380,9 +384,9 @@ impl Writing {
     }
 }
 
-impl Watch {
+impl FileWatch {
     fn new(changed: &Arc<Notify>) -> Self {
-        let writing = Arc::new(StdMutex::new(Writing::default()));
+        let writing = Arc::new(StdMutex::new(FileWrites::default()));
         let (changed, heard) = (Arc::clone(changed), Arc::clone(&writing));
         let listen = move |event: notify::Result<notify::Event>| {
             if let Ok(event) = &event {
@@ -420,7 +424,7 @@ impl Watch {
         {
             let mut writing = lock(&self.writing);
             writing.ours = sources.files().into_iter().collect();
-            let Writing { ours, open, .. } = &mut *writing;
+            let FileWrites { ours, open, .. } = &mut *writing;
             open.retain(|path| ours.contains(path));
         }
         let Some(watcher) = &mut self.watcher else {
@@ -445,7 +449,7 @@ impl Watch {
     }
 }
 
-fn lock(writing: &StdMutex<Writing>) -> MutexGuard<'_, Writing> {
+fn lock(writing: &StdMutex<FileWrites>) -> MutexGuard<'_, FileWrites> {
     writing.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use control::gate::Gate;
-use control::{outward, wall_now};
+use control::{traffic_actions, wall_now};
 use tokio_util::sync::CancellationToken;
 
 /// The longest wait between two looks at the wall clock: a timer stands still while the machine
@@ -23,14 +23,14 @@ pub async fn look_after(gate: Arc<Gate>, stop: CancellationToken) -> Result<()> 
     loop {
         let renewed = tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            renewed = outward::renew_authority(&gate, wall_now()) => renewed,
+            renewed = traffic_actions::renew_authority(&gate, wall_now()) => renewed,
         };
         let left = gate.traffic.authority().load().time_to_renewal(wall_now());
         let note = renewed.as_ref().err().map(|error| {
             tracing::error!(%error, "root certificate not renewed");
             format!("not renewed before its end: {error}")
         });
-        gate.board.note(NOTE, note);
+        gate.health_registry.note(NOTE, note);
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(wait(left, renewed.is_err())) => {}

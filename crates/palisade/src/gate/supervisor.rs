@@ -10,18 +10,18 @@
 //!                      └────────────────────────────────┘
 //! ```
 //!
-//! One sick task never takes the others down; its state is on the health board.
+//! One sick task never takes the others down; its state is on the health health_registry.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use control::health::{Board, TaskHealth, TaskState};
+use control::health::{HealthRegistry, TaskHealth, TaskState};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::telemetry::numbers::Numbers;
+use crate::telemetry::process_metrics::ProcessMetrics;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
@@ -32,17 +32,21 @@ const WELL_AFTER: Duration = Duration::from_secs(60);
 /// Starts tasks, restarts them, and waits for them at the end.
 #[derive(Clone, Debug)]
 pub struct Supervisor {
-    board: Arc<Board>,
-    numbers: Numbers,
+    health_registry: Arc<HealthRegistry>,
+    numbers: ProcessMetrics,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl Supervisor {
     /// A supervisor whose tasks end when `stop` is cancelled.
-    pub fn new(board: Arc<Board>, numbers: Numbers, stop: CancellationToken) -> Self {
+    pub fn new(
+        health_registry: Arc<HealthRegistry>,
+        numbers: ProcessMetrics,
+        stop: CancellationToken,
+    ) -> Self {
         Self {
-            board,
+            health_registry,
             numbers,
             stop,
             tasks: TaskTracker::new(),
@@ -80,7 +84,7 @@ impl Supervisor {
         let mut backoff = FIRST_BACKOFF;
         loop {
             health.state = TaskState::Running;
-            self.board.task(name, health.clone());
+            self.health_registry.task(name, health.clone());
             let started = Instant::now();
             // A task of its own, so that a panic ends it and nothing else.
             let ended = tokio::spawn(make(self.stop.clone())).await;
@@ -99,7 +103,7 @@ impl Supervisor {
             health.restarts = health.restarts.saturating_add(1);
             health.last_error = Some(error);
             health.state = TaskState::Waiting;
-            self.board.task(name, health.clone());
+            self.health_registry.task(name, health.clone());
             self.numbers.task_restarted(name);
             tokio::select! {
                 () = self.stop.cancelled() => break,
@@ -107,7 +111,7 @@ impl Supervisor {
             }
         }
         health.state = TaskState::Stopped;
-        self.board.task(name, health);
+        self.health_registry.task(name, health);
     }
 }
 
@@ -119,15 +123,22 @@ mod tests {
 
     use super::*;
 
-    fn supervisor() -> (Supervisor, Arc<Board>, CancellationToken) {
-        let (board, stop) = (Arc::new(Board::default()), CancellationToken::new());
-        let supervisor = Supervisor::new(Arc::clone(&board), Numbers::default(), stop.clone());
-        (supervisor, board, stop)
+    fn supervisor() -> (Supervisor, Arc<HealthRegistry>, CancellationToken) {
+        let (health_registry, stop) = (
+            Arc::new(HealthRegistry::default()),
+            CancellationToken::new(),
+        );
+        let supervisor = Supervisor::new(
+            Arc::clone(&health_registry),
+            ProcessMetrics::default(),
+            stop.clone(),
+        );
+        (supervisor, health_registry, stop)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failing_task_comes_back_later_and_later_and_is_shown() {
-        let (supervisor, board, stop) = supervisor();
+        let (supervisor, health_registry, stop) = supervisor();
         let (starts, mut seen) = tokio::sync::mpsc::unbounded_channel();
         let tries = Arc::new(AtomicU32::new(0));
         supervisor.start("sick", move |stop| {
@@ -155,7 +166,7 @@ mod tests {
             .collect();
         assert_eq!(waits, [100, 200, 400]);
         tokio::task::yield_now().await;
-        let report = board.report([]);
+        let report = health_registry.report([]);
         assert_eq!(report.tasks["sick"].restarts, 3);
         assert_eq!(
             report.tasks["sick"].last_error.as_deref(),
@@ -164,12 +175,15 @@ mod tests {
         assert_eq!(report.status, Status::Healthy);
         stop.cancel();
         supervisor.drain().await;
-        assert_eq!(board.report([]).tasks["sick"].state, TaskState::Stopped);
+        assert_eq!(
+            health_registry.report([]).tasks["sick"].state,
+            TaskState::Stopped
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_panic_leaves_the_other_tasks_alone() {
-        let (supervisor, board, stop) = supervisor();
+        let (supervisor, health_registry, stop) = supervisor();
         supervisor.start("well", |stop| async move {
             stop.cancelled().await;
             Ok(())
@@ -182,7 +196,7 @@ mod tests {
         for _ in 0..3 {
             failures.recv().await.unwrap();
         }
-        let report = board.report([]);
+        let report = health_registry.report([]);
         assert_eq!(
             report.tasks["well"],
             TaskHealth {

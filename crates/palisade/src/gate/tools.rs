@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use config::Settings;
-use control::health::{Board, Status, TaskState};
+use control::health::{HealthRegistry, Status, TaskState};
 use decide::snapshot::CurrentPolicy;
 use http::{Request, Response};
 use mcp::bridge::Bridge;
@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::listeners::PreparedListeners;
 use self::listeners::{ListenerTable, Listeners};
 pub use self::sandboxed::Sandboxed;
-use crate::leash::LEASH;
+use crate::process_guard::LEASH;
 
 /// The supervised task that ends unused sessions and keeps definitions.
 pub const TASK: &str = "tools";
@@ -50,7 +50,7 @@ impl ToolServer for Tools {
 }
 
 /// What the rest of the gate gives.
-pub struct Given {
+pub struct McpDependencies {
     /// The rules in force.
     pub policy: Arc<CurrentPolicy>,
     /// Where decisions are recorded.
@@ -58,7 +58,7 @@ pub struct Given {
     /// What tools looked like.
     pub fingerprints: Fingerprints,
     /// Where health shows it.
-    pub board: Arc<Board>,
+    pub health_registry: Arc<HealthRegistry>,
     /// Every number of the gate.
     pub numbers: Arc<Registry>,
     /// The numbers of tool calls, registered before.
@@ -72,14 +72,18 @@ pub struct Given {
 pub struct Tools {
     house: Arc<House>,
     governance: Governance,
-    board: Arc<Board>,
+    health_registry: Arc<HealthRegistry>,
     stop: CancellationToken,
     listeners: Listeners,
 }
 
 impl Tools {
     /// Opens the parts; nothing listens yet. Reads files: it blocks.
-    pub fn open(settings: &Settings, given: Given, stop: &CancellationToken) -> Result<Self> {
+    pub fn open(
+        settings: &Settings,
+        given: McpDependencies,
+        stop: &CancellationToken,
+    ) -> Result<Self> {
         let contexts = Contexts::new(&given.metrics);
         let governance = Governance::new(given.policy, given.audit, given.metrics, contexts);
         let interceptor = Arc::new(Interceptor::new(governance.clone()));
@@ -101,9 +105,10 @@ impl Tools {
         bridge.apply(settings);
         let table = ListenerTable::default();
         let health = {
-            let (board, governance) = (Arc::clone(&given.board), governance.clone());
+            let (health_registry, governance) =
+                (Arc::clone(&given.health_registry), governance.clone());
             let table = table.clone();
-            Arc::new(move || health(&board, &governance, &table))
+            Arc::new(move || health(&health_registry, &governance, &table))
         };
         let house = Arc::new(House {
             bridge,
@@ -113,15 +118,15 @@ impl Tools {
             metrics_path: MetricsPath::of(settings),
             health,
         });
-        let (board, stop) = (given.board, stop.child_token());
+        let (health_registry, stop) = (given.health_registry, stop.child_token());
         let listeners = {
-            let (house, board) = (Arc::clone(&house), Arc::clone(&board));
-            Listeners::new(house, board, table, stop.clone())
+            let (house, health_registry) = (Arc::clone(&house), Arc::clone(&health_registry));
+            Listeners::new(house, health_registry, table, stop.clone())
         };
         let tools = Self {
             house,
             governance,
-            board,
+            health_registry,
             stop,
             listeners,
         };
@@ -180,9 +185,10 @@ impl Tools {
         Ok(())
     }
 
-    /// Notes on the board what of the policies for tool calls is not in force.
+    /// Notes on the health_registry what of the policies for tool calls is not in force.
     fn note(&self) {
-        self.board.note("mcp_policy", policy_gap(&self.governance));
+        self.health_registry
+            .note("mcp_policy", policy_gap(&self.governance));
     }
 
     /// Ends every tool process, and then every connection of a client: SIGTERM at once, SIGKILL
@@ -206,7 +212,7 @@ fn leash() -> Vec<OsString> {
     ]
 }
 
-/// Numbers as Prometheus reads them.
+/// ProcessMetrics as Prometheus reads them.
 fn text_of(numbers: &Registry) -> String {
     let mut text = String::new();
     match encode(&mut text, numbers) {
@@ -229,11 +235,11 @@ fn policy_gap(governance: &Governance) -> Option<String> {
 
 /// The state of every part, measured when it is queried.
 fn health(
-    board: &Board,
+    health_registry: &HealthRegistry,
     governance: &Governance,
     listeners: &ListenerTable,
 ) -> (bool, serde_json::Value) {
-    let report = board.report([]);
+    let report = health_registry.report([]);
     let interceptor = listeners.check(|offers: &Offers| offers.hooks);
     let task = report.tasks.get(TASK);
     let waiting = task.filter(|task| task.state == TaskState::Waiting);

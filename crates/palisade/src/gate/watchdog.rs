@@ -43,8 +43,8 @@ use tokio::signal::unix::SignalKind;
 
 use crate::exit::{Exit, Failure, exit_of};
 use crate::gate::lock::WatchdogLock;
-use crate::leash;
 use crate::paths;
+use crate::process_guard;
 
 /// The word that makes this program a watchdog.
 pub const WATCHDOG: &str = "__watchdog";
@@ -96,7 +96,7 @@ fn watch() -> Result<u8> {
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     nix::sys::stat::umask(Mode::from_bits_truncate(0o077));
     let lock = WatchdogLock::take(&state_dir.join(paths::WATCHDOG_LOCK))?;
-    let signals = leash::receive_signals(&[]).context("cannot receive signals")?;
+    let signals = process_guard::receive_signals(&[]).context("cannot receive signals")?;
     let watchdog = Watchdog {
         state_dir,
         lock,
@@ -199,9 +199,9 @@ impl Watchdog {
         let pid = posix_spawn(
             own_program().as_path(),
             &actions,
-            &leash::spawn_attributes(PosixSpawnFlags::empty())?,
+            &process_guard::spawn_attributes(PosixSpawnFlags::empty())?,
             &words,
-            &leash::environment(),
+            &process_guard::environment(),
         )?;
         Ok(GateProcess {
             pid,

@@ -15,7 +15,7 @@ use config::leaf::EnvEntry;
 use config::section::logging::Level;
 use config::section::tools::{Runtime, Tool};
 use config::{Origin, Secret, Settings};
-use control::health::Board;
+use control::health::HealthRegistry;
 use mcp::fingerprint::Fingerprints;
 use mcp::metrics::Metrics;
 use policy::audit::AuditEvent;
@@ -30,11 +30,11 @@ use tokio_util::sync::CancellationToken;
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
 use crate::gate::shutdown::Deadline;
-use crate::gate::tools::{Given, Sandboxed};
+use crate::gate::tools::{McpDependencies, Sandboxed};
 use crate::gate::{self, environment};
 use crate::paths::find_program;
 use crate::telemetry::{Sink, Telemetry};
-use crate::{orphans, output};
+use crate::{child_reaper, output};
 
 /// The name that this program does the same under.
 pub const POLIS_BRIDGE: &str = "polis-bridge";
@@ -143,14 +143,14 @@ async fn serve(settings: Arc<Settings>, global: &Global) -> Result<Exit> {
     for warning in &settings.warnings {
         tracing::warn!(%warning, "the configuration was accepted with a warning");
     }
-    let (board, metrics) = (Arc::new(Board::default()), Metrics::default());
+    let (health_registry, metrics) = (Arc::new(HealthRegistry::default()), Metrics::default());
     let mut registry = Registry::default();
     metrics.register(&mut registry);
-    let given = Given {
+    let given = McpDependencies {
         policy: gate::load_policy(Arc::clone(&settings)).await?,
         audit: Arc::new(LogLedger),
         fingerprints: Fingerprints::in_memory(),
-        board: Arc::clone(&board),
+        health_registry: Arc::clone(&health_registry),
         numbers: Arc::new(registry),
         metrics,
         // The one tool runs on this machine.
@@ -162,14 +162,14 @@ async fn serve(settings: Arc<Settings>, global: &Global) -> Result<Exit> {
         let message = format!("{why}; choose another port with -p, or end what is there");
         Failure::new(Exit::Failed, message)
     })?;
-    announce(&board, global)?;
+    announce(&health_registry, global)?;
     let sweeper = tokio::spawn({
         let tools = Arc::clone(&tools);
         async move { tools.look_after().await }
     });
     tokio::select! {
         () = stop.cancelled() => {}
-        () = orphans::take_in() => {}
+        () = child_reaper::reap_orphans() => {}
     }
     tracing::info!("bridge stopping");
     let deadline = Deadline::after(settings.server.shutdown_timeout);
@@ -184,8 +184,8 @@ async fn serve(settings: Arc<Settings>, global: &Global) -> Result<Exit> {
 }
 
 /// Reports where the server is, for people or as JSON on stdout.
-fn announce(board: &Board, global: &Global) -> Result<()> {
-    let listeners = board.report([]).listeners;
+fn announce(health_registry: &HealthRegistry, global: &Global) -> Result<()> {
+    let listeners = health_registry.report([]).listeners;
     let address = listeners.get("mcp").cloned().unwrap_or_default();
     let url = format!("http://{address}/mcp");
     if global.json {

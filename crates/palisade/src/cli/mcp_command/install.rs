@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use similar::TextDiff;
 
-use crate::cli::{Global, confirm, place};
+use crate::cli::{Global, confirm, sandbox_lookup};
 use crate::exit::{Exit, Failure};
 use crate::output;
 use crate::paths::find_program;
@@ -111,7 +111,7 @@ fn file(args: &InstallArgs) -> Result<PathBuf> {
         // People keep such files elsewhere and link to them.
         return Ok(std::fs::canonicalize(&file).unwrap_or(file));
     }
-    let home = place::here().ok_or_else(|| {
+    let home = sandbox_lookup::here().ok_or_else(|| {
         let message = "--scope project is for a git repository, and you do not stand in one";
         Failure::new(Exit::Usage, message)
     })?;

@@ -19,7 +19,7 @@ use workbench::request::{
 };
 use workbench::truncation::Truncation;
 
-use super::elsewhere::Elsewhere;
+use super::remote_container::Elsewhere;
 
 /// How long a patch may take.
 const PATCHING: Duration = Duration::from_secs(60);

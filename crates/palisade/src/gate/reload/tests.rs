@@ -7,7 +7,7 @@ use policy::host::Host;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::*;
-use crate::gate::ports::{Book, Inits};
+use crate::gate::ports::{SocketOwnerLookup, StoreAuditSink};
 use crate::gate::{load_policy, open_manager, open_store, open_tools, open_traffic, tools};
 use crate::paths::Paths;
 use crate::telemetry::Sink;
@@ -15,7 +15,7 @@ use crate::telemetry::Sink;
 #[test]
 fn a_file_counts_as_being_written_from_its_first_change_to_its_close() {
     let path = PathBuf::from("/c/palisade.yaml");
-    let mut writing = Writing::default();
+    let mut writing = FileWrites::default();
     writing.ours.insert(path.clone());
     let mut hear = |kind: EventKind, path: &str| {
         writing.heard(&notify::Event::new(kind).add_path(path.into()));
@@ -59,20 +59,25 @@ impl Fixture {
         let stop = CancellationToken::new();
         let store = open_store(&paths, &settings).await.unwrap();
         let settings = Arc::new(settings);
-        let inits = Inits(open_manager(&paths).await.unwrap().backend().clone());
+        let socket_owners =
+            SocketOwnerLookup(open_manager(&paths).await.unwrap().backend().clone());
         let policy = load_policy(Arc::clone(&settings)).await.unwrap();
-        let traffic = open_traffic(&paths, &store, inits, &policy);
+        let traffic = open_traffic(&paths, &store, socket_owners, &policy);
         let traffic = traffic.await.unwrap();
-        let board = Arc::new(Board::default());
-        let shared = Shared::new(Arc::clone(&traffic), Arc::clone(&board), stop.clone());
-        let (numbers, metrics) = (Numbers::default(), mcp::metrics::Metrics::default());
+        let health_registry = Arc::new(HealthRegistry::default());
+        let shared = NetworkListeners::new(
+            Arc::clone(&traffic),
+            Arc::clone(&health_registry),
+            stop.clone(),
+        );
+        let (numbers, metrics) = (ProcessMetrics::default(), mcp::metrics::Metrics::default());
         let counters = ControlMetrics::default();
         let registry = numbers.registry(store.clone(), &counters, &traffic, &metrics);
-        let given = tools::Given {
+        let given = tools::McpDependencies {
             policy: Arc::clone(&policy),
-            audit: Arc::new(Book(store.clone())),
+            audit: Arc::new(StoreAuditSink(store.clone())),
             fingerprints: Fingerprints::in_memory(),
-            board: Arc::clone(&board),
+            health_registry: Arc::clone(&health_registry),
             numbers: Arc::new(registry),
             metrics,
             sandboxed: Arc::new(tools::Sandboxed::default()),
@@ -82,7 +87,7 @@ impl Fixture {
         let (_, requests) = mpsc::channel(1);
         let reloader = Reloader {
             config: paths.config.clone(),
-            board,
+            health_registry,
             numbers,
             telemetry,
             store,
@@ -135,7 +140,7 @@ async fn a_reload_that_audit_refuses_leaves_the_traffic_rules() {
     assert_eq!(allowed(), (true, false), "the old rules stay");
     let settings = fixture.reloader.policy.settings();
     assert_eq!(settings.egress.domains.len(), 1);
-    let health = fixture.reloader.board.report([]);
+    let health = fixture.reloader.health_registry.report([]);
     assert!(!health.checks["config_current"]);
     fixture.stop.cancel();
 }

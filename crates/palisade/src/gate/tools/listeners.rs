@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use config::Settings;
-use control::health::Board;
+use control::health::HealthRegistry;
 use mcp::ingress::{self, Ingress};
 use mcp::server::{Demands, House, ListenerRules, Offers};
 use nix::sys::socket::setsockopt;
@@ -31,7 +31,7 @@ const BACKLOG: u32 = 1024;
 #[derive(Debug)]
 pub struct Listeners {
     house: Arc<House>,
-    board: Arc<Board>,
+    health_registry: Arc<HealthRegistry>,
     stop: CancellationToken,
     /// Ends connections that are still open.
     cut_off: CancellationToken,
@@ -114,13 +114,13 @@ impl Listeners {
     /// Listens nowhere yet, and keeps what will be open in `table`.
     pub fn new(
         house: Arc<House>,
-        board: Arc<Board>,
+        health_registry: Arc<HealthRegistry>,
         table: ListenerTable,
         stop: CancellationToken,
     ) -> Self {
         Self {
             house,
-            board,
+            health_registry,
             stop,
             cut_off: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -255,18 +255,19 @@ impl Listeners {
                 .filter(move |open| offered(&open.offers));
             open.map(|open| open.at)
         };
-        self.board
+        self.health_registry
             .listening("interceptor", at(|offers| offers.hooks));
-        self.board.listening("mcp", at(|offers| offers.tools));
+        self.health_registry
+            .listening("mcp", at(|offers| offers.tools));
         let missing = table.missing.values();
         let mut faults: Vec<&str> = missing.map(|one| one.why.as_str()).collect();
         faults.sort_unstable();
         match faults.as_slice() {
-            [] if table.open.is_empty() => self.board.retract(LISTENING),
-            [] => self.board.check(LISTENING, Ok(())),
+            [] if table.open.is_empty() => self.health_registry.retract(LISTENING),
+            [] => self.health_registry.check(LISTENING, Ok(())),
             faults => {
                 let fault = format!("{}; {ADVICE}", faults.join("; "));
-                self.board.check(LISTENING, Err(fault));
+                self.health_registry.check(LISTENING, Err(fault));
             }
         }
     }

@@ -41,7 +41,10 @@ impl Sandboxed {
         let place = {
             let _one = self.making.lock().await;
             let settings = gate.policy.settings();
-            let made = gate.sandboxes.stand_by(&gate.store, &settings, &name).await;
+            let made = gate
+                .sandboxes
+                .ensure_tool_sandbox(&gate.store, &settings, &name)
+                .await;
             made.map_err(|error| error.to_string())?
         };
         let variables = tool.env.iter();

@@ -14,16 +14,16 @@ use serde_json::json;
 
 use super::repository::HostRepository;
 use super::repository_file::Applied;
-use super::{mirrored, ports};
+use super::{git_redirects, ports};
 use crate::body::{CreateBody, PortBody};
-use crate::elsewhere;
-use crate::registering::read_repos;
+use crate::registration_request::read_repos;
+use crate::remote_backend;
 use crate::reply::ControlError;
 
 /// What a request for a sandbox means.
-pub(super) struct Wish {
+pub(super) struct CreatePlan {
     pub(super) wanted: Wanted,
-    pub(super) who: Standing,
+    pub(super) who: CreateGrants,
     pub(super) setup: Option<Setup>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Setup {
 }
 
 /// What a sandbox is to the world.
-pub(super) struct Standing {
+pub(super) struct CreateGrants {
     pub(super) repos: Vec<Repo>,
     pub(super) auth_mode: AuthMode,
     /// Ports of the host that shall lead inside.
@@ -46,7 +46,7 @@ pub(super) struct Standing {
     pub(super) file_ports: Vec<Publish>,
 }
 
-impl Wish {
+impl CreatePlan {
     /// Reads a request. `host` is what was found at `body.repository`.
     pub(super) fn read(
         body: CreateBody,
@@ -55,7 +55,7 @@ impl Wish {
     ) -> Result<Self, ControlError> {
         let configured = settings.sandbox.backend.as_str();
         check_backend(body.backend.as_deref().unwrap_or(configured))?;
-        elsewhere::refuse_its_name(&body.name, settings)?;
+        remote_backend::refuse_its_name(&body.name, settings)?;
         if body
             .repository
             .as_ref()
@@ -126,7 +126,7 @@ impl Wish {
                 repository: body.repository,
                 depth: body.depth,
                 dirty: body.dirty,
-                environment: mirrored::environment(&settings.git, &host.remotes),
+                environment: git_redirects::environment(&settings.git, &host.remotes),
                 ports: listened_on(settings, added.unwrap_or_default())?,
                 limits: Limits {
                     memory: limits.memory,
@@ -145,7 +145,7 @@ impl Wish {
                 setup_command,
                 progress: Arc::default(),
             },
-            who: Standing {
+            who: CreateGrants {
                 repos,
                 auth_mode,
                 publish: body.publish,

@@ -17,7 +17,7 @@ use store::Store;
 
 /// Counters that parts of the gate bump as things happen.
 #[derive(Clone, Debug, Default)]
-pub struct Numbers {
+pub struct ProcessMetrics {
     reloads: Family<ReloadLabels, Counter>,
     restarts: Family<TaskLabels, Counter>,
 }
@@ -32,7 +32,7 @@ struct TaskLabels {
     task: &'static str,
 }
 
-impl Numbers {
+impl ProcessMetrics {
     /// Counts a reload.
     pub fn reloaded(&self, well: bool) {
         let status = if well { "success" } else { "failed" };

@@ -14,7 +14,7 @@ use sandbox::git::switch::Switched;
 use sandbox::name::Slug;
 use serde_json::{Value, json};
 
-use crate::cli::place::{self, Here, Place};
+use crate::cli::sandbox_lookup::{self, Here, Place};
 use crate::cli::sandboxes::take_snapshot;
 use crate::cli::summary::{count, letter, lines_of};
 use crate::cli::{Global, block_on, confirm, remote};
@@ -52,13 +52,13 @@ pub struct MergeArgs {
     /// Sandbox name
     pub name: String,
     /// Refuse unless it is a fast-forward
-    #[arg(long, group = "manner")]
+    #[arg(long, group = "strategy")]
     pub ff_only: bool,
     /// Always create a merge commit
-    #[arg(long, group = "manner")]
+    #[arg(long, group = "strategy")]
     pub no_ff: bool,
     /// Squash everything into one commit
-    #[arg(long, group = "manner")]
+    #[arg(long, group = "strategy")]
     pub squash: bool,
     /// Commit message
     #[arg(long, short)]
@@ -106,7 +106,7 @@ impl Work {
         let paths = global.paths()?;
         let found: Result<Option<Place>> = block_on(async {
             let gate = background::client(&paths, global.verbose).await?;
-            let place = match place::find(&gate, name).await {
+            let place = match sandbox_lookup::find(&gate, name).await {
                 Err(error) if crate::exit::exit_of(&error) == Exit::NotFound => return Ok(None),
                 other => other?,
             };
@@ -129,8 +129,8 @@ impl Work {
         let elsewhere = |place: &Place| Here::find().is_none_or(|here| !place.is_of(&here));
         let home = match &place {
             Some(place) if elsewhere(place) => place.home()?,
-            Some(_) => place::here(),
-            None => place::here().filter(|home| home.tip(&slug).is_ok()),
+            Some(_) => sandbox_lookup::here(),
+            None => sandbox_lookup::here().filter(|home| home.tip(&slug).is_ok()),
         };
         let home = match home {
             Some(home) => home,
@@ -265,7 +265,7 @@ pub fn log(args: &LogArgs, global: &Global) -> Result<Exit> {
 }
 
 pub fn merge(args: &MergeArgs, global: &Global) -> Result<Exit> {
-    let manner = match (args.ff_only, args.no_ff, args.squash) {
+    let strategy = match (args.ff_only, args.no_ff, args.squash) {
         (true, _, _) => Manner::FastForward,
         (_, true, _) => Manner::Merge,
         (_, _, true) => Manner::Squash,
@@ -274,7 +274,7 @@ pub fn merge(args: &MergeArgs, global: &Global) -> Result<Exit> {
     let done = land(&args.name, &args.landing, global, |work| {
         Ok(work
             .home
-            .merge(&work.slug, manner, args.message.as_deref())?)
+            .merge(&work.slug, strategy, args.message.as_deref())?)
     });
     let (work, merged) = done.context("merge failed")?;
     let line = if merged.moved {

@@ -55,7 +55,7 @@ const LOOK: Duration = Duration::from_millis(5);
 const FAILED: u8 = 125;
 
 /// Reads the arguments, holds the command, and says how it ended.
-pub fn leash_main() -> ExitCode {
+pub fn process_guard_main() -> ExitCode {
     let outcome = Wish::read(std::env::args_os().skip(2)).and_then(|wish| wish.hold());
     match outcome {
         Ok(code) => ExitCode::from(code),

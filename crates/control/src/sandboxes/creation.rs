@@ -1,4 +1,4 @@
-//! A sandbox from the wish to its being kept.
+//! A sandbox from the create_plan to its being kept.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use sandbox::progress::{Progress, Step};
 use serde_json::Value;
 use store::Store;
 
+use super::create_plan::{CreateGrants, CreatePlan, Setup};
 use super::repository::HostRepository;
 use super::repository_file::Additions;
-use super::wish::{Setup, Standing, Wish};
 use super::{Sandboxes, describe, ports, with_notes};
 use crate::body::{CreateBody, PortBody};
 use crate::reply::{ControlError, Reply};
@@ -41,12 +41,12 @@ impl Sandboxes {
         let host = self
             .ask(move |_| Ok(HostRepository::of(repository.as_deref(), &trusted)))
             .await?;
-        let wish = Wish::read(body, &host, settings)?;
-        let Wish {
+        let create_plan = CreatePlan::read(body, &host, settings)?;
+        let CreatePlan {
             mut wanted,
             who,
             setup,
-        } = wish;
+        } = create_plan;
         wanted.progress = Arc::clone(&progress);
         wanted.trust = Some(self.traffic.trust());
         let depth = wanted.depth;
@@ -65,7 +65,7 @@ impl Sandboxes {
         &self,
         store: &Store,
         row: Row,
-        who: Standing,
+        who: CreateGrants,
         setup: Option<Setup>,
     ) -> Result<Value, ControlError> {
         // The row is on disk: a crash is cleared up at the next start, and a failure below.
@@ -99,7 +99,7 @@ impl Sandboxes {
         &self,
         store: &Store,
         row: &Row,
-        who: Standing,
+        who: CreateGrants,
         setup: Option<Setup>,
     ) -> Result<(), ControlError> {
         // First: it is what fails most easily.
@@ -136,7 +136,7 @@ impl Sandboxes {
             .collect();
         let row = self.ask(move |manager| manager.keep(row)).await?;
         for ((listener, _), port) in doors {
-            self.lead(&row.id, listener, port);
+            self.forward_port(&row.id, listener, port);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use config::Settings;
-use control::health::Board;
+use control::health::HealthRegistry;
 use egress::doors;
 use egress::services::Services;
 use nix::sys::socket::setsockopt;
@@ -24,18 +24,18 @@ const BOUND: &str = "shared_listeners";
 
 /// What is listened at, each until the settings or the gate end it.
 #[derive(Debug)]
-pub struct Shared {
+pub struct NetworkListeners {
     runtime: Handle,
     traffic: Arc<Services>,
-    board: Arc<Board>,
+    health_registry: Arc<HealthRegistry>,
     stop: CancellationToken,
     tasks: TaskTracker,
-    open: Mutex<HashMap<Listening, Open>>,
+    open: Mutex<HashMap<ListenAddress, OpenListener>>,
 }
 
 /// A listener that is served.
 #[derive(Debug)]
-struct Open {
+struct OpenListener {
     /// Where it is: the system chooses for port 0.
     at: SocketAddr,
     stop: CancellationToken,
@@ -45,32 +45,36 @@ struct Open {
 
 /// One thing to listen at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Listening {
+enum ListenAddress {
     Proxy(SocketAddr),
     Names(SocketAddr),
 }
 
 /// Sockets that are bound and not served yet.
-enum Bound {
+enum BoundSockets {
     Proxy(TcpListener),
     Names(OwnedFd, TcpListener),
 }
 
 /// New sockets, ready to take the place of the old ones.
-pub struct Ready {
-    wanted: Vec<Listening>,
-    bound: Vec<(Listening, Bound)>,
+pub struct PreparedNetworkListeners {
+    wanted: Vec<ListenAddress>,
+    bound: Vec<(ListenAddress, BoundSockets)>,
     /// Addresses that could not be bound, and why.
     failures: Vec<String>,
 }
 
-impl Shared {
+impl NetworkListeners {
     /// Listens nowhere yet. Call it in the runtime that shall do the work.
-    pub fn new(traffic: Arc<Services>, board: Arc<Board>, stop: CancellationToken) -> Self {
+    pub fn new(
+        traffic: Arc<Services>,
+        health_registry: Arc<HealthRegistry>,
+        stop: CancellationToken,
+    ) -> Self {
         Self {
             runtime: Handle::current(),
             traffic,
-            board,
+            health_registry,
             stop,
             tasks: TaskTracker::new(),
             open: Mutex::default(),
@@ -78,8 +82,8 @@ impl Shared {
     }
 
     /// Opens what a reload to `settings` needs and is not open yet, or returns why it cannot.
-    /// Nothing is served, and nothing that is open ends, before [`Shared::switch`].
-    pub fn prepare(&self, settings: &Settings) -> Result<Ready, String> {
+    /// Nothing is served, and nothing that is open ends, before [`NetworkListeners::switch`].
+    pub fn prepare(&self, settings: &Settings) -> Result<PreparedNetworkListeners, String> {
         let ready = self.bind(settings);
         match ready.failures.as_slice() {
             [] => Ok(ready),
@@ -97,11 +101,11 @@ impl Shared {
         self.switch(ready).await;
     }
 
-    fn bind(&self, settings: &Settings) -> Ready {
+    fn bind(&self, settings: &Settings) -> PreparedNetworkListeners {
         let proxies = settings.egress.listen.iter().copied();
         let names = settings.egress.dns.listen.iter().copied();
-        let mut wanted: Vec<Listening> = proxies.map(Listening::Proxy).collect();
-        wanted.extend(names.map(Listening::Names));
+        let mut wanted: Vec<ListenAddress> = proxies.map(ListenAddress::Proxy).collect();
+        wanted.extend(names.map(ListenAddress::Names));
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut bound, mut failures) = (Vec::new(), Vec::new());
         for one in wanted.iter().filter(|one| !open.contains_key(one)) {
@@ -110,7 +114,7 @@ impl Shared {
                 Err(failure) => failures.push(failure),
             }
         }
-        Ready {
+        PreparedNetworkListeners {
             wanted,
             bound,
             failures,
@@ -119,7 +123,7 @@ impl Shared {
 
     /// Serves what was opened, and ends what is not wanted any more. Returns when its sockets are
     /// closed.
-    pub async fn switch(&self, ready: Ready) {
+    pub async fn switch(&self, ready: PreparedNetworkListeners) {
         let gone = self.replace(ready);
         for open in gone {
             open.stop.cancel();
@@ -128,15 +132,15 @@ impl Shared {
     }
 
     /// Replaces the open listeners, and returns those that are to be closed.
-    fn replace(&self, ready: Ready) -> Vec<Open> {
+    fn replace(&self, ready: PreparedNetworkListeners) -> Vec<OpenListener> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = open.extract_if(|one, _| !ready.wanted.contains(one));
-        let gone: Vec<Open> = gone.map(|(_, open)| open).collect();
+        let gone: Vec<OpenListener> = gone.map(|(_, open)| open).collect();
         for (one, bound) in ready.bound {
             let stop = self.stop.child_token();
             let at = bound.at().unwrap_or(one.shown().1);
             let closed = CancellationToken::new();
-            let opened = Open {
+            let opened = OpenListener {
                 at,
                 stop: stop.clone(),
                 closed: closed.clone(),
@@ -146,10 +150,10 @@ impl Shared {
             let traffic = Arc::clone(&self.traffic);
             let serving = async move {
                 let served = match bound {
-                    Bound::Proxy(listener) => {
+                    BoundSockets::Proxy(listener) => {
                         doors::serve_shared(traffic, listener, stop, closed).await
                     }
-                    Bound::Names(datagrams, listener) => {
+                    BoundSockets::Names(datagrams, listener) => {
                         doors::serve_shared_names(traffic, datagrams, listener, stop, closed).await
                     }
                 };
@@ -160,16 +164,16 @@ impl Shared {
             self.tasks.spawn_on(serving, &self.runtime);
         }
         match ready.failures.as_slice() {
-            [] => self.board.retract(BOUND),
-            failures => self.board.check(BOUND, Err(failures.join("; "))),
+            [] => self.health_registry.retract(BOUND),
+            failures => self.health_registry.check(BOUND, Err(failures.join("; "))),
         }
         let addresses = |name: &str| -> Vec<SocketAddr> {
             let of_it = open.iter().filter(|(one, _)| one.shown().0 == name);
             of_it.map(|(_, open)| open.at).collect()
         };
         let (proxies, resolvers) = (addresses(PROXY), addresses(DNS));
-        self.board.listening(PROXY, &proxies);
-        self.board.listening(DNS, &resolvers);
+        self.health_registry.listening(PROXY, &proxies);
+        self.health_registry.listening(DNS, &resolvers);
         self.traffic.listener_checks().watch(proxies, resolvers);
         // Nobody reaches the gate through the gate.
         let own = open.values().map(|open| open.at);
@@ -184,42 +188,47 @@ impl Shared {
     }
 }
 
-impl Bound {
+impl BoundSockets {
     fn at(&self) -> std::io::Result<SocketAddr> {
         match self {
-            Bound::Proxy(listener) | Bound::Names(_, listener) => listener.local_addr(),
+            BoundSockets::Proxy(listener) | BoundSockets::Names(_, listener) => {
+                listener.local_addr()
+            }
         }
     }
 }
 
-impl Listening {
+impl ListenAddress {
     fn shown(&self) -> (&'static str, SocketAddr) {
         match self {
-            Listening::Proxy(at) => (PROXY, *at),
-            Listening::Names(at) => (DNS, *at),
+            ListenAddress::Proxy(at) => (PROXY, *at),
+            ListenAddress::Names(at) => (DNS, *at),
         }
     }
 
-    fn bind(&self) -> Result<Bound, String> {
+    fn bind(&self) -> Result<BoundSockets, String> {
         let (name, at) = self.shown();
-        let bound = || -> std::io::Result<Bound> {
+        let bound = || -> std::io::Result<BoundSockets> {
             match self {
-                Listening::Proxy(at) => Ok(Bound::Proxy(TcpListener::bind(at)?)),
-                Listening::Names(at) => {
+                ListenAddress::Proxy(at) => Ok(BoundSockets::Proxy(TcpListener::bind(at)?)),
+                ListenAddress::Names(at) => {
                     let datagrams = UdpSocket::bind(at)?;
                     if at.is_ipv4() {
                         setsockopt(&datagrams, Ipv4PacketInfo, &true)?;
                     } else {
                         setsockopt(&datagrams, Ipv6RecvPacketInfo, &true)?;
                     }
-                    Ok(Bound::Names(datagrams.into(), TcpListener::bind(at)?))
+                    Ok(BoundSockets::Names(
+                        datagrams.into(),
+                        TcpListener::bind(at)?,
+                    ))
                 }
             }
         };
         bound().map_err(|error| {
             let key = match self {
-                Listening::Proxy(_) => "egress.listen",
-                Listening::Names(_) => "egress.dns.listen",
+                ListenAddress::Proxy(_) => "egress.listen",
+                ListenAddress::Names(_) => "egress.dns.listen",
             };
             format!(
                 "the {name} cannot listen at {at} ({error}); change {key}, or end what is there"

@@ -7,14 +7,14 @@ use std::time::Duration;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
-use crate::leash::descendants::state_and_parent;
+use crate::process_guard::descendants::state_and_parent;
 
 /// Between two looks. Children of our own are waited for as they end, so one that is dead at
 /// two looks is nobody's.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Takes in the ends of orphans, for ever; where they are somebody else's it only waits.
-pub async fn take_in() {
+pub async fn reap_orphans() {
     if std::process::id() != 1 {
         return std::future::pending().await;
     }

@@ -26,12 +26,12 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-use crate::action::{Action, AuditQuery, FileBody, HealthDepth, Telling};
+use crate::action::{Action, AuditQuery, FileBody, HealthDepth, ReplyMode};
 use crate::dispatch;
 use crate::gate::Gate;
 use crate::openapi::ROUTES;
 use crate::peer::Peer;
-use crate::registering::{UnknownFields, read_registration};
+use crate::registration_request::{UnknownFields, read_registration};
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
 
@@ -60,7 +60,7 @@ pub(crate) async fn answer(
         if !client.is_allowed() {
             return Err(ControlError::Forbidden);
         }
-        let asked = Asked::read(request).await?;
+        let asked = ApiRequest::read(request).await?;
         if asked.is_registry_write() {
             client.count_write().map_err(ControlError::RateLimited)?;
         }
@@ -69,7 +69,7 @@ pub(crate) async fn answer(
         let span = tracing::info_span!("control", action = name);
         // In a task of its own: a client that goes away must not leave something half done.
         let gate = Arc::clone(gate);
-        tokio::spawn(async move { gate.carry_out(action).await }.instrument(span))
+        tokio::spawn(async move { gate.dispatch(action).await }.instrument(span))
             .await
             .map_err(|error| ControlError::Failed(error.to_string()))?
             .map(|reply| shape(&asked, reply))
@@ -85,7 +85,7 @@ pub(crate) async fn answer(
 
 /// A request, read whole.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ApiRequest {
     method: Method,
     segments: Vec<String>,
     query: Vec<(String, String)>,
@@ -94,7 +94,7 @@ pub(crate) struct Asked {
     takes_lines: bool,
 }
 
-impl Asked {
+impl ApiRequest {
     async fn read(request: Request<Incoming>) -> Result<Self, ControlError> {
         let (head, body) = request.into_parts();
         let accepted = head
@@ -166,11 +166,11 @@ impl Asked {
             )
     }
 
-    fn telling(&self) -> Telling {
+    fn reply_mode(&self) -> ReplyMode {
         if self.takes_lines {
-            Telling::AsItGoes
+            ReplyMode::Stream
         } else {
-            Telling::AtTheEnd
+            ReplyMode::Single
         }
     }
 
@@ -276,7 +276,7 @@ fn unknown_parameter(name: &str) -> ControlError {
 }
 
 /// What is asked. The one place where paths mean something.
-pub(crate) fn read_action(asked: &Asked, now: UnixMillis) -> Result<Action, ControlError> {
+pub(crate) fn read_action(asked: &ApiRequest, now: UnixMillis) -> Result<Action, ControlError> {
     const GET: &Method = &Method::GET;
     const POST: &Method = &Method::POST;
     const DELETE: &Method = &Method::DELETE;
@@ -300,7 +300,7 @@ pub(crate) fn read_action(asked: &Asked, now: UnixMillis) -> Result<Action, Cont
 
         (GET, ["v1", "sandboxes"]) => Action::ListSandboxes(asked.name()?),
         (POST, ["v1", "sandboxes"]) => {
-            Action::CreateSandbox(Box::new(asked.json()?), asked.telling())
+            Action::CreateSandbox(Box::new(asked.json()?), asked.reply_mode())
         }
         (GET, ["v1", "sandboxes", id]) => Action::ShowSandbox(known_sandbox(id)?),
         (DELETE, ["v1", "sandboxes", id]) => {
@@ -383,7 +383,7 @@ fn no_such_route(method: &Method, path: &[&str]) -> ControlError {
 }
 
 /// The seed's clients expect their own envelope around lists and rows.
-fn shape(asked: &Asked, reply: Reply) -> Reply {
+fn shape(asked: &ApiRequest, reply: Reply) -> Reply {
     if !asked.is_seed_route() {
         return reply;
     }

@@ -3,16 +3,16 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::openapi::Takes;
+use crate::openapi::RequestContent;
 
 const NOW: UnixMillis = UnixMillis::new(1_790_000_000_000);
 const ROW: &str = r#"{"container_ip":"10.0.0.1","container_id":"abc","repos":[]}"#;
 
-fn asked(method: &str, target: &str, body: &str) -> Result<Asked, ControlError> {
+fn asked(method: &str, target: &str, body: &str) -> Result<ApiRequest, ControlError> {
     let (path, query) = target
         .split_once('?')
         .map_or((target, None), |(p, q)| (p, Some(q)));
-    Asked::new(
+    ApiRequest::new(
         method.parse().unwrap(),
         path,
         query,
@@ -34,21 +34,21 @@ fn every_route_of_the_document_is_read_as_the_action_it_names() {
         let path = route.path.replace("{id}", "abc");
         let path = path.replace("{request}", "01M7H3RARVNE2837QB27MYVE9K");
         let body = match route.takes {
-            Takes::File => r#"{"path":"/b"}"#,
-            Takes::CreateSandbox => r#"{"name":"fix"}"#,
-            Takes::Session => r#"{"purpose":"exec"}"#,
-            Takes::Snapshot => r#"{"message":"bash: make"}"#,
-            Takes::Label | Takes::Restore => r#"{"label":"before"}"#,
-            Takes::Fork => r#"{"name":"other"}"#,
-            Takes::Port => r#"{"host":"127.0.0.1:8080","port":80}"#,
-            Takes::Accept => r#"{"server": "calc"}"#,
-            Takes::Try => r#"{"url":"https://x.example/"}"#,
-            Takes::Registration | Takes::Container => ROW,
-            Takes::Nothing
-            | Takes::AuditQuery
-            | Takes::Force
-            | Takes::HealthDepth
-            | Takes::Named => "",
+            RequestContent::File => r#"{"path":"/b"}"#,
+            RequestContent::CreateSandbox => r#"{"name":"fix"}"#,
+            RequestContent::Session => r#"{"purpose":"exec"}"#,
+            RequestContent::Snapshot => r#"{"message":"bash: make"}"#,
+            RequestContent::Label | RequestContent::Restore => r#"{"label":"before"}"#,
+            RequestContent::Fork => r#"{"name":"other"}"#,
+            RequestContent::Port => r#"{"host":"127.0.0.1:8080","port":80}"#,
+            RequestContent::Accept => r#"{"server": "calc"}"#,
+            RequestContent::Try => r#"{"url":"https://x.example/"}"#,
+            RequestContent::Registration | RequestContent::Container => ROW,
+            RequestContent::Nothing
+            | RequestContent::AuditQuery
+            | RequestContent::Force
+            | RequestContent::HealthDepth
+            | RequestContent::Named => "",
         };
         let action = read(route.method, &path, body).unwrap();
         assert_eq!(

@@ -18,7 +18,7 @@ use crate::reply::ControlError;
 
 impl Sandboxes {
     /// The sandbox called `name`, which has no repository: as it is, resumed, or made.
-    pub async fn stand_by(
+    pub async fn ensure_tool_sandbox(
         &self,
         store: &Store,
         settings: &Settings,

@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 
 /// Serves sandboxes, each until it is detached or the gate stops.
 #[derive(Debug)]
-pub struct Served {
+pub struct SandboxListeners {
     runtime: Handle,
     traffic: Arc<Services>,
     stop: CancellationToken,
@@ -34,7 +34,7 @@ struct Lease {
     ports: HashMap<SocketAddr, CancellationToken>,
 }
 
-impl Served {
+impl SandboxListeners {
     /// Serves nobody yet. Call it in the runtime that shall do the work.
     pub fn new(traffic: Arc<Services>, stop: CancellationToken) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Served {
     }
 }
 
-impl ListenerHost for Served {
+impl ListenerHost for SandboxListeners {
     fn attach(
         &self,
         sandbox: &SandboxId,
@@ -143,7 +143,7 @@ impl ListenerHost for Served {
     }
 
     fn trust(&self) -> Trust {
-        control::outward::trust_in(&self.traffic.authority().load())
+        control::traffic_actions::trust_in(&self.traffic.authority().load())
     }
 
     fn has_older_roots(&self) -> bool {

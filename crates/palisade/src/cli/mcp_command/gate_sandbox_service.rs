@@ -23,14 +23,14 @@ use sandbox::worker::SnapshotReport;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::elsewhere::Elsewhere;
 use super::failure::told;
+use super::remote_container::Elsewhere;
 use super::tools::Tools;
 use crate::cli::Global;
 use crate::cli::enter;
 use crate::cli::files::{fetch, send};
-use crate::cli::place::{self, Here, Place};
 use crate::cli::remote::NO_BRANCH;
+use crate::cli::sandbox_lookup::{self, Here, Place};
 use crate::cli::sandboxes::route;
 use crate::cli::summary::{left_behind, letter};
 use crate::exit::{Exit, Failure};
@@ -55,7 +55,7 @@ const MOST_REMEMBERED: usize = 64;
 /// The sandboxes of the repository we stand in.
 ///
 /// An id that a call is about has been found first, so it is one of this repository's.
-pub struct Shop {
+pub struct GateSandboxService {
     global: Global,
     paths: Paths,
     backend: Namespace,
@@ -73,7 +73,7 @@ struct Told {
     published: Vec<sandbox::manager::row::Published>,
 }
 
-impl Shop {
+impl GateSandboxService {
     pub fn new(global: Global, paths: Paths) -> Self {
         let backend = enter::backend(&paths);
         Self {
@@ -109,7 +109,7 @@ impl Shop {
     /// The sandbox of that name or id. Those of other repositories are not there; the container
     /// that somebody else runs is, for the operator has configured it.
     async fn place(gate: &Client, name: &str) -> Result<Place> {
-        let found = place::find(gate, name).await;
+        let found = sandbox_lookup::find(gate, name).await;
         let found = match found {
             Ok(found) if found.is_elsewhere() => return Ok(found),
             found => found,
@@ -294,7 +294,7 @@ fn under(at: &SandboxId, what: &str) -> String {
 
 /// The operator's files that may be named.
 fn worktree() -> Result<PathBuf> {
-    let home = place::here().ok_or_else(|| Failure::new(Exit::Usage, NO_REPOSITORY))?;
+    let home = sandbox_lookup::here().ok_or_else(|| Failure::new(Exit::Usage, NO_REPOSITORY))?;
     Ok(home.root().to_owned())
 }
 
@@ -344,7 +344,7 @@ fn shown(place: Place) -> Sandbox {
 }
 
 #[async_trait]
-impl Workshop for Shop {
+impl Workshop for GateSandboxService {
     async fn create(&self, name: &str, dirty: bool) -> Result<Sandbox, WorkshopError> {
         self.make(name, dirty).await.map_err(told)
     }

@@ -1,5 +1,5 @@
 //! The containers of `sandbox.remote`, as an operator meets them: shown among the sandboxes and
-//! entered on record. They are made, stopped and removed elsewhere, and a request to do that
+//! entered on record. They are made, stopped and removed remote_backend, and a request to do that
 //! here is refused with that reason.
 
 use config::Settings;
@@ -106,7 +106,7 @@ pub(crate) async fn answer(
         Asked::Ports => Ok(Reply::ok(json!({
             "id": name,
             "open": null,
-            "reason": "the container is managed elsewhere",
+            "reason": "the container is managed remote_backend",
             "published": [],
         }))),
         Asked::Elsewhere(what) => Err(refusal(SandboxError::Elsewhere(what))),
