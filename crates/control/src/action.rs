@@ -42,7 +42,7 @@ pub enum Action {
     DeleteSandbox(SandboxId, Force),
     /// Stops every process of a sandbox.
     PauseSandbox(SandboxId),
-    /// Lets every process of a sandbox go on.
+    /// Resumes all processes of a sandbox.
     ResumeSandbox(SandboxId),
     /// Lets an operator into a sandbox.
     EnterSandbox(SandboxId, SessionBody),
@@ -103,7 +103,7 @@ pub enum HealthDepth {
     Known,
 }
 
-/// When a caller is told.
+/// When a caller receives the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyMode {
     /// When it is done.

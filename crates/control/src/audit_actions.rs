@@ -1,4 +1,4 @@
-//! Reading the audit log for somebody: a page, all of it, or as it is written.
+//! Reads the audit log for a client: a page, all of it, or as it is written.
 
 use std::io::{self, Write};
 
@@ -23,7 +23,7 @@ const MAX_RECORDS: u32 = 10_000;
 /// Records read at a time for a follower.
 const TAIL_PAGE: usize = 256;
 
-/// Pieces under way to a client that reads slowly.
+/// Chunks in flight to a client that reads slowly.
 const PIECES_AHEAD: usize = 16;
 
 /// The size of a piece of an export.

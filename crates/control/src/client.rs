@@ -94,17 +94,17 @@ impl Client {
             .await
     }
 
-    /// POSTs `body` to `path` and hears how far it is, from a gate that tells.
+    /// POSTs `body` to `path`, and receives progress from a gate that streams it.
     pub async fn post_watched(
         &self,
         path: &str,
         body: &Value,
-        hear: impl FnMut(&Value),
+        on_progress: impl FnMut(&Value),
     ) -> Result<Value, ClientError> {
         let sent = self.send_patiently(Method::POST, path, Some(body), LINES);
         let answer = sent.await?;
         if answer.in_lines {
-            answer.last_line(hear).await
+            answer.last_line(on_progress).await
         } else {
             answer.json().await
         }
@@ -203,8 +203,11 @@ impl Answer {
         }
     }
 
-    /// The answer at the end of a stream of lines; `hear` gets those about progress.
-    async fn last_line(mut self, mut hear: impl FnMut(&Value)) -> Result<Value, ClientError> {
+    /// The answer at the end of a stream of lines; `on_progress` receives the lines about progress.
+    async fn last_line(
+        mut self,
+        mut on_progress: impl FnMut(&Value),
+    ) -> Result<Value, ClientError> {
         let mut rest = Vec::new();
         while let Some(frame) = self.body.frame().await {
             let frame = frame.map_err(broken)?;
@@ -215,7 +218,7 @@ impl Answer {
                     ClientError::Broken(format!("its answer is not JSON: {error}"))
                 })?;
                 if let Some(progress) = line.get("progress") {
-                    hear(progress);
+                    on_progress(progress);
                 } else if let Some(done) = line.get_mut("done") {
                     return Ok(done.take());
                 } else if let Some(failed) = line.get_mut("failed") {

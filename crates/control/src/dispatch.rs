@@ -223,7 +223,7 @@ impl Gate {
             StoreError::NotFound { .. } => not_found(),
             other => other.into(),
         })?;
-        // What it has under way ends as well.
+        // Its requests in flight end as well.
         self.traffic.dismiss(id);
         tracing::info!(sandbox = %id, "unregistered");
         Ok(Reply::ok(

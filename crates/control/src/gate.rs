@@ -69,6 +69,6 @@ pub struct Gate {
     pub reload: mpsc::Sender<ReloadRequest>,
     /// Ends the gate.
     pub stop: CancellationToken,
-    /// Places for answers that go on and on.
+    /// Permits for replies that stream without an end.
     pub streams: Streams,
 }

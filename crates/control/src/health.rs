@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Where parts post their state and health reads it.
 ///
 /// A part appears once it has posted something: what does not run is not listed, so
-/// that nothing is reported healthy which nobody checked.
+/// that nothing is reported healthy without a check.
 #[derive(Debug, Default)]
 pub struct HealthRegistry {
     state: Mutex<HealthState>,
@@ -32,7 +32,7 @@ impl HealthRegistry {
         self.state().checks.insert(name.to_owned(), outcome.err());
     }
 
-    /// Takes a check back that nobody makes any more.
+    /// Removes a check that is not made any more.
     pub fn retract(&self, name: &str) {
         self.state().checks.remove(name);
     }

@@ -6,7 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Requests by action and status. Both come from closed lists, so that nobody can make
+/// Requests by action and status. Both come from closed lists, so that no client can add
 /// the number of series grow.
 #[derive(Clone, Debug, Default)]
 pub struct ControlMetrics {

@@ -139,7 +139,7 @@ routes! {
     GET "/v1/sandboxes/{id}" "sandboxes.show" Nothing Sandbox 200 [404], "One sandbox";
     DELETE "/v1/sandboxes/{id}" "sandboxes.delete" Force Object 200 [404, 409], "Removes a sandbox with everything it had";
     POST "/v1/sandboxes/{id}/pause" "sandboxes.pause" Nothing Sandbox 200 [404, 409, 503], "Stops every process of a sandbox";
-    POST "/v1/sandboxes/{id}/resume" "sandboxes.resume" Nothing Sandbox 200 [404, 409, 503], "Lets every process of a sandbox go on";
+    POST "/v1/sandboxes/{id}/resume" "sandboxes.resume" Nothing Sandbox 200 [404, 409, 503], "Resumes all processes of a sandbox";
     POST "/v1/sandboxes/{id}/session" "sandboxes.enter" Session Object 200 [404, 409, 503], "Lets an operator in, and writes it down";
     POST "/v1/sandboxes/{id}/snapshot" "sandboxes.snapshot" Snapshot Object 200 [404, 409, 422, 500], "Commits the workspace to the sandbox's branch";
     GET "/v1/sandboxes/{id}/checkpoints" "checkpoints.list" Nothing Object 200 [404, 409], "The checkpoints of a sandbox, oldest first";

@@ -27,7 +27,7 @@ pub(crate) enum Asked {
     Enter(SessionBody),
     /// Its ports.
     Ports,
-    /// Something that only whoever runs it can do.
+    /// An operation that only the container's owner can do.
     Elsewhere(&'static str),
 }
 
@@ -98,7 +98,7 @@ pub(crate) async fn answer(
                 ..AuditEvent::lifecycle("sandbox_entered", Some(id))
             };
             store.audit().record_durable(event, wall_now()).await?;
-            // Nothing of the operator's goes into a container of somebody else's unasked.
+            // Nothing of the operator's goes into a connect-only container by default.
             Ok(Reply::ok(
                 json!({ "id": name, "backend": "remote", "environment": [] }),
             ))

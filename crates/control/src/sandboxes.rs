@@ -2,7 +2,7 @@
 //!
 //! The manager makes and removes; here it gets its thread, its place in the registry, its
 //! audit record and its traffic. Order is everything: a sandbox is registered before it is
-//! kept and served after it, and on the way out it stops being anybody before it stops
+//! kept and served after it, and at deletion it is unregistered before it stops
 //! being.
 
 mod checkpoints;
@@ -188,7 +188,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Every sandbox, or those that a name or id may mean: nobody else is asked.
+    /// Every sandbox, or those that a name or id may mean; no other init is queried.
     pub async fn list(&self, named: Option<String>) -> Result<Reply, ControlError> {
         let shown = self.ask(move |manager| {
             let mut rows = manager.rows()?;
@@ -228,7 +228,7 @@ impl Sandboxes {
         .await
     }
 
-    /// Lets every process of one go on.
+    /// Resumes all processes of a sandbox.
     pub async fn resume(&self, store: &Store, id: SandboxId) -> Result<Reply, ControlError> {
         let of = id.clone();
         let status = self.ask(move |manager| Ok(manager.status(&of))).await?;
@@ -295,7 +295,7 @@ impl Sandboxes {
         })))
     }
 
-    /// Removes a sandbox that is not kept: first from the registry, so that nobody is it.
+    /// Removes a sandbox that is not kept: first from the registry, so that no connection is identified as it.
     async fn finish(&self, store: &Store, row: &Row) -> Result<Removed, ControlError> {
         self.traffic.detach(&row.id);
         let event = AuditEvent::lifecycle("sandbox_deleted", Some(row.id.clone()));

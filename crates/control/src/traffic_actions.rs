@@ -31,7 +31,7 @@ pub(crate) async fn rotate_authority(gate: &Gate) -> Result<Reply, ControlError>
     Ok(Reply::ok(describe(&made)))
 }
 
-/// Puts a new root in force if the one in use is near its end, and sees to it that every running
+/// Puts a new root in force if the one in use is near its end, and ensures that every running
 /// sandbox trusts the one in use. Whether there is a new one.
 pub async fn renew_authority(gate: &Gate, now: UnixMillis) -> Result<bool, ControlError> {
     let _turn = gate.sandboxes.take_root_turn().await;
@@ -168,10 +168,10 @@ pub(crate) async fn try_policy(
             }
         },
     };
-    let nobody =
+    let unnamed =
         || SandboxId::parse("nobody").map_err(|error| ControlError::Bad(error.to_string()));
     let question = Question {
-        sandbox: body.sandbox.map_or_else(nobody, Ok)?,
+        sandbox: body.sandbox.map_or_else(unnamed, Ok)?,
         method: body.method,
         url: body.url,
         program: body.program,

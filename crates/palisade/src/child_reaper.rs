@@ -1,4 +1,4 @@
-//! Orphans of a container whose first process we are: whoever loses their parent becomes our
+//! Reaps orphans in a container whose first process is ours: a process without a parent becomes our
 //! child, and stays in the table of processes until we take their end in.
 
 use std::collections::HashSet;
@@ -10,10 +10,10 @@ use nix::unistd::Pid;
 use crate::process_guard::descendants::state_and_parent;
 
 /// Between two looks. Children of our own are waited for as they end, so one that is dead at
-/// two looks is nobody's.
+/// two looks has no other waiter.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Takes in the ends of orphans, for ever; where they are somebody else's it only waits.
+/// Reaps orphans until it is dropped; where this is not the first process, it only waits.
 pub async fn reap_orphans() {
     if std::process::id() != 1 {
         return std::future::pending().await;
@@ -31,7 +31,7 @@ pub async fn reap_orphans() {
     }
 }
 
-/// Our children that have ended and that nobody has waited for.
+/// Our children that have ended and were not waited for.
 fn dead_children() -> HashSet<i32> {
     let own = std::process::id().cast_signed();
     std::fs::read_dir("/proc")

@@ -317,7 +317,7 @@ pub fn confirm(question: &str, yes: bool) -> Result<()> {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::new(Exit::Usage, format!("{question} Say --yes to go on.")).into());
+        return Err(Failure::new(Exit::Usage, format!("{question} Use --yes to confirm.")).into());
     }
     let mut stderr = std::io::stderr();
     write!(stderr, "{question} [y/N] ")?;

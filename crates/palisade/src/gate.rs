@@ -99,7 +99,7 @@ pub enum Start {
     },
 }
 
-/// Runs a gate until it is told to stop.
+/// Runs a gate until it is stopped.
 pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<Exit> {
     let (mut watchdog, after_death) = match start {
         Start::Foreground => (None, None),
@@ -327,7 +327,10 @@ async fn serve(
         timeout_at(deadline.end(), tools.drain(deadline.cut_off())),
     );
     if drained.is_err() {
-        tracing::warn!(?limit, "some requests were still under way and are cut off");
+        tracing::warn!(
+            ?limit,
+            "requests in flight were cut off at the shutdown limit"
+        );
     }
     if ended.is_err() {
         tracing::error!(?limit, "some tool processes did not end in time");

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match cli::parse_and_run() {
         Ok(exit) => exit.into(),
         Err(error) => {
-            // A message may quote what somebody else chose; its lines stay lines.
+            // A message may quote untrusted text; it stays on its own lines.
             let message = format!("palisade: {error:#}");
             for line in message.lines() {
                 output::say(&output::safe(line));

@@ -1,4 +1,4 @@
-//! What people and scripts read on stdout.
+//! Output of commands: stdout is data for people and scripts, stderr is messages.
 
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
@@ -40,7 +40,7 @@ pub fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// Says something on stderr. Nobody listening is no reason to fail.
+/// Writes a line to stderr. A closed stderr is not an error.
 pub fn say(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
@@ -107,7 +107,7 @@ impl Spinner {
         }
     }
 
-    /// Whether somebody would see it.
+    /// Whether stderr is a terminal.
     pub fn is_seen() -> bool {
         io::stderr().is_terminal()
     }
@@ -161,7 +161,7 @@ fn safe_json(json: &str) -> String {
     shown
 }
 
-/// Text somebody else chose, made safe to show on a terminal: control characters and
+/// Untrusted text, made safe to show on a terminal: control characters and
 /// those that reorder or hide text are shown as escapes.
 pub fn safe(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());

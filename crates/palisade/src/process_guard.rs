@@ -1,4 +1,4 @@
-//! A leash: the process between a server of ours and a command it started, which sees to it
+//! Process guard: the process between a server of ours and a command it started, which ensures
 //! that the command never outlives its reason.
 //!
 //! ```text
@@ -286,7 +286,7 @@ impl Hold {
                 Some(_) => break,
             }
         }
-        // Gone without a word only if somebody else reaped it, which nobody can.
+        // Only its parent, which we are, can reap it.
         self.code.unwrap_or(FAILED)
     }
 

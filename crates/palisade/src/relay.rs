@@ -115,9 +115,9 @@ struct Relay {
     doubt: Option<Doubt>,
 }
 
-/// A signal was passed on, and whether somebody is there to take it is not known yet.
+/// A signal was forwarded, and whether the sandbox handles it is not known yet.
 struct Doubt {
-    /// Says a byte when somebody is, and ends when nobody is.
+    /// A byte means that the sandbox answers; end of file means that it does not.
     verdict: PipeReader,
     until: Instant,
     number: i32,
@@ -186,7 +186,7 @@ impl Relay {
                     None => End::Code(code),
                 });
             }
-            if let Some(number) = self.nobody_answers() {
+            if let Some(number) = self.unanswered_signal() {
                 return Ok(End::Left(128 + number));
             }
         }
@@ -204,7 +204,7 @@ impl Relay {
             on(over, PollFlags::POLLIN),
             on(signals.as_fd(), PollFlags::POLLIN),
         ];
-        // Only where it is wanted: one that has hung up is ready for ever.
+        // Only where it is wanted: a descriptor that has hung up is always ready.
         if wants_input {
             all.push(on(stdin.as_fd(), PollFlags::POLLIN));
         }
@@ -250,7 +250,7 @@ impl Relay {
                 continue;
             }
             self.interrupts += 1;
-            // Somebody who asks three times means it.
+            // The third interrupt ends us.
             if self.interrupts >= 3 {
                 running.kill()?;
             } else {
@@ -282,8 +282,8 @@ impl Relay {
         Ok(())
     }
 
-    /// The signal that nobody takes, once that is clear.
-    fn nobody_answers(&mut self) -> Option<i32> {
+    /// The signal that the sandbox does not handle, once that is clear.
+    fn unanswered_signal(&mut self) -> Option<i32> {
         let doubt = self.doubt.as_mut()?;
         let mut ready = [PollFd::new(doubt.verdict.as_fd(), PollFlags::POLLIN)];
         if poll(&mut ready, PollTimeout::ZERO) == Ok(1) {
@@ -304,7 +304,7 @@ impl Relay {
                 self.pending.extend_from_slice(piece);
             }
             Err(Errno::EINTR | Errno::EAGAIN) => {}
-            // Our terminal is gone; the command hears of it by a signal.
+            // Our terminal is gone; the command receives a signal for that.
             Err(Errno::EIO) => self.stdin_open = false,
             Err(errno) => return Err(errno).context("cannot read the input"),
         }
@@ -374,6 +374,6 @@ impl Sink {
             }
             Sink::Stderr => std::io::stderr().lock().write_all(bytes),
         };
-        written.context("nobody reads the output")
+        written.context("cannot write the output: the reader is gone")
     }
 }

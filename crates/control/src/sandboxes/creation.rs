@@ -28,7 +28,7 @@ use crate::wall_now;
 const LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Sandboxes {
-    /// Makes one. `progress` hears how far it is.
+    /// Creates a sandbox. `progress` receives each step.
     pub async fn create(
         &self,
         store: &Store,

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::Sandboxes;
 
-/// Sandboxes that are told at the same time: one that does not answer takes seconds.
+/// Sandboxes that are updated at the same time: one that does not answer takes seconds.
 const MAX_AT_ONCE: usize = 8;
 
 impl Sandboxes {

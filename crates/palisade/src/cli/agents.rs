@@ -1,7 +1,7 @@
 //! Agents that shut themselves in: what `run` tells each, so that it leaves that to us.
 //!
 //! Inside a sandbox user namespaces are refused, so an inner layer made of them only makes
-//! every command of the agent fail. Each is told so in its own words, on its command line or
+//! every command of the agent fail. Each is configured in its own way, on its command line or
 //! in its environment; what the operator says about it themselves is never changed.
 //!
 //! - codex wraps each command in bubblewrap. `-c sandbox_mode=…` holds for every subcommand;
@@ -14,7 +14,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// What an agent is told.
+/// How an agent's own sandbox is turned off.
 struct Agent {
     /// Its program.
     program: &'static str,

@@ -29,7 +29,7 @@ use crate::relay::{self, End, RelayOptions, Sink};
 const PASSED_ON: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
 
 /// Said when we leave a command behind.
-const SILENT: &str = "the sandbox does not answer, and the command ends when it goes on; see how \
+const SILENT: &str = "the sandbox does not answer; the command ends when the sandbox resumes; see how \
                       it is with palisade list, and resume or delete it";
 
 /// The longest message that is made of a command.
@@ -300,9 +300,9 @@ struct Asked<'a> {
     command: &'a [OsString],
     running: &'a Running,
     purpose: Purpose,
-    /// Whether it is a shell that somebody talks to.
+    /// Whether it is an interactive shell.
     talks: bool,
-    /// An agent is told nothing on top.
+    /// The agent's command line is not extended.
     as_is: bool,
     /// Where its output goes. What it says on its error output goes to ours.
     stdout: Sink,

@@ -35,7 +35,7 @@ Examples:
   palisade git check --range origin/main..fix --ref palisade/fix --auth-mode bot
       the same under another name, as a bot
   palisade git check --bundle work.bundle
-      a push that somebody sent as a file (git bundle create work.bundle main..fix)
+      a push received as a file (git bundle create work.bundle main..fix)
 
 The rules are those of the configuration's git section. Every object is read as the gate
 reads it: in a process without keys, files or network. Nothing is sent, nothing is changed.
@@ -82,7 +82,7 @@ enum Mode {
     Bot,
 }
 
-/// A push that nobody makes.
+/// A push that is only checked.
 struct Push {
     format: ObjectFormat,
     updates: Vec<RefUpdate>,

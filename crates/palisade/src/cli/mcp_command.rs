@@ -82,7 +82,7 @@ fn serve(args: &McpArgs, global: &Global) -> Result<Exit> {
         telemetry.finish();
         served.map(|()| Exit::Ok).map_err(anyhow::Error::from)
     });
-    // A read of stdin that nobody waits for would keep us.
+    // A pending read of stdin would keep the process alive.
     runtime.shutdown_background();
     served
 }

@@ -1,4 +1,4 @@
-//! What `run --json` prints at its end: what came of it, for a script.
+//! The result of a run, as `run --json` prints it.
 
 use std::collections::BTreeMap;
 

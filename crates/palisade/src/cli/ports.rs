@@ -30,7 +30,7 @@ pub struct PortsArgs {
 /// What the gate tells of a sandbox's ports.
 #[derive(Deserialize)]
 struct Ports {
-    /// Those on which somebody listens inside, where that is known.
+    /// Ports with a listener in the sandbox, where that is known.
     open: Option<Vec<u16>>,
     /// Why it is not.
     reason: Option<String>,
@@ -81,7 +81,7 @@ fn describe(ports: &Value) -> Result<String> {
     let row = |port: &u16| {
         let inside = match is_open(port) {
             Some(true) => "open",
-            Some(false) => "nobody listens",
+            Some(false) => "nothing is listening",
             None => "not known",
         };
         let hosts: Vec<String> = published
@@ -94,7 +94,9 @@ fn describe(ports: &Value) -> Result<String> {
     let rows: Vec<Vec<String>> = all.iter().map(row).collect();
     Ok(match (rows.is_empty(), open) {
         (false, _) => output::table(&["PORT", "INSIDE", "PUBLISHED AT"], &rows),
-        (true, Some(_)) => "nobody listens inside, and nothing is published".to_owned(),
+        (true, Some(_)) => {
+            "Nothing is listening in the sandbox, and no port is published".to_owned()
+        }
         (true, None) => "nothing is published".to_owned(),
     })
 }

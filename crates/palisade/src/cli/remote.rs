@@ -66,7 +66,7 @@ pub fn shell(remote: &Remote<BlockingWorkbenchClient>, command: &Command) -> Res
         let Some(line) = lines.next().transpose()? else {
             return Ok(exit);
         };
-        // Where it ends up is told after a byte that no text has.
+        // The path of the result follows a byte that no text contains.
         let script = format!("{line}\ncode=$?; printf '\\000%s' \"$PWD\"; exit $code");
         command.argv = ["/bin/sh", "-c", &script].map(Into::into).into();
         let mut place = None;

@@ -99,7 +99,7 @@ async fn reuse(gate: &Client, place: Place, making: &Making) -> Result<Place> {
         let name = &place.name;
         let message = format!(
             "sandbox '{name}' is there already, and is not what is asked for:\n  {}\nrun without \
-             these to go on in it, or make it anew after: palisade delete {name}",
+             these to use it, or create it again after: palisade delete {name}",
             differences.join("\n  ")
         );
         return Err(Failure::new(Exit::Exists, message).into());
@@ -174,7 +174,7 @@ fn differences(place: &Place, making: &Making, registered: &Value) -> Vec<String
     all
 }
 
-/// Lets a sandbox go on that is paused, and starts one whose processes are gone.
+/// Resumes a sandbox that is paused, and starts one whose processes have ended.
 async fn wake(gate: &Client, place: &Place) -> Result<()> {
     if place.status == "active" {
         return Ok(());

@@ -75,7 +75,7 @@ impl Here {
 }
 
 impl Place {
-    /// Whether somebody else runs it, and we only connect to it.
+    /// Whether it is a connect-only container.
     pub fn is_elsewhere(&self) -> bool {
         self.backend == "remote"
     }

@@ -154,7 +154,7 @@ pub fn create(args: &CreateArgs, global: &Global) -> Result<Exit> {
     })
 }
 
-/// Asks the gate for a sandbox and waits for it. Shows how far it is to somebody on a
+/// Requests a sandbox from the gate and waits for it. Shows the progress on a
 /// terminal, but for scripts.
 pub async fn make(gate: &Client, making: &Making, name: String, for_script: bool) -> Result<Place> {
     let body = json!(making.body(name)?);

@@ -1,4 +1,4 @@
-//! What `run` says at its end: what came of it, what it reached, what it was refused.
+//! The summary of `run`: result, hosts reached, requests refused.
 
 use anyhow::Result;
 use control::client::Client;

@@ -64,7 +64,7 @@ pub fn run(args: TrustArgs, global: &Global) -> Result<Exit> {
         );
     }
     // What is shown is what is hashed: the text was read once. Empty lines are left out,
-    // so that nobody can push what matters off the screen.
+    // so that a long file cannot push what matters off the screen.
     output::say(&format!("{shown}/.palisade.yaml (sha256 {digest}):\n"));
     for (number, line) in file.text().lines().enumerate() {
         if !line.trim().is_empty() {

@@ -221,7 +221,9 @@ async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
     if let Some((host, port)) = wish.tcp {
         listeners.push(Listener::tcp(&host.to_string(), port).await?);
         if is_open && !host.is_loopback() {
-            output::say("palisade: whoever reaches this port can run commands: set a token");
+            output::say(
+                "palisade: every client that reaches this port can run commands; set a token",
+            );
         }
     }
     let addresses: Vec<String> = listeners.iter().map(Listener::address).collect();

@@ -27,7 +27,7 @@ use crate::paths::{ConfigPath, Paths};
 /// itself stuck.
 const WATCHDOG_LIMIT: Duration = Duration::from_secs(35);
 
-/// Longer than the longest `shutdown_timeout` anybody should have.
+/// Longer than any sensible `shutdown_timeout`.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// A gate that has not answered a short question by then is stuck.

@@ -14,7 +14,7 @@ use crate::exit::{Exit, Failure};
 
 /// Held for as long as the gate runs; the kernel releases it however the gate ends.
 ///
-/// Two locks: one on the directory itself, which nobody can unlink, keeps a second gate
+/// Two locks: one on the directory itself, which cannot be unlinked, keeps a second gate
 /// out; one on a file can be asked for its holder without being taken.
 #[derive(Debug)]
 pub struct StateLock {

@@ -1,4 +1,4 @@
-//! What mirrors need while nobody asks for them.
+//! Maintenance of mirrors: health, removal of those not configured any more, repacking.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 /// The check on the health_registry.
 const CHECK: &str = "git_mirrors";
 
-/// How often somebody looks whether the programs are there: they may be installed meanwhile.
+/// How often the programs are looked for: they may be installed meanwhile.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// How often somebody looks whether mirrors are in many pieces.
+/// How often mirrors are checked for many packs.
 const REPACK_EVERY: Duration = Duration::from_secs(10 * 60);
 
 /// Says whether mirrors can be served and removes those that are not configured any more: at

@@ -163,11 +163,11 @@ impl SocketOwner for SocketOwnerLookup {
         match asked.await {
             Ok(Ok(program)) => program,
             Ok(Err(error)) => {
-                tracing::debug!(%sandbox, %error, "nobody said which program asks");
+                tracing::debug!(%sandbox, %error, "the sandbox did not report the owner of a socket");
                 None
             }
             Err(error) => {
-                tracing::warn!(%sandbox, %error, "nobody was asked which program it is");
+                tracing::warn!(%sandbox, %error, "looking up the owner of a socket failed");
                 None
             }
         }

@@ -6,7 +6,7 @@
 //! A change is taken once the files hold still: an editor that truncates and writes, or
 //! a script that writes a hundred times, leaves behind moments in which the file is
 //! valid and wrong. Two readings a moment apart must agree before anything is built, and
-//! a file that somebody has begun to write and not closed is given longer. The same holds
+//! a file that is open for writing is given longer. The same holds
 //! for policy bundles and the file of the system's resolvers, which are read in the swap.
 
 use std::collections::BTreeSet;
@@ -129,7 +129,7 @@ pub struct Reloader {
     pub hangup: Mutex<Signal>,
     /// The files as they were when they were last taken or refused.
     pub seen: Mutex<[u8; 32]>,
-    /// Who hears that the settings have changed.
+    /// Notified when the settings have changed.
     pub changed: Arc<Notify>,
 }
 
@@ -191,7 +191,7 @@ impl Reloader {
             look_at = match pending {
                 Some(before) if before.since + settle <= now => {
                     pending = None;
-                    // A refusal is told in `take`; nobody waits for it here.
+                    // `take` has reported a refusal.
                     let _ = self.take(sources).await;
                     now + LOOK_EVERY
                 }
@@ -249,7 +249,7 @@ impl Reloader {
         if let Err(error) = self.store.audit().record_durable(record, wall_now()).await {
             tracing::warn!(%error, "the reload was not recorded");
         }
-        // Health last: whoever sees it turn finds the count and the record.
+        // Health last: by the time it changes, the counter and the record are written.
         let current = outcome.as_ref().map(drop).map_err(Clone::clone);
         self.health_registry.check("config_current", current);
         if let Some(policy) = policy {
@@ -360,7 +360,7 @@ struct FileWatch {
     writing: Arc<StdMutex<FileWrites>>,
 }
 
-/// Which of our files somebody is in the middle of writing.
+/// Which of our files are being written.
 #[derive(Default)]
 struct FileWrites {
     ours: BTreeSet<PathBuf>,

@@ -35,7 +35,7 @@ struct Lease {
 }
 
 impl SandboxListeners {
-    /// Serves nobody yet. Call it in the runtime that shall do the work.
+    /// Serves no sandbox yet. Must be called in the runtime that serves them.
     pub fn new(traffic: Arc<Services>, stop: CancellationToken) -> Self {
         Self {
             runtime: Handle::current(),

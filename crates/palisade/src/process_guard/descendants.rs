@@ -38,7 +38,7 @@ struct Member {
 }
 
 impl Member {
-    /// Signals it if it still is who it was: the number may have gone to somebody else, whose
+    /// Signals the process if it is still the same one: the pid may belong to another process, whose
     /// parent is then another one.
     fn signal(self, signal: Signal) {
         let Some(pid) = Pid::from_raw(self.pid) else {

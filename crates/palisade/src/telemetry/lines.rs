@@ -1,6 +1,6 @@
 //! Log lines on their way out: queued, cleaned, written by a thread of their own.
 //!
-//! A terminal that is scrolled back or a pipe nobody reads must not stop the gate, so the
+//! A terminal that is scrolled back or a pipe that is not read must not stop the gate, so the
 //! threads that serve only hand an event over. The queue is bounded; when it is full,
 //! events are dropped and the next line says how many.
 
@@ -51,7 +51,7 @@ impl Lines {
         std::thread::Builder::new()
             .name("log-writer".to_owned())
             .spawn(move || {
-                // A log that cannot be written has nobody to be told.
+                // A log that cannot be written cannot report that.
                 for message in events {
                     match message {
                         Message::Event(event) => {

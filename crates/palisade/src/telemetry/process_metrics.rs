@@ -82,7 +82,7 @@ impl ProcessMetrics {
     }
 }
 
-/// What the store counts, read when somebody asks.
+/// The store's counters, read at each scrape.
 #[derive(Debug)]
 struct StoreNumbers(Store);
 

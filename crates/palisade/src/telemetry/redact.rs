@@ -1,7 +1,7 @@
 //! Known secrets leave no log line: they are replaced in the writer itself, by value.
 //!
 //! Redacting where a value is logged depends on everyone remembering; the writer sees
-//! every byte, whoever wrote it.
+//! every byte, whichever module wrote it.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -36,7 +36,7 @@ impl std::fmt::Debug for Known {
 
 impl Redactor {
     /// Adds the `(name, value)` pairs of new settings. Those of earlier settings stay
-    /// hidden, because requests that began under them go on.
+    /// hidden, because requests that began under them are still in flight.
     pub fn learn<'a>(&self, secrets: impl IntoIterator<Item = (&'a str, &'a str)>) {
         let mut ever = self.ever.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, value) in secrets {

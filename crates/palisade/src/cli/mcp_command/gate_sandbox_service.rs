@@ -107,7 +107,7 @@ impl GateSandboxService {
     }
 
     /// The sandbox of that name or id. Those of other repositories are not there; the container
-    /// that somebody else runs is, for the operator has configured it.
+    /// of `sandbox.remote` is, because the operator configured it.
     async fn place(gate: &Client, name: &str) -> Result<Place> {
         let found = sandbox_lookup::find(gate, name).await;
         let found = match found {
@@ -203,7 +203,7 @@ impl GateSandboxService {
     }
 
     /// Deletes it. Without force it stands still while the gate finds out whether anything
-    /// would be lost, and goes on if so.
+    /// would be lost, and is resumed in that case.
     async fn remove(&self, at: &SandboxId, force: bool) -> Result<Deleted> {
         let gate = self.gate().await?;
         let place = Self::place(&gate, at.as_str()).await?;

@@ -214,7 +214,7 @@ fn replace(file: &Path, before: Option<&str>, new: &str, scope: Scope) -> Result
     // A client that runs may write its file at any time.
     if read(file)?.as_deref() != before {
         let message = format!(
-            "{} was changed by somebody else meanwhile; try again",
+            "{} was changed by another program meanwhile; try again",
             file.display()
         );
         return Err(Failure::new(Exit::Failed, message).into());

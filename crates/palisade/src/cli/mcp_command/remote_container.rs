@@ -10,7 +10,7 @@ use workbench::client::Client;
 
 use crate::cli::{Global, remote as command};
 
-/// A container that somebody else runs.
+/// A connect-only container.
 #[derive(Clone, Debug)]
 pub struct Elsewhere(RemoteContainer);
 

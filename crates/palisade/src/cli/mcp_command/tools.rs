@@ -68,7 +68,7 @@ impl Tools {
         Ok(Self { place, client })
     }
 
-    /// Those of the container that somebody else runs.
+    /// The tools of a connect-only container.
     pub fn elsewhere(container: Elsewhere) -> anyhow::Result<Self> {
         let client = container.client()?;
         let place = Place::Elsewhere(container);

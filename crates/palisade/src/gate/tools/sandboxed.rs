@@ -81,7 +81,7 @@ impl Launcher for Sandboxed {
     }
 }
 
-/// The socket on which a command's end is told, to be waited for. It is no datagram's socket
+/// The socket that reports a command's end. It is no datagram's socket
 /// but one of packets; waiting is the same.
 fn watch(end: OwnedFd) -> std::io::Result<UnixDatagram> {
     let end = std::os::unix::net::UnixDatagram::from(end);

@@ -30,7 +30,7 @@ pub enum Client {
     Zed,
 }
 
-/// What a client is told: the program and its arguments.
+/// The program and its arguments, as a client's configuration names them.
 pub struct Server {
     command: String,
     arguments: Vec<String>,

@@ -1,4 +1,4 @@
-//! One entry put into a file that is somebody else's, and nothing else changed.
+//! Adds one entry to another program's configuration file, and changes nothing else.
 
 use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstRootNode};
