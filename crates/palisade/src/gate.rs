@@ -210,6 +210,7 @@ async fn serve(
     let sandboxed = Arc::new(tools::Sandboxed::default());
     let given = tools::Given {
         policy: Arc::clone(&policy),
+        questions: traffic.questions().clone(),
         audit: Arc::new(Book(store.clone())),
         fingerprints: open_fingerprints(paths).await?,
         board: Arc::clone(&board),

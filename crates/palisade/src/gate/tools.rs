@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use config::Settings;
 use control::health::{Board, Status, TaskState};
+use decide::hold::Questions;
 use decide::snapshot::CurrentPolicy;
 use http::{Request, Response};
 use mcp::bridge::Bridge;
@@ -53,6 +54,8 @@ impl ToolServer for Tools {
 pub struct Given {
     /// The rules in force.
     pub policy: Arc<CurrentPolicy>,
+    /// Who answers what policies leave to the operator.
+    pub questions: Questions,
     /// Where decisions are recorded.
     pub audit: Arc<dyn AuditSink>,
     /// What tools looked like.
@@ -81,8 +84,15 @@ impl Tools {
     /// Opens the parts; nothing listens yet. Reads files: it blocks.
     pub fn open(settings: &Settings, given: Given, stop: &CancellationToken) -> Result<Self> {
         let contexts = Contexts::new(&given.metrics);
-        let governance = Governance::new(given.policy, given.audit, given.metrics, contexts);
-        let interceptor = Arc::new(Interceptor::new(governance.clone()));
+        let governance = Governance::new(
+            given.policy,
+            given.audit,
+            given.metrics,
+            contexts,
+            given.questions,
+        );
+        let stop = stop.child_token();
+        let interceptor = Arc::new(Interceptor::new(governance.clone(), stop.clone()));
         let heard = Arc::clone(&interceptor);
         let relay = Relay {
             governance: governance.clone(),
@@ -113,7 +123,7 @@ impl Tools {
             metrics_path: MetricsPath::of(settings),
             health,
         });
-        let (board, stop) = (given.board, stop.child_token());
+        let board = given.board;
         let listeners = {
             let (house, board) = (Arc::clone(&house), Arc::clone(&board));
             Listeners::new(house, board, table, stop.clone())

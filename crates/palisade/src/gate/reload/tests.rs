@@ -70,6 +70,7 @@ impl Fixture {
         let registry = numbers.registry(store.clone(), &counters, &traffic, &metrics);
         let given = tools::Given {
             policy: Arc::clone(&policy),
+            questions: traffic.questions().clone(),
             audit: Arc::new(Book(store.clone())),
             fingerprints: Fingerprints::in_memory(),
             board: Arc::clone(&board),
