@@ -44,7 +44,7 @@ impl std::fmt::Debug for HoldTerms<'_> {
 
 impl HoldTerms<'_> {
     /// Whether an earlier answer is one to `question`.
-    pub(crate) fn answer(&self, question: &Question) -> bool {
+    pub(crate) fn has_answer(&self, question: &Question) -> bool {
         let continued = self.continued.is_some_and(|all| all.name_rules(question));
         continued
             || self
@@ -192,7 +192,7 @@ mod tests {
             (&[], false),
         ] {
             assert_eq!(
-                continued.answer(&question(9, rules)),
+                continued.has_answer(&question(9, rules)),
                 is_answered,
                 "{rules:?}"
             );
@@ -201,9 +201,9 @@ mod tests {
             hooked: Some(&approvals),
             ..HoldTerms::default()
         };
-        assert!(hooked.answer(&question(1, &["z"])));
+        assert!(hooked.has_answer(&question(1, &["z"])));
         for digest in [3, 4, 9] {
-            assert!(!hooked.answer(&question(digest, &["a"])), "{digest}");
+            assert!(!hooked.has_answer(&question(digest, &["a"])), "{digest}");
         }
     }
 }

@@ -27,6 +27,9 @@ const MAX_HELD_BY_CALLER: usize = 64;
 /// Messages that wait at a time.
 const MAX_HELD: usize = 1024;
 
+/// The answer that a message inherits.
+const ALLOW_ONCE: Answer = Answer::Allow { until: None };
+
 /// One attempt after another to have a message decided.
 pub(super) struct HeldMessage<'a> {
     governance: &'a Governance,
@@ -36,7 +39,7 @@ pub(super) struct HeldMessage<'a> {
     pub(super) operation: Option<String>,
     /// What the bundles decided in the last attempt.
     pub(super) run: BundleRun,
-    /// The operator's approvals of this message.
+    /// The operator's approvals of this message, also those that it inherited.
     pub(super) approvals: Approvals,
     /// Questions that earlier answers have answered.
     inherited: Vec<Digest>,
@@ -133,7 +136,7 @@ impl Held for HeldMessage<'_> {
         } else {
             all = answers.clone();
             for digest in &self.inherited {
-                all.add(*digest, Answer::Allow { until: None });
+                all.add(*digest, ALLOW_ONCE);
             }
             &all
         };
@@ -150,7 +153,8 @@ impl Held for HeldMessage<'_> {
                 Ok(Attempt::Done(Ruling::Modify(raw)))
             }
             Verdict::Deny(denial) => Err(*denial),
-            Verdict::Ask(question) if self.terms.answer(&question) => {
+            Verdict::Ask(question) if self.terms.has_answer(&question) => {
+                self.approvals.add(&question, &ALLOW_ONCE);
                 self.inherited.push(question.digest);
                 Ok(Attempt::Stale)
             }

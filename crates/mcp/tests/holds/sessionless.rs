@@ -231,11 +231,11 @@ async fn client_that_hangs_up_ends_the_hold_of_a_question() {
     assert_eq!(records[0].reason, Some(Reason::ClientLeft));
 }
 
-/// A before hook of the gateway about the call of [`call_held`].
-async fn hook(fixture: &Fixture, arguments: &Value) {
+/// A before hook of the gateway about a call of the tool `name`, which the operator approves.
+async fn hook(fixture: &Fixture, name: &str, arguments: &Value) {
     let envelope = json!({
         "version": "1.0", "type": "before", "request_id": "r", "method": "tools/call",
-        "params": {"arguments": arguments, "name": "echo"},
+        "params": {"arguments": arguments, "name": name},
         "tool_id": "t", "agent_id": "a", "session_id": "gateway",
     });
     let hook = async { read(fixture.post("/intercept/before", &[], &envelope).await).await };
@@ -247,7 +247,7 @@ async fn hook(fixture: &Fixture, arguments: &Value) {
 async fn call_approved_at_its_hook_is_asked_once() {
     let fixture = Fixture::new();
     let arguments = json!({"ask": true});
-    hook(&fixture, &arguments).await;
+    hook(&fixture, "echo", &arguments).await;
     let done = read(post(&fixture, "a", "echo", arguments, json!({})).await).await;
     assert_eq!(done.last()["result"]["content"][0]["text"], "done echo");
     assert_eq!(fixture.operator.count(), 1);
@@ -264,10 +264,23 @@ async fn call_that_differs_from_its_hook_is_asked_again() {
         ("b", json!({"ask": true})),
     ] {
         let fixture = Fixture::new();
-        hook(&fixture, &json!({"ask": true})).await;
+        hook(&fixture, "echo", &json!({"ask": true})).await;
         let held = post(&fixture, agent, "echo", arguments, json!({})).await;
         fixture.operator.wait_open(1).await;
         assert_eq!(held.status(), StatusCode::OK);
         assert_eq!(fixture.operator.count(), 2);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn continuation_of_a_call_approved_at_its_hook_asks_nothing() {
+    let fixture = Fixture::new();
+    let arguments = json!({"ask": true});
+    hook(&fixture, "elicit", &arguments).await;
+    let begun = post(&fixture, "a", "elicit", arguments.clone(), json!({})).await;
+    let state = read(begun).await.last()["result"]["requestState"].clone();
+    let more = given(&state, "accept");
+    let done = read(post(&fixture, "a", "elicit", arguments, more).await).await;
+    assert_eq!(done.last()["result"]["resultType"], "complete", "{done:?}");
+    assert_eq!(fixture.operator.count(), 1);
 }
