@@ -37,7 +37,7 @@ pub(crate) async fn soon<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(LONG, work).await.unwrap()
 }
 
-/// Asks about calls with `arguments.ask`, about results of calls with `arguments.result`, and
+/// Asks about calls with `arguments.ask`, about the resource `ask:me`, about results of calls with `arguments.result`, and
 /// refuses what says `refuse`, also in answers of the client.
 pub(crate) const ASKING: &str = r#"
 package mcp.authz
@@ -49,6 +49,9 @@ decision := {"action": "block", "reason": "Never."} if {
 } else := {"action": "ask", "reason": "Shall it be called?"} if {
 	input.moment == "before"
 	input.params.arguments.ask == true
+} else := {"action": "ask", "reason": "Shall it be subscribed to?"} if {
+	input.moment == "before"
+	input.params.uri == "ask:me"
 } else := {"action": "ask", "reason": "Shall it be shown?"} if {
 	input.moment == "after"
 	input.result.ask == true

@@ -7,10 +7,33 @@ use policy::answer::Answer;
 use policy::reason::Reason;
 use serde_json::{Value, json};
 
-use crate::fixture::{Fixture, is_stream, read};
+use crate::fixture::{Fixture, is_stream, read, read_until};
 use crate::operator::YES;
 
 const REVISION: &str = "2026-07-28";
+
+/// Posts a request as `agent`. `name` is the tool that a call is of.
+async fn request(
+    fixture: &Fixture,
+    agent: &str,
+    method: &str,
+    name: &str,
+    mut params: Value,
+) -> Response<Content> {
+    params["_meta"] = json!({
+        "io.modelcontextprotocol/protocolVersion": REVISION,
+        "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}},
+    });
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+    let headers = [
+        ("mcp-protocol-version", REVISION),
+        ("mcp-method", method),
+        ("mcp-name", name),
+        ("x-agent-id", agent),
+        ("x-request-id", "r"),
+    ];
+    fixture.post("/mcp/t", &headers, &body).await
+}
 
 /// Posts a call of the tool `name` as `agent`, with more fields in its params.
 async fn post(
@@ -20,25 +43,10 @@ async fn post(
     arguments: Value,
     more: Value,
 ) -> Response<Content> {
-    let mut params = json!({
-        "name": name,
-        "arguments": arguments,
-        "_meta": {
-            "io.modelcontextprotocol/protocolVersion": REVISION,
-            "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}},
-        },
-    });
+    let mut params = json!({"name": name, "arguments": arguments});
     let fields = params.as_object_mut().unwrap();
     fields.extend(more.as_object().unwrap().clone());
-    let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params});
-    let headers = [
-        ("mcp-protocol-version", REVISION),
-        ("mcp-method", "tools/call"),
-        ("mcp-name", name),
-        ("x-agent-id", agent),
-        ("x-request-id", "r"),
-    ];
-    fixture.post("/mcp/t", &headers, &body).await
+    request(fixture, agent, "tools/call", name, params).await
 }
 
 /// Makes a call that is held; its stream.
@@ -117,17 +125,53 @@ async fn held_calls_and_results_occupy_no_process() {
     // A shared server has one process: a lease that is not given back would stall the next call.
     let fixture = Fixture::with(&json!({"shared": true}));
     let held = call_held(&fixture).await;
-    let other = post(&fixture, "a", "second", json!({}), json!({})).await;
-    assert!(!is_stream(&other));
+    let other = read(post(&fixture, "a", "second", json!({}), json!({})).await).await;
+    assert_eq!(other.last()["result"]["content"][0]["text"], "done second");
     fixture.operator.answer(YES).await;
     read(held).await;
     let held = post(&fixture, "a", "third", json!({"result": true}), json!({})).await;
     fixture.operator.wait_open(1).await;
-    let other = post(&fixture, "a", "fourth", json!({}), json!({})).await;
-    assert!(!is_stream(&other));
+    let other = read(post(&fixture, "a", "fourth", json!({}), json!({})).await).await;
+    assert_eq!(
+        other.last()["result"]["content"][0]["text"],
+        "done fourth",
+        "{other:?}"
+    );
     fixture.operator.answer(YES).await;
     let answer = read(held).await;
     assert_eq!(answer.last()["result"]["content"][0]["text"], "done third");
+}
+
+#[tokio::test(start_paused = true)]
+async fn held_subscription_occupies_no_process() {
+    let fixture = Fixture::with(&json!({"shared": true}));
+    let wanted = json!({"notifications": {"resourceSubscriptions": ["ask:me"]}});
+    let subscribing = request(&fixture, "a", "subscriptions/listen", "", wanted);
+    let calling = async {
+        fixture.operator.wait_open(1).await;
+        let other = read(post(&fixture, "a", "echo", json!({}), json!({})).await).await;
+        assert_eq!(other.last()["result"]["content"][0]["text"], "done echo");
+        fixture.operator.answer(YES).await;
+    };
+    let (mut stream, ()) = tokio::join!(subscribing, calling);
+    let granted = read_until(&mut stream, "acknowledged").await;
+    let granted = &granted["params"]["notifications"]["resourceSubscriptions"];
+    assert_eq!(*granted, json!(["ask:me"]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn held_question_does_not_stall_what_the_server_says() {
+    let fixture = Fixture::new();
+    // More than waits unread for a call.
+    let arguments = json!({"question": true, "more": 1000});
+    let mut stream = post(&fixture, "a", "elicit", arguments, json!({})).await;
+    fixture.operator.wait_open(1).await;
+    for _ in 0..999 {
+        read_until(&mut stream, "notifications/said").await;
+    }
+    fixture.operator.answer(YES).await;
+    let asked = read_until(&mut stream, "input_required").await;
+    assert_eq!(asked["result"]["resultType"], "input_required");
 }
 
 /// Makes a call whose server asks the client something, and has the operator approve the call.

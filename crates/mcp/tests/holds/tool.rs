@@ -122,7 +122,10 @@ fn reply(message: &Value, asking: &mut HashMap<String, Value>) -> Vec<Value> {
             params["ask"] = arguments["question"].clone();
             let asked = json!({"jsonrpc": "2.0", "id": question, "method": "elicitation/create", "params": params});
             asking.insert(question.clone(), id.clone());
-            vec![asked]
+            let said = json!({"jsonrpc": "2.0", "method": "notifications/said", "params": {}});
+            let more = arguments["more"].as_u64().unwrap_or_default();
+            let more = (0..more).map(|_| said.clone());
+            std::iter::once(asked).chain(more).collect()
         }
         // Withdraws the question of another call, and answers.
         ("tools/call", Some("take_back")) => {
