@@ -9,18 +9,18 @@ use crate::trace::TRACEPARENT;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What the headers of a request say about the call in its body.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CallHeaders<'a> {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CallHeaders {
     /// `traceparent`: the span that the call was made in.
-    pub parent: Option<&'a str>,
+    pub parent: Option<String>,
     /// `X-Request-ID`: the request id of the call's before hook.
-    pub request_id: Option<&'a str>,
+    pub request_id: Option<String>,
 }
 
-impl<'a> CallHeaders<'a> {
+impl CallHeaders {
     /// Reads them. A header that is no text says nothing.
-    pub fn read(headers: &'a HeaderMap) -> Self {
-        let text = |value: Option<&'a http::HeaderValue>| value?.to_str().ok();
+    pub fn read(headers: &HeaderMap) -> Self {
+        let text = |value: Option<&http::HeaderValue>| value?.to_str().ok().map(str::to_owned);
         Self {
             parent: text(headers.get(TRACEPARENT)),
             request_id: text(headers.get(REQUEST_ID)).filter(|id| !id.is_empty()),

@@ -19,7 +19,12 @@ use policy::verdict::{Denial, Word};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
+use crate::hold_terms::Approvals;
 use crate::metrics::Metrics;
+
+/// The field of `_meta` that names an entry. A call may name that of its before hook; into a
+/// result the bridge puts it, and the after hook takes it out.
+pub const CORRELATION: &str = "palisade/request";
 
 /// How long an entry lives.
 pub const TTL: Duration = Duration::from_secs(5 * 60);
@@ -73,6 +78,8 @@ pub struct RequestContext {
     pub created: Instant,
     /// The decision of the before hook, or of the bridge where there was no hook.
     pub decision: Option<Arc<PolicyDecision>>,
+    /// What an operator approved at the before hook, until the bridge takes it.
+    pub approvals: Approvals,
     /// The outcome of the call, once the tool has answered.
     pub execution: Option<Execution>,
 }
@@ -259,6 +266,22 @@ impl Contexts {
         Ok(context)
     }
 
+    /// Stores what an operator approved of a request.
+    pub fn set_approvals(&self, id: &str, approvals: Approvals) -> Result<(), Expired> {
+        let mut table = self.table();
+        self.entry(&mut table, id)?.approvals = approvals;
+        Ok(())
+    }
+
+    /// What an operator approved of a request. It counts for one call.
+    pub fn take_approvals(&self, id: &str) -> Approvals {
+        let mut table = self.table();
+        let entry = table.entries.get_mut(bounded(id));
+        entry.map_or_else(Approvals::default, |(_, context)| {
+            std::mem::take(&mut context.approvals)
+        })
+    }
+
     /// Stores the outcome of a call.
     pub fn set_result(&self, id: &str, execution: Execution) -> Result<RequestContext, Expired> {
         let mut table = self.table();
@@ -367,6 +390,7 @@ impl Contexts {
             trace: origin.trace.map(text),
             created: Instant::now(),
             decision: None,
+            approvals: Approvals::default(),
             execution: None,
         };
         table.made += 1;

@@ -5,6 +5,7 @@
 //! Where nothing is configured, everything passes; health and the log say so.
 
 mod call;
+mod held;
 mod input;
 mod message;
 
@@ -13,9 +14,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use config::Settings;
-use decide::bundles::{BundleRun, LoggedDecision, Notes};
+use decide::bundles::{LoggedDecision, Notes};
 use decide::checks::Check;
 use decide::decision::{Cx, decide};
+use decide::hold::{self, Holding, Questions};
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use decide::subject::{McpFacts, Mode, Subject};
 use policy::answer::Answers;
@@ -23,13 +25,14 @@ use policy::audit::{AuditEvent, Kind, Times};
 use policy::clock::Tick;
 use policy::id::RequestId;
 use policy::ports::AuditSink;
-use policy::verdict::{Denial, Edits, Verdict, Word};
+use policy::verdict::{Denial, Word};
 use serde_json::value::RawValue;
 
 pub use self::call::Call;
-use self::message::PolicyMessage;
+use self::held::{HeldCounts, HeldMessage};
 use crate::caller::Caller;
 use crate::context::{Contexts, Execution, PolicyDecision};
+use crate::hold_terms::{Approvals, HoldTerms};
 use crate::metrics::Metrics;
 use crate::redaction::Patterns;
 use crate::rpc;
@@ -97,6 +100,8 @@ pub struct Evaluation {
     pub ruling: Ruling,
     /// The `metadata` of the policies that decided.
     pub notes: Notes,
+    /// What an operator approved of it.
+    pub approvals: Approvals,
     /// The sentence of the last policy that decided and has one.
     reason: Option<String>,
     /// The policy bundle that decided.
@@ -170,6 +175,8 @@ struct Inner {
     audit: Arc<dyn AuditSink>,
     metrics: Metrics,
     contexts: Contexts,
+    questions: Questions,
+    held: HeldCounts,
     patterns: Patterns,
 }
 
@@ -182,18 +189,21 @@ impl std::fmt::Debug for Governance {
 }
 
 impl Governance {
-    /// Decides by the rules in force.
+    /// Decides by the rules in force. What a policy leaves to the operator goes to `questions`.
     pub fn new(
         policy: Arc<CurrentPolicy>,
         audit: Arc<dyn AuditSink>,
         metrics: Metrics,
         contexts: Contexts,
+        questions: Questions,
     ) -> Self {
         let governance = Self(Arc::new(Inner {
             policy,
             audit,
             metrics,
             contexts,
+            questions,
+            held: HeldCounts::default(),
             patterns: Patterns::default(),
         }));
         let snapshot = governance.0.policy.load();
@@ -261,22 +271,43 @@ impl Governance {
         &self.0.contexts
     }
 
-    /// Judges a message, and writes down what came of it.
-    pub async fn judge(&self, asked: &Asked<'_>) -> Ruling {
-        self.evaluate(asked).await.ruling
+    /// Judges a message, and writes down what came of it. Where a policy leaves that to the
+    /// operator, the message waits on `terms`.
+    pub async fn judge(&self, asked: &Asked<'_>, terms: &HoldTerms<'_>) -> Ruling {
+        self.evaluate(asked, terms).await.ruling
     }
 
     /// The same, with the words of the policies that decided.
-    pub async fn evaluate(&self, asked: &Asked<'_>) -> Evaluation {
+    pub async fn evaluate(&self, asked: &Asked<'_>, terms: &HoldTerms<'_>) -> Evaluation {
         let began = Instant::now();
         let mut event = Box::new(record(asked));
-        let (ruling, run) = self.ask(asked, &mut event).await;
-        let took = began.elapsed();
-        event.verdict = Some(ruling.word());
+        let mut held = HeldMessage::new(self, asked, terms);
+        let holding = Holding {
+            questions: &self.0.questions,
+            policy: &self.0.policy,
+            // The limit of the terms is one for all questions of the message.
+            limit: None,
+        };
+        let settled = hold::settle(&mut held, holding).await;
+        let ruling = settled.unwrap_or_else(Ruling::Block);
+        let waited = held.finish();
+        let took = began.elapsed().saturating_sub(waited.unwrap_or_default());
+        let run = std::mem::take(&mut held.run);
+        event.operation = held.operation.take().or(event.operation.take());
+        for logged in &run.logged {
+            self.log(logged, &event).await;
+        }
+        if let Some((bundle, rule)) = &run.decided_by {
+            event.bundle = Some(bundle.clone());
+            event.rule = Some(rule.clone());
+        }
         event.ms.insert("policy", took.as_secs_f64() * 1000.0);
-        if let Ruling::Block(denial) = &ruling {
-            event.reason = Some(denial.reason);
-            event.rule = Some(denial.rule.clone());
+        if let Some(waited) = waited {
+            note_hold(&mut event, waited);
+        }
+        match &ruling {
+            Ruling::Block(denial) => note_denial(&mut event, denial),
+            Ruling::Pass | Ruling::Modify(_) => event.verdict = Some(ruling.word()),
         }
         let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
         metrics.judged(moment, ruling.as_str(), tool_of(&event), took);
@@ -285,6 +316,7 @@ impl Governance {
         Evaluation {
             ruling,
             notes: run.notes,
+            approvals: std::mem::take(&mut held.approvals),
             reason: run.reason,
             bundle,
         }
@@ -306,74 +338,25 @@ impl Governance {
         self.record_refusal(event, asked, denial).await;
     }
 
-    async fn record_refusal(&self, event: AuditEvent, asked: &Asked<'_>, denial: &Denial) {
-        let event = AuditEvent {
-            reason: Some(denial.reason),
-            rule: Some(denial.rule.clone()),
-            verdict: Some(Word::Deny),
-            ..event
-        };
+    async fn record_refusal(&self, mut event: AuditEvent, asked: &Asked<'_>, denial: &Denial) {
+        note_denial(&mut event, denial);
         let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
         metrics.judged(moment, "block", tool_of(&event), Duration::ZERO);
         self.0.audit.record(Box::new(event)).await;
     }
 
-    /// Has the policy bundles decide about a message.
-    async fn ask(&self, asked: &Asked<'_>, event: &mut AuditEvent) -> (Ruling, BundleRun) {
-        let snapshot = self.0.policy.load();
-        let bundles = match asked.moment {
-            Moment::Before | Moment::After => &snapshot.calls,
-            Moment::Elicitation => &snapshot.elicitations,
+    /// Writes down what became of a message whose sender does not wait any more.
+    fn record_later(&self, event: AuditEvent, moment: Moment) {
+        let metrics = &self.0.metrics;
+        metrics.judged(moment.as_str(), "block", tool_of(&event), Duration::ZERO);
+        let Err(event) = self.0.audit.try_record(Box::new(event)) else {
+            return;
         };
-        if bundles.is_empty() {
-            return (Ruling::Pass, BundleRun::default());
+        // Without a runtime the process is at its end.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let audit = Arc::clone(&self.0.audit);
+            runtime.spawn(async move { audit.record(event).await });
         }
-        let mut message = match PolicyMessage::read(asked, &self.0.patterns).await {
-            Ok(message) => message,
-            Err(denial) => return (Ruling::Block(denial), BundleRun::default()),
-        };
-        event.operation = Some(clean(message.name())).filter(|name| !name.is_empty());
-        let facts = McpFacts {
-            stored: None,
-            tool: Ok(()),
-            message: Some(&mut message),
-        };
-        let subject = match asked.moment {
-            Moment::Before => Subject::McpCall(facts),
-            Moment::After => Subject::McpResult(facts),
-            Moment::Elicitation => Subject::McpQuestion(facts),
-        };
-        let answers = Answers::default();
-        let decided = decide(subject, Mode::Live, cx(&snapshot, &answers))
-            .wait()
-            .await;
-        let run = decided.bundles.map(|run| *run).unwrap_or_default();
-        for one in &run.evaluations {
-            self.0.metrics.decided(&one.bundle, one.action, one.took);
-            if let Some(kind) = one.failure {
-                self.0.metrics.failed(&one.bundle, kind);
-            }
-        }
-        for logged in &run.logged {
-            self.log(logged, event).await;
-        }
-        if let Some((bundle, rule)) = &run.decided_by {
-            event.bundle = Some(bundle.clone());
-            event.rule = Some(rule.clone());
-        }
-        let ruling = match decided.verdict {
-            Verdict::Allow { .. } => Ruling::Pass,
-            Verdict::Modify(change) => {
-                let Edits::Json(text) = change.edits;
-                match RawValue::from_string(text) {
-                    Ok(raw) => Ruling::Modify(raw),
-                    Err(error) => Ruling::Block(input::unreadable(&error.to_string())),
-                }
-            }
-            Verdict::Ask(question) => Ruling::Block(question.unattended()),
-            Verdict::Deny(denial) => Ruling::Block(*denial),
-        };
-        (ruling, run)
     }
 
     /// Records a decision that does not count.
@@ -437,6 +420,18 @@ fn record(asked: &Asked<'_>) -> AuditEvent {
         stage: Some(asked.moment.as_str().to_owned()),
         ..AuditEvent::new(Kind::Mcp)
     }
+}
+
+/// Notes a refusal. A message that its sender withdrew was not refused.
+fn note_denial(event: &mut AuditEvent, denial: &Denial) {
+    event.reason = Some(denial.reason);
+    event.rule = Some(denial.rule.clone());
+    event.verdict = (!denial.reason.is_failure()).then_some(Word::Deny);
+}
+
+/// Notes how long a message waited for the operator.
+fn note_hold(event: &mut AuditEvent, waited: Duration) {
+    event.ms.insert("hold", waited.as_secs_f64() * 1000.0);
 }
 
 /// The tool that a message is counted under: the server, or the name of the call where a gateway

@@ -29,7 +29,7 @@ pub struct Incoming {
 
 impl Incoming {
     /// What its headers say about the call in it.
-    pub fn call_headers(&self) -> CallHeaders<'_> {
+    pub fn call_headers(&self) -> CallHeaders {
         CallHeaders::read(&self.head.headers)
     }
 }

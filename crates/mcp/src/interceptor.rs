@@ -25,23 +25,25 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use self::envelope::Envelope;
-use crate::governance::{Governance, Moment};
+use crate::governance::{Asked, Evaluation, Governance, Moment};
+use crate::hold_terms::{HoldEnd, HoldTerms};
 use crate::trace;
-
-/// The field of a result's `_meta` that says which request it answers: the bridge puts it in,
-/// and the after hook takes it out.
-pub const CORRELATION: &str = "palisade/request";
 
 /// How long a gateway of Docker's is taken to be there after its last hook.
 const LATELY: Duration = Duration::from_secs(5 * 60);
+
+/// How long a hook waits for the operator's answer: gateways have time-outs of their own.
+pub const MAX_HOOK_HOLD: Duration = Duration::from_secs(20);
 
 /// Answers hooks.
 #[derive(Debug)]
 pub struct Interceptor {
     governance: Governance,
+    stop: CancellationToken,
     docker: Mutex<Option<Instant>>,
     unread: AtomicU64,
 }
@@ -53,10 +55,11 @@ enum Body<'a> {
 }
 
 impl Interceptor {
-    /// Answers by what `governance` decides.
-    pub fn new(governance: Governance) -> Self {
+    /// Answers by what `governance` decides. A hook that waits is refused at `stop`.
+    pub fn new(governance: Governance, stop: CancellationToken) -> Self {
         Self {
             governance,
+            stop,
             docker: Mutex::new(None),
             unread: AtomicU64::new(0),
         }
@@ -82,6 +85,16 @@ impl Interceptor {
         let span = tracing::info_span!("mcp.intercept", moment = moment.as_str());
         trace::continue_from(&span, parent);
         self.hook(moment, body).instrument(span).await
+    }
+
+    /// Judges what a hook was sent. A caller that hangs up ends the wait for an answer.
+    async fn evaluate(&self, asked: &Asked<'_>) -> Evaluation {
+        let terms = HoldTerms {
+            ends: &[(HoldEnd::Gate, &self.stop)],
+            limit: Some(MAX_HOOK_HOLD),
+            ..HoldTerms::default()
+        };
+        self.governance.evaluate(asked, &terms).await
     }
 
     /// Whether a hook in Docker's dialect came within the last five minutes. Only then

@@ -19,6 +19,7 @@ pub mod context;
 pub mod fingerprint;
 pub mod governance;
 pub mod handshake;
+pub mod hold_terms;
 pub mod incoming;
 pub mod ingress;
 pub mod interceptor;

@@ -24,6 +24,7 @@ use self::request::{Refused, Request};
 pub use self::service::SessionlessService;
 use crate::answer::{self, Content};
 use crate::call_headers::CallHeaders;
+use crate::hold_terms::{HoldEnd, HoldFlag, HoldTerms, until_held};
 use crate::incoming::{Incoming, REVISIONS};
 use crate::pool::Client;
 use crate::process::{Gone, SendError};
@@ -96,7 +97,7 @@ pub async fn answer(
         "subscriptions/listen" => listen::answer(service, served, &client, &request).await,
         method if ASKING.contains(&method) => call(service, served, client, request, headers).await,
         method if PLAIN.contains(&method) => {
-            plain(service, served, &client, request, headers).await
+            plain(service, served, &client, request, &headers).await
         }
         method => Err(Refused::new(
             StatusCode::NOT_FOUND,
@@ -152,10 +153,16 @@ async fn plain(
     served: &Arc<Served>,
     client: &Client,
     request: Request,
-    headers: CallHeaders<'_>,
+    headers: &CallHeaders,
 ) -> Result<Response<Content>, Refused> {
     let (relay, caller) = (service.relay(), &client.caller);
-    let permitted = match relay.permit(served, caller, request.message, headers).await {
+    // A client that hangs up drops this, and ends a wait for an operator's answer with it.
+    let terms = HoldTerms {
+        ends: &[(HoldEnd::Tool, served.stop())],
+        ..HoldTerms::default()
+    };
+    let permitted = relay.permit(served, caller, request.message, headers, &terms);
+    let permitted = match permitted.await {
         Ok(permitted) => permitted,
         Err(refusal) => return Ok(finished("", refusal)),
     };
@@ -172,8 +179,9 @@ async fn plain(
         Err(SendError::Gone(gone)) => Err(gone),
         Err(error @ SendError::Write(_)) => return Err(Refused::unwritten(&error)),
     };
-    let answer = relay.deliver(served, caller, &permitted, answer).await;
-    Ok(finished(&permitted.method, answer))
+    drop(call);
+    let answer = relay.deliver(served, caller, &permitted, answer, &terms);
+    Ok(finished(&permitted.method, answer.await))
 }
 
 /// A request during which the server may ask something.
@@ -182,18 +190,31 @@ async fn call(
     served: &Arc<Served>,
     client: Client,
     request: Request,
-    headers: CallHeaders<'_>,
+    headers: CallHeaders,
 ) -> Result<Response<Content>, Refused> {
     let method = request.method().to_owned();
-    let driven = Drive::begin_or_resume(service, served, client, request, headers).await?;
-    let drive = match driven {
-        Ok(drive) => drive,
-        Err(refusal) => return Ok(finished(&method, refusal)),
-    };
+    let id = request.message.id().unwrap_or("null").to_owned();
+    let (service, served) = (Arc::clone(service), Arc::clone(served));
+    let flag = HoldFlag::default();
+    let mut begun = Box::pin(Drive::begin_or_resume(
+        service,
+        served,
+        client,
+        request,
+        headers,
+        flag.clone(),
+    ));
     let (sender, mut receiver) = mpsc::channel(16);
-    tokio::spawn(drive.run(sender));
+    match until_held(begun.as_mut(), &flag).await {
+        Some(driven) => match driven? {
+            Ok(drive) => drop(tokio::spawn(drive.run(sender))),
+            Err(refusal) => return Ok(finished(&method, refusal)),
+        },
+        None => drop(tokio::spawn(run_held(begun, sender))),
+    }
     let first = match tokio::time::timeout(AT_ONCE, receiver.recv()).await {
         Ok(Some(Out::Final(text))) => return Ok(finished(&method, text)),
+        Ok(Some(Out::Refused(refused))) => return Err(refused),
         Ok(Some(Out::Said(text))) => Some(text),
         Ok(None) => {
             return Err(Refused::new(
@@ -205,7 +226,29 @@ async fn call(
         Err(_) => None,
     };
     let first = first.map_or_else(|| sse::BREATH.to_owned(), |text| event(&text));
-    Ok(answer::told(first, Listener { receiver, method }, hear))
+    let listener = Listener {
+        receiver,
+        method,
+        id,
+    };
+    Ok(answer::told(first, listener, hear))
+}
+
+/// Drives a call that waits for an operator's answer. A client that leaves ends the wait.
+async fn run_held(
+    begun: impl Future<Output = Result<Result<Drive, String>, Refused>>,
+    client: mpsc::Sender<Out>,
+) {
+    let begun = tokio::select! {
+        begun = begun => begun,
+        () = client.closed() => return,
+    };
+    let end = match begun {
+        Ok(Ok(drive)) => return drive.run(client).await,
+        Ok(Err(refusal)) => Out::Final(refusal),
+        Err(refused) => Out::Refused(refused),
+    };
+    drop(client.send(end).await);
 }
 
 fn event(text: &str) -> String {
@@ -283,6 +326,8 @@ fn translated(method: &str, text: String) -> (StatusCode, String) {
 struct Listener {
     receiver: mpsc::Receiver<Out>,
     method: String,
+    /// The request's id, as written.
+    id: String,
 }
 
 async fn hear(mut listener: Listener) -> Option<(String, Listener)> {
@@ -292,6 +337,10 @@ async fn hear(mut listener: Listener) -> Option<(String, Listener)> {
         Ok(Some(Out::Final(text))) => {
             listener.receiver.close();
             event(&translated(&listener.method, text).1)
+        }
+        Ok(Some(Out::Refused(refused))) => {
+            listener.receiver.close();
+            event(&refused.text(&listener.id))
         }
         Ok(None) => return None,
         Err(_) => sse::BREATH.to_owned(),

@@ -16,9 +16,9 @@ use tracing::{Instrument, Span};
 
 use crate::call_headers::CallHeaders;
 use crate::caller::Caller;
-use crate::context::{Execution, PolicyDecision};
+use crate::context::{CORRELATION, Execution, PolicyDecision};
 use crate::governance::{Asked, Governance, Moment, Ruling, new_request};
-use crate::interceptor::CORRELATION;
+use crate::hold_terms::{Approvals, HoldTerms};
 use crate::metrics::Status;
 use crate::process::Gone;
 use crate::rpc::{self, Fields, Message, code};
@@ -54,12 +54,21 @@ pub struct Permitted {
     begun: Instant,
     /// The decision that allowed the call; none for a method that is not judged.
     decision: Option<PolicyDecision>,
+    /// What an operator approved of it, and of the calls that it continues.
+    approvals: Approvals,
     /// What is remembered of it for an after hook, by this name.
     context: Option<String>,
     /// Whether the bridge made that entry; otherwise a before hook did.
     is_own_context: bool,
     /// Lasts as long as the call.
     span: Span,
+}
+
+impl Permitted {
+    /// What an operator approved of the call, and of those that it continues.
+    pub fn approvals(&self) -> &Approvals {
+        &self.approvals
+    }
 }
 
 /// Sees calls through.
@@ -82,13 +91,15 @@ impl std::fmt::Debug for Stamps {
 }
 
 impl Relay {
-    /// Whether `caller` may ask this of `served`. A refusal is the answer to give.
+    /// Whether `caller` may ask this of `served`. A refusal is the answer to give. Where a policy
+    /// leaves that to the operator, the call waits on `terms`.
     pub async fn permit(
         &self,
         served: &Served,
         caller: &Caller,
         message: Message,
-        headers: CallHeaders<'_>,
+        headers: &CallHeaders,
+        terms: &HoldTerms<'_>,
     ) -> Result<Permitted, String> {
         let method = message.method().unwrap_or_default().to_owned();
         if ARRANGING.contains(&method.as_str()) {
@@ -98,18 +109,20 @@ impl Relay {
                 message,
                 begun: Instant::now(),
                 decision: None,
+                approvals: Approvals::default(),
                 context: None,
                 is_own_context: false,
                 span: Span::none(),
             });
         }
-        let found = self.find_context(served, caller, &message, headers.request_id);
+        let request_id = headers.request_id.as_deref();
+        let found = self.find_context(served, caller, &message, request_id);
         let known = found.as_ref().ok().and_then(Option::as_ref);
         let request = known.and_then(|known| known.request);
         let request = request.unwrap_or_else(new_request);
         let begun_in = known.and_then(|known| known.trace.as_deref());
         let said = message.param_text(&["_meta", TRACEPARENT]);
-        let parent = headers.parent.or(begun_in).or(said.as_deref());
+        let parent = headers.parent.as_deref().or(begun_in).or(said.as_deref());
         let span =
             tracing::info_span!("mcp.call", tool = %served.name(), method, request = %request);
         trace::continue_from(&span, parent);
@@ -135,19 +148,21 @@ impl Relay {
         // before hook refused stays refused.
         let stored = known.and_then(|known| known.decision.as_deref());
         let stored = stored.and_then(|decision| Some((decision, decision.denial.as_ref()?)));
-        let tool = match (method.as_str(), only_name(&message)) {
+        let name = match (method.as_str(), only_name(&message)) {
             ("tools/call", None) if stored.is_none() => {
                 let text = "params.name is missing, no text, or there twice";
                 return Err(Message::failure(id, code::PARAMS, text, None));
             }
-            ("tools/call", Some(name)) => served.judge(&name, caller),
-            _ => Ok(()),
+            ("tools/call", name) => name,
+            _ => None,
         };
-        let head = self
-            .governance
-            .decide_head(stored.map(|(_, denial)| denial), tool);
-        if let Err((denial, check)) = head {
-            let governance = &self.governance;
+        let governance = &self.governance;
+        let decide_head = || {
+            let name = name.as_deref();
+            let tool = name.map_or(Ok(()), |name| served.judge(name, caller));
+            governance.decide_head(stored.map(|(_, denial)| denial), tool)
+        };
+        if let Err((denial, check)) = decide_head() {
             match stored {
                 Some((decision, _)) if check == Check::StoredDecision => {
                     governance.refused_by(&asked, decision, &denial).await;
@@ -156,9 +171,23 @@ impl Relay {
             }
             return Err(refusal(id, &method, request, &denial));
         }
-        let judged = self.governance.evaluate(&asked).instrument(span.clone());
+        // An approval at the hook counts for one call.
+        let hooked = known.filter(|known| !known.approvals.is_empty());
+        let hooked = hooked.map(|known| governance.contexts().take_approvals(&known.id));
+        // Definitions of tools may change while a call waits.
+        let head = || decide_head().map_err(|(denial, _)| denial);
+        let terms = HoldTerms {
+            head: Some(&head),
+            hooked: hooked.as_ref(),
+            ..*terms
+        };
+        let judged = governance.evaluate(&asked, &terms).instrument(span.clone());
         let judged = judged.await;
         let decision = judged.decision();
+        let mut approvals = judged.approvals;
+        if let Some(earlier) = terms.continued {
+            approvals.extend(earlier);
+        }
         let message = match judged.ruling {
             Ruling::Pass => message,
             Ruling::Modify(params) => match Message::read(message.with_params(params.get())) {
@@ -180,6 +209,7 @@ impl Relay {
             message,
             begun: Instant::now(),
             decision: Some(decision),
+            approvals,
             context,
             is_own_context,
             span,
@@ -190,13 +220,15 @@ impl Relay {
         Ok(permitted)
     }
 
-    /// What `caller` may hear of the answer, under the id that it gave its request.
+    /// What `caller` may hear of the answer, under the id that it gave its request. Where a
+    /// policy leaves that to the operator, the answer waits on `terms`.
     pub async fn deliver(
         &self,
         served: &Served,
         caller: &Caller,
         permitted: &Permitted,
         answer: Result<Message, Gone>,
+        terms: &HoldTerms<'_>,
     ) -> String {
         let (id, method) = (
             permitted.message.id().unwrap_or("null"),
@@ -244,7 +276,7 @@ impl Relay {
         };
         let judged = self
             .governance
-            .judge(&asked)
+            .judge(&asked, terms)
             .instrument(permitted.span.clone());
         let answer = match judged.await {
             Ruling::Pass => answer.with_id(id),
@@ -261,12 +293,14 @@ impl Relay {
         }
     }
 
-    /// Whether a server may ask this of `caller`.
+    /// Whether a server may ask this of `caller`. Where a policy leaves that to the operator, the
+    /// question waits on `terms`.
     pub async fn permit_question(
         &self,
         served: &Served,
         caller: &Caller,
         question: Message,
+        terms: &HoldTerms<'_>,
     ) -> Result<Message, Denial> {
         let asked = Asked {
             moment: Moment::Elicitation,
@@ -280,7 +314,7 @@ impl Relay {
             before: None,
             execution: None,
         };
-        match self.governance.judge(&asked).await {
+        match self.governance.judge(&asked, terms).await {
             Ruling::Pass => Ok(question),
             Ruling::Modify(params) => {
                 Message::read(question.with_params(params.get())).map_err(|bad| {

@@ -183,8 +183,8 @@ where
             };
             let parent = CallHeaders::read(&head.headers).parent;
             let answered = match *hook {
-                "before" => house.hooks.before(body, parent).await,
-                _ => house.hooks.after(body, parent).await,
+                "before" => house.hooks.before(body, parent.as_deref()).await,
+                _ => house.hooks.after(body, parent.as_deref()).await,
             };
             answered.map(content)
         }

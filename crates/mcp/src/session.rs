@@ -12,6 +12,7 @@
 //! other: the outlet of the request it names, of the only request that is open, the standing
 //! one where somebody reads it, the newest request's.
 
+mod client_request;
 mod hearing;
 
 use std::collections::{HashMap, HashSet};
@@ -21,14 +22,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::client_request::ClientRequest;
 use crate::call_headers::CallHeaders;
 use crate::caller::Caller;
+use crate::hold_terms::{HoldFlag, until_held};
 use crate::launch::{LaunchError, Launched};
-use crate::metrics::Status;
 use crate::outlet::Outlet;
-use crate::process::{Call, Gone, Process, SendError};
+use crate::process::{Gone, Process, SendError};
 use crate::relay::{Permitted, Relay};
-use crate::rpc::{Kind, Message, code};
+use crate::rpc::{Kind, Message};
 use crate::session_state::{OpenRequest, SessionState};
 use crate::shared::Commons;
 use crate::tools::Served;
@@ -113,7 +115,7 @@ enum Start {
 }
 
 /// Where the answer to a request will be.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Expected {
     /// The outlet.
     pub outlet: Arc<Outlet>,
@@ -161,6 +163,7 @@ impl Session {
                     outlets: HashMap::new(),
                     last_outlet: STANDING,
                     questions: HashMap::new(),
+                    undecided: HashMap::new(),
                     subscribed: HashSet::new(),
                     touched: Instant::now(),
                     busy: 0,
@@ -300,93 +303,57 @@ impl Session {
         self.standing.close();
     }
 
-    /// Takes a request to the server. The answer comes to the outlet.
+    /// Takes a request to the server. The answer comes to the outlet. Returns as soon as the
+    /// request was sent or refused, or waits for an operator's answer.
     pub async fn ask(
         self: &Arc<Self>,
         message: Message,
-        headers: CallHeaders<'_>,
+        headers: CallHeaders,
     ) -> Result<Expected, SessionError> {
-        let id = message.id().unwrap_or("null").to_owned();
-        let expected = self.expect()?;
-        let permitted = match self
-            .relay
-            .permit(&self.served, &self.caller, message, headers)
-            .await
-        {
-            Ok(permitted) => permitted,
-            Err(refusal) => {
-                expected.outlet.finish(refusal);
-                return Ok(expected);
-            }
-        };
-        if permitted.method == "initialize"
-            && let Some(commons) = &self.commons
-        {
-            let answer = commons.introduce(permitted.message.id().unwrap_or("null"));
-            self.note_version(&answer);
-            expected.outlet.finish(answer);
-            return Ok(expected);
+        let request = self.register(&message)?;
+        let (expected, flag) = (request.expected.clone(), HoldFlag::default());
+        let mut sending = Box::pin(request.send(message, headers, flag.clone()));
+        match until_held(sending.as_mut(), &flag).await {
+            Some(sent) => sent?,
+            // The client gets its stream meanwhile.
+            None => drop(tokio::spawn(sending)),
         }
-        if permitted.method == "resources/unsubscribe" && self.commons.is_some() {
-            // Others may still want the news.
-            let mut state = self.state();
-            self.note_subscription(&mut state, &permitted);
-            expected.outlet.finish(Message::answer(&id, "{}"));
-            drop(state);
-            return Ok(expected);
-        }
-        let call = self.process.reserve();
-        let own = call.id().to_string();
-        let token = permitted.message.param(&["_meta", "progressToken"]);
-        let token = token.map(str::to_owned);
-        let mut text = permitted.message.with_id(&own);
-        if self.commons.is_some() && token.is_some() {
-            // Tokens of different clients may be alike.
-            if let Ok(message) = Message::read(text.clone()) {
-                text = message.with_param(&["_meta", "progressToken"], &own);
-            }
-        }
-        let cancelled = CancellationToken::new();
-        {
-            let mut state = self.state();
-            if state.open.values().any(|open| open.id == id) {
-                drop(state);
-                self.retract(&expected);
-                return Err(SessionError::Twice);
-            }
-            self.note_subscription(&mut state, &permitted);
-            let open = OpenRequest {
-                id,
-                outlet: Arc::clone(&expected.outlet),
-                token,
-                number: expected.number,
-                cancelled: cancelled.clone(),
-            };
-            state.open.insert(call.id(), open);
-        }
-        if let Err(error) = self.process.send(&text).await {
-            self.state().open.remove(&call.id());
-            return match error {
-                SendError::Gone(gone) => {
-                    let answer = self.deliver(&permitted, Err(gone)).await;
-                    expected.outlet.finish(answer);
-                    Ok(expected)
-                }
-                SendError::Write(_) => {
-                    self.note_unanswered(&permitted, Status::Error);
-                    self.retract(&expected);
-                    Err(error.into())
-                }
-            };
-        }
-        let (session, outlet) = (Arc::clone(self), Arc::clone(&expected.outlet));
-        // A client that goes away has not cancelled anything: it may come back for the answer.
-        tokio::spawn(async move {
-            session
-                .see_through(call, permitted, outlet, cancelled)
-                .await;
-        });
         Ok(expected)
+    }
+
+    /// Registers a request under the client's id, before anything is decided about it.
+    fn register(self: &Arc<Self>, message: &Message) -> Result<ClientRequest, SessionError> {
+        if self.is_over() {
+            return Err(SessionError::Gone(Gone { code: None }));
+        }
+        let id = message.id().unwrap_or("null");
+        let call = self.process.reserve();
+        let mut state = self.state();
+        state.touched = Instant::now();
+        if state.open.len() >= MOST_OPEN {
+            return Err(SessionError::Busy);
+        }
+        if state.open.values().any(|open| open.id == id) {
+            return Err(SessionError::Twice);
+        }
+        let expected = self.expect(&mut state);
+        let cancelled = CancellationToken::new();
+        let open = OpenRequest {
+            id: id.to_owned(),
+            outlet: Arc::clone(&expected.outlet),
+            token: None,
+            is_sent: false,
+            number: expected.number,
+            cancelled: cancelled.clone(),
+        };
+        state.open.insert(call.id(), open);
+        drop(state);
+        Ok(ClientRequest {
+            session: Arc::clone(self),
+            call,
+            expected,
+            cancelled,
+        })
     }
 
     /// Where a server is shared it tells everybody's news to the bridge, which has to know
@@ -404,61 +371,6 @@ impl Session {
             }
             _ => {}
         }
-    }
-
-    async fn see_through(
-        &self,
-        mut call: Call,
-        permitted: Permitted,
-        outlet: Arc<Outlet>,
-        cancelled: CancellationToken,
-    ) {
-        let limit = self.served.timeout();
-        let answer = tokio::select! {
-            answer = call.answer() => Some(answer),
-            () = cancelled.cancelled() => {
-                self.note_unanswered(&permitted, Status::Cancelled);
-                None
-            }
-            () = tokio::time::sleep(limit) => {
-                self.note_unanswered(&permitted, Status::Timeout);
-                self.give_up(call.id(), "the call took too long").await;
-                let id = permitted.message.id().unwrap_or("null");
-                let text = format!("the call took longer than {} s", limit.as_secs());
-                outlet.finish(Message::failure(id, code::GONE, &text, None));
-                None
-            }
-        };
-        if let Some(answer) = answer {
-            let text = self.deliver(&permitted, answer).await;
-            if permitted.method == "initialize" {
-                self.note_version(&text);
-            }
-            outlet.finish(text);
-        }
-        outlet.close();
-        let mut state = self.state();
-        state.open.remove(&call.id());
-        state.touched = Instant::now();
-    }
-
-    async fn deliver(&self, permitted: &Permitted, answer: Result<Message, Gone>) -> String {
-        let relay = &self.relay;
-        relay
-            .deliver(&self.served, &self.caller, permitted, answer)
-            .await
-    }
-
-    /// Counts a call that ends without an answer of the server.
-    fn note_unanswered(&self, permitted: &Permitted, status: Status) {
-        let relay = &self.relay;
-        relay.note_unanswered(&self.served, &self.caller, permitted, status);
-    }
-
-    /// Forgets the outlet of a request that is refused.
-    fn retract(&self, expected: &Expected) {
-        expected.outlet.close();
-        self.forget(expected.number);
     }
 
     /// Tells the server that nobody wants the answer any more.
@@ -520,40 +432,33 @@ impl Session {
         Ok(())
     }
 
-    /// A client's wish to cancel, with the id that the server knows. A request that is not
-    /// open cannot be cancelled.
+    /// A client's wish to cancel, with the id that the server knows; none where the server does
+    /// not know the request. A request that is not open cannot be cancelled.
     fn cancel(&self, message: &Message) -> Option<String> {
         let wanted = message.param(&["requestId"])?;
         let state = self.state();
         let mut all = state.open.iter();
         let (own, open) = all.find(|(_, open)| open.id == wanted)?;
         open.cancelled.cancel();
-        Some(message.with_param(&["requestId"], &own.to_string()))
+        let own = open.is_sent.then(|| own.to_string())?;
+        Some(message.with_param(&["requestId"], &own))
     }
 
     /// A place for the answer to a request.
-    fn expect(&self) -> Result<Expected, SessionError> {
-        if self.is_over() {
-            return Err(SessionError::Gone(Gone { code: None }));
-        }
-        let mut state = self.state();
-        state.touched = Instant::now();
-        if state.open.len() >= MOST_OPEN {
-            return Err(SessionError::Busy);
-        }
+    fn expect(&self, state: &mut SessionState) -> Expected {
         if self.way == Way::OneStream {
             // The standing outlet never ends with an answer.
-            return Ok(Expected {
+            return Expected {
                 outlet: self.forwarding(),
                 number: STANDING,
-            });
+            };
         }
         state.make_room();
         state.last_outlet += 1;
         let number = state.last_outlet;
         let outlet = Arc::new(Outlet::default());
         state.outlets.insert(number, Arc::clone(&outlet));
-        Ok(Expected { outlet, number })
+        Expected { outlet, number }
     }
 
     /// An outlet whose messages come out of the standing one.

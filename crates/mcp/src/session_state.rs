@@ -29,6 +29,9 @@ pub(crate) struct SessionState {
     pub(crate) last_outlet: u64,
     /// Questions of the server, by its id as written, and where they were asked.
     pub(crate) questions: HashMap<String, Arc<Outlet>>,
+    /// Questions of the server that are not decided yet, by its id as written. Cancelled where
+    /// the server takes one back.
+    pub(crate) undecided: HashMap<String, CancellationToken>,
     /// Resources that the client wants news of.
     pub(crate) subscribed: HashSet<String>,
     pub(crate) touched: Instant,
@@ -53,14 +56,19 @@ impl SessionState {
         }
     }
 
-    /// Whether one of its requests is open.
+    /// The open requests that the server was sent.
+    pub(crate) fn sent(&self) -> impl Iterator<Item = &OpenRequest> {
+        self.open.values().filter(|open| open.is_sent)
+    }
+
+    /// Whether one of its requests is open at the server.
     pub(crate) fn is_waiting(&self) -> bool {
-        !self.open.is_empty()
+        self.sent().next().is_some()
     }
 
     /// Whether the server's request `call` is one of its own.
     pub(crate) fn has_open(&self, call: u64) -> bool {
-        self.open.contains_key(&call)
+        self.open.get(&call).is_some_and(|open| open.is_sent)
     }
 
     /// Whether it asked for news of the resource.
@@ -75,8 +83,11 @@ pub(crate) struct OpenRequest {
     /// The client's id, as written.
     pub(crate) id: String,
     pub(crate) outlet: Arc<Outlet>,
-    /// The client's token for progress, as written.
+    /// The client's token for progress, as written; known once the request was sent.
     pub(crate) token: Option<String>,
+    /// Whether the server was sent the request. Until then it is decided, or waits for an
+    /// operator's answer.
+    pub(crate) is_sent: bool,
     /// In which order they came.
     pub(crate) number: u64,
     pub(crate) cancelled: CancellationToken,

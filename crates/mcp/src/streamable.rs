@@ -257,7 +257,9 @@ async fn batch(
             match reader.next(served.timeout()).await {
                 Heard::Said(said) if said.last => break answers.push(said.text.to_string()),
                 Heard::Said(said) => session.standing().push(said.text.to_string()).await,
-                Heard::Nothing | Heard::Over => break,
+                // It takes its time, or waits for an operator's answer.
+                Heard::Nothing => {}
+                Heard::Over => break,
             }
         }
     }

@@ -10,16 +10,18 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use config::section::tools::{RuntimeKind, Tool};
 use config::{Settings, Sources};
+use decide::hold::Questions;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use mcp::bridge::Bridge;
 use mcp::call_headers::CallHeaders;
 use mcp::caller::Caller;
-use mcp::context::Contexts;
+use mcp::context::{CORRELATION, Contexts};
 use mcp::fingerprint::Fingerprints;
 use mcp::governance::Governance;
-use mcp::interceptor::{CORRELATION, Interceptor};
+use mcp::hold_terms::HoldTerms;
+use mcp::interceptor::Interceptor;
 use mcp::launch::{LaunchError, Launched, Launcher, Local};
 use mcp::metrics::Metrics;
 use mcp::outlet::Heard;
@@ -119,7 +121,8 @@ fn house(settings: &Settings, launchers: Launchers, dir: &tempfile::TempDir) -> 
     let contexts = Contexts::new(&metrics);
     let snapshot = PolicySnapshot::load(Arc::new(settings.clone())).unwrap();
     let policy = Arc::new(CurrentPolicy::new(snapshot));
-    let governance = Governance::new(policy, Arc::new(NoBook), metrics, contexts);
+    let questions = Questions::default();
+    let governance = Governance::new(policy, Arc::new(NoBook), metrics, contexts, questions);
     let relay = Relay {
         governance: governance.clone(),
         stamps: Stamps(Arc::new(|| false)),
@@ -133,7 +136,7 @@ fn house(settings: &Settings, launchers: Launchers, dir: &tempfile::TempDir) -> 
     bridge.apply(settings);
     Arc::new(House {
         bridge,
-        hooks: Arc::new(Interceptor::new(governance)),
+        hooks: Arc::new(Interceptor::new(governance, CancellationToken::new())),
         room: Room::default(),
         numbers: Arc::new(String::new),
         metrics_path: MetricsPath::default(),
@@ -434,7 +437,8 @@ proptest! {
             let begun = known.trace.unwrap();
             let text = Message::request("1", "tools/call", &params.to_string());
             let message = Message::read(text).unwrap();
-            let permitted = relay.permit(&served, &caller(), message, CallHeaders::default()).await.unwrap();
+            let (caller, headers, terms) = (caller(), CallHeaders::default(), HoldTerms::default());
+            let permitted = relay.permit(&served, &caller, message, &headers, &terms).await.unwrap();
             let told = permitted.message.param_text(&["_meta", "traceparent"]).unwrap();
             let trace_of = |name: &str| name.split('-').nth(1).map(str::to_owned);
             prop_assert_eq!(trace_of(&told), trace_of(&begun));

@@ -212,6 +212,7 @@ async fn serve(
     let sandboxed = Arc::new(tools::Sandboxed::default());
     let given = tools::McpDependencies {
         policy: Arc::clone(&policy),
+        questions: traffic.questions().clone(),
         audit: Arc::new(StoreAuditSink(store.clone())),
         fingerprints: open_fingerprints(paths).await?,
         health_registry: Arc::clone(&health_registry),

@@ -9,11 +9,13 @@ use decide::question::digest;
 use policy::reason::Reason;
 use policy::rego::Said;
 use policy::verdict::{Denial, Digest, RuleName};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::Asked;
 use super::input::{self, Parts, Subject};
+use crate::context::CORRELATION;
 use crate::redaction::{self, Patterns};
+use crate::trace::TRACEPARENT;
 
 /// A message, read.
 pub(super) struct PolicyMessage<'a> {
@@ -43,8 +45,20 @@ impl BundleSubject for PolicyMessage<'_> {
         &self.subject.input
     }
 
+    /// A question is about who sends what to which tool. The hook of a gateway and the bridge see
+    /// the same call under other sessions and other names of requests.
     fn digest(&self) -> Digest {
-        digest([self.subject.input.to_string().as_bytes()])
+        let Value::Object(fields) = &*self.subject.input else {
+            return digest([self.subject.input.to_string().as_bytes()]);
+        };
+        let mut facts = fields.clone();
+        facts.retain(|name, _| !["session_id", "before", "execution"].contains(&name.as_str()));
+        if let Some(Value::Object(params)) = facts.get_mut("params") {
+            without_bookkeeping(params);
+        }
+        let mut facts = Value::Object(facts);
+        facts.sort_all_objects();
+        digest([facts.to_string().as_bytes()])
     }
 
     fn is_large(&self) -> bool {
@@ -84,5 +98,20 @@ impl BundleSubject for PolicyMessage<'_> {
             Some(text) => Ok(Some(text.into_owned())),
             None => Err(input::unreadable("nothing is left of it")),
         }
+    }
+}
+
+/// Takes out of `_meta` what names the request, its trace and its client, and says nothing about
+/// what is to be done.
+fn without_bookkeeping(params: &mut Map<String, Value>) {
+    let Some(Value::Object(meta)) = params.get_mut("_meta") else {
+        return;
+    };
+    meta.retain(|name, _| {
+        let is_own = [CORRELATION, TRACEPARENT, "progressToken"].contains(&name.as_str());
+        !is_own && !name.starts_with("io.modelcontextprotocol/")
+    });
+    if meta.is_empty() {
+        params.shift_remove("_meta");
     }
 }

@@ -79,16 +79,22 @@ fn load(
 }
 
 pub(crate) fn governance(rules: PolicySnapshot) -> (Governance, Arc<Book>) {
+    attended(rules, Questions::default())
+}
+
+/// The same, with answers to questions.
+pub(crate) fn attended(rules: PolicySnapshot, questions: Questions) -> (Governance, Arc<Book>) {
     let book = Arc::new(Book::default());
     let metrics = Metrics::default();
     let contexts = Contexts::new(&metrics);
     let audit = Arc::clone(&book) as Arc<dyn AuditSink>;
     let policy = Arc::new(CurrentPolicy::new(rules));
-    (Governance::new(policy, audit, metrics, contexts), book)
+    let governance = Governance::new(policy, audit, metrics, contexts, questions);
+    (governance, book)
 }
 
 /// Puts other rules in force, as a reload does.
-fn replace(governance: &Governance, rules: PolicySnapshot) {
+pub(crate) fn replace(governance: &Governance, rules: PolicySnapshot) {
     let governed = !governance.is_idle();
     governance.0.policy.replace(Arc::new(rules));
     governance.follow(governed);
@@ -148,7 +154,7 @@ async fn judge(governance: &Governance, message: &Message) -> Ruling {
         before: None,
         execution: None,
     };
-    governance.judge(&asked).await
+    governance.judge(&asked, &HoldTerms::default()).await
 }
 
 /// What one bundle with `policy` makes of a message.

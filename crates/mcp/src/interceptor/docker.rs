@@ -15,8 +15,9 @@ use serde_json::value::RawValue;
 use tracing::Instrument;
 
 use super::envelope::Envelope;
-use super::{CORRELATION, Interceptor, blocked, reply, written};
+use super::{Interceptor, blocked, reply, written};
 use crate::caller::Caller;
+use crate::context::CORRELATION;
 use crate::governance::{Asked, Call, Moment, Ruling, new_request};
 use crate::trace;
 
@@ -67,7 +68,7 @@ impl Interceptor {
             before: None,
             execution: None,
         };
-        match self.governance.judge(&asked).await {
+        match self.evaluate(&asked).await.ruling {
             Ruling::Pass => Response::default(),
             Ruling::Block(denial) => refused(&denial),
             // The bridge judges and redacts what reaches it.
@@ -127,7 +128,7 @@ impl Interceptor {
             before: known.and_then(|known| known.decision.as_deref()),
             execution: known.and_then(|known| known.execution.as_ref()),
         };
-        match self.governance.judge(&asked).instrument(span).await {
+        match self.evaluate(&asked).instrument(span).await.ruling {
             Ruling::Block(denial) => refused(&denial),
             Ruling::Modify(new) => written(StatusCode::OK, new.get().to_owned()),
             Ruling::Pass => match stripped {

@@ -71,8 +71,14 @@ impl Interceptor {
             before: None,
             execution: None,
         };
-        let evaluation = self.governance.evaluate(&asked).await;
-        let stored = contexts.set_decision(&head.request_id, evaluation.decision());
+        let mut evaluation = self.evaluate(&asked).await;
+        let decision = evaluation.decision();
+        let approvals = std::mem::take(&mut evaluation.approvals);
+        let stored = contexts.set_decision(&head.request_id, decision).map(drop);
+        let stored = match approvals.is_empty() {
+            true => stored,
+            false => stored.and_then(|()| contexts.set_approvals(&head.request_id, approvals)),
+        };
         if let Err(expired) = stored {
             tracing::warn!(%request, %expired, "the decision of a before hook was not stored");
         }
@@ -129,7 +135,7 @@ impl Interceptor {
             before: known.decision.as_deref(),
             execution: known.execution.as_ref(),
         };
-        let judged = self.governance.evaluate(&asked).instrument(span);
+        let judged = self.evaluate(&asked).instrument(span);
         let evaluation = judged.await;
         contexts.delete(&head.request_id);
         Ok(Answer::new(evaluation.ruling, evaluation.notes, request))

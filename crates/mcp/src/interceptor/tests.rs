@@ -41,7 +41,7 @@ impl Answer {
 /// An interceptor in front of one policy.
 fn interceptor(policy: &str) -> (Interceptor, Arc<Book>) {
     let (governance, book) = governance(rules("", &[("mcp/authz", "", policy)]));
-    (Interceptor::new(governance), book)
+    (Interceptor::new(governance, CancellationToken::new()), book)
 }
 
 async fn before(interceptor: &Interceptor, body: impl ToString) -> Answer {

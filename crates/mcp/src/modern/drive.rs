@@ -7,6 +7,9 @@
 //!      │                                                               ▼              │
 //!      └───────────────────────────────────────────────────────────────(abandoned)────┘
 //! ```
+//!
+//! While an operator is asked about a question of the server, the call goes on; while an
+//! operator is asked about the answer, the call has no process any more.
 
 mod questions;
 
@@ -18,11 +21,13 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use self::questions::{DecidedQuestion, Undecided};
 use super::request::{Refused, Request};
 use super::service::SessionlessService;
 use super::words::{in_old_words, read_given, retold};
 use crate::call_headers::CallHeaders;
 use crate::caller::same;
+use crate::hold_terms::{Approvals, HoldEnd, HoldFlag, HoldTerms, until_held};
 use crate::metrics::Status;
 use crate::pool::{Client, Lease};
 use crate::process::{Call, Gone, SendError};
@@ -61,6 +66,8 @@ pub(super) enum Out {
     Said(String),
     /// The end.
     Final(String),
+    /// The call cannot be made.
+    Refused(Refused),
 }
 
 /// A call that waits for answers.
@@ -74,6 +81,20 @@ impl Held {
     /// When it is given up.
     pub(super) fn expires(&self) -> Instant {
         self.expires
+    }
+
+    /// Whether `message` of `client` continues it: it is the same caller's, and about the same.
+    fn is_continued_by(&self, served: &Arc<Served>, client: &Client, message: &Message) -> bool {
+        let drive = &self.drive;
+        let about = |message: &Message| {
+            let name = message.param_text(&["name"]);
+            (name, message.param_text(&["uri"]))
+        };
+        Arc::ptr_eq(&drive.served, served)
+            && same(&drive.client.caller, &client.caller)
+            && message.method() == Some(&drive.permitted.method)
+            && about(&drive.permitted.message) == about(message)
+            && self.expires > Instant::now()
     }
 
     /// Gives it up.
@@ -107,18 +128,22 @@ pub(super) struct Drive {
     /// Answers that came before their questions.
     given: BTreeMap<String, String>,
     questions: Vec<Question>,
+    /// Questions about which an operator is asked.
+    undecided: Undecided,
     asked: usize,
 }
 
 impl Drive {
     /// Begins a call, or goes on with the one that the request names. The inner error is an
-    /// answer that says no.
+    /// answer that says no. `flag` is set while the call waits for an operator's answer; dropping
+    /// this ends the wait.
     pub(super) async fn begin_or_resume(
-        service: &Arc<SessionlessService>,
-        served: &Arc<Served>,
+        service: Arc<SessionlessService>,
+        served: Arc<Served>,
         client: Client,
         request: Request,
-        headers: CallHeaders<'_>,
+        headers: CallHeaders,
+        flag: HoldFlag,
     ) -> Result<Result<Self, String>, Refused> {
         let given = read_given(&request.message)?;
         let state = match request.message.param(&["requestState"]) {
@@ -128,20 +153,29 @@ impl Drive {
                 None => return Err(Refused::params("Invalid requestState")),
             },
         };
-        let (relay, log_level) = (service.relay(), request.log_level.clone());
+        let (message, log_level) = (request.message, request.log_level);
+        let state = state.as_deref();
+        // What an operator approved of the call is not asked again when it goes on.
+        let continued =
+            state.and_then(|state| find_approvals(&service, &served, &client, &message, state));
+        let terms = HoldTerms {
+            ends: &[(HoldEnd::Tool, served.stop())],
+            flag: Some(&flag),
+            continued: continued.as_ref(),
+            ..HoldTerms::default()
+        };
         // The answers are the client's words to the server, so they are judged as the call.
-        let permitted = relay
-            .permit(served, &client.caller, request.message, headers)
-            .await;
-        let permitted = match permitted {
+        let (relay, caller) = (service.relay(), &client.caller);
+        let permitted = relay.permit(&served, caller, message, &headers, &terms);
+        let permitted = match permitted.await {
             Ok(permitted) => permitted,
             Err(refusal) => return Ok(Err(refusal)),
         };
         let Some(state) = state else {
-            let drive = Self::begin(service, served, client, permitted, log_level, given).await?;
+            let drive = Self::begin(&service, &served, client, permitted, log_level, given).await?;
             return Ok(Ok(drive));
         };
-        let mut drive = take_held(service, served, &client, &permitted, &state)?;
+        let mut drive = take_held(&service, &served, &client, &permitted, state)?;
         drive.permitted = permitted;
         drive.log_level = log_level;
         drive.given.extend(given);
@@ -180,6 +214,7 @@ impl Drive {
             token,
             given,
             questions: Vec::new(),
+            undecided: Undecided::default(),
             asked: 0,
         };
         match process.send(&text).await {
@@ -197,14 +232,15 @@ impl Drive {
         let deadline = Instant::now() + self.served.timeout();
         let mut quiet_since = Instant::now();
         loop {
+            let has_undecided = !self.undecided.is_empty();
+            let is_asking = !self.questions.is_empty() && !has_undecided;
             let step = tokio::select! {
                 biased;
                 said = self.lease.hear() => Step::Said(said),
                 answer = self.call.answer() => Step::Answer(answer),
+                decided = self.undecided.next(), if has_undecided => Step::Decided(decided),
                 () = client.closed() => Step::Left,
-                () = tokio::time::sleep_until(quiet_since + GATHERED), if !self.questions.is_empty() => {
-                    Step::Quiet
-                }
+                () = tokio::time::sleep_until(quiet_since + GATHERED), if is_asking => Step::Quiet,
                 () = tokio::time::sleep_until(deadline) => Step::TooLong,
             };
             let end = match step {
@@ -212,8 +248,16 @@ impl Drive {
                     quiet_since = Instant::now();
                     self.heard(message, &client).await
                 }
-                Step::Said(None) => Some(self.finish(Err(Gone { code: None })).await),
-                Step::Answer(answer) => Some(self.finish_all(answer, &client).await),
+                Step::Said(None) => return self.finish(Err(Gone { code: None }), client).await,
+                Step::Answer(answer) => {
+                    self.hear_rest(&client).await;
+                    return self.finish(answer, client).await;
+                }
+                Step::Decided(None) => None,
+                Step::Decided(Some(decided)) => {
+                    quiet_since = Instant::now();
+                    self.ask(decided).await
+                }
                 Step::Left => {
                     self.abandon("the client left", Status::Cancelled).await;
                     return;
@@ -250,6 +294,7 @@ impl Drive {
             "notifications/cancelled" => {
                 let gone = message.param(&["requestId"]).unwrap_or_default();
                 self.questions.retain(|question| question.id != gone);
+                self.undecided.withdraw(gone);
             }
             "notifications/progress" => {
                 let now = self.permitted.message.param(&TOKEN);
@@ -315,30 +360,52 @@ impl Drive {
         drop(client.send(Out::Final(text)).await);
     }
 
-    /// The end, after whatever was said before it.
-    async fn finish_all(
-        &mut self,
-        answer: Result<Message, Gone>,
-        client: &mpsc::Sender<Out>,
-    ) -> String {
+    /// Passes on what was said before the end.
+    async fn hear_rest(&mut self, client: &mpsc::Sender<Out>) {
         while let Some(message) = self.lease.hear_now() {
             if message.kind() == Kind::Notification {
                 drop(self.heard(message, client).await);
             }
         }
-        self.finish(answer).await
     }
 
-    async fn finish(&mut self, answer: Result<Message, Gone>) -> String {
-        if !self.questions.is_empty() {
+    /// Delivers the answer. A client that leaves while an operator is asked about the answer ends
+    /// the wait.
+    async fn finish(self, answer: Result<Message, Gone>, client: mpsc::Sender<Out>) {
+        let Self {
+            service,
+            served,
+            client: Client { caller, .. },
+            permitted,
+            call,
+            mut lease,
+            questions,
+            undecided,
+            ..
+        } = self;
+        if !questions.is_empty() || !undecided.is_empty() {
             // It answered without waiting for what it asked.
-            self.lease.spoil();
+            lease.spoil();
         }
-        let relay = self.service.relay();
-        let caller = &self.client.caller;
-        relay
-            .deliver(&self.served, caller, &self.permitted, answer)
-            .await
+        // An answer that waits occupies no process.
+        drop((undecided, call, lease));
+        let flag = HoldFlag::default();
+        let terms = HoldTerms {
+            ends: &[(HoldEnd::Tool, served.stop())],
+            flag: Some(&flag),
+            ..HoldTerms::default()
+        };
+        let relay = service.relay();
+        let mut delivering =
+            std::pin::pin!(relay.deliver(&served, &caller, &permitted, answer, &terms));
+        let text = match until_held(delivering.as_mut(), &flag).await {
+            Some(text) => text,
+            None => tokio::select! {
+                text = delivering => text,
+                () = client.closed() => return,
+            },
+        };
+        drop(client.send(Out::Final(text)).await);
     }
 
     /// Counts a call that ends without an answer of the server.
@@ -364,6 +431,7 @@ impl Drive {
 enum Step {
     Said(Option<Message>),
     Answer(Result<Message, Gone>),
+    Decided(Option<DecidedQuestion>),
     Left,
     Quiet,
     TooLong,
@@ -378,20 +446,25 @@ fn take_held(
     state: &str,
 ) -> Result<Drive, Refused> {
     let mut held = service.held();
-    let fits = held.get(state).is_some_and(|held| {
-        let drive = &held.drive;
-        let about = |message: &Message| {
-            let name = message.param_text(&["name"]);
-            (name, message.param_text(&["uri"]))
-        };
-        Arc::ptr_eq(&drive.served, served)
-            && same(&drive.client.caller, &client.caller)
-            && drive.permitted.method == permitted.method
-            && about(&drive.permitted.message) == about(&permitted.message)
-            && held.expires > Instant::now()
-    });
+    let fits = held
+        .get(state)
+        .is_some_and(|held| held.is_continued_by(served, client, &permitted.message));
     let found = if fits { held.remove(state) } else { None };
     found
         .map(|held| held.drive)
         .ok_or_else(|| Refused::params("Invalid or expired requestState"))
+}
+
+/// What an operator approved of the call that waits under `state`, if `message` continues it.
+fn find_approvals(
+    service: &Arc<SessionlessService>,
+    served: &Arc<Served>,
+    client: &Client,
+    message: &Message,
+    state: &str,
+) -> Option<Approvals> {
+    let held = service.held();
+    let held = held.get(state)?;
+    let fits = held.is_continued_by(served, client, message);
+    fits.then(|| held.drive.permitted.approvals().clone())
 }

@@ -12,6 +12,7 @@ use super::request::{Refused, Request};
 use super::service::SessionlessService;
 use crate::answer::{self, BREATHE_EVERY, Content};
 use crate::call_headers::CallHeaders;
+use crate::hold_terms::{HoldEnd, HoldTerms};
 use crate::pool::{Client, Lease};
 use crate::relay;
 use crate::rpc::Message;
@@ -110,28 +111,33 @@ async fn subscribe(
     if wanted.resource_subscriptions.is_empty() {
         return Ok(None);
     }
-    let (relay, mut granted) = (service.relay(), Vec::new());
-    let metrics = relay.governance.metrics();
-    let lease = service.pools().lease(served, client, metrics).await?;
+    let (relay, mut permitted) = (service.relay(), Vec::new());
+    let (headers, terms) = (
+        CallHeaders::default(),
+        HoldTerms {
+            ends: &[(HoldEnd::Tool, served.stop())],
+            ..HoldTerms::default()
+        },
+    );
+    // Before there is a process: what waits for an operator's answer occupies none.
     for uri in std::mem::take(&mut wanted.resource_subscriptions) {
-        let mut call = lease.process().reserve();
         let params = json!({ "uri": uri }).to_string();
-        let text = Message::request(&call.id().to_string(), "resources/subscribe", &params);
+        let text = Message::request("0", "resources/subscribe", &params);
         let Ok(message) = Message::read(text) else {
             continue;
         };
-        let Ok(permitted) = relay
-            .permit(served, &client.caller, message, CallHeaders::default())
-            .await
-        else {
-            continue;
-        };
-        if lease
-            .process()
-            .send(permitted.message.text())
-            .await
-            .is_err()
-        {
+        let judged = relay.permit(served, &client.caller, message, &headers, &terms);
+        if let Ok(call) = judged.await {
+            permitted.push((uri, call));
+        }
+    }
+    let metrics = relay.governance.metrics();
+    let lease = service.pools().lease(served, client, metrics).await?;
+    let mut granted = Vec::new();
+    for (uri, permitted) in permitted {
+        let mut call = lease.process().reserve();
+        let text = permitted.message.with_id(&call.id().to_string());
+        if lease.process().send(&text).await.is_err() {
             break;
         }
         let answer = tokio::time::timeout(served.timeout(), call.answer()).await;

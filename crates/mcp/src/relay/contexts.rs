@@ -3,8 +3,7 @@
 
 use super::{Permitted, Relay};
 use crate::caller::Caller;
-use crate::context::{Execution, Expired, Origin, RequestContext};
-use crate::interceptor::CORRELATION;
+use crate::context::{CORRELATION, Execution, Expired, Origin, RequestContext};
 use crate::rpc::Message;
 use crate::tools::Served;
 use crate::trace;

@@ -3,8 +3,10 @@
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
 
 use super::{MOST_QUESTIONS, Session, Way};
+use crate::hold_terms::{HoldEnd, HoldTerms};
 use crate::outlet::Outlet;
 use crate::process::Home;
 use crate::relay;
@@ -20,8 +22,9 @@ impl Session {
                 None => tracing::debug!("progress of nothing that is open"),
             },
             (_, "notifications/cancelled") => {
-                let asked = message.param(&["requestId"]).map(str::to_owned);
-                let outlet = asked.and_then(|id| self.state().questions.remove(&id));
+                let outlet = message
+                    .param(&["requestId"])
+                    .and_then(|id| self.withdraw_question(id));
                 if let Some(outlet) = outlet {
                     outlet.push(message.into_text()).await;
                 }
@@ -36,33 +39,82 @@ impl Session {
             return;
         };
         let outlet = self.place();
+        let id = question.id().unwrap_or("null").to_owned();
+        let withdrawn = CancellationToken::new();
+        if !self.register_question(&id, &withdrawn) {
+            let text = "too many questions are open, or one of this id";
+            let refused = Message::failure(&id, code::INTERNAL, text, None);
+            tokio::spawn(async move { session.process.offer(&refused).await });
+            return;
+        }
         tokio::spawn(async move {
-            let id = question.id().unwrap_or("null").to_owned();
             let (served, caller) = (&session.served, &session.caller);
-            let refused = match session
-                .relay
-                .permit_question(served, caller, question)
-                .await
-            {
-                Ok(question) if session.note_question(&id, &outlet) => {
-                    outlet.push(question.into_text()).await;
-                    return;
-                }
-                Ok(_) => Message::failure(&id, code::INTERNAL, "too many questions are open", None),
-                Err(denial) => relay::refused_question(&id, &denial),
+            let terms = HoldTerms {
+                ends: &[
+                    (HoldEnd::Tool, served.stop()),
+                    (HoldEnd::Withdrawn, &session.stop),
+                    (HoldEnd::Withdrawn, &withdrawn),
+                ],
+                ..HoldTerms::default()
             };
-            session.process.offer(&refused).await;
+            let relay = &session.relay;
+            let judged = relay.permit_question(served, caller, question, &terms);
+            match judged.await {
+                Ok(question) => {
+                    // The request during which it was asked may be over by now.
+                    let outlet = match outlet.is_closed() {
+                        true => session.place(),
+                        false => outlet,
+                    };
+                    if session.open_question(&id, &outlet) {
+                        outlet.push(question.into_text()).await;
+                    }
+                }
+                Err(denial) => {
+                    if session.close_question(&id) {
+                        let refused = relay::refused_question(&id, &denial);
+                        session.process.offer(&refused).await;
+                    }
+                }
+            }
         });
     }
 
-    /// Remembers where a question was asked; not if there are too many.
-    fn note_question(&self, id: &str, outlet: &Arc<Outlet>) -> bool {
+    /// Registers a question before it is decided. `false` where there are too many, or one of
+    /// that id.
+    fn register_question(&self, id: &str, withdrawn: &CancellationToken) -> bool {
         let mut state = self.state();
-        let has_room = state.questions.len() < MOST_QUESTIONS;
-        if has_room {
+        let has_room = state.questions.len() + state.undecided.len() < MOST_QUESTIONS;
+        if !has_room || state.undecided.contains_key(id) {
+            return false;
+        }
+        state.undecided.insert(id.to_owned(), withdrawn.clone());
+        true
+    }
+
+    /// Remembers where a question was asked; `false` where the server has withdrawn it.
+    fn open_question(&self, id: &str, outlet: &Arc<Outlet>) -> bool {
+        let mut state = self.state();
+        let is_wanted = state.undecided.remove(id).is_some();
+        if is_wanted {
             state.questions.insert(id.to_owned(), Arc::clone(outlet));
         }
-        has_room
+        is_wanted
+    }
+
+    /// Forgets a question that was refused; `false` where the server has withdrawn it.
+    fn close_question(&self, id: &str) -> bool {
+        self.state().undecided.remove(id).is_some()
+    }
+
+    /// The server withdraws a question. Where the client was asked it, if it was.
+    fn withdraw_question(&self, id: &str) -> Option<Arc<Outlet>> {
+        let mut state = self.state();
+        if let Some(undecided) = state.undecided.remove(id) {
+            undecided.cancel();
+            return None;
+        }
+        state.questions.remove(id)
     }
 
     /// Where something belongs that names no request.
@@ -71,9 +123,9 @@ impl Session {
             return Arc::clone(&self.standing);
         }
         let state = self.state();
-        let newest = || state.open.values().max_by_key(|open| open.number);
+        let newest = || state.sent().max_by_key(|open| open.number);
         match newest() {
-            Some(only) if state.open.len() == 1 => Arc::clone(&only.outlet),
+            Some(only) if state.sent().count() == 1 => Arc::clone(&only.outlet),
             Some(newest) if !self.standing.is_read() => Arc::clone(&newest.outlet),
             _ => Arc::clone(&self.standing),
         }
@@ -86,7 +138,7 @@ impl Session {
         let found = if self.commons.is_some() {
             state.open.get(&token.parse::<u64>().ok()?)
         } else {
-            let mut all = state.open.values();
+            let mut all = state.sent();
             all.find(|open| open.token.as_deref() == Some(token))
         };
         let found = found?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use config::Settings;
 use control::health::{HealthRegistry, Status, TaskState};
+use decide::hold::Questions;
 use decide::snapshot::CurrentPolicy;
 use http::{Request, Response};
 use mcp::bridge::Bridge;
@@ -53,6 +54,8 @@ impl ToolServer for Tools {
 pub struct McpDependencies {
     /// The rules in force.
     pub policy: Arc<CurrentPolicy>,
+    /// Who answers what policies leave to the operator.
+    pub questions: Questions,
     /// Where decisions are recorded.
     pub audit: Arc<dyn AuditSink>,
     /// What tools looked like.
@@ -85,8 +88,15 @@ impl Tools {
         stop: &CancellationToken,
     ) -> Result<Self> {
         let contexts = Contexts::new(&given.metrics);
-        let governance = Governance::new(given.policy, given.audit, given.metrics, contexts);
-        let interceptor = Arc::new(Interceptor::new(governance.clone()));
+        let governance = Governance::new(
+            given.policy,
+            given.audit,
+            given.metrics,
+            contexts,
+            given.questions,
+        );
+        let stop = stop.child_token();
+        let interceptor = Arc::new(Interceptor::new(governance.clone(), stop.clone()));
         let heard = Arc::clone(&interceptor);
         let relay = Relay {
             governance: governance.clone(),
@@ -118,7 +128,7 @@ impl Tools {
             metrics_path: MetricsPath::of(settings),
             health,
         });
-        let (health_registry, stop) = (given.health_registry, stop.child_token());
+        let health_registry = given.health_registry;
         let listeners = {
             let (house, health_registry) = (Arc::clone(&house), Arc::clone(&health_registry));
             Listeners::new(house, health_registry, table, stop.clone())

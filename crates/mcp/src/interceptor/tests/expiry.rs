@@ -10,6 +10,7 @@ use crate::call_headers::CallHeaders;
 use crate::caller::Caller;
 use crate::context::TTL;
 use crate::fingerprint::Fingerprints;
+use crate::hold_terms::HoldTerms;
 use crate::launch::{Local, PATIENCE};
 use crate::relay::{Relay, Stamps};
 use crate::rpc::Message;
@@ -116,13 +117,22 @@ allow if { input.name == "read"; input.tool_id == "fs"; input.agent_id == "anna"
     let call = Message::read(call.to_string()).unwrap();
     let relay = bridge.relay();
     let permitted = relay
-        .permit(&served, &caller, call, CallHeaders::default())
+        .permit(
+            &served,
+            &caller,
+            call,
+            &CallHeaders::default(),
+            &HoldTerms::default(),
+        )
         .await
         .unwrap();
     expire(&interceptor).await;
     let result = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#;
     let result = Ok(Message::read(result.to_owned()).unwrap());
-    let delivered = relay.deliver(&served, &caller, &permitted, result).await;
+    let terms = HoldTerms::default();
+    let delivered = relay
+        .deliver(&served, &caller, &permitted, result, &terms)
+        .await;
     let delivered: Value = serde_json::from_str(&delivered).unwrap();
     let stamp = &delivered["result"]["_meta"]["palisade/request"];
     assert!(stamp.is_string(), "{delivered}");

@@ -5,6 +5,8 @@ use super::*;
 use crate::bridge::Bridge;
 use crate::call_headers::CallHeaders;
 use crate::caller::Caller;
+use crate::context::CORRELATION;
+use crate::hold_terms::HoldTerms;
 use crate::rpc::Message;
 
 fn anna() -> Caller {
@@ -23,10 +25,11 @@ async fn permit(bridge: &Bridge, meta: &str, header: &str) -> Result<(), Value> 
     let served = bridge.tool(Some("fs"), &anna()).unwrap();
     let headers = CallHeaders {
         parent: None,
-        request_id: Some(header),
+        request_id: Some(header.to_owned()),
     };
     let call = Message::read(call).unwrap();
-    let permitted = bridge.relay().permit(&served, &anna(), call, headers).await;
+    let (relay, terms) = (bridge.relay(), HoldTerms::default());
+    let permitted = relay.permit(&served, &anna(), call, &headers, &terms).await;
     permitted
         .map(drop)
         .map_err(|refusal| serde_json::from_str(&refusal).unwrap())
@@ -93,11 +96,15 @@ decision := {"action": "allow"} if {
     let call = Message::read(call).unwrap();
     let relay = bridge.relay();
     let headers = CallHeaders::default();
-    let permitted = relay.permit(&served, &anna(), call, headers).await.unwrap();
+    let terms = HoldTerms::default();
+    let permitted = relay
+        .permit(&served, &anna(), call, &headers, &terms)
+        .await
+        .unwrap();
     tokio::time::advance(Duration::from_millis(1234)).await;
     let answer = Message::read(Message::answer("1", r#"{"content":[]}"#)).unwrap();
     let delivered = relay
-        .deliver(&served, &anna(), &permitted, Ok(answer))
+        .deliver(&served, &anna(), &permitted, Ok(answer), &terms)
         .await;
     let delivered: Value = serde_json::from_str(&delivered).unwrap();
     let mut result = delivered["result"].clone();

@@ -1,16 +1,66 @@
 //! What a server asks during a call, and who answers.
 
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use policy::verdict::Denial;
 use serde_json::Value;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use super::super::request::Refused;
 use super::super::words::{INPUT_KEY, without_key};
 use super::{Drive, Question};
+use crate::hold_terms::{HoldEnd, HoldFlag, HoldTerms, until_held};
 use crate::metrics::Status;
 use crate::relay;
 use crate::rpc::{Message, code};
 
 /// The most questions of one call.
 const MOST_QUESTIONS: usize = 64;
+
+/// A question of a server that was decided.
+pub(super) struct DecidedQuestion {
+    id: String,
+    method: String,
+    decided: Result<Message, Denial>,
+}
+
+type Deciding = Pin<Box<dyn Future<Output = DecidedQuestion> + Send>>;
+
+/// Questions of a server about which an operator is asked. Dropping them ends the waits.
+#[derive(Debug, Default)]
+pub(super) struct Undecided {
+    deciding: JoinSet<DecidedQuestion>,
+    /// By the server's id, cancelled where the server withdraws one.
+    withdrawn: HashMap<String, CancellationToken>,
+}
+
+impl Undecided {
+    pub(super) fn is_empty(&self) -> bool {
+        self.deciding.is_empty()
+    }
+
+    /// The next one that is decided; none where the server has withdrawn it meanwhile.
+    pub(super) async fn next(&mut self) -> Option<DecidedQuestion> {
+        let decided = self.deciding.join_next().await?.ok()?;
+        self.withdrawn.remove(&decided.id)?;
+        Some(decided)
+    }
+
+    /// The server withdraws the question `id`.
+    pub(super) fn withdraw(&mut self, id: &str) {
+        if let Some(withdrawn) = self.withdrawn.remove(id) {
+            withdrawn.cancel();
+        }
+    }
+
+    fn push(&mut self, id: String, deciding: Deciding, withdrawn: CancellationToken) {
+        self.deciding.spawn(deciding);
+        self.withdrawn.insert(id, withdrawn);
+    }
+}
 
 impl Drive {
     pub(super) async fn question(&mut self, question: Message) -> Option<String> {
@@ -36,11 +86,54 @@ impl Drive {
                 .await;
             return Some(text);
         }
-        let relay = self.service.relay();
-        let judged = relay
-            .permit_question(&self.served, &self.client.caller, question)
-            .await;
-        let question = match judged {
+        let open = self.questions.len() + self.undecided.deciding.len();
+        if open >= MOST_QUESTIONS || self.undecided.withdrawn.contains_key(&id) {
+            let text = "too many questions are open, or one of this id";
+            self.refuse_question(&id, code::INTERNAL, text).await;
+            return None;
+        }
+        let (flag, withdrawn) = (HoldFlag::default(), CancellationToken::new());
+        let mut deciding: Deciding = {
+            let (service, served) = (Arc::clone(&self.service), Arc::clone(&self.served));
+            let (caller, id) = (self.client.caller.clone(), id.clone());
+            let (flag, withdrawn) = (flag.clone(), withdrawn.clone());
+            Box::pin(async move {
+                let terms = HoldTerms {
+                    ends: &[
+                        (HoldEnd::Tool, served.stop()),
+                        (HoldEnd::Withdrawn, &withdrawn),
+                    ],
+                    flag: Some(&flag),
+                    ..HoldTerms::default()
+                };
+                let relay = service.relay();
+                let decided = relay.permit_question(&served, &caller, question, &terms);
+                DecidedQuestion {
+                    decided: decided.await,
+                    id,
+                    method,
+                }
+            })
+        };
+        match until_held(deciding.as_mut(), &flag).await {
+            Some(decided) => self.ask(decided).await,
+            None => {
+                // What the server says meanwhile is passed on.
+                self.undecided.push(id, deciding, withdrawn);
+                None
+            }
+        }
+    }
+
+    /// Asks the client what the server wants to know, where that is allowed. An answer to the
+    /// call where that ends it.
+    pub(super) async fn ask(&mut self, decided: DecidedQuestion) -> Option<String> {
+        let DecidedQuestion {
+            id,
+            method,
+            decided,
+        } = decided;
+        let question = match decided {
             Ok(question) => question,
             Err(denial) => {
                 let refused = relay::refused_question(&id, &denial);
@@ -48,11 +141,6 @@ impl Drive {
                 return None;
             }
         };
-        if self.questions.len() >= MOST_QUESTIONS {
-            self.refuse_question(&id, code::INTERNAL, "too many questions are open")
-                .await;
-            return None;
-        }
         self.asked += 1;
         let key = self.key_of(&question);
         let params = question.params().unwrap_or("{}");

@@ -16,6 +16,7 @@ use config::section::logging::Level;
 use config::section::tools::{Runtime, Tool};
 use config::{Origin, Secret, Settings};
 use control::health::HealthRegistry;
+use decide::hold::Questions;
 use mcp::fingerprint::Fingerprints;
 use mcp::metrics::Metrics;
 use policy::audit::AuditEvent;
@@ -148,6 +149,7 @@ async fn serve(settings: Arc<Settings>, global: &Global) -> Result<Exit> {
     metrics.register(&mut registry);
     let given = McpDependencies {
         policy: gate::load_policy(Arc::clone(&settings)).await?,
+        questions: Questions::default(),
         audit: Arc::new(LogLedger),
         fingerprints: Fingerprints::in_memory(),
         health_registry: Arc::clone(&health_registry),

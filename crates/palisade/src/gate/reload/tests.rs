@@ -75,6 +75,7 @@ impl Fixture {
         let registry = numbers.registry(store.clone(), &counters, &traffic, &metrics);
         let given = tools::McpDependencies {
             policy: Arc::clone(&policy),
+            questions: traffic.questions().clone(),
             audit: Arc::new(StoreAuditSink(store.clone())),
             fingerprints: Fingerprints::in_memory(),
             health_registry: Arc::clone(&health_registry),

@@ -1,0 +1,209 @@
+//! The terms on which a message waits for an operator's answer, and the approvals that later
+//! messages of the same call inherit.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use policy::answer::{Answer, Approval};
+use policy::reason::Reason;
+use policy::verdict::{Denial, Digest, Question, RuleName};
+use tokio_util::sync::CancellationToken;
+
+/// What is decided about a call before any policy bundle: lists, fingerprints, stored refusal.
+pub type HeadCheck<'a> = dyn Fn() -> Result<(), Denial> + Send + Sync + 'a;
+
+/// The terms on which one message waits for an operator's answer.
+#[derive(Clone, Copy, Default)]
+pub struct HoldTerms<'a> {
+    /// The wait ends when one of these is cancelled; of several, the first one counts.
+    pub ends: &'a [(HoldEnd, &'a CancellationToken)],
+    /// The longest wait, over all questions of the message; none where the answerer limits it.
+    pub limit: Option<Duration>,
+    /// Set when the wait begins.
+    pub flag: Option<&'a HoldFlag>,
+    /// Decided again after a wait.
+    pub head: Option<&'a HeadCheck<'a>>,
+    /// Approvals of the call that this message continues. A question is answered by them where
+    /// they name all of its rules.
+    pub continued: Option<&'a Approvals>,
+    /// Approvals of the before hook of the same call. A question is answered by them where its
+    /// digest is among theirs.
+    pub hooked: Option<&'a Approvals>,
+}
+
+impl std::fmt::Debug for HoldTerms<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("HoldTerms");
+        shown.field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+impl HoldTerms<'_> {
+    /// Whether an earlier answer is one to `question`.
+    pub(crate) fn has_answer(&self, question: &Question) -> bool {
+        let continued = self.continued.is_some_and(|all| all.name_rules(question));
+        continued
+            || self
+                .hooked
+                .is_some_and(|all| all.contains(&question.digest))
+    }
+}
+
+/// Why a wait ends without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldEnd {
+    /// The sender cancelled the message, hung up, or its session is over.
+    Withdrawn,
+    /// The tool is not configured any more, or the bridge stops.
+    Tool,
+    /// The gate stops.
+    Gate,
+}
+
+impl HoldEnd {
+    /// The refusal of the message that waited.
+    pub fn denial(self) -> Denial {
+        match self {
+            HoldEnd::Withdrawn => Denial::new(Reason::ClientLeft, "mcp:hold")
+                .saying("The message was withdrawn while it waited for the operator's answer."),
+            HoldEnd::Tool => {
+                Denial::new(Reason::ToolDenied, "tools").saying("The tool is not served any more.")
+            }
+            HoldEnd::Gate => {
+                Denial::new(Reason::Internal, "gate").saying("The gate is stopping. Try again.")
+            }
+        }
+    }
+}
+
+/// Whether a message waits, or has waited, for an operator's answer. Cloning shares it.
+#[derive(Clone, Debug, Default)]
+pub struct HoldFlag(Arc<AtomicBool>);
+
+impl HoldFlag {
+    /// The wait begins.
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the wait has begun.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Polls `work` until it is done, or until it waits for an operator's answer: then there is no
+/// output yet, and the caller may have another task go on with `work`. `work` itself sets `flag`
+/// while it is polled, so that looking at the flag after each poll needs no further wake-up.
+pub async fn until_held<F: Future + ?Sized>(
+    mut work: Pin<&mut F>,
+    flag: &HoldFlag,
+) -> Option<F::Output> {
+    poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending if flag.is_set() => Poll::Ready(None),
+        Poll::Pending => Poll::Pending,
+    })
+    .await
+}
+
+/// The questions about one call that an operator answered with yes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Approvals(Vec<ApprovedQuestion>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ApprovedQuestion {
+    digest: Digest,
+    rules: Vec<RuleName>,
+}
+
+impl Approvals {
+    /// Adds `question` where `answer` approves it.
+    pub(crate) fn add(&mut self, question: &Question, answer: &Answer) {
+        if Approval::of(question, answer).is_some() {
+            self.0.push(ApprovedQuestion {
+                digest: question.digest,
+                rules: question.rules.clone(),
+            });
+        }
+    }
+
+    /// Adds those of `earlier`.
+    pub(crate) fn extend(&mut self, earlier: &Approvals) {
+        self.0.extend(earlier.0.iter().cloned());
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the question of `digest` was approved.
+    fn contains(&self, digest: &Digest) -> bool {
+        self.0.iter().any(|approved| approved.digest == *digest)
+    }
+
+    /// Whether every rule of `question` was approved, in one question or in several.
+    fn name_rules(&self, question: &Question) -> bool {
+        let is_approved =
+            |rule: &RuleName| self.0.iter().any(|approved| approved.rules.contains(rule));
+        !question.rules.is_empty() && question.rules.iter().all(is_approved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::verdict::Grant;
+
+    use super::*;
+
+    fn question(digest: u8, rules: &[&str]) -> Question {
+        Question {
+            digest: [digest; 32],
+            rules: rules.iter().map(|rule| RuleName::from(*rule)).collect(),
+            sentences: rules.iter().map(|_| "Shall it?".to_owned()).collect(),
+            evidence: None,
+            grants: Grant::Message,
+            snapshot: 1,
+        }
+    }
+
+    #[test]
+    fn approvals_answer_by_digest_or_by_all_rules() {
+        let allow = Answer::Allow { until: None };
+        let mut approvals = Approvals::default();
+        approvals.add(&question(1, &["a"]), &allow);
+        approvals.add(&question(2, &["b", "c"]), &allow);
+        approvals.add(&question(3, &["d"]), &Answer::Deny);
+        approvals.add(&question(4, &["d"]), &Answer::TimedOut);
+        let continued = HoldTerms {
+            continued: Some(&approvals),
+            ..HoldTerms::default()
+        };
+        for (rules, is_answered) in [
+            (&["a"][..], true),
+            (&["a", "c"], true),
+            (&["a", "d"], false),
+            (&["d"], false),
+            (&[], false),
+        ] {
+            assert_eq!(
+                continued.has_answer(&question(9, rules)),
+                is_answered,
+                "{rules:?}"
+            );
+        }
+        let hooked = HoldTerms {
+            hooked: Some(&approvals),
+            ..HoldTerms::default()
+        };
+        assert!(hooked.has_answer(&question(1, &["z"])));
+        for digest in [3, 4, 9] {
+            assert!(!hooked.has_answer(&question(digest, &["a"])), "{digest}");
+        }
+    }
+}
