@@ -1,0 +1,8 @@
+//! Requests that wait for an operator's answer, between a client and a real origin.
+
+mod answers;
+mod breakers;
+mod fixture;
+mod operator;
+mod reloads;
+mod tokens;
