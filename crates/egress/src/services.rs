@@ -21,7 +21,7 @@ use policy::identity::Lookup;
 use policy::ports::{AuditLog, PackReader, Registry, SocketOwner, ToolServer};
 use policy::reason::Reason;
 use policy::registration::Registration;
-use policy::verdict::Denial;
+use policy::verdict::{Denial, Verdict};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
@@ -43,6 +43,10 @@ use crate::spool::Spools;
 /// How often rate buckets, breakers and connections of unregistered sandboxes are removed. The
 /// end of a registration removes them at once; this finds those that expired.
 const PRUNE_EVERY: Duration = Duration::from_secs(5 * 60);
+
+/// The refusal of what is in flight and would be asked about now.
+const APPROVAL_ENDED: &str =
+    "The operator's approval of this request has ended, or the rules want one now.";
 
 /// What the services are made of.
 pub struct Parts {
@@ -272,7 +276,15 @@ impl Services {
             grants: Some(&sandbox.grants),
             now: self.clock.tick(),
         };
-        decide(subject, Mode::Recheck, cx).now().refusal().map(drop)
+        let decided = decide(subject, Mode::Recheck, cx).now();
+        match &decided.verdict {
+            // What is in flight cannot wait for an answer.
+            Verdict::Ask(question) if self.questions.is_attended() => {
+                let denial = question.refused(Reason::AskTimeout);
+                Err(denial.saying(APPROVAL_ENDED))
+            }
+            _ => decided.refusal().map(drop),
+        }
     }
 
     /// Who is registered.

@@ -3,6 +3,7 @@
 mod answers;
 mod breakers;
 mod fixture;
+mod grants;
 mod operator;
 mod reloads;
 mod tokens;
