@@ -4,6 +4,7 @@ mod answers;
 mod breakers;
 mod fixture;
 mod grants;
+mod names;
 mod operator;
 mod reloads;
 mod tokens;
