@@ -6,5 +6,6 @@ mod fixture;
 mod grants;
 mod names;
 mod operator;
+mod passthrough;
 mod reloads;
 mod tokens;
