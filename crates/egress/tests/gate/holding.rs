@@ -2,10 +2,13 @@
 
 mod answers;
 mod breakers;
+mod ends;
 mod fixture;
 mod grants;
 mod names;
 mod operator;
 mod passthrough;
+mod pushes;
 mod reloads;
 mod tokens;
+mod uploads;
