@@ -12,7 +12,7 @@ use policy::verdict::{Denial, Verdict};
 
 use crate::admission::{self, admit};
 use crate::dialer::Arriving;
-use crate::forward::{self, Reply};
+use crate::forward::{self, Preparing, Reply};
 use crate::headers;
 use crate::in_flight::InFlight;
 use crate::message::Message;
@@ -88,9 +88,11 @@ async fn send_checked(
     trail.passed(Stage::Policy);
     // The gate wrote it.
     let request = request.clear(Clearance::nothing_configured());
-    let reply = forward::prepare(cx.clone(), request, answers)?
-        .send()
-        .await?;
+    let leaving = match forward::prepare(cx.clone(), request, answers)? {
+        Preparing::Now(leaving) => leaving,
+        Preparing::Later(preparing) => preparing.await?,
+    };
+    let reply = leaving.send().await?;
     trail.passed(Stage::Forward);
     match reply {
         Reply::Theirs(response, in_flight) => Ok((response, in_flight)),

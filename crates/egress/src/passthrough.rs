@@ -93,7 +93,7 @@ where
     let connected = tokio::select! {
         connected = connecting => connected,
         () = in_flight.revoked() => {
-            let denial = services.why_revoked(sandbox, &in_flight);
+            let denial = services.why_revoked(sandbox, in_flight).await;
             return Err(Refusal::new(Stage::Policy, denial));
         }
     };
@@ -196,7 +196,7 @@ where
             recorded: decided.recorded,
             answers: answers.clone(),
         }));
-        let entered = cx.enter(authorized);
+        let entered = cx.enter(authorized).wait().await;
         let in_flight = entered.map_err(|denial| Refusal::new(Stage::Policy, denial))?;
         Ok(Attempt::Done((cx, request.into_admission(), in_flight)))
     }

@@ -32,7 +32,7 @@ use policy::verdict::{Denial, Digest, Question, Verdict};
 use crate::admission::{self, Admission, admit, take_token};
 use crate::body::Content;
 use crate::flow;
-use crate::forward::{self, Leaving, Reply};
+use crate::forward::{self, Leaving, Preparing, Reply};
 use crate::git::receive::{self, Arrival, PushVerdict};
 use crate::git::upstream::Upstream;
 use crate::git_protocol::push::Capabilities;
@@ -396,7 +396,10 @@ impl Held for HeldRequest<'_> {
         };
         match inspected {
             Inspected::Clear(clearance, filters) => {
-                let leaving = forward::prepare(cx, request.clear(clearance), answers)?;
+                let leaving = match forward::prepare(cx, request.clear(clearance), answers)? {
+                    Preparing::Now(leaving) => leaving,
+                    Preparing::Later(preparing) => preparing.await?,
+                };
                 Ok(Attempt::Done((leaving, filters)))
             }
             Inspected::Ask(question) => {
@@ -713,3 +716,6 @@ fn git_refusal(denial: Denial, decided: &Decided, message: &Message) -> Refusal 
         false => refusal,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -58,7 +58,7 @@ pub(super) async fn take(
         cx: &cx,
         ..*visitor
     };
-    let in_flight = visitor.enter(&mirror)?;
+    let in_flight = visitor.enter(&mirror).await?;
     let Some(sent) = sent else {
         return Ok((None, in_flight));
     };

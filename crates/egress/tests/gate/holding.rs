@@ -9,6 +9,7 @@ mod names;
 mod operator;
 mod passthrough;
 mod pushes;
+mod rechecks;
 mod reloads;
 mod tokens;
 mod uploads;

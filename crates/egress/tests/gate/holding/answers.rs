@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use decide::hold::{Answerer, Questions};
+use egress::services::Parts;
 use policy::answer::Answer;
 use policy::reason::Reason;
 use policy::verdict::{Question, Word};
 
-use super::fixture::{Answered, Gate, Rules};
+use super::fixture::{Answered, Gate, Rules, greeter};
 use super::operator::ALLOW;
 
 /// Asks about every request.
@@ -108,7 +109,8 @@ impl Answerer for Restless {
 async fn request_with_a_fourth_question_is_refused() {
     let operator = Arc::new(Restless::default());
     let questions = Questions::attended(Arc::clone(&operator) as _);
-    let gate = Gate::attended(questions, &Rules::with_bundle(IDS[0], ASK));
+    let rules = Rules::with_bundle(IDS[0], ASK);
+    let gate = Gate::with_parts(&rules, greeter(), |parts| Parts { questions, ..parts });
     let gate = Arc::new(gate);
     assert!(operator.gate.set(Arc::clone(&gate)).is_ok());
     let answered: Answered = gate.get("known.example", "/").await;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use config::Settings;
 use config::section::egress::Unknown;
-use decide::hold::Questions;
 use egress::sandbox_state::SandboxState;
 use egress::services::{Parts, Services};
 use policy::audit::AuditEvent;
@@ -39,6 +38,8 @@ pub(super) struct Rules {
     pub(super) unknown: Unknown,
     /// The id and the text of a policy bundle about requests.
     pub(super) bundle: Option<(&'static str, &'static str)>,
+    /// Whether that bundle decides: `enforce` or `log`.
+    pub(super) bundle_mode: &'static str,
     /// Other lines below `egress`.
     pub(super) egress: String,
     /// What policy.yaml says.
@@ -51,6 +52,7 @@ impl Default for Rules {
             domains: "known.example".to_owned(),
             unknown: Unknown::Ask,
             bundle: None,
+            bundle_mode: "enforce",
             egress: String::new(),
             limits: "",
         }
@@ -84,9 +86,10 @@ impl Rules {
         if let Some((id, policy)) = self.bundle {
             std::fs::create_dir_all(directory.join(id)).unwrap();
             std::fs::write(directory.join(id).join("policy.rego"), policy).unwrap();
+            let mode = self.bundle_mode;
             text.push_str(&format!(
                 "policies:\n  timeout: 5s\n  \
-                 bundles: [{{id: {id}, path: {id}, entrypoint: http/authz}}]\n"
+                 bundles: [{{id: {id}, path: {id}, entrypoint: http/authz, mode: {mode}}}]\n"
             ));
         }
         let limits = match self.limits {
@@ -145,31 +148,33 @@ impl Gate {
         Self::before(directory, rules, origin)
     }
 
-    /// The same where other questions than the fixture's own are answered.
-    pub(super) fn attended(questions: Questions, rules: &Rules) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let origin = Origin::http(|_| Reply::text("hello"));
-        Self::start(directory, rules, origin, Some(questions))
-    }
-
     /// The same before `origin`, with its files in `directory`.
     pub(super) fn before(directory: tempfile::TempDir, rules: &Rules, origin: Origin) -> Self {
-        Self::start(directory, rules, origin, None)
+        Self::start(directory, rules, origin, |parts| parts)
+    }
+
+    /// The same with other parts.
+    pub(super) fn with_parts(
+        rules: &Rules,
+        origin: Origin,
+        change: impl FnOnce(Parts) -> Parts,
+    ) -> Self {
+        Self::start(tempfile::tempdir().unwrap(), rules, origin, change)
     }
 
     fn start(
         directory: tempfile::TempDir,
         rules: &Rules,
         origin: Origin,
-        questions: Option<Questions>,
+        change: impl FnOnce(Parts) -> Parts,
     ) -> Self {
         let records = Arc::<Records>::default();
         let operator = TestOperator::new();
         let settings = rules.settings(directory.path(), &origin);
-        let services = Services::new(Parts {
-            questions: questions.unwrap_or_else(|| operator.questions()),
+        let services = Services::new(change(Parts {
+            questions: operator.questions(),
             ..parts(directory.path(), settings, &records)
-        });
+        }));
         Self {
             directory,
             origin,
@@ -265,6 +270,11 @@ pub(super) async fn assert_nothing_held(
         (held == 0 && is_free && state.spooled.level() == 0).then_some(())
     })
     .await;
+}
+
+/// An origin that answers everything with `hello`.
+pub(super) fn greeter() -> Origin {
+    Origin::http(|_| Reply::text("hello"))
 }
 
 /// A request for a path of a host.

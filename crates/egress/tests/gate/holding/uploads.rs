@@ -14,6 +14,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use testkit::ca::Ca;
 use testkit::origin::{Origin, Reply};
+use testkit::wait::LIMIT;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::fixture::{Gate, Rules};
@@ -27,8 +29,8 @@ const UPLOADS: usize = 8;
 
 const HOST: &str = "known.example";
 
-/// Asks about uploads, and about nothing else.
-const ASK: &str = "package http.authz\n\ndecision := {\"allow\": true} if input.method == \"GET\"\n\n\
+/// Asks about what is posted, and about nothing else.
+const ASK: &str = "package http.authz\n\ndecision := {\"allow\": true} if input.method != \"POST\"\n\n\
                    decision := {\"action\": \"ask\"} if input.method == \"POST\"\n";
 
 /// A gate before an origin with TLS.
@@ -93,12 +95,15 @@ async fn held_uploads_do_not_stall_their_connection() {
     assert_eq!(gate.sandbox.in_flight.held(), UPLOADS);
     let spooled = u64::try_from(UPLOADS * LENGTH).unwrap();
     assert_eq!(gate.sandbox.spooled.level(), spooled);
-    let beside = sender.send_request(request(Method::GET, "/beside", Vec::new()));
-    let beside = beside.await.unwrap();
-    assert_eq!(beside.status(), StatusCode::OK);
-    assert_eq!(beside.collect().await.unwrap().to_bytes(), "hello");
+    // A request without a body needs no window, one with a body does.
+    for (method, body) in [(Method::GET, Vec::new()), (Method::PUT, body(UPLOADS))] {
+        let beside = sender.send_request(request(method, "/beside", body));
+        let beside = timeout(LIMIT, beside).await.expect("an answer").unwrap();
+        assert_eq!(beside.status(), StatusCode::OK);
+        assert_eq!(beside.collect().await.unwrap().to_bytes(), "hello");
+    }
     assert_eq!(gate.operator.waiting(), UPLOADS);
-    assert_eq!(gate.origin.requests().len(), 1);
+    assert_eq!(gate.origin.requests().len(), 2);
 
     for question in open {
         question.answer(ALLOW);
@@ -109,7 +114,7 @@ async fn held_uploads_do_not_stall_their_connection() {
         assert_eq!(answer.collect().await.unwrap().to_bytes(), "hello");
     }
     let received = gate.origin.requests();
-    assert_eq!(received.len(), 1 + UPLOADS);
+    assert_eq!(received.len(), 2 + UPLOADS);
     for number in 0..UPLOADS {
         let path = format!("/{number}");
         let arrived = received.iter().find(|one| one.path() == path).unwrap();
@@ -119,7 +124,7 @@ async fn held_uploads_do_not_stall_their_connection() {
     }
     gate.assert_nothing_held().await;
     let records = gate.records();
-    assert_eq!(records.len(), 1 + UPLOADS);
+    assert_eq!(records.len(), 2 + UPLOADS);
     assert!(records.iter().all(|one| one.verdict == Some(Word::Allow)));
 }
 
