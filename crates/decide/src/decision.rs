@@ -54,7 +54,8 @@ pub struct Cx<'a> {
 impl Cx<'_> {
     /// The answer to `question`, of this request or of its sandbox.
     pub(crate) fn answer(&self, question: &Question) -> Option<Answer> {
-        let own = self.answers.find(question).cloned();
+        let own = self.answers.find(question);
+        let own = own.filter(|answer| answer.holds_at(self.now)).cloned();
         own.or_else(|| {
             let until = self.grants?.find(&question.digest, self.now)?;
             Some(Answer::Allow { until: Some(until) })

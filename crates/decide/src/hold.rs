@@ -17,6 +17,7 @@ use async_trait::async_trait;
 use policy::answer::{Answer, Answers};
 use policy::reason::Reason;
 use policy::verdict::{Denial, Digest, Question};
+use tokio::time::Instant;
 
 use crate::snapshot::CurrentPolicy;
 
@@ -114,12 +115,15 @@ pub struct Holding<'a> {
     pub questions: &'a Questions,
     /// The rules in force.
     pub policy: &'a CurrentPolicy,
-    /// How long one may wait for an answer; none where the answerer says it.
+    /// How long it may wait for answers in all; none where the answerer says it.
     pub limit: Option<Duration>,
 }
 
 /// Decides about `held` until it is allowed or refused.
-pub async fn settle<H: Held>(held: &mut H, holding: Holding<'_>) -> Result<H::Allowed, H::Refused> {
+pub async fn settle<H: Held>(
+    held: &mut H,
+    mut holding: Holding<'_>,
+) -> Result<H::Allowed, H::Refused> {
     let mut answers = Answers::default();
     for _ in 0..MAX_ATTEMPTS {
         match held.attempt(&answers).await? {
@@ -127,7 +131,7 @@ pub async fn settle<H: Held>(held: &mut H, holding: Holding<'_>) -> Result<H::Al
             Attempt::Stale => {}
             // Boxed: next to no request waits for an answer.
             Attempt::Ask(question) => {
-                Box::pin(wait(held, &question, &mut answers, holding)).await?;
+                Box::pin(wait(held, &question, &mut answers, &mut holding)).await?;
             }
         }
     }
@@ -135,12 +139,13 @@ pub async fn settle<H: Held>(held: &mut H, holding: Holding<'_>) -> Result<H::Al
     Err(held.refuse(denial.because("the rules changed too often")))
 }
 
-/// Waits for the answer to `question`, or until the rules change.
+/// Waits for the answer to `question`, or until the rules change. What it waited is taken off the
+/// limit: a reload does not begin it anew.
 async fn wait<H: Held>(
     held: &mut H,
     question: &Question,
     answers: &mut Answers,
-    holding: Holding<'_>,
+    holding: &mut Holding<'_>,
 ) -> Result<(), H::Refused> {
     let Some(answerer) = &holding.questions.0 else {
         return Err(held.refuse(question.unattended()));
@@ -150,6 +155,7 @@ async fn wait<H: Held>(
         let message = "It raised more questions than an operator is asked about one request.";
         return Err(held.refuse(denial.saying(message)));
     }
+    let begun = Instant::now();
     let mut changes = holding.policy.changes();
     held.secure().await?;
     if held.snapshot() != question.snapshot {
@@ -157,19 +163,27 @@ async fn wait<H: Held>(
     }
     let limit = async {
         match holding.limit {
-            Some(limit) => tokio::time::sleep(limit).await,
+            Some(limit) => tokio::time::sleep_until(begun + limit).await,
             None => std::future::pending().await,
         }
     };
+    // In this order: what has ended is not allowed by an answer of the same moment, and an answer
+    // to a question of rules that are gone is not needed.
     let answer = tokio::select! {
-        answer = answerer.answer(question) => answer,
-        // The rules may allow or refuse it now: it is decided anew.
-        _ = changes.changed() => return Ok(()),
-        () = limit => Answer::TimedOut,
+        biased;
         denial = held.ended() => return Err(held.refuse(denial)),
+        // The rules may allow or refuse it now: it is decided anew.
+        _ = changes.changed() => None,
+        answer = answerer.answer(question) => Some(answer),
+        () = limit => Some(Answer::TimedOut),
     };
-    held.grant(question.digest, &answer);
-    answers.add(question.digest, answer);
+    if let Some(limit) = &mut holding.limit {
+        *limit = limit.saturating_sub(begun.elapsed());
+    }
+    if let Some(answer) = answer {
+        held.grant(question.digest, &answer);
+        answers.add(question.digest, answer);
+    }
     Ok(())
 }
 

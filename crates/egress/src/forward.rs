@@ -2,6 +2,7 @@
 //!
 //! What was checked is what is sent: the request is built anew from the permit's target.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use decide::subject::Recorded;
@@ -28,7 +29,7 @@ use crate::message::{Handover, Message};
 use crate::outgoing::{Departure, Outgoing};
 use crate::refusal::Refusal;
 use crate::request;
-use crate::request_cx::RequestCx;
+use crate::request_cx::{Entering, RequestCx};
 use crate::services::Services;
 use crate::splice;
 use crate::stage::Stage;
@@ -109,12 +110,24 @@ pub struct Leaving {
     admission: Admission,
 }
 
+/// A request that is ready to leave, or one that waits because the rules changed at that moment.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most requests leave at once, and a box would be an allocation for each of them"
+)]
+pub enum Preparing {
+    /// It is ready.
+    Now(Leaving),
+    /// It is made ready by this future.
+    Later(Pin<Box<dyn Future<Output = Result<Leaving, Refusal>> + Send>>),
+}
+
 /// Makes a cleared request ready to leave.
 pub fn prepare(
     cx: RequestCx,
     request: Cleared<Message, Admission>,
     answers: &Answers,
-) -> Result<Leaving, Refusal> {
+) -> Result<Preparing, Refusal> {
     let (outgoing, target, admission, (upgrade, recorded)) = Outgoing::cleared(request, depart)?;
     let authorized = Authorized::Request(Box::new(AuthorizedRequest {
         tls: outgoing.route().tls,
@@ -122,21 +135,15 @@ pub fn prepare(
         recorded,
         answers: answers.clone(),
     }));
-    let in_flight = cx
-        .enter(authorized)
-        .map_err(|denial| Refusal::new(Stage::Policy, denial))?;
-    let outgoing = if outgoing.request().body().is_end_stream() {
-        outgoing
-    } else {
-        let upload = in_flight.for_upload();
-        outgoing.map(|request| request.map(|body| flow::revocable(body, upload)))
+    let leaving = move |cx, entered: Result<InFlight, Denial>| {
+        let in_flight = entered.map_err(|denial| Refusal::new(Stage::Policy, denial))?;
+        Ok(Leaving::new(cx, outgoing, upgrade, in_flight, admission))
     };
-    Ok(Leaving {
-        cx,
-        outgoing,
-        upgrade,
-        in_flight,
-        admission,
+    Ok(match cx.enter(authorized) {
+        Entering::Now(entered) => Preparing::Now(leaving(cx, entered)?),
+        Entering::Later(entering) => {
+            Preparing::Later(Box::pin(async move { leaving(cx, entering.await) }))
+        }
     })
 }
 
@@ -177,6 +184,28 @@ fn depart(
 }
 
 impl Leaving {
+    fn new(
+        cx: RequestCx,
+        outgoing: Outgoing,
+        upgrade: Option<Client>,
+        in_flight: InFlight,
+        admission: Admission,
+    ) -> Self {
+        let outgoing = if outgoing.request().body().is_end_stream() {
+            outgoing
+        } else {
+            let upload = in_flight.for_upload();
+            outgoing.map(|request| request.map(|body| flow::revocable(body, upload)))
+        };
+        Self {
+            cx,
+            outgoing,
+            upgrade,
+            in_flight,
+            admission,
+        }
+    }
+
     /// Sends it, and waits for the answer's head.
     pub async fn send(self) -> Result<Reply, Refusal> {
         let Leaving {
@@ -200,11 +229,15 @@ impl Leaving {
             }
         };
         let answered = tokio::select! {
-            answered = answered => answered,
-            () = in_flight.revoked() => {
-                let denial = services.why_revoked(&cx.sandbox, &in_flight);
-                return Err(Refusal::new(Stage::Policy, denial));
-            }
+            answered = answered => Some(answered),
+            () = in_flight.revoked() => None,
+        };
+        // The upload may be cut first.
+        let answered = answered.filter(|answered| answered.is_ok() || !in_flight.is_revoked());
+        let Some(answered) = answered else {
+            drop(admission);
+            let revoked = services.why_revoked(&cx.sandbox, in_flight);
+            return Err(Refusal::new(Stage::Policy, Box::pin(revoked).await));
         };
         match answered {
             Ok(Answered::Theirs(mut response)) => {
@@ -227,11 +260,6 @@ impl Leaving {
                     upstream,
                     live: in_flight,
                 })))
-            }
-            // The upload may be cut first.
-            Err(_) if in_flight.is_revoked() => {
-                let denial = services.why_revoked(&cx.sandbox, &in_flight);
-                Err(Refusal::new(Stage::Policy, denial))
             }
             Err(error) => {
                 admission.settle(if error.counts_as_failure() {

@@ -171,6 +171,27 @@ impl<IO> Replay<IO> {
     }
 }
 
+impl<IO: AsyncRead + Unpin> Replay<IO> {
+    /// Resolves when the client has left. What it sends meanwhile is recorded, up to a bound; a
+    /// client that sends more is not watched any further.
+    pub async fn left(&mut self) {
+        let mut piece = BytesMut::new();
+        while self.recorded.len() < LONGEST {
+            piece.reserve(FIRST_READ);
+            match self.io.read_buf(&mut piece).await {
+                Ok(0) | Err(_) => return,
+                // Before the next wait, in which this future may be dropped.
+                Ok(_) => {
+                    let mut recorded = BytesMut::from(std::mem::take(&mut self.recorded));
+                    recorded.extend_from_slice(&piece.split());
+                    self.recorded = recorded.freeze();
+                }
+            }
+        }
+        std::future::pending().await
+    }
+}
+
 impl<IO: AsyncRead + Unpin> AsyncRead for Replay<IO> {
     fn poll_read(
         self: Pin<&mut Self>,

@@ -189,7 +189,14 @@ impl Body for Trailed {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.content.size_hint()
+        let content = self.content.size_hint();
+        if self.trailers.is_none() {
+            return content;
+        }
+        // An exact size would be sent as Content-Length, after which HTTP/1 has no trailers.
+        let mut hint = SizeHint::new();
+        hint.set_lower(content.lower());
+        hint
     }
 }
 

@@ -100,6 +100,7 @@ impl GitOutcome {
         let status = event.status.unwrap_or_default();
         match event.reason {
             _ if event.verdict == Some(Word::Deny) => GitOutcome::Refused,
+            _ if event.verdict == Some(Word::Ask) => GitOutcome::Abandoned,
             Some(Reason::ClientLeft) => GitOutcome::Abandoned,
             Some(reason) if reason.is_failure() => GitOutcome::Failed,
             _ if answer == AnswerEnd::Interrupted || status >= 500 => GitOutcome::Failed,
@@ -196,8 +197,9 @@ impl Numbers {
         let allowed = event.verdict == Some(Word::Allow);
         let upstream = match (event.verdict, &event.rule) {
             (Some(Word::Allow), Some(rule)) => rule.as_str(),
-            // The gate's own pages, and clients that left before anything was decided.
-            (None, _) => "none",
+            // The gate's own pages, and clients that left before anything was decided, or while
+            // the operator was asked.
+            (None | Some(Word::Ask), _) => "none",
             (Some(_), _) => "refused",
         };
         let labels = RequestLabels {
@@ -293,6 +295,11 @@ mod tests {
             (
                 allowed(Some(Reason::ClientLeft), None),
                 AnswerEnd::Interrupted,
+                "abandoned",
+            ),
+            (
+                event(Some(Word::Ask), None, None),
+                AnswerEnd::Plain,
                 "abandoned",
             ),
             (

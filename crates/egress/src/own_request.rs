@@ -12,7 +12,7 @@ use policy::verdict::{Denial, Verdict};
 
 use crate::admission::{self, admit};
 use crate::dialer::Arriving;
-use crate::forward::{self, Reply};
+use crate::forward::{self, Preparing, Reply};
 use crate::headers;
 use crate::in_flight::InFlight;
 use crate::message::Message;
@@ -22,11 +22,13 @@ use crate::source::Source;
 use crate::stage::Stage;
 use crate::trail::Trail;
 
-/// Sends a request of the gate's own to `target`, and returns the answer.
+/// Sends a request of the gate's own to `target`, and returns the answer. What the operator
+/// answered about the push holds for it as well, where it raises the same question.
 pub async fn send(
     cx: &RequestCx,
     target: Target,
     message: Message,
+    answers: &Answers,
 ) -> Result<(Response<Arriving>, InFlight), Refusal> {
     let mut trail = Trail::begin(&cx.services, Some(&cx.sandbox), Kind::Git, None);
     trail.event.event = Some("asked_for_push".to_owned());
@@ -34,7 +36,7 @@ pub async fn send(
     trail.event.host = Some(target.host.to_string());
     trail.event.port = Some(target.port);
     trail.event.path = Some(target.path.wire().to_owned());
-    match Box::pin(send_checked(cx, target, message, &mut trail)).await {
+    match Box::pin(send_checked(cx, target, message, answers, &mut trail)).await {
         Ok((response, in_flight)) => {
             trail.answered(response.status());
             Ok((response, in_flight))
@@ -50,6 +52,7 @@ async fn send_checked(
     cx: &RequestCx,
     target: Target,
     message: Message,
+    answers: &Answers,
     trail: &mut Trail,
 ) -> Result<(Response<Arriving>, InFlight), Refusal> {
     let source = Source::Listener(std::sync::Arc::clone(&cx.sandbox));
@@ -57,7 +60,6 @@ async fn send_checked(
     let (pass, admission) = admit(cx, &target.host, None, trail)?;
     let (host, port) = (target.host.clone(), target.port);
     let request = Identified::new(message, identity).admit(pass, admission);
-    let answers = Answers::default();
     let (message, identity) = (request.request(), request.identity());
     let received = &message.head.headers;
     let sent = (!cx.snapshot.requests.is_empty()).then(|| headers::as_sent(received));
@@ -67,7 +69,7 @@ async fn send_checked(
         head: HeadFacts::Headers { received, sent },
         registration: Some(identity.registration()),
     };
-    let mut decided = cx.decide(Subject::Request(facts), &answers).wait().await;
+    let mut decided = cx.decide(Subject::Request(facts), answers).wait().await;
     cx.record_bundles(&decided, trail).await;
     let stage = Stage::of(decided.check);
     let (permit, recorded) = (decided.permit.take(), std::mem::take(&mut decided.recorded));
@@ -86,9 +88,11 @@ async fn send_checked(
     trail.passed(Stage::Policy);
     // The gate wrote it.
     let request = request.clear(Clearance::nothing_configured());
-    let reply = forward::prepare(cx.clone(), request, &answers)?
-        .send()
-        .await?;
+    let leaving = match forward::prepare(cx.clone(), request, answers)? {
+        Preparing::Now(leaving) => leaving,
+        Preparing::Later(preparing) => preparing.await?,
+    };
+    let reply = leaving.send().await?;
     trail.passed(Stage::Forward);
     match reply {
         Reply::Theirs(response, in_flight) => Ok((response, in_flight)),

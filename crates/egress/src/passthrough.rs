@@ -62,7 +62,7 @@ async fn join<IO>(
     sandbox: &Arc<SandboxState>,
     destination: Destination,
     hello: &Hello,
-    io: Replay<IO>,
+    mut io: Replay<IO>,
     trail: &mut Trail,
 ) -> Result<(), Refusal>
 where
@@ -74,6 +74,7 @@ where
         sandbox,
         destination: &destination,
         has_ech: hello.has_ech,
+        client: &mut io,
         paid: None,
         label_paid: false,
         asked_by: Check::Allowlist,
@@ -92,7 +93,7 @@ where
     let connected = tokio::select! {
         connected = connecting => connected,
         () = in_flight.revoked() => {
-            let denial = services.why_revoked(sandbox, &in_flight);
+            let denial = services.why_revoked(sandbox, in_flight).await;
             return Err(Refusal::new(Stage::Policy, denial));
         }
     };
@@ -119,11 +120,13 @@ where
 }
 
 /// A connection that is decided, and may have to wait in between.
-struct HeldConnection<'a> {
+struct HeldConnection<'a, IO> {
     visit: &'a Visit,
     sandbox: &'a Arc<SandboxState>,
     destination: &'a Destination,
     has_ech: bool,
+    /// The client's end, which is watched while it waits.
+    client: &'a mut Replay<IO>,
     /// The token it has paid.
     paid: Option<Pass>,
     label_paid: bool,
@@ -133,12 +136,17 @@ struct HeldConnection<'a> {
     trail: &'a mut Trail,
 }
 
-impl Held for HeldConnection<'_> {
+impl<IO> Held for HeldConnection<'_, IO>
+where
+    IO: AsyncRead + Send + Unpin,
+{
     type Allowed = (RequestCx, Admission, InFlight);
     type Refused = Refusal;
 
     async fn attempt(&mut self, answers: &Answers) -> Result<Attempt<Self::Allowed>, Refusal> {
-        self.waiting = None;
+        if self.waiting.take().is_some() {
+            self.trail.resumed();
+        }
         let services = &self.visit.services;
         let cx = RequestCx::new(services, self.sandbox);
         let identity = self.visit.source.identify(services, None)?;
@@ -171,6 +179,7 @@ impl Held for HeldConnection<'_> {
             Verdict::Deny(denial) => return Err(Refusal::new(stage, *denial)),
             Verdict::Ask(question) => {
                 self.asked_by = decided.check;
+                self.trail.asked(&question);
                 let ((), pass) = request.release();
                 self.paid = Some(pass);
                 return Ok(Attempt::Ask(question));
@@ -187,7 +196,7 @@ impl Held for HeldConnection<'_> {
             recorded: decided.recorded,
             answers: answers.clone(),
         }));
-        let entered = cx.enter(authorized);
+        let entered = cx.enter(authorized).wait().await;
         let in_flight = entered.map_err(|denial| Refusal::new(Stage::Policy, denial))?;
         Ok(Attempt::Done((cx, request.into_admission(), in_flight)))
     }
@@ -207,11 +216,18 @@ impl Held for HeldConnection<'_> {
     }
 
     async fn ended(&mut self) -> Denial {
-        match &self.waiting {
-            Some(waiting) => waiting.revoked().await,
-            None => std::future::pending().await,
+        let revoked = async {
+            match &self.waiting {
+                Some(waiting) => waiting.revoked().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = revoked => request_cx::ended(self.sandbox),
+            // Nothing else reads from it while it waits.
+            () = self.client.left() => Denial::new(Reason::ClientLeft, "tls")
+                .because("it left while the operator was asked"),
         }
-        request_cx::ended(self.sandbox)
     }
 
     fn grant(&mut self, digest: Digest, answer: &Answer) {

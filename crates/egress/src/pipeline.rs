@@ -32,7 +32,7 @@ use policy::verdict::{Denial, Digest, Question, Verdict};
 use crate::admission::{self, Admission, admit, take_token};
 use crate::body::Content;
 use crate::flow;
-use crate::forward::{self, Leaving, Reply};
+use crate::forward::{self, Leaving, Preparing, Reply};
 use crate::git::receive::{self, Arrival, PushVerdict};
 use crate::git::upstream::Upstream;
 use crate::git_protocol::push::Capabilities;
@@ -329,7 +329,9 @@ impl Held for HeldRequest<'_> {
         &mut self,
         answers: &Answers,
     ) -> Result<Attempt<(Leaving, ResponseFilters)>, Refusal> {
-        self.waiting = None;
+        if self.waiting.take().is_some() {
+            self.trail.resumed();
+        }
         let message = self.message.take().ok_or_else(source::unknown)?;
         let (cx, identity, mut target) = match self.first.take() {
             Some(first) => first,
@@ -368,6 +370,7 @@ impl Held for HeldRequest<'_> {
         let permit = match self.permit_of(&mut decided, &cx, request.request())? {
             Ok(permit) => permit,
             Err(question) => {
+                self.trail.asked(&question);
                 let (message, pass) = request.release();
                 self.put_back(message, pass);
                 return Ok(Attempt::Ask(question));
@@ -393,10 +396,14 @@ impl Held for HeldRequest<'_> {
         };
         match inspected {
             Inspected::Clear(clearance, filters) => {
-                let leaving = forward::prepare(cx, request.clear(clearance), answers)?;
+                let leaving = match forward::prepare(cx, request.clear(clearance), answers)? {
+                    Preparing::Now(leaving) => leaving,
+                    Preparing::Later(preparing) => preparing.await?,
+                };
                 Ok(Attempt::Done((leaving, filters)))
             }
             Inspected::Ask(question) => {
+                self.trail.asked(&question);
                 let (message, pass) = request.release();
                 self.put_back(message, pass);
                 Ok(Attempt::Ask(question))
@@ -423,12 +430,17 @@ impl Held for HeldRequest<'_> {
     }
 
     async fn secure(&mut self) -> Result<(), Refusal> {
-        self.waiting = Some(self.sandbox.in_flight.enter(Authorized::Held));
-        if let Some(message) = &mut self.message {
-            let secured = message.body.secure(self.services, self.sandbox).await;
-            secured.map_err(|denial| Refusal::new(Stage::Policy, denial))?;
-        }
-        Ok(())
+        let waiting = self.sandbox.in_flight.enter(Authorized::Held);
+        let waiting = self.waiting.insert(waiting);
+        let Some(message) = &mut self.message else {
+            return Ok(());
+        };
+        let secured = tokio::select! {
+            secured = message.body.secure(self.services, self.sandbox) => secured,
+            // A client may take its time, and its sandbox be gone.
+            () = waiting.revoked() => Err(request_cx::ended(self.sandbox)),
+        };
+        secured.map_err(|denial| self.refuse(denial))
     }
 
     async fn ended(&mut self) -> Denial {
@@ -591,7 +603,7 @@ impl HeldRequest<'_> {
     ) -> Result<PushStep, Refusal> {
         let host = request.permit().target().host.clone();
         let registration = Arc::clone(request.identity().registration());
-        let upstream = Upstream::of(cx, request.permit().target(), request.request());
+        let upstream = Upstream::of(cx, request.permit().target(), request.request(), answers);
         let message = request.request_mut();
         let limits = &cx.snapshot.settings.policy.git.push_limits;
         let arrival = Arrival {
@@ -704,3 +716,6 @@ fn git_refusal(denial: Denial, decided: &Decided, message: &Message) -> Refusal 
         false => refusal,
     }
 }
+
+#[cfg(test)]
+mod tests;

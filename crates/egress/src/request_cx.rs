@@ -1,6 +1,7 @@
 //! What the checks of one request need: the services, its sandbox, and the rules by which it is
 //! decided.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use decide::decision::{Cx, Decided, Deciding, decide};
@@ -87,11 +88,19 @@ impl RequestCx {
 
     /// Notes that what was decided is in flight. A reload and a removal end what they find in
     /// flight, so both are looked at once more now that it can be found.
-    pub fn enter(&self, authorized: Authorized) -> Result<InFlight, Denial> {
+    pub fn enter(&self, authorized: Authorized) -> Entering {
         let entry = self.sandbox.in_flight.enter(authorized);
-        if !self.is_current() {
-            self.services.recheck_entry(&self.sandbox, &entry)?;
+        if self.is_current() {
+            return Entering::Now(self.identify_again(entry));
         }
+        let cx = self.clone();
+        Entering::Later(Box::pin(async move {
+            let entry = cx.services.recheck_entry(&cx.sandbox, entry).await?;
+            cx.identify_again(entry)
+        }))
+    }
+
+    fn identify_again(&self, entry: InFlight) -> Result<InFlight, Denial> {
         let (registry, now) = (self.services.registry(), self.services.clock().wall());
         // By the function of the first stage, so that the refusal reads the same.
         let _identity = identify(registry.by_id(self.sandbox.id()), None, now)?;
@@ -120,6 +129,25 @@ impl RequestCx {
                 tracing::error!(%error, "checking requests in flight again failed");
             }
         });
+    }
+}
+
+/// An entry in the in-flight set that is made, or one that is decided about again because the rules
+/// changed at that moment: policy bundles block, so that happens on another thread.
+pub enum Entering {
+    /// It is made.
+    Now(Result<InFlight, Denial>),
+    /// It is made by this future.
+    Later(Pin<Box<dyn Future<Output = Result<InFlight, Denial>> + Send>>),
+}
+
+impl Entering {
+    /// Waits for the entry.
+    pub async fn wait(self) -> Result<InFlight, Denial> {
+        match self {
+            Entering::Now(entered) => entered,
+            Entering::Later(entering) => entering.await,
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use policy::identity::Lookup;
 use policy::ports::{AuditLog, PackReader, Registry, SocketOwner, ToolServer};
 use policy::reason::Reason;
 use policy::registration::Registration;
-use policy::verdict::Denial;
+use policy::verdict::{Denial, Verdict};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
@@ -43,6 +43,10 @@ use crate::spool::Spools;
 /// How often rate buckets, breakers and connections of unregistered sandboxes are removed. The
 /// end of a registration removes them at once; this finds those that expired.
 const PRUNE_EVERY: Duration = Duration::from_secs(5 * 60);
+
+/// The refusal of what is in flight and would be asked about now.
+const APPROVAL_ENDED: &str =
+    "The operator's approval of this request has ended, or the rules want one now.";
 
 /// What the services are made of.
 pub struct Parts {
@@ -203,10 +207,7 @@ impl Services {
     /// Decides again about everything that one sandbox has in flight. Blocks.
     pub fn recheck_sandbox(&self, sandbox: &SandboxState) -> usize {
         let snapshot = self.snapshot_for(Some(sandbox));
-        let row = match self.registry.by_id(sandbox.id()) {
-            Lookup::Found(row) => Some(row),
-            Lookup::Unavailable | Lookup::Unknown | Lookup::NoPeer => None,
-        };
+        let row = self.registration(sandbox);
         let row = row.as_deref();
         sandbox.in_flight.recheck(|authorized| {
             let decided = self.decide_again(sandbox, &snapshot, row, authorized);
@@ -214,22 +215,46 @@ impl Services {
         })
     }
 
-    /// Decides again about one request in flight, by the rules in force.
-    pub fn recheck_entry(&self, sandbox: &SandboxState, entry: &InFlight) -> Result<(), Denial> {
-        let snapshot = self.snapshot_for(Some(sandbox));
-        let row = match self.registry.by_id(sandbox.id()) {
-            Lookup::Found(row) => Some(row),
-            Lookup::Unavailable | Lookup::Unknown | Lookup::NoPeer => None,
+    /// Decides again about one request in flight, by the rules in force, on a thread that policy
+    /// bundles may block.
+    pub async fn recheck_entry(
+        self: &Arc<Self>,
+        sandbox: &Arc<SandboxState>,
+        entry: InFlight,
+    ) -> Result<InFlight, Denial> {
+        let (services, sandbox) = (Arc::clone(self), Arc::clone(sandbox));
+        let rechecking = move || {
+            let snapshot = services.snapshot_for(Some(&sandbox));
+            let row = services.registration(&sandbox);
+            let authorized = entry.authorized();
+            services.decide_again(&sandbox, &snapshot, row.as_deref(), authorized)?;
+            Ok(entry)
         };
-        self.decide_again(sandbox, &snapshot, row.as_deref(), entry.authorized())
+        let rechecked = tokio::task::spawn_blocking(rechecking).await;
+        rechecked.unwrap_or_else(|error| {
+            let denial = Denial::new(Reason::Internal, "recheck");
+            Err(denial.because(error.to_string()))
+        })
     }
 
     /// Why something in flight has to end.
-    pub fn why_revoked(&self, sandbox: &SandboxState, entry: &InFlight) -> Denial {
-        match self.recheck_entry(sandbox, entry) {
+    pub async fn why_revoked(
+        self: &Arc<Self>,
+        sandbox: &Arc<SandboxState>,
+        entry: InFlight,
+    ) -> Denial {
+        match self.recheck_entry(sandbox, entry).await {
             Err(denial) => denial,
             // The rules would still allow it: the sandbox is gone, or they changed twice.
-            Ok(()) => Denial::new(Reason::IdentityUnknown, "identity"),
+            Ok(_) => Denial::new(Reason::IdentityUnknown, "identity"),
+        }
+    }
+
+    /// The registration of a sandbox, where it is known.
+    fn registration(&self, sandbox: &SandboxState) -> Option<Arc<Registration>> {
+        match self.registry.by_id(sandbox.id()) {
+            Lookup::Found(row) => Some(row),
+            Lookup::Unavailable | Lookup::Unknown | Lookup::NoPeer => None,
         }
     }
 
@@ -272,7 +297,15 @@ impl Services {
             grants: Some(&sandbox.grants),
             now: self.clock.tick(),
         };
-        decide(subject, Mode::Recheck, cx).now().refusal().map(drop)
+        let decided = decide(subject, Mode::Recheck, cx).now();
+        match &decided.verdict {
+            // What is in flight cannot wait for an answer.
+            Verdict::Ask(question) if self.questions.is_attended() => {
+                let denial = question.refused(Reason::AskTimeout);
+                Err(denial.saying(APPROVAL_ENDED))
+            }
+            _ => decided.refusal().map(drop),
+        }
     }
 
     /// Who is registered.

@@ -79,6 +79,11 @@ impl Tank {
         Arc::new(Self::new(MOST_OF_ONE))
     }
 
+    /// How many bytes are waiting.
+    pub fn level(&self) -> u64 {
+        self.level.load(Ordering::Acquire)
+    }
+
     fn fill(&self, bytes: u64) -> bool {
         let filled = self
             .level
@@ -238,7 +243,7 @@ mod tests {
         assert_eq!(body.size_hint().exact(), Some(200_000));
         let read = body.collect().await.unwrap().to_bytes();
         assert!(read == bytes);
-        assert_eq!(spools.all.level.load(Ordering::Relaxed), 0);
+        assert_eq!(spools.all.level(), 0);
     }
 
     #[test]
@@ -254,7 +259,7 @@ mod tests {
         drop(first);
         second.append(&[0; 2]).unwrap();
         drop(second);
-        let levels = [&one, &two, &spools.all].map(|tank| tank.level.load(Ordering::Relaxed));
+        let levels = [&one, &two, &spools.all].map(|tank| tank.level());
         assert_eq!(levels, [0, 0, 0]);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use policy::audit::{AuditEvent, Kind};
 use policy::id::RequestId;
-use policy::verdict::{Denial, RuleName, Word};
+use policy::verdict::{Denial, Question, RuleName, Word};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::numbers::AnswerEnd;
@@ -86,6 +86,17 @@ impl Trail {
     pub fn allowed(&mut self, rule: &RuleName) {
         self.event.verdict = Some(Word::Allow);
         self.event.rule = Some(rule.clone());
+    }
+
+    /// Notes that the operator is asked. The record says that much if nothing follows.
+    pub fn asked(&mut self, question: &Question) {
+        self.event.verdict = Some(Word::Ask);
+        self.event.rule = question.rules.first().cloned();
+    }
+
+    /// Notes that an answer came, or the rules changed. What was waited for is no part of a stage.
+    pub fn resumed(&mut self) {
+        self.last = Instant::now();
     }
 
     /// Notes what ended it. A client that left and an upstream that failed are no refusals:

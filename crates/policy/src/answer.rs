@@ -8,8 +8,8 @@ use crate::verdict::{Digest, Question, RuleName};
 pub enum Answer {
     /// What was asked about may pass.
     Allow {
-        /// Until when the same question of the same sandbox needs no new answer; none where the
-        /// answer is for the one that asked.
+        /// Until when the same question of the same sandbox needs no new answer, and the one that
+        /// asked may be in flight; none where the answer is for the one that asked, to its end.
         until: Option<Tick>,
     },
     /// It may not.
@@ -18,18 +18,32 @@ pub enum Answer {
     TimedOut,
 }
 
+impl Answer {
+    /// Whether the answer still holds: one with a time ends then, for the one that asked as well.
+    pub fn holds_at(&self, now: Tick) -> bool {
+        match self {
+            Answer::Allow { until: Some(until) } => now < *until,
+            Answer::Allow { until: None } | Answer::Deny | Answer::TimedOut => true,
+        }
+    }
+}
+
 /// The answers that one request was given. An answer satisfies the digest of its question and no
 /// other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answers(Vec<(Digest, Answer)>);
 
 impl Answers {
-    /// Adds the answer to the question of `digest`.
+    /// Adds the answer to the question of `digest`, in place of an earlier one to the same
+    /// question.
     pub fn add(&mut self, digest: Digest, answer: Answer) {
-        self.0.push((digest, answer));
+        match self.0.iter_mut().find(|(known, _)| *known == digest) {
+            Some((_, known)) => *known = answer,
+            None => self.0.push((digest, answer)),
+        }
     }
 
-    /// How many questions were answered.
+    /// How many different questions were answered.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -97,6 +111,30 @@ mod tests {
         assert!(Approval::of(&question(1), &allow).is_some());
         for refused in [Answer::Deny, Answer::TimedOut] {
             assert_eq!(Approval::of(&question(2), &refused), None);
+        }
+    }
+
+    #[test]
+    fn later_answer_replaces_an_earlier_one_to_the_same_question() {
+        let mut answers = Answers::default();
+        answers.add([1; 32], Answer::TimedOut);
+        answers.add([1; 32], Answer::Deny);
+        assert_eq!(answers.find(&question(1)), Some(&Answer::Deny));
+        assert_eq!(answers.len(), 1);
+    }
+
+    #[test]
+    fn answer_with_a_time_holds_until_then() {
+        let [before, then] = [6, 7].map(Tick::from_nanos);
+        let answer = Answer::Allow { until: Some(then) };
+        assert!(answer.holds_at(before));
+        assert!(!answer.holds_at(then));
+        for lasting in [
+            Answer::Allow { until: None },
+            Answer::Deny,
+            Answer::TimedOut,
+        ] {
+            assert!(lasting.holds_at(Tick::from_nanos(u64::MAX)));
         }
     }
 }

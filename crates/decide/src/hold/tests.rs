@@ -206,3 +206,32 @@ async fn a_limited_hold_times_out() {
     let refused = run(&mut subject, &questions, limit).await.unwrap_err();
     assert_eq!(refused.reason, Reason::AskTimeout);
 }
+
+#[tokio::test(start_paused = true)]
+async fn reload_does_not_begin_a_limited_hold_anew() {
+    let (mut subject, script) = (subject(&[1]), Script::of(&[]));
+    let questions = Questions::attended(Arc::clone(&script) as _);
+    let policy = Arc::clone(&subject.policy);
+    let begun = Instant::now();
+    let reload = async {
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        policy.replace(Arc::new(snapshot()));
+    };
+    let limit = Some(Duration::from_secs(10));
+    let (settled, ()) = tokio::join!(run(&mut subject, &questions, limit), reload);
+    assert_eq!(settled.unwrap_err().reason, Reason::AskTimeout);
+    assert_eq!(script.asked().len(), 2);
+    assert_eq!(begun.elapsed().as_secs(), 10);
+}
+
+#[tokio::test]
+async fn end_of_the_same_moment_as_an_answer_decides() {
+    // A choice without an order would take the answer in half of the cases.
+    for _ in 0..20 {
+        let (mut subject, script) = (subject(&[1]), Script::of(&[ALLOW]));
+        let questions = Questions::attended(script as _);
+        subject.end.notify_one();
+        let refused = run(&mut subject, &questions, None).await.unwrap_err();
+        assert_eq!(refused.reason, Reason::IdentityUnknown);
+    }
+}

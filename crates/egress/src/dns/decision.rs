@@ -122,11 +122,16 @@ pub(super) fn judge(
             return refuse(ResponseCode::NXDomain, *denial, Outcome::Denied);
         }
         Verdict::Ask(question) => {
-            let code = match raise(&question) {
-                true => ResponseCode::ServFail,
-                false => ResponseCode::NXDomain,
+            let (code, denial) = match raise(&question) {
+                true => (
+                    ResponseCode::ServFail,
+                    question.refused(Reason::AskTimeout).saying(
+                        "The operator is asked about this name. Try again after the answer.",
+                    ),
+                ),
+                false => (ResponseCode::NXDomain, question.unattended()),
             };
-            return refuse(code, question.unattended(), Outcome::Denied);
+            return refuse(code, denial, Outcome::Denied);
         }
     };
     if service == Service::Nothing {

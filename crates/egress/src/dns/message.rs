@@ -232,7 +232,7 @@ fn explain(code: ResponseCode, reason: Reason) -> EdnsOption {
         21 // Not Supported
     } else if code == ResponseCode::Refused {
         18 // Prohibited
-    } else if code == ResponseCode::ServFail {
+    } else if code == ResponseCode::ServFail && reason != Reason::AskTimeout {
         23 // Network Error
     } else {
         15 // Blocked

@@ -12,6 +12,7 @@ use http::header::{
 use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt;
 use policy::allowlist::Target;
+use policy::answer::Answers;
 use policy::path::CleanPath;
 use policy::push::ObjectFormat;
 use policy::refs::{ObjectId, RefUpdate};
@@ -55,8 +56,8 @@ pub(crate) struct Upstream<'a> {
 
 /// Whom it asks.
 enum Way<'a> {
-    /// The host that the push is for, along the push's own way.
-    Host(Box<Request>),
+    /// The host that the push is for, along the push's own way and with the answers it was given.
+    Host(Box<Request>, &'a Answers),
     /// The mirror that the push is for, which has what its upstream has.
     Mirror(&'a Mirror),
 }
@@ -88,7 +89,12 @@ pub(super) struct Known {
 
 impl<'a> Upstream<'a> {
     /// The repository that a push is for.
-    pub(crate) fn of(cx: &'a RequestCx, target: &Target, message: &Message) -> Option<Self> {
+    pub(crate) fn of(
+        cx: &'a RequestCx,
+        target: &Target,
+        message: &Message,
+        answers: &'a Answers,
+    ) -> Option<Self> {
         let wire = target.path.wire();
         let (repository, _) = wire.rsplit_once('/')?;
         let path = CleanPath::parse(&format!("{repository}/git-upload-pack")).ok()?;
@@ -109,14 +115,17 @@ impl<'a> Upstream<'a> {
         }
         Some(Self {
             cx,
-            way: Way::Host(Box::new(Request {
-                target: Target {
-                    path,
-                    ..target.clone()
-                },
-                destination: message.destination.clone(),
-                headers,
-            })),
+            way: Way::Host(
+                Box::new(Request {
+                    target: Target {
+                        path,
+                        ..target.clone()
+                    },
+                    destination: message.destination.clone(),
+                    headers,
+                }),
+                answers,
+            ),
         })
     }
 
@@ -238,8 +247,8 @@ impl<'a> Upstream<'a> {
         age: Age,
     ) -> Result<(Content, Option<InFlight>), String> {
         match &self.way {
-            Way::Host(request) => {
-                let (response, live) = self.ask_host(request, question).await?;
+            Way::Host(request, answers) => {
+                let (response, live) = self.ask_host(request, question, answers).await?;
                 let body = response.into_body();
                 Ok((body.map_err(Into::into).boxed_unsync(), Some(live)))
             }
@@ -261,6 +270,7 @@ impl<'a> Upstream<'a> {
         &self,
         like: &Request,
         question: Vec<u8>,
+        answers: &Answers,
     ) -> Result<(Response<Arriving>, InFlight), String> {
         let mut request = http::Request::new(());
         *request.method_mut() = Method::POST;
@@ -274,7 +284,7 @@ impl<'a> Upstream<'a> {
             recorded: Recorded::default(),
             credentials: Credentials::Granted,
         };
-        let sent = own_request::send(self.cx, like.target.clone(), message);
+        let sent = own_request::send(self.cx, like.target.clone(), message, answers);
         let (response, live) = sent.await.map_err(|refusal| refusal.denial.message)?;
         let kind = response.headers().get(CONTENT_TYPE);
         if response.status() != StatusCode::OK

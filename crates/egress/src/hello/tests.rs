@@ -377,3 +377,33 @@ async fn a_whole_handshake_works_after_the_hello_was_read() {
     tls.flush().await.unwrap();
     assert_eq!(asking.await.unwrap(), b'!');
 }
+
+#[tokio::test]
+async fn watched_connection_gives_back_every_byte() {
+    let (mut client, server) = duplex(LONGEST * 2);
+    let mut replay = Replay::new(server, Bytes::from_static(b"hello"));
+    client.write_all(b" there").await.unwrap();
+    // The wait is ended by something else.
+    let left = tokio::time::timeout(std::time::Duration::ZERO, replay.left()).await;
+    assert!(left.is_err(), "the client is still there");
+    client.write_all(b" and here").await.unwrap();
+    drop(client);
+    replay.left().await;
+    let mut bytes = Vec::new();
+    replay.read_to_end(&mut bytes).await.unwrap();
+    assert_eq!(bytes, b"hello there and here");
+}
+
+#[tokio::test(start_paused = true)]
+async fn watched_connection_records_a_bounded_part() {
+    let (mut client, server) = duplex(LONGEST * 2);
+    let mut replay = Replay::new(server, Bytes::new());
+    client.write_all(&vec![b'x'; LONGEST * 2]).await.unwrap();
+    drop(client);
+    let left = tokio::time::timeout(std::time::Duration::from_secs(60), replay.left()).await;
+    assert!(left.is_err(), "its end was not read");
+    assert!(replay.recorded.len() < LONGEST + FIRST_READ);
+    let mut bytes = Vec::new();
+    replay.read_to_end(&mut bytes).await.unwrap();
+    assert_eq!(bytes.len(), LONGEST * 2);
+}

@@ -229,7 +229,7 @@ async fn fetch(
     let begun = mirror.upload_pack(&[], protocol).await;
     let (mut child, usage) = begun.map_err(|why| why.refusal(mirror))?;
     let stdin = child.stdin.take();
-    let live = visitor.enter(mirror)?;
+    let live = visitor.enter(mirror).await?;
     Ok(Answer::Fetch(Box::new(Fetch {
         output: Output::new(child, b"").holding(place.ok()).using(usage),
         stdin,

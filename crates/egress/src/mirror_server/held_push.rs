@@ -38,7 +38,7 @@ pub(super) async fn take(
 ) -> Result<(Option<Content>, InFlight), Refusal> {
     let mut held = HeldPush {
         visitor,
-        mirror,
+        name: mirror.name(),
         coding,
         body: BodyState::Stream(body),
         paid: false,
@@ -52,18 +52,18 @@ pub(super) async fn take(
         policy: services.policy(),
         limit: None,
     };
-    let (cx, sent) = hold::settle(&mut held, holding).await?;
+    let (cx, mirror, sent) = hold::settle(&mut held, holding).await?;
     let push = held.body.into_content();
     let visitor = Visitor {
         cx: &cx,
         ..*visitor
     };
-    let in_flight = visitor.enter(mirror)?;
+    let in_flight = visitor.enter(&mirror).await?;
     let Some(sent) = sent else {
         return Ok((None, in_flight));
     };
     let push = flow::revocable(push, in_flight.for_upload());
-    let told = tell(services, mirror, &visitor.asking(), push).await;
+    let told = tell(services, &mirror, &visitor.asking(), push).await;
     let answer = told.map_err(|why| {
         let denial = why.denial(mirror.name());
         receive::refused(denial, sent.capabilities, &sent.updates)
@@ -74,7 +74,8 @@ pub(super) async fn take(
 /// A push to a mirror that is decided, and may have to wait in between.
 struct HeldPush<'a> {
     visitor: &'a Visitor<'a>,
-    mirror: &'a Mirror,
+    /// The name of the mirror. Which upstream that is, the rules of each attempt say.
+    name: &'a str,
     coding: Coding,
     body: BodyState,
     /// Whether its token was taken.
@@ -87,11 +88,13 @@ struct HeldPush<'a> {
 }
 
 impl Held for HeldPush<'_> {
-    type Allowed = (RequestCx, Option<Box<Sent>>);
+    type Allowed = (RequestCx, Arc<Mirror>, Option<Box<Sent>>);
     type Refused = Refusal;
 
     async fn attempt(&mut self, answers: &Answers) -> Result<Attempt<Self::Allowed>, Refusal> {
-        self.waiting = None;
+        if self.waiting.take().is_some() {
+            self.trail.resumed();
+        }
         let cx = self.visitor.cx.renewed();
         let source = Source::Listener(Arc::clone(&cx.sandbox));
         let identity = source.identify(&cx.services, None)?;
@@ -99,13 +102,13 @@ impl Held for HeldPush<'_> {
             cx: &cx,
             ..*self.visitor
         };
-        visitor.find(self.mirror.name(), self.trail)?;
+        let mirror = visitor.find(self.name, self.trail)?;
         let limits = &cx.snapshot.settings.policy.git.push_limits;
-        let upstream = Upstream::of_mirror(&cx, self.mirror);
+        let upstream = Upstream::of_mirror(&cx, &mirror);
         let arrival = Arrival {
             registration: identity.registration(),
             host: self.visitor.host,
-            repo: self.mirror.name(),
+            repo: self.name,
             limit: limits.hard_limit_bytes.min(MAX_RECEIVE_PACK_BYTES),
             upstream: Some(&upstream),
         };
@@ -119,8 +122,9 @@ impl Held for HeldPush<'_> {
         drop(turn);
         Ok(match judged? {
             PushVerdict::Allow(_) if !cx.is_current() => Attempt::Stale,
-            PushVerdict::Allow(sent) => Attempt::Done((cx.clone(), sent)),
+            PushVerdict::Allow(sent) => Attempt::Done((cx.clone(), mirror, sent)),
             PushVerdict::Ask(question, capabilities, updates) => {
+                self.trail.asked(&question);
                 self.asked = Some((capabilities, updates));
                 Attempt::Ask(question)
             }

@@ -54,7 +54,7 @@ pub(super) async fn advertise(
     let mut rewriter = Rewriter::default();
     let mut rewritten = rewriter.feed(&told);
     rewritten.extend(rewriter.finish());
-    let live = visitor.enter(mirror)?;
+    let live = visitor.enter(mirror).await?;
     Ok((rewritten, live))
 }
 

@@ -90,9 +90,9 @@ impl Visitor<'_> {
     }
 
     /// Notes that what it asked of a mirror is in flight.
-    pub fn enter(&self, mirror: &Mirror) -> Result<InFlight, Refusal> {
+    pub async fn enter(&self, mirror: &Mirror) -> Result<InFlight, Refusal> {
         let authorized = Authorized::Mirror(Box::new(mirror.settings().clone()));
-        let entered = self.cx.enter(authorized);
+        let entered = self.cx.enter(authorized).wait().await;
         entered.map_err(|denial| Refusal::new(Stage::Git, denial))
     }
 }
@@ -193,7 +193,7 @@ async fn fetch(
         let output = mirror.answer(asked, protocol).await.map_err(stale)?;
         (ask::RESULT_TYPE, output)
     };
-    let live = visitor.enter(mirror)?;
+    let live = visitor.enter(mirror).await?;
     let body = output.holding(place.ok()).boxed_unsync();
     Ok(Reply::Changed(respond(kind, body), live))
 }

@@ -37,10 +37,7 @@ async fn reload(place: &Place, timeouts: &str, mirrors: &str) {
     );
     std::fs::write(&path, text).unwrap();
     let settings = config::load(Some(&path), &|_| None).unwrap();
-    let traffic = Arc::clone(&place.traffic);
-    let reloaded =
-        tokio::task::spawn_blocking(move || crate::stand_ins::reload(&traffic, Arc::new(settings)));
-    reloaded.await.unwrap().unwrap();
+    place.reload(settings).await;
 }
 
 /// A connection of the sandbox to the port, and the end of its being served.

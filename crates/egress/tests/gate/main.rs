@@ -9,6 +9,7 @@
 )]
 
 mod daemon;
+mod holding;
 mod pruning;
 mod push;
 mod rego;

@@ -4,12 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use config::Settings;
-use decide::hold::Questions;
-use egress::authority::Authority;
-use egress::dialer::Dialer;
-use egress::mirror::Mirrors;
 use egress::services::{Parts, Services};
 use policy::clock::UnixMillis;
 use policy::host::Host;
@@ -18,7 +13,7 @@ use policy::identity::Lookup;
 use policy::ports::Registry;
 use policy::registration::Registration;
 
-use crate::stand_ins::{Nobody, Records, Row, policy};
+use crate::stand_ins::{Records, Row, parts};
 
 /// A registry in which `live` is registered, `expired` was, and nothing else ever.
 struct Rows;
@@ -44,19 +39,9 @@ impl Registry for Rows {
 }
 
 fn traffic(directory: &std::path::Path) -> Arc<Services> {
-    let settings = Arc::new(Settings::default());
-    let authority = Authority::open(directory, UnixMillis::new(1_800_000_000_000)).unwrap();
     Services::new(Parts {
         registry: Arc::new(Rows),
-        audit: Arc::<Records>::default(),
-        programs: Arc::new(Nobody),
-        authority: Arc::new(ArcSwap::from_pointee(authority)),
-        dialer: Dialer::new(&settings).unwrap(),
-        policy: policy((*settings).clone()),
-        questions: Questions::default(),
-        pack_reader: None,
-        spool: directory.join("spool"),
-        mirrors: Mirrors::open(&directory.join("mirrors")).unwrap(),
+        ..parts(directory, Settings::default(), &Arc::<Records>::default())
     })
 }
 

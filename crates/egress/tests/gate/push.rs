@@ -7,35 +7,22 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use arc_swap::ArcSwap;
 use config::Settings;
 use decide::hold::Questions;
-use egress::authority::Authority;
-use egress::caller::Caller;
-use egress::connection;
-use egress::dialer::Dialer;
-use egress::mirror::Mirrors;
-use egress::request::Opening;
 use egress::services::{Parts, Services};
-use egress::source::Source;
-use egress::visit::Visit;
-use policy::clock::UnixMillis;
-use policy::id::SandboxId;
 use policy::ports::{Pack, PackReader};
 use policy::push::{self, Case, Findings, Place as Whereabouts, Restricted, Sighting};
 use policy::reason::Reason;
 use policy::refs::ObjectId;
 use policy::verdict::Denial;
 use testkit::forge::Forge;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::stand_ins::{Nobody, Records, Row, policy};
+use crate::stand_ins::{Records, connect, parts};
 
 /// What the reader was given.
 pub(crate) struct Given {
-    case: Case,
+    pub(crate) case: Case,
     pub(crate) pack: Option<Vec<u8>>,
     bases: Vec<File>,
 }
@@ -86,28 +73,31 @@ impl Place {
         git: &str,
         say: impl Fn(&Given) -> Result<Findings, Denial> + Send + Sync + 'static,
     ) -> Self {
+        Self::attended(Questions::default(), git, |_| {}, say)
+    }
+
+    /// The same where questions are answered, with settings that `change` makes of those that an
+    /// operator can write.
+    pub(crate) fn attended(
+        questions: Questions,
+        git: &str,
+        change: impl FnOnce(&mut Settings),
+        say: impl Fn(&Given) -> Result<Findings, Denial> + Send + Sync + 'static,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("forge");
         let forge = Forge::start(None, &root, "git");
-        let settings = settings(directory.path(), &forge, git);
+        let mut settings = settings(directory.path(), &forge, git);
+        change(&mut settings);
         let records = Arc::<Records>::default();
-        let authority =
-            Authority::open(directory.path(), UnixMillis::new(1_800_000_000_000)).unwrap();
         let reader = Arc::new(Reader {
             say: Box::new(say),
             given: Mutex::default(),
         });
         let traffic = Services::new(Parts {
-            registry: Arc::new(Row),
-            audit: Arc::clone(&records) as _,
-            programs: Arc::new(Nobody),
-            authority: Arc::new(ArcSwap::from_pointee(authority)),
-            dialer: Dialer::new(&settings).unwrap(),
-            policy: policy(settings),
-            questions: Questions::default(),
+            questions,
             pack_reader: Some(Arc::clone(&reader) as _),
-            spool: directory.path().join("spool"),
-            mirrors: Mirrors::open(&directory.path().join("mirrors")).unwrap(),
+            ..parts(directory.path(), settings, &records)
         });
         let place = Self {
             directory,
@@ -118,6 +108,19 @@ impl Place {
         };
         place.seed();
         place
+    }
+
+    /// The settings with `git` below `git:`.
+    pub(crate) fn settings(&self, git: &str) -> Settings {
+        settings(self.directory.path(), &self.forge, git)
+    }
+
+    /// Puts other settings in force.
+    pub(crate) async fn reload(&self, settings: Settings) {
+        let traffic = Arc::clone(&self.traffic);
+        let reloading = move || crate::stand_ins::reload(&traffic, Arc::new(settings));
+        let reloaded = tokio::task::spawn_blocking(reloading).await;
+        reloaded.unwrap().unwrap();
     }
 
     /// A repository with a workflow on its default branch, and a commit upon it that is not
@@ -172,33 +175,14 @@ impl Place {
     }
 
     /// Pushes, and says what the client hears.
-    async fn push(&self, body: &[u8]) -> String {
-        let (mut client, server) = duplex(64 * 1024);
-        let sandbox = SandboxId::parse("fix-1").unwrap();
-        connection::begin(
-            Visit {
-                services: Arc::clone(&self.traffic),
-                source: Source::Listener(self.traffic.sandbox(&sandbox).unwrap()),
-                opening: Opening {
-                    peer: None,
-                    meant: None,
-                    tunnel: None,
-                    hello: None,
-                    caller: Caller::default(),
-                },
-                place: None,
-                stop: CancellationToken::new(),
-                tasks: TaskTracker::new(),
-            },
-            server,
-        );
-        let head = format!(
-            "POST http://forge.example/acme/app.git/git-receive-pack HTTP/1.1\r\n\
-             Host: forge.example\r\nContent-Type: application/x-git-receive-pack-request\r\n\
-             Authorization: Basic stub\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-            body.len()
-        );
-        client.write_all(head.as_bytes()).await.unwrap();
+    pub(crate) async fn push(&self, body: &[u8]) -> String {
+        self.push_to("forge.example/acme/app.git", body).await
+    }
+
+    /// Pushes to the repository at `address`, and says what the client hears.
+    pub(crate) async fn push_to(&self, address: &str, body: &[u8]) -> String {
+        let mut client = connect(&self.traffic, None);
+        client.write_all(&head(address, body)).await.unwrap();
         client.write_all(body).await.unwrap();
         let mut answer = Vec::new();
         client.read_to_end(&mut answer).await.unwrap();
@@ -208,6 +192,18 @@ impl Place {
     pub(crate) fn refs(&self) -> String {
         git(&self.path("forge/acme/app.git"), &["for-each-ref"])
     }
+}
+
+/// The head of a push of `body` to the repository at `address`.
+pub(crate) fn head(address: &str, body: &[u8]) -> Vec<u8> {
+    let (host, _) = address.split_once('/').unwrap();
+    let length = body.len();
+    format!(
+        "POST http://{address}/git-receive-pack HTTP/1.1\r\n\
+         Host: {host}\r\nContent-Type: application/x-git-receive-pack-request\r\n\
+         Authorization: Basic stub\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    )
+    .into_bytes()
 }
 
 fn settings(directory: &Path, forge: &Forge, git: &str) -> Settings {
@@ -234,7 +230,7 @@ fn command(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-fn git(dir: &Path, args: &[&str]) -> String {
+pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
     let output = command(dir, args).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "git {args:?}: {said}");
@@ -244,7 +240,7 @@ fn git(dir: &Path, args: &[&str]) -> String {
         .to_owned()
 }
 
-fn unknown_without_bases(given: &Given) -> Result<Findings, Denial> {
+pub(crate) fn unknown_without_bases(given: &Given) -> Result<Findings, Denial> {
     Ok(Findings {
         restricted: if given.bases.is_empty() {
             Restricted::Unknown

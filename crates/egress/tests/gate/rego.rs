@@ -3,33 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use config::Settings;
-use decide::hold::Questions;
-use egress::authority::Authority;
-use egress::caller::Caller;
-use egress::connection;
-use egress::dialer::Dialer;
-use egress::mirror::Mirrors;
-use egress::request::Opening;
-use egress::services::{Parts, Services};
-use egress::source::Source;
+use egress::services::Services;
 use egress::trial::{self, Question};
-use egress::visit::Visit;
 use policy::audit::AuditEvent;
-use policy::clock::UnixMillis;
 use policy::host::Host;
-use policy::id::{RequestId, SandboxId};
+use policy::id::RequestId;
 use policy::reason::Reason;
 use policy::registration::Registration;
 use policy::verdict::Word;
 use serde_json::{Value, json};
 use testkit::origin::{Latch, Origin, Reply};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-use crate::stand_ins::{Nobody, Records, Row, policy, reload};
+use crate::stand_ins::{Records, Row, connect, parts, reload, sandbox};
 
 /// Allows what is below `/ok`, has a rule of its own for `/why`, and says nothing of the rest.
 /// `/slower` is out of time long before it is out of steps.
@@ -75,10 +62,6 @@ struct Place {
     records: Arc<Records>,
 }
 
-fn sandbox() -> SandboxId {
-    SandboxId::parse("fix-1").unwrap()
-}
-
 impl Place {
     /// A gate with the policy above; `policies` stands below `policies:` in its settings.
     fn new(policies: &str, answer: impl Fn() -> Reply + Send + Sync + 'static) -> Self {
@@ -91,20 +74,7 @@ impl Place {
         std::fs::write(directory.path().join("mine/data.json"), data).unwrap();
         let settings = settings(directory.path(), &origin, policies);
         let records = Arc::<Records>::default();
-        let now = UnixMillis::new(1_800_000_000_000);
-        let authority = Authority::open(directory.path(), now).unwrap();
-        let traffic = Services::new(Parts {
-            registry: Arc::new(Row),
-            audit: Arc::clone(&records) as _,
-            programs: Arc::new(Nobody),
-            authority: Arc::new(ArcSwap::from_pointee(authority)),
-            dialer: Dialer::new(&settings).unwrap(),
-            policy: policy(settings),
-            questions: Questions::default(),
-            pack_reader: None,
-            spool: directory.path().join("spool"),
-            mirrors: Mirrors::open(&directory.path().join("mirrors")).unwrap(),
-        });
+        let traffic = Services::new(parts(directory.path(), settings, &records));
         Self {
             directory,
             origin,
@@ -124,23 +94,7 @@ impl Place {
 
     /// The same in a tunnel to a host and port.
     fn connect_in(&self, tunnel: Option<(Host, u16)>) -> DuplexStream {
-        let (client, server) = duplex(64 * 1024);
-        let visit = Visit {
-            services: Arc::clone(&self.traffic),
-            source: Source::Listener(self.traffic.sandbox(&sandbox()).unwrap()),
-            opening: Opening {
-                peer: None,
-                meant: None,
-                tunnel,
-                hello: None,
-                caller: Caller::default(),
-            },
-            place: None,
-            stop: CancellationToken::new(),
-            tasks: TaskTracker::new(),
-        };
-        connection::begin(visit, server);
-        client
+        connect(&self.traffic, tunnel)
     }
 
     /// Asks for a path, and says the status and body of the answer.
@@ -379,7 +333,7 @@ allow if {
 "#;
 
 /// The first words of a client that wants to speak TLS with `name`.
-fn hello(name: &str) -> Vec<u8> {
+pub(crate) fn hello(name: &str) -> Vec<u8> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let client = rustls::ClientConfig::builder_with_provider(provider);
     let client = client.with_safe_default_protocol_versions().unwrap();

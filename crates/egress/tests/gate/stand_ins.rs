@@ -2,18 +2,33 @@
 //! memory, and nobody who knows a program.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use arc_swap::ArcSwap;
 use config::Settings;
+use decide::hold::Questions;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
-use egress::services::Services;
+use egress::authority::Authority;
+use egress::caller::Caller;
+use egress::connection;
+use egress::dialer::Dialer;
+use egress::mirror::Mirrors;
+use egress::request::Opening;
+use egress::services::{Parts, Services};
+use egress::source::Source;
+use egress::visit::Visit;
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
+use policy::host::Host;
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
 use policy::ports::{AuditLog, AuditSink, Registry, SocketOwner};
 use policy::registration::{AuthMode, Registration, Repo, RepoName};
 use serde_json::{Map, json};
+use tokio::io::{DuplexStream, duplex};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 /// Whoever asks is registered, for one repository.
 pub(crate) struct Row;
@@ -86,6 +101,50 @@ impl SocketOwner for Nobody {
     async fn owner(&self, _: &SandboxId, _: SocketAddr, _: SocketAddr) -> Option<String> {
         None
     }
+}
+
+/// The sandbox whose traffic is tested.
+pub(crate) fn sandbox() -> SandboxId {
+    SandboxId::parse("fix-1").unwrap()
+}
+
+/// What a gate is made of that keeps its files in `directory`, where every sandbox is registered
+/// and no question is answered.
+pub(crate) fn parts(directory: &Path, settings: Settings, records: &Arc<Records>) -> Parts {
+    let authority = Authority::open(directory, UnixMillis::new(1_800_000_000_000)).unwrap();
+    Parts {
+        registry: Arc::new(Row),
+        audit: Arc::clone(records) as _,
+        programs: Arc::new(Nobody),
+        authority: Arc::new(ArcSwap::from_pointee(authority)),
+        dialer: Dialer::new(&settings).unwrap(),
+        policy: policy(settings),
+        questions: Questions::default(),
+        pack_reader: None,
+        spool: directory.join("spool"),
+        mirrors: Mirrors::open(&directory.join("mirrors")).unwrap(),
+    }
+}
+
+/// A connection of the sandbox, in a tunnel to a host and port where there is one.
+pub(crate) fn connect(services: &Arc<Services>, tunnel: Option<(Host, u16)>) -> DuplexStream {
+    let (client, server) = duplex(64 * 1024);
+    let visit = Visit {
+        services: Arc::clone(services),
+        source: Source::Listener(services.sandbox(&sandbox()).unwrap()),
+        opening: Opening {
+            peer: None,
+            meant: None,
+            tunnel,
+            hello: None,
+            caller: Caller::default(),
+        },
+        place: None,
+        stop: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+    };
+    connection::begin(visit, server);
+    client
 }
 
 /// The rules of `settings`, in force.

@@ -1,0 +1,15 @@
+//! Requests that wait for an operator's answer, between a client and a real origin.
+
+mod answers;
+mod breakers;
+mod ends;
+mod fixture;
+mod grants;
+mod names;
+mod operator;
+mod passthrough;
+mod pushes;
+mod rechecks;
+mod reloads;
+mod tokens;
+mod uploads;

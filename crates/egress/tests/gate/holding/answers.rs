@@ -1,0 +1,136 @@
+//! What an answer does to the request that waits for it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use decide::hold::{Answerer, Questions};
+use egress::services::Parts;
+use policy::answer::Answer;
+use policy::reason::Reason;
+use policy::verdict::{Question, Word};
+
+use super::fixture::{Answered, Gate, Rules, greeter};
+use super::operator::ALLOW;
+
+/// Asks about every request.
+const ASK: &str = "package http.authz\n\n\
+                   decision := {\"action\": \"ask\", \"reason\": \"Shall it?\"}\n";
+
+#[tokio::test]
+async fn held_request_gets_what_the_operator_answered() {
+    let unknown = Rules::default;
+    let asked_by_policy = || Rules::with_bundle("mine", ASK);
+    for (rules, host, rule) in [
+        (unknown(), "asked.example", "egress.unknown"),
+        (asked_by_policy(), "known.example", "rego:mine"),
+    ] {
+        for (answer, refused) in [
+            (ALLOW, None),
+            (Answer::Deny, Some(Reason::AskDenied)),
+            (Answer::TimedOut, Some(Reason::AskTimeout)),
+        ] {
+            let gate = Gate::new(&rules);
+            let asking = gate.ask(host, "/").await;
+            let open = gate.operator.next().await;
+            assert_eq!(open.question.rules, [rule.into()]);
+            assert_eq!(gate.sandbox.in_flight.held(), 1);
+            assert_eq!(gate.origin.requests().len(), 0, "nothing left yet");
+            open.answer(answer);
+            let answered = asking.await.unwrap();
+            let (verdict, reason, by) = gate.only_record().await;
+            assert_eq!(reason, refused);
+            match refused {
+                None => {
+                    assert_eq!((answered.status, answered.body.as_str()), (200, "hello"));
+                    assert_eq!(verdict, Some(Word::Allow));
+                }
+                Some(reason) => {
+                    assert_eq!(
+                        (answered.status, answered.reason()),
+                        (403, reason.code().into())
+                    );
+                    assert_eq!((verdict, by.as_deref()), (Some(Word::Deny), Some(rule)));
+                }
+            }
+            assert_eq!(gate.origin.requests().len(), usize::from(refused.is_none()));
+            assert!(gate.operator.is_idle());
+            gate.assert_nothing_held().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn answer_satisfies_only_its_own_question() {
+    let gate = Gate::new(&Rules::default());
+    let first = gate.ask("asked.example", "/").await;
+    let refused = gate.operator.next().await;
+    let second = gate.ask("other.example", "/").await;
+    let allowed = gate.operator.next().await;
+    assert_ne!(refused.question.digest, allowed.question.digest);
+    allowed.answer(ALLOW);
+    assert_eq!(second.await.unwrap().status, 200);
+    assert_eq!(
+        gate.sandbox.in_flight.held(),
+        1,
+        "the other one still waits"
+    );
+    refused.answer(Answer::Deny);
+    assert_eq!(first.await.unwrap().reason(), "ask_denied");
+    // An answer without a time was for that request alone.
+    let again = gate.ask("other.example", "/").await;
+    gate.operator.next().await.answer(Answer::Deny);
+    assert_eq!(again.await.unwrap().reason(), "ask_denied");
+}
+
+/// Changes the policy bundle before each of its answers, which all allow.
+#[derive(Default)]
+struct Restless {
+    gate: OnceLock<Arc<Gate>>,
+    asked: Mutex<Vec<Question>>,
+    reloads: AtomicUsize,
+}
+
+const IDS: [&str; 5] = ["one", "two", "three", "four", "five"];
+
+#[async_trait::async_trait]
+impl Answerer for Restless {
+    async fn answer(&self, question: &Question) -> Answer {
+        self.asked.lock().unwrap().push(question.clone());
+        let next = self.reloads.fetch_add(1, Ordering::SeqCst) + 1;
+        let gate = self.gate.get().unwrap();
+        gate.reload(&Rules::with_bundle(IDS[next], ASK));
+        ALLOW
+    }
+
+    fn raise(&self, _: &Question) {}
+}
+
+#[tokio::test]
+async fn request_with_a_fourth_question_is_refused() {
+    let operator = Arc::new(Restless::default());
+    let questions = Questions::attended(Arc::clone(&operator) as _);
+    let rules = Rules::with_bundle(IDS[0], ASK);
+    let gate = Gate::with_parts(&rules, greeter(), |parts| Parts { questions, ..parts });
+    let gate = Arc::new(gate);
+    assert!(operator.gate.set(Arc::clone(&gate)).is_ok());
+    let answered: Answered = gate.get("known.example", "/").await;
+    assert_eq!(
+        (answered.status, answered.reason()),
+        (403, "ask_denied".into())
+    );
+    assert!(
+        answered.body.contains("more questions"),
+        "{}",
+        answered.body
+    );
+    let (verdict, reason, rule) = gate.only_record().await;
+    assert_eq!(
+        (verdict, reason),
+        (Some(Word::Deny), Some(Reason::AskDenied))
+    );
+    assert_eq!(rule.as_deref(), Some("rego:four"));
+    let asked = operator.asked.lock().unwrap();
+    let rules: Vec<String> = asked.iter().map(|one| one.rules[0].to_string()).collect();
+    assert_eq!(rules, ["rego:one", "rego:two", "rego:three"]);
+    assert_eq!(gate.origin.requests().len(), 0);
+}

@@ -1,0 +1,93 @@
+//! Answers that hold for the sandbox for a while.
+
+use std::time::Duration;
+
+use policy::answer::Answer;
+use testkit::origin::{Latch, Reply};
+use tokio::io::{AsyncReadExt, DuplexStream};
+
+use super::fixture::{Gate, Rules, get};
+
+/// Allows the same until so much later.
+fn allow_for(gate: &Gate, time: Duration) -> Answer {
+    let until = Some(gate.services.clock().tick() + time);
+    Answer::Allow { until }
+}
+
+#[tokio::test]
+async fn granted_question_is_not_asked_again() {
+    let gate = Gate::new(&Rules::default());
+    let asking = gate.ask("asked.example", "/").await;
+    let answer = allow_for(&gate, Duration::from_secs(3600));
+    gate.operator.next().await.answer(answer);
+    assert_eq!(asking.await.unwrap().status, 200);
+    // The question was about the host, whatever is asked of it.
+    assert_eq!(gate.get("asked.example", "/").await.status, 200);
+    assert_eq!(gate.get("asked.example", "/else").await.status, 200);
+    assert!(gate.operator.is_idle());
+    let elsewhere = gate.ask("other.example", "/").await;
+    gate.operator.next().await.answer(Answer::Deny);
+    assert_eq!(elsewhere.await.unwrap().reason(), "ask_denied");
+    assert_eq!(gate.records().len(), 4);
+}
+
+/// Reads the head of an answer whose body has no end yet.
+async fn begin_download(gate: &Gate) -> DuplexStream {
+    gate.begin(&get("asked.example", "/")).await
+}
+
+async fn read_status(client: &mut DuplexStream) {
+    let mut status = [0; 12];
+    client.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200");
+}
+
+#[tokio::test]
+async fn expiry_of_a_grant_ends_what_it_allowed() {
+    let latch = Latch::new();
+    let paused = latch.clone();
+    let gate = Gate::answering(&Rules::default(), move |_| {
+        Reply::text("hello").paused(&paused)
+    });
+    let mut asked = begin_download(&gate).await;
+    let open = gate.operator.next().await;
+    let time = Duration::from_secs(2);
+    let until = gate.services.clock().tick() + time;
+    open.answer(Answer::Allow { until: Some(until) });
+    read_status(&mut asked).await;
+    let mut granted = begin_download(&gate).await;
+    read_status(&mut granted).await;
+    assert!(gate.operator.is_idle(), "the second one had a grant");
+    assert_eq!(gate.sandbox.in_flight.len(), 2);
+    // The origin still holds its answers back: only the gate ends them.
+    gate.assert_nothing_held().await;
+    assert!(gate.services.clock().tick() >= until);
+    for mut client in [asked, granted] {
+        let mut rest = Vec::new();
+        drop(client.read_to_end(&mut rest).await);
+    }
+    assert_eq!(gate.records().len(), 2);
+    // From now on it is asked about again.
+    let asking = gate.ask("asked.example", "/").await;
+    gate.operator.next().await.answer(Answer::Deny);
+    assert_eq!(asking.await.unwrap().reason(), "ask_denied");
+    latch.open();
+}
+
+#[tokio::test]
+async fn expiry_before_the_upstream_answers_is_a_refusal() {
+    let latch = Latch::new();
+    let held = latch.clone();
+    let gate = Gate::answering(&Rules::default(), move |_| Reply::text("hello").held(&held));
+    let asking = gate.ask("asked.example", "/").await;
+    let answer = allow_for(&gate, Duration::from_millis(500));
+    gate.operator.next().await.answer(answer);
+    let answered = asking.await.unwrap();
+    assert_eq!(
+        (answered.status, answered.reason()),
+        (403, "ask_timeout".into())
+    );
+    assert!(answered.body.contains("has ended"), "{}", answered.body);
+    gate.assert_nothing_held().await;
+    latch.open();
+}

@@ -1,0 +1,120 @@
+//! An operator whom a test plays: questions arrive in a queue, and each waits for its answer.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use decide::hold::{Answerer, Questions};
+use policy::answer::Answer;
+use policy::verdict::Question;
+use testkit::wait::LIMIT;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+/// Allows what asked, and nothing beyond it.
+pub(super) const ALLOW: Answer = Answer::Allow { until: None };
+
+/// A question whose asker waits.
+pub(super) struct OpenQuestion {
+    pub(super) question: Question,
+    answer: oneshot::Sender<Answer>,
+}
+
+impl OpenQuestion {
+    /// Answers it, which its asker must still wait for.
+    pub(super) fn answer(self, answer: Answer) {
+        self.answer.send(answer).expect("a waiting asker");
+    }
+
+    /// Whether its asker does not wait for the answer any more.
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.answer.is_closed()
+    }
+
+    /// Waits until its asker does not wait for the answer any more.
+    pub(super) async fn withdrawn(mut self) {
+        let dropped = timeout(LIMIT, self.answer.closed()).await;
+        dropped.expect("the answerer's future is dropped");
+    }
+}
+
+/// The operator.
+pub(super) struct TestOperator {
+    sender: mpsc::UnboundedSender<OpenQuestion>,
+    open: tokio::sync::Mutex<mpsc::UnboundedReceiver<OpenQuestion>>,
+    waiting: Arc<AtomicUsize>,
+    raised: Mutex<Vec<Question>>,
+}
+
+impl TestOperator {
+    pub(super) fn new() -> Arc<Self> {
+        let (sender, open) = mpsc::unbounded_channel();
+        Arc::new(Self {
+            sender,
+            open: open.into(),
+            waiting: Arc::default(),
+            raised: Mutex::default(),
+        })
+    }
+
+    /// The way to this operator.
+    pub(super) fn questions(self: &Arc<Self>) -> Questions {
+        Questions::attended(Arc::clone(self) as _)
+    }
+
+    /// The next question whose asker waits.
+    pub(super) async fn next(&self) -> OpenQuestion {
+        let next = timeout(LIMIT, async { self.open.lock().await.recv().await }).await;
+        next.expect("a question in time").expect("an open channel")
+    }
+
+    /// Whether every question that was asked was taken from the queue.
+    pub(super) fn is_idle(&self) -> bool {
+        self.open.try_lock().expect("one reader").is_empty()
+    }
+
+    /// How many futures of [`Answerer::answer`] are alive.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    /// Questions that were raised without waiting.
+    pub(super) fn raised(&self) -> Vec<Question> {
+        self.raised.lock().unwrap().clone()
+    }
+}
+
+/// Counts a future for as long as it lives.
+struct Waiting(Arc<AtomicUsize>);
+
+impl Waiting {
+    fn begin(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[async_trait::async_trait]
+impl Answerer for TestOperator {
+    async fn answer(&self, question: &Question) -> Answer {
+        let _waiting = Waiting::begin(&self.waiting);
+        let (answer, answered) = oneshot::channel();
+        let question = question.clone();
+        let sent = self.sender.send(OpenQuestion { question, answer });
+        assert!(sent.is_ok(), "the operator is there");
+        // A test that drops a question does not answer it.
+        match answered.await {
+            Ok(answer) => answer,
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    fn raise(&self, question: &Question) {
+        self.raised.lock().unwrap().push(question.clone());
+    }
+}

@@ -1,0 +1,134 @@
+//! TLS connections that pass unread: their clients wait in a handshake, so not for long.
+
+use std::time::Duration;
+
+use policy::answer::Answer;
+use policy::host::Host;
+use policy::reason::Reason;
+use policy::verdict::Word;
+use testkit::origin::{Origin, Reply};
+use testkit::wait::eventually;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::time::{Instant, sleep};
+
+use super::fixture::{Gate, Rules};
+use super::operator::ALLOW;
+use crate::rego::hello;
+use crate::stand_ins::{connect, sandbox};
+
+const HOST: &str = "pinned.example";
+
+/// A connection to the host, with the first words of its client.
+async fn begin(gate: &Gate) -> DuplexStream {
+    let tunnel = (Host::parse(HOST).unwrap(), 443);
+    let mut client = connect(&gate.services, Some(tunnel));
+    client.write_all(&hello(HOST)).await.unwrap();
+    client
+}
+
+/// Reads to the end of a connection on which the gate never speaks itself.
+async fn assert_closed(mut client: DuplexStream) {
+    let mut said = Vec::new();
+    drop(client.read_to_end(&mut said).await);
+    assert_eq!(said, b"");
+}
+
+#[tokio::test(start_paused = true)]
+async fn unread_connection_waits_ten_seconds_at_most() {
+    let gate = Gate::new(&Rules::default());
+    let begun = Instant::now();
+    let client = begin(&gate).await;
+    let open = gate.operator.next().await;
+    assert_closed(client).await;
+    assert_eq!(begun.elapsed().as_secs(), 10);
+    open.withdrawn().await;
+    let timed_out = (Some(Word::Deny), Some(Reason::AskTimeout));
+    let (verdict, reason, rule) = gate.only_record().await;
+    assert_eq!((verdict, reason), timed_out);
+    assert_eq!(rule.as_deref(), Some("egress.unknown"));
+    assert_eq!(gate.origin.connections(), 0);
+    gate.assert_nothing_held().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn reload_does_not_prolong_the_wait_of_an_unread_connection() {
+    let gate = Gate::new(&Rules::default());
+    let begun = Instant::now();
+    let client = begin(&gate).await;
+    let first = gate.operator.next().await;
+    sleep(Duration::from_secs(9)).await;
+    gate.reload(&Rules::default());
+    let second = gate.operator.next().await;
+    first.withdrawn().await;
+    assert_closed(client).await;
+    assert_eq!(begun.elapsed().as_secs(), 10);
+    second.withdrawn().await;
+    assert_eq!(gate.only_record().await.1, Some(Reason::AskTimeout));
+}
+
+#[tokio::test]
+async fn unread_connection_gets_what_the_operator_answered() {
+    let origin = Origin::raw(|mut stream, _| {
+        let mut words = [0; 5];
+        std::io::Read::read_exact(&mut stream, &mut words).unwrap();
+        std::io::Write::write_all(&mut stream, &words).unwrap();
+    });
+    let gate = Gate::before(tempfile::tempdir().unwrap(), &Rules::default(), origin);
+    let client = begin(&gate).await;
+    gate.operator.next().await.answer(Answer::Deny);
+    assert_closed(client).await;
+    assert_eq!(gate.only_record().await.1, Some(Reason::AskDenied));
+    assert_eq!(gate.origin.connections(), 0);
+
+    let mut client = begin(&gate).await;
+    // What the client sends while it waits is passed on as well.
+    client.write_all(b"early").await.unwrap();
+    let open = gate.operator.next().await;
+    assert_eq!(gate.sandbox.in_flight.held(), 1);
+    open.answer(ALLOW);
+    let mut echoed = [0; 5];
+    client.read_exact(&mut echoed).await.unwrap();
+    assert_eq!(echoed, hello(HOST)[..5]);
+    drop(client);
+    let records = eventually("a second record", || {
+        let records = gate.records();
+        (records.len() == 2).then_some(records)
+    })
+    .await;
+    assert_eq!(records[1].verdict, Some(Word::Allow));
+    let sent = u64::try_from(hello(HOST).len()).unwrap() + 5;
+    assert_eq!(records[1].bytes_in, sent);
+    gate.assert_nothing_held().await;
+}
+
+// Before its time is up: the clock stands still.
+#[tokio::test(start_paused = true)]
+async fn client_of_an_unread_connection_that_hangs_up_ends_its_hold() {
+    let gate = Gate::new(&Rules::default());
+    let begun = Instant::now();
+    let client = begin(&gate).await;
+    let open = gate.operator.next().await;
+    drop(client);
+    open.withdrawn().await;
+    assert_eq!(begun.elapsed().as_secs(), 0);
+    gate.assert_nothing_held().await;
+    let (verdict, reason, _) = gate.only_record().await;
+    assert_eq!(
+        (verdict, reason),
+        (Some(Word::Ask), Some(Reason::ClientLeft))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn dismissal_ends_the_hold_of_an_unread_connection() {
+    let gate = Gate::answering(&Rules::default(), |_| Reply::text("hello"));
+    let begun = Instant::now();
+    let client = begin(&gate).await;
+    let open = gate.operator.next().await;
+    gate.services.dismiss(&sandbox());
+    open.withdrawn().await;
+    assert_closed(client).await;
+    assert_eq!(begun.elapsed().as_secs(), 0);
+    assert_eq!(gate.only_record().await.1, Some(Reason::IdentityUnknown));
+    gate.assert_nothing_held().await;
+}

@@ -1,0 +1,132 @@
+//! Rules that change at the moment a request leaves, or while its upstream takes its time: it is
+//! decided about again, and not on a thread that others wait for.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{self, ThreadId};
+
+use config::section::egress::Unknown;
+use egress::services::Parts;
+use policy::audit::AuditEvent;
+use policy::id::{RequestId, SandboxId};
+use policy::identity::Lookup;
+use policy::ports::{AuditLog, AuditSink, Registry};
+use testkit::origin::{Latch, Origin, Reply};
+use testkit::wait::eventually;
+
+use super::fixture::{Gate, Rules, greeter};
+use crate::stand_ins::Row;
+
+/// A registry that keeps the threads on which it was read.
+#[derive(Clone, Default)]
+struct Threads(Arc<Mutex<Vec<ThreadId>>>);
+
+impl Registry for Threads {
+    fn by_id(&self, id: &SandboxId) -> Lookup {
+        self.0.lock().unwrap().push(thread::current().id());
+        Row.by_id(id)
+    }
+
+    fn by_ip(&self, ip: IpAddr) -> Lookup {
+        Row.by_ip(ip)
+    }
+
+    fn expired(&self, _: &SandboxId) {}
+}
+
+impl Threads {
+    /// Whether a recheck was made on a thread that is not this one, which runs all tasks of a
+    /// test. Nothing else reads the registry elsewhere.
+    fn has_another(&self) -> bool {
+        let own = thread::current().id();
+        self.0.lock().unwrap().iter().any(|id| *id != own)
+    }
+}
+
+/// A log that has the rules changed when the decision of a bundle is written to it: after the
+/// decision about a request, and before the request leaves.
+#[derive(Default)]
+struct Meddler {
+    gate: OnceLock<(Arc<Gate>, Rules)>,
+}
+
+#[async_trait::async_trait]
+impl AuditSink for Meddler {
+    fn try_record(&self, _: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
+        Ok(())
+    }
+
+    async fn record(&self, _: Box<AuditEvent>) {
+        let (gate, rules) = self.gate.get().unwrap();
+        gate.reload(rules);
+    }
+
+    async fn keep(&self, _: Box<AuditEvent>) {}
+}
+
+#[async_trait::async_trait]
+impl AuditLog for Meddler {
+    async fn history(&self, _: &SandboxId) -> Option<Vec<AuditEvent>> {
+        None
+    }
+
+    async fn find(&self, _: &SandboxId, _: RequestId) -> Option<AuditEvent> {
+        None
+    }
+}
+
+/// Refuses everything, in a bundle that only logs.
+const LOGGED: &str = "package http.authz\n\nallow := false\n";
+
+#[tokio::test]
+async fn reload_before_a_request_leaves_is_noticed_off_the_async_thread() {
+    let logging = || Rules {
+        bundle_mode: "log",
+        unknown: Unknown::Deny,
+        ..Rules::with_bundle("mine", LOGGED)
+    };
+    let elsewhere = Rules {
+        domains: "other.example".to_owned(),
+        ..logging()
+    };
+    for (rules, status) in [(logging(), 200), (elsewhere, 403)] {
+        let (threads, meddler) = (Threads::default(), Arc::<Meddler>::default());
+        let gate = Gate::with_parts(&logging(), greeter(), |parts| Parts {
+            registry: Arc::new(threads.clone()),
+            audit: Arc::clone(&meddler) as _,
+            ..parts
+        });
+        let gate = Arc::new(gate);
+        assert!(meddler.gate.set((Arc::clone(&gate), rules)).is_ok());
+        assert_eq!(gate.get("known.example", "/").await.status, status);
+        assert!(threads.has_another());
+        assert_eq!(gate.origin.requests().len(), usize::from(status == 200));
+        gate.assert_nothing_held().await;
+    }
+}
+
+#[tokio::test]
+async fn reload_before_the_upstream_answers_is_explained_off_the_async_thread() {
+    let latch = Latch::new();
+    let (held, threads) = (latch.clone(), Threads::default());
+    let origin = Origin::http(move |_| Reply::text("hello").held(&held));
+    let gate = Gate::with_parts(&Rules::default(), origin, |parts| Parts {
+        registry: Arc::new(threads.clone()),
+        ..parts
+    });
+    let asking = gate.ask("known.example", "/").await;
+    eventually("the request at its origin", || {
+        (gate.origin.requests().len() == 1).then_some(())
+    })
+    .await;
+    assert!(!threads.has_another());
+    let ended = gate.reload(&Rules {
+        domains: "other.example".to_owned(),
+        unknown: Unknown::Deny,
+        ..Rules::default()
+    });
+    assert_eq!(ended, 1);
+    assert_eq!(asking.await.unwrap().reason(), "host_denied");
+    assert!(threads.has_another());
+    latch.open();
+}

@@ -1,0 +1,70 @@
+//! Rules that change while a request waits: it is decided anew.
+
+use config::section::egress::Unknown;
+use policy::reason::Reason;
+use policy::verdict::Word;
+
+use super::fixture::{Gate, Rules};
+use super::operator::ALLOW;
+
+fn allowing() -> Rules {
+    Rules {
+        domains: "known.example, asked.example".to_owned(),
+        ..Rules::default()
+    }
+}
+
+#[tokio::test]
+async fn reload_that_allows_a_held_request_lets_it_pass() {
+    let gate = Gate::new(&Rules::default());
+    let asking = gate.ask("asked.example", "/").await;
+    let open = gate.operator.next().await;
+    assert_eq!(gate.reload(&allowing()), 0, "what waits is not in flight");
+    assert_eq!(asking.await.unwrap().status, 200);
+    open.withdrawn().await;
+    let (verdict, reason, rule) = gate.only_record().await;
+    assert_eq!((verdict, reason), (Some(Word::Allow), None));
+    assert_eq!(rule.as_deref(), Some("allowlist:asked.example"));
+    gate.assert_nothing_held().await;
+}
+
+#[tokio::test]
+async fn reload_that_refuses_a_held_request_refuses_it() {
+    let gate = Gate::new(&Rules::default());
+    let asking = gate.ask("asked.example", "/").await;
+    let open = gate.operator.next().await;
+    gate.reload(&Rules {
+        unknown: Unknown::Deny,
+        ..Rules::default()
+    });
+    assert_eq!(asking.await.unwrap().reason(), "host_denied");
+    open.withdrawn().await;
+    let (verdict, reason, _) = gate.only_record().await;
+    assert_eq!(
+        (verdict, reason),
+        (Some(Word::Deny), Some(Reason::HostDenied))
+    );
+    assert_eq!(gate.origin.connections(), 0);
+    gate.assert_nothing_held().await;
+}
+
+#[tokio::test]
+async fn reload_without_a_difference_asks_again_under_its_snapshot() {
+    let gate = Gate::new(&Rules::default());
+    let asking = gate.ask("asked.example", "/").await;
+    let first = gate.operator.next().await;
+    let snapshot = gate.services.policy().load().number;
+    assert_eq!(first.question.snapshot, snapshot);
+    gate.reload(&Rules::default());
+    let second = gate.operator.next().await;
+    assert_eq!(second.question.digest, first.question.digest);
+    let snapshot = gate.services.policy().load().number;
+    assert_eq!(second.question.snapshot, snapshot);
+    // The first answer has no reader, and the request goes on waiting.
+    assert!(first.is_withdrawn());
+    assert_eq!(gate.sandbox.in_flight.held(), 1);
+    assert_eq!(gate.origin.requests().len(), 0);
+    second.answer(ALLOW);
+    assert_eq!(asking.await.unwrap().status, 200);
+    assert_eq!(gate.only_record().await.0, Some(Word::Allow));
+}

@@ -1,0 +1,77 @@
+//! What a request pays for: once, however often it is decided.
+
+use egress::upstream::HostReading;
+use policy::answer::Answer;
+use policy::host::HostName;
+use testkit::resolver::Resolver;
+
+use super::fixture::{Gate, Rules};
+use super::operator::ALLOW;
+use crate::stand_ins::sandbox;
+
+/// Asks about every request.
+const ASK: &str = "package http.authz\n\ndecision := {\"action\": \"ask\"}\n";
+
+/// Tokens that do not come back while a test runs.
+const LIMITS: &str = "rate_limits:\n  defaults: {requests_per_second: 0.001, burst_size: 5}\n";
+
+fn rules() -> Rules {
+    Rules {
+        limits: LIMITS,
+        ..Rules::with_bundle("mine", ASK)
+    }
+}
+
+/// Has a request asked about, decided again by a reload, and then answered.
+async fn ask_twice(gate: &Gate, rules: &Rules, host: &str, answer: Answer) -> u16 {
+    let asking = gate.ask(host, "/").await;
+    let first = gate.operator.next().await;
+    gate.reload(rules);
+    let second = gate.operator.next().await;
+    first.withdrawn().await;
+    second.answer(answer);
+    asking.await.unwrap().status
+}
+
+#[tokio::test]
+async fn request_decided_three_times_takes_one_rate_token() {
+    let gate = Gate::new(&rules());
+    assert_eq!(
+        ask_twice(&gate, &rules(), "known.example", ALLOW).await,
+        200
+    );
+    let settings = &gate.services.policy().load().settings;
+    let now = gate.services.clock().tick();
+    let readings = gate.sandbox.upstreams.readings(settings, now);
+    let HostReading { tokens, .. } = readings["known.example"].hosts.unwrap();
+    assert_eq!(tokens, 4);
+}
+
+/// A name below the wildcard that looks like data: a sandbox may use sixteen of them.
+fn odd_name(number: usize) -> HostName {
+    let name = format!("0123456789abcdefghijkl{number:02}.wild.example");
+    match policy::host::Host::parse(&name).unwrap() {
+        policy::host::Host::Name(name) => name,
+        policy::host::Host::Ip(ip) => panic!("{ip} is no name"),
+    }
+}
+
+#[tokio::test]
+async fn request_decided_three_times_takes_one_label_once_allowed() {
+    // The name does not exist: that is found out after the label was taken.
+    let resolver = Resolver::start();
+    let rules = Rules {
+        domains: "'*.wild.example'".to_owned(),
+        egress: format!("  dns: {{upstreams: ['{}']}}\n", resolver.address()),
+        ..rules()
+    };
+    let gate = Gate::new(&rules);
+    let (refused, allowed) = (odd_name(0).to_string(), odd_name(1).to_string());
+    assert_eq!(ask_twice(&gate, &rules, &refused, Answer::Deny).await, 403);
+    assert_eq!(resolver.asked(), []);
+    assert_eq!(ask_twice(&gate, &rules, &allowed, ALLOW).await, 502);
+    assert!(resolver.asked().iter().all(|asked| asked.name == allowed));
+    let labels = gate.services.names().labels();
+    let fit = |number: &usize| labels.admit(&sandbox(), &odd_name(*number)).is_ok();
+    assert_eq!((2..30).take_while(fit).count(), 15);
+}
