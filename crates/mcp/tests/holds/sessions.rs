@@ -345,7 +345,7 @@ async fn question_withdrawn_by_the_server_ends_its_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_call_of_another_session_takes_no_question_of_a_shared_server() {
+async fn held_call_takes_no_question_of_a_shared_server() {
     let fixture = Fixture::with(&json!({"shared": true}));
     let (waiting, asking) = (Client::open(&fixture).await, Client::open(&fixture).await);
     let held = waiting.call_held(1).await;
@@ -359,7 +359,7 @@ async fn held_call_of_another_session_takes_no_question_of_a_shared_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn client_that_comes_back_finds_the_answer_of_a_held_call() {
+async fn returning_client_finds_the_answer_of_a_held_call() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
     drop(client.call_held(1).await);
@@ -404,7 +404,7 @@ async fn batch_waits_for_its_held_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn post_of_a_held_call_to_the_one_stream_is_accepted() {
+async fn held_call_over_the_one_stream_is_accepted() {
     let fixture = Fixture::new();
     let request = Request::get("/sse").header("host", "127.0.0.1:8090");
     let mut stream = fixture.send(request.body(Full::default()).unwrap()).await;
