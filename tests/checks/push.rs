@@ -83,7 +83,10 @@ impl Pushes {
                 let mut connection = client.open(authority);
                 // It ends when the other side of the channel is dropped.
                 while let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(REPEAT) {
-                    while !delete(&mut connection, path).contains("git_rate") {}
+                    wait::until("no push to be left", || {
+                        let answer = delete(&mut connection, path);
+                        answer.contains("git_rate").then_some(())
+                    });
                     let _ = used_up.send(());
                 }
             });
