@@ -47,14 +47,15 @@ pub(crate) fn gits() -> Vec<&'static str> {
 
 /// A gate in front of a forge.
 pub(crate) struct Yard {
-    place: Place,
+    pub(crate) place: Place,
     pub(crate) forge: Forge,
     proxy: Port,
     git: String,
     version: u8,
 }
 
-/// What the operator says beside the usual.
+/// What the operator says beside the usual. In the configuration `{forge}` stands for the
+/// forge's address, and `{port}` for its port.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Wish<'a> {
     /// More of the section `git`.
@@ -65,6 +66,12 @@ pub(crate) struct Wish<'a> {
     pub(crate) top: &'a str,
     /// Other hosts, and where they are.
     pub(crate) resolve: &'a str,
+    /// More hosts that may be reached.
+    pub(crate) domains: &'a str,
+    /// More hosts that are git servers.
+    pub(crate) hosts: &'a str,
+    /// More of the section `egress`.
+    pub(crate) egress: &'a str,
     /// A bot's registration.
     pub(crate) bot: bool,
     /// The registration's own limit.
@@ -88,7 +95,7 @@ impl Yard {
         let root = place.path().join("forge");
         let git = gits()[0].to_owned();
         let forge = Forge::start(
-            Some(&ca.identity(&["forge.example", "elsewhere.example"])),
+            Some(&ca.identity(&["forge.example", "*.forge.example", "elsewhere.example"])),
             &root,
             &git,
         );
@@ -121,16 +128,26 @@ impl Yard {
         std::fs::write(self.path("policy.yaml"), policy).unwrap();
         std::fs::create_dir_all(self.path("mine")).unwrap();
         std::fs::write(self.path("mine/policy.rego"), BUNDLE).unwrap();
-        self.place.write_config(&format!(
+        let (forge, proxy) = (self.forge.address(), self.proxy.address());
+        let Wish {
+            git,
+            top,
+            resolve,
+            domains,
+            hosts,
+            egress,
+            ..
+        } = wish;
+        let config = format!(
             "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  policy: policy.yaml\n  \
-             domains: [forge.example, elsewhere.example]\n  resolve: {{\"forge.example\": \"{0}\", \"elsewhere.example\": \"{0}\"{1}}}\n  \
-             listen: [\"{2}\"]\ngit:\n  hosts: [forge.example]\n{checks}{3}\n{4}\n",
-            self.forge.address(),
-            wish.resolve,
-            self.proxy.address(),
-            wish.git,
-            wish.top,
-        ));
+             domains: [forge.example, elsewhere.example{domains}]\n  \
+             resolve: {{\"forge.example\": \"{forge}\", \"elsewhere.example\": \"{forge}\"{resolve}}}\n  \
+             listen: [\"{proxy}\"]\n{egress}\n\
+             git:\n  hosts: [forge.example{hosts}]\n{checks}{git}\n{top}\n"
+        );
+        let config = config.replace("{forge}", &forge.to_string());
+        let config = config.replace("{port}", &forge.port().to_string());
+        self.place.write_config(&config);
     }
 
     /// Where the gate listens.

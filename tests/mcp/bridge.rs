@@ -248,6 +248,12 @@ impl Bridge {
         Ok(session)
     }
 
+    /// Sends a request of revision 2026-07-28 to `fixture`.
+    pub(crate) fn stateless(&self, method: &str, name: Option<&str>, params: &Value) -> Answer {
+        let (headers, body) = stateless_request(method, name, params);
+        self.ask("POST", "/mcp/fixture", &headers, &body)
+    }
+
     /// Processes of the server behind the bridge.
     pub(crate) fn servers(&self) -> Vec<i32> {
         let program = testkit::mcp::fixture();
@@ -319,6 +325,26 @@ pub(crate) fn value_of(text: &str, series: &str) -> Option<u64> {
 /// A JSON-RPC request.
 pub(crate) fn request(id: u64, method: &str, params: &Value) -> String {
     json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
+}
+
+/// The headers and the body of a request of revision 2026-07-28.
+pub(crate) fn stateless_request<'a>(
+    method: &'a str,
+    name: Option<&'a str>,
+    params: &Value,
+) -> (Vec<(&'a str, &'a str)>, String) {
+    let mut params = params.clone();
+    params["_meta"] = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}},
+    });
+    let mut headers = vec![
+        ("MCP-Protocol-Version", "2026-07-28"),
+        ("Mcp-Method", method),
+    ];
+    headers.extend(name.map(|name| ("Mcp-Name", name)));
+    (headers, request(1, method, &params))
 }
 
 /// The first message of a session.

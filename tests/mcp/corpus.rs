@@ -158,8 +158,7 @@ fn corpus_of_tool_calls() {
 
     for (name, tool, arguments) in calls() {
         corpus.case(&format!("stateless: {name}"), || {
-            outcome(&stateless(
-                &bridge,
+            outcome(&bridge.stateless(
                 "tools/call",
                 Some(tool),
                 &json!({"name": tool, "arguments": arguments}),
@@ -172,7 +171,7 @@ fn corpus_of_tool_calls() {
         ("no such method", "no/such"),
     ] {
         corpus.case(&format!("stateless: {name}"), || {
-            outcome(&stateless(&bridge, method, None, &json!({})))
+            outcome(&bridge.stateless(method, None, &json!({})))
         });
     }
 
@@ -185,32 +184,6 @@ fn corpus_of_tool_calls() {
         });
     }
     corpus.finish();
-}
-
-/// Sends a request of revision 2026-07-28.
-fn stateless(bridge: &Bridge, method: &str, name: Option<&str>, params: &Value) -> Answer {
-    let (headers, body) = stateless_request(method, name, params);
-    bridge.ask("POST", "/mcp/fixture", &headers, &body)
-}
-
-/// The headers and the body of a request of revision 2026-07-28.
-fn stateless_request<'a>(
-    method: &'a str,
-    name: Option<&'a str>,
-    params: &Value,
-) -> (Vec<(&'a str, &'a str)>, String) {
-    let mut params = params.clone();
-    params["_meta"] = json!({
-        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
-        "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}},
-    });
-    let mut headers = vec![
-        ("MCP-Protocol-Version", "2026-07-28"),
-        ("Mcp-Method", method),
-    ];
-    headers.extend(name.map(|name| ("Mcp-Name", name)));
-    (headers, request(1, method, &params))
 }
 
 #[test]

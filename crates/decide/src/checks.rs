@@ -1,7 +1,7 @@
 //! Which subject passes which check, as a table, and why not the others.
 //!
-//! `docs/checks.md` is written from it, and a test drives each required cell through its real
-//! entry point with that check made to refuse.
+//! `docs/checks.md` is written from it, and `tests/checks` drives each required cell through its
+//! real entry point with that check made to deny.
 
 /// A check that something may have to pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,7 +57,7 @@ pub enum SubjectKind {
     Mirror,
     /// A push.
     Push,
-    /// A name in a DNS query.
+    /// A name in a DNS query that is forwarded.
     Name,
     /// A request to a tool server.
     McpCall,
@@ -157,7 +157,7 @@ impl SubjectKind {
 /// Whether `subject` has to pass `check`.
 pub const fn requirement(subject: SubjectKind, check: Check) -> Requirement {
     use Requirement::{Required, Skipped};
-    const INSIDE: Requirement = Skipped("every request inside the tunnel is decided");
+    const INSIDE: Requirement = Skipped("what is inside the tunnel is decided");
     const UNREAD: Requirement = Skipped("the content is not readable; the operator chose the host");
     const NO_HTTP: Requirement = Skipped("there is no HTTP request to a host");
     const NO_PUSH: Requirement = Skipped("nothing is pushed");
@@ -288,7 +288,7 @@ pub const fn requirement(subject: SubjectKind, check: Check) -> Requirement {
             Check::Identity | Check::StoredDecision | Check::ToolList,
         ) => CALL_PASSED,
         (SubjectKind::McpCall | SubjectKind::McpResult | SubjectKind::McpQuestion, Check::Rate) => {
-            Skipped("calls at a time are limited instead")
+            Skipped("calls at a time are limited; a sandbox's request with a call is rate limited")
         }
         (
             SubjectKind::McpCall | SubjectKind::McpResult | SubjectKind::McpQuestion,
@@ -323,7 +323,9 @@ pub fn document() -> String {
     let mut text = String::from(
         "# Which check applies to what\n\n\
          Written from `crates/decide/src/checks.rs`; `just docs` brings it up to date. A dot \
-         means that the check is made; a number is the reason why it is not.\n\n",
+         means that the check is made; a number is the reason why it is not. The test target \
+         `checks` (`tests/checks/`) drives each dot through its real entry point, with that check \
+         made to deny, and fails where a dot has no driver.\n\n",
     );
     let mut reasons: Vec<&str> = Vec::new();
     let subjects = SubjectKind::ALL.iter();
@@ -344,7 +346,12 @@ pub fn document() -> String {
         });
         text.push_str(&format!("| {} | {} |\n", check.name(), cells.join(" | ")));
     }
-    text.push('\n');
+    text.push_str(
+        "\nThe allowlist is checked for a CONNECT whose client does not trust the gate's \
+         certificates; other clients read the refusal inside the tunnel. DNS queries beyond the \
+         rate are dropped and counted, without a record; names that the gate answers itself pass \
+         identity and rate alone, and the connection that follows is decided.\n\n",
+    );
     for (number, reason) in reasons.iter().enumerate() {
         text.push_str(&format!("{}. {reason}\n", number + 1));
     }

@@ -74,7 +74,7 @@ pub async fn serve(
                 if listener.local_addr()?.port() == DNS {
                     let accepting = accept_queries(
                         Arc::clone(&services),
-                        dns::Source::Sandbox(sandbox.clone()),
+                        name_source(&services, &sandbox),
                         listener,
                         Arc::clone(&state.connections),
                         tasks.clone(),
@@ -96,7 +96,7 @@ pub async fn serve(
             }
             Door::Datagram(socket) => {
                 let datagrams = Datagrams::new(socket)?;
-                let source = dns::Source::Sandbox(sandbox.clone());
+                let source = name_source(&services, &sandbox);
                 let names = Arc::clone(services.names());
                 let audit = audit_sink(&services);
                 let stop = stop.clone();
@@ -173,6 +173,14 @@ pub async fn serve_shared_names(
     tasks.close();
     tasks.wait().await;
     Ok(())
+}
+
+/// The source of the queries of a sandbox.
+fn name_source(services: &Services, sandbox: &SandboxId) -> dns::Source {
+    dns::Source::Sandbox {
+        sandbox: sandbox.clone(),
+        registry: Arc::clone(services.registry()),
+    }
 }
 
 /// Where the answers to queries are recorded.

@@ -5,8 +5,8 @@ use testkit::corpus::Corpus;
 use testkit::http::{self, Answer};
 use testkit::said;
 
-use super::{calls, outcome, stateless_request, with_bundles};
-use crate::bridge::{Bridge, initialize, request};
+use super::{calls, outcome, with_bundles};
+use crate::bridge::{Bridge, initialize, request, stateless_request};
 
 const TOOLS: &str = "http://palisade.internal/mcp";
 

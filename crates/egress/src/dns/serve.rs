@@ -49,8 +49,13 @@ async fn write_down(journal: &dyn AuditSink, event: Option<AuditEvent>) {
 /// Where queries come from.
 #[derive(Clone)]
 pub enum Source {
-    /// A socket inside this sandbox's network: whoever asks there is the sandbox.
-    Sandbox(SandboxId),
+    /// A socket inside the network of a sandbox: queries there are the sandbox's.
+    Sandbox {
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// Who is registered.
+        registry: Arc<dyn Registry>,
+    },
     /// A network that several share: whoever is registered at the address.
     Shared {
         /// Who is registered.
@@ -62,20 +67,20 @@ pub enum Source {
 
 impl Source {
     fn asker(&self, peer: IpAddr) -> Asker {
-        match self {
-            Source::Sandbox(sandbox) => Asker::Known(sandbox.clone()),
-            Source::Shared { registry, .. } => {
-                match identify(registry.by_ip(peer.to_canonical()), None, wall_now()) {
-                    Ok(identity) => Asker::Known(identity.sandbox().clone()),
-                    Err(denial) => Asker::Unknown(denial),
-                }
-            }
+        // Each query is identified anew: a listener outlives the registration of its sandbox.
+        let lookup = match self {
+            Source::Sandbox { sandbox, registry } => registry.by_id(sandbox),
+            Source::Shared { registry, .. } => registry.by_ip(peer.to_canonical()),
+        };
+        match identify(lookup, None, wall_now()) {
+            Ok(identity) => Asker::Known(identity.sandbox().clone()),
+            Err(denial) => Asker::Unknown(denial),
         }
     }
 
     fn is_listener_check(&self, peer: SocketAddr) -> bool {
         match self {
-            Source::Sandbox(_) => false,
+            Source::Sandbox { .. } => false,
             Source::Shared { checks, .. } => checks.is_check(peer),
         }
     }
@@ -83,7 +88,7 @@ impl Source {
     /// On a shared network a synthetic address would lead nowhere.
     fn way(&self, names: &Names, transport: Transport, here: IpAddr) -> Way {
         match self {
-            Source::Sandbox(_) => Way {
+            Source::Sandbox { .. } => Way {
                 transport,
                 mode: (names.policy)(None).snapshot.settings.egress.dns.mode,
                 gate: None,

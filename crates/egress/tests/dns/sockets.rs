@@ -52,7 +52,7 @@ async fn next(stream: &mut TcpStream) -> Heard {
 async fn a_datagram_is_answered_and_a_refusal_is_written_down_first() {
     let place = Place::new();
     known(&place);
-    let served = Served::datagrams(&place, Source::Sandbox(one()));
+    let served = Served::datagrams(&place, sandbox(Arc::new(KnowsOne)));
     let client = served.client().await;
     client.send(&query("allowed.test", A)).await.unwrap();
     assert_eq!(hear(&client).await.addresses.len(), 1);
@@ -76,7 +76,7 @@ async fn too_many_queries_at_once_are_dropped_and_room_comes_back() {
             .resolver
             .tell(&format!("n{n}.wild.test"), A, Reply::Silence);
     }
-    let served = Served::datagrams(&place, Source::Sandbox(one()));
+    let served = Served::datagrams(&place, sandbox(Arc::new(KnowsOne)));
     let client = served.client().await;
     for n in 0..3 {
         client
@@ -113,7 +113,7 @@ async fn a_sandbox_that_asks_too_fast_loses_datagrams_and_waits_on_streams() {
     slow.egress.dns.rate = NonZeroU32::new(5).unwrap();
     slow.egress.dns.burst = NonZeroU32::new(3);
     place.reload(slow);
-    let served = Served::datagrams(&place, Source::Sandbox(one()));
+    let served = Served::datagrams(&place, sandbox(Arc::new(KnowsOne)));
     let client = served.client().await;
     for _ in 0..10 {
         client.send(&query("evil.test", A)).await.unwrap();
@@ -124,7 +124,7 @@ async fn a_sandbox_that_asks_too_fast_loses_datagrams_and_waits_on_streams() {
     let dropped = || place.metrics.count_of(Outcome::Dropped, None);
     until("some are dropped", || dropped() >= 1).await;
 
-    let served = Served::streams(&place, Source::Sandbox(one())).await;
+    let served = Served::streams(&place, sandbox(Arc::new(KnowsOne))).await;
     let mut stream = served.connection().await;
     let all = vec![query("evil.test", A); 3];
     stream.write_all(&framed(&all)).await.unwrap();
@@ -136,7 +136,7 @@ async fn a_sandbox_that_asks_too_fast_loses_datagrams_and_waits_on_streams() {
 #[tokio::test]
 async fn nothing_is_served_after_the_stop() {
     let place = Place::new();
-    let served = Served::datagrams(&place, Source::Sandbox(one()));
+    let served = Served::datagrams(&place, sandbox(Arc::new(KnowsOne)));
     let client = served.client().await;
     client.send(&query("evil.test", A)).await.unwrap();
     hear(&client).await;
@@ -163,7 +163,7 @@ async fn nothing_is_served_after_the_stop() {
 async fn a_connection_carries_several_queries_at_once_and_in_pieces() {
     let place = Place::with("", |limits| limits.deadline = Duration::from_secs(3));
     known(&place);
-    let served = Served::streams(&place, Source::Sandbox(one())).await;
+    let served = Served::streams(&place, sandbox(Arc::new(KnowsOne))).await;
     let mut stream = served.connection().await;
     let all = framed(&[
         query("allowed.test", A),
@@ -195,7 +195,7 @@ async fn a_connection_carries_several_queries_at_once_and_in_pieces() {
 #[tokio::test]
 async fn hundreds_of_queries_on_one_connection_are_all_answered() {
     let place = Place::with("", |limits| limits.in_flight = 2);
-    let served = Served::streams(&place, Source::Sandbox(one())).await;
+    let served = Served::streams(&place, sandbox(Arc::new(KnowsOne))).await;
     let stream = served.connection().await;
     let (mut reader, mut writer) = stream.into_split();
     let sending = tokio::spawn(async move {
@@ -221,7 +221,7 @@ async fn hundreds_of_queries_on_one_connection_are_all_answered() {
 #[tokio::test]
 async fn a_silent_client_and_one_that_dribbles_are_cut_off() {
     let place = Place::with("", |limits| limits.idle = Duration::from_millis(300));
-    let served = Served::streams(&place, Source::Sandbox(one())).await;
+    let served = Served::streams(&place, sandbox(Arc::new(KnowsOne))).await;
     let mut silent = served.connection().await;
     let mut byte = [0; 1];
     let ends = tokio::time::timeout(LONG, silent.read(&mut byte)).await;
@@ -246,7 +246,7 @@ async fn a_silent_client_and_one_that_dribbles_are_cut_off() {
 #[tokio::test]
 async fn a_query_longer_than_any_question_ends_the_connection() {
     let place = Place::new();
-    let served = Served::streams(&place, Source::Sandbox(one())).await;
+    let served = Served::streams(&place, sandbox(Arc::new(KnowsOne))).await;
     let mut stream = served.connection().await;
     stream.write_all(&[0xff, 0xff]).await.unwrap();
     let ends = tokio::time::timeout(LONG, stream.read(&mut [0; 1]))
@@ -255,7 +255,7 @@ async fn a_query_longer_than_any_question_ends_the_connection() {
     assert!(matches!(ends, Ok(0) | Err(_)));
 }
 
-/// A registry that knows 127.0.0.1 and nobody else.
+/// A registry that knows one sandbox, at 127.0.0.1.
 struct KnowsOne;
 
 impl Registry for KnowsOne {
@@ -267,8 +267,12 @@ impl Registry for KnowsOne {
         }
     }
 
-    fn by_id(&self, _: &SandboxId) -> Lookup {
-        Lookup::Unknown
+    fn by_id(&self, id: &SandboxId) -> Lookup {
+        if *id == one() {
+            registered(i64::MAX)
+        } else {
+            Lookup::Unknown
+        }
     }
 
     fn expired(&self, _: &SandboxId) {}
@@ -339,6 +343,14 @@ async fn a_flood_of_strangers_takes_nobody_elses_room() {
     assert_eq!(hear(&client).await.code, ResponseCode::NXDomain);
 }
 
+/// The network of a sandbox that `registry` knows or does not.
+fn sandbox(registry: Arc<dyn Registry>) -> Source {
+    Source::Sandbox {
+        sandbox: one(),
+        registry,
+    }
+}
+
 /// A shared network whose containers `registry` knows.
 fn shared(registry: Arc<dyn Registry>) -> Source {
     Source::Shared {
@@ -357,7 +369,7 @@ impl Registry for Says {
     }
 
     fn by_id(&self, _: &SandboxId) -> Lookup {
-        Lookup::Unknown
+        self.0.clone()
     }
 
     fn expired(&self, _: &SandboxId) {}
@@ -376,7 +388,7 @@ fn registered(expires: i64) -> Lookup {
 }
 
 #[tokio::test]
-async fn on_a_shared_network_only_registered_addresses_are_answered() {
+async fn queries_without_a_live_registration_are_refused() {
     let place = Place::new();
     known(&place);
     for (lookup, code, reason) in [
@@ -397,20 +409,22 @@ async fn on_a_shared_network_only_registered_addresses_are_answered() {
             Some(Reason::RegistryUnavailable),
         ),
     ] {
-        let source = shared(Arc::new(Says(lookup)));
-        let datagrams = Served::datagrams(&place, source.clone());
-        let client = datagrams.client().await;
-        client.send(&query("allowed.test", A)).await.unwrap();
-        assert_eq!(hear(&client).await.code, code);
-        let streams = Served::streams(&place, source).await;
-        let mut stream = streams.connection().await;
-        stream
-            .write_all(&framed(&[query("allowed.test", A)]))
-            .await
-            .unwrap();
-        assert_eq!(next(&mut stream).await.code, code);
-        for served in [datagrams, streams] {
-            assert_eq!(served.journal.0.lock().unwrap()[0].reason, reason);
+        let registry = Arc::new(Says(lookup));
+        for source in [shared(Arc::clone(&registry) as _), sandbox(registry)] {
+            let datagrams = Served::datagrams(&place, source.clone());
+            let client = datagrams.client().await;
+            client.send(&query("allowed.test", A)).await.unwrap();
+            assert_eq!(hear(&client).await.code, code);
+            let streams = Served::streams(&place, source).await;
+            let mut stream = streams.connection().await;
+            stream
+                .write_all(&framed(&[query("allowed.test", A)]))
+                .await
+                .unwrap();
+            assert_eq!(next(&mut stream).await.code, code);
+            for served in [datagrams, streams] {
+                assert_eq!(served.journal.0.lock().unwrap()[0].reason, reason);
+            }
         }
     }
 }
