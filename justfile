@@ -113,8 +113,8 @@ measure-git files="10000":
     PALISADE_FILES={{files}} cargo nextest run --locked --package sandbox --cargo-profile dist --no-capture measured
 
 # How long a push of that many MiB takes to read, and how much memory
-measure-judge mib="90":
-    PALISADE_PUSH_MIB={{mib}} cargo nextest run --locked --package sandbox --cargo-profile dist --test judge --no-capture measured
+measure-pack-reader mib="90":
+    PALISADE_PUSH_MIB={{mib}} cargo nextest run --locked --package sandbox --cargo-profile dist --test pack_reader --no-capture measured
 
 # Clones and pushes of that many MiB through the gate, as it is given to people, and past it
 measure-git-traffic mib="200":

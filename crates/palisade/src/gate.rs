@@ -36,8 +36,8 @@ use listen::PrivateSocket;
 use mcp::fingerprint::Fingerprints;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use policy::audit::AuditEvent;
-use sandbox::judge::Judge;
 use sandbox::manager::{Manager, Program};
+use sandbox::pack_reader::PackReaderPool;
 use store::audit::{AuditOptions, JsonlOptions, OnFull};
 use store::{Store, StoreOptions};
 use tokio::signal::unix::{SignalKind, signal};
@@ -428,7 +428,7 @@ async fn open_traffic(
         programs: Arc::new(inits),
         authority: Arc::new(ArcSwap::from_pointee(authority)),
         dialer,
-        pack_reader: Some(Arc::new(Readers(judge()))),
+        pack_reader: Some(Arc::new(Readers(pack_readers()))),
         spool: paths.state_dir.join("spool"),
         mirrors,
     }))
@@ -459,8 +459,8 @@ pub async fn open_tools(
 }
 
 /// Who reads pushes: this program, again.
-fn judge() -> Judge {
-    Judge::new(own_program().path, vec![JUDGE.into()], MOST_READERS)
+fn pack_readers() -> PackReaderPool {
+    PackReaderPool::new(own_program().path, vec![JUDGE.into()], MOST_READERS)
 }
 
 async fn open_manager(paths: &Paths) -> Result<Manager> {

@@ -17,7 +17,7 @@ use policy::verdict::{Denial, UNATTENDED};
 use sandbox::git::bundle::Bundle;
 use sandbox::git::error::GitError;
 use sandbox::git::home::Home;
-use sandbox::judge::{Judge, JudgeError, PackFile};
+use sandbox::pack_reader::{PackFile, PackReaderError, PackReaderPool};
 use serde_json::{Value, json};
 
 use crate::cli::{Global, block_on};
@@ -332,11 +332,11 @@ fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
         notes.push(size::warning(bytes, limits.hard_limit_bytes));
     }
     let program = PathBuf::from("/proc/self/exe");
-    let child = Judge::new(program, vec![JUDGE.into()], 1);
-    let judged = block_on(async { Ok(child.judge(&case, Some(push.pack), push.bases).await) })?;
+    let child = PackReaderPool::new(program, vec![JUDGE.into()], 1);
+    let judged = block_on(async { Ok(child.read(&case, Some(push.pack), push.bases).await) })?;
     let findings = match judged {
         Ok(findings) => findings,
-        Err(error @ JudgeError::Child(_)) => return Err(error.into()),
+        Err(error @ PackReaderError::Child(_)) => return Err(error.into()),
         Err(error) => {
             whole.push(error.denial());
             Findings::default()

@@ -1,4 +1,4 @@
-//! A repository, the packs a push from it would send, and a judge.
+//! Test fixture: a repository, the packs that a push from it would send, and a pack reader.
 
 use std::ffi::OsString;
 use std::io::{Seek, Write};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use policy::push::{Case, Findings, ObjectFormat};
 use policy::refs::{ObjectId, RefName, RefUpdate};
-use sandbox::judge::{Judge, JudgeError, PackFile};
+use sandbox::pack_reader::{PackFile, PackReaderError, PackReaderPool};
 use tempfile::TempDir;
 
 pub(crate) struct Repo {
@@ -15,15 +15,15 @@ pub(crate) struct Repo {
     pub(crate) format: ObjectFormat,
 }
 
-pub(crate) fn judge() -> Judge {
-    Judge::new(
-        PathBuf::from(env!("CARGO_BIN_EXE_sandbox-judge")),
+pub(crate) fn pack_reader() -> PackReaderPool {
+    PackReaderPool::new(
+        PathBuf::from(env!("CARGO_BIN_EXE_sandbox-pack-reader")),
         Vec::<OsString>::new(),
         2,
     )
 }
 
-/// A token that no forge ever gave out, put together here.
+/// A fake token, assembled here so that scanners do not find it in the sources.
 pub(crate) fn token() -> String {
     format!("{}_{}", "ghp", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
 }
@@ -101,7 +101,7 @@ impl Repo {
         std::fs::write(path, text).unwrap();
     }
 
-    /// Commits everything, and names the commit.
+    /// Commits everything and returns the commit's id.
     pub(crate) fn commit(&self, message: &str) -> String {
         self.git(&["add", "-A"]);
         self.git(&["commit", "-q", "--allow-empty", "-m", message]);
@@ -112,14 +112,14 @@ impl Repo {
         self.git(&["rev-parse", name])
     }
 
-    /// The bytes of a pack with what these revisions name.
+    /// The bytes of a pack with the objects of these revisions.
     pub(crate) fn pack_bytes(&self, revisions: &[&str], options: &[&str]) -> Vec<u8> {
         let mut args = vec!["pack-objects", "-q", "--stdout", "--revs"];
         args.extend(options);
         self.output(&args, format!("{}\n", revisions.join("\n")).as_bytes())
     }
 
-    /// A pack with what these revisions name.
+    /// A pack with the objects of these revisions.
     pub(crate) fn pack(&self, revisions: &[&str]) -> PackFile {
         file(&self.pack_bytes(revisions, &["--delta-base-offset"]))
     }
@@ -130,7 +130,7 @@ impl Repo {
         file(&self.output(&args, format!("{}\n", objects.join("\n")).as_bytes()))
     }
 
-    /// What upstream has at a revision: commit and trees, as a fetch without blobs brings them.
+    /// Upstream's commits and trees at a revision, as a fetch with `blob:none` brings them.
     pub(crate) fn base(&self, revision: &str) -> PackFile {
         let listed = self.git(&["rev-list", "--objects", "--filter=blob:none", revision]);
         let ids: Vec<&str> = listed
@@ -168,7 +168,7 @@ impl Repo {
     }
 }
 
-/// A pack somewhere in a file, as the gate spools it.
+/// A pack at an offset in a file, as the gate spools it.
 pub(crate) fn file(pack: &[u8]) -> PackFile {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(b"0000 what came before").unwrap();
@@ -177,6 +177,6 @@ pub(crate) fn file(pack: &[u8]) -> PackFile {
     PackFile { file, offset }
 }
 
-pub(crate) async fn read(case: &Case, pack: PackFile) -> Result<Findings, JudgeError> {
-    judge().judge(case, Some(pack), Vec::new()).await
+pub(crate) async fn read(case: &Case, pack: PackFile) -> Result<Findings, PackReaderError> {
+    pack_reader().read(case, Some(pack), Vec::new()).await
 }

@@ -1,5 +1,5 @@
-//! Under which path a file lies that holds a secret. Asked only when there is one: it takes
-//! another reading of the pack.
+//! Finds the paths of blobs that hold a secret. It needs another pass over the pack and runs only
+//! if a secret was found.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -7,40 +7,40 @@ use std::fs::File;
 use policy::push::{ObjectFormat, Place, Sighting};
 use policy::refs::ObjectId;
 
-use super::bases::Bases;
+use super::base_packs::BasePacks;
 use super::error::PackError;
 use super::object::{self, Kind};
 use super::pack::{self, Visitor};
 
-/// How many entries are remembered; a file that only later trees name has no path then.
-const MOST_EDGES: usize = 2_000_000;
-const LONGEST_PATH: usize = 1024;
+/// Maximum number of indexed tree entries; a blob that only later trees name gets no path.
+const MAX_EDGES: usize = 2_000_000;
+const MAX_PATH_BYTES: usize = 1024;
 
-/// Fills in the paths of the files among `sightings`. `roots` are the trees of commits.
-pub(super) fn fill_in(
+/// Sets the paths of the blobs among `sightings`. `roots` are the trees of commits.
+pub(super) fn resolve_paths(
     sightings: &mut [Sighting],
     roots: &HashSet<ObjectId>,
     (file, begin): (&File, u64),
-    bases: &Bases<'_>,
+    bases: &BasePacks<'_>,
 ) -> Result<(), PackError> {
     let is_blob = |sighting: &Sighting| matches!(sighting.place, Place::Blob { .. });
     if !sightings.iter().any(is_blob) {
         return Ok(());
     }
-    let mut edges = Edges {
+    let mut edges = TreeEdges {
         format: bases.format,
         names: HashMap::new(),
         parents: HashMap::new(),
         kind: Kind::Blob,
         tree: Vec::new(),
     };
-    let mut lender = |wanted: &HashSet<ObjectId>| bases.lend(wanted);
+    let mut load_bases = |wanted: &HashSet<ObjectId>| bases.load(wanted);
     pack::read(
         file,
         begin,
         bases.format,
         bases.bounds,
-        &mut lender,
+        &mut load_bases,
         &mut edges,
     )?;
     for sighting in sightings {
@@ -51,22 +51,22 @@ pub(super) fn fill_in(
     Ok(())
 }
 
-struct Edges {
+struct TreeEdges {
     format: ObjectFormat,
-    /// Every name, once.
+    /// The index of each distinct name.
     names: HashMap<Box<[u8]>, usize>,
-    /// For each object, a tree that names it, and how.
+    /// One parent tree of each object, and the index of its name there.
     parents: HashMap<ObjectId, (ObjectId, usize)>,
     kind: Kind,
     tree: Vec<u8>,
 }
 
-impl Edges {
+impl TreeEdges {
     fn path_of(&self, id: ObjectId, roots: &HashSet<ObjectId>) -> Option<String> {
-        let spelt: HashMap<usize, &[u8]> = self
+        let by_index: HashMap<usize, &[u8]> = self
             .names
             .iter()
-            .map(|(name, place)| (*place, &**name))
+            .map(|(name, index)| (*index, &**name))
             .collect();
         let mut parts = Vec::new();
         let mut length = 0;
@@ -75,9 +75,9 @@ impl Edges {
             let Some((tree, name)) = self.parents.get(&at) else {
                 break;
             };
-            let name = spelt.get(name)?;
+            let name = by_index.get(name)?;
             length += name.len() + 1;
-            if length > LONGEST_PATH {
+            if length > MAX_PATH_BYTES {
                 return None;
             }
             parts.push(String::from_utf8_lossy(name));
@@ -88,7 +88,7 @@ impl Edges {
     }
 }
 
-impl Visitor for Edges {
+impl Visitor for TreeEdges {
     fn begin(&mut self, kind: Kind) {
         self.kind = kind;
         self.tree.clear();
@@ -103,7 +103,7 @@ impl Visitor for Edges {
     fn end(&mut self, id: ObjectId) -> Result<(), PackError> {
         for entry in object::entries(&self.tree, self.format) {
             let entry = entry?;
-            if self.parents.len() >= MOST_EDGES || self.parents.contains_key(&entry.id) {
+            if self.parents.len() >= MAX_EDGES || self.parents.contains_key(&entry.id) {
                 continue;
             }
             let next = self.names.len();

@@ -1,4 +1,4 @@
-//! A pack's bytes, in order, and unpacked.
+//! Buffered reader of a pack file, with zlib inflation.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,13 +7,13 @@ use flate2::{Decompress, FlushDecompress, Status};
 use policy::push::ObjectFormat;
 use policy::refs::ObjectId;
 
-use crate::judge::error::PackError;
-use crate::judge::hash::Hasher;
+use crate::pack_reader::error::PackError;
+use crate::pack_reader::hash::Hasher;
 
-/// How much is read, and unpacked, at a time.
+/// Bytes read and inflated at a time.
 pub(super) const CHUNK: usize = 64 << 10;
 
-/// Unpacks one entry, which must be of exactly `size` bytes.
+/// Inflates one entry, which must have exactly `size` bytes.
 pub(super) fn inflate(
     input: &mut Input<'_>,
     inflater: &mut Decompress,
@@ -47,22 +47,22 @@ pub(super) fn inflate(
     }
 }
 
-/// A file from some place on, through a buffer of its own. Its position is nobody's: the pack's
-/// file is shared with the gate.
+/// Reads a file from an offset through its own buffer. It does not use the file's position, which
+/// is shared with the gate.
 pub(super) struct Input<'a> {
     file: &'a File,
-    /// Where the buffer's end is in the file.
+    /// The file offset of the buffer's end.
     at: u64,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// What is consumed goes through it.
+    /// Hashes the consumed bytes.
     pub(super) hasher: Option<Hasher>,
 }
 
 impl<'a> Input<'a> {
     pub(super) fn new(file: &'a File, at: u64, hasher: Option<Hasher>) -> Self {
-        // What is loaded again is mostly small.
+        // Entries that are loaded again are mostly small.
         let size = if hasher.is_some() { CHUNK } else { 4 << 10 };
         Self {
             file,
@@ -78,7 +78,7 @@ impl<'a> Input<'a> {
         self.at - (self.end - self.start) as u64
     }
 
-    /// What is there to be consumed: at least a byte.
+    /// Returns the buffered bytes, at least one.
     fn fill(&mut self) -> Result<&[u8], PackError> {
         if self.is_at_end()? {
             return Err(PackError::Short);

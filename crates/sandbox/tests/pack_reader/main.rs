@@ -1,5 +1,5 @@
-//! A push, read in a process of its own: packs made by the system's git, and packs that no git
-//! would make.
+//! The pack reader's child process, with packs made by the system's git and packs that no git would
+//! make.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,10 +10,10 @@
     reason = "a test that fails may panic, and one that makes packs cuts numbers into bytes"
 )]
 
+mod fixture;
 mod hostile;
-mod life;
 mod measure;
-mod paths;
-mod place;
+mod process;
 mod pushes;
+mod restricted_paths;
 mod secrets;

@@ -1,4 +1,4 @@
-//! What the judging child does.
+//! Entry point of the pack reader's child process.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -11,55 +11,57 @@ use policy::refs::ObjectId;
 use scan::detector::Detector;
 use scan::shapes::Shapes;
 
-use super::bases::Bases;
+use super::base_packs::BasePacks;
 use super::error::PackError;
-use super::learnt::Learnt;
+use super::object_index::ObjectIndex;
 use super::pack::{self, PackBounds};
-use super::{Answer, LONGEST_CASE, Order, confinement, history, restricted, whereabouts};
+use super::{Answer, MAX_CASE_BYTES, Request, history, profile, restricted_paths, secret_paths};
 use crate::namespace::{hardening, packet};
 
-/// The hidden subcommand. The order comes on standard input, the answer goes to standard
-/// output. Call it before anything else: it wants to be alone in its process.
-pub fn judge_main() -> ExitCode {
+/// Runs the child process: the request arrives on standard input, the answer is written to standard
+/// output. Call this function before any other thread is started.
+pub fn pack_reader_main() -> ExitCode {
     let line = std::io::stdin();
     if hardening::close_from(3).is_err() {
         return ExitCode::FAILURE;
     }
-    let (order, descriptors) = match packet::receive::<Order>(line.as_fd()) {
+    let (request, descriptors) = match packet::receive::<Request>(line.as_fd()) {
         Ok(Some(received)) => received,
         Ok(None) => return ExitCode::SUCCESS,
         Err(_) => return ExitCode::FAILURE,
     };
-    let answer = match confinement::shut_in(&order.limits) {
-        Ok(()) => serve(&order, descriptors),
-        Err(error) => Answer::Failed(format!("could not shut itself in ({error})")),
+    let answer = match profile::apply_profile(&request.limits) {
+        Ok(()) => serve(&request, descriptors),
+        Err(error) => Answer::Failed(format!("could not apply its seccomp profile ({error})")),
     };
     let mut out = std::io::stdout().lock();
-    let told = serde_json::to_writer(&mut out, &answer).map_err(std::io::Error::from);
-    match told.and_then(|()| out.flush()) {
+    let written = serde_json::to_writer(&mut out, &answer).map_err(std::io::Error::from);
+    match written.and_then(|()| out.flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn serve(order: &Order, descriptors: Vec<OwnedFd>) -> Answer {
+fn serve(request: &Request, descriptors: Vec<OwnedFd>) -> Answer {
     let mut files = descriptors.into_iter().map(File::from);
     let case = match files.next().map(read_case) {
         Some(Ok(case)) => case,
-        Some(Err(error)) => return Answer::Failed(format!("could not read its case ({error})")),
-        None => return Answer::Failed("was given no case".to_owned()),
+        Some(Err(error)) => return Answer::Failed(format!("could not read the case ({error})")),
+        None => return Answer::Failed("received no case".to_owned()),
     };
-    let pack = order.pack.and_then(|offset| Some((files.next()?, offset)));
-    let bases: Vec<_> = files.zip(order.bases.iter().copied()).collect();
-    if pack.is_some() != order.pack.is_some() || bases.len() != order.bases.len() {
-        return Answer::Failed("was not given every file".to_owned());
+    let pack = request
+        .pack
+        .and_then(|offset| Some((files.next()?, offset)));
+    let bases: Vec<_> = files.zip(request.bases.iter().copied()).collect();
+    if pack.is_some() != request.pack.is_some() || bases.len() != request.bases.len() {
+        return Answer::Failed("did not receive every file".to_owned());
     }
     let shapes = match case.scan.then(Shapes::built_in).transpose() {
         Ok(shapes) => shapes,
         Err(error) => return Answer::Failed(error.to_string()),
     };
     let detector = shapes.as_ref().map(|shapes| shapes as &dyn Detector);
-    match inquire(&case, pack.as_ref(), &bases, detector, &order.limits.pack) {
+    match read_push(&case, pack.as_ref(), &bases, detector, &request.limits.pack) {
         Ok(findings) => Answer::Found(findings),
         Err(error @ PackError::TooMuch { .. }) => Answer::TooMuch(error.to_string()),
         Err(PackError::Io(error)) => Answer::Failed(format!("could not read ({error})")),
@@ -73,14 +75,14 @@ fn serve(order: &Order, descriptors: Vec<OwnedFd>) -> Answer {
 }
 
 fn read_case(mut file: File) -> std::io::Result<Case> {
-    // Its position is where the parent stopped writing.
+    // The parent's writes have moved the shared file position to the end.
     std::io::Seek::rewind(&mut file)?;
     let mut text = Vec::new();
-    file.take(LONGEST_CASE).read_to_end(&mut text)?;
+    file.take(MAX_CASE_BYTES).read_to_end(&mut text)?;
     Ok(serde_json::from_slice(&text)?)
 }
 
-fn inquire(
+fn read_push(
     case: &Case,
     pack: Option<&(File, u64)>,
     bases: &[(File, u64)],
@@ -97,36 +99,43 @@ fn inquire(
     {
         return Err(PackError::Malformed("ids of another format"));
     }
-    let mut learnt = Learnt::new(case.format, &case.restricted, detector);
-    let bases = Bases {
+    let mut object_index = ObjectIndex::new(case.format, &case.restricted, detector);
+    let bases = BasePacks {
         files: bases,
         format: case.format,
         bounds,
     };
-    bases.tell(&mut learnt)?;
-    learnt.push_begins();
+    bases.visit(&mut object_index)?;
+    object_index.begin_push();
     for (place, update) in case.updates.iter().enumerate() {
-        learnt.text(update.name.as_bytes(), &Place::Ref(place));
+        object_index.text(update.name.as_bytes(), &Place::Ref(place));
     }
     for (place, option) in case.options.iter().enumerate() {
-        learnt.text(option, &Place::Option(place));
+        object_index.text(option, &Place::Option(place));
     }
     let mut objects = 0;
     if let Some((file, offset)) = pack {
-        let mut lender = |wanted: &HashSet<ObjectId>| bases.lend(wanted);
-        objects = pack::read(file, *offset, case.format, bounds, &mut lender, &mut learnt)?;
+        let mut load_bases = |wanted: &HashSet<ObjectId>| bases.load(wanted);
+        objects = pack::read(
+            file,
+            *offset,
+            case.format,
+            bounds,
+            &mut load_bases,
+            &mut object_index,
+        )?;
     }
-    let restricted = restricted::judge(case, &learnt)?;
-    let fast_forward = history::fast_forwards(case, &learnt);
-    let mut seen = std::mem::take(&mut learnt.seen);
+    let restricted = restricted_paths::compare(case, &object_index)?;
+    let fast_forward = history::fast_forwards(case, &object_index);
+    let mut sightings = std::mem::take(&mut object_index.sightings);
     if let Some((file, offset)) = pack {
-        let roots: HashSet<ObjectId> = learnt.commits.values().map(|one| one.tree).collect();
-        whereabouts::fill_in(&mut seen.sightings, &roots, (file, *offset), &bases)?;
+        let roots: HashSet<ObjectId> = object_index.commits.values().map(|one| one.tree).collect();
+        secret_paths::resolve_paths(&mut sightings.list, &roots, (file, *offset), &bases)?;
     }
     Ok(Findings {
         objects,
-        secrets: seen.sightings,
-        more_secrets: seen.is_more,
+        secrets: sightings.list,
+        more_secrets: sightings.is_truncated,
         restricted,
         fast_forward,
     })

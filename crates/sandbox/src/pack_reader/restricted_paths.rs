@@ -1,12 +1,12 @@
-//! What a push does to restricted paths.
+//! Compares the restricted paths of a push with upstream's.
 //!
-//! Every commit of the push is judged, not only those a ref will point at: what is upstream
-//! once, a later push can point at without sending it again. A commit leaves a path alone when
-//! it has there what upstream's own tips have, or what all its parents have. A merge whose
-//! parents differ must have what a tip has: taking the other side's may undo a repair.
+//! Every commit of the push is compared, not only the tips: a later push can point a ref at any
+//! commit that upstream already has, without sending it again. A commit leaves a path unchanged if
+//! it has the same entry there as one of upstream's tips, or as all of its parents. A merge whose
+//! parents differ must match a tip: taking the other parent's version may revert a fix.
 //!
-//! What is at a path is compared by ids, so nothing below it need be known. Where a tree on the
-//! way is not known, its own id stands for all that is below.
+//! Entries are compared by id, so the trees below them need not be known. If a tree on the path is
+//! not known, its id stands for its contents.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -15,53 +15,60 @@ use policy::push::{Case, Restricted};
 use policy::refs::ObjectId;
 
 use super::error::PackError;
-use super::learnt::{Commit, Learnt};
 use super::object::DIRECTORY;
+use super::object_index::{Commit, ObjectIndex};
 
-/// How many spellings of one path a tree may have.
-const MOST_SPOTS: usize = 1000;
+/// Maximum number of spellings of one path in a tree.
+const MAX_PATH_SPELLINGS: usize = 1000;
 
-/// What lies at a path: nothing, or every entry that means it.
-type Value = Rc<Vec<Spot>>;
+/// All entries that match a path; empty if there are none.
+type Value = Rc<Vec<PathEntry>>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Spot {
+struct PathEntry {
     path: Vec<u8>,
-    /// None where the tree of this name is not known.
+    /// `None` if the tree with this name is not known.
     mode: Option<u32>,
     id: ObjectId,
 }
 
-/// Judges the push.
-pub(super) fn judge(case: &Case, learnt: &Learnt<'_>) -> Result<Restricted, PackError> {
-    let mut look = Look {
-        learnt,
+/// Returns the most severe change to a restricted path in the push.
+pub(super) fn compare(
+    case: &Case,
+    object_index: &ObjectIndex<'_>,
+) -> Result<Restricted, PackError> {
+    let mut comparison = PathComparison {
+        object_index,
         values: HashMap::new(),
     };
     let tips: Vec<&Commit> = case
         .default_tip
         .iter()
         .chain(case.updates.iter().map(|update| &update.old))
-        .filter_map(|id| learnt.commits.get(&peel(learnt, *id)))
+        .filter_map(|id| object_index.commits.get(&peel(object_index, *id)))
         .filter(|commit| !commit.is_pushed)
         .collect();
     let mut worst = Restricted::Untouched;
-    for (path, _) in learnt.spelling.paths.iter().enumerate() {
+    for (path, _) in object_index.restricted_names.paths.iter().enumerate() {
         let mut known = HashSet::new();
         for tip in &tips {
-            known.insert(look.value(&tip.tree, path)?);
+            known.insert(comparison.value(&tip.tree, path)?);
         }
-        for commit in learnt.commits.values().filter(|commit| commit.is_pushed) {
-            let found = look.judge(commit, path, &known)?;
+        for commit in object_index
+            .commits
+            .values()
+            .filter(|commit| commit.is_pushed)
+        {
+            let found = comparison.compare(commit, path, &known)?;
             worst = worse(worst, found);
         }
     }
-    if !learnt.spelling.paths.is_empty() {
+    if !object_index.restricted_names.paths.is_empty() {
         for update in case.updates.iter().filter(|update| !update.is_deletion()) {
-            let tip = peel(learnt, update.new);
-            // A commit that is not here came with an earlier push, or from a fork: nobody has
-            // looked at it.
-            if case.default_tip != Some(tip) && !learnt.commits.contains_key(&tip) {
+            let tip = peel(object_index, update.new);
+            // A commit that is in no pack here came with an earlier push, or from a fork, and was
+            // never compared.
+            if case.default_tip != Some(tip) && !object_index.commits.contains_key(&tip) {
                 worst = worse(worst, Restricted::Unknown);
             }
         }
@@ -69,11 +76,11 @@ pub(super) fn judge(case: &Case, learnt: &Learnt<'_>) -> Result<Restricted, Pack
     Ok(worst)
 }
 
-/// What a ref points at, through tags that are here.
-pub(super) fn peel(learnt: &Learnt<'_>, id: ObjectId) -> ObjectId {
+/// Follows annotated tags that are in the index.
+pub(super) fn peel(object_index: &ObjectIndex<'_>, id: ObjectId) -> ObjectId {
     let mut id = id;
-    // A tag cannot contain its own hash, so this ends; a tag of a tag of a tag is rare.
-    while let Some(target) = learnt.tags.get(&id) {
+    // The loop ends, because a tag cannot contain its own hash.
+    while let Some(target) = object_index.tags.get(&id) {
         id = *target;
     }
     id
@@ -87,14 +94,14 @@ fn worse(one: Restricted, other: Restricted) -> Restricted {
     }
 }
 
-struct Look<'a, 'd> {
-    learnt: &'a Learnt<'d>,
-    /// By tree and path; commits share trees.
+struct PathComparison<'a, 'd> {
+    object_index: &'a ObjectIndex<'d>,
+    /// Cache by tree and path, because commits share trees.
     values: HashMap<(ObjectId, usize), Value>,
 }
 
-impl Look<'_, '_> {
-    fn judge(
+impl PathComparison<'_, '_> {
+    fn compare(
         &mut self,
         commit: &Commit,
         path: usize,
@@ -104,11 +111,11 @@ impl Look<'_, '_> {
         if known.contains(&value) {
             return Ok(Restricted::Untouched);
         }
-        // Nothing is there, and nobody says that there should be.
+        // The path is absent here, and no upstream version of it is known.
         let is_harmless = value.is_empty() && known.is_empty();
         let mut is_same = true;
         for parent in &commit.parents {
-            let Some(parent) = self.learnt.commits.get(parent) else {
+            let Some(parent) = self.object_index.commits.get(parent) else {
                 return Ok(if is_harmless {
                     Restricted::Untouched
                 } else {
@@ -117,7 +124,7 @@ impl Look<'_, '_> {
             };
             is_same &= self.value(&parent.tree, path)? == value;
         }
-        let is_unclear = value.iter().any(|spot| spot.mode.is_none());
+        let is_unclear = value.iter().any(|entry| entry.mode.is_none());
         Ok(match (commit.parents.is_empty(), is_same) {
             (false, true) => Restricted::Untouched,
             (true, _) if is_harmless => Restricted::Untouched,
@@ -131,51 +138,51 @@ impl Look<'_, '_> {
         if let Some(value) = self.values.get(&(*tree, path)) {
             return Ok(Rc::clone(value));
         }
-        let mut spots = Vec::new();
-        let components = self.learnt.spelling.paths.get(path);
+        let mut entries = Vec::new();
+        let components = self.object_index.restricted_names.paths.get(path);
         let components = components.map(Vec::as_slice).unwrap_or_default();
-        self.look(tree, components, &[], &mut spots)?;
-        let value = Rc::new(spots);
+        self.collect_entries(tree, components, &[], &mut entries)?;
+        let value = Rc::new(entries);
         self.values.insert((*tree, path), Rc::clone(&value));
         Ok(value)
     }
 
-    fn look(
+    fn collect_entries(
         &self,
         tree: &ObjectId,
         components: &[usize],
         above: &[u8],
-        spots: &mut Vec<Spot>,
+        entries: &mut Vec<PathEntry>,
     ) -> Result<(), PackError> {
         let Some((first, rest)) = components.split_first() else {
             return Ok(());
         };
-        if spots.len() > MOST_SPOTS {
+        if entries.len() > MAX_PATH_SPELLINGS {
             return Err(PackError::TooMuch {
                 what: "the number of spellings of a restricted path",
-                bound: MOST_SPOTS as u64,
+                bound: MAX_PATH_SPELLINGS as u64,
             });
         }
-        let Some(marks) = self.learnt.trees.get(tree) else {
-            spots.push(Spot {
+        let Some(marked) = self.object_index.trees.get(tree) else {
+            entries.push(PathEntry {
                 path: above.to_vec(),
                 mode: None,
                 id: *tree,
             });
             return Ok(());
         };
-        for mark in marks.iter().filter(|mark| mark.component == *first) {
+        for found in marked.iter().filter(|found| found.component == *first) {
             let mut path = above.to_vec();
             path.push(b'/');
-            path.extend_from_slice(&mark.name);
-            if rest.is_empty() || mark.mode != DIRECTORY {
-                spots.push(Spot {
+            path.extend_from_slice(&found.name);
+            if rest.is_empty() || found.mode != DIRECTORY {
+                entries.push(PathEntry {
                     path,
-                    mode: Some(mark.mode),
-                    id: mark.id,
+                    mode: Some(found.mode),
+                    id: found.id,
                 });
             } else {
-                self.look(&mark.id, rest, &path, spots)?;
+                self.collect_entries(&found.id, rest, &path, entries)?;
             }
         }
         Ok(())

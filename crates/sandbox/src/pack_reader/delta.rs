@@ -1,10 +1,10 @@
-//! An object as a difference to another (gitformat-pack(5), 'Deltified representation').
+//! Applies a delta to its base object (gitformat-pack(5), 'Deltified representation').
 
 use super::error::PackError;
 
-const BROKEN: PackError = PackError::Malformed("a difference that does not fit its base");
+const BROKEN: PackError = PackError::Malformed("a delta does not fit its base");
 
-/// Makes the object that `delta` describes. `largest` bounds it.
+/// Returns the object that `delta` makes of `base`, at most `largest` bytes.
 pub(super) fn apply(base: &[u8], delta: &[u8], largest: u64) -> Result<Vec<u8>, PackError> {
     let mut delta = Operations(delta);
     if delta.length()? != base.len() as u64 {
@@ -13,7 +13,7 @@ pub(super) fn apply(base: &[u8], delta: &[u8], largest: u64) -> Result<Vec<u8>, 
     let length = delta.length()?;
     if length > largest {
         return Err(PackError::TooMuch {
-            what: "an object that must be held whole",
+            what: "the size of an object held in memory",
             bound: largest,
         });
     }
@@ -32,7 +32,7 @@ pub(super) fn apply(base: &[u8], delta: &[u8], largest: u64) -> Result<Vec<u8>, 
     }
 }
 
-/// What is left of a difference.
+/// The rest of a delta.
 struct Operations<'a>(&'a [u8]);
 
 impl<'a> Operations<'a> {
@@ -42,7 +42,7 @@ impl<'a> Operations<'a> {
         Ok(first)
     }
 
-    /// A number in groups of seven bits, the lowest first.
+    /// Reads a number in groups of seven bits, the lowest first.
     fn length(&mut self) -> Result<u64, PackError> {
         let mut number = 0_u64;
         for shift in (0..63).step_by(7) {
@@ -55,14 +55,14 @@ impl<'a> Operations<'a> {
         Err(BROKEN)
     }
 
-    /// The next piece of the object; `None` at the end.
+    /// Returns the next piece of the object; `None` at the end.
     fn next(&mut self, base: &'a [u8]) -> Result<Option<&'a [u8]>, PackError> {
         let Some((&order, rest)) = self.0.split_first() else {
             return Ok(None);
         };
         self.0 = rest;
         if order & 0x80 == 0 {
-            // As it is here; nought is reserved.
+            // An insertion of literal bytes; zero is reserved.
             if order == 0 || usize::from(order) > self.0.len() {
                 return Err(BROKEN);
             }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_copied_and_put_in() {
+    fn delta_copies_and_inserts_pieces() {
         // Base of 10, result of 8: copy 3 from 2, insert "ab", copy 3 from 7.
         let delta = [10, 8, 0x91, 2, 3, 2, b'a', b'b', 0x91, 7, 3];
         assert_eq!(apply(b"0123456789", &delta, 100).unwrap(), b"234ab789");
@@ -107,16 +107,16 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn delta_that_does_not_fit_is_refused() {
         for (delta, why) in [
             (&[9, 1, 1, b'a'][..], "another base"),
             (&[10, 2, 1, b'a'], "too short"),
             (&[10, 1, 2, b'a', b'b'], "too long"),
             (&[10, 1, 0], "reserved"),
             (&[10, 3, 0x91, 8, 3], "beyond the base"),
-            (&[10, 3, 3, b'a'], "cut in an insertion"),
-            (&[10, 3, 0x91, 8], "cut in a copy"),
-            (&[10], "cut in its head"),
+            (&[10, 3, 3, b'a'], "truncated insertion"),
+            (&[10, 3, 0x91, 8], "truncated copy"),
+            (&[10], "truncated header"),
             (&[0xff; 12], "a number without end"),
         ] {
             assert!(apply(b"0123456789", delta, 100).is_err(), "{why}");
@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_fall(delta: Vec<u8>, base: Vec<u8>) {
+        fn arbitrary_delta_never_panics(delta: Vec<u8>, base: Vec<u8>) {
             if let Ok(made) = apply(&base, &delta, 1 << 16) {
                 prop_assert!(made.len() <= 1 << 16);
             }

@@ -1,15 +1,15 @@
-//! Figures for a person; no assertion on time. `just measure-judge` takes a push of 90 MiB and
-//! optimises; the tests take less.
+//! Measurements for a person, without assertions on time. `just measure-pack-reader` takes a push
+//! of 90 MiB and an optimised build; the tests take a smaller one.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use policy::push::Restricted;
-use sandbox::judge::JudgeLimits;
+use sandbox::pack_reader::PackReaderLimits;
 
-use crate::place::{Repo, file, judge};
+use crate::fixture::{Repo, file, pack_reader};
 
-/// The most memory that a child of ours has used so far, in bytes, as its status says.
+/// The peak memory of a child of this process in bytes, from its status file.
 fn peak_of_child() -> Option<u64> {
     let own = std::process::id().to_string();
     let processes = std::fs::read_dir("/proc").ok()?;
@@ -19,16 +19,16 @@ fn peak_of_child() -> Option<u64> {
             let line = status.lines().find(|line| line.starts_with(name))?;
             line.split_whitespace().nth(1)
         };
-        let is_judge = field("Name:")?.starts_with("sandbox-judge");
-        (is_judge && field("PPid:")? == own)
+        let is_pack_reader = field("Name:")?.starts_with("sandbox-pack");
+        (is_pack_reader && field("PPid:")? == own)
             .then(|| field("VmHWM:")?.parse::<u64>().ok())
             .flatten()
             .map(|kilobytes| kilobytes << 10)
     })
 }
 
-/// Data that does not compress, and a little source in many versions, which is as much again
-/// when it is unpacked.
+/// Incompressible data, and some source in many versions, which has the same size again when it is
+/// inflated.
 fn push_of(repo: &Repo, mib: usize) -> Vec<u8> {
     let mut seed = 1_u64;
     let mut noise = |length: usize| -> Vec<u8> {
@@ -62,32 +62,32 @@ fn push_of(repo: &Repo, mib: usize) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_push_measured() {
+async fn large_push_measured() {
     let mib = std::env::var("PALISADE_PUSH_MIB").ok();
     let mib: usize = mib.map_or(3, |mib| mib.parse().unwrap());
     let repo = Repo::new();
     let bytes = push_of(&repo, mib);
     let case = repo.case(&repo.rev("HEAD"));
     let pack = file(&bytes);
-    let (tell, told) = tokio::sync::watch::channel(0);
+    let (sender, receiver) = tokio::sync::watch::channel(0);
     tokio::spawn(async move {
         let mut pause = tokio::time::interval(Duration::from_millis(2));
-        while !tell.is_closed() {
+        while !sender.is_closed() {
             pause.tick().await;
             let peak = peak_of_child().unwrap_or_default();
-            tell.send_modify(|most| *most = peak.max(*most));
+            sender.send_modify(|most| *most = peak.max(*most));
         }
     });
     let began = Instant::now();
-    // Without optimisation it takes longer than a push may.
-    let judge = judge().with_limits(JudgeLimits {
+    // Without optimisation the read takes longer than the default limits.
+    let reader = pack_reader().with_limits(PackReaderLimits {
         processor: 900,
         seconds: 900,
-        ..JudgeLimits::default()
+        ..PackReaderLimits::default()
     });
-    let found = judge.judge(&case, Some(pack), Vec::new()).await.unwrap();
+    let found = reader.read(&case, Some(pack), Vec::new()).await.unwrap();
     let took = began.elapsed();
-    let peak = *told.borrow();
+    let peak = *receiver.borrow();
     assert_eq!(
         (found.secrets.len(), found.restricted),
         (0, Restricted::Untouched)

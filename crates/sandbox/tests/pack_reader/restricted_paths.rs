@@ -1,18 +1,18 @@
-//! What a push does to restricted paths.
+//! Changes to restricted paths in a push.
 
 use policy::push::{Case, Restricted};
-use sandbox::judge::PackFile;
+use sandbox::pack_reader::PackFile;
 
-use crate::place::{Repo, id, judge};
+use crate::fixture::{Repo, id, pack_reader};
 
 const WORKFLOW: &str = ".github/workflows/ci.yml";
 
-async fn said(case: &Case, pack: PackFile, bases: Vec<PackFile>) -> Restricted {
-    let found = judge().judge(case, Some(pack), bases).await;
+async fn restricted_in(case: &Case, pack: PackFile, bases: Vec<PackFile>) -> Restricted {
+    let found = pack_reader().read(case, Some(pack), bases).await;
     found.unwrap().restricted
 }
 
-/// Upstream: one commit with a workflow.
+/// The upstream repository, with one commit that has a workflow.
 fn upstream() -> (Repo, String) {
     let repo = Repo::new();
     repo.write(WORKFLOW, "on: push\n");
@@ -21,26 +21,25 @@ fn upstream() -> (Repo, String) {
     (repo, tip)
 }
 
-/// The verdict about pushing HEAD as a new branch, where upstream's default branch is at `tip`
-/// and known.
+/// The result of pushing HEAD as a new branch, with upstream's default branch at `tip` as a base.
 async fn new_branch(repo: &Repo, tip: &str) -> Restricted {
     let mut case = repo.case(&repo.rev("HEAD"));
     case.default_tip = Some(id(tip));
     let pack = repo.pack(&["HEAD", &format!("^{tip}")]);
-    said(&case, pack, vec![repo.base(tip)]).await
+    restricted_in(&case, pack, vec![repo.base(tip)]).await
 }
 
 #[tokio::test]
-async fn other_files_may_change() {
+async fn change_to_other_files_leaves_paths_untouched() {
     let (repo, tip) = upstream();
     repo.write("README.md", "y\n");
-    repo.write(".github/CODEOWNERS", "* @nobody\n");
+    repo.write(".github/CODEOWNERS", "* @no_bases\n");
     repo.commit("work");
     assert_eq!(new_branch(&repo, &tip).await, Restricted::Untouched);
 }
 
 #[tokio::test]
-async fn a_workflow_may_not_change_come_or_go() {
+async fn workflow_edit_addition_or_removal_is_a_change() {
     for (path, text) in [
         (WORKFLOW, Some("on: pull_request_target\n")),
         (".github/workflows/new.yml", Some("on: push\n")),
@@ -60,7 +59,7 @@ async fn a_workflow_may_not_change_come_or_go() {
         repo.commit("work");
         assert_eq!(new_branch(&repo, &tip).await, Restricted::Changed, "{path}");
     }
-    // The directory becomes a link to another.
+    // The directory becomes a symbolic link to another.
     let (repo, tip) = upstream();
     std::fs::rename(repo.dir().join(".github"), repo.dir().join("elsewhere")).unwrap();
     std::os::unix::fs::symlink("elsewhere", repo.dir().join(".github")).unwrap();
@@ -69,7 +68,7 @@ async fn a_workflow_may_not_change_come_or_go() {
 }
 
 #[tokio::test]
-async fn a_change_that_is_undone_within_the_push_is_one() {
+async fn change_reverted_within_the_push_is_a_change() {
     let (repo, tip) = upstream();
     repo.write(WORKFLOW, "on: evil\n");
     repo.commit("change");
@@ -79,7 +78,7 @@ async fn a_change_that_is_undone_within_the_push_is_one() {
 }
 
 #[tokio::test]
-async fn a_change_on_a_side_parent_or_in_a_commit_nothing_points_at_is_one() {
+async fn change_on_side_parent_or_unreachable_commit_is_a_change() {
     let (repo, tip) = upstream();
     repo.git(&["checkout", "-q", "-b", "side"]);
     repo.write(WORKFLOW, "on: evil\n");
@@ -92,7 +91,7 @@ async fn a_change_on_a_side_parent_or_in_a_commit_nothing_points_at_is_one() {
     // Beside the branch, unreferenced.
     let pack = repo.pack(&[&work, &evil, &format!("^{tip}")]);
     assert_eq!(
-        said(&case, pack, vec![repo.base(&tip)]).await,
+        restricted_in(&case, pack, vec![repo.base(&tip)]).await,
         Restricted::Changed
     );
     // As a parent whose files are not taken.
@@ -101,7 +100,7 @@ async fn a_change_on_a_side_parent_or_in_a_commit_nothing_points_at_is_one() {
 }
 
 #[tokio::test]
-async fn work_on_an_older_upstream_or_after_a_merge_of_a_newer_is_fine() {
+async fn branch_from_older_upstream_or_merge_of_newer_is_untouched() {
     let (repo, old) = upstream();
     repo.git(&["checkout", "-q", "-b", "work"]);
     repo.write("README.md", "work\n");
@@ -110,7 +109,7 @@ async fn work_on_an_older_upstream_or_after_a_merge_of_a_newer_is_fine() {
     repo.write(WORKFLOW, "on: newer\n");
     let newer = repo.commit("upstream changes its workflow");
     repo.git(&["checkout", "-q", "work"]);
-    // The older commit is in upstream's history, which is here.
+    // The older commit is in upstream's history, which the base pack has.
     assert_eq!(new_branch(&repo, &newer).await, Restricted::Untouched);
     repo.git(&["merge", "-q", "-m", "merge", "main"]);
     assert_eq!(new_branch(&repo, &newer).await, Restricted::Untouched);
@@ -118,7 +117,7 @@ async fn work_on_an_older_upstream_or_after_a_merge_of_a_newer_is_fine() {
     repo.git(&["reset", "-q", "--hard", "HEAD~1"]);
     repo.git(&["merge", "-q", "-s", "ours", "-m", "merge", "main"]);
     assert_eq!(new_branch(&repo, &newer).await, Restricted::Changed);
-    // Taking upstream's newer one without merging does not.
+    // Copying upstream's newer version without merging changes nothing.
     repo.git(&["reset", "-q", "--hard", &old]);
     repo.write(WORKFLOW, "on: newer\n");
     repo.commit("as upstream");
@@ -126,41 +125,50 @@ async fn work_on_an_older_upstream_or_after_a_merge_of_a_newer_is_fine() {
 }
 
 #[tokio::test]
-async fn without_upstreams_trees_such_a_path_is_unknown() {
+async fn restricted_path_without_upstreams_trees_is_unknown() {
     let (repo, tip) = upstream();
     repo.write("README.md", "y\n");
     let work = repo.commit("work");
     let pack = || repo.pack(&[&work, &format!("^{tip}")]);
     let case = repo.case_from(&tip, &work);
-    assert_eq!(said(&case, pack(), Vec::new()).await, Restricted::Unknown);
     assert_eq!(
-        said(&case, pack(), vec![repo.base(&tip)]).await,
+        restricted_in(&case, pack(), Vec::new()).await,
+        Restricted::Unknown
+    );
+    assert_eq!(
+        restricted_in(&case, pack(), vec![repo.base(&tip)]).await,
         Restricted::Untouched
     );
     let mut free = case.clone();
     free.restricted = Vec::new();
-    assert_eq!(said(&free, pack(), Vec::new()).await, Restricted::Untouched);
-    // A repository of nothing but such paths, new as a whole.
+    assert_eq!(
+        restricted_in(&free, pack(), Vec::new()).await,
+        Restricted::Untouched
+    );
+    // A push of a whole new repository with a workflow.
     let case = repo.case(&tip);
     assert_eq!(
-        said(&case, repo.pack(&[&tip]), Vec::new()).await,
+        restricted_in(&case, repo.pack(&[&tip]), Vec::new()).await,
         Restricted::Unknown
     );
 }
 
 #[tokio::test]
-async fn without_such_a_path_nothing_need_be_known() {
+async fn push_without_restricted_paths_needs_no_bases() {
     let repo = Repo::new();
     let first = repo.commit("first");
     repo.write("a", "x");
     let second = repo.commit("second");
     let pack = repo.pack(&[&second, &format!("^{first}")]);
     let case = repo.case_from(&first, &second);
-    assert_eq!(said(&case, pack, Vec::new()).await, Restricted::Untouched);
+    assert_eq!(
+        restricted_in(&case, pack, Vec::new()).await,
+        Restricted::Untouched
+    );
 }
 
 #[tokio::test]
-async fn a_commit_that_nobody_has_looked_at_is_unknown() {
+async fn commit_that_is_in_no_pack_is_unknown() {
     let (repo, tip) = upstream();
     repo.write(WORKFLOW, "on: evil\n");
     let elsewhere = repo.commit("of a fork that shares the forge's store");
@@ -168,25 +176,34 @@ async fn a_commit_that_nobody_has_looked_at_is_unknown() {
     let mut case = repo.case(&elsewhere);
     case.default_tip = Some(id(&tip));
     let bases = || vec![repo.base(&tip)];
-    assert_eq!(said(&case, empty(), bases()).await, Restricted::Unknown);
-    // Upstream's own tip is fine, even where its trees are not here.
+    assert_eq!(
+        restricted_in(&case, empty(), bases()).await,
+        Restricted::Unknown
+    );
+    // Upstream's own tip is untouched, even without its trees.
     let mut case = repo.case(&tip);
     case.default_tip = Some(id(&tip));
-    assert_eq!(said(&case, empty(), bases()).await, Restricted::Untouched);
     assert_eq!(
-        said(&case, empty(), Vec::new()).await,
+        restricted_in(&case, empty(), bases()).await,
         Restricted::Untouched
     );
-    // An old tip that is only claimed, and comes with the pack, is not upstream's.
+    assert_eq!(
+        restricted_in(&case, empty(), Vec::new()).await,
+        Restricted::Untouched
+    );
+    // An `old` id that comes with the push's own pack is not upstream's.
     repo.git(&["commit", "-q", "--amend", "-m", "evil"]);
     let evil = repo.rev("HEAD");
     let case = repo.case_from(&evil, &evil);
     let pack = repo.pack(&[&evil, &format!("^{tip}")]);
-    assert_eq!(said(&case, pack, bases()).await, Restricted::Changed);
+    assert_eq!(
+        restricted_in(&case, pack, bases()).await,
+        Restricted::Changed
+    );
 }
 
 #[tokio::test]
-async fn a_tag_is_judged_by_what_it_points_at() {
+async fn tag_is_compared_by_its_target() {
     let (repo, tip) = upstream();
     repo.write("README.md", "y\n");
     repo.commit("work");
@@ -196,7 +213,7 @@ async fn a_tag_is_judged_by_what_it_points_at() {
     case.default_tip = Some(id(&tip));
     let pack = repo.pack(&["v2", &format!("^{tip}")]);
     assert_eq!(
-        said(&case, pack, vec![repo.base(&tip)]).await,
+        restricted_in(&case, pack, vec![repo.base(&tip)]).await,
         Restricted::Untouched
     );
 }

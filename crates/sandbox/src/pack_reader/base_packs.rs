@@ -1,5 +1,5 @@
-//! Packs of what upstream has: what they hold is learnt, and lent to a push that builds on it
-//! without sending it.
+//! Packs of objects that upstream has. Their contents are indexed, and serve as delta bases for
+//! thin packs.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -9,57 +9,64 @@ use policy::refs::ObjectId;
 
 use super::error::PackError;
 use super::object::Kind;
-use super::pack::{self, Lent, PackBounds, Visitor};
+use super::pack::{self, BaseObjects, PackBounds, Visitor};
 
-/// The packs, each from a place on.
-pub(super) struct Bases<'a> {
+/// The open packs, each with its offset in the file.
+pub(super) struct BasePacks<'a> {
     pub(super) files: &'a [(File, u64)],
     pub(super) format: ObjectFormat,
     pub(super) bounds: &'a PackBounds,
 }
 
-impl Bases<'_> {
-    /// Tells `visitor` of everything in them.
-    pub(super) fn tell(&self, visitor: &mut dyn Visitor) -> Result<(), PackError> {
+impl BasePacks<'_> {
+    /// Passes every object of the packs to `visitor`.
+    pub(super) fn visit(&self, visitor: &mut dyn Visitor) -> Result<(), PackError> {
         for (file, begin) in self.files {
-            let mut nobody = |_: &HashSet<ObjectId>| Ok(Lent::new());
-            pack::read(file, *begin, self.format, self.bounds, &mut nobody, visitor)?;
+            let mut no_bases = |_: &HashSet<ObjectId>| Ok(BaseObjects::new());
+            pack::read(
+                file,
+                *begin,
+                self.format,
+                self.bounds,
+                &mut no_bases,
+                visitor,
+            )?;
         }
         Ok(())
     }
 
-    /// Those of the `wanted` objects that are in them.
-    pub(super) fn lend(&self, wanted: &HashSet<ObjectId>) -> Result<Lent, PackError> {
-        let mut lending = Lending {
+    /// Loads those of the `wanted` objects that the packs hold.
+    pub(super) fn load(&self, wanted: &HashSet<ObjectId>) -> Result<BaseObjects, PackError> {
+        let mut collector = BaseCollector {
             wanted,
             bounds: self.bounds,
             held: 0,
-            lent: Lent::new(),
+            objects: BaseObjects::new(),
             kind: Kind::Blob,
             bytes: Vec::new(),
         };
-        self.tell(&mut lending)?;
-        Ok(lending.lent)
+        self.visit(&mut collector)?;
+        Ok(collector.objects)
     }
 }
 
-struct Lending<'a> {
+struct BaseCollector<'a> {
     wanted: &'a HashSet<ObjectId>,
     bounds: &'a PackBounds,
     held: u64,
-    lent: Lent,
+    objects: BaseObjects,
     kind: Kind,
     bytes: Vec<u8>,
 }
 
-impl Visitor for Lending<'_> {
+impl Visitor for BaseCollector<'_> {
     fn begin(&mut self, kind: Kind) {
         self.kind = kind;
         self.bytes.clear();
     }
 
     fn bytes(&mut self, piece: &[u8]) {
-        // A base that is larger is cut here, and then not lent.
+        // An object over the limit is truncated here and then not collected.
         if (self.bytes.len() as u64) <= self.bounds.whole {
             self.bytes.extend_from_slice(piece);
         }
@@ -73,12 +80,12 @@ impl Visitor for Lending<'_> {
         self.held = self.held.saturating_add(size);
         if self.held > self.bounds.held {
             return Err(PackError::TooMuch {
-                what: "what the pack builds on and leaves out",
+                what: "the size of the bases of a thin pack",
                 bound: self.bounds.held,
             });
         }
         let bytes = std::mem::take(&mut self.bytes);
-        self.lent.insert(id, (self.kind, bytes));
+        self.objects.insert(id, (self.kind, bytes));
         Ok(())
     }
 }

@@ -1,15 +1,15 @@
-//! Pushes with nothing wrong in them.
+//! Well-formed pushes.
 
 use std::fmt::Write;
 
 use policy::push::{ObjectFormat, Restricted};
 use policy::refs::{RefName, RefUpdate};
-use sandbox::judge::JudgeError;
+use sandbox::pack_reader::PackReaderError;
 
-use crate::place::{Repo, file, id, judge, read};
+use crate::fixture::{Repo, file, id, pack_reader, read};
 
 #[tokio::test]
-async fn both_formats_and_both_kinds_of_differences_are_read() {
+async fn packs_of_both_formats_and_delta_kinds_are_read() {
     for format in [ObjectFormat::Sha1, ObjectFormat::Sha256] {
         let repo = Repo::of(format);
         let mut text = String::new();
@@ -42,42 +42,45 @@ async fn both_formats_and_both_kinds_of_differences_are_read() {
 }
 
 #[tokio::test]
-async fn whether_history_is_added_to_is_told_where_it_is_known() {
+async fn fast_forward_is_reported_where_history_is_known() {
     let repo = Repo::new();
     let first = repo.commit("first");
     let second = repo.commit("second");
     repo.git(&["checkout", "-q", "-b", "side", &first]);
     let side = repo.commit("side");
     let everything = || repo.pack(&["main", "side"]);
-    let said = |old: &str, new: &str| {
+    let fast_forward = |old: &str, new: &str| {
         let case = repo.case_from(old, new);
         let pack = everything();
         async move { read(&case, pack).await.unwrap().fast_forward }
     };
-    assert_eq!(said(&first, &second).await, [Some(true)]);
-    assert_eq!(said(&second, &side).await, [Some(false)]);
-    assert_eq!(said(&repo.zero(), &side).await, [None]);
-    assert_eq!(said(&side, &repo.zero()).await, [None]);
-    // The push brings the new commit alone. Its parent is named, and that is enough.
+    assert_eq!(fast_forward(&first, &second).await, [Some(true)]);
+    assert_eq!(fast_forward(&second, &side).await, [Some(false)]);
+    assert_eq!(fast_forward(&repo.zero(), &side).await, [None]);
+    assert_eq!(fast_forward(&side, &repo.zero()).await, [None]);
+    // The push has only the new commit; its parent's id is in it, and that is enough.
     let alone = repo.pack(&[&second, &format!("^{first}")]);
     let found = read(&repo.case_from(&first, &second), alone).await.unwrap();
     assert_eq!(found.fast_forward, [Some(true)]);
-    // What the side builds on is not here; with upstream's history it is known.
+    // The side branch's history is missing; with upstream's base pack it is known.
     let alone = || repo.pack(&[&side, &format!("^{first}")]);
     let case = repo.case_from(&second, &side);
     let found = read(&case, alone()).await.unwrap();
     assert_eq!(found.fast_forward, [None]);
     let bases = vec![repo.base(&second)];
-    let found = judge().judge(&case, Some(alone()), bases).await.unwrap();
+    let found = pack_reader()
+        .read(&case, Some(alone()), bases)
+        .await
+        .unwrap();
     assert_eq!(found.fast_forward, [Some(false)]);
 }
 
 #[tokio::test]
-async fn a_push_without_a_pack_is_read_too() {
+async fn push_without_pack_is_read() {
     let repo = Repo::new();
     let tip = repo.commit("first");
     let mut case = repo.case_from(&tip, &repo.zero());
-    let found = judge().judge(&case, None, Vec::new()).await.unwrap();
+    let found = pack_reader().read(&case, None, Vec::new()).await.unwrap();
     assert_eq!((found.objects, found.fast_forward), (0, vec![None]));
     case.options = vec![b"ci.skip".to_vec()];
     let empty = repo.pack(&["HEAD", "^HEAD"]);
@@ -126,7 +129,7 @@ async fn ten_thousand_commits_and_as_many_refs_are_read() {
 }
 
 #[tokio::test]
-async fn what_builds_on_something_left_out_is_refused_with_a_way_on() {
+async fn thin_pack_without_bases_is_refused_with_advice() {
     let repo = Repo::new();
     let long: String = (0..3000).fold(String::new(), |mut text, line| {
         writeln!(text, "a line with the number {line}").unwrap();
@@ -144,12 +147,12 @@ async fn what_builds_on_something_left_out_is_refused_with_a_way_on() {
     let case = repo.case_from(&first, &second);
     assert!(read(&case, file(&whole)).await.is_ok());
     let error = read(&case, file(&thin)).await.unwrap_err();
-    assert!(matches!(error, JudgeError::Malformed(_)), "{error:?}");
+    assert!(matches!(error, PackReaderError::Malformed(_)), "{error:?}");
     assert!(error.to_string().contains("--no-thin"), "{error}");
-    // Where upstream's files are here, it is read like any other.
+    // With upstream's blobs as a base, the thin pack is read like any other.
     let bases = vec![repo.pack(&[&first])];
-    let found = judge()
-        .judge(&case, Some(file(&thin)), bases)
+    let found = pack_reader()
+        .read(&case, Some(file(&thin)), bases)
         .await
         .unwrap();
     assert_eq!(found, read(&case, file(&whole)).await.unwrap());

@@ -1,5 +1,5 @@
-//! What is remembered of the objects: how commits hang together, and what their trees hold at
-//! restricted paths. Contents are looked through and forgotten.
+//! Index of the objects that were read: the commit graph, and the tree entries at restricted paths.
+//! Contents are scanned for secrets and not kept.
 
 use std::collections::HashMap;
 
@@ -11,69 +11,69 @@ use scan::stream::Stream;
 use super::error::PackError;
 use super::object::{self, Kind};
 use super::pack::Visitor;
-use super::spelling::Spelling;
+use super::restricted_names::RestrictedNames;
 
-/// How many entries at restricted names are remembered; a repository has one per version of
-/// its root.
-const MOST_MARKS: usize = 4_000_000;
+/// Maximum number of indexed entries at restricted names; a repository has one for each version of
+/// its root tree.
+const MAX_RESTRICTED_ENTRIES: usize = 4_000_000;
 
-/// A commit.
+/// The links of a commit.
 pub(super) struct Commit {
     pub(super) tree: ObjectId,
     pub(super) parents: Box<[ObjectId]>,
-    /// Whether it came with the push; otherwise upstream has it.
+    /// Whether the commit came with the push; otherwise upstream has it.
     pub(super) is_pushed: bool,
 }
 
 /// An entry of a tree whose name is part of a restricted path.
 #[derive(Clone, Debug)]
-pub(super) struct Mark {
-    /// Which part: a place in [`Spelling`].
+pub(super) struct RestrictedEntry {
+    /// Index of the component in [`RestrictedNames`].
     pub(super) component: usize,
     pub(super) name: Box<[u8]>,
     pub(super) mode: u32,
     pub(super) id: ObjectId,
 }
 
-/// Everything that is remembered.
-pub(super) struct Learnt<'d> {
+/// The index of all objects read so far.
+pub(super) struct ObjectIndex<'d> {
     format: ObjectFormat,
-    pub(super) spelling: Spelling,
+    pub(super) restricted_names: RestrictedNames,
     pub(super) commits: HashMap<ObjectId, Commit>,
-    /// Trees, with what they hold at restricted names. Empty where nothing is restricted.
-    pub(super) trees: HashMap<ObjectId, Box<[Mark]>>,
-    /// Tags, with what they point at.
+    /// The entries at restricted names, by tree. Empty if no path is restricted.
+    pub(super) trees: HashMap<ObjectId, Box<[RestrictedEntry]>>,
+    /// The target of each annotated tag.
     pub(super) tags: HashMap<ObjectId, ObjectId>,
-    marks: usize,
+    restricted_entries: usize,
     is_pushed: bool,
     scanner: Option<Stream<'d>>,
-    pub(super) seen: Seen,
-    /// The object at hand, unless it is a file's content.
+    pub(super) sightings: SecretSightings,
+    /// Content of the current object; not used for blobs.
     kind: Kind,
     whole: Vec<u8>,
-    /// Rules that spoke about the object at hand.
+    /// Scanner rules that matched the current object.
     rules: Vec<String>,
 }
 
-/// Secrets that were seen.
+/// Secrets that the scanner found.
 #[derive(Default)]
-pub(super) struct Seen {
-    pub(super) sightings: Vec<Sighting>,
-    pub(super) is_more: bool,
+pub(super) struct SecretSightings {
+    pub(super) list: Vec<Sighting>,
+    pub(super) is_truncated: bool,
 }
 
-impl Seen {
+impl SecretSightings {
     fn add(&mut self, rule: String, place: Place) {
-        if self.sightings.len() < MOST_SIGHTINGS {
-            self.sightings.push(Sighting { rule, place });
+        if self.list.len() < MOST_SIGHTINGS {
+            self.list.push(Sighting { rule, place });
         } else {
-            self.is_more = true;
+            self.is_truncated = true;
         }
     }
 }
 
-impl<'d> Learnt<'d> {
-    /// Nothing yet. With a `detector`, what is pushed is scanned.
+impl<'d> ObjectIndex<'d> {
+    /// Creates an empty index. With a `detector`, the objects of the push are scanned.
     pub(super) fn new(
         format: ObjectFormat,
         restricted: &[String],
@@ -81,29 +81,29 @@ impl<'d> Learnt<'d> {
     ) -> Self {
         Self {
             format,
-            spelling: Spelling::of(restricted),
+            restricted_names: RestrictedNames::of(restricted),
             commits: HashMap::new(),
             trees: HashMap::new(),
             tags: HashMap::new(),
-            marks: 0,
+            restricted_entries: 0,
             is_pushed: false,
             scanner: detector.map(Stream::new),
-            seen: Seen::default(),
+            sightings: SecretSightings::default(),
             kind: Kind::Blob,
             whole: Vec::new(),
             rules: Vec::new(),
         }
     }
 
-    /// From now on, what is told is the push's own.
-    pub(super) fn push_begins(&mut self) {
+    /// Marks the following objects as the push's own.
+    pub(super) fn begin_push(&mut self) {
         self.is_pushed = true;
     }
 
-    /// Scans what is no object: the name of a ref, a push option.
+    /// Scans a text that is no object: the name of a ref or a push option.
     pub(super) fn text(&mut self, text: &[u8], place: &Place) {
         self.scan(text);
-        self.settle(place);
+        self.finish_scan(place);
     }
 
     fn scan(&mut self, bytes: &[u8]) {
@@ -115,28 +115,28 @@ impl<'d> Learnt<'d> {
         }
     }
 
-    /// Ends what was scanned, and says where it was.
-    fn settle(&mut self, place: &Place) {
+    /// Ends the scan of the current text and records its findings for `place`.
+    fn finish_scan(&mut self, place: &Place) {
         if let Some(scanner) = &mut self.scanner
             && self.is_pushed
         {
             let rules = &mut self.rules;
             scanner.finish(&mut |finding| note(rules, finding.rule));
             for rule in rules.drain(..) {
-                self.seen.add(rule, place.clone());
+                self.sightings.add(rule, place.clone());
             }
         }
     }
 
-    fn learn_tree(&mut self, id: ObjectId, bytes: &[u8]) -> Result<(), PackError> {
-        let mut marks = Vec::new();
+    fn index_tree(&mut self, id: ObjectId, bytes: &[u8]) -> Result<(), PackError> {
+        let mut restricted_entries = Vec::new();
         for entry in object::entries(bytes, self.format) {
             let entry = entry?;
-            // Scanned by themselves: the bytes of ids between them are nobody's choice.
+            // Names are scanned without the ids between them: an agent does not choose those bytes.
             self.scan(entry.name);
             self.scan(b"\n");
-            for component in self.spelling.meanings(entry.name) {
-                marks.push(Mark {
+            for component in self.restricted_names.matching_components(entry.name) {
+                restricted_entries.push(RestrictedEntry {
                     component,
                     name: entry.name.into(),
                     mode: entry.mode,
@@ -144,29 +144,31 @@ impl<'d> Learnt<'d> {
                 });
             }
         }
-        if self.spelling.paths.is_empty() {
+        if self.restricted_names.paths.is_empty() {
             return Ok(());
         }
-        self.marks = self.marks.saturating_add(marks.len());
-        if self.marks > MOST_MARKS {
+        self.restricted_entries = self
+            .restricted_entries
+            .saturating_add(restricted_entries.len());
+        if self.restricted_entries > MAX_RESTRICTED_ENTRIES {
             return Err(PackError::TooMuch {
                 what: "the number of restricted names",
-                bound: MOST_MARKS as u64,
+                bound: MAX_RESTRICTED_ENTRIES as u64,
             });
         }
-        self.trees.insert(id, marks.into());
+        self.trees.insert(id, restricted_entries.into());
         Ok(())
     }
 }
 
-/// A rule is told once for an object, however often it matches.
+/// Adds a rule once for each object, however often it matches.
 fn note(rules: &mut Vec<String>, rule: &str) {
     if !rules.iter().any(|known| known == rule) {
         rules.push(rule.to_owned());
     }
 }
 
-impl Visitor for Learnt<'_> {
+impl Visitor for ObjectIndex<'_> {
     fn begin(&mut self, kind: Kind) {
         self.kind = kind;
         self.whole.clear();
@@ -184,13 +186,13 @@ impl Visitor for Learnt<'_> {
         let place = match self.kind {
             Kind::Blob => Place::Blob { id, path: None },
             Kind::Tree => {
-                self.learn_tree(id, &whole)?;
+                self.index_tree(id, &whole)?;
                 Place::Tree(id)
             }
             Kind::Commit => {
                 let links = object::commit(&whole, self.format)?;
                 self.scan(&whole);
-                // What upstream has stays upstream's when it is sent again.
+                // A commit that upstream has stays upstream's if the push sends it again.
                 self.commits.entry(id).or_insert(Commit {
                     tree: links.tree,
                     parents: links.parents,
@@ -205,7 +207,7 @@ impl Visitor for Learnt<'_> {
             }
         };
         self.whole = whole;
-        self.settle(&place);
+        self.finish_scan(&place);
         Ok(())
     }
 }

@@ -1,12 +1,12 @@
-//! What is inside commits, trees and tags.
+//! Parsers of commits, trees and tags.
 
 use policy::push::ObjectFormat;
 use policy::refs::ObjectId;
 
 use super::error::PackError;
-use super::hash::{id_length, read_id};
+use super::object_hash::{id_length, read_id};
 
-/// What an object is.
+/// The type of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Commit,
@@ -16,8 +16,8 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The word in an object's head, which its name is made of.
-    pub(super) const fn word(self) -> &'static str {
+    /// The type name in an object's header, which is part of its hash.
+    pub(super) const fn header_name(self) -> &'static str {
         match self {
             Kind::Commit => "commit",
             Kind::Tree => "tree",
@@ -27,7 +27,7 @@ impl Kind {
     }
 }
 
-/// One line of a tree.
+/// One entry of a tree.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry<'a> {
     pub(super) mode: u32,
@@ -38,7 +38,7 @@ pub(super) struct Entry<'a> {
 /// The mode of a directory.
 pub(super) const DIRECTORY: u32 = 0o40000;
 
-/// Reads a tree, entry by entry.
+/// Iterates over the entries of a tree.
 pub(super) fn entries(
     tree: &[u8],
     format: ObjectFormat,
@@ -82,36 +82,36 @@ fn entry(bytes: &[u8], format: ObjectFormat) -> Option<(Entry<'_>, &[u8])> {
     Some((Entry { mode, name, id }, rest))
 }
 
-/// The links of a commit.
+/// The tree and the parents of a commit.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Links {
+pub(super) struct CommitLinks {
     pub(super) tree: ObjectId,
     pub(super) parents: Box<[ObjectId]>,
 }
 
-/// Reads a commit's tree and parents, which come first and in this order.
-pub(super) fn commit(bytes: &[u8], format: ObjectFormat) -> Result<Links, PackError> {
-    let broken = |what| PackError::Object {
+/// Reads the tree and the parents of a commit, which come first and in this order.
+pub(super) fn commit(bytes: &[u8], format: ObjectFormat) -> Result<CommitLinks, PackError> {
+    let child_error = |what| PackError::Object {
         kind: "commit",
         what,
     };
     let mut rest = bytes;
-    let tree = field(&mut rest, b"tree ", format).ok_or(broken("it has no tree"))?;
+    let tree = field(&mut rest, b"tree ", format).ok_or(child_error("it has no tree"))?;
     let mut parents = Vec::new();
     while rest.starts_with(b"parent ") {
         let parent = field(&mut rest, b"parent ", format);
-        parents.push(parent.ok_or(broken("a parent cannot be read"))?);
+        parents.push(parent.ok_or(child_error("a parent cannot be read"))?);
     }
     if !rest.starts_with(b"author ") {
-        return Err(broken("it has no author"));
+        return Err(child_error("it has no author"));
     }
-    Ok(Links {
+    Ok(CommitLinks {
         tree,
         parents: parents.into(),
     })
 }
 
-/// Reads what a tag points at.
+/// Reads the target of a tag.
 pub(super) fn tag(bytes: &[u8], format: ObjectFormat) -> Result<ObjectId, PackError> {
     let mut rest = bytes;
     field(&mut rest, b"object ", format).ok_or(PackError::Object {
@@ -136,7 +136,7 @@ mod tests {
     const ID: &str = "0123456789abcdef0123456789abcdef01234567";
 
     #[test]
-    fn a_commit_has_a_tree_and_parents() {
+    fn commit_parses_to_tree_and_parents() {
         let text = format!("tree {ID}\nparent {ID}\nparent {ID}\nauthor A\n\nparent {ID}\n");
         let links = commit(text.as_bytes(), ObjectFormat::Sha1).unwrap();
         assert_eq!(links.parents.len(), 2);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_read_to_its_end_or_not_at_all() {
+    fn truncated_tree_is_an_error() {
         let mut tree = b"100644 a b\0".to_vec();
         tree.extend([1; 20]);
         tree.extend(b"040000 \xff\0");

@@ -6,11 +6,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a visitor was told: kinds, names and bytes.
+/// The kind, content and id of each visited object.
 #[derive(Default)]
-struct Told(Vec<(Kind, Vec<u8>, Option<ObjectId>)>);
+struct RecordedObjects(Vec<(Kind, Vec<u8>, Option<ObjectId>)>);
 
-impl Visitor for Told {
+impl Visitor for RecordedObjects {
     fn begin(&mut self, kind: Kind) {
         self.0.push((kind, Vec::new(), None));
     }
@@ -39,7 +39,7 @@ fn entry(head: &[u8], bytes: &[u8]) -> Vec<u8> {
     to.finish().unwrap()
 }
 
-/// A commit, a tree, a blob, a difference by place, one by name, and a tag.
+/// A pack with a blob, a delta by offset, a delta by id, a tree and a tag.
 fn pack(format: ObjectFormat) -> Vec<u8> {
     let blob = entry(&[0x3a], b"0123456789");
     let delta = [10, 4, 0x91, 2, 3, 1, b'x'];
@@ -49,12 +49,12 @@ fn pack(format: ObjectFormat) -> Vec<u8> {
     let base = hasher.finish();
     let mut head = vec![0x77];
     head.extend(base.as_bytes());
-    let by_name = entry(&head, &delta);
+    let by_id = entry(&head, &delta);
     let mut bytes = b"PACK\0\0\0\x02\0\0\0\x05".to_vec();
     for part in [
         blob,
         by_place,
-        by_name,
+        by_id,
         entry(&[0x25], b"trees"),
         entry(&[0x44], b"tags"),
     ] {
@@ -70,22 +70,22 @@ fn seal(bytes: &mut Vec<u8>, format: ObjectFormat) {
     bytes.extend(sum.finish().as_bytes());
 }
 
-fn read_bytes(bytes: &[u8], format: ObjectFormat) -> Result<Told, PackError> {
+fn read_bytes(bytes: &[u8], format: ObjectFormat) -> Result<RecordedObjects, PackError> {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(b"before").unwrap();
     let begin = file.stream_position().unwrap();
     file.write_all(bytes).unwrap();
-    let mut told = Told::default();
-    let mut nobody = |_: &HashSet<ObjectId>| Ok(Lent::new());
-    let count = read(&file, begin, format, &BOUNDS, &mut nobody, &mut told)?;
-    assert_eq!(count, told.0.len() as u64);
-    Ok(told)
+    let mut objects = RecordedObjects::default();
+    let mut no_bases = |_: &HashSet<ObjectId>| Ok(BaseObjects::new());
+    let count = read(&file, begin, format, &BOUNDS, &mut no_bases, &mut objects)?;
+    assert_eq!(count, objects.0.len() as u64);
+    Ok(objects)
 }
 
 #[test]
-fn every_object_is_told_with_its_name() {
+fn every_object_is_visited_with_its_id() {
     for format in [ObjectFormat::Sha1, ObjectFormat::Sha256] {
-        let told = read_bytes(&pack(format), format).unwrap();
+        let objects = read_bytes(&pack(format), format).unwrap();
         let texts: Vec<_> = told
             .0
             .iter()
@@ -95,25 +95,25 @@ fn every_object_is_told_with_its_name() {
             texts,
             [&b"0123456789"[..], b"trees", b"tags", b"234x", b"234x"]
         );
-        assert_eq!(told.0[3].2, told.0[4].2);
+        assert_eq!(objects.0[3].2, objects.0[4].2);
     }
     // `printf 0123456789 | git hash-object --stdin`
-    let told = read_bytes(&pack(ObjectFormat::Sha1), ObjectFormat::Sha1).unwrap();
-    let name = told.0[0].2.unwrap().to_string();
+    let objects = read_bytes(&pack(ObjectFormat::Sha1), ObjectFormat::Sha1).unwrap();
+    let name = objects.0[0].2.unwrap().to_string();
     assert_eq!(name, "ad471007bd7f5983d273b9584e5629230150fd54");
 }
 
 #[test]
-fn a_pack_of_one_format_is_none_of_the_other() {
+fn pack_of_another_object_format_is_refused() {
     assert!(read_bytes(&pack(ObjectFormat::Sha1), ObjectFormat::Sha256).is_err());
     assert!(read_bytes(&pack(ObjectFormat::Sha256), ObjectFormat::Sha1).is_err());
 }
 
 proptest! {
-    /// Whatever is done to a pack, reading it ends, within its bounds. With the sum made right
-    /// again, the damage gets past it.
+    /// Reading a damaged pack ends within its bounds. With a recomputed checksum, the damage gets
+    /// past the checksum test.
     #[test]
-    fn damage_never_makes_it_fall(
+    fn damaged_pack_never_panics(
         changes in proptest::collection::vec((8_usize..200, any::<u8>()), 1..6),
         cut in proptest::option::of(0_usize..200),
         is_sealed: bool,
@@ -131,9 +131,9 @@ proptest! {
         if is_sealed {
             seal(&mut bytes, ObjectFormat::Sha1);
         }
-        if let Ok(told) = read_bytes(&bytes, ObjectFormat::Sha1) {
+        if let Ok(objects) = read_bytes(&bytes, ObjectFormat::Sha1) {
             prop_assert!(is_sealed);
-            prop_assert!(told.0.iter().all(|(_, _, id)| id.is_some()));
+            prop_assert!(objects.0.iter().all(|(_, _, id)| id.is_some()));
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Reads a pack: every object in it, whether or not anything points at it.
+//! Reads every object of a pack, reachable or not.
 //!
 //! ```text
 //!   first pass   whole objects, streamed        ──▶ begin, bytes …, end
-//!                differences, skipped and noted
-//!   second pass  from each base down its tree of differences
-//!                smallest subtree first, and the base goes with its last ──▶ begin, bytes, end
+//!                deltas, skipped and recorded
+//!   second pass  deltas, from each base down its tree of deltas: the smallest subtree first,
+//!                the base is freed with its last child ──▶ begin, bytes, end
 //! ```
 //!
-//! The order of the second pass keeps few objects in memory: whoever is kept has a subtree at
-//! least twice as large as the one entered, so at most twenty of a million. Nothing is written
-//! anywhere; the pack's own file is the store.
+//! The order of the second pass keeps few objects in memory: a kept base has a subtree at least
+//! twice as large as the one entered, so at most twenty of a million objects are kept. Nothing is
+//! written; the pack's own file is the object store.
 
 mod input;
 
@@ -23,24 +23,24 @@ use serde::{Deserialize, Serialize};
 
 use super::delta;
 use super::error::PackError;
-use super::hash::{Hasher, id_length, read_id};
 use super::object::Kind;
+use super::object_hash::{Hasher, id_length, read_id};
 use input::{CHUNK, Input, inflate};
 
-/// What one push may cost to read.
+/// Limits on the contents of one push.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PackBounds {
-    /// How many objects it may have.
+    /// Maximum number of objects.
     pub objects: u64,
-    /// The largest object, unpacked.
+    /// Maximum inflated size of an object.
     pub object: u64,
-    /// The largest object that must be held whole: what is not a file, and what is a difference
-    /// or has one.
+    /// Maximum size of an object that is held in memory: one that is no blob, or that is a delta or
+    /// the base of one.
     pub whole: u64,
-    /// What may be held at once.
+    /// Maximum bytes of objects in memory at once.
     pub held: u64,
-    /// Everything together, unpacked.
+    /// Maximum inflated size of all objects together.
     pub total: u64,
 }
 
@@ -56,31 +56,32 @@ impl Default for PackBounds {
     }
 }
 
-/// Who is told of the objects.
+/// Receives the objects of a pack.
 pub(super) trait Visitor {
-    /// An object begins.
+    /// Called at the start of an object.
     fn begin(&mut self, kind: Kind);
-    /// It goes on.
+    /// Called for each piece of the object's content.
     fn bytes(&mut self, piece: &[u8]);
-    /// It has ended, and this is its name.
+    /// Called at the end of the object, with its id.
     fn end(&mut self, id: ObjectId) -> Result<(), PackError>;
 }
 
-/// Objects of other packs, by name.
-pub(super) type Lent = HashMap<ObjectId, (Kind, Vec<u8>)>;
+/// Objects of base packs, by id.
+pub(super) type BaseObjects = HashMap<ObjectId, (Kind, Vec<u8>)>;
 
-/// Gives those of the named objects that it has.
-pub(super) type Lender<'a> = dyn FnMut(&HashSet<ObjectId>) -> Result<Lent, PackError> + 'a;
+/// Loads those of the named objects that the base packs hold.
+pub(super) type LoadBases<'a> =
+    dyn FnMut(&HashSet<ObjectId>) -> Result<BaseObjects, PackError> + 'a;
 
-/// Tells `visitor` of every object of the pack that begins at `begin` in `file` and ends with
-/// it, and returns how many there are. What the pack builds on and leaves out is asked of
-/// `lender`, once, and not told.
+/// Passes every object of the pack, from `begin` to the end of `file`, to `visitor`, and returns
+/// their number. Bases that a thin pack leaves out are loaded with `load_bases`, once, and not
+/// passed to `visitor`.
 pub(super) fn read(
     file: &File,
     begin: u64,
     format: ObjectFormat,
     bounds: &PackBounds,
-    lender: &mut Lender<'_>,
+    load_bases: &mut LoadBases<'_>,
     visitor: &mut dyn Visitor,
 ) -> Result<u64, PackError> {
     let mut reader = Reader {
@@ -90,30 +91,30 @@ pub(super) fn read(
         visitor,
         inflater: Decompress::new(true),
         piece: vec![0; CHUNK],
-        spent: 0,
-        wholes: Vec::new(),
+        inflated: 0,
+        whole_objects: Vec::new(),
         deltas: Vec::new(),
     };
-    let count = reader.pass_over(begin)?;
-    reader.resolve(lender)?;
+    let count = reader.read_entries(begin)?;
+    reader.resolve(load_bases)?;
     Ok(count)
 }
 
-/// Where nothing of this pack lies.
-const NOWHERE: u64 = u64::MAX;
+/// The offset of no object of this pack.
+const NO_OFFSET: u64 = u64::MAX;
 
-/// An object that stands for itself.
-struct Whole {
-    /// Where its entry begins.
+/// An object that is no delta.
+struct WholeObject {
+    /// Offset of the entry.
     offset: u64,
-    /// Where its compressed bytes begin.
+    /// Offset of the compressed bytes.
     data: u64,
     size: u64,
     kind: Kind,
     id: ObjectId,
 }
 
-/// A difference.
+/// A delta.
 struct Delta {
     offset: u64,
     data: u64,
@@ -123,8 +124,8 @@ struct Delta {
 }
 
 enum Base {
-    At(u64),
-    Named(ObjectId),
+    ByOffset(u64),
+    ById(ObjectId),
 }
 
 struct Reader<'a> {
@@ -134,20 +135,20 @@ struct Reader<'a> {
     visitor: &'a mut dyn Visitor,
     inflater: Decompress,
     piece: Vec<u8>,
-    /// Bytes unpacked so far.
-    spent: u64,
+    /// Bytes inflated so far.
+    inflated: u64,
     /// By offset.
-    wholes: Vec<Whole>,
+    whole_objects: Vec<WholeObject>,
     /// By offset.
     deltas: Vec<Delta>,
 }
 
 impl Reader<'_> {
-    fn pass_over(&mut self, begin: u64) -> Result<u64, PackError> {
+    fn read_entries(&mut self, begin: u64) -> Result<u64, PackError> {
         let mut input = Input::new(self.file, begin, Some(Hasher::new(self.format)));
         let head: [u8; 12] = input.array()?;
         let [b'P', b'A', b'C', b'K', 0, 0, 0, 2 | 3, count @ ..] = head else {
-            return Err(PackError::Malformed("it does not begin as one"));
+            return Err(PackError::Malformed("it has no pack header"));
         };
         let count = u64::from(u32::from_be_bytes(count));
         if count > self.bounds.objects {
@@ -191,8 +192,8 @@ impl Reader<'_> {
             shift += 7;
         }
         let base = match code {
-            6 => Some(Base::At(base_offset(input, offset)?)),
-            7 => Some(Base::Named(input.id(self.format)?)),
+            6 => Some(Base::ByOffset(base_offset(input, offset)?)),
+            7 => Some(Base::ById(input.id(self.format)?)),
             _ => None,
         };
         let kind = match code {
@@ -213,7 +214,7 @@ impl Reader<'_> {
                 bound: largest,
             });
         }
-        self.spend(size)?;
+        self.count_inflated(size)?;
         let data = input.offset();
         if let Some(base) = base {
             inflate(input, &mut self.inflater, &mut self.piece, size, |_| {})?;
@@ -235,7 +236,7 @@ impl Reader<'_> {
         })?;
         let id = hasher.finish();
         visitor.end(id)?;
-        self.wholes.push(Whole {
+        self.whole_objects.push(WholeObject {
             offset,
             data,
             size,
@@ -245,26 +246,26 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn spend(&mut self, size: u64) -> Result<(), PackError> {
-        self.spent = self.spent.saturating_add(size);
-        if self.spent > self.bounds.total {
+    fn count_inflated(&mut self, size: u64) -> Result<(), PackError> {
+        self.inflated = self.inflated.saturating_add(size);
+        if self.inflated > self.bounds.total {
             return Err(PackError::TooMuch {
-                what: "everything in it, unpacked,",
+                what: "the inflated size of the pack",
                 bound: self.bounds.total,
             });
         }
         Ok(())
     }
 
-    /// The bytes of an entry, again.
+    /// Inflates an entry again.
     fn load(&mut self, data: u64, size: u64) -> Result<Vec<u8>, PackError> {
         if size > self.bounds.whole {
             return Err(PackError::TooMuch {
-                what: "an object that must be held whole",
+                what: "the size of an object held in memory",
                 bound: self.bounds.whole,
             });
         }
-        self.spend(size)?;
+        self.count_inflated(size)?;
         let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
         let mut input = Input::new(self.file, data, None);
         inflate(
@@ -277,16 +278,16 @@ impl Reader<'_> {
         Ok(bytes)
     }
 
-    fn resolve(&mut self, lender: &mut Lender<'_>) -> Result<(), PackError> {
+    fn resolve(&mut self, load_bases: &mut LoadBases<'_>) -> Result<(), PackError> {
         if self.deltas.is_empty() {
             return Ok(());
         }
-        let family = Family::of(&self.deltas);
-        for whole in std::mem::take(&mut self.wholes) {
-            let children = family.children(&self.deltas, whole.offset, &whole.id);
+        let delta_tree = DeltaTree::of(&self.deltas);
+        for whole in std::mem::take(&mut self.whole_objects) {
+            let children = delta_tree.children(&self.deltas, whole.offset, &whole.id);
             if !children.is_empty() {
                 let bytes = self.load(whole.data, whole.size)?;
-                self.descend(&family, whole.kind, bytes, children)?;
+                self.descend(&delta_tree, whole.kind, bytes, children)?;
             }
         }
         let missing: HashSet<ObjectId> = self
@@ -294,17 +295,17 @@ impl Reader<'_> {
             .iter()
             .filter(|delta| !delta.is_done)
             .filter_map(|delta| match delta.base {
-                Base::Named(id) => Some(id),
-                Base::At(_) => None,
+                Base::ById(id) => Some(id),
+                Base::ByOffset(_) => None,
             })
             .collect();
         if !missing.is_empty() {
-            for (id, (kind, bytes)) in lender(&missing)? {
-                let children = family.children(&self.deltas, NOWHERE, &id);
-                self.descend(&family, kind, bytes, children)?;
+            for (id, (kind, bytes)) in load_bases(&missing)? {
+                let children = delta_tree.children(&self.deltas, NO_OFFSET, &id);
+                self.descend(&delta_tree, kind, bytes, children)?;
             }
         }
-        // What is left builds on something that nobody has, or on itself.
+        // The remaining deltas have a base that is in no pack, or are based on themselves.
         if self.deltas.iter().all(|delta| delta.is_done) {
             Ok(())
         } else {
@@ -314,7 +315,7 @@ impl Reader<'_> {
 
     fn descend(
         &mut self,
-        family: &Family,
+        delta_tree: &DeltaTree,
         kind: Kind,
         bytes: Vec<u8>,
         children: Vec<usize>,
@@ -331,7 +332,7 @@ impl Reader<'_> {
             let Some(delta) = self.deltas.get_mut(child) else {
                 continue;
             };
-            // Two objects of one name may both claim a child.
+            // Two objects with one id may both have this child.
             if std::mem::replace(&mut delta.is_done, true) {
                 continue;
             }
@@ -346,21 +347,21 @@ impl Reader<'_> {
             } else if let Some((bytes, _)) = stack.last_mut() {
                 *bytes = base;
             }
-            self.spend(made.len() as u64)?;
+            self.count_inflated(made.len() as u64)?;
             let mut hasher = name_hasher(self.format, kind, made.len() as u64);
             hasher.update(&made);
             let id = hasher.finish();
             self.visitor.begin(kind);
             self.visitor.bytes(&made);
             self.visitor.end(id)?;
-            let children = family.children(&self.deltas, offset, &id);
+            let children = delta_tree.children(&self.deltas, offset, &id);
             if children.is_empty() {
                 continue;
             }
             held += made.len() as u64;
             if held > self.bounds.held {
                 return Err(PackError::TooMuch {
-                    what: "what must be held at once",
+                    what: "the size of objects held at once",
                     bound: self.bounds.held,
                 });
             }
@@ -370,27 +371,27 @@ impl Reader<'_> {
     }
 }
 
-/// Which differences build on what.
-struct Family {
-    /// Offset of the base, place of the difference; sorted.
+/// The deltas by their base.
+struct DeltaTree {
+    /// Offset of the base and index of the delta; sorted.
     by_offset: Vec<(u64, usize)>,
-    /// Name of the base, place of the difference; sorted.
-    by_name: Vec<(ObjectId, usize)>,
-    /// How many build on each, directly or not, as far as offsets tell.
+    /// Id of the base and index of the delta; sorted.
+    by_id: Vec<(ObjectId, usize)>,
+    /// Number of deltas that depend on each delta by offset, directly or not.
     weights: Vec<u32>,
 }
 
-impl Family {
+impl DeltaTree {
     fn of(deltas: &[Delta]) -> Self {
         let mut by_offset = Vec::new();
-        let mut by_name = Vec::new();
+        let mut by_id = Vec::new();
         let mut weights = vec![1_u32; deltas.len()];
         for (place, delta) in deltas.iter().enumerate().rev() {
             match &delta.base {
-                Base::Named(id) => by_name.push((*id, place)),
-                Base::At(offset) => {
+                Base::ById(id) => by_id.push((*id, place)),
+                Base::ByOffset(offset) => {
                     by_offset.push((*offset, place));
-                    // A base lies before what builds on it, so this one's weight is complete.
+                    // A base precedes its deltas, so this delta's weight is complete.
                     let own = weights.get(place).copied().unwrap_or(1);
                     let base = deltas.binary_search_by_key(offset, |delta| delta.offset);
                     if let Some(weight) = base.ok().and_then(|base| weights.get_mut(base)) {
@@ -400,19 +401,19 @@ impl Family {
             }
         }
         by_offset.sort_unstable();
-        by_name.sort_unstable();
+        by_id.sort_unstable();
         Self {
             by_offset,
-            by_name,
+            by_id,
             weights,
         }
     }
 
-    /// What builds on the object at `offset` that is called `id`: the heaviest first, because
-    /// they are taken from the end.
+    /// Returns the unresolved deltas of the object at `offset` with this `id`, the heaviest first,
+    /// because callers take them from the end.
     fn children(&self, deltas: &[Delta], offset: u64, id: &ObjectId) -> Vec<usize> {
         let at = with(&self.by_offset, &offset);
-        let named = with(&self.by_name, id);
+        let named = with(&self.by_id, id);
         let mut children: Vec<usize> = at
             .chain(named)
             .filter(|&place| deltas.get(place).is_some_and(|delta| !delta.is_done))
@@ -424,7 +425,7 @@ impl Family {
     }
 }
 
-/// The places of a key in a sorted list.
+/// Returns the indices of a key in a sorted list.
 fn with<'a, K: Ord>(list: &'a [(K, usize)], key: &'a K) -> impl Iterator<Item = usize> + 'a {
     let begin = list.partition_point(|(one, _)| one < key);
     let rest = list.get(begin..).unwrap_or_default();
@@ -435,13 +436,13 @@ fn with<'a, K: Ord>(list: &'a [(K, usize)], key: &'a K) -> impl Iterator<Item = 
 
 fn name_hasher(format: ObjectFormat, kind: Kind, size: u64) -> Hasher {
     let mut hasher = Hasher::new(format);
-    hasher.update(format!("{} {size}\0", kind.word()).as_bytes());
+    hasher.update(format!("{} {size}\0", kind.header_name()).as_bytes());
     hasher
 }
 
-/// Where the base is that lies so far before `offset` (gitformat-pack(5), 'offset encoding').
+/// Reads the offset of a base, relative to `offset` (gitformat-pack(5), 'offset encoding').
 fn base_offset(input: &mut Input<'_>, offset: u64) -> Result<u64, PackError> {
-    const WRONG: PackError = PackError::Malformed("a base lies outside it");
+    const WRONG: PackError = PackError::Malformed("a delta's base is outside the pack");
     let mut byte = input.byte()?;
     let mut back = u64::from(byte & 0x7f);
     while byte & 0x80 != 0 {

@@ -1,20 +1,20 @@
-//! The child's life and end.
+//! Start, limits and end of the child process.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sandbox::judge::{Judge, JudgeError, JudgeLimits};
+use sandbox::pack_reader::{PackReaderError, PackReaderLimits, PackReaderPool};
 
-use crate::place::{Repo, file, judge};
+use crate::fixture::{Repo, file, pack_reader};
 
-fn script(text: &str) -> Judge {
+fn script(text: &str) -> PackReaderPool {
     let arguments = vec![OsString::from("-c"), OsString::from(text)];
-    Judge::new(PathBuf::from("/bin/sh"), arguments, 1)
+    PackReaderPool::new(PathBuf::from("/bin/sh"), arguments, 1)
 }
 
-fn limits(change: impl FnOnce(&mut JudgeLimits)) -> JudgeLimits {
-    let mut limits = JudgeLimits::default();
+fn limits(change: impl FnOnce(&mut PackReaderLimits)) -> PackReaderLimits {
+    let mut limits = PackReaderLimits::default();
     change(&mut limits);
     limits
 }
@@ -39,60 +39,60 @@ fn is_running(pid: u32) -> bool {
 }
 
 #[tokio::test]
-async fn a_program_that_is_no_judge_is_a_clear_error() {
+async fn program_that_is_no_pack_reader_is_an_error() {
     let repo = Repo::new();
     let case = repo.case(&repo.commit("x"));
-    for (program, said) in [
-        ("/bin/false", "ended without an answer"),
-        ("/nonexistent", "was not started"),
+    for (program, text) in [
+        ("/bin/false", "exited without an answer"),
+        ("/nonexistent", "it could not be started"),
     ] {
-        let judge = Judge::new(PathBuf::from(program), Vec::new(), 1);
-        let error = judge.judge(&case, None, Vec::new()).await.unwrap_err();
-        assert!(matches!(error, JudgeError::Child(_)), "{error:?}");
-        assert!(error.to_string().contains(said), "{error}");
+        let reader = PackReaderPool::new(PathBuf::from(program), Vec::new(), 1);
+        let error = reader.read(&case, None, Vec::new()).await.unwrap_err();
+        assert!(matches!(error, PackReaderError::Child(_)), "{error:?}");
+        assert!(error.to_string().contains(text), "{error}");
     }
-    let judge = script("kill -SEGV $$");
-    let error = judge.judge(&case, None, Vec::new()).await.unwrap_err();
+    let reader = script("kill -SEGV $$");
+    let error = reader.read(&case, None, Vec::new()).await.unwrap_err();
     assert!(error.to_string().contains("SIGSEGV"), "{error}");
-    // An answer that was broken off, or is none, is no answer.
-    for said in [
+    // A truncated or malformed answer is an error.
+    for line in [
         "printf '{\"Found\":'",
         "printf 'yes'",
         "printf '{\"Found\":{}}'",
     ] {
-        let judge = script(said);
-        let judged = judge.judge(&case, None, Vec::new()).await;
-        assert!(matches!(judged, Err(JudgeError::Child(_))), "{said}");
+        let reader = script(line);
+        let result = reader.read(&case, None, Vec::new()).await;
+        assert!(matches!(result, Err(PackReaderError::Child(_))), "{line}");
     }
 }
 
 #[tokio::test]
-async fn one_that_hangs_is_given_up_and_gone() {
+async fn child_that_hangs_is_killed() {
     let repo = Repo::new();
     let case = repo.case(&repo.commit("x"));
     let file = repo.dir().join("pid");
-    let judge = script(&format!("echo $$ > {}; exec sleep 1000", file.display()))
+    let reader = script(&format!("echo $$ > {}; exec sleep 1000", file.display()))
         .with_limits(limits(|limits| limits.seconds = 5));
-    let error = judge.judge(&case, None, Vec::new()).await.unwrap_err();
-    assert!(matches!(error, JudgeError::TimedOut(5)), "{error:?}");
+    let error = reader.read(&case, None, Vec::new()).await.unwrap_err();
+    assert!(matches!(error, PackReaderError::TimedOut(5)), "{error:?}");
     let pid = pid(&file).unwrap();
     until("the child is gone", || !is_running(pid)).await;
 }
 
 #[tokio::test]
-async fn one_whose_caller_went_away_is_ended_and_the_next_has_its_turn() {
+async fn child_of_cancelled_call_is_killed_and_next_call_starts() {
     let repo = Repo::new();
     let case = repo.case(&repo.commit("x"));
     let file = repo.dir().join("pid");
-    let judge = script(&format!("echo $$ >> {}; exec sleep 1000", file.display()));
-    let calling = |judge: Judge| {
+    let reader = script(&format!("echo $$ >> {}; exec sleep 1000", file.display()));
+    let calling = |reader: PackReaderPool| {
         let case = case.clone();
-        tokio::spawn(async move { judge.judge(&case, None, Vec::new()).await })
+        tokio::spawn(async move { reader.read(&case, None, Vec::new()).await })
     };
-    let first = calling(judge.clone());
+    let first = calling(reader.clone());
     until("the first has started", || pid(&file).is_some()).await;
-    let second = calling(judge);
-    // There is one place, and it is taken.
+    let second = calling(reader);
+    // The pool allows one child, which is running.
     let lines = || std::fs::read_to_string(&file).unwrap().lines().count();
     let both = until("both have started", || lines() == 2);
     let both = tokio::time::timeout(Duration::from_millis(300), both).await;
@@ -105,9 +105,9 @@ async fn one_whose_caller_went_away_is_ended_and_the_next_has_its_turn() {
 }
 
 #[tokio::test]
-async fn one_without_memory_or_time_is_a_clear_error() {
+async fn child_without_memory_or_time_is_an_error() {
     let repo = Repo::new();
-    // Random, so that the pack is as large as the file, and its versions differences.
+    // Random bytes, so that the pack is as large as the file and its second version is a delta.
     let mut seed = 1_u64;
     let bytes: Vec<u8> = std::iter::repeat_with(|| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -122,14 +122,14 @@ async fn one_without_memory_or_time_is_a_clear_error() {
     }
     let case = repo.case(&repo.rev("HEAD"));
     let bytes = repo.pack_bytes(&["HEAD"], &["--delta-base-offset"]);
-    assert!(bytes.len() < 20 << 20, "git made no difference");
+    assert!(bytes.len() < 20 << 20, "git made no delta");
     let pack = || Some(file(&bytes));
-    let small = judge().with_limits(limits(|limits| limits.memory = 32 << 20));
-    let error = small.judge(&case, pack(), Vec::new()).await.unwrap_err();
+    let small = pack_reader().with_limits(limits(|limits| limits.memory = 32 << 20));
+    let error = small.read(&case, pack(), Vec::new()).await.unwrap_err();
     assert!(error.to_string().contains("memory"), "{error}");
-    let hasty = judge().with_limits(limits(|limits| limits.processor = 0));
-    let error = hasty.judge(&case, pack(), Vec::new()).await.unwrap_err();
-    assert!(matches!(error, JudgeError::Child(_)), "{error:?}");
-    let found = judge().judge(&case, pack(), Vec::new()).await.unwrap();
+    let hasty = pack_reader().with_limits(limits(|limits| limits.processor = 0));
+    let error = hasty.read(&case, pack(), Vec::new()).await.unwrap_err();
+    assert!(matches!(error, PackReaderError::Child(_)), "{error:?}");
+    let found = pack_reader().read(&case, pack(), Vec::new()).await.unwrap();
     assert_eq!(found.objects, 6);
 }

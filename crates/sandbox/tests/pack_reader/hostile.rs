@@ -4,10 +4,10 @@ use std::io::Write as _;
 
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
-use sandbox::judge::{Judge, JudgeError, JudgeLimits, PackBounds};
+use sandbox::pack_reader::{PackBounds, PackReaderError, PackReaderLimits, PackReaderPool};
 use sha1::{Digest, Sha1};
 
-use crate::place::{Repo, file, judge, read};
+use crate::fixture::{Repo, file, pack_reader, read};
 
 const BLOB: u8 = 3;
 const OFFSET_DELTA: u8 = 6;
@@ -35,8 +35,8 @@ fn blob(bytes: &[u8]) -> Vec<u8> {
     [head(BLOB, bytes.len()), squeeze(bytes)].concat()
 }
 
-/// A difference to what begins `back` bytes before it (fewer than 128 bits of it).
-fn difference(back: usize, delta: &[u8]) -> Vec<u8> {
+/// A delta whose base begins `back` bytes before it, for `back` below 128.
+fn offset_delta(back: usize, delta: &[u8]) -> Vec<u8> {
     let mut offset = vec![(back & 0x7f) as u8];
     let mut rest = back >> 7;
     while rest > 0 {
@@ -70,7 +70,7 @@ fn number(mut value: usize) -> Vec<u8> {
     bytes
 }
 
-async fn refusal(bytes: &[u8]) -> JudgeError {
+async fn refusal(bytes: &[u8]) -> PackReaderError {
     let repo = Repo::new();
     let mut case = repo.case(&repo.zero());
     case.updates.clear();
@@ -78,7 +78,7 @@ async fn refusal(bytes: &[u8]) -> JudgeError {
 }
 
 #[tokio::test]
-async fn damage_of_every_kind_is_refused() {
+async fn malformed_packs_are_refused() {
     let good = pack(&[blob(b"hello"), blob(b"world")]);
     let cut = |from: usize| good[..from].to_vec();
     let mut flipped = good.clone();
@@ -115,19 +115,19 @@ async fn damage_of_every_kind_is_refused() {
             pack_counting(1, &[blob(b"a"), blob(b"b")]),
             "more than it says",
         ),
-        (pack(&[difference(5, &[0, 0])]), "a base before the pack"),
+        (pack(&[offset_delta(5, &[0, 0])]), "a base before the pack"),
         (
-            pack(&[blob(b"a"), difference(3, &[1, 1, 1, b'x'])]),
+            pack(&[blob(b"a"), offset_delta(3, &[1, 1, 1, b'x'])]),
             "a base that is no object",
         ),
         (
-            pack(&[blob(b"a"), difference(0, &[1, 1, 1, b'x'])]),
+            pack(&[blob(b"a"), offset_delta(0, &[1, 1, 1, b'x'])]),
             "its own base",
         ),
     ] {
         let error = refusal(&bytes).await;
         assert!(
-            matches!(error, JudgeError::Malformed(_)),
+            matches!(error, PackReaderError::Malformed(_)),
             "{why}: {error:?}"
         );
     }
@@ -140,10 +140,10 @@ async fn damage_of_every_kind_is_refused() {
     }
 }
 
-fn bounded(pack: PackBounds) -> Judge {
-    judge().with_limits(JudgeLimits {
+fn bounded(pack: PackBounds) -> PackReaderPool {
+    pack_reader().with_limits(PackReaderLimits {
         pack,
-        ..JudgeLimits::default()
+        ..PackReaderLimits::default()
     })
 }
 
@@ -151,14 +151,14 @@ async fn too_much(bytes: &[u8], bounds: PackBounds) {
     let repo = Repo::new();
     let mut case = repo.case(&repo.zero());
     case.updates.clear();
-    let judge = bounded(bounds);
-    let judged = judge.judge(&case, Some(file(bytes)), Vec::new()).await;
-    let error = judged.unwrap_err();
-    assert!(matches!(error, JudgeError::TooMuch(_)), "{error:?}");
+    let reader = bounded(bounds);
+    let result = reader.read(&case, Some(file(bytes)), Vec::new()).await;
+    let error = result.unwrap_err();
+    assert!(matches!(error, PackReaderError::TooMuch(_)), "{error:?}");
 }
 
 #[tokio::test]
-async fn bombs_are_put_out() {
+async fn decompression_bombs_are_refused() {
     let bounds = PackBounds {
         objects: 1000,
         object: 2 << 20,
@@ -166,14 +166,14 @@ async fn bombs_are_put_out() {
         held: 4 << 20,
         total: 16 << 20,
     };
-    // Many objects, by its own word.
+    // Many objects by the count in the header.
     too_much(&pack_counting(1001, &[]), bounds).await;
-    // One large object of nothing.
+    // One large object of zeros.
     too_much(&pack(&[blob(&vec![0; (2 << 20) + 1])]), bounds).await;
-    // Many that are each small enough.
+    // Many objects that are small enough each.
     let zeros = blob(&vec![0; 2 << 20]);
     too_much(&pack(&vec![zeros; 9]), bounds).await;
-    // A small difference that makes a large object.
+    // A small delta that makes a large object.
     let base = vec![7; 0xffff];
     let mut delta = [number(base.len()), number(0xffff * 20)].concat();
     for _ in 0..20 {
@@ -181,13 +181,13 @@ async fn bombs_are_put_out() {
     }
     let entry = blob(&base);
     let back = entry.len();
-    too_much(&pack(&[entry, difference(back, &delta)]), bounds).await;
-    // A base too large to be held.
+    too_much(&pack(&[entry, offset_delta(back, &delta)]), bounds).await;
+    // A base that is too large to be held in memory.
     let entry = blob(&vec![0; 2 << 20]);
     let back = entry.len();
     let delta = [number(2 << 20), number(1), vec![1, b'x']].concat();
-    too_much(&pack(&[entry, difference(back, &delta)]), bounds).await;
-    // Differences that each make a small object of a large one: together too much.
+    too_much(&pack(&[entry, offset_delta(back, &delta)]), bounds).await;
+    // Deltas that each make a small object of a large one: together over the limit.
     let base = vec![7; 1 << 20];
     let mut copy = [number(1 << 20), number(1 << 20)].concat();
     for place in 0..16_u32 {
@@ -196,16 +196,16 @@ async fn bombs_are_put_out() {
     let mut entries = vec![blob(&base)];
     let mut back = entries[0].len();
     for _ in 0..20 {
-        let entry = difference(back, &copy);
+        let entry = offset_delta(back, &copy);
         back += entry.len();
         entries.push(entry);
     }
     too_much(&pack(&entries), bounds).await;
 }
 
-/// A chain of a thousand differences, and one base with as many: neither needs much memory.
+/// A chain of a thousand deltas, and one base with a thousand deltas: neither needs much memory.
 #[tokio::test]
-async fn long_and_broad_families_are_read() {
+async fn long_and_broad_delta_trees_are_read() {
     let repo = Repo::new();
     let mut case = repo.case(&repo.zero());
     case.updates.clear();
@@ -229,22 +229,22 @@ async fn long_and_broad_families_are_read() {
     let mut broad = vec![first];
     let (mut last, mut all) = (chain[0].len(), broad[0].len());
     for place in 0..1000 {
-        let next = difference(last, &delta(place));
+        let next = offset_delta(last, &delta(place));
         last = next.len();
         chain.push(next);
-        let next = difference(all, &delta(place));
+        let next = offset_delta(all, &delta(place));
         all += next.len();
         broad.push(next);
     }
     for entries in [chain, broad] {
-        let judge = bounded(bounds);
-        let judged = judge.judge(&case, Some(file(&pack(&entries))), Vec::new());
-        assert_eq!(judged.await.unwrap().objects, 1001);
+        let reader = bounded(bounds);
+        let result = reader.read(&case, Some(file(&pack(&entries))), Vec::new());
+        assert_eq!(result.await.unwrap().objects, 1001);
     }
 }
 
 #[tokio::test]
-async fn an_object_sent_twice_is_read_twice_and_confuses_nobody() {
+async fn object_sent_twice_is_read_twice() {
     let repo = Repo::new();
     let mut case = repo.case(&repo.zero());
     case.updates.clear();
@@ -267,23 +267,24 @@ async fn ids_of_another_format_are_refused() {
     let mut case = repo.case(&tip);
     case.format = policy::push::ObjectFormat::Sha256;
     let error = read(&case, repo.pack(&["HEAD"])).await.unwrap_err();
-    assert!(matches!(error, JudgeError::Malformed(_)), "{error:?}");
+    assert!(matches!(error, PackReaderError::Malformed(_)), "{error:?}");
 }
 
 #[tokio::test]
-async fn a_tree_full_of_spellings_is_too_much() {
+async fn tree_with_too_many_spellings_is_refused() {
     let repo = Repo::new();
     let blob = repo.git_with(&["hash-object", "-w", "--stdin"], b"x");
     let listing = |names: &mut dyn Iterator<Item = String>, what: &str| {
         let lines: Vec<String> = names.map(|name| format!("{what}\t{name}")).collect();
         repo.git_with(&["mktree"], lines.join("\n").as_bytes())
     };
-    let spelt = |word: &'static str| (0..60).map(move |bits| format!("{word}~{bits}"));
+    let spelt =
+        |header_name: &'static str| (0..60).map(move |bits| format!("{header_name}~{bits}"));
     let inner = listing(&mut spelt("workfl"), &format!("100644 blob {blob}"));
     let outer = listing(&mut spelt("github"), &format!("040000 tree {inner}"));
     let commit = repo.git(&["commit-tree", "-m", "x", &outer]);
     let error = read(&repo.case(&commit), repo.pack(&[&commit]))
         .await
         .unwrap_err();
-    assert!(matches!(error, JudgeError::TooMuch(_)), "{error:?}");
+    assert!(matches!(error, PackReaderError::TooMuch(_)), "{error:?}");
 }

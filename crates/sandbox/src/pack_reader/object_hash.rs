@@ -1,12 +1,12 @@
-//! How objects and packs are named.
+//! Object ids and pack checksums.
 
 use policy::push::ObjectFormat;
 use policy::refs::ObjectId;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// Either hash, at work. A collision of SHA-1 gains nothing here: every object is read, whatever
-/// its name, and the server compares what it has.
+/// An incremental SHA-1 or SHA-256. A SHA-1 collision gains nothing here: every object is read
+/// whatever its id, and the server compares with the objects that it has.
 #[derive(Clone)]
 pub(super) enum Hasher {
     Sha1(Sha1),
@@ -44,7 +44,7 @@ pub(super) const fn id_length(format: ObjectFormat) -> usize {
     }
 }
 
-/// An id as it lies in trees and packs.
+/// Reads an id in the binary form of trees and packs.
 pub(super) fn read_id(bytes: &[u8]) -> Option<ObjectId> {
     match bytes.len() {
         20 => bytes.try_into().ok().map(ObjectId::Sha1),

@@ -1,9 +1,9 @@
-//! Wherever a push holds a secret, it is found.
+//! Secrets are found in every part of a push.
 
 use policy::push::{Findings, MOST_SIGHTINGS, ObjectFormat, Place};
 use policy::refs::{RefName, RefUpdate};
 
-use crate::place::{Repo, id, read, token};
+use crate::fixture::{Repo, id, read, token};
 
 fn places(found: &Findings) -> Vec<Place> {
     assert!(
@@ -11,12 +11,15 @@ fn places(found: &Findings) -> Vec<Place> {
         "{found:?}"
     );
     let shown = serde_json::to_string(found).unwrap();
-    assert!(!shown.contains(&token()), "the secret came out: {shown}");
+    assert!(
+        !shown.contains(&token()),
+        "the findings hold the secret: {shown}"
+    );
     found.secrets.iter().map(|one| one.place.clone()).collect()
 }
 
 #[tokio::test]
-async fn in_a_file_whose_path_is_told() {
+async fn secret_in_a_file_is_found_with_its_path() {
     for format in [ObjectFormat::Sha1, ObjectFormat::Sha256] {
         let repo = Repo::of(format);
         let first = repo.commit("first");
@@ -33,7 +36,7 @@ async fn in_a_file_whose_path_is_told() {
 }
 
 #[tokio::test]
-async fn in_a_version_that_is_a_difference_to_another() {
+async fn secret_in_a_delta_is_found() {
     let repo = Repo::new();
     let long = "some words to make a file long enough\n".repeat(500);
     for version in 0..5 {
@@ -43,7 +46,7 @@ async fn in_a_version_that_is_a_difference_to_another() {
     }
     let secret = repo.rev("HEAD~2:file");
     for options in [&["--delta-base-offset"][..], &[]] {
-        let pack = crate::place::file(&repo.pack_bytes(&["HEAD"], options));
+        let pack = crate::fixture::file(&repo.pack_bytes(&["HEAD"], options));
         let found = read(&repo.case(&repo.rev("HEAD")), pack).await.unwrap();
         let path = Some("file".to_owned());
         assert_eq!(
@@ -57,7 +60,7 @@ async fn in_a_version_that_is_a_difference_to_another() {
 }
 
 #[tokio::test]
-async fn in_a_file_added_and_removed_again_or_on_a_side_parent() {
+async fn secret_in_removed_file_or_side_parent_is_found() {
     let repo = Repo::new();
     let first = repo.commit("first");
     repo.write("gone", &token());
@@ -84,7 +87,7 @@ async fn in_a_file_added_and_removed_again_or_on_a_side_parent() {
 }
 
 #[tokio::test]
-async fn in_an_object_that_nothing_points_at() {
+async fn secret_in_unreachable_object_is_found() {
     let repo = Repo::new();
     let tip = repo.commit("first");
     let loose = repo.git_with(&["hash-object", "-w", "--stdin"], token().as_bytes());
@@ -99,7 +102,7 @@ async fn in_an_object_that_nothing_points_at() {
 }
 
 #[tokio::test]
-async fn in_what_is_written_about_the_work() {
+async fn secret_in_commit_or_tag_text_is_found() {
     let repo = Repo::new();
     let message = repo.commit(&format!("say\n\n{}", token()));
     let found = read(&repo.case(&message), repo.pack(&["HEAD"]))
@@ -129,7 +132,7 @@ async fn in_what_is_written_about_the_work() {
     let found = read(&repo.case(&tag), repo.pack(&["v1"])).await.unwrap();
     assert_eq!(places(&found), [Place::Tag(id(&tag))]);
 
-    // A header that git itself does not know.
+    // A commit header that git does not know.
     let repo = Repo::new();
     repo.commit("x");
     let tree = repo.rev("HEAD^{tree}");
@@ -146,7 +149,7 @@ async fn in_what_is_written_about_the_work() {
 }
 
 #[tokio::test]
-async fn in_names_and_options() {
+async fn secret_in_names_and_push_options_is_found() {
     let repo = Repo::new();
     repo.write(&format!("dir/{}", token()), "x");
     let tip = repo.commit("x");
@@ -170,7 +173,7 @@ async fn in_names_and_options() {
 }
 
 #[tokio::test]
-async fn but_not_in_the_old_history_nor_where_nobody_asked() {
+async fn old_history_and_unscanned_push_have_no_findings() {
     let repo = Repo::new();
     repo.write("old", &token());
     let old = repo.commit("old");
@@ -182,8 +185,8 @@ async fn but_not_in_the_old_history_nor_where_nobody_asked() {
     assert_eq!(places(&found), []);
     // Upstream's own trees and commits are not scanned either.
     let bases = vec![repo.pack(&[&old])];
-    let found = crate::place::judge()
-        .judge(&case, Some(pack()), bases)
+    let found = crate::fixture::pack_reader()
+        .read(&case, Some(pack()), bases)
         .await;
     assert_eq!(places(&found.unwrap()), []);
     case.scan = false;
@@ -192,7 +195,7 @@ async fn but_not_in_the_old_history_nor_where_nobody_asked() {
 }
 
 #[tokio::test]
-async fn many_are_counted_no_further_than_they_are_told() {
+async fn findings_over_the_maximum_are_truncated() {
     let repo = Repo::new();
     for number in 0..MOST_SIGHTINGS + 1 {
         repo.write(

@@ -1,18 +1,18 @@
-//! Names that some file system takes for a restricted one.
+//! File names that some file system treats as a restricted name.
 //!
-//! A forge reads `.github/workflows` and nothing else; a runner on Windows or macOS also finds
-//! it as `.GitHub`, `GITHUB~1`, `.github.` or with letters that nobody sees. Protecting more is
-//! the safe side: a name that was there before is no change.
+//! A forge reads exactly `.github/workflows`; a runner on Windows or macOS also finds the directory
+//! as `.GitHub`, `GITHUB~1`, `.github.` or with invisible characters. Matching too many names is
+//! safe: an entry that upstream has is no change.
 
 use policy::refs::is_invisible;
 
-/// The distinct components of the restricted paths, and each path as places among them.
-pub(super) struct Spelling {
+/// The distinct components of the restricted paths, and each path as indices into them.
+pub(super) struct RestrictedNames {
     components: Vec<String>,
     pub(super) paths: Vec<Vec<usize>>,
 }
 
-impl Spelling {
+impl RestrictedNames {
     pub(super) fn of(restricted: &[String]) -> Self {
         let mut components = Vec::new();
         let mut paths = Vec::new();
@@ -36,8 +36,11 @@ impl Spelling {
         Self { components, paths }
     }
 
-    /// The components that a tree's entry could mean.
-    pub(super) fn meanings<'a>(&'a self, name: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    /// Returns the components that the name of a tree entry matches.
+    pub(super) fn matching_components<'a>(
+        &'a self,
+        name: &'a [u8],
+    ) -> impl Iterator<Item = usize> + 'a {
         let plain = is_plain(name);
         let folded = (!plain).then(|| fold(&String::from_utf8_lossy(name)));
         self.components
@@ -53,16 +56,15 @@ impl Spelling {
     }
 }
 
-/// Whether nothing but its case could make a name mean another.
+/// Whether only the case of a name can make it match another.
 fn is_plain(name: &[u8]) -> bool {
     name.iter()
         .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'~' | b':' | b'\\'))
         && name.last() != Some(&b'.')
 }
 
-/// A name as the most forgiving file system would compare it: without case, without what HFS+
-/// ignores and nobody sees, without the stream and the dots and spaces at the end that NTFS
-/// drops.
+/// Normalises a name as the most lenient file system compares it: without case, without characters
+/// that HFS+ ignores, without the NTFS stream name and trailing dots and spaces.
 fn fold(name: &str) -> String {
     let stream = name.find(':').filter(|at| *at > 0);
     let name = name.get(..stream.unwrap_or(name.len())).unwrap_or(name);
@@ -72,8 +74,8 @@ fn fold(name: &str) -> String {
         .to_owned()
 }
 
-/// Whether Windows could have made `name` as the short one of `component`: six letters and a
-/// number, or two letters and a sum.
+/// Whether `name` may be the 8.3 short name of `component`: up to six letters and a number, or two
+/// letters and a checksum.
 fn is_short_name(component: &str, name: &str) -> bool {
     let Some((front, number)) = name.split_once('~') else {
         return false;
@@ -95,10 +97,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_spelling_of_a_directory_is_known() {
-        let spelling =
-            Spelling::of(&[".github/workflows".to_owned(), ".github/actions".to_owned()]);
-        assert_eq!(spelling.paths, [[0, 1], [0, 2]]);
+    fn restricted_names_match_every_file_system_spelling() {
+        let restricted_names =
+            RestrictedNames::of(&[".github/workflows".to_owned(), ".github/actions".to_owned()]);
+        assert_eq!(restricted_names.paths, [[0, 1], [0, 2]]);
         for (name, place) in [
             (".github", 0),
             (".GitHub", 0),
@@ -119,23 +121,32 @@ mod tests {
             ("worflows\u{200d}".replace("worf", "workf").as_str(), 1),
             ("ACTIONS", 2),
         ] {
-            let meant: Vec<_> = spelling.meanings(name.as_bytes()).collect();
+            let meant: Vec<_> = restricted_names
+                .matching_components(name.as_bytes())
+                .collect();
             assert_eq!(meant, [place], "{name:?}");
         }
         for name in [
             "github", ".git", ".githubs", "x.github", "GITLAB~1", "github~x", "~1", "a:b",
             "workflow",
         ] {
-            let meant: Vec<_> = spelling.meanings(name.as_bytes()).collect();
+            let meant: Vec<_> = restricted_names
+                .matching_components(name.as_bytes())
+                .collect();
             assert_eq!(meant, [0; 0], "{name:?}");
         }
-        assert_eq!(spelling.meanings(b".github\xff").count(), 0);
+        assert_eq!(
+            restricted_names.matching_components(b".github\xff").count(),
+            0
+        );
     }
 
     #[test]
-    fn a_path_of_nothing_restricts_nothing() {
+    fn empty_path_restricts_nothing() {
         assert_eq!(
-            Spelling::of(&["/".to_owned(), String::new()]).paths.len(),
+            RestrictedNames::of(&["/".to_owned(), String::new()])
+                .paths
+                .len(),
             0
         );
     }

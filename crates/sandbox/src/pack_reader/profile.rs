@@ -1,4 +1,4 @@
-//! What the judging child gives up before it reads a byte of the push.
+//! Resource limits, capabilities and seccomp filter of the pack reader's child process.
 
 use std::io::{Error, Result};
 
@@ -8,15 +8,16 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
-use super::JudgeLimits;
+use super::PackReaderLimits;
 use crate::namespace::hardening;
 
-/// Shuts the process in, for good. It must have one thread, and everything it will read open.
-pub(super) fn shut_in(limits: &JudgeLimits) -> Result<()> {
+/// Confines this process irrevocably. It must have one thread, and every file that it will read
+/// must be open.
+pub(super) fn apply_profile(limits: &PackReaderLimits) -> Result<()> {
     for (resource, most) in [
         // One byte, not none: see `hardening::limit`.
         (Resource::RLIMIT_CORE, 1),
-        // What can be written to, not addresses: an allocator may set aside many of those.
+        // What can be write_case to, not addresses: an allocator may set aside many of those.
         (Resource::RLIMIT_DATA, limits.memory),
         (Resource::RLIMIT_FSIZE, 0),
         (Resource::RLIMIT_NOFILE, 0),
@@ -24,7 +25,7 @@ pub(super) fn shut_in(limits: &JudgeLimits) -> Result<()> {
     ] {
         setrlimit(resource, most, most)?;
     }
-    // The first is a signal that says what happened, the second the end in any case.
+    // The soft limit sends SIGXCPU, which identifies the cause; the hard limit kills.
     setrlimit(
         Resource::RLIMIT_CPU,
         limits.processor,
@@ -39,7 +40,7 @@ pub(super) fn shut_in(limits: &JudgeLimits) -> Result<()> {
     seccompiler::apply_filter(&filter).map_err(Error::other)
 }
 
-/// An allowlist; everything else is ENOSYS. Nothing is opened any more, not even a file.
+/// Builds an allowlist; every other call returns ENOSYS. No call that opens a file is allowed.
 fn filter() -> std::result::Result<BpfProgram, BackendError> {
     let own = SeccompCondition::new(
         0,
@@ -47,7 +48,7 @@ fn filter() -> std::result::Result<BpfProgram, BackendError> {
         SeccompCmpOp::Eq,
         u64::from(std::process::id()),
     )?;
-    // To abort is to signal oneself, and tells the parent what happened.
+    // `abort` signals the own process, and the signal tells the parent the cause.
     let abort = (libc::SYS_tgkill, vec![SeccompRule::new(vec![own])?]);
     let calls = ALLOWED.iter().map(|&call| (call, Vec::new()));
     SeccompFilter::new(
@@ -59,7 +60,7 @@ fn filter() -> std::result::Result<BpfProgram, BackendError> {
     .try_into()
 }
 
-/// Memory, reading and writing what is open, time, and the end.
+/// Calls for memory, for open descriptors, for time, and for the process's exit.
 const ALLOWED: &[i64] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -111,7 +112,7 @@ mod tests {
             ForkResult::Child => {
                 let path = c"/etc/passwd".as_ptr() as i64;
                 let here = i64::from(libc::AT_FDCWD);
-                let well = shut_in(&JudgeLimits::default()).is_ok()
+                let well = apply_profile(&PackReaderLimits::default()).is_ok()
                     && refused(libc::SYS_openat, [here, path, 0])
                     && refused(libc::SYS_openat2, [here, path, 0])
                     && refused(libc::SYS_memfd_create, [path, 0, 0])
