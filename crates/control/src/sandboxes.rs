@@ -26,9 +26,9 @@ use jiff::Timestamp;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use sandbox::contract::{Force, Listener, Sandbox, SandboxError, SandboxStatus, Trust};
-use sandbox::git::snapshot::Bounds;
-use sandbox::manager::row::{Published, Row, Stage};
-use sandbox::manager::{Manager, ManagerError, Removed};
+use sandbox::git::snapshot::SnapshotBounds;
+use sandbox::manager::row::{PublishedPort, RowStage, SandboxRow};
+use sandbox::manager::{BranchRemoval, Manager, ManagerError};
 use sandbox::name::Slug;
 use serde_json::{Value, json};
 use store::Store;
@@ -38,7 +38,7 @@ use tokio::sync::OwnedMutexGuard;
 use crate::body::{Purpose, SessionBody, SnapshotBody};
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
-use repository::HostRepository;
+use repository::RepositoryInfo;
 use repository_file::Additions;
 
 /// What serves a sandbox's sockets.
@@ -142,7 +142,7 @@ impl Sandboxes {
             }
         }
         let rows = self.ask(Manager::rows).await?;
-        for row in rows.iter().filter(|row| row.stage == Stage::Kept) {
+        for row in rows.iter().filter(|row| row.stage == RowStage::Kept) {
             if let Err(error) = self.serve(&row.id).await {
                 // It is shown with its reason; the others must not wait for it.
                 tracing::warn!(sandbox = %row.id, %error, "a sandbox is not served");
@@ -175,7 +175,7 @@ impl Sandboxes {
         self.traffic
             .attach(id, listeners, added.unwrap_or_default())
             .map_err(|error| ControlError::Unavailable(error.to_string()))?;
-        for Published { host, port } in row.published {
+        for PublishedPort { host, port } in row.published {
             match TcpListener::bind(host) {
                 Ok(listener) => self.lead(id, listener, port),
                 // Somebody else has it now; the sandbox is well without.
@@ -209,7 +209,7 @@ impl Sandboxes {
         let trusted = self.trusted.clone();
         let shown = self.ask(move |manager| {
             let row = manager.row(&id)?;
-            let host = HostRepository::of(row.repository.as_deref(), &trusted);
+            let host = RepositoryInfo::of(row.repository.as_deref(), &trusted);
             let shown = describe(manager, &row);
             Ok(with_notes(
                 shown,
@@ -284,7 +284,7 @@ impl Sandboxes {
         let _turn = self.turns.take(&id).await;
         let (of, bounds) = (id.clone(), bounds(settings));
         let row = self
-            .ask(move |manager| manager.condemn(&of, force, &bounds))
+            .ask(move |manager| manager.mark_for_removal(&of, force, &bounds))
             .await?;
         let removed = self.finish(store, &row).await?;
         tracing::info!(sandbox = %row.id, "a sandbox was deleted");
@@ -295,7 +295,7 @@ impl Sandboxes {
     }
 
     /// Removes a sandbox that is not kept: first from the registry, so that nobody is it.
-    async fn finish(&self, store: &Store, row: &Row) -> Result<Removed, ControlError> {
+    async fn finish(&self, store: &Store, row: &SandboxRow) -> Result<BranchRemoval, ControlError> {
         self.traffic.detach(&row.id);
         let event = AuditEvent::lifecycle("sandbox_deleted", Some(row.id.clone()));
         match store.unregister(&row.id, event, wall_now()).await {
@@ -382,12 +382,12 @@ impl Sandboxes {
 }
 
 /// How much of a workspace comes to its branch.
-fn bounds(settings: &Settings) -> Bounds {
+fn bounds(settings: &Settings) -> SnapshotBounds {
     let snapshot = &settings.sandbox.snapshot;
-    Bounds {
+    SnapshotBounds {
         file: snapshot.file,
         total: snapshot.total,
-        ..Bounds::default()
+        ..SnapshotBounds::default()
     }
 }
 
@@ -404,13 +404,13 @@ fn with_notes(mut shown: Value, notes: Vec<String>) -> Value {
 }
 
 /// A sandbox as clients see it.
-fn describe(manager: &Manager, row: &Row) -> Value {
+fn describe(manager: &Manager, row: &SandboxRow) -> Value {
     let statuses = manager.statuses(std::slice::from_ref(row));
     let status = statuses.into_iter().next();
     describe_as(manager, row, &status.unwrap_or(SandboxStatus::Missing))
 }
 
-fn describe_as(manager: &Manager, row: &Row, status: &SandboxStatus) -> Value {
+fn describe_as(manager: &Manager, row: &SandboxRow, status: &SandboxStatus) -> Value {
     let system = manager
         .backend()
         .config(&row.id)

@@ -36,7 +36,7 @@ use listen::PrivateSocket;
 use mcp::fingerprint::Fingerprints;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use policy::audit::AuditEvent;
-use sandbox::manager::{Manager, Program};
+use sandbox::manager::{HelperProgram, Manager};
 use sandbox::pack_reader::PackReaderPool;
 use store::audit::{AuditOptions, JsonlOptions, OnFull};
 use store::{Store, StoreOptions};
@@ -471,8 +471,8 @@ async fn open_manager(paths: &Paths) -> Result<Manager> {
 
 /// This very program, also after an update has put another one in its place, and the words
 /// that `main` looks for.
-pub fn own_program() -> Program {
-    Program {
+pub fn own_program() -> HelperProgram {
+    HelperProgram {
         path: PathBuf::from("/proc/self/exe"),
         init: vec![INIT.into()],
         worker: vec![WORKER.into()],

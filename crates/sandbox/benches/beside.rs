@@ -19,9 +19,9 @@ use policy::id::SandboxId;
 use sandbox::contract::{
     Command, Force, Limits, Ports, Sandbox, SandboxConfig, SandboxStatus, System,
 };
-use sandbox::git::checkout::Checkouts;
-use sandbox::git::home::Home;
-use sandbox::git::workspace::Plan;
+use sandbox::git::checkout_cache::CheckoutCache;
+use sandbox::git::host_repository::HostRepository;
+use sandbox::git::workspace::WorkspacePlan;
 use sandbox::name::Slug;
 use sandbox::namespace::Namespace;
 
@@ -40,7 +40,7 @@ fn main() {
         Vec::new(),
     );
     println!("medians of {TIMES}; in one run, on this machine");
-    ours(&backend);
+    from_libgit2(&backend);
     bubblewrap();
     docker();
     workspaces(&backend, temp.path());
@@ -59,7 +59,7 @@ fn config(name: &str) -> SandboxConfig {
     }
 }
 
-fn ours(backend: &Namespace) {
+fn from_libgit2(backend: &Namespace) {
     let command = Command::new(["/bin/true"]);
     let mut both = Vec::new();
     let mut again = Vec::new();
@@ -151,17 +151,17 @@ fn docker() {
 fn workspaces(backend: &Namespace, temp: &Path) {
     let repository = temp.join("repository");
     make_repository(&repository);
-    let home = Home::discover(&repository).unwrap();
-    let commit = home.head().unwrap().commit;
-    let plan = Plan {
+    let host_repository = HostRepository::discover(&repository).unwrap();
+    let commit = host_repository.head().unwrap().commit;
+    let plan = WorkspacePlan {
         commit,
         depth: None,
         dirty: false,
     };
     println!("a repository of {FILES} files:");
     let state = temp.join("state");
-    let checkouts = Checkouts::open(&state, u64::MAX).unwrap();
-    let first = time(|| drop(checkouts.get(&home, commit).unwrap()));
+    let checkouts = CheckoutCache::open(&state, u64::MAX).unwrap();
+    let first = time(|| drop(checkouts.get(&host_repository, commit).unwrap()));
     let linked = temp.join("linked").display().to_string();
     let worktree = time(|| git(&repository, &["worktree", "add", "--detach", &linked]));
     say("palisade: first checkout of a commit", vec![first]);
@@ -175,7 +175,9 @@ fn workspaces(backend: &Namespace, temp: &Path) {
         for prepared in [false, true] {
             if prepared {
                 let owner = backend.free_owner(&checkouts.spare_owners());
-                checkouts.prepare_spare(&home, &plan, owner).unwrap();
+                checkouts
+                    .prepare_spare(&host_repository, &plan, owner)
+                    .unwrap();
             }
             let config = config(&format!("files-{number}-{prepared}"));
             let took = time(|| {
@@ -185,7 +187,7 @@ fn workspaces(backend: &Namespace, temp: &Path) {
                 let to = backend.workspace(&config.id);
                 let owner = backend.owner(&config.id).unwrap();
                 checkouts
-                    .create_workspace(&home, &plan, &config.name, &to, owner)
+                    .create_workspace(&host_repository, &plan, &config.name, &to, owner)
                     .unwrap();
                 backend.exec(&config.id, &command).unwrap();
             });

@@ -103,7 +103,7 @@ impl Default for CheckpointBounds {
 
 /// How far a copy has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct CopyProgress {
     /// Files copied.
     pub files: u64,
     /// Files to copy.
@@ -114,7 +114,7 @@ pub struct Progress {
 
 /// What was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Copied {
+pub struct CopySummary {
     /// Files, directories and links.
     pub entries: u64,
     /// Bytes that the files take on disk.
@@ -130,7 +130,7 @@ struct Record {
     version: u32,
     /// The first id of the sandbox it was taken from; none where there was one id.
     first: Option<u32>,
-    copied: Copied,
+    copied: CopySummary,
 }
 
 /// Keeps a sandbox's files. `from` is its `fs` directory, whose ids start at `first` (none
@@ -140,8 +140,8 @@ pub fn save(
     to: &Path,
     first: Option<u32>,
     bounds: CheckpointBounds,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Copied, CheckpointError> {
+    progress: &(dyn Fn(CopyProgress) + Sync),
+) -> Result<CopySummary, CheckpointError> {
     if to.symlink_metadata().is_ok() {
         return Err(CheckpointError::Exists(to.to_owned()));
     }
@@ -169,8 +169,8 @@ pub fn restore(
     to: &Path,
     first: Option<u32>,
     bounds: CheckpointBounds,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Copied, CheckpointError> {
+    progress: &(dyn Fn(CopyProgress) + Sync),
+) -> Result<CopySummary, CheckpointError> {
     let unreadable = |why: String| CheckpointError::Unreadable {
         path: from.to_owned(),
         why,
@@ -199,8 +199,8 @@ pub fn fork(
     to: &Path,
     to_first: Option<u32>,
     bounds: CheckpointBounds,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Copied, CheckpointError> {
+    progress: &(dyn Fn(CopyProgress) + Sync),
+) -> Result<CopySummary, CheckpointError> {
     let ids = Ids::between(from_first, to_first);
     publish(to, |fresh| {
         let copied = copy_fs(from, fresh, ids, bounds, progress)?;
@@ -242,8 +242,8 @@ fn copy_fs(
     to: &Path,
     ids: Ids,
     bounds: CheckpointBounds,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Copied, CheckpointError> {
+    progress: &(dyn Fn(CopyProgress) + Sync),
+) -> Result<CopySummary, CheckpointError> {
     Copying::begin(from, to, ids, bounds)?.run(&[("root", KEPT_OF_ROOT), ("upper", &[])], progress)
 }
 
@@ -256,8 +256,8 @@ fn beside(path: &Path) -> PathBuf {
 /// Fills a directory under another name and gives it its own when it is whole.
 fn publish(
     to: &Path,
-    fill: impl FnOnce(&Path) -> Result<Copied, CheckpointError>,
-) -> Result<Copied, CheckpointError> {
+    fill: impl FnOnce(&Path) -> Result<CopySummary, CheckpointError>,
+) -> Result<CopySummary, CheckpointError> {
     let fresh = beside(to);
     make_directory(&fresh)?;
     let done = fill(&fresh).and_then(|copied| match fs::rename(&fresh, to) {

@@ -12,6 +12,7 @@
 mod beneath;
 pub mod checkpoint;
 pub mod contract;
+pub mod create_progress;
 pub mod git;
 pub mod manager;
 pub mod name;
@@ -19,7 +20,6 @@ pub mod namespace;
 pub mod pack_reader;
 pub mod pages;
 mod parallel;
-pub mod progress;
 pub mod remote;
 pub mod terminal;
 pub mod transfer;

@@ -18,13 +18,13 @@ use std::process::Command;
 use std::sync::Mutex;
 
 use sandbox::checkpoint::{
-    CheckpointBounds, CheckpointError, Copied, Progress, clear_unfinished, fork, remove, restore,
-    save,
+    CheckpointBounds, CheckpointError, CopyProgress, CopySummary, clear_unfinished, fork, remove,
+    restore, save,
 };
 use sandbox::namespace::removal::remove_tree;
 use tempfile::TempDir;
 
-fn quiet(_: Progress) {}
+fn quiet(_: CopyProgress) {}
 
 struct Place {
     temp: TempDir,
@@ -64,7 +64,7 @@ impl Place {
         self.temp.path().join(name)
     }
 
-    fn save(&self, name: &str) -> Copied {
+    fn save(&self, name: &str) -> CopySummary {
         let bounds = CheckpointBounds::default();
         save(&self.fs, &self.at(name), None, bounds, &quiet).unwrap()
     }
@@ -376,9 +376,9 @@ fn progress_is_told_to_the_end() {
     for number in 0..100 {
         place.write(&format!("root/workspace/{number}"), "text");
     }
-    let last = Mutex::new(Progress::default());
+    let last = Mutex::new(CopyProgress::default());
     let bounds = CheckpointBounds::default();
-    let tell = |progress: Progress| {
+    let tell = |progress: CopyProgress| {
         let mut last = last.lock().unwrap();
         last.files = last.files.max(progress.files);
         last.bytes = last.bytes.max(progress.bytes);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use policy::id::SandboxId;
 use sandbox::contract::SandboxError;
-use sandbox::manager::row::Published;
+use sandbox::manager::row::PublishedPort;
 use serde_json::json;
 
 use super::Sandboxes;
@@ -48,7 +48,7 @@ impl Sandboxes {
             None
         } else {
             let (listener, host) = listen(host).await?;
-            published.push(Published { host, port });
+            published.push(PublishedPort { host, port });
             Some(listener)
         };
         let of = id.clone();

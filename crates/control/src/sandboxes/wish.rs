@@ -9,10 +9,10 @@ use config::section::sandbox::SetupCommand;
 use config::{GATE_PORTS, MAX_CAPTURED_PORTS, Settings};
 use policy::registration::{AuthMode, Repo};
 use sandbox::contract::{Limits, Ports, SandboxError, System};
-use sandbox::manager::Wanted;
+use sandbox::manager::NewSandbox;
 use serde_json::json;
 
-use super::repository::HostRepository;
+use super::repository::RepositoryInfo;
 use super::repository_file::Applied;
 use super::{mirrored, ports};
 use crate::body::{CreateBody, PortBody};
@@ -22,7 +22,7 @@ use crate::reply::ControlError;
 
 /// What a request for a sandbox means.
 pub(super) struct Wish {
-    pub(super) wanted: Wanted,
+    pub(super) wanted: NewSandbox,
     pub(super) who: Standing,
     pub(super) setup: Option<Setup>,
 }
@@ -50,7 +50,7 @@ impl Wish {
     /// Reads a request. `host` is what was found at `body.repository`.
     pub(super) fn read(
         body: CreateBody,
-        host: &HostRepository,
+        host: &RepositoryInfo,
         settings: &Settings,
     ) -> Result<Self, ControlError> {
         let configured = settings.sandbox.backend.as_str();
@@ -121,7 +121,7 @@ impl Wish {
         let limits = &settings.sandbox.limits;
         Ok(Self {
             setup,
-            wanted: Wanted {
+            wanted: NewSandbox {
                 name: body.name,
                 repository: body.repository,
                 depth: body.depth,

@@ -21,7 +21,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, mkdirat, mkn
 use nix::unistd::{LinkatFlags, Uid, Whence, linkat, lseek64, symlinkat};
 
 use super::attributes::{Ids, settle, settle_by_name};
-use super::{CheckpointBounds, CheckpointError, Copied, Progress, io};
+use super::{CheckpointBounds, CheckpointError, CopyProgress, CopySummary, io};
 use crate::parallel::parallel;
 
 /// Longer paths cannot be opened in one step.
@@ -42,7 +42,7 @@ pub(super) struct Copying {
     linked: HashMap<(u64, u64), Vec<u8>>,
     /// Directories that were closed to their owner, to be closed again.
     closed: Vec<(Vec<u8>, Mode)>,
-    copied: Copied,
+    copied: CopySummary,
 }
 
 /// A directory that every path is opened beneath.
@@ -68,7 +68,7 @@ impl Copying {
             names: Vec::new(),
             linked: HashMap::new(),
             closed: Vec::new(),
-            copied: Copied {
+            copied: CopySummary {
                 entries: 0,
                 bytes: 0,
                 skipped: 0,
@@ -80,8 +80,8 @@ impl Copying {
     pub(super) fn run(
         mut self,
         parts: &[(&str, &[&str])],
-        progress: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Copied, CheckpointError> {
+        progress: &(dyn Fn(CopyProgress) + Sync),
+    ) -> Result<CopySummary, CheckpointError> {
         let done = self.copy(parts, progress);
         for (path, mode) in self.closed.iter().rev() {
             let directory = self.from.open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY);
@@ -93,7 +93,7 @@ impl Copying {
     fn copy(
         &mut self,
         parts: &[(&str, &[&str])],
-        progress: &(dyn Fn(Progress) + Sync),
+        progress: &(dyn Fn(CopyProgress) + Sync),
     ) -> Result<(), CheckpointError> {
         for (part, only) in parts {
             let name = CString::new(*part).unwrap_or_default();
@@ -242,11 +242,11 @@ impl Copying {
         settle_by_name(to, name, stat, self.ids)
     }
 
-    fn copy_files(&self, progress: &(dyn Fn(Progress) + Sync)) -> Result<(), CheckpointError> {
+    fn copy_files(&self, progress: &(dyn Fn(CopyProgress) + Sync)) -> Result<(), CheckpointError> {
         let can_clone = AtomicBool::new(true);
         let (files, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         let say = |file: u64, more: u64| {
-            progress(Progress {
+            progress(CopyProgress {
                 files: files.fetch_add(file, Ordering::Relaxed) + file,
                 of: self.files.len() as u64,
                 bytes: bytes.fetch_add(more, Ordering::Relaxed) + more,

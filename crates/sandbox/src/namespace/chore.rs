@@ -20,7 +20,7 @@ use super::loan::Loan;
 use super::protocol::Order;
 use super::step::{Step, Stumble};
 use super::{Namespace, launch, packet, removal, reuse};
-use crate::checkpoint::{self, CheckpointBounds, Copied};
+use crate::checkpoint::{self, CheckpointBounds, CopySummary};
 use crate::git;
 
 /// One thing to do. Paths are the gate's own, but for what is beneath a sandbox's tree.
@@ -66,7 +66,7 @@ pub(crate) enum Chore {
 
 /// What came of it.
 #[derive(Debug, Serialize, Deserialize)]
-struct Done(Result<Option<Copied>, Failure>);
+struct Done(Result<Option<CopySummary>, Failure>);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Failure {
@@ -76,7 +76,7 @@ struct Failure {
 
 impl Chore {
     /// Does it, here.
-    pub(crate) fn run(&self) -> std::io::Result<Option<Copied>> {
+    pub(crate) fn run(&self) -> std::io::Result<Option<CopySummary>> {
         let bounds = CheckpointBounds::default();
         match self {
             Self::Remove { path } => removal::remove_tree(path)?,
@@ -116,7 +116,7 @@ impl Namespace {
         loan: Loan,
         lock: Option<PathBuf>,
         chore: Chore,
-    ) -> std::io::Result<Option<Copied>> {
+    ) -> std::io::Result<Option<CopySummary>> {
         let (line, its) = packet::line()?;
         packet::widen(&line)?;
         let mut steward = std::process::Command::new(&self.program)

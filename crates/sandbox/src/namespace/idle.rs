@@ -44,9 +44,10 @@ impl Namespace {
     /// having some.
     pub fn has_empty_workspace(&self, id: &SandboxId) -> bool {
         let open = || {
-            let fs = beneath::directory(beneath::root(&self.place(id))?, c"fs")?;
-            let workspace = beneath::directory(beneath::directory(fs, c"root")?, c"workspace")?;
-            beneath::list(&workspace, 0)
+            let fs = beneath::open_directory(beneath::open_root(&self.place(id))?, c"fs")?;
+            let workspace =
+                beneath::open_directory(beneath::open_directory(fs, c"root")?, c"workspace")?;
+            beneath::list_names(&workspace, 0)
         };
         match open() {
             Ok(within) => within.is_some(),

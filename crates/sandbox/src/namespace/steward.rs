@@ -12,7 +12,7 @@ use super::loan::Loan;
 use super::protocol::Identity;
 use super::subids::{Grant, Lack, Slice};
 use super::{Namespace, removal};
-use crate::checkpoint::{self, CheckpointBounds, CheckpointError, Copied};
+use crate::checkpoint::{self, CheckpointBounds, CheckpointError, CopySummary};
 use crate::contract::{SandboxConfig, SandboxError};
 
 /// What works without ids of the sandbox's own.
@@ -128,7 +128,7 @@ impl Namespace {
     }
 
     /// Keeps a sandbox's files as a checkpoint.
-    pub fn save(&self, id: &SandboxId, to: &Path) -> Result<Copied, CheckpointError> {
+    pub fn save(&self, id: &SandboxId, to: &Path) -> Result<CopySummary, CheckpointError> {
         let (from, first) = self.tree(id).map_err(other("look for", to))?;
         let Some(loan) = self.loan(&[id]).map_err(other("read", &from))? else {
             let bounds = CheckpointBounds::default();
@@ -148,7 +148,7 @@ impl Namespace {
         from: &Path,
         to: &Path,
         first: Option<u32>,
-    ) -> Result<Copied, CheckpointError> {
+    ) -> Result<CopySummary, CheckpointError> {
         let Some(loan) = self.loan(&[id]).map_err(other("read", from))? else {
             let bounds = CheckpointBounds::default();
             return checkpoint::restore(from, to, first, bounds, &|_| {});
@@ -164,7 +164,7 @@ impl Namespace {
         id: &SandboxId,
         to: &Path,
         first: Option<u32>,
-    ) -> Result<Copied, CheckpointError> {
+    ) -> Result<CopySummary, CheckpointError> {
         let from = self.tree(source).map_err(other("look for", to))?;
         let Some(loan) = self.loan(&[source, id]).map_err(other("read", &from.0))? else {
             let bounds = CheckpointBounds::default();
@@ -174,7 +174,12 @@ impl Namespace {
         self.copy(id, loan, Chore::Fork { from, to })
     }
 
-    fn copy(&self, id: &SandboxId, loan: Loan, chore: Chore) -> Result<Copied, CheckpointError> {
+    fn copy(
+        &self,
+        id: &SandboxId,
+        loan: Loan,
+        chore: Chore,
+    ) -> Result<CopySummary, CheckpointError> {
         let io = |source| CheckpointError::Io {
             doing: "copy",
             path: self.place(id).join("fs"),

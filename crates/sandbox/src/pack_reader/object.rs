@@ -91,19 +91,19 @@ pub(super) struct CommitLinks {
 
 /// Reads the tree and the parents of a commit, which come first and in this order.
 pub(super) fn commit(bytes: &[u8], format: ObjectFormat) -> Result<CommitLinks, PackError> {
-    let child_error = |what| PackError::Object {
+    let malformed = |what| PackError::Object {
         kind: "commit",
         what,
     };
     let mut rest = bytes;
-    let tree = field(&mut rest, b"tree ", format).ok_or(child_error("it has no tree"))?;
+    let tree = field(&mut rest, b"tree ", format).ok_or(malformed("it has no tree"))?;
     let mut parents = Vec::new();
     while rest.starts_with(b"parent ") {
         let parent = field(&mut rest, b"parent ", format);
-        parents.push(parent.ok_or(child_error("a parent cannot be read"))?);
+        parents.push(parent.ok_or(malformed("a parent cannot be read"))?);
     }
     if !rest.starts_with(b"author ") {
-        return Err(child_error("it has no author"));
+        return Err(malformed("it has no author"));
     }
     Ok(CommitLinks {
         tree,

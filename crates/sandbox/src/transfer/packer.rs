@@ -14,7 +14,7 @@ use nix::sys::stat::{FileStat, Mode, fstat, stat};
 use super::path::{DEEPEST, LONGEST};
 use super::writer::{Entry, Writer};
 use super::{Refusal, TransferError, leave_out};
-use crate::beneath::{self, Kind};
+use crate::beneath::{self, FileKind};
 use crate::contract::{Moved, Transfer};
 use crate::git::names::is_dot_git;
 
@@ -104,18 +104,18 @@ impl<'a> Packer<'a> {
             .map(|name| name.as_bytes().to_vec())
             .unwrap_or_default();
         // Looked at before it is opened: opening a device may do something.
-        let kind = beneath::kind(&stat(source).map_err(missing)?);
+        let kind = beneath::file_kind(&stat(source).map_err(missing)?);
         let more = match kind {
-            Kind::Directory => OFlag::O_DIRECTORY,
-            Kind::File => OFlag::empty(),
-            Kind::Symlink | Kind::Other => {
+            FileKind::Directory => OFlag::O_DIRECTORY,
+            FileKind::File => OFlag::empty(),
+            FileKind::Symlink | FileKind::Other => {
                 return Err(TransferError::refused(&path, Refusal::Unknown));
             }
         };
         self.refuse_within(source)?;
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let opened = open(source, flags | more, Mode::empty()).map_err(missing)?;
-        if kind == Kind::Directory {
+        if kind == FileKind::Directory {
             self.tree(&opened, &mut path)
         } else {
             self.file(File::from(opened), &path)
@@ -141,7 +141,7 @@ impl<'a> Packer<'a> {
             self.begin(path, &data, Entry::Directory)?;
         }
         let left = self.bounds.entries - self.entries;
-        let names = beneath::list(directory, left)
+        let names = beneath::list_names(directory, left)
             .map_err(TransferError::system("listing", shown(path)))?
             .ok_or(TransferError::TooMany(self.bounds.entries))?;
         let below = path.len();
@@ -169,9 +169,9 @@ impl<'a> Packer<'a> {
             leave_out(&mut self.moved, path, "a '.git' stays where it is");
             return Ok(());
         }
-        let looked = beneath::look(directory, name);
+        let looked = beneath::stat(directory, name);
         let kind = match &looked {
-            Ok(Some(data)) => beneath::kind(data),
+            Ok(Some(data)) => beneath::file_kind(data),
             // Gone since it was listed.
             Ok(None) => return Ok(()),
             Err(errno) => {
@@ -180,29 +180,29 @@ impl<'a> Packer<'a> {
             }
         };
         match kind {
-            Kind::File => match beneath::file(directory, name) {
+            FileKind::File => match beneath::open_file(directory, name) {
                 Ok(file) => self.file(file, path)?,
                 Err(errno) => leave_out(&mut self.moved, path, errno.desc()),
             },
-            Kind::Directory => match beneath::directory(directory, name) {
+            FileKind::Directory => match beneath::open_directory(directory, name) {
                 Ok(below) => self.tree(&below, path)?,
                 Err(errno) => leave_out(&mut self.moved, path, errno.desc()),
             },
-            Kind::Symlink => match (readlinkat(directory, name), looked) {
+            FileKind::Symlink => match (readlinkat(directory, name), looked) {
                 (Ok(text), Ok(Some(data))) => {
                     self.begin(path, &data, Entry::Symlink(text.as_bytes()))?;
                     self.moved.files += 1;
                 }
                 _ => leave_out(&mut self.moved, path, "it changed while it was read"),
             },
-            Kind::Other => leave_out(&mut self.moved, path, "a socket, FIFO or device"),
+            FileKind::Other => leave_out(&mut self.moved, path, "a socket, FIFO or device"),
         }
         Ok(())
     }
 
     fn file(&mut self, mut file: File, path: &[u8]) -> Result<(), TransferError> {
         let data = fstat(&file).map_err(TransferError::system("looking at", shown(path)))?;
-        if beneath::kind(&data) != Kind::File {
+        if beneath::file_kind(&data) != FileKind::File {
             leave_out(&mut self.moved, path, "it changed while it was read");
             return Ok(());
         }

@@ -19,7 +19,7 @@ use super::{Links, Refusal, Repositories, Rules, TransferError, leave_out, merge
 use crate::beneath;
 use crate::contract::{Moved, Transfer};
 use crate::git::names::is_dot_git;
-use crate::git::steering::judge;
+use crate::git::sensitive_paths::sensitive_reason;
 use crate::namespace::removal::remove_tree;
 
 const CHUNK: usize = 64 << 10;
@@ -143,7 +143,7 @@ impl Stage {
                 return self.drop_content(member, reader);
             }
             if member.kind != reader::Kind::Directory
-                && let Some(why) = judge(&member.path)
+                && let Some(why) = sensitive_reason(&member.path)
             {
                 note(&mut self.moved.steering, &member.path, why);
             }
@@ -164,7 +164,7 @@ impl Stage {
                 }
                 // The operator's umask applies; bits that lend somebody's rights never do.
                 let mode = Mode::from_bits_truncate(member.mode & 0o777);
-                let mut file = beneath::new_file(parent, name, mode).map_err(system)?;
+                let mut file = beneath::create_file(parent, name, mode).map_err(system)?;
                 loop {
                     let length = reader.content(&mut self.buffer)?;
                     if length == 0 {
@@ -187,7 +187,7 @@ impl Stage {
                 let made = match mkdirat(parent, name.as_c_str(), open) {
                     // Made on the way to a member, or named twice.
                     Err(Errno::EEXIST) => {
-                        beneath::directory(parent, name).map_err(system)?;
+                        beneath::open_directory(parent, name).map_err(system)?;
                         false
                     }
                     other => other.map(|()| true).map_err(system)?,
@@ -212,8 +212,8 @@ impl Stage {
             reader::Kind::HardLink { to } => {
                 let out = || refused(Refusal::HardLinkOut);
                 let (place, file) = self.find(to).ok_or_else(out)?;
-                let found = beneath::look(&place, &file).ok().flatten();
-                if found.as_ref().map(beneath::kind) != Some(beneath::Kind::File) {
+                let found = beneath::stat(&place, &file).ok().flatten();
+                if found.as_ref().map(beneath::file_kind) != Some(beneath::FileKind::File) {
                     return Err(out());
                 }
                 let (from, onto) = (file.as_c_str(), name.as_c_str());
@@ -302,10 +302,10 @@ impl Stage {
         }
         let mut here = self.root.try_clone().map_err(|_| Errno::EMFILE)?;
         for name in names {
-            here = match beneath::directory(&here, name) {
+            here = match beneath::open_directory(&here, name) {
                 Err(Errno::ENOENT) => {
                     mkdirat(&here, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
-                    beneath::directory(&here, name)?
+                    beneath::open_directory(&here, name)?
                 }
                 other => other?,
             };
@@ -326,7 +326,7 @@ impl Stage {
 fn descend(from: &OwnedFd, names: &[CString]) -> nix::Result<OwnedFd> {
     let mut here = from.try_clone().map_err(|_| Errno::EMFILE)?;
     for name in names {
-        here = beneath::directory(&here, name)?;
+        here = beneath::open_directory(&here, name)?;
     }
     Ok(here)
 }
@@ -355,7 +355,7 @@ fn make_root(target: &OwnedFd) -> nix::Result<(String, OwnedFd)> {
             other => {
                 other?;
                 let path = CString::new(name.as_str()).map_err(|_| Errno::EINVAL)?;
-                let root = beneath::directory(target, &path)?;
+                let root = beneath::open_directory(target, &path)?;
                 return Ok((name, root));
             }
         }

@@ -21,7 +21,7 @@ use super::{Refusal, Rules, TransferError};
 use crate::beneath;
 use crate::contract::{Moved, Transfer};
 use crate::git::names::is_dot_git;
-use crate::git::steering::judge;
+use crate::git::sensitive_paths::sensitive_reason;
 
 /// A directory of the operator's that is not left.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Within {
     pub fn open(path: &Path) -> Result<Self, TransferError> {
         let opening = |error| TransferError::system("opening", path)(error);
         let real = std::fs::canonicalize(path).map_err(TransferError::system("finding", path))?;
-        let root = beneath::root(&real).map_err(opening)?;
+        let root = beneath::open_root(&real).map_err(opening)?;
         Ok(Self { path: real, root })
     }
 
@@ -58,19 +58,19 @@ impl Within {
             None => packer.add_tree(&self.root, b"")?,
             Some((name, above)) => {
                 let place = self.descend(above).map_err(trouble)?;
-                let data = beneath::look(&place, name).map_err(trouble)?;
+                let data = beneath::stat(&place, name).map_err(trouble)?;
                 let data = data.ok_or_else(|| TransferError::Missing(source.to_owned()))?;
-                match beneath::kind(&data) {
-                    beneath::Kind::Directory => {
-                        let tree = beneath::directory(&place, name).map_err(trouble)?;
+                match beneath::file_kind(&data) {
+                    beneath::FileKind::Directory => {
+                        let tree = beneath::open_directory(&place, name).map_err(trouble)?;
                         packer.add_tree(&tree, name.to_bytes())?;
                     }
-                    beneath::Kind::File => {
-                        let file: File = beneath::file(&place, name).map_err(trouble)?;
+                    beneath::FileKind::File => {
+                        let file: File = beneath::open_file(&place, name).map_err(trouble)?;
                         packer.add_file(file, name.to_bytes())?;
                     }
-                    beneath::Kind::Symlink => return Err(refused(source, Refusal::Link)),
-                    beneath::Kind::Other => return Err(refused(source, Refusal::Unknown)),
+                    beneath::FileKind::Symlink => return Err(refused(source, Refusal::Link)),
+                    beneath::FileKind::Other => return Err(refused(source, Refusal::Unknown)),
                 }
             }
         }
@@ -88,12 +88,16 @@ impl Within {
         let names = allowed(to)?;
         let (target, made) = self.make_way(&names).map_err(|errno| trouble(to, errno))?;
         let mut path = self.path.clone();
-        path.extend(names.iter().map(|name| beneath::path(name.to_bytes())));
+        path.extend(
+            names
+                .iter()
+                .map(|name| beneath::path_from_bytes(name.to_bytes())),
+        );
         let mut stage = Stage::at(target, &path, made, bounds, Rules::FOR_HOST)?;
         let mut members = Reader::new(archive);
         while let Some(member) = members.next_member()? {
             let whole = [to.as_bytes(), b"/", &member.path].concat();
-            if member.kind != Kind::Directory && judge(&whole).is_some() {
+            if member.kind != Kind::Directory && sensitive_reason(&whole).is_some() {
                 return Err(TransferError::refused(&member.path, Refusal::Steers));
             }
             stage.take(&member, &mut members)?;
@@ -104,7 +108,7 @@ impl Within {
     fn descend(&self, names: &[CString]) -> nix::Result<OwnedFd> {
         let mut here = self.root.try_clone().map_err(|_| Errno::EMFILE)?;
         for name in names {
-            here = beneath::directory(&here, name)?;
+            here = beneath::open_directory(&here, name)?;
         }
         Ok(here)
     }
@@ -115,12 +119,12 @@ impl Within {
         let mut path = self.path.clone();
         let mut made = Vec::new();
         for name in names {
-            path.push(beneath::path(name.to_bytes()));
-            here = match beneath::directory(&here, name) {
+            path.push(beneath::path_from_bytes(name.to_bytes()));
+            here = match beneath::open_directory(&here, name) {
                 Err(Errno::ENOENT) => {
                     mkdirat(&here, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
                     made.push(path.clone());
-                    beneath::directory(&here, name)?
+                    beneath::open_directory(&here, name)?
                 }
                 other => other?,
             };

@@ -278,8 +278,7 @@ async fn tree_with_too_many_spellings_is_refused() {
         let lines: Vec<String> = names.map(|name| format!("{what}\t{name}")).collect();
         repo.git_with(&["mktree"], lines.join("\n").as_bytes())
     };
-    let spelt =
-        |header_name: &'static str| (0..60).map(move |bits| format!("{header_name}~{bits}"));
+    let spelt = |word: &'static str| (0..60).map(move |bits| format!("{word}~{bits}"));
     let inner = listing(&mut spelt("workfl"), &format!("100644 blob {blob}"));
     let outer = listing(&mut spelt("github"), &format!("040000 tree {inner}"));
     let commit = repo.git(&["commit-tree", "-m", "x", &outer]);

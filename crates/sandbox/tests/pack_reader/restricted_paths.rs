@@ -33,7 +33,7 @@ async fn new_branch(repo: &Repo, tip: &str) -> Restricted {
 async fn change_to_other_files_leaves_paths_untouched() {
     let (repo, tip) = upstream();
     repo.write("README.md", "y\n");
-    repo.write(".github/CODEOWNERS", "* @no_bases\n");
+    repo.write(".github/CODEOWNERS", "* @nobody\n");
     repo.commit("work");
     assert_eq!(new_branch(&repo, &tip).await, Restricted::Untouched);
 }

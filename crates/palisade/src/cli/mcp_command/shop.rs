@@ -70,7 +70,7 @@ pub struct Shop {
 struct Told {
     open: Option<Vec<u16>>,
     reason: Option<String>,
-    published: Vec<sandbox::manager::row::Published>,
+    published: Vec<sandbox::manager::row::PublishedPort>,
 }
 
 impl Shop {

@@ -9,7 +9,7 @@ use seccompiler::{
 };
 
 use crate::namespace::hardening;
-use crate::worker::confinement::{ALLOWED, ALLOWED_HERE};
+use crate::worker::profile::{ALLOWED, ALLOWED_HERE};
 
 /// What it keeps of what it took: it lends no id on.
 const KEPT: &[u32] = hardening::OF_STEWARD;

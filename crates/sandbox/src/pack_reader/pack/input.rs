@@ -8,7 +8,7 @@ use policy::push::ObjectFormat;
 use policy::refs::ObjectId;
 
 use crate::pack_reader::error::PackError;
-use crate::pack_reader::hash::Hasher;
+use crate::pack_reader::object_hash::Hasher;
 
 /// Bytes read and inflated at a time.
 pub(super) const CHUNK: usize = 64 << 10;

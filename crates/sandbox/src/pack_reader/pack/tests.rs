@@ -86,7 +86,7 @@ fn read_bytes(bytes: &[u8], format: ObjectFormat) -> Result<RecordedObjects, Pac
 fn every_object_is_visited_with_its_id() {
     for format in [ObjectFormat::Sha1, ObjectFormat::Sha256] {
         let objects = read_bytes(&pack(format), format).unwrap();
-        let texts: Vec<_> = told
+        let texts: Vec<_> = objects
             .0
             .iter()
             .map(|(_, bytes, _)| bytes.as_slice())

@@ -1,11 +1,11 @@
-//! Changing the operator's worktree and index: all of it or nothing.
+//! Transactional update of the operator's worktree and index.
 //!
 //! ```text
 //!   prepare   every changed path must be as HEAD has it, in the index and on disk;
-//!             the new files are written into a directory of their own in the worktree
-//!   journal   what will be done is written down (journal.rs), for the case of a crash
-//!   land      old files move into that directory, new ones out of it (renames only),
-//!             then the index, then the branch; a failure takes every step back
+//!             the new files are written into a staging directory in the worktree
+//!   journal   the planned changes are recorded (journal.rs), for recovery after a crash
+//!   run       old files move into that directory, new ones out of it (renames only),
+//!             then the index, then the branch; a failure rolls every step back
 //! ```
 
 use std::ffi::CString;
@@ -22,54 +22,54 @@ use nix::fcntl::{RenameFlags, renameat2};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::dirty::{look_at, refuse_dirty};
+use super::dirty::{refuse_dirty, stat_path};
 use super::error::{GitError, git, io};
-use super::home::Home;
+use super::host_repository::HostRepository;
 use super::index::{IndexLock, full_entry, sparse_entry};
 use super::journal::{Goal, Journal, READY};
 use super::tree::{Change, EXECUTABLE, LINK, Leaf, SUBMODULE};
 use crate::beneath;
 
-/// Changes that wait to be made.
-pub(super) struct Landing<'a> {
-    home: &'a Home,
+/// Prepared changes to the operator's worktree.
+pub(super) struct WorktreeUpdate<'a> {
+    host_repository: &'a HostRepository,
     root: PathBuf,
     worktree: OwnedFd,
     stage: PathBuf,
     journal: Journal,
     staged: OwnedFd,
     changes: Rc<[Change]>,
-    /// What a sparse checkout keeps off the disk: it changes in the index only.
+    /// Paths outside a sparse checkout: they change in the index only.
     unseen: Vec<Change>,
-    /// What was done, to be undone in reverse.
-    done: Vec<Step>,
-    /// A step could not be undone, and the stage holds the operator's only copy.
+    /// Completed steps, for the rollback in reverse order.
+    done: Vec<UpdateStep>,
+    /// Whether the rollback failed and the staging directory holds the operator's only copy.
     stuck: bool,
 }
 
-enum Step {
+enum UpdateStep {
     MovedOut(usize),
     RemovedDirectory(Vec<u8>),
     MadeDirectory(Vec<u8>),
     MovedIn(usize),
 }
 
-impl<'a> Landing<'a> {
-    /// Refuses where the operator's own changes are in the way; else writes the new files
-    /// next to the worktree's, where a rename reaches.
+impl<'a> WorktreeUpdate<'a> {
+    /// Fails if the operator's own changes conflict; otherwise writes the new files to a staging
+    /// directory on the worktree's file system.
     pub(super) fn prepare(
-        home: &'a Home,
+        host_repository: &'a HostRepository,
         changes: &[Change],
         goal: Goal,
     ) -> Result<Self, GitError> {
-        let root = home.root().to_owned();
-        let worktree = beneath::root(&root).map_err(io("open", &root))?;
-        let sparse = refuse_dirty(home, &worktree, changes)?;
+        let root = host_repository.root().to_owned();
+        let worktree = beneath::open_root(&root).map_err(io("open", &root))?;
+        let sparse = refuse_dirty(host_repository, &worktree, changes)?;
         let (mut seen, mut unseen) = (Vec::new(), Vec::new());
         for (number, change) in changes.iter().enumerate() {
             match (sparse.contains(&number), &goal) {
                 (false, _) => seen.push(change.clone()),
-                // Without an index to change, there is only the disk to put it on.
+                // This goal does not change the index, so the path must be written to disk.
                 (true, Goal::Files) => seen.push(Change {
                     old: None,
                     ..change.clone()
@@ -78,14 +78,14 @@ impl<'a> Landing<'a> {
             }
         }
         let changes: Rc<[Change]> = seen.into();
-        let (journal, stage) = Journal::open(home, goal, &changes)?;
+        let (journal, stage) = Journal::open(host_repository, goal, &changes)?;
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&stage)
             .map_err(io("create", &stage))?;
-        let staged = beneath::root(&stage).map_err(io("open", &stage))?;
-        let landing = Self {
-            home,
+        let staged = beneath::open_root(&stage).map_err(io("open", &stage))?;
+        let worktree_update = Self {
+            host_repository,
             root,
             worktree,
             stage,
@@ -96,14 +96,18 @@ impl<'a> Landing<'a> {
             done: Vec::new(),
             stuck: false,
         };
-        landing.write_new_files()?;
-        let ready = landing.stage.join(READY);
+        worktree_update.write_new_files()?;
+        let ready = worktree_update.stage.join(READY);
         fs::write(&ready, b"").map_err(io("create", &ready))?;
-        Ok(landing)
+        Ok(worktree_update)
     }
 
     fn write_new_files(&self) -> Result<(), GitError> {
-        let odb = self.home.repo().odb().map_err(git("open the objects"))?;
+        let odb = self
+            .host_repository
+            .repo()
+            .odb()
+            .map_err(git("open the objects"))?;
         for (number, change) in self.changes.iter().enumerate() {
             let Some(leaf) = change.new.filter(|leaf| leaf.mode != SUBMODULE) else {
                 continue;
@@ -113,7 +117,7 @@ impl<'a> Landing<'a> {
                 .map_err(git(format!("read the blob {}", leaf.id)))?;
             let path = self.stage.join(format!("new-{number}"));
             if leaf.mode == LINK {
-                std::os::unix::fs::symlink(beneath::path(blob.data()), &path)
+                std::os::unix::fs::symlink(beneath::path_from_bytes(blob.data()), &path)
                     .map_err(io("create the link", &path))?;
                 continue;
             }
@@ -133,27 +137,27 @@ impl<'a> Landing<'a> {
         Ok(())
     }
 
-    /// Changes the files only.
-    pub(super) fn land(mut self) -> Result<(), GitError> {
-        self.change_files().inspect_err(|_| self.take_back())
+    /// Updates the files only.
+    pub(super) fn run(mut self) -> Result<(), GitError> {
+        self.change_files().inspect_err(|_| self.roll_back())
     }
 
-    /// Changes the files and the index, and then calls `last`, which moves the branch.
-    pub(super) fn land_with_index(
+    /// Updates the files and the index, and then calls `last`, which moves the branch.
+    pub(super) fn run_with_index(
         mut self,
         last: impl FnOnce() -> Result<(), GitError>,
     ) -> Result<(), GitError> {
-        let lock = IndexLock::take(self.home, &self.journal)?;
+        let lock = IndexLock::take(self.host_repository, &self.journal)?;
         let landed = self.change_files().and_then(|()| {
             let gone = self.changes.iter().chain(&self.unseen);
             let gone = gone.filter(|change| change.new.is_none());
             let gone: Vec<&[u8]> = gone.map(|change| change.path.as_slice()).collect();
-            let fresh = lock.write(self.home, &gone, &self.entries()?)?;
+            let fresh = lock.write(self.host_repository, &gone, &self.entries()?)?;
             self.journal.keep_index(lock.index(), &fresh)?;
             let old = lock.swap(&fresh)?;
             last().inspect_err(|_| lock.swap_back(old.as_deref()))
         });
-        landed.inspect_err(|_| self.take_back())
+        landed.inspect_err(|_| self.roll_back())
     }
 
     fn change_files(&mut self) -> Result<(), GitError> {
@@ -177,7 +181,7 @@ impl<'a> Landing<'a> {
     }
 
     fn at(&self, path: &[u8]) -> PathBuf {
-        self.root.join(beneath::path(path))
+        self.root.join(beneath::path_from_bytes(path))
     }
 
     fn move_out(&mut self, number: usize, path: &[u8]) -> Result<(), Errno> {
@@ -190,7 +194,7 @@ impl<'a> Landing<'a> {
             kept.as_c_str(),
             RenameFlags::RENAME_NOREPLACE,
         )?;
-        self.done.push(Step::MovedOut(number));
+        self.done.push(UpdateStep::MovedOut(number));
         Ok(())
     }
 
@@ -205,7 +209,7 @@ impl<'a> Landing<'a> {
             name.as_c_str(),
             RenameFlags::RENAME_NOREPLACE,
         )?;
-        self.done.push(Step::MovedIn(number));
+        self.done.push(UpdateStep::MovedIn(number));
         Ok(())
     }
 
@@ -214,7 +218,7 @@ impl<'a> Landing<'a> {
             let parent = path.get(..slash).unwrap_or_default();
             let (dir, name) = beneath::parent_of(&self.worktree, parent)?.ok_or(Errno::ENOENT)?;
             match mkdirat(&dir, name.as_c_str(), Mode::from_bits_truncate(0o777)) {
-                Ok(()) => self.done.push(Step::MadeDirectory(parent.to_vec())),
+                Ok(()) => self.done.push(UpdateStep::MadeDirectory(parent.to_vec())),
                 Err(Errno::EEXIST) => {}
                 Err(error) => return Err(error),
             }
@@ -222,7 +226,7 @@ impl<'a> Landing<'a> {
         Ok(())
     }
 
-    /// As git does: a directory goes with its last file.
+    /// Removes directories that became empty, as git does.
     fn remove_empty_parents(&mut self, path: &[u8]) {
         let mut below = path;
         while let Some(slash) = below.iter().rposition(|b| *b == b'/') {
@@ -233,13 +237,13 @@ impl<'a> Landing<'a> {
             if unlinkat(&dir, name.as_c_str(), UnlinkatFlags::RemoveDir).is_err() {
                 return;
             }
-            self.done.push(Step::RemovedDirectory(below.to_vec()));
+            self.done.push(UpdateStep::RemovedDirectory(below.to_vec()));
         }
     }
 
-    /// Undoes what was done. A step that cannot be undone leaves the operator's file in the
-    /// stage, which then stays.
-    fn take_back(&mut self) {
+    /// Rolls the completed steps back. If a step cannot be rolled back, the staging directory with
+    /// the operator's file is kept.
+    fn roll_back(&mut self) {
         while let Some(step) = self.done.pop() {
             if self.undo(&step).is_err() {
                 self.stuck = true;
@@ -248,18 +252,20 @@ impl<'a> Landing<'a> {
         }
     }
 
-    fn undo(&self, step: &Step) -> Result<(), Errno> {
+    fn undo(&self, step: &UpdateStep) -> Result<(), Errno> {
         let path = match step {
-            Step::MovedOut(number) | Step::MovedIn(number) => self
+            UpdateStep::MovedOut(number) | UpdateStep::MovedIn(number) => self
                 .changes
                 .get(*number)
                 .map(|change| change.path.as_slice()),
-            Step::MadeDirectory(path) | Step::RemovedDirectory(path) => Some(path.as_slice()),
+            UpdateStep::MadeDirectory(path) | UpdateStep::RemovedDirectory(path) => {
+                Some(path.as_slice())
+            }
         };
         let path = path.ok_or(Errno::ENOENT)?;
         let (dir, name) = beneath::parent_of(&self.worktree, path)?.ok_or(Errno::ENOENT)?;
         match step {
-            Step::MovedOut(number) => {
+            UpdateStep::MovedOut(number) => {
                 let kept = name_of("old", *number)?;
                 renameat2(
                     &self.staged,
@@ -269,18 +275,20 @@ impl<'a> Landing<'a> {
                     RenameFlags::RENAME_NOREPLACE,
                 )
             }
-            Step::MovedIn(_) => unlinkat(&dir, name.as_c_str(), UnlinkatFlags::NoRemoveDir),
-            Step::MadeDirectory(_) => unlinkat(&dir, name.as_c_str(), UnlinkatFlags::RemoveDir),
-            Step::RemovedDirectory(_) => {
+            UpdateStep::MovedIn(_) => unlinkat(&dir, name.as_c_str(), UnlinkatFlags::NoRemoveDir),
+            UpdateStep::MadeDirectory(_) => {
+                unlinkat(&dir, name.as_c_str(), UnlinkatFlags::RemoveDir)
+            }
+            UpdateStep::RemovedDirectory(_) => {
                 mkdirat(&dir, name.as_c_str(), Mode::from_bits_truncate(0o777))
             }
         }
     }
 
-    /// The index entries of the new files.
+    /// Builds the index entries of the new files.
     fn entries(&self) -> Result<Vec<IndexEntry>, GitError> {
         let entry = |(change, leaf): (&Change, Leaf)| {
-            let stat = look_at(&self.worktree, &change.path)
+            let stat = stat_path(&self.worktree, &change.path)
                 .and_then(|stat| stat.ok_or(Errno::ENOENT))
                 .map_err(io("look at", &self.at(&change.path)))?;
             Ok(full_entry(&change.path, leaf, &stat))
@@ -296,7 +304,7 @@ impl<'a> Landing<'a> {
     }
 }
 
-impl Drop for Landing<'_> {
+impl Drop for WorktreeUpdate<'_> {
     fn drop(&mut self) {
         if self.stuck {
             self.journal.leave();

@@ -1,9 +1,10 @@
-//! Work that the agent's own repository holds on to and the operator's does not have: other
-//! branches, stashes, tags, a detached HEAD, and commits of a sandbox that could not be asked.
+//! Finds commits in the workspace's repository that the operator's repository does not have: other
+//! branches, stashes, tags, a detached HEAD, and commits of a sandbox in which git could not be
+//! run.
 //!
-//! The workspace's `.git` is read as text: names and ids, by our own code, one component at
-//! a time, every count bounded. What cannot be understood is a stray, too: this is what
-//! stands between `delete` and somebody's work.
+//! The workspace's `.git` is read as text by this module's own code: names and ids, one path
+//! component at a time, every count bounded. Refs that cannot be parsed count as unimported,
+//! because this check protects the agent's work from `delete`.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -16,72 +17,77 @@ use nix::errno::Errno;
 use nix::sys::stat::{SFlag, fstat};
 
 use super::error::{GitError, git};
-use super::home::Home;
+use super::host_repository::HostRepository;
 use super::names::quote;
 use crate::beneath;
 use crate::name::Slug;
 
-const LARGEST_REF: u64 = 4096;
-const LARGEST_LIST: u64 = 4 << 20;
-const DEEPEST: usize = 16;
+const MAX_REF_BYTES: u64 = 4096;
+const MAX_LIST_BYTES: u64 = 4 << 20;
+const MAX_DEPTH: usize = 16;
 
-/// Names that are looked at; an agent may make millions.
-const MOST_NAMES: usize = 10_000;
+/// Maximum number of names read; an agent may create millions.
+const MAX_NAMES: usize = 10_000;
 
-/// Commits that are looked for in the operator's history, which may be long.
-const MOST_SOUGHT: usize = 64;
+/// Maximum number of commits looked up in the operator's history, which may be long.
+const MAX_LOOKUPS: usize = 64;
 
-/// Strays that are named; the rest is counted.
-const MOST_SHOWN: usize = 20;
-const LONGEST_SHOWN: usize = 100;
+/// Maximum number of entries described; the rest is counted.
+const MAX_SHOWN: usize = 20;
+const MAX_SHOWN_BYTES: usize = 100;
 
-/// What is in the workspace's repository only.
+/// Commits that only the workspace's repository has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Strays {
-    /// In words, such as `branch feature at 1234567`; the first twenty.
+pub struct UnimportedCommits {
+    /// Descriptions, such as `branch feature at 1234567`; the first twenty.
     pub shown: Vec<String>,
-    /// How many there are.
+    /// The total number.
     pub count: u64,
 }
 
-impl Strays {
-    fn add(&mut self, words: String) {
+impl UnimportedCommits {
+    fn add(&mut self, description: String) {
         self.count += 1;
-        if self.shown.len() < MOST_SHOWN {
-            self.shown.push(words);
+        if self.shown.len() < MAX_SHOWN {
+            self.shown.push(description);
         }
     }
 }
 
-impl Home {
-    /// What the repository in a workspace refers to and no ref of the operator's holds.
-    pub fn strays(&self, slug: &Slug, workspace: &OwnedFd) -> Result<Strays, GitError> {
-        let mut found = Found::default();
-        let mut strays = Strays::default();
-        if let Err(why) = found.read(workspace) {
-            strays.add(format!("a repository of which {why}"));
+impl HostRepository {
+    /// Lists the commits that refs of the workspace's repository point to and no ref of the
+    /// operator's repository reaches.
+    pub fn unimported_commits(
+        &self,
+        slug: &Slug,
+        workspace: &OwnedFd,
+    ) -> Result<UnimportedCommits, GitError> {
+        let mut refs = WorkspaceRefs::default();
+        let mut unimported = UnimportedCommits::default();
+        if let Err(why) = refs.read(workspace) {
+            unimported.add(format!("a repository that cannot be read: {why}"));
         }
-        let mut sought = Sought {
-            home: self,
+        let mut lookup = CommitLookup {
+            host_repository: self,
             tip: self.tip(slug)?,
             hidden: None,
             known: BTreeMap::new(),
         };
-        for (name, id) in &found.names {
+        for (name, id) in &refs.names {
             match id {
-                None => strays.add(format!("{}, which cannot be read", words(name))),
-                Some(id) if sought.is_home(*id)? => {}
-                Some(id) => strays.add(format!("{} at {}", words(name), short(*id))),
+                None => unimported.add(format!("{}, which cannot be read", describe_ref(name))),
+                Some(id) if lookup.is_known_to_host(*id)? => {}
+                Some(id) => unimported.add(format!("{} at {}", describe_ref(name), short(*id))),
             }
         }
-        // The newest stash is a ref, and is named above; the older ones are in its log only.
-        let newest = found.names.get(STASH).copied().flatten();
-        for id in found.stashes.iter().filter(|id| Some(**id) != newest) {
-            if !sought.is_home(*id)? {
-                strays.add(format!("a stash at {}", short(*id)));
+        // The newest stash is a ref and is listed above; the older ones are in its reflog only.
+        let newest = refs.names.get(STASH).copied().flatten();
+        for id in refs.stashes.iter().filter(|id| Some(**id) != newest) {
+            if !lookup.is_known_to_host(*id)? {
+                unimported.add(format!("a stash at {}", short(*id)));
             }
         }
-        Ok(strays)
+        Ok(unimported)
     }
 }
 
@@ -91,8 +97,8 @@ fn short(id: Oid) -> String {
     id.to_string().chars().take(12).collect()
 }
 
-/// A ref as people know it.
-fn words(name: &[u8]) -> String {
+/// Describes a ref for a person.
+fn describe_ref(name: &[u8]) -> String {
     let kinds: [(&[u8], &str); 2] = [(b"refs/heads/", "branch "), (b"refs/tags/", "tag ")];
     let (kind, rest) = kinds
         .iter()
@@ -102,27 +108,27 @@ fn words(name: &[u8]) -> String {
         return "a stash".to_owned();
     }
     let mut shown = quote(rest);
-    shown.truncate(LONGEST_SHOWN);
+    shown.truncate(MAX_SHOWN_BYTES);
     format!("{kind}{shown}")
 }
 
-/// Whether the operator's repository holds a commit.
-struct Sought<'a> {
-    home: &'a Home,
+/// Looks commits up in the operator's repository.
+struct CommitLookup<'a> {
+    host_repository: &'a HostRepository,
     tip: Oid,
     hidden: Option<Vec<Oid>>,
     known: BTreeMap<Oid, bool>,
 }
 
-impl Sought<'_> {
-    fn is_home(&mut self, id: Oid) -> Result<bool, GitError> {
+impl CommitLookup<'_> {
+    fn is_known_to_host(&mut self, id: Oid) -> Result<bool, GitError> {
         if id == self.tip {
             return Ok(true);
         }
         if let Some(known) = self.known.get(&id) {
             return Ok(*known);
         }
-        if self.known.len() >= MOST_SOUGHT || self.home.repo().find_commit(id).is_err() {
+        if self.known.len() >= MAX_LOOKUPS || self.host_repository.repo().find_commit(id).is_err() {
             return Ok(false);
         }
         let found = self.is_held(id)?;
@@ -131,15 +137,16 @@ impl Sought<'_> {
     }
 
     fn is_held(&mut self, id: Oid) -> Result<bool, GitError> {
-        let repo = self.home.repo();
+        let repo = self.host_repository.repo();
         let failed = || git("look for the agent's commits");
         if repo.graph_descendant_of(self.tip, id).map_err(failed())? {
             return Ok(true);
         }
-        // Not on the sandbox's branch, but perhaps on one of the operator's.
+        // The commit is not on the sandbox's branch, but may be on another branch of the
+        // operator's.
         let hidden = match &self.hidden {
             Some(hidden) => hidden,
-            None => self.hidden.insert(self.home.commits_of_refs()?),
+            None => self.hidden.insert(self.host_repository.commits_of_refs()?),
         };
         let mut walk = repo.revwalk().map_err(failed())?;
         walk.push(id).map_err(failed())?;
@@ -152,19 +159,19 @@ impl Sought<'_> {
 
 /// The refs of a workspace's repository.
 #[derive(Default)]
-struct Found {
-    /// By full name; no id where it could not be understood.
+struct WorkspaceRefs {
+    /// The ids by full ref name; `None` for an id that could not be parsed.
     names: BTreeMap<Vec<u8>, Option<Oid>>,
     stashes: Vec<Oid>,
 }
 
-type Unread = &'static str;
+type RefsUnreadable = &'static str;
 
-const TOO_MANY: Unread = "there are more refs than can be looked at";
+const TOO_MANY: RefsUnreadable = "there are more refs than the limit";
 
-impl Found {
-    fn read(&mut self, workspace: &OwnedFd) -> Result<(), Unread> {
-        let dir = match beneath::directory(workspace, c".git") {
+impl WorkspaceRefs {
+    fn read(&mut self, workspace: &OwnedFd) -> Result<(), RefsUnreadable> {
+        let dir = match beneath::open_directory(workspace, c".git") {
             Ok(dir) => dir,
             Err(Errno::ENOENT) => return Ok(()),
             Err(Errno::ENOTDIR | Errno::ELOOP) => return Err("'.git' is no directory"),
@@ -186,26 +193,26 @@ impl Found {
         self.stashes(&dir)?;
         match below(&dir, c"reftable")? {
             None => Ok(()),
-            Some(_) => Err("the refs are in a format that is not understood (reftable)"),
+            Some(_) => Err("the refs are in an unsupported format (reftable)"),
         }
     }
 
-    fn put(&mut self, name: Vec<u8>, id: Option<Oid>) -> Result<(), Unread> {
+    fn put(&mut self, name: Vec<u8>, id: Option<Oid>) -> Result<(), RefsUnreadable> {
         if name.starts_with(b"refs/remotes/") {
-            // What was fetched is on the remote.
+            // Fetched commits are on the remote.
             return Ok(());
         }
-        if self.names.len() >= MOST_NAMES {
+        if self.names.len() >= MAX_NAMES {
             return Err(TOO_MANY);
         }
         self.names.insert(name, id);
         Ok(())
     }
 
-    fn packed(&mut self, dir: &OwnedFd) -> Result<(), Unread> {
-        let text = content(dir, c"packed-refs", LARGEST_LIST)?;
+    fn packed(&mut self, dir: &OwnedFd) -> Result<(), RefsUnreadable> {
+        let text = content(dir, c"packed-refs", MAX_LIST_BYTES)?;
         for line in text.unwrap_or_default().split(|b| *b == b'\n') {
-            // A comment, or what an annotated tag leads to.
+            // A comment, or the peeled target of an annotated tag.
             if matches!(line.first(), None | Some(b'#' | b'^')) {
                 continue;
             }
@@ -216,8 +223,8 @@ impl Found {
         Ok(())
     }
 
-    fn loose(&mut self, dir: &OwnedFd, above: &[u8], depth: usize) -> Result<(), Unread> {
-        if depth > DEEPEST {
+    fn loose(&mut self, dir: &OwnedFd, above: &[u8], depth: usize) -> Result<(), RefsUnreadable> {
+        if depth > MAX_DEPTH {
             return Err("the refs are too deep");
         }
         for name in list(dir)? {
@@ -226,7 +233,7 @@ impl Found {
                 Ok(Some(dir)) => self.loose(&dir, &path, depth + 1)?,
                 _ if path.ends_with(b".lock") => {}
                 _ => {
-                    let text = content(dir, &name, LARGEST_REF)?.unwrap_or_default();
+                    let text = content(dir, &name, MAX_REF_BYTES)?.unwrap_or_default();
                     if !text.starts_with(b"ref: ") {
                         self.put(path, read_id(text.trim_ascii()))?;
                     }
@@ -236,14 +243,14 @@ impl Found {
         Ok(())
     }
 
-    fn head(&mut self, dir: &OwnedFd, name: Vec<u8>) -> Result<(), Unread> {
-        match content(dir, c"HEAD", LARGEST_REF)? {
+    fn head(&mut self, dir: &OwnedFd, name: Vec<u8>) -> Result<(), RefsUnreadable> {
+        match content(dir, c"HEAD", MAX_REF_BYTES)? {
             Some(text) if !text.starts_with(b"ref: ") => self.put(name, read_id(text.trim_ascii())),
             _ => Ok(()),
         }
     }
 
-    fn stashes(&mut self, dir: &OwnedFd) -> Result<(), Unread> {
+    fn stashes(&mut self, dir: &OwnedFd) -> Result<(), RefsUnreadable> {
         let logs = match below(dir, c"logs")? {
             Some(logs) => below(&logs, c"refs")?,
             None => None,
@@ -251,11 +258,11 @@ impl Found {
         let Some(logs) = logs else {
             return Ok(());
         };
-        let text = content(&logs, c"stash", LARGEST_LIST)?;
+        let text = content(&logs, c"stash", MAX_LIST_BYTES)?;
         for line in text.unwrap_or_default().split(|b| *b == b'\n') {
             let new = line.split(|b| *b == b' ').nth(1);
             self.stashes.extend(new.and_then(read_id));
-            if self.stashes.len() > MOST_NAMES {
+            if self.stashes.len() > MAX_NAMES {
                 return Err(TOO_MANY);
             }
         }
@@ -268,17 +275,17 @@ fn read_id(text: &[u8]) -> Option<Oid> {
     Oid::from_str(text).ok().filter(|_| text.len() == 40)
 }
 
-/// A directory, if there is one of that name.
-fn below(dir: &OwnedFd, name: &CStr) -> Result<Option<OwnedFd>, Unread> {
-    match beneath::directory(dir, name) {
+/// Opens a directory, if it exists.
+fn below(dir: &OwnedFd, name: &CStr) -> Result<Option<OwnedFd>, RefsUnreadable> {
+    match beneath::open_directory(dir, name) {
         Ok(dir) => Ok(Some(dir)),
         Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
-        Err(Errno::ELOOP) => Err("a part is a link"),
+        Err(Errno::ELOOP) => Err("a directory is a symbolic link"),
         Err(_) => Err("a directory cannot be opened"),
     }
 }
 
-fn list(dir: &OwnedFd) -> Result<Vec<CString>, Unread> {
+fn list(dir: &OwnedFd) -> Result<Vec<CString>, RefsUnreadable> {
     let unread = "a directory cannot be listed";
     let listed = dir.try_clone().map_err(|_| unread)?;
     let mut listed = Dir::from_fd(listed).map_err(|_| unread)?;
@@ -288,24 +295,24 @@ fn list(dir: &OwnedFd) -> Result<Vec<CString>, Unread> {
         if !matches!(name.to_bytes(), b"." | b"..") {
             names.push(name);
         }
-        if names.len() > MOST_NAMES {
+        if names.len() > MAX_NAMES {
             return Err(TOO_MANY);
         }
     }
     Ok(names)
 }
 
-/// A file's bytes, if there is one of that name.
-fn content(dir: &OwnedFd, name: &CStr, most: u64) -> Result<Option<Vec<u8>>, Unread> {
-    let file = match beneath::file(dir.as_fd(), name) {
+/// Reads a file, if it exists.
+fn content(dir: &OwnedFd, name: &CStr, most: u64) -> Result<Option<Vec<u8>>, RefsUnreadable> {
+    let file = match beneath::open_file(dir.as_fd(), name) {
         Ok(file) => file,
         Err(Errno::ENOENT) => return Ok(None),
-        // Git has kept refs as links, long ago; ours never.
+        // Old versions of git stored refs as symbolic links; the workspaces created here have none.
         Err(_) => return Err("a file cannot be opened"),
     };
-    let stat = fstat(&file).map_err(|_| "a file cannot be looked at")?;
+    let stat = fstat(&file).map_err(|_| "a file cannot be examined")?;
     if SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-        return Err("a part is no file");
+        return Err("a ref is no regular file");
     }
     let mut bytes = Vec::new();
     file.take(most.saturating_add(1))

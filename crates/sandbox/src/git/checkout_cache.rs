@@ -1,17 +1,7 @@
-//! One read-only checkout per commit, kept in our state directory and shared by every
-//! workspace that starts there.
+//! Cache of read-only checkouts, one for each commit, shared by all workspaces that start from it.
 //!
-//! ```text
-//!   checkouts/<commit>/tree/        the files, as the commit has them
-//!                     /manifest     their modes, sizes and blobs
-//!                     /git/         a repository to copy into workspaces (workspace.rs)
-//!                     /used         touched at every use; the oldest goes first
-//!   spares/<commit>/workspace/      a whole copy that a create only renames
-//!                  /manifest
-//!                  /owner         whose it is, where it was given away
-//! ```
-//! A directory gets its name when it is whole. One gate uses a state directory at a time;
-//! what a crash left under another name is removed at the next start.
+//! A directory gets its final name when it is complete. One gate uses a state directory at a time;
+//! incomplete directories that a crash left are removed at the next start.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -22,31 +12,31 @@ use git2::{Oid, Repository};
 
 use super::copy::{make_directories, stamp_of};
 use super::error::{GitError, git, io};
-use super::home::Home;
-use super::manifest::{Manifest, Stamp, now};
-use super::objects::unique;
+use super::host_repository::HostRepository;
+use super::manifest::{FileStamp, Manifest, now};
+use super::quarantine::unique_name;
 use super::tree::{self, EXECUTABLE, LINK, Leaf, SUBMODULE};
 use crate::beneath;
+use crate::create_progress::{CreateProgress, CreateStep};
 use crate::parallel::parallel;
-use crate::progress::{Progress, Step};
 
 /// The checkouts of a state directory.
 #[derive(Debug)]
-pub struct Checkouts {
+pub struct CheckoutCache {
     pub(super) state: PathBuf,
     bound: u64,
 }
 
-/// One commit's files.
-pub struct Checkout {
+/// The cached files of one commit.
+pub struct CachedCheckout {
     pub(super) dir: PathBuf,
-    /// What they are.
+    /// The files' manifest.
     pub manifest: Manifest,
 }
 
 const UNFINISHED: &str = ".unfinished-";
 
-impl Checkouts {
+impl CheckoutCache {
     /// Uses `state` for checkouts and spares, and keeps the checkouts under `bound` bytes.
     pub fn open(state: &Path, bound: u64) -> Result<Self, GitError> {
         for below in ["checkouts", "spares"] {
@@ -68,52 +58,56 @@ impl Checkouts {
         })
     }
 
-    /// The checkout of `commit`, made now if it is not there yet.
-    pub fn get(&self, home: &Home, commit: Oid) -> Result<Checkout, GitError> {
-        self.get_watched(home, commit, &Progress::default())
+    /// Returns the checkout of `commit`, and creates it if it does not exist.
+    pub fn get(
+        &self,
+        host_repository: &HostRepository,
+        commit: Oid,
+    ) -> Result<CachedCheckout, GitError> {
+        self.get_with_progress(host_repository, commit, &CreateProgress::default())
     }
 
-    pub(super) fn get_watched(
+    pub(super) fn get_with_progress(
         &self,
-        home: &Home,
+        host_repository: &HostRepository,
         commit: Oid,
-        progress: &Progress,
-    ) -> Result<Checkout, GitError> {
+        progress: &CreateProgress,
+    ) -> Result<CachedCheckout, GitError> {
         let dir = self.state.join("checkouts").join(commit.to_string());
         if !dir.join("manifest").exists() {
-            self.make(home, commit, &dir, progress)?;
+            self.make(host_repository, commit, &dir, progress)?;
             self.evict(&dir)?;
         }
         let used = dir.join("used");
         fs::write(&used, b"").map_err(io("write", &used))?;
         let manifest = Manifest::load(&dir.join("manifest"))?;
-        Ok(Checkout { dir, manifest })
+        Ok(CachedCheckout { dir, manifest })
     }
 
     fn make(
         &self,
-        home: &Home,
+        host_repository: &HostRepository,
         commit: Oid,
         dir: &Path,
-        progress: &Progress,
+        progress: &CreateProgress,
     ) -> Result<(), GitError> {
         self.publish("checkouts", dir, |fresh| {
             let tree = fresh.join("tree");
             fs::create_dir(&tree).map_err(io("create", &tree))?;
-            let manifest = write_tree(home, commit, &tree, progress)?;
+            let manifest = write_tree(host_repository, commit, &tree, progress)?;
             manifest.save(&fresh.join("manifest"))
         })
     }
 
-    /// Fills a directory under another name and gives it its own when it is whole. Whoever
-    /// comes second finds the name taken and uses what is there.
+    /// Fills a directory under a temporary name and renames it when it is complete. If another
+    /// process was faster, its directory is used.
     pub(super) fn publish(
         &self,
         below: &str,
         dir: &Path,
         fill: impl FnOnce(&Path) -> Result<(), GitError>,
     ) -> Result<(), GitError> {
-        let fresh = self.state.join(below).join(unique(UNFINISHED));
+        let fresh = self.state.join(below).join(unique_name(UNFINISHED));
         fs::create_dir(&fresh).map_err(io("create", &fresh))?;
         let done = fill(&fresh).and_then(|()| match fs::rename(&fresh, dir) {
             Err(_) if dir.exists() => Ok(()),
@@ -125,9 +119,9 @@ impl Checkouts {
         done
     }
 
-    /// Removes a directory so that nobody ever finds half of it.
+    /// Removes a directory after renaming it, so that no reader finds it incomplete.
     pub(super) fn discard(&self, below: &str, dir: &Path) -> Result<(), GitError> {
-        let gone = self.state.join(below).join(unique(UNFINISHED));
+        let gone = self.state.join(below).join(unique_name(UNFINISHED));
         match fs::rename(dir, &gone) {
             Ok(()) => fs::remove_dir_all(&gone).map_err(io("remove", &gone)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -135,7 +129,7 @@ impl Checkouts {
         }
     }
 
-    /// Least recently used first, until the rest fits; `keep` stays in any case.
+    /// Evicts the least recently used checkouts until the rest fits; `keep` is never evicted.
     fn evict(&self, keep: &Path) -> Result<(), GitError> {
         let root = self.state.join("checkouts");
         let mut kept = Vec::new();
@@ -175,15 +169,15 @@ fn packs(dir: &Path) -> u64 {
         .sum()
 }
 
-/// Writes a commit's files, from the objects and nothing else: no filter, no line endings,
-/// no attribute has a say.
+/// Writes a commit's files from the objects' bytes: no filter, line ending conversion or attribute
+/// applies.
 fn write_tree(
-    home: &Home,
+    host_repository: &HostRepository,
     commit: Oid,
     to: &Path,
-    progress: &Progress,
+    progress: &CreateProgress,
 ) -> Result<Manifest, GitError> {
-    let repo = home.repo();
+    let repo = host_repository.repo();
     let tree = repo
         .find_commit(commit)
         .map_err(git(format!("find commit {commit}")))?
@@ -198,14 +192,14 @@ fn write_tree(
         None,
     )?;
     let rows: Vec<_> = paths.iter().collect();
-    progress.begin(Step::Checkout, Some(rows.len()));
+    progress.begin(CreateStep::Checkout, Some(rows.len()));
     let git_dir = repo.path();
     let entries = parallel(
         &rows,
         || Repository::open(git_dir).map_err(git("open the repository")),
         |repo, (path, leaf)| {
             let odb = repo.odb().map_err(git("open the objects"))?;
-            let target = to.join(beneath::path(path));
+            let target = to.join(beneath::path_from_bytes(path));
             let stamp = write_one(&odb, leaf, &target)?;
             progress.advance();
             Ok(((*path).clone(), stamp))
@@ -217,8 +211,8 @@ fn write_tree(
     })
 }
 
-fn write_one(odb: &git2::Odb<'_>, leaf: &Leaf, target: &Path) -> Result<Stamp, GitError> {
-    let blank = Stamp {
+fn write_one(odb: &git2::Odb<'_>, leaf: &Leaf, target: &Path) -> Result<FileStamp, GitError> {
+    let blank = FileStamp {
         mode: leaf.mode,
         size: 0,
         mtime: (0, 0),
@@ -233,7 +227,7 @@ fn write_one(odb: &git2::Odb<'_>, leaf: &Leaf, target: &Path) -> Result<Stamp, G
         .read(leaf.id)
         .map_err(git(format!("read the blob {}", leaf.id)))?;
     let metadata = if leaf.mode == LINK {
-        std::os::unix::fs::symlink(beneath::path(blob.data()), target)
+        std::os::unix::fs::symlink(beneath::path_from_bytes(blob.data()), target)
             .map_err(io("create the link", target))?;
         fs::symlink_metadata(target)
     } else {

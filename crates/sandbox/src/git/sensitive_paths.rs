@@ -1,61 +1,61 @@
-//! Which changed paths would run something, or steer a tool, on the operator's machine.
+//! Finds changed paths that run programs, or configure tools, on the operator's machine.
 
 use super::names::quote;
 
-/// A path that wants a yes before it comes home.
+/// A path that needs the operator's confirmation before it is merged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Steering {
+pub struct SensitivePath {
     /// The path.
     pub path: Vec<u8>,
-    /// What it does, in a few words.
+    /// A short description of its effect.
     pub why: &'static str,
 }
 
-impl std::fmt::Display for Steering {
+impl std::fmt::Display for SensitivePath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} ({})", quote(&self.path), self.why)
     }
 }
 
-/// A directory of this name, anywhere.
+/// Names of sensitive directories at any depth.
 const DIRECTORIES: &[(&str, &str)] = &[
     (".vscode", "editor tasks and settings"),
     (".idea", "editor tasks and settings"),
     (".devcontainer", "runs when an editor opens the folder"),
-    (".claude", "steers a coding agent"),
-    (".codex", "steers a coding agent"),
-    (".cursor", "steers a coding agent"),
-    (".gemini", "steers a coding agent"),
+    (".claude", "configures a coding agent"),
+    (".codex", "configures a coding agent"),
+    (".cursor", "configures a coding agent"),
+    (".gemini", "configures a coding agent"),
     (".github", "runs in CI"),
     (".circleci", "runs in CI"),
     (".husky", "git hooks"),
     (".githooks", "git hooks"),
     ("githooks", "git hooks"),
-    (".cargo", "steers cargo"),
+    (".cargo", "configures cargo"),
 ];
 
-/// A file of this name, anywhere.
+/// Names of sensitive files at any depth.
 const FILES: &[(&str, &str)] = &[
-    (".palisade.yaml", "steers Palisade"),
-    (".palisade.yml", "steers Palisade"),
+    (".palisade.yaml", "configures Palisade"),
+    (".palisade.yml", "configures Palisade"),
     (".envrc", "runs when a shell enters the directory"),
     (".mcp.json", "starts tool servers"),
-    ("claude.md", "steers a coding agent"),
-    ("agents.md", "steers a coding agent"),
-    ("gemini.md", "steers a coding agent"),
-    (".cursorrules", "steers a coding agent"),
+    ("claude.md", "configures a coding agent"),
+    ("agents.md", "configures a coding agent"),
+    ("gemini.md", "configures a coding agent"),
+    (".cursorrules", "configures a coding agent"),
     (".gitattributes", "chooses filters and merge drivers"),
     (".gitmodules", "names other repositories"),
-    (".gitconfig", "steers git"),
-    (".lfsconfig", "steers git"),
+    (".gitconfig", "configures git"),
+    (".lfsconfig", "configures git"),
     (".gitlab-ci.yml", "runs in CI"),
     (".pre-commit-config.yaml", "git hooks"),
     ("lefthook.yml", "git hooks"),
     ("package.json", "package scripts"),
-    (".npmrc", "steers a package manager"),
-    (".yarnrc", "steers a package manager"),
-    (".yarnrc.yml", "steers a package manager"),
-    (".pnpmfile.cjs", "steers a package manager"),
+    (".npmrc", "configures a package manager"),
+    (".yarnrc", "configures a package manager"),
+    (".yarnrc.yml", "configures a package manager"),
+    (".pnpmfile.cjs", "configures a package manager"),
     ("composer.json", "package scripts"),
     ("setup.py", "package scripts"),
     ("build.rs", "runs when the package is built"),
@@ -79,13 +79,13 @@ const HOOKS: &[&str] = &[
     "sendemail-validate",
 ];
 
-/// The paths among these that run or steer tools, whatever their case: some file systems
-/// do not tell `.VSCode` from `.vscode`.
-pub fn steering<'a>(paths: impl IntoIterator<Item = &'a [u8]>) -> Vec<Steering> {
-    let judged = paths.into_iter().map(|path| (path, judge(path)));
-    judged
+/// Returns the paths that run programs or configure tools. The case of names is ignored: some file
+/// systems do not distinguish `.VSCode` from `.vscode`.
+pub fn sensitive_paths<'a>(paths: impl IntoIterator<Item = &'a [u8]>) -> Vec<SensitivePath> {
+    let checked = paths.into_iter().map(|path| (path, sensitive_reason(path)));
+    checked
         .filter_map(|(path, why)| {
-            Some(Steering {
+            Some(SensitivePath {
                 path: path.to_vec(),
                 why: why?,
             })
@@ -93,8 +93,8 @@ pub fn steering<'a>(paths: impl IntoIterator<Item = &'a [u8]>) -> Vec<Steering> 
         .collect()
 }
 
-/// What a path runs or steers, in a few words.
-pub(crate) fn judge(path: &[u8]) -> Option<&'static str> {
+/// Describes what a path runs or configures; `None` for an ordinary path.
+pub(crate) fn sensitive_reason(path: &[u8]) -> Option<&'static str> {
     let lower = path.to_ascii_lowercase();
     let mut names: Vec<&[u8]> = lower.split(|b| *b == b'/').collect();
     let file = names.pop()?;
@@ -102,7 +102,7 @@ pub(crate) fn judge(path: &[u8]) -> Option<&'static str> {
         let row = table.iter().find(|(known, _)| known.as_bytes() == name);
         row.map(|(_, why)| *why)
     };
-    // A link or a file in the place of a directory steers as well.
+    // A symbolic link or a file with a sensitive directory's name counts as well.
     let directory = names
         .iter()
         .chain([&file])
@@ -119,8 +119,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_is_listed_and_the_rest_is_not() {
-        let steers = [
+    fn sensitive_paths_are_listed_and_others_are_not() {
+        let sensitive = [
             ".palisade.yaml",
             ".envrc",
             "sub/.envrc",
@@ -138,17 +138,17 @@ mod tests {
             "web/package.json",
             "build.rs",
         ];
-        let found = steering(steers.iter().map(|path| path.as_bytes()));
-        assert_eq!(found.len(), steers.len(), "{found:?}");
+        let found = sensitive_paths(sensitive.iter().map(|path| path.as_bytes()));
+        assert_eq!(found.len(), sensitive.len(), "{found:?}");
         let harmless = [
             "src/main.rs",
             "src/hooks/use_state.ts",
             "package.json.md",
             "github/x",
         ];
-        let found = steering(harmless.iter().map(|path| path.as_bytes()));
+        let found = sensitive_paths(harmless.iter().map(|path| path.as_bytes()));
         assert_eq!(found, []);
-        let shown = steering([b".vscode/\x1b[2J".as_slice()]);
+        let shown = sensitive_paths([b".vscode/\x1b[2J".as_slice()]);
         assert_eq!(
             shown.first().map(ToString::to_string).as_deref(),
             Some("\".vscode/\\033[2J\" (editor tasks and settings)")

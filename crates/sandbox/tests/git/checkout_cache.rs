@@ -1,11 +1,11 @@
-//! Checkouts, spares and the workspace's own repository.
+//! The checkout cache, spare workspaces and the workspace's own repository.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use sandbox::git::checkout::Checkouts;
+use sandbox::git::checkout_cache::CheckoutCache;
 use sandbox::git::error::GitError;
-use sandbox::git::workspace::Plan;
+use sandbox::git::workspace::WorkspacePlan;
 use sandbox::name::Slug;
 
 use crate::repo::{Repo, fingerprint, git};
@@ -24,25 +24,25 @@ fn a_workspace_is_a_clean_clone_on_its_branch() {
     );
     git(&repo.dir, &["branch", "private"]);
     let before = fingerprint(&repo.dir);
-    let place = repo.sandbox("fix");
-    assert_eq!(git(&place.dir, &["status", "--porcelain"]), "");
+    let fixture = repo.sandbox("fix");
+    assert_eq!(git(&fixture.dir, &["status", "--porcelain"]), "");
     assert_eq!(
-        git(&place.dir, &["branch", "--show-current"]),
+        git(&fixture.dir, &["branch", "--show-current"]),
         "palisade/fix"
     );
-    assert_eq!(git(&place.dir, &["rev-list", "--count", "HEAD"]), "2");
+    assert_eq!(git(&fixture.dir, &["rev-list", "--count", "HEAD"]), "2");
     assert_eq!(
-        git(&place.dir, &["remote", "get-url", "origin"]),
+        git(&fixture.dir, &["remote", "get-url", "origin"]),
         "https://git.example/a/b.git"
     );
     assert_eq!(
-        git(&place.dir, &["for-each-ref", "--format=%(refname)"]),
+        git(&fixture.dir, &["for-each-ref", "--format=%(refname)"]),
         "refs/heads/palisade/fix"
     );
-    git(&place.dir, &["fsck", "--strict", "--full"]);
-    let link = std::fs::read_link(place.dir.join("link")).unwrap();
+    git(&fixture.dir, &["fsck", "--strict", "--full"]);
+    let link = std::fs::read_link(fixture.dir.join("link")).unwrap();
     assert_eq!(link, Path::new("README.md"));
-    let mode = |path: &str| std::fs::metadata(place.dir.join(path)).unwrap().mode() & 0o111;
+    let mode = |path: &str| std::fs::metadata(fixture.dir.join(path)).unwrap().mode() & 0o111;
     assert_eq!((mode("run.sh"), mode("README.md")), (0o111, 0));
     for (path, bytes) in before {
         if path.ends_with("heads") || path.ends_with("refs") {
@@ -55,10 +55,10 @@ fn a_workspace_is_a_clean_clone_on_its_branch() {
 #[test]
 fn a_workspace_shares_no_inode_with_host_or_cache() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
+    let fixture = repo.sandbox("fix");
     let mut inodes = std::collections::BTreeSet::new();
     let mut count = 0;
-    for root in [&repo.dir, &repo.state(), &place.dir] {
+    for root in [&repo.dir, &repo.state(), &fixture.dir] {
         visit(root, &mut |metadata| {
             inodes.insert((metadata.dev(), metadata.ino()));
             count += 1;
@@ -83,16 +83,16 @@ fn visit(dir: &Path, see: &mut dyn FnMut(&std::fs::Metadata)) {
 #[test]
 fn depth_limits_history() {
     let repo = Repo::with_files();
-    let home = repo.home();
+    let host_repository = repo.host_repository();
     let slug = Slug::from_name("shallow").unwrap();
-    let plan = Plan {
-        commit: home.head().unwrap().commit,
+    let plan = WorkspacePlan {
+        commit: host_repository.head().unwrap().commit,
         depth: Some(1),
         dirty: false,
     };
     let dir = repo.temp.path().join("shallow");
     repo.checkouts()
-        .create_workspace(&home, &plan, &slug, &dir, None)
+        .create_workspace(&host_repository, &plan, &slug, &dir, None)
         .unwrap();
     assert_eq!(git(&dir, &["rev-list", "--count", "HEAD"]), "1");
     assert_eq!(git(&dir, &["status", "--porcelain"]), "");
@@ -102,15 +102,19 @@ fn depth_limits_history() {
 #[test]
 fn a_spare_is_renamed_and_used_once() {
     let repo = Repo::with_files();
-    let home = repo.home();
+    let host_repository = repo.host_repository();
     let checkouts = repo.checkouts();
-    let plan = Plan {
-        commit: home.head().unwrap().commit,
+    let plan = WorkspacePlan {
+        commit: host_repository.head().unwrap().commit,
         depth: None,
         dirty: false,
     };
-    checkouts.prepare_spare(&home, &plan, None).unwrap();
-    checkouts.prepare_spare(&home, &plan, None).unwrap();
+    checkouts
+        .prepare_spare(&host_repository, &plan, None)
+        .unwrap();
+    checkouts
+        .prepare_spare(&host_repository, &plan, None)
+        .unwrap();
     let spare = repo.state().join("spares").join(plan.commit.to_string());
     let inode = std::fs::metadata(spare.join("workspace/README.md"))
         .unwrap()
@@ -119,7 +123,7 @@ fn a_spare_is_renamed_and_used_once() {
         let slug = Slug::from_name(name).unwrap();
         let dir = repo.temp.path().join(name);
         let manifest = checkouts
-            .create_workspace(&home, &plan, &slug, &dir, None)
+            .create_workspace(&host_repository, &plan, &slug, &dir, None)
             .unwrap();
         let seen = std::fs::metadata(dir.join("README.md")).unwrap().ino();
         assert_eq!(seen == inode, from_spare);
@@ -145,8 +149,8 @@ fn the_least_recently_used_checkout_goes_first() {
             repo.commit("one more")
         })
         .collect();
-    let home = repo.home();
-    let checkouts = Checkouts::open(&repo.state(), 2500).unwrap();
+    let host_repository = repo.host_repository();
+    let checkouts = CheckoutCache::open(&repo.state(), 2500).unwrap();
     let kept = || {
         let dir = repo.state().join("checkouts");
         commits
@@ -168,25 +172,25 @@ fn the_least_recently_used_checkout_goes_first() {
             .set_modified(time)
             .unwrap();
     };
-    checkouts.get(&home, commits[0]).unwrap();
-    checkouts.get(&home, commits[1]).unwrap();
+    checkouts.get(&host_repository, commits[0]).unwrap();
+    checkouts.get(&host_repository, commits[1]).unwrap();
     past(0, 2000);
     past(1, 1000);
-    checkouts.get(&home, commits[2]).unwrap();
+    checkouts.get(&host_repository, commits[2]).unwrap();
     assert_eq!(kept(), [true, false, true]);
 }
 
 #[test]
-fn what_a_crash_left_is_removed_and_a_failed_create_leaves_nothing() {
+fn unfinished_directories_are_removed_after_crash_or_failure() {
     let repo = Repo::with_files();
     let left = repo.state().join("checkouts/.unfinished-1-1/tree");
     std::fs::create_dir_all(&left).unwrap();
     let checkouts = repo.checkouts();
     assert!(!left.exists());
-    let home = repo.home();
+    let host_repository = repo.host_repository();
     let slug = Slug::from_name("x").unwrap();
     let missing = git2::Oid::from_str(&"1".repeat(40)).unwrap();
-    let plan = Plan {
+    let plan = WorkspacePlan {
         commit: missing,
         depth: None,
         dirty: false,
@@ -194,26 +198,26 @@ fn what_a_crash_left_is_removed_and_a_failed_create_leaves_nothing() {
     let dir = repo.temp.path().join("never");
     assert!(
         checkouts
-            .create_workspace(&home, &plan, &slug, &dir, None)
+            .create_workspace(&host_repository, &plan, &slug, &dir, None)
             .is_err()
     );
     assert!(!dir.exists());
-    let plan = Plan {
-        commit: home.head().unwrap().commit,
+    let plan = WorkspacePlan {
+        commit: host_repository.head().unwrap().commit,
         depth: None,
         dirty: false,
     };
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("mine"), "x").unwrap();
     let error = checkouts
-        .create_workspace(&home, &plan, &slug, &dir, None)
+        .create_workspace(&host_repository, &plan, &slug, &dir, None)
         .unwrap_err();
     assert!(matches!(error, GitError::Io { .. }), "{error}");
-    assert!(dir.join("mine").exists(), "somebody else's directory stays");
+    assert!(dir.join("mine").exists(), "an unrelated directory is kept");
 }
 
 #[test]
-fn filters_and_line_endings_have_no_say() {
+fn checkout_applies_no_filters_or_line_endings() {
     let repo = Repo::with_files();
     let canary = repo.temp.path().join("canary");
     let command = format!("touch {}; cat", canary.display());
@@ -225,10 +229,10 @@ fn filters_and_line_endings_have_no_say() {
     git(&repo.dir, &["commit", "-q", "-m", "attributes"]);
     git(&repo.dir, &["config", "filter.evil.smudge", &command]);
     git(&repo.dir, &["config", "filter.evil.clean", &command]);
-    let place = repo.sandbox("fix");
-    let text = std::fs::read_to_string(place.dir.join("crlf.txt")).unwrap();
+    let fixture = repo.sandbox("fix");
+    let text = std::fs::read_to_string(fixture.dir.join("crlf.txt")).unwrap();
     assert_eq!(text, "a\nb\n");
-    let text = std::fs::read_to_string(place.dir.join("plain.txt")).unwrap();
+    let text = std::fs::read_to_string(fixture.dir.join("plain.txt")).unwrap();
     assert_eq!(text, "$Id$\n");
     assert!(!canary.exists());
 }
@@ -237,15 +241,17 @@ fn filters_and_line_endings_have_no_say() {
 fn only_a_few_spares_are_kept() {
     let repo = Repo::empty();
     let checkouts = repo.checkouts();
-    let home = repo.home();
+    let host_repository = repo.host_repository();
     for number in 0..5 {
         repo.write("file", &number.to_string());
-        let plan = Plan {
+        let plan = WorkspacePlan {
             commit: repo.commit("one more"),
             depth: None,
             dirty: false,
         };
-        checkouts.prepare_spare(&home, &plan, None).unwrap();
+        checkouts
+            .prepare_spare(&host_repository, &plan, None)
+            .unwrap();
         assert!(
             repo.state()
                 .join("spares")
@@ -262,10 +268,10 @@ fn only_a_few_spares_are_kept() {
 }
 
 #[test]
-fn a_workspace_fills_an_empty_directory_and_leaves_another_alone() {
+fn workspace_is_created_only_in_an_empty_directory() {
     let repo = Repo::with_files();
-    let home = repo.home();
-    let plan = Plan {
+    let host_repository = repo.host_repository();
+    let plan = WorkspacePlan {
         commit: repo.rev("HEAD"),
         depth: None,
         dirty: false,
@@ -274,12 +280,14 @@ fn a_workspace_fills_an_empty_directory_and_leaves_another_alone() {
     let checkouts = repo.checkouts();
     for (name, spare) in [("copied", false), ("renamed", true)] {
         if spare {
-            checkouts.prepare_spare(&home, &plan, None).unwrap();
+            checkouts
+                .prepare_spare(&host_repository, &plan, None)
+                .unwrap();
         }
         let dir = repo.temp.path().join(name);
         std::fs::create_dir(&dir).unwrap();
         checkouts
-            .create_workspace(&home, &plan, &slug, &dir, None)
+            .create_workspace(&host_repository, &plan, &slug, &dir, None)
             .unwrap();
         assert_eq!(git(&dir, &["status", "--porcelain"]), "", "{name}");
         assert_eq!(std::fs::metadata(&dir).unwrap().mode() & 0o777, 0o755);
@@ -287,11 +295,11 @@ fn a_workspace_fills_an_empty_directory_and_leaves_another_alone() {
     let full = repo.temp.path().join("full");
     std::fs::create_dir(&full).unwrap();
     std::fs::write(full.join("mine"), "x").unwrap();
-    let error = checkouts.create_workspace(&home, &plan, &slug, &full, None);
+    let error = checkouts.create_workspace(&host_repository, &plan, &slug, &full, None);
     assert!(matches!(error, Err(GitError::Io { .. })), "{error:?}");
     assert_eq!(std::fs::read(full.join("mine")).unwrap(), b"x");
     let link = repo.temp.path().join("a-link");
     std::os::unix::fs::symlink(repo.temp.path().join("elsewhere"), &link).unwrap();
-    let error = checkouts.create_workspace(&home, &plan, &slug, &link, None);
+    let error = checkouts.create_workspace(&host_repository, &plan, &slug, &link, None);
     assert!(matches!(error, Err(GitError::Io { .. })), "{error:?}");
 }

@@ -1,4 +1,4 @@
-//! What a worker does with its order.
+//! Entry point of the snapshot worker.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,35 +10,35 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 
-use super::{Answer, Order, Skipped, SnapshotOrder, SnapshotReport, confinement, readable};
+use super::{Answer, Request, SkippedPath, SnapshotReport, SnapshotRequest, profile, readable};
 use crate::git::error::GitError;
-use crate::git::home::Home;
-use crate::git::import::Imported;
+use crate::git::host_repository::HostRepository;
+use crate::git::import::ImportOutcome;
 use crate::git::manifest::Manifest;
-use crate::git::objects::Quarantine;
-use crate::git::snapshot::{Request, Snapshot};
-use crate::git::stray::Strays;
+use crate::git::quarantine::Quarantine;
+use crate::git::snapshot::{CommitRequest, SnapshotOutcome};
+use crate::git::unimported::UnimportedCommits;
 use crate::git::walk::Walk;
 use crate::namespace::{hardening, packet};
 
-/// An answer is one packet; what does not fit is only counted.
-const MOST_SKIPPED: usize = 200;
-const LONGEST_PATH: usize = 256;
+/// Maximum number of skipped paths in an answer, which is one packet; more are only counted.
+const MAX_SKIPPED: usize = 200;
+const MAX_PATH_BYTES: usize = 256;
 
-/// The hidden subcommand. The line to the gate is standard input. Call it before anything
-/// else: it wants to be alone in its process.
+/// Runs the worker process. Standard input is the socket to the gate. Call this function before any
+/// other thread is started.
 pub fn worker_main() -> ExitCode {
     let line = std::io::stdin();
     let line = line.as_fd();
     if hardening::close_from(3).is_err() {
         return ExitCode::FAILURE;
     }
-    let (order, mut descriptors) = match packet::receive::<Order>(line) {
+    let (request, mut descriptors) = match packet::receive::<Request>(line) {
         Ok(Some(received)) => received,
         Ok(None) => return ExitCode::SUCCESS,
         Err(_) => return ExitCode::FAILURE,
     };
-    let answer = match serve(&order, descriptors.pop()) {
+    let answer = match serve(&request, descriptors.pop()) {
         Ok(report) => Answer::Done(report),
         Err(error) => Answer::Failed(error.to_string()),
     };
@@ -48,54 +48,57 @@ pub fn worker_main() -> ExitCode {
     }
 }
 
-fn serve(order: &Order, bundle: Option<OwnedFd>) -> Result<SnapshotReport, GitError> {
-    let Order {
+fn serve(request: &Request, bundle: Option<OwnedFd>) -> Result<SnapshotReport, GitError> {
+    let Request {
         snapshot,
         limits,
         loan,
-    } = order;
+    } = request;
     if let Some(loan) = loan {
         loan.take().map_err(|stumble| GitError::Worker {
-            how: format!("could not act as the sandbox's ids ({stumble})"),
+            how: format!("could not switch to the sandbox's ids ({stumble})"),
             hint: "",
         })?;
     }
-    // What is the operator's, or ours, is opened first; the agent's is read behind the wall.
-    let home = Home::discover(&snapshot.repository)?;
-    let _turn = take_turn(&snapshot.manifest);
+    // The operator's and the gate's files are opened first; the agent's files are read after the
+    // profile is applied.
+    let host_repository = HostRepository::discover(&snapshot.repository)?;
+    let _lock = lock_manifest(&snapshot.manifest);
     let root = crate::git::walk::open_root(&snapshot.workspace)?;
     let is_lent = loan.is_some();
-    confinement::shut_in(limits, &snapshot.bounds, is_lent).map_err(|error| GitError::Worker {
-        how: format!("could not shut itself in ({error})"),
-        hint: "",
+    profile::apply_profile(limits, &snapshot.bounds, is_lent).map_err(|error| {
+        GitError::Worker {
+            how: format!("could not apply its seccomp profile ({error})"),
+            hint: "",
+        }
     })?;
     let known = match Manifest::load(&snapshot.manifest) {
         Ok(known) => known,
-        Err(_) => home.manifest_of(&snapshot.slug)?,
+        Err(_) => host_repository.manifest_of(&snapshot.slug)?,
     };
     let until = Instant::now() + Duration::from_secs(limits.bundle_seconds);
-    let (quarantine, imported, import_error) = import(&home, snapshot, bundle, until)?;
+    let (quarantine, imported, import_error) = import(&host_repository, snapshot, bundle, until)?;
     let workspace = root.try_clone().map_err(|error| GitError::Io {
         doing: "open",
         path: snapshot.workspace.clone(),
         source: error,
     })?;
     let mut walk = Walk::below(root, &snapshot.workspace, &known, &snapshot.bounds)?;
-    let request = Request {
+    let request = CommitRequest {
         slug: &snapshot.slug,
         message: &snapshot.message,
         agent_head: imported.map(|imported| imported.head),
         bounds: &snapshot.bounds,
     };
-    let made = home.snapshot_into(quarantine, &request, &known, &mut walk)?;
+    let made = host_repository.snapshot_into(quarantine, &request, &known, &mut walk)?;
     made.manifest.save(&snapshot.manifest)?;
-    let strays = home.strays(&snapshot.slug, &workspace)?;
-    Ok(report(&made, imported, import_error, strays))
+    let unimported = host_repository.unimported_commits(&snapshot.slug, &workspace)?;
+    Ok(report(&made, imported, import_error, unimported))
 }
 
-/// One snapshot of a workspace at a time: whoever holds the manifest. It is replaced at the
-/// end, so the one behind the name counts.
-fn take_turn(manifest: &Path) -> Option<Flock<File>> {
+/// Locks the manifest, so that one snapshot of a workspace runs at a time. The manifest is replaced
+/// at the end of a snapshot, so the lock must be on the current file.
+fn lock_manifest(manifest: &Path) -> Option<Flock<File>> {
     loop {
         let file = File::open(manifest).ok()?;
         let lock = Flock::lock(file, FlockArg::LockExclusive).ok()?;
@@ -106,18 +109,19 @@ fn take_turn(manifest: &Path) -> Option<Flock<File>> {
     }
 }
 
-/// Reads the bundle on probation. One that is refused leaves a clean place, and its reason.
+/// Imports the bundle into a quarantine. A refused bundle yields a new empty quarantine and the
+/// reason.
 fn import(
-    home: &Home,
-    order: &SnapshotOrder,
+    host_repository: &HostRepository,
+    order: &SnapshotRequest,
     bundle: Option<OwnedFd>,
     until: Instant,
-) -> Result<(Quarantine, Option<Imported>, Option<String>), GitError> {
-    let quarantine = Quarantine::open(home)?;
+) -> Result<(Quarantine, Option<ImportOutcome>, Option<String>), GitError> {
+    let quarantine = Quarantine::open(host_repository)?;
     let Some(bundle) = bundle else {
         return Ok((quarantine, None, None));
     };
-    let mut stream = Patient {
+    let mut stream = DeadlinePipe {
         pipe: File::from(bundle),
         until,
     };
@@ -126,7 +130,13 @@ fn import(
         Ok(0) => return Ok((quarantine, None, None)),
         Ok(_) => {
             let mut stream = first.as_slice().chain(stream);
-            match home.import_into(&quarantine, &order.slug, &mut stream, None, &order.bounds) {
+            match host_repository.import_into(
+                &quarantine,
+                &order.slug,
+                &mut stream,
+                None,
+                &order.bounds,
+            ) {
                 Ok(imported) => return Ok((quarantine, imported, None)),
                 Err(error) => error.to_string(),
             }
@@ -134,16 +144,16 @@ fn import(
         Err(error) => format!("the agent's commits did not arrive: {error}"),
     };
     drop(quarantine);
-    Ok((Quarantine::open(home)?, None, Some(refused)))
+    Ok((Quarantine::open(host_repository)?, None, Some(refused)))
 }
 
-/// A pipe from an agent, who may write slowly or not at all.
-struct Patient {
+/// A pipe from an agent, read with a deadline.
+struct DeadlinePipe {
     pipe: File,
     until: Instant,
 }
 
-impl Read for Patient {
+impl Read for DeadlinePipe {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if readable(&self.pipe, self.until)? {
             self.pipe.read(buffer)
@@ -157,18 +167,18 @@ impl Read for Patient {
 }
 
 fn report(
-    made: &Snapshot,
-    imported: Option<Imported>,
+    made: &SnapshotOutcome,
+    imported: Option<ImportOutcome>,
     import_error: Option<String>,
-    strays: Strays,
+    unimported: UnimportedCommits,
 ) -> SnapshotReport {
-    let shown = made.skipped.iter().take(MOST_SKIPPED);
-    let skipped = shown.map(|(path, oddity)| {
+    let shown = made.skipped.iter().take(MAX_SKIPPED);
+    let skipped = shown.map(|(path, reason)| {
         let mut path = String::from_utf8_lossy(path).into_owned();
-        path.truncate(path.floor_char_boundary(LONGEST_PATH));
-        Skipped {
+        path.truncate(path.floor_char_boundary(MAX_PATH_BYTES));
+        SkippedPath {
             path,
-            why: oddity.why().to_owned(),
+            why: reason.why().to_owned(),
         }
     });
     SnapshotReport {
@@ -180,7 +190,7 @@ fn report(
         left_out: made.left_out,
         unsaved: made.unsaved,
         import_error,
-        strays: strays.shown,
-        stray_count: strays.count,
+        strays: unimported.shown,
+        stray_count: unimported.count,
     }
 }

@@ -1,4 +1,4 @@
-//! What a worker gives up before it reads a byte of the agent's.
+//! Resource limits, capabilities and seccomp filter of the snapshot worker.
 
 use std::io::{Error, Result};
 
@@ -7,28 +7,32 @@ use nix::unistd::Uid;
 use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use super::WorkerLimits;
-use crate::git::snapshot::Bounds;
+use crate::git::snapshot::SnapshotBounds;
 use crate::namespace::hardening;
 
 const CAP_DAC_OVERRIDE: u32 = 1;
 const CAP_DAC_READ_SEARCH: u32 = 2;
 const CAP_FOWNER: u32 = 3;
 
-/// What a worker of root keeps: the workspace belongs to another id, and so may the
+/// Capabilities of a worker that runs as root: the workspace belongs to another id, and so may the
 /// operator's repository.
 const KEPT: &[u32] = &[CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER];
 
-/// Room beside the bound for what else is written: a pack's index, a manifest.
+/// File size allowance beyond the limit, for a pack's index and a manifest.
 const SPARE_FILE_SIZE: u64 = 256 << 20;
 
-/// How libgit2 maps packs: in parts, so that a large repository fits the address space.
+/// libgit2 maps packs in windows, so that a large repository fits the address space.
 const WINDOW: usize = 32 << 20;
 const WINDOWS: usize = 512 << 20;
 const PACKS: usize = 256;
 
-/// Shuts the process in, for good. It must have one thread. Where it acts as lent ids, it may
-/// go on to read their files.
-pub(super) fn shut_in(limits: &WorkerLimits, bounds: &Bounds, is_lent: bool) -> Result<()> {
+/// Confines this process irrevocably. It must have one thread. With `is_lent` it keeps the
+/// capabilities to read files of subordinate ids.
+pub(super) fn apply_profile(
+    limits: &WorkerLimits,
+    bounds: &SnapshotBounds,
+    is_lent: bool,
+) -> Result<()> {
     // SAFETY: libgit2's options are plain numbers, and no other thread uses it.
     unsafe {
         git2::opts::set_mwindow_size(WINDOW).map_err(Error::other)?;
@@ -48,7 +52,7 @@ pub(super) fn shut_in(limits: &WorkerLimits, bounds: &Bounds, is_lent: bool) -> 
     ] {
         setrlimit(resource, most, most)?;
     }
-    // The first is a signal that says what happened, the second the end in any case.
+    // The soft limit sends SIGXCPU, which identifies the cause; the hard limit kills.
     setrlimit(
         Resource::RLIMIT_CPU,
         limits.processor,
@@ -67,8 +71,8 @@ pub(super) fn shut_in(limits: &WorkerLimits, bounds: &Bounds, is_lent: bool) -> 
     seccompiler::apply_filter(&filter).map_err(Error::other)
 }
 
-/// An allowlist; everything else is ENOSYS: no program, no thread, no socket, no signal to
-/// others, no mount, no other identity.
+/// Builds an allowlist; every other call returns ENOSYS: no program, thread, socket, signal to
+/// others, mount or change of ids.
 fn filter() -> std::result::Result<BpfProgram, BackendError> {
     let calls = ALLOWED.iter().chain(ALLOWED_HERE);
     SeccompFilter::new(
@@ -80,7 +84,7 @@ fn filter() -> std::result::Result<BpfProgram, BackendError> {
     .try_into()
 }
 
-/// Files, memory, time, and the line to the gate that is open already.
+/// Calls for files, memory, time, and the open socket to the gate.
 pub(crate) const ALLOWED: &[i64] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -147,7 +151,7 @@ pub(crate) const ALLOWED: &[i64] = &[
     libc::SYS_writev,
 ];
 
-/// The same under older names.
+/// Older variants of the same calls.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const ALLOWED_HERE: &[i64] = &[
     libc::SYS_access,
@@ -182,7 +186,9 @@ mod tests {
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
                 let well =
-                    shut_in(&WorkerLimits::default(), &Bounds::default(), false).is_ok() && check();
+                    apply_profile(&WorkerLimits::default(), &SnapshotBounds::default(), false)
+                        .is_ok()
+                        && check();
                 // SAFETY: ends this process at once.
                 unsafe { libc::_exit(i32::from(!well)) }
             }

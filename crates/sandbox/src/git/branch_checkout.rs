@@ -1,21 +1,21 @@
-//! Switching the operator's worktree to a sandbox's branch (`palisade checkout`).
+//! Switches the operator's worktree to a sandbox's branch (`palisade checkout`).
 //!
-//! While it is there, snapshots of that sandbox are refused: the branch would move under the
-//! operator's feet.
+//! While the branch is checked out, snapshots of that sandbox are refused: they would move the
+//! branch under the operator's worktree.
 
 use git2::Oid;
 
 use super::error::{GitError, git};
-use super::home::{Head, Home, refname};
+use super::host_repository::{HostHead, HostRepository, refname};
 use super::journal::Goal;
-use super::landing::Landing;
-use super::steering::{Steering, steering};
+use super::sensitive_paths::{SensitivePath, sensitive_paths};
 use super::tree::{self, Change};
+use super::worktree_update::WorktreeUpdate;
 use crate::name::Slug;
 
-/// Where the operator stands after a switch.
+/// The result of a checkout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Switched {
+pub struct CheckoutOutcome {
     /// The branch.
     pub branch: String,
     /// Its commit.
@@ -24,35 +24,35 @@ pub struct Switched {
     pub paths: Vec<Vec<u8>>,
 }
 
-impl Home {
-    /// What a [`Home::checkout`] would change that runs or steers tools on this machine: to
-    /// be shown, and agreed to, before.
-    pub fn checkout_steering(&self, slug: &Slug) -> Result<Vec<Steering>, GitError> {
+impl HostRepository {
+    /// Lists the sensitive paths that [`HostRepository::checkout`] would change, for the operator
+    /// to confirm first.
+    pub fn checkout_sensitive_paths(&self, slug: &Slug) -> Result<Vec<SensitivePath>, GitError> {
         let changes = self.switch(slug, &self.head()?)?.1;
-        Ok(steering(
+        Ok(sensitive_paths(
             changes.iter().map(|change| change.path.as_slice()),
         ))
     }
 
-    /// Switches the worktree to the sandbox's branch: files, index and HEAD together or not
-    /// at all. Files are written from the objects' bytes; no filter or hook runs. Changes of
-    /// the operator's own stay where the switch does not touch them, and else stop it.
-    pub fn checkout(&self, slug: &Slug) -> Result<Switched, GitError> {
+    /// Switches the worktree to the sandbox's branch: files, index and HEAD together or not at all.
+    /// Files are written from the objects' bytes; no filter or hook runs. The operator's own
+    /// changes are kept if the checkout does not touch them, and otherwise refuse it.
+    pub fn checkout(&self, slug: &Slug) -> Result<CheckoutOutcome, GitError> {
         if self.repo().is_bare() {
             return Err(GitError::Bare(self.root().to_owned()));
         }
         self.recover()?;
-        self.refuse_busy()?;
+        self.refuse_repository_busy()?;
         let head = self.head()?;
         let name = refname(slug);
         let (commit, changes) = self.switch(slug, &head)?;
-        let mut switched = Switched {
+        let mut outcome = CheckoutOutcome {
             branch: slug.branch(),
             commit,
             paths: Vec::new(),
         };
         if head.branch.as_deref() == Some(name.as_str()) {
-            return Ok(switched);
+            return Ok(outcome);
         }
         if self.is_checked_out(&name) {
             return Err(GitError::BranchInUse(slug.branch()));
@@ -60,19 +60,19 @@ impl Home {
         let goal = Goal::Head {
             branch: name.clone(),
         };
-        Landing::prepare(self, &changes, goal)?.land_with_index(|| {
+        WorktreeUpdate::prepare(self, &changes, goal)?.run_with_index(|| {
             if self.head()? != head || self.tip(slug)? != commit {
                 return Err(GitError::Moved("HEAD".to_owned()));
             }
             let moved = self.repo().set_head(&name);
             moved.map_err(git(format!("point HEAD to '{}'", slug.branch())))
         })?;
-        switched.paths = changes.into_iter().map(|change| change.path).collect();
-        Ok(switched)
+        outcome.paths = changes.into_iter().map(|change| change.path).collect();
+        Ok(outcome)
     }
 
-    /// The branch's commit, and what differs there from where the operator stands.
-    fn switch(&self, slug: &Slug, head: &Head) -> Result<(Oid, Vec<Change>), GitError> {
+    /// Returns the branch's commit and its differences from HEAD.
+    fn switch(&self, slug: &Slug, head: &HostHead) -> Result<(Oid, Vec<Change>), GitError> {
         let tip = self.tip(slug)?;
         let tree = |id| {
             let commit = self.repo().find_commit(id);

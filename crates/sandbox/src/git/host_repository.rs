@@ -1,4 +1,4 @@
-//! The operator's repository, as far as a sandbox needs it.
+//! The operator's repository: branches, refs and HEAD.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -8,31 +8,30 @@ use git2::{ErrorClass, ErrorCode, Oid, Repository, Signature};
 use super::error::{GitError, git, io};
 use crate::name::Slug;
 
-/// The operator's repository. Its configuration is the operator's own and is read; nothing
-/// it names is run.
-pub struct Home {
+/// The operator's repository. Its configuration is read, but no program that it names is run.
+pub struct HostRepository {
     repo: Repository,
 }
 
-/// Where the operator stands.
+/// The operator's HEAD.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct HostHead {
     /// The commit.
     pub commit: Oid,
     /// The full name of the branch, unless HEAD is detached.
     pub branch: Option<String>,
 }
 
-impl Home {
-    /// Finds the repository that holds `path`: a plain one, a linked worktree, a submodule
+impl HostRepository {
+    /// Finds the repository that contains `path`: an ordinary one, a linked worktree, a submodule
     /// or a bare one.
     pub fn discover(path: &Path) -> Result<Self, GitError> {
         let repo = Repository::discover(path).map_err(|error| explain(path, error))?;
         Ok(Self { repo })
     }
 
-    /// HEAD's commit and branch.
-    pub fn head(&self) -> Result<Head, GitError> {
+    /// Reads the commit and the branch of HEAD.
+    pub fn head(&self) -> Result<HostHead, GitError> {
         let head = match self.repo.head() {
             Ok(head) => head,
             Err(error) if matches!(error.code(), ErrorCode::UnbornBranch | ErrorCode::NotFound) => {
@@ -47,22 +46,21 @@ impl Home {
         let branch = head
             .is_branch()
             .then(|| String::from_utf8_lossy(head.name_bytes()).into_owned());
-        Ok(Head { commit, branch })
+        Ok(HostHead { commit, branch })
     }
 
-    /// The worktree, or the repository itself where it is bare.
+    /// The worktree, or the repository itself if it is bare.
     pub fn root(&self) -> &Path {
         self.repo.workdir().unwrap_or_else(|| self.repo.path())
     }
 
-    /// Where everything is that linked worktrees share: what tells one repository from
-    /// another.
+    /// The common directory that all linked worktrees share; it identifies the repository.
     pub fn common(&self) -> PathBuf {
         let common = self.repo.commondir();
         std::fs::canonicalize(common).unwrap_or_else(|_| common.to_owned())
     }
 
-    /// The directory's name, for a container's name.
+    /// The name of the repository's directory, for container names.
     pub fn name(&self) -> String {
         let named = if self.repo.is_bare() {
             self.repo.path()
@@ -76,7 +74,7 @@ impl Home {
         name.strip_suffix(".git").map(str::to_owned).unwrap_or(name)
     }
 
-    /// The remotes: names, and URLs as the operator's git would use them.
+    /// The names of the remotes and their URLs, as the operator's git would use them.
     pub fn remotes(&self) -> Result<Vec<(String, String)>, GitError> {
         let names = self.repo.remotes().map_err(git("list the remotes"))?;
         let names = names.iter().flatten().flatten();
@@ -88,14 +86,14 @@ impl Home {
             .collect())
     }
 
-    /// Makes the sandbox's branch at `commit`. HEAD, index and worktree stay as they are. The
-    /// branch's log says `why`, and with that who made it.
+    /// Creates the sandbox's branch at `commit`. HEAD, index and worktree stay unchanged. The
+    /// reflog message `why` identifies the creator.
     pub fn create_branch(&self, slug: &Slug, commit: Oid, why: &str) -> Result<(), GitError> {
         let name = slug.branch();
         self.repo
             .find_commit(commit)
             .map_err(git(format!("find commit {commit}")))?;
-        // In a linked worktree libgit2 looks for a loose ref in the wrong directory, and would
+        // In a linked worktree libgit2 looks for the loose ref in the wrong directory and would
         // overwrite the branch.
         if self.repo.refname_to_id(&refname(slug)).is_ok() {
             return Err(GitError::BranchExists(name));
@@ -112,8 +110,8 @@ impl Home {
         }
     }
 
-    /// Deletes the sandbox's branch. With `only_at`, only while it still points there: the
-    /// undo of [`Home::create_branch`], which must not lose a commit made since.
+    /// Deletes the sandbox's branch. With `only_at`, only if the branch still points there: undoing
+    /// [`HostRepository::create_branch`] must not lose a later commit.
     pub fn delete_branch(&self, slug: &Slug, only_at: Option<Oid>) -> Result<(), GitError> {
         let name = slug.branch();
         let mut found = match self.repo.find_reference(&refname(slug)) {
@@ -136,9 +134,9 @@ impl Home {
         })
     }
 
-    /// Removes the lock that a crash left on the sandbox's branch: whoever held it is gone,
-    /// and with it nobody could make, move or delete the branch again. Only for a caller who
-    /// knows that none of ours is at work on it.
+    /// Removes a stale ref lock of the sandbox's branch that a crash left; the branch could not be
+    /// created, moved or deleted otherwise. The caller must know that no other process of the gate
+    /// works on the branch.
     pub fn break_lock(&self, slug: &Slug) -> Result<(), GitError> {
         let lock = format!("{}.lock", refname(slug));
         let lock = self.repo.commondir().join(lock);
@@ -148,7 +146,7 @@ impl Home {
         }
     }
 
-    /// The commit the sandbox's branch points to.
+    /// Reads the commit that the sandbox's branch points to.
     pub fn tip(&self, slug: &Slug) -> Result<Oid, GitError> {
         match self.repo.refname_to_id(&refname(slug)) {
             Ok(id) => Ok(id),
@@ -159,8 +157,8 @@ impl Home {
         }
     }
 
-    /// How many commits of the sandbox's branch are on no other branch, remote or tag.
-    pub fn only_on(&self, slug: &Slug) -> Result<usize, GitError> {
+    /// Counts the commits of the sandbox's branch that are on no other branch, remote or tag.
+    pub fn unmerged_commits(&self, slug: &Slug) -> Result<usize, GitError> {
         let tip = self.tip(slug)?;
         let own = refname(slug);
         let failed = || git(format!("look at the commits of '{}'", slug.branch()));
@@ -172,7 +170,7 @@ impl Home {
         Ok(walk.flatten().count())
     }
 
-    /// The commits that refs and HEAD point to.
+    /// Returns the commits that refs and HEAD point to.
     pub(super) fn commits_of_refs(&self) -> Result<Vec<Oid>, GitError> {
         self.commits_of(|_| true)
     }
@@ -193,7 +191,7 @@ impl Home {
         Ok(commits)
     }
 
-    /// Moves the sandbox's branch from one commit to another, unless somebody moved it.
+    /// Moves the sandbox's branch from one commit to another; fails if another process moved it.
     pub(super) fn move_branch(
         &self,
         slug: &Slug,
@@ -202,7 +200,7 @@ impl Home {
         why: &str,
     ) -> Result<(), GitError> {
         if self.is_checked_out(&refname(slug)) {
-            // The worktree that has it would seem to hold changes nobody made.
+            // The worktree with this branch would show changes that the operator did not make.
             return Err(GitError::BranchInUse(slug.branch()));
         }
         self.move_reference(&refname(slug), from, to, why)
@@ -232,9 +230,9 @@ impl Home {
         }
     }
 
-    /// Whether the sandbox's branch is as [`Home::create_branch`] made it for that reason,
-    /// by its log. Without a log nobody can tell.
-    pub(crate) fn was_made_for(&self, slug: &Slug, why: &str) -> bool {
+    /// Whether the sandbox's branch was created by [`HostRepository::create_branch`] with this
+    /// reason and not moved since, by its reflog. `false` without a reflog.
+    pub(crate) fn was_created_for(&self, slug: &Slug, why: &str) -> bool {
         let log = self.repo.reflog(&refname(slug));
         log.is_ok_and(|log| {
             let last = log.get(0);
@@ -242,7 +240,7 @@ impl Home {
         })
     }
 
-    /// The operator as git knows them, for commits made in their name.
+    /// The operator's git identity, for commits in the operator's name.
     pub fn signature(&self) -> Result<Signature<'static>, GitError> {
         self.repo
             .signature()
@@ -254,7 +252,7 @@ impl Home {
         &self.repo
     }
 
-    /// Where objects are kept; worktrees share it.
+    /// The objects directory, which worktrees share.
     pub(super) fn objects(&self) -> PathBuf {
         self.repo.commondir().join("objects")
     }

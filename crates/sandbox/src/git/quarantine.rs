@@ -1,4 +1,5 @@
-//! Objects on probation: written beside the operator's, moved among them once all is well.
+//! Quarantine for new objects: they are written to a temporary object directory and moved to the
+//! operator's once all checks pass.
 
 use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
@@ -9,46 +10,46 @@ use git2::{Repository, RepositoryOpenFlags};
 use nix::fcntl::{Flock, FlockArg};
 
 use super::error::{GitError, git, io};
-use super::home::Home;
+use super::host_repository::HostRepository;
 
 const PREFIX: &str = "tmp_objdir-palisade-";
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// A name that no other call of this process, and no other process, uses now.
-pub(super) fn unique(prefix: &str) -> String {
+/// Returns a name that no other call and no other process uses.
+pub(super) fn unique_name(prefix: &str) -> String {
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("{prefix}{}-{next}", std::process::id())
 }
 
-/// A bare repository that sees the host's objects and writes to its own directory. A failed
-/// snapshot or import leaves nothing behind in the operator's repository.
+/// A bare repository that reads the host's objects as an alternate and writes to its own directory.
+/// A failed snapshot or import leaves nothing in the operator's repository.
 ///
-/// Its name starts as git's own quarantine does, so that `git gc` sweeps up after a crash.
+/// Its name has the prefix of git's own quarantine, so that `git gc` removes it after a crash.
 pub(crate) struct Quarantine {
     dir: PathBuf,
-    /// Held as long as we live: what nobody holds was left by somebody who was killed.
+    /// Held while the quarantine is in use; an unlocked directory was left by a killed process.
     _lock: Flock<File>,
     host: PathBuf,
     repo: Repository,
 }
 
 impl Quarantine {
-    pub(crate) fn open(home: &Home) -> Result<Self, GitError> {
-        let host = home.objects();
+    pub(crate) fn open(host_repository: &HostRepository) -> Result<Self, GitError> {
+        let host = host_repository.objects();
         let host = fs::canonicalize(&host).map_err(io("find", &host))?;
         sweep(&host);
         loop {
-            let dir = host.join(unique(PREFIX));
+            let dir = host.join(unique_name(PREFIX));
             fs::DirBuilder::new()
                 .mode(0o700)
                 .create(&dir)
                 .map_err(io("create", &dir))?;
             let Some(lock) = claim(&dir, FlockArg::LockExclusive) else {
-                // Swept away by another who came between the two steps.
+                // Another process removed the directory before it was locked.
                 continue;
             };
-            return match Self::fill(&dir, &host, home) {
+            return match Self::fill(&dir, &host, host_repository) {
                 Ok(repo) => Ok(Self {
                     dir,
                     _lock: lock,
@@ -63,7 +64,11 @@ impl Quarantine {
         }
     }
 
-    fn fill(dir: &Path, host: &Path, home: &Home) -> Result<Repository, GitError> {
+    fn fill(
+        dir: &Path,
+        host: &Path,
+        host_repository: &HostRepository,
+    ) -> Result<Repository, GitError> {
         use std::os::unix::ffi::OsStrExt;
         for below in ["refs", "objects/info", "objects/pack"] {
             let below = dir.join(below);
@@ -84,27 +89,27 @@ impl Quarantine {
             let path = dir.join(name);
             fs::write(&path, text).map_err(io("write", &path))?;
         }
-        // Where the operator's history ends early, so does ours.
-        let shallow = home.repo().commondir().join("shallow");
+        // A shallow repository's boundary applies here too.
+        let shallow = host_repository.repo().commondir().join("shallow");
         if shallow.exists() {
             fs::copy(&shallow, dir.join("shallow")).map_err(io("copy", &shallow))?;
         }
         // Not `open_bare`, which does not read `shallow`.
         let flags = RepositoryOpenFlags::NO_SEARCH | RepositoryOpenFlags::BARE;
         Repository::open_ext(dir, flags, std::iter::empty::<&Path>())
-            .map_err(git("open a place for new objects"))
+            .map_err(git("open a quarantine for new objects"))
     }
 
     pub(crate) fn repo(&self) -> &Repository {
         &self.repo
     }
 
-    /// Where a pack may be put.
+    /// The directory for packs.
     pub(super) fn packs(&self) -> PathBuf {
         self.dir.join("objects/pack")
     }
 
-    /// Gives every object its place in the host's repository.
+    /// Moves every object to the host's repository.
     pub(super) fn publish(self) -> Result<(), GitError> {
         let own = self.dir.join("objects");
         for entry in fs::read_dir(&own).map_err(io("list", &own))? {
@@ -127,7 +132,7 @@ impl Quarantine {
         self.publish_packs()
     }
 
-    /// The index goes last: git takes a pack for there when its index is.
+    /// The pack index is moved last, because git uses a pack as soon as its index exists.
     fn publish_packs(&self) -> Result<(), GitError> {
         let own = self.packs();
         let mut packs: Vec<_> = fs::read_dir(&own)
@@ -146,7 +151,7 @@ impl Quarantine {
     }
 }
 
-/// Locks a directory, if it is still there once it is locked.
+/// Locks a directory; `None` if it was removed before the lock was held.
 fn claim(dir: &Path, how: FlockArg) -> Option<Flock<File>> {
     use std::os::unix::fs::MetadataExt;
     let lock = Flock::lock(File::open(dir).ok()?, how).ok()?;
@@ -154,14 +159,14 @@ fn claim(dir: &Path, how: FlockArg) -> Option<Flock<File>> {
     ((held.dev(), held.ino()) == (found.dev(), found.ino())).then_some(lock)
 }
 
-/// Removes what a killed process left: directories of ours that nobody holds.
+/// Removes unlocked quarantine directories that killed processes left.
 fn sweep(objects: &Path) {
     for entry in fs::read_dir(objects).into_iter().flatten().flatten() {
-        let ours = entry
+        let from_libgit2 = entry
             .file_name()
             .as_encoded_bytes()
             .starts_with(PREFIX.as_bytes());
-        if ours && let Some(_held) = claim(&entry.path(), FlockArg::LockExclusiveNonblock) {
+        if from_libgit2 && let Some(_held) = claim(&entry.path(), FlockArg::LockExclusiveNonblock) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }

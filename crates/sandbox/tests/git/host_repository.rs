@@ -1,23 +1,23 @@
-//! Finding the operator's repository and making branches in it.
+//! Discovery of the operator's repository, and its branches.
 
 use sandbox::git::error::GitError;
-use sandbox::git::home::Home;
+use sandbox::git::host_repository::HostRepository;
 use sandbox::name::Slug;
 
 use crate::repo::{Repo, fingerprint, git, try_git};
 
 #[test]
-fn a_directory_without_a_repository_says_so() {
+fn directory_without_repository_is_a_clear_error() {
     let temp = tempfile::tempdir().unwrap();
-    let error = Home::discover(temp.path()).err().unwrap();
+    let error = HostRepository::discover(temp.path()).err().unwrap();
     assert!(matches!(error, GitError::NotARepository(_)), "{error}");
     assert!(error.to_string().contains("git init"));
 }
 
 #[test]
-fn a_repository_without_commits_says_what_to_do() {
+fn repository_without_commits_error_names_the_remedy() {
     let repo = Repo::empty();
-    let error = repo.home().head().unwrap_err();
+    let error = repo.host_repository().head().unwrap_err();
     assert!(matches!(error, GitError::NoCommits(_)), "{error}");
     assert!(error.to_string().contains("git commit"), "{error}");
 }
@@ -26,28 +26,32 @@ fn a_repository_without_commits_says_what_to_do() {
 fn a_sha256_repository_is_a_clear_error() {
     let temp = tempfile::tempdir().unwrap();
     git(temp.path(), &["init", "-q", "--object-format=sha256"]);
-    let error = Home::discover(temp.path()).err().unwrap();
+    let error = HostRepository::discover(temp.path()).err().unwrap();
     assert!(matches!(error, GitError::Unsupported { .. }), "{error}");
     assert!(error.to_string().contains("SHA-1"), "{error}");
 }
 
 #[test]
-fn a_branch_is_made_and_unmade_without_a_trace() {
+fn branch_created_and_deleted_leaves_no_trace() {
     let repo = Repo::with_files();
-    let home = repo.home();
+    let host_repository = repo.host_repository();
     let slug = Slug::from_name("fix").unwrap();
-    let head = home.head().unwrap();
+    let head = host_repository.head().unwrap();
     assert_eq!(head.branch.as_deref(), Some("refs/heads/main"));
-    assert_eq!(home.name(), "project");
+    assert_eq!(host_repository.name(), "project");
     let before = fingerprint(&repo.dir);
 
-    home.create_branch(&slug, head.commit, "made").unwrap();
-    assert_eq!(home.tip(&slug).unwrap(), head.commit);
+    host_repository
+        .create_branch(&slug, head.commit, "made")
+        .unwrap();
+    assert_eq!(host_repository.tip(&slug).unwrap(), head.commit);
     assert_eq!(
         git(&repo.dir, &["rev-parse", "palisade/fix"]),
         head.commit.to_string()
     );
-    let again = home.create_branch(&slug, head.commit, "made").unwrap_err();
+    let again = host_repository
+        .create_branch(&slug, head.commit, "made")
+        .unwrap_err();
     assert!(matches!(again, GitError::BranchExists(_)), "{again}");
     let kept: Vec<_> = fingerprint(&repo.dir)
         .into_iter()
@@ -55,43 +59,48 @@ fn a_branch_is_made_and_unmade_without_a_trace() {
         .collect();
     assert_eq!(kept, before.into_iter().collect::<Vec<_>>());
 
-    home.delete_branch(&slug, Some(head.commit)).unwrap();
-    let gone = home.delete_branch(&slug, None).unwrap_err();
+    host_repository
+        .delete_branch(&slug, Some(head.commit))
+        .unwrap();
+    let gone = host_repository.delete_branch(&slug, None).unwrap_err();
     assert!(matches!(gone, GitError::NoBranch(_)), "{gone}");
 }
 
 #[test]
-fn undoing_a_branch_never_loses_a_commit_made_since() {
+fn delete_branch_keeps_later_commits() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    let start = place.home.tip(&place.slug).unwrap();
-    place.write("new", "x");
-    place.snapshot("work");
-    let error = place
-        .home
-        .delete_branch(&place.slug, Some(start))
+    let mut fixture = repo.sandbox("fix");
+    let start = fixture.host_repository.tip(&fixture.slug).unwrap();
+    fixture.write("new", "x");
+    fixture.snapshot("work");
+    let error = fixture
+        .host_repository
+        .delete_branch(&fixture.slug, Some(start))
         .unwrap_err();
     assert!(matches!(error, GitError::Moved(_)), "{error}");
     git(&repo.dir, &["switch", "-q", "palisade/fix"]);
-    let error = place.home.delete_branch(&place.slug, None).unwrap_err();
+    let error = fixture
+        .host_repository
+        .delete_branch(&fixture.slug, None)
+        .unwrap_err();
     assert!(matches!(error, GitError::BranchInUse(_)), "{error}");
-    let error = place.try_snapshot("more", &Default::default(), None);
-    assert!(error.is_ok(), "nothing changed, nothing moves");
-    place.write("new", "y");
-    let error = place
+    let error = fixture.try_snapshot("more", &Default::default(), None);
+    assert!(error.is_ok(), "an unchanged branch can be deleted");
+    fixture.write("new", "y");
+    let error = fixture
         .try_snapshot("more", &Default::default(), None)
         .unwrap_err();
     assert!(matches!(error, GitError::BranchInUse(_)), "{error}");
 }
 
 #[test]
-fn a_branch_named_palisade_stands_in_the_way() {
+fn branch_named_palisade_blocks_creation() {
     let repo = Repo::with_files();
     git(&repo.dir, &["branch", "palisade"]);
-    let home = repo.home();
+    let host_repository = repo.host_repository();
     let slug = Slug::from_name("fix").unwrap();
-    let error = home
-        .create_branch(&slug, home.head().unwrap().commit, "made")
+    let error = host_repository
+        .create_branch(&slug, host_repository.head().unwrap().commit, "made")
         .unwrap_err();
     assert!(matches!(error, GitError::BranchBlocked(_)), "{error}");
 }
@@ -113,10 +122,12 @@ fn a_linked_worktree_a_submodule_and_a_bare_repository_work() {
             linked.to_str().unwrap(),
         ],
     );
-    let home = Home::discover(&linked.join("src")).unwrap();
-    let head = home.head().unwrap();
+    let host_repository = HostRepository::discover(&linked.join("src")).unwrap();
+    let head = host_repository.head().unwrap();
     assert_eq!(head.branch.as_deref(), Some("refs/heads/other"));
-    home.create_branch(&slug, head.commit, "made").unwrap();
+    host_repository
+        .create_branch(&slug, head.commit, "made")
+        .unwrap();
     assert_eq!(repo.rev("palisade/fix"), head.commit);
 
     let outer = Repo::with_files();
@@ -132,7 +143,7 @@ fn a_linked_worktree_a_submodule_and_a_bare_repository_work() {
     ];
     git(&outer.dir, &add);
     outer.commit("with a submodule");
-    let inner = Home::discover(&outer.dir.join("sub")).unwrap();
+    let inner = HostRepository::discover(&outer.dir.join("sub")).unwrap();
     inner
         .create_branch(&slug, inner.head().unwrap().commit, "made")
         .unwrap();
@@ -144,18 +155,19 @@ fn a_linked_worktree_a_submodule_and_a_bare_repository_work() {
         &repo.dir,
         &["clone", "-q", "--bare", ".", bare.to_str().unwrap()],
     );
-    let home = Home::discover(&bare).unwrap();
-    assert_eq!(home.name(), "bare");
-    home.create_branch(
-        &Slug::from_name("two").unwrap(),
-        home.head().unwrap().commit,
-        "made",
-    )
-    .unwrap();
+    let host_repository = HostRepository::discover(&bare).unwrap();
+    assert_eq!(host_repository.name(), "bare");
+    host_repository
+        .create_branch(
+            &Slug::from_name("two").unwrap(),
+            host_repository.head().unwrap().commit,
+            "made",
+        )
+        .unwrap();
 }
 
 #[test]
-fn a_repository_of_another_user_is_refused_and_the_way_out_is_named() {
+fn repository_of_another_user_is_refused_with_remedy() {
     if !nix::unistd::geteuid().is_root() {
         return; // Only root can give a repository away.
     }
@@ -164,7 +176,7 @@ fn a_repository_of_another_user_is_refused_and_the_way_out_is_named() {
     for path in [repo.dir.clone(), repo.dir.join(".git")] {
         nix::unistd::chown(&path, Some(other), None).unwrap();
     }
-    let error = Home::discover(&repo.dir).err().unwrap();
+    let error = HostRepository::discover(&repo.dir).err().unwrap();
     assert!(matches!(error, GitError::NotYours(_)), "{error}");
     assert!(error.to_string().contains("safe.directory"), "{error}");
 }
