@@ -25,7 +25,9 @@ use config::section::egress::DomainRule;
 use jiff::Timestamp;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
-use sandbox::contract::{Force, Listener, Sandbox, SandboxError, SandboxStatus, Trust};
+use sandbox::contract::{
+    Force, SandboxBackend, SandboxError, SandboxListener, SandboxStatus, Trust,
+};
 use sandbox::git::snapshot::SnapshotBounds;
 use sandbox::manager::row::{PublishedPort, RowStage, SandboxRow};
 use sandbox::manager::{BranchRemoval, Manager, ManagerError};
@@ -48,7 +50,7 @@ pub trait Traffic: Send + Sync + std::fmt::Debug {
     fn attach(
         &self,
         sandbox: &SandboxId,
-        listeners: Vec<Listener>,
+        listeners: Vec<SandboxListener>,
         added: Vec<DomainRule>,
     ) -> std::io::Result<()>;
 
@@ -353,7 +355,7 @@ impl Sandboxes {
             (SandboxStatus::Paused, _) => return Err(refusal(SandboxError::Paused(name()))),
             (SandboxStatus::Missing, _) => return Err(refusal(SandboxError::NotFound(name()))),
             (status @ (SandboxStatus::Unknown | SandboxStatus::Error(_)), _) => {
-                return Err(refusal(SandboxError::Silent(status.to_string())));
+                return Err(refusal(SandboxError::NotResponding(status.to_string())));
             }
         }
         let event = AuditEvent {

@@ -526,7 +526,7 @@ pub fn audit_options(settings: &Settings) -> AuditOptions {
 /// Most of an idle gate is pages of its file, and many of them only its start has needed.
 async fn give_back_pages() {
     tokio::time::sleep(SETTLED).await;
-    let given = tokio::task::spawn_blocking(sandbox::pages::give_back).await;
+    let given = tokio::task::spawn_blocking(sandbox::startup_memory::release_startup_memory).await;
     if let Ok(Err(error)) = given {
         tracing::debug!(%error, "what only the start has needed stays in memory");
     }

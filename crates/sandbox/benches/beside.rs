@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use policy::id::SandboxId;
 use sandbox::contract::{
-    Command, Force, Limits, Ports, Sandbox, SandboxConfig, SandboxStatus, System,
+    Force, GatePorts, SandboxBackend, SandboxCommand, SandboxConfig, SandboxLimits, SandboxStatus,
+    SystemConfig,
 };
 use sandbox::git::checkout_cache::CheckoutCache;
 use sandbox::git::host_repository::HostRepository;
@@ -51,16 +52,16 @@ fn config(name: &str) -> SandboxConfig {
         id: SandboxId::parse(name).unwrap(),
         name: Slug::from_name(name).unwrap(),
         environment: Vec::new(),
-        ports: Ports::default(),
-        limits: Limits::default(),
-        system: System::default(),
+        ports: GatePorts::default(),
+        limits: SandboxLimits::default(),
+        system: SystemConfig::default(),
         trust: None,
         setup_command: None,
     }
 }
 
 fn from_libgit2(backend: &Namespace) {
-    let command = Command::new(["/bin/true"]);
+    let command = SandboxCommand::new(["/bin/true"]);
     let mut both = Vec::new();
     let mut again = Vec::new();
     let mut pauses = Vec::new();
@@ -170,7 +171,7 @@ fn workspaces(backend: &Namespace, temp: &Path) {
     let mut cold = Vec::new();
     let mut spare = Vec::new();
     let mut copies = Vec::new();
-    let command = Command::new(["/bin/true"]);
+    let command = SandboxCommand::new(["/bin/true"]);
     for number in 0..5 {
         for prepared in [false, true] {
             if prepared {

@@ -33,8 +33,8 @@ use policy::id::SandboxId;
 
 use crate::checkpoint::{self, CheckpointError};
 use crate::contract::{
-    Command, Limits, Ports, Sandbox, SandboxConfig, SandboxError, SandboxStatus, System, Trust,
-    setup,
+    GatePorts, SandboxBackend, SandboxCommand, SandboxConfig, SandboxError, SandboxLimits,
+    SandboxStatus, SystemConfig, Trust, setup,
 };
 use crate::create_progress::CreateProgress;
 use crate::git::checkout_cache::CheckoutCache;
@@ -68,11 +68,11 @@ pub struct NewSandbox {
     /// Environment variables of every process in the sandbox.
     pub environment: Vec<(String, String)>,
     /// Ports of the gate's listeners.
-    pub ports: Ports,
+    pub ports: GatePorts,
     /// The resource limits.
-    pub limits: Limits,
+    pub limits: SandboxLimits,
     /// The system that the sandbox sees.
-    pub system: System,
+    pub system: SystemConfig,
     /// An additional root certificate that the sandbox's programs trust.
     pub trust: Option<Trust>,
     /// The part of the repository's own configuration file that the row stores.
@@ -385,8 +385,8 @@ impl Manager {
         plan: &WorkspacePlan,
         progress: &CreateProgress,
     ) -> Result<(), ManagerError> {
-        let is_lent = self.backend.loan(&[&row.id])?.is_some();
-        let (to, owner) = if is_lent {
+        let has_subids = self.backend.subid_map(&[&row.id])?.is_some();
+        let (to, owner) = if has_subids {
             (self.backend.staging(&row.id), None)
         } else {
             let owner = self.backend.owner(&row.id)?;
@@ -402,8 +402,8 @@ impl Manager {
         );
         let manifest = self.rows.manifest(&row.id);
         made?.save(&manifest)?;
-        if is_lent {
-            self.backend.settle(&row.id, &manifest)?;
+        if has_subids {
+            self.backend.install_workspace(&row.id, &manifest)?;
         }
         Ok(())
     }
@@ -532,9 +532,9 @@ impl Manager {
         };
         // Git runs inside the sandbox as the agent. A paused or stopped sandbox runs no git, but
         // its files are read nevertheless.
-        let bundle = Command {
+        let bundle = SandboxCommand {
             environment: vec![("GIT_OPTIONAL_LOCKS".into(), "0".into())],
-            ..Command::new([
+            ..SandboxCommand::new([
                 "git",
                 "bundle",
                 "create",
@@ -549,7 +549,7 @@ impl Manager {
             Err(
                 SandboxError::Paused(_)
                 | SandboxError::Stopped { .. }
-                | SandboxError::Silent(_)
+                | SandboxError::NotResponding(_)
                 | SandboxError::Start { .. },
             ) => None,
             Err(other) => return Err(other.into()),
@@ -562,12 +562,12 @@ impl Manager {
             .map_err(SandboxError::system("reading the agent's commits"))?;
         // The command is killed when it is dropped at the end, because an agent's git may never
         // exit.
-        let loan = match self.backend.loan(&[id]) {
+        let subid_map = match self.backend.subid_map(&[id]) {
             // An unreadable record must not prevent the snapshot.
             Err(SandboxError::System { .. }) => None,
             other => other?,
         };
-        let worker = self.worker.clone().with_loan(loan);
+        let worker = self.worker.clone().with_subid_map(subid_map);
         Ok(worker.snapshot(&request, output)?)
     }
 }

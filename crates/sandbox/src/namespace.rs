@@ -15,35 +15,35 @@
 //! The gate, having threads, never clones: it spawns its own executable, whose hidden
 //! subcommand ends in [`launch::init_main`].
 
+mod agent_task;
 mod allowlist;
-mod birth;
 mod cgroup;
-mod chore;
-mod clearing;
+mod cleanup;
 pub mod client;
 mod closed_ports;
-mod diagnosis;
-mod dial;
+mod cpu_budget;
 mod disk;
-mod domain;
-pub(crate) mod ends;
 mod environment;
-mod errand;
+mod exec_args;
+mod file_op;
+mod file_ops;
 pub mod hardening;
+mod hidden_paths;
 mod identity;
 mod idle;
 mod init;
+mod landlock_domain;
 pub mod launch;
+mod launch_parent;
 mod layer;
-pub mod loan;
+mod listening_ports;
 mod lock;
 mod netlink;
 mod network;
-mod order;
-mod owner;
 pub(crate) mod packet;
-mod ports;
+mod port_dial;
 mod process;
+mod process_tree;
 pub mod protocol;
 mod record;
 pub mod removal;
@@ -53,15 +53,15 @@ mod root;
 mod scheduling;
 mod seccomp;
 mod sessions;
-mod sockets;
+mod sock_diag;
+mod socket_owner;
+pub(crate) mod stdio;
 mod step;
-mod steward;
-mod stint;
+pub mod subid_map;
 mod subids;
 pub mod survey;
-mod tree;
+mod tcp_sockets;
 mod trust;
-mod veil;
 mod workbench;
 
 use std::ffi::OsString;
@@ -77,14 +77,14 @@ use nix::fcntl::Flock;
 use nix::unistd::Uid;
 use policy::id::SandboxId;
 
-use crate::contract::lifecycle::{Event, Phase};
+use crate::contract::lifecycle::{LifecycleEvent, Phase};
 use crate::contract::{
-    Command, ExecutionResult, Force, Listener, Moved, Sandbox, SandboxConfig, SandboxError,
-    SandboxMetadata, SandboxStatus, Transfer, Trust,
+    ExecutionResult, Force, SandboxBackend, SandboxCommand, SandboxConfig, SandboxError,
+    SandboxListener, SandboxMetadata, SandboxStatus, TransferBounds, TransferSummary, Trust,
 };
-use client::{Running, Session};
+use client::{InitConnection, RunningCommand};
 use lock::{lock, open_lock};
-use protocol::{Identity, Order, Size, Spec};
+use protocol::{Identity, LaunchSpec, LauncherRequest, TerminalSize};
 use record::{Process, Record};
 
 /// The backend.
@@ -114,7 +114,7 @@ impl Namespace {
     /// The sandbox's workspace as the host sees it. Its content is the agent's: open it
     /// component by component, and follow no link.
     pub fn workspace(&self, id: &SandboxId) -> PathBuf {
-        self.place(id).join("fs/root/workspace")
+        self.sandbox_dir(id).join("fs/root/workspace")
     }
 
     /// The ids that the agent's files have on the host, where they are not the operator's own.
@@ -142,9 +142,9 @@ impl Namespace {
         owner: Option<(u32, u32)>,
     ) -> Result<SandboxMetadata, SandboxError> {
         self.check(config)?;
-        let wished = owner.and_then(|(user, _)| identity::range_of_agent(user));
-        let (mut record, _mine) = self.reserve(config, wished)?;
-        match self.build(&mut record, false, Event::Started) {
+        let preferred = owner.and_then(|(user, _)| identity::range_of_agent(user));
+        let (mut record, _mine) = self.reserve(config, preferred)?;
+        match self.build(&mut record, false, LifecycleEvent::Started) {
             Ok(()) => Ok(SandboxMetadata {
                 name: config.name.clone(),
                 branch_name: config.name.branch(),
@@ -168,41 +168,42 @@ impl Namespace {
     pub fn start(
         &self,
         id: &SandboxId,
-        command: &Command,
-        terminal: Option<Size>,
-    ) -> Result<Running, SandboxError> {
-        self.session(id)?.start(command, terminal)
+        command: &SandboxCommand,
+        terminal: Option<TerminalSize>,
+    ) -> Result<RunningCommand, SandboxError> {
+        self.init_connection(id)?.start(command, terminal)
     }
 
     /// Whether a sandbox answers now. One that stands still does not.
     pub fn answers(&self, id: &SandboxId) -> bool {
-        match self.recorded(id) {
-            SandboxStatus::Active | SandboxStatus::Unknown => {
-                !matches!(Session::open(&self.place(id)), Err(SandboxError::Silent(_)))
-            }
+        match self.recorded_status(id) {
+            SandboxStatus::Active | SandboxStatus::Unknown => !matches!(
+                InitConnection::open(&self.sandbox_dir(id)),
+                Err(SandboxError::NotResponding(_))
+            ),
             SandboxStatus::Paused | SandboxStatus::Missing | SandboxStatus::Error(_) => false,
         }
     }
 
     /// Connects to a port of the agent's own localhost, IPv4 first. The socket does not block.
     pub fn connect(&self, id: &SandboxId, port: u16) -> Result<OwnedFd, SandboxError> {
-        self.session(id)?.connect(port)
+        self.init_connection(id)?.connect(port)
     }
 
     /// Connects to the workbench inside: this program again, as the agent, started with these
     /// words if it does not run. The socket does not block.
     pub fn workbench(&self, id: &SandboxId, words: &[&str]) -> Result<OwnedFd, SandboxError> {
-        self.session(id)?.workbench(words)
+        self.init_connection(id)?.workbench(words)
     }
 
     /// Adds a root to what programs of a running sandbox trust, from their next look at it on.
     pub fn add_trust(&self, id: &SandboxId, trust: &Trust) -> Result<(), SandboxError> {
-        self.session(id)?.trust(trust)
+        self.init_connection(id)?.trust(trust)
     }
 
     /// The TCP ports inside on which somebody listens, ascending.
     pub fn open_ports(&self, id: &SandboxId) -> Result<Vec<u16>, SandboxError> {
-        self.session(id)?.open_ports()
+        self.init_connection(id)?.open_ports()
     }
 
     /// The path, inside, of the program whose connection leads from one address to another,
@@ -213,15 +214,15 @@ impl Namespace {
         from: SocketAddr,
         to: SocketAddr,
     ) -> Result<Option<String>, SandboxError> {
-        client::owner(&self.place(id), from, to)
+        client::owner(&self.sandbox_dir(id), from, to)
     }
 
-    fn place(&self, id: &SandboxId) -> PathBuf {
+    fn sandbox_dir(&self, id: &SandboxId) -> PathBuf {
         self.directory.join(id.as_str())
     }
 
     fn cgroup_name(&self, id: &SandboxId) -> String {
-        format!("palisade-{id}-{}", seal(&self.place(id)))
+        format!("palisade-{id}-{}", path_hash(&self.sandbox_dir(id)))
     }
 
     fn lock_all(&self) -> Result<Flock<File>, SandboxError> {
@@ -229,8 +230,8 @@ impl Namespace {
     }
 
     /// Whoever changes a sandbox holds its lock.
-    fn claim(&self, id: &SandboxId) -> Result<Flock<File>, SandboxError> {
-        lock(&self.place(id).join("lock")).map_err(|error| match error {
+    fn lock_sandbox(&self, id: &SandboxId) -> Result<Flock<File>, SandboxError> {
+        lock(&self.sandbox_dir(id).join("lock")).map_err(|error| match error {
             SandboxError::System { source, .. } if source.kind() == ErrorKind::NotFound => {
                 SandboxError::NotFound(id.to_string())
             }
@@ -240,36 +241,40 @@ impl Namespace {
 
     /// Why nothing runs in a sandbox that init has stopped.
     pub fn stopped(&self, id: &SandboxId) -> Option<String> {
-        fs::read_to_string(self.place(id).join("stopped"))
+        fs::read_to_string(self.sandbox_dir(id).join("stopped"))
             .ok()
             .filter(|reason| !reason.is_empty())
     }
 
     /// A connection to a sandbox that can answer.
-    fn session(&self, id: &SandboxId) -> Result<Session, SandboxError> {
-        if let (Some(reason), SandboxStatus::Error(_)) = (self.stopped(id), self.recorded(id)) {
+    fn init_connection(&self, id: &SandboxId) -> Result<InitConnection, SandboxError> {
+        if let (Some(reason), SandboxStatus::Error(_)) =
+            (self.stopped(id), self.recorded_status(id))
+        {
             let name = id.to_string();
             return Err(SandboxError::Stopped { name, reason });
         }
-        match self.recorded(id) {
-            SandboxStatus::Active | SandboxStatus::Unknown => Session::open(&self.place(id)),
+        match self.recorded_status(id) {
+            SandboxStatus::Active | SandboxStatus::Unknown => {
+                InitConnection::open(&self.sandbox_dir(id))
+            }
             SandboxStatus::Paused => Err(SandboxError::Paused(id.to_string())),
             SandboxStatus::Missing => Err(SandboxError::NotFound(id.to_string())),
-            SandboxStatus::Error(reason) => Err(SandboxError::Silent(reason)),
+            SandboxStatus::Error(reason) => Err(SandboxError::NotResponding(reason)),
         }
     }
 
     /// A connection for requests that write nothing: init answers them in a sandbox that it
     /// has stopped, too.
-    fn reading_session(&self, id: &SandboxId) -> Result<Session, SandboxError> {
-        match self.session(id) {
-            Err(SandboxError::Stopped { .. }) => Session::open(&self.place(id)),
+    fn reading_connection(&self, id: &SandboxId) -> Result<InitConnection, SandboxError> {
+        match self.init_connection(id) {
+            Err(SandboxError::Stopped { .. }) => InitConnection::open(&self.sandbox_dir(id)),
             other => other,
         }
     }
 
     /// How it is as far as that can be told without asking its init.
-    fn recorded(&self, id: &SandboxId) -> SandboxStatus {
+    fn recorded_status(&self, id: &SandboxId) -> SandboxStatus {
         let record = match self.read(id) {
             Ok(record) => record,
             Err(SandboxError::NotFound(_)) => return SandboxStatus::Missing,
@@ -296,8 +301,8 @@ impl Namespace {
         let refused = |step: String, reason| SandboxError::Create { step, reason };
         Self::check_root(config)?;
         if config.system.nested && !Uid::effective().is_root() && cgroup::is_delegated() {
-            let reason = "this gate's cgroup may be written by its user, who the agent is as \
-                          well: with user namespaces it could raise its own limits. Start the \
+            let reason = "this gate's cgroup may be written by child_end user, who the agent is as \
+                          well: with user namespaces it could raise child_end own limits. Start the \
                           gate as root, or where no cgroup is delegated"
                 .to_owned();
             return Err(refused("--nested".to_owned(), reason));
@@ -310,7 +315,7 @@ impl Namespace {
     fn reserve(
         &self,
         config: &SandboxConfig,
-        wished: Option<u32>,
+        preferred: Option<u32>,
     ) -> Result<(Record, Flock<File>), SandboxError> {
         let system = || SandboxError::system("making the sandbox's directory");
         let private = |path: &Path| DirBuilder::new().mode(0o700).recursive(false).create(path);
@@ -325,20 +330,20 @@ impl Namespace {
             let step = "looking for room".to_owned();
             return Err(SandboxError::Create { step, reason });
         }
-        let place = self.place(&config.id);
-        private(&place).map_err(|error| match error.kind() {
+        let sandbox_dir = self.sandbox_dir(&config.id);
+        private(&sandbox_dir).map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => SandboxError::Exists(config.id.to_string()),
             _ => system()(error),
         })?;
-        let mine = lock(&place.join("lock"))?;
-        open_lock(&place.join("launcher.lock")).map_err(system())?;
+        let lock_guard = lock(&sandbox_dir.join("lock"))?;
+        open_lock(&sandbox_dir.join("launcher.lock")).map_err(system())?;
         let taken = self.taken_ranges();
-        let seed = place.to_string_lossy();
+        let seed = sandbox_dir.to_string_lossy();
         let root = Uid::effective().is_root();
         let identity = if config.system.root && !root {
-            self.lend(&seed, &taken)?
+            self.allocate_subids(&seed, &taken)?
         } else {
-            identity::choose(root, &seed, &taken, wished).ok_or(SandboxError::Unavailable {
+            identity::choose(root, &seed, &taken, preferred).ok_or(SandboxError::Unavailable {
                 backend: "namespace",
                 reason: "every range of ids is taken; delete a sandbox".to_owned(),
             })?
@@ -354,7 +359,7 @@ impl Namespace {
             warnings: Vec::new(),
         };
         self.write(&record)?;
-        Ok((record, mine))
+        Ok((record, lock_guard))
     }
 
     fn taken_ranges(&self) -> Vec<u32> {
@@ -374,7 +379,12 @@ impl Namespace {
     }
 
     /// Everything of `create` that has an undo.
-    fn build(&self, record: &mut Record, has_tree: bool, then: Event) -> Result<(), SandboxError> {
+    fn build(
+        &self,
+        record: &mut Record,
+        has_tree: bool,
+        then: LifecycleEvent,
+    ) -> Result<(), SandboxError> {
         let limits = record.config.limits;
         let planned = cgroup::plan(&self.cgroup_name(&record.config.id));
         if record.cgroups != planned {
@@ -404,29 +414,29 @@ impl Namespace {
                 step: "sandbox.limits.cpus".to_owned(),
                 reason: format!(
                     "a limit of {} cannot be enforced: no cgroup of the cpu controller may be \
-                     written. Start the gate as root or in a scope of its own (systemd-run --user \
+                     written. Start the gate as root or in a scope of child_end own (systemd-run --user \
                      --scope -p Delegate=yes palisade …), or remove the setting",
                     f64::from(millicpus) / 1000.0
                 ),
             });
         }
-        let spec = Spec {
-            directory: self.place(&record.config.id),
+        let spec = LaunchSpec {
+            directory: self.sandbox_dir(&record.config.id),
             config: record.config.clone(),
             identity: record.identity,
-            loan: steward::loan_for(record.identity)?,
+            subid_map: file_ops::subid_map_for(record.identity)?,
             environment: environment::environment(std::env::vars(), &record.config),
             cgroups,
             has_tree,
             counted,
             weighs_sessions,
         };
-        let (line, its) = packet::line().map_err(SandboxError::system("making a line"))?;
-        packet::widen(&line).map_err(SandboxError::system("making a line"))?;
+        let (channel, child_end) = packet::line().map_err(SandboxError::system("making a line"))?;
+        packet::widen(&channel).map_err(SandboxError::system("making a line"))?;
         let mut launcher = std::process::Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
-            .stdin(Stdio::from(its))
+            .stdin(Stdio::from(child_end))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -434,9 +444,14 @@ impl Namespace {
                 backend: "namespace",
                 reason: format!("starting {}: {error}", self.program.display()),
             })?;
-        let result = self.accompany(record, &line, &Order::Create(Box::new(spec)), then);
+        let result = self.supervise_launch(
+            record,
+            &channel,
+            &LauncherRequest::Create(Box::new(spec)),
+            then,
+        );
         // With the line the launcher ends, and with it an init that was not let go.
-        drop(line);
+        drop(channel);
         let _ = launcher.wait();
         if result.is_ok() {
             tracing::debug!(sandbox = %record.config.id, "init started");
@@ -444,18 +459,20 @@ impl Namespace {
         result
     }
 
-    fn set_frozen(&self, id: &SandboxId, event: Event) -> Result<(), SandboxError> {
-        let _mine = self.claim(id)?;
+    fn set_frozen(&self, id: &SandboxId, event: LifecycleEvent) -> Result<(), SandboxError> {
+        let _mine = self.lock_sandbox(id)?;
         let mut record = self.read(id)?;
         let next = record.phase.after(event)?;
         if !record.init.is_some_and(Process::lives) {
-            return Err(SandboxError::Silent("its processes are gone".to_owned()));
+            return Err(SandboxError::NotResponding(
+                "its processes are gone".to_owned(),
+            ));
         }
         let frozen = next == Phase::Paused;
         let done = cgroup::freeze(&record.cgroups, frozen)
             .map_err(SandboxError::system("freezing the sandbox"))?;
         if !done {
-            Session::open(&self.place(id))?.freeze(frozen)?;
+            InitConnection::open(&self.sandbox_dir(id))?.freeze(frozen)?;
         }
         if next != record.phase {
             record.phase = next;
@@ -465,21 +482,21 @@ impl Namespace {
     }
 }
 
-impl Sandbox for Namespace {
+impl SandboxBackend for Namespace {
     fn create(&self, config: &SandboxConfig) -> Result<SandboxMetadata, SandboxError> {
         self.create_for(config, None)
     }
 
     fn pause(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        self.set_frozen(id, Event::Pause)
+        self.set_frozen(id, LifecycleEvent::Pause)
     }
 
     fn resume(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        self.set_frozen(id, Event::Resume)
+        self.set_frozen(id, LifecycleEvent::Resume)
     }
 
     fn delete(&self, id: &SandboxId, force: Force) -> Result<(), SandboxError> {
-        let _mine = self.claim(id)?;
+        let _mine = self.lock_sandbox(id)?;
         let record = match self.read(id) {
             // Broken or gone: by force, what is there goes.
             Err(_) if force == Force::Yes => return self.destroy(id, None),
@@ -491,7 +508,11 @@ impl Sandbox for Namespace {
         self.destroy(id, Some(record))
     }
 
-    fn exec(&self, id: &SandboxId, command: &Command) -> Result<ExecutionResult, SandboxError> {
+    fn exec(
+        &self,
+        id: &SandboxId,
+        command: &SandboxCommand,
+    ) -> Result<ExecutionResult, SandboxError> {
         let running = self.start(id, command, None)?;
         let (result, stopped) = running.finish(&command.stdin, command.timeout)?;
         match stopped {
@@ -508,9 +529,9 @@ impl Sandbox for Namespace {
         id: &SandboxId,
         to: &Path,
         archive: &mut dyn Read,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError> {
-        self.session(id)?.upload(to, archive, bounds)
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError> {
+        self.init_connection(id)?.upload(to, archive, bounds)
     }
 
     fn download(
@@ -518,22 +539,22 @@ impl Sandbox for Namespace {
         id: &SandboxId,
         from: &Path,
         archive: &mut dyn Write,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError> {
-        self.reading_session(id)?.download(from, archive, bounds)
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError> {
+        self.reading_connection(id)?.download(from, archive, bounds)
     }
 
-    fn listeners(&self, id: &SandboxId) -> Result<Vec<Listener>, SandboxError> {
-        self.reading_session(id)?.listeners()
+    fn listeners(&self, id: &SandboxId) -> Result<Vec<SandboxListener>, SandboxError> {
+        self.reading_connection(id)?.listeners()
     }
 
     fn status(&self, id: &SandboxId) -> SandboxStatus {
-        match self.recorded(id) {
-            SandboxStatus::Active => match Session::open(&self.place(id)) {
+        match self.recorded_status(id) {
+            SandboxStatus::Active => match InitConnection::open(&self.sandbox_dir(id)) {
                 Ok(_) => SandboxStatus::Active,
                 Err(SandboxError::Protocol { .. }) => SandboxStatus::Unknown,
                 // Unless it was paused or deleted in the meantime, it should have answered.
-                Err(error) => match self.recorded(id) {
+                Err(error) => match self.recorded_status(id) {
                     SandboxStatus::Active => SandboxStatus::Error(error.to_string()),
                     other => other,
                 },
@@ -544,7 +565,7 @@ impl Sandbox for Namespace {
 }
 
 /// A short word for a path: two gates may have a sandbox of the same id.
-fn seal(path: &Path) -> String {
+fn path_hash(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let hash = path
         .as_os_str()

@@ -33,8 +33,8 @@ use serde::{Deserialize, Serialize};
 use crate::git::error::GitError;
 use crate::git::snapshot::SnapshotBounds;
 use crate::name::Slug;
-use crate::namespace::loan::Loan;
 use crate::namespace::packet;
+use crate::namespace::subid_map::SubidMap;
 
 pub use child_main::worker_main;
 
@@ -51,7 +51,7 @@ pub struct SnapshotWorker {
     program: PathBuf,
     arguments: Vec<OsString>,
     limits: WorkerLimits,
-    loan: Option<Loan>,
+    subid_map: Option<SubidMap>,
 }
 
 /// Resource limits of a worker.
@@ -169,7 +169,7 @@ struct Request {
     snapshot: SnapshotRequest,
     limits: WorkerLimits,
     /// The subordinate ids that own the workspace, if it has any.
-    loan: Option<Loan>,
+    subid_map: Option<SubidMap>,
 }
 
 /// The worker's answer.
@@ -186,14 +186,14 @@ impl SnapshotWorker {
             program,
             arguments,
             limits: WorkerLimits::default(),
-            loan: None,
+            subid_map: None,
         }
     }
 
     /// Lets the worker read as the workspace's subordinate ids.
     #[must_use]
-    pub fn with_loan(mut self, loan: Option<Loan>) -> Self {
-        self.loan = loan;
+    pub fn with_subid_map(mut self, subid_map: Option<SubidMap>) -> Self {
+        self.subid_map = subid_map;
         self
     }
 
@@ -220,7 +220,7 @@ impl SnapshotWorker {
         let mut request = Request {
             snapshot: order.clone(),
             limits: self.limits,
-            loan: self.loan.clone(),
+            subid_map: self.subid_map.clone(),
         };
         let message = &mut request.snapshot.message;
         message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));

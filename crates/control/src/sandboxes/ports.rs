@@ -24,7 +24,7 @@ impl Sandboxes {
                 Err(
                     error @ (SandboxError::Paused(_)
                     | SandboxError::Stopped { .. }
-                    | SandboxError::Silent(_)
+                    | SandboxError::NotResponding(_)
                     | SandboxError::Protocol { .. }),
                 ) => (None, Some(error.to_string())),
                 Err(other) => return Err(other.into()),

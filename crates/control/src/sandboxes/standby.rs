@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use config::Settings;
 use policy::id::SandboxId;
-use sandbox::contract::{Command, SandboxStatus};
+use sandbox::contract::{SandboxCommand, SandboxStatus};
 use sandbox::create_progress::CreateProgress;
 use sandbox::manager::Manager;
 use sandbox::manager::row::RowStage;
 use sandbox::name::Slug;
-use sandbox::namespace::client::Running;
+use sandbox::namespace::client::RunningCommand;
 use store::Store;
 
 use super::Sandboxes;
@@ -78,7 +78,11 @@ impl Sandboxes {
     }
 
     /// Starts a command in one, on three pipes.
-    pub async fn start(&self, id: &SandboxId, command: Command) -> Result<Running, ControlError> {
+    pub async fn start(
+        &self,
+        id: &SandboxId,
+        command: SandboxCommand,
+    ) -> Result<RunningCommand, ControlError> {
         let id = id.clone();
         self.ask(move |manager| Ok(manager.backend().start(&id, &command, None)?))
             .await

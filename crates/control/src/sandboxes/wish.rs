@@ -8,7 +8,7 @@ use config::section::egress::DomainRule;
 use config::section::sandbox::SetupCommand;
 use config::{GATE_PORTS, MAX_CAPTURED_PORTS, Settings};
 use policy::registration::{AuthMode, Repo};
-use sandbox::contract::{Limits, Ports, SandboxError, System};
+use sandbox::contract::{GatePorts, SandboxError, SandboxLimits, SystemConfig};
 use sandbox::manager::NewSandbox;
 use serde_json::json;
 
@@ -128,13 +128,13 @@ impl Wish {
                 dirty: body.dirty,
                 environment: mirrored::environment(&settings.git, &host.remotes),
                 ports: listened_on(settings, added.unwrap_or_default())?,
-                limits: Limits {
+                limits: SandboxLimits {
                     memory: limits.memory,
                     pids: limits.pids,
                     millicpus: limits.cpus.map(millicpus),
                     disk: limits.disk,
                 },
-                system: System {
+                system: SystemConfig {
                     rootfs: settings.sandbox.rootfs.clone(),
                     host_paths: settings.sandbox.host_paths.clone(),
                     root: body.root,
@@ -173,7 +173,7 @@ fn check_backend(wanted: &str) -> Result<(), ControlError> {
         "docker" => "docker",
         "remote" => {
             return Err(ControlError::Sandbox(
-                SandboxError::Elsewhere("made").into(),
+                SandboxError::ManagedExternally("made").into(),
             ));
         }
         _ => {
@@ -192,7 +192,7 @@ fn check_backend(wanted: &str) -> Result<(), ControlError> {
 }
 
 /// The proxy, git and DNS, and what is served for programs that know of none of them.
-fn listened_on(settings: &Settings, added: &[DomainRule]) -> Result<Ports, ControlError> {
+fn listened_on(settings: &Settings, added: &[DomainRule]) -> Result<GatePorts, ControlError> {
     let captured = settings.captured_ports(added);
     if captured.len() > MAX_CAPTURED_PORTS {
         return Err(ControlError::Bad(format!(
@@ -201,7 +201,7 @@ fn listened_on(settings: &Settings, added: &[DomainRule]) -> Result<Ports, Contr
             captured.len()
         )));
     }
-    Ok(Ports {
+    Ok(GatePorts {
         tcp: captured.into_iter().chain(GATE_PORTS).collect(),
         udp: vec![53],
     })

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use control::body::Purpose;
 use control::client::{Client, ClientError};
-use sandbox::contract::{Command, SandboxError};
+use sandbox::contract::{SandboxCommand, SandboxError};
 use sandbox::name::Slug;
 use sandbox::namespace::Namespace;
 use serde_json::{Value, json};
@@ -273,10 +273,10 @@ fn enter(name: &str, asked: &Asked<'_>, global: &Global) -> Result<Exit> {
     if place.is_elsewhere() {
         let remote = remote::open(&place.id, global)?;
         block_on(begin_session(&gate, &place, asked.purpose))?;
-        let command = Command {
+        let command = SandboxCommand {
             environment: environment_said(&asked.running.env)?,
             directory: asked.running.workdir.clone(),
-            ..Command::new(asked.command.to_vec())
+            ..SandboxCommand::new(asked.command.to_vec())
         };
         return match asked.purpose {
             Purpose::Shell if asked.talks => remote::shell(&remote, &command),
@@ -332,10 +332,10 @@ fn inside(paths: &Paths, gate: &Client, place: &Place, asked: &Asked<'_>) -> Res
         environment.extend(variable.map(|(name, value)| (name.into(), value.into())));
         words = fitted.command;
     }
-    let command = Command {
+    let command = SandboxCommand {
         environment,
         directory: asked.running.workdir.clone(),
-        ..Command::new(words)
+        ..SandboxCommand::new(words)
     };
     let terminal = match asked.stdout {
         Sink::Stdout => relay::own_terminal().filter(|_| !asked.running.no_tty),

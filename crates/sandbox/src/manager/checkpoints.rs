@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::row::{RowStage, SandboxRow};
 use super::{Manager, ManagerError, commit_of, new_id, now, repository_of};
 use crate::checkpoint::{self, CopySummary};
-use crate::contract::{Sandbox, SandboxConfig, SandboxError, SandboxStatus, Trust};
+use crate::contract::{SandboxBackend, SandboxConfig, SandboxError, SandboxStatus, Trust};
 use crate::git::host_repository::HostRepository;
 use crate::name::Slug;
 

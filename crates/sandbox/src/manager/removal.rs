@@ -4,7 +4,7 @@ use policy::id::SandboxId;
 
 use super::row::{RowStage, SandboxRow};
 use super::{BranchRemoval, Manager, ManagerError, commit_of, creation_reason, repository_of};
-use crate::contract::{Force, Sandbox, SandboxError, SandboxStatus};
+use crate::contract::{Force, SandboxBackend, SandboxError, SandboxStatus};
 use crate::git::error::GitError;
 use crate::git::snapshot::SnapshotBounds;
 use crate::worker::SnapshotReport;

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollTimeout, poll};
 
-use super::protocol::Counted;
+use super::protocol::CgroupLimits;
 use super::scheduling;
-use crate::contract::Limits;
+use crate::contract::SandboxLimits;
 
 /// How long the kernel may take to stop or forget processes.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CGROUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Microseconds in which processor time is counted against a sandbox's limit.
 const CPU_PERIOD: u64 = 100_000;
@@ -52,8 +52,8 @@ pub(crate) fn plan(name: &str) -> Vec<PathBuf> {
 
 /// Makes what was planned and sets limits. Returns those that were made; what this machine
 /// refuses is left out.
-pub(crate) fn make(planned: &[PathBuf], limits: Limits) -> (Vec<PathBuf>, Counted) {
-    let mut counted = Counted::default();
+pub(crate) fn make(planned: &[PathBuf], limits: SandboxLimits) -> (Vec<PathBuf>, CgroupLimits) {
+    let mut counted = CgroupLimits::default();
     let mut made = Vec::new();
     for cgroup in planned {
         if create(cgroup).is_err() {
@@ -76,7 +76,7 @@ pub(crate) fn make(planned: &[PathBuf], limits: Limits) -> (Vec<PathBuf>, Counte
 }
 
 /// Sets the limits that a cgroup has files for, in either version.
-fn set_limits(cgroup: &Path, limits: Limits) -> Counted {
+fn set_limits(cgroup: &Path, limits: SandboxLimits) -> CgroupLimits {
     let write = |file: &str, value: &str| {
         let file = cgroup.join(file);
         file.exists() && fs::write(file, value).is_ok()
@@ -88,7 +88,7 @@ fn set_limits(cgroup: &Path, limits: Limits) -> Counted {
             || (set("cpu.cfs_period_us", CPU_PERIOD) && set("cpu.cfs_quota_us", quota))
     });
     set("memory.swap.max", 0);
-    Counted {
+    CgroupLimits {
         memory: set("memory.max", limits.memory) || set("memory.limit_in_bytes", limits.memory),
         pids: set("pids.max", u64::from(limits.pids)),
         cpu: set("cpu.weight", scheduling::WEIGHT) || set("cpu.shares", scheduling::SHARES),
@@ -224,11 +224,11 @@ pub(crate) fn has_root_weight() -> bool {
 }
 
 /// Asks until it is so. The kernel has no descriptor to wait on for these.
-fn wait_for(is: &dyn Fn() -> Result<bool>, else_say: &str) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+fn wait_for(is: &dyn Fn() -> Result<bool>, message: &str) -> Result<()> {
+    let deadline = Instant::now() + CGROUP_TIMEOUT;
     while !is()? {
         if Instant::now() > deadline {
-            return Err(Error::new(ErrorKind::TimedOut, else_say));
+            return Err(Error::new(ErrorKind::TimedOut, message));
         }
         let _ = poll(&mut [], PollTimeout::from(1_u8));
     }
@@ -326,13 +326,13 @@ mod tests {
     // Issue 14, number 3.
     #[test]
     fn limits_are_written_to_the_files_of_either_version() {
-        let limits = Limits {
+        let limits = SandboxLimits {
             memory: 1 << 30,
             pids: 7,
             millicpus: Some(1500),
-            ..Limits::default()
+            ..SandboxLimits::default()
         };
-        let all = Counted {
+        let all = CgroupLimits {
             memory: true,
             pids: true,
             cpu: true,
@@ -365,6 +365,6 @@ mod tests {
             }
         }
         let none = tempfile::tempdir().unwrap();
-        assert_eq!(set_limits(none.path(), limits), Counted::default());
+        assert_eq!(set_limits(none.path(), limits), CgroupLimits::default());
     }
 }

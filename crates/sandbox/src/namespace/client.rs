@@ -17,39 +17,39 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::Mode;
 
-use super::protocol::{Answer, Commands, Exec, Hello, PROTOCOL, Request, Size};
-use super::{ends, packet};
-use crate::contract::{Command, ExecutionResult, Listener, SandboxError, Trust};
+use super::protocol::{Answer, Commands, Exec, Hello, PROTOCOL, Request, TerminalSize};
+use super::{packet, stdio};
+use crate::contract::{ExecutionResult, SandboxCommand, SandboxError, SandboxListener, Trust};
 
 /// How long init may take for an answer that costs it nothing.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long it may take, from the first word, to say whose a connection is: a request waits. It
 /// is a matter of milliseconds, on a processor that has time for init.
-const MOMENT: Duration = Duration::from_secs(2);
+const OWNER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The most a command run to its end may write, to each of its outputs.
-const MOST_OUTPUT: usize = 64 << 20;
+const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
 /// A connection to a sandbox's init.
-pub struct Session {
+pub struct InitConnection {
     socket: OwnedFd,
 }
 
-impl Session {
+impl InitConnection {
     /// Connects, and checks that init speaks our version.
     pub(crate) fn open(directory: &Path) -> Result<Self, SandboxError> {
-        let silent = |error: Error| SandboxError::Silent(error.to_string());
+        let silent = |error: Error| SandboxError::NotResponding(error.to_string());
         let socket = dial(directory, SockFlag::empty()).map_err(silent)?;
-        let session = Self { socket };
-        session.greet(Instant::now() + PATIENCE)?;
-        packet::widen(&session.socket).map_err(silent)?;
-        Ok(session)
+        let connection = Self { socket };
+        connection.read_hello(Instant::now() + ANSWER_TIMEOUT)?;
+        packet::widen(&connection.socket).map_err(silent)?;
+        Ok(connection)
     }
 
     /// Hears init's first words.
-    fn greet(&self, deadline: Instant) -> Result<(), SandboxError> {
-        let (hello, _) = self.hear_by::<Hello>(deadline)?;
+    fn read_hello(&self, deadline: Instant) -> Result<(), SandboxError> {
+        let (hello, _) = self.receive_by::<Hello>(deadline)?;
         if hello.protocol != PROTOCOL {
             return Err(SandboxError::Protocol {
                 found: hello.protocol,
@@ -60,13 +60,13 @@ impl Session {
     }
 
     /// The sandbox's sockets.
-    pub(crate) fn listeners(&self) -> Result<Vec<Listener>, SandboxError> {
-        self.ask(&Request::Listeners)?;
-        match self.hear()? {
+    pub(crate) fn listeners(&self) -> Result<Vec<SandboxListener>, SandboxError> {
+        self.send(&Request::Listeners)?;
+        match self.receive()? {
             (Answer::Listeners(list), sockets) if list.len() == sockets.len() => Ok(list
                 .into_iter()
                 .zip(sockets)
-                .map(|((transport, address), socket)| Listener {
+                .map(|((transport, address), socket)| SandboxListener {
                     transport,
                     address,
                     socket,
@@ -78,11 +78,11 @@ impl Session {
 
     /// Stops every process, or lets them go on, without a cgroup.
     pub(crate) fn freeze(&self, frozen: bool) -> Result<(), SandboxError> {
-        self.ask(&Request::Freeze { frozen })?;
-        match self.hear()? {
+        self.send(&Request::Freeze { frozen })?;
+        match self.receive()? {
             (Answer::Done, _) => Ok(()),
             (Answer::Failed { step, reason }, _) => {
-                Err(SandboxError::Silent(format!("{step}: {reason}")))
+                Err(SandboxError::NotResponding(format!("{step}: {reason}")))
             }
             (answer, _) => Err(unexpected(&answer)),
         }
@@ -90,11 +90,11 @@ impl Session {
 
     /// Adds a root to what programs inside trust.
     pub(crate) fn trust(&self, trust: &Trust) -> Result<(), SandboxError> {
-        self.ask(&Request::Trust(trust.clone()))?;
-        match self.hear()? {
+        self.send(&Request::Trust(trust.clone()))?;
+        match self.receive()? {
             (Answer::Done, _) => Ok(()),
             (Answer::Failed { step, reason }, _) => {
-                Err(SandboxError::Silent(format!("{step}: {reason}")))
+                Err(SandboxError::NotResponding(format!("{step}: {reason}")))
             }
             (answer, _) => Err(unexpected(&answer)),
         }
@@ -103,8 +103,8 @@ impl Session {
     /// A connection to a port inside.
     pub(crate) fn connect(&self, port: u16) -> Result<OwnedFd, SandboxError> {
         let failed = |reason: String| SandboxError::Connect { port, reason };
-        self.ask(&Request::Connect { port })?;
-        match self.hear()? {
+        self.send(&Request::Connect { port })?;
+        match self.receive()? {
             (Answer::Connected, mut sockets) => sockets
                 .pop()
                 .filter(|_| sockets.is_empty())
@@ -122,8 +122,8 @@ impl Session {
             reason,
         };
         let words = words.iter().map(|word| word.as_bytes().to_vec()).collect();
-        self.ask(&Request::Workbench { words })?;
-        match self.hear()? {
+        self.send(&Request::Workbench { words })?;
+        match self.receive()? {
             (Answer::Connected, mut sockets) => sockets
                 .pop()
                 .filter(|_| sockets.is_empty())
@@ -135,11 +135,11 @@ impl Session {
 
     /// The ports inside on which somebody listens.
     pub(crate) fn open_ports(&self) -> Result<Vec<u16>, SandboxError> {
-        self.ask(&Request::Ports)?;
-        match self.hear()? {
+        self.send(&Request::Ports)?;
+        match self.receive()? {
             (Answer::Ports(ports), _) => Ok(ports),
             (Answer::Failed { step, reason }, _) => {
-                Err(SandboxError::Silent(format!("{step}: {reason}")))
+                Err(SandboxError::NotResponding(format!("{step}: {reason}")))
             }
             (answer, _) => Err(unexpected(&answer)),
         }
@@ -147,8 +147,8 @@ impl Session {
 
     /// The commands that run inside.
     pub(crate) fn running(&self) -> Result<Commands, SandboxError> {
-        self.ask(&Request::Running)?;
-        match self.hear()? {
+        self.send(&Request::Running)?;
+        match self.receive()? {
             (Answer::Running(commands), _) => Ok(commands),
             (answer, _) => Err(unexpected(&answer)),
         }
@@ -157,9 +157,9 @@ impl Session {
     /// Starts a command, on a terminal or on three pipes.
     pub(crate) fn start(
         self,
-        command: &Command,
-        terminal: Option<Size>,
-    ) -> Result<Running, SandboxError> {
+        command: &SandboxCommand,
+        terminal: Option<TerminalSize>,
+    ) -> Result<RunningCommand, SandboxError> {
         let program = command
             .argv
             .first()
@@ -190,9 +190,9 @@ impl Session {
             }
         })?;
         let wanted = if terminal.is_some() { 1 } else { 3 };
-        match self.hear()? {
-            (Answer::Started, ends) if ends.len() == wanted => Ok(Running {
-                session: self,
+        match self.receive()? {
+            (Answer::Started, ends) if ends.len() == wanted => Ok(RunningCommand {
+                connection: self,
                 program,
                 ends,
             }),
@@ -205,16 +205,16 @@ impl Session {
         }
     }
 
-    fn ask(&self, request: &Request) -> Result<(), SandboxError> {
+    fn send(&self, request: &Request) -> Result<(), SandboxError> {
         packet::send(self.socket.as_fd(), request, &[])
-            .map_err(|error| SandboxError::Silent(error.to_string()))
+            .map_err(|error| SandboxError::NotResponding(error.to_string()))
     }
 
-    fn hear<T: serde::de::DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), SandboxError> {
-        self.hear_by(Instant::now() + PATIENCE)
+    fn receive<T: serde::de::DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), SandboxError> {
+        self.receive_by(Instant::now() + ANSWER_TIMEOUT)
     }
 
-    fn hear_by<T: serde::de::DeserializeOwned>(
+    fn receive_by<T: serde::de::DeserializeOwned>(
         &self,
         deadline: Instant,
     ) -> Result<(T, Vec<OwnedFd>), SandboxError> {
@@ -225,7 +225,7 @@ impl Session {
                 _ => packet::receive(self.socket.as_fd()),
             })
             .and_then(|word| word.ok_or_else(|| Error::from(ErrorKind::UnexpectedEof)))
-            .map_err(|error| SandboxError::Silent(error.to_string()))
+            .map_err(|error| SandboxError::NotResponding(error.to_string()))
     }
 }
 
@@ -235,14 +235,14 @@ pub(crate) fn owner(
     from: SocketAddr,
     to: SocketAddr,
 ) -> Result<Option<String>, SandboxError> {
-    let deadline = Instant::now() + MOMENT;
+    let deadline = Instant::now() + OWNER_TIMEOUT;
     // Without waiting for a place in the queue of an init that stands still.
     let socket = dial(directory, SockFlag::SOCK_NONBLOCK)
-        .map_err(|error| SandboxError::Silent(error.to_string()))?;
-    let session = Session { socket };
-    session.greet(deadline)?;
-    session.ask(&Request::Owner { from, to })?;
-    match session.hear_by(deadline)? {
+        .map_err(|error| SandboxError::NotResponding(error.to_string()))?;
+    let connection = InitConnection { socket };
+    connection.read_hello(deadline)?;
+    connection.send(&Request::Owner { from, to })?;
+    match connection.receive_by(deadline)? {
         (Answer::Owner(program), _) => Ok(program),
         (answer, _) => Err(unexpected(&answer)),
     }
@@ -250,7 +250,7 @@ pub(crate) fn owner(
 
 /// How a command ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct CommandExit {
     /// Its code.
     pub code: i32,
     /// Why everybody in the sandbox was killed, if it died of that.
@@ -258,13 +258,13 @@ pub struct Ended {
 }
 
 /// A command under way. Dropped, it is killed, with everything it started.
-pub struct Running {
-    session: Session,
+pub struct RunningCommand {
+    connection: InitConnection,
     program: String,
     ends: Vec<OwnedFd>,
 }
 
-impl Running {
+impl RunningCommand {
     /// Our ends: input, output and error output, or the terminal's master alone.
     pub fn ends(&self) -> &[OwnedFd] {
         &self.ends
@@ -277,20 +277,20 @@ impl Running {
 
     /// Becomes readable when the command has ended.
     pub fn end(&self) -> BorrowedFd<'_> {
-        self.session.socket.as_fd()
+        self.connection.socket.as_fd()
     }
 
     /// Signals the command's process group.
     pub fn signal(&self, number: i32) -> Result<(), SandboxError> {
-        self.session.ask(&Request::Signal { number })
+        self.connection.send(&Request::Signal { number })
     }
 
     /// Gives the command's terminal, if it has one, another size.
-    pub fn resize(&self, size: Size) -> Result<(), SandboxError> {
+    pub fn resize(&self, size: TerminalSize) -> Result<(), SandboxError> {
         match self.ends.as_slice() {
             // By the master itself: what is typed next meets the new size.
             [master] => {
-                ends::set_size(master, size).map_err(SandboxError::system("sizing the terminal"))
+                stdio::set_size(master, size).map_err(SandboxError::system("sizing the terminal"))
             }
             _ => Ok(()),
         }
@@ -298,21 +298,21 @@ impl Running {
 
     /// Kills the command and everything it started.
     pub fn kill(&self) -> Result<(), SandboxError> {
-        self.session.ask(&Request::Kill)
+        self.connection.send(&Request::Kill)
     }
 
     /// Waits for the end.
-    pub fn wait(&self) -> Result<Ended, SandboxError> {
-        match packet::receive(self.session.socket.as_fd()) {
-            Ok(Some((Answer::Exited { code, stopped }, _))) => Ok(Ended { code, stopped }),
+    pub fn wait(&self) -> Result<CommandExit, SandboxError> {
+        match packet::receive(self.connection.socket.as_fd()) {
+            Ok(Some((Answer::Exited { code, stopped }, _))) => Ok(CommandExit { code, stopped }),
             Ok(Some((Answer::Failed { step, reason }, _))) => Err(SandboxError::Start {
                 program: self.program.clone(),
                 step,
                 reason,
             }),
             Ok(Some((answer, _))) => Err(unexpected(&answer)),
-            Ok(None) => Err(SandboxError::Silent("init hung up".to_owned())),
-            Err(error) => Err(SandboxError::Silent(error.to_string())),
+            Ok(None) => Err(SandboxError::NotResponding("init hung up".to_owned())),
+            Err(error) => Err(SandboxError::NotResponding(error.to_string())),
         }
     }
 
@@ -335,13 +335,16 @@ impl Running {
         let mut feed = ends.next().filter(|_| !stdin.is_empty());
         let mut rest = stdin;
         let mut outputs = [ends.next(), ends.next()];
-        let mut said = [Vec::new(), Vec::new()];
+        let mut outputs_read = [Vec::new(), Vec::new()];
         // As much as a pipe holds.
         let mut buffer = vec![0; 64 << 10];
         let mut deadline = timeout.map(|time| Instant::now() + time);
-        let mut verdict = None;
+        let mut kill_reason = None;
         loop {
-            let mut all = vec![PollFd::new(self.session.socket.as_fd(), PollFlags::POLLIN)];
+            let mut all = vec![PollFd::new(
+                self.connection.socket.as_fd(),
+                PollFlags::POLLIN,
+            )];
             all.extend(
                 outputs
                     .iter()
@@ -354,30 +357,34 @@ impl Running {
             let ready = wait(&mut all, deadline).map_err(system)?;
             let over = all.first().and_then(PollFd::any).unwrap_or(false);
             if ready == 0 {
-                match (verdict, timeout) {
+                match (kill_reason, timeout) {
                     (None, Some(time)) => {
-                        verdict = Some(Cut::TimedOut(time));
+                        kill_reason = Some(KillReason::TimedOut(time));
                         self.kill()?;
-                        deadline = Some(Instant::now() + PATIENCE);
+                        deadline = Some(Instant::now() + ANSWER_TIMEOUT);
                         continue;
                     }
-                    (Some(cut), _) => return Err(cut.error(said)),
+                    (Some(reason), _) => return Err(reason.error(outputs_read)),
                     (None, None) => {}
                 }
-                return Err(SandboxError::Silent("nothing happened".to_owned()));
+                return Err(SandboxError::NotResponding("nothing happened".to_owned()));
             }
-            for (output, said) in outputs.iter_mut().zip(&mut said) {
+            for (output, outputs_read) in outputs.iter_mut().zip(&mut outputs_read) {
                 if let Some(end) = output
-                    && drain(end, &mut buffer, said).map_err(system)?
+                    && drain(end, &mut buffer, outputs_read).map_err(system)?
                 {
                     *output = None;
                 }
             }
-            if verdict.is_none() && said.iter().any(|said| said.len() > MOST_OUTPUT) {
-                verdict = Some(Cut::TooMuchOutput);
+            if kill_reason.is_none()
+                && outputs_read
+                    .iter()
+                    .any(|outputs_read| outputs_read.len() > MAX_OUTPUT_BYTES)
+            {
+                kill_reason = Some(KillReason::TooMuchOutput);
                 outputs = [None, None];
                 self.kill()?;
-                deadline = Some(Instant::now() + PATIENCE);
+                deadline = Some(Instant::now() + ANSWER_TIMEOUT);
             }
             if let Some(end) = &feed {
                 match nix::unistd::write(end, rest) {
@@ -393,16 +400,16 @@ impl Running {
             if over {
                 // What was written before the end is in the pipes, and was read above only if
                 // it was there then.
-                for (output, said) in outputs.iter_mut().zip(&mut said) {
+                for (output, outputs_read) in outputs.iter_mut().zip(&mut outputs_read) {
                     if let Some(end) = output {
-                        drain(end, &mut buffer, said).map_err(system)?;
+                        drain(end, &mut buffer, outputs_read).map_err(system)?;
                     }
                 }
-                let Ended { code, stopped } = self.wait()?;
-                if let Some(cut) = verdict {
-                    return Err(cut.error(said));
+                let CommandExit { code, stopped } = self.wait()?;
+                if let Some(reason) = kill_reason {
+                    return Err(reason.error(outputs_read));
                 }
-                let [stdout, stderr] = said;
+                let [stdout, stderr] = outputs_read;
                 let result = ExecutionResult {
                     exit_code: code,
                     stdout,
@@ -416,19 +423,19 @@ impl Running {
 
 /// Why a command was killed before its end.
 #[derive(Clone, Copy)]
-enum Cut {
+enum KillReason {
     TimedOut(Duration),
     TooMuchOutput,
 }
 
-impl Cut {
+impl KillReason {
     fn error(self, output: [Vec<u8>; 2]) -> SandboxError {
         match self {
-            Cut::TimedOut(after) => SandboxError::TimedOut {
+            KillReason::TimedOut(after) => SandboxError::TimedOut {
                 after,
                 output: output.concat(),
             },
-            Cut::TooMuchOutput => SandboxError::TooMuchOutput(MOST_OUTPUT),
+            KillReason::TooMuchOutput => SandboxError::TooMuchOutput(MAX_OUTPUT_BYTES),
         }
     }
 }
@@ -499,5 +506,5 @@ pub(crate) fn listener(directory: &Path) -> std::io::Result<i32> {
 }
 
 fn unexpected(answer: &Answer) -> SandboxError {
-    SandboxError::Silent(format!("an answer out of turn: {answer:?}"))
+    SandboxError::NotResponding(format!("an answer out of turn: {answer:?}"))
 }

@@ -28,9 +28,9 @@
 //! PID 1 does it because nobody inside can stop or kill that. It keeps one capability for it,
 //! to look into directories that are closed to it, and looks at names, kinds and sizes only.
 
+mod deleted_files;
+mod free_space;
 mod measure;
-mod room;
-mod unnamed;
 
 use std::fs::File;
 use std::io::Result;
@@ -41,28 +41,28 @@ use std::time::{Duration, Instant};
 use nix::poll::PollTimeout;
 use nix::unistd::Pid;
 
+pub(crate) use free_space::check_room;
+use free_space::{FreeSpace, StopNeed, format_size};
 use measure::Measurement;
-pub(crate) use room::check_room;
-use room::{Need, Room, in_words};
 
 /// Entries that are looked at between two requests.
-const SLICE: usize = 2000;
+const ENTRIES_PER_STEP: usize = 2000;
 
 /// How often it is measured when there is no other reason.
-const SELDOM: Duration = Duration::from_secs(60);
+const MAX_MEASURE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The longest rest between two measurements of a sandbox that was stopped: somebody may be
 /// making room. How long one took says little where others keep it from working.
-const LONGEST_REST: Duration = Duration::from_secs(5);
+const MAX_REST: Duration = Duration::from_secs(5);
 
 /// Growth that is anybody's own affair: a log, a lock, a cache.
-const A_LITTLE: u64 = 1 << 20;
+const NEGLIGIBLE_GROWTH: u64 = 1 << 20;
 
 /// Nobody writes more in a millisecond.
-const FASTEST: u64 = 4 << 20;
+const MAX_WRITE_BYTES_PER_MS: u64 = 4 << 20;
 
 /// The watch over a sandbox's directory.
-pub(crate) struct Watch {
+pub(crate) struct DiskWatch {
     /// The directory, as the host sees it: without the sandbox's mounts in it.
     top: OwnedFd,
     /// Where it is written that the sandbox was stopped, and why.
@@ -70,32 +70,32 @@ pub(crate) struct Watch {
     limit: u64,
     next_look: Instant,
     /// What the last measurement found.
-    last: Option<Found>,
+    last: Option<DiskUsage>,
     /// What was there, and what it held, when there was last room enough.
-    calm: Option<(Room, u64)>,
-    running: Option<(Measurement, Instant, Room)>,
+    calm: Option<(FreeSpace, u64)>,
+    running: Option<(Measurement, Instant, FreeSpace)>,
     stopped: Option<String>,
 }
 
 /// Who is inside.
-pub(crate) struct Inside<'a> {
+pub(crate) struct SandboxProcesses<'a> {
     /// A `/proc` that shows everybody.
     pub(crate) proc: &'a OwnedFd,
     /// Processes of ours.
-    pub(crate) keepers: &'a [Pid],
+    pub(crate) subreapers: &'a [Pid],
 }
 
-struct Found {
+struct DiskUsage {
     used: u64,
     /// Whether somebody inside let nobody look at what he has open.
-    hides: bool,
+    has_hidden_process: bool,
     /// What was left when it began.
-    room: Room,
+    room: FreeSpace,
     began: Instant,
     took: Duration,
 }
 
-impl Watch {
+impl DiskWatch {
     /// A watch over `top` that writes what it decides to `verdict`.
     pub(crate) fn new(top: OwnedFd, verdict: File, limit: u64) -> Self {
         Self {
@@ -116,7 +116,7 @@ impl Watch {
     }
 
     /// How long nothing has to be looked at.
-    pub(crate) fn patience(&self) -> PollTimeout {
+    pub(crate) fn poll_timeout(&self) -> PollTimeout {
         if self.running.is_some() {
             return PollTimeout::ZERO;
         }
@@ -135,32 +135,32 @@ impl Watch {
         self.next_look = Instant::now();
     }
 
-    /// Looks, if it is time to. Nobody may run while [`Watch::stopped`] says so.
-    pub(crate) fn look(&mut self, somebody_runs: bool, inside: Option<&Inside<'_>>) {
+    /// Looks, if it is time to. Nobody may run while [`DiskWatch::stopped`] says so.
+    pub(crate) fn check(&mut self, has_processes: bool, inside: Option<&SandboxProcesses<'_>>) {
         let now = Instant::now();
         if self.running.is_none() && now < self.next_look {
             return;
         }
         // With nobody inside nothing grows.
-        if !somebody_runs && self.stopped.is_none() && self.running.is_none() {
+        if !has_processes && self.stopped.is_none() && self.running.is_none() {
             self.next_look = now + Duration::from_secs(1);
             return;
         }
-        let Ok(room) = Room::of(&self.top) else {
+        let Ok(room) = FreeSpace::of(&self.top) else {
             self.next_look = now + Duration::from_secs(1);
             return;
         };
         self.measure(now, room, inside);
-        let reason = self.judge(room);
+        let reason = self.stop_reason(room);
         if reason.as_deref() != self.stopped.as_deref() {
             // What cannot be written down is enforced all the same.
-            let _ = self.write_down(reason.as_deref().unwrap_or_default());
+            let _ = self.write_verdict(reason.as_deref().unwrap_or_default());
             self.stopped = reason;
         }
         self.next_look = now + self.interval(room);
     }
 
-    fn measure(&mut self, now: Instant, room: Room, inside: Option<&Inside<'_>>) {
+    fn measure(&mut self, now: Instant, room: FreeSpace, inside: Option<&SandboxProcesses<'_>>) {
         if self.running.is_none() && self.is_due(now, room) {
             match Measurement::begin(&self.top, inside) {
                 Ok(begun) => self.running = Some((begun, now, room)),
@@ -168,36 +168,36 @@ impl Watch {
             }
         }
         if let Some((measurement, began, room)) = &mut self.running
-            && measurement.go_on(SLICE)
+            && measurement.resume(ENTRIES_PER_STEP)
         {
-            let found = Found {
+            let found = DiskUsage {
                 used: measurement.bytes(),
-                hides: measurement.hides(),
+                has_hidden_process: measurement.has_hidden_process(),
                 room: *room,
                 began: *began,
                 took: began.elapsed(),
             };
             self.running = None;
-            self.take_in(found);
+            self.record_usage(found);
         }
     }
 
-    fn take_in(&mut self, found: Found) {
+    fn record_usage(&mut self, found: DiskUsage) {
         if self.calm.is_none() || !found.room.is_below(2) {
             self.calm = Some((found.room, found.used));
         }
         self.last = Some(found);
     }
 
-    fn is_due(&self, now: Instant, room: Room) -> bool {
+    fn is_due(&self, now: Instant, room: FreeSpace) -> bool {
         let Some(last) = &self.last else { return true };
         let age = now.saturating_duration_since(last.began + last.took);
         if self.stopped.is_some() {
-            let rest = (last.took * 20).min(LONGEST_REST);
+            let rest = (last.took * 20).min(MAX_REST);
             return age >= Duration::from_secs(1).max(rest);
         }
         let left = self.limit.saturating_sub(last.used);
-        let gone = room.gone_since(last.room);
+        let gone = room.used_since(last.room);
         if room.is_below(1)
             && age >= last.took
             && (!last.room.is_below(1) || gone >= room.floor / 16)
@@ -207,17 +207,17 @@ impl Watch {
         let step = (left / 8).clamp(1 << 20, 256 << 20);
         (gone >= left && age >= last.took)
             || (gone >= step && age >= last.took * 4)
-            || age >= SELDOM.max(last.took * 50)
+            || age >= MAX_MEASURE_INTERVAL.max(last.took * 50)
     }
 
-    fn judge(&self, room: Room) -> Option<String> {
+    fn stop_reason(&self, room: FreeSpace) -> Option<String> {
         // A little more room than the floor before it starts again, or it would flap.
         let stays = self.stopped.is_some() && room.is_below(2);
-        if stays || self.has_to_go(room) {
+        if stays || self.must_stop(room) {
             return Some(format!(
                 "disk limit: the host's file system has only {} and {} inodes left; make room \
                  there, and the sandbox runs again",
-                in_words(room.free),
+                format_size(room.free),
                 room.inodes_free
             ));
         }
@@ -226,47 +226,47 @@ impl Watch {
             format!(
                 "disk limit: the sandbox holds {} and may hold {}; its work is still there: \
                  take it home, then delete the sandbox",
-                in_words(used),
-                in_words(self.limit)
+                format_size(used),
+                format_size(self.limit)
             )
         })
     }
 
     /// Whether this sandbox has to stop for the host to keep what it needs.
-    fn has_to_go(&self, room: Room) -> bool {
-        let need = room.need();
+    fn must_stop(&self, room: FreeSpace) -> bool {
+        let stop_need = room.stop_need();
         let (Some(last), Some((calm, held))) = (&self.last, &self.calm) else {
             // Nothing is known of it yet.
-            return need > Need::None;
+            return stop_need > StopNeed::None;
         };
         // Who hides what it has open is taken to have grown.
-        let grown = match last.hides {
+        let grown = match last.has_hidden_process {
             true => u64::MAX,
             false => last.used.saturating_sub(*held),
         };
         // What was measured before the floor was passed says nothing of who passed it.
         let is_fresh = last.room.is_below(1);
-        match need {
-            Need::None => false,
-            Need::Greedy => {
-                is_fresh && grown > A_LITTLE && grown >= last.room.gone_since(*calm) / 4
+        match stop_need {
+            StopNeed::None => false,
+            StopNeed::Greedy => {
+                is_fresh && grown > NEGLIGIBLE_GROWTH && grown >= last.room.used_since(*calm) / 4
             }
-            Need::Grown => is_fresh && grown > A_LITTLE,
-            Need::All => true,
+            StopNeed::Grown => is_fresh && grown > NEGLIGIBLE_GROWTH,
+            StopNeed::All => true,
         }
     }
 
     /// Until the fastest disk could have reached the limit or the floor.
-    fn interval(&self, room: Room) -> Duration {
+    fn interval(&self, room: FreeSpace) -> Duration {
         let used = self.last.as_ref().map_or(0, |last| {
-            last.used.saturating_add(room.gone_since(last.room))
+            last.used.saturating_add(room.used_since(last.room))
         });
         let left = self.limit.saturating_sub(used);
         let left = left.min(room.free.saturating_sub(room.floor));
-        Duration::from_millis((left / FASTEST).clamp(20, 1000))
+        Duration::from_millis((left / MAX_WRITE_BYTES_PER_MS).clamp(20, 1000))
     }
 
-    fn write_down(&self, reason: &str) -> Result<()> {
+    fn write_verdict(&self, reason: &str) -> Result<()> {
         self.verdict.set_len(0)?;
         self.verdict.write_all_at(reason.as_bytes(), 0)
     }
@@ -276,26 +276,26 @@ impl Watch {
 mod tests {
     use super::*;
 
-    fn watch(limit: u64) -> (tempfile::TempDir, Watch) {
+    fn watch(limit: u64) -> (tempfile::TempDir, DiskWatch) {
         let place = tempfile::tempdir().unwrap();
         let top = File::open(place.path()).unwrap().into();
         let verdict = File::create(place.path().join("verdict")).unwrap();
-        (place, Watch::new(top, verdict, limit))
+        (place, DiskWatch::new(top, verdict, limit))
     }
 
-    fn measured(watch: &mut Watch, used: u64, free: u64) {
+    fn measured(watch: &mut DiskWatch, used: u64, free: u64) {
         let room = room(free);
-        watch.take_in(Found {
+        watch.record_usage(DiskUsage {
             used,
-            hides: false,
+            has_hidden_process: false,
             room,
             began: Instant::now(),
             took: Duration::ZERO,
         });
     }
 
-    fn room(free: u64) -> Room {
-        Room {
+    fn room(free: u64) -> FreeSpace {
+        FreeSpace {
             free,
             floor: 1 << 30,
             inodes_free: 1 << 20,
@@ -307,17 +307,17 @@ mod tests {
     fn the_limit_the_floor_and_the_inodes_stop_and_room_starts_again() {
         let (_place, mut watch) = watch(100 << 20);
         measured(&mut watch, 50 << 20, 9 << 30);
-        assert_eq!(watch.judge(room(9 << 30)), None);
-        let said = watch.judge(room((1 << 28) - 1)).unwrap();
+        assert_eq!(watch.stop_reason(room(9 << 30)), None);
+        let said = watch.stop_reason(room((1 << 28) - 1)).unwrap();
         assert!(said.starts_with("disk limit: the host's"), "{said}");
         watch.stopped = Some(said);
-        assert!(watch.judge(room(3 << 29)).is_some());
-        assert_eq!(watch.judge(room(2 << 30)), None);
+        assert!(watch.stop_reason(room(3 << 29)).is_some());
+        assert_eq!(watch.stop_reason(room(2 << 30)), None);
         let mut few = room(9 << 30);
         few.inodes_free = 7;
-        assert!(watch.judge(few).unwrap().contains("7 inodes"));
+        assert!(watch.stop_reason(few).unwrap().contains("7 inodes"));
         measured(&mut watch, 101 << 20, 9 << 30);
-        let said = watch.judge(room(9 << 30)).unwrap();
+        let said = watch.stop_reason(room(9 << 30)).unwrap();
         assert!(
             said.contains("holds 101.0 MiB and may hold 100.0 MiB"),
             "{said}"
@@ -342,22 +342,26 @@ mod tests {
                 (255 * MIB, at_a_quarter),
             ] {
                 measured(&mut watch, (5 << 30) + grown, free);
-                assert_eq!(watch.judge(room(free)).is_some(), goes, "{grown} {free}");
+                assert_eq!(
+                    watch.stop_reason(room(free)).is_some(),
+                    goes,
+                    "{grown} {free}"
+                );
             }
         }
         let (_hiding, mut hiding) = watch(16 << 30);
         measured(&mut hiding, 5 << 30, 3 << 30);
         measured(&mut hiding, 5 << 30, 1023 * MIB);
-        assert_eq!(hiding.judge(room(1023 * MIB)), None);
-        hiding.last.as_mut().unwrap().hides = true;
-        assert!(hiding.judge(room(1023 * MIB)).is_some());
-        assert_eq!(hiding.judge(room(2 << 30)), None);
+        assert_eq!(hiding.stop_reason(room(1023 * MIB)), None);
+        hiding.last.as_mut().unwrap().has_hidden_process = true;
+        assert!(hiding.stop_reason(room(1023 * MIB)).is_some());
+        assert_eq!(hiding.stop_reason(room(2 << 30)), None);
         // One that was measured before only says nothing, until there is no more time.
         let (_place, mut watch) = watch(16 << 30);
         measured(&mut watch, 5 << 30, 3 << 30);
-        assert_eq!(watch.judge(room(600 * MIB)), None);
+        assert_eq!(watch.stop_reason(room(600 * MIB)), None);
         assert!(watch.is_due(Instant::now(), room(600 * MIB)));
-        assert!(watch.judge(room(200 * MIB)).is_some());
+        assert!(watch.stop_reason(room(200 * MIB)).is_some());
     }
 
     #[test]
@@ -369,7 +373,7 @@ mod tests {
         assert!(!watch.is_due(Instant::now(), room(9 << 30)));
         assert!(!watch.is_due(Instant::now(), room((9 << 30) - (1 << 20))));
         assert!(watch.is_due(Instant::now(), room((9 << 30) - (1 << 27))));
-        assert!(watch.is_due(Instant::now() + SELDOM, room(9 << 30)));
+        assert!(watch.is_due(Instant::now() + MAX_MEASURE_INTERVAL, room(9 << 30)));
         let mut inodes = room(9 << 30);
         inodes.inodes_free -= 1 << 16;
         assert!(watch.is_due(Instant::now(), inodes));
@@ -390,12 +394,12 @@ mod tests {
         let (place, mut watch) = watch(1 << 20);
         let read = || std::fs::read_to_string(place.path().join("verdict")).unwrap();
         std::fs::write(place.path().join("big"), vec![1; 3 << 20]).unwrap();
-        watch.look(true, None);
+        watch.check(true, None);
         assert!(watch.stopped().unwrap().contains("3.0 MiB"), "{}", read());
         assert_eq!(Some(read().as_str()), watch.stopped());
         std::fs::remove_file(place.path().join("big")).unwrap();
         while watch.stopped().is_some() {
-            watch.look(false, None);
+            watch.check(false, None);
             std::thread::yield_now();
         }
         assert_eq!(read(), "");

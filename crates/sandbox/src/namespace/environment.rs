@@ -3,10 +3,10 @@
 use crate::contract::SandboxConfig;
 
 /// Variables of the operator's that programs inside may know, beside `LC_*`.
-const PASSED_ON: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
+const PASSED_VARIABLES: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
 
 /// What the sandbox says of itself.
-const ITS_OWN: &[(&str, &str)] = &[
+const OWN_VARIABLES: &[(&str, &str)] = &[
     (
         "PATH",
         "/home/agent/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -66,10 +66,10 @@ pub(super) fn environment(
     let account = account.into_iter().flat_map(|name| {
         ["USER", "LOGNAME"].map(|variable| (variable.to_owned(), name.to_owned()))
     });
-    let passed_on =
-        operator.filter(|(name, _)| PASSED_ON.contains(&name.as_str()) || name.starts_with("LC_"));
+    let passed_on = operator
+        .filter(|(name, _)| PASSED_VARIABLES.contains(&name.as_str()) || name.starts_with("LC_"));
     let gate = GATE.iter().filter(|_| config.trust.is_some());
-    ITS_OWN
+    OWN_VARIABLES
         .iter()
         .chain(gate)
         .map(|&(name, value)| (name.to_owned(), value.to_owned()))
@@ -109,9 +109,9 @@ mod tests {
             id: SandboxId::parse("one").unwrap(),
             name: crate::name::Slug::from_name("one").unwrap(),
             environment: vec![("CI".to_owned(), "1".to_owned())],
-            ports: crate::contract::Ports::default(),
-            limits: crate::contract::Limits::default(),
-            system: crate::contract::System::default(),
+            ports: crate::contract::GatePorts::default(),
+            limits: crate::contract::SandboxLimits::default(),
+            system: crate::contract::SystemConfig::default(),
             trust: None,
             setup_command: None,
         };
@@ -144,9 +144,9 @@ mod tests {
             id: SandboxId::parse("one").unwrap(),
             name: crate::name::Slug::from_name("one").unwrap(),
             environment: vec![("NO_PROXY".to_owned(), "mine".to_owned())],
-            ports: crate::contract::Ports::default(),
-            limits: crate::contract::Limits::default(),
-            system: crate::contract::System::default(),
+            ports: crate::contract::GatePorts::default(),
+            limits: crate::contract::SandboxLimits::default(),
+            system: crate::contract::SystemConfig::default(),
             trust: Some(trust),
             setup_command: None,
         };

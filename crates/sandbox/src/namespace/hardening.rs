@@ -5,8 +5,8 @@ use std::io::{Error, Result};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use super::protocol::Counted;
-use crate::contract::Limits;
+use super::protocol::CgroupLimits;
+use crate::contract::SandboxLimits;
 
 const CAP_CHOWN: u32 = 0;
 const CAP_DAC_OVERRIDE: u32 = 1;
@@ -21,7 +21,7 @@ const LAST_POSSIBLE: u32 = 63;
 
 /// What init keeps where the agent has another id: enough to become the agent, to end its
 /// processes, and to measure what it has closed, or deleted and still has open.
-pub(crate) const OF_INIT: &[u32] = &[
+pub(crate) const INIT_CAPABILITIES: &[u32] = &[
     CAP_DAC_READ_SEARCH,
     CAP_KILL,
     CAP_SETGID,
@@ -31,15 +31,15 @@ pub(crate) const OF_INIT: &[u32] = &[
 
 /// What init keeps where it shares the agent's id: to measure the same. That it has more than
 /// the agent also keeps the agent from tracing it.
-pub(crate) const OF_INIT_WITH_ONE_ID: &[u32] = &[CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE];
+pub(crate) const INIT_CAPABILITIES_SINGLE_ID: &[u32] = &[CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE];
 
 /// What init keeps beside, where the agent has another id and its sessions are to be weighed:
 /// to write to files of its processes.
-pub(crate) const TO_WEIGH: &[u32] = &[CAP_DAC_OVERRIDE];
+pub(crate) const SESSION_WEIGHT_CAPABILITIES: &[u32] = &[CAP_DAC_OVERRIDE];
 
 /// What an agent that is root inside has: enough to install things, within its own user
 /// namespace. Nothing that mounts, traces, or touches the network.
-pub(crate) const OF_ROOT: &[u32] = &[
+pub(crate) const ROOT_AGENT_CAPABILITIES: &[u32] = &[
     CAP_CHOWN,
     CAP_DAC_OVERRIDE,
     CAP_FOWNER,
@@ -50,7 +50,7 @@ pub(crate) const OF_ROOT: &[u32] = &[
 
 /// What a process keeps that acts as ids which the operator was lent: to walk, change and give
 /// away their files, and to lend them on to a sandbox. It has it over nobody else's.
-pub(crate) const OF_TAKER: &[u32] = &[
+pub(crate) const SUBID_CAPABILITIES: &[u32] = &[
     CAP_CHOWN,
     CAP_DAC_OVERRIDE,
     CAP_DAC_READ_SEARCH,
@@ -61,10 +61,11 @@ pub(crate) const OF_TAKER: &[u32] = &[
 ];
 
 /// What such a process keeps that lends no id on.
-pub(crate) const OF_STEWARD: &[u32] = &[CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID];
+pub(crate) const FILE_OP_CAPABILITIES: &[u32] =
+    &[CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID];
 
 /// What such a process keeps that only reads.
-pub(crate) const OF_READER: &[u32] = &[CAP_DAC_READ_SEARCH];
+pub(crate) const READ_CAPABILITIES: &[u32] = &[CAP_DAC_READ_SEARCH];
 
 /// Empties the bounding set, but for what is kept, and the ambient one; nothing executed later
 /// can gain any other capability.
@@ -138,7 +139,7 @@ pub(crate) fn keep_capabilities(kept: &[u32]) -> Result<()> {
 }
 
 /// Nobody can look into this process or core-dump it; nothing it executes gains privilege.
-pub(crate) fn close_up() -> Result<()> {
+pub(crate) fn set_undumpable_and_no_new_privs() -> Result<()> {
     prctl::set_dumpable(false)?;
     prctl::set_no_new_privs()?;
     Ok(())
@@ -146,10 +147,10 @@ pub(crate) fn close_up() -> Result<()> {
 
 /// Files that a program may have open unless it asks for more. The gate has raised its own,
 /// and some programs walk through all that they might have.
-const OPEN_FILES: u64 = 4096;
+const MAX_OPEN_FILES: u64 = 4096;
 
 /// Limits that every process inherits.
-pub(crate) fn limit(limits: Limits, counted: Counted) -> Result<()> {
+pub(crate) fn limit(limits: SandboxLimits, counted: CgroupLimits) -> Result<()> {
     // One byte, not none: a host whose core_pattern is a pipe runs its handler, outside, for a
     // limit of 0, and not for 1 (core(5)).
     setrlimit(Resource::RLIMIT_CORE, 1, 1)?;
@@ -157,7 +158,7 @@ pub(crate) fn limit(limits: Limits, counted: Counted) -> Result<()> {
     setrlimit(Resource::RLIMIT_NICE, 0, 0)?;
     setrlimit(Resource::RLIMIT_RTPRIO, 0, 0)?;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most.min(OPEN_FILES), most)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most.min(MAX_OPEN_FILES), most)?;
     if !counted.pids {
         let pids = u64::from(limits.pids);
         setrlimit(Resource::RLIMIT_NPROC, pids, pids)?;

@@ -11,9 +11,9 @@ use std::path::Path;
 use nix::unistd::{Gid, Uid};
 
 use super::hardening;
-use super::protocol::{Identity, Spec};
-use super::step::{Step, Stumble};
-use super::subids::SLICE;
+use super::protocol::{Identity, LaunchSpec};
+use super::step::{Step, StepError};
+use super::subids::IDS_PER_SANDBOX;
 
 /// The agent inside.
 pub(crate) const AGENT_UID: u32 = 1000;
@@ -85,7 +85,7 @@ pub(crate) fn agent_on_host(identity: Identity, root: bool) -> Option<(u32, u32)
     }
 }
 
-impl Spec {
+impl LaunchSpec {
     /// Who the agent is.
     pub(crate) fn agent(&self) -> Account {
         let root = self.config.system.root;
@@ -93,7 +93,11 @@ impl Spec {
             uid: if root { 0 } else { AGENT_UID },
             gid: if root { 0 } else { AGENT_GID },
             has_range: matches!(self.identity, Identity::Range { .. }),
-            capabilities: if root { hardening::OF_ROOT } else { &[] },
+            capabilities: if root {
+                hardening::ROOT_AGENT_CAPABILITIES
+            } else {
+                &[]
+            },
             idle: !self.counted.cpu,
         }
     }
@@ -109,7 +113,7 @@ const NOBODY: u32 = 65534;
 
 /// Writes the maps of a process that has just been cloned. From outside; where the ids are
 /// lent, from where they were taken.
-pub(crate) fn write_maps(pid: i32, identity: Identity) -> Result<(), Stumble> {
+pub(crate) fn write_maps(pid: i32, identity: Identity) -> Result<(), StepError> {
     let process = Path::new("/proc").join(pid.to_string());
     let (uids, gids) = match identity {
         Identity::Range { first, lent: None } => {
@@ -120,7 +124,7 @@ pub(crate) fn write_maps(pid: i32, identity: Identity) -> Result<(), Stumble> {
             first,
             lent: Some(_),
         } => {
-            let last = SLICE - 1;
+            let last = IDS_PER_SANDBOX - 1;
             let map = format!("0 {first} {last}\n{NOBODY} {} 1\n", first + last);
             (map.clone(), map)
         }

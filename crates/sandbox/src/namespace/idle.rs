@@ -11,27 +11,29 @@ use crate::beneath;
 use crate::contract::{SandboxError, SandboxStatus};
 
 /// How long processes may take to end that are left of a command which has ended.
-const ENDING: Duration = Duration::from_millis(500);
+const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Milliseconds between two looks whether they have.
-const LOOK_AGAIN_MS: u8 = 20;
+const POLL_INTERVAL_MS: u8 = 20;
 
 impl Namespace {
     /// Refuses where a command runs in a sandbox, or where that cannot be found out. A sandbox
     /// that is paused or has ended runs none.
     pub fn refuse_if_busy(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        if self.recorded(id) != SandboxStatus::Active {
+        if self.recorded_status(id) != SandboxStatus::Active {
             return Ok(());
         }
         let name = self.read(id)?.config.name;
-        let deadline = Instant::now() + ENDING;
+        let deadline = Instant::now() + EXIT_TIMEOUT;
         let what = loop {
-            let running = self.session(id).and_then(|session| session.running());
+            let running = self
+                .init_connection(id)
+                .and_then(|session| session.running());
             match running {
                 Ok(commands) if commands.total == 0 => return Ok(()),
                 // The children of a command that has just ended may be a moment behind it.
                 Ok(_) if Instant::now() < deadline => {
-                    let _ = poll(&mut [], LOOK_AGAIN_MS);
+                    let _ = poll(&mut [], POLL_INTERVAL_MS);
                 }
                 Ok(commands) => break commands.to_string(),
                 Err(error) => break format!("what runs in it is not known ({error})"),
@@ -44,7 +46,7 @@ impl Namespace {
     /// having some.
     pub fn has_empty_workspace(&self, id: &SandboxId) -> bool {
         let open = || {
-            let fs = beneath::open_directory(beneath::open_root(&self.place(id))?, c"fs")?;
+            let fs = beneath::open_directory(beneath::open_root(&self.sandbox_dir(id))?, c"fs")?;
             let workspace =
                 beneath::open_directory(beneath::open_directory(fs, c"root")?, c"workspace")?;
             beneath::list_names(&workspace, 0)

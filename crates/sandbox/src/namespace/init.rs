@@ -20,48 +20,57 @@ use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid, sethostname, setresgid, setresuid};
 
-use super::dial::{self, Dial, Dialled};
-use super::disk::{Inside, Watch};
-use super::ends::{self, silence};
-use super::errand::Errand;
+use super::agent_task::AgentTask;
+use super::disk::{DiskWatch, SandboxProcesses};
+use super::exec_args::ExecArgs;
 use super::identity::Account;
 use super::layer::Layers;
-use super::network::{self, Door};
-use super::order::Order;
+use super::network::{self, GateSocket};
+use super::port_dial::{self, DialState, PortDial};
 use super::process::{self, End, Job, Work};
-use super::protocol::{Answer, Hello, Identity, PROTOCOL, Report, Request, Size, Spec};
+use super::protocol::{
+    Answer, Hello, Identity, LaunchMessage, LaunchSpec, PROTOCOL, Request, TerminalSize,
+};
 use super::seccomp::Filters;
 use super::sessions::Sessions;
-use super::step::{Step, Stumble};
+use super::stdio::{self, redirect_to_null};
+use super::step::{Step, StepError};
 use super::trust::renewal::TrustFiles;
-use super::workbench::{Start, Workbench};
-use super::{domain, environment, hardening, owner, packet, ports, root, tree};
+use super::workbench::{Workbench, WorkbenchStart};
+use super::{
+    environment, hardening, landlock_domain, listening_ports, packet, process_tree, root,
+    socket_owner,
+};
 
 /// The most connections at a time; more are closed at once.
-const MOST_CONNECTIONS: usize = 256;
+const MAX_CONNECTIONS: usize = 256;
 
 /// How many may wait to be welcomed.
 const BACKLOG: i32 = 64;
 /// What init inherits from the launcher.
-pub(crate) struct Estate {
+pub(crate) struct InitResources {
     pub(crate) layers: Layers,
     /// `init.sock`.
     pub(crate) listener: OwnedFd,
-    pub(crate) watch: Watch,
+    pub(crate) watch: DiskWatch,
     /// The ways into its cgroups of version 1.
     pub(crate) cgroups: Vec<File>,
 }
 
 /// The child's side of the launcher's clone.
-pub(crate) fn begin(spec: Spec, estate: Estate, launcher: OwnedFd) -> ! {
-    let code = match build(spec, estate, launcher.as_fd()) {
+pub(crate) fn begin(spec: LaunchSpec, resources: InitResources, launcher: OwnedFd) -> ! {
+    let code = match build(spec, resources, launcher.as_fd()) {
         Ok(mut init) => {
             drop(launcher);
             init.serve()
         }
-        Err(Stumble { step, source }) => {
+        Err(StepError { step, source }) => {
             let reason = source.to_string();
-            let _ = packet::send(launcher.as_fd(), &Report::Failed { step, reason }, &[]);
+            let _ = packet::send(
+                launcher.as_fd(),
+                &LaunchMessage::Failed { step, reason },
+                &[],
+            );
             1
         }
     };
@@ -69,13 +78,17 @@ pub(crate) fn begin(spec: Spec, estate: Estate, launcher: OwnedFd) -> ! {
 }
 
 /// Everything between the clone and the first connection, in order.
-fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Init, Stumble> {
-    silence(&[0, 1]).step("closing the creator's line")?;
-    match packet::receive::<Report>(launcher).step("waiting for the launcher")? {
-        Some((Report::Go, _)) => {}
+fn build(
+    mut spec: LaunchSpec,
+    resources: InitResources,
+    launcher: BorrowedFd<'_>,
+) -> Result<Init, StepError> {
+    redirect_to_null(&[0, 1]).step("closing the creator's line")?;
+    match packet::receive::<LaunchMessage>(launcher).step("waiting for the launcher")? {
+        Some((LaunchMessage::Go, _)) => {}
         _ => return Err(Error::other("it went away")).step("waiting for the launcher"),
     }
-    for mut tasks in estate.cgroups {
+    for mut tasks in resources.cgroups {
         // Itself, and at once.
         tasks.write_all(b"0").step("joining a cgroup")?;
     }
@@ -88,17 +101,17 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
     prctl::set_pdeathsig(Signal::SIGKILL).step("tying init to the launcher")?;
     umask(Mode::from_bits_truncate(0o022));
     sethostname(spec.config.name.as_str()).step("setting the host name")?;
-    let doors = network::build(&spec.config.ports).step("building the network")?;
-    let root = root::enter(&spec, estate.layers)?;
+    let gate_sockets = network::build(&spec.config.ports).step("building the network")?;
+    let root = root::enter(&spec, resources.layers)?;
     if root.has_java {
         environment::add_java(&mut spec.environment);
     }
     // Only now is the cgroup the one that shall look like the root.
     unshare(CloneFlags::CLONE_NEWCGROUP).step("making a cgroup namespace")?;
     for what in root.warnings {
-        packet::send(launcher, &Report::Weaker(what), &[]).step("reporting")?;
+        packet::send(launcher, &LaunchMessage::Weaker(what), &[]).step("reporting")?;
     }
-    silence(&[0, 1, 2]).step("closing the host's descriptors")?;
+    redirect_to_null(&[0, 1, 2]).step("closing the host's descriptors")?;
     let filters = Filters::compile(spec.config.system.nested)
         .map_err(Error::other)
         .step("compiling the system call filters")?;
@@ -106,33 +119,33 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
     let agent = spec.agent();
     hardening::empty_bounding_set(agent.capabilities).step("emptying the bounding set")?;
     let of_init = match spec.identity {
-        Identity::Range { .. } => hardening::OF_INIT,
-        Identity::Single => hardening::OF_INIT_WITH_ONE_ID,
+        Identity::Range { .. } => hardening::INIT_CAPABILITIES,
+        Identity::Single => hardening::INIT_CAPABILITIES_SINGLE_ID,
     };
     let to_weigh: &[u32] = match spec.identity {
-        Identity::Range { .. } if spec.weighs_sessions => hardening::TO_WEIGH,
+        Identity::Range { .. } if spec.weighs_sessions => hardening::SESSION_WEIGHT_CAPABILITIES,
         Identity::Range { .. } | Identity::Single => &[],
     };
     // What the agent's processes are to have, init must have had.
     let kept = [of_init, agent.capabilities, to_weigh].concat();
     hardening::keep_capabilities(&kept).step("dropping capabilities")?;
-    hardening::close_up().step("closing init up")?;
-    let own = domain::OfInit {
+    hardening::set_undumpable_and_no_new_privs().step("closing init up")?;
+    let own = landlock_domain::InitDirectories {
         processes: root.proc.as_fd(),
-        measured: estate.watch.directory(),
+        measured: resources.watch.directory(),
         trusted: root.trust.as_ref().map(TrustFiles::directory),
     };
-    let weaker = domain::enter(spec.config.system.nested, spec.weighs_sessions, &own)
+    let weaker = landlock_domain::enter(spec.config.system.nested, spec.weighs_sessions, &own)
         .step("entering a Landlock domain")?;
     if let Some(what) = weaker {
-        packet::send(launcher, &Report::Weaker(what.to_owned()), &[]).step("reporting")?;
+        packet::send(launcher, &LaunchMessage::Weaker(what.to_owned()), &[]).step("reporting")?;
     }
     let sessions = match spec.weighs_sessions.then(Sessions::listen).transpose() {
         Ok(sessions) => sessions,
         // A kernel before 5.5, or a filter around us that has a listener already.
         Err(error) => {
             let what = format!("cpu: each session of the agent has a full share ({error})");
-            packet::send(launcher, &Report::Weaker(what), &[]).step("reporting")?;
+            packet::send(launcher, &LaunchMessage::Weaker(what), &[]).step("reporting")?;
             None
         }
     };
@@ -142,20 +155,24 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
         .step("listening to signals")?;
 
-    packet::send(launcher, &Report::Ready, &[]).step("reporting")?;
-    match packet::receive::<Report>(launcher).step("waiting to be let go")? {
-        Some((Report::Live, _)) => {}
+    packet::send(launcher, &LaunchMessage::Ready, &[]).step("reporting")?;
+    match packet::receive::<LaunchMessage>(launcher).step("waiting to be let go")? {
+        Some((LaunchMessage::Live, _)) => {}
         _ => return Err(Error::other("the launcher went away")).step("waiting to be let go"),
     }
     // Once more, by us: a client's kernel names as its peer whoever said it last.
-    listen(&estate.listener, Backlog::new(BACKLOG).step("listening")?).step("listening")?;
+    listen(
+        &resources.listener,
+        Backlog::new(BACKLOG).step("listening")?,
+    )
+    .step("listening")?;
     prctl::set_pdeathsig(None).step("letting go of the launcher")?;
-    packet::send(launcher, &Report::Live, &[]).step("letting go of the launcher")?;
+    packet::send(launcher, &LaunchMessage::Live, &[]).step("letting go of the launcher")?;
     Ok(Init {
-        listener: estate.listener,
-        watch: estate.watch,
+        listener: resources.listener,
+        watch: resources.watch,
         signals,
-        doors,
+        gate_sockets,
         filters,
         proc: root.proc,
         trust: root.trust,
@@ -164,16 +181,16 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
         environment: spec.environment,
         connections: Vec::new(),
         workbench: Workbench::default(),
-        keepers: Vec::new(),
+        subreapers: Vec::new(),
         frozen: false,
     })
 }
 
 struct Init {
     listener: OwnedFd,
-    watch: Watch,
+    watch: DiskWatch,
     signals: SignalFd,
-    doors: Vec<Door>,
+    gate_sockets: Vec<GateSocket>,
     filters: Filters,
     proc: OwnedFd,
     /// What programs trust beside the system's.
@@ -185,19 +202,19 @@ struct Init {
     connections: Vec<Connection>,
     workbench: Workbench,
     /// Those that live, also of commands that have ended and left something running.
-    keepers: Vec<Pid>,
+    subreapers: Vec<Pid>,
     /// Whether we have stopped everybody.
     frozen: bool,
 }
 
 /// What woke init up; places are those of connections, which only go between two rounds.
 enum Event {
-    Child,
-    Knock,
-    Session,
+    ChildExited,
+    Connection,
+    SetsidCall,
     Request(usize),
-    Told(usize),
-    Dialled(usize),
+    JobStatus(usize),
+    DialReady(usize),
 }
 
 struct Connection {
@@ -205,11 +222,11 @@ struct Connection {
     /// Its command or errand, while that runs.
     job: Option<Job>,
     /// The connection it wants, until somebody takes that.
-    dial: Option<Dial>,
+    dial: Option<PortDial>,
     /// Whether it had one of these: a connection is for one.
     used: bool,
     /// Whether its job is a download that began in a stopped sandbox.
-    takes_home: bool,
+    is_rescue_download: bool,
     /// Why its command was killed with everybody else. That may be over when it is told.
     stopped: Option<String>,
     open: bool,
@@ -222,16 +239,16 @@ impl Init {
             let Ok(ready) = self.wait() else { return 1 };
             for event in ready {
                 match event {
-                    Event::Knock => self.welcome(),
-                    Event::Child => self.reap(),
-                    Event::Session => {
+                    Event::Connection => self.accept(),
+                    Event::ChildExited => self.reap(),
+                    Event::SetsidCall => {
                         if let Some(sessions) = &mut self.sessions {
                             sessions.receive(&self.proc);
                         }
                     }
-                    Event::Request(place) => self.hear(place),
-                    Event::Told(place) => self.report(place),
-                    Event::Dialled(place) => self.go_on(place),
+                    Event::Request(index) => self.handle_request(index),
+                    Event::JobStatus(index) => self.report_job(index),
+                    Event::DialReady(index) => self.continue_dial(index),
                 }
             }
             self.connections.retain(|one| one.open);
@@ -247,15 +264,15 @@ impl Init {
         let everybody = Pid::from_raw(-1);
         let was_stopped = self.watch.stopped().is_some();
         // It is for nobody but us to hear that there is nobody else.
-        let somebody_runs = kill(everybody, None).is_ok();
-        let inside = Inside {
+        let has_processes = kill(everybody, None).is_ok();
+        let inside = SandboxProcesses {
             proc: &self.proc,
-            keepers: &self.keepers,
+            subreapers: &self.subreapers,
         };
-        self.watch.look(somebody_runs, Some(&inside));
+        self.watch.check(has_processes, Some(&inside));
         // A download that began after everybody was killed is alone, and only reads.
-        let takes_home = |one: &Connection| one.takes_home && one.job.is_some();
-        if was_stopped && self.connections.iter().any(takes_home) {
+        let is_rescue_download = |one: &Connection| one.is_rescue_download && one.job.is_some();
+        if was_stopped && self.connections.iter().any(is_rescue_download) {
             return;
         }
         if let Some(reason) = self.watch.stopped() {
@@ -269,26 +286,29 @@ impl Init {
     fn wait(&self) -> nix::Result<Vec<Event>> {
         let on = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut all = vec![
-            (Event::Child, on(self.signals.as_fd())),
-            (Event::Knock, on(self.listener.as_fd())),
+            (Event::ChildExited, on(self.signals.as_fd())),
+            (Event::Connection, on(self.listener.as_fd())),
         ];
         if let Some(calls) = self.sessions.as_ref().map(Sessions::listener) {
-            all.push((Event::Session, on(calls)));
+            all.push((Event::SetsidCall, on(calls)));
         }
-        for (place, one) in self.connections.iter().enumerate() {
-            all.push((Event::Request(place), on(one.socket.as_fd())));
+        for (index, one) in self.connections.iter().enumerate() {
+            all.push((Event::Request(index), on(one.socket.as_fd())));
             if let Some(job) = &one.job {
-                all.push((Event::Told(place), on(job.tells())));
+                all.push((Event::JobStatus(index), on(job.status_pipe())));
             }
             if let Some(dial) = &one.dial {
                 let news = PollFd::new(dial.socket(), PollFlags::POLLOUT);
-                all.push((Event::Dialled(place), news));
+                all.push((Event::DialReady(index), news));
             }
         }
         let (events, mut ends): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-        let patience = self.sessions.as_ref().and_then(Sessions::patience);
-        let patience = patience.into_iter().chain([self.watch.patience()]).min();
-        match poll(&mut ends, patience) {
+        let poll_timeout = self.sessions.as_ref().and_then(Sessions::poll_timeout);
+        let poll_timeout = poll_timeout
+            .into_iter()
+            .chain([self.watch.poll_timeout()])
+            .min();
+        match poll(&mut ends, poll_timeout) {
             Ok(_) => {}
             Err(Errno::EINTR) => return Ok(Vec::new()),
             Err(errno) => return Err(errno),
@@ -300,7 +320,7 @@ impl Init {
             .collect())
     }
 
-    fn welcome(&mut self) {
+    fn accept(&mut self) {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let Ok(fd) = accept4(self.listener.as_raw_fd(), flags) else {
             return;
@@ -308,7 +328,7 @@ impl Init {
         // SAFETY: `accept4` has just made it, for us alone.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let hello = Hello { protocol: PROTOCOL };
-        if self.connections.len() < MOST_CONNECTIONS
+        if self.connections.len() < MAX_CONNECTIONS
             && packet::send(socket.as_fd(), &hello, &[]).is_ok()
         {
             self.connections.push(Connection {
@@ -316,7 +336,7 @@ impl Init {
                 job: None,
                 dial: None,
                 used: false,
-                takes_home: false,
+                is_rescue_download: false,
                 stopped: None,
                 open: true,
             });
@@ -324,22 +344,30 @@ impl Init {
     }
 
     /// Takes one request from a connection; whoever breaks the protocol is hung up on.
-    fn hear(&mut self, place: usize) {
-        let Some(connection) = self.connections.get_mut(place) else {
+    fn handle_request(&mut self, index: usize) {
+        let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
         let request = match packet::receive::<Request>(connection.socket.as_fd()) {
             // Descriptors from outside, if there are any, are closed unseen.
             Ok(Some((request, _))) => request,
-            Ok(None) | Err(_) => return connection.hang_up(&self.proc),
+            Ok(None) | Err(_) => return connection.close(&self.proc),
         };
         if !connection.open {
             return;
         }
         let done = match (request, &mut connection.job) {
             (Request::Listeners, _) => {
-                let what = self.doors.iter().map(|door| (door.0, door.1)).collect();
-                let sockets: Vec<_> = self.doors.iter().map(|door| door.2.as_fd()).collect();
+                let what = self
+                    .gate_sockets
+                    .iter()
+                    .map(|door| (door.0, door.1))
+                    .collect();
+                let sockets: Vec<_> = self
+                    .gate_sockets
+                    .iter()
+                    .map(|door| door.2.as_fd())
+                    .collect();
                 packet::send(
                     connection.socket.as_fd(),
                     &Answer::Listeners(what),
@@ -363,29 +391,29 @@ impl Init {
             }
             (Request::Exec(exec), _) => {
                 self.watch.wake();
-                let work = Order::read(&exec, &self.environment).map(Work::Command);
-                self.start(place, work, exec.terminal)
+                let work = ExecArgs::read(&exec, &self.environment).map(Work::Command);
+                self.start(index, work, exec.terminal)
             }
             (Request::Upload { to, bounds }, _) => {
                 self.watch.wake();
-                let errand = Errand::upload(to, bounds);
-                self.start(place, Ok(Work::Errand(errand)), None)
+                let task = AgentTask::upload(to, bounds);
+                self.start(index, Ok(Work::AgentTask(task)), None)
             }
             (Request::Download { from, bounds }, _) => {
-                connection.takes_home = self.watch.stopped().is_some();
-                let errand = Errand::download(from, bounds);
-                self.start(place, Ok(Work::Errand(errand)), None)
+                connection.is_rescue_download = self.watch.stopped().is_some();
+                let task = AgentTask::download(from, bounds);
+                self.start(index, Ok(Work::AgentTask(task)), None)
             }
             (Request::Connect { port }, _) => {
                 connection.used = true;
-                connection.dialled(dial::begin(port))
+                connection.continue_with(port_dial::begin(port))
             }
             (Request::Workbench { words }, _) => {
                 connection.used = true;
                 self.watch.wake();
-                self.connect_workbench(place, words)
+                self.connect_workbench(index, words)
             }
-            (Request::Ports, _) => match ports::listening(&self.proc) {
+            (Request::Ports, _) => match listening_ports::listening(&self.proc) {
                 Ok(ports) => connection.answer(&Answer::Ports(ports)),
                 Err(error) => connection.answer(&Answer::Failed {
                     step: "listing ports".to_owned(),
@@ -402,10 +430,10 @@ impl Init {
                     },
                 })
             }
-            (Request::Owner { from, to }, _) => return self.name_owner(place, from, to),
+            (Request::Owner { from, to }, _) => return self.answer_owner(index, from, to),
             (Request::Running, _) => {
                 let server = self.workbench.server();
-                let commands = tree::commands(&self.proc, &self.keepers, server);
+                let commands = process_tree::commands(&self.proc, &self.subreapers, server);
                 connection.answer(&Answer::Running(commands))
             }
             (Request::Signal { number }, Some(job)) => {
@@ -413,12 +441,12 @@ impl Init {
                 Ok(())
             }
             (Request::Kill, Some(job)) => {
-                tree::end_tree(&self.proc, job.keeper());
+                process_tree::end_tree(&self.proc, job.subreaper());
                 Ok(())
             }
             (Request::Freeze { frozen }, _) => {
                 self.frozen = frozen;
-                if tree::freeze_all(&self.proc, frozen) {
+                if process_tree::freeze_all(&self.proc, frozen) {
                     connection.answer(&Answer::Done)
                 } else {
                     let step = "stopping every process".to_owned();
@@ -430,62 +458,62 @@ impl Init {
             (Request::Signal { .. } | Request::Kill, None) => Ok(()),
         };
         if done.is_err()
-            && let Some(connection) = self.connections.get_mut(place)
+            && let Some(connection) = self.connections.get_mut(index)
         {
-            connection.hang_up(&self.proc);
+            connection.close(&self.proc);
         }
     }
 
     /// Says which program a connection of the agent's belongs to.
-    fn name_owner(&mut self, place: usize, from: SocketAddr, to: SocketAddr) {
-        let (mut started, mut untold) = (Vec::new(), Vec::new());
+    fn answer_owner(&mut self, index: usize, from: SocketAddr, to: SocketAddr) {
+        let (mut started, mut unreported) = (Vec::new(), Vec::new());
         let jobs = self.connections.iter_mut().flat_map(|one| &mut one.job);
         for job in jobs.chain(self.workbench.job_mut()) {
             match job.command() {
                 Some(command) => started.push(command),
-                None => untold.push(job.keeper()),
+                None => unreported.push(job.subreaper()),
             }
         }
-        let inside = owner::Inside {
+        let inside = socket_owner::ProcessView {
             proc: &self.proc,
-            keepers: &self.keepers,
+            subreapers: &self.subreapers,
             started: &started,
-            untold: &untold,
+            unreported: &unreported,
         };
-        let program = owner::find(&inside, from, to);
-        if let Some(connection) = self.connections.get_mut(place)
+        let program = socket_owner::find(&inside, from, to);
+        if let Some(connection) = self.connections.get_mut(index)
             && connection.answer(&Answer::Owner(program)).is_err()
         {
-            connection.hang_up(&self.proc);
+            connection.close(&self.proc);
         }
     }
 
     /// Starts what a connection asked for.
     fn start(
         &mut self,
-        place: usize,
-        work: Result<Work, Stumble>,
-        terminal: Option<Size>,
+        index: usize,
+        work: Result<Work, StepError>,
+        terminal: Option<TerminalSize>,
     ) -> std::io::Result<()> {
-        let Some(connection) = self.connections.get_mut(place) else {
+        let Some(connection) = self.connections.get_mut(index) else {
             return Ok(());
         };
         connection.used = true;
         let started = work.and_then(|work| {
-            let ends = ends::make(terminal, self.agent)?;
+            let ends = stdio::make(terminal, self.agent)?;
             process::spawn(&work, ends, self.agent, &self.filters)
         });
         match started {
             Ok((job, handed_out)) => {
                 let handed_out: Vec<_> = handed_out.iter().map(AsFd::as_fd).collect();
-                self.keepers.push(job.keeper());
+                self.subreapers.push(job.subreaper());
                 if let Some(sessions) = &mut self.sessions {
-                    sessions.expect(job.keeper());
+                    sessions.expect(job.subreaper());
                 }
                 connection.job = Some(job);
                 packet::send(connection.socket.as_fd(), &Answer::Started, &handed_out)
             }
-            Err(Stumble { step, source }) => {
+            Err(StepError { step, source }) => {
                 let reason = source.to_string();
                 connection.answer(&Answer::Failed { step, reason })
             }
@@ -494,23 +522,23 @@ impl Init {
 
     /// Hands out a connection to the workbench, which runs from the first time on. Like
     /// everything that a connection did not ask to run for itself, it outlives it.
-    fn connect_workbench(&mut self, place: usize, words: Vec<Vec<u8>>) -> std::io::Result<()> {
+    fn connect_workbench(&mut self, index: usize, words: Vec<Vec<u8>>) -> std::io::Result<()> {
         let connected = self.workbench.connect(
             words,
-            &Start {
+            &WorkbenchStart {
                 environment: &self.environment,
                 agent: self.agent,
                 filters: &self.filters,
             },
         );
-        let Some(connection) = self.connections.get(place) else {
+        let Some(connection) = self.connections.get(index) else {
             return Ok(());
         };
         match connected {
-            Ok((socket, keeper)) => {
-                self.keepers.extend(keeper);
-                if let (Some(sessions), Some(keeper)) = (&mut self.sessions, keeper) {
-                    sessions.expect(keeper);
+            Ok((socket, subreaper)) => {
+                self.subreapers.extend(subreaper);
+                if let (Some(sessions), Some(subreaper)) = (&mut self.sessions, subreaper) {
+                    sessions.expect(subreaper);
                 }
                 packet::send(
                     connection.socket.as_fd(),
@@ -518,7 +546,7 @@ impl Init {
                     &[socket.as_fd()],
                 )
             }
-            Err(Stumble { step, source }) => {
+            Err(StepError { step, source }) => {
                 let reason = source.to_string();
                 connection.answer(&Answer::Failed { step, reason })
             }
@@ -526,23 +554,23 @@ impl Init {
     }
 
     /// Goes on with a connection to a port.
-    fn go_on(&mut self, place: usize) {
-        let Some(connection) = self.connections.get_mut(place) else {
+    fn continue_dial(&mut self, index: usize) {
+        let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
         if let Some(dial) = connection.dial.take()
-            && connection.dialled(dial.go_on()).is_err()
+            && connection.continue_with(dial.resume()).is_err()
         {
             connection.open = false;
         }
     }
 
     /// Passes on what a keeper tells.
-    fn report(&mut self, place: usize) {
-        let Some(connection) = self.connections.get_mut(place) else {
+    fn report_job(&mut self, index: usize) {
+        let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
-        let Some(end) = connection.job.as_mut().and_then(Job::hear) else {
+        let Some(end) = connection.job.as_mut().and_then(Job::read_status) else {
             return;
         };
         connection.job = None;
@@ -575,7 +603,7 @@ impl Init {
                 Ok(WaitStatus::Signaled(pid, ..)) => (pid, false),
                 // By an agent that has init's id: its end would never be told.
                 Ok(WaitStatus::Stopped(pid, _)) => {
-                    if !self.frozen && self.keepers.contains(&pid) {
+                    if !self.frozen && self.subreapers.contains(&pid) {
                         let _ = kill(pid, Signal::SIGCONT);
                     }
                     continue;
@@ -583,8 +611,12 @@ impl Init {
                 Ok(WaitStatus::StillAlive) | Err(_) => break,
                 Ok(_) => continue,
             };
-            if let Some(at) = self.keepers.iter().position(|&keeper| keeper == ended) {
-                self.keepers.swap_remove(at);
+            if let Some(at) = self
+                .subreapers
+                .iter()
+                .position(|&subreaper| subreaper == ended)
+            {
+                self.subreapers.swap_remove(at);
                 if let Some(sessions) = &mut self.sessions {
                     sessions.forget(ended);
                 }
@@ -592,7 +624,7 @@ impl Init {
             }
         }
         if orphaned {
-            tree::end_unkept(&self.proc, &self.keepers);
+            process_tree::end_orphans(&self.proc, &self.subreapers);
         }
     }
 }
@@ -603,16 +635,16 @@ impl Connection {
     }
 
     /// Says how far a connection to a port has come, or waits for more.
-    fn dialled(&mut self, how: Dialled) -> std::io::Result<()> {
+    fn continue_with(&mut self, how: DialState) -> std::io::Result<()> {
         match how {
-            Dialled::Connected(socket) => {
+            DialState::Connected(socket) => {
                 packet::send(self.socket.as_fd(), &Answer::Connected, &[socket.as_fd()])
             }
-            Dialled::Waiting(dial) => {
+            DialState::Waiting(dial) => {
                 self.dial = Some(dial);
                 Ok(())
             }
-            Dialled::Refused(error) => self.answer(&Answer::Failed {
+            DialState::Refused(error) => self.answer(&Answer::Failed {
                 step: "connecting".to_owned(),
                 reason: error.to_string(),
             }),
@@ -621,10 +653,10 @@ impl Connection {
 
     /// Ends the connection. A command that still runs ends too, with all it started; one
     /// that has ended may have left something running on purpose.
-    fn hang_up(&mut self, proc: &OwnedFd) {
+    fn close(&mut self, proc: &OwnedFd) {
         self.open = false;
         if let Some(job) = self.job.take() {
-            tree::end_tree(proc, job.keeper());
+            process_tree::end_tree(proc, job.subreaper());
         }
     }
 }

@@ -34,11 +34,11 @@ use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::waitpid;
 use nix::unistd::{Gid, Pid, Uid, chdir, chown, mkdir, setgroups};
 
-use super::disk::Watch;
-use super::init::Estate;
-use super::protocol::{Identity, Order, Report, Spec};
-use super::step::{Step, Stumble};
-use super::{chore, hardening, identity, init, layer, lock, packet, process, survey};
+use super::disk::DiskWatch;
+use super::init::InitResources;
+use super::protocol::{Identity, LaunchMessage, LaunchSpec, LauncherRequest};
+use super::step::{Step, StepError};
+use super::{file_op, hardening, identity, init, layer, lock, packet, process, survey};
 
 /// The hidden subcommand. The creator's line is standard input. Call it before anything
 /// starts a thread.
@@ -47,79 +47,83 @@ pub fn init_main() -> ExitCode {
     let line = stdin.as_fd();
     match launch(line) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Stumble { step, source }) => {
+        Err(StepError { step, source }) => {
             let reason = source.to_string();
             // Nobody may be listening any more; there is nobody else to tell.
-            let _ = packet::send(line, &Report::Failed { step, reason }, &[]);
+            let _ = packet::send(line, &LaunchMessage::Failed { step, reason }, &[]);
             ExitCode::FAILURE
         }
     }
 }
 
-fn launch(line: BorrowedFd<'_>) -> Result<(), Stumble> {
+fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
     hardening::close_from(3).step("closing inherited descriptors")?;
-    let (order, _) = packet::receive::<Order>(line)
+    let (request, _) = packet::receive::<LauncherRequest>(line)
         .step("reading the order")?
         .ok_or_else(|| Error::from(ErrorKind::UnexpectedEof))
         .step("reading the order")?;
     umask(Mode::from_bits_truncate(0o077));
-    let spec = match order {
-        Order::Create(spec) => *spec,
-        Order::Chore { loan, lock, chore } => {
-            return chore::serve(line, &loan, lock.as_deref(), &chore);
+    let spec = match request {
+        LauncherRequest::Create(spec) => *spec,
+        LauncherRequest::RunFileOp {
+            subid_map,
+            lock,
+            op,
+        } => {
+            return file_op::serve(line, &subid_map, lock.as_deref(), &op);
         }
-        Order::Survey { directory } => {
-            return survey::try_out(line, &directory).step("trying what this machine allows");
+        LauncherRequest::Survey { directory } => {
+            return survey::run_trials(line, &directory).step("trying what this machine allows");
         }
     };
-    if let Some(loan) = &spec.loan {
-        loan.take()?;
+    if let Some(subid_map) = &spec.subid_map {
+        subid_map.enter()?;
     }
     chdir(&spec.directory).step("entering the sandbox's directory")?;
-    let lock = take_lock(Path::new("launcher.lock"))?;
+    let lock = lock_for_launch(Path::new("launcher.lock"))?;
     // Whoever removes what a dead creator left may have had the lock before us: it is not to be
     // built anew.
-    see_orderer(line)?;
+    check_requester_alive(line)?;
     let listener = listen_at("init.sock").step("opening init.sock")?;
     let verdict = File::create("stopped").step("making a place for a verdict")?;
     enter_fs(spec.identity, spec.has_tree).step("making the sandbox's own directory")?;
     // As the host sees it: the sandbox's mounts will not be in it.
     let top = File::open(".").step("opening the sandbox's own directory")?;
-    let watch = Watch::new(top.into(), verdict, spec.config.limits.disk);
+    let watch = DiskWatch::new(top.into(), verdict, spec.config.limits.disk);
     if let Identity::Range { .. } = spec.identity {
         setgroups(&[]).step("dropping groups")?;
     }
     let layers = layer::gather(&spec)?;
-    if spec.loan.is_some() && !spec.counted.pids {
+    if spec.subid_map.is_some() && !spec.counted.pids {
         // An agent that may become others has a count for each of them. What holds here when
         // the namespace is made holds for all of them together (Linux 5.14).
         let pids = u64::from(spec.config.limits.pids);
         setrlimit(Resource::RLIMIT_NPROC, pids, pids).step("limiting processes")?;
     }
     let (ours, its) = packet::line().step("making a line to init")?;
-    let doors = doors_of(&spec.cgroups).step("opening cgroups")?;
+    let gate_sockets = cgroup_task_files(&spec.cgroups).step("opening cgroups")?;
 
     let (init, born_into) = clone_into_namespaces(&spec.cgroups)
         .step("making namespaces (are user namespaces allowed? see `palisade doctor`)")?;
     let Some(init) = init else {
         drop((ours, lock));
-        let estate = Estate {
+        let resources = InitResources {
             layers,
             listener,
             watch,
-            cgroups: doors,
+            cgroups: gate_sockets,
         };
-        init::begin(spec, estate, its);
+        init::begin(spec, resources, its);
     };
-    drop((its, listener, layers, watch, doors));
-    let child = Child(init);
-    see_off(line, ours.as_fd(), &child, &spec, born_into.as_deref())?;
+    drop((its, listener, layers, watch, gate_sockets));
+    let child = InitChild(init);
+    supervise_init_start(line, ours.as_fd(), &child, &spec, born_into.as_deref())?;
     std::mem::forget(child);
     Ok(())
 }
 
 /// The lock that whoever removes the sandbox waits for.
-pub(crate) fn take_lock(path: &Path) -> Result<Flock<File>, Stumble> {
+pub(crate) fn lock_for_launch(path: &Path) -> Result<Flock<File>, StepError> {
     let lock = File::open(path).step("opening the launcher's lock")?;
     let lock = Flock::lock(lock, FlockArg::LockExclusive)
         .map_err(|(_, errno)| errno)
@@ -133,7 +137,7 @@ pub(crate) fn take_lock(path: &Path) -> Result<Flock<File>, Stumble> {
 
 /// Fails if whoever ordered has gone. It says nothing before it was told something, so a line
 /// with news is a closed one.
-pub(crate) fn see_orderer(line: BorrowedFd<'_>) -> Result<(), Stumble> {
+pub(crate) fn check_requester_alive(line: BorrowedFd<'_>) -> Result<(), StepError> {
     let mut end = [PollFd::new(line, PollFlags::POLLIN)];
     match poll(&mut end, PollTimeout::ZERO).step("looking for the creator")? {
         0 => Ok(()),
@@ -142,57 +146,60 @@ pub(crate) fn see_orderer(line: BorrowedFd<'_>) -> Result<(), Stumble> {
 }
 
 /// Init, until it is on its own: dropped, it is killed and waited for.
-struct Child(Pid);
+struct InitChild(Pid);
 
-impl Drop for Child {
+impl Drop for InitChild {
     fn drop(&mut self) {
         let _ = kill(self.0, Signal::SIGKILL);
         let _ = waitpid(self.0, None);
     }
 }
 
-fn see_off(
+fn supervise_init_start(
     line: BorrowedFd<'_>,
     init: BorrowedFd<'_>,
-    child: &Child,
-    spec: &Spec,
+    child: &InitChild,
+    spec: &LaunchSpec,
     born_into: Option<&Path>,
-) -> Result<(), Stumble> {
+) -> Result<(), StepError> {
     let pid = child.0.as_raw();
     let started = process::start_time(pid).step("looking at init")?;
-    packet::send(line, &Report::Born { pid, started }, &[]).step("reporting")?;
+    packet::send(line, &LaunchMessage::Born { pid, started }, &[]).step("reporting")?;
     identity::write_maps(pid, spec.identity)?;
     join(pid, &spec.cgroups, born_into)?;
-    packet::send(init, &Report::Go, &[]).step("starting init")?;
+    packet::send(init, &LaunchMessage::Go, &[]).step("starting init")?;
     let mut warnings = Vec::new();
     loop {
-        match hear(line, init)? {
-            Report::Weaker(what) => warnings.push(what),
-            Report::Ready => break,
-            Report::Failed { step, reason } => {
+        match receive_from_init(line, init)? {
+            LaunchMessage::Weaker(what) => warnings.push(what),
+            LaunchMessage::Ready => break,
+            LaunchMessage::Failed { step, reason } => {
                 return Err(Error::other(reason)).step(&step);
             }
-            Report::Go | Report::Born { .. } | Report::Running { .. } | Report::Live => {
+            LaunchMessage::Go
+            | LaunchMessage::Born { .. }
+            | LaunchMessage::Running { .. }
+            | LaunchMessage::Live => {
                 return Err(Error::from(ErrorKind::InvalidData)).step("listening to init");
             }
         }
     }
-    packet::send(line, &Report::Running { warnings }, &[]).step("reporting")?;
-    match packet::receive::<Report>(line).step("waiting for the creator")? {
-        Some((Report::Live, _)) => {}
+    packet::send(line, &LaunchMessage::Running { warnings }, &[]).step("reporting")?;
+    match packet::receive::<LaunchMessage>(line).step("waiting for the creator")? {
+        Some((LaunchMessage::Live, _)) => {}
         _ => return Err(Error::from(ErrorKind::BrokenPipe)).step("waiting for the creator"),
     }
-    packet::send(init, &Report::Live, &[]).step("letting init go")?;
+    packet::send(init, &LaunchMessage::Live, &[]).step("letting init go")?;
     // It answers when it no longer depends on us.
-    match packet::receive::<Report>(init).step("letting init go")? {
-        Some((Report::Live, _)) => Ok(()),
+    match packet::receive::<LaunchMessage>(init).step("letting init go")? {
+        Some((LaunchMessage::Live, _)) => Ok(()),
         _ => Err(Error::from(ErrorKind::BrokenPipe)).step("letting init go"),
     }
 }
 
 /// Makes init a member of a cgroup of version 2 that it was not born into. It joins those of
 /// version 1 itself.
-fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), Stumble> {
+fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), StepError> {
     let others = cgroups
         .iter()
         .filter(|one| Some(one.as_path()) != born_into && !one.join("tasks").exists());
@@ -205,7 +212,7 @@ fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), S
 /// The ways into cgroups of version 1, for init: whoever moves another process there waits
 /// some milliseconds for every processor, and who moves its only thread does not
 /// (`cgroup_procs_write_start`).
-fn doors_of(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
+fn cgroup_task_files(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
     let tasks = cgroups.iter().map(|cgroup| cgroup.join("tasks"));
     tasks
         .filter(|tasks| tasks.exists())
@@ -214,7 +221,10 @@ fn doors_of(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
 }
 
 /// Init's next word, unless the creator goes away first.
-fn hear(line: BorrowedFd<'_>, init: BorrowedFd<'_>) -> Result<Report, Stumble> {
+fn receive_from_init(
+    line: BorrowedFd<'_>,
+    init: BorrowedFd<'_>,
+) -> Result<LaunchMessage, StepError> {
     let mut both = [
         PollFd::new(init, PollFlags::POLLIN),
         PollFd::new(line, PollFlags::POLLIN),
@@ -224,7 +234,7 @@ fn hear(line: BorrowedFd<'_>, init: BorrowedFd<'_>) -> Result<Report, Stumble> {
     if creator_left && !init_said {
         return Err(Error::from(ErrorKind::BrokenPipe)).step("waiting for the creator");
     }
-    packet::receive::<Report>(init)
+    packet::receive::<LaunchMessage>(init)
         .and_then(|word| word.ok_or_else(|| Error::other("init ended early")))
         .map(|(report, _)| report)
         .step("listening to init")
@@ -358,7 +368,11 @@ mod tests {
         let held = File::create(&path).unwrap();
         held.lock().unwrap();
         std::thread::scope(|scope| {
-            let late = scope.spawn(|| take_lock(&path).map(drop).map_err(|late| late.to_string()));
+            let late = scope.spawn(|| {
+                lock_for_launch(&path)
+                    .map(drop)
+                    .map_err(|late| late.to_string())
+            });
             let us = std::process::id();
             // It has the file open and waits.
             while !std::fs::read_to_string("/proc/locks")
@@ -373,16 +387,16 @@ mod tests {
             let said = late.join().unwrap().unwrap_err();
             assert!(said.contains("taking the launcher's lock"), "{said}");
         });
-        assert!(take_lock(&path).is_err());
+        assert!(lock_for_launch(&path).is_err());
         File::create(&path).unwrap();
-        assert!(take_lock(&path).is_ok());
+        assert!(lock_for_launch(&path).is_ok());
     }
 
     #[test]
     fn an_order_of_somebody_who_left_is_not_carried_out() {
         let (ours, its) = packet::line().unwrap();
-        see_orderer(its.as_fd()).unwrap();
+        check_requester_alive(its.as_fd()).unwrap();
         drop(ours);
-        assert!(see_orderer(its.as_fd()).is_err());
+        assert!(check_requester_alive(its.as_fd()).is_err());
     }
 }

@@ -22,11 +22,11 @@ use std::path::{Component, Path, PathBuf};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 
-use super::protocol::{Identity, Spec};
-use super::step::{Step, Stumble};
-use super::veil::{self, Where};
+use super::hidden_paths::{self, SearchScope};
+use super::protocol::{Identity, LaunchSpec};
+use super::step::{Step, StepError};
 use super::{identity, launch, trust};
-use crate::contract::System;
+use crate::contract::SystemConfig;
 
 /// Directories of the host that are there inside, changeable where overlays work.
 const SYSTEM: &[&str] = &[
@@ -78,7 +78,7 @@ pub(crate) struct Layer {
     /// A copy of its mount that is attached nowhere and has the sandbox's ids.
     pub(crate) mapped: Option<OwnedFd>,
     /// What of it must not be seen.
-    pub(crate) hidden: Vec<veil::Hidden>,
+    pub(crate) hidden: Vec<hidden_paths::HiddenPath>,
     /// Whether a read-only bind would do where overlays are refused.
     pub(crate) may_be_bound: bool,
 }
@@ -101,7 +101,10 @@ pub(crate) struct Layers {
 
 /// Whether the paths that were asked for may come in; a sentence why not. `state` is where
 /// sandboxes are kept.
-pub(crate) fn check(system: &System, state: &Path) -> std::result::Result<(), (PathBuf, String)> {
+pub(crate) fn check(
+    system: &SystemConfig,
+    state: &Path,
+) -> std::result::Result<(), (PathBuf, String)> {
     for path in &system.host_paths {
         resolve_host_path(path, state).map_err(|reason| (path.clone(), reason))?;
     }
@@ -171,7 +174,7 @@ fn is_for_everybody(mode: &Permissions) -> bool {
 }
 
 /// Gathers them. In the launcher, with the host's rights, before there is an init.
-pub(crate) fn gather(spec: &Spec) -> std::result::Result<Layers, Stumble> {
+pub(crate) fn gather(spec: &LaunchSpec) -> std::result::Result<Layers, StepError> {
     let mut all = Layers {
         rootfs: None,
         accounts: Default::default(),
@@ -216,12 +219,12 @@ pub(crate) fn gather(spec: &Spec) -> std::result::Result<Layers, Stumble> {
         // Who is nobody's owner is kept out by the kernel; root inside is everybody's, unless
         // the ids are lent: nobody can map those onto the host's files.
         Identity::Range { lent, .. } if !system.root || lent.is_some() => {}
-        Identity::Range { .. } => all.veil(|_| Some((Path::new(""), Where::Everywhere)))?,
+        Identity::Range { .. } => all.hide(|_| Some((Path::new(""), SearchScope::Everywhere)))?,
         // Files of the operator's are the agent's own: one id.
         Identity::Single => {
-            let own = Where::Of(nix::unistd::Uid::effective().as_raw());
-            all.veil(|layer| match layer.inside.to_str() {
-                _ if !layer.may_be_bound => Some((Path::new(""), Where::Everywhere)),
+            let own = SearchScope::Of(nix::unistd::Uid::effective().as_raw());
+            all.hide(|layer| match layer.inside.to_str() {
+                _ if !layer.may_be_bound => Some((Path::new(""), SearchScope::Everywhere)),
                 // Where people put things of their own, among the system's.
                 Some("opt") => Some((Path::new(""), own)),
                 Some("usr") => Some((Path::new("local"), own)),
@@ -280,15 +283,15 @@ impl Layers {
         }
     }
 
-    fn veil(
+    fn hide(
         &mut self,
-        wanted: impl Fn(&Layer) -> Option<(&'static Path, Where)>,
-    ) -> std::result::Result<(), Stumble> {
+        wanted: impl Fn(&Layer) -> Option<(&'static Path, SearchScope)>,
+    ) -> std::result::Result<(), StepError> {
         for layer in &mut self.layers {
             let Some((part, places)) = wanted(layer) else {
                 continue;
             };
-            layer.hidden = veil::find(&layer.host, part, places).step(&format!(
+            layer.hidden = hidden_paths::find(&layer.host, part, places).step(&format!(
                 "looking for what is not for everybody in {}",
                 layer.host.display()
             ))?;
@@ -297,7 +300,7 @@ impl Layers {
     }
 
     fn map(&mut self, first: u32) -> Result<()> {
-        let system = [(0, 0, PEOPLE), (PEOPLE, PEOPLE_INSIDE, MOST_PEOPLE)];
+        let system = [(0, 0, PEOPLE), (PEOPLE, PEOPLE_INSIDE, MAX_PEOPLE)];
         let namespace = make_map(first, &system)?;
         for layer in &mut self.layers {
             layer.mapped = Some(copy_mount(&layer.host, namespace.as_fd())?);
@@ -341,20 +344,20 @@ impl Layer {
         if self.may_be_bound {
             self.inside.to_string_lossy().replace('/', "-")
         } else {
-            format!("host-{}", super::seal(&self.inside))
+            format!("host-{}", super::path_hash(&self.inside))
         }
     }
 }
 
 const PEOPLE: u32 = 1000;
 const PEOPLE_INSIDE: u32 = 20_000;
-const MOST_PEOPLE: u32 = 44_000;
+const MAX_PEOPLE: u32 = 44_000;
 
 /// Whose a file of a layer is inside.
 pub(crate) fn id_inside(on_disk: u32) -> Option<u32> {
     match on_disk {
         0..PEOPLE => Some(on_disk),
-        _ if on_disk < PEOPLE + MOST_PEOPLE => Some(on_disk - PEOPLE + PEOPLE_INSIDE),
+        _ if on_disk < PEOPLE + MAX_PEOPLE => Some(on_disk - PEOPLE + PEOPLE_INSIDE),
         _ => None,
     }
 }

@@ -78,7 +78,7 @@ impl Netlink {
         attribute(&mut info, IFLA_INFO_KIND, b"veth");
         attribute(&mut info, IFLA_INFO_DATA, &data);
         attribute(&mut body, IFLA_LINKINFO, &info);
-        self.ask(libc::RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &body)
+        self.request(libc::RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &body)
     }
 
     /// The number of a card of this namespace.
@@ -92,7 +92,7 @@ impl Netlink {
     /// Switches a card on.
     pub(crate) fn up(&mut self, index: i32) -> Result<()> {
         let up = libc::IFF_UP.cast_unsigned();
-        self.ask(libc::RTM_NEWLINK, 0, &link(index, up, up))
+        self.request(libc::RTM_NEWLINK, 0, &link(index, up, up))
     }
 
     /// Gives a card an address of its own, usable at once.
@@ -103,7 +103,7 @@ impl Netlink {
         body.extend(index.to_ne_bytes());
         attribute(&mut body, IFA_LOCAL, &bytes);
         attribute(&mut body, IFA_ADDRESS, &bytes);
-        self.ask(libc::RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &body)
+        self.request(libc::RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &body)
     }
 
     /// Adds a route over a card. An address `like` the route's says for which protocol.
@@ -157,10 +157,10 @@ impl Netlink {
             }
         }
         attribute(&mut body, RTA_OIF, &index.to_ne_bytes());
-        self.ask(libc::RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &body)
+        self.request(libc::RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &body)
     }
 
-    fn ask(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<()> {
+    fn request(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<()> {
         self.exchange(kind, flags | NLM_F_ACK, body).map(drop)
     }
 

@@ -24,7 +24,7 @@ use nix::sys::socket::{
 
 use super::closed_ports;
 use super::netlink::{Netlink, Route, this_namespace};
-use crate::contract::{Ports, Transport};
+use crate::contract::{GatePorts, ListenerTransport};
 
 /// 192.0.0.0/29 is for the two ends of one link and never routed (RFC 7335).
 const GATE: [IpAddr; 2] = [
@@ -37,14 +37,14 @@ const AGENT: [IpAddr; 2] = [
 ];
 
 /// A socket of the gate's, and what it is.
-pub(crate) type Door = (Transport, SocketAddr, OwnedFd);
+pub(crate) type GateSocket = (ListenerTransport, SocketAddr, OwnedFd);
 
 /// Builds both sides. The caller is in a fresh network namespace, which becomes the gate's,
 /// and is in the agent's afterwards.
-pub(crate) fn build(ports: &Ports) -> Result<Vec<Door>> {
+pub(crate) fn build(ports: &GatePorts) -> Result<Vec<GateSocket>> {
     let mut gate = Netlink::open()?;
     let gate_namespace = this_namespace()?;
-    let doors = open_doors(ports)?;
+    let gate_sockets = open_doors(ports)?;
     let lo = gate.index("lo")?;
     gate.up(lo)?;
 
@@ -71,34 +71,44 @@ pub(crate) fn build(ports: &Ports) -> Result<Vec<Door>> {
     }
     // The agent has no capability, and its localhost is its own: every port is free to it.
     std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
-    Ok(doors)
+    Ok(gate_sockets)
 }
 
 fn has_ipv6() -> bool {
     std::path::Path::new("/proc/sys/net/ipv6").exists()
 }
 
-fn open_doors(ports: &Ports) -> Result<Vec<Door>> {
+fn open_doors(ports: &GatePorts) -> Result<Vec<GateSocket>> {
     let mut wildcards = vec![IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
     if has_ipv6() {
         wildcards.push(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
     }
-    let mut doors = Vec::new();
+    let mut gate_sockets = Vec::new();
     for &wildcard in &wildcards {
         for &port in &ports.tcp {
-            doors.push(open_door(Transport::Tcp, SocketAddr::new(wildcard, port))?);
+            gate_sockets.push(open_door(
+                ListenerTransport::Tcp,
+                SocketAddr::new(wildcard, port),
+            )?);
         }
         for &port in &ports.udp {
-            doors.push(open_door(Transport::Udp, SocketAddr::new(wildcard, port))?);
+            gate_sockets.push(open_door(
+                ListenerTransport::Udp,
+                SocketAddr::new(wildcard, port),
+            )?);
         }
         let socket = closed_ports::open(wildcard, &ports.tcp)?;
-        doors.push((Transport::Closed, SocketAddr::new(wildcard, 0), socket));
+        gate_sockets.push((
+            ListenerTransport::Closed,
+            SocketAddr::new(wildcard, 0),
+            socket,
+        ));
     }
-    Ok(doors)
+    Ok(gate_sockets)
 }
 
-fn open_door(transport: Transport, address: SocketAddr) -> Result<Door> {
-    let kind = if transport == Transport::Tcp {
+fn open_door(transport: ListenerTransport, address: SocketAddr) -> Result<GateSocket> {
+    let kind = if transport == ListenerTransport::Tcp {
         SockType::Stream
     } else {
         SockType::Datagram
@@ -114,7 +124,7 @@ fn open_door(transport: Transport, address: SocketAddr) -> Result<Door> {
         setsockopt(&door, sockopt::Ipv6V6Only, &true)?;
     }
     match (transport, address.is_ipv4()) {
-        (Transport::Tcp, _) => setsockopt(&door, sockopt::ReuseAddr, &true)?,
+        (ListenerTransport::Tcp, _) => setsockopt(&door, sockopt::ReuseAddr, &true)?,
         (_, true) => setsockopt(&door, sockopt::Ipv4PacketInfo, &true)?,
         (_, false) => {
             setsockopt(&door, sockopt::Ipv6RecvPacketInfo, &true)?;
@@ -123,7 +133,7 @@ fn open_door(transport: Transport, address: SocketAddr) -> Result<Door> {
         }
     }
     bind(door.as_raw_fd(), &SockaddrStorage::from(address))?;
-    if transport == Transport::Tcp {
+    if transport == ListenerTransport::Tcp {
         listen(&door, Backlog::new(1024)?)?;
     }
     Ok((transport, address, door))

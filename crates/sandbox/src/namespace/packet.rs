@@ -11,10 +11,10 @@ use nix::sys::socket::{
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The longest packet. Room for a command with a large environment.
-const LONGEST: usize = 160 << 10;
+const MAX_PACKET_BYTES: usize = 160 << 10;
 
 /// The most descriptors in a packet; the kernel allows 253.
-const MOST_DESCRIPTORS: usize = 64;
+const MAX_DESCRIPTORS: usize = 64;
 
 /// Two ends of a private line.
 pub(crate) fn line() -> Result<(OwnedFd, OwnedFd)> {
@@ -34,10 +34,10 @@ pub(crate) fn send<T: Serialize>(
     descriptors: &[BorrowedFd<'_>],
 ) -> Result<()> {
     let bytes = serde_json::to_vec(message)?;
-    if bytes.len() > LONGEST || descriptors.len() > MOST_DESCRIPTORS {
+    if bytes.len() > MAX_PACKET_BYTES || descriptors.len() > MAX_DESCRIPTORS {
         return Err(Error::new(
             ErrorKind::InvalidInput,
-            format!("a message is at most {LONGEST} bytes"),
+            format!("a message is at most {MAX_PACKET_BYTES} bytes"),
         ));
     }
     let raw: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
@@ -62,8 +62,8 @@ pub(crate) fn send<T: Serialize>(
 pub(crate) fn receive<T: DeserializeOwned>(
     socket: BorrowedFd<'_>,
 ) -> Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0; LONGEST];
-    let mut control = nix::cmsg_space!([i32; MOST_DESCRIPTORS]);
+    let mut bytes = vec![0; MAX_PACKET_BYTES];
+    let mut control = nix::cmsg_space!([i32; MAX_DESCRIPTORS]);
     let (length, truncated, descriptors) = {
         let mut parts = [IoSliceMut::new(&mut bytes)];
         let mut was_reset = false;
@@ -111,7 +111,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
 
 /// Makes room for a message of the greatest length.
 pub(crate) fn widen(socket: &impl AsFd) -> Result<()> {
-    setsockopt(socket, sockopt::SndBuf, &(2 * LONGEST))?;
+    setsockopt(socket, sockopt::SndBuf, &(2 * MAX_PACKET_BYTES))?;
     Ok(())
 }
 
@@ -153,6 +153,6 @@ mod tests {
     #[test]
     fn what_is_too_long_is_refused_before_it_is_sent() {
         let (one, _other) = line().unwrap();
-        assert!(send(one.as_fd(), &"x".repeat(LONGEST), &[]).is_err());
+        assert!(send(one.as_fd(), &"x".repeat(MAX_PACKET_BYTES), &[]).is_err());
     }
 }

@@ -13,20 +13,20 @@ use nix::unistd::{
     ForkResult, Gid, Pid, Uid, chdir, execve, fork, pipe2, setgroups, setresgid, setresuid, setsid,
 };
 
-use super::ends::{Ends, close_others, replace, silence};
-use super::errand::Errand;
+use super::agent_task::AgentTask;
+use super::exec_args::ExecArgs;
 use super::identity::Account;
-use super::order::Order;
 use super::seccomp::Filters;
-use super::step::{Step, Stumble};
-use super::{hardening, scheduling, tree};
+use super::stdio::{StdioEnds, close_others, redirect_to_null, replace};
+use super::step::{Step, StepError};
+use super::{hardening, process_tree, scheduling};
 
 /// What a process inside is for.
 pub(crate) enum Work {
     /// To become a command.
-    Command(Order),
+    Command(ExecArgs),
     /// To run code of ours as the agent.
-    Errand(Errand),
+    AgentTask(AgentTask),
 }
 
 /// A command that was started.
@@ -36,13 +36,13 @@ pub(crate) enum Work {
 /// also those that left their session and lost their parents. It tells the command's process
 /// and, at its end, the code; it goes when the last of the tree has gone.
 pub(crate) struct Job {
-    keeper: Pid,
-    tells: std::fs::File,
-    heard: Vec<u8>,
+    subreaper: Pid,
+    status_pipe: std::fs::File,
+    received: Vec<u8>,
     /// Signals that came before the keeper had told whom they are for.
-    early: Vec<Signal>,
+    pending_signals: Vec<Signal>,
     /// What the child says if it cannot become the command.
-    trouble: std::fs::File,
+    error_pipe: std::fs::File,
 }
 
 /// Where relative paths begin.
@@ -58,24 +58,24 @@ pub(crate) enum End {
 
 impl Job {
     /// What the keeper tells, to wait on.
-    pub(crate) fn tells(&self) -> BorrowedFd<'_> {
-        self.tells.as_fd()
+    pub(crate) fn status_pipe(&self) -> BorrowedFd<'_> {
+        self.status_pipe.as_fd()
     }
 
     /// Listens to the keeper; the end, when that has come.
-    pub(crate) fn hear(&mut self) -> Option<End> {
+    pub(crate) fn read_status(&mut self) -> Option<End> {
         let mut words = [0; 8];
-        match self.tells.read(&mut words) {
+        match self.status_pipe.read(&mut words) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
             // Somebody has killed the keeper: the command is nobody's any more.
             Ok(0) | Err(_) => return Some(End::Exited(128 + libc::SIGKILL)),
-            Ok(length) => self.heard.extend_from_slice(words.get(..length)?),
+            Ok(length) => self.received.extend_from_slice(words.get(..length)?),
         }
-        self.signal_early();
-        let code = number(&self.heard, 4)?;
+        self.send_pending_signals();
+        let code = read_i32(&self.received, 4)?;
         let mut text = String::new();
         // The command is dead, and with it the writing end.
-        let told = self.trouble.read_to_string(&mut text);
+        let told = self.error_pipe.read_to_string(&mut text);
         Some(match text.split_once('\0') {
             Some((step, errno)) if told.is_ok() => End::Failed {
                 step: step.to_owned(),
@@ -90,37 +90,37 @@ impl Job {
         let Ok(signal) = Signal::try_from(signal) else {
             return;
         };
-        match number(&self.heard, 0) {
+        match read_i32(&self.received, 0) {
             Some(command) => signal_group(command, signal),
-            None => self.early.push(signal),
+            None => self.pending_signals.push(signal),
         }
     }
 
     /// The command's process, once the keeper has told it. Its end is left to be heard.
     pub(crate) fn command(&mut self) -> Option<Pid> {
         let mut word = [0; 4];
-        let missing = word.len().saturating_sub(self.heard.len());
+        let missing = word.len().saturating_sub(self.received.len());
         if let Some(rest) = word.get_mut(..missing)
-            && let Ok(length) = self.tells.read(rest)
+            && let Ok(length) = self.status_pipe.read(rest)
         {
-            self.heard.extend_from_slice(rest.get(..length)?);
-            self.signal_early();
+            self.received.extend_from_slice(rest.get(..length)?);
+            self.send_pending_signals();
         }
-        number(&self.heard, 0).map(Pid::from_raw)
+        read_i32(&self.received, 0).map(Pid::from_raw)
     }
 
     /// Sends the signals that came too early, as soon as it is known to whom.
-    fn signal_early(&mut self) {
-        if let Some(command) = number(&self.heard, 0) {
-            for signal in self.early.drain(..) {
+    fn send_pending_signals(&mut self) {
+        if let Some(command) = read_i32(&self.received, 0) {
+            for signal in self.pending_signals.drain(..) {
                 signal_group(command, signal);
             }
         }
     }
 
     /// Who keeps it: the root of everything it started.
-    pub(crate) fn keeper(&self) -> Pid {
-        self.keeper
+    pub(crate) fn subreaper(&self) -> Pid {
+        self.subreaper
     }
 }
 
@@ -131,7 +131,7 @@ fn signal_group(command: i32, signal: Signal) {
     }
 }
 
-fn number(words: &[u8], at: usize) -> Option<i32> {
+fn read_i32(words: &[u8], at: usize) -> Option<i32> {
     let word = words.get(at..at + 4)?.try_into().ok()?;
     Some(i32::from_ne_bytes(word))
 }
@@ -140,48 +140,49 @@ fn number(words: &[u8], at: usize) -> Option<i32> {
 /// handed out.
 pub(crate) fn spawn(
     work: &Work,
-    ends: Ends,
+    stdio: StdioEnds,
     agent: Account,
     filters: &Filters,
-) -> Result<(Job, Vec<OwnedFd>), Stumble> {
-    let (trouble, says) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
-    let (tells, tell) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
-    fcntl(&tells, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).step("making a pipe")?;
+) -> Result<(Job, Vec<OwnedFd>), StepError> {
+    let (error_pipe, error_writer) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
+    let (status_pipe, status_writer) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
+    fcntl(&status_pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).step("making a pipe")?;
     // SAFETY: init has one thread, so the child may do whatever the parent may.
     match unsafe { fork() }.step("making a process (is the sandbox at its limit?)")? {
         ForkResult::Parent { child } => {
             let job = Job {
-                keeper: child,
-                tells: tells.into(),
-                heard: Vec::new(),
-                early: Vec::new(),
-                trouble: trouble.into(),
+                subreaper: child,
+                status_pipe: status_pipe.into(),
+                received: Vec::new(),
+                pending_signals: Vec::new(),
+                error_pipe: error_pipe.into(),
             };
-            Ok((job, ends.outside))
+            Ok((job, stdio.outside))
         }
         ForkResult::Child => {
             let _ = prctl::set_child_subreaper(true);
             // SAFETY: as above.
             match unsafe { fork() } {
                 Ok(ForkResult::Child) => {
-                    let stumble = match give_up(work, &ends.inside, &says, agent, filters) {
-                        Ok(()) => match work {
-                            Work::Errand(errand) => leave(errand.run()),
-                            Work::Command(order) => become_command(order),
-                        },
-                        Err(stumble) => stumble,
-                    };
-                    complain(says, &stumble);
-                    leave(127)
+                    let error =
+                        match drop_privileges(work, &stdio.inside, &error_writer, agent, filters) {
+                            Ok(()) => match work {
+                                Work::AgentTask(task) => exit_now(task.run()),
+                                Work::Command(args) => exec_command(args),
+                            },
+                            Err(error) => error,
+                        };
+                    write_error(error_writer, &error);
+                    exit_now(127)
                 }
-                Ok(ForkResult::Parent { child }) => keep(child, tell),
+                Ok(ForkResult::Parent { child }) => run_subreaper(child, status_writer),
                 Err(errno) => {
                     let source = errno.into();
                     let step = "making a process (is the sandbox at its limit?)".to_owned();
-                    complain(says, &Stumble { step, source });
+                    write_error(error_writer, &StepError { step, source });
                     let words = [0_i32.to_ne_bytes(), 127_i32.to_ne_bytes()].concat();
-                    let _ = std::fs::File::from(tell).write_all(&words);
-                    leave(127)
+                    let _ = std::fs::File::from(status_writer).write_all(&words);
+                    exit_now(127)
                 }
             }
         }
@@ -189,57 +190,57 @@ pub(crate) fn spawn(
 }
 
 /// The pipe holds it, whoever reads.
-fn complain(says: OwnedFd, stumble: &Stumble) {
-    let errno = stumble.source.raw_os_error().unwrap_or(libc::EIO);
-    let words = format!("{}\0{errno}", stumble.step);
-    let _ = std::fs::File::from(says).write_all(words.as_bytes());
+fn write_error(error_writer: OwnedFd, error: &StepError) {
+    let errno = error.source.raw_os_error().unwrap_or(libc::EIO);
+    let words = format!("{}\0{errno}", error.step);
+    let _ = std::fs::File::from(error_writer).write_all(words.as_bytes());
 }
 
 /// Ends a forked process without running what its parent registered for the exit.
-fn leave(code: i32) -> ! {
+fn exit_now(code: i32) -> ! {
     // SAFETY: ends the process; nothing is used afterwards.
     unsafe { libc::_exit(code) }
 }
 
 /// The keeper's life: tells of the command, takes in its orphans, goes last.
-fn keep(command: Pid, tell: OwnedFd) -> ! {
+fn run_subreaper(command: Pid, status_writer: OwnedFd) -> ! {
     // Nothing that init holds: the ends of other commands' pipes would never close.
-    if close_others(&tell).is_err()
-        || silence(&[0, 1, 2]).is_err()
+    if close_others(&status_writer).is_err()
+        || redirect_to_null(&[0, 1, 2]).is_err()
         || hardening::keep_capabilities(&[]).is_err()
     {
-        leave(1);
+        exit_now(1);
     }
-    let mut tell = Some(std::fs::File::from(tell));
-    if let Some(tell) = &mut tell {
-        let _ = tell.write_all(&command.as_raw().to_ne_bytes());
+    let mut status_writer = Some(std::fs::File::from(status_writer));
+    if let Some(status_writer) = &mut status_writer {
+        let _ = status_writer.write_all(&command.as_raw().to_ne_bytes());
     }
     loop {
         let (pid, code) = match waitpid(None, None) {
             Ok(WaitStatus::Exited(pid, code)) => (pid, code),
             Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, 128 + signal as i32),
             Ok(_) | Err(Errno::EINTR) => continue,
-            Err(_) => leave(0),
+            Err(_) => exit_now(0),
         };
         if pid == command
-            && let Some(mut tell) = tell.take()
+            && let Some(mut status_writer) = status_writer.take()
         {
-            let _ = tell.write_all(&code.to_ne_bytes());
+            let _ = status_writer.write_all(&code.to_ne_bytes());
         }
     }
 }
 
 /// In the child: gives everything up that the agent may not have.
-fn give_up(
+fn drop_privileges(
     work: &Work,
     inside: &[OwnedFd],
-    says: &OwnedFd,
+    error_writer: &OwnedFd,
     agent: Account,
     filters: &Filters,
-) -> Result<(), Stumble> {
+) -> Result<(), StepError> {
     let (directory, terminal) = match work {
-        Work::Command(order) => (order.directory.as_c_str(), order.terminal),
-        Work::Errand(_) => (WORKSPACE, false),
+        Work::Command(args) => (args.directory.as_c_str(), args.terminal),
+        Work::AgentTask(_) => (WORKSPACE, false),
     };
     setsid().step("making a session")?;
     for (place, end) in (0..).zip(inside) {
@@ -253,7 +254,7 @@ fn give_up(
             .ok_or_else(Error::last_os_error)
             .step("taking the terminal")?;
     }
-    close_others(says).step("closing descriptors")?;
+    close_others(error_writer).step("closing descriptors")?;
     reset_signals().step("resetting signals")?;
     if agent.has_range {
         let (uid, gid) = (Uid::from_raw(agent.uid), Gid::from_raw(agent.gid));
@@ -263,7 +264,7 @@ fn give_up(
     }
     scheduling::apply(agent.idle).step("setting the priority")?;
     hardening::keep_capabilities(agent.capabilities).step("dropping capabilities")?;
-    hardening::close_up().step("closing the process up")?;
+    hardening::set_undumpable_and_no_new_privs().step("closing the process up")?;
     chdir(directory).step("entering the directory")?;
     filters
         .install()
@@ -272,17 +273,17 @@ fn give_up(
 }
 
 /// In the child, as the agent: becomes the command, or says why not.
-fn become_command(order: &Order) -> Stumble {
+fn exec_command(args: &ExecArgs) -> StepError {
     let mut refusal = Errno::ENOENT;
-    for program in &order.candidates {
-        let Err(errno) = execve(program, &order.argv, &order.environment);
+    for program in &args.candidates {
+        let Err(errno) = execve(program, &args.argv, &args.environment);
         // As execvp: a name that is there and may not be run is remembered, and the search
         // goes on.
         if !matches!(errno, Errno::ENOENT | Errno::ENOTDIR) {
             refusal = errno;
         }
     }
-    Stumble {
+    StepError {
         step: "running it".to_owned(),
         source: refusal.into(),
     }
@@ -299,7 +300,7 @@ fn reset_signals() -> nix::Result<()> {
 /// When a process started, in ticks since boot: with its number, its name for all time.
 /// A zombie counts as gone.
 pub(crate) fn start_time(pid: i32) -> std::io::Result<u64> {
-    let fields = tree::stat_fields(&std::fs::read(format!("/proc/{pid}/stat"))?)?;
+    let fields = process_tree::stat_fields(&std::fs::read(format!("/proc/{pid}/stat"))?)?;
     if matches!(fields.first().map(String::as_str), Some("Z" | "X")) {
         return Err(Error::from(ErrorKind::NotFound));
     }

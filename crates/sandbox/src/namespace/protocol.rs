@@ -39,10 +39,10 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::chore::Chore;
-use super::loan::Loan;
+use super::file_op::FileOp;
+use super::subid_map::SubidMap;
 use super::subids::Slice;
-use crate::contract::{SandboxConfig, Transfer, Transport, Trust};
+use crate::contract::{ListenerTransport, SandboxConfig, TransferBounds, Trust};
 
 /// The version of everything in this file.
 pub(crate) const PROTOCOL: u32 = 3;
@@ -69,9 +69,12 @@ pub(crate) enum Request {
     /// To stop every process but init, or let them go on: where no cgroup can.
     Freeze { frozen: bool },
     /// To unpack an archive below a directory.
-    Upload { to: Vec<u8>, bounds: Transfer },
+    Upload { to: Vec<u8>, bounds: TransferBounds },
     /// To pack a file or directory.
-    Download { from: Vec<u8>, bounds: Transfer },
+    Download {
+        from: Vec<u8>,
+        bounds: TransferBounds,
+    },
     /// For a connection to a port of the agent's localhost.
     Connect { port: u16 },
     /// Which ports of the agent's somebody listens on.
@@ -95,13 +98,13 @@ pub(crate) struct Exec {
     pub(crate) environment: Vec<(Vec<u8>, Vec<u8>)>,
     pub(crate) directory: Option<Vec<u8>>,
     /// A terminal instead of three pipes.
-    pub(crate) terminal: Option<Size>,
+    pub(crate) terminal: Option<TerminalSize>,
 }
 
 /// A terminal's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Size {
+pub struct TerminalSize {
     /// Lines.
     pub rows: u16,
     /// Characters in a line.
@@ -112,7 +115,7 @@ pub struct Size {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
     /// The sockets; their descriptors in the same order.
-    Listeners(Vec<(Transport, SocketAddr)>),
+    Listeners(Vec<(ListenerTransport, SocketAddr)>),
     /// The command has a process. Descriptors: input, output and error output, or the
     /// terminal's master.
     Started,
@@ -158,15 +161,15 @@ impl std::fmt::Display for Commands {
 
 /// What the launcher is for.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Order {
+pub(crate) enum LauncherRequest {
     /// To make a sandbox.
-    Create(Box<Spec>),
+    Create(Box<LaunchSpec>),
     /// To do something to files of lent ids.
-    Chore {
-        loan: Loan,
+    RunFileOp {
+        subid_map: SubidMap,
         /// The lock of the sandbox whose files they are.
         lock: Option<std::path::PathBuf>,
-        chore: Box<Chore>,
+        op: Box<FileOp>,
     },
     /// To try what this machine allows, with a directory to try it in.
     Survey { directory: std::path::PathBuf },
@@ -174,7 +177,7 @@ pub(crate) enum Order {
 
 /// What the creator gives the launcher.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Spec {
+pub(crate) struct LaunchSpec {
     /// The sandbox's directory; it exists.
     pub(crate) directory: std::path::PathBuf,
     /// What it is to be.
@@ -182,7 +185,7 @@ pub(crate) struct Spec {
     /// Who it is inside and outside.
     pub(crate) identity: Identity,
     /// Leave to act as the sandbox's ids, where they are lent.
-    pub(crate) loan: Option<Loan>,
+    pub(crate) subid_map: Option<SubidMap>,
     /// Variables of every process inside.
     pub(crate) environment: Vec<(String, String)>,
     /// cgroups that init joins before it does anything.
@@ -190,7 +193,7 @@ pub(crate) struct Spec {
     /// Whether its tree is there already: of a checkpoint, or of its last start.
     pub(crate) has_tree: bool,
     /// What the kernel counts by cgroup; else by rlimit and by priority.
-    pub(crate) counted: Counted,
+    pub(crate) counted: CgroupLimits,
     /// Whether each session that the agent makes has a share of processor time, which init
     /// keeps small.
     pub(crate) weighs_sessions: bool,
@@ -198,7 +201,7 @@ pub(crate) struct Spec {
 
 /// What a cgroup counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Counted {
+pub(crate) struct CgroupLimits {
     pub(crate) memory: bool,
     pub(crate) pids: bool,
     /// Whether the sandbox has a share of processor time of its own.
@@ -207,7 +210,7 @@ pub(crate) struct Counted {
     pub(crate) cpus: bool,
 }
 
-impl Counted {
+impl CgroupLimits {
     /// What one cgroup counts or another.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
@@ -235,7 +238,7 @@ pub(crate) enum Identity {
 
 /// What launcher and creator, and init and launcher, tell each other.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Report {
+pub(crate) enum LaunchMessage {
     /// Maps are set; begin.
     Go,
     /// Everything stands.

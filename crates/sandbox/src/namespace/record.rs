@@ -16,7 +16,7 @@ use crate::contract::lifecycle::Phase;
 use crate::contract::{SandboxConfig, SandboxError};
 
 /// How long a killed sandbox may take to be gone.
-const PATIENCE: Duration = Duration::from_secs(20);
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What is known of a sandbox between two processes of ours.
 #[derive(Debug, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub(super) struct Process {
 
 impl Namespace {
     pub(super) fn read(&self, id: &SandboxId) -> Result<Record, SandboxError> {
-        match fs::read(self.place(id).join("record.json")) {
+        match fs::read(self.sandbox_dir(id).join("record.json")) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 Err(SandboxError::NotFound(id.to_string()))
             }
@@ -53,13 +53,13 @@ impl Namespace {
     /// Writes the record, whole or not at all.
     pub(super) fn write(&self, record: &Record) -> Result<(), SandboxError> {
         let new = self.write_aside(record)?;
-        fs::rename(new, self.place(&record.config.id).join("record.json"))
+        fs::rename(new, self.sandbox_dir(&record.config.id).join("record.json"))
             .map_err(SandboxError::system("writing the sandbox's record"))
     }
 
     /// Writes what is to become the record.
     pub(super) fn write_aside(&self, record: &Record) -> Result<PathBuf, SandboxError> {
-        let new = self.place(&record.config.id).join("record.new");
+        let new = self.sandbox_dir(&record.config.id).join("record.new");
         let write = || {
             let mut file = File::create(&new)?;
             file.write_all(&serde_json::to_vec_pretty(record)?)?;
@@ -105,11 +105,11 @@ impl Process {
         if !self.lives() {
             return Ok(());
         }
-        end_held(held.as_fd(), cgroups)
+        kill_and_wait(held.as_fd(), cgroups)
     }
 }
 
-fn end_held(process: BorrowedFd<'_>, cgroups: &[PathBuf]) -> std::io::Result<()> {
+fn kill_and_wait(process: BorrowedFd<'_>, cgroups: &[PathBuf]) -> std::io::Result<()> {
     match launch::kill_process(process) {
         // It has ended by itself since it was found alive.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
@@ -117,7 +117,7 @@ fn end_held(process: BorrowedFd<'_>, cgroups: &[PathBuf]) -> std::io::Result<()>
     }
     cgroup::thaw_all(cgroups);
     let mut end = [PollFd::new(process, PollFlags::POLLIN)];
-    match client::wait(&mut end, Some(Instant::now() + PATIENCE))? {
+    match client::wait(&mut end, Some(Instant::now() + KILL_TIMEOUT))? {
         0 => Err(Error::from(ErrorKind::TimedOut)),
         _ => Ok(()),
     }
@@ -135,10 +135,10 @@ mod tests {
             .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let held = launch::open_process(pid).unwrap();
-        end_held(held.as_fd(), &[]).unwrap();
+        kill_and_wait(held.as_fd(), &[]).unwrap();
         child.wait().unwrap();
         // Nobody is left behind the descriptor.
         assert!(launch::kill_process(held.as_fd()).is_err());
-        end_held(held.as_fd(), &[]).unwrap();
+        kill_and_wait(held.as_fd(), &[]).unwrap();
     }
 }

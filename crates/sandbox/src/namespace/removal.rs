@@ -16,7 +16,7 @@ use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 /// How deep we go before moving things up: as many descriptors are open at a time.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 /// Removes a directory and everything in it. One that is not there is no error.
 pub fn remove_tree(path: &Path) -> Result<()> {
@@ -48,7 +48,7 @@ fn clear(directory: &OwnedFd, top: &OwnedFd, depth: usize, moved: &mut u64) -> n
             Err(errno) => return Err(errno),
         }
         let child = open_directory(directory, name.as_c_str())?;
-        if depth < DEEPEST {
+        if depth < MAX_DEPTH {
             clear(&child, top, depth + 1, moved)?;
             unlinkat(directory, name.as_c_str(), UnlinkatFlags::RemoveDir)?;
         } else {

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use policy::id::SandboxId;
 
-use super::chore::Chore;
+use super::file_op::FileOp;
 use super::protocol::Identity;
 use super::{Namespace, cgroup};
-use crate::contract::lifecycle::Event;
+use crate::contract::lifecycle::LifecycleEvent;
 use crate::contract::{SandboxConfig, SandboxError, SandboxStatus, Trust};
 
 impl Namespace {
@@ -20,7 +20,7 @@ impl Namespace {
             Identity::Range { first, .. } => Some(first),
             Identity::Single => None,
         };
-        Ok((self.place(id).join("fs"), first))
+        Ok((self.sandbox_dir(id).join("fs"), first))
     }
 
     /// Makes a sandbox whose tree `fill` makes: it gets the path, where nothing is yet, and
@@ -35,9 +35,9 @@ impl Namespace {
         let make = || {
             let (tree, first) = self.tree(&config.id)?;
             fill(&tree, first)?;
-            self.tidy(&config.id, Chore::Tame { tree })
+            self.run_file_op(&config.id, FileOp::RemoveUnsafeEntries { tree })
                 .map_err(SandboxError::system("making the tree ready"))?;
-            Ok(self.build(&mut record, true, Event::Started)?)
+            Ok(self.build(&mut record, true, LifecycleEvent::Started)?)
         };
         let made = make();
         if made.is_err() {
@@ -53,7 +53,7 @@ impl Namespace {
         let (_, first) = self.tree(id)?;
         let again = |tree: &Path| {
             let tree = tree.to_owned();
-            self.tidy(id, Chore::Renew { tree, first })
+            self.run_file_op(id, FileOp::Renew { tree, first })
                 .map_err(SandboxError::system("making the tree ready"))
         };
         self.start_again(id, trust, again)
@@ -69,19 +69,19 @@ impl Namespace {
     ) -> Result<(), E> {
         let (tree, first) = self.tree(id)?;
         let done = self.start_again(id, trust, |tree| {
-            let aside = Chore::SetAside {
+            let aside = FileOp::SetAside {
                 tree: tree.to_owned(),
                 first,
             };
-            self.tidy(id, aside)
+            self.run_file_op(id, aside)
                 .map_err(SandboxError::system("setting the old tree aside"))?;
             fill(tree, first)
         });
         if done.is_ok() {
-            self.tidy(id, Chore::Forget { tree })
+            self.run_file_op(id, FileOp::Forget { tree })
                 .map_err(SandboxError::system("removing the old tree"))?;
         } else if tree.with_file_name("fs.before").exists() {
-            self.tidy(id, Chore::PutBack { tree })
+            self.run_file_op(id, FileOp::PutBack { tree })
                 .map_err(SandboxError::system("putting the tree back"))?;
         }
         done
@@ -94,17 +94,19 @@ impl Namespace {
         prepare: impl FnOnce(&Path) -> Result<(), E>,
     ) -> Result<(), E> {
         let system = |step| SandboxError::system::<Error>(step);
-        let _mine = self.claim(id)?;
+        let _mine = self.lock_sandbox(id)?;
         let mut record = self.read(id)?;
         if record.phase.is_unfinished() {
-            return Err(SandboxError::Silent(SandboxStatus::of(record.phase).to_string()).into());
+            return Err(
+                SandboxError::NotResponding(SandboxStatus::of(record.phase).to_string()).into(),
+            );
         }
         if let Some(init) = record.init {
             init.end(&record.cgroups)
                 .map_err(system("ending the sandbox's processes"))?;
         }
         cgroup::remove(&record.cgroups).map_err(system("removing the sandbox's cgroups"))?;
-        let place = self.place(id);
+        let place = self.sandbox_dir(id);
         for stale in ["init.sock", "stopped"] {
             match fs::remove_file(place.join(stale)) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -115,11 +117,11 @@ impl Namespace {
         }
         let tree = place.join("fs");
         prepare(&tree)?;
-        self.tidy(id, Chore::Tame { tree })
+        self.run_file_op(id, FileOp::RemoveUnsafeEntries { tree })
             .map_err(system("making the tree ready"))?;
         record.warnings.clear();
         record.config.trust = Some(trust.clone());
-        self.build(&mut record, true, Event::Restarted)?;
+        self.build(&mut record, true, LifecycleEvent::Restarted)?;
         Ok(())
     }
 }

@@ -95,7 +95,7 @@ pub(crate) fn forget(fs: &Path) -> Result<()> {
 }
 
 /// Takes every link and odd file out of our way.
-pub(crate) fn tame(fs: &Path) -> Result<()> {
+pub(crate) fn remove_unsafe_entries(fs: &Path) -> Result<()> {
     for top in [fs.join("root"), fs.join("upper/rootfs")] {
         open_up(&top)?;
         for place in PLACES {
@@ -206,7 +206,7 @@ mod tests {
         symlink(outside.join("passwd"), etc.join("passwd")).unwrap();
         symlink(&outside, etc.join("palisade")).unwrap();
 
-        tame(&fs_dir).unwrap();
+        remove_unsafe_entries(&fs_dir).unwrap();
         for gone in ["home", "var/tmp", "var/run", "tmp"] {
             assert!(root.join(gone).symlink_metadata().is_err(), "{gone}");
         }

@@ -38,13 +38,13 @@ use std::path::{Component, Path, PathBuf};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, pivot_root};
 
+use super::hidden_paths;
 use super::identity::{AGENT_GID, AGENT_UID, Account};
 use super::layer::{self, Layer, Layers};
-use super::protocol::{Identity, Spec};
-use super::step::{Step, Stumble};
+use super::protocol::{Identity, LaunchSpec};
+use super::step::{Step, StepError};
 use super::trust::renewal::TrustFiles;
-use super::trust::{self, Shelf};
-use super::veil;
+use super::trust::{self, TrustStaging};
 
 /// Files of `/etc` that say how programs work and nothing about the operator.
 const ETC_FILES: &[&str] = &[
@@ -117,12 +117,12 @@ struct Tree<'a> {
     /// Whether the agent is root inside and may change the system.
     installs: bool,
     /// What is trusted beside the system's.
-    shelf: Option<Shelf>,
+    staging: Option<TrustStaging>,
     warnings: Vec<String>,
 }
 
 /// Builds the tree and makes it `/`.
-pub(crate) fn enter(spec: &Spec, mut layers: Layers) -> Result<Root, Stumble> {
+pub(crate) fn enter(spec: &LaunchSpec, mut layers: Layers) -> Result<Root, StepError> {
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
         .step("making mounts private")?;
@@ -141,14 +141,14 @@ pub(crate) fn enter(spec: &Spec, mut layers: Layers) -> Result<Root, Stumble> {
     .step("making places for layers")?;
     make_directory(Path::new(NOTHING), 0o755).step("making places for layers")?;
     let trust = spec.config.trust.as_ref();
-    let shelf = trust.map(|trust| Shelf::fill(trust, &mut layers, NOTHING));
+    let staging = trust.map(|trust| TrustStaging::fill(trust, &mut layers, NOTHING));
     let mut tree = Tree {
         identity: spec.identity,
         agent: spec.agent(),
         host_name: spec.config.name.as_str(),
         base: "root",
         installs: spec.config.system.root,
-        shelf: shelf.transpose().step("writing what is trusted")?,
+        staging: staging.transpose().step("writing what is trusted")?,
         warnings: layers.warnings.clone(),
     };
     match &layers.rootfs {
@@ -159,7 +159,11 @@ pub(crate) fn enter(spec: &Spec, mut layers: Layers) -> Result<Root, Stumble> {
         tree.add(layer)?;
     }
     let has_java = tree.add_trust().step("mounting what is trusted")?;
-    let files = tree.shelf.take().map(Shelf::into_files).transpose();
+    let files = tree
+        .staging
+        .take()
+        .map(TrustStaging::into_files)
+        .transpose();
     let files = files.step("opening what is trusted")?;
     kernel::mount_dev(tree.base, tree.identity)?;
     // Programs that confine themselves write their maps there.
@@ -210,7 +214,7 @@ fn make_place(base: &Path, inside: &Path) -> Result<PathBuf, Error> {
 
 impl Tree<'_> {
     /// The sandbox's own directory is `/`, and the host's are put into it.
-    fn begin_with_the_hosts(&mut self, links: &[(PathBuf, PathBuf)]) -> Result<(), Stumble> {
+    fn begin_with_the_hosts(&mut self, links: &[(PathBuf, PathBuf)]) -> Result<(), StepError> {
         let none = None::<&str>;
         mount(Some("root"), "root", none, MsFlags::MS_BIND, none).step("mounting the root")?;
         remount("root", MsFlags::MS_NOSUID | MsFlags::MS_NODEV).step("mounting the root nosuid")?;
@@ -242,7 +246,7 @@ impl Tree<'_> {
     }
 
     /// A tree of the operator's is `/`, and the sandbox's own places are put into it.
-    fn begin_with(&mut self, rootfs: &Layer, layers: &Layers) -> Result<(), Stumble> {
+    fn begin_with(&mut self, rootfs: &Layer, layers: &Layers) -> Result<(), StepError> {
         const FILLING: &str = "filling the root directory";
         let root = Path::new("root");
         let places = PRIVATE.get(..PRIVATE_IN_ROOTFS).unwrap_or(PRIVATE);
@@ -255,7 +259,7 @@ impl Tree<'_> {
         for place in inside
             .clone()
             .chain(layers.layers.iter().map(|layer| layer.inside.as_path()))
-            .chain(self.shelf.iter().map(|_| Path::new(trust::OWN)))
+            .chain(self.staging.iter().map(|_| Path::new(trust::OWN)))
         {
             make_place(upper, place).step(FILLING)?;
         }
@@ -280,7 +284,7 @@ impl Tree<'_> {
     }
 
     /// Writes what is ours. The tree is new (`mkdir` of `fs` insists on it) or was made ready
-    /// by [`super::reuse::tame`]: there is no link of an agent's where we write.
+    /// by [`super::reuse::remove_unsafe_entries`]: there is no link of an agent's where we write.
     fn fill(&self, root: &Path) -> Result<(), Error> {
         for place in ["home", "dev", "proc", "sys", "etc"] {
             make_directory(&root.join(place), 0o755)?;
@@ -316,7 +320,7 @@ impl Tree<'_> {
     }
 
     /// Puts a directory of the host where it belongs: as an overlay, else read-only.
-    fn add(&mut self, layer: &Layer) -> Result<(), Stumble> {
+    fn add(&mut self, layer: &Layer) -> Result<(), StepError> {
         let says = |what: &str| format!("{what} {}", layer.host.display());
         let at =
             make_place(Path::new(self.base), &layer.inside).step(&says("making a place for"))?;
@@ -352,8 +356,8 @@ impl Tree<'_> {
                 place
             }
         };
-        let over = match &mut self.shelf {
-            Some(shelf) => shelf.over(&layer.inside, name)?,
+        let over = match &mut self.staging {
+            Some(staging) => staging.over(&layer.inside, name)?,
             None => None,
         };
         let has_two = over.is_some();
@@ -393,7 +397,7 @@ impl Tree<'_> {
             let (uid, gid) = layer.owner;
             chown(&upper, layer::id_inside(uid), layer::id_inside(gid))?;
         }
-        veil::hide(&layer.hidden, Path::new(&upper), self.identity)?;
+        hidden_paths::hide(&layer.hidden, Path::new(&upper), self.identity)?;
         Ok((upper, work))
     }
 }
@@ -457,7 +461,7 @@ fn remount<P: AsRef<Path> + ?Sized>(path: &P, flags: MsFlags) -> nix::Result<()>
 }
 
 /// Makes a directory the root, and the host's tree unreachable.
-fn pivot(base: &str) -> Result<(), Stumble> {
+fn pivot(base: &str) -> Result<(), StepError> {
     chdir(base).step("entering the root")?;
     // The old root is stacked on the new one and taken off again: no directory is needed.
     pivot_root(".", ".").step("pivoting")?;

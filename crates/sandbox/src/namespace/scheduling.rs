@@ -22,7 +22,7 @@ pub(crate) const SHARES: u64 = 512;
 
 /// The time slice of an agent's processes in nanoseconds. The kernel's own is 3 ms at most;
 /// within a sandbox everybody has this one.
-const SLICE: u64 = 4_000_000;
+const TIME_SLICE_NANOS: u64 = 4_000_000;
 
 /// Whether the kernel gives every session a weight of its own, also those that agents make
 /// (autogroup in sched(7)): where that is on, and no cgroup of the cpu controller holds us.
@@ -43,7 +43,7 @@ pub(crate) fn apply(idle: bool) -> Result<()> {
         libc::SCHED_BATCH => libc::SCHED_BATCH,
         _ => libc::SCHED_OTHER,
     };
-    set(policy, SLICE)?;
+    set(policy, TIME_SLICE_NANOS)?;
     if idle {
         set(libc::SCHED_IDLE, 0)?;
     }

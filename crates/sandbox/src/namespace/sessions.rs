@@ -28,10 +28,10 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, getsid};
 
-use super::tree::{Process, processes};
+use super::process_tree::{Process, processes};
 
 /// The least weight there is: 15, where a session of the operator's has 1024.
-const LEAST: &[u8] = b"19";
+const MIN_NICE_VALUE: &[u8] = b"19";
 
 /// How many sessions an agent may have for each processor. All of them at work weigh half as
 /// much there as a session of the operator's.
@@ -44,17 +44,17 @@ const MIN_SESSIONS: usize = 64;
 const RETRY_MS: u8 = 5;
 
 /// Init's rest after a call that it refuses: an agent may call again and again.
-const AFTER_REFUSAL: Duration = Duration::from_millis(2);
+const REFUSAL_PAUSE: Duration = Duration::from_millis(2);
 
 /// How long a call that goes on may take to make its session before others go on, too. It is
 /// remembered: the call may be slow, or have been interrupted as it went on.
-const SLOW: Duration = Duration::from_secs(10);
+const SLOW_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many such calls are remembered.
 const MAX_SLOW_CALLS: usize = 16;
 
 /// A look at all processes is followed by so many times its length without one.
-const REST_AFTER_LOOK: u32 = 10;
+const PAUSE_FACTOR: u32 = 10;
 
 /// A thread that waits in `setsid`.
 struct Call {
@@ -64,14 +64,14 @@ struct Call {
 }
 
 /// A session whose weight is not yet changed. It may not be there yet.
-struct Fresh {
+struct NewSession {
     thread: Pid,
     session: Pid,
     weight: File,
     since: Instant,
 }
 
-impl Fresh {
+impl NewSession {
     /// Whether the call that makes it is under way, or has failed.
     fn is_pending(&self) -> bool {
         getsid(Some(self.session)).is_ok_and(|session| session != self.session)
@@ -79,7 +79,7 @@ impl Fresh {
 }
 
 /// What becomes of a call now.
-enum Verdict {
+enum CallDecision {
     /// It goes on, and the session's weight is changed through this file.
     Weigh(File),
     /// It goes on, and its session keeps its weight.
@@ -98,9 +98,9 @@ pub(crate) struct Sessions {
     /// Keepers whose command has not made its own session yet.
     expected: Vec<Pid>,
     waiting: VecDeque<Call>,
-    fresh: Option<Fresh>,
+    new_session: Option<NewSession>,
     /// Those that others no longer wait for.
-    slow: Vec<Fresh>,
+    slow: Vec<NewSession>,
     /// The one session whose weight cannot be changed: its process hides from us, as
     /// ssh-agent does.
     unweighed: Option<Pid>,
@@ -118,7 +118,7 @@ impl Sessions {
             known: 0,
             expected: Vec::new(),
             waiting: VecDeque::new(),
-            fresh: None,
+            new_session: None,
             slow: Vec::new(),
             unweighed: None,
             next_look: Instant::now(),
@@ -132,19 +132,19 @@ impl Sessions {
     }
 
     /// How long there is nothing to do, where calls wait.
-    pub(crate) fn patience(&self) -> Option<PollTimeout> {
-        let waits = self.fresh.is_some() || !self.waiting.is_empty();
+    pub(crate) fn poll_timeout(&self) -> Option<PollTimeout> {
+        let waits = self.new_session.is_some() || !self.waiting.is_empty();
         waits.then_some(RETRY_MS.into())
     }
 
     /// A command was started: the first session that comes of it is the operator's.
-    pub(crate) fn expect(&mut self, keeper: Pid) {
-        self.expected.push(keeper);
+    pub(crate) fn expect(&mut self, subreaper: Pid) {
+        self.expected.push(subreaper);
     }
 
     /// A keeper has ended.
-    pub(crate) fn forget(&mut self, keeper: Pid) {
-        self.expected.retain(|one| *one != keeper);
+    pub(crate) fn forget(&mut self, subreaper: Pid) {
+        self.expected.retain(|one| *one != subreaper);
     }
 
     /// Takes in one call.
@@ -153,19 +153,26 @@ impl Sessions {
         let Ok((id, thread)) = receive(&self.listener) else {
             return;
         };
-        let Some((process, parent)) = family(proc, thread).filter(|_| self.is_valid(id)) else {
+        let Some((process, parent)) = thread_process(proc, thread).filter(|_| self.is_valid(id))
+        else {
             return;
         };
-        if let Some(at) = self.expected.iter().position(|keeper| *keeper == parent) {
+        if let Some(at) = self
+            .expected
+            .iter()
+            .position(|subreaper| *subreaper == parent)
+        {
             self.expected.swap_remove(at);
             let _ = self.answer(id, None);
             return;
         }
         // A call that was interrupted begins again: the one before it made no session.
         self.waiting.retain(|one| one.thread != thread);
-        let began_again = |fresh: &Fresh| fresh.thread == thread && fresh.is_pending();
-        self.fresh.take_if(|fresh| began_again(fresh));
-        self.slow.retain(|fresh| !began_again(fresh));
+        let began_again =
+            |new_session: &NewSession| new_session.thread == thread && new_session.is_pending();
+        self.new_session
+            .take_if(|new_session| began_again(new_session));
+        self.slow.retain(|new_session| !began_again(new_session));
         self.waiting.push_back(Call {
             id,
             thread,
@@ -176,12 +183,15 @@ impl Sessions {
     /// Goes on with what waits.
     pub(crate) fn advance(&mut self, proc: &OwnedFd) {
         loop {
-            if self.fresh.is_some() && !self.weigh(proc) {
+            if self.new_session.is_some() && !self.weigh(proc) {
                 return;
             }
-            let late = self.slow.iter().position(|fresh| !fresh.is_pending());
-            self.fresh = late.map(|at| self.slow.swap_remove(at));
-            if self.fresh.is_some() {
+            let late = self
+                .slow
+                .iter()
+                .position(|new_session| !new_session.is_pending());
+            self.new_session = late.map(|at| self.slow.swap_remove(at));
+            if self.new_session.is_some() {
                 continue;
             }
             if Instant::now() < self.next_decision {
@@ -194,24 +204,24 @@ impl Sessions {
                 continue;
             }
             match self.decide(&call, proc) {
-                Verdict::Later => {
+                CallDecision::Later => {
                     self.waiting.push_front(call);
                     return;
                 }
-                Verdict::Refuse => {
+                CallDecision::Refuse => {
                     let _ = self.answer(call.id, Some(Errno::EPERM));
-                    self.next_decision = Instant::now() + AFTER_REFUSAL;
+                    self.next_decision = Instant::now() + REFUSAL_PAUSE;
                 }
-                Verdict::Leave => {
+                CallDecision::Leave => {
                     self.known += 1;
                     if self.answer(call.id, None).is_ok() {
                         self.unweighed = Some(call.process);
                     }
                 }
-                Verdict::Weigh(weight) => {
+                CallDecision::Weigh(weight) => {
                     self.known += 1;
                     if self.answer(call.id, None).is_ok() {
-                        self.fresh = Some(Fresh {
+                        self.new_session = Some(NewSession {
                             thread: call.thread,
                             session: call.process,
                             weight,
@@ -223,61 +233,62 @@ impl Sessions {
         }
     }
 
-    fn decide(&mut self, call: &Call, proc: &OwnedFd) -> Verdict {
+    fn decide(&mut self, call: &Call, proc: &OwnedFd) -> CallDecision {
         // The kernel would refuse it as well; then no session would ever come of it.
         if killpg(call.process, None) != Err(Errno::ESRCH) {
-            return Verdict::Refuse;
+            return CallDecision::Refuse;
         }
         if self.known >= self.most {
             let Some(all) = self.look(proc) else {
-                return Verdict::Later;
+                return CallDecision::Later;
             };
             self.known = count(&all);
             if self.known >= self.most {
-                return Verdict::Refuse;
+                return CallDecision::Refuse;
             }
         }
         if let Ok(weight) = open_weight(proc, call.process) {
-            return Verdict::Weigh(weight);
+            return CallDecision::Weigh(weight);
         }
         match self.unweighed {
-            None => Verdict::Leave,
+            None => CallDecision::Leave,
             Some(other) => match self.look(proc) {
-                None => Verdict::Later,
-                Some(all) if member(&all, other).is_some() => Verdict::Refuse,
-                Some(_) => Verdict::Leave,
+                None => CallDecision::Later,
+                Some(all) if member(&all, other).is_some() => CallDecision::Refuse,
+                Some(_) => CallDecision::Leave,
             },
         }
     }
 
     /// Whether the fresh session has the least weight now, is gone, or is put aside.
     fn weigh(&mut self, proc: &OwnedFd) -> bool {
-        let Some(fresh) = &mut self.fresh else {
+        let Some(new_session) = &mut self.new_session else {
             return true;
         };
-        if fresh.is_pending() {
-            let slow = fresh.since.elapsed() > SLOW && self.slow.len() < MAX_SLOW_CALLS;
+        if new_session.is_pending() {
+            let slow =
+                new_session.since.elapsed() > SLOW_CALL_TIMEOUT && self.slow.len() < MAX_SLOW_CALLS;
             if slow {
-                self.slow.extend(self.fresh.take());
+                self.slow.extend(self.new_session.take());
             }
             return slow;
         }
-        match fresh.weight.write(LEAST) {
+        match new_session.weight.write(MIN_NICE_VALUE) {
             Ok(_) => return true,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
             // Its leader has ended, and may have left others in it.
             Err(_) => {}
         }
-        let session = fresh.session;
+        let session = new_session.session;
         let Some(all) = self.look(proc) else {
             return false;
         };
         let Some(left) = member(&all, session) else {
             return true;
         };
-        match (open_weight(proc, left), &mut self.fresh) {
-            (Ok(weight), Some(fresh)) => {
-                fresh.weight = weight;
+        match (open_weight(proc, left), &mut self.new_session) {
+            (Ok(weight), Some(new_session)) => {
+                new_session.weight = weight;
                 false
             }
             _ if self.unweighed.is_none_or(|one| member(&all, one).is_none()) => {
@@ -299,7 +310,7 @@ impl Sessions {
             return None;
         }
         let all = processes(proc);
-        self.next_look = Instant::now() + began.elapsed() * REST_AFTER_LOOK;
+        self.next_look = Instant::now() + began.elapsed() * PAUSE_FACTOR;
         Some(all)
     }
 
@@ -361,7 +372,7 @@ fn receive(listener: &OwnedFd) -> Result<(u64, Pid)> {
 }
 
 /// The process of a thread, and that one's parent.
-fn family(proc: &OwnedFd, thread: Pid) -> Option<(Pid, Pid)> {
+fn thread_process(proc: &OwnedFd, thread: Pid) -> Option<(Pid, Pid)> {
     let path = format!("{thread}/status");
     let file = openat(proc, path.as_str(), OFlag::O_CLOEXEC, Mode::empty()).ok()?;
     let mut text = Vec::new();

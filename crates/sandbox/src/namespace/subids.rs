@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{Gid, Uid, User};
 use serde::{Deserialize, Serialize};
 
-use super::loan::{Extent, Loan, Tools};
+use super::subid_map::{Extent, SubidMap, Tools};
 
 /// How many ids a sandbox gets of those that were lent.
-pub(crate) const SLICE: u32 = 1 << 12;
+pub(crate) const IDS_PER_SANDBOX: u32 = 1 << 12;
 
 /// Ids below are the system's and people's, whatever a line says: they are never lent on.
 const LOWEST: u32 = 1 << 16;
@@ -41,7 +41,7 @@ pub(crate) struct Slice {
 
 /// What an operator was lent.
 #[derive(Debug)]
-pub(crate) struct Grant {
+pub(crate) struct SubidGrant {
     users: Vec<Range>,
     groups: Vec<Range>,
     tools: Tools,
@@ -54,22 +54,22 @@ type Range = (u32, u32);
 
 /// Why an operator has no ids to give on, and what helps.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Lack {
+pub(crate) struct SubidsUnavailable {
     /// What was found.
     pub(crate) found: String,
     /// What to do.
     pub(crate) fix: String,
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for SubidsUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; {}", self.found, self.fix)
     }
 }
 
-impl Grant {
+impl SubidGrant {
     /// What the operator was lent on this machine.
-    pub(crate) fn read() -> Result<Self, Lack> {
+    pub(crate) fn read() -> Result<Self, SubidsUnavailable> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let tool = |name: &str| find(name, &path).ok_or_else(|| no_tool(name));
         let tools = Tools {
@@ -98,42 +98,45 @@ impl Grant {
 
     /// Ids for one more sandbox: none of those in `taken`, and none that a process has which
     /// another gate of the operator's may have made.
-    pub(crate) fn choose(&self, seed: &str, taken: &[u32]) -> Result<Slice, Lack> {
+    pub(crate) fn choose(&self, seed: &str, taken: &[u32]) -> Result<Slice, SubidsUnavailable> {
         let slices = self.slices();
         let running = running();
         let is_free = |slice: &&Slice| {
-            let ids = slice.first..slice.first.saturating_add(SLICE);
+            let ids = slice.first..slice.first.saturating_add(IDS_PER_SANDBOX);
             !taken.iter().any(|first| ids.contains(first)) && running.range(ids).next().is_none()
         };
         // Two gates with different directories rarely begin at the same place.
         let start = super::identity::hash(seed) as usize % slices.len().max(1);
         let free = slices.iter().cycle().skip(start).take(slices.len());
-        free.into_iter().find(is_free).copied().ok_or_else(|| Lack {
-            found: format!(
-                "all {} places for sandboxes among the ids of /etc/subuid are taken",
-                slices.len()
-            ),
-            fix: "delete a sandbox, or have more ids lent".to_owned(),
-        })
+        free.into_iter()
+            .find(is_free)
+            .copied()
+            .ok_or_else(|| SubidsUnavailable {
+                found: format!(
+                    "all {} places for sandboxes among the ids of /etc/subuid are taken",
+                    slices.len()
+                ),
+                fix: "delete a sandbox, or have more ids lent".to_owned(),
+            })
     }
 
     /// How many sandboxes there is room for.
-    pub(crate) fn room(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.slices().len()
     }
 
     /// Leave to act as these sandboxes' ids and as the operator, nobody else. Numbers inside
     /// are those of the host, but that a slice's groups have the numbers of its users.
-    pub(crate) fn loan(&self, slices: &[Slice]) -> Loan {
+    pub(crate) fn map_for(&self, slices: &[Slice]) -> SubidMap {
         let extents = |own: u32, outside: fn(&Slice) -> u32| {
             let slices = slices.iter().map(|slice| Extent {
                 inside: slice.first,
                 outside: outside(slice),
-                count: SLICE,
+                count: IDS_PER_SANDBOX,
             });
             slices.chain([Extent::same(own, 1)]).collect()
         };
-        Loan {
+        SubidMap {
             tools: self.tools.clone(),
             users: extents(self.user, |slice| slice.first),
             groups: extents(self.group, |slice| slice.groups),
@@ -141,14 +144,14 @@ impl Grant {
     }
 
     /// Leave to act as everybody who was lent, for the removal of what nobody has a record of.
-    pub(crate) fn loan_of_all(&self) -> Loan {
+    pub(crate) fn map_for_all(&self) -> SubidMap {
         let extents = |ranges: &[Range], own: u32| {
             let lent = ranges
                 .iter()
                 .map(|(from, to)| Extent::same(*from, to - from));
             lent.chain([Extent::same(own, 1)]).collect()
         };
-        Loan {
+        SubidMap {
             tools: self.tools.clone(),
             users: extents(&self.users, self.user),
             groups: extents(&self.groups, self.group),
@@ -157,13 +160,14 @@ impl Grant {
 
     fn slices(&self) -> Vec<Slice> {
         let cut = |ranges: &[Range]| -> Vec<u32> {
-            let count = |(from, to): &Range| (to - from) / SLICE;
-            let firsts = ranges
-                .iter()
-                .flat_map(|range| (0..count(range)).map(move |place| range.0 + place * SLICE));
+            let count = |(from, to): &Range| (to - from) / IDS_PER_SANDBOX;
+            let firsts = ranges.iter().flat_map(|range| {
+                (0..count(range)).map(move |place| range.0 + place * IDS_PER_SANDBOX)
+            });
             firsts.collect()
         };
-        let holds = |first: u32, id: u32| (first..first.saturating_add(SLICE)).contains(&id);
+        let holds =
+            |first: u32, id: u32| (first..first.saturating_add(IDS_PER_SANDBOX)).contains(&id);
         cut(&self.users)
             .into_iter()
             .zip(cut(&self.groups))
@@ -173,10 +177,10 @@ impl Grant {
             .collect()
     }
 
-    fn no_line(&self, who: &str, lines: &[&str]) -> Lack {
+    fn no_line(&self, who: &str, lines: &[&str]) -> SubidsUnavailable {
         let missing: Vec<&str> = [(&self.users, "/etc/subuid"), (&self.groups, "/etc/subgid")]
             .into_iter()
-            .filter(|(ranges, _)| !ranges.iter().any(|(from, to)| to - from >= SLICE))
+            .filter(|(ranges, _)| !ranges.iter().any(|(from, to)| to - from >= IDS_PER_SANDBOX))
             .map(|(_, file)| file)
             .collect();
         let missing = if missing.is_empty() {
@@ -186,8 +190,10 @@ impl Grant {
         };
         let from = first_free(lines);
         let to = from + USUAL_COUNT - 1;
-        Lack {
-            found: format!("{missing} has no line that lends {SLICE} ids or more to {who}"),
+        SubidsUnavailable {
+            found: format!(
+                "{missing} has no line that lends {IDS_PER_SANDBOX} ids or more to {who}"
+            ),
             fix: format!(
                 "as root: usermod --add-subuids {from}-{to} --add-subgids {from}-{to} {who}"
             ),
@@ -195,8 +201,8 @@ impl Grant {
     }
 }
 
-fn no_tool(name: &str) -> Lack {
-    Lack {
+fn no_tool(name: &str) -> SubidsUnavailable {
+    SubidsUnavailable {
         found: format!("{name}, which maps ids, is not there, or not set up to do it (setuid)"),
         fix: "as root: apt install uidmap (elsewhere the package is called shadow-utils)"
             .to_owned(),
@@ -309,8 +315,8 @@ fn running() -> BTreeSet<u32> {
 mod tests {
     use super::*;
 
-    fn grant(subuid: &str, subgid: &str) -> Grant {
-        Grant {
+    fn grant(subuid: &str, subgid: &str) -> SubidGrant {
+        SubidGrant {
             users: lent(subuid, Some("ann"), 2000),
             groups: lent(subgid, Some("ann"), 2000),
             tools: Tools {
@@ -353,7 +359,7 @@ mod tests {
             let slice = grant.choose("same", &taken).unwrap();
             assert_eq!(slice.groups - 1_100_000_000, slice.first - 1_000_000_000);
             for other in &taken {
-                assert!(slice.first.abs_diff(*other) >= SLICE);
+                assert!(slice.first.abs_diff(*other) >= IDS_PER_SANDBOX);
             }
             taken.push(slice.first);
         }

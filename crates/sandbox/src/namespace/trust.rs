@@ -54,25 +54,25 @@ pub(crate) const OWN: &str = "etc/palisade";
 const ROOT: &str = "/etc/palisade/ca.pem";
 
 /// Where init puts things together, from the sandbox's `fs` on.
-const SHELF: &str = "lower/trust";
+const STAGING: &str = "lower/trust";
 
-/// All certificates, from [`SHELF`] on; every bundle is a link to it.
+/// All certificates, from [`STAGING`] on; every bundle is a link to it.
 const ALL: &str = "bundle";
 
-/// The root, from [`SHELF`] on.
+/// The root, from [`STAGING`] on.
 const OWN_ROOT: &str = "own/ca.pem";
 
-/// Java's trust store, from [`SHELF`] on.
+/// Java's trust store, from [`STAGING`] on.
 const OWN_STORE: &str = "own/truststore.jks";
 
 /// Where a Java is, if there is one: not where an agent without power puts things.
 const JAVAS: &[&str] = &["usr/bin/java", "usr/local/bin/java", "usr/lib/jvm"];
 
 /// The longest bundle of the host's that comes in. Usual ones have a quarter of a MiB.
-const LONGEST_BUNDLE: u64 = 4 << 20;
+const MAX_BUNDLE_BYTES: u64 = 4 << 20;
 
 /// How many links a path may lead through, as the kernel has it.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// A file that has to be somewhere inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,7 +152,7 @@ fn resolve(tree: &Path, path: &str) -> Option<PathBuf> {
                 }
             }
         }
-        if links > MOST_LINKS {
+        if links > MAX_LINKS {
             return None;
         }
     }
@@ -160,19 +160,19 @@ fn resolve(tree: &Path, path: &str) -> Option<PathBuf> {
 }
 
 /// What is trusted, ready to be put over the layers it belongs to.
-pub(crate) struct Shelf {
+pub(crate) struct TrustStaging {
     /// The layer's place inside, the file's beneath it, and which file.
     entries: Vec<(PathBuf, PathBuf, What)>,
-    /// Directories with a link to the root, from [`SHELF`] on.
+    /// Directories with a link to the root, from [`STAGING`] on.
     linked: Vec<PathBuf>,
 }
 
-impl Shelf {
+impl TrustStaging {
     /// Writes everything, and sees which layer each file belongs to. `nothing` is an empty
     /// directory.
     pub(crate) fn fill(trust: &Trust, layers: &mut Layers, nothing: &str) -> Result<Self> {
-        let shelf = Path::new(SHELF);
-        create_dir_all(shelf.join("own"))?;
+        let staging = Path::new(STAGING);
+        create_dir_all(staging.join("own"))?;
         let mut bundle = system_bundle();
         if bundle.is_empty() {
             layers.warnings.push(
@@ -182,8 +182,8 @@ impl Shelf {
             bundle.push(b'\n');
         }
         bundle.extend(trust.root.as_bytes());
-        write(shelf.join(OWN_ROOT), &trust.root)?;
-        write(shelf.join(ALL), bundle)?;
+        write(staging.join(OWN_ROOT), &trust.root)?;
+        write(staging.join(ALL), bundle)?;
         // A host without any certificates may lack the directory.
         let first = Path::new(BUNDLE);
         let has = |at: &Path| layer_of(layers, at).is_some();
@@ -218,12 +218,12 @@ impl Shelf {
 
     /// What a later root is added to. To be called when every layer is in its place.
     pub(crate) fn into_files(self) -> Result<TrustFiles> {
-        TrustFiles::open(Path::new(SHELF), self.linked)
+        TrustFiles::open(Path::new(STAGING), self.linked)
     }
 
     /// What is `/etc/palisade` inside.
     pub(crate) fn own() -> PathBuf {
-        Path::new(SHELF).join("own")
+        Path::new(STAGING).join("own")
     }
 
     /// Adds what Java wants, if there is one in the tree that is to be `/`. Says whether.
@@ -236,23 +236,23 @@ impl Shelf {
         let found = JAVAS.iter().any(|path| openat2(&base, *path, how).is_ok());
         if found {
             // It takes a millisecond, which most need not wait for.
-            let bundle = read(Path::new(SHELF).join(ALL))?;
-            write(Path::new(SHELF).join(OWN_STORE), java::store(&bundle))?;
+            let bundle = read(Path::new(STAGING).join(ALL))?;
+            write(Path::new(STAGING).join(OWN_STORE), java::store(&bundle))?;
         }
         Ok(found)
     }
 
     /// A directory to go over the layer that is at `inside`, if something belongs there.
     pub(crate) fn over(&mut self, inside: &Path, name: &str) -> Result<Option<PathBuf>> {
-        let (shelf, over) = (Path::new(SHELF), PathBuf::from(format!("over-{name}")));
-        let top = shelf.join(&over);
+        let (staging, over) = (Path::new(STAGING), PathBuf::from(format!("over-{name}")));
+        let top = staging.join(&over);
         let mut any = false;
         for (_, beneath, what) in self.entries.iter().filter(|(layer, ..)| layer == inside) {
             let at = top.join(beneath);
             create_dir_all(at.parent().unwrap_or(&top))?;
             match what {
-                What::Bundle => hard_link(shelf.join(ALL), at)?,
-                What::Root => hard_link(shelf.join(OWN_ROOT), at)?,
+                What::Bundle => hard_link(staging.join(ALL), at)?,
+                What::Root => hard_link(staging.join(OWN_ROOT), at)?,
                 What::Link => {
                     symlink(ROOT, at)?;
                     let directory = beneath.parent().unwrap_or(Path::new(""));
@@ -271,7 +271,7 @@ impl Shelf {
             .entries
             .iter()
             .filter(move |(layer, _, what)| layer == inside && *what == What::Bundle);
-        of.map(|(_, beneath, _)| (beneath.as_path(), Path::new(SHELF).join(ALL)))
+        of.map(|(_, beneath, _)| (beneath.as_path(), Path::new(STAGING).join(ALL)))
     }
 }
 
@@ -288,8 +288,8 @@ fn system_bundle() -> Vec<u8> {
     let mut paths = BUNDLES.iter().map(|path| Path::new("/").join(path));
     let found = paths.find_map(|path| {
         let data = path.metadata().ok()?;
-        let is_open = data.permissions().mode() & 0o004 != 0;
-        let is_it = data.is_file() && is_open && data.len() <= LONGEST_BUNDLE;
+        let is_world_searchable = data.permissions().mode() & 0o004 != 0;
+        let is_it = data.is_file() && is_world_searchable && data.len() <= MAX_BUNDLE_BYTES;
         is_it.then(|| read(path).ok()).flatten()
     });
     found.unwrap_or_default()

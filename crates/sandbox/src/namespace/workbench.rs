@@ -17,13 +17,13 @@ use nix::sys::socket::{
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 
-use super::ends::Ends;
+use super::exec_args::ExecArgs;
 use super::identity::Account;
-use super::order::Order;
 use super::process::{self, Job, Work};
 use super::protocol::Exec;
 use super::seccomp::Filters;
-use super::step::{Step, Stumble};
+use super::stdio::StdioEnds;
+use super::step::{Step, StepError};
 
 /// How many may wait to be served.
 const BACKLOG: i32 = 64;
@@ -39,7 +39,7 @@ pub(crate) struct Workbench {
 }
 
 /// What it is started with.
-pub(crate) struct Start<'a> {
+pub(crate) struct WorkbenchStart<'a> {
     pub(crate) environment: &'a [(String, String)],
     pub(crate) agent: Account,
     pub(crate) filters: &'a Filters,
@@ -54,50 +54,58 @@ impl Workbench {
     /// Its keeper and, once the keeper has reported it, its process.
     pub(crate) fn server(&mut self) -> Option<(Pid, Option<Pid>)> {
         let job = self.job.as_mut()?;
-        Some((job.keeper(), job.command()))
+        Some((job.subreaper(), job.command()))
     }
 
     /// A connection to it, and its keeper if it had to be started.
     pub(crate) fn connect(
         &mut self,
         words: Vec<Vec<u8>>,
-        start: &Start<'_>,
-    ) -> Result<(OwnedFd, Option<Pid>), Stumble> {
+        start: &WorkbenchStart<'_>,
+    ) -> Result<(OwnedFd, Option<Pid>), StepError> {
         let listener = match &self.listener {
             Some(listener) => listener,
             None => self
                 .listener
                 .insert(make_listener().step("making the workbench's socket")?),
         };
-        if self.job.as_mut().is_some_and(|job| job.hear().is_some()) {
+        if self
+            .job
+            .as_mut()
+            .is_some_and(|job| job.read_status().is_some())
+        {
             self.job = None;
         }
-        let mut keeper = None;
+        let mut subreaper = None;
         if self.job.is_none() {
             let job = begin(listener, words, start)?;
-            keeper = Some(job.keeper());
+            subreaper = Some(job.subreaper());
             self.job = Some(job);
         }
         let connected = dial(listener).step("connecting to the workbench")?;
-        Ok((connected, keeper))
+        Ok((connected, subreaper))
     }
 }
 
-fn begin(listener: &OwnedFd, words: Vec<Vec<u8>>, start: &Start<'_>) -> Result<Job, Stumble> {
+fn begin(
+    listener: &OwnedFd,
+    words: Vec<Vec<u8>>,
+    start: &WorkbenchStart<'_>,
+) -> Result<Job, StepError> {
     let exec = Exec {
         argv: words,
         environment: Vec::new(),
         directory: None,
         terminal: None,
     };
-    let mut order = Order::read(&exec, start.environment)?;
+    let mut order = ExecArgs::read(&exec, start.environment)?;
     let program = CString::new(PROGRAM).map_err(Error::from);
     order.candidates = vec![program.step("naming the program")?];
     let nothing = || {
         let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC;
         open("/dev/null", flags, Mode::empty()).step("opening /dev/null")
     };
-    let ends = Ends {
+    let ends = StdioEnds {
         inside: vec![
             listener.try_clone().step("copying a descriptor")?,
             nothing()?,

@@ -35,7 +35,7 @@ pub(super) fn apply_profile(limits: &PackReaderLimits) -> Result<()> {
         hardening::empty_bounding_set(&[])?;
     }
     hardening::keep_capabilities(&[])?;
-    hardening::close_up()?;
+    hardening::set_undumpable_and_no_new_privs()?;
     let filter = filter().map_err(Error::other)?;
     seccompiler::apply_filter(&filter).map_err(Error::other)
 }

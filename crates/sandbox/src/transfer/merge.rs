@@ -1,5 +1,5 @@
-//! Moves a finished tree to where it belongs: looked through first, so that a refusal comes
-//! before the first move.
+//! Moves a complete tree to its target, after checking all entries, so that a refusal comes before
+//! the first move.
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -9,10 +9,10 @@ use nix::errno::Errno;
 use nix::fcntl::renameat;
 use nix::sys::stat::{Mode, fstat, mkdirat};
 
-use super::{Overwrite, Refusal, TransferError};
+use super::{MemberRefusal, Overwrite, TransferError};
 use crate::beneath::{self, FileKind};
 
-/// Moves what is in `from` into `to`. Returns the directories that were there before.
+/// Moves the entries of `from` into `to`. Returns the directories that existed before.
 pub(super) fn merge(
     from: &OwnedFd,
     to: &OwnedFd,
@@ -53,7 +53,7 @@ fn check(
             | (_, Some(FileKind::Directory | FileKind::Other)) => {
                 return Err(TransferError::refused(
                     shown(path).as_bytes(),
-                    Refusal::OtherKind,
+                    MemberRefusal::OtherKind,
                 ));
             }
             (_, Some(FileKind::File | FileKind::Symlink)) => {}
@@ -80,7 +80,7 @@ fn move_all(
             ours.is_some_and(|data| beneath::file_kind(&data) == FileKind::Directory);
         match beneath::rename_no_replace(from, to, &name) {
             Ok(()) => {}
-            // There already; or a layer of an overlay that directories cannot be moved to.
+            // The directory exists, or is in an overlay layer to which directories cannot be moved.
             Err(Errno::EEXIST | Errno::ENOTEMPTY | Errno::EXDEV) if is_directory => {
                 let below = beneath::open_directory(from, &name)
                     .and_then(|ours| {

@@ -1,8 +1,8 @@
 //! What must never arrive, and what is left as it was.
 
+mod confined;
 mod journey;
 mod repositories;
-mod within;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use proptest::prelude::{ProptestConfig, any, prop_assert_eq, proptest};
 use super::header::{BLOCK, Header};
 use super::*;
 
-const ROOMY: Transfer = Transfer {
+const ROOMY: TransferBounds = TransferBounds {
     bytes: 1 << 20,
     entries: 1000,
 };
@@ -63,8 +63,13 @@ impl Forge {
         self.0
     }
 
-    fn unpack(self, target: &Path) -> Result<Moved, TransferError> {
-        unpack(&mut self.end().as_slice(), target, &ROOMY, &Rules::FOR_HOST)
+    fn unpack(self, target: &Path) -> Result<TransferSummary, TransferError> {
+        unpack(
+            &mut self.end().as_slice(),
+            target,
+            &ROOMY,
+            &UnpackRules::FOR_HOST,
+        )
     }
 }
 
@@ -78,7 +83,7 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     (place, target)
 }
 
-fn reason(error: TransferError) -> Refusal {
+fn reason(error: TransferError) -> MemberRefusal {
     match error {
         TransferError::Refused { reason, .. } => reason,
         other => panic!("{other}"),
@@ -102,111 +107,115 @@ fn each_hostile_member_is_refused_and_nothing_of_its_archive_stays() {
         (
             "climbing",
             before().file("../outside", "x"),
-            Refusal::Climbs,
+            MemberRefusal::Climbs,
         ),
         (
             "climbing within",
             before().file("d/../../outside", "x"),
-            Refusal::Climbs,
+            MemberRefusal::Climbs,
         ),
         (
             "absolute",
             before().file("/outside", "x"),
-            Refusal::Absolute,
+            MemberRefusal::Absolute,
         ),
-        ("no path", before().file("", "x"), Refusal::NoPath),
+        ("no path", before().file("", "x"), MemberRefusal::NoPath),
         (
             "a file as the target",
             before().file("./", "x"),
-            Refusal::NoPath,
+            MemberRefusal::NoPath,
         ),
         (
             "a link, then a child",
             before().link("l", "d").file("l/x", "x"),
-            Refusal::ThroughLink,
+            MemberRefusal::ThroughLink,
         ),
         (
             "a link out, then a child",
             before().link("l", "..").file("l/outside", "x"),
-            Refusal::ThroughLink,
+            MemberRefusal::ThroughLink,
         ),
         (
             "a link, then a directory of that name",
             before().link("l", "..").directory("l"),
-            Refusal::ThroughLink,
+            MemberRefusal::ThroughLink,
         ),
         (
             "a file, then a child",
             before().file("good/x", "x"),
-            Refusal::ThroughLink,
+            MemberRefusal::ThroughLink,
         ),
         (
             "a link, then a file of that name",
             before().link("l", "../outside").file("l", "x"),
-            Refusal::Twice,
+            MemberRefusal::Twice,
         ),
-        ("a file twice", before().file("good", "y"), Refusal::Twice),
+        (
+            "a file twice",
+            before().file("good", "y"),
+            MemberRefusal::Twice,
+        ),
         (
             "a hard link out",
             before().hard_link("h", "../outside"),
-            Refusal::HardLinkOut,
+            MemberRefusal::HardLinkOut,
         ),
         (
             "a hard link to the root",
             before().hard_link("h", "/etc/passwd"),
-            Refusal::HardLinkOut,
+            MemberRefusal::HardLinkOut,
         ),
         (
             "a hard link to what was there before",
             before().hard_link("h", "there"),
-            Refusal::HardLinkOut,
+            MemberRefusal::HardLinkOut,
         ),
         (
             "a hard link to a link",
             before().link("l", "../outside").hard_link("h", "l"),
-            Refusal::HardLinkOut,
+            MemberRefusal::HardLinkOut,
         ),
         (
             "a hard link through a link",
             before().link("l", "..").hard_link("h", "l/outside"),
-            Refusal::HardLinkOut,
+            MemberRefusal::HardLinkOut,
         ),
         (
             "a hard link to a directory",
             before().hard_link("h", "d"),
-            Refusal::HardLinkOut,
+            MemberRefusal::HardLinkOut,
         ),
-        ("a character device", device(b'3'), Refusal::Device),
-        ("a block device", device(b'4'), Refusal::Device),
-        ("a FIFO", device(b'6'), Refusal::Fifo),
-        ("a sparse file", device(b'S'), Refusal::Sparse),
-        ("part of a file", device(b'M'), Refusal::Unknown),
-        ("a listing", device(b'D'), Refusal::Unknown),
+        ("a character device", device(b'3'), MemberRefusal::Device),
+        ("a block device", device(b'4'), MemberRefusal::Device),
+        ("a FIFO", device(b'6'), MemberRefusal::Fifo),
+        ("a sparse file", device(b'S'), MemberRefusal::Sparse),
+        ("part of a file", device(b'M'), MemberRefusal::Unknown),
+        ("a listing", device(b'D'), MemberRefusal::Unknown),
         (
             "a sparse file of the new kind",
             before()
                 .extension(&[("GNU.sparse.major", "1")])
                 .file("s", "x"),
-            Refusal::Sparse,
+            MemberRefusal::Sparse,
         ),
         (
             "a climbing path in an extension",
             before()
                 .extension(&[("path", "../outside")])
                 .file("fine", "x"),
-            Refusal::Climbs,
+            MemberRefusal::Climbs,
         ),
         (
             "a climbing path in a long name",
             before()
                 .raw(b'L', b"././@LongLink", b"", 0o644, b"../outside\0")
                 .file("fine", "x"),
-            Refusal::Climbs,
+            MemberRefusal::Climbs,
         ),
         (
             "a NUL in an extension",
             before().extension(&[("path", "a\0b")]).file("fine", "x"),
-            Refusal::NoPath,
+            MemberRefusal::NoPath,
         ),
     ] {
         let (place, target) = place();
@@ -264,7 +273,13 @@ fn what_is_no_archive_or_only_half_of_one_is_refused() {
         broken.push(("half", whole[..length].to_vec()));
     }
     for (what, bytes) in broken {
-        let error = unpack(&mut bytes.as_slice(), &target, &ROOMY, &Rules::FOR_HOST).unwrap_err();
+        let error = unpack(
+            &mut bytes.as_slice(),
+            &target,
+            &ROOMY,
+            &UnpackRules::FOR_HOST,
+        )
+        .unwrap_err();
         assert!(
             matches!(error, TransferError::Malformed(_)),
             "{what}: {error}"
@@ -278,8 +293,13 @@ fn bounds_hold_before_anything_is_written() {
     let (_place, target) = place();
     let archive = Forge::default().file("a", "1234").file("b", "5678").end();
     let tight = |bytes, entries| {
-        let bounds = Transfer { bytes, entries };
-        unpack(&mut archive.as_slice(), &target, &bounds, &Rules::FOR_HOST)
+        let bounds = TransferBounds { bytes, entries };
+        unpack(
+            &mut archive.as_slice(),
+            &target,
+            &bounds,
+            &UnpackRules::FOR_HOST,
+        )
     };
     assert_eq!(tight(7, 2), Err(TransferError::TooLarge(7)));
     assert_eq!(tight(8, 1), Err(TransferError::TooMany(1)));
@@ -290,7 +310,13 @@ fn bounds_hold_before_anything_is_written() {
         .0
         .to_vec();
     bomb.extend([0; BLOCK]);
-    let error = unpack(&mut bomb.as_slice(), &target, &ROOMY, &Rules::FOR_HOST).unwrap_err();
+    let error = unpack(
+        &mut bomb.as_slice(),
+        &target,
+        &ROOMY,
+        &UnpackRules::FOR_HOST,
+    )
+    .unwrap_err();
     assert_eq!(error, TransferError::TooLarge(ROOMY.bytes));
     assert_eq!(tight(8, 2).unwrap().files, 2);
 
@@ -303,9 +329,9 @@ fn bounds_hold_before_anything_is_written() {
         (8, 2, Err(TransferError::TooMany(2))),
         (8, 3, Ok(2)),
     ] {
-        let bounds = Transfer { bytes, entries };
+        let bounds = TransferBounds { bytes, entries };
         let packed = pack_within(&source, &mut Vec::new(), &bounds, &mut |_| {});
-        assert_eq!(packed.map(|moved| moved.files), wanted);
+        assert_eq!(packed.map(|summary| summary.files), wanted);
     }
 }
 
@@ -334,9 +360,9 @@ fn what_is_there_stays_unless_asked_and_a_directory_always() {
         .file("there", "theirs")
         .end();
     let with = |archive: &[u8], overwrite| {
-        let rules = Rules {
+        let rules = UnpackRules {
             overwrite,
-            ..Rules::FOR_HOST
+            ..UnpackRules::FOR_HOST
         };
         unpack(&mut &archive[..], &target, &ROOMY, &rules)
     };
@@ -363,7 +389,7 @@ fn what_is_there_stays_unless_asked_and_a_directory_always() {
         ),
     ] {
         let error = with(&archive, Overwrite::Yes).unwrap_err();
-        assert_eq!(reason(error), Refusal::OtherKind, "{what}");
+        assert_eq!(reason(error), MemberRefusal::OtherKind, "{what}");
     }
     // A link of the operator's own is replaced, not written through.
     symlink("there", target.join("alias")).unwrap();
@@ -375,13 +401,13 @@ fn what_is_there_stays_unless_asked_and_a_directory_always() {
     // And a directory behind a link is not entered.
     symlink("d", target.join("way")).unwrap();
     let error = with(&Forge::default().file("way/x", "x").end(), Overwrite::Yes).unwrap_err();
-    assert_eq!(reason(error), Refusal::OtherKind);
+    assert_eq!(reason(error), MemberRefusal::OtherKind);
 }
 
 #[test]
 fn a_link_that_leads_elsewhere_is_left_out_with_a_note() {
     let (_place, target) = place();
-    let moved = Forge::default()
+    let summary = Forge::default()
         .directory("a")
         .link("a/in", "../there")
         .link("a/out", "../../outside")
@@ -392,17 +418,17 @@ fn a_link_that_leads_elsewhere_is_left_out_with_a_note() {
     assert_eq!(list(&target), ["a", "there"]);
     assert_eq!(list(&target.join("a")), ["in"]);
     assert_eq!(
-        moved.left_out,
+        summary.left_out,
         ["a/out", "etc", "twisted"].map(|name| format!("{name}: a link that leads elsewhere"))
     );
-    assert_eq!(moved.files, 1);
+    assert_eq!(summary.files, 1);
 }
 
 #[test]
 fn archives_of_other_programs_are_read() {
     let (_place, target) = place();
     let long = "x/".repeat(60) + "file";
-    let moved = Forge::default()
+    let summary = Forge::default()
         .raw(b'g', b"pax_global_header", b"", 0, b"18 comment=abcdef\n")
         .raw(b'5', b"./", b"", 0o755, b"")
         .extension(&[("path", &long), ("mtime", "1.5"), ("uid", "0")])
@@ -411,7 +437,7 @@ fn archives_of_other_programs_are_read() {
         .hard_link("two", "one")
         .unpack(&target)
         .unwrap();
-    assert_eq!((moved.files, moved.bytes), (3, 2));
+    assert_eq!((summary.files, summary.bytes), (3, 2));
     assert!(target.join(long).exists());
     let inode = |name| std::fs::metadata(target.join(name)).unwrap().ino();
     assert_eq!(inode("one"), inode("two"));
@@ -427,10 +453,10 @@ fn what_is_neither_file_nor_link_stays_behind_with_a_note() {
     std::fs::write(source.join("file"), "12345").unwrap();
     let mut heard = Vec::new();
     let mut archive = Vec::new();
-    let moved = pack(&source, &mut archive, &mut |bytes| heard.push(bytes)).unwrap();
+    let summary = pack(&source, &mut archive, &mut |bytes| heard.push(bytes)).unwrap();
     assert_eq!(
-        moved,
-        Moved {
+        summary,
+        TransferSummary {
             files: 1,
             bytes: 5,
             left_out: vec![
@@ -444,7 +470,7 @@ fn what_is_neither_file_nor_link_stays_behind_with_a_note() {
     let missing = pack(&target.join("no"), &mut Vec::new(), &mut |_| {}).unwrap_err();
     assert!(matches!(missing, TransferError::Missing(_)), "{missing}");
     let fifo = pack(&source.join("fifo\n"), &mut Vec::new(), &mut |_| {}).unwrap_err();
-    assert_eq!(reason(fifo), Refusal::Unknown);
+    assert_eq!(reason(fifo), MemberRefusal::Unknown);
 }
 
 #[test]
@@ -498,7 +524,7 @@ proptest! {
         }
         let place = tempfile::tempdir().unwrap();
         let target = place.path().join("target");
-        let _ = unpack(&mut archive.as_slice(), &target, &ROOMY, &Rules::FOR_HOST);
+        let _ = unpack(&mut archive.as_slice(), &target, &ROOMY, &UnpackRules::FOR_HOST);
         prop_assert_eq!(std::fs::read_dir(place.path()).unwrap().count() <= 1, true);
     }
 }

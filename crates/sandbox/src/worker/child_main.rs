@@ -52,11 +52,11 @@ fn serve(request: &Request, bundle: Option<OwnedFd>) -> Result<SnapshotReport, G
     let Request {
         snapshot,
         limits,
-        loan,
+        subid_map,
     } = request;
-    if let Some(loan) = loan {
-        loan.take().map_err(|stumble| GitError::Worker {
-            how: format!("could not switch to the sandbox's ids ({stumble})"),
+    if let Some(subid_map) = subid_map {
+        subid_map.enter().map_err(|error| GitError::Worker {
+            how: format!("could not switch to the sandbox's ids ({error})"),
             hint: "",
         })?;
     }
@@ -65,8 +65,8 @@ fn serve(request: &Request, bundle: Option<OwnedFd>) -> Result<SnapshotReport, G
     let host_repository = HostRepository::discover(&snapshot.repository)?;
     let _lock = lock_manifest(&snapshot.manifest);
     let root = crate::git::walk::open_root(&snapshot.workspace)?;
-    let is_lent = loan.is_some();
-    profile::apply_profile(limits, &snapshot.bounds, is_lent).map_err(|error| {
+    let has_subids = subid_map.is_some();
+    profile::apply_profile(limits, &snapshot.bounds, has_subids).map_err(|error| {
         GitError::Worker {
             how: format!("could not apply its seccomp profile ({error})"),
             hint: "",

@@ -26,12 +26,12 @@ const WINDOW: usize = 32 << 20;
 const WINDOWS: usize = 512 << 20;
 const PACKS: usize = 256;
 
-/// Confines this process irrevocably. It must have one thread. With `is_lent` it keeps the
+/// Confines this process irrevocably. It must have one thread. With `has_subids` it keeps the
 /// capabilities to read files of subordinate ids.
 pub(super) fn apply_profile(
     limits: &WorkerLimits,
     bounds: &SnapshotBounds,
-    is_lent: bool,
+    has_subids: bool,
 ) -> Result<()> {
     // SAFETY: libgit2's options are plain numbers, and no other thread uses it.
     unsafe {
@@ -61,12 +61,12 @@ pub(super) fn apply_profile(
     if Uid::effective().is_root() {
         hardening::empty_bounding_set(&[])?;
         hardening::keep_capabilities(KEPT)?;
-    } else if is_lent {
-        hardening::keep_capabilities(hardening::OF_READER)?;
+    } else if has_subids {
+        hardening::keep_capabilities(hardening::READ_CAPABILITIES)?;
     } else {
         hardening::keep_capabilities(&[])?;
     }
-    hardening::close_up()?;
+    hardening::set_undumpable_and_no_new_privs()?;
     let filter = filter().map_err(Error::other)?;
     seccompiler::apply_filter(&filter).map_err(Error::other)
 }

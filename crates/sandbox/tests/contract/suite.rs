@@ -14,19 +14,19 @@ use std::time::Duration;
 use policy::id::SandboxId;
 use sandbox::contract::setup::{self, SetupEnd, SetupFailure};
 use sandbox::contract::{
-    Command, ExecutionResult, Force, Limits, Ports, Sandbox, SandboxConfig, SandboxError,
-    SandboxStatus, System, Transfer,
+    ExecutionResult, Force, GatePorts, SandboxBackend, SandboxCommand, SandboxConfig, SandboxError,
+    SandboxLimits, SandboxStatus, SystemConfig, TransferBounds,
 };
 use sandbox::name::Slug;
-use sandbox::transfer::{Rules, TransferError, pack, unpack};
+use sandbox::transfer::{TransferError, UnpackRules, pack, unpack};
 
 /// A place to try one backend; gone with the test, with every sandbox in it.
 pub(crate) trait Bench {
     /// The backend.
-    fn backend(&self) -> &dyn Sandbox;
+    fn backend(&self) -> &dyn SandboxBackend;
 
     /// The same kind of backend where something that it needs is missing.
-    fn unavailable(&self) -> Box<dyn Sandbox>;
+    fn unavailable(&self) -> Box<dyn SandboxBackend>;
 
     /// What there is of sandboxes outside of them: directories, containers, cgroups.
     fn traces(&self) -> Vec<String>;
@@ -71,7 +71,7 @@ macro_rules! contract {
 }
 pub(crate) use contract;
 
-const ROOMY: Transfer = Transfer {
+const ROOMY: TransferBounds = TransferBounds {
     bytes: 16 << 20,
     entries: 1000,
 };
@@ -112,7 +112,7 @@ pub(crate) fn a_paused_sandbox_keeps_its_files_and_runs_nothing(bench: &dyn Benc
     bench.backend().pause(&id).unwrap();
     let error = bench
         .backend()
-        .exec(&id, &Command::shell("true"))
+        .exec(&id, &SandboxCommand::shell("true"))
         .unwrap_err();
     assert!(matches!(error, SandboxError::Paused(_)), "{error}");
     bench.backend().resume(&id).unwrap();
@@ -213,7 +213,7 @@ pub(crate) fn what_nobody_has_is_not_found_whatever_is_asked(bench: &dyn Bench) 
         backend.resume(&id).err(),
         backend.delete(&id, Force::No).err(),
         backend.delete(&id, Force::Yes).err(),
-        backend.exec(&id, &Command::shell("true")).err(),
+        backend.exec(&id, &SandboxCommand::shell("true")).err(),
         backend.listeners(&id).err(),
         backend
             .upload(&id, Path::new("."), &mut &[0; 1024][..], &ROOMY)
@@ -247,7 +247,7 @@ pub(crate) fn a_command_returns_its_code_and_its_outputs_apart(bench: &dyn Bench
 
 pub(crate) fn input_environment_and_directory_reach_a_command(bench: &dyn Bench) {
     let id = create(bench);
-    let mut command = Command::shell("cat; echo $WORD; pwd");
+    let mut command = SandboxCommand::shell("cat; echo $WORD; pwd");
     command.stdin = b"fed\n".to_vec();
     command.environment = vec![("WORD".into(), "said".into())];
     command.directory = Some("/tmp".into());
@@ -258,7 +258,7 @@ pub(crate) fn input_environment_and_directory_reach_a_command(bench: &dyn Bench)
 
 pub(crate) fn a_command_that_takes_too_long_is_killed(bench: &dyn Bench) {
     let id = create(bench);
-    let mut command = Command::shell("sleep 3000; echo late > /tmp/late");
+    let mut command = SandboxCommand::shell("sleep 3000; echo late > /tmp/late");
     command.timeout = Some(Duration::from_millis(200));
     let error = bench.backend().exec(&id, &command).unwrap_err();
     assert!(matches!(error, SandboxError::TimedOut { .. }), "{error}");
@@ -272,7 +272,7 @@ pub(crate) fn a_program_that_is_not_there_is_named(bench: &dyn Bench) {
     let id = create(bench);
     let error = bench
         .backend()
-        .exec(&id, &Command::new(["no-such-program", "x"]))
+        .exec(&id, &SandboxCommand::new(["no-such-program", "x"]))
         .unwrap_err();
     assert!(matches!(error, SandboxError::Start { .. }), "{error}");
     assert!(error.to_string().contains("'no-such-program'"), "{error}");
@@ -360,7 +360,7 @@ pub(crate) fn a_transfer_beyond_its_bounds_is_refused(bench: &dyn Bench) {
     let source = host.path().join("tree");
     download(bench, &id, Path::new("tree"), host.path()).unwrap();
     for (bytes, entries) in [(1999, 100), (1 << 20, 2)] {
-        let bounds = Transfer { bytes, entries };
+        let bounds = TransferBounds { bytes, entries };
         let mut archive = Vec::new();
         pack(&source, &mut archive, &mut |_| {}).unwrap();
         let up = bench
@@ -468,7 +468,7 @@ pub(crate) fn listeners_are_the_same_for_whoever_asks_again(bench: &dyn Bench) {
     };
     let first = ask();
     assert_eq!(ask(), first);
-    for port in Ports::default().tcp {
+    for port in GatePorts::default().tcp {
         assert!(
             first.iter().any(|(_, address)| address.port() == port),
             "{port}: {first:?}"
@@ -481,9 +481,9 @@ fn config(name: &str) -> SandboxConfig {
         id: SandboxId::parse(name).unwrap(),
         name: Slug::from_name(name).unwrap(),
         environment: Vec::new(),
-        ports: Ports::default(),
-        limits: Limits::default(),
-        system: System::default(),
+        ports: GatePorts::default(),
+        limits: SandboxLimits::default(),
+        system: SystemConfig::default(),
         trust: None,
         setup_command: None,
     }
@@ -496,7 +496,10 @@ fn create(bench: &dyn Bench) -> SandboxId {
 }
 
 fn shell(bench: &dyn Bench, id: &SandboxId, line: &str) -> ExecutionResult {
-    bench.backend().exec(id, &Command::shell(line)).unwrap()
+    bench
+        .backend()
+        .exec(id, &SandboxCommand::shell(line))
+        .unwrap()
 }
 
 fn says(bench: &dyn Bench, id: &SandboxId, line: &str) -> String {
@@ -538,7 +541,12 @@ fn download(
 ) -> Result<u64, SandboxError> {
     let mut archive = Vec::new();
     let moved = bench.backend().download(id, from, &mut archive, &ROOMY)?;
-    let arrived = unpack(&mut archive.as_slice(), target, &ROOMY, &Rules::FOR_HOST)?;
+    let arrived = unpack(
+        &mut archive.as_slice(),
+        target,
+        &ROOMY,
+        &UnpackRules::FOR_HOST,
+    )?;
     assert_eq!(moved, arrived);
     Ok(moved.files)
 }

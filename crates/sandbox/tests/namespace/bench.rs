@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use policy::id::SandboxId;
 use sandbox::contract::{
-    Command, ExecutionResult, Force, Limits, Ports, Sandbox, SandboxConfig, System,
+    ExecutionResult, Force, GatePorts, SandboxBackend, SandboxCommand, SandboxConfig,
+    SandboxLimits, SystemConfig,
 };
 use sandbox::name::Slug;
 use sandbox::namespace::Namespace;
@@ -51,7 +52,7 @@ impl Bench {
 
     /// Runs a line of shell.
     pub(crate) fn shell(&self, id: &SandboxId, line: &str) -> ExecutionResult {
-        self.backend.exec(id, &Command::shell(line)).unwrap()
+        self.backend.exec(id, &SandboxCommand::shell(line)).unwrap()
     }
 
     /// What a line of shell says; its output and nothing else.
@@ -75,7 +76,7 @@ impl Bench {
 
     /// Puts the probe into a sandbox.
     pub(crate) fn bring_probe(&self, id: &SandboxId) {
-        let mut command = Command::shell("cat > /tmp/probe && chmod +x /tmp/probe");
+        let mut command = SandboxCommand::shell("cat > /tmp/probe && chmod +x /tmp/probe");
         command.stdin = std::fs::read(program("sandbox-probe")).unwrap();
         let result = self.backend.exec(id, &command).unwrap();
         assert_eq!(result.exit_code, 0, "{}", text(&result.stderr));
@@ -83,11 +84,11 @@ impl Bench {
 }
 
 impl crate::suite::Bench for Bench {
-    fn backend(&self) -> &dyn Sandbox {
+    fn backend(&self) -> &dyn SandboxBackend {
         &self.backend
     }
 
-    fn unavailable(&self) -> Box<dyn Sandbox> {
+    fn unavailable(&self) -> Box<dyn SandboxBackend> {
         let place = self.directory.path().join("sandboxes");
         let missing = self.directory.path().join("no-such-launcher");
         Box::new(Namespace::new(place, missing, Vec::new()))
@@ -154,9 +155,9 @@ pub(crate) fn config(name: &str) -> SandboxConfig {
         id: SandboxId::parse(name).unwrap(),
         name: Slug::from_name(name).unwrap(),
         environment: Vec::new(),
-        ports: Ports::default(),
-        limits: Limits::default(),
-        system: System::default(),
+        ports: GatePorts::default(),
+        limits: SandboxLimits::default(),
+        system: SystemConfig::default(),
         trust: None,
         setup_command: None,
     }

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use sandbox::contract::{Command, Force, Sandbox, SandboxStatus};
+use sandbox::contract::{Force, SandboxBackend, SandboxCommand, SandboxStatus};
 
 use crate::anybody::disk::{assert_ends, small};
 use crate::bench::{Bench, program, until};
@@ -57,7 +57,7 @@ fn a_fork_bomb_ends_at_the_limit_and_others_go_on() {
     let line = "b() { b | b & }; b; sleep 1000";
     let bomb = bench
         .backend
-        .start(&small, &Command::shell(line), None)
+        .start(&small, &SandboxCommand::shell(line), None)
         .unwrap();
     for _ in 0..5 {
         assert_eq!(bench.says(&other, "echo here"), "here\n");
@@ -66,7 +66,7 @@ fn a_fork_bomb_ends_at_the_limit_and_others_go_on() {
     until("the end of the bomb", || {
         bench
             .backend
-            .exec(&small, &Command::shell("echo well"))
+            .exec(&small, &SandboxCommand::shell("echo well"))
             .is_ok_and(|result| result.stdout == b"well\n")
     });
 }
@@ -149,7 +149,7 @@ fn the_hosts_last_bytes_are_kept_and_who_took_none_goes_on() {
                 while head -c 256K /dev/zero >&9; do sleep 0.1; done; echo full";
     let error = bench
         .backend
-        .exec(&id, &Command::shell(line))
+        .exec(&id, &SandboxCommand::shell(line))
         .unwrap_err()
         .to_string();
     assert!(error.contains("the host's file system has only"), "{error}");

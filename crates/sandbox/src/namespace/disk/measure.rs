@@ -9,14 +9,14 @@ use nix::dir::{Dir, OwningIter};
 use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
 
-use super::Inside;
-use super::unnamed::Unnamed;
+use super::SandboxProcesses;
+use super::deleted_files::DeletedFiles;
 
 /// As many directories are open at a time. What is deeper is come back to from the top.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 /// The least an entry takes: an inode is not free either.
-pub(super) const LEAST: u64 = 4096;
+pub(super) const MIN_ENTRY_BYTES: u64 = 4096;
 
 /// A measurement under way.
 pub(super) struct Measurement {
@@ -29,7 +29,7 @@ pub(super) struct Measurement {
     deeper: Vec<Vec<CString>>,
     bytes: u64,
     /// What is in no directory any more.
-    unnamed: Option<Unnamed>,
+    unnamed: Option<DeletedFiles>,
 }
 
 struct Level {
@@ -40,7 +40,7 @@ struct Level {
 
 impl Measurement {
     /// Begins one of `top`, and of what those inside have open that has no name.
-    pub(super) fn begin(top: &OwnedFd, inside: Option<&Inside<'_>>) -> Result<Self> {
+    pub(super) fn begin(top: &OwnedFd, inside: Option<&SandboxProcesses<'_>>) -> Result<Self> {
         let first = Level::enter(top, c".")?;
         Ok(Self {
             top: top.as_fd().try_clone_to_owned()?,
@@ -49,24 +49,26 @@ impl Measurement {
             deeper: Vec::new(),
             bytes: 0,
             unnamed: inside
-                .map(|inside| Unnamed::begin(inside, top))
+                .map(|inside| DeletedFiles::begin(inside, top))
                 .transpose()?,
         })
     }
 
     /// What was found.
     pub(super) fn bytes(&self) -> u64 {
-        let unnamed = self.unnamed.as_ref().map_or(0, Unnamed::bytes);
+        let unnamed = self.unnamed.as_ref().map_or(0, DeletedFiles::bytes);
         self.bytes.saturating_add(unnamed)
     }
 
     /// Whether somebody inside could not be looked at.
-    pub(super) fn hides(&self) -> bool {
-        self.unnamed.as_ref().is_some_and(Unnamed::hides)
+    pub(super) fn has_hidden_process(&self) -> bool {
+        self.unnamed
+            .as_ref()
+            .is_some_and(DeletedFiles::has_hidden_process)
     }
 
     /// Looks at some more entries; whether that was all.
-    pub(super) fn go_on(&mut self, entries: usize) -> bool {
+    pub(super) fn resume(&mut self, entries: usize) -> bool {
         for _ in 0..entries {
             if !self.next() {
                 return true;
@@ -77,7 +79,7 @@ impl Measurement {
 
     fn next(&mut self) -> bool {
         let Some(level) = self.levels.last_mut() else {
-            return self.descend_again() || self.unnamed.as_mut().is_some_and(Unnamed::next);
+            return self.descend_again() || self.unnamed.as_mut().is_some_and(DeletedFiles::next);
         };
         if let Some(listing) = &mut level.listing {
             // A listing that fails ends: the agent has removed the directory.
@@ -101,7 +103,7 @@ impl Measurement {
             self.way.pop();
             return true;
         };
-        if self.levels.len() >= DEEPEST {
+        if self.levels.len() >= MAX_DEPTH {
             let mut way = self.way.clone();
             way.push(name);
             self.deeper.push(way);
@@ -167,7 +169,7 @@ fn taken_by(data: &FileStat) -> u64 {
     } else {
         data.st_nlink.max(1)
     };
-    whole.max(LEAST) / names
+    whole.max(MIN_ENTRY_BYTES) / names
 }
 
 #[cfg(test)]
@@ -180,7 +182,7 @@ mod tests {
     fn measure(path: &Path) -> u64 {
         let top: OwnedFd = std::fs::File::open(path).unwrap().into();
         let mut measurement = Measurement::begin(&top, None).unwrap();
-        while !measurement.go_on(3) {}
+        while !measurement.resume(3) {}
         measurement.bytes()
     }
 
@@ -203,7 +205,7 @@ mod tests {
         }
         let all = measure(place.path());
         assert!(
-            (one + 100 * LEAST..one + 130 * LEAST).contains(&all),
+            (one + 100 * MIN_ENTRY_BYTES..one + 130 * MIN_ENTRY_BYTES).contains(&all),
             "{all}"
         );
     }
@@ -220,7 +222,7 @@ mod tests {
         nix::unistd::write(&file, &vec![1; 1 << 20]).unwrap();
         let found = measure(place.path());
         assert!(
-            (1000 * LEAST + (1 << 20)..8 << 20).contains(&found),
+            (1000 * MIN_ENTRY_BYTES + (1 << 20)..8 << 20).contains(&found),
             "{found}"
         );
         drop(at);

@@ -12,7 +12,7 @@ use nix::sys::stat::Mode;
 use super::{make_directory, remount};
 use crate::namespace::identity::AGENT_UID;
 use crate::namespace::protocol::Identity;
-use crate::namespace::step::{Step, Stumble};
+use crate::namespace::step::{Step, StepError};
 
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
 
@@ -42,7 +42,7 @@ const PROC_READ_ONLY: &[&str] = &["sys", "bus", "fs", "irq", "acpi", "scsi", "dr
 const PROC_OF_INIT: &str = "lower/proc";
 
 /// Mounts `/dev`: six devices of the host's, and a devpts of the sandbox's own.
-pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), Stumble> {
+pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), StepError> {
     let none = None::<&str>;
     let dev = format!("{base}/dev");
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
@@ -107,7 +107,7 @@ pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), Stumble> {
 ///
 /// Where init lowers the weight of sessions, an agent could raise it again in
 /// `/proc/PID/autogroup`, and a mount cannot mask a file of every process: it is read-only.
-pub(super) fn mount_proc(base: &str, is_read_only: bool) -> Result<OwnedFd, Stumble> {
+pub(super) fn mount_proc(base: &str, is_read_only: bool) -> Result<OwnedFd, StepError> {
     let none = None::<&str>;
     let proc_place = format!("{base}/proc");
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;

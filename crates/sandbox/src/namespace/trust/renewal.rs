@@ -155,7 +155,7 @@ mod tests {
     }
 
     /// A shelf as a start leaves it.
-    fn shelf(java: bool) -> (tempfile::TempDir, TrustFiles) {
+    fn staging(java: bool) -> (tempfile::TempDir, TrustFiles) {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name);
         create_dir_all(at("own")).unwrap();
@@ -173,7 +173,7 @@ mod tests {
     // Issue 14, number 8.
     #[test]
     fn a_new_root_is_added_once_to_the_files_that_are_there() {
-        let (place, files) = shelf(true);
+        let (place, files) = staging(true);
         let inodes = || {
             use std::os::unix::fs::MetadataExt;
             [ALL, OWN_ROOT].map(|name| place.path().join(name).metadata().unwrap().ino())
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_try_that_failed_halfway_is_completed() {
-        let (place, files) = shelf(false);
+        let (place, files) = staging(false);
         let second = trust("second", 2);
         let all = read(place.path().join(ALL)).unwrap();
         files.append(ALL, &all, second.root.as_bytes()).unwrap();
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn no_root_lies_across_two_units_of_a_file() {
-        let (place, files) = shelf(false);
+        let (place, files) = staging(false);
         for number in 0..40 {
             let name = format!("{number}{}", "x".repeat(700));
             files.add(&trust(&name, number)).unwrap();
@@ -227,12 +227,12 @@ mod tests {
 
     #[test]
     fn what_is_no_root_and_too_many_are_refused() {
-        let (_place, files) = shelf(false);
-        let no_root = Trust {
+        let (_place, files) = staging(false);
+        let root_unavailable = Trust {
             root: "x".to_owned(),
             hash: 1,
         };
-        assert!(files.add(&no_root).is_err());
+        assert!(files.add(&root_unavailable).is_err());
         assert!(files.add(&trust(&"x".repeat(MAX_ROOT), 1)).is_err());
         let long = "x".repeat(3000);
         let most = (0..100).take_while(|n| files.add(&trust(&format!("{n}{long}"), *n)).is_ok());

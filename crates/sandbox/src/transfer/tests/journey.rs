@@ -10,7 +10,7 @@ use proptest::prelude::{ProptestConfig, Strategy, any, prop_assert_eq, prop_oneo
 use proptest::test_runner::TestCaseError;
 
 use super::ROOMY;
-use crate::transfer::{Rules, pack, unpack};
+use crate::transfer::{UnpackRules, pack, unpack};
 
 /// What a tree is: for each path its mode and what it holds.
 type Tree = BTreeMap<Vec<u8>, (u32, Node)>;
@@ -140,7 +140,7 @@ fn gnu_tar_reads_what_we_write_and_we_read_what_it_writes() {
         tar(&["-c", "--format", format, "-f", &name, "source"]);
         let mut theirs = std::fs::File::open(place.path().join(&name)).unwrap();
         let target = place.path().join(format);
-        unpack(&mut theirs, &target, &ROOMY, &Rules::FOR_HOST).unwrap();
+        unpack(&mut theirs, &target, &ROOMY, &UnpackRules::FOR_HOST).unwrap();
         compare(&target.join("source"), format);
     }
 }
@@ -158,7 +158,7 @@ proptest! {
         let packed = pack(&source, &mut archive, &mut |_| {})
             .map_err(|error| TestCaseError::fail(error.to_string()))?;
         let target = place.path().join("target");
-        let unpacked = unpack(&mut archive.as_slice(), &target, &ROOMY, &Rules::FOR_HOST)
+        let unpacked = unpack(&mut archive.as_slice(), &target, &ROOMY, &UnpackRules::FOR_HOST)
             .map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert_eq!(packed, unpacked);
         let mut arrived = Tree::new();

@@ -1,7 +1,7 @@
 //! What an agent finds, and does not find, and may not do.
 
 use crate::bench::{Bench, config};
-use sandbox::contract::Sandbox;
+use sandbox::contract::SandboxBackend;
 
 #[test]
 fn the_host_is_not_there() {

@@ -1,6 +1,6 @@
 //! What a sandbox holds on disk ends at its limit.
 
-use sandbox::contract::{Command, Sandbox, SandboxError, SandboxStatus};
+use sandbox::contract::{SandboxBackend, SandboxCommand, SandboxError, SandboxStatus};
 
 use crate::bench::{Bench, until};
 
@@ -11,7 +11,7 @@ pub(crate) fn small() -> (Bench, policy::id::SandboxId) {
 }
 
 pub(crate) fn assert_ends(bench: &Bench, id: &policy::id::SandboxId, line: &str) {
-    let mut command = Command::shell(line);
+    let mut command = SandboxCommand::shell(line);
     command.timeout = Some(std::time::Duration::from_secs(60));
     let error = bench.backend.exec(id, &command).unwrap_err();
     assert!(matches!(error, SandboxError::Stopped { .. }), "{error}");
@@ -28,7 +28,7 @@ fn assert_stops(line: &str) {
     assert!(said.starts_with("disk limit"), "{said}");
     let error = bench
         .backend
-        .exec(&id, &Command::shell("true"))
+        .exec(&id, &SandboxCommand::shell("true"))
         .unwrap_err();
     assert!(matches!(error, SandboxError::Stopped { .. }), "{error}");
 }
@@ -74,7 +74,10 @@ fn what_is_within_the_limit_goes_on_and_room_made_outside_starts_it_again() {
     let line = "dd if=/dev/zero of=/tmp/a bs=1M count=8 2>/dev/null; echo well";
     assert_eq!(bench.says(&id, line), "well\n");
     let line = "dd if=/dev/zero of=/workspace/b bs=1M count=64; sleep 1000";
-    bench.backend.exec(&id, &Command::shell(line)).unwrap_err();
+    bench
+        .backend
+        .exec(&id, &SandboxCommand::shell(line))
+        .unwrap_err();
     std::fs::remove_file(bench.backend.workspace(&id).join("b")).unwrap();
     until("room", || {
         bench.backend.status(&id) == SandboxStatus::Active

@@ -4,7 +4,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
-use sandbox::contract::{Command, Sandbox};
+use sandbox::contract::{SandboxBackend, SandboxCommand};
 
 use crate::bench::{Bench, config, until};
 
@@ -84,7 +84,7 @@ fn two_sandboxes_share_no_network_name_process_or_file() {
     bench.bring_probe(&two.id);
     // Both listen in the first one, for as long as this test keeps them.
     let waiting = |line: &str| {
-        let command = Command::new(["/bin/sh", "-c", line]);
+        let command = SandboxCommand::new(["/bin/sh", "-c", line]);
         let running = bench.backend.start(&one, &command, None).unwrap();
         let mut word = [0; 10];
         let said = running.ends().get(1).unwrap();

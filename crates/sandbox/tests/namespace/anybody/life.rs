@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use sandbox::contract::{Command, Force, Sandbox, SandboxError, SandboxStatus};
+use sandbox::contract::{Force, SandboxBackend, SandboxCommand, SandboxError, SandboxStatus};
 
 use crate::bench::{Bench, at_once, config, until};
 
@@ -23,7 +23,7 @@ fn pause_and_resume_are_idempotent_and_a_paused_one_runs_nothing() {
     let before = length();
     let error = bench
         .backend
-        .exec(&id, &Command::shell("true"))
+        .exec(&id, &SandboxCommand::shell("true"))
         .unwrap_err();
     assert!(matches!(error, SandboxError::Paused(_)), "{error}");
     for _ in 0..10_000 {
@@ -69,9 +69,9 @@ fn an_init_that_was_killed_is_an_error_that_can_be_deleted() {
     until("the end of init", || bench.backend.status(&id) == gone);
     let error = bench
         .backend
-        .exec(&id, &Command::shell("true"))
+        .exec(&id, &SandboxCommand::shell("true"))
         .unwrap_err();
-    assert!(matches!(error, SandboxError::Silent(_)), "{error}");
+    assert!(matches!(error, SandboxError::NotResponding(_)), "{error}");
     bench.backend.delete(&id, Force::No).unwrap();
     assert_nothing_is_left(bench.directory.path());
 }
@@ -106,7 +106,7 @@ fn an_init_of_another_version_is_unknown_and_the_error_says_to_restart_it() {
     assert_eq!(bench.backend.status(&id), SandboxStatus::Unknown);
     let error = bench
         .backend
-        .exec(&id, &Command::shell("true"))
+        .exec(&id, &SandboxCommand::shell("true"))
         .unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sandbox::contract::{Command, Force, Sandbox, Transfer};
+use sandbox::contract::{Force, SandboxBackend, SandboxCommand, TransferBounds};
 
 use crate::bench::{Bench, config};
 
@@ -14,7 +14,7 @@ fn creating_running_and_moving_measured() {
     let rounds: usize = rounds.map_or(3, |rounds| rounds.parse().unwrap());
     let (bench, id) = Bench::with_sandbox();
     let backend = &bench.backend;
-    let nothing = Command::new(["/bin/true"]);
+    let nothing = SandboxCommand::new(["/bin/true"]);
     let time = |what: &str, rounds: usize, work: &mut dyn FnMut(usize)| {
         let mut times: Vec<Duration> = (0..rounds)
             .map(|round| {
@@ -56,7 +56,7 @@ fn creating_running_and_moving_measured() {
     time("delete", few, &mut |round| {
         backend.delete(&each(round).id, Force::Yes).unwrap();
     });
-    let bounds = Transfer::default();
+    let bounds = TransferBounds::default();
     let host = tempfile::tempdir().unwrap();
     std::fs::write(host.path().join("file"), vec![7; 64 << 20]).unwrap();
     let mut archive = Vec::new();
@@ -75,7 +75,7 @@ fn creating_running_and_moving_measured() {
     });
     time("exec that says 64 MB", 3, &mut |_| {
         let said = backend
-            .exec(&id, &Command::shell("head -c 60000000 file"))
+            .exec(&id, &SandboxCommand::shell("head -c 60000000 file"))
             .unwrap();
         assert_eq!(said.stdout.len(), 60_000_000);
     });

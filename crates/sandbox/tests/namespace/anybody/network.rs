@@ -9,11 +9,17 @@ use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg,
 };
 use policy::id::SandboxId;
-use sandbox::contract::{Listener, Sandbox, Transport};
+use sandbox::contract::{ListenerTransport, SandboxBackend, SandboxListener};
 
 use crate::bench::Bench;
 
-fn door(bench: &Bench, id: &SandboxId, kind: Transport, port: u16, like: &str) -> Listener {
+fn door(
+    bench: &Bench,
+    id: &SandboxId,
+    kind: ListenerTransport,
+    port: u16,
+    like: &str,
+) -> SandboxListener {
     let v4 = like.parse::<IpAddr>().unwrap().is_ipv4();
     let mut all = bench.backend.listeners(id).unwrap();
     let place = all
@@ -36,7 +42,7 @@ fn a_connection_to_any_address_arrives_and_says_which_was_meant() {
         ("2001:db8::1", 80),
         ("2001:db8:ffff::9", 443),
     ] {
-        let listener: TcpListener = door(&bench, &id, Transport::Tcp, port, address)
+        let listener: TcpListener = door(&bench, &id, ListenerTransport::Tcp, port, address)
             .socket
             .into();
         listener.set_nonblocking(false).unwrap();
@@ -57,7 +63,7 @@ fn a_query_to_any_resolver_arrives_and_is_answered_from_its_address() {
     let (bench, id) = Bench::with_sandbox();
     bench.bring_probe(&id);
     for address in ["198.51.100.53", "2001:db8::53"] {
-        let socket = door(&bench, &id, Transport::Udp, 53, address).socket;
+        let socket = door(&bench, &id, ListenerTransport::Udp, 53, address).socket;
         let meant = SocketAddr::new(address.parse().unwrap(), 53);
         let gate = std::thread::spawn(move || answer_one(&socket));
         let said = bench.says(&id, &format!("/tmp/probe query '{meant}'"));
@@ -143,7 +149,7 @@ fn a_port_without_a_listener_is_refused_and_nothing_else_answers() {
 #[test]
 fn listeners_are_the_same_ones_for_whoever_asks_again() {
     let (bench, id) = Bench::with_sandbox();
-    let inodes = |list: &[Listener]| {
+    let inodes = |list: &[SandboxListener]| {
         list.iter()
             .map(|one| nix::sys::stat::fstat(&one.socket).unwrap().st_ino)
             .collect::<Vec<_>>()
@@ -160,13 +166,13 @@ fn listeners_are_the_same_ones_for_whoever_asks_again() {
     assert_eq!(
         shown,
         [
-            (Transport::Tcp, 80),
-            (Transport::Tcp, 443),
-            (Transport::Tcp, 8080),
-            (Transport::Tcp, 9418),
-            (Transport::Tcp, 53),
-            (Transport::Udp, 53),
-            (Transport::Closed, 0)
+            (ListenerTransport::Tcp, 80),
+            (ListenerTransport::Tcp, 443),
+            (ListenerTransport::Tcp, 8080),
+            (ListenerTransport::Tcp, 9418),
+            (ListenerTransport::Tcp, 53),
+            (ListenerTransport::Udp, 53),
+            (ListenerTransport::Closed, 0)
         ]
     );
 }

@@ -9,8 +9,10 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use policy::id::SandboxId;
-use sandbox::contract::{Command, Sandbox, SandboxError, Transfer, Transport};
-use sandbox::namespace::client::Running;
+use sandbox::contract::{
+    ListenerTransport, SandboxBackend, SandboxCommand, SandboxError, TransferBounds,
+};
+use sandbox::namespace::client::RunningCommand;
 
 use crate::bench::{Bench, until};
 
@@ -21,7 +23,7 @@ const MEANT: &str = "192.0.2.1:80";
 struct Call<'a> {
     bench: &'a Bench,
     id: &'a SandboxId,
-    line: Running,
+    line: RunningCommand,
     stream: TcpStream,
 }
 
@@ -34,14 +36,14 @@ impl<'a> Call<'a> {
         let meant: SocketAddr = meant.parse().unwrap();
         let doors = bench.backend.listeners(id).unwrap();
         let mut doors = doors.into_iter().filter(|door| {
-            door.transport == Transport::Tcp
+            door.transport == ListenerTransport::Tcp
                 && door.address.port() == meant.port()
                 && door.address.is_ipv4() == meant.is_ipv4()
         });
         let listener: TcpListener = doors.next().unwrap().socket.into();
         let line = bench
             .backend
-            .start(id, &Command::shell(line), None)
+            .start(id, &SandboxCommand::shell(line), None)
             .unwrap();
         let news = PollFd::new(std::os::fd::AsFd::as_fd(&listener), PollFlags::POLLIN);
         assert_eq!(poll(&mut [news], 10_000_u16).unwrap(), 1, "nobody came");
@@ -214,7 +216,7 @@ fn commands_that_begin_do_not_make_it_uncertain() {
         let busy = scope.spawn(|| {
             for _ in 0..50 {
                 let backend = crate::bench::backend(bench.directory.path().join("sandboxes"));
-                backend.exec(&id, &Command::shell("true")).unwrap();
+                backend.exec(&id, &SandboxCommand::shell("true")).unwrap();
             }
         });
         let mut asked = 0;
@@ -262,7 +264,7 @@ fn an_upload_under_way_does_not_make_it_uncertain() {
         call: &call,
         answers: Vec::new(),
     };
-    let bounds = Transfer {
+    let bounds = TransferBounds {
         bytes: 1,
         entries: 1,
     };

@@ -3,15 +3,15 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use sandbox::contract::{Command, Sandbox, SandboxError};
-use sandbox::namespace::protocol::Size;
+use sandbox::contract::{SandboxBackend, SandboxCommand, SandboxError};
+use sandbox::namespace::protocol::TerminalSize;
 
 use crate::bench::{Bench, text};
 
 #[test]
 fn input_environment_and_directory_arrive() {
     let (bench, id) = Bench::with_sandbox();
-    let mut command = Command::shell("cat; echo \"$WORD $HOME $USER\"; pwd; id -u; id -g");
+    let mut command = SandboxCommand::shell("cat; echo \"$WORD $HOME $USER\"; pwd; id -u; id -g");
     command.stdin = b"fed\n".to_vec();
     command.environment = vec![("WORD".into(), "said".into())];
     command.directory = Some("/tmp".into());
@@ -28,7 +28,7 @@ fn input_environment_and_directory_arrive() {
 #[test]
 fn large_inputs_and_outputs_pass_whole() {
     let (bench, id) = Bench::with_sandbox();
-    let mut command = Command::new(["cat"]);
+    let mut command = SandboxCommand::new(["cat"]);
     command.stdin = (0..3_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
     let result = bench.backend.exec(&id, &command).unwrap();
     assert!(result.stdout == command.stdin);
@@ -42,11 +42,14 @@ fn what_is_not_there_cannot_be_run_and_the_error_says_so() {
         (vec!["/etc/passwd"], "running it: Permission denied"),
         (vec![], "reading the command"),
     ] {
-        let error = bench.backend.exec(&id, &Command::new(argv)).unwrap_err();
+        let error = bench
+            .backend
+            .exec(&id, &SandboxCommand::new(argv))
+            .unwrap_err();
         assert!(matches!(error, SandboxError::Start { .. }), "{error}");
         assert!(error.to_string().contains(said), "{error}");
     }
-    let mut lost = Command::shell("true");
+    let mut lost = SandboxCommand::shell("true");
     lost.directory = Some("/nowhere".into());
     let error = bench.backend.exec(&id, &lost).unwrap_err().to_string();
     assert!(error.contains("entering the directory"), "{error}");
@@ -55,7 +58,7 @@ fn what_is_not_there_cannot_be_run_and_the_error_says_so() {
 #[test]
 fn a_command_that_takes_too_long_is_killed_with_its_tree() {
     let (bench, id) = Bench::with_sandbox();
-    let mut command = Command::shell("sleep 1000 & (setsid sleep 1000 &) ; sleep 1000");
+    let mut command = SandboxCommand::shell("sleep 1000 & (setsid sleep 1000 &) ; sleep 1000");
     command.timeout = Some(Duration::from_millis(300));
     let error = bench.backend.exec(&id, &command).unwrap_err();
     assert!(matches!(error, SandboxError::TimedOut { .. }), "{error}");
@@ -67,7 +70,7 @@ fn a_command_that_kills_its_keeper_does_not_outlive_its_own_end() {
     let (bench, id) = Bench::with_sandbox();
     bench.says(&id, "sleep 777 >/dev/null 2>&1 &");
     let line = "(setsid sleep 1000 &); sh -c 'kill -9 '$PPID; kill -9 $PPID; sleep 1000";
-    let mut command = Command::shell(line);
+    let mut command = SandboxCommand::shell(line);
     command.timeout = Some(Duration::from_secs(2));
     // As an agent of its own id it cannot, and time runs out; as init's it ends itself.
     match bench.backend.exec(&id, &command) {
@@ -82,7 +85,8 @@ fn a_command_that_kills_its_keeper_does_not_outlive_its_own_end() {
 #[test]
 fn a_command_that_stops_its_keeper_is_still_heard_of() {
     let (bench, id) = Bench::with_sandbox();
-    let mut command = Command::shell("kill -STOP $PPID 2>/dev/null; kill -STOP $PPID; exit 3");
+    let mut command =
+        SandboxCommand::shell("kill -STOP $PPID 2>/dev/null; kill -STOP $PPID; exit 3");
     command.timeout = Some(Duration::from_secs(20));
     let result = bench.backend.exec(&id, &command).unwrap();
     assert_eq!(result.exit_code, 3);
@@ -100,7 +104,7 @@ fn a_dropped_command_is_killed() {
     let (bench, id) = Bench::with_sandbox();
     let running = bench
         .backend
-        .start(&id, &Command::shell("sleep 1000; true"), None)
+        .start(&id, &SandboxCommand::shell("sleep 1000; true"), None)
         .unwrap();
     drop(running);
     crate::bench::until("the end of the command", || bench.sleepers(&id) == 0);
@@ -110,13 +114,13 @@ fn a_dropped_command_is_killed() {
 fn a_terminal_is_the_sandboxs_own_and_changes_its_size() {
     let (bench, id) = Bench::with_sandbox();
     let line = "stty size; tty; read x; stty size; echo ok > /dev/tty";
-    let size = Size {
+    let size = TerminalSize {
         rows: 31,
         columns: 97,
     };
     let running = bench
         .backend
-        .start(&id, &Command::shell(line), Some(size))
+        .start(&id, &SandboxCommand::shell(line), Some(size))
         .unwrap();
     let mut master = std::fs::File::from(running.ends()[0].try_clone().unwrap());
     let mut seen = Vec::new();
@@ -130,7 +134,7 @@ fn a_terminal_is_the_sandboxs_own_and_changes_its_size() {
     };
     assert!(read_until("/dev/pts/0").contains("31 97"));
     running
-        .resize(Size {
+        .resize(TerminalSize {
             rows: 5,
             columns: 6,
         })
@@ -147,7 +151,7 @@ fn a_signal_reaches_the_command() {
     let line = "trap 'exit 42' TERM; echo ready; while :; do sleep 0.05; done";
     let running = bench
         .backend
-        .start(&id, &Command::shell(line), None)
+        .start(&id, &SandboxCommand::shell(line), None)
         .unwrap();
     let mut out = std::fs::File::from(running.ends()[1].try_clone().unwrap());
     let mut word = [0; 6];

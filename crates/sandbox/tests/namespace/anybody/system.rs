@@ -4,9 +4,9 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use sandbox::contract::{Command, Sandbox};
+use sandbox::contract::{SandboxBackend, SandboxCommand};
 
-use sandbox::namespace::survey::Verdict;
+use sandbox::namespace::survey::SurveyVerdict;
 
 use crate::bench::{Bench, config, text};
 
@@ -184,7 +184,7 @@ fn a_host_path_is_there_in_a_tree_of_the_operators_too() {
         config.system.rootfs = Some(tree.path().to_owned());
         config.system.host_paths = vec![tools.path().to_owned()];
     });
-    let command = Command::new([tools.path().join("bin/tool")]);
+    let command = SandboxCommand::new([tools.path().join("bin/tool")]);
     assert_eq!(
         bench.backend.exec(&id, &command).unwrap().stdout,
         b"works\n"
@@ -201,7 +201,7 @@ fn a_survey_finds_what_sandboxes_are_made_of_and_leaves_nothing() {
         "a fresh /proc",
     ] {
         let one = found.iter().find(|one| one.what == what).unwrap();
-        assert_eq!(one.verdict, Verdict::Well, "{one:?}");
+        assert_eq!(one.verdict, SurveyVerdict::Well, "{one:?}");
     }
     let left = std::fs::read_dir(bench.directory.path().join("sandboxes")).unwrap();
     assert_eq!(left.count(), 0);
@@ -217,7 +217,11 @@ fn a_missing_second_wall_is_told_once() {
         .count();
     let found = bench.backend.survey().unwrap();
     let landlock = found.iter().find(|one| one.what == "landlock").unwrap();
-    assert_eq!(told == 0, landlock.verdict == Verdict::Well, "{landlock:?}");
+    assert_eq!(
+        told == 0,
+        landlock.verdict == SurveyVerdict::Well,
+        "{landlock:?}"
+    );
 }
 
 #[test]

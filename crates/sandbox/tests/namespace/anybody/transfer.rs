@@ -5,12 +5,12 @@ use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use sandbox::contract::{Command, Sandbox, SandboxError, Transfer};
-use sandbox::transfer::{Refusal, Rules, TransferError, pack, unpack};
+use sandbox::contract::{SandboxBackend, SandboxCommand, SandboxError, TransferBounds};
+use sandbox::transfer::{MemberRefusal, TransferError, UnpackRules, pack, unpack};
 
 use crate::bench::{Bench, until};
 
-const ROOMY: Transfer = Transfer {
+const ROOMY: TransferBounds = TransferBounds {
     bytes: 64 << 20,
     entries: 1000,
 };
@@ -56,7 +56,13 @@ fn a_tree_goes_in_as_the_agents_own_and_comes_out_as_it_was() {
         .unwrap();
     assert_eq!(down, up);
     let target = host.path().join("back");
-    unpack(&mut archive.as_slice(), &target, &ROOMY, &Rules::FOR_HOST).unwrap();
+    unpack(
+        &mut archive.as_slice(),
+        &target,
+        &ROOMY,
+        &UnpackRules::FOR_HOST,
+    )
+    .unwrap();
     assert_eq!(packed(&target.join("tree")), packed(&source));
 }
 
@@ -72,7 +78,7 @@ fn a_refused_upload_changes_nothing_inside_and_says_why() {
             .upload(&id, Path::new(to), &mut &archive[..], &bounds)
             .unwrap_err()
     };
-    let small = Transfer {
+    let small = TransferBounds {
         bytes: 4,
         entries: 9,
     };
@@ -94,7 +100,7 @@ fn a_refused_upload_changes_nothing_inside_and_says_why() {
         matches!(
             error,
             SandboxError::Transfer(TransferError::Refused {
-                reason: Refusal::OtherKind,
+                reason: MemberRefusal::OtherKind,
                 ..
             })
         ),
@@ -130,7 +136,7 @@ fn a_download_ends_at_its_bounds_and_names_what_is_missing() {
     );
     assert!(length < 1 << 20);
     let (moved, _) = download("nothing");
-    assert_eq!(moved.unwrap_err().to_string(), "'nothing' is not there");
+    assert_eq!(moved.unwrap_err().to_string(), "'nothing' does not exist");
     bench.says(&id, "rm hole");
     let (moved, _) = download(".");
     let moved = moved.unwrap();
@@ -160,7 +166,7 @@ fn links_of_the_agents_lead_a_transfer_nowhere_outside() {
         .backend
         .download(&id, Path::new("leak"), &mut archive, &ROOMY)
         .unwrap_err();
-    assert_eq!(error.to_string(), "'leak' is not there");
+    assert_eq!(error.to_string(), "'leak' does not exist");
     // The agent's root, and its `/etc`.
     let mut archive = Vec::new();
     bench
@@ -168,7 +174,13 @@ fn links_of_the_agents_lead_a_transfer_nowhere_outside() {
         .download(&id, Path::new("root/etc/passwd"), &mut archive, &ROOMY)
         .unwrap();
     let target = host.path().join("back");
-    unpack(&mut archive.as_slice(), &target, &ROOMY, &Rules::FOR_HOST).unwrap();
+    unpack(
+        &mut archive.as_slice(),
+        &target,
+        &ROOMY,
+        &UnpackRules::FOR_HOST,
+    )
+    .unwrap();
     let passwd = std::fs::read_to_string(target.join("passwd")).unwrap();
     assert!(passwd.contains("/home/agent"), "{passwd}");
     // An upload replaces the link, and does not write through it.
@@ -217,7 +229,11 @@ fn a_port_of_the_agents_localhost_can_be_reached_from_outside() {
         let port = address.rsplit(':').next().unwrap().parse().unwrap();
         let running = bench
             .backend
-            .start(&id, &Command::new(["/tmp/probe", "echo", address]), None)
+            .start(
+                &id,
+                &SandboxCommand::new(["/tmp/probe", "echo", address]),
+                None,
+            )
             .unwrap();
         until("a listener", || {
             bench.backend.open_ports(&id).unwrap() == [port]
@@ -244,7 +260,7 @@ fn a_port_nobody_listens_on_is_refused_at_once_and_init_goes_on() {
         assert!(
             error
                 .to_string()
-                .starts_with(&format!("port {port} inside: ")),
+                .starts_with(&format!("port {port} in the sandbox: ")),
             "{error}"
         );
     }
@@ -259,7 +275,7 @@ fn a_listener_that_takes_nobody_holds_up_nobody_else() {
         .backend
         .start(
             &id,
-            &Command::new(["/tmp/probe", "deaf", "127.0.0.1:7000"]),
+            &SandboxCommand::new(["/tmp/probe", "deaf", "127.0.0.1:7000"]),
             None,
         )
         .unwrap();
@@ -280,5 +296,5 @@ fn a_listener_that_takes_nobody_holds_up_nobody_else() {
         None
     });
     let error = hung.expect("the queue was never full");
-    assert!(matches!(error, SandboxError::Silent(_)), "{error}");
+    assert!(matches!(error, SandboxError::NotResponding(_)), "{error}");
 }

@@ -17,17 +17,17 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use nix::sys::statfs::{FsType, HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use nix::unistd::Pid;
 
-use super::Inside;
-use super::measure::LEAST;
+use super::SandboxProcesses;
+use super::measure::MIN_ENTRY_BYTES;
 
 /// The most of them that are told apart; each is counted with its inode at least.
-const MOST: usize = 1 << 16;
+const MAX_DELETED_FILES: usize = 1 << 16;
 
 /// `memfd_create` on a kernel without tmpfs.
 const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
 
 /// A look at them under way.
-pub(super) struct Unnamed {
+pub(super) struct DeletedFiles {
     /// A `/proc` in which nothing is hidden.
     proc: OwnedFd,
     /// The file system whose room is at stake.
@@ -38,14 +38,14 @@ pub(super) struct Unnamed {
     listing: Option<(OwnedFd, OwningIter)>,
     seen: HashSet<(u64, u64)>,
     bytes: u64,
-    hides: bool,
+    has_hidden_process: bool,
 }
 
-impl Unnamed {
-    pub(super) fn begin(inside: &Inside<'_>, top: &OwnedFd) -> std::io::Result<Self> {
+impl DeletedFiles {
+    pub(super) fn begin(inside: &SandboxProcesses<'_>, top: &OwnedFd) -> std::io::Result<Self> {
         let mut processes = numbers(inside.proc, c".")?;
         // Init itself and its keepers hold nothing of the kind.
-        processes.retain(|pid| *pid != 1 && !inside.keepers.contains(&Pid::from_raw(*pid)));
+        processes.retain(|pid| *pid != 1 && !inside.subreapers.contains(&Pid::from_raw(*pid)));
         Self::of(inside.proc, top, processes)
     }
 
@@ -58,7 +58,7 @@ impl Unnamed {
             listing: None,
             seen: HashSet::new(),
             bytes: 0,
-            hides: false,
+            has_hidden_process: false,
         })
     }
 
@@ -68,8 +68,8 @@ impl Unnamed {
     }
 
     /// Whether somebody could not be looked at.
-    pub(super) fn hides(&self) -> bool {
-        self.hides
+    pub(super) fn has_hidden_process(&self) -> bool {
+        self.has_hidden_process
     }
 
     /// Looks at one more descriptor, or for more of them; whether there was any. Whatever
@@ -84,12 +84,12 @@ impl Unnamed {
             if let Ok(data) = fstatat(&*table, name, AtFlags::empty())
                 && data.st_nlink == 0
                 && is_file(&data)
-                && self.seen.len() < MOST
+                && self.seen.len() < MAX_DELETED_FILES
                 && (data.st_dev == self.device || is_on_disk(table, name))
                 && self.seen.insert((data.st_dev, data.st_ino))
             {
                 let blocks = u64::try_from(data.st_blocks).unwrap_or(0);
-                let taken = blocks.saturating_mul(512).max(LEAST);
+                let taken = blocks.saturating_mul(512).max(MIN_ENTRY_BYTES);
                 self.bytes = self.bytes.saturating_add(taken);
             }
             return true;
@@ -100,7 +100,9 @@ impl Unnamed {
                 .and_then(|table| Ok((Dir::openat(&table, ".", flags, Mode::empty())?, table)));
             match opened {
                 Ok((listing, table)) => self.listing = Some((table, listing.into_iter())),
-                Err(errno) => self.hides |= matches!(errno, Errno::EACCES | Errno::EPERM),
+                Err(errno) => {
+                    self.has_hidden_process |= matches!(errno, Errno::EACCES | Errno::EPERM)
+                }
             }
             return true;
         }
@@ -154,7 +156,7 @@ mod tests {
     fn held(top: &OwnedFd) -> u64 {
         let proc = File::open("/proc").unwrap().into();
         let own = i32::try_from(std::process::id()).unwrap();
-        let mut unnamed = Unnamed::of(&proc, top, vec![own]).unwrap();
+        let mut unnamed = DeletedFiles::of(&proc, top, vec![own]).unwrap();
         while unnamed.next() {}
         unnamed.bytes()
     }

@@ -1,8 +1,9 @@
-//! Transfers whose place on the host is named by somebody who may not leave it: an agent that
-//! asks for files of the operator's worktree.
+//! Transfers between a sandbox and a host directory, with host paths chosen by an agent that must
+//! not leave that directory.
 //!
-//! A path is opened name by name below the directory, through no link. A `.git` is not there,
-//! nothing is replaced, and what would run or steer something on the host does not come out.
+//! Paths are opened component by component below the directory, never through a link. A `.git` is
+//! neither packed nor written, existing files are never replaced, and files that run programs or
+//! configure tools on the host are refused.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -17,21 +18,21 @@ use super::packer::Packer;
 use super::path::names;
 use super::reader::{Kind, Reader};
 use super::stage::Stage;
-use super::{Refusal, Rules, TransferError};
+use super::{MemberRefusal, TransferError, UnpackRules};
 use crate::beneath;
-use crate::contract::{Moved, Transfer};
+use crate::contract::{TransferBounds, TransferSummary};
 use crate::git::names::is_dot_git;
 use crate::git::sensitive_paths::sensitive_reason;
 
-/// A directory of the operator's that is not left.
+/// A directory of the operator's to which transfers are confined.
 #[derive(Debug)]
-pub struct Within {
+pub struct ConfinedDirectory {
     path: PathBuf,
     root: OwnedFd,
 }
 
-impl Within {
-    /// Opens it. The way to it is the operator's and may have links.
+impl ConfinedDirectory {
+    /// Opens the directory. Its parents are the operator's and may be links.
     pub fn open(path: &Path) -> Result<Self, TransferError> {
         let opening = |error| TransferError::system("opening", path)(error);
         let real = std::fs::canonicalize(path).map_err(TransferError::system("finding", path))?;
@@ -39,66 +40,68 @@ impl Within {
         Ok(Self { path: real, root })
     }
 
-    /// Packs a file or a directory. Every `.git` in it is left out with a note, and so is
-    /// palisade's own state directory.
+    /// Packs a file or a directory. Every `.git` in it is skipped with a note, and so is the gate's
+    /// state directory.
     pub fn pack(
         &self,
         source: &str,
         state: &Path,
         into: &mut dyn Write,
-        bounds: &Transfer,
-    ) -> Result<Moved, TransferError> {
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, TransferError> {
         let names = allowed(source)?;
         let mut progress = |_| {};
         let mut packer = Packer::new(into, bounds, &mut progress);
-        packer.leave_out(state)?;
-        packer.leave_out_repositories();
-        let trouble = |errno| trouble(source, errno);
+        packer.skip(state)?;
+        packer.skip_repositories();
+        let error = |errno| error(source, errno);
         match names.split_last() {
             None => packer.add_tree(&self.root, b"")?,
             Some((name, above)) => {
-                let place = self.descend(above).map_err(trouble)?;
-                let data = beneath::stat(&place, name).map_err(trouble)?;
+                let place = self.descend(above).map_err(error)?;
+                let data = beneath::stat(&place, name).map_err(error)?;
                 let data = data.ok_or_else(|| TransferError::Missing(source.to_owned()))?;
                 match beneath::file_kind(&data) {
                     beneath::FileKind::Directory => {
-                        let tree = beneath::open_directory(&place, name).map_err(trouble)?;
+                        let tree = beneath::open_directory(&place, name).map_err(error)?;
                         packer.add_tree(&tree, name.to_bytes())?;
                     }
                     beneath::FileKind::File => {
-                        let file: File = beneath::open_file(&place, name).map_err(trouble)?;
+                        let file: File = beneath::open_file(&place, name).map_err(error)?;
                         packer.add_file(file, name.to_bytes())?;
                     }
-                    beneath::FileKind::Symlink => return Err(refused(source, Refusal::Link)),
-                    beneath::FileKind::Other => return Err(refused(source, Refusal::Unknown)),
+                    beneath::FileKind::Symlink => return Err(refused(source, MemberRefusal::Link)),
+                    beneath::FileKind::Other => {
+                        return Err(refused(source, MemberRefusal::Unknown));
+                    }
                 }
             }
         }
         packer.finish()
     }
 
-    /// Unpacks an archive below a directory, which is made if it is not there. What is refused
-    /// leaves nothing behind, and nothing that was there is changed.
+    /// Unpacks an archive below a directory, which is created if it does not exist. On failure
+    /// nothing is left, and nothing that existed is changed.
     pub fn unpack(
         &self,
         archive: &mut dyn Read,
         to: &str,
-        bounds: &Transfer,
-    ) -> Result<Moved, TransferError> {
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, TransferError> {
         let names = allowed(to)?;
-        let (target, made) = self.make_way(&names).map_err(|errno| trouble(to, errno))?;
+        let (target, made) = self.make_way(&names).map_err(|errno| error(to, errno))?;
         let mut path = self.path.clone();
         path.extend(
             names
                 .iter()
                 .map(|name| beneath::path_from_bytes(name.to_bytes())),
         );
-        let mut stage = Stage::at(target, &path, made, bounds, Rules::FOR_HOST)?;
+        let mut stage = Stage::at(target, &path, made, bounds, UnpackRules::FOR_HOST)?;
         let mut members = Reader::new(archive);
         while let Some(member) = members.next_member()? {
             let whole = [to.as_bytes(), b"/", &member.path].concat();
             if member.kind != Kind::Directory && sensitive_reason(&whole).is_some() {
-                return Err(TransferError::refused(&member.path, Refusal::Steers));
+                return Err(TransferError::refused(&member.path, MemberRefusal::Steers));
             }
             stage.take(&member, &mut members)?;
         }
@@ -113,7 +116,7 @@ impl Within {
         Ok(here)
     }
 
-    /// Goes to a directory, making what is missing; says what that was, highest first.
+    /// Opens a directory, creates missing parents, and returns those, highest first.
     fn make_way(&self, names: &[CString]) -> nix::Result<(OwnedFd, Vec<PathBuf>)> {
         let mut here = self.root.try_clone().map_err(|_| Errno::EMFILE)?;
         let mut path = self.path.clone();
@@ -133,23 +136,23 @@ impl Within {
     }
 }
 
-/// The names of a path that stays below and is of no repository.
+/// Splits a path that stays below the directory and is part of no repository.
 fn allowed(path: &str) -> Result<Vec<CString>, TransferError> {
     let names = names(path.as_bytes()).map_err(|reason| refused(path, reason))?;
     if names.iter().any(|name| is_dot_git(name.to_bytes())) {
-        return Err(refused(path, Refusal::Repository));
+        return Err(refused(path, MemberRefusal::Repository));
     }
     Ok(names)
 }
 
-fn refused(path: &str, reason: Refusal) -> TransferError {
+fn refused(path: &str, reason: MemberRefusal) -> TransferError {
     TransferError::refused(path.as_bytes(), reason)
 }
 
-fn trouble(path: &str, errno: Errno) -> TransferError {
+fn error(path: &str, errno: Errno) -> TransferError {
     match errno {
         Errno::ENOENT => TransferError::Missing(path.to_owned()),
-        Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV => refused(path, Refusal::Link),
+        Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV => refused(path, MemberRefusal::Link),
         errno => TransferError::system("opening", path)(errno),
     }
 }

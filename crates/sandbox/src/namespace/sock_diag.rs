@@ -12,7 +12,7 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
 };
 
-use super::sockets::{Ends, plain};
+use super::tcp_sockets::{SocketEnds, plain};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
@@ -35,7 +35,7 @@ pub(crate) enum Diagnosis {
 }
 
 /// Asks about the TCP sockets of this network namespace.
-pub(crate) fn ask(from: SocketAddr, to: SocketAddr) -> Result<Diagnosis> {
+pub(crate) fn query_socket(from: SocketAddr, to: SocketAddr) -> Result<Diagnosis> {
     let line = socket(
         AddressFamily::Netlink,
         SockType::Raw,
@@ -43,16 +43,16 @@ pub(crate) fn ask(from: SocketAddr, to: SocketAddr) -> Result<Diagnosis> {
         SockProtocol::NetlinkSockDiag,
     )?;
     let ends = (plain(from), plain(to));
-    let answer = exchange(&line, &question(ends, NLM_F_REQUEST))?;
+    let answer = send_and_receive(&line, &build_request(ends, NLM_F_REQUEST))?;
     if let Some(diagnosis) = read(&answer, ends) {
         return Ok(diagnosis);
     }
     // 'No such socket' and 'no such question' are the same word. A list of the sockets in no
     // state at all is empty, unless there are no lists.
-    let answer = exchange(&line, &question(ends, NLM_F_REQUEST | NLM_F_DUMP))?;
-    let empty = word(&answer, 4)
+    let answer = send_and_receive(&line, &build_request(ends, NLM_F_REQUEST | NLM_F_DUMP))?;
+    let empty = read_word(&answer, 4)
         .is_some_and(|[low, high, ..]| [low, high] == NLMSG_DONE.to_ne_bytes())
-        && word(&answer, HEADER) == Some([0; 4]);
+        && read_word(&answer, HEADER) == Some([0; 4]);
     Ok(if empty {
         Diagnosis::Nothing
     } else {
@@ -61,15 +61,15 @@ pub(crate) fn ask(from: SocketAddr, to: SocketAddr) -> Result<Diagnosis> {
 }
 
 /// The answer is there when the question was sent.
-fn exchange(line: &OwnedFd, question: &[u8]) -> Result<Vec<u8>> {
-    send(line.as_raw_fd(), question, MsgFlags::MSG_NOSIGNAL)?;
+fn send_and_receive(line: &OwnedFd, build_request: &[u8]) -> Result<Vec<u8>> {
+    send(line.as_raw_fd(), build_request, MsgFlags::MSG_NOSIGNAL)?;
     let mut answer = vec![0; 8 << 10];
     let length = recv(line.as_raw_fd(), &mut answer, MsgFlags::empty())?;
     answer.truncate(length);
     Ok(answer)
 }
 
-fn question(((own, port), (other, its_port)): Ends, flags: u16) -> Vec<u8> {
+fn build_request(((own, port), (other, its_port)): SocketEnds, flags: u16) -> Vec<u8> {
     let family = match own {
         IpAddr::V4(_) => libc::AF_INET,
         IpAddr::V6(_) => libc::AF_INET6,
@@ -81,8 +81,8 @@ fn question(((own, port), (other, its_port)): Ends, flags: u16) -> Vec<u8> {
         &[0; 4],
         &port.to_be_bytes(),
         &its_port.to_be_bytes(),
-        &words(own),
-        &words(other),
+        &address_bytes(own),
+        &address_bytes(other),
         // On no certain device, and with any cookie.
         &[0; 4],
         &[0xff; 8],
@@ -99,7 +99,7 @@ fn question(((own, port), (other, its_port)): Ends, flags: u16) -> Vec<u8> {
     .concat()
 }
 
-fn words(address: IpAddr) -> [u8; 16] {
+fn address_bytes(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => {
             let [a, b, c, d] = address.octets();
@@ -111,12 +111,12 @@ fn words(address: IpAddr) -> [u8; 16] {
 
 /// Reads an answer, if it is about a socket. One with other ends, such as a listener that
 /// would take the connection, is not the one.
-fn read(answer: &[u8], ends: Ends) -> Option<Diagnosis> {
-    let [low, high, ..] = word(answer, 4)?;
+fn read(answer: &[u8], ends: SocketEnds) -> Option<Diagnosis> {
+    let [low, high, ..] = read_word(answer, 4)?;
     if u16::from_ne_bytes([low, high]) != SOCK_DIAG_BY_FAMILY {
         return None;
     }
-    let inode = u32::from_ne_bytes(word(answer, INODE)?);
+    let inode = u32::from_ne_bytes(read_word(answer, INODE)?);
     let four = i32::from(*answer.get(HEADER)?) == libc::AF_INET;
     let address = |at: usize| {
         let octets: [u8; 16] = answer.get(at..at + 16)?.try_into().ok()?;
@@ -127,7 +127,7 @@ fn read(answer: &[u8], ends: Ends) -> Option<Diagnosis> {
             IpAddr::V6(Ipv6Addr::from(octets)).to_canonical()
         })
     };
-    let [own, port, its, its_port] = word(answer, ENDS)?;
+    let [own, port, its, its_port] = read_word(answer, ENDS)?;
     let found = (
         (address(ENDS + 4)?, u16::from_be_bytes([own, port])),
         (address(ENDS + 20)?, u16::from_be_bytes([its, its_port])),
@@ -139,7 +139,7 @@ fn read(answer: &[u8], ends: Ends) -> Option<Diagnosis> {
     })
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<[u8; 4]> {
+fn read_word(bytes: &[u8], at: usize) -> Option<[u8; 4]> {
     bytes.get(at..at + 4)?.try_into().ok()
 }
 
@@ -159,12 +159,12 @@ mod tests {
             let stream = TcpStream::connect(address).unwrap();
             let own = stream.local_addr().unwrap();
             let inode = nix::sys::stat::fstat(&stream).unwrap().st_ino;
-            assert_eq!(ask(own, address).unwrap(), Diagnosis::Inode(inode));
+            assert_eq!(query_socket(own, address).unwrap(), Diagnosis::Inode(inode));
             // Nobody accepted it, so nobody has the other end.
-            assert_eq!(ask(address, own).unwrap(), Diagnosis::Inode(0));
+            assert_eq!(query_socket(address, own).unwrap(), Diagnosis::Inode(0));
             let stranger = SocketAddr::new(own.ip(), 1);
-            assert_eq!(ask(address, stranger).unwrap(), Diagnosis::Nothing);
-            assert_eq!(ask(stranger, address).unwrap(), Diagnosis::Nothing);
+            assert_eq!(query_socket(address, stranger).unwrap(), Diagnosis::Nothing);
+            assert_eq!(query_socket(stranger, address).unwrap(), Diagnosis::Nothing);
         }
     }
 
@@ -178,7 +178,7 @@ mod tests {
         };
         let (own, other) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
         let inode = nix::sys::stat::fstat(&stream).unwrap().st_ino;
-        assert_eq!(ask(own, other).unwrap(), Diagnosis::Inode(inode));
+        assert_eq!(query_socket(own, other).unwrap(), Diagnosis::Inode(inode));
     }
 
     #[test]

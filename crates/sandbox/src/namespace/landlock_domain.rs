@@ -74,7 +74,7 @@ pub(crate) fn version() -> u32 {
 pub(crate) fn enter(
     nested: bool,
     weighs_sessions: bool,
-    own: &OfInit<'_>,
+    own: &InitDirectories<'_>,
 ) -> Result<Option<&'static str>> {
     let plan = Plan::of(version(), nested);
     if plan.files || plan.scope {
@@ -84,7 +84,7 @@ pub(crate) fn enter(
 }
 
 /// Directories that only init has.
-pub(crate) struct OfInit<'a> {
+pub(crate) struct InitDirectories<'a> {
     pub(crate) processes: BorrowedFd<'a>,
     pub(crate) measured: BorrowedFd<'a>,
     pub(crate) trusted: Option<BorrowedFd<'a>>,
@@ -93,7 +93,7 @@ pub(crate) struct OfInit<'a> {
 fn restrict(
     plan: &Plan,
     weighs_sessions: bool,
-    own: &OfInit<'_>,
+    own: &InitDirectories<'_>,
 ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
     if plan.files {
@@ -148,7 +148,7 @@ mod tests {
             let tried = scope.spawn(|| {
                 let place = tempfile::tempdir().unwrap();
                 let proc = std::fs::File::open("/proc").unwrap();
-                let own = OfInit {
+                let own = InitDirectories {
                     processes: std::os::fd::AsFd::as_fd(&proc),
                     measured: std::os::fd::AsFd::as_fd(&proc),
                     trusted: None,

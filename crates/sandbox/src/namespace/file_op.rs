@@ -1,10 +1,10 @@
 //! What is done to the files of lent ids, by a process that acts as them.
 //!
 //! The operator can neither read a file that such an id has closed, nor give it away, nor
-//! remove it. So the gate has it done: by this program again, which takes a [`Loan`], gives up
+//! remove it. So the gate has it done: by this program again, which takes a [`SubidMap`], gives up
 //! the rest and does one thing. The same code serves where no ids are lent, in the gate itself.
 
-mod confinement;
+mod profile;
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,20 +16,20 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::loan::Loan;
-use super::protocol::Order;
-use super::step::{Step, Stumble};
+use super::protocol::LauncherRequest;
+use super::step::{Step, StepError};
+use super::subid_map::SubidMap;
 use super::{Namespace, launch, packet, removal, reuse};
 use crate::checkpoint::{self, CheckpointBounds, CopySummary};
 use crate::git;
 
 /// One thing to do. Paths are the gate's own, but for what is beneath a sandbox's tree.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Chore {
+pub(crate) enum FileOp {
     /// To remove a directory and everything in it.
     Remove { path: PathBuf },
-    /// To take every link and odd file out of our way ([`reuse::tame`]).
-    Tame { tree: PathBuf },
+    /// To take every link and odd file out of our way ([`reuse::remove_unsafe_entries`]).
+    RemoveUnsafeEntries { tree: PathBuf },
     /// To make a tree to start from ([`reuse::renew`]).
     Renew { tree: PathBuf, first: Option<u32> },
     /// To set a tree aside ([`reuse::set_aside`]).
@@ -66,21 +66,21 @@ pub(crate) enum Chore {
 
 /// What came of it.
 #[derive(Debug, Serialize, Deserialize)]
-struct Done(Result<Option<CopySummary>, Failure>);
+struct FileOpOutcome(Result<Option<CopySummary>, FileOpFailure>);
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Failure {
+struct FileOpFailure {
     errno: Option<i32>,
     words: String,
 }
 
-impl Chore {
+impl FileOp {
     /// Does it, here.
     pub(crate) fn run(&self) -> std::io::Result<Option<CopySummary>> {
         let bounds = CheckpointBounds::default();
         match self {
             Self::Remove { path } => removal::remove_tree(path)?,
-            Self::Tame { tree } => reuse::tame(tree)?,
+            Self::RemoveUnsafeEntries { tree } => reuse::remove_unsafe_entries(tree)?,
             Self::Renew { tree, first } => reuse::renew(tree, *first)?,
             Self::SetAside { tree, first } => reuse::set_aside(tree, *first)?,
             Self::PutBack { tree } => reuse::put_back(tree)?,
@@ -111,15 +111,15 @@ impl Chore {
 impl Namespace {
     /// Has a chore done as lent ids. `lock` is that of the sandbox whose files they are: who
     /// removes it waits until nobody works on them.
-    pub(super) fn have_done(
+    pub(super) fn run_file_op_in_child(
         &self,
-        loan: Loan,
+        subid_map: SubidMap,
         lock: Option<PathBuf>,
-        chore: Chore,
+        op: FileOp,
     ) -> std::io::Result<Option<CopySummary>> {
         let (line, its) = packet::line()?;
         packet::widen(&line)?;
-        let mut steward = std::process::Command::new(&self.program)
+        let mut child = std::process::Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
             .current_dir("/")
@@ -127,14 +127,22 @@ impl Namespace {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        let chore = Box::new(chore);
-        let said = packet::send(line.as_fd(), &Order::Chore { loan, lock, chore }, &[])
-            .and_then(|()| packet::receive::<Done>(line.as_fd()));
+        let op = Box::new(op);
+        let answer = packet::send(
+            line.as_fd(),
+            &LauncherRequest::RunFileOp {
+                subid_map,
+                lock,
+                op,
+            },
+            &[],
+        )
+        .and_then(|()| packet::receive::<FileOpOutcome>(line.as_fd()));
         drop(line);
-        let ended = steward.wait()?;
-        match said? {
-            Some((Done(Ok(copied)), _)) => Ok(copied),
-            Some((Done(Err(failure)), _)) => Err(failure.into()),
+        let ended = child.wait()?;
+        match answer? {
+            Some((FileOpOutcome(Ok(copied)), _)) => Ok(copied),
+            Some((FileOpOutcome(Err(failure)), _)) => Err(failure.into()),
             None => Err(Error::new(
                 ErrorKind::UnexpectedEof,
                 format!("the process that acts as its ids ended without an answer ({ended})"),
@@ -146,36 +154,36 @@ impl Namespace {
 /// The other side: takes the loan, shuts itself in, does the chore and says what came of it.
 pub(crate) fn serve(
     line: BorrowedFd<'_>,
-    loan: &Loan,
+    subid_map: &SubidMap,
     lock: Option<&Path>,
-    chore: &Chore,
-) -> Result<(), Stumble> {
-    let done = match prepare(line, loan, lock) {
-        Ok(_lock) => chore.run().map_err(Failure::from),
-        Err(stumble) => Err(Failure {
-            errno: stumble.source.raw_os_error(),
-            words: stumble.to_string(),
+    op: &FileOp,
+) -> Result<(), StepError> {
+    let done = match prepare(line, subid_map, lock) {
+        Ok(_lock) => op.run().map_err(FileOpFailure::from),
+        Err(error) => Err(FileOpFailure {
+            errno: error.source.raw_os_error(),
+            words: error.to_string(),
         }),
     };
-    packet::send(line, &Done(done), &[]).step("reporting")
+    packet::send(line, &FileOpOutcome(done), &[]).step("reporting")
 }
 
 fn prepare(
     line: BorrowedFd<'_>,
-    loan: &Loan,
+    subid_map: &SubidMap,
     lock: Option<&Path>,
-) -> Result<Option<Flock<std::fs::File>>, Stumble> {
-    loan.take()?;
+) -> Result<Option<Flock<std::fs::File>>, StepError> {
+    subid_map.enter()?;
     // With the gate that asked, or the next one would meet us at work. After the change of
     // namespace, which may clear it; so the line is looked at then.
     prctl::set_pdeathsig(Signal::SIGKILL).step("tying the process to the gate")?;
-    launch::see_orderer(line)?;
-    let lock = lock.map(launch::take_lock).transpose()?;
-    confinement::shut_in().step("shutting the process in")?;
+    launch::check_requester_alive(line)?;
+    let lock = lock.map(launch::lock_for_launch).transpose()?;
+    profile::apply_profile().step("shutting the process in")?;
     Ok(lock)
 }
 
-impl From<Error> for Failure {
+impl From<Error> for FileOpFailure {
     fn from(error: Error) -> Self {
         Self {
             errno: error.raw_os_error(),
@@ -184,8 +192,8 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
+impl From<FileOpFailure> for Error {
+    fn from(failure: FileOpFailure) -> Self {
         match failure.errno {
             Some(errno) => Error::new(Error::from_raw_os_error(errno).kind(), failure.words),
             None => Error::other(failure.words),

@@ -27,18 +27,18 @@ use nix::poll::{PollTimeout, poll};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::Pid;
 
-use super::stint::Stint;
-use super::{sockets, tree};
+use super::cpu_budget::CpuBudget;
+use super::{process_tree, tcp_sockets};
 
 /// How long a look may take of a processor's time. Init does nothing else meanwhile.
-const PATIENCE: Duration = Duration::from_millis(100);
+const MAX_SEARCH_TIME: Duration = Duration::from_millis(100);
 
 /// The most that is looked at: processes, threads and descriptors.
-const MOST: usize = 1 << 14;
+const MAX_EXAMINED: usize = 1 << 14;
 
 /// How often everybody is looked at where somebody could not be looked into: that may have been
 /// at its very beginning.
-const TRIES: u32 = 20;
+const MAX_TRIES: u32 = 20;
 
 /// Milliseconds between two of these looks.
 const PAUSE_MS: u8 = 1;
@@ -47,29 +47,29 @@ const PAUSE_MS: u8 = 1;
 const NEVER_EXECUTED: u32 = 0x40;
 
 /// Everybody inside, and who of them is ours.
-pub(crate) struct Inside<'a> {
+pub(crate) struct ProcessView<'a> {
     /// A `/proc` that shows everybody.
     pub(crate) proc: &'a OwnedFd,
-    pub(crate) keepers: &'a [Pid],
+    pub(crate) subreapers: &'a [Pid],
     /// What keepers have started: ours as long as it has executed nothing.
     pub(crate) started: &'a [Pid],
     /// Keepers that have not yet told what they started.
-    pub(crate) untold: &'a [Pid],
+    pub(crate) unreported: &'a [Pid],
 }
 
 /// Why nobody can be named.
 #[derive(Debug, PartialEq, Eq)]
-enum Doubt {
+enum OwnerUnknown {
     /// Nobody has it, or several programs have, or what has it has no name.
     Nobody,
     /// Somebody may not be looked into.
-    Hidden,
+    HiddenPath,
     /// There is too much to look at.
     TooMuch,
 }
 
 /// A process that has the socket.
-struct Holder {
+struct SocketHolder {
     process: OwnedFd,
     /// The descriptor, below the process.
     descriptor: CString,
@@ -77,58 +77,59 @@ struct Holder {
 }
 
 /// The path, inside, of the program whose socket has these ends.
-pub(crate) fn find(inside: &Inside<'_>, from: SocketAddr, to: SocketAddr) -> Option<String> {
-    let stint = Stint::of(PATIENCE);
-    for _ in 0..TRIES {
-        match Look::new(inside, stint).find(from, to) {
+pub(crate) fn find(inside: &ProcessView<'_>, from: SocketAddr, to: SocketAddr) -> Option<String> {
+    let budget = CpuBudget::of(MAX_SEARCH_TIME);
+    for _ in 0..MAX_TRIES {
+        match OwnerSearch::new(inside, budget).find(from, to) {
             Ok(program) => return Some(program),
-            Err(Doubt::Hidden) => {
+            Err(OwnerUnknown::HiddenPath) => {
                 let _ = poll(&mut [], PollTimeout::from(PAUSE_MS));
             }
-            Err(Doubt::Nobody | Doubt::TooMuch) => return None,
+            Err(OwnerUnknown::Nobody | OwnerUnknown::TooMuch) => return None,
         }
     }
     None
 }
 
 /// One look at everybody.
-struct Look<'a> {
-    inside: &'a Inside<'a>,
-    stint: Stint,
+struct OwnerSearch<'a> {
+    inside: &'a ProcessView<'a>,
+    budget: CpuBudget,
     left: usize,
 }
 
-impl<'a> Look<'a> {
-    fn new(inside: &'a Inside<'a>, stint: Stint) -> Self {
+impl<'a> OwnerSearch<'a> {
+    fn new(inside: &'a ProcessView<'a>, budget: CpuBudget) -> Self {
         Self {
             inside,
-            stint,
-            left: MOST,
+            budget,
+            left: MAX_EXAMINED,
         }
     }
 
-    fn find(&mut self, from: SocketAddr, to: SocketAddr) -> Result<String, Doubt> {
-        let inode = sockets::find(self.inside.proc, from, to, self.stint).ok_or(Doubt::Nobody)?;
+    fn find(&mut self, from: SocketAddr, to: SocketAddr) -> Result<String, OwnerUnknown> {
+        let inode = tcp_sockets::find(self.inside.proc, from, to, self.budget)
+            .ok_or(OwnerUnknown::Nobody)?;
         let socket = format!("socket:[{inode}]");
-        let mut holders: Vec<Holder> = Vec::new();
+        let mut holders: Vec<SocketHolder> = Vec::new();
         for pid in self.numbers(self.inside.proc, c".")? {
             let number = Pid::from_raw(pid);
             // Neither init nor a keeper has anything of the agent's.
             if pid != 1
-                && !self.inside.keepers.contains(&number)
-                && let Some(holder) = self.look_into(number, &socket)?
+                && !self.inside.subreapers.contains(&number)
+                && let Some(holder) = self.examine(number, &socket)?
             {
                 if holders
                     .first()
                     .is_some_and(|first| first.executable != holder.executable)
                 {
-                    return Err(Doubt::Nobody);
+                    return Err(OwnerUnknown::Nobody);
                 }
                 holders.push(holder);
             }
         }
-        let first = holders.first().ok_or(Doubt::Nobody)?;
-        let program = name(&first.executable).ok_or(Doubt::Nobody)?;
+        let first = holders.first().ok_or(OwnerUnknown::Nobody)?;
+        let program = name(&first.executable).ok_or(OwnerUnknown::Nobody)?;
         let file = identity(openat2(AT_FDCWD, program.as_str(), exact()))?;
         for holder in &holders {
             // The very file of that name, still run by it, and still with the socket.
@@ -142,18 +143,18 @@ impl<'a> Look<'a> {
                 || executable(&holder.process)?.as_ref() != Some(&holder.executable)
                 || !points_to(&holder.process, &holder.descriptor, &socket)?
             {
-                return Err(Doubt::Nobody);
+                return Err(OwnerUnknown::Nobody);
             }
         }
         Ok(program)
     }
 
     /// The process as a holder of the socket, if it is one.
-    fn look_into(&mut self, pid: Pid, socket: &str) -> Result<Option<Holder>, Doubt> {
+    fn examine(&mut self, pid: Pid, socket: &str) -> Result<Option<SocketHolder>, OwnerUnknown> {
         let directory = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let path = path(&pid.to_string())?;
         // From here on it is this process, or none: its number may be somebody else's later.
-        let Some(process) = there(openat(
+        let Some(process) = ignore_gone(openat(
             self.inside.proc,
             path.as_c_str(),
             directory,
@@ -171,12 +172,14 @@ impl<'a> Look<'a> {
             seen = Some(thread);
             let table = format!("task/{thread}/fd");
             let held = match self.search(&process, &table, socket) {
-                Err(Doubt::Hidden) if self.is_nobody(pid, &process, thread) => continue,
+                Err(OwnerUnknown::HiddenPath) if self.is_not_agents(pid, &process, thread) => {
+                    continue;
+                }
                 other => other?,
             };
             if let Some(descriptor) = held {
-                let executable = executable(&process)?.ok_or(Doubt::Nobody)?;
-                return Ok(Some(Holder {
+                let executable = executable(&process)?.ok_or(OwnerUnknown::Nobody)?;
+                return Ok(Some(SocketHolder {
                     process,
                     descriptor,
                     executable,
@@ -192,7 +195,7 @@ impl<'a> Look<'a> {
         process: &OwnedFd,
         table: &str,
         socket: &str,
-    ) -> Result<Option<CString>, Doubt> {
+    ) -> Result<Option<CString>, OwnerUnknown> {
         let place = path(table)?;
         for number in self.numbers(process, &place)? {
             self.check_time()?;
@@ -206,79 +209,81 @@ impl<'a> Look<'a> {
 
     /// Whether a thread that may not be looked into is none of the agent's: it has ended, or
     /// runs code of ours, being started by a keeper and having executed nothing since.
-    fn is_nobody(&self, pid: Pid, process: &OwnedFd, thread: i32) -> bool {
+    fn is_not_agents(&self, pid: Pid, process: &OwnedFd, thread: i32) -> bool {
         let state = || {
             let stat = path(&format!("task/{thread}/stat")).ok()?;
             let file = openat(process, stat.as_c_str(), OFlag::O_CLOEXEC, Mode::empty()).ok()?;
             let mut bytes = Vec::new();
             std::fs::File::from(file).read_to_end(&mut bytes).ok()?;
-            let fields = tree::stat_fields(&bytes).ok()?;
+            let fields = process_tree::stat_fields(&bytes).ok()?;
             let parent = Pid::from_raw(fields.get(1)?.parse().ok()?);
             Some((parent, fields.get(6)?.parse::<u32>().ok()?))
         };
         state().is_some_and(|(parent, flags)| {
-            let by_a_keeper =
-                self.inside.started.contains(&pid) || self.inside.untold.contains(&parent);
-            flags & tree::EXITING != 0 || by_a_keeper && flags & NEVER_EXECUTED != 0
+            let by_a_subreaper =
+                self.inside.started.contains(&pid) || self.inside.unreported.contains(&parent);
+            flags & process_tree::EXITING != 0 || by_a_subreaper && flags & NEVER_EXECUTED != 0
         })
     }
 
     /// The entries of a directory that are numbers; none where it is gone.
-    fn numbers(&mut self, at: &OwnedFd, place: &CStr) -> Result<Vec<i32>, Doubt> {
+    fn numbers(&mut self, at: &OwnedFd, place: &CStr) -> Result<Vec<i32>, OwnerUnknown> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let Some(mut listing) = there(Dir::openat(at, place, flags, Mode::empty()))? else {
+        let Some(mut listing) = ignore_gone(Dir::openat(at, place, flags, Mode::empty()))? else {
             return Ok(Vec::new());
         };
         let mut numbers = Vec::new();
         for entry in listing.iter() {
-            let Some(entry) = there(entry)? else { break };
+            let Some(entry) = ignore_gone(entry)? else {
+                break;
+            };
             let name = entry.file_name().to_str().ok();
             let Some(number) = name.and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            self.left = self.left.checked_sub(1).ok_or(Doubt::TooMuch)?;
+            self.left = self.left.checked_sub(1).ok_or(OwnerUnknown::TooMuch)?;
             numbers.push(number);
         }
         self.check_time()?;
         Ok(numbers)
     }
 
-    fn check_time(&self) -> Result<(), Doubt> {
-        if self.stint.is_over() {
-            return Err(Doubt::TooMuch);
+    fn check_time(&self) -> Result<(), OwnerUnknown> {
+        if self.budget.is_over() {
+            return Err(OwnerUnknown::TooMuch);
         }
         Ok(())
     }
 }
 
 /// What was asked for, or that it is gone.
-fn there<T>(found: nix::Result<T>) -> Result<Option<T>, Doubt> {
+fn ignore_gone<T>(found: nix::Result<T>) -> Result<Option<T>, OwnerUnknown> {
     match found {
         Ok(found) => Ok(Some(found)),
         Err(Errno::ENOENT | Errno::ESRCH) => Ok(None),
-        Err(_) => Err(Doubt::Hidden),
+        Err(_) => Err(OwnerUnknown::HiddenPath),
     }
 }
 
-fn path(text: &str) -> Result<CString, Doubt> {
-    CString::new(text).map_err(|_| Doubt::Nobody)
+fn path(text: &str) -> Result<CString, OwnerUnknown> {
+    CString::new(text).map_err(|_| OwnerUnknown::Nobody)
 }
 
-fn points_to(process: &OwnedFd, descriptor: &CStr, socket: &str) -> Result<bool, Doubt> {
-    let target = there(readlinkat(process, descriptor))?;
+fn points_to(process: &OwnedFd, descriptor: &CStr, socket: &str) -> Result<bool, OwnerUnknown> {
+    let target = ignore_gone(readlinkat(process, descriptor))?;
     Ok(target.is_some_and(|target| target == socket))
 }
 
 /// What a process runs, by the name it had when it was started.
-fn executable(process: &OwnedFd) -> Result<Option<CString>, Doubt> {
-    let Some(target) = there(readlinkat(process, c"exe"))? else {
+fn executable(process: &OwnedFd) -> Result<Option<CString>, OwnerUnknown> {
+    let Some(target) = ignore_gone(readlinkat(process, c"exe"))? else {
         return Ok(None);
     };
     path_of(&target).map(Some)
 }
 
-fn path_of(target: &OsStr) -> Result<CString, Doubt> {
-    CString::new(target.as_bytes()).map_err(|_| Doubt::Nobody)
+fn path_of(target: &OsStr) -> Result<CString, OwnerUnknown> {
+    CString::new(target.as_bytes()).map_err(|_| OwnerUnknown::Nobody)
 }
 
 /// A path that can be told: text of one line, from the root.
@@ -297,9 +302,9 @@ fn exact() -> OpenHow {
 
 /// Which file it is. One that is not there has no name: it was deleted, or is in no directory
 /// that can be seen from here.
-fn identity(file: nix::Result<OwnedFd>) -> Result<(u64, u64), Doubt> {
+fn identity(file: nix::Result<OwnedFd>) -> Result<(u64, u64), OwnerUnknown> {
     let found = file.and_then(|file| fstat(file.as_fd()));
-    let found = found.map_err(|_| Doubt::Nobody)?;
+    let found = found.map_err(|_| OwnerUnknown::Nobody)?;
     Ok((found.st_dev, found.st_ino))
 }
 

@@ -7,11 +7,11 @@ use nix::time::{ClockId, clock_gettime};
 
 /// How much this thread may still work.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stint {
+pub(crate) struct CpuBudget {
     until: Duration,
 }
 
-impl Stint {
+impl CpuBudget {
     /// From now on so much. For the thread that makes it.
     pub(crate) fn of(time: Duration) -> Self {
         Self {
@@ -35,11 +35,11 @@ mod tests {
 
     #[test]
     fn only_work_counts() {
-        let stint = Stint::of(Duration::from_millis(20));
-        assert!(Stint::of(Duration::ZERO).is_over());
+        let budget = CpuBudget::of(Duration::from_millis(20));
+        assert!(CpuBudget::of(Duration::ZERO).is_over());
         let _ = nix::poll::poll(&mut [], nix::poll::PollTimeout::from(50_u8));
-        assert!(!stint.is_over(), "it has only waited");
-        while !stint.is_over() {
+        assert!(!budget.is_over(), "it has only waited");
+        while !budget.is_over() {
             std::hint::spin_loop();
         }
     }

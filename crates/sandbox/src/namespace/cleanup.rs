@@ -9,7 +9,7 @@ use super::lock::{lock, try_lock};
 use super::record::{Process, Record};
 use super::{Namespace, cgroup};
 use crate::contract::SandboxError;
-use crate::contract::lifecycle::Event;
+use crate::contract::lifecycle::LifecycleEvent;
 
 impl Namespace {
     /// Removes what a crash left behind: sandboxes half made or half deleted, with nobody at
@@ -28,7 +28,7 @@ impl Namespace {
             };
             // Nobody claims a directory while we look whether it is claimed.
             let claims = self.lock_all()?;
-            let place = self.place(&id);
+            let place = self.sandbox_dir(&id);
             let record = self.read(&id).ok();
             let _mine = match try_lock(&place.join("lock"))? {
                 Some(mine) => mine,
@@ -63,14 +63,14 @@ impl Namespace {
         record: Option<Record>,
     ) -> Result<(), SandboxError> {
         let system = |step| SandboxError::system::<Error>(step);
-        let place = self.place(id);
+        let place = self.sandbox_dir(id);
         // A launcher whose creator is gone ends by itself, and takes its init along. One that
         // has not begun yet finds the lock held, and then gone.
         let launcher = place.join("launcher.lock");
         let _nobody_builds = launcher.exists().then(|| lock(&launcher)).transpose()?;
         let (init, cgroups) = match record {
             Some(mut record) => {
-                record.phase = record.phase.after(Event::Delete)?;
+                record.phase = record.phase.after(LifecycleEvent::Delete)?;
                 self.write(&record)?;
                 (record.init, record.cgroups)
             }

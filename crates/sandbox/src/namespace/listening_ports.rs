@@ -9,10 +9,10 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
 /// The most that are told; they have to fit into a message.
-const MOST: usize = 4096;
+const MAX_PORTS: usize = 4096;
 
 /// `TCP_LISTEN`, as the tables write it.
-const LISTENING: &str = "0A";
+const TCP_LISTEN: &str = "0A";
 
 /// The listening ports of this process's network namespace, which is the agent's.
 pub(crate) fn listening(proc: &OwnedFd) -> Result<Vec<u16>> {
@@ -27,7 +27,7 @@ pub(crate) fn listening(proc: &OwnedFd) -> Result<Vec<u16>> {
             ports.extend(port(&line?));
         }
     }
-    Ok(ports.into_iter().take(MOST).collect())
+    Ok(ports.into_iter().take(MAX_PORTS).collect())
 }
 
 /// The port of a line, if it is about one that is listened on.
@@ -35,7 +35,7 @@ fn port(line: &str) -> Option<u16> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (own, _, state) = (fields.next()?, fields.next()?, fields.next()?);
     let (_, port) = own.rsplit_once(':')?;
-    (state == LISTENING).then_some(u16::from_str_radix(port, 16).ok()?)
+    (state == TCP_LISTEN).then_some(u16::from_str_radix(port, 16).ok()?)
 }
 
 #[cfg(test)]

@@ -9,23 +9,26 @@ use nix::unistd::{Gid, Uid, pipe2, setfsgid, setfsuid};
 
 use super::hardening;
 use super::identity::Account;
-use super::protocol::Size;
-use super::step::{Step, Stumble};
+use super::protocol::TerminalSize;
+use super::step::{Step, StepError};
 
 /// The ends of a command's input and output: `inside` for it, `outside` to hand out.
-pub(crate) struct Ends {
+pub(crate) struct StdioEnds {
     pub(crate) inside: Vec<OwnedFd>,
     pub(crate) outside: Vec<OwnedFd>,
 }
 
 /// Makes them: a terminal of that size, or three pipes.
-pub(crate) fn make(terminal: Option<Size>, agent: Account) -> Result<Ends, Stumble> {
-    as_agent(agent, || make_ends(terminal))
+pub(crate) fn make(terminal: Option<TerminalSize>, agent: Account) -> Result<StdioEnds, StepError> {
+    as_agent(agent, || open_stdio(terminal))
 }
 
 /// Does something while the kernel takes us for the agent where owners of new pipes and
 /// terminals are concerned: `/dev/stdout` must be openable by whoever has it.
-fn as_agent<T>(agent: Account, work: impl FnOnce() -> Result<T, Stumble>) -> Result<T, Stumble> {
+fn as_agent<T>(
+    agent: Account,
+    work: impl FnOnce() -> Result<T, StepError>,
+) -> Result<T, StepError> {
     if !agent.has_range {
         return work();
     }
@@ -35,15 +38,15 @@ fn as_agent<T>(agent: Account, work: impl FnOnce() -> Result<T, Stumble>) -> Res
     setfsuid(Uid::from_raw(0));
     setfsgid(Gid::from_raw(0));
     // Changing ids sets this to whatever the host's fs.suid_dumpable says.
-    hardening::close_up().step("closing init up")?;
+    hardening::set_undumpable_and_no_new_privs().step("closing init up")?;
     result
 }
 
-fn make_ends(terminal: Option<Size>) -> Result<Ends, Stumble> {
+fn open_stdio(terminal: Option<TerminalSize>) -> Result<StdioEnds, StepError> {
     let Some(size) = terminal else {
         let pipe = || pipe2(OFlag::O_CLOEXEC).step("making a pipe");
         let ((stdin, feed), (out, stdout), (err, stderr)) = (pipe()?, pipe()?, pipe()?);
-        return Ok(Ends {
+        return Ok(StdioEnds {
             inside: vec![stdin, stdout, stderr],
             outside: vec![feed, out, err],
         });
@@ -66,14 +69,14 @@ fn make_ends(terminal: Option<Size>) -> Result<Ends, Stumble> {
     let slave = unsafe { OwnedFd::from_raw_fd(slave) };
     set_size(&master, size).step("sizing the terminal")?;
     let copy = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().step("copying a descriptor");
-    Ok(Ends {
+    Ok(StdioEnds {
         inside: vec![copy(&slave)?, copy(&slave)?, slave],
         outside: vec![master],
     })
 }
 
 /// Gives a terminal a size, by its master.
-pub(crate) fn set_size(terminal: &OwnedFd, size: Size) -> std::io::Result<()> {
+pub(crate) fn set_size(terminal: &OwnedFd, size: TerminalSize) -> std::io::Result<()> {
     let size = libc::winsize {
         ws_row: size.rows,
         ws_col: size.columns,
@@ -88,7 +91,7 @@ pub(crate) fn set_size(terminal: &OwnedFd, size: Size) -> std::io::Result<()> {
 }
 
 /// Points these descriptors at `/dev/null`.
-pub(crate) fn silence(descriptors: &[RawFd]) -> std::io::Result<()> {
+pub(crate) fn redirect_to_null(descriptors: &[RawFd]) -> std::io::Result<()> {
     let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
     for &fd in descriptors {
         replace(&null, fd)?;

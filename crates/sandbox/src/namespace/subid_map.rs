@@ -28,7 +28,7 @@ use nix::unistd::{ForkResult, Pid, fork, getpid, pipe2};
 use serde::{Deserialize, Serialize};
 
 use super::hardening;
-use super::step::{Step, Stumble};
+use super::step::{Step, StepError};
 
 /// What maps ids, by absolute path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ impl Extent {
 
 /// Which ids, and how they are got.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Loan {
+pub struct SubidMap {
     pub(crate) tools: Tools,
     pub(crate) users: Vec<Extent>,
     pub(crate) groups: Vec<Extent>,
@@ -66,22 +66,22 @@ pub struct Loan {
 
 const MAPPING: &str = "mapping the ids of /etc/subuid";
 
-impl Loan {
+impl SubidMap {
     /// Takes it, for the rest of this process's life, which must have one thread.
-    pub(crate) fn take(&self) -> Result<(), Stumble> {
-        let (hears, ready) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
-        let (answer, tells) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
-        let taker = getpid();
+    pub(crate) fn enter(&self) -> Result<(), StepError> {
+        let (ready_reader, ready) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
+        let (answer, result_writer) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
+        let target = getpid();
         // SAFETY: this process has one thread, so the child may do whatever the parent may.
         match unsafe { fork() }.step("making a process")? {
             ForkResult::Child => {
                 drop((ready, answer));
-                self.map(taker, hears, tells);
+                self.write_maps(target, ready_reader, result_writer);
                 std::process::exit(0)
             }
             ForkResult::Parent { child } => {
-                drop((hears, tells));
-                let taken = ask(ready, answer);
+                drop((ready_reader, result_writer));
+                let taken = wait_for_mapper(ready, answer);
                 let _ = waitpid(child, None);
                 taken?;
             }
@@ -89,31 +89,31 @@ impl Loan {
         // Nothing that this process executes gains a right, and it executes nothing.
         prctl::set_no_new_privs().step("giving up privileges")?;
         hardening::empty_bounding_set(&[]).step("emptying the bounding set")?;
-        hardening::keep_capabilities(hardening::OF_TAKER).step("dropping capabilities")
+        hardening::keep_capabilities(hardening::SUBID_CAPABILITIES).step("dropping capabilities")
     }
 
     /// The mapper's part. Says why not, or nothing.
-    fn map(&self, taker: Pid, hears: OwnedFd, tells: OwnedFd) {
+    fn write_maps(&self, target: Pid, ready_reader: OwnedFd, result_writer: OwnedFd) {
         let mut word = [0];
         // A taker that is gone has said nothing.
-        if !matches!(File::from(hears).read(&mut word), Ok(1)) {
+        if !matches!(File::from(ready_reader).read(&mut word), Ok(1)) {
             return;
         }
-        let mapped = run(&self.tools.users, taker, &self.users)
-            .and_then(|()| run(&self.tools.groups, taker, &self.groups));
+        let mapped = run_mapping_tool(&self.tools.users, target, &self.users)
+            .and_then(|()| run_mapping_tool(&self.tools.groups, target, &self.groups));
         let (code, words) = match mapped {
             Ok(()) => (b"+", String::new()),
             Err(error) => (b"-", error.to_string()),
         };
-        let mut tells = File::from(tells);
-        let _ = tells
+        let mut result_writer = File::from(result_writer);
+        let _ = result_writer
             .write_all(code)
-            .and_then(|()| tells.write_all(words.as_bytes()));
+            .and_then(|()| result_writer.write_all(words.as_bytes()));
     }
 }
 
 /// The taker's part between the fork and the mapper's end.
-fn ask(ready: OwnedFd, answer: OwnedFd) -> Result<(), Stumble> {
+fn wait_for_mapper(ready: OwnedFd, answer: OwnedFd) -> Result<(), StepError> {
     unshare(CloneFlags::CLONE_NEWUSER)
         .step("making a user namespace (are they allowed? see `palisade doctor`)")?;
     File::from(ready).write_all(b"+").step(MAPPING)?;
@@ -127,13 +127,13 @@ fn ask(ready: OwnedFd, answer: OwnedFd) -> Result<(), Stumble> {
     .step(MAPPING)
 }
 
-fn run(tool: &Path, taker: Pid, extents: &[Extent]) -> std::io::Result<()> {
+fn run_mapping_tool(tool: &Path, target: Pid, extents: &[Extent]) -> std::io::Result<()> {
     let numbers = extents
         .iter()
         .flat_map(|extent| [extent.inside, extent.outside, extent.count])
         .map(|number| number.to_string());
     let output = Command::new(tool)
-        .arg(taker.to_string())
+        .arg(target.to_string())
         .args(numbers)
         .env_clear()
         .stdin(Stdio::null())
@@ -141,9 +141,9 @@ fn run(tool: &Path, taker: Pid, extents: &[Extent]) -> std::io::Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(Error::other(format!(
-        "{} refused ({}): {said}; see `palisade doctor`",
+        "{} refused ({}): {stderr}; see `palisade doctor`",
         tool.display(),
         output.status
     )))

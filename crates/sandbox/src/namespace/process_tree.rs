@@ -16,19 +16,19 @@ use super::protocol::Commands;
 
 /// How long a family may take to come to rest. Init does nothing else meanwhile, and a family
 /// that goes on forking and waking its members would never.
-const PATIENCE: Duration = Duration::from_millis(250);
+const MAX_STOP_TIME: Duration = Duration::from_millis(250);
 
 /// How long everybody may take to stand still. Whoever asked waits for longer.
-const STANDSTILL: Duration = Duration::from_secs(3);
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Milliseconds between two looks whether they do.
-const LOOK_AGAIN_MS: u8 = 1;
+const POLL_INTERVAL_MS: u8 = 1;
 
 /// Sweeps over what such a family still has after it was killed as it was found.
-const SWEEPS: u32 = 5;
+const MAX_SWEEPS: u32 = 5;
 
 /// Rounds without news after which a process that does not come to rest is killed as it is.
-const MOST_QUIET_ROUNDS: u32 = 100;
+const MAX_QUIET_ROUNDS: u32 = 100;
 
 /// Kills a process and everything it started.
 pub(crate) fn end_tree(proc: &OwnedFd, root: Pid) {
@@ -37,8 +37,12 @@ pub(crate) fn end_tree(proc: &OwnedFd, root: Pid) {
 
 /// Kills everybody who is under nobody's care: whoever has init for a parent and is no
 /// keeper had a keeper that was killed.
-pub(crate) fn end_unkept(proc: &OwnedFd, keepers: &[Pid]) {
-    let is_kept = |one: &Process| keepers.iter().any(|keeper| keeper.as_raw() == one.pid);
+pub(crate) fn end_orphans(proc: &OwnedFd, subreapers: &[Pid]) {
+    let is_kept = |one: &Process| {
+        subreapers
+            .iter()
+            .any(|subreaper| subreaper.as_raw() == one.pid)
+    };
     end(proc, &|one| one.parent == 1 && !is_kept(one));
 }
 
@@ -52,8 +56,8 @@ fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
     // older than the states read for them. So everybody must be at rest in one round,
     // and the next one must find nobody new. Somebody who cannot be stopped (a shell
     // whose vfork child was, or whom others wake) is not waited for for ever.
-    let until = Instant::now() + PATIENCE;
-    while quiet < MOST_QUIET_ROUNDS && Instant::now() < until {
+    let until = Instant::now() + MAX_STOP_TIME;
+    while quiet < MAX_QUIET_ROUNDS && Instant::now() < until {
         let all = processes(proc);
         let before = found.len();
         gather(&all, is_root, &mut found);
@@ -78,7 +82,7 @@ fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
         rested = !grew && !moving;
     }
     let at_rest = rested;
-    for _ in 0..SWEEPS {
+    for _ in 0..MAX_SWEEPS {
         for pid in &found {
             let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
@@ -117,18 +121,20 @@ pub(crate) const EXITING: u32 = 0x4;
 /// workbench started for a call is a command, the workbench itself is not.
 pub(crate) fn commands(
     proc: &OwnedFd,
-    keepers: &[Pid],
+    subreapers: &[Pid],
     server: Option<(Pid, Option<Pid>)>,
 ) -> Commands {
     let is_server = |one: &Process| {
-        server.is_some_and(|(keeper, process)| {
+        server.is_some_and(|(subreaper, process)| {
             // Before the keeper has reported its process, that is its only child.
-            one.parent == keeper.as_raw() && process.is_none_or(|pid| one.pid == pid.as_raw())
+            one.parent == subreaper.as_raw() && process.is_none_or(|pid| one.pid == pid.as_raw())
         })
     };
     let is_command = |one: &&Process| {
         one.pid != 1
-            && keepers.iter().all(|keeper| keeper.as_raw() != one.pid)
+            && subreapers
+                .iter()
+                .all(|subreaper| subreaper.as_raw() != one.pid)
             && !is_server(one)
             && !is_ending(proc, one)
     };
@@ -227,7 +233,7 @@ pub(crate) fn freeze_all(proc: &OwnedFd, frozen: bool) -> bool {
         let _ = kill(everybody, Signal::SIGCONT);
         return true;
     }
-    let until = Instant::now() + STANDSTILL;
+    let until = Instant::now() + FREEZE_TIMEOUT;
     loop {
         // What was forked between two rounds is caught by the next. One that was told stops
         // when it is its turn to run.
@@ -239,7 +245,7 @@ pub(crate) fn freeze_all(proc: &OwnedFd, frozen: bool) -> bool {
         if Instant::now() > until {
             return false;
         }
-        let _ = poll(&mut [], PollTimeout::from(LOOK_AGAIN_MS));
+        let _ = poll(&mut [], PollTimeout::from(POLL_INTERVAL_MS));
     }
 }
 

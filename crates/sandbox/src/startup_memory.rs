@@ -1,22 +1,22 @@
-//! Pages of the program's own file that were needed to start and are not needed any more.
+//! Releases pages of the program's own file that were needed only to start.
 //!
-//! The kernel maps the pages around each one that is touched, and keeps them mapped for as
-//! long as there is memory: an idle process is then as large as its beginning. Given back, they
-//! stay in the page cache, and what is needed again is mapped again.
+//! The kernel maps the pages around each touched page and keeps them mapped while there is memory,
+//! so an idle process stays as large as at its start. Released pages stay in the page cache, and
+//! are mapped again when needed.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Part of the address space.
+/// A range of the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mapping {
     start: usize,
     length: usize,
 }
 
-/// Gives back what is mapped of the program's file and was never changed. Blocks.
-pub fn give_back() -> io::Result<()> {
+/// Releases the unmodified mappings of the program's file. Blocks.
+pub fn release_startup_memory() -> io::Result<()> {
     let program = fs::read_link("/proc/self/exe")?;
     let maps = fs::read_to_string("/proc/self/smaps")?;
     for Mapping { start, length } in unchanged(&maps, &program) {
@@ -37,8 +37,8 @@ pub fn give_back() -> io::Result<()> {
     Ok(())
 }
 
-/// The mappings of `program` that cannot be written to and never were: what the loader put
-/// addresses into is not what the file says (proc_pid_smaps(5), `Anonymous`).
+/// Returns the mappings of `program` that are read-only and were never written: pages in which the
+/// loader relocated addresses differ from the file (proc_pid_smaps(5), `Anonymous`).
 fn unchanged(maps: &str, program: &Path) -> Vec<Mapping> {
     let mut found = Vec::new();
     let mut current = None;
@@ -52,8 +52,8 @@ fn unchanged(maps: &str, program: &Path) -> Vec<Mapping> {
     found
 }
 
-/// Reads the first line of a mapping; `Some(None)` where it is not one of ours. The last field
-/// may hold spaces.
+/// Parses the first line of a mapping; `Some(None)` if it is not a mapping of the program. The last
+/// field may contain spaces.
 fn header(line: &str, program: &Path) -> Option<Option<Mapping>> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
@@ -90,7 +90,7 @@ Anonymous:             0 kB
 ";
 
     #[test]
-    fn only_what_the_file_says_is_given_back() {
+    fn only_unmodified_file_mappings_are_released() {
         let found = unchanged(MAPS, Path::new("/opt/a program"));
         let expected = [(0x5000, 0x2000), (0x7000, 0x3000)];
         assert_eq!(
@@ -100,7 +100,7 @@ Anonymous:             0 kB
     }
 
     #[test]
-    fn a_process_is_smaller_afterwards_and_goes_on() {
+    fn process_shrinks_and_continues_after_release() {
         let resident = || {
             let status = fs::read_to_string("/proc/self/status").unwrap();
             let line = status.lines().find(|line| line.starts_with("RssFile:"));
@@ -108,7 +108,7 @@ Anonymous:             0 kB
             number.unwrap().parse::<u64>().unwrap()
         };
         let before = resident();
-        give_back().unwrap();
+        release_startup_memory().unwrap();
         let after = resident();
         assert!(after < before, "{before} kB, and then {after} kB");
     }

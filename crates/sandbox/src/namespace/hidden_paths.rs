@@ -17,11 +17,11 @@ use super::layer::id_inside;
 use super::protocol::Identity;
 
 /// The most entries a layer may have that is looked through.
-const MOST: usize = 4_000_000;
+const MAX_ENTRIES: usize = 4_000_000;
 
 /// Something that must not be seen.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Hidden {
+pub(crate) struct HiddenPath {
     /// The directories on the way, from the top: name, mode and owner.
     parents: Vec<(PathBuf, u32, u32, u32)>,
     path: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct Hidden {
 
 /// Where it is looked.
 #[derive(Clone, Copy)]
-pub(crate) enum Where {
+pub(crate) enum SearchScope {
     /// Everywhere.
     Everywhere,
     /// Near the top, and in what belongs to somebody: in a directory of the system's, what is
@@ -38,10 +38,10 @@ pub(crate) enum Where {
 }
 
 /// Directories this far from the top are looked into, whosever they are.
-const NEAR: usize = 2;
+const MAX_FOREIGN_DEPTH: usize = 2;
 
 /// Looks through a part of a directory of the host's. Follows no link and reads no file.
-pub(crate) fn find(top: &Path, part: &Path, places: Where) -> Result<Vec<Hidden>> {
+pub(crate) fn find(top: &Path, part: &Path, places: SearchScope) -> Result<Vec<HiddenPath>> {
     let mut hidden = Vec::new();
     let mut seen = 0;
     let mut parents = Vec::new();
@@ -56,7 +56,7 @@ pub(crate) fn find(top: &Path, part: &Path, places: Where) -> Result<Vec<Hidden>
         let mode = data.mode() & 0o777;
         parents.push((part.to_owned(), mode, data.uid(), data.gid()));
     }
-    let near = parents.len() + NEAR;
+    let near = parents.len() + MAX_FOREIGN_DEPTH;
     let device = data.dev();
     let mut open = vec![(part.to_owned(), parents)];
     while let Some((directory, parents)) = open.pop() {
@@ -75,8 +75,8 @@ pub(crate) fn find(top: &Path, part: &Path, places: Where) -> Result<Vec<Hidden>
         for entry in entries {
             let entry = entry?;
             seen += 1;
-            if seen > MOST {
-                return Err(Error::other(format!("more than {MOST} entries")));
+            if seen > MAX_ENTRIES {
+                return Err(Error::other(format!("more than {MAX_ENTRIES} entries")));
             }
             let Ok(data) = entry.metadata() else {
                 continue;
@@ -90,11 +90,13 @@ pub(crate) fn find(top: &Path, part: &Path, places: Where) -> Result<Vec<Hidden>
             };
             if !for_everybody {
                 let parents = parents.clone();
-                hidden.push(Hidden { parents, path });
+                hidden.push(HiddenPath { parents, path });
             } else if kind.is_dir() && data.dev() == device {
                 match places {
-                    Where::Of(uid) if uid != data.uid() && parents.len() + 1 >= near => continue,
-                    Where::Of(_) | Where::Everywhere => {}
+                    SearchScope::Of(uid) if uid != data.uid() && parents.len() + 1 >= near => {
+                        continue;
+                    }
+                    SearchScope::Of(_) | SearchScope::Everywhere => {}
                 }
                 let mut parents = parents.clone();
                 let mode = data.mode() & 0o777;
@@ -108,7 +110,7 @@ pub(crate) fn find(top: &Path, part: &Path, places: Where) -> Result<Vec<Hidden>
 
 /// Hides it, in a layer's own upper directory. One that was used before may have something
 /// of the agent's in the way, through which nothing is written and which hides it as well.
-pub(crate) fn hide(hidden: &[Hidden], upper: &Path, identity: Identity) -> Result<()> {
+pub(crate) fn hide(hidden: &[HiddenPath], upper: &Path, identity: Identity) -> Result<()> {
     'hidden: for one in hidden {
         for (path, mode, uid, gid) in &one.parents {
             let path = upper.join(path);
@@ -174,11 +176,11 @@ mod tests {
             found
         };
         let all = ["bin/deep/token", "group", "private"];
-        assert_eq!(found("", Where::Everywhere), all);
-        assert_eq!(found("bin", Where::Everywhere), all[..1]);
-        assert_eq!(found("missing", Where::Everywhere), [""; 0]);
+        assert_eq!(found("", SearchScope::Everywhere), all);
+        assert_eq!(found("bin", SearchScope::Everywhere), all[..1]);
+        assert_eq!(found("missing", SearchScope::Everywhere), [""; 0]);
         let own = nix::unistd::Uid::effective().as_raw();
-        assert_eq!(found("", Where::Of(own)), all);
-        assert_eq!(found("", Where::Of(own + 1)), all[1..]);
+        assert_eq!(found("", SearchScope::Of(own)), all);
+        assert_eq!(found("", SearchScope::Of(own + 1)), all[1..]);
     }
 }

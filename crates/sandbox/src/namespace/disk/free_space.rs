@@ -14,7 +14,7 @@ const FLOOR_INODES: u64 = 16 << 10;
 
 /// What a file system has left.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct FreeSpace {
     pub(super) free: u64,
     pub(super) floor: u64,
     pub(super) inodes_free: u64,
@@ -23,7 +23,7 @@ pub(super) struct Room {
 
 /// Who has to stop for the others to go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Need {
+pub(super) enum StopNeed {
     /// Nobody.
     None,
     /// Below the floor: whoever took much of what was there.
@@ -34,14 +34,14 @@ pub(super) enum Need {
     All,
 }
 
-impl Room {
+impl FreeSpace {
     /// What somebody has taken meanwhile, at least: empty files take inodes only.
-    pub(super) fn gone_since(self, before: Self) -> u64 {
+    pub(super) fn used_since(self, before: Self) -> u64 {
         let inodes = before.inodes_free.saturating_sub(self.inodes_free);
         before
             .free
             .saturating_sub(self.free)
-            .saturating_add(inodes.saturating_mul(measure::LEAST))
+            .saturating_add(inodes.saturating_mul(measure::MIN_ENTRY_BYTES))
     }
 
     /// Whether there is less than so many floors.
@@ -50,18 +50,18 @@ impl Room {
             || self.inodes_free < self.inodes_floor.saturating_mul(floors)
     }
 
-    pub(super) fn need(self) -> Need {
+    pub(super) fn stop_need(self) -> StopNeed {
         let has_less_than = |part: u64| {
             self.free < self.floor / part || self.inodes_free < self.inodes_floor / part
         };
         if has_less_than(4) {
-            Need::All
+            StopNeed::All
         } else if has_less_than(2) {
-            Need::Grown
+            StopNeed::Grown
         } else if has_less_than(1) {
-            Need::Greedy
+            StopNeed::Greedy
         } else {
-            Need::None
+            StopNeed::None
         }
     }
 
@@ -85,18 +85,18 @@ impl Room {
 
 /// Why a new sandbox cannot be, if the file system is too full for one.
 pub(crate) fn check_room(directory: &OwnedFd) -> Result<Option<String>> {
-    let room = Room::of(directory)?;
+    let room = FreeSpace::of(directory)?;
     Ok(room.is_below(1).then(|| {
         format!(
             "the file system of the sandboxes has only {} and {} inodes left; make room there",
-            in_words(room.free),
+            format_size(room.free),
             room.inodes_free
         )
     }))
 }
 
 /// Bytes as people say them.
-pub(super) fn in_words(bytes: u64) -> String {
+pub(super) fn format_size(bytes: u64) -> String {
     let tenths = |unit: u64| {
         let tenths = bytes.saturating_mul(10) / unit;
         format!("{}.{}", tenths / 10, tenths % 10)

@@ -4,10 +4,10 @@ use std::ffi::CString;
 use std::io::{Error, ErrorKind};
 
 use super::protocol::Exec;
-use super::step::{Step, Stumble};
+use super::step::{Step, StepError};
 
 /// What to execute, and how.
-pub(crate) struct Order {
+pub(crate) struct ExecArgs {
     pub(crate) argv: Vec<CString>,
     pub(crate) environment: Vec<CString>,
     pub(crate) candidates: Vec<CString>,
@@ -15,8 +15,8 @@ pub(crate) struct Order {
     pub(crate) terminal: bool,
 }
 
-impl Order {
-    pub(crate) fn read(exec: &Exec, own: &[(String, String)]) -> Result<Self, Stumble> {
+impl ExecArgs {
+    pub(crate) fn read(exec: &Exec, own: &[(String, String)]) -> Result<Self, StepError> {
         let text = |bytes: &[u8]| CString::new(bytes).step("reading the command");
         let argv = exec
             .argv

@@ -8,24 +8,34 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
-use super::diagnosis::{self, Diagnosis};
-use super::stint::Stint;
+use super::cpu_budget::CpuBudget;
+use super::sock_diag::{self, Diagnosis};
 
 /// The longest table that is read: some 27 000 sockets.
-const LONGEST: u64 = 4 << 20;
+const MAX_TABLE_BYTES: u64 = 4 << 20;
 
 /// The inode of the one socket of this network namespace, the agent's, that has these ends.
 /// None if there is no such socket, more than one, or no telling in time.
-pub(crate) fn find(proc: &OwnedFd, from: SocketAddr, to: SocketAddr, stint: Stint) -> Option<u64> {
-    match diagnosis::ask(from, to) {
+pub(crate) fn find(
+    proc: &OwnedFd,
+    from: SocketAddr,
+    to: SocketAddr,
+    budget: CpuBudget,
+) -> Option<u64> {
+    match sock_diag::query_socket(from, to) {
         Ok(Diagnosis::Inode(inode)) => Some(inode).filter(|inode| *inode != 0),
         Ok(Diagnosis::Nothing) => None,
-        Ok(Diagnosis::Silent) | Err(_) => find_in_tables(proc, from, to, stint),
+        Ok(Diagnosis::Silent) | Err(_) => find_in_tables(proc, from, to, budget),
     }
 }
 
 /// The same where the kernel answers no questions, and only writes tables.
-fn find_in_tables(proc: &OwnedFd, from: SocketAddr, to: SocketAddr, stint: Stint) -> Option<u64> {
+fn find_in_tables(
+    proc: &OwnedFd,
+    from: SocketAddr,
+    to: SocketAddr,
+    budget: CpuBudget,
+) -> Option<u64> {
     let ends = (plain(from), plain(to));
     let mut found = None;
     // Also for IPv4 both: a socket of IPv6 can speak it.
@@ -35,7 +45,7 @@ fn find_in_tables(proc: &OwnedFd, from: SocketAddr, to: SocketAddr, stint: Stint
             Err(Errno::ENOENT) => continue,
             other => std::fs::File::from(other.ok()?),
         };
-        for inode in matching(file, ends, stint)? {
+        for inode in matching(file, ends, budget)? {
             // Sockets on different devices can have the same ends.
             if found.replace(inode).is_some() {
                 return None;
@@ -46,12 +56,12 @@ fn find_in_tables(proc: &OwnedFd, from: SocketAddr, to: SocketAddr, stint: Stint
 }
 
 /// The inodes of all lines with these ends; none at all of a table that was not read whole.
-fn matching(table: impl Read, ends: Ends, stint: Stint) -> Option<Vec<u64>> {
-    let mut table = BufReader::with_capacity(64 << 10, table.take(LONGEST));
+fn matching(table: impl Read, ends: SocketEnds, budget: CpuBudget) -> Option<Vec<u64>> {
+    let mut table = BufReader::with_capacity(64 << 10, table.take(MAX_TABLE_BYTES));
     let (mut line, mut found) = (Vec::new(), Vec::new());
     while table.read_until(b'\n', &mut line).ok()? != 0 {
         // Cut off: by the limit, or by whoever wrote it.
-        if line.pop() != Some(b'\n') || stint.is_over() {
+        if line.pop() != Some(b'\n') || budget.is_over() {
             return None;
         }
         if let Some(socket) = Socket::read(&line)
@@ -65,7 +75,7 @@ fn matching(table: impl Read, ends: Ends, stint: Stint) -> Option<Vec<u64>> {
 }
 
 /// The socket's own end and the other one.
-pub(crate) type Ends = ((IpAddr, u16), (IpAddr, u16));
+pub(crate) type SocketEnds = ((IpAddr, u16), (IpAddr, u16));
 
 /// An end without what IPv6 says beside the address.
 pub(crate) fn plain(end: SocketAddr) -> (IpAddr, u16) {
@@ -75,7 +85,7 @@ pub(crate) fn plain(end: SocketAddr) -> (IpAddr, u16) {
 /// One line.
 #[derive(Debug, PartialEq, Eq)]
 struct Socket {
-    ends: Ends,
+    ends: SocketEnds,
     inode: u64,
 }
 
@@ -131,12 +141,12 @@ mod tests {
     const LINE: &str = "   1: 020000C0:C350 010200C0:0050 01 00000000:00000000 00:00000000 \
                         00000000  1000        0 4711 1 0000000000000000 20 4 30 10 -1\n";
 
-    fn ends(from: &str, to: &str) -> Ends {
+    fn ends(from: &str, to: &str) -> SocketEnds {
         (plain(from.parse().unwrap()), plain(to.parse().unwrap()))
     }
 
-    fn soon() -> Stint {
-        Stint::of(Duration::from_secs(10))
+    fn soon() -> CpuBudget {
+        CpuBudget::of(Duration::from_secs(10))
     }
 
     fn look(table: &str, from: &str, to: &str) -> Option<Vec<u64>> {
@@ -198,10 +208,14 @@ mod tests {
         let cut = format!("{HEADING}{}", LINE.trim_end());
         assert_eq!(look(&cut, own, other), None);
         assert_eq!(
-            matching(LINE.as_bytes(), ends(own, other), Stint::of(Duration::ZERO)),
+            matching(
+                LINE.as_bytes(),
+                ends(own, other),
+                CpuBudget::of(Duration::ZERO)
+            ),
             None
         );
-        let lines = usize::try_from(LONGEST).unwrap() / LINE.len() + 1;
+        let lines = usize::try_from(MAX_TABLE_BYTES).unwrap() / LINE.len() + 1;
         assert_eq!(look(&LINE.repeat(lines), own, other), None);
         // Without any end of a line, no more is kept than that.
         let endless = std::io::repeat(b'x');

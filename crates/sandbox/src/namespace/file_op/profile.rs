@@ -12,14 +12,14 @@ use crate::namespace::hardening;
 use crate::worker::profile::{ALLOWED, ALLOWED_HERE};
 
 /// What it keeps of what it took: it lends no id on.
-const KEPT: &[u32] = hardening::OF_STEWARD;
+const KEPT: &[u32] = hardening::FILE_OP_CAPABILITIES;
 
 /// Shuts the process in, for good.
-pub(super) fn shut_in() -> Result<()> {
+pub(super) fn apply_profile() -> Result<()> {
     // One byte, not none: see `hardening::limit`.
     setrlimit(Resource::RLIMIT_CORE, 1, 1)?;
     hardening::keep_capabilities(KEPT)?;
-    hardening::close_up()?;
+    hardening::set_undumpable_and_no_new_privs()?;
     let filter = filter().map_err(Error::other)?;
     seccompiler::apply_filter(&filter).map_err(Error::other)
 }
@@ -111,7 +111,8 @@ mod tests {
             ForkResult::Child => {
                 let path = c"/bin/true".as_ptr() as i64;
                 let well = filter().is_ok_and(|filter| {
-                    hardening::close_up().is_ok() && seccompiler::apply_filter(&filter).is_ok()
+                    hardening::set_undumpable_and_no_new_privs().is_ok()
+                        && seccompiler::apply_filter(&filter).is_ok()
                 }) && refused(libc::SYS_execve, [path, 0, 0])
                     && refused(libc::SYS_clone, [libc::SIGCHLD.into(), 0, 0])
                     && refused(libc::SYS_clone, [libc::CLONE_NEWUSER.into(), 0, 0])

@@ -8,27 +8,30 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-use super::ends::silence;
-use crate::contract::{Moved, Transfer};
-use crate::transfer::{self, Rules, TransferError};
+use super::stdio::redirect_to_null;
+use crate::contract::{TransferBounds, TransferSummary};
+use crate::transfer::{self, TransferError, UnpackRules};
 
 const CHUNK: usize = 64 << 10;
 
 /// What is to be done. Relative paths begin in the working directory, the workspace.
-pub(crate) enum Errand {
+pub(crate) enum AgentTask {
     /// Unpacks what comes in.
-    Upload { to: PathBuf, bounds: Transfer },
+    Upload { to: PathBuf, bounds: TransferBounds },
     /// Packs to the output.
-    Download { from: PathBuf, bounds: Transfer },
+    Download {
+        from: PathBuf,
+        bounds: TransferBounds,
+    },
 }
 
-impl Errand {
-    pub(crate) fn upload(to: Vec<u8>, bounds: Transfer) -> Self {
+impl AgentTask {
+    pub(crate) fn upload(to: Vec<u8>, bounds: TransferBounds) -> Self {
         let to = PathBuf::from(OsString::from_vec(to));
         Self::Upload { to, bounds }
     }
 
-    pub(crate) fn download(from: Vec<u8>, bounds: Transfer) -> Self {
+    pub(crate) fn download(from: Vec<u8>, bounds: TransferBounds) -> Self {
         let from = PathBuf::from(OsString::from_vec(from));
         Self::Download { from, bounds }
     }
@@ -38,7 +41,7 @@ impl Errand {
         let told = standard(&std::io::stderr()).and_then(|mut tell| {
             let outcome = self.work();
             // Whoever is at the other ends shall read the outcome now, and nothing else.
-            silence(&[0, 1])?;
+            redirect_to_null(&[0, 1])?;
             let words = serde_json::to_vec(&outcome)?;
             tell.write_all(&words)?;
             Ok(i32::from(outcome.is_err()))
@@ -46,7 +49,7 @@ impl Errand {
         told.unwrap_or(1)
     }
 
-    fn work(&self) -> Result<Moved, TransferError> {
+    fn work(&self) -> Result<TransferSummary, TransferError> {
         let opened = |error: std::io::Error| TransferError::System {
             step: "opening".to_owned(),
             path: "archive".to_owned(),
@@ -56,7 +59,7 @@ impl Errand {
             Self::Upload { to, bounds } => {
                 let archive = standard(&std::io::stdin()).map_err(opened)?;
                 let mut archive = BufReader::with_capacity(CHUNK, archive);
-                transfer::unpack(&mut archive, to, bounds, &Rules::FOR_SANDBOX)
+                transfer::unpack(&mut archive, to, bounds, &UnpackRules::FOR_SANDBOX)
             }
             Self::Download { from, bounds } => {
                 let archive = standard(&std::io::stdout()).map_err(opened)?;

@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use super::super::within::Within;
+use super::super::confined::ConfinedDirectory;
 use super::*;
 
 /// A worktree with a repository, links out of it, and something outside.
@@ -28,30 +28,30 @@ fn worktree() -> tempfile::TempDir {
     place
 }
 
-fn packed(place: &Path, source: &str) -> Result<(Moved, String), TransferError> {
+fn packed(place: &Path, source: &str) -> Result<(TransferSummary, String), TransferError> {
     let tree = place.join("tree");
     let mut archive = Vec::new();
-    let within = Within::open(&tree).unwrap();
-    let moved = within.pack(source, &tree.join("state"), &mut archive, &ROOMY)?;
-    Ok((moved, String::from_utf8_lossy(&archive).into_owned()))
+    let within = ConfinedDirectory::open(&tree).unwrap();
+    let summary = within.pack(source, &tree.join("state"), &mut archive, &ROOMY)?;
+    Ok((summary, String::from_utf8_lossy(&archive).into_owned()))
 }
 
 #[test]
 fn what_is_packed_is_below_and_of_no_repository() {
     let place = worktree();
     for (source, reason) in [
-        ("../outside/c", Refusal::Climbs),
-        ("sub/../../outside/c", Refusal::Climbs),
-        ("/etc/passwd", Refusal::Absolute),
-        ("", Refusal::NoPath),
-        (".git", Refusal::Repository),
-        (".GIT/config", Refusal::Repository),
-        ("sub/.git/config", Refusal::Repository),
-        ("git~1/config", Refusal::Repository),
-        ("out", Refusal::Link),
-        ("out/c", Refusal::Link),
-        ("link", Refusal::Link),
-        ("a/b", Refusal::Link),
+        ("../outside/c", MemberRefusal::Climbs),
+        ("sub/../../outside/c", MemberRefusal::Climbs),
+        ("/etc/passwd", MemberRefusal::Absolute),
+        ("", MemberRefusal::NoPath),
+        (".git", MemberRefusal::Repository),
+        (".GIT/config", MemberRefusal::Repository),
+        ("sub/.git/config", MemberRefusal::Repository),
+        ("git~1/config", MemberRefusal::Repository),
+        ("out", MemberRefusal::Link),
+        ("out/c", MemberRefusal::Link),
+        ("link", MemberRefusal::Link),
+        ("a/b", MemberRefusal::Link),
     ] {
         let path = source.to_owned();
         let expected = TransferError::Refused { path, reason };
@@ -60,10 +60,10 @@ fn what_is_packed_is_below_and_of_no_repository() {
     let missing = packed(place.path(), "none/at/all").unwrap_err();
     assert_eq!(missing, TransferError::Missing("none/at/all".to_owned()));
     for source in [".", "sub", "./sub/"] {
-        let (moved, archive) = packed(place.path(), source).unwrap();
+        let (summary, archive) = packed(place.path(), source).unwrap();
         assert!(!archive.contains("secret"), "{source}");
         assert!(archive.contains("b"), "{source}");
-        assert!(moved.left_out.iter().any(|note| note.contains(".git")));
+        assert!(summary.left_out.iter().any(|note| note.contains(".git")));
     }
 }
 
@@ -72,17 +72,17 @@ fn what_is_unpacked_lands_below_on_nothing_and_steers_nothing() {
     let place = worktree();
     let tree = place.path().join("tree");
     let unpacked = |archive: Vec<u8>, to: &str| {
-        let within = Within::open(&tree).unwrap();
+        let within = ConfinedDirectory::open(&tree).unwrap();
         within.unpack(&mut archive.as_slice(), to, &ROOMY)
     };
     let archive = || Forge::default().file("new", "new").end();
     for (to, reason) in [
-        ("..", Refusal::Climbs),
-        ("/tmp", Refusal::Absolute),
-        (".git/hooks", Refusal::Repository),
-        ("out", Refusal::Link),
-        ("out/deeper", Refusal::Link),
-        ("a", Refusal::Link),
+        ("..", MemberRefusal::Climbs),
+        ("/tmp", MemberRefusal::Absolute),
+        (".git/hooks", MemberRefusal::Repository),
+        ("out", MemberRefusal::Link),
+        ("out/deeper", MemberRefusal::Link),
+        ("a", MemberRefusal::Link),
     ] {
         let path = to.to_owned();
         let expected = TransferError::Refused { path, reason };
@@ -106,8 +106,8 @@ fn what_is_unpacked_lands_below_on_nothing_and_steers_nothing() {
         "what was made for it is gone"
     );
     assert!(!tree.join("new").exists());
-    let moved = unpacked(archive(), "deep/down").unwrap();
-    assert_eq!(moved.files, 1);
+    let summary = unpacked(archive(), "deep/down").unwrap();
+    assert_eq!(summary.files, 1);
     let text = std::fs::read_to_string(tree.join("deep/down/new")).unwrap();
     assert_eq!(text, "new");
     let left: Vec<_> = std::fs::read_dir(tree.join("deep/down")).unwrap().collect();

@@ -18,7 +18,7 @@ const LOCALHOST: [IpAddr; 2] = [
 ];
 
 /// A connection under way.
-pub(crate) struct Dial {
+pub(crate) struct PortDial {
     port: u16,
     socket: OwnedFd,
     /// How many addresses have been tried.
@@ -28,46 +28,46 @@ pub(crate) struct Dial {
 }
 
 /// How far it has come.
-pub(crate) enum Dialled {
+pub(crate) enum DialState {
     /// It stands.
     Connected(OwnedFd),
     /// Somebody has to answer first; wait until it can be written to.
-    Waiting(Dial),
+    Waiting(PortDial),
     /// Nobody took it.
     Refused(Error),
 }
 
 /// Begins.
-pub(crate) fn begin(port: u16) -> Dialled {
+pub(crate) fn begin(port: u16) -> DialState {
     try_from(port, 0, None)
 }
 
-impl Dial {
+impl PortDial {
     /// What becomes writable when there is news.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
     /// Goes on after news.
-    pub(crate) fn go_on(self) -> Dialled {
+    pub(crate) fn resume(self) -> DialState {
         let heard = match getsockopt(&self.socket, sockopt::SocketError) {
             Ok(0) => Ok(()),
             Ok(errno) => Err(Error::from_raw_os_error(errno)),
             Err(errno) => Err(errno.into()),
         };
         match heard.and_then(|()| is_another(&self.socket)) {
-            Ok(()) => Dialled::Connected(self.socket),
+            Ok(()) => DialState::Connected(self.socket),
             Err(error) => try_from(self.port, self.tried, self.said.or(Some(error))),
         }
     }
 }
 
-fn try_from(port: u16, tried: usize, mut said: Option<Error>) -> Dialled {
+fn try_from(port: u16, tried: usize, mut said: Option<Error>) -> DialState {
     for (number, address) in LOCALHOST.into_iter().enumerate().skip(tried) {
         match dial(SocketAddr::new(address, port)) {
-            Ok((socket, true)) => return Dialled::Connected(socket),
+            Ok((socket, true)) => return DialState::Connected(socket),
             Ok((socket, false)) => {
-                return Dialled::Waiting(Dial {
+                return DialState::Waiting(PortDial {
                     port,
                     socket,
                     tried: number + 1,
@@ -77,7 +77,7 @@ fn try_from(port: u16, tried: usize, mut said: Option<Error>) -> Dialled {
             Err(error) => said = said.or(Some(error)),
         }
     }
-    Dialled::Refused(said.unwrap_or_else(|| Error::from(ErrorKind::ConnectionRefused)))
+    DialState::Refused(said.unwrap_or_else(|| Error::from(ErrorKind::ConnectionRefused)))
 }
 
 /// A socket, and whether it is connected already.
