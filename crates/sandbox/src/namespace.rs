@@ -1,19 +1,19 @@
-//! The default backend: Linux namespaces, set up by our own code. No daemon, no root.
+//! The default backend: Linux namespaces. It needs no daemon and no root.
 //!
 //! ```text
 //!   sandboxes/
-//!     .lock               held while a directory is claimed or rubbish is cleared
+//!     .lock               held while a directory is reserved or leftovers are removed
 //!     <id>/
 //!       record.json       phase, init's process, ids, cgroups
-//!       lock              held by whoever changes this sandbox
-//!       launcher.lock     held by the launcher while it lives
-//!       stopped           why init stopped everybody; empty while it has not
-//!       init.sock         init's door
-//!       fs/               the sandbox's own ids from here on: root, upper, work
+//!       lock              held by an operation that changes this sandbox
+//!       launcher.lock     held by the launcher while it runs
+//!       stopped           why init stopped all processes; empty otherwise
+//!       init.sock         init's control socket
+//!       fs/               owned by the sandbox's ids: root, upper, work
 //! ```
 //!
-//! The gate, having threads, never clones: it spawns its own executable, whose hidden
-//! subcommand ends in [`launch::init_main`].
+//! The gate has threads and therefore never clones: it spawns its own executable, whose hidden
+//! subcommand calls [`launch::init_main`].
 
 mod agent_task;
 mod allowlist;
@@ -87,7 +87,7 @@ use lock::{lock, open_lock};
 use protocol::{Identity, LaunchSpec, LauncherRequest, TerminalSize};
 use record::{Process, Record};
 
-/// The backend.
+/// The namespace backend.
 #[derive(Clone, Debug)]
 pub struct Namespace {
     directory: PathBuf,
@@ -96,8 +96,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// A backend that keeps its sandboxes in `directory` and starts `program arguments…`,
-    /// which calls [`launch::init_main`] before anything else.
+    /// A backend that keeps its sandboxes in `directory` and starts `program arguments…`, which
+    /// must call [`launch::init_main`] before anything else.
     pub fn new(directory: PathBuf, program: PathBuf, arguments: Vec<OsString>) -> Self {
         Self {
             directory,
@@ -106,26 +106,26 @@ impl Namespace {
         }
     }
 
-    /// What is weaker in this sandbox than it could be, in sentences.
+    /// Describes the protections that are missing in this sandbox.
     pub fn warnings(&self, id: &SandboxId) -> Result<Vec<String>, SandboxError> {
         Ok(self.read(id)?.warnings)
     }
 
-    /// The sandbox's workspace as the host sees it. Its content is the agent's: open it
-    /// component by component, and follow no link.
+    /// The path of the sandbox's workspace on the host. Its content is untrusted: open it component
+    /// by component, and follow no link.
     pub fn workspace(&self, id: &SandboxId) -> PathBuf {
         self.sandbox_dir(id).join("fs/root/workspace")
     }
 
-    /// The ids that the agent's files have on the host, where they are not the operator's own.
+    /// The owner of the agent's files on the host, if it is not the operator.
     pub fn owner(&self, id: &SandboxId) -> Result<Option<(u32, u32)>, SandboxError> {
         let record = self.read(id)?;
         let root = record.config.system.root;
         Ok(identity::agent_on_host(record.identity, root))
     }
 
-    /// Ids on the host that the agent of a later sandbox may have, where those are not the
-    /// operator's own: files can be given to it ahead. Not those in `promised`.
+    /// Ids for the agent of a later sandbox, if they are not the operator's own, so that files can
+    /// be prepared for it. Ids in `promised` are excluded.
     pub fn free_owner(&self, promised: &[(u32, u32)]) -> Option<(u32, u32)> {
         let mut taken = self.taken_ranges();
         let promised = promised.iter().map(|(user, _)| *user);
@@ -135,7 +135,7 @@ impl Namespace {
         identity::agent_on_host(identity::choose(root, &seed, &taken, None)?, false)
     }
 
-    /// As `create`, and if it can be so that the agent has these ids on the host.
+    /// As `create`; if possible, the agent gets these ids on the host.
     pub fn create_for(
         &self,
         config: &SandboxConfig,
@@ -152,19 +152,20 @@ impl Namespace {
                 status: SandboxStatus::of(record.phase),
             }),
             Err(error) => {
-                // What cannot be undone now is on record as unfinished, and is at the next start.
+                // If the rollback fails, the record is unfinished, and the next start removes the
+                // sandbox.
                 let _ = self.destroy(&config.id, Some(record));
                 Err(error)
             }
         }
     }
 
-    /// What a sandbox was asked to be.
+    /// Reads the configuration of a sandbox.
     pub fn config(&self, id: &SandboxId) -> Result<SandboxConfig, SandboxError> {
         Ok(self.read(id)?.config)
     }
 
-    /// Starts a command whose input and output the caller moves itself.
+    /// Starts a command whose input and output the caller transfers.
     pub fn start(
         &self,
         id: &SandboxId,
@@ -174,7 +175,7 @@ impl Namespace {
         self.init_connection(id)?.start(command, terminal)
     }
 
-    /// Whether a sandbox answers now. One that stands still does not.
+    /// Whether a sandbox responds now. A paused one does not.
     pub fn answers(&self, id: &SandboxId) -> bool {
         match self.recorded_status(id) {
             SandboxStatus::Active | SandboxStatus::Unknown => !matches!(
@@ -185,29 +186,30 @@ impl Namespace {
         }
     }
 
-    /// Connects to a port of the agent's own localhost, IPv4 first. The socket does not block.
+    /// Connects to a port on the sandbox's localhost, IPv4 first. The socket does not block.
     pub fn connect(&self, id: &SandboxId, port: u16) -> Result<OwnedFd, SandboxError> {
         self.init_connection(id)?.connect(port)
     }
 
-    /// Connects to the workbench inside: this program again, as the agent, started with these
-    /// words if it does not run. The socket does not block.
+    /// Connects to the sandbox's workbench: this program, run as the agent, started with these
+    /// arguments if it does not run. The socket does not block.
     pub fn workbench(&self, id: &SandboxId, words: &[&str]) -> Result<OwnedFd, SandboxError> {
         self.init_connection(id)?.workbench(words)
     }
 
-    /// Adds a root to what programs of a running sandbox trust, from their next look at it on.
+    /// Adds a trusted root certificate to a running sandbox; programs see it when they next read
+    /// their certificates.
     pub fn add_trust(&self, id: &SandboxId, trust: &Trust) -> Result<(), SandboxError> {
         self.init_connection(id)?.trust(trust)
     }
 
-    /// The TCP ports inside on which somebody listens, ascending.
+    /// Lists the listening TCP ports in the sandbox, ascending.
     pub fn open_ports(&self, id: &SandboxId) -> Result<Vec<u16>, SandboxError> {
         self.init_connection(id)?.open_ports()
     }
 
-    /// The path, inside, of the program whose connection leads from one address to another,
-    /// where that is certain. Takes two seconds at most, whatever init does.
+    /// Returns the path of the program in the sandbox that owns a connection, if that is certain.
+    /// Takes at most two seconds, whatever init does.
     pub fn connected_by(
         &self,
         id: &SandboxId,
@@ -229,7 +231,7 @@ impl Namespace {
         lock(&self.directory.join(".lock"))
     }
 
-    /// Whoever changes a sandbox holds its lock.
+    /// Takes the lock of a sandbox, which every change needs.
     fn lock_sandbox(&self, id: &SandboxId) -> Result<Flock<File>, SandboxError> {
         lock(&self.sandbox_dir(id).join("lock")).map_err(|error| match error {
             SandboxError::System { source, .. } if source.kind() == ErrorKind::NotFound => {
@@ -239,14 +241,14 @@ impl Namespace {
         })
     }
 
-    /// Why nothing runs in a sandbox that init has stopped.
+    /// Why init has stopped a sandbox, if it has.
     pub fn stopped(&self, id: &SandboxId) -> Option<String> {
         fs::read_to_string(self.sandbox_dir(id).join("stopped"))
             .ok()
             .filter(|reason| !reason.is_empty())
     }
 
-    /// A connection to a sandbox that can answer.
+    /// Connects to the init of an active sandbox.
     fn init_connection(&self, id: &SandboxId) -> Result<InitConnection, SandboxError> {
         if let (Some(reason), SandboxStatus::Error(_)) =
             (self.stopped(id), self.recorded_status(id))
@@ -264,8 +266,7 @@ impl Namespace {
         }
     }
 
-    /// A connection for requests that write nothing: init answers them in a sandbox that it
-    /// has stopped, too.
+    /// Connects for read-only requests, which init also answers in a stopped sandbox.
     fn reading_connection(&self, id: &SandboxId) -> Result<InitConnection, SandboxError> {
         match self.init_connection(id) {
             Err(SandboxError::Stopped { .. }) => InitConnection::open(&self.sandbox_dir(id)),
@@ -273,7 +274,7 @@ impl Namespace {
         }
     }
 
-    /// How it is as far as that can be told without asking its init.
+    /// The status as far as it is known without querying init.
     fn recorded_status(&self, id: &SandboxId) -> SandboxStatus {
         let record = match self.read(id) {
             Ok(record) => record,
@@ -284,7 +285,7 @@ impl Namespace {
             return SandboxStatus::of(record.phase);
         }
         if !record.init.is_some_and(Process::lives) {
-            return SandboxStatus::Error("its processes are gone; resume it".to_owned());
+            return SandboxStatus::Error("its processes are gone; resume the sandbox".to_owned());
         }
         if let Some(reason) = self.stopped(id) {
             return SandboxStatus::Error(reason);
@@ -296,22 +297,23 @@ impl Namespace {
         }
     }
 
-    /// Refuses what cannot be, before anything is touched.
+    /// Rejects impossible configurations before anything is created.
     fn check(&self, config: &SandboxConfig) -> Result<(), SandboxError> {
         let refused = |step: String, reason| SandboxError::Create { step, reason };
         Self::check_root(config)?;
         if config.system.nested && !Uid::effective().is_root() && cgroup::is_delegated() {
-            let reason = "this gate's cgroup may be written by child_end user, who the agent is as \
-                          well: with user namespaces it could raise child_end own limits. Start the \
-                          gate as root, or where no cgroup is delegated"
-                .to_owned();
+            let reason =
+                "the gate's cgroup is writable by its user, whose id the agent has too: with \
+                          user namespaces the agent could raise its own limits. Start the gate \
+                          as root, or where no cgroup is delegated"
+                    .to_owned();
             return Err(refused("--nested".to_owned(), reason));
         }
         layer::check(&config.system, &self.directory)
             .map_err(|(path, reason)| refused(path.display().to_string(), reason))
     }
 
-    /// Claims a directory and ids for a new sandbox; its lock is held.
+    /// Reserves a directory and ids for a new sandbox; its lock is held.
     fn reserve(
         &self,
         config: &SandboxConfig,
@@ -327,7 +329,7 @@ impl Namespace {
         let _claims = self.lock_all()?;
         let top: OwnedFd = File::open(&self.directory).map_err(system())?.into();
         if let Some(reason) = disk::check_room(&top).map_err(system())? {
-            let step = "looking for room".to_owned();
+            let step = "checking disk space".to_owned();
             return Err(SandboxError::Create { step, reason });
         }
         let sandbox_dir = self.sandbox_dir(&config.id);
@@ -345,14 +347,14 @@ impl Namespace {
         } else {
             identity::choose(root, &seed, &taken, preferred).ok_or(SandboxError::Unavailable {
                 backend: "namespace",
-                reason: "every range of ids is taken; delete a sandbox".to_owned(),
+                reason: "every range of ids is in use; delete a sandbox".to_owned(),
             })?
         };
         let record = Record {
             phase: Phase::Creating,
             config: config.clone(),
             identity,
-            // On record before they are there, or a crash would leave them.
+            // Recorded before they are created, so that a crash does not leave them.
             cgroups: cgroup::plan(&self.cgroup_name(&config.id)),
             init: None,
             creator: Process::this().map_err(system())?,
@@ -378,7 +380,7 @@ impl Namespace {
             .collect()
     }
 
-    /// Everything of `create` that has an undo.
+    /// The part of `create` that can be rolled back.
     fn build(
         &self,
         record: &mut Record,
@@ -396,26 +398,26 @@ impl Namespace {
         for (limited, what) in [(counted.memory, "memory"), (counted.pids, "processes")] {
             if !limited {
                 record.warnings.push(format!(
-                    "{what}: no cgroup may be written, so limits hold per process and user only"
+                    "{what}: limit applies per process and user: no writable cgroup"
                 ));
             }
         }
         if !counted.cpu {
-            let warning = "cpu: no cgroup may be written, so the agent runs at idle priority";
+            let warning = "cpu: the agent runs at idle priority: no writable cgroup";
             record.warnings.push(warning.to_owned());
         }
         let weighs_sessions = !counted.cpu && scheduling::sessions_have_weight();
         if weighs_sessions && record.config.system.nested {
-            let warning = "cpu: with --nested an agent may raise the share of its sessions";
+            let warning = "cpu: with --nested the agent can raise the weight of its sessions";
             record.warnings.push(warning.to_owned());
         }
         if let (Some(millicpus), false) = (limits.millicpus, counted.cpus) {
             return Err(SandboxError::Create {
                 step: "sandbox.limits.cpus".to_owned(),
                 reason: format!(
-                    "a limit of {} cannot be enforced: no cgroup of the cpu controller may be \
-                     written. Start the gate as root or in a scope of child_end own (systemd-run --user \
-                     --scope -p Delegate=yes palisade …), or remove the setting",
+                    "a limit of {} cannot be enforced: no writable cgroup has the cpu controller. Start \
+                     the gate as root or in its own scope (systemd-run --user --scope -p \
+                     Delegate=yes palisade …), or remove the setting",
                     f64::from(millicpus) / 1000.0
                 ),
             });
@@ -431,8 +433,9 @@ impl Namespace {
             counted,
             weighs_sessions,
         };
-        let (channel, child_end) = packet::line().map_err(SandboxError::system("making a line"))?;
-        packet::widen(&channel).map_err(SandboxError::system("making a line"))?;
+        let (channel, child_end) =
+            packet::line().map_err(SandboxError::system("creating a socket pair"))?;
+        packet::widen(&channel).map_err(SandboxError::system("creating a socket pair"))?;
         let mut launcher = std::process::Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
@@ -450,11 +453,11 @@ impl Namespace {
             &LauncherRequest::Create(Box::new(spec)),
             then,
         );
-        // With the line the launcher ends, and with it an init that was not let go.
+        // Closing the channel ends the launcher, and with it an init that was not released.
         drop(channel);
         let _ = launcher.wait();
         if result.is_ok() {
-            tracing::debug!(sandbox = %record.config.id, "init started");
+            tracing::debug!(sandbox = %record.config.id, "sandbox init started");
         }
         result
     }
@@ -498,7 +501,7 @@ impl SandboxBackend for Namespace {
     fn delete(&self, id: &SandboxId, force: Force) -> Result<(), SandboxError> {
         let _mine = self.lock_sandbox(id)?;
         let record = match self.read(id) {
-            // Broken or gone: by force, what is there goes.
+            // An unreadable record: with force, the directory is removed.
             Err(_) if force == Force::Yes => return self.destroy(id, None),
             other => other?,
         };
@@ -553,7 +556,7 @@ impl SandboxBackend for Namespace {
             SandboxStatus::Active => match InitConnection::open(&self.sandbox_dir(id)) {
                 Ok(_) => SandboxStatus::Active,
                 Err(SandboxError::Protocol { .. }) => SandboxStatus::Unknown,
-                // Unless it was paused or deleted in the meantime, it should have answered.
+                // If the sandbox was not paused or deleted meanwhile, it should have responded.
                 Err(error) => match self.recorded_status(id) {
                     SandboxStatus::Active => SandboxStatus::Error(error.to_string()),
                     other => other,
@@ -564,7 +567,7 @@ impl SandboxBackend for Namespace {
     }
 }
 
-/// A short word for a path: two gates may have a sandbox of the same id.
+/// Hashes a path, because two gates may have a sandbox of the same id.
 fn path_hash(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let hash = path

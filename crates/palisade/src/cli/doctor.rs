@@ -73,7 +73,7 @@ impl From<survey::SurveyFinding> for Finding {
                 survey::SurveyVerdict::Weaker => State::Warning,
                 survey::SurveyVerdict::Missing => State::Missing,
             },
-            found: finding.says,
+            found: finding.text,
             fix: finding.fix,
         }
     }

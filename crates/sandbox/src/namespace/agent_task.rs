@@ -1,5 +1,5 @@
-//! Code of ours that runs as the agent: it may do what the agent may, and no more, so
-//! whatever the agent has put in its way is the agent's own loss.
+//! Uploads and downloads that run as the agent inside the sandbox. They have only the agent's
+//! rights, so files that the agent put in the way can harm only the agent.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,11 +14,11 @@ use crate::transfer::{self, TransferError, UnpackRules};
 
 const CHUNK: usize = 64 << 10;
 
-/// What is to be done. Relative paths begin in the working directory, the workspace.
+/// The task. Relative paths start at the working directory, the workspace.
 pub(crate) enum AgentTask {
-    /// Unpacks what comes in.
+    /// Unpacks standard input.
     Upload { to: PathBuf, bounds: TransferBounds },
-    /// Packs to the output.
+    /// Packs to standard output.
     Download {
         from: PathBuf,
         bounds: TransferBounds,
@@ -36,17 +36,17 @@ impl AgentTask {
         Self::Download { from, bounds }
     }
 
-    /// Does it, and tells the outcome on the error output. Returns the exit code.
+    /// Runs the task and writes its outcome to standard error. Returns the exit code.
     pub(crate) fn run(&self) -> i32 {
-        let told = standard(&std::io::stderr()).and_then(|mut tell| {
+        let written = standard(&std::io::stderr()).and_then(|mut stderr| {
             let outcome = self.work();
-            // Whoever is at the other ends shall read the outcome now, and nothing else.
+            // Closing the other ends lets the reader finish and read the outcome.
             redirect_to_null(&[0, 1])?;
             let words = serde_json::to_vec(&outcome)?;
-            tell.write_all(&words)?;
+            stderr.write_all(&words)?;
             Ok(i32::from(outcome.is_err()))
         });
-        told.unwrap_or(1)
+        written.unwrap_or(1)
     }
 
     fn work(&self) -> Result<TransferSummary, TransferError> {
@@ -70,7 +70,7 @@ impl AgentTask {
     }
 }
 
-/// One of the standard descriptors, without the runtime's buffers and locks.
+/// Duplicates a standard descriptor, without the runtime's buffers and locks.
 fn standard(stream: &impl AsFd) -> std::io::Result<File> {
     Ok(stream.as_fd().try_clone_to_owned()?.into())
 }

@@ -1,4 +1,4 @@
-//! The host's side of `init.sock`.
+//! Client of `init.sock`.
 
 mod transfer;
 
@@ -21,14 +21,14 @@ use super::protocol::{Answer, Commands, Exec, Hello, PROTOCOL, Request, Terminal
 use super::{packet, stdio};
 use crate::contract::{ExecutionResult, SandboxCommand, SandboxError, SandboxListener, Trust};
 
-/// How long init may take for an answer that costs it nothing.
+/// Timeout of an answer that is cheap for init.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long it may take, from the first word, to say whose a connection is: a request waits. It
-/// is a matter of milliseconds, on a processor that has time for init.
+/// Timeout of finding the owner of a connection, because a request waits for it. It usually takes
+/// milliseconds.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The most a command run to its end may write, to each of its outputs.
+/// Maximum bytes of each output of a command.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
 /// A connection to a sandbox's init.
@@ -37,7 +37,7 @@ pub struct InitConnection {
 }
 
 impl InitConnection {
-    /// Connects, and checks that init speaks our version.
+    /// Connects, and checks the protocol version.
     pub(crate) fn open(directory: &Path) -> Result<Self, SandboxError> {
         let silent = |error: Error| SandboxError::NotResponding(error.to_string());
         let socket = dial(directory, SockFlag::empty()).map_err(silent)?;
@@ -47,7 +47,7 @@ impl InitConnection {
         Ok(connection)
     }
 
-    /// Hears init's first words.
+    /// Reads init's hello.
     fn read_hello(&self, deadline: Instant) -> Result<(), SandboxError> {
         let (hello, _) = self.receive_by::<Hello>(deadline)?;
         if hello.protocol != PROTOCOL {
@@ -59,7 +59,7 @@ impl InitConnection {
         Ok(())
     }
 
-    /// The sandbox's sockets.
+    /// Requests the sandbox's sockets.
     pub(crate) fn listeners(&self) -> Result<Vec<SandboxListener>, SandboxError> {
         self.send(&Request::Listeners)?;
         match self.receive()? {
@@ -76,7 +76,7 @@ impl InitConnection {
         }
     }
 
-    /// Stops every process, or lets them go on, without a cgroup.
+    /// Stops or continues every process, without a cgroup.
     pub(crate) fn freeze(&self, frozen: bool) -> Result<(), SandboxError> {
         self.send(&Request::Freeze { frozen })?;
         match self.receive()? {
@@ -88,7 +88,7 @@ impl InitConnection {
         }
     }
 
-    /// Adds a root to what programs inside trust.
+    /// Adds a trusted root certificate.
     pub(crate) fn trust(&self, trust: &Trust) -> Result<(), SandboxError> {
         self.send(&Request::Trust(trust.clone()))?;
         match self.receive()? {
@@ -100,7 +100,7 @@ impl InitConnection {
         }
     }
 
-    /// A connection to a port inside.
+    /// Connects to a port in the sandbox.
     pub(crate) fn connect(&self, port: u16) -> Result<OwnedFd, SandboxError> {
         let failed = |reason: String| SandboxError::Connect { port, reason };
         self.send(&Request::Connect { port })?;
@@ -114,7 +114,7 @@ impl InitConnection {
         }
     }
 
-    /// A connection to the workbench.
+    /// Connects to the workbench.
     pub(crate) fn workbench(&self, words: &[&str]) -> Result<OwnedFd, SandboxError> {
         let failed = |step: String, reason: String| SandboxError::Start {
             program: "workbench".to_owned(),
@@ -133,7 +133,7 @@ impl InitConnection {
         }
     }
 
-    /// The ports inside on which somebody listens.
+    /// Requests the listening ports in the sandbox.
     pub(crate) fn open_ports(&self) -> Result<Vec<u16>, SandboxError> {
         self.send(&Request::Ports)?;
         match self.receive()? {
@@ -145,7 +145,7 @@ impl InitConnection {
         }
     }
 
-    /// The commands that run inside.
+    /// Requests the running commands.
     pub(crate) fn running(&self) -> Result<Commands, SandboxError> {
         self.send(&Request::Running)?;
         match self.receive()? {
@@ -185,7 +185,7 @@ impl InitConnection {
         packet::send(self.socket.as_fd(), &Request::Exec(exec), &[]).map_err(|error| {
             SandboxError::Start {
                 program: program.clone(),
-                step: "asking for it".to_owned(),
+                step: "sending the request".to_owned(),
                 reason: error.to_string(),
             }
         })?;
@@ -229,14 +229,14 @@ impl InitConnection {
     }
 }
 
-/// The program inside that has the socket with these ends, if that is certain.
+/// Finds the program that owns the socket with these ends, if that is certain.
 pub(crate) fn owner(
     directory: &Path,
     from: SocketAddr,
     to: SocketAddr,
 ) -> Result<Option<String>, SandboxError> {
     let deadline = Instant::now() + OWNER_TIMEOUT;
-    // Without waiting for a place in the queue of an init that stands still.
+    // Non-blocking, because a frozen init does not accept connections.
     let socket = dial(directory, SockFlag::SOCK_NONBLOCK)
         .map_err(|error| SandboxError::NotResponding(error.to_string()))?;
     let connection = InitConnection { socket };
@@ -248,16 +248,16 @@ pub(crate) fn owner(
     }
 }
 
-/// How a command ended.
+/// How a command exited.
 #[derive(Debug)]
 pub struct CommandExit {
-    /// Its code.
+    /// The exit code.
     pub code: i32,
-    /// Why everybody in the sandbox was killed, if it died of that.
+    /// Why all processes of the sandbox were killed, if that killed the command.
     pub stopped: Option<String>,
 }
 
-/// A command under way. Dropped, it is killed, with everything it started.
+/// A running command. Dropping it kills the command with its descendants.
 pub struct RunningCommand {
     connection: InitConnection,
     program: String,
@@ -265,17 +265,17 @@ pub struct RunningCommand {
 }
 
 impl RunningCommand {
-    /// Our ends: input, output and error output, or the terminal's master alone.
+    /// The caller's ends: input, output and error output, or the terminal's master alone.
     pub fn ends(&self) -> &[OwnedFd] {
         &self.ends
     }
 
-    /// Takes our ends out, so that a single one of them can be closed.
+    /// Takes the ends, so that each can be closed separately.
     pub fn take_ends(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.ends)
     }
 
-    /// Becomes readable when the command has ended.
+    /// A descriptor that becomes readable when the command has exited.
     pub fn end(&self) -> BorrowedFd<'_> {
         self.connection.socket.as_fd()
     }
@@ -285,23 +285,23 @@ impl RunningCommand {
         self.connection.send(&Request::Signal { number })
     }
 
-    /// Gives the command's terminal, if it has one, another size.
+    /// Resizes the command's terminal, if it has one.
     pub fn resize(&self, size: TerminalSize) -> Result<(), SandboxError> {
         match self.ends.as_slice() {
-            // By the master itself: what is typed next meets the new size.
+            // Through the master, so that the next input sees the new size.
             [master] => {
-                stdio::set_size(master, size).map_err(SandboxError::system("sizing the terminal"))
+                stdio::set_size(master, size).map_err(SandboxError::system("resizing the terminal"))
             }
             _ => Ok(()),
         }
     }
 
-    /// Kills the command and everything it started.
+    /// Kills the command with its descendants.
     pub fn kill(&self) -> Result<(), SandboxError> {
         self.connection.send(&Request::Kill)
     }
 
-    /// Waits for the end.
+    /// Waits for the exit.
     pub fn wait(&self) -> Result<CommandExit, SandboxError> {
         match packet::receive(self.connection.socket.as_fd()) {
             Ok(Some((Answer::Exited { code, stopped }, _))) => Ok(CommandExit { code, stopped }),
@@ -311,22 +311,26 @@ impl RunningCommand {
                 reason,
             }),
             Ok(Some((answer, _))) => Err(unexpected(&answer)),
-            Ok(None) => Err(SandboxError::NotResponding("init hung up".to_owned())),
+            Ok(None) => Err(SandboxError::NotResponding(
+                "init closed the connection".to_owned(),
+            )),
             Err(error) => Err(SandboxError::NotResponding(error.to_string())),
         }
     }
 
-    /// Feeds it, collects what it says, and waits for the end. With it comes why it was killed,
-    /// where that was for what its sandbox took.
+    /// Writes the input, collects the output and waits for the exit. Also returns why the command
+    /// was killed if its sandbox exceeded a limit.
     ///
-    /// The end is the command's own: something it left running in the background does not
-    /// hold the caller up.
+    /// Only the command's own exit counts: a process that it left in the background does not delay
+    /// the caller.
     pub(crate) fn finish(
         mut self,
         stdin: &[u8],
         timeout: Option<Duration>,
     ) -> Result<(ExecutionResult, Option<String>), SandboxError> {
-        let system = |error: Error| SandboxError::system("talking to the command")(error);
+        let system = |error: Error| {
+            SandboxError::system("transferring the command's input and output")(error)
+        };
         for end in &self.ends {
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
                 .map_err(|errno| system(errno.into()))?;
@@ -336,7 +340,7 @@ impl RunningCommand {
         let mut rest = stdin;
         let mut outputs = [ends.next(), ends.next()];
         let mut outputs_read = [Vec::new(), Vec::new()];
-        // As much as a pipe holds.
+        // The size of a pipe's buffer.
         let mut buffer = vec![0; 64 << 10];
         let mut deadline = timeout.map(|time| Instant::now() + time);
         let mut kill_reason = None;
@@ -367,7 +371,9 @@ impl RunningCommand {
                     (Some(reason), _) => return Err(reason.error(outputs_read)),
                     (None, None) => {}
                 }
-                return Err(SandboxError::NotResponding("nothing happened".to_owned()));
+                return Err(SandboxError::NotResponding(
+                    "no event before the deadline".to_owned(),
+                ));
             }
             for (output, outputs_read) in outputs.iter_mut().zip(&mut outputs_read) {
                 if let Some(end) = output
@@ -390,7 +396,7 @@ impl RunningCommand {
                 match nix::unistd::write(end, rest) {
                     Ok(written) => rest = rest.get(written..).unwrap_or_default(),
                     Err(Errno::EAGAIN | Errno::EINTR) => {}
-                    // It does not want to read.
+                    // The command closed its input.
                     Err(_) => rest = &[],
                 }
                 if rest.is_empty() {
@@ -398,8 +404,7 @@ impl RunningCommand {
                 }
             }
             if over {
-                // What was written before the end is in the pipes, and was read above only if
-                // it was there then.
+                // Output that was written before the exit may still be in the pipes.
                 for (output, outputs_read) in outputs.iter_mut().zip(&mut outputs_read) {
                     if let Some(end) = output {
                         drain(end, &mut buffer, outputs_read).map_err(system)?;
@@ -421,7 +426,7 @@ impl RunningCommand {
     }
 }
 
-/// Why a command was killed before its end.
+/// Why a command was killed before its exit.
 #[derive(Clone, Copy)]
 enum KillReason {
     TimedOut(Duration),
@@ -440,9 +445,9 @@ impl KillReason {
     }
 }
 
-/// Reads what is there, by way of the buffer; whether that was the end.
+/// Reads the available bytes through the buffer; returns whether the end was reached.
 fn drain(end: &OwnedFd, buffer: &mut [u8], into: &mut Vec<u8>) -> std::io::Result<bool> {
-    // Bounded, so that a command that writes without end cannot keep us here.
+    // Bounded, so that endless output cannot keep the loop here.
     for _ in 0..64 {
         match nix::unistd::read(end, buffer) {
             Ok(0) => return Ok(true),
@@ -455,15 +460,15 @@ fn drain(end: &OwnedFd, buffer: &mut [u8], into: &mut Vec<u8>) -> std::io::Resul
     Ok(false)
 }
 
-/// Polls until something is ready (its number) or the deadline has passed (none). A signal is
-/// no reason to stop: the gate has children whose ends it is told of.
+/// Polls until a descriptor is ready (returns their number) or the deadline has passed (returns 0).
+/// Continues after a signal, because the gate receives SIGCHLD of its children.
 pub(super) fn wait(ends: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<i32> {
     loop {
         let timeout = match deadline {
             None => PollTimeout::NONE,
             Some(deadline) => {
                 let left = deadline.saturating_duration_since(Instant::now());
-                // Rounded up, or the last millisecond would be spent spinning.
+                // Rounded up, because the last millisecond would be a busy loop.
                 let left = left + Duration::from_micros(999);
                 PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
             }
@@ -477,7 +482,7 @@ pub(super) fn wait(ends: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::i
     }
 }
 
-/// Connects by way of an open directory: a socket's path has room for 107 bytes only.
+/// Connects through an open directory, because a socket's path is limited to 107 bytes.
 fn dial(directory: &Path, how: SockFlag) -> std::io::Result<OwnedFd> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let directory = open(directory, flags, Mode::empty())?;
@@ -492,13 +497,13 @@ fn dial(directory: &Path, how: SockFlag) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The process that listens at a sandbox's `init.sock`, frozen or not.
+/// Returns the process that listens at a sandbox's `init.sock`, frozen or not.
 pub(crate) fn listener(directory: &Path) -> std::io::Result<i32> {
     let peer = getsockopt(
         &dial(directory, SockFlag::empty())?,
         sockopt::PeerCredentials,
     )?;
-    // Another namespace's process has no number here.
+    // A process of another namespace has no number here.
     match peer.pid() {
         0 => Err(Error::from(ErrorKind::NotFound)),
         pid => Ok(pid),
@@ -506,5 +511,5 @@ pub(crate) fn listener(directory: &Path) -> std::io::Result<i32> {
 }
 
 fn unexpected(answer: &Answer) -> SandboxError {
-    SandboxError::NotResponding(format!("an answer out of turn: {answer:?}"))
+    SandboxError::NotResponding(format!("unexpected answer: {answer:?}"))
 }

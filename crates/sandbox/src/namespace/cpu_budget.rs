@@ -1,18 +1,17 @@
-//! Work that may take so much of a processor's time: a thread that others keep from working is
-//! not late.
+//! Budget of processor time: waiting for the processor does not count.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// How much this thread may still work.
+/// The remaining processor time of a thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuBudget {
     until: Duration,
 }
 
 impl CpuBudget {
-    /// From now on so much. For the thread that makes it.
+    /// A budget that starts now, for the calling thread.
     pub(crate) fn of(time: Duration) -> Self {
         Self {
             until: spent().saturating_add(time),
@@ -24,7 +23,7 @@ impl CpuBudget {
     }
 }
 
-/// What this thread has worked; without a clock, more than anybody may.
+/// The processor time of this thread; the maximum if there is no clock.
 fn spent() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::MAX, Duration::from)
 }
@@ -34,11 +33,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_work_counts() {
+    fn budget_counts_only_processor_time() {
         let budget = CpuBudget::of(Duration::from_millis(20));
         assert!(CpuBudget::of(Duration::ZERO).is_over());
         let _ = nix::poll::poll(&mut [], nix::poll::PollTimeout::from(50_u8));
-        assert!(!budget.is_over(), "it has only waited");
+        assert!(!budget.is_over(), "waiting does not count");
         while !budget.is_over() {
             std::hint::spin_loop();
         }

@@ -1,32 +1,32 @@
-//! How much disk a sandbox takes, and when that is too much.
+//! Disk limit of a sandbox, enforced by measuring.
 //!
-//! Quotas need a file system made for them and root, a loop device needs root, and a tmpfs is
-//! memory. What works for everybody is to look: init asks the file system how much is free,
-//! which costs nothing, and measures the sandbox's own directory only
+//! Quotas need a suitable file system and root, a loop device needs root, and a tmpfs is memory.
+//! Measuring works everywhere: init queries the free space of the file system, which is cheap, and
+//! measures the sandbox's own directory only
 //!
-//! - when so much has gone since the last time that the limit may be near,
-//! - and every minute at least, because what others freed hides what the agent took;
+//! - when so much space was used since the last measurement that the limit may be near,
+//! - and at least every minute, because space that others free hides what the agent uses;
 //!
-//! a few entries at a time, between two requests, and never for more than a small part of
-//! the time. Files that were deleted and are still open count as well. Whatever a measurement
-//! says, the host keeps its last gibibyte (or twentieth, or few inodes), the floor. Each init
-//! decides for its own sandbox what that takes, by what it has grown since there was room:
+//! a few entries at a time, between two requests, and for a small part of the time only. Files that
+//! were deleted and are still open count as well. Independent of measurements, the host keeps its
+//! last gibibyte (or a twentieth, or a few inodes), the floor. Each init decides for its own
+//! sandbox, by its growth since there was enough space:
 //!
-//! | left | who stops |
+//! | free space | which sandboxes stop |
 //! | --- | --- |
-//! | the floor | who took a quarter or more of what has gone |
-//! | half of it | who took any |
-//! | a quarter | everybody |
+//! | the floor | those that used a quarter or more of the lost space |
+//! | half of the floor | those that used any |
+//! | a quarter of the floor | all |
 //!
 //! ```text
-//!            limit or floor passed: everybody is killed, `stopped` says why
+//!            limit or floor passed: all processes are killed, `stopped` says why
 //!   watched ───────────────────────────────────────────────────────────────▶ stopped
 //!           ◀───────────────────────────────────────────────────────────────
-//!                          somebody made room, from outside
+//!                          space was freed from outside
 //! ```
 //!
-//! PID 1 does it because nobody inside can stop or kill that. It keeps one capability for it,
-//! to look into directories that are closed to it, and looks at names, kinds and sizes only.
+//! PID 1 does it because no process in the sandbox can stop or kill it. It keeps one capability for
+//! it, to read directories without permission, and reads only names, types and sizes.
 
 mod deleted_files;
 mod free_space;
@@ -45,58 +45,58 @@ pub(crate) use free_space::check_room;
 use free_space::{FreeSpace, StopNeed, format_size};
 use measure::Measurement;
 
-/// Entries that are looked at between two requests.
+/// Entries measured between two requests.
 const ENTRIES_PER_STEP: usize = 2000;
 
-/// How often it is measured when there is no other reason.
+/// Maximum time between two measurements.
 const MAX_MEASURE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The longest rest between two measurements of a sandbox that was stopped: somebody may be
-/// making room. How long one took says little where others keep it from working.
+/// Maximum pause between two measurements of a stopped sandbox, whose files may be removed from
+/// outside. The duration of a measurement says little on a busy machine.
 const MAX_REST: Duration = Duration::from_secs(5);
 
-/// Growth that is anybody's own affair: a log, a lock, a cache.
+/// Growth that never stops a sandbox: a log, a lock, a cache.
 const NEGLIGIBLE_GROWTH: u64 = 1 << 20;
 
-/// Nobody writes more in a millisecond.
+/// Maximum bytes that any process writes in a millisecond.
 const MAX_WRITE_BYTES_PER_MS: u64 = 4 << 20;
 
-/// The watch over a sandbox's directory.
+/// Watches the disk usage of a sandbox's directory.
 pub(crate) struct DiskWatch {
-    /// The directory, as the host sees it: without the sandbox's mounts in it.
+    /// The directory on the host, without the sandbox's mounts.
     top: OwnedFd,
-    /// Where it is written that the sandbox was stopped, and why.
+    /// The file with the reason of a stop.
     verdict: File,
     limit: u64,
     next_look: Instant,
-    /// What the last measurement found.
+    /// The last measurement.
     last: Option<DiskUsage>,
-    /// What was there, and what it held, when there was last room enough.
+    /// The free space and the sandbox's size when there was last enough space.
     calm: Option<(FreeSpace, u64)>,
     running: Option<(Measurement, Instant, FreeSpace)>,
     stopped: Option<String>,
 }
 
-/// Who is inside.
+/// The processes of the sandbox.
 pub(crate) struct SandboxProcesses<'a> {
-    /// A `/proc` that shows everybody.
+    /// A `/proc` that shows all processes.
     pub(crate) proc: &'a OwnedFd,
-    /// Processes of ours.
+    /// The subreapers.
     pub(crate) subreapers: &'a [Pid],
 }
 
 struct DiskUsage {
     used: u64,
-    /// Whether somebody inside let nobody look at what he has open.
+    /// Whether a process's open files could not be examined.
     has_hidden_process: bool,
-    /// What was left when it began.
+    /// The free space at the start of the measurement.
     room: FreeSpace,
     began: Instant,
     took: Duration,
 }
 
 impl DiskWatch {
-    /// A watch over `top` that writes what it decides to `verdict`.
+    /// Watches `top` and writes its decisions to `verdict`.
     pub(crate) fn new(top: OwnedFd, verdict: File, limit: u64) -> Self {
         Self {
             top,
@@ -110,38 +110,38 @@ impl DiskWatch {
         }
     }
 
-    /// What is watched.
+    /// The watched directory.
     pub(crate) fn directory(&self) -> BorrowedFd<'_> {
         self.top.as_fd()
     }
 
-    /// How long nothing has to be looked at.
+    /// The time until the next check.
     pub(crate) fn poll_timeout(&self) -> PollTimeout {
         if self.running.is_some() {
             return PollTimeout::ZERO;
         }
         let left = self.next_look.saturating_duration_since(Instant::now());
-        // Rounded up, or the last millisecond would be spent spinning.
+        // Rounded up, because the last millisecond would be a busy loop.
         PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
     }
 
-    /// Why nothing may run.
+    /// The reason of a stop, if the sandbox is stopped.
     pub(crate) fn stopped(&self) -> Option<&str> {
         self.stopped.as_deref()
     }
 
-    /// Somebody begins to run: it is time to look.
+    /// Makes a check due, because a process starts.
     pub(crate) fn wake(&mut self) {
         self.next_look = Instant::now();
     }
 
-    /// Looks, if it is time to. Nobody may run while [`DiskWatch::stopped`] says so.
+    /// Checks, if it is due. No process may run while [`DiskWatch::stopped`] has a reason.
     pub(crate) fn check(&mut self, has_processes: bool, inside: Option<&SandboxProcesses<'_>>) {
         let now = Instant::now();
         if self.running.is_none() && now < self.next_look {
             return;
         }
-        // With nobody inside nothing grows.
+        // Without processes nothing grows.
         if !has_processes && self.stopped.is_none() && self.running.is_none() {
             self.next_look = now + Duration::from_secs(1);
             return;
@@ -153,7 +153,7 @@ impl DiskWatch {
         self.measure(now, room, inside);
         let reason = self.stop_reason(room);
         if reason.as_deref() != self.stopped.as_deref() {
-            // What cannot be written down is enforced all the same.
+            // A decision that cannot be written is enforced nevertheless.
             let _ = self.write_verdict(reason.as_deref().unwrap_or_default());
             self.stopped = reason;
         }
@@ -211,11 +211,11 @@ impl DiskWatch {
     }
 
     fn stop_reason(&self, room: FreeSpace) -> Option<String> {
-        // A little more room than the floor before it starts again, or it would flap.
+        // Twice the floor is needed to start again, to avoid flapping.
         let stays = self.stopped.is_some() && room.is_below(2);
         if stays || self.must_stop(room) {
             return Some(format!(
-                "disk limit: the host's file system has only {} and {} inodes left; make room \
+                "disk limit: the host's file system has only {} and {} inodes left; free space \
                  there, and the sandbox runs again",
                 format_size(room.free),
                 room.inodes_free
@@ -224,27 +224,27 @@ impl DiskWatch {
         let used = self.last.as_ref().map_or(0, |last| last.used);
         (used > self.limit).then(|| {
             format!(
-                "disk limit: the sandbox holds {} and may hold {}; its work is still there: \
-                 take it home, then delete the sandbox",
+                "disk limit: the sandbox holds {} and may hold {}; its files are kept: \
+                 snapshot or download them, then delete the sandbox",
                 format_size(used),
                 format_size(self.limit)
             )
         })
     }
 
-    /// Whether this sandbox has to stop for the host to keep what it needs.
+    /// Whether this sandbox must stop, so that the host keeps its floor.
     fn must_stop(&self, room: FreeSpace) -> bool {
         let stop_need = room.stop_need();
         let (Some(last), Some((calm, held))) = (&self.last, &self.calm) else {
-            // Nothing is known of it yet.
+            // There is no measurement yet.
             return stop_need > StopNeed::None;
         };
-        // Who hides what it has open is taken to have grown.
+        // A sandbox with hidden open files counts as grown.
         let grown = match last.has_hidden_process {
             true => u64::MAX,
             false => last.used.saturating_sub(*held),
         };
-        // What was measured before the floor was passed says nothing of who passed it.
+        // A measurement from before the floor was passed does not show who passed it.
         let is_fresh = last.room.is_below(1);
         match stop_need {
             StopNeed::None => false,
@@ -256,7 +256,7 @@ impl DiskWatch {
         }
     }
 
-    /// Until the fastest disk could have reached the limit or the floor.
+    /// The time in which the fastest disk could reach the limit or the floor.
     fn interval(&self, room: FreeSpace) -> Duration {
         let used = self.last.as_ref().map_or(0, |last| {
             last.used.saturating_add(room.used_since(last.room))
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_the_floor_and_the_inodes_stop_and_room_starts_again() {
+    fn limit_floor_and_inodes_stop_and_free_space_restarts() {
         let (_place, mut watch) = watch(100 << 20);
         measured(&mut watch, 50 << 20, 9 << 30);
         assert_eq!(watch.stop_reason(room(9 << 30)), None);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_floor_those_go_first_who_took_what_was_there() {
+    fn floor_stops_the_largest_growth_first() {
         const MIB: u64 = 1 << 20;
         for (grown, at_the_floor, at_half, at_a_quarter) in [
             (0, false, false, true),
@@ -356,7 +356,7 @@ mod tests {
         hiding.last.as_mut().unwrap().has_hidden_process = true;
         assert!(hiding.stop_reason(room(1023 * MIB)).is_some());
         assert_eq!(hiding.stop_reason(room(2 << 30)), None);
-        // One that was measured before only says nothing, until there is no more time.
+        // An older measurement counts only when there is no more time.
         let (_place, mut watch) = watch(16 << 30);
         measured(&mut watch, 5 << 30, 3 << 30);
         assert_eq!(watch.stop_reason(room(600 * MIB)), None);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_measured_when_space_goes_and_seldom_otherwise() {
+    fn measurement_is_due_when_space_shrinks_or_after_a_minute() {
         let (_place, mut watch) = watch(1 << 30);
         let now = Instant::now();
         assert!(watch.is_due(now, room(9 << 30)));
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearer_the_end_the_closer_the_watch() {
+    fn check_interval_shrinks_near_the_limit() {
         let (_place, mut watch) = watch(16 << 30);
         measured(&mut watch, 0, 90 << 30);
         assert_eq!(watch.interval(room(90 << 30)), Duration::from_secs(1));
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decided_is_written_down_and_taken_back() {
+    fn verdict_is_written_and_cleared() {
         let (place, mut watch) = watch(1 << 20);
         let read = || std::fs::read_to_string(place.path().join("verdict")).unwrap();
         std::fs::write(place.path().join("big"), vec![1; 3 << 20]).unwrap();

@@ -1,4 +1,4 @@
-//! A command as the kernel wants it, read before the fork.
+//! Arguments of `execve`, prepared before the fork.
 
 use std::ffi::CString;
 use std::io::{Error, ErrorKind};
@@ -6,7 +6,7 @@ use std::io::{Error, ErrorKind};
 use super::protocol::Exec;
 use super::step::{Step, StepError};
 
-/// What to execute, and how.
+/// The arguments of a command.
 pub(crate) struct ExecArgs {
     pub(crate) argv: Vec<CString>,
     pub(crate) environment: Vec<CString>,

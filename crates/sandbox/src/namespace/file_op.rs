@@ -1,8 +1,8 @@
-//! What is done to the files of lent ids, by a process that acts as them.
+//! File operations on files of subordinate ids, by a process that has these ids.
 //!
-//! The operator can neither read a file that such an id has closed, nor give it away, nor
-//! remove it. So the gate has it done: by this program again, which takes a [`SubidMap`], gives up
-//! the rest and does one thing. The same code serves where no ids are lent, in the gate itself.
+//! The operator cannot read a file that such an id has closed, nor change its owner, nor remove it.
+//! The gate therefore starts this program again, which enters a [`SubidMap`], drops all other
+//! rights and runs one operation. Without subordinate ids the same code runs in the gate itself.
 
 mod profile;
 
@@ -23,48 +23,49 @@ use super::{Namespace, launch, packet, removal, reuse};
 use crate::checkpoint::{self, CheckpointBounds, CopySummary};
 use crate::git;
 
-/// One thing to do. Paths are the gate's own, but for what is beneath a sandbox's tree.
+/// One operation. Paths are the gate's own, except those beneath a sandbox's tree.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum FileOp {
-    /// To remove a directory and everything in it.
+    /// Removes a directory with its content.
     Remove { path: PathBuf },
-    /// To take every link and odd file out of our way ([`reuse::remove_unsafe_entries`]).
+    /// Removes links and special files from the paths that init writes
+    /// ([`reuse::remove_unsafe_entries`]).
     RemoveUnsafeEntries { tree: PathBuf },
-    /// To make a tree to start from ([`reuse::renew`]).
+    /// Prepares a tree for a restart ([`reuse::renew`]).
     Renew { tree: PathBuf, first: Option<u32> },
-    /// To set a tree aside ([`reuse::set_aside`]).
+    /// Moves a tree aside ([`reuse::set_aside`]).
     SetAside { tree: PathBuf, first: Option<u32> },
-    /// To put it back ([`reuse::put_back`]).
+    /// Moves a tree back ([`reuse::put_back`]).
     PutBack { tree: PathBuf },
-    /// To remove what was set aside ([`reuse::forget`]).
+    /// Removes a tree that was moved aside ([`reuse::forget`]).
     Forget { tree: PathBuf },
-    /// To give a workspace away that was made beside the tree, and put it there.
+    /// Changes the owner of a staged workspace and moves it to the tree.
     Settle {
         from: PathBuf,
         to: PathBuf,
         manifest: PathBuf,
         owner: (u32, u32),
     },
-    /// To keep a sandbox's files ([`checkpoint::save`]).
+    /// Saves a sandbox's files ([`checkpoint::save`]).
     Save {
         from: PathBuf,
         to: PathBuf,
         first: Option<u32>,
     },
-    /// To make a tree of a checkpoint ([`checkpoint::restore`]).
+    /// Creates a tree from a checkpoint ([`checkpoint::restore`]).
     Restore {
         from: PathBuf,
         to: PathBuf,
         first: Option<u32>,
     },
-    /// To make a tree of another one ([`checkpoint::fork`]).
+    /// Creates a tree from another sandbox's ([`checkpoint::fork`]).
     Fork {
         from: (PathBuf, Option<u32>),
         to: (PathBuf, Option<u32>),
     },
 }
 
-/// What came of it.
+/// The result sent back to the gate.
 #[derive(Debug, Serialize, Deserialize)]
 struct FileOpOutcome(Result<Option<CopySummary>, FileOpFailure>);
 
@@ -75,7 +76,7 @@ struct FileOpFailure {
 }
 
 impl FileOp {
-    /// Does it, here.
+    /// Runs the operation in this process.
     pub(crate) fn run(&self) -> std::io::Result<Option<CopySummary>> {
         let bounds = CheckpointBounds::default();
         match self {
@@ -109,8 +110,8 @@ impl FileOp {
 }
 
 impl Namespace {
-    /// Has a chore done as lent ids. `lock` is that of the sandbox whose files they are: who
-    /// removes it waits until nobody works on them.
+    /// Runs an operation in a child process with subordinate ids. `lock` is that of the sandbox
+    /// that owns the files: its removal waits for the lock.
     pub(super) fn run_file_op_in_child(
         &self,
         subid_map: SubidMap,
@@ -145,13 +146,14 @@ impl Namespace {
             Some((FileOpOutcome(Err(failure)), _)) => Err(failure.into()),
             None => Err(Error::new(
                 ErrorKind::UnexpectedEof,
-                format!("the process that acts as its ids ended without an answer ({ended})"),
+                format!("file operation process exited without an answer ({ended})"),
             )),
         }
     }
 }
 
-/// The other side: takes the loan, shuts itself in, does the chore and says what came of it.
+/// The child's side: enters the subid map, applies the seccomp profile, runs the operation and
+/// reports the result.
 pub(crate) fn serve(
     line: BorrowedFd<'_>,
     subid_map: &SubidMap,
@@ -174,12 +176,12 @@ fn prepare(
     lock: Option<&Path>,
 ) -> Result<Option<Flock<std::fs::File>>, StepError> {
     subid_map.enter()?;
-    // With the gate that asked, or the next one would meet us at work. After the change of
-    // namespace, which may clear it; so the line is looked at then.
-    prctl::set_pdeathsig(Signal::SIGKILL).step("tying the process to the gate")?;
+    // The process must die with its gate, or the next gate would run concurrently with it. Set
+    // after the change of namespace, which may clear it; so the channel is checked then.
+    prctl::set_pdeathsig(Signal::SIGKILL).step("setting the parent-death signal")?;
     launch::check_requester_alive(line)?;
     let lock = lock.map(launch::lock_for_launch).transpose()?;
-    profile::apply_profile().step("shutting the process in")?;
+    profile::apply_profile().step("applying the seccomp profile")?;
     Ok(lock)
 }
 

@@ -1,5 +1,5 @@
-//! A sandbox's files as the gate has them changed: by itself where it can, else by a process
-//! that acts as the sandbox's lent ids.
+//! File operations on a sandbox's tree: in the gate itself if it has the rights, otherwise in a
+//! process with the sandbox's subordinate ids.
 
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ use super::{Namespace, removal};
 use crate::checkpoint::{self, CheckpointBounds, CheckpointError, CopySummary};
 use crate::contract::{SandboxConfig, SandboxError};
 
-/// What works without ids of the sandbox's own.
-const ROOT_ALTERNATIVES: &str = "without --root, installs into the home, a virtual environment or an npm \
-                         prefix work";
+/// What works without `--root`.
+const ROOT_ALTERNATIVES: &str = "without --root, installing into the home directory, a virtual environment or an npm \
+                         prefix works";
 
-/// How many may die of a removal.
+/// Maximum number of attempts of a removal whose process is killed.
 const MAX_REMOVE_TRIES: u32 = 3;
 
 impl Namespace {
-    /// Leave to act as these sandboxes' ids, where any of them are lent.
+    /// The subid map of these sandboxes, if any of them has subordinate ids.
     pub fn subid_map(&self, ids: &[&SandboxId]) -> Result<Option<SubidMap>, SandboxError> {
         let mut slices = Vec::new();
         for id in ids {
@@ -32,7 +32,7 @@ impl Namespace {
         subid_map_of(&slices)
     }
 
-    /// Whether an agent can be root inside, before anything is touched.
+    /// Checks that an agent can be root in the sandbox, before anything is created.
     pub(super) fn check_root(config: &SandboxConfig) -> Result<(), SandboxError> {
         if !config.system.root || Uid::effective().is_root() {
             return Ok(());
@@ -49,8 +49,8 @@ impl Namespace {
                 return Err(SandboxError::Create {
                     step: path.display().to_string(),
                     reason: format!(
-                        "with --root the sandbox has ids of its own, which may not walk \
-                         through {above}; chmod o+x {above}, or put it elsewhere"
+                        "with --root the sandbox has its own ids, which have no search permission for \
+                         {above}; run `chmod o+x {above}`, or move the directory"
                     ),
                 });
             }
@@ -58,7 +58,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Lent ids for one more sandbox.
+    /// Allocates subordinate ids for a new sandbox.
     pub(super) fn allocate_subids(
         &self,
         seed: &str,
@@ -73,7 +73,7 @@ impl Namespace {
         })
     }
 
-    /// Does something to a sandbox's tree.
+    /// Runs an operation on a sandbox's tree.
     pub(super) fn run_file_op(&self, id: &SandboxId, op: FileOp) -> std::io::Result<()> {
         match self.subid_map(&[id]).map_err(Error::other)? {
             None => op.run(),
@@ -84,16 +84,19 @@ impl Namespace {
         .map(drop)
     }
 
-    /// Removes a directory and everything in it, whoever made it.
+    /// Removes a directory with its content, whatever its owner.
     pub fn remove_files(&self, path: &Path) -> std::io::Result<()> {
         match removal::remove_tree(path) {
             Err(error)
                 if error.kind() == ErrorKind::PermissionDenied && !Uid::effective().is_root() =>
             {
-                // Somebody to whom ids were lent was at work there. Which ones is not asked:
-                // the record may be gone, or damaged.
+                // Files of subordinate ids are there. All granted ids are mapped, because the
+                // record may be missing or damaged.
                 let grant = SubidGrant::read().map_err(|lack| {
-                    Error::new(error.kind(), format!("{error}; lent ids may help: {lack}"))
+                    Error::new(
+                        error.kind(),
+                        format!("{error}; subordinate ids may help: {lack}"),
+                    )
                 })?;
                 self.remove_with_subids(&grant.map_for_all(), path)
             }
@@ -101,8 +104,8 @@ impl Namespace {
         }
     }
 
-    /// Removes as lent ids. Whoever does it may be killed, by a kernel that wants memory for
-    /// one; what is left then goes as well.
+    /// Removes with subordinate ids. The process may be killed, for example by the OOM killer; the
+    /// removal is then tried again.
     fn remove_with_subids(&self, subid_map: &SubidMap, path: &Path) -> std::io::Result<()> {
         let mut tries = 0;
         loop {
@@ -116,16 +119,18 @@ impl Namespace {
         }
     }
 
-    /// Where a workspace is made that has to be given to lent ids.
+    /// The staging directory of a workspace that will be owned by subordinate ids.
     pub fn staging(&self, id: &SandboxId) -> PathBuf {
         self.sandbox_dir(id).join("workspace")
     }
 
-    /// Gives the workspace at [`Namespace::staging`] to the agent and puts it in its place.
-    /// `manifest` says what is in it, before and after.
+    /// Changes the owner of the workspace at [`Namespace::staging`] to the agent and moves it to
+    /// its final directory. `manifest` is the path of its manifest, which is updated.
     pub fn install_workspace(&self, id: &SandboxId, manifest: &Path) -> Result<(), SandboxError> {
         let owner = self.owner(id)?.ok_or_else(|| {
-            SandboxError::system("giving the workspace away")(Error::other("to nobody"))
+            SandboxError::system("changing the workspace's owner")(Error::other(
+                "the sandbox has no id range",
+            ))
         })?;
         let op = FileOp::Settle {
             from: self.staging(id),
@@ -134,10 +139,10 @@ impl Namespace {
             owner,
         };
         self.run_file_op(id, op)
-            .map_err(SandboxError::system("giving the workspace away"))
+            .map_err(SandboxError::system("changing the workspace's owner"))
     }
 
-    /// Keeps a sandbox's files as a checkpoint.
+    /// Saves a sandbox's files as a checkpoint.
     pub fn save(&self, id: &SandboxId, to: &Path) -> Result<CopySummary, CheckpointError> {
         let (from, first) = self.tree(id).map_err(other("look for", to))?;
         let Some(subid_map) = self.subid_map(&[id]).map_err(other("read", &from))? else {
@@ -151,7 +156,7 @@ impl Namespace {
         self.copy(id, subid_map, FileOp::Save { from, to, first })
     }
 
-    /// Makes the tree of a sandbox from a checkpoint.
+    /// Creates the tree of a sandbox from a checkpoint.
     pub fn unpack(
         &self,
         id: &SandboxId,
@@ -167,7 +172,7 @@ impl Namespace {
         self.copy(id, subid_map, FileOp::Restore { from, to, first })
     }
 
-    /// Makes the tree of a sandbox from another one's.
+    /// Creates the tree of a sandbox from another one's.
     pub fn copy_tree(
         &self,
         source: &SandboxId,
@@ -209,7 +214,7 @@ impl Namespace {
     }
 }
 
-/// The slice that an identity is, where it is one.
+/// The subordinate ids of an identity, if it has any.
 fn slice_of(identity: Identity) -> Option<Slice> {
     match identity {
         Identity::Range { lent, .. } => lent,
@@ -217,7 +222,7 @@ fn slice_of(identity: Identity) -> Option<Slice> {
     }
 }
 
-/// Leave to act as an identity, where its ids are lent.
+/// The subid map of an identity, if it has subordinate ids.
 pub(super) fn subid_map_for(identity: Identity) -> Result<Option<SubidMap>, SandboxError> {
     subid_map_of(slice_of(identity).as_slice())
 }
@@ -228,7 +233,7 @@ fn subid_map_of(slices: &[Slice]) -> Result<Option<SubidMap>, SandboxError> {
     }
     let grant = SubidGrant::read().map_err(|lack| SandboxError::Unavailable {
         backend: "namespace",
-        reason: format!("the sandbox's ids are no longer lent to this user: {lack}"),
+        reason: format!("the sandbox's subordinate ids are no longer granted to this user: {lack}"),
     })?;
     Ok(Some(grant.map_for(slices)))
 }
@@ -236,11 +241,11 @@ fn subid_map_of(slices: &[Slice]) -> Result<Option<SubidMap>, SandboxError> {
 fn root_unavailable(lack: SubidsUnavailable) -> SandboxError {
     SandboxError::Create {
         step: "--root".to_owned(),
-        reason: format!("it needs ids of the sandbox's own: {lack} ({ROOT_ALTERNATIVES})"),
+        reason: format!("it needs subordinate ids: {lack} ({ROOT_ALTERNATIVES})"),
     }
 }
 
-/// Whether everybody may walk through a directory.
+/// Whether a directory has search permission for others.
 fn is_world_searchable(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     path.metadata().is_ok_and(|data| data.mode() & 0o001 != 0)

@@ -1,9 +1,10 @@
-//! What of a layer is not for everybody's eyes, and how it is hidden.
+//! Finds files of a layer that others may not read, and hides them.
 //!
-//! With one id the operator's files are the agent's own, and root inside may read whatever is
-//! mapped: there the kernel would not keep in what 'other' may not read. So the launcher looks
-//! for it, by mode alone, and init puts a whiteout over each before the overlay is mounted.
-//! What the operator closes, or adds closed, while the sandbox is there is not hidden.
+//! With a single id the operator's files are the agent's own, and root in the sandbox may read
+//! everything that is mapped: there the kernel would not protect files without permission for
+//! others. The launcher therefore searches for them by mode, and init puts a whiteout over each
+//! before the overlay is mounted. Files that the operator closes or adds while the sandbox runs are
+//! not hidden.
 
 use std::ffi::CString;
 use std::io::{Error, ErrorKind, Result};
@@ -16,31 +17,31 @@ use nix::sys::stat::{Mode, SFlag, mknod};
 use super::layer::id_inside;
 use super::protocol::Identity;
 
-/// The most entries a layer may have that is looked through.
+/// Maximum number of entries of a scanned layer.
 const MAX_ENTRIES: usize = 4_000_000;
 
-/// Something that must not be seen.
+/// A path to hide.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct HiddenPath {
-    /// The directories on the way, from the top: name, mode and owner.
+    /// The parent directories, from the top: name, mode and owner.
     parents: Vec<(PathBuf, u32, u32, u32)>,
     path: PathBuf,
 }
 
-/// Where it is looked.
+/// Where a layer is searched.
 #[derive(Clone, Copy)]
 pub(crate) enum SearchScope {
     /// Everywhere.
     Everywhere,
-    /// Near the top, and in what belongs to somebody: in a directory of the system's, what is
-    /// closed is that one's own or nobody's business.
+    /// Near the top, and in directories of this user: elsewhere in a system directory, files
+    /// without permission for others belong to other users.
     Of(u32),
 }
 
-/// Directories this far from the top are looked into, whosever they are.
+/// Directories up to this depth are searched, whatever their owner.
 const MAX_FOREIGN_DEPTH: usize = 2;
 
-/// Looks through a part of a directory of the host's. Follows no link and reads no file.
+/// Searches a part of a host directory. Follows no link and reads no file.
 pub(crate) fn find(top: &Path, part: &Path, places: SearchScope) -> Result<Vec<HiddenPath>> {
     let mut hidden = Vec::new();
     let mut seen = 0;
@@ -61,7 +62,7 @@ pub(crate) fn find(top: &Path, part: &Path, places: SearchScope) -> Result<Vec<H
     let mut open = vec![(part.to_owned(), parents)];
     while let Some((directory, parents)) = open.pop() {
         let entries = match std::fs::read_dir(top.join(&directory)) {
-            // It went away, or even we may not look.
+            // The directory was removed, or the launcher has no permission.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -83,12 +84,12 @@ pub(crate) fn find(top: &Path, part: &Path, places: SearchScope) -> Result<Vec<H
             };
             let kind = data.file_type();
             let path = directory.join(entry.file_name());
-            let for_everybody = if kind.is_dir() {
+            let is_public = if kind.is_dir() {
                 data.mode() & 0o005 == 0o005
             } else {
                 kind.is_symlink() || (kind.is_file() && data.mode() & 0o004 != 0)
             };
-            if !for_everybody {
+            if !is_public {
                 let parents = parents.clone();
                 hidden.push(HiddenPath { parents, path });
             } else if kind.is_dir() && data.dev() == device {
@@ -108,8 +109,8 @@ pub(crate) fn find(top: &Path, part: &Path, places: SearchScope) -> Result<Vec<H
     Ok(hidden)
 }
 
-/// Hides it, in a layer's own upper directory. One that was used before may have something
-/// of the agent's in the way, through which nothing is written and which hides it as well.
+/// Creates the whiteouts in a layer's upper directory. In a reused directory an entry of the
+/// agent's may be in the way: it hides the path as well, and nothing is written through it.
 pub(crate) fn hide(hidden: &[HiddenPath], upper: &Path, identity: Identity) -> Result<()> {
     'hidden: for one in hidden {
         for (path, mode, uid, gid) in &one.parents {
@@ -127,7 +128,7 @@ pub(crate) fn hide(hidden: &[HiddenPath], upper: &Path, identity: Identity) -> R
         match upper.join(&one.path).symlink_metadata() {
             Ok(found) if found.is_dir() => {
                 return Err(Error::other(format!(
-                    "{} was changed inside and is no longer for everybody outside",
+                    "{} was changed in the sandbox and is no longer readable by others on the host",
                     one.path.display()
                 )));
             }
@@ -136,7 +137,7 @@ pub(crate) fn hide(hidden: &[HiddenPath], upper: &Path, identity: Identity) -> R
             Err(_) => {}
         }
         let path = CString::new(upper.join(&one.path).as_os_str().as_bytes())?;
-        // A character device 0:0 is how an overlay says 'not there'; anybody may make one.
+        // A character device 0:0 is an overlay's whiteout and needs no privilege.
         mknod(path.as_c_str(), SFlag::S_IFCHR, Mode::empty(), 0)?;
     }
     Ok(())
@@ -149,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_for_everybody_is_found_and_nothing_else() {
+    fn find_returns_only_paths_closed_to_others() {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name);
         for (name, mode) in [("bin", 0o755), ("bin/deep", 0o755), ("private", 0o700)] {

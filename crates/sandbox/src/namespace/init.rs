@@ -1,8 +1,8 @@
 //! PID 1 of a sandbox: builds it, then serves `init.sock` until it is killed.
 //!
-//! One thread, one loop, no signal handler: signals from inside that PID 1 does not handle
-//! are ignored by the kernel, and SIGCHLD comes by descriptor. It cannot be traced or dumped,
-//! and never reads a byte that the agent wrote, other than the names of its files.
+//! Init has one thread, one event loop and no signal handler: the kernel ignores signals from
+//! inside that PID 1 does not handle, and SIGCHLD arrives by descriptor. Init cannot be traced or
+//! dumped, and never reads data that the agent wrote, except file names.
 
 use std::fs::File;
 use std::io::{Error, Write};
@@ -42,22 +42,22 @@ use super::{
     socket_owner,
 };
 
-/// The most connections at a time; more are closed at once.
+/// Maximum number of connections; more are closed at once.
 const MAX_CONNECTIONS: usize = 256;
 
-/// How many may wait to be welcomed.
+/// Backlog of `init.sock`.
 const BACKLOG: i32 = 64;
-/// What init inherits from the launcher.
+/// The resources that init inherits from the launcher.
 pub(crate) struct InitResources {
     pub(crate) layers: Layers,
     /// `init.sock`.
     pub(crate) listener: OwnedFd,
     pub(crate) watch: DiskWatch,
-    /// The ways into its cgroups of version 1.
+    /// The `tasks` files of its cgroups of version 1.
     pub(crate) cgroups: Vec<File>,
 }
 
-/// The child's side of the launcher's clone.
+/// Runs init, the child of the launcher's clone.
 pub(crate) fn begin(spec: LaunchSpec, resources: InitResources, launcher: OwnedFd) -> ! {
     let code = match build(spec, resources, launcher.as_fd()) {
         Ok(mut init) => {
@@ -77,19 +77,19 @@ pub(crate) fn begin(spec: LaunchSpec, resources: InitResources, launcher: OwnedF
     std::process::exit(code);
 }
 
-/// Everything between the clone and the first connection, in order.
+/// Sets the sandbox up, in order, between the clone and the first connection.
 fn build(
     mut spec: LaunchSpec,
     resources: InitResources,
     launcher: BorrowedFd<'_>,
 ) -> Result<Init, StepError> {
-    redirect_to_null(&[0, 1]).step("closing the creator's line")?;
+    redirect_to_null(&[0, 1]).step("closing the creator's channel")?;
     match packet::receive::<LaunchMessage>(launcher).step("waiting for the launcher")? {
         Some((LaunchMessage::Go, _)) => {}
-        _ => return Err(Error::other("it went away")).step("waiting for the launcher"),
+        _ => return Err(Error::other("the launcher has exited")).step("waiting for the launcher"),
     }
     for mut tasks in resources.cgroups {
-        // Itself, and at once.
+        // 0 means the writing process.
         tasks.write_all(b"0").step("joining a cgroup")?;
     }
     if let Identity::Range { .. } = spec.identity {
@@ -97,8 +97,8 @@ fn build(
         setresgid(gid, gid, gid).step("taking the group id")?;
         setresuid(uid, uid, uid).step("taking the user id")?;
     }
-    // After the change of ids, which clears it.
-    prctl::set_pdeathsig(Signal::SIGKILL).step("tying init to the launcher")?;
+    // Set after the change of ids, which clears it.
+    prctl::set_pdeathsig(Signal::SIGKILL).step("setting the parent-death signal")?;
     umask(Mode::from_bits_truncate(0o022));
     sethostname(spec.config.name.as_str()).step("setting the host name")?;
     let gate_sockets = network::build(&spec.config.ports).step("building the network")?;
@@ -106,8 +106,8 @@ fn build(
     if root.has_java {
         environment::add_java(&mut spec.environment);
     }
-    // Only now is the cgroup the one that shall look like the root.
-    unshare(CloneFlags::CLONE_NEWCGROUP).step("making a cgroup namespace")?;
+    // The cgroup namespace's root is the cgroup that was joined above.
+    unshare(CloneFlags::CLONE_NEWCGROUP).step("creating a cgroup namespace")?;
     for what in root.warnings {
         packet::send(launcher, &LaunchMessage::Weaker(what), &[]).step("reporting")?;
     }
@@ -126,10 +126,10 @@ fn build(
         Identity::Range { .. } if spec.weighs_sessions => hardening::SESSION_WEIGHT_CAPABILITIES,
         Identity::Range { .. } | Identity::Single => &[],
     };
-    // What the agent's processes are to have, init must have had.
+    // Init must have the capabilities that the agent's processes get.
     let kept = [of_init, agent.capabilities, to_weigh].concat();
     hardening::keep_capabilities(&kept).step("dropping capabilities")?;
-    hardening::set_undumpable_and_no_new_privs().step("closing init up")?;
+    hardening::set_undumpable_and_no_new_privs().step("making init undumpable")?;
     let own = landlock_domain::InitDirectories {
         processes: root.proc.as_fd(),
         measured: resources.watch.directory(),
@@ -142,9 +142,9 @@ fn build(
     }
     let sessions = match spec.weighs_sessions.then(Sessions::listen).transpose() {
         Ok(sessions) => sessions,
-        // A kernel before 5.5, or a filter around us that has a listener already.
+        // The kernel is older than 5.5, or an outer filter has a listener already.
         Err(error) => {
-            let what = format!("cpu: each session of the agent has a full share ({error})");
+            let what = format!("cpu: each session of the agent has a full weight ({error})");
             packet::send(launcher, &LaunchMessage::Weaker(what), &[]).step("reporting")?;
             None
         }
@@ -156,18 +156,18 @@ fn build(
         .step("listening to signals")?;
 
     packet::send(launcher, &LaunchMessage::Ready, &[]).step("reporting")?;
-    match packet::receive::<LaunchMessage>(launcher).step("waiting to be let go")? {
+    match packet::receive::<LaunchMessage>(launcher).step("waiting to be released")? {
         Some((LaunchMessage::Live, _)) => {}
-        _ => return Err(Error::other("the launcher went away")).step("waiting to be let go"),
+        _ => return Err(Error::other("the launcher has exited")).step("waiting to be released"),
     }
-    // Once more, by us: a client's kernel names as its peer whoever said it last.
+    // `listen` is repeated here, because a client's peer credentials are those of the last caller.
     listen(
         &resources.listener,
         Backlog::new(BACKLOG).step("listening")?,
     )
     .step("listening")?;
-    prctl::set_pdeathsig(None).step("letting go of the launcher")?;
-    packet::send(launcher, &LaunchMessage::Live, &[]).step("letting go of the launcher")?;
+    prctl::set_pdeathsig(None).step("detaching from the launcher")?;
+    packet::send(launcher, &LaunchMessage::Live, &[]).step("detaching from the launcher")?;
     Ok(Init {
         listener: resources.listener,
         watch: resources.watch,
@@ -193,21 +193,21 @@ struct Init {
     gate_sockets: Vec<GateSocket>,
     filters: Filters,
     proc: OwnedFd,
-    /// What programs trust beside the system's.
+    /// The files with additional trusted certificates.
     trust: Option<TrustFiles>,
-    /// Where the agent's sessions have a weight of their own.
+    /// Handles `setsid` calls if the agent's sessions have weights.
     sessions: Option<Sessions>,
     agent: Account,
     environment: Vec<(String, String)>,
     connections: Vec<Connection>,
     workbench: Workbench,
-    /// Those that live, also of commands that have ended and left something running.
+    /// The running subreapers, also of commands that have exited and left processes.
     subreapers: Vec<Pid>,
-    /// Whether we have stopped everybody.
+    /// Whether init has stopped all processes.
     frozen: bool,
 }
 
-/// What woke init up; places are those of connections, which only go between two rounds.
+/// A ready event; the indices are those of connections, which are removed only between two rounds.
 enum Event {
     ChildExited,
     Connection,
@@ -219,21 +219,21 @@ enum Event {
 
 struct Connection {
     socket: OwnedFd,
-    /// Its command or errand, while that runs.
+    /// The running command or agent task.
     job: Option<Job>,
-    /// The connection it wants, until somebody takes that.
+    /// The requested port connection, while it is in progress.
     dial: Option<PortDial>,
-    /// Whether it had one of these: a connection is for one.
+    /// Whether a command or connection was requested: each connection allows one.
     used: bool,
-    /// Whether its job is a download that began in a stopped sandbox.
+    /// Whether the job is a download that started in a stopped sandbox.
     is_rescue_download: bool,
-    /// Why its command was killed with everybody else. That may be over when it is told.
+    /// Why the command was killed with all others. The cause may be over when it is reported.
     stopped: Option<String>,
     open: bool,
 }
 
 impl Init {
-    /// Answers until somebody kills it.
+    /// Serves requests until init is killed.
     fn serve(&mut self) -> i32 {
         loop {
             let Ok(ready) = self.wait() else { return 1 };
@@ -259,24 +259,24 @@ impl Init {
         }
     }
 
-    /// Ends everybody while the sandbox takes more disk than it may.
+    /// Kills all processes while the sandbox exceeds its disk limit.
     fn watch_disk(&mut self) {
-        let everybody = Pid::from_raw(-1);
+        let all_processes = Pid::from_raw(-1);
         let was_stopped = self.watch.stopped().is_some();
-        // It is for nobody but us to hear that there is nobody else.
-        let has_processes = kill(everybody, None).is_ok();
+        // The call fails with ESRCH if there is no other process.
+        let has_processes = kill(all_processes, None).is_ok();
         let inside = SandboxProcesses {
             proc: &self.proc,
             subreapers: &self.subreapers,
         };
         self.watch.check(has_processes, Some(&inside));
-        // A download that began after everybody was killed is alone, and only reads.
+        // A download that started after the kill is the only process, and only reads.
         let is_rescue_download = |one: &Connection| one.is_rescue_download && one.job.is_some();
         if was_stopped && self.connections.iter().any(is_rescue_download) {
             return;
         }
         if let Some(reason) = self.watch.stopped() {
-            let _ = kill(everybody, Signal::SIGKILL);
+            let _ = kill(all_processes, Signal::SIGKILL);
             for connection in self.connections.iter_mut().filter(|one| one.job.is_some()) {
                 connection.stopped.get_or_insert_with(|| reason.to_owned());
             }
@@ -343,13 +343,13 @@ impl Init {
         }
     }
 
-    /// Takes one request from a connection; whoever breaks the protocol is hung up on.
+    /// Handles one request of a connection; a protocol error closes the connection.
     fn handle_request(&mut self, index: usize) {
         let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
         let request = match packet::receive::<Request>(connection.socket.as_fd()) {
-            // Descriptors from outside, if there are any, are closed unseen.
+            // Received descriptors are closed.
             Ok(Some((request, _))) => request,
             Ok(None) | Err(_) => return connection.close(&self.proc),
         };
@@ -381,7 +381,7 @@ impl Init {
                 | Request::Connect { .. }
                 | Request::Workbench { .. },
                 _,
-            ) if connection.used => Err(Error::other("out of turn")),
+            ) if connection.used => Err(Error::other("one command per connection")),
             (Request::Exec(_) | Request::Upload { .. } | Request::Workbench { .. }, _)
                 if self.watch.stopped().is_some() =>
             {
@@ -450,11 +450,11 @@ impl Init {
                     connection.answer(&Answer::Done)
                 } else {
                     let step = "stopping every process".to_owned();
-                    let reason = "new ones kept coming".to_owned();
+                    let reason = "new processes kept appearing".to_owned();
                     connection.answer(&Answer::Failed { step, reason })
                 }
             }
-            // It has just ended; its end is on the way.
+            // The command has just exited; its exit is about to be reported.
             (Request::Signal { .. } | Request::Kill, None) => Ok(()),
         };
         if done.is_err()
@@ -464,7 +464,7 @@ impl Init {
         }
     }
 
-    /// Says which program a connection of the agent's belongs to.
+    /// Answers which program owns a connection of the agent.
     fn answer_owner(&mut self, index: usize, from: SocketAddr, to: SocketAddr) {
         let (mut started, mut unreported) = (Vec::new(), Vec::new());
         let jobs = self.connections.iter_mut().flat_map(|one| &mut one.job);
@@ -488,7 +488,7 @@ impl Init {
         }
     }
 
-    /// Starts what a connection asked for.
+    /// Starts the command or task of a connection.
     fn start(
         &mut self,
         index: usize,
@@ -520,8 +520,8 @@ impl Init {
         }
     }
 
-    /// Hands out a connection to the workbench, which runs from the first time on. Like
-    /// everything that a connection did not ask to run for itself, it outlives it.
+    /// Sends a connection to the workbench, which is started at the first request and outlives the
+    /// connection.
     fn connect_workbench(&mut self, index: usize, words: Vec<Vec<u8>>) -> std::io::Result<()> {
         let connected = self.workbench.connect(
             words,
@@ -553,7 +553,7 @@ impl Init {
         }
     }
 
-    /// Goes on with a connection to a port.
+    /// Continues a connection attempt to a port.
     fn continue_dial(&mut self, index: usize) {
         let Some(connection) = self.connections.get_mut(index) else {
             return;
@@ -565,7 +565,7 @@ impl Init {
         }
     }
 
-    /// Passes on what a keeper tells.
+    /// Reports the status that a subreaper sent.
     fn report_job(&mut self, index: usize) {
         let Some(connection) = self.connections.get_mut(index) else {
             return;
@@ -587,21 +587,21 @@ impl Init {
         }
     }
 
-    /// Takes in every process that has ended: keepers, and orphans of dead keepers.
+    /// Reaps every exited process: subreapers, and orphans of dead subreapers.
     ///
-    /// A keeper outlives what it keeps, unless it is killed: by us with all it keeps, or by
-    /// an agent that has init's id. Then its orphans are ours, and nobody could tell any
-    /// more whose they are; so they end at once.
+    /// A subreaper outlives its descendants unless it is killed: by init together with them, or by
+    /// an agent with init's id. Then its orphans become init's children, and their command is
+    /// unknown; so they are killed at once.
     fn reap(&mut self) {
         while let Ok(Some(_)) = self.signals.read_signal() {}
-        let anybody = Pid::from_raw(-1);
+        let any_child = Pid::from_raw(-1);
         let mut orphaned = false;
         loop {
             let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-            let (ended, in_order) = match waitpid(anybody, Some(flags)) {
+            let (ended, in_order) = match waitpid(any_child, Some(flags)) {
                 Ok(WaitStatus::Exited(pid, code)) => (pid, code == 0),
                 Ok(WaitStatus::Signaled(pid, ..)) => (pid, false),
-                // By an agent that has init's id: its end would never be told.
+                // Stopped by an agent with init's id: its exit would never be reported.
                 Ok(WaitStatus::Stopped(pid, _)) => {
                     if !self.frozen && self.subreapers.contains(&pid) {
                         let _ = kill(pid, Signal::SIGCONT);
@@ -634,7 +634,7 @@ impl Connection {
         packet::send(self.socket.as_fd(), answer, &[])
     }
 
-    /// Says how far a connection to a port has come, or waits for more.
+    /// Reports the state of a connection attempt, or waits for it.
     fn continue_with(&mut self, how: DialState) -> std::io::Result<()> {
         match how {
             DialState::Connected(socket) => {
@@ -651,8 +651,8 @@ impl Connection {
         }
     }
 
-    /// Ends the connection. A command that still runs ends too, with all it started; one
-    /// that has ended may have left something running on purpose.
+    /// Closes the connection. A running command is killed with its descendants; a command that has
+    /// exited may have left processes on purpose.
     fn close(&mut self, proc: &OwnedFd) {
         self.open = false;
         if let Some(job) = self.job.take() {

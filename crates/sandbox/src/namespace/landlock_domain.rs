@@ -1,24 +1,23 @@
-//! Landlock: a second wall around the whole sandbox, init included.
+//! Landlock domain of the whole sandbox, init included: a second layer of isolation.
 //!
-//! It holds where a namespace, a capability or a filter turned out to have a hole:
+//! It protects if a namespace, a capability or a filter has a flaw:
 //!
-//! - **files**: everything beneath the sandbox's `/` is as it was, renames between directories
-//!   too (REFER); whatever has no path there, such as a directory of the host's that leaked in
-//!   as a descriptor, can be neither opened nor walked, and no mount can be made or taken off;
-//! - **signals and abstract sockets**, from version 6: none leave the sandbox, whatever its
-//!   process and network namespaces say. Tracing never does.
+//! - **files**: everything beneath the sandbox's `/` is allowed, including renames between
+//!   directories (REFER); a directory without a path there, such as a leaked descriptor of a host
+//!   directory, cannot be opened or walked, and mounts cannot be changed;
+//! - **signals and abstract sockets**, from version 6: none leave the sandbox, independent of its
+//!   process and network namespaces. Tracing never does.
 //!
-//! One domain for all, and not one per command: what one command started another one may have
-//! to signal or debug, and two domains side by side would forbid that. What keeps an agent
-//! with init's own id away from init is that init is PID 1, cannot be dumped, and has a
-//! capability more.
+//! There is one domain for all commands: a command may have to signal or debug another's process,
+//! which two sibling domains would forbid. An agent with init's own id cannot attack init, because
+//! init is PID 1, cannot be dumped, and has an additional capability.
 //!
-//! Init itself needs three directories that have no path inside: the processes, the names in
-//! what it measures, and the files with what is trusted. And this program may be run again, as the workbench: it has no path
-//! inside either, and no secret.
+//! Init needs three directories that have no path in the sandbox: the processes, the measured tree,
+//! and the trusted certificates. This program may also be executed, as the workbench: it has no
+//! path in the sandbox either, and no secret.
 //!
-//! With `--nested`, files are left out: in such a domain nobody may mount, also not in a user
-//! namespace of its own.
+//! With `--nested`, files are not restricted, because a domain with file rules forbids mounts even
+//! in a nested user namespace.
 
 use std::io::{Error, Result};
 use std::os::fd::BorrowedFd;
@@ -28,7 +27,7 @@ use landlock::{
     RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
-/// What a kernel of some version is asked for.
+/// The rules for a Landlock version.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     files: bool,
@@ -38,12 +37,16 @@ struct Plan {
 
 impl Plan {
     fn of(version: u32, nested: bool) -> Self {
-        // Version 1 knows no REFER, and forbids what it does not know.
+        // Version 1 does not support REFER and forbids it.
         let (files, scope) = (version >= 2 && !nested, version >= 6);
         let warning = match version {
-            0 => Some("landlock: not active in this kernel, so the sandbox has no second wall"),
-            1 => Some("landlock: this kernel's is too old (Linux 5.19 or newer is needed)"),
-            2..6 => Some("landlock: this kernel's does not scope signals (Linux 6.12 does)"),
+            0 => Some(
+                "landlock: not active in this kernel; the second layer of isolation is missing",
+            ),
+            1 => Some("landlock: this kernel's version is too old (Linux 5.19 or newer is needed)"),
+            2..6 => {
+                Some("landlock: this kernel's version does not restrict signals (Linux 6.12 does)")
+            }
             _ => None,
         };
         Self {
@@ -54,7 +57,7 @@ impl Plan {
     }
 }
 
-/// The kernel's version of Landlock; none is 0.
+/// The kernel's Landlock version; 0 without Landlock.
 pub(crate) fn version() -> u32 {
     const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
     // SAFETY: with this flag the call reads no memory.
@@ -69,8 +72,8 @@ pub(crate) fn version() -> u32 {
     u32::try_from(version).unwrap_or(0)
 }
 
-/// Puts this process, and all it will start, into the domain. Returns what is weaker than it
-/// could be. Where init weighs sessions, it writes to files of its processes.
+/// Restricts this process and its descendants. Returns a warning if a protection is missing. If
+/// init sets the weight of sessions, it may write to files of its processes.
 pub(crate) fn enter(
     nested: bool,
     weighs_sessions: bool,
@@ -83,7 +86,7 @@ pub(crate) fn enter(
     Ok(plan.warning)
 }
 
-/// Directories that only init has.
+/// Directories that only init may access.
 pub(crate) struct InitDirectories<'a> {
     pub(crate) processes: BorrowedFd<'a>,
     pub(crate) measured: BorrowedFd<'a>,
@@ -127,7 +130,7 @@ fn restrict(
             rules = rules.add_rule(PathBeneath::new(trusted, adding))?;
         }
     }
-    // Asked for because the kernel has it: not to get it is no smaller thing than a failure.
+    // The rules match the kernel's version, so partial enforcement is an error.
     match rules.restrict_self()?.ruleset {
         RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced => Ok(()),
         RulesetStatus::NotEnforced => Err("it was not enforced".into()),
@@ -139,11 +142,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_signal_leaves_the_domain_and_files_are_as_they_were() {
+    fn domain_blocks_signals_and_keeps_file_access() {
         if version() < 6 {
             return;
         }
-        // A domain is a thread's; nobody else in this process notices.
+        // A domain applies to one thread, so other tests are not affected.
         std::thread::scope(|scope| {
             let tried = scope.spawn(|| {
                 let place = tempfile::tempdir().unwrap();
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn every_version_gets_what_it_can_do_and_says_what_it_cannot() {
+    fn each_landlock_version_has_its_rules_and_warning() {
         for (version, nested, files, scope, warns) in [
             (0, false, false, false, true),
             (1, false, false, false, true),

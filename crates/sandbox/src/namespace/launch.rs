@@ -1,4 +1,4 @@
-//! The launcher: makes the namespaces, maps the ids, sees init off.
+//! The launcher: creates the namespaces, maps the ids and supervises init until it runs on its own.
 //!
 //! ```text
 //!   creator (threaded)        launcher (one thread)          init (PID 1 inside)
@@ -13,9 +13,9 @@
 //!      │ records `active`  ◀────── ╵ exits                        │
 //! ```
 //!
-//! Until `Live`, init dies with the launcher (parent-death signal) and the launcher ends with
-//! the creator (its line closes); after it, the record names init. A creator killed at any
-//! moment leaves a directory, and never a process nobody knows of.
+//! Until `Live`, init dies with the launcher (parent-death signal) and the launcher exits with the
+//! creator (its channel closes); after it, the record names init. A creator that is killed at any
+//! moment leaves a directory, and never an unrecorded process.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -40,8 +40,8 @@ use super::protocol::{Identity, LaunchMessage, LaunchSpec, LauncherRequest};
 use super::step::{Step, StepError};
 use super::{file_op, hardening, identity, init, layer, lock, packet, process, survey};
 
-/// The hidden subcommand. The creator's line is standard input. Call it before anything
-/// starts a thread.
+/// Runs the launcher. Standard input is the channel to the creator. Call this function before any
+/// thread is started.
 pub fn init_main() -> ExitCode {
     let stdin = std::io::stdin();
     let line = stdin.as_fd();
@@ -49,7 +49,7 @@ pub fn init_main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(StepError { step, source }) => {
             let reason = source.to_string();
-            // Nobody may be listening any more; there is nobody else to tell.
+            // The creator may have exited, and there is no other receiver.
             let _ = packet::send(line, &LaunchMessage::Failed { step, reason }, &[]);
             ExitCode::FAILURE
         }
@@ -59,9 +59,9 @@ pub fn init_main() -> ExitCode {
 fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
     hardening::close_from(3).step("closing inherited descriptors")?;
     let (request, _) = packet::receive::<LauncherRequest>(line)
-        .step("reading the order")?
+        .step("reading the request")?
         .ok_or_else(|| Error::from(ErrorKind::UnexpectedEof))
-        .step("reading the order")?;
+        .step("reading the request")?;
     umask(Mode::from_bits_truncate(0o077));
     let spec = match request {
         LauncherRequest::Create(spec) => *spec,
@@ -73,7 +73,7 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
             return file_op::serve(line, &subid_map, lock.as_deref(), &op);
         }
         LauncherRequest::Survey { directory } => {
-            return survey::run_trials(line, &directory).step("trying what this machine allows");
+            return survey::run_trials(line, &directory).step("checking what this machine allows");
         }
     };
     if let Some(subid_map) = &spec.subid_map {
@@ -81,13 +81,13 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
     }
     chdir(&spec.directory).step("entering the sandbox's directory")?;
     let lock = lock_for_launch(Path::new("launcher.lock"))?;
-    // Whoever removes what a dead creator left may have had the lock before us: it is not to be
-    // built anew.
+    // Clean-up of a dead creator's sandbox may have held the lock before: then nothing must be
+    // created.
     check_requester_alive(line)?;
     let listener = listen_at("init.sock").step("opening init.sock")?;
-    let verdict = File::create("stopped").step("making a place for a verdict")?;
-    enter_fs(spec.identity, spec.has_tree).step("making the sandbox's own directory")?;
-    // As the host sees it: the sandbox's mounts will not be in it.
+    let verdict = File::create("stopped").step("creating the file `stopped`")?;
+    enter_fs(spec.identity, spec.has_tree).step("creating the sandbox's own directory")?;
+    // Opened on the host, so that it does not include the sandbox's mounts.
     let top = File::open(".").step("opening the sandbox's own directory")?;
     let watch = DiskWatch::new(top.into(), verdict, spec.config.limits.disk);
     if let Identity::Range { .. } = spec.identity {
@@ -95,16 +95,17 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
     }
     let layers = layer::gather(&spec)?;
     if spec.subid_map.is_some() && !spec.counted.pids {
-        // An agent that may become others has a count for each of them. What holds here when
-        // the namespace is made holds for all of them together (Linux 5.14).
+        // An agent that can switch ids has a count for each of them. A limit that is set before the
+        // namespace is created applies to all of them together (Linux 5.14).
         let pids = u64::from(spec.config.limits.pids);
         setrlimit(Resource::RLIMIT_NPROC, pids, pids).step("limiting processes")?;
     }
-    let (ours, its) = packet::line().step("making a line to init")?;
+    let (ours, its) = packet::line().step("creating a channel to init")?;
     let gate_sockets = cgroup_task_files(&spec.cgroups).step("opening cgroups")?;
 
-    let (init, born_into) = clone_into_namespaces(&spec.cgroups)
-        .step("making namespaces (are user namespaces allowed? see `palisade doctor`)")?;
+    let (init, born_into) = clone_into_namespaces(&spec.cgroups).step(
+        "creating namespaces (run `palisade doctor` to check whether user namespaces are allowed)",
+    )?;
     let Some(init) = init else {
         drop((ours, lock));
         let resources = InitResources {
@@ -122,30 +123,30 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
     Ok(())
 }
 
-/// The lock that whoever removes the sandbox waits for.
+/// Takes the lock that the removal of the sandbox waits for.
 pub(crate) fn lock_for_launch(path: &Path) -> Result<Flock<File>, StepError> {
     let lock = File::open(path).step("opening the launcher's lock")?;
     let lock = Flock::lock(lock, FlockArg::LockExclusive)
         .map_err(|(_, errno)| errno)
         .step("taking the launcher's lock")?;
-    // Whoever had it before us may have removed it, and the sandbox with it.
-    match lock::is_at(&lock, path).step("looking at the launcher's lock")? {
+    // The previous holder may have removed the lock file, and the sandbox with it.
+    match lock::is_at(&lock, path).step("checking the launcher's lock")? {
         true => Ok(lock),
         false => Err(Error::from(ErrorKind::NotFound)).step("taking the launcher's lock"),
     }
 }
 
-/// Fails if whoever ordered has gone. It says nothing before it was told something, so a line
-/// with news is a closed one.
+/// Fails if the requester has exited. It sends nothing before it receives a message, so a readable
+/// channel is a closed one.
 pub(crate) fn check_requester_alive(line: BorrowedFd<'_>) -> Result<(), StepError> {
     let mut end = [PollFd::new(line, PollFlags::POLLIN)];
-    match poll(&mut end, PollTimeout::ZERO).step("looking for the creator")? {
+    match poll(&mut end, PollTimeout::ZERO).step("checking the creator")? {
         0 => Ok(()),
-        _ => Err(Error::from(ErrorKind::BrokenPipe)).step("looking for the creator"),
+        _ => Err(Error::from(ErrorKind::BrokenPipe)).step("checking the creator"),
     }
 }
 
-/// Init, until it is on its own: dropped, it is killed and waited for.
+/// Init until it is released; killed and reaped on drop.
 struct InitChild(Pid);
 
 impl Drop for InitChild {
@@ -163,7 +164,7 @@ fn supervise_init_start(
     born_into: Option<&Path>,
 ) -> Result<(), StepError> {
     let pid = child.0.as_raw();
-    let started = process::start_time(pid).step("looking at init")?;
+    let started = process::start_time(pid).step("reading init's start time")?;
     packet::send(line, &LaunchMessage::Born { pid, started }, &[]).step("reporting")?;
     identity::write_maps(pid, spec.identity)?;
     join(pid, &spec.cgroups, born_into)?;
@@ -180,7 +181,7 @@ fn supervise_init_start(
             | LaunchMessage::Born { .. }
             | LaunchMessage::Running { .. }
             | LaunchMessage::Live => {
-                return Err(Error::from(ErrorKind::InvalidData)).step("listening to init");
+                return Err(Error::from(ErrorKind::InvalidData)).step("receiving from init");
             }
         }
     }
@@ -189,16 +190,16 @@ fn supervise_init_start(
         Some((LaunchMessage::Live, _)) => {}
         _ => return Err(Error::from(ErrorKind::BrokenPipe)).step("waiting for the creator"),
     }
-    packet::send(init, &LaunchMessage::Live, &[]).step("letting init go")?;
-    // It answers when it no longer depends on us.
-    match packet::receive::<LaunchMessage>(init).step("letting init go")? {
+    packet::send(init, &LaunchMessage::Live, &[]).step("releasing init")?;
+    // Init answers once it no longer depends on the launcher.
+    match packet::receive::<LaunchMessage>(init).step("releasing init")? {
         Some((LaunchMessage::Live, _)) => Ok(()),
-        _ => Err(Error::from(ErrorKind::BrokenPipe)).step("letting init go"),
+        _ => Err(Error::from(ErrorKind::BrokenPipe)).step("releasing init"),
     }
 }
 
-/// Makes init a member of a cgroup of version 2 that it was not born into. It joins those of
-/// version 1 itself.
+/// Adds init to a cgroup of version 2 into which it was not cloned. It joins those of version 1
+/// itself.
 fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), StepError> {
     let others = cgroups
         .iter()
@@ -209,8 +210,8 @@ fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), S
     Ok(())
 }
 
-/// The ways into cgroups of version 1, for init: whoever moves another process there waits
-/// some milliseconds for every processor, and who moves its only thread does not
+/// Opens the `tasks` files of cgroups of version 1 for init: moving another process waits some
+/// milliseconds for every processor, and a process that moves its own single thread does not
 /// (`cgroup_procs_write_start`).
 fn cgroup_task_files(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
     let tasks = cgroups.iter().map(|cgroup| cgroup.join("tasks"));
@@ -220,7 +221,7 @@ fn cgroup_task_files(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
         .collect()
 }
 
-/// Init's next word, unless the creator goes away first.
+/// Receives init's next message, unless the creator exits first.
 fn receive_from_init(
     line: BorrowedFd<'_>,
     init: BorrowedFd<'_>,
@@ -235,9 +236,9 @@ fn receive_from_init(
         return Err(Error::from(ErrorKind::BrokenPipe)).step("waiting for the creator");
     }
     packet::receive::<LaunchMessage>(init)
-        .and_then(|word| word.ok_or_else(|| Error::other("init ended early")))
+        .and_then(|word| word.ok_or_else(|| Error::other("init exited early")))
         .map(|(report, _)| report)
-        .step("listening to init")
+        .step("receiving from init")
 }
 
 fn listen_at(path: &str) -> std::io::Result<OwnedFd> {
@@ -252,11 +253,11 @@ fn listen_at(path: &str) -> std::io::Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Makes the directory that belongs to the sandbox's own ids and goes there: init need not be
-/// able to walk to it. The working directory moves along into the new mount namespace; an
-/// open descriptor would stay in the old one, where init may mount nothing.
+/// Creates the directory of the sandbox's own ids and makes it the working directory: init need not
+/// have permission for the path to it. The working directory moves into the new mount namespace; an
+/// open descriptor would stay in the old one, where init cannot mount.
 fn enter_fs(identity: Identity, has_tree: bool) -> std::io::Result<()> {
-    // One that is new must be new: nobody has put anything into it.
+    // A new directory must not exist before, so that its content is known.
     if !has_tree {
         mkdir("fs", Mode::from_bits_truncate(0o700))?;
     }
@@ -271,8 +272,8 @@ fn enter_fs(identity: Identity, has_tree: bool) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes init in namespaces of its own; `None` in the child. Where the kernel can, it is born
-/// into its cgroup of version 2, which is told, and into a time namespace.
+/// Clones init into new namespaces; `None` in the child. If the kernel supports it, init is cloned
+/// into its cgroup of version 2, which is returned, and into a time namespace.
 fn clone_into_namespaces(cgroups: &[PathBuf]) -> std::io::Result<(Option<Pid>, Option<PathBuf>)> {
     let flags = libc::CLONE_NEWUSER
         | libc::CLONE_NEWNS
@@ -283,7 +284,7 @@ fn clone_into_namespaces(cgroups: &[PathBuf]) -> std::io::Result<(Option<Pid>, O
     let unified = cgroups
         .iter()
         .find(|cgroup| cgroup.join("cgroup.freeze").exists());
-    // What a kernel does not know or does not allow is left out, and what is left is tried.
+    // Unsupported flags are dropped and the clone is tried again.
     if let Some(cgroup) = unified
         && let Ok(directory) = File::open(cgroup)
         && let Ok(made) = clone_into(flags | libc::CLONE_NEWTIME, Some(directory.as_fd()))
@@ -294,7 +295,7 @@ fn clone_into_namespaces(cgroups: &[PathBuf]) -> std::io::Result<(Option<Pid>, O
     Ok((made?, None))
 }
 
-/// A fork into new namespaces; `None` in the child. Only for a process with one thread.
+/// Forks into new namespaces; `None` in the child. Only for a process with one thread.
 pub(crate) fn clone_into(
     flags: libc::c_int,
     cgroup: Option<BorrowedFd<'_>>,
@@ -327,7 +328,7 @@ pub(crate) fn clone_into(
 
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// A process, by descriptor: never another one that got its number.
+/// Opens a process by descriptor, which never refers to another process with its number.
 pub(crate) fn open_process(pid: i32) -> std::io::Result<OwnedFd> {
     // SAFETY: plain numbers; the result is checked before it is owned.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -339,7 +340,7 @@ pub(crate) fn open_process(pid: i32) -> std::io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Ends a process held by descriptor.
+/// Kills a process by descriptor.
 pub(crate) fn kill_process(process: BorrowedFd<'_>) -> std::io::Result<()> {
     // SAFETY: no siginfo is passed; the descriptor outlives the call.
     let result = unsafe {
@@ -362,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_that_went_with_its_sandbox_is_not_taken() {
+    fn lock_of_a_removed_sandbox_is_not_taken() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("launcher.lock");
         let held = File::create(&path).unwrap();
@@ -374,7 +375,7 @@ mod tests {
                     .map_err(|late| late.to_string())
             });
             let us = std::process::id();
-            // It has the file open and waits.
+            // The thread has opened the file and waits.
             while !std::fs::read_to_string("/proc/locks")
                 .unwrap()
                 .lines()
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_of_somebody_who_left_is_not_carried_out() {
+    fn request_of_an_exited_requester_is_rejected() {
         let (ours, its) = packet::line().unwrap();
         check_requester_alive(its.as_fd()).unwrap();
         drop(ours);

@@ -1,4 +1,4 @@
-//! The creator's side of a launch: from the order to a sandbox on record.
+//! The gate's side of a launch: supervises the launcher until the sandbox is recorded as active.
 
 use std::fs;
 use std::io::{Error, ErrorKind};
@@ -13,14 +13,14 @@ use super::{Namespace, client, packet};
 use crate::contract::SandboxError;
 use crate::contract::lifecycle::LifecycleEvent;
 
-/// How long building a sandbox may take before it is given up.
+/// Timeout of building a sandbox.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The same for one whose layers are looked through first, from a slow disk at worst.
+/// The same for a sandbox whose layers are scanned first, possibly on a slow disk.
 const BUILD_TIMEOUT_WITH_LAYERS: Duration = Duration::from_secs(180);
 
 impl Namespace {
-    /// Sees a launch through: what the launcher tells is on record before init is let go.
+    /// Supervises a launch: the launcher's messages are recorded before init is released.
     pub(super) fn supervise_launch(
         &self,
         record: &mut Record,
@@ -29,7 +29,7 @@ impl Namespace {
         then: LifecycleEvent,
     ) -> Result<(), SandboxError> {
         let failed = |error: Error| SandboxError::Create {
-            step: "talking to the launcher".to_owned(),
+            step: "communicating with the launcher".to_owned(),
             reason: error.to_string(),
         };
         packet::send(line.as_fd(), request, &[]).map_err(failed)?;
@@ -48,10 +48,10 @@ impl Namespace {
             }
             other => return Err(failed(unexpected_message(&other))),
         }
-        // Not yet alive, but from now on whoever finds it knows whom to end.
+        // Init does not run yet, but from now on clean-up after a crash finds its process.
         self.write(record)?;
         record.phase = record.phase.after(then)?;
-        // To disk while init builds; it becomes the record when all is well.
+        // Written while init builds; it is renamed to the record at the end.
         let mut ready = self.write_aside(record)?;
         match next()? {
             LaunchMessage::Running { warnings } if warnings.is_empty() => {}
@@ -65,7 +65,7 @@ impl Namespace {
             other => return Err(failed(unexpected_message(&other))),
         }
         packet::send(line.as_fd(), &LaunchMessage::Live, &[]).map_err(failed)?;
-        // The launcher's end tells that init is on its own.
+        // The end of the channel means that init no longer depends on the launcher.
         if let Some((LaunchMessage::Failed { step, reason }, _)) =
             packet::receive::<LaunchMessage>(line.as_fd()).map_err(failed)?
         {
@@ -80,10 +80,10 @@ impl Namespace {
 }
 
 fn unexpected_message(message: &LaunchMessage) -> Error {
-    Error::other(format!("a word out of turn: {message:?}"))
+    Error::other(format!("unexpected message: {message:?}"))
 }
 
-/// The launcher's next word.
+/// Receives the launcher's next message.
 fn receive_message(line: &OwnedFd, deadline: Instant) -> std::io::Result<LaunchMessage> {
     let mut end = [PollFd::new(line.as_fd(), PollFlags::POLLIN)];
     match client::wait(&mut end, Some(deadline))? {

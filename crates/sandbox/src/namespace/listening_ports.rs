@@ -1,4 +1,4 @@
-//! Which ports of the agent's somebody listens on, as the kernel lists them.
+//! Lists the listening TCP ports in the sandbox, from the kernel's tables.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Result};
@@ -8,10 +8,10 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
-/// The most that are told; they have to fit into a message.
+/// Maximum number of reported ports, which have to fit into a message.
 const MAX_PORTS: usize = 4096;
 
-/// `TCP_LISTEN`, as the tables write it.
+/// `TCP_LISTEN` in the tables' format.
 const TCP_LISTEN: &str = "0A";
 
 /// The listening ports of this process's network namespace, which is the agent's.
@@ -19,7 +19,7 @@ pub(crate) fn listening(proc: &OwnedFd) -> Result<Vec<u16>> {
     let mut ports = BTreeSet::new();
     for table in ["self/net/tcp", "self/net/tcp6"] {
         let file = match openat(proc, table, OFlag::O_CLOEXEC, Mode::empty()) {
-            // A kernel without IPv6.
+            // The kernel has no IPv6.
             Err(Errno::ENOENT) => continue,
             other => std::fs::File::from(other?),
         };
@@ -30,7 +30,7 @@ pub(crate) fn listening(proc: &OwnedFd) -> Result<Vec<u16>> {
     Ok(ports.into_iter().take(MAX_PORTS).collect())
 }
 
-/// The port of a line, if it is about one that is listened on.
+/// Parses the port of a line about a listening socket.
 fn port(line: &str) -> Option<u16> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (own, _, state) = (fields.next()?, fields.next()?, fields.next()?);

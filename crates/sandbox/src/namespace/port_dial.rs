@@ -1,5 +1,5 @@
-//! A connection to a port of the agent's own localhost, made by init and handed out. Init is
-//! in the agent's network namespace, and never waits.
+//! Connects to a port on the sandbox's localhost on behalf of a client. Init is in the agent's
+//! network namespace, and never blocks.
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,44 +11,44 @@ use nix::sys::socket::{
     getsockopt, socket, sockopt,
 };
 
-/// Where a dev server may be, in the order tried.
+/// The addresses of localhost, in the order tried.
 const LOCALHOST: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
 ];
 
-/// A connection under way.
+/// A connection attempt in progress.
 pub(crate) struct PortDial {
     port: u16,
     socket: OwnedFd,
-    /// How many addresses have been tried.
+    /// The number of addresses tried.
     tried: usize,
-    /// What the first of them said.
+    /// The error of the first address.
     said: Option<Error>,
 }
 
-/// How far it has come.
+/// The state of a connection attempt.
 pub(crate) enum DialState {
-    /// It stands.
+    /// Connected.
     Connected(OwnedFd),
-    /// Somebody has to answer first; wait until it can be written to.
+    /// In progress; wait until the socket is writable.
     Waiting(PortDial),
-    /// Nobody took it.
+    /// Refused on all addresses.
     Refused(Error),
 }
 
-/// Begins.
+/// Starts a connection attempt.
 pub(crate) fn begin(port: u16) -> DialState {
     try_from(port, 0, None)
 }
 
 impl PortDial {
-    /// What becomes writable when there is news.
+    /// The socket that becomes writable when the attempt has ended.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Goes on after news.
+    /// Continues after the socket became writable.
     pub(crate) fn resume(self) -> DialState {
         let heard = match getsockopt(&self.socket, sockopt::SocketError) {
             Ok(0) => Ok(()),
@@ -80,7 +80,7 @@ fn try_from(port: u16, tried: usize, mut said: Option<Error>) -> DialState {
     DialState::Refused(said.unwrap_or_else(|| Error::from(ErrorKind::ConnectionRefused)))
 }
 
-/// A socket, and whether it is connected already.
+/// Opens a socket; returns whether it is connected already.
 fn dial(address: SocketAddr) -> Result<(OwnedFd, bool)> {
     let family = if address.is_ipv4() {
         AddressFamily::Inet
@@ -99,7 +99,8 @@ fn dial(address: SocketAddr) -> Result<(OwnedFd, bool)> {
     }
 }
 
-/// TCP lets a socket connect to itself where the kernel gives it the very port it asks for.
+/// Rejects a TCP self-connection, which happens when the kernel assigns the target port as the
+/// source port.
 fn is_another(socket: &OwnedFd) -> Result<()> {
     let own = getsockname::<SockaddrStorage>(socket.as_raw_fd())?;
     let peer = getpeername::<SockaddrStorage>(socket.as_raw_fd())?;

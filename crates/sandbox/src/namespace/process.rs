@@ -1,4 +1,4 @@
-//! Processes inside: each with a keeper, each the agent before it does anything.
+//! Starts processes in the sandbox: each below its own subreaper, each with the agent's rights.
 
 use std::ffi::CStr;
 use std::io::{Error, ErrorKind, Read, Write};
@@ -21,60 +21,60 @@ use super::stdio::{StdioEnds, close_others, redirect_to_null, replace};
 use super::step::{Step, StepError};
 use super::{hardening, process_tree, scheduling};
 
-/// What a process inside is for.
+/// The work of a process.
 pub(crate) enum Work {
-    /// To become a command.
+    /// Execute a command.
     Command(ExecArgs),
-    /// To run code of ours as the agent.
+    /// Run an agent task.
     AgentTask(AgentTask),
 }
 
-/// A command that was started.
+/// A started command.
 ///
-/// Between init and the command stands its keeper, a child of init that takes in the
-/// orphans of the command (a subreaper): the keeper's descendants are the command's tree,
-/// also those that left their session and lost their parents. It tells the command's process
-/// and, at its end, the code; it goes when the last of the tree has gone.
+/// The command's parent is a subreaper, a child of init that adopts the orphans of the command: its
+/// descendants are the command's process tree, also those that left their session and lost their
+/// parents. It reports the command's process and, at its exit, the code; it exits after the last
+/// process of the tree.
 pub(crate) struct Job {
     subreaper: Pid,
     status_pipe: std::fs::File,
     received: Vec<u8>,
-    /// Signals that came before the keeper had told whom they are for.
+    /// Signals that arrived before the subreaper reported the command's process.
     pending_signals: Vec<Signal>,
-    /// What the child says if it cannot become the command.
+    /// The read end of the child's error report.
     error_pipe: std::fs::File,
 }
 
-/// Where relative paths begin.
+/// The default working directory.
 const WORKSPACE: &CStr = c"/workspace";
 
 /// How a command ended.
 pub(crate) enum End {
-    /// It never became the command.
+    /// The command could not be executed.
     Failed { step: String, reason: String },
-    /// It ran, and ended with this code.
+    /// The command exited with this code.
     Exited(i32),
 }
 
 impl Job {
-    /// What the keeper tells, to wait on.
+    /// The subreaper's status pipe, to poll.
     pub(crate) fn status_pipe(&self) -> BorrowedFd<'_> {
         self.status_pipe.as_fd()
     }
 
-    /// Listens to the keeper; the end, when that has come.
+    /// Reads the subreaper's status; returns the end of the command, if it has ended.
     pub(crate) fn read_status(&mut self) -> Option<End> {
         let mut words = [0; 8];
         match self.status_pipe.read(&mut words) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
-            // Somebody has killed the keeper: the command is nobody's any more.
+            // The subreaper was killed, so the command's exit is unknown.
             Ok(0) | Err(_) => return Some(End::Exited(128 + libc::SIGKILL)),
             Ok(length) => self.received.extend_from_slice(words.get(..length)?),
         }
         self.send_pending_signals();
         let code = read_i32(&self.received, 4)?;
         let mut text = String::new();
-        // The command is dead, and with it the writing end.
+        // The command has exited, so the write end is closed.
         let told = self.error_pipe.read_to_string(&mut text);
         Some(match text.split_once('\0') {
             Some((step, errno)) if told.is_ok() => End::Failed {
@@ -96,7 +96,7 @@ impl Job {
         }
     }
 
-    /// The command's process, once the keeper has told it. Its end is left to be heard.
+    /// The command's process, once the subreaper has reported it. Its exit is not consumed.
     pub(crate) fn command(&mut self) -> Option<Pid> {
         let mut word = [0; 4];
         let missing = word.len().saturating_sub(self.received.len());
@@ -109,7 +109,7 @@ impl Job {
         read_i32(&self.received, 0).map(Pid::from_raw)
     }
 
-    /// Sends the signals that came too early, as soon as it is known to whom.
+    /// Sends the pending signals, once the command's process is known.
     fn send_pending_signals(&mut self) {
         if let Some(command) = read_i32(&self.received, 0) {
             for signal in self.pending_signals.drain(..) {
@@ -118,13 +118,13 @@ impl Job {
         }
     }
 
-    /// Who keeps it: the root of everything it started.
+    /// The subreaper, the root of the command's process tree.
     pub(crate) fn subreaper(&self) -> Pid {
         self.subreaper
     }
 }
 
-/// Signals a command's group; one that has not yet made its group, alone.
+/// Signals a command's process group, or the process alone if the group does not exist yet.
 fn signal_group(command: i32, signal: Signal) {
     if kill(Pid::from_raw(-command), signal) == Err(Errno::ESRCH) {
         let _ = kill(Pid::from_raw(command), signal);
@@ -136,19 +136,18 @@ fn read_i32(words: &[u8], at: usize) -> Option<i32> {
     Some(i32::from_ne_bytes(word))
 }
 
-/// Starts a process as the agent, with these ends as its input and outputs. Returns what is
-/// handed out.
+/// Starts a process as the agent with these standard streams. Returns the client's ends.
 pub(crate) fn spawn(
     work: &Work,
     stdio: StdioEnds,
     agent: Account,
     filters: &Filters,
 ) -> Result<(Job, Vec<OwnedFd>), StepError> {
-    let (error_pipe, error_writer) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
-    let (status_pipe, status_writer) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
-    fcntl(&status_pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).step("making a pipe")?;
+    let (error_pipe, error_writer) = pipe2(OFlag::O_CLOEXEC).step("creating a pipe")?;
+    let (status_pipe, status_writer) = pipe2(OFlag::O_CLOEXEC).step("creating a pipe")?;
+    fcntl(&status_pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).step("creating a pipe")?;
     // SAFETY: init has one thread, so the child may do whatever the parent may.
-    match unsafe { fork() }.step("making a process (is the sandbox at its limit?)")? {
+    match unsafe { fork() }.step("creating a process (the sandbox may be at its process limit)")? {
         ForkResult::Parent { child } => {
             let job = Job {
                 subreaper: child,
@@ -178,7 +177,8 @@ pub(crate) fn spawn(
                 Ok(ForkResult::Parent { child }) => run_subreaper(child, status_writer),
                 Err(errno) => {
                     let source = errno.into();
-                    let step = "making a process (is the sandbox at its limit?)".to_owned();
+                    let step =
+                        "creating a process (the sandbox may be at its process limit)".to_owned();
                     write_error(error_writer, &StepError { step, source });
                     let words = [0_i32.to_ne_bytes(), 127_i32.to_ne_bytes()].concat();
                     let _ = std::fs::File::from(status_writer).write_all(&words);
@@ -189,22 +189,22 @@ pub(crate) fn spawn(
     }
 }
 
-/// The pipe holds it, whoever reads.
+/// Writes an error report, which fits the pipe's buffer.
 fn write_error(error_writer: OwnedFd, error: &StepError) {
     let errno = error.source.raw_os_error().unwrap_or(libc::EIO);
     let words = format!("{}\0{errno}", error.step);
     let _ = std::fs::File::from(error_writer).write_all(words.as_bytes());
 }
 
-/// Ends a forked process without running what its parent registered for the exit.
+/// Exits a forked process without running the parent's exit handlers.
 fn exit_now(code: i32) -> ! {
     // SAFETY: ends the process; nothing is used afterwards.
     unsafe { libc::_exit(code) }
 }
 
-/// The keeper's life: tells of the command, takes in its orphans, goes last.
+/// The subreaper: reports the command's process and exit, reaps its orphans and exits last.
 fn run_subreaper(command: Pid, status_writer: OwnedFd) -> ! {
-    // Nothing that init holds: the ends of other commands' pipes would never close.
+    // Init's descriptors are closed; otherwise the pipes of other commands would stay open.
     if close_others(&status_writer).is_err()
         || redirect_to_null(&[0, 1, 2]).is_err()
         || hardening::keep_capabilities(&[]).is_err()
@@ -230,7 +230,7 @@ fn run_subreaper(command: Pid, status_writer: OwnedFd) -> ! {
     }
 }
 
-/// In the child: gives everything up that the agent may not have.
+/// In the child: drops all rights that the agent must not have.
 fn drop_privileges(
     work: &Work,
     inside: &[OwnedFd],
@@ -242,7 +242,7 @@ fn drop_privileges(
         Work::Command(args) => (args.directory.as_c_str(), args.terminal),
         Work::AgentTask(_) => (WORKSPACE, false),
     };
-    setsid().step("making a session")?;
+    setsid().step("creating a session")?;
     for (place, end) in (0..).zip(inside) {
         replace(end, place).step("connecting input and output")?;
     }
@@ -252,7 +252,7 @@ fn drop_privileges(
         (result == 0)
             .then_some(())
             .ok_or_else(Error::last_os_error)
-            .step("taking the terminal")?;
+            .step("setting the controlling terminal")?;
     }
     close_others(error_writer).step("closing descriptors")?;
     reset_signals().step("resetting signals")?;
@@ -264,7 +264,7 @@ fn drop_privileges(
     }
     scheduling::apply(agent.idle).step("setting the priority")?;
     hardening::keep_capabilities(agent.capabilities).step("dropping capabilities")?;
-    hardening::set_undumpable_and_no_new_privs().step("closing the process up")?;
+    hardening::set_undumpable_and_no_new_privs().step("making the process undumpable")?;
     chdir(directory).step("entering the directory")?;
     filters
         .install()
@@ -272,13 +272,13 @@ fn drop_privileges(
         .step("installing the system call filters")
 }
 
-/// In the child, as the agent: becomes the command, or says why not.
+/// In the child, as the agent: executes the command, or returns the error.
 fn exec_command(args: &ExecArgs) -> StepError {
     let mut refusal = Errno::ENOENT;
     for program in &args.candidates {
         let Err(errno) = execve(program, &args.argv, &args.environment);
-        // As execvp: a name that is there and may not be run is remembered, and the search
-        // goes on.
+        // As execvp: the error of a file that cannot be executed is remembered, and the search
+        // continues.
         if !matches!(errno, Errno::ENOENT | Errno::ENOTDIR) {
             refusal = errno;
         }
@@ -289,7 +289,8 @@ fn exec_command(args: &ExecArgs) -> StepError {
     }
 }
 
-/// The Rust runtime ignores SIGPIPE and init blocks SIGCHLD; a command expects neither.
+/// Resets signals: the Rust runtime ignores SIGPIPE and init blocks SIGCHLD; a command expects
+/// neither.
 fn reset_signals() -> nix::Result<()> {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
     // SAFETY: the default action is no function of ours.
@@ -297,8 +298,8 @@ fn reset_signals() -> nix::Result<()> {
     SigSet::all().thread_unblock()
 }
 
-/// When a process started, in ticks since boot: with its number, its name for all time.
-/// A zombie counts as gone.
+/// Returns the start time of a process in ticks since boot, which identifies it together with its
+/// number. A zombie counts as exited.
 pub(crate) fn start_time(pid: i32) -> std::io::Result<u64> {
     let fields = process_tree::stat_fields(&std::fs::read(format!("/proc/{pid}/stat"))?)?;
     if matches!(fields.first().map(String::as_str), Some("Z" | "X")) {

@@ -1,4 +1,4 @@
-//! Everybody inside: who is whose child, and ending whole families.
+//! Lists the processes of a sandbox, and kills process trees.
 
 use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Read};
@@ -14,29 +14,28 @@ use nix::unistd::Pid;
 
 use super::protocol::Commands;
 
-/// How long a family may take to come to rest. Init does nothing else meanwhile, and a family
-/// that goes on forking and waking its members would never.
+/// Maximum time for stopping a process tree. Init does nothing else meanwhile, and a tree that
+/// keeps forking would never stop.
 const MAX_STOP_TIME: Duration = Duration::from_millis(250);
 
-/// How long everybody may take to stand still. Whoever asked waits for longer.
+/// Timeout of stopping all processes. The requester waits longer.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Milliseconds between two looks whether they do.
+/// Polling interval in milliseconds.
 const POLL_INTERVAL_MS: u8 = 1;
 
-/// Sweeps over what such a family still has after it was killed as it was found.
+/// Maximum number of passes that kill the remaining processes of such a tree.
 const MAX_SWEEPS: u32 = 5;
 
-/// Rounds without news after which a process that does not come to rest is killed as it is.
+/// Rounds without a change after which a process that does not stop is killed as it is.
 const MAX_QUIET_ROUNDS: u32 = 100;
 
-/// Kills a process and everything it started.
+/// Kills a process with its descendants.
 pub(crate) fn end_tree(proc: &OwnedFd, root: Pid) {
     end(proc, &|one| one.pid == root.as_raw());
 }
 
-/// Kills everybody who is under nobody's care: whoever has init for a parent and is no
-/// keeper had a keeper that was killed.
+/// Kills the orphans of killed subreapers: children of init that are no subreapers.
 pub(crate) fn end_orphans(proc: &OwnedFd, subreapers: &[Pid]) {
     let is_kept = |one: &Process| {
         subreapers
@@ -46,16 +45,16 @@ pub(crate) fn end_orphans(proc: &OwnedFd, subreapers: &[Pid]) {
     end(proc, &|one| one.parent == 1 && !is_kept(one));
 }
 
-/// Kills all those, with everything they started.
+/// Kills the matching processes with their descendants.
 fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
     let mut found = HashSet::new();
     let mut quiet = 0;
     let mut rested = false;
-    // Stopped first. Being told to stop is not enough, because a fork that has got past
-    // its look at the signals still makes its child; and a listing holds names that are
-    // older than the states read for them. So everybody must be at rest in one round,
-    // and the next one must find nobody new. Somebody who cannot be stopped (a shell
-    // whose vfork child was, or whom others wake) is not waited for for ever.
+    // The processes are stopped first. Sending SIGSTOP is not sufficient, because a fork that has
+    // passed its signal check still creates its child, and a listing is older than the states read
+    // for it. So all processes must be stopped in one round, and the next one must find no new
+    // process. A process that cannot be stopped (a shell whose vfork child was stopped, or one that
+    // others continue) has a time limit.
     let until = Instant::now() + MAX_STOP_TIME;
     while quiet < MAX_QUIET_ROUNDS && Instant::now() < until {
         let all = processes(proc);
@@ -66,7 +65,7 @@ fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
         for one in all.iter().filter(|one| found.contains(&one.pid)) {
             if !at_rest(&one) {
                 moving = true;
-                // Again in each round: somebody may wake it.
+                // In each round, because another process may continue it.
                 let _ = kill(Pid::from_raw(one.pid), Signal::SIGSTOP);
             }
         }
@@ -89,7 +88,7 @@ fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
         if at_rest {
             return;
         }
-        // Children that were made meanwhile.
+        // Children that were forked meanwhile.
         let all = processes(proc);
         let before = found.len();
         gather(&all, is_root, &mut found);
@@ -99,7 +98,7 @@ fn end(proc: &OwnedFd, is_root: &dyn Fn(&Process) -> bool) {
     }
 }
 
-/// Adds whoever belongs to those found, directly or not.
+/// Adds the descendants of the found processes.
 fn gather(all: &[Process], is_root: &dyn Fn(&Process) -> bool, found: &mut HashSet<i32>) {
     let mut grown = true;
     while grown {
@@ -111,14 +110,14 @@ fn gather(all: &[Process], is_root: &dyn Fn(&Process) -> bool, found: &mut HashS
     }
 }
 
-/// Names of commands that are reported.
+/// Maximum number of reported command names.
 const MAX_NAMES: usize = 3;
 
-/// `PF_EXITING`: the process executes no more of any program.
+/// `PF_EXITING`: the process runs no more of its program.
 pub(crate) const EXITING: u32 = 0x4;
 
-/// The commands that run inside. `server` is the workbench's keeper and its process: what the
-/// workbench started for a call is a command, the workbench itself is not.
+/// The running commands. `server` is the workbench's subreaper and its process: processes that the
+/// workbench started are commands, the workbench itself is not.
 pub(crate) fn commands(
     proc: &OwnedFd,
     subreapers: &[Pid],
@@ -126,7 +125,7 @@ pub(crate) fn commands(
 ) -> Commands {
     let is_server = |one: &Process| {
         server.is_some_and(|(subreaper, process)| {
-            // Before the keeper has reported its process, that is its only child.
+            // Before the subreaper has reported its process, that is its only child.
             one.parent == subreaper.as_raw() && process.is_none_or(|pid| one.pid == pid.as_raw())
         })
     };
@@ -147,15 +146,15 @@ pub(crate) fn commands(
     }
 }
 
-/// The name of a process, which is its own to choose: 15 bytes of anything.
+/// The name of a process, which it can choose: 15 arbitrary bytes.
 fn name_of(proc: &OwnedFd, pid: i32) -> Option<String> {
     let bytes = read(proc, &format!("{pid}/comm")).ok()?;
     let name = String::from_utf8_lossy(bytes.trim_ascii_end());
     Some(name.escape_debug().to_string())
 }
 
-/// Whether a process runs no more of its program: it has ended, is on its way out, or was killed
-/// and has not had its turn on the processor since.
+/// Whether a process runs no more of its program: it has exited, is exiting, or was killed and has
+/// not been scheduled since.
 fn is_ending(proc: &OwnedFd, one: &Process) -> bool {
     let was_killed = || {
         let status = read(proc, &format!("{}/status", one.pid)).unwrap_or_default();
@@ -193,7 +192,7 @@ pub(crate) struct Process {
     flags: u32,
 }
 
-/// Everybody inside, init included.
+/// Lists all processes, init included.
 pub(crate) fn processes(proc: &OwnedFd) -> Vec<Process> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let Ok(mut listing) = Dir::openat(proc, ".", flags, Mode::empty()) else {
@@ -216,8 +215,8 @@ pub(crate) fn processes(proc: &OwnedFd) -> Vec<Process> {
         .collect()
 }
 
-/// The fields of `/proc/PID/stat` from the state on. The name before them is the process's
-/// own and may hold anything, parentheses and newlines too.
+/// The fields of `/proc/PID/stat` from the state on. The name before them may contain anything,
+/// also parentheses and newlines.
 pub(crate) fn stat_fields(stat: &[u8]) -> std::io::Result<Vec<String>> {
     let text = String::from_utf8_lossy(stat);
     let (_, fields) = text
@@ -226,18 +225,18 @@ pub(crate) fn stat_fields(stat: &[u8]) -> std::io::Result<Vec<String>> {
     Ok(fields.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Stops every process but init, or lets them go on; whether all obeyed.
+/// Stops or continues every process except init; returns whether all did.
 pub(crate) fn freeze_all(proc: &OwnedFd, frozen: bool) -> bool {
-    let everybody = Pid::from_raw(-1);
+    let all_processes = Pid::from_raw(-1);
     if !frozen {
-        let _ = kill(everybody, Signal::SIGCONT);
+        let _ = kill(all_processes, Signal::SIGCONT);
         return true;
     }
     let until = Instant::now() + FREEZE_TIMEOUT;
     loop {
-        // What was forked between two rounds is caught by the next. One that was told stops
-        // when it is its turn to run.
-        let _ = kill(everybody, Signal::SIGSTOP);
+        // Processes that were forked between two rounds are stopped by the next. A signalled
+        // process stops when it is scheduled.
+        let _ = kill(all_processes, Signal::SIGSTOP);
         let rests = |one: &Process| one.pid == 1 || matches!(one.state, 'T' | 't' | 'Z' | 'X');
         if processes(proc).iter().all(rests) {
             return true;

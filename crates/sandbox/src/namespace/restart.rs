@@ -1,5 +1,5 @@
-//! Sandboxes that begin with files: forks, restored checkpoints, and those whose processes
-//! are gone.
+//! Starts of sandboxes with existing files: forks, restored checkpoints, and sandboxes whose
+//! processes are gone.
 
 use std::fs;
 use std::io::{Error, ErrorKind};
@@ -14,7 +14,7 @@ use crate::contract::lifecycle::LifecycleEvent;
 use crate::contract::{SandboxConfig, SandboxError, SandboxStatus, Trust};
 
 impl Namespace {
-    /// A sandbox's own tree on the host, and the first of its ids where they are a range's.
+    /// The sandbox's tree on the host, and the first id of its range, if it has one.
     pub fn tree(&self, id: &SandboxId) -> Result<(PathBuf, Option<u32>), SandboxError> {
         let first = match self.read(id)?.identity {
             Identity::Range { first, .. } => Some(first),
@@ -23,8 +23,8 @@ impl Namespace {
         Ok((self.sandbox_dir(id).join("fs"), first))
     }
 
-    /// Makes a sandbox whose tree `fill` makes: it gets the path, where nothing is yet, and
-    /// the first of the sandbox's ids where they are a range's.
+    /// Creates a sandbox whose tree `fill` creates: it receives the path, which does not exist, and
+    /// the first id of the sandbox's range, if it has one.
     pub fn create_from<E: From<SandboxError>>(
         &self,
         config: &SandboxConfig,
@@ -36,31 +36,32 @@ impl Namespace {
             let (tree, first) = self.tree(&config.id)?;
             fill(&tree, first)?;
             self.run_file_op(&config.id, FileOp::RemoveUnsafeEntries { tree })
-                .map_err(SandboxError::system("making the tree ready"))?;
+                .map_err(SandboxError::system("preparing the tree"))?;
             Ok(self.build(&mut record, true, LifecycleEvent::Started)?)
         };
         let made = make();
         if made.is_err() {
-            // What cannot be undone now is on record as unfinished, and is at the next start.
+            // If the rollback fails, the record is unfinished, and the next start removes the
+            // sandbox.
             let _ = self.destroy(&config.id, Some(record));
         }
         made
     }
 
-    /// Starts a sandbox again whose processes are gone, from its files as they are. From now
-    /// on it trusts `trust`.
+    /// Restarts a sandbox whose processes are gone, with its current files. It trusts `trust` from
+    /// now on.
     pub fn restart(&self, id: &SandboxId, trust: &Trust) -> Result<(), SandboxError> {
         let (_, first) = self.tree(id)?;
         let again = |tree: &Path| {
             let tree = tree.to_owned();
             self.run_file_op(id, FileOp::Renew { tree, first })
-                .map_err(SandboxError::system("making the tree ready"))
+                .map_err(SandboxError::system("preparing the tree"))
         };
         self.start_again(id, trust, again)
     }
 
-    /// Ends a sandbox's processes and starts it again from a tree that `fill` makes. From
-    /// now on it trusts `trust`. Where that fails, its files are what they were.
+    /// Kills a sandbox's processes and restarts it with a tree that `fill` creates. It trusts
+    /// `trust` from now on. On failure its files are restored.
     pub fn replace<E: From<SandboxError>>(
         &self,
         id: &SandboxId,
@@ -74,7 +75,7 @@ impl Namespace {
                 first,
             };
             self.run_file_op(id, aside)
-                .map_err(SandboxError::system("setting the old tree aside"))?;
+                .map_err(SandboxError::system("moving the old tree aside"))?;
             fill(tree, first)
         });
         if done.is_ok() {
@@ -82,7 +83,7 @@ impl Namespace {
                 .map_err(SandboxError::system("removing the old tree"))?;
         } else if tree.with_file_name("fs.before").exists() {
             self.run_file_op(id, FileOp::PutBack { tree })
-                .map_err(SandboxError::system("putting the tree back"))?;
+                .map_err(SandboxError::system("restoring the old tree"))?;
         }
         done
     }
@@ -118,7 +119,7 @@ impl Namespace {
         let tree = place.join("fs");
         prepare(&tree)?;
         self.run_file_op(id, FileOp::RemoveUnsafeEntries { tree })
-            .map_err(system("making the tree ready"))?;
+            .map_err(system("preparing the tree"))?;
         record.warnings.clear();
         record.config.trust = Some(trust.clone());
         self.build(&mut record, true, LifecycleEvent::Restarted)?;

@@ -1,19 +1,18 @@
-//! Sessions that an agent makes, where no cgroup holds its processor time.
+//! Lowers the CPU weight of the agent's sessions where no cgroup limits it.
 //!
-//! The kernel gives each session the weight of a whole session of the operator's (autogroup in
-//! sched(7)): nine hundred processes that call `setsid` take nine hundred shares. A session's
-//! weight can be lowered, by a write to `/proc/PID/autogroup`, but only once it is there, and
-//! the kernel accepts one such write in 100 ms from all processes together. So the call waits for init,
-//! which lets one process at a time go on (seccomp_unotify(2)):
+//! The kernel gives each session the weight of one of the operator's sessions (autogroup in
+//! sched(7)): nine hundred processes that call `setsid` get nine hundred shares. The weight of a
+//! session can be lowered by a write to `/proc/PID/autogroup`, but only after the session exists,
+//! and the kernel accepts one such write in 100 ms from all processes together. The call therefore
+//! waits for init, which lets one process at a time continue (seccomp_unotify(2)):
 //!
 //! ```text
-//!   setsid ──▶ waiting ──▶ fresh ──▶ at nice 19; the next one may go on
-//!                 │          └─────▶ gone
+//!   setsid ──▶ waiting ──▶ new session ──▶ at nice 19; the next call continues
+//!                 │          └───────────▶ exited
 //!                 └──▶ EPERM: too many sessions, or the caller leads a process group
 //! ```
 //!
-//! The session of a command that an operator starts is not the agent's: it keeps its weight,
-//! and does not wait.
+//! The session of a command that an operator starts keeps its weight, and its call does not wait.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
@@ -30,30 +29,30 @@ use nix::unistd::{Pid, getsid};
 
 use super::process_tree::{Process, processes};
 
-/// The least weight there is: 15, where a session of the operator's has 1024.
+/// The nice value of the minimum weight: 15, where an operator's session has 1024.
 const MIN_NICE_VALUE: &[u8] = b"19";
 
-/// How many sessions an agent may have for each processor. All of them at work weigh half as
-/// much there as a session of the operator's.
+/// Maximum number of sessions for each processor. Together they weigh half as much as one of the
+/// operator's sessions.
 const MAX_PER_PROCESSOR: usize = 32;
 
-/// The least that is allowed on machines with few processors.
+/// Minimum of that limit on machines with few processors.
 const MIN_SESSIONS: usize = 64;
 
-/// Milliseconds of rest between two attempts to change a weight.
+/// Milliseconds between two attempts to change a weight.
 const RETRY_MS: u8 = 5;
 
-/// Init's rest after a call that it refuses: an agent may call again and again.
+/// Init's pause after a refused call, because an agent may repeat it.
 const REFUSAL_PAUSE: Duration = Duration::from_millis(2);
 
-/// How long a call that goes on may take to make its session before others go on, too. It is
-/// remembered: the call may be slow, or have been interrupted as it went on.
+/// Time after which other calls no longer wait for a continued call's session. The call is
+/// remembered: it may be slow, or may have been interrupted.
 const SLOW_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many such calls are remembered.
+/// Maximum number of remembered calls.
 const MAX_SLOW_CALLS: usize = 16;
 
-/// A look at all processes is followed by so many times its length without one.
+/// A scan of all processes is followed by a pause of this many times its duration.
 const PAUSE_FACTOR: u32 = 10;
 
 /// A thread that waits in `setsid`.
@@ -63,7 +62,7 @@ struct Call {
     process: Pid,
 }
 
-/// A session whose weight is not yet changed. It may not be there yet.
+/// A session whose weight is not changed yet. It may not exist yet.
 struct NewSession {
     thread: Pid,
     session: Pid,
@@ -72,44 +71,44 @@ struct NewSession {
 }
 
 impl NewSession {
-    /// Whether the call that makes it is under way, or has failed.
+    /// Whether the call is still in progress, or has failed.
     fn is_pending(&self) -> bool {
         getsid(Some(self.session)).is_ok_and(|session| session != self.session)
     }
 }
 
-/// What becomes of a call now.
+/// The decision about a call.
 enum CallDecision {
-    /// It goes on, and the session's weight is changed through this file.
+    /// Continue, and change the session's weight through this file.
     Weigh(File),
-    /// It goes on, and its session keeps its weight.
+    /// Continue, and keep the session's weight.
     Leave,
     Refuse,
-    /// It waits.
+    /// Wait.
     Later,
 }
 
-/// Init's side of an agent's calls of `setsid`.
+/// Handles an agent's calls of `setsid`.
 pub(crate) struct Sessions {
     listener: OwnedFd,
     most: usize,
-    /// How many sessions there are at most.
+    /// Maximum number of sessions.
     known: usize,
-    /// Keepers whose command has not made its own session yet.
+    /// Subreapers whose command has not created its own session yet.
     expected: Vec<Pid>,
     waiting: VecDeque<Call>,
     new_session: Option<NewSession>,
-    /// Those that others no longer wait for.
+    /// Calls that others no longer wait for.
     slow: Vec<NewSession>,
-    /// The one session whose weight cannot be changed: its process hides from us, as
-    /// ssh-agent does.
+    /// The one session whose weight cannot be changed, because its process is undumpable, such as
+    /// ssh-agent.
     unweighed: Option<Pid>,
     next_look: Instant,
     next_decision: Instant,
 }
 
 impl Sessions {
-    /// Has every `setsid` of this process and its descendants wait for us, from now on.
+    /// Makes every `setsid` of this process and its descendants wait for init, from now on.
     pub(crate) fn listen() -> Result<Self> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
@@ -126,30 +125,30 @@ impl Sessions {
         })
     }
 
-    /// Where calls come in.
+    /// The descriptor on which calls arrive.
     pub(crate) fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// How long there is nothing to do, where calls wait.
+    /// The time until the next attempt, if calls wait.
     pub(crate) fn poll_timeout(&self) -> Option<PollTimeout> {
         let waits = self.new_session.is_some() || !self.waiting.is_empty();
         waits.then_some(RETRY_MS.into())
     }
 
-    /// A command was started: the first session that comes of it is the operator's.
+    /// Registers a started command: its first session is the operator's.
     pub(crate) fn expect(&mut self, subreaper: Pid) {
         self.expected.push(subreaper);
     }
 
-    /// A keeper has ended.
+    /// Removes an exited subreaper.
     pub(crate) fn forget(&mut self, subreaper: Pid) {
         self.expected.retain(|one| *one != subreaper);
     }
 
-    /// Takes in one call.
+    /// Receives one call.
     pub(crate) fn receive(&mut self, proc: &OwnedFd) {
-        // It may have been interrupted, or its process killed.
+        // The call may have been interrupted, or its process killed.
         let Ok((id, thread)) = receive(&self.listener) else {
             return;
         };
@@ -166,7 +165,7 @@ impl Sessions {
             let _ = self.answer(id, None);
             return;
         }
-        // A call that was interrupted begins again: the one before it made no session.
+        // An interrupted call is repeated: the earlier one created no session.
         self.waiting.retain(|one| one.thread != thread);
         let began_again =
             |new_session: &NewSession| new_session.thread == thread && new_session.is_pending();
@@ -180,7 +179,7 @@ impl Sessions {
         });
     }
 
-    /// Goes on with what waits.
+    /// Continues waiting calls.
     pub(crate) fn advance(&mut self, proc: &OwnedFd) {
         loop {
             if self.new_session.is_some() && !self.weigh(proc) {
@@ -234,7 +233,7 @@ impl Sessions {
     }
 
     fn decide(&mut self, call: &Call, proc: &OwnedFd) -> CallDecision {
-        // The kernel would refuse it as well; then no session would ever come of it.
+        // The kernel would refuse the call as well, and no session would follow.
         if killpg(call.process, None) != Err(Errno::ESRCH) {
             return CallDecision::Refuse;
         }
@@ -260,7 +259,7 @@ impl Sessions {
         }
     }
 
-    /// Whether the fresh session has the least weight now, is gone, or is put aside.
+    /// Whether the new session has the minimum weight, has exited, or is postponed.
     fn weigh(&mut self, proc: &OwnedFd) -> bool {
         let Some(new_session) = &mut self.new_session else {
             return true;
@@ -276,7 +275,7 @@ impl Sessions {
         match new_session.weight.write(MIN_NICE_VALUE) {
             Ok(_) => return true,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
-            // Its leader has ended, and may have left others in it.
+            // The session's leader has exited, and may have left other processes.
             Err(_) => {}
         }
         let session = new_session.session;
@@ -295,7 +294,7 @@ impl Sessions {
                 self.unweighed = Some(session);
                 true
             }
-            // A second one that hides from us would be without bounds.
+            // A second undumpable session would be unbounded.
             _ => {
                 let _ = kill(left, Signal::SIGKILL);
                 false
@@ -303,7 +302,7 @@ impl Sessions {
         }
     }
 
-    /// Everybody inside, unless the last look was too short a time ago.
+    /// Lists all processes, unless the last scan was too recent.
     fn look(&mut self, proc: &OwnedFd) -> Option<Vec<Process>> {
         let began = Instant::now();
         if began < self.next_look {
@@ -326,7 +325,7 @@ impl Sessions {
         result == 0
     }
 
-    /// Lets a call go on, or refuses it.
+    /// Continues a call, or refuses it.
     fn answer(&self, id: u64, refusal: Option<Errno>) -> Result<()> {
         let mut answer = libc::seccomp_notif_resp {
             id,
@@ -349,10 +348,10 @@ impl Sessions {
     }
 }
 
-/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`, in the width that the answer has.
+/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`, in the width of the answer's field.
 const CONTINUE: u32 = 1;
 
-/// The next call's id and thread. Only where one has come: it would wait.
+/// Receives the next call's id and thread. Blocks if there is none.
 fn receive(listener: &OwnedFd) -> Result<(u64, Pid)> {
     // SAFETY: all-zero is a valid `seccomp_notif`, and the kernel insists on it.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
@@ -371,14 +370,14 @@ fn receive(listener: &OwnedFd) -> Result<(u64, Pid)> {
     Ok((call.id, Pid::from_raw(thread)))
 }
 
-/// The process of a thread, and that one's parent.
+/// Returns the process of a thread, and its parent.
 fn thread_process(proc: &OwnedFd, thread: Pid) -> Option<(Pid, Pid)> {
     let path = format!("{thread}/status");
     let file = openat(proc, path.as_str(), OFlag::O_CLOEXEC, Mode::empty()).ok()?;
     let mut text = Vec::new();
     File::from(file).read_to_end(&mut text).ok()?;
     let text = String::from_utf8_lossy(&text);
-    // The name comes first and may hold anything but the end of a line.
+    // The name comes first and may contain anything but a newline.
     let field = |name: &str| {
         let mut lines = text.lines().skip(1);
         let value = lines.find_map(|line| line.strip_prefix(name))?;
@@ -387,14 +386,14 @@ fn thread_process(proc: &OwnedFd, thread: Pid) -> Option<(Pid, Pid)> {
     Some((field("Tgid:")?, field("PPid:")?))
 }
 
-/// The way to change the weight of the session that a process is in, or will have made.
+/// Opens the file that changes the weight of a process's session.
 fn open_weight(proc: &OwnedFd, process: Pid) -> Result<File> {
     let path = format!("{process}/autogroup");
     let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
     Ok(openat(proc, path.as_str(), flags, Mode::empty())?.into())
 }
 
-/// How many sessions they are in.
+/// Counts the sessions.
 fn count(all: &[Process]) -> usize {
     all.iter()
         .map(|one| one.session)
@@ -402,22 +401,21 @@ fn count(all: &[Process]) -> usize {
         .len()
 }
 
-/// A process of a session.
+/// Finds a process of a session.
 fn member(all: &[Process], session: Pid) -> Option<Pid> {
     all.iter()
         .find(|one| one.session == session.as_raw())
         .map(|one| Pid::from_raw(one.pid))
 }
 
-/// Installs the filter; returns where its calls come in.
+/// Installs the filter; returns the descriptor on which calls arrive.
 fn install() -> Result<OwnedFd> {
     const LOAD: u16 = 0x20;
     const IF_EQUAL: u16 = 0x15;
     const ANSWER: u16 = 0x06;
     let setsid = u32::try_from(libc::SYS_setsid).map_err(Error::other)?;
     let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
-    // By number only: calls of another architecture, which have other numbers, never get as
-    // far as an agent's own filters allow.
+    // By number only: calls of another architecture are refused by the agent's own filters.
     let mut program = [
         step(LOAD, 0, 0),
         step(IF_EQUAL, setsid, 1),

@@ -1,6 +1,6 @@
-//! One question to the kernel: which socket has these two ends?
+//! Queries the kernel for the socket with two given ends (sock_diag(7)).
 //!
-//! Its tables in `/proc` say so too, but to write them it goes through the sockets of the
+//! The tables in `/proc` have the same data, but to write them the kernel walks the sockets of the
 //! whole machine. Layouts are those of `linux/netlink.h`, `linux/sock_diag.h` and
 //! `linux/inet_diag.h`.
 
@@ -19,22 +19,22 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_DONE: u16 = 3;
 const HEADER: usize = 16;
-/// Where a socket's ends are in the kernel's answer, and where its inode.
+/// Offsets of a socket's ends and of its inode in the kernel's answer.
 const ENDS: usize = HEADER + 4;
 const INODE: usize = HEADER + 68;
 
-/// What the kernel says.
+/// The kernel's answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Diagnosis {
-    /// This inode; 0 if no process has the socket any more.
+    /// The socket's inode; 0 if no process holds the socket any more.
     Inode(u64),
-    /// There is no such socket.
+    /// No socket has these ends.
     Nothing,
-    /// It was not built to say.
+    /// The kernel does not support the query.
     Silent,
 }
 
-/// Asks about the TCP sockets of this network namespace.
+/// Queries the TCP sockets of this network namespace.
 pub(crate) fn query_socket(from: SocketAddr, to: SocketAddr) -> Result<Diagnosis> {
     let line = socket(
         AddressFamily::Netlink,
@@ -47,8 +47,8 @@ pub(crate) fn query_socket(from: SocketAddr, to: SocketAddr) -> Result<Diagnosis
     if let Some(diagnosis) = read(&answer, ends) {
         return Ok(diagnosis);
     }
-    // 'No such socket' and 'no such question' are the same word. A list of the sockets in no
-    // state at all is empty, unless there are no lists.
+    // The error for 'no such socket' and for an unsupported query is the same. A dump of sockets in
+    // no state is empty unless dumps are unsupported.
     let answer = send_and_receive(&line, &build_request(ends, NLM_F_REQUEST | NLM_F_DUMP))?;
     let empty = read_word(&answer, 4)
         .is_some_and(|[low, high, ..]| [low, high] == NLMSG_DONE.to_ne_bytes())
@@ -60,7 +60,7 @@ pub(crate) fn query_socket(from: SocketAddr, to: SocketAddr) -> Result<Diagnosis
     })
 }
 
-/// The answer is there when the question was sent.
+/// The kernel answers synchronously.
 fn send_and_receive(line: &OwnedFd, build_request: &[u8]) -> Result<Vec<u8>> {
     send(line.as_raw_fd(), build_request, MsgFlags::MSG_NOSIGNAL)?;
     let mut answer = vec![0; 8 << 10];
@@ -77,13 +77,13 @@ fn build_request(((own, port), (other, its_port)): SocketEnds, flags: u16) -> Ve
     let small = |number: i32| u8::try_from(number).unwrap_or(0);
     let body = [
         &[small(family), small(libc::IPPROTO_TCP), 0, 0][..],
-        // In no state: only a list asks for states.
+        // No states: only a dump filters by state.
         &[0; 4],
         &port.to_be_bytes(),
         &its_port.to_be_bytes(),
         &address_bytes(own),
         &address_bytes(other),
-        // On no certain device, and with any cookie.
+        // Any device and any cookie.
         &[0; 4],
         &[0xff; 8],
     ]
@@ -109,8 +109,8 @@ fn address_bytes(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Reads an answer, if it is about a socket. One with other ends, such as a listener that
-/// would take the connection, is not the one.
+/// Parses an answer about a socket. One with other ends, such as a listener that would accept the
+/// connection, does not count.
 fn read(answer: &[u8], ends: SocketEnds) -> Option<Diagnosis> {
     let [low, high, ..] = read_word(answer, 4)?;
     if u16::from_ne_bytes([low, high]) != SOCK_DIAG_BY_FAMILY {
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_found_by_both_its_ends_and_a_listener_is_not_it() {
+    fn socket_is_found_by_both_ends_not_its_listener() {
         for local in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(local) else {
                 continue;
@@ -160,7 +160,7 @@ mod tests {
             let own = stream.local_addr().unwrap();
             let inode = nix::sys::stat::fstat(&stream).unwrap().st_ino;
             assert_eq!(query_socket(own, address).unwrap(), Diagnosis::Inode(inode));
-            // Nobody accepted it, so nobody has the other end.
+            // The connection was not accepted, so no process holds the other end.
             assert_eq!(query_socket(address, own).unwrap(), Diagnosis::Inode(0));
             let stranger = SocketAddr::new(own.ip(), 1);
             assert_eq!(query_socket(address, stranger).unwrap(), Diagnosis::Nothing);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_of_one_family_that_speaks_the_other_is_found() {
+    fn ipv6_socket_with_ipv4_peer_is_found() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let mapped = SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), port);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_cut_off_is_none() {
+    fn truncated_answer_is_none() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let stream = TcpStream::connect(address).unwrap();

@@ -1,16 +1,16 @@
-//! Which program a connection belongs to: the one executable of all processes inside that
+//! Finds the program that owns a connection: the executable of all processes in the sandbox that
 //! hold its socket.
 //!
 //! ```text
 //!   two ends ─▶ inode ─▶ every process that has `socket:[inode]` ─▶ its executable
 //! ```
 //!
-//! Processes come and go, pass sockets on and become other programs while we look, and are
-//! free to. Whatever is not certain is nobody's: several programs, an executable that has no
-//! name inside any more or another name than it says, a process that we may not look into,
-//! more to look at than there is time for. A socket on its way through another one is held by
-//! nobody. It is a convenience, and no wall: an agent can do what it likes in the name of a
-//! program that it may run.
+//! Processes may start, exit, pass sockets on and execute other programs during the search. The
+//! result is unknown unless it is certain: not if several programs hold the socket, if an
+//! executable has no path in the sandbox any more or another path than it reports, if a process
+//! cannot be examined, or if the search exceeds its budget. A socket in flight through another
+//! socket has no holder. The result is a convenience and no security boundary: an agent can act
+//! through any program that it may run.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io::Read;
@@ -30,53 +30,53 @@ use nix::unistd::Pid;
 use super::cpu_budget::CpuBudget;
 use super::{process_tree, tcp_sockets};
 
-/// How long a look may take of a processor's time. Init does nothing else meanwhile.
+/// Maximum processor time of a search. Init does nothing else meanwhile.
 const MAX_SEARCH_TIME: Duration = Duration::from_millis(100);
 
-/// The most that is looked at: processes, threads and descriptors.
+/// Maximum number of examined processes, threads and descriptors.
 const MAX_EXAMINED: usize = 1 << 14;
 
-/// How often everybody is looked at where somebody could not be looked into: that may have been
-/// at its very beginning.
+/// Maximum number of searches if a process could not be examined, because it may have been
+/// starting.
 const MAX_TRIES: u32 = 20;
 
-/// Milliseconds between two of these looks.
+/// Milliseconds between two searches.
 const PAUSE_MS: u8 = 1;
 
-/// `PF_FORKNOEXEC`: it was forked and has executed nothing since.
+/// `PF_FORKNOEXEC`: the process was forked and has executed nothing since.
 const NEVER_EXECUTED: u32 = 0x40;
 
-/// Everybody inside, and who of them is ours.
+/// The processes of the sandbox, and which of them are init's own.
 pub(crate) struct ProcessView<'a> {
-    /// A `/proc` that shows everybody.
+    /// A `/proc` that shows all processes.
     pub(crate) proc: &'a OwnedFd,
     pub(crate) subreapers: &'a [Pid],
-    /// What keepers have started: ours as long as it has executed nothing.
+    /// Processes started by subreapers: init's own until they execute a program.
     pub(crate) started: &'a [Pid],
-    /// Keepers that have not yet told what they started.
+    /// Subreapers that have not reported their process yet.
     pub(crate) unreported: &'a [Pid],
 }
 
-/// Why nobody can be named.
+/// Why the owner is unknown.
 #[derive(Debug, PartialEq, Eq)]
 enum OwnerUnknown {
-    /// Nobody has it, or several programs have, or what has it has no name.
+    /// No process holds the socket, several programs do, or the program has no path.
     Nobody,
-    /// Somebody may not be looked into.
+    /// A process cannot be examined.
     HiddenPath,
-    /// There is too much to look at.
+    /// The search exceeded its budget.
     TooMuch,
 }
 
-/// A process that has the socket.
+/// A process that holds the socket.
 struct SocketHolder {
     process: OwnedFd,
-    /// The descriptor, below the process.
+    /// The descriptor's path below the process.
     descriptor: CString,
     executable: CString,
 }
 
-/// The path, inside, of the program whose socket has these ends.
+/// Returns the path of the program whose socket has these ends.
 pub(crate) fn find(inside: &ProcessView<'_>, from: SocketAddr, to: SocketAddr) -> Option<String> {
     let budget = CpuBudget::of(MAX_SEARCH_TIME);
     for _ in 0..MAX_TRIES {
@@ -91,7 +91,7 @@ pub(crate) fn find(inside: &ProcessView<'_>, from: SocketAddr, to: SocketAddr) -
     None
 }
 
-/// One look at everybody.
+/// One search over all processes.
 struct OwnerSearch<'a> {
     inside: &'a ProcessView<'a>,
     budget: CpuBudget,
@@ -114,7 +114,7 @@ impl<'a> OwnerSearch<'a> {
         let mut holders: Vec<SocketHolder> = Vec::new();
         for pid in self.numbers(self.inside.proc, c".")? {
             let number = Pid::from_raw(pid);
-            // Neither init nor a keeper has anything of the agent's.
+            // Init and the subreapers hold no socket of the agent.
             if pid != 1
                 && !self.inside.subreapers.contains(&number)
                 && let Some(holder) = self.examine(number, &socket)?
@@ -132,7 +132,8 @@ impl<'a> OwnerSearch<'a> {
         let program = name(&first.executable).ok_or(OwnerUnknown::Nobody)?;
         let file = identity(openat2(AT_FDCWD, program.as_str(), exact()))?;
         for holder in &holders {
-            // The very file of that name, still run by it, and still with the socket.
+            // The file at that path must be the process's executable, and the process must still
+            // hold the socket.
             let runs = openat(
                 &holder.process,
                 c"exe",
@@ -149,11 +150,11 @@ impl<'a> OwnerSearch<'a> {
         Ok(program)
     }
 
-    /// The process as a holder of the socket, if it is one.
+    /// Examines a process; returns it if it holds the socket.
     fn examine(&mut self, pid: Pid, socket: &str) -> Result<Option<SocketHolder>, OwnerUnknown> {
         let directory = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let path = path(&pid.to_string())?;
-        // From here on it is this process, or none: its number may be somebody else's later.
+        // An open directory stays with this process, even if its number is reused.
         let Some(process) = ignore_gone(openat(
             self.inside.proc,
             path.as_c_str(),
@@ -165,7 +166,7 @@ impl<'a> OwnerSearch<'a> {
         };
         let mut seen = None;
         for thread in self.numbers(&process, c"task")? {
-            // Threads may have tables of their own, and seldom do.
+            // Threads may have their own descriptor tables, but seldom do.
             if seen.is_some_and(|seen| shares_table(seen, thread)) {
                 continue;
             }
@@ -189,7 +190,7 @@ impl<'a> OwnerSearch<'a> {
         Ok(None)
     }
 
-    /// The descriptor that is the socket, in a table of a process.
+    /// Finds the socket's descriptor in a descriptor table.
     fn search(
         &mut self,
         process: &OwnedFd,
@@ -207,8 +208,8 @@ impl<'a> OwnerSearch<'a> {
         Ok(None)
     }
 
-    /// Whether a thread that may not be looked into is none of the agent's: it has ended, or
-    /// runs code of ours, being started by a keeper and having executed nothing since.
+    /// Whether a thread that cannot be examined is none of the agent's: it has exited, or was
+    /// started by a subreaper and has executed no program.
     fn is_not_agents(&self, pid: Pid, process: &OwnedFd, thread: i32) -> bool {
         let state = || {
             let stat = path(&format!("task/{thread}/stat")).ok()?;
@@ -226,7 +227,7 @@ impl<'a> OwnerSearch<'a> {
         })
     }
 
-    /// The entries of a directory that are numbers; none where it is gone.
+    /// The numeric entries of a directory; none if it does not exist any more.
     fn numbers(&mut self, at: &OwnedFd, place: &CStr) -> Result<Vec<i32>, OwnerUnknown> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let Some(mut listing) = ignore_gone(Dir::openat(at, place, flags, Mode::empty()))? else {
@@ -256,7 +257,7 @@ impl<'a> OwnerSearch<'a> {
     }
 }
 
-/// What was asked for, or that it is gone.
+/// Converts 'no such file or process' to `None`.
 fn ignore_gone<T>(found: nix::Result<T>) -> Result<Option<T>, OwnerUnknown> {
     match found {
         Ok(found) => Ok(Some(found)),
@@ -274,7 +275,7 @@ fn points_to(process: &OwnedFd, descriptor: &CStr, socket: &str) -> Result<bool,
     Ok(target.is_some_and(|target| target == socket))
 }
 
-/// What a process runs, by the name it had when it was started.
+/// The executable of a process, by its path when it was started.
 fn executable(process: &OwnedFd) -> Result<Option<CString>, OwnerUnknown> {
     let Some(target) = ignore_gone(readlinkat(process, c"exe"))? else {
         return Ok(None);
@@ -286,30 +287,30 @@ fn path_of(target: &OsStr) -> Result<CString, OwnerUnknown> {
     CString::new(target.as_bytes()).map_err(|_| OwnerUnknown::Nobody)
 }
 
-/// A path that can be told: text of one line, from the root.
+/// A path that can be reported: one line of UTF-8, absolute.
 fn name(executable: &CStr) -> Option<String> {
     let name = executable.to_str().ok()?;
     let clear = Path::new(name).is_absolute() && !name.chars().any(char::is_control);
     clear.then(|| name.to_owned())
 }
 
-/// The file and nothing that leads to it: the kernel's name for a file has no links in it.
+/// Opens the file without following links: the kernel's path of a file has none.
 fn exact() -> OpenHow {
     OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS)
 }
 
-/// Which file it is. One that is not there has no name: it was deleted, or is in no directory
-/// that can be seen from here.
+/// Identifies a file by device and inode. A file that cannot be opened by its path was deleted, or
+/// is in no visible directory.
 fn identity(file: nix::Result<OwnedFd>) -> Result<(u64, u64), OwnerUnknown> {
     let found = file.and_then(|file| fstat(file.as_fd()));
     let found = found.map_err(|_| OwnerUnknown::Nobody)?;
     Ok((found.st_dev, found.st_ino))
 }
 
-/// Whether two threads have one table of descriptors. Where the kernel cannot say they have
-/// two, and both are looked at.
+/// Whether two threads share a descriptor table. If the kernel cannot tell, both tables are
+/// examined.
 fn shares_table(one: i32, other: i32) -> bool {
     const KCMP_FILES: libc::c_int = 2;
     // SAFETY: plain numbers; the call touches no memory of ours.

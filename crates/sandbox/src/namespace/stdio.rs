@@ -1,4 +1,5 @@
-//! What goes in and out of a process inside: pipes and terminals, made by init as the agent.
+//! Standard streams of processes in the sandbox: pipes and terminals, created by init with the
+//! agent's ids.
 
 use std::io::Error;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -12,19 +13,19 @@ use super::identity::Account;
 use super::protocol::TerminalSize;
 use super::step::{Step, StepError};
 
-/// The ends of a command's input and output: `inside` for it, `outside` to hand out.
+/// The ends of a command's standard streams: `inside` for the command, `outside` for the client.
 pub(crate) struct StdioEnds {
     pub(crate) inside: Vec<OwnedFd>,
     pub(crate) outside: Vec<OwnedFd>,
 }
 
-/// Makes them: a terminal of that size, or three pipes.
+/// Creates a terminal of this size, or three pipes.
 pub(crate) fn make(terminal: Option<TerminalSize>, agent: Account) -> Result<StdioEnds, StepError> {
     as_agent(agent, || open_stdio(terminal))
 }
 
-/// Does something while the kernel takes us for the agent where owners of new pipes and
-/// terminals are concerned: `/dev/stdout` must be openable by whoever has it.
+/// Calls `work` with the agent's file system ids, so that the agent owns new pipes and terminals:
+/// `/dev/stdout` must be openable by the process that has it.
 fn as_agent<T>(
     agent: Account,
     work: impl FnOnce() -> Result<T, StepError>,
@@ -37,14 +38,14 @@ fn as_agent<T>(
     let result = work();
     setfsuid(Uid::from_raw(0));
     setfsgid(Gid::from_raw(0));
-    // Changing ids sets this to whatever the host's fs.suid_dumpable says.
-    hardening::set_undumpable_and_no_new_privs().step("closing init up")?;
+    // Changing ids resets the dumpable flag to the host's fs.suid_dumpable.
+    hardening::set_undumpable_and_no_new_privs().step("making init undumpable")?;
     result
 }
 
 fn open_stdio(terminal: Option<TerminalSize>) -> Result<StdioEnds, StepError> {
     let Some(size) = terminal else {
-        let pipe = || pipe2(OFlag::O_CLOEXEC).step("making a pipe");
+        let pipe = || pipe2(OFlag::O_CLOEXEC).step("creating a pipe");
         let ((stdin, feed), (out, stdout), (err, stderr)) = (pipe()?, pipe()?, pipe()?);
         return Ok(StdioEnds {
             inside: vec![stdin, stdout, stderr],
@@ -59,15 +60,14 @@ fn open_stdio(terminal: Option<TerminalSize>) -> Result<StdioEnds, StepError> {
     if result != 0 {
         return Err(Error::last_os_error()).step("unlocking the terminal");
     }
-    // By descriptor and not by name: nothing in the agent's /dev can stand in for it.
-    // SAFETY: plain numbers; the result is checked before it is owned.
+    // By descriptor and not by name, so that no file in the agent's /dev can replace it.
     let slave = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags.bits()) };
     if slave < 0 {
         return Err(Error::last_os_error()).step("opening the terminal's other end");
     }
     // SAFETY: the kernel has just made it, for us alone.
     let slave = unsafe { OwnedFd::from_raw_fd(slave) };
-    set_size(&master, size).step("sizing the terminal")?;
+    set_size(&master, size).step("resizing the terminal")?;
     let copy = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().step("copying a descriptor");
     Ok(StdioEnds {
         inside: vec![copy(&slave)?, copy(&slave)?, slave],
@@ -75,7 +75,7 @@ fn open_stdio(terminal: Option<TerminalSize>) -> Result<StdioEnds, StepError> {
     })
 }
 
-/// Gives a terminal a size, by its master.
+/// Sets a terminal's size through its master.
 pub(crate) fn set_size(terminal: &OwnedFd, size: TerminalSize) -> std::io::Result<()> {
     let size = libc::winsize {
         ws_row: size.rows,
@@ -108,7 +108,7 @@ pub(crate) fn replace(from: &impl AsRawFd, onto: RawFd) -> std::io::Result<()> {
     }
 }
 
-/// Closes everything above the standard descriptors but the pipe for trouble.
+/// Closes all descriptors above the standard ones except `kept`.
 pub(crate) fn close_others(kept: &OwnedFd) -> std::io::Result<()> {
     let kept = kept.as_raw_fd().cast_unsigned();
     for (first, last) in [(3, kept - 1), (kept + 1, u32::MAX)] {

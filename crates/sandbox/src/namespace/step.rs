@@ -1,8 +1,8 @@
-//! A failure that knows what was being done.
+//! Errors with the name of the failed step.
 
 use std::io::Error;
 
-/// What was being done, and what the system said.
+/// A failed step and its error.
 #[derive(Debug)]
 pub(crate) struct StepError {
     /// What was being done.
@@ -17,9 +17,9 @@ impl std::fmt::Display for StepError {
     }
 }
 
-/// Names the step a result belongs to.
+/// Adds the name of a step to a result's error.
 pub(crate) trait Step<T> {
-    /// On failure, says what was being done.
+    /// Converts the error to a [`StepError`].
     fn step(self, step: &str) -> Result<T, StepError>;
 }
 

@@ -1,17 +1,17 @@
-//! Leave to act as ids that the operator was lent, and as nobody else.
+//! User namespace in which a process has the operator's id and a set of subordinate ids.
 //!
-//! A process that takes a loan moves into a user namespace of its own in which it stays the
-//! operator and the lent ids have the numbers they have outside. There it has the rights over
-//! files that root has, and over the files of these ids alone: what the kernel lets it do is
-//! what it would let the operator and the lent ids do.
+//! The process that enters the map moves into a new user namespace, in which it keeps the
+//! operator's id and the subordinate ids have the same numbers as outside. There it has root's
+//! rights over files of these ids only: the kernel allows what the operator and the subordinate ids
+//! together may do.
 //!
 //! ```text
-//!   taker (one thread)                     mapper (its child, outside)
+//!   target (one thread)                    mapper (its child, outside)
 //!     │ ── fork ────────────────────────────▶ │ waits
 //!     │ unshare(user)                         │
-//!     │ ── ready ───────────────────────────▶ │ newuidmap, newgidmap TAKER …
-//!     │ ◀──────────────────── nothing, or why │ ends
-//!     │ drops what it needs not               ╵
+//!     │ ── ready ───────────────────────────▶ │ newuidmap, newgidmap TARGET …
+//!     │ ◀─────────────── success or the error │ exits
+//!     │ drops other capabilities              ╵
 //! ```
 
 use std::fs::File;
@@ -30,14 +30,14 @@ use serde::{Deserialize, Serialize};
 use super::hardening;
 use super::step::{Step, StepError};
 
-/// What maps ids, by absolute path.
+/// The absolute paths of the mapping tools.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Tools {
     pub(crate) users: PathBuf,
     pub(crate) groups: PathBuf,
 }
 
-/// Some ids in a row.
+/// A contiguous range of ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Extent {
     pub(crate) inside: u32,
@@ -46,7 +46,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// With the same numbers inside and outside.
+    /// A range with the same numbers inside and outside.
     pub(crate) fn same(first: u32, count: u32) -> Self {
         Self {
             inside: first,
@@ -56,7 +56,7 @@ impl Extent {
     }
 }
 
-/// Which ids, and how they are got.
+/// The ids to map, and the tools that map them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SubidMap {
     pub(crate) tools: Tools,
@@ -67,13 +67,13 @@ pub struct SubidMap {
 const MAPPING: &str = "mapping the ids of /etc/subuid";
 
 impl SubidMap {
-    /// Takes it, for the rest of this process's life, which must have one thread.
+    /// Moves this process irrevocably into the user namespace. It must have one thread.
     pub(crate) fn enter(&self) -> Result<(), StepError> {
-        let (ready_reader, ready) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
-        let (answer, result_writer) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
+        let (ready_reader, ready) = pipe2(OFlag::O_CLOEXEC).step("creating a pipe")?;
+        let (answer, result_writer) = pipe2(OFlag::O_CLOEXEC).step("creating a pipe")?;
         let target = getpid();
         // SAFETY: this process has one thread, so the child may do whatever the parent may.
-        match unsafe { fork() }.step("making a process")? {
+        match unsafe { fork() }.step("creating a process")? {
             ForkResult::Child => {
                 drop((ready, answer));
                 self.write_maps(target, ready_reader, result_writer);
@@ -86,16 +86,16 @@ impl SubidMap {
                 taken?;
             }
         }
-        // Nothing that this process executes gains a right, and it executes nothing.
-        prctl::set_no_new_privs().step("giving up privileges")?;
+        // No executed program can gain a right, and this process executes none.
+        prctl::set_no_new_privs().step("setting no_new_privs")?;
         hardening::empty_bounding_set(&[]).step("emptying the bounding set")?;
         hardening::keep_capabilities(hardening::SUBID_CAPABILITIES).step("dropping capabilities")
     }
 
-    /// The mapper's part. Says why not, or nothing.
+    /// The mapper's side: writes the result to the pipe.
     fn write_maps(&self, target: Pid, ready_reader: OwnedFd, result_writer: OwnedFd) {
         let mut word = [0];
-        // A taker that is gone has said nothing.
+        // The target has exited.
         if !matches!(File::from(ready_reader).read(&mut word), Ok(1)) {
             return;
         }
@@ -112,17 +112,18 @@ impl SubidMap {
     }
 }
 
-/// The taker's part between the fork and the mapper's end.
+/// The target's side between the fork and the mapper's exit.
 fn wait_for_mapper(ready: OwnedFd, answer: OwnedFd) -> Result<(), StepError> {
-    unshare(CloneFlags::CLONE_NEWUSER)
-        .step("making a user namespace (are they allowed? see `palisade doctor`)")?;
+    unshare(CloneFlags::CLONE_NEWUSER).step(
+        "creating a user namespace (run `palisade doctor` to check whether they are allowed)",
+    )?;
     File::from(ready).write_all(b"+").step(MAPPING)?;
     let mut words = Vec::new();
     File::from(answer).read_to_end(&mut words).step(MAPPING)?;
     match words.split_first() {
         Some((b'+', _)) => Ok(()),
         Some((_, why)) => Err(Error::other(String::from_utf8_lossy(why).into_owned())),
-        None => Err(Error::other("the mapper ended early")),
+        None => Err(Error::other("the mapping process exited early")),
     }
     .step(MAPPING)
 }
@@ -143,7 +144,7 @@ fn run_mapping_tool(tool: &Path, target: Pid, extents: &[Extent]) -> std::io::Re
     }
     let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(Error::other(format!(
-        "{} refused ({}): {stderr}; see `palisade doctor`",
+        "{} failed ({}): {stderr}; see `palisade doctor`",
         tool.display(),
         output.status
     )))

@@ -1,5 +1,5 @@
-//! What this machine allows, found by trying it: in processes that are thrown away, in a
-//! directory that is removed again.
+//! Survey of what this machine allows, found by trying it in temporary processes and a temporary
+//! directory.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -19,32 +19,32 @@ use super::subids::{SubidGrant, SubidsUnavailable};
 use super::{Namespace, cgroup, identity, landlock_domain, launch, packet, removal};
 use crate::contract::{SandboxError, SandboxLimits};
 
-/// One thing that was looked at.
+/// One result of the survey.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SurveyFinding {
-    /// What it is.
+    /// The examined feature.
     pub what: &'static str,
-    /// How it stands.
+    /// The verdict.
     pub verdict: SurveyVerdict,
-    /// What was found.
+    /// The result.
     pub text: String,
-    /// What to do about it.
+    /// The remedy.
     pub fix: Option<String>,
 }
 
-/// How something stands.
+/// The verdict about a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SurveyVerdict {
-    /// As it should.
+    /// The feature works.
     Well,
-    /// Sandboxes work, with less around them or in them.
+    /// Sandboxes work with a missing protection or feature.
     Weaker,
-    /// No sandbox works without it.
+    /// No sandbox works without the feature.
     Missing,
 }
 
-/// What was tried, and what the system said where it refused. `None` was not tried.
+/// The results of the trials; `None` was not tried.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Trials {
     namespaces: Option<Outcome>,
@@ -73,9 +73,9 @@ impl Outcome {
 }
 
 impl Namespace {
-    /// Looks at what this machine allows. Takes a few milliseconds.
+    /// Surveys this machine. Takes a few milliseconds.
     pub fn survey(&self) -> std::result::Result<Vec<SurveyFinding>, SandboxError> {
-        let system = || SandboxError::system("trying what this machine allows");
+        let system = || SandboxError::system("checking what this machine allows");
         fs::DirBuilder::new()
             .recursive(true)
             .create(&self.directory)
@@ -96,7 +96,7 @@ impl Namespace {
         let _ = launcher.wait();
         let (reply, _) = said
             .map_err(system())?
-            .ok_or_else(|| system()(Error::other("the launcher ended early")))?;
+            .ok_or_else(|| system()(Error::other("the launcher exited early")))?;
         let trials = match reply {
             Reply::Trials(trials) => trials,
             Reply::LaunchMessage(LaunchMessage::Failed { step, reason }) => {
@@ -107,10 +107,10 @@ impl Namespace {
             }
         };
         let ids = subordinate_ids(|grant| {
-            // Nothing is there: what is tried is to act as these ids.
+            // The path does not exist: the trial is entering the subid map.
             let path = self.directory.join(".survey-ids");
-            let loan = grant.map_for_all();
-            self.run_file_op_in_child(loan, None, FileOp::Remove { path })
+            let subid_map = grant.map_for_all();
+            self.run_file_op_in_child(subid_map, None, FileOp::Remove { path })
                 .map(drop)
         });
         Ok(findings(&trials, &self.program, ids))
@@ -153,12 +153,12 @@ fn finding(
     }
 }
 
-/// What may forbid user namespaces.
+/// Settings that forbid user namespaces.
 #[derive(Default)]
 struct Causes {
-    /// Ubuntu 24.04: they can be made, and give no right inside.
+    /// Ubuntu 24.04: they can be created, but give no capabilities.
     apparmor: bool,
-    /// Debian's old switch.
+    /// Debian's old setting.
     switched_off: bool,
     none_allowed: bool,
 }
@@ -205,8 +205,10 @@ fn user_namespaces(trials: &Trials, causes: &Causes, program: &Path) -> SurveyFi
     match (&trials.namespaces, &trials.mounts) {
         (Some(Outcome(Ok(()))), Some(Outcome(Ok(())))) => ok_finding(NAME, "allowed"),
         (Some(Outcome(Err(why))), _) => refused(format!("refused: {why}")),
-        (_, Some(Outcome(Err(why)))) => refused(format!("allowed, but without rights: {why}")),
-        (_, None) | (None, _) => refused("could not be tried".to_owned()),
+        (_, Some(Outcome(Err(why)))) => {
+            refused(format!("allowed, but without capabilities: {why}"))
+        }
+        (_, None) | (None, _) => refused("not tried".to_owned()),
     }
 }
 
@@ -232,7 +234,7 @@ fn overlay(trials: &Trials) -> SurveyFinding {
 }
 
 fn proc(trials: &Trials) -> SurveyFinding {
-    const NAME: &str = "a fresh /proc";
+    const NAME: &str = "a new /proc";
     match &trials.proc {
         Some(Outcome(Ok(()))) => ok_finding(NAME, "works"),
         Some(Outcome(Err(why))) => finding(
@@ -272,7 +274,7 @@ fn cgroups() -> SurveyFinding {
     let fix = if Uid::effective().is_root() {
         "boot with systemd.unified_cgroup_hierarchy=1; in a container, give it a writable cgroup"
     } else {
-        "start the gate in a scope of its own: systemd-run --user --scope -p Delegate=yes palisade …"
+        "start the gate in its own scope: systemd-run --user --scope -p Delegate=yes palisade …"
     };
     finding(
         NAME,
@@ -292,13 +294,13 @@ fn landlock(version: u32) -> SurveyFinding {
         0 => finding(
             NAME,
             SurveyVerdict::Weaker,
-            "not active; sandboxes have no second wall",
+            "not active; sandboxes have no second layer of isolation",
             "boot with landlock in the lsm= list (Linux 5.13 or newer)",
         ),
         1 => finding(
             NAME,
             SurveyVerdict::Weaker,
-            "version 1, in which nothing can be renamed; not used",
+            "version 1, which forbids renames between directories; not used",
             "use Linux 5.19 or newer",
         ),
         2..6 => finding(
@@ -330,15 +332,15 @@ fn time(trials: &Trials) -> SurveyFinding {
     }
 }
 
-/// What may be lent to sandboxes, and whether it can be taken.
+/// Checks the subordinate ids, and whether they can be mapped.
 fn subordinate_ids(take: impl FnOnce(&SubidGrant) -> Result<()>) -> SurveyFinding {
     const NAME: &str = "subordinate ids";
     if Uid::effective().is_root() {
-        let text = "not needed by root, who has ids of every sandbox's own";
+        let text = "not needed by root, which allocates an id range for each sandbox";
         return ok_finding(NAME, text);
     }
     let weaker = |found: String, fix| {
-        let text = format!("{found}; without them there is no --root");
+        let text = format!("{found}; --root does not work without them");
         finding(NAME, SurveyVerdict::Weaker, text, fix)
     };
     let grant = match SubidGrant::read() {
@@ -348,7 +350,7 @@ fn subordinate_ids(take: impl FnOnce(&SubidGrant) -> Result<()>) -> SurveyFindin
     match take(&grant) {
         Ok(()) => ok_finding(
             NAME,
-            format!("room for {} sandboxes made with --root", grant.capacity()),
+            format!("sufficient for {} sandboxes with --root", grant.capacity()),
         ),
         Err(why) => weaker(
             why.to_string(),
@@ -383,14 +385,14 @@ fn groups() -> SurveyFinding {
         NAME,
         SurveyVerdict::Weaker,
         format!(
-            "the kernel lets only root drop them, so agents may read what these groups may: {}",
+            "only root can drop them, so agents have the read permissions of these groups: {}",
             kept.join(", ")
         ),
-        "start the gate by root, or by a user without them",
+        "start the gate as root, or as a user without them",
     )
 }
 
-/// The launcher's part: one thread, and nothing to lose.
+/// The launcher's part of the survey; it needs a single thread.
 pub(crate) fn run_trials(line: BorrowedFd<'_>, directory: &Path) -> Result<()> {
     let mut trials = Trials {
         landlock: landlock_domain::version(),
@@ -428,7 +430,7 @@ fn try_namespaces(trials: &mut Trials, place: &Path) -> Result<()> {
             chown(one, Some(first), Some(first))?;
         }
     }
-    // Not by path: what is above may be closed to whom we become.
+    // Not by path, because the new id may have no permission for the parents.
     chdir(place)?;
     let (ours, its) = packet::line()?;
     let flags = libc::CLONE_NEWUSER
@@ -478,7 +480,7 @@ fn try_inside(line: BorrowedFd<'_>, identity: Identity, mut trials: Trials) -> R
     let options = Some("lowerdir=lower,upperdir=upper,workdir=work,userxattr");
     let overlay = mount(Some("overlay"), "merged", Some("overlay"), quiet, options);
     trials.overlay = Outcome::of(overlay.map_err(Error::from).and_then(|()| {
-        // Mounting is one thing, writing another.
+        // A successful mount does not imply that writing works.
         fs::write("merged/file", "")
     }));
     let fresh = mount(Some("proc"), "proc", Some("proc"), quiet, Some("hidepid=2"));
@@ -503,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_comes_with_the_fix_for_its_cause() {
+    fn refused_feature_has_the_remedy_of_its_cause() {
         let program = Path::new("/usr/bin/palisade");
         let text = |trials: &Trials, causes: &Causes| user_namespaces(trials, causes, program);
         let none = Causes::default();
@@ -529,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn every_finding_that_is_not_well_says_what_to_do() {
+    fn every_problem_has_a_remedy() {
         for trials in [Trials::default(), tried("EPERM", "EPERM"), tried("", "")] {
             let ids = subordinate_ids(|_| Err(Error::other("no")));
             for finding in findings(&trials, Path::new("/usr/bin/palisade"), ids) {

@@ -1,4 +1,4 @@
-//! The agent's TCP sockets: which one has two given ends.
+//! Finds the TCP socket with two given ends.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,11 +11,11 @@ use nix::sys::stat::Mode;
 use super::cpu_budget::CpuBudget;
 use super::sock_diag::{self, Diagnosis};
 
-/// The longest table that is read: some 27 000 sockets.
+/// Maximum size of a table: some 27 000 sockets.
 const MAX_TABLE_BYTES: u64 = 4 << 20;
 
-/// The inode of the one socket of this network namespace, the agent's, that has these ends.
-/// None if there is no such socket, more than one, or no telling in time.
+/// Returns the inode of the only socket of this network namespace, the agent's, with these ends.
+/// `None` if there is none, more than one, or the budget is exceeded.
 pub(crate) fn find(
     proc: &OwnedFd,
     from: SocketAddr,
@@ -29,7 +29,7 @@ pub(crate) fn find(
     }
 }
 
-/// The same where the kernel answers no questions, and only writes tables.
+/// The same with the tables of `/proc`, if the kernel does not support the query.
 fn find_in_tables(
     proc: &OwnedFd,
     from: SocketAddr,
@@ -38,10 +38,10 @@ fn find_in_tables(
 ) -> Option<u64> {
     let ends = (plain(from), plain(to));
     let mut found = None;
-    // Also for IPv4 both: a socket of IPv6 can speak it.
+    // Both tables for IPv4 too, because an IPv6 socket can have an IPv4 peer.
     for table in ["self/net/tcp", "self/net/tcp6"] {
         let file = match openat(proc, table, OFlag::O_CLOEXEC, Mode::empty()) {
-            // A kernel without IPv6.
+            // The kernel has no IPv6.
             Err(Errno::ENOENT) => continue,
             other => std::fs::File::from(other.ok()?),
         };
@@ -55,12 +55,12 @@ fn find_in_tables(
     found
 }
 
-/// The inodes of all lines with these ends; none at all of a table that was not read whole.
+/// The inodes of all lines with these ends; `None` if the table was not read completely.
 fn matching(table: impl Read, ends: SocketEnds, budget: CpuBudget) -> Option<Vec<u64>> {
     let mut table = BufReader::with_capacity(64 << 10, table.take(MAX_TABLE_BYTES));
     let (mut line, mut found) = (Vec::new(), Vec::new());
     while table.read_until(b'\n', &mut line).ok()? != 0 {
-        // Cut off: by the limit, or by whoever wrote it.
+        // The line is truncated, by the limit or by the kernel.
         if line.pop() != Some(b'\n') || budget.is_over() {
             return None;
         }
@@ -74,15 +74,15 @@ fn matching(table: impl Read, ends: SocketEnds, budget: CpuBudget) -> Option<Vec
     (table.into_inner().limit() > 0).then_some(found)
 }
 
-/// The socket's own end and the other one.
+/// The local and the remote end of a socket.
 pub(crate) type SocketEnds = ((IpAddr, u16), (IpAddr, u16));
 
-/// An end without what IPv6 says beside the address.
+/// The address and port of an end, without IPv6 flow and scope.
 pub(crate) fn plain(end: SocketAddr) -> (IpAddr, u16) {
     (end.ip().to_canonical(), end.port())
 }
 
-/// One line.
+/// One line of a table.
 #[derive(Debug, PartialEq, Eq)]
 struct Socket {
     ends: SocketEnds,
@@ -90,12 +90,12 @@ struct Socket {
 }
 
 impl Socket {
-    /// Reads a line; none of the heading, and of a socket that no process has any more.
+    /// Parses a line; `None` for the heading, and for a socket without a process.
     fn read(line: &[u8]) -> Option<Self> {
         let line = std::str::from_utf8(line).ok()?;
         let mut fields = line.split_ascii_whitespace().skip(1);
         let ends = (end(fields.next()?)?, end(fields.next()?)?);
-        // State, queues, timer, retransmits, user and time-out come between.
+        // State, queues, timer, retransmits, user and timeout are skipped.
         let inode = fields.nth(6)?;
         if !inode.bytes().all(|byte| byte.is_ascii_digit()) {
             return None;
@@ -105,7 +105,7 @@ impl Socket {
     }
 }
 
-/// An end as the tables write it: words of 32 bits in this machine's order.
+/// Parses an end: 32-bit words in the machine's byte order.
 fn end(text: &str) -> Option<(IpAddr, u16)> {
     let (address, port) = text.split_once(':')?;
     let port = u16::try_from(hex(port, 4)?).ok()?;
@@ -122,7 +122,7 @@ fn end(text: &str) -> Option<(IpAddr, u16)> {
     Some((address, port))
 }
 
-/// Exactly so many digits, and nothing else.
+/// Parses exactly this many hexadecimal digits.
 fn hex(text: &str, digits: usize) -> Option<u32> {
     let right = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     right.then(|| u32::from_str_radix(text, 16).ok()).flatten()
@@ -156,13 +156,13 @@ mod tests {
     /// The tables are written for the machine that reads them.
     #[cfg(target_endian = "little")]
     #[test]
-    fn a_socket_is_found_by_both_its_ends_in_their_order() {
+    fn socket_is_found_by_local_and_remote_end() {
         let (own, other) = ("192.0.0.2:50000", "192.0.2.1:80");
         let table = format!("{HEADING}{LINE}");
         assert_eq!(look(&table, own, other), Some(vec![4711]));
         assert_eq!(look(&table, other, own), Some(vec![]));
         assert_eq!(look(&table, own, "192.0.2.1:81"), Some(vec![]));
-        // One of IPv6 that speaks IPv4, and one that speaks IPv6.
+        // An IPv6 socket with an IPv4 peer, and one with an IPv6 peer.
         let mapped = LINE
             .replace("020000C0", "0000000000000000FFFF0000020000C0")
             .replace("010200C0", "0000000000000000FFFF0000010200C0");
@@ -172,13 +172,13 @@ mod tests {
             .replace("010200C0", "B80D0120000000000000000001000000");
         let found = look(&six, "[2001:db8::2]:50000", "[2001:db8::1]:80");
         assert_eq!(found, Some(vec![4711]));
-        // Two of them: the caller is to know.
+        // Both matches are returned.
         let two = format!("{LINE}{}", LINE.replace("4711", "4712"));
         assert_eq!(look(&two, own, other), Some(vec![4711, 4712]));
     }
 
     #[test]
-    fn what_is_no_line_of_a_living_socket_is_passed_over() {
+    fn malformed_lines_are_skipped() {
         for line in [
             "",
             HEADING.trim_end(),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_was_not_read_whole_says_nothing() {
+    fn truncated_table_yields_none() {
         let (own, other) = ("192.0.0.2:50000", "192.0.2.1:80");
         let cut = format!("{HEADING}{}", LINE.trim_end());
         assert_eq!(look(&cut, own, other), None);
@@ -217,13 +217,13 @@ mod tests {
         );
         let lines = usize::try_from(MAX_TABLE_BYTES).unwrap() / LINE.len() + 1;
         assert_eq!(look(&LINE.repeat(lines), own, other), None);
-        // Without any end of a line, no more is kept than that.
+        // Without a newline, no more than the limit is buffered.
         let endless = std::io::repeat(b'x');
         assert_eq!(matching(endless, ends(own, other), soon()), None);
     }
 
     #[test]
-    fn both_ways_name_the_inode_that_the_descriptor_has() {
+    fn query_and_tables_return_the_same_inode() {
         let proc: OwnedFd = std::fs::File::open("/proc").unwrap().into();
         for local in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(local) else {

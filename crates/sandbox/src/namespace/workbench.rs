@@ -1,9 +1,8 @@
-//! The workbench inside: this program again, as the agent, with a socket to listen on.
+//! The sandbox's workbench: this program, run as the agent, with a listening socket.
 //!
-//! Init makes the socket and keeps it, so that a workbench that has ended is started again for
-//! the next who asks, and nobody loses their place in the queue. The agent may end it, or take
-//! it over: it has the same rights, and whoever connects from outside takes what is said there
-//! for the agent's words.
+//! Init creates and keeps the socket, so that an exited workbench is restarted for the next client,
+//! and no queued connection is lost. The agent can kill or replace it: it has the same rights, and
+//! a client must treat its answers as the agent's.
 
 use std::ffi::CString;
 use std::io::{Error, ErrorKind};
@@ -25,20 +24,20 @@ use super::seccomp::Filters;
 use super::stdio::StdioEnds;
 use super::step::{Step, StepError};
 
-/// How many may wait to be served.
+/// The backlog of the socket.
 const BACKLOG: i32 = 64;
 
-/// Init itself, until the child becomes something else.
+/// Init's own executable, which the child executes.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// The workbench of a sandbox, once somebody has asked for it.
+/// The workbench of a sandbox, started at the first request.
 #[derive(Default)]
 pub(crate) struct Workbench {
     listener: Option<OwnedFd>,
     job: Option<Job>,
 }
 
-/// What it is started with.
+/// The parameters of a start.
 pub(crate) struct WorkbenchStart<'a> {
     pub(crate) environment: &'a [(String, String)],
     pub(crate) agent: Account,
@@ -46,18 +45,18 @@ pub(crate) struct WorkbenchStart<'a> {
 }
 
 impl Workbench {
-    /// Its process, while it runs.
+    /// The running process.
     pub(crate) fn job_mut(&mut self) -> Option<&mut Job> {
         self.job.as_mut()
     }
 
-    /// Its keeper and, once the keeper has reported it, its process.
+    /// The subreaper and, once it has reported it, the process.
     pub(crate) fn server(&mut self) -> Option<(Pid, Option<Pid>)> {
         let job = self.job.as_mut()?;
         Some((job.subreaper(), job.command()))
     }
 
-    /// A connection to it, and its keeper if it had to be started.
+    /// Connects to the workbench; also returns its subreaper if it was started.
     pub(crate) fn connect(
         &mut self,
         words: Vec<Vec<u8>>,
@@ -67,7 +66,7 @@ impl Workbench {
             Some(listener) => listener,
             None => self
                 .listener
-                .insert(make_listener().step("making the workbench's socket")?),
+                .insert(make_listener().step("creating the workbench's socket")?),
         };
         if self
             .job
@@ -98,9 +97,9 @@ fn begin(
         directory: None,
         terminal: None,
     };
-    let mut order = ExecArgs::read(&exec, start.environment)?;
+    let mut args = ExecArgs::read(&exec, start.environment)?;
     let program = CString::new(PROGRAM).map_err(Error::from);
-    order.candidates = vec![program.step("naming the program")?];
+    args.candidates = vec![program.step("naming the program")?];
     let nothing = || {
         let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC;
         open("/dev/null", flags, Mode::empty()).step("opening /dev/null")
@@ -113,11 +112,11 @@ fn begin(
         ],
         outside: Vec::new(),
     };
-    let (job, _) = process::spawn(&Work::Command(order), ends, start.agent, start.filters)?;
+    let (job, _) = process::spawn(&Work::Command(args), ends, start.agent, start.filters)?;
     Ok(job)
 }
 
-/// A socket with a name that the kernel chooses, in the sandbox's own network namespace.
+/// Creates a socket with an autobind name, in the sandbox's network namespace.
 fn make_listener() -> std::io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

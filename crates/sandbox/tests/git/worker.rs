@@ -254,7 +254,7 @@ fn a_program_that_is_no_worker_is_a_clear_error() {
     let repo = Repo::with_files();
     let fixture = repo.sandbox("fix");
     for (program, said) in [
-        ("/bin/false", "ended without"),
+        ("/bin/false", "exited without"),
         ("/nonexistent", "could not be started"),
     ] {
         let worker = SnapshotWorker::new(PathBuf::from(program), Vec::new());

@@ -1,4 +1,4 @@
-//! Archives through the pipes of an errand.
+//! Uploads and downloads through the pipes of an agent task.
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,20 +15,19 @@ use crate::contract::{SandboxError, TransferBounds, TransferSummary};
 use crate::namespace::protocol::{Answer, Request};
 use crate::transfer::TransferError;
 
-/// How long nothing may move. The agent can stop a process of its own id.
+/// Timeout without progress. The agent can stop a process of its own id.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The longest outcome: a hundred notes with a path in each.
+/// Maximum size of an outcome: a hundred notes with a path in each.
 const MAX_OUTCOME_BYTES: usize = 1 << 20;
 
-/// What an archive may need for an entry beside its content: headers, a long name, a long
-/// link, padding.
+/// Maximum overhead of an entry: headers, a long name, a long link, padding.
 const PER_ENTRY: u64 = 16 << 10;
 
 const CHUNK: usize = 64 << 10;
 
 impl InitConnection {
-    /// Feeds an archive to a process inside that unpacks it.
+    /// Sends an archive to a process in the sandbox that unpacks it.
     pub(crate) fn upload(
         self,
         to: &Path,
@@ -46,15 +45,15 @@ impl InitConnection {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => break Err(error),
                 Ok(0) => break Ok(()),
-                Ok(length) => match push(&feed, buffer.get(..length).unwrap_or_default()) {
+                Ok(length) => match write_all(&feed, buffer.get(..length).unwrap_or_default()) {
                     Ok(()) => {}
-                    // It has what it wants, or does not want any more: it says which.
+                    // The process has finished or failed; its outcome says which.
                     Err(error) if error.kind() == ErrorKind::BrokenPipe => break Ok(()),
                     Err(error) => return Err(SandboxError::NotResponding(error.to_string())),
                 },
             }
         };
-        // Of half an archive nothing is kept inside.
+        // A truncated archive is discarded in the sandbox.
         drop(feed);
         let outcome = self.outcome("upload", &outcome);
         match read {
@@ -63,7 +62,7 @@ impl InitConnection {
         }
     }
 
-    /// Takes the archive that a process inside packs.
+    /// Receives the archive that a process in the sandbox packs.
     pub(crate) fn download(
         self,
         from: &Path,
@@ -82,7 +81,7 @@ impl InitConnection {
         let mut total = 0_u64;
         let mut buffer = vec![0; CHUNK];
         loop {
-            let length = pull(&out, &mut buffer)
+            let length = read_some(&out, &mut buffer)
                 .map_err(|error| SandboxError::NotResponding(error.to_string()))?;
             if length == 0 {
                 break;
@@ -113,13 +112,13 @@ impl InitConnection {
         Ok(ends)
     }
 
-    /// What the process inside says of its work.
+    /// Reads the outcome of the process in the sandbox.
     fn outcome(&self, what: &str, end: &OwnedFd) -> Result<TransferSummary, SandboxError> {
         let silent = |error: Error| SandboxError::NotResponding(error.to_string());
         let mut said = Vec::new();
         let mut buffer = vec![0; CHUNK];
         loop {
-            let length = pull(end, &mut buffer).map_err(silent)?;
+            let length = read_some(end, &mut buffer).map_err(silent)?;
             said.extend_from_slice(buffer.get(..length).unwrap_or_default());
             if length == 0 || said.len() > MAX_OUTCOME_BYTES {
                 break;
@@ -131,8 +130,8 @@ impl InitConnection {
                 match serde_json::from_slice::<Result<TransferSummary, TransferError>>(&said) {
                     Ok(outcome) => Ok(outcome?),
                     Err(_) => Err(SandboxError::NotResponding(match stopped {
-                        Some(reason) => format!("the {what} was ended inside: {reason}"),
-                        None => format!("the {what} was ended inside, with code {code}"),
+                        Some(reason) => format!("the {what} was killed in the sandbox: {reason}"),
+                        None => format!("the {what} failed in the sandbox with exit code {code}"),
                     })),
                 }
             }
@@ -149,7 +148,7 @@ fn not_started(what: &str, step: String, reason: String) -> SandboxError {
     }
 }
 
-fn push(end: &OwnedFd, mut bytes: &[u8]) -> std::io::Result<()> {
+fn write_all(end: &OwnedFd, mut bytes: &[u8]) -> std::io::Result<()> {
     while !bytes.is_empty() {
         match nix::unistd::write(end, bytes) {
             Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
@@ -161,8 +160,8 @@ fn push(end: &OwnedFd, mut bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Some bytes; none at the end.
-fn pull(end: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<usize> {
+/// Reads some bytes; 0 at the end.
+fn read_some(end: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<usize> {
     loop {
         match nix::unistd::read(end, buffer) {
             Ok(length) => return Ok(length),
@@ -178,7 +177,7 @@ fn until_ready(end: &OwnedFd, what: PollFlags) -> std::io::Result<()> {
     match wait(&mut ends, Some(Instant::now() + IDLE_TIMEOUT))? {
         0 => Err(Error::new(
             ErrorKind::TimedOut,
-            format!("nothing moved for {} s", IDLE_TIMEOUT.as_secs()),
+            format!("no progress for {} s", IDLE_TIMEOUT.as_secs()),
         )),
         _ => Ok(()),
     }

@@ -1,10 +1,10 @@
-//! Files that were deleted and are still open: they take room and are in no directory. Found
-//! where they are held, in the descriptors of every thread inside (threads may have tables of
-//! their own); only looked at, never opened.
+//! Size of files that were deleted and are still open: they use space and are in no directory. They
+//! are found in the descriptor tables of all threads in the sandbox (threads may have their own
+//! tables), by stat only.
 //!
-//! What is mapped without a descriptor, or on its way through a socket, is not found. With one
-//! id, neither is what a process has that forbids others to look into it; that there is such
-//! a process is told. For these there is the floor.
+//! Files that are only mapped, or in flight through a socket, are not found. With a single id,
+//! neither are files of a process that forbids inspection; such a process is reported. The floor
+//! covers these cases.
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -20,20 +20,20 @@ use nix::unistd::Pid;
 use super::SandboxProcesses;
 use super::measure::MIN_ENTRY_BYTES;
 
-/// The most of them that are told apart; each is counted with its inode at least.
+/// Maximum number of distinct files; each counts at least its inode.
 const MAX_DELETED_FILES: usize = 1 << 16;
 
 /// `memfd_create` on a kernel without tmpfs.
 const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
 
-/// A look at them under way.
+/// A search in progress.
 pub(super) struct DeletedFiles {
     /// A `/proc` in which nothing is hidden.
     proc: OwnedFd,
-    /// The file system whose room is at stake.
+    /// The measured file system.
     device: u64,
     processes: Vec<i32>,
-    /// Directories of descriptors, by path.
+    /// The paths of descriptor tables to examine.
     tables: Vec<CString>,
     listing: Option<(OwnedFd, OwningIter)>,
     seen: HashSet<(u64, u64)>,
@@ -44,7 +44,7 @@ pub(super) struct DeletedFiles {
 impl DeletedFiles {
     pub(super) fn begin(inside: &SandboxProcesses<'_>, top: &OwnedFd) -> std::io::Result<Self> {
         let mut processes = numbers(inside.proc, c".")?;
-        // Init itself and its keepers hold nothing of the kind.
+        // Init and its subreapers hold none.
         processes.retain(|pid| *pid != 1 && !inside.subreapers.contains(&Pid::from_raw(*pid)));
         Self::of(inside.proc, top, processes)
     }
@@ -62,18 +62,18 @@ impl DeletedFiles {
         })
     }
 
-    /// What was found.
+    /// The size found so far.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether somebody could not be looked at.
+    /// Whether a process could not be examined.
     pub(super) fn has_hidden_process(&self) -> bool {
         self.has_hidden_process
     }
 
-    /// Looks at one more descriptor, or for more of them; whether there was any. Whatever
-    /// goes away meanwhile has given its room back.
+    /// Examines one more descriptor, or the next table; returns whether there was one. A file that
+    /// is closed meanwhile uses no space.
     pub(super) fn next(&mut self) -> bool {
         if let Some((table, listing)) = &mut self.listing {
             let Some(Ok(entry)) = listing.next() else {
@@ -122,7 +122,7 @@ impl DeletedFiles {
     }
 }
 
-/// The entries of a directory that are numbers: processes, or threads.
+/// The numeric entries of a directory: processes or threads.
 fn numbers(at: &OwnedFd, path: &std::ffi::CStr) -> nix::Result<Vec<i32>> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut listing = Dir::openat(at, path, flags, Mode::empty())?;
@@ -136,8 +136,7 @@ fn is_file(data: &FileStat) -> bool {
     SFlag::from_bits_truncate(data.st_mode & SFlag::S_IFMT.bits()) == SFlag::S_IFREG
 }
 
-/// Whether a file of another file system, such as an overlay over ours, is on disk: memory
-/// has a limit of its own.
+/// Whether a file of another file system, such as an overlay, is on disk: memory has its own limit.
 fn is_on_disk(table: &OwnedFd, name: &std::ffi::CStr) -> bool {
     let found = openat(table, name, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
     let kind = found.and_then(fstatfs).map(|found| found.filesystem_type());
@@ -162,8 +161,8 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_file_counts_once_and_only_if_it_is_on_disk() {
-        // Not a memory file system, as a place for temporary files may be.
+    fn deleted_file_on_disk_counts_once() {
+        // Not on tmpfs, as the directory for temporary files may be.
         let place = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let top: OwnedFd = File::open(place.path()).unwrap().into();
         let before = held(&top);
@@ -180,8 +179,8 @@ mod tests {
         File::from(memory.try_clone().unwrap())
             .write_all(&vec![1; 1 << 20])
             .unwrap();
-        assert_eq!(held(&top) - before, found, "memory is no disk");
-        // In a table of its own, which nobody else has.
+        assert_eq!(held(&top) - before, found, "memory does not count");
+        // In a descriptor table that no other thread shares.
         let elsewhere = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             scope.spawn(|| {

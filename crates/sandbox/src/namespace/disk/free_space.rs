@@ -1,4 +1,4 @@
-//! What a file system has left, and how near its end is.
+//! Free space of a file system, and how close it is to its floor.
 
 use std::io::Result;
 use std::os::fd::OwnedFd;
@@ -7,12 +7,12 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::measure;
 
-/// What the host keeps, unless that is more than a twentieth of its file system.
+/// The reserve of the host, unless it is more than a twentieth of the file system.
 const FLOOR: u64 = 1 << 30;
 /// The same, in inodes.
 const FLOOR_INODES: u64 = 16 << 10;
 
-/// What a file system has left.
+/// The free space of a file system.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FreeSpace {
     pub(super) free: u64,
@@ -21,21 +21,21 @@ pub(super) struct FreeSpace {
     pub(super) inodes_floor: u64,
 }
 
-/// Who has to stop for the others to go on.
+/// Which sandboxes have to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum StopNeed {
-    /// Nobody.
+    /// None.
     None,
-    /// Below the floor: whoever took much of what was there.
+    /// Below the floor: those that used a large part of the lost space.
     Greedy,
-    /// At half of it: whoever took any.
+    /// Below half of it: those that used any.
     Grown,
-    /// At a quarter: everybody.
+    /// Below a quarter: all.
     All,
 }
 
 impl FreeSpace {
-    /// What somebody has taken meanwhile, at least: empty files take inodes only.
+    /// The space used since then, at least: empty files use only inodes.
     pub(super) fn used_since(self, before: Self) -> u64 {
         let inodes = before.inodes_free.saturating_sub(self.inodes_free);
         before
@@ -44,7 +44,7 @@ impl FreeSpace {
             .saturating_add(inodes.saturating_mul(measure::MIN_ENTRY_BYTES))
     }
 
-    /// Whether there is less than so many floors.
+    /// Whether less than this many floors are free.
     pub(super) fn is_below(self, floors: u64) -> bool {
         self.free < self.floor.saturating_mul(floors)
             || self.inodes_free < self.inodes_floor.saturating_mul(floors)
@@ -68,7 +68,7 @@ impl FreeSpace {
     pub(super) fn of(top: &OwnedFd) -> nix::Result<Self> {
         let found = fstatvfs(top)?;
         let size = found.blocks() * found.fragment_size();
-        // A file system that makes inodes as it goes says that it has none.
+        // A file system with dynamic inodes reports none.
         let counts = found.files() > 0;
         Ok(Self {
             free: found.blocks_available() * found.fragment_size(),
@@ -83,19 +83,19 @@ impl FreeSpace {
     }
 }
 
-/// Why a new sandbox cannot be, if the file system is too full for one.
+/// Returns why no sandbox can be created, if the file system is too full.
 pub(crate) fn check_room(directory: &OwnedFd) -> Result<Option<String>> {
     let room = FreeSpace::of(directory)?;
     Ok(room.is_below(1).then(|| {
         format!(
-            "the file system of the sandboxes has only {} and {} inodes left; make room there",
+            "the file system of the sandboxes has only {} and {} inodes left; free some space there",
             format_size(room.free),
             room.inodes_free
         )
     }))
 }
 
-/// Bytes as people say them.
+/// Formats a size for a person.
 pub(super) fn format_size(bytes: u64) -> String {
     let tenths = |unit: u64| {
         let tenths = bytes.saturating_mul(10) / unit;

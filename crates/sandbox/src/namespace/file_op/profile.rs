@@ -1,4 +1,4 @@
-//! What a process gives up that acts as lent ids, before it meets the agent's files.
+//! Resource limits, capabilities and seccomp filter of a file operation process.
 
 use std::io::{Error, Result};
 
@@ -11,10 +11,10 @@ use seccompiler::{
 use crate::namespace::hardening;
 use crate::worker::profile::{ALLOWED, ALLOWED_HERE};
 
-/// What it keeps of what it took: it lends no id on.
+/// The kept capabilities; it need not map ids for others.
 const KEPT: &[u32] = hardening::FILE_OP_CAPABILITIES;
 
-/// Shuts the process in, for good.
+/// Confines this process irrevocably.
 pub(super) fn apply_profile() -> Result<()> {
     // One byte, not none: see `hardening::limit`.
     setrlimit(Resource::RLIMIT_CORE, 1, 1)?;
@@ -24,8 +24,8 @@ pub(super) fn apply_profile() -> Result<()> {
     seccompiler::apply_filter(&filter).map_err(Error::other)
 }
 
-/// As a worker, and with what copies, links and gives away; no program, no socket, no process
-/// but threads of its own.
+/// The worker's allowlist, and calls that copy, link and change owners; no program, no socket, and
+/// no process except threads.
 fn filter() -> std::result::Result<BpfProgram, BackendError> {
     let plain = ALLOWED.iter().chain(ALLOWED_HERE).chain(FILES);
     let plain = plain.chain(FILES_HERE).chain(THREADS);
@@ -34,7 +34,7 @@ fn filter() -> std::result::Result<BpfProgram, BackendError> {
     let thread = libc::CLONE_THREAD.unsigned_abs().into();
     let thread = condition(0, SeccompCmpOp::MaskedEq(thread), thread)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![thread])?]);
-    // To share the blocks of two files.
+    // FICLONE clones the blocks of a file.
     #[expect(
         clippy::unnecessary_cast,
         reason = "the number's type differs between libraries"
@@ -70,7 +70,7 @@ const FILES: &[i64] = &[
     libc::SYS_symlinkat,
 ];
 
-/// The same under older names.
+/// Older variants of the same calls.
 #[cfg(target_arch = "x86_64")]
 const FILES_HERE: &[i64] = &[
     libc::SYS_chown,
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn who_acts_as_lent_ids_starts_nothing_and_connects_nowhere() {
+    fn file_op_profile_refuses_programs_and_sockets() {
         // SAFETY: the child only makes system calls, and exits without running destructors.
         let status = match unsafe { fork() }.unwrap() {
             ForkResult::Child => {

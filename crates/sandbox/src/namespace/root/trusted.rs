@@ -1,4 +1,4 @@
-//! What is trusted, mounted into the tree.
+//! Mounts the trusted certificates.
 
 use std::io::{Error, ErrorKind};
 use std::path::Path;
@@ -10,7 +10,8 @@ use crate::namespace::layer::Layer;
 use crate::namespace::trust::{self, TrustStaging};
 
 impl Tree<'_> {
-    /// Puts what is trusted where our own variables say it is. Says whether Java finds it, too.
+    /// Mounts the trusted certificates at the paths of the environment variables. Returns whether a
+    /// trust store for Java was written.
     pub(super) fn add_trust(&self) -> Result<bool, Error> {
         if self.staging.is_none() {
             return Ok(false);
@@ -30,7 +31,7 @@ impl Tree<'_> {
         Ok(has_java)
     }
 
-    /// Puts bundles over those of a layer that is no overlay.
+    /// Mounts bundles over those of a layer that is no overlay.
     pub(super) fn bind_trust(&mut self, layer: &Layer, at: &Path) {
         let none = None::<&str>;
         let bundles = self

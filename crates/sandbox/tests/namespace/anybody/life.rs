@@ -65,7 +65,7 @@ fn an_init_that_was_killed_is_an_error_that_can_be_deleted() {
     )
     .unwrap();
     // Before that it only does not answer.
-    let gone = SandboxStatus::Error("its processes are gone; resume it".to_owned());
+    let gone = SandboxStatus::Error("its processes are gone; resume the sandbox".to_owned());
     until("the end of init", || bench.backend.status(&id) == gone);
     let error = bench
         .backend

@@ -106,7 +106,7 @@ fn a_directory_that_cannot_come_in_is_a_clear_error_and_no_sandbox() {
         ("/proc/self".into(), "nothing of /proc comes in"),
         ("relative".into(), "absolute"),
         ("/no/such/place".into(), "no such directory"),
-        (state, "the gate's own directory"),
+        (state, "the gate's state directory"),
     ] {
         let mut config = config("one");
         config.system.host_paths = vec![path];
@@ -198,7 +198,7 @@ fn a_survey_finds_what_sandboxes_are_made_of_and_leaves_nothing() {
     for what in [
         "user namespaces",
         "overlay in a user namespace",
-        "a fresh /proc",
+        "a new /proc",
     ] {
         let one = found.iter().find(|one| one.what == what).unwrap();
         assert_eq!(one.verdict, SurveyVerdict::Well, "{one:?}");
