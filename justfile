@@ -87,7 +87,7 @@ bench-sandboxes:
     command -v bwrap >/dev/null || apt-get install -y -qq bubblewrap
     command -v busybox >/dev/null || apt-get install -y -qq busybox-static
     -d=$(mktemp -d) && mkdir "$d/bin" && cp "$(command -v busybox)" "$d/bin/" && for a in true sleep sh; do ln -s busybox "$d/bin/$a"; done && tar -C "$d" -c . | docker import - palisade-bench; rm -r "$d"
-    cargo bench --locked --profile dist --package sandbox --bench beside
+    cargo bench --locked --profile dist --package sandbox --bench comparison
 
 # The gate's traffic beside nginx, a no-op, mitmproxy and dnsmasq, in one run (installs them, and oha as a second client)
 bench-traffic *args:

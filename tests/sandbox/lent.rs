@@ -255,6 +255,6 @@ fn without_a_line_the_fix_is_told(bench: &Bench) {
 
 fn doctor_counts_the_room(bench: &Bench) {
     let doctor = testkit::said::out(&bench.run(&["doctor"]));
-    let line = "subordinate ids: room for 16 sandboxes";
+    let line = "subordinate ids: sufficient for 16 sandboxes";
     assert!(doctor.contains(line), "{doctor}");
 }

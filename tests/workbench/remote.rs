@@ -52,7 +52,7 @@ impl Drop for Played {
     }
 }
 
-impl suite::Bench for Played {
+impl suite::BackendFixture for Played {
     fn backend(&self) -> &dyn SandboxBackend {
         self
     }
@@ -122,16 +122,16 @@ impl SandboxBackend for Played {
 
 mod contract {
     suite::contract! { @each super::Played::new();
-        what_nobody_has_is_not_found_whatever_is_asked
-        a_command_returns_its_code_and_its_outputs_apart
+        every_call_for_an_unknown_sandbox_is_not_found
+        command_returns_exit_code_and_separate_outputs
         input_environment_and_directory_reach_a_command
         a_command_that_takes_too_long_is_killed
-        a_program_that_is_not_there_is_named
-        bytes_paths_modes_and_links_survive_the_way_in_and_out
+        missing_program_is_named_in_the_error
+        transfer_keeps_bytes_paths_modes_and_links
         a_single_file_goes_in_and_out
         an_upload_replaces_files_and_keeps_what_it_does_not_name
         a_transfer_beyond_its_bounds_is_refused
-        half_an_archive_changes_nothing
+        truncated_archive_changes_nothing
     }
 
     use crate::suite;

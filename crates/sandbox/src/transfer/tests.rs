@@ -1,8 +1,8 @@
-//! What must never arrive, and what is left as it was.
+//! Hostile archives, and targets that must stay unchanged.
 
 mod confined;
-mod journey;
 mod repositories;
+mod round_trip;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ const ROOMY: TransferBounds = TransferBounds {
     entries: 1000,
 };
 
-/// An archive by hand.
+/// Builds an archive byte by byte.
 #[derive(Default)]
-struct Forge(Vec<u8>);
+struct ArchiveBuilder(Vec<u8>);
 
-impl Forge {
+impl ArchiveBuilder {
     fn raw(mut self, kind: u8, path: &[u8], link: &[u8], mode: u32, content: &[u8]) -> Self {
         let header = Header::new(kind, path, link).seal(mode, content.len() as u64, 0);
         self.0.extend(header.0);
@@ -73,7 +73,7 @@ impl Forge {
     }
 }
 
-/// A directory with something in it that must stay as it is, and a target beside it.
+/// A directory with a file that must stay unchanged, and a target beside it.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let place = tempfile::tempdir().unwrap();
     std::fs::write(place.path().join("outside"), "mine").unwrap();
@@ -100,8 +100,8 @@ fn list(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn each_hostile_member_is_refused_and_nothing_of_its_archive_stays() {
-    let before = || Forge::default().file("good", "x").directory("d");
+fn hostile_member_is_refused_and_nothing_is_unpacked() {
+    let before = || ArchiveBuilder::default().file("good", "x").directory("d");
     let device = |kind| before().raw(kind, b"dev", b"", 0o666, b"");
     for (what, archive, wanted) in [
         (
@@ -233,12 +233,17 @@ fn each_hostile_member_is_refused_and_nothing_of_its_archive_stays() {
 }
 
 #[test]
-fn what_is_no_archive_or_only_half_of_one_is_refused() {
-    let whole = Forge::default().file("a", "content").file("b", "x").end();
+fn malformed_or_truncated_archive_is_refused() {
+    let whole = ArchiveBuilder::default()
+        .file("a", "content")
+        .file("b", "x")
+        .end();
     let (_place, target) = place();
     let mut wrong_sum = whole.clone();
     wrong_sum[0] ^= 1;
-    let mut long = Forge::default().raw(b'L', b"l", b"", 0, &[b'x'; 5000]).0;
+    let mut long = ArchiveBuilder::default()
+        .raw(b'L', b"l", b"", 0, &[b'x'; 5000])
+        .0;
     long.extend(&whole);
     let mut broken: Vec<(&str, Vec<u8>)> = vec![
         ("nothing", Vec::new()),
@@ -247,28 +252,32 @@ fn what_is_no_archive_or_only_half_of_one_is_refused() {
         ("a name without an end", long),
         (
             "a name without a member",
-            Forge::default().raw(b'L', b"l", b"", 0, b"x\0").end(),
+            ArchiveBuilder::default()
+                .raw(b'L', b"l", b"", 0, b"x\0")
+                .end(),
         ),
         (
             "a global path",
-            Forge::default()
+            ArchiveBuilder::default()
                 .raw(b'g', b"g", b"", 0, b"10 path=x\n")
                 .file("a", "x")
                 .end(),
         ),
         (
             "a directory with a content",
-            Forge::default().raw(b'5', b"d", b"", 0o755, b"x").end(),
+            ArchiveBuilder::default()
+                .raw(b'5', b"d", b"", 0o755, b"x")
+                .end(),
         ),
         (
             "records that are none",
-            Forge::default()
+            ArchiveBuilder::default()
                 .raw(b'x', b"x", b"", 0, b"99999 path=x\n")
                 .file("a", "x")
                 .end(),
         ),
     ];
-    // Cut anywhere but behind the end mark.
+    // Truncated anywhere before the end mark.
     for length in (0..whole.len()).step_by(256) {
         broken.push(("half", whole[..length].to_vec()));
     }
@@ -289,9 +298,12 @@ fn what_is_no_archive_or_only_half_of_one_is_refused() {
 }
 
 #[test]
-fn bounds_hold_before_anything_is_written() {
+fn bounds_are_checked_before_anything_is_written() {
     let (_place, target) = place();
-    let archive = Forge::default().file("a", "1234").file("b", "5678").end();
+    let archive = ArchiveBuilder::default()
+        .file("a", "1234")
+        .file("b", "5678")
+        .end();
     let tight = |bytes, entries| {
         let bounds = TransferBounds { bytes, entries };
         unpack(
@@ -304,7 +316,7 @@ fn bounds_hold_before_anything_is_written() {
     assert_eq!(tight(7, 2), Err(TransferError::TooLarge(7)));
     assert_eq!(tight(8, 1), Err(TransferError::TooMany(1)));
     assert_eq!(list(&target), ["there"]);
-    // A size that is only claimed costs nothing.
+    // A claimed size allocates nothing.
     let mut bomb = Header::new(b'0', b"bomb", b"")
         .seal(0o644, u64::MAX, 0)
         .0
@@ -336,9 +348,9 @@ fn bounds_hold_before_anything_is_written() {
 }
 
 #[test]
-fn bits_that_lend_rights_are_stripped() {
+fn setuid_and_setgid_bits_are_stripped() {
     let (_place, target) = place();
-    Forge::default()
+    ArchiveBuilder::default()
         .raw(b'0', b"tool", b"", 0o7755, b"x")
         .raw(b'5', b"shared", b"", 0o7755, b"")
         .unpack(&target)
@@ -350,11 +362,11 @@ fn bits_that_lend_rights_are_stripped() {
 }
 
 #[test]
-fn what_is_there_stays_unless_asked_and_a_directory_always() {
+fn existing_files_stay_without_overwrite_and_directories_always() {
     let (_place, target) = place();
     std::fs::create_dir_all(target.join("d/e")).unwrap();
     std::fs::write(target.join("d/kept"), "mine").unwrap();
-    let archive = Forge::default()
+    let archive = ArchiveBuilder::default()
         .directory("d")
         .file("d/new", "theirs")
         .file("there", "theirs")
@@ -370,7 +382,7 @@ fn what_is_there_stays_unless_asked_and_a_directory_always() {
         with(&archive, Overwrite::No),
         Err(TransferError::Exists("there".to_owned()))
     );
-    // Nor the part that would have been free.
+    // Members without a conflict are not unpacked either.
     assert_eq!(list(&target.join("d")), ["e", "kept"]);
     with(&archive, Overwrite::Yes).unwrap();
     let read = |path: &str| std::fs::read_to_string(target.join(path)).unwrap();
@@ -380,34 +392,42 @@ fn what_is_there_stays_unless_asked_and_a_directory_always() {
     );
     for (archive, what) in [
         (
-            Forge::default().file("d/e", "x").end(),
+            ArchiveBuilder::default().file("d/e", "x").end(),
             "a file for a directory",
         ),
         (
-            Forge::default().directory("there").end(),
+            ArchiveBuilder::default().directory("there").end(),
             "a directory for a file",
         ),
     ] {
         let error = with(&archive, Overwrite::Yes).unwrap_err();
         assert_eq!(reason(error), MemberRefusal::OtherKind, "{what}");
     }
-    // A link of the operator's own is replaced, not written through.
+    // A link of the operator's is replaced, not written through.
     symlink("there", target.join("alias")).unwrap();
-    with(&Forge::default().file("alias", "new").end(), Overwrite::Yes).unwrap();
+    with(
+        &ArchiveBuilder::default().file("alias", "new").end(),
+        Overwrite::Yes,
+    )
+    .unwrap();
     assert_eq!(
         (read("there"), read("alias")),
         ("theirs".into(), "new".into())
     );
-    // And a directory behind a link is not entered.
+    // A directory behind a link is not entered.
     symlink("d", target.join("way")).unwrap();
-    let error = with(&Forge::default().file("way/x", "x").end(), Overwrite::Yes).unwrap_err();
+    let error = with(
+        &ArchiveBuilder::default().file("way/x", "x").end(),
+        Overwrite::Yes,
+    )
+    .unwrap_err();
     assert_eq!(reason(error), MemberRefusal::OtherKind);
 }
 
 #[test]
-fn a_link_that_leads_elsewhere_is_left_out_with_a_note() {
+fn link_that_points_outside_is_skipped_with_note() {
     let (_place, target) = place();
-    let summary = Forge::default()
+    let summary = ArchiveBuilder::default()
         .directory("a")
         .link("a/in", "../there")
         .link("a/out", "../../outside")
@@ -428,7 +448,7 @@ fn a_link_that_leads_elsewhere_is_left_out_with_a_note() {
 fn archives_of_other_programs_are_read() {
     let (_place, target) = place();
     let long = "x/".repeat(60) + "file";
-    let summary = Forge::default()
+    let summary = ArchiveBuilder::default()
         .raw(b'g', b"pax_global_header", b"", 0, b"18 comment=abcdef\n")
         .raw(b'5', b"./", b"", 0o755, b"")
         .extension(&[("path", &long), ("mtime", "1.5"), ("uid", "0")])
@@ -444,7 +464,7 @@ fn archives_of_other_programs_are_read() {
 }
 
 #[test]
-fn what_is_neither_file_nor_link_stays_behind_with_a_note() {
+fn special_files_are_skipped_with_note() {
     let (_place, target) = place();
     let source = target.join("s");
     std::fs::create_dir(&source).unwrap();
@@ -474,17 +494,20 @@ fn what_is_neither_file_nor_link_stays_behind_with_a_note() {
 }
 
 #[test]
-fn a_target_that_is_not_there_is_made_and_goes_again_on_refusal() {
+fn missing_target_is_created_and_removed_on_refusal() {
     let (place, target) = place();
     let deep = target.join("new/deep");
-    Forge::default()
+    ArchiveBuilder::default()
         .file("../x", "x")
         .unpack(&deep)
         .unwrap_err();
     assert_eq!(list(&target), ["there"]);
-    Forge::default().file("x", "x").unpack(&deep).unwrap();
+    ArchiveBuilder::default()
+        .file("x", "x")
+        .unpack(&deep)
+        .unwrap();
     assert_eq!(list(&deep), ["x"]);
-    let error = Forge::default()
+    let error = ArchiveBuilder::default()
         .file("x", "x")
         .unpack(&place.path().join("outside"))
         .unwrap_err();
@@ -492,9 +515,9 @@ fn a_target_that_is_not_there_is_made_and_goes_again_on_refusal() {
 }
 
 #[test]
-fn a_closed_directory_arrives_closed_with_its_content() {
+fn directory_without_permissions_is_unpacked_with_content() {
     let (_place, target) = place();
-    Forge::default()
+    ArchiveBuilder::default()
         .raw(b'5', b"closed", b"", 0o500, b"")
         .file("closed/file", "x")
         .file("late/er/file", "x")
@@ -517,8 +540,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_bytes_make_the_reader_fall(bytes in proptest::collection::vec(any::<u8>(), 0..3000), at in 0..512_usize) {
-        let mut archive = Forge::default().file("a", "content").link("l", "a").end();
+    fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..3000), at in 0..512_usize) {
+        let mut archive = ArchiveBuilder::default().file("a", "content").link("l", "a").end();
         for (place, byte) in archive.iter_mut().skip(at).zip(&bytes) {
             *place = *byte;
         }

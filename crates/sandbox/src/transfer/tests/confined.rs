@@ -1,4 +1,4 @@
-//! Paths that an agent names on the operator's side.
+//! Host paths that an agent chooses.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use super::super::confined::ConfinedDirectory;
 use super::*;
 
-/// A worktree with a repository, links out of it, and something outside.
+/// A worktree with a repository, links out of it, and files outside.
 fn worktree() -> tempfile::TempDir {
     let place = tempfile::tempdir().unwrap();
     let tree = place.path().join("tree");
@@ -37,7 +37,7 @@ fn packed(place: &Path, source: &str) -> Result<(TransferSummary, String), Trans
 }
 
 #[test]
-fn what_is_packed_is_below_and_of_no_repository() {
+fn pack_is_confined_and_skips_repositories() {
     let place = worktree();
     for (source, reason) in [
         ("../outside/c", MemberRefusal::Climbs),
@@ -68,14 +68,14 @@ fn what_is_packed_is_below_and_of_no_repository() {
 }
 
 #[test]
-fn what_is_unpacked_lands_below_on_nothing_and_steers_nothing() {
+fn unpack_is_confined_and_refuses_sensitive_paths() {
     let place = worktree();
     let tree = place.path().join("tree");
     let unpacked = |archive: Vec<u8>, to: &str| {
         let within = ConfinedDirectory::open(&tree).unwrap();
         within.unpack(&mut archive.as_slice(), to, &ROOMY)
     };
-    let archive = || Forge::default().file("new", "new").end();
+    let archive = || ArchiveBuilder::default().file("new", "new").end();
     for (to, reason) in [
         ("..", MemberRefusal::Climbs),
         ("/tmp", MemberRefusal::Absolute),
@@ -89,7 +89,10 @@ fn what_is_unpacked_lands_below_on_nothing_and_steers_nothing() {
         assert_eq!(unpacked(archive(), to).unwrap_err(), expected);
     }
     assert!(!place.path().join("outside/new").exists());
-    let over = Forge::default().file("a", "other").file("new", "new").end();
+    let over = ArchiveBuilder::default()
+        .file("a", "other")
+        .file("new", "new")
+        .end();
     let exists = TransferError::Exists("a".to_owned());
     assert_eq!(unpacked(over, ".").unwrap_err(), exists);
     for (to, path) in [
@@ -97,7 +100,7 @@ fn what_is_unpacked_lands_below_on_nothing_and_steers_nothing() {
         (".vscode", "tasks.json"),
         ("x", ".github/a.yml"),
     ] {
-        let steering = Forge::default().file(path, "x").end();
+        let steering = ArchiveBuilder::default().file(path, "x").end();
         let error = unpacked(steering, to).unwrap_err();
         assert!(error.to_string().contains("steers"), "{error}");
     }

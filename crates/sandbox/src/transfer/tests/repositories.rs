@@ -1,9 +1,9 @@
-//! A `.git` stays where it is, and what steers tools is named.
+//! A `.git` is skipped, and sensitive files are reported.
 
 use super::*;
 
 #[test]
-fn a_repository_is_left_out_in_every_spelling_and_named_once() {
+fn repository_is_skipped_in_every_spelling_and_noted_once() {
     for name in [
         ".git",
         ".GIT",
@@ -15,7 +15,7 @@ fn a_repository_is_left_out_in_every_spelling_and_named_once() {
         ".git::$INDEX_ALLOCATION",
     ] {
         let (_place, target) = place();
-        let summary = Forge::default()
+        let summary = ArchiveBuilder::default()
             .directory(&format!("a/{name}/"))
             .file(&format!("a/{name}/config"), "[core]\n")
             .file(&format!("a/{name}/hooks/post-checkout"), "#!/bin/sh\n")
@@ -29,9 +29,9 @@ fn a_repository_is_left_out_in_every_spelling_and_named_once() {
         assert!(summary.left_out[0].contains("a '.git'"), "{name}");
         assert!(summary.left_out[1].starts_with("a/another"), "{name}");
     }
-    // As a file or a link, it points to one.
+    // As a file or a link it points to a repository.
     let (_place, target) = place();
-    let summary = Forge::default()
+    let summary = ArchiveBuilder::default()
         .file(".git", "gitdir: elsewhere\n")
         .link("sub/.git", "../elsewhere")
         .unpack(&target)
@@ -45,10 +45,10 @@ fn a_repository_is_left_out_in_every_spelling_and_named_once() {
 }
 
 #[test]
-fn what_is_left_out_counts_as_well() {
+fn skipped_repositories_count_towards_bounds() {
     let (_place, target) = place();
     let large = "x".repeat(600 << 10);
-    let error = Forge::default()
+    let error = ArchiveBuilder::default()
         .file(".git/one", &large)
         .file(".git/two", &large)
         .unpack(&target);
@@ -56,9 +56,9 @@ fn what_is_left_out_counts_as_well() {
 }
 
 #[test]
-fn what_steers_tools_comes_along_and_is_named() {
+fn sensitive_files_are_unpacked_and_reported() {
     let (_place, target) = place();
-    let summary = Forge::default()
+    let summary = ArchiveBuilder::default()
         .directory(".vscode/")
         .file(".vscode/tasks.json", "{}")
         .file("sub/.envrc", "x")
@@ -76,9 +76,11 @@ fn what_steers_tools_comes_along_and_is_named() {
 }
 
 #[test]
-fn an_operators_own_repository_goes_in_whole() {
+fn operators_repository_is_uploaded_completely() {
     let (_place, target) = place();
-    let archive = Forge::default().file(".git/config", "[core]\n").end();
+    let archive = ArchiveBuilder::default()
+        .file(".git/config", "[core]\n")
+        .end();
     let summary = unpack(
         &mut archive.as_slice(),
         &target,

@@ -1,4 +1,4 @@
-//! A place to try things: a backend with a directory of its own, gone with the test.
+//! Test fixture: a namespace backend with a temporary directory.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -12,15 +12,15 @@ use sandbox::contract::{
 use sandbox::name::Slug;
 use sandbox::namespace::Namespace;
 
-/// A backend, and its directory.
-pub(crate) struct Bench {
+/// A backend and its directory.
+pub(crate) struct NamespaceFixture {
     pub(crate) backend: Namespace,
     pub(crate) directory: tempfile::TempDir,
-    /// Every cgroup that was ever on record here.
+    /// Every cgroup that was recorded here.
     cgroups: RefCell<BTreeSet<PathBuf>>,
 }
 
-impl Bench {
+impl NamespaceFixture {
     pub(crate) fn new() -> Self {
         Self::at(tempfile::tempdir().unwrap())
     }
@@ -34,15 +34,15 @@ impl Bench {
         }
     }
 
-    /// A bench with one sandbox in it.
+    /// A fixture with one sandbox.
     pub(crate) fn with_sandbox() -> (Self, SandboxId) {
-        let bench = Self::new();
+        let fixture = Self::new();
         let config = config("one");
-        bench.backend.create(&config).unwrap();
-        (bench, config.id)
+        fixture.backend.create(&config).unwrap();
+        (fixture, config.id)
     }
 
-    /// Another sandbox, with something about it changed.
+    /// Creates another sandbox with a changed configuration.
     pub(crate) fn create(&self, name: &str, change: impl FnOnce(&mut SandboxConfig)) -> SandboxId {
         let mut config = config(name);
         change(&mut config);
@@ -50,13 +50,13 @@ impl Bench {
         config.id
     }
 
-    /// Runs a line of shell.
+    /// Runs a shell command.
     pub(crate) fn shell(&self, id: &SandboxId, line: &str) -> ExecutionResult {
         self.backend.exec(id, &SandboxCommand::shell(line)).unwrap()
     }
 
-    /// What a line of shell says; its output and nothing else.
-    pub(crate) fn says(&self, id: &SandboxId, line: &str) -> String {
+    /// Runs a shell command that must succeed without error output, and returns its output.
+    pub(crate) fn stdout_of(&self, id: &SandboxId, line: &str) -> String {
         let result = self.shell(id, line);
         assert_eq!(
             (result.exit_code, text(&result.stderr)),
@@ -67,15 +67,15 @@ impl Bench {
         text(&result.stdout)
     }
 
-    /// How many processes called `sleep` there are.
+    /// Counts the processes named `sleep`.
     pub(crate) fn sleepers(&self, id: &SandboxId) -> u32 {
-        // A process may end between the listing and the look.
+        // A process may exit between the listing and the read.
         let line = "cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep || true";
-        self.says(id, line).trim().parse().unwrap()
+        self.stdout_of(id, line).trim().parse().unwrap()
     }
 
-    /// Puts the probe into a sandbox.
-    pub(crate) fn bring_probe(&self, id: &SandboxId) {
+    /// Installs the probe in a sandbox.
+    pub(crate) fn install_probe(&self, id: &SandboxId) {
         let mut command = SandboxCommand::shell("cat > /tmp/probe && chmod +x /tmp/probe");
         command.stdin = std::fs::read(program("sandbox-probe")).unwrap();
         let result = self.backend.exec(id, &command).unwrap();
@@ -83,7 +83,7 @@ impl Bench {
     }
 }
 
-impl crate::suite::Bench for Bench {
+impl crate::suite::BackendFixture for NamespaceFixture {
     fn backend(&self) -> &dyn SandboxBackend {
         &self.backend
     }
@@ -94,7 +94,7 @@ impl crate::suite::Bench for Bench {
         Box::new(Namespace::new(place, missing, Vec::new()))
     }
 
-    /// Directories of this bench, and cgroups of sandboxes in them.
+    /// The directories of this fixture, and the cgroups of its sandboxes.
     fn traces(&self) -> Vec<String> {
         let place = self.directory.path().join("sandboxes");
         let names = |place: &std::path::Path| -> Vec<String> {
@@ -122,7 +122,7 @@ impl crate::suite::Bench for Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for NamespaceFixture {
     fn drop(&mut self) {
         let place = self.directory.path().join("sandboxes");
         for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
@@ -137,8 +137,8 @@ pub(crate) fn backend(directory: PathBuf) -> Namespace {
     Namespace::new(directory, program("sandbox-init"), Vec::new())
 }
 
-/// A binary of this crate; a copy of it where the test was started as somebody who cannot
-/// reach the original.
+/// The path of a binary of this crate, or of a copy if the test's user has no permission for the
+/// original.
 pub(crate) fn program(name: &str) -> PathBuf {
     let original = match name {
         "sandbox-init" => env!("CARGO_BIN_EXE_sandbox-init"),
@@ -167,7 +167,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Waits for a condition that has no other way to be waited for.
+/// Polls a condition that cannot be awaited otherwise.
 pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
     at_once(what, || {
         let holds = condition();
@@ -178,7 +178,7 @@ pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
     });
 }
 
-/// The same without a pause between looks, where the moment matters.
+/// The same without a pause between polls, for exact timing.
 pub(crate) fn at_once(what: &str, condition: impl Fn() -> bool) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !condition() {

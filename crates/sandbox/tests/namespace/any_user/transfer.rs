@@ -1,4 +1,4 @@
-//! Files in and out, ports from outside.
+//! Uploads, downloads and connections to ports.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use std::path::Path;
 use sandbox::contract::{SandboxBackend, SandboxCommand, SandboxError, TransferBounds};
 use sandbox::transfer::{MemberRefusal, TransferError, UnpackRules, pack, unpack};
 
-use crate::bench::{Bench, until};
+use crate::fixture::{NamespaceFixture, until};
 
 const ROOMY: TransferBounds = TransferBounds {
     bytes: 64 << 20,
@@ -22,8 +22,8 @@ fn packed(source: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_tree_goes_in_as_the_agents_own_and_comes_out_as_it_was() {
-    let (bench, id) = Bench::with_sandbox();
+fn uploaded_tree_belongs_to_the_agent_and_downloads_unchanged() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let host = tempfile::tempdir().unwrap();
     let source = host.path().join("tree");
     std::fs::create_dir_all(source.join("deep/er")).unwrap();
@@ -31,7 +31,7 @@ fn a_tree_goes_in_as_the_agents_own_and_comes_out_as_it_was() {
     std::fs::write(source.join("tool"), "#!/bin/sh\necho ran\n").unwrap();
     std::fs::set_permissions(source.join("tool"), PermissionsExt::from_mode(0o755)).unwrap();
     symlink("deep/er/big", source.join("link")).unwrap();
-    let up = bench
+    let up = fixture
         .backend
         .upload(
             &id,
@@ -42,7 +42,7 @@ fn a_tree_goes_in_as_the_agents_own_and_comes_out_as_it_was() {
         .unwrap();
     assert_eq!((up.files, up.bytes), (3, (3 << 20) + 19));
     assert_eq!(
-        bench.says(
+        fixture.stdout_of(
             &id,
             "cd /workspace/in/tree && ./tool && readlink link && stat -c %u:%g tool deep && \
              find /workspace -name '.palisade*'"
@@ -50,7 +50,7 @@ fn a_tree_goes_in_as_the_agents_own_and_comes_out_as_it_was() {
         "ran\ndeep/er/big\n1000:1000\n1000:1000\n"
     );
     let mut archive = Vec::new();
-    let down = bench
+    let down = fixture
         .backend
         .download(&id, Path::new("/src/in/tree"), &mut archive, &ROOMY)
         .unwrap();
@@ -67,13 +67,13 @@ fn a_tree_goes_in_as_the_agents_own_and_comes_out_as_it_was() {
 }
 
 #[test]
-fn a_refused_upload_changes_nothing_inside_and_says_why() {
-    let (bench, id) = Bench::with_sandbox();
+fn refused_upload_changes_nothing_and_names_the_reason() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let host = tempfile::tempdir().unwrap();
     std::fs::write(host.path().join("file"), "12345").unwrap();
     let archive = packed(&host.path().join("file"));
     let upload = |to: &str, archive: &[u8], bounds| {
-        bench
+        fixture
             .backend
             .upload(&id, Path::new(to), &mut &archive[..], &bounds)
             .unwrap_err()
@@ -94,7 +94,7 @@ fn a_refused_upload_changes_nothing_inside_and_says_why() {
     );
     let error = upload("/proc/nowhere", &archive, ROOMY);
     assert!(error.to_string().contains("/proc/nowhere"), "{error}");
-    bench.says(&id, "mkdir file");
+    fixture.stdout_of(&id, "mkdir file");
     let error = upload(".", &archive, ROOMY);
     assert!(
         matches!(
@@ -107,21 +107,21 @@ fn a_refused_upload_changes_nothing_inside_and_says_why() {
         "{error}"
     );
     assert_eq!(
-        bench.says(&id, "ls -A /workspace /workspace/file"),
+        fixture.stdout_of(&id, "ls -A /workspace /workspace/file"),
         "/workspace:\nfile\n\n/workspace/file:\n"
     );
 }
 
 #[test]
 fn a_download_ends_at_its_bounds_and_names_what_is_missing() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.says(
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.stdout_of(
         &id,
         "truncate -s 1T hole; mkfifo fifo; echo x > closed; chmod 0 closed",
     );
     let download = |from: &str| {
         let mut archive = Vec::new();
-        let moved = bench
+        let moved = fixture
             .backend
             .download(&id, Path::new(from), &mut archive, &ROOMY);
         (moved, archive.len())
@@ -137,7 +137,7 @@ fn a_download_ends_at_its_bounds_and_names_what_is_missing() {
     assert!(length < 1 << 20);
     let (moved, _) = download("nothing");
     assert_eq!(moved.unwrap_err().to_string(), "'nothing' does not exist");
-    bench.says(&id, "rm hole");
+    fixture.stdout_of(&id, "rm hole");
     let (moved, _) = download(".");
     let moved = moved.unwrap();
     assert_eq!(moved.files, 0);
@@ -151,25 +151,25 @@ fn a_download_ends_at_its_bounds_and_names_what_is_missing() {
 }
 
 #[test]
-fn links_of_the_agents_lead_a_transfer_nowhere_outside() {
-    let (bench, id) = Bench::with_sandbox();
+fn transfer_never_follows_links_out_of_the_sandbox() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let host = tempfile::tempdir().unwrap();
     let secret = host.path().join("secret");
     std::fs::write(&secret, "the operator's").unwrap();
     let path = secret.to_str().unwrap();
-    bench.says(
+    fixture.stdout_of(
         &id,
         &format!("ln -s {path} leak; ln -s {path} leak2; ln -s / root"),
     );
     let mut archive = Vec::new();
-    let error = bench
+    let error = fixture
         .backend
         .download(&id, Path::new("leak"), &mut archive, &ROOMY)
         .unwrap_err();
     assert_eq!(error.to_string(), "'leak' does not exist");
     // The agent's root, and its `/etc`.
     let mut archive = Vec::new();
-    bench
+    fixture
         .backend
         .download(&id, Path::new("root/etc/passwd"), &mut archive, &ROOMY)
         .unwrap();
@@ -186,16 +186,16 @@ fn links_of_the_agents_lead_a_transfer_nowhere_outside() {
     // An upload replaces the link, and does not write through it.
     let new = host.path().join("leak2");
     std::fs::write(&new, "new").unwrap();
-    bench
+    fixture
         .backend
         .upload(&id, Path::new("."), &mut packed(&new).as_slice(), &ROOMY)
         .unwrap();
-    assert_eq!(bench.says(&id, "cat leak2"), "new");
+    assert_eq!(fixture.stdout_of(&id, "cat leak2"), "new");
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "the operator's");
 }
 
 #[test]
-fn an_upload_whose_source_breaks_off_leaves_nothing_inside() {
+fn upload_with_failing_source_leaves_nothing() {
     struct Broken(usize);
     impl Read for Broken {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
@@ -208,26 +208,26 @@ fn an_upload_whose_source_breaks_off_leaves_nothing_inside() {
             Ok(length)
         }
     }
-    let (bench, id) = Bench::with_sandbox();
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let host = tempfile::tempdir().unwrap();
     std::fs::write(host.path().join("file"), vec![b'x'; 1 << 20]).unwrap();
     let archive = packed(&host.path().join("file"));
     let mut broken = archive[..512].chain(Broken(1000));
-    let error = bench
+    let error = fixture
         .backend
         .upload(&id, Path::new("."), &mut broken, &ROOMY)
         .unwrap_err();
     assert!(error.to_string().contains("gone"), "{error}");
-    assert_eq!(bench.says(&id, "ls -A"), "");
+    assert_eq!(fixture.stdout_of(&id, "ls -A"), "");
 }
 
 #[test]
-fn a_port_of_the_agents_localhost_can_be_reached_from_outside() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.bring_probe(&id);
+fn port_on_the_sandbox_localhost_is_reachable_from_the_host() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.install_probe(&id);
     for address in ["127.0.0.1:8080", "[::1]:9090", "0.0.0.0:80"] {
         let port = address.rsplit(':').next().unwrap().parse().unwrap();
-        let running = bench
+        let running = fixture
             .backend
             .start(
                 &id,
@@ -236,9 +236,9 @@ fn a_port_of_the_agents_localhost_can_be_reached_from_outside() {
             )
             .unwrap();
         until("a listener", || {
-            bench.backend.open_ports(&id).unwrap() == [port]
+            fixture.backend.open_ports(&id).unwrap() == [port]
         });
-        let socket = bench.backend.connect(&id, port).unwrap();
+        let socket = fixture.backend.connect(&id, port).unwrap();
         let mut stream = TcpStream::from(socket);
         stream.set_nonblocking(false).unwrap();
         stream.write_all(b"who?").unwrap();
@@ -251,11 +251,11 @@ fn a_port_of_the_agents_localhost_can_be_reached_from_outside() {
 }
 
 #[test]
-fn a_port_nobody_listens_on_is_refused_at_once_and_init_goes_on() {
-    let (bench, id) = Bench::with_sandbox();
-    assert_eq!(bench.backend.open_ports(&id).unwrap(), [0_u16; 0]);
+fn port_without_listener_is_refused_at_once() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    assert_eq!(fixture.backend.open_ports(&id).unwrap(), [0_u16; 0]);
     for port in [1, 80, 8080, 40_000, 0] {
-        let error = bench.backend.connect(&id, port).unwrap_err();
+        let error = fixture.backend.connect(&id, port).unwrap_err();
         assert!(matches!(error, SandboxError::Connect { .. }), "{error}");
         assert!(
             error
@@ -264,14 +264,14 @@ fn a_port_nobody_listens_on_is_refused_at_once_and_init_goes_on() {
             "{error}"
         );
     }
-    assert_eq!(bench.says(&id, "echo alive"), "alive\n");
+    assert_eq!(fixture.stdout_of(&id, "echo alive"), "alive\n");
 }
 
 #[test]
-fn a_listener_that_takes_nobody_holds_up_nobody_else() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.bring_probe(&id);
-    let _running = bench
+fn listener_that_accepts_nothing_delays_no_other_request() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.install_probe(&id);
+    let _running = fixture
         .backend
         .start(
             &id,
@@ -280,14 +280,14 @@ fn a_listener_that_takes_nobody_holds_up_nobody_else() {
         )
         .unwrap();
     until("a listener", || {
-        bench.backend.open_ports(&id).unwrap() == [7000]
+        fixture.backend.open_ports(&id).unwrap() == [7000]
     });
-    // Its queue is short; sooner or later a connection is neither taken nor refused.
+    // The listener's backlog is short, so a connection is eventually neither accepted nor refused.
     let mut taken = Vec::new();
     let hung = std::thread::scope(|scope| {
         for _ in 0..8 {
-            let dialling = scope.spawn(|| bench.backend.connect(&id, 7000));
-            assert_eq!(bench.says(&id, "echo alive"), "alive\n");
+            let dialling = scope.spawn(|| fixture.backend.connect(&id, 7000));
+            assert_eq!(fixture.stdout_of(&id, "echo alive"), "alive\n");
             match dialling.join().unwrap() {
                 Ok(socket) => taken.push(socket),
                 Err(error) => return Some(error),

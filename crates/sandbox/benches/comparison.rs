@@ -1,8 +1,8 @@
-//! Sandboxes beside those of others, in one run: bubblewrap and Docker where they are there.
+//! Compares sandboxes with bubblewrap and Docker, where they are installed, in one run.
 //!
-//! `just bench-sandboxes`. Prints medians; machines are noisy, so nothing here can fail on a
-//! time. Every repetition has directories of its own: removing ten thousand files in between
-//! makes ext4 slow at the next ones.
+//! `just bench-sandboxes`. Prints medians; machines are noisy, so no assertion depends on time.
+//! Every repetition has its own directories: removing ten thousand files in between slows ext4
+//! down.
 
 #![allow(
     clippy::unwrap_used,
@@ -30,7 +30,7 @@ const TIMES: usize = 50;
 const FILES: usize = 10_000;
 
 fn main() {
-    // `cargo bench` passes flags of its own, and `cargo test --benches` runs this too.
+    // `cargo bench` passes its own flags, and `cargo test --benches` runs this too.
     if std::env::args().any(|word| word == "--test") {
         return;
     }
@@ -69,8 +69,7 @@ fn from_libgit2(backend: &Namespace) {
     let configs: Vec<_> = (0..TIMES)
         .map(|number| config(&format!("bench-{number}")))
         .collect();
-    // All of them are there at once: the end of one keeps the kernel busy for a while, with
-    // locks that the next one's beginning needs.
+    // All sandboxes exist at once: the end of one occupies kernel locks that the next start needs.
     for config in &configs {
         both.push(time(|| {
             backend.create(config).unwrap();
@@ -234,7 +233,7 @@ fn git(at: &Path, words: &[&str]) {
     assert!(quiet(&mut git), "git {words:?}");
 }
 
-/// As many processes as this machine has cores, which is what a parallel copy is.
+/// One process for each core, like a parallel copy.
 fn copy_with_two_hands(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     let halves = ["[0-4]*", "[5-9]*"].map(|half| {

@@ -1,4 +1,4 @@
-//! Every address a program means arrives at our own sockets. Documentation addresses only.
+//! Traffic to any address arrives at the gate's sockets. Only documentation addresses are used.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -11,17 +11,17 @@ use nix::sys::socket::{
 use policy::id::SandboxId;
 use sandbox::contract::{ListenerTransport, SandboxBackend, SandboxListener};
 
-use crate::bench::Bench;
+use crate::fixture::NamespaceFixture;
 
 fn door(
-    bench: &Bench,
+    fixture: &NamespaceFixture,
     id: &SandboxId,
     kind: ListenerTransport,
     port: u16,
     like: &str,
 ) -> SandboxListener {
     let v4 = like.parse::<IpAddr>().unwrap().is_ipv4();
-    let mut all = bench.backend.listeners(id).unwrap();
+    let mut all = fixture.backend.listeners(id).unwrap();
     let place = all
         .iter()
         .position(|one| {
@@ -32,9 +32,9 @@ fn door(
 }
 
 #[test]
-fn a_connection_to_any_address_arrives_and_says_which_was_meant() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.bring_probe(&id);
+fn connection_to_any_address_arrives_with_its_destination() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.install_probe(&id);
     for (address, port) in [
         ("192.0.2.1", 80),
         ("203.0.113.77", 443),
@@ -42,7 +42,7 @@ fn a_connection_to_any_address_arrives_and_says_which_was_meant() {
         ("2001:db8::1", 80),
         ("2001:db8:ffff::9", 443),
     ] {
-        let listener: TcpListener = door(&bench, &id, ListenerTransport::Tcp, port, address)
+        let listener: TcpListener = door(&fixture, &id, ListenerTransport::Tcp, port, address)
             .socket
             .into();
         listener.set_nonblocking(false).unwrap();
@@ -52,7 +52,7 @@ fn a_connection_to_any_address_arrives_and_says_which_was_meant() {
             let heard = stream.local_addr().unwrap();
             stream.write_all(heard.to_string().as_bytes()).unwrap();
         });
-        let said = bench.says(&id, &format!("/tmp/probe connect '{meant}'"));
+        let said = fixture.stdout_of(&id, &format!("/tmp/probe connect '{meant}'"));
         assert_eq!(said.trim(), meant.to_string());
         gate.join().unwrap();
     }
@@ -60,19 +60,19 @@ fn a_connection_to_any_address_arrives_and_says_which_was_meant() {
 
 #[test]
 fn a_query_to_any_resolver_arrives_and_is_answered_from_its_address() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.bring_probe(&id);
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.install_probe(&id);
     for address in ["198.51.100.53", "2001:db8::53"] {
-        let socket = door(&bench, &id, ListenerTransport::Udp, 53, address).socket;
+        let socket = door(&fixture, &id, ListenerTransport::Udp, 53, address).socket;
         let meant = SocketAddr::new(address.parse().unwrap(), 53);
         let gate = std::thread::spawn(move || answer_one(&socket));
-        let said = bench.says(&id, &format!("/tmp/probe query '{meant}'"));
+        let said = fixture.stdout_of(&id, &format!("/tmp/probe query '{meant}'"));
         assert_eq!(gate.join().unwrap(), meant.ip());
         assert_eq!(said.trim(), "you asked");
     }
 }
 
-/// Takes a datagram, answers it from the address it was for, and returns that.
+/// Receives a datagram, answers from its destination address, and returns that address.
 fn answer_one(socket: &std::os::fd::OwnedFd) -> IpAddr {
     let mut end = [nix::poll::PollFd::new(
         std::os::fd::AsFd::as_fd(socket),
@@ -120,42 +120,42 @@ fn answer_one(socket: &std::os::fd::OwnedFd) -> IpAddr {
 }
 
 #[test]
-fn localhost_is_the_agents_own_even_on_the_gates_ports() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.bring_probe(&id);
+fn localhost_is_private_also_on_the_gates_ports() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.install_probe(&id);
     for address in [
         "127.0.0.1:80",
         "[::1]:443",
         "127.0.0.1:8080",
         "127.0.0.53:53",
     ] {
-        let said = bench.says(&id, &format!("/tmp/probe serve '{address}'"));
+        let said = fixture.stdout_of(&id, &format!("/tmp/probe serve '{address}'"));
         assert_eq!(said, "own\n", "{address}");
     }
 }
 
 #[test]
-fn a_port_without_a_listener_is_refused_and_nothing_else_answers() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.bring_probe(&id);
+fn connection_to_a_closed_port_is_refused_and_reported() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.install_probe(&id);
     for address in ["192.0.2.1:22", "192.0.0.1:22", "[2001:db8::1]:25"] {
-        let said = bench.says(&id, &format!("/tmp/probe connect '{address}'"));
+        let said = fixture.stdout_of(&id, &format!("/tmp/probe connect '{address}'"));
         assert!(said.contains("refused"), "{address}: {said}");
     }
-    let cards = bench.says(&id, "ls /proc/sys/net/ipv4/conf");
+    let cards = fixture.stdout_of(&id, "ls /proc/sys/net/ipv4/conf");
     assert_eq!(cards, "all\ndefault\neth0\nlo\n");
 }
 
 #[test]
-fn listeners_are_the_same_ones_for_whoever_asks_again() {
-    let (bench, id) = Bench::with_sandbox();
+fn listeners_are_the_same_sockets_at_every_call() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let inodes = |list: &[SandboxListener]| {
         list.iter()
             .map(|one| nix::sys::stat::fstat(&one.socket).unwrap().st_ino)
             .collect::<Vec<_>>()
     };
-    let first = inodes(&bench.backend.listeners(&id).unwrap());
-    let again = crate::bench::backend(bench.directory.path().join("sandboxes"));
+    let first = inodes(&fixture.backend.listeners(&id).unwrap());
+    let again = crate::fixture::backend(fixture.directory.path().join("sandboxes"));
     let list = again.listeners(&id).unwrap();
     assert_eq!(inodes(&list), first);
     let shown: Vec<_> = list

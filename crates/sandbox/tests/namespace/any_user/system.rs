@@ -1,4 +1,4 @@
-//! What an operator adds to a sandbox's system, or puts in its place.
+//! Host paths and root file systems of a sandbox.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -8,9 +8,9 @@ use sandbox::contract::{SandboxBackend, SandboxCommand};
 
 use sandbox::namespace::survey::SurveyVerdict;
 
-use crate::bench::{Bench, config, text};
+use crate::fixture::{NamespaceFixture, config, text};
 
-/// A directory of tools, with something in it that is not for everybody.
+/// A directory of tools, with a file that others may not read.
 fn toolchain() -> tempfile::TempDir {
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
@@ -35,88 +35,94 @@ fn open(path: &Path, mode: u32) {
 }
 
 #[test]
-fn a_directory_of_the_host_is_there_under_its_own_path() {
-    let bench = Bench::new();
+fn host_path_is_visible_under_the_same_path() {
+    let fixture = NamespaceFixture::new();
     let tools = toolchain();
     let path = tools.path().display().to_string();
-    let id = bench.create("one", |config| {
+    let id = fixture.create("one", |config| {
         config.system.host_paths = vec![tools.path().to_owned()];
     });
-    assert_eq!(bench.says(&id, &format!("{path}/bin/tool")), "works\n");
-    let mounts = bench.says(&id, "cat /proc/self/mountinfo");
+    assert_eq!(
+        fixture.stdout_of(&id, &format!("{path}/bin/tool")),
+        "works\n"
+    );
+    let mounts = fixture.stdout_of(&id, "cat /proc/self/mountinfo");
     let line = mounts.lines().find(|line| line.contains(&path)).unwrap();
     assert!(line.contains("nosuid,nodev"), "{line}");
     assert!(line.contains(" - overlay "), "{line}");
 }
 
 #[test]
-fn what_is_closed_in_a_directory_of_the_host_stays_closed() {
-    let bench = Bench::new();
+fn closed_files_in_a_host_path_stay_closed() {
+    let fixture = NamespaceFixture::new();
     let tools = toolchain();
     let path = tools.path().display().to_string();
-    let id = bench.create("one", |config| {
+    let id = fixture.create("one", |config| {
         config.system.host_paths = vec![tools.path().to_owned()];
     });
     for name in ["bin/token", "private/key"] {
-        let tried = bench.shell(&id, &format!("cat {path}/{name}"));
+        let tried = fixture.shell(&id, &format!("cat {path}/{name}"));
         assert_ne!(tried.exit_code, 0, "{}", text(&tried.stdout));
         assert_eq!(tried.stdout, b"");
     }
 }
 
 #[test]
-fn a_socket_in_a_directory_of_the_host_cannot_be_reached() {
-    let bench = Bench::new();
+fn socket_in_a_host_path_is_unreachable() {
+    let fixture = NamespaceFixture::new();
     let tools = toolchain();
     let socket = tools.path().join("bin/socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     open(&socket, 0o777);
-    let id = bench.create("one", |config| {
+    let id = fixture.create("one", |config| {
         config.system.host_paths = vec![tools.path().to_owned()];
     });
-    bench.bring_probe(&id);
+    fixture.install_probe(&id);
     let line = format!("/tmp/probe reach {}", socket.display());
-    assert_ne!(bench.says(&id, &line), "done\n");
-    // The probe does reach what is there.
-    assert_eq!(bench.says(&id, "/tmp/probe reach-own /tmp/s"), "done\n");
+    assert_ne!(fixture.stdout_of(&id, &line), "done\n");
+    // The probe reaches an existing socket.
+    assert_eq!(
+        fixture.stdout_of(&id, "/tmp/probe reach-own /tmp/s"),
+        "done\n"
+    );
 }
 
 #[test]
-fn a_link_to_a_directory_of_the_host_is_followed_once_and_outside() {
-    let bench = Bench::new();
+fn linked_host_path_is_resolved_once_on_the_host() {
+    let fixture = NamespaceFixture::new();
     let tools = toolchain();
     let place = tempfile::tempdir().unwrap();
     let link = place.path().join("tools");
     std::os::unix::fs::symlink(tools.path(), &link).unwrap();
-    let id = bench.create("one", |config| {
+    let id = fixture.create("one", |config| {
         config.system.host_paths = vec![link.clone()];
     });
     let line = format!("{}/bin/tool", link.display());
-    assert_eq!(bench.says(&id, &line), "works\n");
+    assert_eq!(fixture.stdout_of(&id, &line), "works\n");
     let line = format!("ls {} 2>/dev/null || echo hidden", tools.path().display());
-    assert_eq!(bench.says(&id, &line), "hidden\n");
+    assert_eq!(fixture.stdout_of(&id, &line), "hidden\n");
 }
 
 #[test]
-fn a_directory_that_cannot_come_in_is_a_clear_error_and_no_sandbox() {
-    let bench = Bench::new();
-    let state = bench.directory.path().join("sandboxes");
+fn invalid_host_path_is_an_error_and_creates_nothing() {
+    let fixture = NamespaceFixture::new();
+    let state = fixture.directory.path().join("sandboxes");
     std::fs::create_dir(&state).unwrap();
     for (path, why) in [
-        ("/proc/self".into(), "nothing of /proc comes in"),
+        ("/proc/self".into(), "nothing of /proc can be exposed"),
         ("relative".into(), "absolute"),
         ("/no/such/place".into(), "no such directory"),
         (state, "the gate's state directory"),
     ] {
         let mut config = config("one");
         config.system.host_paths = vec![path];
-        let error = bench.backend.create(&config).unwrap_err().to_string();
+        let error = fixture.backend.create(&config).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
-        assert!(!bench.directory.path().join("sandboxes/one").exists());
+        assert!(!fixture.directory.path().join("sandboxes/one").exists());
     }
 }
 
-/// A tree with one program in it, a link where we write, and an account of its own.
+/// A tree with one program, a link at a path that init writes, and an account of its own.
 fn busybox() -> tempfile::TempDir {
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
@@ -138,63 +144,63 @@ fn busybox() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_tree_of_the_operators_is_the_root() {
-    let bench = Bench::new();
+fn rootfs_is_the_root_directory() {
+    let fixture = NamespaceFixture::new();
     let tree = busybox();
-    let id = bench.create("one", |config| {
+    let id = fixture.create("one", |config| {
         config.system.rootfs = Some(tree.path().to_owned());
     });
     assert_eq!(
-        bench.says(&id, "ls -1 / /usr 2>/dev/null || :"),
+        fixture.stdout_of(&id, "ls -1 / /usr 2>/dev/null || :"),
         "/:\nbin\ndev\netc\nhome\nproc\nrun\nsrc\nsys\ntmp\nworkspace\n"
     );
     assert_eq!(
-        bench.says(&id, "cat /etc/resolv.conf"),
+        fixture.stdout_of(&id, "cat /etc/resolv.conf"),
         "nameserver 192.0.0.1\n"
     );
-    assert_eq!(bench.says(&id, "cat /etc/hostname"), "one\n");
+    assert_eq!(fixture.stdout_of(&id, "cat /etc/hostname"), "one\n");
     assert!(
-        bench
-            .says(&id, "id")
+        fixture
+            .stdout_of(&id, "id")
             .starts_with("uid=1000(agent) gid=1000(agent)")
     );
-    let accounts = bench.says(&id, "cat /etc/passwd");
+    let accounts = fixture.stdout_of(&id, "cat /etc/passwd");
     assert_eq!(accounts.matches("\nagent:").count(), 1, "{accounts}");
     assert!(accounts.contains("mail:x:8:8"), "{accounts}");
     for place in ["/home/agent", "/workspace", "/tmp", "/run", "/src"] {
         let line = format!("echo x > {place}/f && cat {place}/f");
-        assert_eq!(bench.says(&id, &line), "x\n", "{place}");
+        assert_eq!(fixture.stdout_of(&id, &line), "x\n", "{place}");
     }
-    let workspace = bench.backend.workspace(&id);
+    let workspace = fixture.backend.workspace(&id);
     assert_eq!(std::fs::read_to_string(workspace.join("f")).unwrap(), "x\n");
-    // The tree itself is as it was.
+    // The tree itself is unchanged.
     let names = |path: PathBuf| std::fs::read_dir(path).unwrap().count();
     assert_eq!(names(tree.path().to_owned()), 2);
     assert_eq!(names(tree.path().join("etc")), 2);
     // A terminal, /proc and the network work there as well.
-    let seen = bench.says(&id, "cat /proc/1/environ 2>/dev/null || echo hidden");
+    let seen = fixture.stdout_of(&id, "cat /proc/1/environ 2>/dev/null || echo hidden");
     assert_eq!(seen, "hidden\n");
 }
 
 #[test]
-fn a_host_path_is_there_in_a_tree_of_the_operators_too() {
-    let bench = Bench::new();
+fn host_path_is_visible_in_a_rootfs() {
+    let fixture = NamespaceFixture::new();
     let (tree, tools) = (busybox(), toolchain());
-    let id = bench.create("one", |config| {
+    let id = fixture.create("one", |config| {
         config.system.rootfs = Some(tree.path().to_owned());
         config.system.host_paths = vec![tools.path().to_owned()];
     });
     let command = SandboxCommand::new([tools.path().join("bin/tool")]);
     assert_eq!(
-        bench.backend.exec(&id, &command).unwrap().stdout,
+        fixture.backend.exec(&id, &command).unwrap().stdout,
         b"works\n"
     );
 }
 
 #[test]
-fn a_survey_finds_what_sandboxes_are_made_of_and_leaves_nothing() {
-    let bench = Bench::new();
-    let found = bench.backend.survey().unwrap();
+fn survey_reports_features_and_leaves_nothing() {
+    let fixture = NamespaceFixture::new();
+    let found = fixture.backend.survey().unwrap();
     for what in [
         "user namespaces",
         "overlay in a user namespace",
@@ -203,19 +209,19 @@ fn a_survey_finds_what_sandboxes_are_made_of_and_leaves_nothing() {
         let one = found.iter().find(|one| one.what == what).unwrap();
         assert_eq!(one.verdict, SurveyVerdict::Well, "{one:?}");
     }
-    let left = std::fs::read_dir(bench.directory.path().join("sandboxes")).unwrap();
+    let left = std::fs::read_dir(fixture.directory.path().join("sandboxes")).unwrap();
     assert_eq!(left.count(), 0);
 }
 
 #[test]
-fn a_missing_second_wall_is_told_once() {
-    let (bench, id) = Bench::with_sandbox();
-    let told = bench.backend.warnings(&id).unwrap();
+fn missing_landlock_is_one_warning() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    let told = fixture.backend.warnings(&id).unwrap();
     let told = told
         .iter()
         .filter(|one| one.starts_with("landlock"))
         .count();
-    let found = bench.backend.survey().unwrap();
+    let found = fixture.backend.survey().unwrap();
     let landlock = found.iter().find(|one| one.what == "landlock").unwrap();
     assert_eq!(
         told == 0,
@@ -225,16 +231,16 @@ fn a_missing_second_wall_is_told_once() {
 }
 
 #[test]
-fn namespaces_inside_are_for_those_who_asked() {
-    let bench = Bench::new();
-    let plain = bench.create("plain", |_| {});
-    let nested = bench.create("nested", |config| config.system.nested = true);
+fn user_namespaces_need_the_nested_option() {
+    let fixture = NamespaceFixture::new();
+    let plain = fixture.create("plain", |_| {});
+    let nested = fixture.create("nested", |config| config.system.nested = true);
     let line = "unshare -Urm sh -c 'id -u && mount -t tmpfs x /tmp && echo mounted'";
-    assert_ne!(bench.shell(&plain, line).exit_code, 0);
-    assert_eq!(bench.says(&nested, line), "0\nmounted\n");
+    assert_ne!(fixture.shell(&plain, line).exit_code, 0);
+    assert_eq!(fixture.stdout_of(&nested, line), "0\nmounted\n");
     let line = "unshare -Urpfmn --mount-proc true";
-    // A fresh /proc would show what ours hides.
-    assert_ne!(bench.shell(&nested, line).exit_code, 0);
+    // A new /proc would show what the sandbox's hides.
+    assert_ne!(fixture.shell(&nested, line).exit_code, 0);
     for line in [
         "mount -t tmpfs x /tmp",
         "unshare -Urm umount /proc/sys",
@@ -245,14 +251,14 @@ fn namespaces_inside_are_for_those_who_asked() {
         "unshare -Ur nsenter -t 1 -m true",
         "unshare -Ur cat /proc/kcore",
     ] {
-        let tried = bench.shell(&nested, line);
+        let tried = fixture.shell(&nested, line);
         assert!(
             tried.exit_code != 0 || tried.stdout.is_empty() && line.contains("kcore"),
             "{line}: {tried:?}"
         );
     }
-    bench.bring_probe(&nested);
-    let said = bench.says(&nested, "/tmp/probe forbidden < /dev/null");
+    fixture.install_probe(&nested);
+    let said = fixture.stdout_of(&nested, "/tmp/probe forbidden < /dev/null");
     for refused in [
         "clone3: ENOSYS",
         "setns: ENOSYS",
@@ -278,14 +284,14 @@ fn namespaces_inside_are_for_those_who_asked() {
 }
 
 #[test]
-fn root_inside_needs_ids_of_its_own_and_the_error_says_what_works() {
+fn root_without_subordinate_ids_is_an_error_with_alternatives() {
     if nix::unistd::Uid::effective().is_root() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = NamespaceFixture::new();
     let mut config = config("one");
     config.system.root = true;
-    let error = bench.backend.create(&config).unwrap_err().to_string();
+    let error = fixture.backend.create(&config).unwrap_err().to_string();
     assert!(
         error.contains("--root") && error.contains("virtual environment"),
         "{error}"

@@ -1,4 +1,4 @@
-//! Commands: what goes in, what comes out, how they end.
+//! Commands: input, output and exit.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -6,43 +6,43 @@ use std::time::Duration;
 use sandbox::contract::{SandboxBackend, SandboxCommand, SandboxError};
 use sandbox::namespace::protocol::TerminalSize;
 
-use crate::bench::{Bench, text};
+use crate::fixture::{NamespaceFixture, text};
 
 #[test]
 fn input_environment_and_directory_arrive() {
-    let (bench, id) = Bench::with_sandbox();
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let mut command = SandboxCommand::shell("cat; echo \"$WORD $HOME $USER\"; pwd; id -u; id -g");
     command.stdin = b"fed\n".to_vec();
     command.environment = vec![("WORD".into(), "said".into())];
     command.directory = Some("/tmp".into());
-    let result = bench.backend.exec(&id, &command).unwrap();
+    let result = fixture.backend.exec(&id, &command).unwrap();
     assert_eq!(
         text(&result.stdout),
         "fed\nsaid /home/agent agent\n/tmp\n1000\n1000\n",
         "{}",
         text(&result.stderr)
     );
-    assert_eq!(bench.says(&id, "pwd; hostname"), "/workspace\none\n");
+    assert_eq!(fixture.stdout_of(&id, "pwd; hostname"), "/workspace\none\n");
 }
 
 #[test]
-fn large_inputs_and_outputs_pass_whole() {
-    let (bench, id) = Bench::with_sandbox();
+fn large_inputs_and_outputs_are_complete() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let mut command = SandboxCommand::new(["cat"]);
     command.stdin = (0..3_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
-    let result = bench.backend.exec(&id, &command).unwrap();
+    let result = fixture.backend.exec(&id, &command).unwrap();
     assert!(result.stdout == command.stdin);
 }
 
 #[test]
-fn what_is_not_there_cannot_be_run_and_the_error_says_so() {
-    let (bench, id) = Bench::with_sandbox();
+fn missing_program_is_a_clear_error() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     for (argv, said) in [
         (vec!["no-such-program"], "running it: No such file"),
         (vec!["/etc/passwd"], "running it: Permission denied"),
         (vec![], "reading the command"),
     ] {
-        let error = bench
+        let error = fixture
             .backend
             .exec(&id, &SandboxCommand::new(argv))
             .unwrap_err();
@@ -51,74 +51,77 @@ fn what_is_not_there_cannot_be_run_and_the_error_says_so() {
     }
     let mut lost = SandboxCommand::shell("true");
     lost.directory = Some("/nowhere".into());
-    let error = bench.backend.exec(&id, &lost).unwrap_err().to_string();
+    let error = fixture.backend.exec(&id, &lost).unwrap_err().to_string();
     assert!(error.contains("entering the directory"), "{error}");
 }
 
 #[test]
 fn a_command_that_takes_too_long_is_killed_with_its_tree() {
-    let (bench, id) = Bench::with_sandbox();
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let mut command = SandboxCommand::shell("sleep 1000 & (setsid sleep 1000 &) ; sleep 1000");
     command.timeout = Some(Duration::from_millis(300));
-    let error = bench.backend.exec(&id, &command).unwrap_err();
+    let error = fixture.backend.exec(&id, &command).unwrap_err();
     assert!(matches!(error, SandboxError::TimedOut { .. }), "{error}");
-    crate::bench::until("the end of its tree", || bench.sleepers(&id) == 0);
+    crate::fixture::until("the end of its tree", || fixture.sleepers(&id) == 0);
 }
 
 #[test]
-fn a_command_that_kills_its_keeper_does_not_outlive_its_own_end() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.says(&id, "sleep 777 >/dev/null 2>&1 &");
+fn command_that_kills_its_subreaper_is_killed() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.stdout_of(&id, "sleep 777 >/dev/null 2>&1 &");
     let line = "(setsid sleep 1000 &); sh -c 'kill -9 '$PPID; kill -9 $PPID; sleep 1000";
     let mut command = SandboxCommand::shell(line);
     command.timeout = Some(Duration::from_secs(2));
-    // As an agent of its own id it cannot, and time runs out; as init's it ends itself.
-    match bench.backend.exec(&id, &command) {
+    // With a separate agent id the kill fails and the command times out; with init's id the command
+    // kills itself.
+    match fixture.backend.exec(&id, &command) {
         Ok(result) => assert_eq!(result.exit_code, 137),
         Err(error) => assert!(matches!(error, SandboxError::TimedOut { .. }), "{error}"),
     }
-    // But for what another command had left running on purpose.
-    crate::bench::until("the end of its tree", || bench.sleepers(&id) == 1);
-    assert_eq!(bench.says(&id, "echo alive"), "alive\n");
+    // Except processes that another command left running on purpose.
+    crate::fixture::until("the end of its tree", || fixture.sleepers(&id) == 1);
+    assert_eq!(fixture.stdout_of(&id, "echo alive"), "alive\n");
 }
 
 #[test]
-fn a_command_that_stops_its_keeper_is_still_heard_of() {
-    let (bench, id) = Bench::with_sandbox();
+fn command_that_stops_its_subreaper_is_still_reported() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let mut command =
         SandboxCommand::shell("kill -STOP $PPID 2>/dev/null; kill -STOP $PPID; exit 3");
     command.timeout = Some(Duration::from_secs(20));
-    let result = bench.backend.exec(&id, &command).unwrap();
+    let result = fixture.backend.exec(&id, &command).unwrap();
     assert_eq!(result.exit_code, 3);
 }
 
 #[test]
-fn a_background_process_neither_holds_up_nor_dies() {
-    let (bench, id) = Bench::with_sandbox();
-    assert_eq!(bench.says(&id, "sleep 1000 & echo done"), "done\n");
-    crate::bench::until("the process in the background", || bench.sleepers(&id) == 1);
+fn background_process_survives_without_delaying_the_command() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    assert_eq!(fixture.stdout_of(&id, "sleep 1000 & echo done"), "done\n");
+    crate::fixture::until("the process in the background", || {
+        fixture.sleepers(&id) == 1
+    });
 }
 
 #[test]
 fn a_dropped_command_is_killed() {
-    let (bench, id) = Bench::with_sandbox();
-    let running = bench
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    let running = fixture
         .backend
         .start(&id, &SandboxCommand::shell("sleep 1000; true"), None)
         .unwrap();
     drop(running);
-    crate::bench::until("the end of the command", || bench.sleepers(&id) == 0);
+    crate::fixture::until("the end of the command", || fixture.sleepers(&id) == 0);
 }
 
 #[test]
-fn a_terminal_is_the_sandboxs_own_and_changes_its_size() {
-    let (bench, id) = Bench::with_sandbox();
+fn terminal_is_private_and_can_be_resized() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let line = "stty size; tty; read x; stty size; echo ok > /dev/tty";
     let size = TerminalSize {
         rows: 31,
         columns: 97,
     };
-    let running = bench
+    let running = fixture
         .backend
         .start(&id, &SandboxCommand::shell(line), Some(size))
         .unwrap();
@@ -147,9 +150,9 @@ fn a_terminal_is_the_sandboxs_own_and_changes_its_size() {
 
 #[test]
 fn a_signal_reaches_the_command() {
-    let (bench, id) = Bench::with_sandbox();
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     let line = "trap 'exit 42' TERM; echo ready; while :; do sleep 0.05; done";
-    let running = bench
+    let running = fixture
         .backend
         .start(&id, &SandboxCommand::shell(line), None)
         .unwrap();
@@ -161,9 +164,9 @@ fn a_signal_reaches_the_command() {
 }
 
 #[test]
-fn an_unread_descriptor_of_the_host_is_not_among_the_commands_own() {
-    let (bench, id) = Bench::with_sandbox();
-    let listed = bench.says(
+fn command_has_no_descriptor_of_the_host() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    let listed = fixture.stdout_of(
         &id,
         "for f in /proc/self/fd/*; do readlink $f || true; done",
     );
@@ -172,6 +175,9 @@ fn an_unread_descriptor_of_the_host_is_not_among_the_commands_own() {
         listed.lines().all(|line| line.starts_with("pipe:")),
         "{listed}"
     );
-    // Reopening one's own output is possible, and leads to the same pipe only.
-    assert_eq!(bench.says(&id, "echo again > /dev/stdout"), "again\n");
+    // A process can reopen its own output, which is the same pipe.
+    assert_eq!(
+        fixture.stdout_of(&id, "echo again > /dev/stdout"),
+        "again\n"
+    );
 }

@@ -1,13 +1,13 @@
-//! What holds for whoever runs it.
+//! Tests that any user can run.
 
+mod commands;
 mod confinement;
 mod contract;
 pub(crate) mod disk;
 mod isolation;
-mod life;
+mod lifecycle;
 mod measure;
 mod network;
-mod programs;
-mod running;
+mod socket_owner;
 mod system;
 mod transfer;

@@ -1,19 +1,19 @@
-//! Figures for a person; no assertion on time. `PALISADE_ROUNDS=200` and a release build
-//! give those that count; the tests take fewer.
+//! Measurements for a person, without assertions on time. `PALISADE_ROUNDS=200` and a release build
+//! give meaningful results; the tests take fewer rounds.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sandbox::contract::{Force, SandboxBackend, SandboxCommand, TransferBounds};
 
-use crate::bench::{Bench, config};
+use crate::fixture::{NamespaceFixture, config};
 
 #[test]
-fn creating_running_and_moving_measured() {
+fn create_run_and_transfer_measured() {
     let rounds = std::env::var("PALISADE_ROUNDS").ok();
     let rounds: usize = rounds.map_or(3, |rounds| rounds.parse().unwrap());
-    let (bench, id) = Bench::with_sandbox();
-    let backend = &bench.backend;
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    let backend = &fixture.backend;
     let nothing = SandboxCommand::new(["/bin/true"]);
     let time = |what: &str, rounds: usize, work: &mut dyn FnMut(usize)| {
         let mut times: Vec<Duration> = (0..rounds)

@@ -1,4 +1,4 @@
-//! Nothing of the host and nothing of another sandbox can be reached.
+//! Isolation from the host and from other sandboxes.
 
 use std::net::{TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
@@ -6,45 +6,45 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 
 use sandbox::contract::{SandboxBackend, SandboxCommand};
 
-use crate::bench::{Bench, config, until};
+use crate::fixture::{NamespaceFixture, config, until};
 
 #[test]
 fn every_namespace_is_the_sandboxs_own() {
-    let (bench, id) = Bench::with_sandbox();
+    let (fixture, id) = NamespaceFixture::with_sandbox();
     for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"] {
         let path = format!("/proc/self/ns/{kind}");
         let Ok(hosts) = std::fs::read_link(&path) else {
             continue;
         };
-        let inside = bench.says(&id, &format!("readlink {path}"));
+        let inside = fixture.stdout_of(&id, &format!("readlink {path}"));
         assert_ne!(inside.trim(), hosts.to_str().unwrap());
         assert!(inside.starts_with(kind), "{inside}");
     }
 }
 
 #[test]
-fn no_socket_of_the_host_is_there_by_path_or_by_name() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.bring_probe(&id);
-    let path = bench.directory.path().join("control.sock");
+fn host_sockets_are_unreachable_by_path_and_name() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.install_probe(&id);
+    let path = fixture.directory.path().join("control.sock");
     let _control = UnixListener::bind(&path).unwrap();
-    let door = bench.directory.path().join("sandboxes/one/init.sock");
+    let door = fixture.directory.path().join("sandboxes/one/init.sock");
     for path in [&path, &door] {
         assert!(path.exists());
-        let said = bench.says(&id, &format!("/tmp/probe reach {}", path.display()));
+        let said = fixture.stdout_of(&id, &format!("/tmp/probe reach {}", path.display()));
         assert_eq!(said, "ENOENT\n");
     }
     let name = format!("palisade-test-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&name).unwrap();
     let _listener = UnixListener::bind_addr(&address).unwrap();
-    let said = bench.says(&id, &format!("/tmp/probe reach-abstract {name}"));
+    let said = fixture.stdout_of(&id, &format!("/tmp/probe reach-abstract {name}"));
     assert_eq!(said, "ECONNREFUSED\n");
 }
 
 #[test]
-fn what_listens_on_the_host_hears_nothing() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.bring_probe(&id);
+fn host_listeners_receive_nothing() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.install_probe(&id);
     for any in ["127.0.0.1:0", "[::1]:0"] {
         let Ok(tcp) = TcpListener::bind(any) else {
             continue;
@@ -65,10 +65,10 @@ fn what_listens_on_the_host_hears_nothing() {
                 address
             };
             let port = tcp.local_addr().unwrap().port();
-            let said = bench.says(&id, &format!("/tmp/probe connect '{shown}:{port}'"));
+            let said = fixture.stdout_of(&id, &format!("/tmp/probe connect '{shown}:{port}'"));
             assert!(said.contains("refused"), "{shown}: {said}");
             let port = udp.local_addr().unwrap().port();
-            bench.says(&id, &format!("/tmp/probe send '{shown}:{port}'"));
+            fixture.stdout_of(&id, &format!("/tmp/probe send '{shown}:{port}'"));
         }
         assert!(tcp.accept().is_err());
         assert!(udp.recv(&mut [0; 8]).is_err());
@@ -77,15 +77,15 @@ fn what_listens_on_the_host_hears_nothing() {
 
 #[test]
 fn two_sandboxes_share_no_network_name_process_or_file() {
-    let (bench, one) = Bench::with_sandbox();
+    let (fixture, one) = NamespaceFixture::with_sandbox();
     let two = config("two");
-    bench.backend.create(&two).unwrap();
-    bench.bring_probe(&one);
-    bench.bring_probe(&two.id);
+    fixture.backend.create(&two).unwrap();
+    fixture.install_probe(&one);
+    fixture.install_probe(&two.id);
     // Both listen in the first one, for as long as this test keeps them.
     let waiting = |line: &str| {
         let command = SandboxCommand::new(["/bin/sh", "-c", line]);
-        let running = bench.backend.start(&one, &command, None).unwrap();
+        let running = fixture.backend.start(&one, &command, None).unwrap();
         let mut word = [0; 10];
         let said = running.ends().get(1).unwrap();
         let mut heard = 0;
@@ -97,58 +97,61 @@ fn two_sandboxes_share_no_network_name_process_or_file() {
     };
     let _name = waiting("/tmp/probe keep-abstract shared");
     let _port = waiting("/tmp/probe accept 0.0.0.0:9000");
-    let says = |line: &str| bench.says(&two.id, line);
+    let stdout_of = |line: &str| fixture.stdout_of(&two.id, line);
     assert_eq!(
-        bench.says(&one, "/tmp/probe reach-abstract shared"),
+        fixture.stdout_of(&one, "/tmp/probe reach-abstract shared"),
         "done\n"
     );
-    assert_eq!(says("/tmp/probe reach-abstract shared"), "ECONNREFUSED\n");
+    assert_eq!(
+        stdout_of("/tmp/probe reach-abstract shared"),
+        "ECONNREFUSED\n"
+    );
     for address in ["192.0.0.2:9000", "192.0.0.1:9000", "127.0.0.1:9000"] {
-        let said = says(&format!("/tmp/probe connect {address}"));
+        let said = stdout_of(&format!("/tmp/probe connect {address}"));
         assert!(said.contains("refused"), "{address}: {said}");
     }
-    // Of what ran before, somebody may not have been taken in yet.
+    // A process of an earlier command may not be reaped yet.
     until("only its own", || {
-        says("ls /proc > /tmp/seen; grep -c '^[0-9]' /tmp/seen") == "2\n"
+        stdout_of("ls /proc > /tmp/seen; grep -c '^[0-9]' /tmp/seen") == "2\n"
     });
-    let other = bench.directory.path().join("sandboxes/one");
+    let other = fixture.directory.path().join("sandboxes/one");
     let line = format!("ls {} 2>/dev/null || echo hidden", other.display());
-    assert_eq!(says(&line), "hidden\n");
-    // Nor by way of what every process has.
+    assert_eq!(stdout_of(&line), "hidden\n");
+    // Also not through descriptors that every process has.
     let line = "cat /proc/self/root/../../etc/hostname; ls /proc/self/cwd/../../home";
-    assert_eq!(says(line), "two\nagent\n");
+    assert_eq!(stdout_of(line), "two\nagent\n");
 }
 
 #[test]
-fn what_a_command_holds_was_made_inside() {
-    let (bench, id) = Bench::with_sandbox();
-    let held = bench.says(&id, "for i in /proc/self/fd/*; do readlink $i || :; done");
+fn command_descriptors_are_created_in_the_sandbox() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    let held = fixture.stdout_of(&id, "for i in /proc/self/fd/*; do readlink $i || :; done");
     for line in held.lines() {
-        // The listing itself is one of them.
+        // The listing itself is one of the processes.
         let known = line.starts_with("pipe:") || line.starts_with("/proc/");
         assert!(known, "{held}");
     }
-    // The end one reads from is a pipe of this command alone, and writing there is harmless.
-    let tried = bench.shell(&id, "echo x > /proc/self/fd/0; echo still here");
+    // The read end is a pipe of this command only, and writing to it is harmless.
+    let tried = fixture.shell(&id, "echo x > /proc/self/fd/0; echo still here");
     assert_eq!(tried.stdout, b"still here\n");
-    assert_eq!(bench.says(&id, "echo well"), "well\n");
+    assert_eq!(fixture.stdout_of(&id, "echo well"), "well\n");
 }
 
 #[test]
-fn no_file_gives_anybody_more_rights() {
-    let (bench, id) = Bench::with_sandbox();
-    let mounts = bench.says(&id, "cat /proc/self/mountinfo");
+fn setuid_files_give_no_rights() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    let mounts = fixture.stdout_of(&id, "cat /proc/self/mountinfo");
     for line in mounts.lines() {
         let mut fields = line.split(' ').skip(4);
         let (place, options) = (fields.next().unwrap(), fields.next().unwrap());
-        // Devices and masks are single nodes, which nobody inside can change.
+        // Devices and masks are single files that the agent cannot change.
         let single = place.starts_with("/dev/") || place.starts_with("/proc/");
         let quiet = options.split(',').any(|option| option == "nosuid");
         assert!(quiet || single, "{line}");
     }
     let line = "cp /usr/bin/id /tmp/id && chmod 6755 /tmp/id && /tmp/id -u";
-    assert_eq!(bench.says(&id, line), "1000\n");
-    // One of the host's that has the bit.
-    let tried = bench.shell(&id, "/usr/bin/su -c 'id -u' < /dev/null");
+    assert_eq!(fixture.stdout_of(&id, line), "1000\n");
+    // A setuid program of the host.
+    let tried = fixture.shell(&id, "/usr/bin/su -c 'id -u' < /dev/null");
     assert_ne!(tried.stdout, b"0\n");
 }

@@ -1,13 +1,13 @@
-//! What an agent finds, and does not find, and may not do.
+//! What is visible and allowed in a sandbox, and what is not.
 
-use crate::bench::{Bench, config};
+use crate::fixture::{NamespaceFixture, config};
 use sandbox::contract::SandboxBackend;
 
 #[test]
-fn the_host_is_not_there() {
-    let (bench, id) = Bench::with_sandbox();
-    assert_eq!(bench.says(&id, "ls /home"), "agent\n");
-    let root = bench.says(&id, "ls /");
+fn host_files_are_invisible() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    assert_eq!(fixture.stdout_of(&id, "ls /home"), "agent\n");
+    let root = fixture.stdout_of(&id, "ls /");
     for gone in ["root", "mnt", "boot", "srv", "media"] {
         assert!(!root.lines().any(|name| name == gone), "{root}");
     }
@@ -18,25 +18,25 @@ fn the_host_is_not_there() {
         "/etc/ssl/private/x",
     ] {
         let line = format!("test -r {secret} && echo seen || echo hidden");
-        assert_eq!(bench.says(&id, &line), "hidden\n", "{secret}");
+        assert_eq!(fixture.stdout_of(&id, &line), "hidden\n", "{secret}");
     }
-    let mounts = bench.says(&id, "cat /proc/self/mountinfo");
+    let mounts = fixture.stdout_of(&id, "cat /proc/self/mountinfo");
     assert!(!mounts.contains("/sys/fs/cgroup"), "{mounts}");
-    assert_eq!(bench.says(&id, "ls /sys"), "");
+    assert_eq!(fixture.stdout_of(&id, "ls /sys"), "");
 }
 
 #[test]
-fn no_process_of_the_host_is_visible_nor_init() {
-    let (bench, id) = Bench::with_sandbox();
-    let pids = bench.says(&id, "ls /proc > /tmp/seen; grep -c '^[0-9]' /tmp/seen");
+fn host_processes_and_init_are_invisible() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    let pids = fixture.stdout_of(&id, "ls /proc > /tmp/seen; grep -c '^[0-9]' /tmp/seen");
     // The shell and ls.
     assert_eq!(pids, "2\n");
 }
 
 #[test]
-fn tools_of_the_host_work_and_their_places_are_private() {
-    let (bench, id) = Bench::with_sandbox();
-    assert_eq!(bench.says(&id, "echo a | sed s/a/b/"), "b\n");
+fn host_tools_work_and_directories_are_private() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    assert_eq!(fixture.stdout_of(&id, "echo a | sed s/a/b/"), "b\n");
     for place in [
         "/home/agent",
         "/workspace",
@@ -46,30 +46,30 @@ fn tools_of_the_host_work_and_their_places_are_private() {
         "/src",
     ] {
         let line = format!("echo x > {place}/f && cat {place}/f");
-        assert_eq!(bench.says(&id, &line), "x\n", "{place}");
+        assert_eq!(fixture.stdout_of(&id, &line), "x\n", "{place}");
     }
-    assert_eq!(bench.says(&id, "readlink /src"), "/workspace\n");
-    let workspace = bench.backend.workspace(&id);
+    assert_eq!(fixture.stdout_of(&id, "readlink /src"), "/workspace\n");
+    let workspace = fixture.backend.workspace(&id);
     assert_eq!(std::fs::read_to_string(workspace.join("f")).unwrap(), "x\n");
     assert!(!std::path::Path::new("/workspace/f").exists());
 }
 
 #[test]
 fn two_sandboxes_do_not_see_each_other() {
-    let (bench, one) = Bench::with_sandbox();
+    let (fixture, one) = NamespaceFixture::with_sandbox();
     let two = config("two");
-    bench.backend.create(&two).unwrap();
-    bench.says(&one, "echo x > /tmp/mine; sleep 1000 >/dev/null 2>&1 &");
-    crate::bench::until("the sleeper", || bench.sleepers(&one) == 1);
-    assert_eq!(bench.says(&two.id, "ls /tmp"), "");
-    assert_eq!(bench.sleepers(&two.id), 0);
+    fixture.backend.create(&two).unwrap();
+    fixture.stdout_of(&one, "echo x > /tmp/mine; sleep 1000 >/dev/null 2>&1 &");
+    crate::fixture::until("the sleeper", || fixture.sleepers(&one) == 1);
+    assert_eq!(fixture.stdout_of(&two.id, "ls /tmp"), "");
+    assert_eq!(fixture.sleepers(&two.id), 0);
 }
 
 #[test]
-fn what_reaches_round_the_sandbox_is_refused() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.bring_probe(&id);
-    let said = bench.says(&id, "/tmp/probe forbidden < /dev/null");
+fn calls_that_bypass_the_sandbox_are_refused() {
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.install_probe(&id);
+    let said = fixture.stdout_of(&id, "/tmp/probe forbidden < /dev/null");
     let expected = [
         ("unshare-user", "EPERM"),
         ("unshare-net", "EPERM"),
@@ -153,8 +153,8 @@ fn what_reaches_round_the_sandbox_is_refused() {
 
 #[test]
 fn a_process_has_no_privilege_and_cannot_get_any() {
-    let (bench, id) = Bench::with_sandbox();
-    let status = bench.says(&id, "cat /proc/self/status");
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    let status = fixture.stdout_of(&id, "cat /proc/self/status");
     for line in [
         "CapInh:\t0000000000000000",
         "CapPrm:\t0000000000000000",
@@ -169,17 +169,17 @@ fn a_process_has_no_privilege_and_cannot_get_any() {
     // A third filter where init supervises `setsid`.
     let filters = ["Seccomp_filters:\t2", "Seccomp_filters:\t3"];
     assert!(filters.iter().any(|line| status.contains(line)), "{status}");
-    assert_eq!(bench.says(&id, "ulimit -c"), "0\n");
-    let tried = bench.shell(&id, "unshare -U true || mount -t tmpfs x /tmp");
+    assert_eq!(fixture.stdout_of(&id, "ulimit -c"), "0\n");
+    let tried = fixture.shell(&id, "unshare -U true || mount -t tmpfs x /tmp");
     assert_ne!(tried.exit_code, 0);
 }
 
 #[test]
 fn killing_everything_does_not_kill_init() {
-    let (bench, id) = Bench::with_sandbox();
-    bench.shell(
+    let (fixture, id) = NamespaceFixture::with_sandbox();
+    fixture.shell(
         &id,
         "kill -9 1; kill -TERM 1; kill -HUP 1; kill -STOP 1; kill -9 -1",
     );
-    assert_eq!(bench.says(&id, "echo alive"), "alive\n");
+    assert_eq!(fixture.stdout_of(&id, "echo alive"), "alive\n");
 }

@@ -1,4 +1,4 @@
-//! What survives the way out and in again.
+//! Round trips through an archive.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -12,7 +12,7 @@ use proptest::test_runner::TestCaseError;
 use super::ROOMY;
 use crate::transfer::{UnpackRules, pack, unpack};
 
-/// What a tree is: for each path its mode and what it holds.
+/// A tree: for each path its mode and content.
 type Tree = BTreeMap<Vec<u8>, (u32, Node)>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ fn name() -> impl Strategy<Value = Vec<u8>> {
         .prop_filter("a name", |name| !matches!(name.as_slice(), b"." | b".."))
 }
 
-/// Up to three levels; directories first, so that what is in them has a place.
+/// Up to three levels; directories come before their entries.
 fn tree() -> impl Strategy<Value = Tree> {
     let content = proptest::collection::vec(any::<u8>(), 0..2000);
     let leaf = prop_oneof![
@@ -108,7 +108,7 @@ fn tree() -> impl Strategy<Value = Tree> {
 }
 
 #[test]
-fn gnu_tar_reads_what_we_write_and_we_read_what_it_writes() {
+fn archives_are_interchangeable_with_gnu_tar() {
     let place = tempfile::tempdir().unwrap();
     let source = place.path().join("source");
     let long = "deep/".repeat(40);
@@ -149,7 +149,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_tree_survives_the_journey(tree in tree()) {
+    fn tree_round_trip_is_lossless(tree in tree()) {
         let place = tempfile::tempdir().unwrap();
         let source = place.path().join("source");
         std::fs::create_dir(&source).unwrap();
