@@ -152,7 +152,7 @@ impl Default for GatePorts {
     }
 }
 
-/// What a sandbox may use.
+/// The resource limits of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SandboxLimits {

@@ -1,7 +1,7 @@
 //! Manages sandboxes: name, repository, branch, workspace and backend state.
 //!
 //! ```text
-//!            begin            keep
+//!            begin         mark_kept
 //!   (none) ───────▶ making ───────▶ kept ⇄ paused (the backend's own)
 //!                     │               │ mark_for_removal
 //!                     │  found at     ▼
@@ -277,7 +277,7 @@ impl Manager {
     }
 
     /// Creates a sandbox: branch, backend state, workspace. A failure is rolled back; a success
-    /// needs [`Manager::keep`].
+    /// needs [`Manager::mark_kept`].
     pub fn begin(&self, wanted: &NewSandbox) -> Result<SandboxRow, ManagerError> {
         let name = Slug::from_name(&wanted.name).map_err(SandboxError::from)?;
         let host_repository = wanted.repository.as_deref().map(HostRepository::discover);
@@ -455,7 +455,7 @@ impl Manager {
     }
 
     /// Marks a new sandbox as complete.
-    pub fn keep(&self, row: SandboxRow) -> Result<SandboxRow, ManagerError> {
+    pub fn mark_kept(&self, row: SandboxRow) -> Result<SandboxRow, ManagerError> {
         let row = SandboxRow {
             stage: RowStage::Kept,
             ..row

@@ -176,7 +176,7 @@ impl Namespace {
     }
 
     /// Whether a sandbox responds now. A paused one does not.
-    pub fn answers(&self, id: &SandboxId) -> bool {
+    pub fn is_responding(&self, id: &SandboxId) -> bool {
         match self.recorded_status(id) {
             SandboxStatus::Active | SandboxStatus::Unknown => !matches!(
                 InitConnection::open(&self.sandbox_dir(id)),
@@ -210,7 +210,7 @@ impl Namespace {
 
     /// Returns the path of the program in the sandbox that owns a connection, if that is certain.
     /// Takes at most two seconds, whatever init does.
-    pub fn connected_by(
+    pub fn socket_owner(
         &self,
         id: &SandboxId,
         from: SocketAddr,

@@ -65,7 +65,7 @@ pub struct PackReaderPool {
     program: PathBuf,
     arguments: Vec<OsString>,
     limits: PackReaderLimits,
-    turns: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 /// Resource limits of a child process.
@@ -98,7 +98,7 @@ impl Default for PackReaderLimits {
 pub struct PackFile {
     /// The file.
     pub file: File,
-    /// Where the pack begins.
+    /// The offset of the pack.
     pub offset: u64,
 }
 
@@ -170,7 +170,7 @@ impl PackReaderPool {
             program,
             arguments,
             limits: PackReaderLimits::default(),
-            turns: Arc::new(Semaphore::new(at_once)),
+            permits: Arc::new(Semaphore::new(at_once)),
         }
     }
 
@@ -195,8 +195,8 @@ impl PackReaderPool {
         pack: Option<PackFile>,
         bases: Vec<PackFile>,
     ) -> Result<Findings, PackReaderError> {
-        let _turn = self
-            .turns
+        let _permit = self
+            .permits
             .acquire()
             .await
             .map_err(child_error("pool is closed"))?;

@@ -132,7 +132,7 @@ pub fn unpack(
 /// What an unpacking allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnpackRules {
-    /// What happens to a file that is already there.
+    /// How an existing file is treated.
     pub overwrite: Overwrite,
     /// Which links are created.
     pub links: LinkPolicy,
@@ -156,7 +156,7 @@ impl UnpackRules {
     };
 }
 
-/// What happens to a file that is already there.
+/// How an existing file is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
     /// The file is kept, and nothing is unpacked.

@@ -153,7 +153,7 @@ fn set_attribute(path: &Path, name: &str, value: &[u8]) {
 
 fn whiteout(path: &Path) {
     let path = c_path(path);
-    // SAFETY: the path ends in NUL. Anybody may make this one device.
+    // SAFETY: the path ends in NUL. The 0:0 device needs no privilege.
     assert_eq!(unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR, 0) }, 0);
 }
 

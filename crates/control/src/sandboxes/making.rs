@@ -134,7 +134,7 @@ impl Sandboxes {
                 port: *port,
             })
             .collect();
-        let row = self.ask(move |manager| manager.keep(row)).await?;
+        let row = self.ask(move |manager| manager.mark_kept(row)).await?;
         for ((listener, _), port) in doors {
             self.lead(&row.id, listener, port);
         }

@@ -348,7 +348,7 @@ fn inside(paths: &Paths, gate: &Client, place: &Place, asked: &Asked<'_>) -> Res
     let manner = Manner {
         on_terminal: terminal.is_some(),
         stdout: asked.stdout,
-        answers: Arc::new(move || backend.answers(&id)),
+        answers: Arc::new(move || backend.is_responding(&id)),
     };
     let end = relay::accompany(started, manner).map_err(with_advice)?;
     if let End::Stopped(_, why) = &end {

@@ -159,7 +159,7 @@ pub struct Inits(pub Namespace);
 impl SocketOwner for Inits {
     async fn owner(&self, sandbox: &SandboxId, from: SocketAddr, to: SocketAddr) -> Option<String> {
         let (backend, id) = (self.0.clone(), sandbox.clone());
-        let asked = tokio::task::spawn_blocking(move || backend.connected_by(&id, from, to));
+        let asked = tokio::task::spawn_blocking(move || backend.socket_owner(&id, from, to));
         match asked.await {
             Ok(Ok(program)) => program,
             Ok(Err(error)) => {

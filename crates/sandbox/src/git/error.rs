@@ -77,7 +77,7 @@ pub enum GitError {
     /// An object of the agent's is malformed.
     #[error("the agent's commits are refused: {why} ({id}); they stay in the workspace")]
     BadObject {
-        /// What is wrong.
+        /// The reason.
         why: String,
         /// Where.
         id: Oid,

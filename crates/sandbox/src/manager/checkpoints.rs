@@ -86,7 +86,7 @@ impl Manager {
     }
 
     /// Creates a sandbox with a copy of another one's files and branch. As after
-    /// [`Manager::begin`], the result needs [`Manager::keep`].
+    /// [`Manager::begin`], the result needs [`Manager::mark_kept`].
     pub fn fork(
         &self,
         id: &SandboxId,

@@ -90,7 +90,7 @@ struct DiskUsage {
     /// Whether a process's open files could not be examined.
     has_hidden_process: bool,
     /// The free space at the start of the measurement.
-    room: FreeSpace,
+    free_space: FreeSpace,
     began: Instant,
     took: Duration,
 }
@@ -146,34 +146,39 @@ impl DiskWatch {
             self.next_look = now + Duration::from_secs(1);
             return;
         }
-        let Ok(room) = FreeSpace::of(&self.top) else {
+        let Ok(free_space) = FreeSpace::of(&self.top) else {
             self.next_look = now + Duration::from_secs(1);
             return;
         };
-        self.measure(now, room, inside);
-        let reason = self.stop_reason(room);
+        self.measure(now, free_space, inside);
+        let reason = self.stop_reason(free_space);
         if reason.as_deref() != self.stopped.as_deref() {
             // A decision that cannot be written is enforced nevertheless.
             let _ = self.write_verdict(reason.as_deref().unwrap_or_default());
             self.stopped = reason;
         }
-        self.next_look = now + self.interval(room);
+        self.next_look = now + self.interval(free_space);
     }
 
-    fn measure(&mut self, now: Instant, room: FreeSpace, inside: Option<&SandboxProcesses<'_>>) {
-        if self.running.is_none() && self.is_due(now, room) {
+    fn measure(
+        &mut self,
+        now: Instant,
+        free_space: FreeSpace,
+        inside: Option<&SandboxProcesses<'_>>,
+    ) {
+        if self.running.is_none() && self.is_due(now, free_space) {
             match Measurement::begin(&self.top, inside) {
-                Ok(begun) => self.running = Some((begun, now, room)),
+                Ok(begun) => self.running = Some((begun, now, free_space)),
                 Err(_) => return,
             }
         }
-        if let Some((measurement, began, room)) = &mut self.running
+        if let Some((measurement, began, free_space)) = &mut self.running
             && measurement.resume(ENTRIES_PER_STEP)
         {
             let found = DiskUsage {
                 used: measurement.bytes(),
                 has_hidden_process: measurement.has_hidden_process(),
-                room: *room,
+                free_space: *free_space,
                 began: *began,
                 took: began.elapsed(),
             };
@@ -183,13 +188,13 @@ impl DiskWatch {
     }
 
     fn record_usage(&mut self, found: DiskUsage) {
-        if self.calm.is_none() || !found.room.is_below(2) {
-            self.calm = Some((found.room, found.used));
+        if self.calm.is_none() || !found.free_space.is_below(2) {
+            self.calm = Some((found.free_space, found.used));
         }
         self.last = Some(found);
     }
 
-    fn is_due(&self, now: Instant, room: FreeSpace) -> bool {
+    fn is_due(&self, now: Instant, free_space: FreeSpace) -> bool {
         let Some(last) = &self.last else { return true };
         let age = now.saturating_duration_since(last.began + last.took);
         if self.stopped.is_some() {
@@ -197,10 +202,10 @@ impl DiskWatch {
             return age >= Duration::from_secs(1).max(rest);
         }
         let left = self.limit.saturating_sub(last.used);
-        let gone = room.used_since(last.room);
-        if room.is_below(1)
+        let gone = free_space.used_since(last.free_space);
+        if free_space.is_below(1)
             && age >= last.took
-            && (!last.room.is_below(1) || gone >= room.floor / 16)
+            && (!last.free_space.is_below(1) || gone >= free_space.floor / 16)
         {
             return true;
         }
@@ -210,15 +215,15 @@ impl DiskWatch {
             || age >= MAX_MEASURE_INTERVAL.max(last.took * 50)
     }
 
-    fn stop_reason(&self, room: FreeSpace) -> Option<String> {
+    fn stop_reason(&self, free_space: FreeSpace) -> Option<String> {
         // Twice the floor is needed to start again, to avoid flapping.
-        let stays = self.stopped.is_some() && room.is_below(2);
-        if stays || self.must_stop(room) {
+        let stays = self.stopped.is_some() && free_space.is_below(2);
+        if stays || self.must_stop(free_space) {
             return Some(format!(
                 "disk limit: the host's file system has only {} and {} inodes left; free space \
                  there, and the sandbox runs again",
-                format_size(room.free),
-                room.inodes_free
+                format_size(free_space.free),
+                free_space.inodes_free
             ));
         }
         let used = self.last.as_ref().map_or(0, |last| last.used);
@@ -233,8 +238,8 @@ impl DiskWatch {
     }
 
     /// Whether this sandbox must stop, so that the host keeps its floor.
-    fn must_stop(&self, room: FreeSpace) -> bool {
-        let stop_need = room.stop_need();
+    fn must_stop(&self, free_space: FreeSpace) -> bool {
+        let stop_need = free_space.stop_need();
         let (Some(last), Some((calm, held))) = (&self.last, &self.calm) else {
             // There is no measurement yet.
             return stop_need > StopNeed::None;
@@ -245,11 +250,13 @@ impl DiskWatch {
             false => last.used.saturating_sub(*held),
         };
         // A measurement from before the floor was passed does not show who passed it.
-        let is_fresh = last.room.is_below(1);
+        let is_fresh = last.free_space.is_below(1);
         match stop_need {
             StopNeed::None => false,
             StopNeed::Greedy => {
-                is_fresh && grown > NEGLIGIBLE_GROWTH && grown >= last.room.used_since(*calm) / 4
+                is_fresh
+                    && grown > NEGLIGIBLE_GROWTH
+                    && grown >= last.free_space.used_since(*calm) / 4
             }
             StopNeed::Grown => is_fresh && grown > NEGLIGIBLE_GROWTH,
             StopNeed::All => true,
@@ -257,12 +264,13 @@ impl DiskWatch {
     }
 
     /// The time in which the fastest disk could reach the limit or the floor.
-    fn interval(&self, room: FreeSpace) -> Duration {
+    fn interval(&self, free_space: FreeSpace) -> Duration {
         let used = self.last.as_ref().map_or(0, |last| {
-            last.used.saturating_add(room.used_since(last.room))
+            last.used
+                .saturating_add(free_space.used_since(last.free_space))
         });
         let left = self.limit.saturating_sub(used);
-        let left = left.min(room.free.saturating_sub(room.floor));
+        let left = left.min(free_space.free.saturating_sub(free_space.floor));
         Duration::from_millis((left / MAX_WRITE_BYTES_PER_MS).clamp(20, 1000))
     }
 
@@ -284,17 +292,17 @@ mod tests {
     }
 
     fn measured(watch: &mut DiskWatch, used: u64, free: u64) {
-        let room = room(free);
+        let free_space = free_space(free);
         watch.record_usage(DiskUsage {
             used,
             has_hidden_process: false,
-            room,
+            free_space,
             began: Instant::now(),
             took: Duration::ZERO,
         });
     }
 
-    fn room(free: u64) -> FreeSpace {
+    fn free_space(free: u64) -> FreeSpace {
         FreeSpace {
             free,
             floor: 1 << 30,
@@ -307,17 +315,17 @@ mod tests {
     fn limit_floor_and_inodes_stop_and_free_space_restarts() {
         let (_place, mut watch) = watch(100 << 20);
         measured(&mut watch, 50 << 20, 9 << 30);
-        assert_eq!(watch.stop_reason(room(9 << 30)), None);
-        let said = watch.stop_reason(room((1 << 28) - 1)).unwrap();
+        assert_eq!(watch.stop_reason(free_space(9 << 30)), None);
+        let said = watch.stop_reason(free_space((1 << 28) - 1)).unwrap();
         assert!(said.starts_with("disk limit: the host's"), "{said}");
         watch.stopped = Some(said);
-        assert!(watch.stop_reason(room(3 << 29)).is_some());
-        assert_eq!(watch.stop_reason(room(2 << 30)), None);
-        let mut few = room(9 << 30);
+        assert!(watch.stop_reason(free_space(3 << 29)).is_some());
+        assert_eq!(watch.stop_reason(free_space(2 << 30)), None);
+        let mut few = free_space(9 << 30);
         few.inodes_free = 7;
         assert!(watch.stop_reason(few).unwrap().contains("7 inodes"));
         measured(&mut watch, 101 << 20, 9 << 30);
-        let said = watch.stop_reason(room(9 << 30)).unwrap();
+        let said = watch.stop_reason(free_space(9 << 30)).unwrap();
         assert!(
             said.contains("holds 101.0 MiB and may hold 100.0 MiB"),
             "{said}"
@@ -343,7 +351,7 @@ mod tests {
             ] {
                 measured(&mut watch, (5 << 30) + grown, free);
                 assert_eq!(
-                    watch.stop_reason(room(free)).is_some(),
+                    watch.stop_reason(free_space(free)).is_some(),
                     goes,
                     "{grown} {free}"
                 );
@@ -352,29 +360,29 @@ mod tests {
         let (_hiding, mut hiding) = watch(16 << 30);
         measured(&mut hiding, 5 << 30, 3 << 30);
         measured(&mut hiding, 5 << 30, 1023 * MIB);
-        assert_eq!(hiding.stop_reason(room(1023 * MIB)), None);
+        assert_eq!(hiding.stop_reason(free_space(1023 * MIB)), None);
         hiding.last.as_mut().unwrap().has_hidden_process = true;
-        assert!(hiding.stop_reason(room(1023 * MIB)).is_some());
-        assert_eq!(hiding.stop_reason(room(2 << 30)), None);
+        assert!(hiding.stop_reason(free_space(1023 * MIB)).is_some());
+        assert_eq!(hiding.stop_reason(free_space(2 << 30)), None);
         // An older measurement counts only when there is no more time.
         let (_place, mut watch) = watch(16 << 30);
         measured(&mut watch, 5 << 30, 3 << 30);
-        assert_eq!(watch.stop_reason(room(600 * MIB)), None);
-        assert!(watch.is_due(Instant::now(), room(600 * MIB)));
-        assert!(watch.stop_reason(room(200 * MIB)).is_some());
+        assert_eq!(watch.stop_reason(free_space(600 * MIB)), None);
+        assert!(watch.is_due(Instant::now(), free_space(600 * MIB)));
+        assert!(watch.stop_reason(free_space(200 * MIB)).is_some());
     }
 
     #[test]
     fn measurement_is_due_when_space_shrinks_or_after_a_minute() {
         let (_place, mut watch) = watch(1 << 30);
         let now = Instant::now();
-        assert!(watch.is_due(now, room(9 << 30)));
+        assert!(watch.is_due(now, free_space(9 << 30)));
         measured(&mut watch, 0, 9 << 30);
-        assert!(!watch.is_due(Instant::now(), room(9 << 30)));
-        assert!(!watch.is_due(Instant::now(), room((9 << 30) - (1 << 20))));
-        assert!(watch.is_due(Instant::now(), room((9 << 30) - (1 << 27))));
-        assert!(watch.is_due(Instant::now() + MAX_MEASURE_INTERVAL, room(9 << 30)));
-        let mut inodes = room(9 << 30);
+        assert!(!watch.is_due(Instant::now(), free_space(9 << 30)));
+        assert!(!watch.is_due(Instant::now(), free_space((9 << 30) - (1 << 20))));
+        assert!(watch.is_due(Instant::now(), free_space((9 << 30) - (1 << 27))));
+        assert!(watch.is_due(Instant::now() + MAX_MEASURE_INTERVAL, free_space(9 << 30)));
+        let mut inodes = free_space(9 << 30);
         inodes.inodes_free -= 1 << 16;
         assert!(watch.is_due(Instant::now(), inodes));
     }
@@ -383,10 +391,16 @@ mod tests {
     fn check_interval_shrinks_near_the_limit() {
         let (_place, mut watch) = watch(16 << 30);
         measured(&mut watch, 0, 90 << 30);
-        assert_eq!(watch.interval(room(90 << 30)), Duration::from_secs(1));
-        assert_eq!(watch.interval(room(75 << 30)), Duration::from_millis(256));
+        assert_eq!(watch.interval(free_space(90 << 30)), Duration::from_secs(1));
+        assert_eq!(
+            watch.interval(free_space(75 << 30)),
+            Duration::from_millis(256)
+        );
         measured(&mut watch, 0, 1 << 30);
-        assert_eq!(watch.interval(room(1 << 30)), Duration::from_millis(20));
+        assert_eq!(
+            watch.interval(free_space(1 << 30)),
+            Duration::from_millis(20)
+        );
     }
 
     #[test]

@@ -309,7 +309,7 @@ pub(crate) fn clone_into(
         arguments.cgroup = u64::from(cgroup.as_raw_fd().cast_unsigned());
     }
     // SAFETY: no CLONE_VM and no stack, so this is a fork: the child has a copy of our memory,
-    // and we have one thread, so no lock in it is held by anybody else.
+    // and we have one thread, so no other thread holds a lock in it.
     let result = unsafe {
         libc::syscall(
             libc::SYS_clone3,

@@ -237,13 +237,13 @@ pub(crate) fn gather(spec: &LaunchSpec) -> std::result::Result<Layers, StepError
         Identity::Range { first, lent: None } => {
             if let Err(error) = all.map(first) {
                 all.warnings.push(format!(
-                    "files of the host belong to nobody inside, and --root cannot change them: \
+                    "host files belong to the user 'nobody' inside, and --root cannot change them: \
                      this kernel or file system maps no ids ({error})"
                 ));
             }
         }
         Identity::Range { lent: Some(_), .. } => all.warnings.push(
-            "files of the host belong to nobody inside, and --root cannot change them: that \
+            "host files belong to the user 'nobody' inside, and --root cannot change them: that \
              takes a gate started by root"
                 .to_owned(),
         ),

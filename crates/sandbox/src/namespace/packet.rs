@@ -86,8 +86,8 @@ pub(crate) fn receive<T: DeserializeOwned>(
         let mut descriptors = Vec::new();
         for message in got.cmsgs()? {
             if let ControlMessageOwned::ScmRights(list) = message {
-                // SAFETY: the kernel has just put these descriptors into our table; nobody
-                // else knows their numbers.
+                // SAFETY: the kernel has just put these descriptors into our table; no other
+                // code knows their numbers.
                 descriptors.extend(
                     list.into_iter()
                         .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),

@@ -61,9 +61,9 @@ pub(crate) struct ProcessView<'a> {
 #[derive(Debug, PartialEq, Eq)]
 enum OwnerUnknown {
     /// No process holds the socket, several programs do, or the program has no path.
-    Nobody,
+    NoSingleProgram,
     /// A process cannot be examined.
-    HiddenPath,
+    Unreadable,
     /// The search exceeded its budget.
     TooMuch,
 }
@@ -82,10 +82,10 @@ pub(crate) fn find(inside: &ProcessView<'_>, from: SocketAddr, to: SocketAddr) -
     for _ in 0..MAX_TRIES {
         match OwnerSearch::new(inside, budget).find(from, to) {
             Ok(program) => return Some(program),
-            Err(OwnerUnknown::HiddenPath) => {
+            Err(OwnerUnknown::Unreadable) => {
                 let _ = poll(&mut [], PollTimeout::from(PAUSE_MS));
             }
-            Err(OwnerUnknown::Nobody | OwnerUnknown::TooMuch) => return None,
+            Err(OwnerUnknown::NoSingleProgram | OwnerUnknown::TooMuch) => return None,
         }
     }
     None
@@ -109,7 +109,7 @@ impl<'a> OwnerSearch<'a> {
 
     fn find(&mut self, from: SocketAddr, to: SocketAddr) -> Result<String, OwnerUnknown> {
         let inode = tcp_sockets::find(self.inside.proc, from, to, self.budget)
-            .ok_or(OwnerUnknown::Nobody)?;
+            .ok_or(OwnerUnknown::NoSingleProgram)?;
         let socket = format!("socket:[{inode}]");
         let mut holders: Vec<SocketHolder> = Vec::new();
         for pid in self.numbers(self.inside.proc, c".")? {
@@ -123,13 +123,13 @@ impl<'a> OwnerSearch<'a> {
                     .first()
                     .is_some_and(|first| first.executable != holder.executable)
                 {
-                    return Err(OwnerUnknown::Nobody);
+                    return Err(OwnerUnknown::NoSingleProgram);
                 }
                 holders.push(holder);
             }
         }
-        let first = holders.first().ok_or(OwnerUnknown::Nobody)?;
-        let program = name(&first.executable).ok_or(OwnerUnknown::Nobody)?;
+        let first = holders.first().ok_or(OwnerUnknown::NoSingleProgram)?;
+        let program = name(&first.executable).ok_or(OwnerUnknown::NoSingleProgram)?;
         let file = identity(openat2(AT_FDCWD, program.as_str(), exact()))?;
         for holder in &holders {
             // The file at that path must be the process's executable, and the process must still
@@ -144,7 +144,7 @@ impl<'a> OwnerSearch<'a> {
                 || executable(&holder.process)?.as_ref() != Some(&holder.executable)
                 || !points_to(&holder.process, &holder.descriptor, &socket)?
             {
-                return Err(OwnerUnknown::Nobody);
+                return Err(OwnerUnknown::NoSingleProgram);
             }
         }
         Ok(program)
@@ -173,13 +173,13 @@ impl<'a> OwnerSearch<'a> {
             seen = Some(thread);
             let table = format!("task/{thread}/fd");
             let held = match self.search(&process, &table, socket) {
-                Err(OwnerUnknown::HiddenPath) if self.is_not_agents(pid, &process, thread) => {
+                Err(OwnerUnknown::Unreadable) if self.is_not_agents(pid, &process, thread) => {
                     continue;
                 }
                 other => other?,
             };
             if let Some(descriptor) = held {
-                let executable = executable(&process)?.ok_or(OwnerUnknown::Nobody)?;
+                let executable = executable(&process)?.ok_or(OwnerUnknown::NoSingleProgram)?;
                 return Ok(Some(SocketHolder {
                     process,
                     descriptor,
@@ -262,12 +262,12 @@ fn ignore_gone<T>(found: nix::Result<T>) -> Result<Option<T>, OwnerUnknown> {
     match found {
         Ok(found) => Ok(Some(found)),
         Err(Errno::ENOENT | Errno::ESRCH) => Ok(None),
-        Err(_) => Err(OwnerUnknown::HiddenPath),
+        Err(_) => Err(OwnerUnknown::Unreadable),
     }
 }
 
 fn path(text: &str) -> Result<CString, OwnerUnknown> {
-    CString::new(text).map_err(|_| OwnerUnknown::Nobody)
+    CString::new(text).map_err(|_| OwnerUnknown::NoSingleProgram)
 }
 
 fn points_to(process: &OwnedFd, descriptor: &CStr, socket: &str) -> Result<bool, OwnerUnknown> {
@@ -284,7 +284,7 @@ fn executable(process: &OwnedFd) -> Result<Option<CString>, OwnerUnknown> {
 }
 
 fn path_of(target: &OsStr) -> Result<CString, OwnerUnknown> {
-    CString::new(target.as_bytes()).map_err(|_| OwnerUnknown::Nobody)
+    CString::new(target.as_bytes()).map_err(|_| OwnerUnknown::NoSingleProgram)
 }
 
 /// A path that can be reported: one line of UTF-8, absolute.
@@ -305,7 +305,7 @@ fn exact() -> OpenHow {
 /// is in no visible directory.
 fn identity(file: nix::Result<OwnedFd>) -> Result<(u64, u64), OwnerUnknown> {
     let found = file.and_then(|file| fstat(file.as_fd()));
-    let found = found.map_err(|_| OwnerUnknown::Nobody)?;
+    let found = found.map_err(|_| OwnerUnknown::NoSingleProgram)?;
     Ok((found.st_dev, found.st_ino))
 }
 

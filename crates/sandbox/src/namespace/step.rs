@@ -5,9 +5,9 @@ use std::io::Error;
 /// A failed step and its error.
 #[derive(Debug)]
 pub(crate) struct StepError {
-    /// What was being done.
+    /// The name of the step.
     pub(crate) step: String,
-    /// What the system said.
+    /// The error of the system.
     pub(crate) source: Error,
 }
 

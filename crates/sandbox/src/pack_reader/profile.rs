@@ -15,9 +15,10 @@ use crate::namespace::hardening;
 /// must be open.
 pub(super) fn apply_profile(limits: &PackReaderLimits) -> Result<()> {
     for (resource, most) in [
-        // One byte, not none: see `hardening::limit`.
+        // One byte, not 0: see `hardening::limit`.
         (Resource::RLIMIT_CORE, 1),
-        // What can be write_case to, not addresses: an allocator may set aside many of those.
+        // RLIMIT_DATA limits writable memory; RLIMIT_AS would count address space that is only
+        // reserved.
         (Resource::RLIMIT_DATA, limits.memory),
         (Resource::RLIMIT_FSIZE, 0),
         (Resource::RLIMIT_NOFILE, 0),

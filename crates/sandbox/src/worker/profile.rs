@@ -44,7 +44,7 @@ pub(super) fn apply_profile(
         .max(bounds.file)
         .saturating_add(SPARE_FILE_SIZE);
     for (resource, most) in [
-        // One byte, not none: see `hardening::limit`.
+        // One byte, not 0: see `hardening::limit`.
         (Resource::RLIMIT_CORE, 1),
         (Resource::RLIMIT_AS, limits.memory),
         (Resource::RLIMIT_FSIZE, largest),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_starts_nothing_connects_nowhere_and_becomes_nobody() {
+    fn worker_profile_refuses_programs_sockets_and_id_changes() {
         let status = shut_in_and(|| {
             let path = c"/bin/true".as_ptr() as i64;
             let inet = i64::from(libc::AF_INET);

@@ -158,7 +158,7 @@ fn disk_floor_stops_only_sandboxes_that_grew() {
         fixture.backend.status(&id) == SandboxStatus::Active
     });
     assert_eq!(fixture.stdout_of(&id, "echo well"), "well\n");
-    assert_eq!(fixture.sleepers(&innocent), 1, "nobody stopped it");
+    assert_eq!(fixture.sleepers(&innocent), 1, "it was not stopped");
     drop(fixture);
     umount2(place.path(), MntFlags::MNT_DETACH).unwrap();
 }

@@ -85,12 +85,12 @@ impl FreeSpace {
 
 /// Returns why no sandbox can be created, if the file system is too full.
 pub(crate) fn check_room(directory: &OwnedFd) -> Result<Option<String>> {
-    let room = FreeSpace::of(directory)?;
-    Ok(room.is_below(1).then(|| {
+    let free_space = FreeSpace::of(directory)?;
+    Ok(free_space.is_below(1).then(|| {
         format!(
             "the file system of the sandboxes has only {} and {} inodes left; free some space there",
-            format_size(room.free),
-            room.inodes_free
+            format_size(free_space.free),
+            free_space.inodes_free
         )
     }))
 }

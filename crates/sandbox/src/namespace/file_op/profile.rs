@@ -16,7 +16,7 @@ const KEPT: &[u32] = hardening::FILE_OP_CAPABILITIES;
 
 /// Confines this process irrevocably.
 pub(super) fn apply_profile() -> Result<()> {
-    // One byte, not none: see `hardening::limit`.
+    // One byte, not 0: see `hardening::limit`.
     setrlimit(Resource::RLIMIT_CORE, 1, 1)?;
     hardening::keep_capabilities(KEPT)?;
     hardening::set_undumpable_and_no_new_privs()?;

@@ -46,7 +46,11 @@ impl<'a> Call<'a> {
             .start(id, &SandboxCommand::shell(line), None)
             .unwrap();
         let news = PollFd::new(std::os::fd::AsFd::as_fd(&listener), PollFlags::POLLIN);
-        assert_eq!(poll(&mut [news], 10_000_u16).unwrap(), 1, "nobody came");
+        assert_eq!(
+            poll(&mut [news], 10_000_u16).unwrap(),
+            1,
+            "no connection arrived"
+        );
         let (stream, _) = listener.accept().unwrap();
         Self {
             fixture,
@@ -63,7 +67,7 @@ impl<'a> Call<'a> {
 
     fn ask(&self) -> Result<Option<String>, SandboxError> {
         let (from, to) = self.ends();
-        self.fixture.backend.connected_by(self.id, from, to)
+        self.fixture.backend.socket_owner(self.id, from, to)
     }
 
     fn program(&self) -> Option<String> {
@@ -90,15 +94,15 @@ fn a_connection_belongs_to_the_program_that_made_it() {
         assert_eq!(call.program().as_deref(), Some("/tmp/probe"));
         let (from, to) = call.ends();
         // The other end of the connection belongs to the gate, which is not in the sandbox.
-        assert_eq!(fixture.backend.connected_by(&id, to, from).unwrap(), None);
+        assert_eq!(fixture.backend.socket_owner(&id, to, from).unwrap(), None);
         let other = SocketAddr::new(to.ip(), to.port() + 1);
         assert_eq!(
-            fixture.backend.connected_by(&id, from, other).unwrap(),
+            fixture.backend.socket_owner(&id, from, other).unwrap(),
             None
         );
         drop(call.stream);
         assert_eq!(call.line.wait().unwrap().code, 0);
-        assert_eq!(fixture.backend.connected_by(&id, from, to).unwrap(), None);
+        assert_eq!(fixture.backend.socket_owner(&id, from, to).unwrap(), None);
     }
 }
 
@@ -110,11 +114,11 @@ fn connections_of_another_sandbox_have_no_owner() {
     let (from, to) = call.ends();
     assert!(call.is("/tmp/probe"));
     assert_eq!(
-        fixture.backend.connected_by(&other, from, to).unwrap(),
+        fixture.backend.socket_owner(&other, from, to).unwrap(),
         None
     );
-    let nobody = SandboxId::parse("never-made").unwrap();
-    assert!(fixture.backend.connected_by(&nobody, from, to).is_err());
+    let unknown = SandboxId::parse("never-made").unwrap();
+    assert!(fixture.backend.socket_owner(&unknown, from, to).is_err());
 }
 
 #[test]
@@ -303,7 +307,7 @@ fn stopped_init_is_not_waited_for() {
         let id = &id;
         let asked: Vec<_> = backends
             .iter()
-            .map(|backend| scope.spawn(move || backend.connected_by(id, ends.0, ends.1).is_ok()))
+            .map(|backend| scope.spawn(move || backend.socket_owner(id, ends.0, ends.1).is_ok()))
             .collect();
         asked.into_iter().map(|one| one.join().unwrap()).collect()
     });
