@@ -88,10 +88,10 @@ fn from_libgit2(backend: &Namespace) {
     for config in &configs {
         ends.push(time(|| backend.delete(&config.id, Force::Yes).unwrap()));
     }
-    say("palisade: create and first exec", both);
-    say("palisade: exec", again);
-    say("palisade: pause", pauses);
-    say("palisade: delete", ends);
+    print_median("palisade: create and first exec", both);
+    print_median("palisade: exec", again);
+    print_median("palisade: pause", pauses);
+    print_median("palisade: delete", ends);
 }
 
 fn bubblewrap() {
@@ -115,7 +115,7 @@ fn bubblewrap() {
         return;
     }
     let times = (0..TIMES).map(|_| time(|| assert!(run()))).collect();
-    say("bubblewrap: create, exec and end", times);
+    print_median("bubblewrap: create, exec and end", times);
 }
 
 /// Needs a daemon, and an image `palisade-bench` with busybox in it; `just` makes one.
@@ -128,7 +128,7 @@ fn docker() {
         return;
     }
     let times = (0..10).map(|_| time(|| assert!(docker(&run)))).collect();
-    say("docker run (10 times)", times);
+    print_median("docker run (10 times)", times);
     let name = format!("palisade-bench-{}", std::process::id());
     let sleep = ["/bin/sleep", "1000"];
     let start = [
@@ -144,7 +144,7 @@ fn docker() {
     assert!(docker(&[&start[..], &sleep].concat()));
     let exec = ["exec", name.as_str(), "/bin/true"];
     let times = (0..10).map(|_| time(|| assert!(docker(&exec)))).collect();
-    say("docker exec (10 times)", times);
+    print_median("docker exec (10 times)", times);
     assert!(docker(&["kill", &name]));
 }
 
@@ -164,8 +164,8 @@ fn workspaces(backend: &Namespace, temp: &Path) {
     let first = time(|| drop(checkouts.get(&host_repository, commit).unwrap()));
     let linked = temp.join("linked").display().to_string();
     let worktree = time(|| git(&repository, &["worktree", "add", "--detach", &linked]));
-    say("palisade: first checkout of a commit", vec![first]);
-    say("git worktree add", vec![worktree]);
+    print_median("palisade: first checkout of a commit", vec![first]);
+    print_median("git worktree add", vec![worktree]);
 
     let mut cold = Vec::new();
     let mut spare = Vec::new();
@@ -196,12 +196,12 @@ fn workspaces(backend: &Namespace, temp: &Path) {
         let copy = temp.join(format!("copy-{number}"));
         copies.push(time(|| copy_with_two_hands(&repository.join("src"), &copy)));
     }
-    say("palisade: create, workspace and first exec, copied", cold);
-    say(
+    print_median("palisade: create, workspace and first exec, copied", cold);
+    print_median(
         "palisade: create, workspace and first exec, with a spare",
         spare,
     );
-    say("cp -a of the files, in two halves at once", copies);
+    print_median("cp -a of the files, in two halves at once", copies);
     for entry in fs::read_dir(temp.join("sandboxes")).unwrap().flatten() {
         if let Some(Ok(id)) = entry.file_name().to_str().map(SandboxId::parse) {
             backend.delete(&id, Force::Yes).unwrap();
@@ -260,7 +260,7 @@ fn time(work: impl FnOnce()) -> Duration {
     start.elapsed()
 }
 
-fn say(what: &str, mut times: Vec<Duration>) {
+fn print_median(what: &str, mut times: Vec<Duration>) {
     times.sort();
     let median = times.get(times.len() / 2).copied().unwrap_or_default();
     let best = times.first().copied().unwrap_or_default();

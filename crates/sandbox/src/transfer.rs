@@ -271,7 +271,7 @@ pub enum MemberRefusal {
     )]
     Steers,
     /// The path is in the gate's state directory.
-    #[error("it is in palisade's state directory, which contains the target sandbox")]
+    #[error("it is in palisade's own state directory, which contains the target sandbox")]
     OurOwn,
 }
 

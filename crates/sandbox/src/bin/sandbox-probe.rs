@@ -22,28 +22,28 @@ fn main() {
         ["serve", address] => println!("{}", serve(address).unwrap_or_else(|e| e.to_string())),
         ["echo", address] => echo(address).unwrap_or_else(|e| println!("{e}")),
         ["deaf", address] => deaf(address).unwrap_or_else(|e| println!("{e}")),
-        ["reach", path] => println!("{}", tell(UnixStream::connect(path).map(drop))),
-        ["reach-own", path] => println!("{}", tell(reach_own(path))),
-        ["reach-abstract", name] => println!("{}", tell(abstract_socket(name, false))),
-        ["keep-abstract", name] => println!("{}", tell(abstract_socket(name, true))),
-        ["accept", address] => println!("{}", tell(accept(address))),
-        ["send", address] => println!("{}", tell(send(address))),
+        ["reach", path] => println!("{}", describe(UnixStream::connect(path).map(drop))),
+        ["reach-own", path] => println!("{}", describe(reach_own(path))),
+        ["reach-abstract", name] => println!("{}", describe(abstract_socket(name, false))),
+        ["keep-abstract", name] => println!("{}", describe(abstract_socket(name, true))),
+        ["accept", address] => println!("{}", describe(accept(address))),
+        ["send", address] => println!("{}", describe(send(address))),
         ["fork", count] => println!("{}", multiply(count.parse().unwrap_or(0))),
         ["eat", megabytes] => println!("{}", eat(megabytes.parse().unwrap_or(0))),
-        ["hoard", path] => println!("{}", tell(hoard(path, true))),
-        ["hoard-hidden", path] => println!("{}", tell(hoard(path, false))),
-        ["share", address, rest @ ..] => println!("{}", tell(share(address, rest))),
-        ["become", address, rest @ ..] => println!("{}", tell(become_other(address, rest))),
-        ["apart", address] => println!("{}", tell(apart(address))),
+        ["hoard", path] => println!("{}", describe(hoard(path, true))),
+        ["hoard-hidden", path] => println!("{}", describe(hoard(path, false))),
+        ["share", address, rest @ ..] => println!("{}", describe(share(address, rest))),
+        ["become", address, rest @ ..] => println!("{}", describe(become_other(address, rest))),
+        ["apart", address] => println!("{}", describe(apart(address))),
         ["crowd", address, count] => {
-            println!("{}", tell(crowd(address, count.parse().unwrap_or(0))));
+            println!("{}", describe(crowd(address, count.parse().unwrap_or(0))));
         }
         ["wait"] => wait(),
         _ => println!("what?"),
     }
 }
 
-fn tell(result: std::io::Result<()>) -> String {
+fn describe(result: std::io::Result<()>) -> String {
     errno(result.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0))
 }
 
@@ -255,11 +255,11 @@ fn forbidden() {
         let [a, b, c, d, e] = arguments;
         // SAFETY: pointers among the arguments are null or constants with a NUL.
         let result = unsafe { libc::syscall(number, a, b, c, d, e) };
-        let said = match result {
+        let errno_value = match result {
             -1 => Error::last_os_error().raw_os_error().unwrap_or(0),
             _ => 0,
         };
-        println!("{name}: {}", errno(said));
+        println!("{name}: {}", errno(errno_value));
     };
     let tmp = c"/tmp".as_ptr() as i64;
     let kind = c"tmpfs".as_ptr() as i64;
@@ -404,12 +404,12 @@ fn forbidden() {
         "/dev/kmsg",
     ] {
         let opened = std::fs::OpenOptions::new().write(true).open(path);
-        let said = match opened {
+        let errno_value = match opened {
             Ok(mut file) => file.write(b"x").err(),
             Err(error) => Some(error),
         };
-        let said = said.map_or(0, |error| error.raw_os_error().unwrap_or(0));
-        println!("{path}: {}", errno(said));
+        let errno_value = errno_value.map_or(0, |error| error.raw_os_error().unwrap_or(0));
+        println!("{path}: {}", errno(errno_value));
     }
 }
 

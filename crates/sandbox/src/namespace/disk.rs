@@ -316,19 +316,19 @@ mod tests {
         let (_place, mut watch) = watch(100 << 20);
         measured(&mut watch, 50 << 20, 9 << 30);
         assert_eq!(watch.stop_reason(free_space(9 << 30)), None);
-        let said = watch.stop_reason(free_space((1 << 28) - 1)).unwrap();
-        assert!(said.starts_with("disk limit: the host's"), "{said}");
-        watch.stopped = Some(said);
+        let reason = watch.stop_reason(free_space((1 << 28) - 1)).unwrap();
+        assert!(reason.starts_with("disk limit: the host's"), "{reason}");
+        watch.stopped = Some(reason);
         assert!(watch.stop_reason(free_space(3 << 29)).is_some());
         assert_eq!(watch.stop_reason(free_space(2 << 30)), None);
         let mut few = free_space(9 << 30);
         few.inodes_free = 7;
         assert!(watch.stop_reason(few).unwrap().contains("7 inodes"));
         measured(&mut watch, 101 << 20, 9 << 30);
-        let said = watch.stop_reason(free_space(9 << 30)).unwrap();
+        let reason = watch.stop_reason(free_space(9 << 30)).unwrap();
         assert!(
-            said.contains("holds 101.0 MiB and may hold 100.0 MiB"),
-            "{said}"
+            reason.contains("holds 101.0 MiB and may hold 100.0 MiB"),
+            "{reason}"
         );
     }
 

@@ -385,8 +385,8 @@ mod tests {
             }
             std::fs::remove_file(&path).unwrap();
             drop(held);
-            let said = late.join().unwrap().unwrap_err();
-            assert!(said.contains("taking the launcher's lock"), "{said}");
+            let message = late.join().unwrap().unwrap_err();
+            assert!(message.contains("taking the launcher's lock"), "{message}");
         });
         assert!(lock_for_launch(&path).is_err());
         File::create(&path).unwrap();

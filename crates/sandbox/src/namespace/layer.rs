@@ -469,7 +469,7 @@ mod tests {
         std::os::unix::fs::symlink(at("open"), at("link")).unwrap();
         std::os::unix::fs::symlink("/proc", at("sly")).unwrap();
         let state = at("state/sandboxes");
-        let says = |path: &Path| resolve_host_path(path, &state);
+        let resolved = |path: &Path| resolve_host_path(path, &state);
         for (path, why) in [
             (PathBuf::from("relative"), "absolute"),
             (at("open/../open"), "'..'"),
@@ -487,10 +487,10 @@ mod tests {
             (at("closed"), "others may read"),
             (at("odd,one"), "cannot be a layer"),
         ] {
-            let said = says(&path).unwrap_err();
-            assert!(said.contains(why), "{}: {said}", path.display());
+            let reason = resolved(&path).unwrap_err();
+            assert!(reason.contains(why), "{}: {reason}", path.display());
         }
-        assert_eq!(says(&at("link")).unwrap(), at("open"));
+        assert_eq!(resolved(&at("link")).unwrap(), at("open"));
     }
 
     #[test]

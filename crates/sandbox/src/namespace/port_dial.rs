@@ -24,7 +24,7 @@ pub(crate) struct PortDial {
     /// The number of addresses tried.
     tried: usize,
     /// The error of the first address.
-    said: Option<Error>,
+    first_error: Option<Error>,
 }
 
 /// The state of a connection attempt.
@@ -39,7 +39,7 @@ pub(crate) enum DialState {
 
 /// Starts a connection attempt.
 pub(crate) fn begin(port: u16) -> DialState {
-    try_from(port, 0, None)
+    try_addresses(port, 0, None)
 }
 
 impl PortDial {
@@ -50,19 +50,19 @@ impl PortDial {
 
     /// Continues after the socket became writable.
     pub(crate) fn resume(self) -> DialState {
-        let heard = match getsockopt(&self.socket, sockopt::SocketError) {
+        let result = match getsockopt(&self.socket, sockopt::SocketError) {
             Ok(0) => Ok(()),
             Ok(errno) => Err(Error::from_raw_os_error(errno)),
             Err(errno) => Err(errno.into()),
         };
-        match heard.and_then(|()| is_another(&self.socket)) {
+        match result.and_then(|()| check_not_self_connection(&self.socket)) {
             Ok(()) => DialState::Connected(self.socket),
-            Err(error) => try_from(self.port, self.tried, self.said.or(Some(error))),
+            Err(error) => try_addresses(self.port, self.tried, self.first_error.or(Some(error))),
         }
     }
 }
 
-fn try_from(port: u16, tried: usize, mut said: Option<Error>) -> DialState {
+fn try_addresses(port: u16, tried: usize, mut first_error: Option<Error>) -> DialState {
     for (number, address) in LOCALHOST.into_iter().enumerate().skip(tried) {
         match dial(SocketAddr::new(address, port)) {
             Ok((socket, true)) => return DialState::Connected(socket),
@@ -71,13 +71,13 @@ fn try_from(port: u16, tried: usize, mut said: Option<Error>) -> DialState {
                     port,
                     socket,
                     tried: number + 1,
-                    said,
+                    first_error,
                 });
             }
-            Err(error) => said = said.or(Some(error)),
+            Err(error) => first_error = first_error.or(Some(error)),
         }
     }
-    DialState::Refused(said.unwrap_or_else(|| Error::from(ErrorKind::ConnectionRefused)))
+    DialState::Refused(first_error.unwrap_or_else(|| Error::from(ErrorKind::ConnectionRefused)))
 }
 
 /// Opens a socket; returns whether it is connected already.
@@ -91,7 +91,7 @@ fn dial(address: SocketAddr) -> Result<(OwnedFd, bool)> {
     let socket = socket(family, SockType::Stream, flags, None)?;
     match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
         Ok(()) => {
-            is_another(&socket)?;
+            check_not_self_connection(&socket)?;
             Ok((socket, true))
         }
         Err(Errno::EINPROGRESS) => Ok((socket, false)),
@@ -101,7 +101,7 @@ fn dial(address: SocketAddr) -> Result<(OwnedFd, bool)> {
 
 /// Rejects a TCP self-connection, which happens when the kernel assigns the target port as the
 /// source port.
-fn is_another(socket: &OwnedFd) -> Result<()> {
+fn check_not_self_connection(socket: &OwnedFd) -> Result<()> {
     let own = getsockname::<SockaddrStorage>(socket.as_raw_fd())?;
     let peer = getpeername::<SockaddrStorage>(socket.as_raw_fd())?;
     if own == peer {

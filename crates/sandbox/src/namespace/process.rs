@@ -75,9 +75,9 @@ impl Job {
         let code = read_i32(&self.received, 4)?;
         let mut text = String::new();
         // The command has exited, so the write end is closed.
-        let told = self.error_pipe.read_to_string(&mut text);
+        let read = self.error_pipe.read_to_string(&mut text);
         Some(match text.split_once('\0') {
-            Some((step, errno)) if told.is_ok() => End::Failed {
+            Some((step, errno)) if read.is_ok() => End::Failed {
                 step: step.to_owned(),
                 reason: Error::from_raw_os_error(errno.parse().unwrap_or(libc::EIO)).to_string(),
             },

@@ -90,11 +90,11 @@ impl Namespace {
             .spawn()
             .map_err(system())?;
         let directory = self.directory.clone();
-        let said = packet::send(line.as_fd(), &LauncherRequest::Survey { directory }, &[])
+        let received = packet::send(line.as_fd(), &LauncherRequest::Survey { directory }, &[])
             .and_then(|()| packet::receive::<Reply>(line.as_fd()));
         drop(line);
         let _ = launcher.wait();
-        let (reply, _) = said
+        let (reply, _) = received
             .map_err(system())?
             .ok_or_else(|| system()(Error::other("the launcher exited early")))?;
         let trials = match reply {

@@ -39,7 +39,7 @@ pub(super) struct Reader<'a> {
 
 /// The fields of extension headers before a member.
 #[derive(Default)]
-struct Before {
+struct MemberExtensions {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
@@ -61,11 +61,11 @@ impl<'a> Reader<'a> {
     /// have been read.
     pub(super) fn next_member(&mut self) -> Result<Option<Member>, TransferError> {
         self.skip_padding()?;
-        let mut before = Before::default();
+        let mut before = MemberExtensions::default();
         loop {
             let header = self.block()?;
             if header.is_empty() {
-                return match before.is_nothing() && self.ends()? {
+                return match before.is_empty() && self.ends()? {
                     true => Ok(None),
                     false => Err(TransferError::malformed("it is truncated")),
                 };
@@ -84,14 +84,14 @@ impl<'a> Reader<'a> {
                 b'x' => {
                     let records = self.extension(size, MAX_EXTENSION_BYTES)?;
                     before.pax = true;
-                    before.learn(&records)?;
+                    before.parse(&records)?;
                 }
                 b'g' => {
                     self.globals += 1;
                     let records = self.extension(size, MAX_EXTENSION_BYTES)?;
-                    let mut said = Before::default();
-                    said.learn(&records)?;
-                    if self.globals > MAX_GLOBAL_HEADERS || !said.is_nothing() {
+                    let mut extension = MemberExtensions::default();
+                    extension.parse(&records)?;
+                    if self.globals > MAX_GLOBAL_HEADERS || !extension.is_empty() {
                         return Err(TransferError::malformed("a global header names members"));
                     }
                 }
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
         &mut self,
         header: &Header,
         size: u64,
-        before: Before,
+        before: MemberExtensions,
     ) -> Result<Member, TransferError> {
         let path = before.path.unwrap_or_else(|| header.path());
         let link = before.link.unwrap_or_else(|| header.link());
@@ -219,14 +219,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl Before {
-    fn is_nothing(&self) -> bool {
+impl MemberExtensions {
+    fn is_empty(&self) -> bool {
         self.path.is_none() && self.link.is_none() && self.size.is_none() && !self.sparse
     }
 
     /// Parses `LENGTH KEY=VALUE\n` records. Owners, times and attributes are ignored, because they
     /// do not affect the path or type of a member.
-    fn learn(&mut self, mut records: &[u8]) -> Result<(), TransferError> {
+    fn parse(&mut self, mut records: &[u8]) -> Result<(), TransferError> {
         let broken = || TransferError::malformed("an extension header is broken");
         while !records.is_empty() {
             let blank = records.iter().position(|&byte| byte == b' ');

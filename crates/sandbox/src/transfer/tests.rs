@@ -439,7 +439,7 @@ fn link_that_points_outside_is_skipped_with_note() {
     assert_eq!(list(&target.join("a")), ["in"]);
     assert_eq!(
         summary.left_out,
-        ["a/out", "etc", "twisted"].map(|name| format!("{name}: a link that leads elsewhere"))
+        ["a/out", "etc", "twisted"].map(|name| format!("{name}: a link that points outside"))
     );
     assert_eq!(summary.files, 1);
 }
@@ -471,9 +471,9 @@ fn special_files_are_skipped_with_note() {
     let _socket = std::os::unix::net::UnixListener::bind(source.join("socket")).unwrap();
     nix::unistd::mkfifo(&source.join("fifo\n"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     std::fs::write(source.join("file"), "12345").unwrap();
-    let mut heard = Vec::new();
+    let mut progress = Vec::new();
     let mut archive = Vec::new();
-    let summary = pack(&source, &mut archive, &mut |bytes| heard.push(bytes)).unwrap();
+    let summary = pack(&source, &mut archive, &mut |bytes| progress.push(bytes)).unwrap();
     assert_eq!(
         summary,
         TransferSummary {
@@ -486,7 +486,7 @@ fn special_files_are_skipped_with_note() {
             steering: Vec::new(),
         }
     );
-    assert_eq!(heard, [5]);
+    assert_eq!(progress, [5]);
     let missing = pack(&target.join("no"), &mut Vec::new(), &mut |_| {}).unwrap_err();
     assert!(matches!(missing, TransferError::Missing(_)), "{missing}");
     let fifo = pack(&source.join("fifo\n"), &mut Vec::new(), &mut |_| {}).unwrap_err();

@@ -211,7 +211,7 @@ fn malformed_trees_are_refused_and_not_kept() {
         ("another repository", raw_tree(&[("160000", b"sub", &gone)])),
         ("missing", raw_tree(&[("100644", b"a", &gone)])),
         ("another kind", raw_tree(&[("40000", b"a", &blob)])),
-        ("cut short", b"100644 a\0short".to_vec()),
+        ("truncated", b"100644 a\0short".to_vec()),
     ];
     let objects = || {
         let all = git(

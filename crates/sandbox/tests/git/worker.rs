@@ -382,7 +382,7 @@ fn unreadable_repository_counts_as_unsaved_work() {
             std::fs::rename(git, git.with_extension("away")).unwrap();
             std::os::unix::fs::symlink("/nonexistent", git).unwrap();
         }),
-        ("a-fifo", "is no file", |git| {
+        ("a-fifo", "is no regular file", |git| {
             std::fs::remove_file(git.join("HEAD")).unwrap();
             assert!(mkfifo(&git.join("HEAD")));
         }),

@@ -115,19 +115,21 @@ impl InitConnection {
     /// Reads the outcome of the process in the sandbox.
     fn outcome(&self, what: &str, end: &OwnedFd) -> Result<TransferSummary, SandboxError> {
         let silent = |error: Error| SandboxError::NotResponding(error.to_string());
-        let mut said = Vec::new();
+        let mut outcome_bytes = Vec::new();
         let mut buffer = vec![0; CHUNK];
         loop {
             let length = read_some(end, &mut buffer).map_err(silent)?;
-            said.extend_from_slice(buffer.get(..length).unwrap_or_default());
-            if length == 0 || said.len() > MAX_OUTCOME_BYTES {
+            outcome_bytes.extend_from_slice(buffer.get(..length).unwrap_or_default());
+            if length == 0 || outcome_bytes.len() > MAX_OUTCOME_BYTES {
                 break;
             }
         }
         match self.receive()? {
             (Answer::Failed { step, reason }, _) => Err(not_started(what, step, reason)),
             (Answer::Exited { code, stopped }, _) => {
-                match serde_json::from_slice::<Result<TransferSummary, TransferError>>(&said) {
+                match serde_json::from_slice::<Result<TransferSummary, TransferError>>(
+                    &outcome_bytes,
+                ) {
                     Ok(outcome) => Ok(outcome?),
                     Err(_) => Err(SandboxError::NotResponding(match stopped {
                         Some(reason) => format!("the {what} was killed in the sandbox: {reason}"),

@@ -32,14 +32,18 @@ pub(super) fn inflate(
         let read = usize::try_from(inflater.total_in() - read_before).map_err(|_| WRONG)?;
         let made = usize::try_from(inflater.total_out() - made_before).map_err(|_| WRONG)?;
         if inflater.total_out() > size {
-            return Err(PackError::Malformed("an object is larger than it says"));
+            return Err(PackError::Malformed(
+                "an object is larger than its header says",
+            ));
         }
         take(piece.get(..made).unwrap_or_default());
         input.consume(read);
         match status {
             Status::StreamEnd if inflater.total_out() == size => return Ok(()),
             Status::StreamEnd => {
-                return Err(PackError::Malformed("an object is smaller than it says"));
+                return Err(PackError::Malformed(
+                    "an object is smaller than its header says",
+                ));
             }
             Status::Ok | Status::BufError if read == 0 && made == 0 => return Err(WRONG),
             Status::Ok | Status::BufError => {}

@@ -102,7 +102,7 @@ fn unpack_is_confined_and_refuses_sensitive_paths() {
     ] {
         let steering = ArchiveBuilder::default().file(path, "x").end();
         let error = unpacked(steering, to).unwrap_err();
-        assert!(error.to_string().contains("steers"), "{error}");
+        assert!(error.to_string().contains("configures tools"), "{error}");
     }
     assert!(
         !tree.join(".vscode").exists(),

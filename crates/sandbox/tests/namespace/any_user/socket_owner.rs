@@ -65,13 +65,13 @@ impl<'a> Call<'a> {
         (from.unwrap(), to.unwrap())
     }
 
-    fn ask(&self) -> Result<Option<String>, SandboxError> {
+    fn query(&self) -> Result<Option<String>, SandboxError> {
         let (from, to) = self.ends();
         self.fixture.backend.socket_owner(self.id, from, to)
     }
 
     fn program(&self) -> Option<String> {
-        self.ask().unwrap()
+        self.query().unwrap()
     }
 
     fn is(&self, program: &str) -> bool {
@@ -317,6 +317,6 @@ fn stopped_init_is_not_waited_for() {
     assert!(took < Duration::from_secs(15), "{took:?}");
     until(
         "its answer",
-        || matches!(call.ask(), Ok(Some(name)) if name == "/tmp/probe"),
+        || matches!(call.query(), Ok(Some(name)) if name == "/tmp/probe"),
     );
 }
