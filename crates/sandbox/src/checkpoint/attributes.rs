@@ -150,6 +150,7 @@ fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
 /// Lists the names of a file's attributes, each with its NUL.
 fn list(file: BorrowedFd<'_>) -> Result<Vec<u8>> {
     // Most files have none, and querying the length needs no buffer.
+    // SAFETY: a length of 0 tells the kernel to write nothing.
     let length = unsafe { libc::flistxattr(file.as_raw_fd(), std::ptr::null_mut(), 0) };
     match length {
         0 => return Ok(Vec::new()),

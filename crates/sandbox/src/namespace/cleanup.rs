@@ -51,7 +51,7 @@ impl Namespace {
                 match self.destroy(&id, record) {
                     Ok(()) => cleared.push(id),
                     Err(error) => {
-                        tracing::warn!(sandbox = %id, %error, "namespace backend could not remove an incomplete sandbox")
+                        tracing::warn!(sandbox = %id, %error, "namespace backend could not remove an incomplete sandbox");
                     }
                 }
             }

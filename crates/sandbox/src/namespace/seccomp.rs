@@ -4,8 +4,8 @@
 //! filter; the kernel takes the stricter result:
 //!
 //! 1. an allowlist; every other call returns ENOSYS. A denylist would not suffice: x32 calls have
-//!   the same audit architecture as x86-64 ones and other numbers. ENOSYS lets C libraries fall
-//!   back, for example from clone3 (whose flags are behind a pointer) to clone;
+//!    the same audit architecture as x86-64 ones and other numbers. ENOSYS lets C libraries fall
+//!    back, for example from clone3 (whose flags are behind a pointer) to clone;
 //! 2. arguments of allowed calls that are refused with EPERM.
 //!
 //! With `--nested` the agent may create namespaces and mount in them, as programs with their own

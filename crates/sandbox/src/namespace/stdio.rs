@@ -61,6 +61,7 @@ fn open_stdio(terminal: Option<TerminalSize>) -> Result<StdioEnds, StepError> {
         return Err(Error::last_os_error()).step("unlocking the terminal");
     }
     // By descriptor and not by name, so that no file in the agent's /dev can replace it.
+    // SAFETY: plain numbers; the result is checked before it is owned.
     let slave = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags.bits()) };
     if slave < 0 {
         return Err(Error::last_os_error()).step("opening the terminal's other end");

@@ -101,7 +101,7 @@ impl DeletedFiles {
             match opened {
                 Ok((listing, table)) => self.listing = Some((table, listing.into_iter())),
                 Err(errno) => {
-                    self.has_hidden_process |= matches!(errno, Errno::EACCES | Errno::EPERM)
+                    self.has_hidden_process |= matches!(errno, Errno::EACCES | Errno::EPERM);
                 }
             }
             return true;
