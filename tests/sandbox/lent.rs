@@ -140,7 +140,7 @@ fn two_gates_of_one_user_lend_no_id_twice(bench: &Bench) {
     assert_ne!(ids(bench, &here).0, ids(&other, &there).0);
     for gate in [bench, &other] {
         let said = gate.fails(1, &["create", "more"]);
-        assert!(said.contains("all 2 places"), "{said}");
+        assert!(said.contains("all 2 slices"), "{said}");
     }
     other.ok(&["delete", "--force", "fix"]);
     bench.create("more");
