@@ -88,7 +88,7 @@ bench-sandboxes:
     command -v bwrap >/dev/null || apt-get install -y -qq bubblewrap
     command -v busybox >/dev/null || apt-get install -y -qq busybox-static
     -d=$(mktemp -d) && mkdir "$d/bin" && cp "$(command -v busybox)" "$d/bin/" && for a in true sleep sh; do ln -s busybox "$d/bin/$a"; done && tar -C "$d" -c . | docker import - palisade-bench; rm -r "$d"
-    cargo bench --locked --profile dist --package sandbox --bench beside
+    cargo bench --locked --profile dist --package sandbox --bench comparison
 
 # Instructions and allocations of the gate a request, by callgrind (installs valgrind): of another build, if one is named, and of this one
 bench-instructions before="":
@@ -122,8 +122,8 @@ measure-git files="10000":
     PALISADE_FILES={{files}} cargo nextest run --locked --package sandbox --cargo-profile dist --no-capture measured
 
 # How long a push of that many MiB takes to read, and how much memory
-measure-judge mib="90":
-    PALISADE_PUSH_MIB={{mib}} cargo nextest run --locked --package sandbox --cargo-profile dist --test judge --no-capture measured
+measure-pack-reader mib="90":
+    PALISADE_PUSH_MIB={{mib}} cargo nextest run --locked --package sandbox --cargo-profile dist --test pack_reader --no-capture measured
 
 # Clones and pushes of that many MiB through the gate, as it is given to people, and past it
 measure-git-traffic mib="200":

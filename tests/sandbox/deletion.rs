@@ -108,7 +108,7 @@ fn seed_004_unmerged_work_is_not_deleted_without_force(bench: &Bench) {
         bench.ok(&[command, "fix"]);
         let complaint = refusal(bench, "fix");
         assert!(
-            complaint.contains("the branch 'palisade/fix' holds 2 commit(s)")
+            complaint.contains("the branch 'palisade/fix' has 2 unmerged commit(s)")
                 && complaint.contains("palisade merge fix"),
             "{complaint}"
         );
@@ -118,7 +118,10 @@ fn seed_004_unmerged_work_is_not_deleted_without_force(bench: &Bench) {
     bench.ok(&["merge", "fix"]);
     bench.says("fix", "echo unsaved > unsaved.txt");
     let complaint = refusal(bench, "fix");
-    assert!(complaint.contains("holds 1 commit(s)"), "{complaint}");
+    assert!(
+        complaint.contains("has 1 unmerged commit(s)"),
+        "{complaint}"
+    );
     assert_eq!(
         bench.repo.git(&["show", "palisade/fix:unsaved.txt"]),
         "unsaved"

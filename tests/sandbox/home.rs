@@ -177,7 +177,7 @@ fn outside_a_repository_the_way_out_is_named_and_no_repo_works(bench: &Bench) {
     // What needs a branch says that there is none.
     let snapshot = run(&["snapshot", "empty"]);
     assert_eq!(snapshot.status.code(), Some(2), "{}", told(&snapshot));
-    assert!(said::err(&snapshot).contains("works on no repository"));
+    assert!(said::err(&snapshot).contains("has no repository"));
     let deleted = run(&["delete", "--force", "empty"]);
     assert!(deleted.status.success(), "{}", told(&deleted));
     bench.assert_nothing_left();

@@ -140,7 +140,7 @@ fn two_gates_of_one_user_lend_no_id_twice(bench: &Bench) {
     assert_ne!(ids(bench, &here).0, ids(&other, &there).0);
     for gate in [bench, &other] {
         let said = gate.fails(1, &["create", "more"]);
-        assert!(said.contains("all 2 places"), "{said}");
+        assert!(said.contains("all 2 slices"), "{said}");
     }
     other.ok(&["delete", "--force", "fix"]);
     bench.create("more");
@@ -255,6 +255,6 @@ fn without_a_line_the_fix_is_told(bench: &Bench) {
 
 fn doctor_counts_the_room(bench: &Bench) {
     let doctor = testkit::said::out(&bench.run(&["doctor"]));
-    let line = "subordinate ids: room for 16 sandboxes";
+    let line = "subordinate ids: sufficient for 16 sandboxes";
     assert!(doctor.contains(line), "{doctor}");
 }

@@ -210,7 +210,7 @@ fn refusals_have_the_exit_codes_of_the_table(bench: &Bench) {
     bench.fails(3, &["download", "fix", "no-such-file", to]);
     bench.ok(&["download", "fix", "new.txt", to]);
     let complaint = bench.fails(4, &["download", "fix", "new.txt", to]);
-    assert!(complaint.contains("already there"), "{complaint}");
+    assert!(complaint.contains("already exists"), "{complaint}");
     bench.fails(3, &["upload", "fix", "no-such-file"]);
     bench.ok(&["pause", "fix"]);
     bench.fails(4, &["delete", "fix"]);

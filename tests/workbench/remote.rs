@@ -8,11 +8,11 @@ use std::process::{Output, Stdio};
 use control::remote::BlockingWorkbenchClient;
 use policy::id::SandboxId;
 use sandbox::contract::{
-    Command, ExecutionResult, Force, Listener, Moved, Sandbox, SandboxConfig, SandboxError,
-    SandboxMetadata, SandboxStatus, Transfer,
+    ExecutionResult, Force, SandboxBackend, SandboxCommand, SandboxConfig, SandboxError,
+    SandboxListener, SandboxMetadata, SandboxStatus, TransferBounds, TransferSummary,
 };
 use sandbox::namespace::Namespace;
-use sandbox::remote::Remote;
+use sandbox::remote::RemoteBackend;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::gate::Place;
@@ -26,7 +26,7 @@ use crate::suite;
 /// backend, entered by the remote one.
 struct Played {
     namespace: Namespace,
-    remote: Remote<BlockingWorkbenchClient>,
+    remote: RemoteBackend<BlockingWorkbenchClient>,
     _place: TempDir,
 }
 
@@ -37,7 +37,7 @@ impl Played {
         let namespace = Namespace::new(directory, PALISADE.into(), vec!["__init".into()]);
         let id = SandboxId::parse("one").unwrap();
         let client = control::workbench::client(&namespace, &id).unwrap();
-        let remote = Remote::new(id, BlockingWorkbenchClient::over(client).unwrap());
+        let remote = RemoteBackend::new(id, BlockingWorkbenchClient::over(client).unwrap());
         Self {
             namespace,
             remote,
@@ -52,12 +52,12 @@ impl Drop for Played {
     }
 }
 
-impl suite::Bench for Played {
-    fn backend(&self) -> &dyn Sandbox {
+impl suite::BackendFixture for Played {
+    fn backend(&self) -> &dyn SandboxBackend {
         self
     }
 
-    fn unavailable(&self) -> Box<dyn Sandbox> {
+    fn unavailable(&self) -> Box<dyn SandboxBackend> {
         panic!("it is somebody else's to be available")
     }
 
@@ -66,7 +66,7 @@ impl suite::Bench for Played {
     }
 }
 
-impl Sandbox for Played {
+impl SandboxBackend for Played {
     fn create(&self, config: &SandboxConfig) -> Result<SandboxMetadata, SandboxError> {
         self.namespace.create(config)
     }
@@ -83,7 +83,11 @@ impl Sandbox for Played {
         self.remote.delete(id, force)
     }
 
-    fn exec(&self, id: &SandboxId, command: &Command) -> Result<ExecutionResult, SandboxError> {
+    fn exec(
+        &self,
+        id: &SandboxId,
+        command: &SandboxCommand,
+    ) -> Result<ExecutionResult, SandboxError> {
         self.remote.exec(id, command)
     }
 
@@ -92,8 +96,8 @@ impl Sandbox for Played {
         id: &SandboxId,
         to: &Path,
         archive: &mut dyn Read,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError> {
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError> {
         self.remote.upload(id, to, archive, bounds)
     }
 
@@ -102,12 +106,12 @@ impl Sandbox for Played {
         id: &SandboxId,
         from: &Path,
         archive: &mut dyn Write,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError> {
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError> {
         self.remote.download(id, from, archive, bounds)
     }
 
-    fn listeners(&self, id: &SandboxId) -> Result<Vec<Listener>, SandboxError> {
+    fn listeners(&self, id: &SandboxId) -> Result<Vec<SandboxListener>, SandboxError> {
         self.remote.listeners(id)
     }
 
@@ -118,16 +122,16 @@ impl Sandbox for Played {
 
 mod contract {
     suite::contract! { @each super::Played::new();
-        what_nobody_has_is_not_found_whatever_is_asked
-        a_command_returns_its_code_and_its_outputs_apart
+        every_call_for_an_unknown_sandbox_is_not_found
+        command_returns_exit_code_and_separate_outputs
         input_environment_and_directory_reach_a_command
         a_command_that_takes_too_long_is_killed
-        a_program_that_is_not_there_is_named
-        bytes_paths_modes_and_links_survive_the_way_in_and_out
+        missing_program_is_named_in_the_error
+        transfer_keeps_bytes_paths_modes_and_links
         a_single_file_goes_in_and_out
         an_upload_replaces_files_and_keeps_what_it_does_not_name
         a_transfer_beyond_its_bounds_is_refused
-        half_an_archive_changes_nothing
+        truncated_archive_changes_nothing
     }
 
     use crate::suite;

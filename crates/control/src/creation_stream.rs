@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use sandbox::progress::Progress;
+use sandbox::create_progress::CreateProgress;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
@@ -30,7 +30,7 @@ pub(crate) fn create(gate: Arc<Gate>, body: CreateBody, place: OwnedSemaphorePer
     let (lines, told) = mpsc::channel(AHEAD);
     tokio::spawn(async move {
         let _place = place;
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(CreateProgress::default());
         let settings = gate.policy.settings();
         let made = gate
             .sandboxes

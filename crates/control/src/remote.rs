@@ -1,11 +1,12 @@
 //! A container of `sandbox.remote`, as a sandbox: the backend's needs, met by the client of
 //! the workbench in it.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use config::section::sandbox::RemoteContainer;
 use policy::id::{BadId, SandboxId};
-use sandbox::remote::{Ended, Hearing, Remote, Tools, Way};
+use sandbox::remote::{CommandEnd, OutputStream, RemoteBackend, RemoteTools};
 use tokio::runtime::Runtime;
 use workbench::client::{Client, ClientError};
 use workbench::request::{BashRequest, WriteRequest};
@@ -34,9 +35,14 @@ pub struct BlockingWorkbenchClient {
 
 /// The sandbox of a configured container. Nothing is asked of it yet. For threads that may
 /// block.
-pub fn open(container: &RemoteContainer) -> Result<Remote<BlockingWorkbenchClient>, RemoteError> {
+pub fn open(
+    container: &RemoteContainer,
+) -> Result<RemoteBackend<BlockingWorkbenchClient>, RemoteError> {
     let tools = BlockingWorkbenchClient::over(Client::of(container)?)?;
-    Ok(Remote::new(SandboxId::parse(&container.name)?, tools))
+    Ok(RemoteBackend::new(
+        SandboxId::parse(&container.name)?,
+        tools,
+    ))
 }
 
 impl BlockingWorkbenchClient {
@@ -48,7 +54,7 @@ impl BlockingWorkbenchClient {
     }
 }
 
-impl Tools for BlockingWorkbenchClient {
+impl RemoteTools for BlockingWorkbenchClient {
     fn health(&self) -> Result<(), String> {
         let health = self.runtime.block_on(self.client.health());
         health.map_err(|error| error.to_string())
@@ -58,8 +64,8 @@ impl Tools for BlockingWorkbenchClient {
         &self,
         line: &str,
         timeout: Duration,
-        hear: &mut dyn FnMut(Way, &[u8]) -> Hearing,
-    ) -> Result<Ended, String> {
+        hear: &mut dyn FnMut(OutputStream, &[u8]) -> ControlFlow<()>,
+    ) -> Result<CommandEnd, String> {
         let request = BashRequest {
             command: line.to_owned(),
             timeout_seconds: Some(timeout.as_secs_f64()),
@@ -70,21 +76,21 @@ impl Tools for BlockingWorkbenchClient {
                 match output.next().await? {
                     Event::Output(stream, said) => {
                         let way = match stream {
-                            Stream::Stdout => Way::Stdout,
-                            Stream::Stderr => Way::Stderr,
+                            Stream::Stdout => OutputStream::Stdout,
+                            Stream::Stderr => OutputStream::Stderr,
                         };
                         let bytes = match &said {
                             Said::Text(text) => text.as_bytes(),
                             Said::Bytes(bytes) => bytes,
                         };
-                        if hear(way, bytes) == Hearing::Enough {
-                            return Ok(Ended::Stopped);
+                        if hear(way, bytes) == ControlFlow::Break(()) {
+                            return Ok(CommandEnd::Stopped);
                         }
                     }
                     Event::Done {
                         timed_out: true, ..
-                    } => return Ok(Ended::TimedOut),
-                    Event::Done { exit_code, .. } => return Ok(Ended::Code(exit_code)),
+                    } => return Ok(CommandEnd::TimedOut),
+                    Event::Done { exit_code, .. } => return Ok(CommandEnd::Code(exit_code)),
                     Event::Failed(why) => return Err(ClientError::Refused(why)),
                 }
             }

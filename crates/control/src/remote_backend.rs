@@ -109,7 +109,7 @@ pub(crate) async fn answer(
             "reason": "the container is managed remote_backend",
             "published": [],
         }))),
-        Asked::Elsewhere(what) => Err(refusal(SandboxError::Elsewhere(what))),
+        Asked::Elsewhere(what) => Err(refusal(SandboxError::ManagedExternally(what))),
     }
 }
 
@@ -165,7 +165,7 @@ async fn reason(container: &RemoteContainer) -> Option<String> {
 pub(crate) fn refuse_its_name(name: &str, settings: &Settings) -> Result<(), ControlError> {
     let slug = slug_of(name);
     if settings.sandbox.remote.named(&slug).is_some() {
-        return Err(refusal(SandboxError::Elsewhere("made")));
+        return Err(refusal(SandboxError::ManagedExternally("made")));
     }
     Ok(())
 }

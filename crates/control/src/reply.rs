@@ -174,12 +174,12 @@ pub fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
         SandboxError::Busy { .. } => (StatusCode::CONFLICT, "busy"),
         SandboxError::Paused(_) => (StatusCode::CONFLICT, "paused"),
         SandboxError::Stopped { .. } => (StatusCode::CONFLICT, "stopped"),
-        SandboxError::Misstep(_) => (StatusCode::CONFLICT, "misstep"),
+        SandboxError::InvalidTransition(_) => (StatusCode::CONFLICT, "misstep"),
         SandboxError::Unavailable { .. } => {
             (StatusCode::SERVICE_UNAVAILABLE, "backend_unavailable")
         }
-        SandboxError::Elsewhere(_) => (StatusCode::CONFLICT, "managed_elsewhere"),
-        SandboxError::Silent(_) | SandboxError::Protocol { .. } => {
+        SandboxError::ManagedExternally(_) => (StatusCode::CONFLICT, "managed_elsewhere"),
+        SandboxError::NotResponding(_) | SandboxError::Protocol { .. } => {
             (StatusCode::SERVICE_UNAVAILABLE, "sandbox_silent")
         }
         SandboxError::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "timed_out"),

@@ -25,10 +25,12 @@ use config::section::egress::DomainRule;
 use jiff::Timestamp;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
-use sandbox::contract::{Force, Listener, Sandbox, SandboxError, SandboxStatus, Trust};
-use sandbox::git::snapshot::Bounds;
-use sandbox::manager::row::{Published, Row, Stage};
-use sandbox::manager::{Manager, ManagerError, Removed};
+use sandbox::contract::{
+    Force, SandboxBackend, SandboxError, SandboxListener, SandboxStatus, Trust,
+};
+use sandbox::git::snapshot::SnapshotBounds;
+use sandbox::manager::row::{PublishedPort, RowStage, SandboxRow};
+use sandbox::manager::{BranchRemoval, Manager, ManagerError};
 use sandbox::name::Slug;
 use serde_json::{Value, json};
 use store::Store;
@@ -38,7 +40,7 @@ use tokio::sync::OwnedMutexGuard;
 use crate::body::{Purpose, SessionBody, SnapshotBody};
 use crate::reply::{ControlError, Reply};
 use crate::wall_now;
-use repository::HostRepository;
+use repository::RepositoryInfo;
 use repository_file::Additions;
 
 /// Serves the sockets of sandboxes. The port is here and not in `policy::ports`, because its types
@@ -49,7 +51,7 @@ pub trait ListenerHost: Send + Sync + std::fmt::Debug {
     fn attach(
         &self,
         sandbox: &SandboxId,
-        listeners: Vec<Listener>,
+        listeners: Vec<SandboxListener>,
         added: Vec<DomainRule>,
     ) -> std::io::Result<()>;
 
@@ -143,7 +145,7 @@ impl Sandboxes {
             }
         }
         let rows = self.ask(Manager::rows).await?;
-        for row in rows.iter().filter(|row| row.stage == Stage::Kept) {
+        for row in rows.iter().filter(|row| row.stage == RowStage::Kept) {
             if let Err(error) = self.serve(&row.id).await {
                 // It is shown with its reason; the others must not wait for it.
                 tracing::warn!(sandbox = %row.id, %error, "a sandbox is not served");
@@ -176,7 +178,7 @@ impl Sandboxes {
         self.traffic
             .attach(id, listeners, added.unwrap_or_default())
             .map_err(|error| ControlError::Unavailable(error.to_string()))?;
-        for Published { host, port } in row.published {
+        for PublishedPort { host, port } in row.published {
             match TcpListener::bind(host) {
                 Ok(listener) => self.forward_port(id, listener, port),
                 // Somebody else has it now; the sandbox is well without.
@@ -210,7 +212,7 @@ impl Sandboxes {
         let trusted = self.trusted.clone();
         let shown = self.ask(move |manager| {
             let row = manager.row(&id)?;
-            let host = HostRepository::of(row.repository.as_deref(), &trusted);
+            let host = RepositoryInfo::of(row.repository.as_deref(), &trusted);
             let shown = describe(manager, &row);
             Ok(with_notes(
                 shown,
@@ -285,7 +287,7 @@ impl Sandboxes {
         let _turn = self.turns.take(&id).await;
         let (of, bounds) = (id.clone(), bounds(settings));
         let row = self
-            .ask(move |manager| manager.condemn(&of, force, &bounds))
+            .ask(move |manager| manager.mark_for_removal(&of, force, &bounds))
             .await?;
         let removed = self.finish(store, &row).await?;
         tracing::info!(sandbox = %row.id, "a sandbox was deleted");
@@ -295,8 +297,9 @@ impl Sandboxes {
         })))
     }
 
-    /// Removes a sandbox that is not kept: first from the registry, so that no connection is identified as it.
-    async fn finish(&self, store: &Store, row: &Row) -> Result<Removed, ControlError> {
+    /// Removes a sandbox that is not kept: first from the registry, so that no connection
+    /// is identified as it.
+    async fn finish(&self, store: &Store, row: &SandboxRow) -> Result<BranchRemoval, ControlError> {
         self.traffic.detach(&row.id);
         let event = AuditEvent::lifecycle("sandbox_deleted", Some(row.id.clone()));
         match store.unregister(&row.id, event, wall_now()).await {
@@ -354,7 +357,7 @@ impl Sandboxes {
             (SandboxStatus::Paused, _) => return Err(refusal(SandboxError::Paused(name()))),
             (SandboxStatus::Missing, _) => return Err(refusal(SandboxError::NotFound(name()))),
             (status @ (SandboxStatus::Unknown | SandboxStatus::Error(_)), _) => {
-                return Err(refusal(SandboxError::Silent(status.to_string())));
+                return Err(refusal(SandboxError::NotResponding(status.to_string())));
             }
         }
         let event = AuditEvent {
@@ -383,12 +386,12 @@ impl Sandboxes {
 }
 
 /// How much of a workspace comes to its branch.
-fn bounds(settings: &Settings) -> Bounds {
+fn bounds(settings: &Settings) -> SnapshotBounds {
     let snapshot = &settings.sandbox.snapshot;
-    Bounds {
+    SnapshotBounds {
         file: snapshot.file,
         total: snapshot.total,
-        ..Bounds::default()
+        ..SnapshotBounds::default()
     }
 }
 
@@ -405,13 +408,13 @@ fn with_notes(mut shown: Value, notes: Vec<String>) -> Value {
 }
 
 /// A sandbox as clients see it.
-fn describe(manager: &Manager, row: &Row) -> Value {
+fn describe(manager: &Manager, row: &SandboxRow) -> Value {
     let statuses = manager.statuses(std::slice::from_ref(row));
     let status = statuses.into_iter().next();
     describe_as(manager, row, &status.unwrap_or(SandboxStatus::Missing))
 }
 
-fn describe_as(manager: &Manager, row: &Row, status: &SandboxStatus) -> Value {
+fn describe_as(manager: &Manager, row: &SandboxRow, status: &SandboxStatus) -> Value {
     let system = manager
         .backend()
         .config(&row.id)

@@ -36,8 +36,8 @@ use listen::PrivateSocket;
 use mcp::fingerprint::Fingerprints;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use policy::audit::AuditEvent;
-use sandbox::judge::Judge;
-use sandbox::manager::{Manager, Program};
+use sandbox::manager::{HelperProgram, Manager};
+use sandbox::pack_reader::PackReaderPool;
 use store::audit::{AuditOptions, JsonlOptions, OnFull};
 use store::{Store, StoreOptions};
 use tokio::signal::unix::{SignalKind, signal};
@@ -433,7 +433,7 @@ async fn open_traffic(
         programs: Arc::new(socket_owners),
         authority: Arc::new(ArcSwap::from_pointee(authority)),
         dialer,
-        pack_reader: Some(Arc::new(PackReaderPort(judge()))),
+        pack_reader: Some(Arc::new(PackReaderPort(pack_readers()))),
         spool: paths.state_dir.join("spool"),
         mirrors,
     }))
@@ -464,8 +464,8 @@ pub async fn open_tools(
 }
 
 /// Who reads pushes: this program, again.
-fn judge() -> Judge {
-    Judge::new(own_program().path, vec![JUDGE.into()], MOST_READERS)
+fn pack_readers() -> PackReaderPool {
+    PackReaderPool::new(own_program().path, vec![JUDGE.into()], MOST_READERS)
 }
 
 async fn open_manager(paths: &Paths) -> Result<Manager> {
@@ -476,8 +476,8 @@ async fn open_manager(paths: &Paths) -> Result<Manager> {
 
 /// This very program, also after an update has put another one in its place, and the words
 /// that `main` looks for.
-pub fn own_program() -> Program {
-    Program {
+pub fn own_program() -> HelperProgram {
+    HelperProgram {
         path: PathBuf::from("/proc/self/exe"),
         init: vec![INIT.into()],
         worker: vec![WORKER.into()],
@@ -531,7 +531,7 @@ pub fn audit_options(settings: &Settings) -> AuditOptions {
 /// Most of an idle gate is pages of its file, and many of them only its start has needed.
 async fn release_startup_memory() {
     tokio::time::sleep(SETTLED).await;
-    let given = tokio::task::spawn_blocking(sandbox::pages::give_back).await;
+    let given = tokio::task::spawn_blocking(sandbox::startup_memory::release_startup_memory).await;
     if let Ok(Err(error)) = given {
         tracing::debug!(%error, "what only the start has needed stays in memory");
     }

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     {
         Some(gate::INIT) => return sandbox::namespace::launch::init_main(),
         Some(gate::WORKER) => return sandbox::worker::worker_main(),
-        Some(gate::JUDGE) => return sandbox::judge::judge_main(),
+        Some(gate::JUDGE) => return sandbox::pack_reader::pack_reader_main(),
         Some(process_guard::LEASH) => return process_guard::process_guard_main(),
         Some(gate::watchdog::WATCHDOG) => return gate::watchdog::watchdog_main(),
         _ => {}

@@ -14,9 +14,9 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use sandbox::namespace::client::{Ended, Running};
-use sandbox::namespace::protocol::Size;
-use sandbox::terminal::{self, Raw};
+use sandbox::namespace::client::{CommandExit, RunningCommand};
+use sandbox::namespace::protocol::TerminalSize;
+use sandbox::terminal::{self, RawTerminal};
 
 /// How much is read at a time, and the most that waits for a command to read it.
 const PIECE: usize = 64 << 10;
@@ -33,7 +33,7 @@ const PASSED_ON: [Signal; 4] = [
 ];
 
 /// The size of the terminal we are on, where both ends of the conversation are one.
-pub fn own_terminal() -> Option<Size> {
+pub fn own_terminal() -> Option<TerminalSize> {
     let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
     (stdin.is_terminal() && stdout.is_terminal())
         .then(|| terminal::size(&stdin))
@@ -71,7 +71,7 @@ impl End {
 }
 
 /// Accompanies a command to its end.
-pub fn relay_session(mut running: Running, options: RelayOptions) -> Result<End> {
+pub fn relay_session(mut running: RunningCommand, options: RelayOptions) -> Result<End> {
     let on_terminal = options.on_terminal;
     let mut mask: SigSet = PASSED_ON.into_iter().collect();
     mask.add(Signal::SIGWINCH);
@@ -79,7 +79,7 @@ pub fn relay_session(mut running: Running, options: RelayOptions) -> Result<End>
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
         .context("cannot take signals")?;
     let stdin = std::io::stdin();
-    let raw = on_terminal.then(|| Raw::new(&stdin)).transpose()?;
+    let raw = on_terminal.then(|| RawTerminal::new(&stdin)).transpose()?;
     let mut relay = Relay::new(running.take_ends(), options)?;
     let end = relay
         .run(&running, &signals, &stdin)
@@ -163,7 +163,7 @@ impl Relay {
 
     fn run(
         &mut self,
-        running: &Running,
+        running: &RunningCommand,
         signals: &SignalFd,
         stdin: &std::io::Stdin,
     ) -> Result<End> {
@@ -180,7 +180,7 @@ impl Relay {
             self.pump()?;
             if ready.over {
                 self.pump()?;
-                let Ended { code, stopped } = running.wait()?;
+                let CommandExit { code, stopped } = running.wait()?;
                 return Ok(match stopped {
                     Some(why) => End::Stopped(code, why),
                     None => End::Code(code),
@@ -235,7 +235,7 @@ impl Relay {
 
     fn pass_on_signals(
         &mut self,
-        running: &Running,
+        running: &RunningCommand,
         signals: &SignalFd,
         stdin: &std::io::Stdin,
     ) -> Result<()> {

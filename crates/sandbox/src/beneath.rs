@@ -1,5 +1,5 @@
-//! Names below an open directory that an agent may have shaped: one at a time, never through
-//! a link, never waiting for a FIFO.
+//! Opens names below a directory that an agent may have changed: one component at a time, never
+//! through a symbolic link, never blocking on a FIFO.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
@@ -13,21 +13,21 @@ use nix::fcntl::{AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag, openat, open
 use nix::fcntl::{renameat, renameat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
 
-/// What there can be under a name.
+/// The type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     File,
     Directory,
     Symlink,
     Other,
 }
 
-pub(crate) fn kind(data: &FileStat) -> Kind {
+pub(crate) fn file_kind(data: &FileStat) -> FileKind {
     match SFlag::from_bits_truncate(data.st_mode) & SFlag::S_IFMT {
-        SFlag::S_IFREG => Kind::File,
-        SFlag::S_IFDIR => Kind::Directory,
-        SFlag::S_IFLNK => Kind::Symlink,
-        _ => Kind::Other,
+        SFlag::S_IFREG => FileKind::File,
+        SFlag::S_IFDIR => FileKind::Directory,
+        SFlag::S_IFLNK => FileKind::Symlink,
+        _ => FileKind::Other,
     }
 }
 
@@ -38,16 +38,16 @@ fn open_name(parent: impl AsFd, name: &CStr, flags: OFlag, mode: Mode) -> nix::R
         .mode(mode)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
     match openat2(parent.as_fd(), name, how) {
-        // Before Linux 5.6, and under old seccomp filters.
+        // The call is missing before Linux 5.6 and under old seccomp filters.
         Err(errno @ (Errno::ENOSYS | Errno::EPERM)) => {
-            open_plainly(parent, name, flags, mode).ok_or(errno)?
+            open_without_openat2(parent, name, flags, mode).ok_or(errno)?
         }
         other => other,
     }
 }
 
-/// A single name with O_NOFOLLOW is as good, as long as it is a single name.
-fn open_plainly(
+/// Opens a single name with O_NOFOLLOW, which is equivalent for names without a slash.
+fn open_without_openat2(
     parent: impl AsFd,
     name: &CStr,
     flags: OFlag,
@@ -60,10 +60,10 @@ fn is_single(name: &CStr) -> bool {
     !name.to_bytes().contains(&b'/') && !matches!(name.to_bytes(), b"." | b".." | b"")
 }
 
-/// Opens a directory by its path. The way to it is ours and may have links; itself it must
-/// be none: an agent may own what its workspace lies in, and put a link in the workspace's
-/// place.
-pub(crate) fn root(path: &Path) -> nix::Result<OwnedFd> {
+/// Opens a directory by its path. The parents are trusted and may be links; the last component must
+/// be no link, because an agent may own the parent directory of its workspace and replace the
+/// workspace by a link.
+pub(crate) fn open_root(path: &Path) -> nix::Result<OwnedFd> {
     nix::fcntl::open(
         path,
         OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
@@ -72,24 +72,24 @@ pub(crate) fn root(path: &Path) -> nix::Result<OwnedFd> {
 }
 
 /// Opens a directory.
-pub(crate) fn directory(parent: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
+pub(crate) fn open_directory(parent: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
     open_name(parent, name, flags, Mode::empty())
 }
 
-/// Opens a file for reading; what it is must be asked of the result.
-pub(crate) fn file(parent: impl AsFd, name: &CStr) -> nix::Result<File> {
+/// Opens a file for reading; the caller must check its type.
+pub(crate) fn open_file(parent: impl AsFd, name: &CStr) -> nix::Result<File> {
     open_name(parent, name, OFlag::O_RDONLY, Mode::empty()).map(File::from)
 }
 
-/// Makes a file that was not there.
-pub(crate) fn new_file(parent: impl AsFd, name: &CStr, mode: Mode) -> nix::Result<File> {
+/// Creates a new file.
+pub(crate) fn create_file(parent: impl AsFd, name: &CStr, mode: Mode) -> nix::Result<File> {
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
     open_name(parent, name, flags, mode).map(File::from)
 }
 
-/// Walks from `root` down to the directory of `path` and returns it with the last name.
-/// `None` when a directory on the way is missing, or is no directory.
+/// Opens the parent directory of `path` below `root` and returns it with the last component. `None`
+/// if a parent is missing or is no directory.
 pub(crate) fn parent_of(root: &OwnedFd, path: &[u8]) -> nix::Result<Option<(OwnedFd, CString)>> {
     let mut here = root.try_clone().map_err(|_| Errno::EMFILE)?;
     let mut names = path.split(|b| *b == b'/').peekable();
@@ -98,7 +98,7 @@ pub(crate) fn parent_of(root: &OwnedFd, path: &[u8]) -> nix::Result<Option<(Owne
         if names.peek().is_none() {
             return Ok(Some((here, name)));
         }
-        here = match directory(&here, &name) {
+        here = match open_directory(&here, &name) {
             Ok(below) => below,
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(None),
             Err(other) => return Err(other),
@@ -107,8 +107,8 @@ pub(crate) fn parent_of(root: &OwnedFd, path: &[u8]) -> nix::Result<Option<(Owne
     Ok(None)
 }
 
-/// What a name is, itself and not what it points to. `None` when nothing is there.
-pub(crate) fn look(parent: impl AsFd, name: &CStr) -> nix::Result<Option<FileStat>> {
+/// Returns the stat data of a name without following a link; `None` if it does not exist.
+pub(crate) fn stat(parent: impl AsFd, name: &CStr) -> nix::Result<Option<FileStat>> {
     match fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
         Ok(data) => Ok(Some(data)),
         Err(Errno::ENOENT) => Ok(None),
@@ -116,8 +116,8 @@ pub(crate) fn look(parent: impl AsFd, name: &CStr) -> nix::Result<Option<FileSta
     }
 }
 
-/// The names in a directory, in order; `None` when there are more than `most`.
-pub(crate) fn list(directory: &OwnedFd, most: u64) -> nix::Result<Option<Vec<CString>>> {
+/// Lists the names in a directory, sorted; `None` if there are more than `most`.
+pub(crate) fn list_names(directory: &OwnedFd, most: u64) -> nix::Result<Option<Vec<CString>>> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut listing = Dir::openat(directory, ".", flags, Mode::empty())?;
     let most = usize::try_from(most).unwrap_or(usize::MAX);
@@ -136,11 +136,11 @@ pub(crate) fn list(directory: &OwnedFd, most: u64) -> nix::Result<Option<Vec<CSt
     Ok(Some(names))
 }
 
-/// Moves a name where none is.
-pub(crate) fn move_new(from: &OwnedFd, to: &OwnedFd, name: &CStr) -> nix::Result<()> {
+/// Renames an entry to a directory in which the name is free.
+pub(crate) fn rename_no_replace(from: &OwnedFd, to: &OwnedFd, name: &CStr) -> nix::Result<()> {
     match renameat2(from, name, to, name, RenameFlags::RENAME_NOREPLACE) {
-        // File systems without the flag.
-        Err(Errno::EINVAL) => match look(to, name)? {
+        // The file system does not support the flag.
+        Err(Errno::EINVAL) => match stat(to, name)? {
             Some(_) => Err(Errno::EEXIST),
             None => renameat(from, name, to, name),
         },
@@ -148,8 +148,8 @@ pub(crate) fn move_new(from: &OwnedFd, to: &OwnedFd, name: &CStr) -> nix::Result
     }
 }
 
-/// A path from bytes.
-pub(crate) fn path(bytes: &[u8]) -> &Path {
+/// Converts bytes to a path.
+pub(crate) fn path_from_bytes(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_single_name_may_be_opened_without_openat2() {
+    fn open_without_openat2_needs_a_single_component() {
         for (name, single) in [
             (c"a", true),
             (c"...", true),
@@ -173,21 +173,23 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_not_opened() {
-        let place = tempfile::tempdir().unwrap();
-        std::fs::write(place.path().join("file"), "x").unwrap();
-        std::os::unix::fs::symlink("file", place.path().join("link")).unwrap();
-        std::os::unix::fs::symlink(".", place.path().join("here")).unwrap();
-        let place = nix::fcntl::open(place.path(), OFlag::O_DIRECTORY, Mode::empty()).unwrap();
-        assert!(file(&place, c"file").is_ok());
-        assert_eq!(file(&place, c"link").unwrap_err(), Errno::ELOOP);
-        assert!(directory(&place, c"here").is_err());
-        let plainly = |name| open_plainly(&place, name, OFlag::O_CLOEXEC, Mode::empty());
+    fn symbolic_link_is_not_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("file"), "x").unwrap();
+        std::os::unix::fs::symlink("file", directory.path().join("link")).unwrap();
+        std::os::unix::fs::symlink(".", directory.path().join("here")).unwrap();
+        let directory =
+            nix::fcntl::open(directory.path(), OFlag::O_DIRECTORY, Mode::empty()).unwrap();
+        assert!(open_file(&directory, c"file").is_ok());
+        assert_eq!(open_file(&directory, c"link").unwrap_err(), Errno::ELOOP);
+        assert!(open_directory(&directory, c"here").is_err());
+        let plainly =
+            |name| open_without_openat2(&directory, name, OFlag::O_CLOEXEC, Mode::empty());
         assert!(plainly(c"file").unwrap().is_ok());
         assert_eq!(plainly(c"link").unwrap().unwrap_err(), Errno::ELOOP);
         assert!(plainly(c"here/file").is_none());
         assert_eq!(
-            new_file(&place, c"link", Mode::S_IRUSR).unwrap_err(),
+            create_file(&directory, c"link", Mode::S_IRUSR).unwrap_err(),
             Errno::EEXIST
         );
     }

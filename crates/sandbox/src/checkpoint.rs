@@ -1,22 +1,22 @@
-//! A sandbox's files as of now: kept, put back, or given to another sandbox.
+//! Checkpoints: copies of a sandbox's files, to be restored or given to another sandbox.
 //!
 //! ```text
-//!   fs/root/workspace home tmp var   ──▶  <checkpoint>/fs/root/…      taken
-//!   fs/upper/<layer>                 ──▶  <checkpoint>/fs/upper/…     taken
-//!   fs/root/run                            what runs, has run: not taken
-//!   fs/root/etc dev proc sys, the layers' mount points: made anew by every start
-//!   fs/work                                the overlay's own, empty at every start
-//!   <checkpoint>/checkpoint.json           whose ids the files have, and how many there are
+//!   fs/root/workspace home tmp var   ──▶  <checkpoint>/fs/root/…      copied
+//!   fs/upper/<layer>                 ──▶  <checkpoint>/fs/upper/…     copied
+//!   fs/root/run                            runtime files: not copied
+//!   fs/root/etc dev proc sys, the layers' mount points: created by every start
+//!   fs/work                                the overlay's work directory, empty at every start
+//!   <checkpoint>/checkpoint.json           the owner ids and the number of files
 //! ```
 //!
-//! Whiteouts and `user.*` attributes are kept, so that an overlay over the same lower layers
-//! shows the same files. FIFOs, sockets and devices are left out and counted; setuid and
-//! setgid bits of files are dropped, for nothing honours them inside. Owners move to the
-//! range of the sandbox that gets the files.
+//! Whiteouts and `user.*` attributes are kept, so that an overlay over the same lower layers shows
+//! the same files. FIFOs, sockets and devices are skipped and counted; setuid and setgid bits of
+//! files are dropped, because nothing in a sandbox honours them. Owners are mapped to the id range
+//! of the target sandbox.
 //!
-//! The tree is an agent's: every path is opened beneath the root and never through a link,
-//! and everything is counted. The caller has stopped the sandbox meanwhile; a file that
-//! changes all the same is an error. A copy gets its name when it is whole.
+//! The tree is untrusted: every path is opened beneath the root and never through a link, and
+//! everything is counted. The caller has paused the sandbox; a file that changes nevertheless is an
+//! error. A copy gets its final name when it is complete.
 
 mod attributes;
 mod copy;
@@ -30,51 +30,51 @@ use nix::unistd::{Gid, Uid, chown};
 use serde::{Deserialize, Serialize};
 
 use crate::namespace::removal::remove_tree;
-use attributes::Ids;
-use copy::Copying;
+use attributes::IdMapping;
+use copy::TreeCopy;
 
-/// Parts of `root` that are the sandbox's own to keep.
+/// The directories of `root` that are copied.
 const KEPT_OF_ROOT: &[&str] = &["home", "tmp", "var", "workspace"];
 
 const RECORD: &str = "checkpoint.json";
 const UNFINISHED: &str = ".unfinished-checkpoint-";
 
-/// The version of what is in a checkpoint's directory.
+/// The format version of a checkpoint's directory.
 const VERSION: u32 = 1;
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// A failure to keep or put back.
+/// An error of a checkpoint operation.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// There is one of that name.
+    /// A checkpoint of that name exists.
     #[error("'{path}' already exists; choose another label, or remove it first", path = .0.display())]
     Exists(PathBuf),
-    /// What should be a checkpoint is not one.
-    #[error("'{path}' is no checkpoint that this version can read ({why}); make a new one", path = .path.display())]
+    /// The directory is no valid checkpoint.
+    #[error("'{path}' is no checkpoint that this version can read ({why}); create a new one", path = .path.display())]
     Unreadable {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// Why not.
         why: String,
     },
-    /// One of the bounds that keep an agent from filling the host.
-    #[error("{what} is over its bound of {bound} (at '{path}'); remove what is not needed in the sandbox, or raise the bound", path = .path.display())]
+    /// A limit that keeps an agent from filling the host.
+    #[error("{what} exceeds the limit of {bound} (at '{path}'); remove files in the sandbox that are not needed", path = .path.display())]
     TooMuch {
-        /// What there is too much of.
+        /// The limited quantity.
         what: &'static str,
-        /// The bound.
+        /// The limit.
         bound: u64,
-        /// Where it was noticed.
+        /// The path at which the limit was exceeded.
         path: PathBuf,
     },
-    /// Somebody works in the tree.
+    /// A process changes the tree.
     #[error("'{path}' changed while it was copied; pause the sandbox first", path = .0.display())]
     Changed(PathBuf),
     /// The file system failed.
     #[error("could not {doing} '{path}': {source}", path = .path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation.
         doing: &'static str,
         /// On what.
         path: PathBuf,
@@ -83,7 +83,7 @@ pub enum CheckpointError {
     },
 }
 
-/// How much a checkpoint may hold.
+/// Limits of a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointBounds {
     /// Files, directories and links.
@@ -101,9 +101,9 @@ impl Default for CheckpointBounds {
     }
 }
 
-/// How far a copy has come.
+/// The progress of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct CopyProgress {
     /// Files copied.
     pub files: u64,
     /// Files to copy.
@@ -112,43 +112,43 @@ pub struct Progress {
     pub bytes: u64,
 }
 
-/// What was copied.
+/// The result of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Copied {
+pub struct CopySummary {
     /// Files, directories and links.
     pub entries: u64,
     /// Bytes that the files take on disk.
     pub bytes: u64,
-    /// FIFOs, sockets and devices that were left out.
+    /// Skipped FIFOs, sockets and devices.
     pub skipped: u64,
 }
 
-/// What a checkpoint says of itself.
+/// The metadata of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
     version: u32,
-    /// The first id of the sandbox it was taken from; none where there was one id.
+    /// The first id of the source sandbox; `None` for a single id.
     first: Option<u32>,
-    copied: Copied,
+    copied: CopySummary,
 }
 
-/// Keeps a sandbox's files. `from` is its `fs` directory, whose ids start at `first` (none
-/// where it has the operator's one id); `to` is the checkpoint's directory, not there yet.
+/// Saves a sandbox's files. `from` is its `fs` directory, whose ids start at `first` (`None` for
+/// the operator's single id); `to` is the checkpoint's directory, which does not exist yet.
 pub fn save(
     from: &Path,
     to: &Path,
     first: Option<u32>,
     bounds: CheckpointBounds,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Copied, CheckpointError> {
+    progress: &(dyn Fn(CopyProgress) + Sync),
+) -> Result<CopySummary, CheckpointError> {
     if to.symlink_metadata().is_ok() {
         return Err(CheckpointError::Exists(to.to_owned()));
     }
     publish(to, |fresh| {
         let fs_dir = fresh.join("fs");
         make_directory(&fs_dir)?;
-        let copied = copy_fs(from, &fs_dir, Ids::Kept, bounds, progress)?;
+        let copied = copy_fs(from, &fs_dir, IdMapping::Kept, bounds, progress)?;
         let record = Record {
             version: VERSION,
             first,
@@ -162,15 +162,15 @@ pub fn save(
     })
 }
 
-/// Makes the `fs` directory of a sandbox from a checkpoint: of the one it was taken from, or
-/// of another (a fork) whose ids start at `first`. `to` is not there yet, or empty.
+/// Creates the `fs` directory of a sandbox from a checkpoint: of the same sandbox, or of a fork
+/// whose ids start at `first`. `to` does not exist, or is empty.
 pub fn restore(
     from: &Path,
     to: &Path,
     first: Option<u32>,
     bounds: CheckpointBounds,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Copied, CheckpointError> {
+    progress: &(dyn Fn(CopyProgress) + Sync),
+) -> Result<CopySummary, CheckpointError> {
     let unreadable = |why: String| CheckpointError::Unreadable {
         path: from.to_owned(),
         why,
@@ -181,7 +181,7 @@ pub fn restore(
     if record.version != VERSION {
         return Err(unreadable(format!("version {}", record.version)));
     }
-    let ids = Ids::between(record.first, first);
+    let ids = IdMapping::between(record.first, first);
     publish(to, |fresh| {
         let copied = copy_fs(&from.join("fs"), fresh, ids, bounds, progress)?;
         if let Some(first) = first {
@@ -192,16 +192,16 @@ pub fn restore(
     })
 }
 
-/// Gives one sandbox's files to another without keeping a checkpoint: a fork.
+/// Copies one sandbox's files to another without a checkpoint.
 pub fn fork(
     from: &Path,
     from_first: Option<u32>,
     to: &Path,
     to_first: Option<u32>,
     bounds: CheckpointBounds,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Copied, CheckpointError> {
-    let ids = Ids::between(from_first, to_first);
+    progress: &(dyn Fn(CopyProgress) + Sync),
+) -> Result<CopySummary, CheckpointError> {
+    let ids = IdMapping::between(from_first, to_first);
     publish(to, |fresh| {
         let copied = copy_fs(from, fresh, ids, bounds, progress)?;
         if let Some(first) = to_first {
@@ -212,7 +212,7 @@ pub fn fork(
     })
 }
 
-/// How a tree is removed that may hold files of other ids.
+/// Removes a tree that may hold files of other ids.
 pub type Remover<'a> = &'a dyn Fn(&Path) -> std::io::Result<()>;
 
 /// Removes a checkpoint.
@@ -226,8 +226,8 @@ pub fn remove(checkpoint: &Path, remove_tree: Remover<'_>) -> Result<(), Checkpo
     }
 }
 
-/// Removes what a crash left unfinished in a directory of checkpoints. Nobody may be making
-/// one there.
+/// Removes incomplete checkpoints that a crash left. No checkpoint may be in progress in this
+/// directory.
 pub fn clear_unfinished(directory: &Path, remove_tree: Remover<'_>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -240,24 +240,24 @@ pub fn clear_unfinished(directory: &Path, remove_tree: Remover<'_>) {
 fn copy_fs(
     from: &Path,
     to: &Path,
-    ids: Ids,
+    ids: IdMapping,
     bounds: CheckpointBounds,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Copied, CheckpointError> {
-    Copying::begin(from, to, ids, bounds)?.run(&[("root", KEPT_OF_ROOT), ("upper", &[])], progress)
+    progress: &(dyn Fn(CopyProgress) + Sync),
+) -> Result<CopySummary, CheckpointError> {
+    TreeCopy::begin(from, to, ids, bounds)?.run(&[("root", KEPT_OF_ROOT), ("upper", &[])], progress)
 }
 
-/// A name next to another, for what is not whole yet.
+/// A temporary name in the same directory.
 fn beside(path: &Path) -> PathBuf {
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     path.with_file_name(format!("{UNFINISHED}{}-{next}", std::process::id()))
 }
 
-/// Fills a directory under another name and gives it its own when it is whole.
+/// Fills a directory under a temporary name and renames it when it is complete.
 fn publish(
     to: &Path,
-    fill: impl FnOnce(&Path) -> Result<Copied, CheckpointError>,
-) -> Result<Copied, CheckpointError> {
+    fill: impl FnOnce(&Path) -> Result<CopySummary, CheckpointError>,
+) -> Result<CopySummary, CheckpointError> {
     let fresh = beside(to);
     make_directory(&fresh)?;
     let done = fill(&fresh).and_then(|copied| match fs::rename(&fresh, to) {
@@ -278,7 +278,7 @@ fn make_directory(path: &Path) -> Result<(), CheckpointError> {
     made.map_err(io("create", path))
 }
 
-/// For `map_err` on the standard library's and nix's results.
+/// Converts an error of the standard library or nix, for `map_err`.
 fn io<E: Into<std::io::Error>>(
     doing: &'static str,
     path: &Path,

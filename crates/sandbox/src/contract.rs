@@ -1,5 +1,6 @@
-//! What every backend is: places that can be made, entered, stopped and removed, whatever
-//! keeps the agent in. The command line, the MCP server and the control API know only this.
+//! The contract of all backends: sandboxes that can be created, entered, paused and deleted,
+//! whatever the isolation mechanism. The command line, the MCP server and the control API depend
+//! only on this.
 
 pub mod lifecycle;
 pub mod setup;
@@ -16,129 +17,133 @@ use serde::{Deserialize, Serialize};
 
 use crate::name::{InvalidName, Slug};
 use crate::transfer::TransferError;
-use lifecycle::{Misstep, Phase};
+use lifecycle::{InvalidTransition, Phase};
 use setup::SetupFailure;
 
-/// A backend. Calls block; a caller with an event loop gives them a thread of their own.
+/// A sandbox backend. Calls block; an async caller runs them on a blocking thread.
 ///
-/// The git branch, the workspace's content and the set-up command are the manager's work, around
+/// The git branch, the workspace's content and the set-up command are handled by the manager around
 /// `create`: they need a repository, and a gate that serves the sandbox's traffic.
-pub trait Sandbox {
-    /// Makes a sandbox and starts it. What fails leaves nothing behind.
+pub trait SandboxBackend {
+    /// Creates a sandbox and starts it. A failure leaves nothing behind.
     fn create(&self, config: &SandboxConfig) -> Result<SandboxMetadata, SandboxError>;
 
-    /// Stops every process where it is. Again is no error.
+    /// Freezes every process. A paused sandbox may be paused again.
     fn pause(&self, id: &SandboxId) -> Result<(), SandboxError>;
 
-    /// Lets every process go on. Again is no error.
+    /// Thaws every process. An active sandbox may be resumed again.
     fn resume(&self, id: &SandboxId) -> Result<(), SandboxError>;
 
-    /// Ends every process and removes everything the sandbox had. Without force, a sandbox in
-    /// which a command runs is refused; a paused one is not.
+    /// Kills every process and removes the sandbox's files. Without force, fails if a command is
+    /// running; a paused sandbox is not refused.
     fn delete(&self, id: &SandboxId, force: Force) -> Result<(), SandboxError>;
 
-    /// Runs a command to its end.
-    fn exec(&self, id: &SandboxId, command: &Command) -> Result<ExecutionResult, SandboxError>;
+    /// Runs a command and waits for its exit.
+    fn exec(
+        &self,
+        id: &SandboxId,
+        command: &SandboxCommand,
+    ) -> Result<ExecutionResult, SandboxError>;
 
-    /// Unpacks a tar archive below a directory inside, which is made if it is not there. A
-    /// relative path is below the workspace. Files that are there are replaced.
+    /// Unpacks a tar archive below a directory in the sandbox, which is created if it does not
+    /// exist. A relative path is below the workspace. Existing files are replaced.
     fn upload(
         &self,
         id: &SandboxId,
         to: &Path,
         archive: &mut dyn Read,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError>;
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError>;
 
-    /// Writes a tar archive of a file or directory inside. A relative path is below the
-    /// workspace. What is in the archive is the agent's: see [`crate::transfer::unpack`].
+    /// Writes a tar archive of a file or directory in the sandbox. A relative path is below the
+    /// workspace. The archive's content is untrusted: see [`crate::transfer::unpack`].
     fn download(
         &self,
         id: &SandboxId,
         from: &Path,
         archive: &mut dyn Write,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError>;
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError>;
 
-    /// The sockets on which the sandbox's traffic arrives; the same ones each time.
-    fn listeners(&self, id: &SandboxId) -> Result<Vec<Listener>, SandboxError>;
+    /// Returns the sockets on which the sandbox's traffic arrives; the same ones each time.
+    fn listeners(&self, id: &SandboxId) -> Result<Vec<SandboxListener>, SandboxError>;
 
-    /// How it is.
+    /// The status.
     fn status(&self, id: &SandboxId) -> SandboxStatus;
 }
 
-/// Whether a sandbox in which a command runs is deleted as well.
+/// Whether to delete a sandbox in which a command is running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Force {
-    /// It is refused.
+    /// Refuse.
     No,
-    /// Whatever its state.
+    /// Delete in any state.
     Yes,
 }
 
-/// What a new sandbox is to be.
+/// The configuration of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SandboxConfig {
-    /// Its id: the name of its directory.
+    /// The id, which names the sandbox's directory.
     pub id: SandboxId,
-    /// Its name: the branch and the host name inside.
+    /// The name, from which the branch and the host name are derived.
     pub name: Slug,
-    /// Variables of every process inside, on top of the sandbox's own.
+    /// Environment variables of every process in the sandbox, in addition to the default ones.
     pub environment: Vec<(String, String)>,
     /// Ports on which the gate answers for the whole world.
-    pub ports: Ports,
-    /// What it may use.
-    pub limits: Limits,
-    /// What it finds as its system, and who it is there.
+    pub ports: GatePorts,
+    /// The resource limits.
+    pub limits: SandboxLimits,
+    /// The file system and the agent's account.
     #[serde(default)]
-    pub system: System,
-    /// Whom its programs trust beside those whom the system does.
+    pub system: SystemConfig,
+    /// An additional root certificate that the sandbox's programs trust.
     #[serde(default)]
     pub trust: Option<Trust>,
-    /// A program and its arguments that run once, when the workspace is filled and the traffic
-    /// is served ([`setup::run`]).
+    /// A program and its arguments that run once, after the workspace is filled and while the
+    /// traffic is served ([`setup::run`]).
     #[serde(default)]
     pub setup_command: Option<Vec<String>>,
 }
 
-/// The root that signs in place of the world's. Programs inside trust it from the start, and
-/// are told of the proxy it belongs to.
+/// The gate's root certificate. The sandbox's programs trust it from the start, and their
+/// environment names the gate's proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trust {
-    /// The certificate, as PEM.
+    /// The certificate in PEM.
     pub root: String,
-    /// The hash of its subject, by which OpenSSL finds it in a directory.
+    /// The subject hash, which names the certificate in OpenSSL's directory.
     pub hash: u32,
 }
 
-/// What a sandbox finds as its system, and who the agent is there.
+/// The file system that a sandbox sees, and the agent's rights there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct System {
-    /// A tree to be `/`, instead of the host's programs. Absolute.
+pub struct SystemConfig {
+    /// A directory to use as `/` instead of the host's system directories. Absolute.
     pub rootfs: Option<PathBuf>,
-    /// Directories of the host that are there inside too, under the same path. Changes stay
-    /// inside. Absolute.
+    /// Directories of the host that are visible under the same path. Changes stay in the sandbox.
+    /// Absolute.
     pub host_paths: Vec<PathBuf>,
-    /// The agent is root inside, and may change what belongs to root there.
+    /// Whether the agent is root in the sandbox and may change files of root there.
     pub root: bool,
-    /// The agent may make user namespaces, as programs that confine themselves do.
+    /// Whether the agent may create user namespaces, as programs with their own sandbox do.
     pub nested: bool,
 }
 
 /// Ports on which the gate answers for the whole world.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ports {
+pub struct GatePorts {
     /// TCP.
     pub tcp: Vec<u16>,
     /// UDP.
     pub udp: Vec<u16>,
 }
 
-impl Default for Ports {
+impl Default for GatePorts {
     fn default() -> Self {
         Self {
             tcp: vec![80, 443, 8080, 9418, 53],
@@ -147,21 +152,21 @@ impl Default for Ports {
     }
 }
 
-/// What a sandbox may use.
+/// The resource limits of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Limits {
+pub struct SandboxLimits {
     /// Bytes of memory.
     pub memory: u64,
     /// Processes and threads.
     pub pids: u32,
-    /// Thousandths of a processor; none for no limit.
+    /// Thousandths of a processor; `None` for no limit.
     pub millicpus: Option<u32>,
-    /// Bytes on disk that the sandbox's own directory may hold.
+    /// Bytes on disk of the sandbox's own directory.
     pub disk: u64,
 }
 
-impl Default for Limits {
+impl Default for SandboxLimits {
     fn default() -> Self {
         Self {
             memory: 4 << 30,
@@ -172,23 +177,23 @@ impl Default for Limits {
     }
 }
 
-/// A command to run inside.
+/// A command to run in a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Command {
-    /// The program and its arguments. A program without a slash is looked for in PATH.
+pub struct SandboxCommand {
+    /// The program and its arguments. A program without a slash is searched in PATH.
     pub argv: Vec<OsString>,
-    /// Variables on top of the sandbox's own.
+    /// Environment variables in addition to the sandbox's.
     pub environment: Vec<(OsString, OsString)>,
-    /// Where it starts; the workspace when not given.
+    /// The working directory; the workspace by default.
     pub directory: Option<PathBuf>,
-    /// What it reads.
+    /// The content of standard input.
     pub stdin: Vec<u8>,
-    /// When it is killed, with everything it started.
+    /// The time after which the command is killed, with its descendants.
     pub timeout: Option<Duration>,
 }
 
-impl Command {
-    /// A line for the sandbox's shell.
+impl SandboxCommand {
+    /// A command line for the sandbox's shell.
     pub fn shell(line: &str) -> Self {
         Self::new(["/bin/sh", "-c", line])
     }
@@ -205,28 +210,28 @@ impl Command {
     }
 }
 
-/// How a command ended, and what it said.
+/// The exit code and the output of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecutionResult {
-    /// Its code; 128 and the signal's number where a signal ended it, as shells say it.
+    /// The exit code; 128 plus the signal's number if a signal killed the command, as in shells.
     pub exit_code: i32,
-    /// What it wrote to its output.
+    /// The standard output.
     pub stdout: Vec<u8>,
-    /// What it wrote to its error output.
+    /// The standard error.
     pub stderr: Vec<u8>,
 }
 
-/// The most that may be moved in or out at once.
+/// Limits of one upload or download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Transfer {
+pub struct TransferBounds {
     /// Bytes of content.
     pub bytes: u64,
     /// Files, directories and links.
     pub entries: u64,
 }
 
-impl Default for Transfer {
+impl Default for TransferBounds {
     fn default() -> Self {
         Self {
             bytes: 16 << 30,
@@ -235,58 +240,59 @@ impl Default for Transfer {
     }
 }
 
-/// What was moved in or out.
+/// The result of an upload or download.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moved {
+pub struct TransferSummary {
     /// Files and links.
     pub files: u64,
     /// Bytes of content.
     pub bytes: u64,
-    /// What stayed behind and why, in words; the first hundred.
+    /// Skipped paths and the reasons; the first hundred.
     pub left_out: Vec<String>,
-    /// Of what came to the host, the files that run or steer tools there; the first hundred.
+    /// Downloaded files that run programs or configure tools on the host; the first hundred.
     #[serde(default)]
     pub steering: Vec<String>,
 }
 
-/// A socket that answers for every address the agent may mean.
+/// A socket of the gate that accepts traffic for every destination address.
 #[derive(Debug)]
-pub struct Listener {
-    /// What kind of socket it is.
-    pub transport: Transport,
-    /// The wildcard address and the port it is bound to; 0 for all that have no listener.
+pub struct SandboxListener {
+    /// The kind of socket.
+    pub transport: ListenerTransport,
+    /// The wildcard address and the port; port 0 means all ports without a listener.
     pub address: SocketAddr,
     /// The socket.
     pub socket: OwnedFd,
 }
 
-/// Kinds of sockets.
+/// The kind of a listener socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Transport {
-    /// A listening stream socket. `getsockname` of what it accepts is the address meant.
+pub enum ListenerTransport {
+    /// A listening stream socket. `getsockname` of an accepted connection is the destination
+    /// address.
     Tcp,
-    /// A datagram socket. Its packet information is the address meant.
+    /// A datagram socket. Its packet information is the destination address.
     Udp,
-    /// A raw socket that receives the first packet of each TCP connection to a port without
-    /// a listener. Its packet information is the address meant; the kernel has refused the
+    /// A raw socket that receives the first packet of each TCP connection to a port without a
+    /// listener. Its packet information is the destination address; the kernel has refused the
     /// connection.
     Closed,
 }
 
-/// How a sandbox is.
+/// The status of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxStatus {
-    /// Its processes run.
+    /// The sandbox's processes run.
     Active,
-    /// Its processes stand still.
+    /// The sandbox's processes are frozen.
     Paused,
-    /// It is there and cannot be used, for this reason.
+    /// The sandbox exists and cannot be used, for this reason.
     Error(String),
-    /// There is none.
+    /// The sandbox does not exist.
     Missing,
-    /// It runs, and speaks a version of the protocol that this program does not know.
+    /// The sandbox runs with an unknown protocol version.
     Unknown,
 }
 
@@ -302,76 +308,76 @@ impl std::fmt::Display for SandboxStatus {
     }
 }
 
-/// What is shown of a sandbox.
+/// The description of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxMetadata {
     /// Its name.
     pub name: Slug,
-    /// The branch it works on.
+    /// The sandbox's branch.
     pub branch_name: String,
-    /// What its backend calls it.
+    /// The backend's id of the sandbox.
     pub container_id: String,
-    /// How it is.
+    /// The status.
     pub status: SandboxStatus,
 }
 
-/// Why something could not be done with a sandbox.
+/// An error of a backend operation.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// No name.
+    /// The name is invalid.
     #[error(transparent)]
     Name(#[from] InvalidName),
-    /// The name is taken.
+    /// The name is in use.
     #[error("Sandbox '{0}' already exists.")]
     Exists(String),
-    /// Nobody has that name.
+    /// No sandbox has that name.
     #[error("Sandbox '{0}' not found.")]
     NotFound(String),
-    /// A command runs in a sandbox that was to be deleted.
+    /// A command is running in a sandbox to delete.
     #[error(
-        "sandbox '{name}' is not idle: {what}; wait for its end, or stop it with `palisade pause \
-         {name}`, and delete the sandbox then"
+        "sandbox '{name}' is not idle: {what}; wait until it ends, or run `palisade pause {name}`, \
+         and then delete the sandbox"
     )]
     Busy {
         /// The sandbox.
         name: Slug,
-        /// What runs in it, or why that is not known.
+        /// The running command, or why that is not known.
         what: String,
     },
-    /// A paused sandbox runs nothing.
+    /// The sandbox is paused.
     #[error("sandbox '{0}' is paused; resume it first")]
     Paused(String),
-    /// It took more than it may, and nothing runs in it.
+    /// The sandbox exceeded its disk limit and was stopped.
     #[error("sandbox '{name}' was stopped: {reason}")]
     Stopped {
-        /// Which one.
+        /// The sandbox.
         name: String,
-        /// What it took, and what to do.
+        /// The cause and the remedy.
         reason: String,
     },
-    /// The order of things.
+    /// The operation is not allowed in the sandbox's phase.
     #[error(transparent)]
-    Misstep(#[from] Misstep),
+    InvalidTransition(#[from] InvalidTransition),
     /// The machine does not allow what the backend needs.
     #[error("the {backend} backend is not available: {reason}")]
     Unavailable {
         /// Which backend.
         backend: &'static str,
-        /// What is missing, and what to do.
+        /// The cause and the remedy.
         reason: String,
     },
-    /// The container is somebody else's.
+    /// The container is not managed by palisade.
     #[error(
-        "the container is managed elsewhere: it is not {0} by palisade, but by whoever runs it; \
-         exec, shell, upload and download work"
+        "the container is managed elsewhere and cannot be {0} by palisade; exec, shell, upload and \
+         download work"
     )]
-    Elsewhere(&'static str),
-    /// A step of `create` failed. Everything before it was undone.
-    #[error("the sandbox could not be created, and nothing of it is left: {step}: {reason}")]
+    ManagedExternally(&'static str),
+    /// A step of `create` failed; it was rolled back.
+    #[error("the sandbox could not be created and was removed: {step}: {reason}")]
     Create {
-        /// What was being done.
+        /// The failed step.
         step: String,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
     /// The command could not be started.
@@ -379,56 +385,56 @@ pub enum SandboxError {
     Start {
         /// The program.
         program: String,
-        /// What was being done.
+        /// The failed step.
         step: String,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
-    /// The command took too long. It was killed, with everything it started.
+    /// The command timed out and was killed, with its descendants.
     #[error(
-        "the command was killed after {} ms, with everything it had started",
+        "the command timed out after {} ms and was killed, with its child processes",
         .after.as_millis()
     )]
     TimedOut {
-        /// The time that it had.
+        /// The timeout.
         after: Duration,
-        /// What it had written by then, to its output and after that to its error output.
+        /// The standard output followed by the standard error so far.
         output: Vec<u8>,
     },
-    /// The command said too much. It was killed, with everything it started.
+    /// The command exceeded the output limit and was killed, with its descendants.
     #[error("the command was killed: it wrote more than {0} bytes")]
     TooMuchOutput(usize),
     /// The set-up command failed.
     #[error(transparent)]
     SetUp(#[from] SetupFailure),
-    /// Files could not be moved in or out.
+    /// An upload or download failed.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// The port inside did not take the connection.
-    #[error("port {port} inside: {reason}")]
+    /// The connection to a port in the sandbox failed.
+    #[error("port {port} in the sandbox: {reason}")]
     Connect {
         /// Which port.
         port: u16,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
     /// The sandbox was started by another version of this program.
-    #[error("the sandbox speaks protocol {found}, this program {known}; restart it")]
+    #[error("the sandbox uses protocol {found}, this program {known}; restart the sandbox")]
     Protocol {
-        /// Its version.
+        /// The sandbox's version.
         found: u32,
-        /// Ours.
+        /// This program's version.
         known: u32,
     },
-    /// The sandbox's init does not answer as it should.
-    #[error("the sandbox does not answer: {0}")]
-    Silent(String),
-    /// The system refused something.
+    /// The sandbox's init does not respond, or not as expected.
+    #[error("the sandbox does not respond: {0}")]
+    NotResponding(String),
+    /// A system call failed.
     #[error("{step}: {source}")]
     System {
-        /// What was being done.
+        /// The failed step.
         step: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
 }
@@ -443,7 +449,7 @@ impl SandboxError {
 }
 
 impl SandboxStatus {
-    /// What is shown of a sandbox whose record says `phase` and whose processes are there.
+    /// Converts the recorded phase of a sandbox whose processes exist.
     pub fn of(phase: Phase) -> Self {
         match phase {
             Phase::Active => SandboxStatus::Active,
@@ -459,7 +465,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_the_sentences_people_know() {
+    fn error_texts_are_complete_sentences() {
         for (error, sentence) in [
             (
                 SandboxError::Exists("fix".into()),
@@ -474,8 +480,8 @@ mod tests {
                     name: Slug::from_name("fix").unwrap(),
                     what: "sleep is running".into(),
                 },
-                "sandbox 'fix' is not idle: sleep is running; wait for its end, or stop it with \
-                 `palisade pause fix`, and delete the sandbox then",
+                "sandbox 'fix' is not idle: sleep is running; wait until it ends, or run `palisade \
+                 pause fix`, and then delete the sandbox",
             ),
         ] {
             assert_eq!(error.to_string(), sentence);
@@ -483,11 +489,11 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_before_can_still_be_read() {
+    fn record_of_an_older_version_is_read() {
         let old = r#"{"id": "one", "name": "one", "environment": [],
             "ports": {"tcp": [80], "udp": [53]}, "limits": {"memory": 1024, "pids": 7}}"#;
         let config: SandboxConfig = serde_json::from_str(old).unwrap();
-        assert_eq!(config.system, System::default());
+        assert_eq!(config.system, SystemConfig::default());
         assert_eq!((config.limits.pids, config.limits.disk), (7, 16 << 30));
         assert_eq!(config.setup_command, None);
         let unknown = old.replace("\"pids\": 7", "\"pids\": 7, \"disc\": 1");
@@ -495,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_shown_in_a_word_and_an_error_with_its_reason() {
+    fn status_is_displayed_as_a_word() {
         for (status, shown) in [
             (SandboxStatus::Active, "active"),
             (SandboxStatus::Paused, "paused"),

@@ -1,5 +1,5 @@
-//! Isolated places for agents: the `Sandbox` trait, its backends, and the git branch each
-//! works on.
+//! Isolated environments for agents: the `Sandbox` trait, its backends, and the git branch of each
+//! sandbox.
 //!
 //! **Never here:** a decision about traffic, the gate's keys, SQL, a git command run on
 //! the host inside a workspace, or a path from a workspace followed through a link.
@@ -12,15 +12,15 @@
 mod beneath;
 pub mod checkpoint;
 pub mod contract;
+pub mod create_progress;
 pub mod git;
-pub mod judge;
 pub mod manager;
 pub mod name;
 pub mod namespace;
-pub mod pages;
+pub mod pack_reader;
 mod parallel;
-pub mod progress;
 pub mod remote;
+pub mod startup_memory;
 pub mod terminal;
 pub mod transfer;
 pub mod worker;

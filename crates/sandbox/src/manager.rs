@@ -1,26 +1,25 @@
-//! Sandboxes as an operator knows them: a name in a repository, with a branch, a workspace
-//! and a place to run.
+//! Manages sandboxes: name, repository, branch, workspace and backend state.
 //!
 //! ```text
-//!            begin            keep
+//!            begin         mark_kept
 //!   (none) ───────▶ making ───────▶ kept ⇄ paused (the backend's own)
-//!                     │               │ condemn
+//!                     │               │ mark_for_removal
 //!                     │  found at     ▼
 //!                     └─────────▶ removing ── remove ──▶ (none)
 //!                        a start
 //!
-//!   rows/<id>.json       written before anything it describes exists, gone after all of it
+//!   rows/<id>.json       written before the sandbox exists, removed after it
 //!       /<id>.manifest   what the workspace held at its last snapshot
 //!   sandboxes/<id>/      the backend's own
 //!   checkouts/ spares/   git's
-//!   checkpoints/<id>/<label>/   files of a sandbox as of then
+//!   checkpoints/<id>/<label>/   a checkpoint's files
 //! ```
 //!
-//! One gate uses a state directory, and only the gate makes and removes: what it finds
-//! unfinished when it starts is what a crash left. Calls block.
+//! One gate uses a state directory, and only the gate creates and removes sandboxes: unfinished
+//! rows at its start were left by a crash. Calls block.
 
 pub mod checkpoints;
-mod ending;
+mod removal;
 pub mod row;
 
 use std::ffi::OsString;
@@ -34,66 +33,66 @@ use policy::id::SandboxId;
 
 use crate::checkpoint::{self, CheckpointError};
 use crate::contract::{
-    Command, Limits, Ports, Sandbox, SandboxConfig, SandboxError, SandboxStatus, System, Trust,
-    setup,
+    GatePorts, SandboxBackend, SandboxCommand, SandboxConfig, SandboxError, SandboxLimits,
+    SandboxStatus, SystemConfig, Trust, setup,
 };
-use crate::git::checkout::Checkouts;
+use crate::create_progress::CreateProgress;
+use crate::git::checkout_cache::CheckoutCache;
 use crate::git::error::GitError;
-use crate::git::home::Home;
-use crate::git::snapshot::Bounds;
-use crate::git::workspace::Plan;
+use crate::git::host_repository::HostRepository;
+use crate::git::snapshot::SnapshotBounds;
+use crate::git::workspace::WorkspacePlan;
 use crate::name::Slug;
 use crate::namespace::Namespace;
 use crate::parallel;
-use crate::progress::Progress;
-use crate::worker::{SnapshotOrder, SnapshotReport, Worker};
-use row::{Published, Row, Rows, Stage};
+use crate::worker::{SnapshotReport, SnapshotRequest, SnapshotWorker};
+use row::{PublishedPort, RowStage, RowStore, SandboxRow};
 
-/// The most that checkouts may take of the disk.
-const CHECKOUTS: u64 = 4 << 30;
+/// Maximum bytes of the checkout cache.
+const MAX_CHECKOUT_BYTES: u64 = 4 << 30;
 
-/// How many sandboxes are asked how they are at the same time.
-const ASKED_AT_ONCE: usize = 16;
+/// Maximum number of concurrent status queries.
+const MAX_STATUS_QUERIES: usize = 16;
 
-/// What a new sandbox is to be.
+/// The parameters of a new sandbox.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
-    /// What to call it, as typed.
+pub struct NewSandbox {
+    /// The name as typed.
     pub name: String,
-    /// A path in the operator's repository; none for an empty workspace.
+    /// A path in the operator's repository; `None` for an empty workspace.
     pub repository: Option<PathBuf>,
-    /// How many generations of history come along; all of them if not said.
+    /// Clone depth; full history if `None`.
     pub depth: Option<u32>,
-    /// Whether uncommitted changes come along.
+    /// Whether the operator's uncommitted changes are copied.
     pub dirty: bool,
-    /// Variables of every process inside.
+    /// Environment variables of every process in the sandbox.
     pub environment: Vec<(String, String)>,
-    /// Ports on which the gate answers.
-    pub ports: Ports,
-    /// What it may use.
-    pub limits: Limits,
-    /// What it sees of the system.
-    pub system: System,
-    /// Whom its programs trust beside those whom the system does.
+    /// Ports of the gate's listeners.
+    pub ports: GatePorts,
+    /// The resource limits.
+    pub limits: SandboxLimits,
+    /// The system that the sandbox sees.
+    pub system: SystemConfig,
+    /// An additional root certificate that the sandbox's programs trust.
     pub trust: Option<Trust>,
-    /// What its row shall keep of the repository's own file.
+    /// The part of the repository's own configuration file that the row stores.
     pub repository_file: Option<serde_json::Value>,
-    /// A program and its arguments, for [`Manager::set_up`].
+    /// The set-up command and its arguments, for [`Manager::set_up`].
     pub setup_command: Option<Vec<String>>,
-    /// Hears how far it is.
-    pub progress: Arc<Progress>,
+    /// Receives the progress.
+    pub progress: Arc<CreateProgress>,
 }
 
-/// Why something could not be done.
+/// An error of a sandbox operation.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// The place to run.
+    /// The backend failed.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    /// The branch or the workspace.
+    /// A git operation failed.
     #[error(transparent)]
     Git(#[from] GitError),
-    /// A checkpoint.
+    /// A checkpoint operation failed.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// No checkpoint of that label.
@@ -101,55 +100,55 @@ pub enum ManagerError {
     NoCheckpoint {
         /// The sandbox.
         name: Slug,
-        /// What was asked for.
+        /// The requested label.
         label: Slug,
-        /// What there is.
+        /// The existing labels.
         known: String,
     },
     /// Deleting would lose work.
     #[error(
-        "the branch '{branch}' holds {commits} commit(s) that are nowhere else; bring them to \
-         your branch with `palisade merge {name}`, or look at them with `palisade diff {name}`"
+        "the branch '{branch}' has {commits} unmerged commit(s); merge them with \
+         `palisade merge {name}`, or show them with `palisade diff {name}`"
     )]
     Unmerged {
         /// The sandbox.
         name: Slug,
         /// The branch.
         branch: String,
-        /// How many.
+        /// The number of commits.
         commits: usize,
     },
-    /// Deleting would lose what is not on the branch.
+    /// Deleting would lose work that is not on the branch.
     #[error(
-        "sandbox '{name}' holds work that is nowhere else: {what}; {fix}{}",
-        .way_out.map(|option| format!(", or use {option} to lose it")).unwrap_or_default()
+        "sandbox '{name}' has unsaved work: {what}; {fix}{}",
+        .way_out.map(|option| format!(", or use {option} to discard it")).unwrap_or_default()
     )]
     Unsaved {
         /// The sandbox.
         name: Slug,
-        /// What.
+        /// The unsaved work.
         what: String,
-        /// How to keep it.
+        /// How to save the work.
         fix: String,
-        /// The option of the command that does it all the same.
+        /// The command's option to proceed anyway.
         way_out: Option<&'static str>,
     },
-    /// The repository is not where it was.
+    /// The repository was moved or removed.
     #[error(
         "the repository of sandbox '{name}' is no longer at '{path}'; if it was moved, move it \
-         back or put a link there. `palisade download {name} .` fetches the files; `palisade delete \
+         back or create a link there. `palisade download {name} .` fetches the files; `palisade delete \
          --help` says how to discard them", path = .path.display()
     )]
     RepositoryGone {
         /// The sandbox.
         name: Slug,
-        /// Where it was.
+        /// The recorded path.
         path: PathBuf,
     },
-    /// Somebody deleted the branch.
+    /// The branch was deleted.
     #[error(
         "the branch '{branch}' of sandbox '{name}' is gone; `git -C '{path}' branch {branch} \
-         {commit}` makes it anew where it began; `palisade delete --help` says how to discard the \
+         {commit}` creates it again at its first commit; `palisade delete --help` says how to discard the \
          sandbox", path = .repository.display()
     )]
     BranchGone {
@@ -157,108 +156,109 @@ pub enum ManagerError {
         name: Slug,
         /// Its branch.
         branch: String,
-        /// Where it should be.
+        /// The repository.
         repository: PathBuf,
-        /// Where it began.
+        /// The branch's first commit.
         commit: String,
     },
-    /// Something that needs a repository.
-    #[error("sandbox '{0}' works on no repository: it has no branch")]
+    /// The operation needs a repository.
+    #[error("sandbox '{0}' has no repository and therefore no branch")]
     NoRepository(Slug),
 }
 
-/// What became of a sandbox's branch.
+/// The result of removing a sandbox's branch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
-    /// Where it pointed, where it is gone now.
+pub struct BranchRemoval {
+    /// The commit of a removed branch.
     pub tip: Option<String>,
-    /// Why it is still there, where it is.
+    /// Why the branch was kept, if it was.
     pub kept: Option<String>,
 }
 
 /// The sandboxes of a state directory.
 #[derive(Debug)]
 pub struct Manager {
-    rows: Rows,
+    rows: RowStore,
     backend: Namespace,
-    checkouts: Checkouts,
-    worker: Worker,
+    checkouts: CheckoutCache,
+    worker: SnapshotWorker,
     /// Held while a name is claimed.
     names: Mutex<()>,
     checkpoints: PathBuf,
 }
 
-/// How this program is started again for its hidden parts.
+/// The executable and the arguments of helper processes.
 #[derive(Clone, Debug)]
-pub struct Program {
+pub struct HelperProgram {
     /// The executable.
     pub path: PathBuf,
-    /// The words that make it an init ([`crate::namespace::launch::init_main`]).
+    /// Arguments of an init process ([`crate::namespace::launch::init_main`]).
     pub init: Vec<OsString>,
-    /// The words that make it a worker ([`crate::worker::worker_main`]).
+    /// Arguments of a snapshot worker ([`crate::worker::worker_main`]).
     pub worker: Vec<OsString>,
 }
 
 impl Manager {
-    /// Opens the sandboxes in `state`.
-    pub fn open(state: &Path, program: Program) -> Result<Self, ManagerError> {
-        let Program { path, init, worker } = program;
+    /// Opens the state directory.
+    pub fn open(state: &Path, program: HelperProgram) -> Result<Self, ManagerError> {
+        let HelperProgram { path, init, worker } = program;
         Ok(Self {
-            rows: Rows::open(state.join("rows"))?,
+            rows: RowStore::open(state.join("rows"))?,
             backend: Namespace::new(state.join("sandboxes"), path.clone(), init),
-            checkouts: Checkouts::open(state, CHECKOUTS)?,
-            worker: Worker::new(path, worker),
+            checkouts: CheckoutCache::open(state, MAX_CHECKOUT_BYTES)?,
+            worker: SnapshotWorker::new(path, worker),
             names: Mutex::new(()),
             checkpoints: state.join("checkpoints"),
         })
     }
 
-    /// The backend itself, for commands and sockets.
+    /// The backend, for commands and sockets.
     pub fn backend(&self) -> &Namespace {
         &self.backend
     }
 
-    /// Every sandbox, oldest first: those that are kept, and those that could not be removed.
-    pub fn rows(&self) -> Result<Vec<Row>, ManagerError> {
+    /// Lists the sandboxes, oldest first: complete ones, and those that could not be removed.
+    pub fn rows(&self) -> Result<Vec<SandboxRow>, ManagerError> {
         let mut rows = self.rows.all()?;
-        rows.retain(|row| row.stage != Stage::Making);
+        rows.retain(|row| row.stage != RowStage::Making);
         Ok(rows)
     }
 
-    /// One sandbox that is kept.
-    pub fn row(&self, id: &SandboxId) -> Result<Row, ManagerError> {
+    /// Reads the row of a complete sandbox.
+    pub fn row(&self, id: &SandboxId) -> Result<SandboxRow, ManagerError> {
         match self.rows.read(id)? {
-            row if row.stage == Stage::Kept => Ok(row),
+            row if row.stage == RowStage::Kept => Ok(row),
             row => Err(SandboxError::NotFound(row.name.to_string()).into()),
         }
     }
 
-    /// How each of these is, in their order. A silent one holds up few of the others.
-    pub fn statuses(&self, rows: &[Row]) -> Vec<SandboxStatus> {
-        parallel::ask_all(rows, ASKED_AT_ONCE, |row| match row.stage {
-            Stage::Kept => self.status(&row.id),
-            Stage::Making | Stage::Removing => {
+    /// Queries the status of each row, in order. A sandbox that does not answer delays few of the
+    /// others.
+    pub fn statuses(&self, rows: &[SandboxRow]) -> Vec<SandboxStatus> {
+        parallel::map_concurrent(rows, MAX_STATUS_QUERIES, |row| match row.stage {
+            RowStage::Kept => self.status(&row.id),
+            RowStage::Making | RowStage::Removing => {
                 SandboxStatus::Error("it could not be removed; delete it again".to_owned())
             }
         })
     }
 
-    /// How a sandbox is.
+    /// Queries a sandbox's status.
     pub fn status(&self, id: &SandboxId) -> SandboxStatus {
         self.backend.status(id)
     }
 
-    /// What a crash left: rows that were being made or removed. Each wants
-    /// [`Manager::remove`]. Clears up after the backend as well.
-    pub fn unfinished(&self) -> Result<Vec<Row>, ManagerError> {
+    /// Returns the rows that a crash left unfinished; each needs [`Manager::remove`]. Also cleans
+    /// up the backend.
+    pub fn unfinished(&self) -> Result<Vec<SandboxRow>, ManagerError> {
         let mut rows = self.rows.all()?;
         for row in &rows {
             let checkpoints = self.checkpoints.join(row.id.as_str());
             checkpoint::clear_unfinished(&checkpoints, &|path| self.backend.remove_files(path));
         }
-        rows.retain(|row| row.stage != Stage::Kept);
+        rows.retain(|row| row.stage != RowStage::Kept);
         for id in self.backend.cleanup()? {
-            tracing::info!(sandbox = %id, "a half-made sandbox was cleared away");
+            tracing::info!(sandbox = %id, "sandbox manager removed an incomplete sandbox");
         }
         for row in &rows {
             self.break_lock(row);
@@ -266,78 +266,92 @@ impl Manager {
         Ok(rows)
     }
 
-    /// The branch of a sandbox that was being made or removed is nobody's to hold now.
-    fn break_lock(&self, row: &Row) {
-        let Ok(home) = home_of(row) else {
+    /// Removes a stale ref lock: no process works on the branch of an unfinished sandbox.
+    fn break_lock(&self, row: &SandboxRow) {
+        let Ok(host_repository) = repository_of(row) else {
             return;
         };
-        if let Err(error) = home.break_lock(&row.name) {
-            tracing::warn!(sandbox = %row.id, %error, "a branch may still be locked");
+        if let Err(error) = host_repository.break_lock(&row.name) {
+            tracing::warn!(sandbox = %row.id, %error, "sandbox manager could not remove a stale branch lock");
         }
     }
 
-    /// Makes a sandbox: branch, place, workspace. What fails leaves nothing behind; what
-    /// succeeds wants [`Manager::keep`].
-    pub fn begin(&self, wanted: &Wanted) -> Result<Row, ManagerError> {
+    /// Creates a sandbox: branch, backend state, workspace. A failure is rolled back; a success
+    /// needs [`Manager::mark_kept`].
+    pub fn begin(&self, wanted: &NewSandbox) -> Result<SandboxRow, ManagerError> {
         let name = Slug::from_name(&wanted.name).map_err(SandboxError::from)?;
-        let home = wanted.repository.as_deref().map(Home::discover);
-        let home = home.transpose()?;
-        let head = home.as_ref().map(Home::head).transpose()?;
-        let row = self.claim(Row {
+        let host_repository = wanted.repository.as_deref().map(HostRepository::discover);
+        let host_repository = host_repository.transpose()?;
+        let head = host_repository
+            .as_ref()
+            .map(HostRepository::head)
+            .transpose()?;
+        let row = self.claim(SandboxRow {
             id: new_id(&name)?,
-            // Without the slash at its end.
-            repository: home.as_ref().map(|home| home.root().components().collect()),
-            common: home.as_ref().map(Home::common),
+            // `components` drops the trailing slash.
+            repository: host_repository
+                .as_ref()
+                .map(|host_repository| host_repository.root().components().collect()),
+            common: host_repository.as_ref().map(HostRepository::common),
             branch_made: false,
             base: head.as_ref().map(|head| head.commit.to_string()),
             start: head.as_ref().map(|head| head.commit.to_string()),
             created: now(),
-            stage: Stage::Making,
+            stage: RowStage::Making,
             published: Vec::new(),
             repository_file: wanted.repository_file.clone(),
             name,
         })?;
-        let start = home.as_ref().zip(head.map(|head| head.commit));
+        let start = host_repository.as_ref().zip(head.map(|head| head.commit));
         let built = self.build(&row, start, wanted);
-        self.or_undo(row, built)
+        self.undo_on_error(row, built)
     }
 
-    /// Undoes a sandbox that was not made. What cannot be undone now is on record, and is at
-    /// the next start.
-    fn or_undo(&self, row: Row, made: Result<(), ManagerError>) -> Result<Row, ManagerError> {
+    /// Rolls back a failed creation. If the rollback fails, the row stays and is removed at the
+    /// next start.
+    fn undo_on_error(
+        &self,
+        row: SandboxRow,
+        made: Result<(), ManagerError>,
+    ) -> Result<SandboxRow, ManagerError> {
         let Err(error) = made else {
             return Ok(row);
         };
         if let Err(left) = self.remove(&row.id) {
-            tracing::warn!(sandbox = %row.id, error = %left, "a failed create was not undone");
+            tracing::warn!(sandbox = %row.id, error = %left, "sandbox manager could not roll back a failed create");
         }
         Err(error)
     }
 
-    /// Writes the row of a new sandbox, unless its name is taken.
-    fn claim(&self, row: Row) -> Result<Row, ManagerError> {
-        let _claiming = self.claiming();
-        if self.rows.all()?.iter().any(|other| other.is_twin_of(&row)) {
+    /// Writes the row of a new sandbox; fails if its name is in use.
+    fn claim(&self, row: SandboxRow) -> Result<SandboxRow, ManagerError> {
+        let _claiming = self.lock_names();
+        if self
+            .rows
+            .all()?
+            .iter()
+            .any(|other| other.has_same_name(&row))
+        {
             return Err(SandboxError::Exists(row.name.to_string()).into());
         }
         self.rows.write(&row)?;
         Ok(row)
     }
 
-    fn claiming(&self) -> MutexGuard<'_, ()> {
+    fn lock_names(&self) -> MutexGuard<'_, ()> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn build(
         &self,
-        row: &Row,
-        start: Option<(&Home, Oid)>,
-        wanted: &Wanted,
+        row: &SandboxRow,
+        start: Option<(&HostRepository, Oid)>,
+        wanted: &NewSandbox,
     ) -> Result<(), ManagerError> {
-        if let Some((home, commit)) = start {
-            self.make_branch(row, home, commit)?;
+        if let Some((host_repository, commit)) = start {
+            self.make_branch(row, host_repository, commit)?;
         }
-        let plan = start.map(|(_, commit)| Plan {
+        let plan = start.map(|(_, commit)| WorkspacePlan {
             commit,
             depth: wanted.depth,
             dirty: wanted.dirty,
@@ -356,44 +370,55 @@ impl Manager {
             setup_command: wanted.setup_command.clone(),
         };
         self.backend.create_for(&config, spare)?;
-        if let (Some((home, _)), Some(plan)) = (start, &plan) {
-            self.fill(row, home, plan, &wanted.progress)?;
+        if let (Some((host_repository, _)), Some(plan)) = (start, &plan) {
+            self.fill(row, host_repository, plan, &wanted.progress)?;
         }
         Ok(())
     }
 
-    /// Fills the workspace. Where its ids are lent, beside it, as the operator's: git's work
-    /// is done by us, and giving it away by who can.
+    /// Fills the workspace. With subordinate ids, the workspace is created in a staging directory
+    /// as the operator and then moved by a process with those ids.
     fn fill(
         &self,
-        row: &Row,
-        home: &Home,
-        plan: &Plan,
-        progress: &Progress,
+        row: &SandboxRow,
+        host_repository: &HostRepository,
+        plan: &WorkspacePlan,
+        progress: &CreateProgress,
     ) -> Result<(), ManagerError> {
-        let is_lent = self.backend.loan(&[&row.id])?.is_some();
-        let (to, owner) = if is_lent {
+        let has_subids = self.backend.subid_map(&[&row.id])?.is_some();
+        let (to, owner) = if has_subids {
             (self.backend.staging(&row.id), None)
         } else {
             let owner = self.backend.owner(&row.id)?;
             (self.backend.workspace(&row.id), owner)
         };
-        let made = self
-            .checkouts
-            .create_watched(home, plan, &row.name, &to, owner, progress);
+        let made = self.checkouts.create_workspace_with_progress(
+            host_repository,
+            plan,
+            &row.name,
+            &to,
+            owner,
+            progress,
+        );
         let manifest = self.rows.manifest(&row.id);
         made?.save(&manifest)?;
-        if is_lent {
-            self.backend.settle(&row.id, &manifest)?;
+        if has_subids {
+            self.backend.install_workspace(&row.id, &manifest)?;
         }
         Ok(())
     }
 
-    fn make_branch(&self, row: &Row, home: &Home, commit: Oid) -> Result<(), ManagerError> {
-        home.create_branch(&row.name, commit, &made_for(row))
+    fn make_branch(
+        &self,
+        row: &SandboxRow,
+        host_repository: &HostRepository,
+        commit: Oid,
+    ) -> Result<(), ManagerError> {
+        host_repository
+            .create_branch(&row.name, commit, &creation_reason(row))
             .map_err(|error| {
-                // The branch is somebody else's: undoing this row must not touch it.
-                let without = Row {
+                // The branch existed before: rolling this row back must not remove it.
+                let without = SandboxRow {
                     repository: None,
                     ..row.clone()
                 };
@@ -402,14 +427,14 @@ impl Manager {
                     Err(unwritten) => unwritten,
                 }
             })?;
-        self.rows.write(&Row {
+        self.rows.write(&SandboxRow {
             branch_made: true,
             ..row.clone()
         })
     }
 
-    /// Lets a sandbox go on: one that stands still, and one whose processes are gone. If it
-    /// starts again, it trusts `trust`.
+    /// Resumes a paused sandbox, or restarts one whose processes are gone. A restarted sandbox
+    /// trusts `trust`.
     pub fn resume(&self, id: &SandboxId, trust: &Trust) -> Result<(), ManagerError> {
         match self.status(id) {
             SandboxStatus::Error(_) | SandboxStatus::Unknown => {
@@ -421,7 +446,7 @@ impl Manager {
         }
     }
 
-    /// Runs the set-up command of a sandbox that was begun and is served, if it has one.
+    /// Runs the set-up command of a new sandbox whose listeners are open, if it has one.
     pub fn set_up(&self, id: &SandboxId, timeout: Duration) -> Result<(), ManagerError> {
         match self.backend.config(id)?.setup_command {
             Some(command) => Ok(setup::run(&self.backend, id, &command, timeout)?),
@@ -429,24 +454,28 @@ impl Manager {
         }
     }
 
-    /// Declares a sandbox that was begun to be whole.
-    pub fn keep(&self, row: Row) -> Result<Row, ManagerError> {
-        let row = Row {
-            stage: Stage::Kept,
+    /// Marks a new sandbox as complete.
+    pub fn mark_kept(&self, row: SandboxRow) -> Result<SandboxRow, ManagerError> {
+        let row = SandboxRow {
+            stage: RowStage::Kept,
             ..row
         };
         self.rows.write(&row)?;
         Ok(row)
     }
 
-    /// One sandbox, whatever its stage.
-    pub fn any_row(&self, id: &SandboxId) -> Result<Row, ManagerError> {
+    /// Reads a sandbox's row in any stage.
+    pub fn any_row(&self, id: &SandboxId) -> Result<SandboxRow, ManagerError> {
         self.rows.read(id)
     }
 
-    /// Writes down which ports of the host lead inside.
-    pub fn publish(&self, id: &SandboxId, published: Vec<Published>) -> Result<Row, ManagerError> {
-        let row = Row {
+    /// Stores the published ports of a sandbox.
+    pub fn publish(
+        &self,
+        id: &SandboxId,
+        published: Vec<PublishedPort>,
+    ) -> Result<SandboxRow, ManagerError> {
+        let row = SandboxRow {
             published,
             ..self.row(id)?
         };
@@ -454,56 +483,58 @@ impl Manager {
         Ok(row)
     }
 
-    /// Prepares the workspace of the next sandbox from the same commit.
-    pub fn prepare_spare(&self, row: &Row, depth: Option<u32>) -> Result<(), ManagerError> {
+    /// Prepares a spare workspace for the next sandbox from the same commit.
+    pub fn prepare_spare(&self, row: &SandboxRow, depth: Option<u32>) -> Result<(), ManagerError> {
         let (Some(repository), Some(base)) = (&row.repository, &row.base) else {
             return Ok(());
         };
-        let home = Home::discover(repository)?;
+        let host_repository = HostRepository::discover(repository)?;
         let commit = commit_of(base)?;
         let dirty = false;
-        let plan = Plan {
+        let plan = WorkspacePlan {
             commit,
             depth,
             dirty,
         };
         let owner = self.backend.free_owner(&self.checkouts.spare_owners());
-        Ok(self.checkouts.prepare_spare(&home, &plan, owner)?)
+        Ok(self
+            .checkouts
+            .prepare_spare(&host_repository, &plan, owner)?)
     }
 
-    /// Commits the workspace as it is, and the agent's own commits, to the branch.
+    /// Commits the workspace and imports the agent's own commits.
     pub fn snapshot(
         &self,
         id: &SandboxId,
         message: &str,
-        bounds: &Bounds,
+        bounds: &SnapshotBounds,
     ) -> Result<SnapshotReport, ManagerError> {
         let row = self.row(id)?;
         let Some(base) = &row.base else {
             return Err(ManagerError::NoRepository(row.name));
         };
-        let home = home_of(&row)?;
-        if let Err(GitError::NoBranch(branch)) = home.tip(&row.name) {
+        let host_repository = repository_of(&row)?;
+        if let Err(GitError::NoBranch(branch)) = host_repository.tip(&row.name) {
             return Err(ManagerError::BranchGone {
-                repository: home.root().to_owned(),
+                repository: host_repository.root().to_owned(),
                 commit: row.start.unwrap_or_default(),
                 name: row.name,
                 branch,
             });
         }
-        let order = SnapshotOrder {
-            repository: home.root().to_owned(),
+        let request = SnapshotRequest {
+            repository: host_repository.root().to_owned(),
             slug: row.name.clone(),
             workspace: self.backend.workspace(id),
             manifest: self.rows.manifest(id),
             message: message.to_owned(),
             bounds: bounds.clone(),
         };
-        // Git runs inside, as the agent. A sandbox that stands still, or was stopped for what
-        // it takes, runs no git, and its files are read all the same.
-        let bundle = Command {
+        // Git runs inside the sandbox as the agent. A paused or stopped sandbox runs no git, but
+        // its files are read nevertheless.
+        let bundle = SandboxCommand {
             environment: vec![("GIT_OPTIONAL_LOCKS".into(), "0".into())],
-            ..Command::new([
+            ..SandboxCommand::new([
                 "git",
                 "bundle",
                 "create",
@@ -518,7 +549,7 @@ impl Manager {
             Err(
                 SandboxError::Paused(_)
                 | SandboxError::Stopped { .. }
-                | SandboxError::Silent(_)
+                | SandboxError::NotResponding(_)
                 | SandboxError::Start { .. },
             ) => None,
             Err(other) => return Err(other.into()),
@@ -529,34 +560,40 @@ impl Manager {
             .map(|end| end.try_clone())
             .transpose()
             .map_err(SandboxError::system("reading the agent's commits"))?;
-        // Dropped afterwards, the command is killed: an agent's git may never end.
-        let loan = match self.backend.loan(&[id]) {
-            // A record that cannot be read keeps nobody's work from coming home.
+        // The command is killed when it is dropped at the end, because an agent's git may never
+        // exit.
+        let subid_map = match self.backend.subid_map(&[id]) {
+            // An unreadable record must not prevent the snapshot.
             Err(SandboxError::System { .. }) => None,
             other => other?,
         };
-        let worker = self.worker.clone().with_loan(loan);
-        Ok(worker.snapshot(&order, output)?)
+        let worker = self.worker.clone().with_subid_map(subid_map);
+        Ok(worker.snapshot(&request, output)?)
     }
 }
 
-/// The repository of a sandbox. One further up that holds the place where it was is another;
-/// a worktree that is gone has left the repository itself where it is.
-fn home_of(row: &Row) -> Result<Home, ManagerError> {
+/// Opens the repository of a sandbox. An enclosing repository of the recorded path does not count;
+/// if a worktree was removed, the main repository is opened.
+fn repository_of(row: &SandboxRow) -> Result<HostRepository, ManagerError> {
     let Some(repository) = &row.repository else {
         return Err(ManagerError::NoRepository(row.name.clone()));
     };
-    let is_it = |home: &Home| match &row.common {
-        // By way of the link that may be where it was.
-        Some(common) => std::fs::canonicalize(common).is_ok_and(|now| now == home.common()),
-        None => home.root().components().eq(repository.components()),
+    let is_it = |host_repository: &HostRepository| match &row.common {
+        // The recorded path may be a symbolic link now.
+        Some(common) => {
+            std::fs::canonicalize(common).is_ok_and(|now| now == host_repository.common())
+        }
+        None => host_repository
+            .root()
+            .components()
+            .eq(repository.components()),
     };
     for path in [Some(repository), row.common.as_ref()]
         .into_iter()
         .flatten()
     {
-        match Home::discover(path) {
-            Ok(home) if is_it(&home) => return Ok(home),
+        match HostRepository::discover(path) {
+            Ok(host_repository) if is_it(&host_repository) => return Ok(host_repository),
             Ok(_) | Err(GitError::NotARepository(_)) => {}
             Err(other) => return Err(other.into()),
         }
@@ -567,8 +604,8 @@ fn home_of(row: &Row) -> Result<Home, ManagerError> {
     })
 }
 
-/// What the log of a branch says that a sandbox was made with.
-fn made_for(row: &Row) -> String {
+/// The reflog message of a branch that was created for a sandbox.
+fn creation_reason(row: &SandboxRow) -> String {
     format!("palisade: create sandbox {}", row.id)
 }
 
@@ -587,7 +624,7 @@ fn now() -> u64 {
         .unwrap_or_default()
 }
 
-/// A name that no sandbox ever had: audit records outlive the sandbox.
+/// Creates an id that no sandbox ever had, because audit records outlive the sandbox.
 fn new_id(name: &Slug) -> Result<SandboxId, ManagerError> {
     let mut tail = [0; 5];
     std::fs::File::open("/dev/urandom")

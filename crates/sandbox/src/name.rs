@@ -1,9 +1,9 @@
-//! What a sandbox is called, and what its branch and container are called after it.
+//! Sandbox names, and the names of branches and containers derived from them.
 
 use serde::{Deserialize, Serialize};
 
-/// A sandbox's name as git, Docker and file systems take it: 1 to 63 of `a-z 0-9 -`, not
-/// starting or ending with a dash.
+/// A sandbox's name that is valid for git, Docker and file systems: 1 to 63 characters of `a-z 0-9
+/// -`, without a dash at either end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Slug(String);
@@ -11,18 +11,18 @@ pub struct Slug(String);
 /// A name from which no slug can be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "Invalid sandbox name: '{shown}'. A name needs a letter or digit, and at most 63 of \
-     them with dashes in between.", shown = .0.escape_debug()
+    "Invalid sandbox name: '{shown}'. Use 1 to 63 letters, digits and dashes, with at least one \
+     letter or digit.", shown = .0.escape_debug()
 )]
 pub struct InvalidName(String);
 
-const LONGEST: usize = 63;
+const MAX_LENGTH: usize = 63;
 
 impl Slug {
-    /// Makes a slug from what a person typed: lower case, every run of other characters a
+    /// Converts a name that a person typed: lower case, every run of other characters replaced by a
     /// dash, trimmed.
     pub fn from_name(name: &str) -> Result<Self, InvalidName> {
-        let mut slug = String::with_capacity(name.len().min(LONGEST));
+        let mut slug = String::with_capacity(name.len().min(MAX_LENGTH));
         let mut gap = false;
         for c in name.chars() {
             if c.is_ascii_alphanumeric() {
@@ -35,7 +35,7 @@ impl Slug {
                 gap = true;
             }
         }
-        if slug.is_empty() || slug.len() > LONGEST {
+        if slug.is_empty() || slug.len() > MAX_LENGTH {
             return Err(InvalidName(name.chars().take(100).collect()));
         }
         Ok(Self(slug))
@@ -46,12 +46,12 @@ impl Slug {
         &self.0
     }
 
-    /// The branch the sandbox works on.
+    /// The sandbox's branch.
     pub fn branch(&self) -> String {
         format!("palisade/{}", self.0)
     }
 
-    /// The container of a sandbox for a repository of that name.
+    /// The container's name for a sandbox of this repository.
     pub fn container(&self, repository: &str) -> String {
         match Slug::from_name(repository) {
             Ok(repository) => format!("palisade-{}-{}", repository.0, self.0),
@@ -63,7 +63,7 @@ impl Slug {
 impl TryFrom<String> for Slug {
     type Error = InvalidName;
 
-    /// Takes a slug that was made before, and nothing else.
+    /// Accepts only a text that is a slug already.
     fn try_from(text: String) -> Result<Self, InvalidName> {
         match Self::from_name(&text) {
             Ok(slug) if slug.0 == text => Ok(slug),
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_becomes_a_slug_a_branch_and_a_container() {
+    fn name_converts_to_slug_branch_and_container() {
         for (name, slug) in [
             ("fix", "fix"),
             ("Fix The Bug!", "fix-the-bug"),
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_substance_is_refused_in_words() {
+    fn name_without_letters_or_digits_is_refused() {
         for bad in ["", "---", "!!!", "é", &"x".repeat(64)] {
             let error = Slug::from_name(bad).unwrap_err().to_string();
             assert!(error.starts_with("Invalid sandbox name: '"), "{error}");
@@ -123,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_slug_is_its_own_slug_and_a_safe_word(name in ".{0,80}") {
+        fn slug_converts_to_itself(name in ".{0,80}") {
             if let Ok(slug) = Slug::from_name(&name) {
                 let text = slug.as_str();
                 prop_assert!((1..=63).contains(&text.len()));

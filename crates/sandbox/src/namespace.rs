@@ -1,49 +1,49 @@
-//! The default backend: Linux namespaces, set up by our own code. No daemon, no root.
+//! The default backend: Linux namespaces. It needs no daemon and no root.
 //!
 //! ```text
 //!   sandboxes/
-//!     .lock               held while a directory is claimed or rubbish is cleared
+//!     .lock               held while a directory is reserved or leftovers are removed
 //!     <id>/
 //!       record.json       phase, init's process, ids, cgroups
-//!       lock              held by whoever changes this sandbox
-//!       launcher.lock     held by the launcher while it lives
-//!       stopped           why init stopped everybody; empty while it has not
-//!       init.sock         init's door
-//!       fs/               the sandbox's own ids from here on: root, upper, work
+//!       lock              held by an operation that changes this sandbox
+//!       launcher.lock     held by the launcher while it runs
+//!       stopped           why init stopped all processes; empty otherwise
+//!       init.sock         init's control socket
+//!       fs/               owned by the sandbox's ids: root, upper, work
 //! ```
 //!
-//! The gate, having threads, never clones: it spawns its own executable, whose hidden
-//! subcommand ends in [`launch::init_main`].
+//! The gate has threads and therefore never clones: it spawns its own executable, whose hidden
+//! subcommand calls [`launch::init_main`].
 
+mod agent_task;
 mod allowlist;
-mod birth;
 mod cgroup;
-mod chore;
-mod clearing;
+mod cleanup;
 pub mod client;
 mod closed_ports;
-mod diagnosis;
-mod dial;
+mod cpu_budget;
 mod disk;
-mod domain;
-pub(crate) mod ends;
 mod environment;
-mod errand;
+mod exec_args;
+mod file_op;
+mod file_ops;
 pub mod hardening;
+mod hidden_paths;
 mod identity;
 mod idle;
 mod init;
+mod landlock_domain;
 pub mod launch;
+mod launch_parent;
 mod layer;
-pub mod loan;
+mod listening_ports;
 mod lock;
 mod netlink;
 mod network;
-mod order;
-mod owner;
 pub(crate) mod packet;
-mod ports;
+mod port_dial;
 mod process;
+mod process_tree;
 pub mod protocol;
 mod record;
 pub mod removal;
@@ -53,15 +53,15 @@ mod root;
 mod scheduling;
 mod seccomp;
 mod sessions;
-mod sockets;
+mod sock_diag;
+mod socket_owner;
+pub(crate) mod stdio;
 mod step;
-mod steward;
-mod stint;
+pub mod subid_map;
 mod subids;
 pub mod survey;
-mod tree;
+mod tcp_sockets;
 mod trust;
-mod veil;
 mod workbench;
 
 use std::ffi::OsString;
@@ -77,17 +77,17 @@ use nix::fcntl::Flock;
 use nix::unistd::Uid;
 use policy::id::SandboxId;
 
-use crate::contract::lifecycle::{Event, Phase};
+use crate::contract::lifecycle::{LifecycleEvent, Phase};
 use crate::contract::{
-    Command, ExecutionResult, Force, Listener, Moved, Sandbox, SandboxConfig, SandboxError,
-    SandboxMetadata, SandboxStatus, Transfer, Trust,
+    ExecutionResult, Force, SandboxBackend, SandboxCommand, SandboxConfig, SandboxError,
+    SandboxListener, SandboxMetadata, SandboxStatus, TransferBounds, TransferSummary, Trust,
 };
-use client::{Running, Session};
+use client::{InitConnection, RunningCommand};
 use lock::{lock, open_lock};
-use protocol::{Identity, Order, Size, Spec};
+use protocol::{Identity, LaunchSpec, LauncherRequest, TerminalSize};
 use record::{Process, Record};
 
-/// The backend.
+/// The namespace backend.
 #[derive(Clone, Debug)]
 pub struct Namespace {
     directory: PathBuf,
@@ -96,8 +96,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// A backend that keeps its sandboxes in `directory` and starts `program arguments…`,
-    /// which calls [`launch::init_main`] before anything else.
+    /// A backend that keeps its sandboxes in `directory` and starts `program arguments…`, which
+    /// must call [`launch::init_main`] before anything else.
     pub fn new(directory: PathBuf, program: PathBuf, arguments: Vec<OsString>) -> Self {
         Self {
             directory,
@@ -106,26 +106,26 @@ impl Namespace {
         }
     }
 
-    /// What is weaker in this sandbox than it could be, in sentences.
+    /// Describes the protections that are missing in this sandbox.
     pub fn warnings(&self, id: &SandboxId) -> Result<Vec<String>, SandboxError> {
         Ok(self.read(id)?.warnings)
     }
 
-    /// The sandbox's workspace as the host sees it. Its content is the agent's: open it
-    /// component by component, and follow no link.
+    /// The path of the sandbox's workspace on the host. Its content is untrusted: open it component
+    /// by component, and follow no link.
     pub fn workspace(&self, id: &SandboxId) -> PathBuf {
-        self.place(id).join("fs/root/workspace")
+        self.sandbox_dir(id).join("fs/root/workspace")
     }
 
-    /// The ids that the agent's files have on the host, where they are not the operator's own.
+    /// The owner of the agent's files on the host, if it is not the operator.
     pub fn owner(&self, id: &SandboxId) -> Result<Option<(u32, u32)>, SandboxError> {
         let record = self.read(id)?;
         let root = record.config.system.root;
         Ok(identity::agent_on_host(record.identity, root))
     }
 
-    /// Ids on the host that the agent of a later sandbox may have, where those are not the
-    /// operator's own: files can be given to it ahead. Not those in `promised`.
+    /// Ids for the agent of a later sandbox, if they are not the operator's own, so that files can
+    /// be prepared for it. Ids in `promised` are excluded.
     pub fn free_owner(&self, promised: &[(u32, u32)]) -> Option<(u32, u32)> {
         let mut taken = self.taken_ranges();
         let promised = promised.iter().map(|(user, _)| *user);
@@ -135,16 +135,16 @@ impl Namespace {
         identity::agent_on_host(identity::choose(root, &seed, &taken, None)?, false)
     }
 
-    /// As `create`, and if it can be so that the agent has these ids on the host.
+    /// As `create`; if possible, the agent gets these ids on the host.
     pub fn create_for(
         &self,
         config: &SandboxConfig,
         owner: Option<(u32, u32)>,
     ) -> Result<SandboxMetadata, SandboxError> {
         self.check(config)?;
-        let wished = owner.and_then(|(user, _)| identity::range_of_agent(user));
-        let (mut record, _mine) = self.reserve(config, wished)?;
-        match self.build(&mut record, false, Event::Started) {
+        let preferred = owner.and_then(|(user, _)| identity::range_of_agent(user));
+        let (mut record, _mine) = self.reserve(config, preferred)?;
+        match self.build(&mut record, false, LifecycleEvent::Started) {
             Ok(()) => Ok(SandboxMetadata {
                 name: config.name.clone(),
                 branch_name: config.name.branch(),
@@ -152,85 +152,88 @@ impl Namespace {
                 status: SandboxStatus::of(record.phase),
             }),
             Err(error) => {
-                // What cannot be undone now is on record as unfinished, and is at the next start.
+                // If the rollback fails, the record is unfinished, and the next start removes the
+                // sandbox.
                 let _ = self.destroy(&config.id, Some(record));
                 Err(error)
             }
         }
     }
 
-    /// What a sandbox was asked to be.
+    /// Reads the configuration of a sandbox.
     pub fn config(&self, id: &SandboxId) -> Result<SandboxConfig, SandboxError> {
         Ok(self.read(id)?.config)
     }
 
-    /// Starts a command whose input and output the caller moves itself.
+    /// Starts a command whose input and output the caller transfers.
     pub fn start(
         &self,
         id: &SandboxId,
-        command: &Command,
-        terminal: Option<Size>,
-    ) -> Result<Running, SandboxError> {
-        self.session(id)?.start(command, terminal)
+        command: &SandboxCommand,
+        terminal: Option<TerminalSize>,
+    ) -> Result<RunningCommand, SandboxError> {
+        self.init_connection(id)?.start(command, terminal)
     }
 
-    /// Whether a sandbox answers now. One that stands still does not.
-    pub fn answers(&self, id: &SandboxId) -> bool {
-        match self.recorded(id) {
-            SandboxStatus::Active | SandboxStatus::Unknown => {
-                !matches!(Session::open(&self.place(id)), Err(SandboxError::Silent(_)))
-            }
+    /// Whether a sandbox responds now. A paused one does not.
+    pub fn is_responding(&self, id: &SandboxId) -> bool {
+        match self.recorded_status(id) {
+            SandboxStatus::Active | SandboxStatus::Unknown => !matches!(
+                InitConnection::open(&self.sandbox_dir(id)),
+                Err(SandboxError::NotResponding(_))
+            ),
             SandboxStatus::Paused | SandboxStatus::Missing | SandboxStatus::Error(_) => false,
         }
     }
 
-    /// Connects to a port of the agent's own localhost, IPv4 first. The socket does not block.
+    /// Connects to a port on the sandbox's localhost, IPv4 first. The socket does not block.
     pub fn connect(&self, id: &SandboxId, port: u16) -> Result<OwnedFd, SandboxError> {
-        self.session(id)?.connect(port)
+        self.init_connection(id)?.connect(port)
     }
 
-    /// Connects to the workbench inside: this program again, as the agent, started with these
-    /// words if it does not run. The socket does not block.
+    /// Connects to the sandbox's workbench: this program, run as the agent, started with these
+    /// arguments if it does not run. The socket does not block.
     pub fn workbench(&self, id: &SandboxId, words: &[&str]) -> Result<OwnedFd, SandboxError> {
-        self.session(id)?.workbench(words)
+        self.init_connection(id)?.workbench(words)
     }
 
-    /// Adds a root to what programs of a running sandbox trust, from their next look at it on.
+    /// Adds a trusted root certificate to a running sandbox; programs see it when they next read
+    /// their certificates.
     pub fn add_trust(&self, id: &SandboxId, trust: &Trust) -> Result<(), SandboxError> {
-        self.session(id)?.trust(trust)
+        self.init_connection(id)?.trust(trust)
     }
 
-    /// The TCP ports inside on which somebody listens, ascending.
+    /// Lists the listening TCP ports in the sandbox, ascending.
     pub fn open_ports(&self, id: &SandboxId) -> Result<Vec<u16>, SandboxError> {
-        self.session(id)?.open_ports()
+        self.init_connection(id)?.open_ports()
     }
 
-    /// The path, inside, of the program whose connection leads from one address to another,
-    /// where that is certain. Takes two seconds at most, whatever init does.
-    pub fn connected_by(
+    /// Returns the path of the program in the sandbox that owns a connection, if that is certain.
+    /// Takes at most two seconds, whatever init does.
+    pub fn socket_owner(
         &self,
         id: &SandboxId,
         from: SocketAddr,
         to: SocketAddr,
     ) -> Result<Option<String>, SandboxError> {
-        client::owner(&self.place(id), from, to)
+        client::owner(&self.sandbox_dir(id), from, to)
     }
 
-    fn place(&self, id: &SandboxId) -> PathBuf {
+    fn sandbox_dir(&self, id: &SandboxId) -> PathBuf {
         self.directory.join(id.as_str())
     }
 
     fn cgroup_name(&self, id: &SandboxId) -> String {
-        format!("palisade-{id}-{}", seal(&self.place(id)))
+        format!("palisade-{id}-{}", path_hash(&self.sandbox_dir(id)))
     }
 
     fn lock_all(&self) -> Result<Flock<File>, SandboxError> {
         lock(&self.directory.join(".lock"))
     }
 
-    /// Whoever changes a sandbox holds its lock.
-    fn claim(&self, id: &SandboxId) -> Result<Flock<File>, SandboxError> {
-        lock(&self.place(id).join("lock")).map_err(|error| match error {
+    /// Takes the lock of a sandbox, which every change needs.
+    fn lock_sandbox(&self, id: &SandboxId) -> Result<Flock<File>, SandboxError> {
+        lock(&self.sandbox_dir(id).join("lock")).map_err(|error| match error {
             SandboxError::System { source, .. } if source.kind() == ErrorKind::NotFound => {
                 SandboxError::NotFound(id.to_string())
             }
@@ -238,38 +241,41 @@ impl Namespace {
         })
     }
 
-    /// Why nothing runs in a sandbox that init has stopped.
+    /// Why init has stopped a sandbox, if it has.
     pub fn stopped(&self, id: &SandboxId) -> Option<String> {
-        fs::read_to_string(self.place(id).join("stopped"))
+        fs::read_to_string(self.sandbox_dir(id).join("stopped"))
             .ok()
             .filter(|reason| !reason.is_empty())
     }
 
-    /// A connection to a sandbox that can answer.
-    fn session(&self, id: &SandboxId) -> Result<Session, SandboxError> {
-        if let (Some(reason), SandboxStatus::Error(_)) = (self.stopped(id), self.recorded(id)) {
+    /// Connects to the init of an active sandbox.
+    fn init_connection(&self, id: &SandboxId) -> Result<InitConnection, SandboxError> {
+        if let (Some(reason), SandboxStatus::Error(_)) =
+            (self.stopped(id), self.recorded_status(id))
+        {
             let name = id.to_string();
             return Err(SandboxError::Stopped { name, reason });
         }
-        match self.recorded(id) {
-            SandboxStatus::Active | SandboxStatus::Unknown => Session::open(&self.place(id)),
+        match self.recorded_status(id) {
+            SandboxStatus::Active | SandboxStatus::Unknown => {
+                InitConnection::open(&self.sandbox_dir(id))
+            }
             SandboxStatus::Paused => Err(SandboxError::Paused(id.to_string())),
             SandboxStatus::Missing => Err(SandboxError::NotFound(id.to_string())),
-            SandboxStatus::Error(reason) => Err(SandboxError::Silent(reason)),
+            SandboxStatus::Error(reason) => Err(SandboxError::NotResponding(reason)),
         }
     }
 
-    /// A connection for requests that write nothing: init answers them in a sandbox that it
-    /// has stopped, too.
-    fn reading_session(&self, id: &SandboxId) -> Result<Session, SandboxError> {
-        match self.session(id) {
-            Err(SandboxError::Stopped { .. }) => Session::open(&self.place(id)),
+    /// Connects for read-only requests, which init also answers in a stopped sandbox.
+    fn reading_connection(&self, id: &SandboxId) -> Result<InitConnection, SandboxError> {
+        match self.init_connection(id) {
+            Err(SandboxError::Stopped { .. }) => InitConnection::open(&self.sandbox_dir(id)),
             other => other,
         }
     }
 
-    /// How it is as far as that can be told without asking its init.
-    fn recorded(&self, id: &SandboxId) -> SandboxStatus {
+    /// The status as far as it is known without querying init.
+    fn recorded_status(&self, id: &SandboxId) -> SandboxStatus {
         let record = match self.read(id) {
             Ok(record) => record,
             Err(SandboxError::NotFound(_)) => return SandboxStatus::Missing,
@@ -279,7 +285,7 @@ impl Namespace {
             return SandboxStatus::of(record.phase);
         }
         if !record.init.is_some_and(Process::lives) {
-            return SandboxStatus::Error("its processes are gone; resume it".to_owned());
+            return SandboxStatus::Error("its processes are gone; resume the sandbox".to_owned());
         }
         if let Some(reason) = self.stopped(id) {
             return SandboxStatus::Error(reason);
@@ -291,26 +297,27 @@ impl Namespace {
         }
     }
 
-    /// Refuses what cannot be, before anything is touched.
+    /// Rejects impossible configurations before anything is created.
     fn check(&self, config: &SandboxConfig) -> Result<(), SandboxError> {
         let refused = |step: String, reason| SandboxError::Create { step, reason };
         Self::check_root(config)?;
         if config.system.nested && !Uid::effective().is_root() && cgroup::is_delegated() {
-            let reason = "this gate's cgroup may be written by its user, who the agent is as \
-                          well: with user namespaces it could raise its own limits. Start the \
-                          gate as root, or where no cgroup is delegated"
-                .to_owned();
+            let reason =
+                "the gate's cgroup is writable by its user, whose id the agent has too: with \
+                          user namespaces the agent could raise its own limits. Start the gate \
+                          as root, or where no cgroup is delegated"
+                    .to_owned();
             return Err(refused("--nested".to_owned(), reason));
         }
         layer::check(&config.system, &self.directory)
             .map_err(|(path, reason)| refused(path.display().to_string(), reason))
     }
 
-    /// Claims a directory and ids for a new sandbox; its lock is held.
+    /// Reserves a directory and ids for a new sandbox; its lock is held.
     fn reserve(
         &self,
         config: &SandboxConfig,
-        wished: Option<u32>,
+        preferred: Option<u32>,
     ) -> Result<(Record, Flock<File>), SandboxError> {
         let system = || SandboxError::system("making the sandbox's directory");
         let private = |path: &Path| DirBuilder::new().mode(0o700).recursive(false).create(path);
@@ -322,39 +329,39 @@ impl Namespace {
         let _claims = self.lock_all()?;
         let top: OwnedFd = File::open(&self.directory).map_err(system())?.into();
         if let Some(reason) = disk::check_room(&top).map_err(system())? {
-            let step = "looking for room".to_owned();
+            let step = "checking disk space".to_owned();
             return Err(SandboxError::Create { step, reason });
         }
-        let place = self.place(&config.id);
-        private(&place).map_err(|error| match error.kind() {
+        let sandbox_dir = self.sandbox_dir(&config.id);
+        private(&sandbox_dir).map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => SandboxError::Exists(config.id.to_string()),
             _ => system()(error),
         })?;
-        let mine = lock(&place.join("lock"))?;
-        open_lock(&place.join("launcher.lock")).map_err(system())?;
+        let lock_guard = lock(&sandbox_dir.join("lock"))?;
+        open_lock(&sandbox_dir.join("launcher.lock")).map_err(system())?;
         let taken = self.taken_ranges();
-        let seed = place.to_string_lossy();
+        let seed = sandbox_dir.to_string_lossy();
         let root = Uid::effective().is_root();
         let identity = if config.system.root && !root {
-            self.lend(&seed, &taken)?
+            self.allocate_subids(&seed, &taken)?
         } else {
-            identity::choose(root, &seed, &taken, wished).ok_or(SandboxError::Unavailable {
+            identity::choose(root, &seed, &taken, preferred).ok_or(SandboxError::Unavailable {
                 backend: "namespace",
-                reason: "every range of ids is taken; delete a sandbox".to_owned(),
+                reason: "every range of ids is in use; delete a sandbox".to_owned(),
             })?
         };
         let record = Record {
             phase: Phase::Creating,
             config: config.clone(),
             identity,
-            // On record before they are there, or a crash would leave them.
+            // Recorded before they are created, so that a crash does not leave them.
             cgroups: cgroup::plan(&self.cgroup_name(&config.id)),
             init: None,
             creator: Process::this().map_err(system())?,
             warnings: Vec::new(),
         };
         self.write(&record)?;
-        Ok((record, mine))
+        Ok((record, lock_guard))
     }
 
     fn taken_ranges(&self) -> Vec<u32> {
@@ -373,8 +380,13 @@ impl Namespace {
             .collect()
     }
 
-    /// Everything of `create` that has an undo.
-    fn build(&self, record: &mut Record, has_tree: bool, then: Event) -> Result<(), SandboxError> {
+    /// The part of `create` that can be rolled back.
+    fn build(
+        &self,
+        record: &mut Record,
+        has_tree: bool,
+        then: LifecycleEvent,
+    ) -> Result<(), SandboxError> {
         let limits = record.config.limits;
         let planned = cgroup::plan(&self.cgroup_name(&record.config.id));
         if record.cgroups != planned {
@@ -386,47 +398,48 @@ impl Namespace {
         for (limited, what) in [(counted.memory, "memory"), (counted.pids, "processes")] {
             if !limited {
                 record.warnings.push(format!(
-                    "{what}: no cgroup may be written, so limits hold per process and user only"
+                    "{what}: limit applies per process and user: no writable cgroup"
                 ));
             }
         }
         if !counted.cpu {
-            let warning = "cpu: no cgroup may be written, so the agent runs at idle priority";
+            let warning = "cpu: the agent runs at idle priority: no writable cgroup";
             record.warnings.push(warning.to_owned());
         }
         let weighs_sessions = !counted.cpu && scheduling::sessions_have_weight();
         if weighs_sessions && record.config.system.nested {
-            let warning = "cpu: with --nested an agent may raise the share of its sessions";
+            let warning = "cpu: with --nested the agent can raise the weight of its sessions";
             record.warnings.push(warning.to_owned());
         }
         if let (Some(millicpus), false) = (limits.millicpus, counted.cpus) {
             return Err(SandboxError::Create {
                 step: "sandbox.limits.cpus".to_owned(),
                 reason: format!(
-                    "a limit of {} cannot be enforced: no cgroup of the cpu controller may be \
-                     written. Start the gate as root or in a scope of its own (systemd-run --user \
-                     --scope -p Delegate=yes palisade …), or remove the setting",
+                    "a limit of {} cannot be enforced: no writable cgroup has the cpu controller. Start \
+                     the gate as root or in its own scope (systemd-run --user --scope -p \
+                     Delegate=yes palisade …), or remove the setting",
                     f64::from(millicpus) / 1000.0
                 ),
             });
         }
-        let spec = Spec {
-            directory: self.place(&record.config.id),
+        let spec = LaunchSpec {
+            directory: self.sandbox_dir(&record.config.id),
             config: record.config.clone(),
             identity: record.identity,
-            loan: steward::loan_for(record.identity)?,
+            subid_map: file_ops::subid_map_for(record.identity)?,
             environment: environment::environment(std::env::vars(), &record.config),
             cgroups,
             has_tree,
             counted,
             weighs_sessions,
         };
-        let (line, its) = packet::line().map_err(SandboxError::system("making a line"))?;
-        packet::widen(&line).map_err(SandboxError::system("making a line"))?;
+        let (channel, child_end) =
+            packet::line().map_err(SandboxError::system("creating a socket pair"))?;
+        packet::widen(&channel).map_err(SandboxError::system("creating a socket pair"))?;
         let mut launcher = std::process::Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
-            .stdin(Stdio::from(its))
+            .stdin(Stdio::from(child_end))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -434,28 +447,35 @@ impl Namespace {
                 backend: "namespace",
                 reason: format!("starting {}: {error}", self.program.display()),
             })?;
-        let result = self.accompany(record, &line, &Order::Create(Box::new(spec)), then);
-        // With the line the launcher ends, and with it an init that was not let go.
-        drop(line);
+        let result = self.supervise_launch(
+            record,
+            &channel,
+            &LauncherRequest::Create(Box::new(spec)),
+            then,
+        );
+        // Closing the channel ends the launcher, and with it an init that was not released.
+        drop(channel);
         let _ = launcher.wait();
         if result.is_ok() {
-            tracing::debug!(sandbox = %record.config.id, "init started");
+            tracing::debug!(sandbox = %record.config.id, "sandbox init started");
         }
         result
     }
 
-    fn set_frozen(&self, id: &SandboxId, event: Event) -> Result<(), SandboxError> {
-        let _mine = self.claim(id)?;
+    fn set_frozen(&self, id: &SandboxId, event: LifecycleEvent) -> Result<(), SandboxError> {
+        let _mine = self.lock_sandbox(id)?;
         let mut record = self.read(id)?;
         let next = record.phase.after(event)?;
         if !record.init.is_some_and(Process::lives) {
-            return Err(SandboxError::Silent("its processes are gone".to_owned()));
+            return Err(SandboxError::NotResponding(
+                "its processes are gone".to_owned(),
+            ));
         }
         let frozen = next == Phase::Paused;
         let done = cgroup::freeze(&record.cgroups, frozen)
             .map_err(SandboxError::system("freezing the sandbox"))?;
         if !done {
-            Session::open(&self.place(id))?.freeze(frozen)?;
+            InitConnection::open(&self.sandbox_dir(id))?.freeze(frozen)?;
         }
         if next != record.phase {
             record.phase = next;
@@ -465,23 +485,23 @@ impl Namespace {
     }
 }
 
-impl Sandbox for Namespace {
+impl SandboxBackend for Namespace {
     fn create(&self, config: &SandboxConfig) -> Result<SandboxMetadata, SandboxError> {
         self.create_for(config, None)
     }
 
     fn pause(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        self.set_frozen(id, Event::Pause)
+        self.set_frozen(id, LifecycleEvent::Pause)
     }
 
     fn resume(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        self.set_frozen(id, Event::Resume)
+        self.set_frozen(id, LifecycleEvent::Resume)
     }
 
     fn delete(&self, id: &SandboxId, force: Force) -> Result<(), SandboxError> {
-        let _mine = self.claim(id)?;
+        let _mine = self.lock_sandbox(id)?;
         let record = match self.read(id) {
-            // Broken or gone: by force, what is there goes.
+            // An unreadable record: with force, the directory is removed.
             Err(_) if force == Force::Yes => return self.destroy(id, None),
             other => other?,
         };
@@ -491,7 +511,11 @@ impl Sandbox for Namespace {
         self.destroy(id, Some(record))
     }
 
-    fn exec(&self, id: &SandboxId, command: &Command) -> Result<ExecutionResult, SandboxError> {
+    fn exec(
+        &self,
+        id: &SandboxId,
+        command: &SandboxCommand,
+    ) -> Result<ExecutionResult, SandboxError> {
         let running = self.start(id, command, None)?;
         let (result, stopped) = running.finish(&command.stdin, command.timeout)?;
         match stopped {
@@ -508,9 +532,9 @@ impl Sandbox for Namespace {
         id: &SandboxId,
         to: &Path,
         archive: &mut dyn Read,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError> {
-        self.session(id)?.upload(to, archive, bounds)
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError> {
+        self.init_connection(id)?.upload(to, archive, bounds)
     }
 
     fn download(
@@ -518,22 +542,22 @@ impl Sandbox for Namespace {
         id: &SandboxId,
         from: &Path,
         archive: &mut dyn Write,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError> {
-        self.reading_session(id)?.download(from, archive, bounds)
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError> {
+        self.reading_connection(id)?.download(from, archive, bounds)
     }
 
-    fn listeners(&self, id: &SandboxId) -> Result<Vec<Listener>, SandboxError> {
-        self.reading_session(id)?.listeners()
+    fn listeners(&self, id: &SandboxId) -> Result<Vec<SandboxListener>, SandboxError> {
+        self.reading_connection(id)?.listeners()
     }
 
     fn status(&self, id: &SandboxId) -> SandboxStatus {
-        match self.recorded(id) {
-            SandboxStatus::Active => match Session::open(&self.place(id)) {
+        match self.recorded_status(id) {
+            SandboxStatus::Active => match InitConnection::open(&self.sandbox_dir(id)) {
                 Ok(_) => SandboxStatus::Active,
                 Err(SandboxError::Protocol { .. }) => SandboxStatus::Unknown,
-                // Unless it was paused or deleted in the meantime, it should have answered.
-                Err(error) => match self.recorded(id) {
+                // If the sandbox was not paused or deleted meanwhile, it should have responded.
+                Err(error) => match self.recorded_status(id) {
                     SandboxStatus::Active => SandboxStatus::Error(error.to_string()),
                     other => other,
                 },
@@ -543,8 +567,8 @@ impl Sandbox for Namespace {
     }
 }
 
-/// A short word for a path: two gates may have a sandbox of the same id.
-fn seal(path: &Path) -> String {
+/// Hashes a path, because two gates may have a sandbox of the same id.
+fn path_hash(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let hash = path
         .as_os_str()

@@ -1,37 +1,37 @@
-//! The same on many items at once.
+//! Runs a function on many items in parallel.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// How many items a worker takes at a time.
+/// Items that a thread takes at a time.
 const BATCH: usize = 32;
 
-/// Asks every item something that takes time and no processor, `at_once` at a time. The
-/// answers are in the items' order.
-pub(crate) fn ask_all<T: Sync, R: Send>(
+/// Calls `query` for every item, on at most `at_once` threads, for calls that wait and need no
+/// processor time. The results are in the items' order.
+pub(crate) fn map_concurrent<T: Sync, R: Send>(
     items: &[T],
     at_once: usize,
-    ask: impl Fn(&T) -> R + Sync,
+    query: impl Fn(&T) -> R + Sync,
 ) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let run = || {
         let mut answers = Vec::new();
         loop {
-            let place = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(place) else {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else {
                 return answers;
             };
-            answers.push((place, ask(item)));
+            answers.push((index, query(item)));
         }
     };
-    let askers = at_once.min(items.len());
-    let mut answers = if askers < 2 {
+    let threads = at_once.min(items.len());
+    let mut answers = if threads < 2 {
         run()
     } else {
         std::thread::scope(|scope| {
-            let askers: Vec<_> = (0..askers).map(|_| scope.spawn(run)).collect();
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
             let mut all = Vec::with_capacity(items.len());
-            for asker in askers {
-                match asker.join() {
+            for thread in threads {
+                match thread.join() {
                     Ok(answers) => all.extend(answers),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
@@ -39,12 +39,12 @@ pub(crate) fn ask_all<T: Sync, R: Send>(
             all
         })
     };
-    answers.sort_unstable_by_key(|(place, _)| *place);
+    answers.sort_unstable_by_key(|(index, _)| *index);
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// Does `work` on every item, on as many threads as there are cores (eight at most), each
-/// with a state of its own. The first failure ends it; the results come in no order.
+/// Calls `work` for every item, on one thread for each core (at most eight), each with its own
+/// state. The first error ends the work; the results are in no order.
 pub(crate) fn parallel<T: Sync, S, R: Send, E: Send>(
     items: &[T],
     start: impl Fn() -> Result<S, E> + Sync,
@@ -92,16 +92,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_are_asked_at_once_and_their_answers_keep_their_order() {
+    fn map_concurrent_runs_at_once_and_keeps_order() {
         let items: Vec<usize> = (0..40).collect();
-        // Nobody gets an answer before four have asked.
+        // No call returns before four calls run.
         let four = Barrier::new(4);
-        let answers = ask_all(&items, 4, |item| {
+        let answers = map_concurrent(&items, 4, |item| {
             four.wait();
             item * 2
         });
         assert_eq!(answers, (0..80).step_by(2).collect::<Vec<_>>());
-        assert_eq!(ask_all(&items[..1], 4, |item| *item), [0]);
-        assert_eq!(ask_all(&items[..0], 4, |item| *item), [0; 0]);
+        assert_eq!(map_concurrent(&items[..1], 4, |item| *item), [0]);
+        assert_eq!(map_concurrent(&items[..0], 4, |item| *item), [0; 0]);
     }
 }

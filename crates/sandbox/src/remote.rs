@@ -1,13 +1,15 @@
-//! The remote backend: one container that somebody else runs, reached by the workbench inside.
+//! The remote backend: one container that is managed elsewhere, reached through the workbench
+//! inside it.
 //!
-//! There is exactly one sandbox, under the name it was given. Commands, uploads and downloads
-//! work; what makes, stops and removes a container is said to be managed elsewhere. Files go in
-//! and out as archives through the shell inside, which needs `base64` and `tar`; whatever comes
-//! out is judged here, in a directory aside, before anybody sees it.
+//! There is exactly one sandbox, with a fixed name. Commands, uploads and downloads work; creating,
+//! pausing and deleting return [`SandboxError::ManagedExternally`]. Files are transferred as
+//! archives through the container's shell, which needs `base64` and `tar`; a downloaded archive is
+//! unpacked and checked in a temporary directory first.
 
 mod script;
 
 use std::io::{Read, Seek, Write};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,91 +18,82 @@ use base64::engine::general_purpose::STANDARD;
 use policy::id::SandboxId;
 
 use crate::contract::{
-    Command, ExecutionResult, Force, Listener, Moved, Sandbox, SandboxConfig, SandboxError,
-    SandboxMetadata, SandboxStatus, Transfer,
+    ExecutionResult, Force, SandboxBackend, SandboxCommand, SandboxConfig, SandboxError,
+    SandboxListener, SandboxMetadata, SandboxStatus, TransferBounds, TransferSummary,
 };
-use crate::transfer::{self, Rules, TransferError};
-use script::{Refused, Script};
+use crate::transfer::{self, TransferError, UnpackRules};
+use script::{Script, StartRefusal};
 
-/// The most a command may say before it is killed.
-const MOST_OUTPUT: usize = 64 << 20;
+/// Maximum output of a command before it is killed.
+const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
-/// How long a command may run when nobody says.
-const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Timeout of a command without a timeout of its own.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// How long files may take.
-const TRANSFER: Duration = Duration::from_secs(60 * 60);
+/// Timeout of a script that transfers files.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
-/// Bytes of an archive that go in at once; a third more as text.
-const PIECE: usize = 6 << 20;
+/// Bytes of an archive in one request; base64 adds a third.
+const CHUNK: usize = 6 << 20;
 
-/// What is kept of what a script of ours complains of.
-const LONGEST_REFUSAL: usize = 4096;
+/// Maximum bytes kept of a script's error output.
+const MAX_REFUSAL_BYTES: usize = 4096;
 
-/// What an archive takes beside its content, for every entry.
+/// Archive overhead for each entry.
 const PER_ENTRY: u64 = 4096;
 
-/// Which way a command's words came out.
+/// The stream that a command wrote to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// Output.
+pub enum OutputStream {
+    /// Standard output.
     Stdout,
-    /// Error output.
+    /// Standard error.
     Stderr,
 }
 
-/// How a command ended.
+/// How a remote command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// By itself, with this code.
+pub enum CommandEnd {
+    /// The command exited with this code.
     Code(i32),
-    /// Its time was over.
+    /// The command timed out.
     TimedOut,
-    /// Whoever listened had heard enough.
+    /// The caller stopped the command.
     Stopped,
 }
 
-/// Whether whoever listens wants to hear more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hearing {
-    /// Go on.
-    More,
-    /// End the command.
-    Enough,
-}
-
-/// The tools of the container, as far as a backend needs them. Calls block.
-pub trait Tools: Send + Sync + std::fmt::Debug {
-    /// Whether they are there now.
+/// The container's tools that the backend uses. Calls block.
+pub trait RemoteTools: Send + Sync + std::fmt::Debug {
+    /// Checks that the container responds.
     fn health(&self) -> Result<(), String>;
 
-    /// Runs a line of shell in the workspace, and shows what it says. The line is short: the
-    /// kernel takes 128 KiB in one word.
+    /// Runs a shell command in the workspace and passes its output to `on_output`, which may stop
+    /// it. The command must be short: the kernel limits one argument to 128 KiB.
     fn run(
         &self,
         line: &str,
         timeout: Duration,
-        hear: &mut dyn FnMut(Way, &[u8]) -> Hearing,
-    ) -> Result<Ended, String>;
+        on_output: &mut dyn FnMut(OutputStream, &[u8]) -> ControlFlow<()>,
+    ) -> Result<CommandEnd, String>;
 
     /// Writes a text file in the workspace.
     fn write(&self, path: &str, content: &str) -> Result<(), String>;
 }
 
-/// A container that somebody else runs.
+/// A container that is managed elsewhere.
 #[derive(Debug)]
-pub struct Remote<T> {
+pub struct RemoteBackend<T> {
     id: SandboxId,
     tools: T,
 }
 
-impl<T: Tools> Remote<T> {
-    /// The container behind `tools`, under this name.
+impl<T: RemoteTools> RemoteBackend<T> {
+    /// A backend for the container behind `tools`, with this name.
     pub fn new(id: SandboxId, tools: T) -> Self {
         Self { id, tools }
     }
 
-    /// Its name.
+    /// The sandbox's id.
     pub fn id(&self) -> &SandboxId {
         &self.id
     }
@@ -113,47 +106,47 @@ impl<T: Tools> Remote<T> {
         }
     }
 
-    fn elsewhere(&self, id: &SandboxId, what: &'static str) -> SandboxError {
+    fn managed_externally(&self, id: &SandboxId, what: &'static str) -> SandboxError {
         match self.check(id) {
-            Ok(()) => SandboxError::Elsewhere(what),
+            Ok(()) => SandboxError::ManagedExternally(what),
             Err(error) => error,
         }
     }
 
-    /// Runs a command, and shows what it says as it says it.
+    /// Runs a command and passes its output to `on_output` as it arrives.
     pub fn run(
         &self,
-        command: &Command,
-        hear: &mut dyn FnMut(Way, &[u8]) -> Hearing,
-    ) -> Result<Ended, SandboxError> {
+        command: &SandboxCommand,
+        on_output: &mut dyn FnMut(OutputStream, &[u8]) -> ControlFlow<()>,
+    ) -> Result<CommandEnd, SandboxError> {
         let name = script::fresh_name()?;
         let input = (!command.stdin.is_empty()).then_some(name.as_str());
         let script = Script::of(command, input, &name)?;
         if let Some(name) = input {
-            self.bring(name, &mut command.stdin.as_slice())?;
+            self.upload_bytes(name, &mut command.stdin.as_slice())?;
         }
-        let timeout = command.timeout.unwrap_or(LONGEST);
-        // The first words of its error output, while they may be ours.
+        let timeout = command.timeout.unwrap_or(DEFAULT_TIMEOUT);
+        // The start of the error output, while it may be the script's own refusal.
         let mut held = Some(Vec::new());
-        let ended = self
+        let end = self
             .tools
-            .run(&script.line, timeout, &mut |way, bytes| {
-                if way == Way::Stderr
+            .run(&script.line, timeout, &mut |stream, bytes| {
+                if stream == OutputStream::Stderr
                     && let Some(first) = &mut held
                 {
                     first.extend_from_slice(bytes);
-                    if script.may_be_refusal(first) && first.len() < LONGEST_REFUSAL {
-                        return Hearing::More;
+                    if script.may_be_refusal_prefix(first) && first.len() < MAX_REFUSAL_BYTES {
+                        return ControlFlow::Continue(());
                     }
                     let first = held.take().unwrap_or_default();
-                    return hear(way, &first);
+                    return on_output(stream, &first);
                 }
-                hear(way, bytes)
+                on_output(stream, bytes)
             })
-            .map_err(SandboxError::Silent)?;
+            .map_err(SandboxError::NotResponding)?;
         let held = held.unwrap_or_default();
-        if let Ended::Code(code) = ended
-            && let Some(Refused { step, reason }) = script.refused(code, &held)
+        if let CommandEnd::Code(code) = end
+            && let Some(StartRefusal { step, reason }) = script.start_refusal(code, &held)
         {
             return Err(SandboxError::Start {
                 program: script.program,
@@ -162,37 +155,42 @@ impl<T: Tools> Remote<T> {
             });
         }
         if !held.is_empty() {
-            hear(Way::Stderr, &held);
+            let _ = on_output(OutputStream::Stderr, &held);
         }
-        Ok(ended)
+        Ok(end)
     }
 
-    /// Runs a script of ours that must go well.
-    fn must(&self, script: &Script, doing: &str) -> Result<(), SandboxError> {
-        let mut said = Vec::new();
-        let ended = self
+    /// Runs an internal script; fails unless it exits with 0.
+    fn run_checked(&self, script: &Script, doing: &str) -> Result<(), SandboxError> {
+        let mut output = Vec::new();
+        let end = self
             .tools
-            .run(&script.line, TRANSFER, &mut |_, bytes| {
-                let room = LONGEST_REFUSAL.saturating_sub(said.len()).min(bytes.len());
-                said.extend_from_slice(bytes.get(..room).unwrap_or_default());
-                Hearing::More
+            .run(&script.line, TRANSFER_TIMEOUT, &mut |_, bytes| {
+                let room = MAX_REFUSAL_BYTES
+                    .saturating_sub(output.len())
+                    .min(bytes.len());
+                output.extend_from_slice(bytes.get(..room).unwrap_or_default());
+                ControlFlow::Continue(())
             })
-            .map_err(SandboxError::Silent)?;
-        if ended == Ended::Code(0) {
+            .map_err(SandboxError::NotResponding)?;
+        if end == CommandEnd::Code(0) {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&said);
-        Err(SandboxError::Silent(format!("{doing}: {}", said.trim())))
+        let output = String::from_utf8_lossy(&output);
+        Err(SandboxError::NotResponding(format!(
+            "{doing}: {}",
+            output.trim()
+        )))
     }
 
-    /// Brings bytes into a file of the workspace, a piece at a time.
-    fn bring(&self, name: &str, bytes: &mut dyn Read) -> Result<(), SandboxError> {
+    /// Writes bytes to a file of the workspace, one chunk at a time.
+    fn upload_bytes(&self, name: &str, bytes: &mut dyn Read) -> Result<(), SandboxError> {
         let part = format!("{name}.part");
         let mut piece = Vec::new();
         loop {
             piece.clear();
             let length = bytes
-                .take(PIECE as u64)
+                .take(CHUNK as u64)
                 .read_to_end(&mut piece)
                 .map_err(SandboxError::system("reading the archive"))?;
             if length == 0 {
@@ -200,51 +198,55 @@ impl<T: Tools> Remote<T> {
             }
             self.tools
                 .write(&part, &STANDARD.encode(&piece))
-                .map_err(SandboxError::Silent)?;
-            self.must(&script::append(&part, name), "bringing files in")?;
+                .map_err(SandboxError::NotResponding)?;
+            self.run_checked(&script::append(&part, name), "uploading files")?;
         }
     }
 }
 
-impl<T: Tools> Sandbox for Remote<T> {
+impl<T: RemoteTools> SandboxBackend for RemoteBackend<T> {
     fn create(&self, _: &SandboxConfig) -> Result<SandboxMetadata, SandboxError> {
-        Err(SandboxError::Elsewhere("made"))
+        Err(SandboxError::ManagedExternally("created"))
     }
 
     fn pause(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        Err(self.elsewhere(id, "paused"))
+        Err(self.managed_externally(id, "paused"))
     }
 
     fn resume(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        Err(self.elsewhere(id, "resumed"))
+        Err(self.managed_externally(id, "resumed"))
     }
 
     fn delete(&self, id: &SandboxId, _: Force) -> Result<(), SandboxError> {
-        Err(self.elsewhere(id, "deleted"))
+        Err(self.managed_externally(id, "deleted"))
     }
 
-    fn exec(&self, id: &SandboxId, command: &Command) -> Result<ExecutionResult, SandboxError> {
+    fn exec(
+        &self,
+        id: &SandboxId,
+        command: &SandboxCommand,
+    ) -> Result<ExecutionResult, SandboxError> {
         self.check(id)?;
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let ended = self.run(command, &mut |way, bytes| {
-            let said: &mut Vec<u8> = match way {
-                Way::Stdout => &mut stdout,
-                Way::Stderr => &mut stderr,
+        let end = self.run(command, &mut |stream, bytes| {
+            let output: &mut Vec<u8> = match stream {
+                OutputStream::Stdout => &mut stdout,
+                OutputStream::Stderr => &mut stderr,
             };
-            said.extend_from_slice(bytes);
-            if said.len() > MOST_OUTPUT {
-                Hearing::Enough
+            output.extend_from_slice(bytes);
+            if output.len() > MAX_OUTPUT_BYTES {
+                ControlFlow::Break(())
             } else {
-                Hearing::More
+                ControlFlow::Continue(())
             }
         })?;
-        match ended {
-            Ended::TimedOut => Err(SandboxError::TimedOut {
-                after: command.timeout.unwrap_or(LONGEST),
+        match end {
+            CommandEnd::TimedOut => Err(SandboxError::TimedOut {
+                after: command.timeout.unwrap_or(DEFAULT_TIMEOUT),
                 output: [stdout, stderr].concat(),
             }),
-            Ended::Stopped => Err(SandboxError::TooMuchOutput(MOST_OUTPUT)),
-            Ended::Code(exit_code) => Ok(ExecutionResult {
+            CommandEnd::Stopped => Err(SandboxError::TooMuchOutput(MAX_OUTPUT_BYTES)),
+            CommandEnd::Code(exit_code) => Ok(ExecutionResult {
                 exit_code,
                 stdout,
                 stderr,
@@ -257,11 +259,12 @@ impl<T: Tools> Sandbox for Remote<T> {
         id: &SandboxId,
         to: &Path,
         archive: &mut dyn Read,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError> {
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError> {
         self.check(id)?;
-        // Read whole before anything is sent: half an archive changes nothing.
-        let (stage, moved) = judge(archive, bounds)?;
+        // The whole archive is read before anything is sent, so that a truncated archive changes
+        // nothing.
+        let (stage, moved) = unpack_to_stage(archive, bounds)?;
         let mut packed = tempfile::tempfile().map_err(SandboxError::system("packing"))?;
         transfer::pack_members(stage.path(), &mut packed)?;
         packed
@@ -269,10 +272,10 @@ impl<T: Tools> Sandbox for Remote<T> {
             .map_err(SandboxError::system("reading the archive"))?;
         let name = script::fresh_name()?;
         let brought = self
-            .bring(&name, &mut packed)
-            .and_then(|()| self.must(&script::unpack(&name, to)?, "unpacking"));
+            .upload_bytes(&name, &mut packed)
+            .and_then(|()| self.run_checked(&script::unpack(&name, to)?, "unpacking"));
         if brought.is_err() {
-            let _ = self.must(&script::remove(&name), "clearing up");
+            let _ = self.run_checked(&script::remove(&name), "cleaning up");
         }
         brought.map(|()| moved)
     }
@@ -282,66 +285,69 @@ impl<T: Tools> Sandbox for Remote<T> {
         id: &SandboxId,
         from: &Path,
         archive: &mut dyn Write,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError> {
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError> {
         self.check(id)?;
-        let system = SandboxError::system("keeping what comes");
+        let system = SandboxError::system("storing the archive");
         let mut kept = tempfile::tempfile().map_err(system)?;
         let most = bounds
             .bytes
             .saturating_add(bounds.entries.saturating_mul(PER_ENTRY));
         let script = script::pack(from)?;
         let mut decoder = Decoder::default();
-        let (mut stderr, mut trouble, mut total) = (Vec::new(), None, 0_u64);
-        let ended = self
+        let (mut stderr, mut failure, mut total) = (Vec::new(), None, 0_u64);
+        let end = self
             .tools
-            .run(&script.line, TRANSFER, &mut |way, bytes| {
-                if way == Way::Stderr {
-                    let room = LONGEST_REFUSAL
+            .run(&script.line, TRANSFER_TIMEOUT, &mut |stream, bytes| {
+                if stream == OutputStream::Stderr {
+                    let room = MAX_REFUSAL_BYTES
                         .saturating_sub(stderr.len())
                         .min(bytes.len());
                     stderr.extend_from_slice(bytes.get(..room).unwrap_or_default());
-                    return Hearing::More;
+                    return ControlFlow::Continue(());
                 }
                 let written = decoder.take(bytes).and_then(|bytes| {
                     total = total.saturating_add(bytes.len() as u64);
                     kept.write_all(&bytes)
-                        .map_err(SandboxError::system("keeping what comes"))
+                        .map_err(SandboxError::system("storing the archive"))
                 });
-                if total > most && trouble.is_none() {
-                    trouble = Some(TransferError::TooLarge(bounds.bytes).into());
+                if total > most && failure.is_none() {
+                    failure = Some(TransferError::TooLarge(bounds.bytes).into());
                 }
                 if let Err(error) = written {
-                    trouble = Some(error);
+                    failure = Some(error);
                 }
-                if trouble.is_some() {
-                    Hearing::Enough
+                if failure.is_some() {
+                    ControlFlow::Break(())
                 } else {
-                    Hearing::More
+                    ControlFlow::Continue(())
                 }
             })
-            .map_err(SandboxError::Silent)?;
-        if let Some(trouble) = trouble {
-            return Err(trouble);
+            .map_err(SandboxError::NotResponding)?;
+        if let Some(failure) = failure {
+            return Err(failure);
         }
-        if let Ended::Code(code) = ended
-            && script.refused(code, &stderr).is_some()
+        if let CommandEnd::Code(code) = end
+            && script.start_refusal(code, &stderr).is_some()
         {
             let path = from.to_string_lossy().into_owned();
             return Err(TransferError::Missing(path).into());
         }
-        if ended != Ended::Code(0) {
-            let said = String::from_utf8_lossy(&stderr);
-            return Err(SandboxError::Silent(format!("packing: {}", said.trim())));
+        if end != CommandEnd::Code(0) {
+            let output = String::from_utf8_lossy(&stderr);
+            return Err(SandboxError::NotResponding(format!(
+                "packing: {}",
+                output.trim()
+            )));
         }
         kept.rewind()
             .map_err(SandboxError::system("reading the archive"))?;
-        let (stage, _) = judge(&mut kept, bounds)?;
+        let (stage, _) = unpack_to_stage(&mut kept, bounds)?;
         Ok(transfer::pack_members(stage.path(), archive)?)
     }
 
-    fn listeners(&self, id: &SandboxId) -> Result<Vec<Listener>, SandboxError> {
-        Err(self.elsewhere(id, "given a network"))
+    fn listeners(&self, id: &SandboxId) -> Result<Vec<SandboxListener>, SandboxError> {
+        Err(self.managed_externally(id, "given a network"))
     }
 
     fn status(&self, id: &SandboxId) -> SandboxStatus {
@@ -355,17 +361,17 @@ impl<T: Tools> Sandbox for Remote<T> {
     }
 }
 
-/// Unpacks an archive aside: what is not refused there is whole and within its bounds.
-fn judge(
+/// Unpacks an archive to a temporary directory, which checks its members and bounds.
+fn unpack_to_stage(
     archive: &mut dyn Read,
-    bounds: &Transfer,
-) -> Result<(tempfile::TempDir, Moved), SandboxError> {
+    bounds: &TransferBounds,
+) -> Result<(tempfile::TempDir, TransferSummary), SandboxError> {
     let stage = tempfile::tempdir().map_err(SandboxError::system("making a directory"))?;
-    let moved = transfer::unpack(archive, stage.path(), bounds, &Rules::FOR_SANDBOX)?;
+    let moved = transfer::unpack(archive, stage.path(), bounds, &UnpackRules::FOR_SANDBOX)?;
     Ok((stage, moved))
 }
 
-/// Base64 with line ends, as it comes.
+/// Incremental base64 decoder that ignores line ends.
 #[derive(Default)]
 struct Decoder {
     rest: Vec<u8>,
@@ -389,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_comes_in_any_pieces() {
+    fn base64_decodes_in_any_chunks() {
         let all: Vec<u8> = (0..=255).collect();
         let text = STANDARD.encode(&all);
         for size in 1..9 {

@@ -1,15 +1,15 @@
-//! The operator's own terminal, as far as a command inside needs it.
+//! Size and raw mode of the operator's terminal.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::contract::SandboxError;
-use crate::namespace::ends;
-use crate::namespace::protocol::Size;
+use crate::namespace::protocol::TerminalSize;
+use crate::namespace::stdio;
 
-/// The size of a terminal; `None` when it is none.
-pub fn size(terminal: &impl AsFd) -> Option<Size> {
+/// Returns the size of a terminal; `None` if the descriptor is no terminal.
+pub fn size(terminal: &impl AsFd) -> Option<TerminalSize> {
     // SAFETY: all-zero is a valid `winsize`.
     let mut size: libc::winsize = unsafe { std::mem::zeroed() };
     // SAFETY: the call writes one `winsize`, which outlives it.
@@ -20,27 +20,28 @@ pub fn size(terminal: &impl AsFd) -> Option<Size> {
             &raw mut size,
         )
     };
-    (result == 0).then_some(Size {
+    (result == 0).then_some(TerminalSize {
         rows: size.ws_row,
         columns: size.ws_col,
     })
 }
 
-/// Gives a terminal of a command another size, by its master: what is typed next meets it.
-pub fn set_size(master: &OwnedFd, size: Size) -> Result<(), SandboxError> {
-    ends::set_size(master, size).map_err(SandboxError::system("sizing the terminal"))
+/// Resizes a command's terminal through its master, so that the next input sees the new size.
+pub fn set_size(master: &OwnedFd, size: TerminalSize) -> Result<(), SandboxError> {
+    stdio::set_size(master, size).map_err(SandboxError::system("resizing the terminal"))
 }
 
-/// A terminal that passes every key on, until this is dropped.
-pub struct Raw {
+/// A terminal in raw mode, restored on drop.
+pub struct RawTerminal {
     terminal: OwnedFd,
     before: Termios,
 }
 
-impl Raw {
-    /// Makes `terminal` raw.
+impl RawTerminal {
+    /// Switches `terminal` to raw mode.
     pub fn new(terminal: &impl AsFd) -> Result<Self, SandboxError> {
-        let failed = || SandboxError::system::<std::io::Error>("taking the terminal");
+        let failed =
+            || SandboxError::system::<std::io::Error>("switching the terminal to raw mode");
         let terminal = terminal.as_fd().try_clone_to_owned().map_err(failed())?;
         let before = tcgetattr(&terminal).map_err(|errno| failed()(errno.into()))?;
         let mut raw = before.clone();
@@ -50,9 +51,9 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // The terminal may be gone, and there is nothing else to restore then.
+        // The terminal may be gone, and then there is nothing to restore.
         let _ = tcsetattr(&self.terminal, SetArg::TCSADRAIN, &self.before);
     }
 }

@@ -1,25 +1,25 @@
-//! Files on their way in and out of a sandbox, as tar archives.
+//! Uploads and downloads as tar archives.
 //!
 //! ```text
 //!   operator's files ── pack ──▶ archive ──▶ unpack, inside, as the agent
 //!   operator's files ◀─ unpack ─ archive ◀── pack, inside, as the agent
 //! ```
 //!
-//! The host never opens a path that an agent controls: inside, the same code runs as the
-//! agent. What comes out is still hostile. Members are opened component by component and
-//! never through a link, put together in a directory aside, and moved to their places when
-//! the last of them was found good.
+//! The host never opens a path that an agent controls: inside the sandbox the same code runs as the
+//! agent. A downloaded archive is still untrusted. Members are opened component by component and
+//! never through a link, collected in a staging directory, and moved to their targets after the
+//! last member was checked.
 //!
-//! The format is read by our own strict reader: extension headers of a hostile archive have
-//! to be bounded, and what is not understood has to be refused, not skipped.
+//! A strict parser reads the format: extension headers of a hostile archive must be bounded, and
+//! unknown members must be refused, not skipped.
 
+pub mod confined;
 mod header;
 mod merge;
 mod packer;
 mod path;
 mod reader;
 mod stage;
-pub mod within;
 mod writer;
 
 #[cfg(test)]
@@ -31,64 +31,66 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::contract::{Moved, Transfer};
+use crate::contract::{TransferBounds, TransferSummary};
 use packer::Packer;
 use stage::Stage;
 
-/// Notes kept about what was left out.
-const MOST_NOTES: usize = 100;
+/// Maximum number of notes about skipped entries.
+const MAX_NOTES: usize = 100;
 
-/// Characters of a path in a note.
-const LONGEST_NOTE: usize = 300;
+/// Maximum number of characters of a path in a note.
+const MAX_NOTE_CHARS: usize = 300;
 
-/// Packs a file or directory of the operator's. The archive's members begin with the
-/// source's own name.
+/// Packs a file or directory of the operator's. The members' paths begin with the source's own
+/// name.
 ///
-/// Links stay links, but for the source itself. What is neither file, directory nor link is
-/// left out with a note. `progress` hears how many bytes of content have been read so far.
+/// Links stay links, except the source itself. Entries that are neither file, directory nor link
+/// are skipped with a note. `progress` receives the number of content bytes read so far.
 pub fn pack(
     source: &Path,
     into: &mut dyn Write,
     progress: &mut dyn FnMut(u64),
-) -> Result<Moved, TransferError> {
+) -> Result<TransferSummary, TransferError> {
     pack_within(source, into, &NO_BOUNDS, progress)
 }
 
-/// As [`pack`], but for our own state directory: it is left out with a note, whatever it is
-/// called there. The sandbox that the archive goes to is in it, and would pack itself. A
-/// source within it is refused.
-pub fn pack_around(
+/// As [`pack`], but skips the gate's state directory with a note, whatever its path: it contains
+/// the sandbox that the archive goes to. A source below it is refused.
+pub fn pack_except(
     state: &Path,
     source: &Path,
     into: &mut dyn Write,
     progress: &mut dyn FnMut(u64),
-) -> Result<Moved, TransferError> {
+) -> Result<TransferSummary, TransferError> {
     let mut packer = Packer::new(into, &NO_BOUNDS, progress);
-    packer.leave_out(state)?;
+    packer.skip(state)?;
     packer.add(source)?;
     packer.finish()
 }
 
-const NO_BOUNDS: Transfer = Transfer {
+const NO_BOUNDS: TransferBounds = TransferBounds {
     bytes: u64::MAX,
     entries: u64::MAX,
 };
 
-/// As [`pack`], and no more than `bounds`.
+/// As [`pack`], limited by `bounds`.
 pub(crate) fn pack_within(
     source: &Path,
     into: &mut dyn Write,
-    bounds: &Transfer,
+    bounds: &TransferBounds,
     progress: &mut dyn FnMut(u64),
-) -> Result<Moved, TransferError> {
+) -> Result<TransferSummary, TransferError> {
     let mut packer = Packer::new(into, bounds, progress);
     packer.add(source)?;
     packer.finish()
 }
 
-/// Packs everything in a directory that an archive was unpacked to, under the names there. A
-/// link among them is left out with a note: what it points to is none of the archive's.
-pub(crate) fn pack_members(directory: &Path, into: &mut dyn Write) -> Result<Moved, TransferError> {
+/// Packs the entries of a directory to which an archive was unpacked. A top-level link is skipped
+/// with a note, because its target is not part of the archive.
+pub(crate) fn pack_members(
+    directory: &Path,
+    into: &mut dyn Write,
+) -> Result<TransferSummary, TransferError> {
     let failed = || TransferError::system("reading", directory);
     let mut names = std::fs::read_dir(directory)
         .and_then(|entries| entries.collect::<Result<Vec<_>, _>>())
@@ -104,21 +106,21 @@ pub(crate) fn pack_members(directory: &Path, into: &mut dyn Write) -> Result<Mov
             packer.add(&entry.path())?;
         }
     }
-    let mut moved = packer.finish()?;
+    let mut summary = packer.finish()?;
     for link in links {
-        leave_out(&mut moved, link.as_encoded_bytes(), "it is a link");
+        skip(&mut summary, link.as_encoded_bytes(), "it is a link");
     }
-    Ok(moved)
+    Ok(summary)
 }
 
-/// Unpacks an archive below `target`, which is made if it is not there. What is refused
-/// leaves nothing behind, and nothing that was there is changed.
+/// Unpacks an archive below `target`, which is created if it does not exist. On failure nothing is
+/// left, and nothing that existed is changed.
 pub fn unpack(
     archive: &mut dyn Read,
     target: &Path,
-    bounds: &Transfer,
-    rules: &Rules,
-) -> Result<Moved, TransferError> {
+    bounds: &TransferBounds,
+    rules: &UnpackRules,
+) -> Result<TransferSummary, TransferError> {
     let mut stage = Stage::open(target, bounds, *rules)?;
     let mut members = reader::Reader::new(archive);
     while let Some(member) = members.next_member()? {
@@ -127,116 +129,117 @@ pub fn unpack(
     stage.settle()
 }
 
-/// How careful an unpacking is.
+/// What an unpacking allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
-    /// What happens to a file that is already there.
+pub struct UnpackRules {
+    /// How an existing file is treated.
     pub overwrite: Overwrite,
-    /// Which links are made.
-    pub links: Links,
-    /// What becomes of repositories.
-    pub repositories: Repositories,
+    /// Which links are created.
+    pub links: LinkPolicy,
+    /// How `.git` directories are treated.
+    pub repositories: RepositoryPolicy,
 }
 
-impl Rules {
-    /// For what comes from an agent.
+impl UnpackRules {
+    /// For archives of an agent.
     pub const FOR_HOST: Self = Self {
         overwrite: Overwrite::No,
-        links: Links::Inside,
-        repositories: Repositories::LeftOut,
+        links: LinkPolicy::Inside,
+        repositories: RepositoryPolicy::LeftOut,
     };
 
-    /// For what an operator brings: the agent could make any link itself.
+    /// For archives of the operator: the agent could create any link itself.
     pub(crate) const FOR_SANDBOX: Self = Self {
         overwrite: Overwrite::Yes,
-        links: Links::Any,
-        repositories: Repositories::Any,
+        links: LinkPolicy::Any,
+        repositories: RepositoryPolicy::Any,
     };
 }
 
-/// What happens to a file that is already there.
+/// How an existing file is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
-    /// It stays, and nothing is unpacked.
+    /// The file is kept, and nothing is unpacked.
     No,
-    /// It is replaced. A directory is never replaced by anything else, nor the other way.
+    /// The file is replaced. A directory is never replaced by another kind of entry, or the
+    /// reverse.
     Yes,
 }
 
-/// Which symbolic links are made.
+/// Which symbolic links are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Links {
-    /// Those that stay below the target; others are left out with a note.
+pub enum LinkPolicy {
+    /// Those that point below the target; others are skipped with a note.
     Inside,
     /// All.
     Any,
 }
 
-/// What becomes of a `.git`, in any spelling that some file system takes for it.
+/// How a `.git` is treated, in any spelling that some file system accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repositories {
-    /// It is left out with a note: its hooks and its configuration start programs as soon as
-    /// somebody runs git there. Other files that steer tools are named.
+pub enum RepositoryPolicy {
+    /// It is skipped with a note: its hooks and configuration run programs as soon as git is run
+    /// there. Other files that configure tools are reported.
     LeftOut,
-    /// It is like any other file.
+    /// It is unpacked like any other file.
     Any,
 }
 
-/// Why a transfer came to nothing.
+/// An error of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum TransferError {
-    /// A member that must not be.
+    /// A forbidden member.
     #[error("'{shown}' is refused: {reason}; nothing was changed", shown = .path.escape_debug())]
     Refused {
-        /// Its path.
+        /// The path.
         path: String,
-        /// What is wrong with it.
-        reason: Refusal,
+        /// The reason.
+        reason: MemberRefusal,
     },
-    /// No archive, or not all of one.
+    /// The archive is malformed or truncated.
     #[error("the archive cannot be read: {0}; nothing was changed")]
     Malformed(String),
-    /// Something is there already.
-    #[error("'{shown}' is already there; nothing was changed", shown = .0.escape_debug())]
+    /// The target exists already.
+    #[error("'{shown}' already exists; nothing was changed", shown = .0.escape_debug())]
     Exists(String),
-    /// Nothing is there.
-    #[error("'{shown}' is not there", shown = .0.escape_debug())]
+    /// The source does not exist.
+    #[error("'{shown}' does not exist", shown = .0.escape_debug())]
     Missing(String),
     /// Too many bytes.
-    #[error("it is larger than {0} bytes; move less at a time, or raise the limit")]
+    #[error("the transfer is larger than {0} bytes; transfer less at a time, or raise the limit")]
     TooLarge(u64),
     /// Too many files.
-    #[error("it has more than {0} entries; move less at a time, or raise the limit")]
+    #[error("the transfer has more than {0} entries; transfer less at a time, or raise the limit")]
     TooMany(u64),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{step} '{shown}': {}", std::io::Error::from_raw_os_error(*.errno), shown = .path.escape_debug())]
     System {
-        /// What was being done.
+        /// The failed step.
         step: String,
-        /// To what.
+        /// The path.
         path: String,
-        /// What the system said.
+        /// The system's error.
         errno: i32,
     },
 }
 
-/// What is wrong with a member.
+/// Why a member is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-pub enum Refusal {
-    /// It starts at the root.
+pub enum MemberRefusal {
+    /// The path is absolute.
     #[error("its path is absolute")]
     Absolute,
-    /// It climbs.
+    /// The path contains `..`.
     #[error("its path has '..' in it")]
     Climbs,
-    /// It cannot be a path.
+    /// The path is invalid.
     #[error("its path is empty, too long, too deep or has a NUL in it")]
     NoPath,
-    /// It is behind another member that is no directory.
-    #[error("it is below a link or a file")]
+    /// A parent of the member is no directory.
+    #[error("a parent of it is a link or a file")]
     ThroughLink,
-    /// A hard link to something that is no file of this archive.
-    #[error("it is a hard link to something that is no file of the archive")]
+    /// A hard link to a path that is no file of this archive.
+    #[error("it is a hard link to a path that is no file of the archive")]
     HardLinkOut,
     /// A device.
     #[error("it is a device")]
@@ -247,26 +250,28 @@ pub enum Refusal {
     /// A sparse file.
     #[error("it is a sparse file; pack it without holes")]
     Sparse,
-    /// It comes twice.
+    /// The archive has the path twice.
     #[error("it is in the archive twice")]
     Twice,
-    /// Something else.
+    /// The member has another type.
     #[error("it is neither file, directory nor link")]
     Unknown,
-    /// A directory would take the place of something else, or the other way.
-    #[error("something of another kind is there")]
+    /// A directory would replace another kind of entry, or the reverse.
+    #[error("an entry of another kind exists there")]
     OtherKind,
-    /// It is not where its name says, or what is there leads elsewhere.
-    #[error("it is a link, or lies behind a link or a file")]
+    /// The path is a link, or a parent of it is no directory.
+    #[error("it, or a parent of it, is a link or a file")]
     Link,
-    /// It is of a repository, whose hooks and configuration start programs.
+    /// The path is part of a repository, whose hooks and configuration run programs.
     #[error("it is a '.git', or in one")]
     Repository,
-    /// It would start something on the operator's machine.
-    #[error("it runs or steers tools on the operator's machine; they can bring it home themselves")]
+    /// The file would run a program or configure a tool on the operator's machine.
+    #[error(
+        "it runs or configures tools on the operator's machine; the operator can download it themselves"
+    )]
     Steers,
-    /// It holds the sandboxes themselves.
-    #[error("it is in palisade's own state directory, which holds the sandbox it would go to")]
+    /// The path is in the gate's state directory.
+    #[error("it is in palisade's own state directory, which contains the target sandbox")]
     OurOwn,
 }
 
@@ -282,7 +287,7 @@ impl TransferError {
         }
     }
 
-    fn refused(path: &[u8], reason: Refusal) -> Self {
+    fn refused(path: &[u8], reason: MemberRefusal) -> Self {
         Self::Refused {
             path: String::from_utf8_lossy(path).into_owned(),
             reason,
@@ -294,16 +299,16 @@ impl TransferError {
     }
 }
 
-/// Notes that something stays behind.
-fn leave_out(moved: &mut Moved, path: &[u8], why: &str) {
-    note(&mut moved.left_out, path, why);
+/// Adds a note about a skipped entry.
+fn skip(summary: &mut TransferSummary, path: &[u8], why: &str) {
+    note(&mut summary.left_out, path, why);
 }
 
 fn note(notes: &mut Vec<String>, path: &[u8], why: &str) {
-    if notes.len() < MOST_NOTES {
+    if notes.len() < MAX_NOTES {
         let path = String::from_utf8_lossy(path);
-        // As much as a person reads, and all notes together as much as a pipe holds.
-        let path: String = path.escape_debug().take(LONGEST_NOTE).collect();
+        // Bounded for a reader, and so that all notes together fit a pipe.
+        let path: String = path.escape_debug().take(MAX_NOTE_CHARS).collect();
         notes.push(format!("{path}: {why}"));
     }
 }

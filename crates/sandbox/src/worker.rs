@@ -1,22 +1,21 @@
-//! Where what an agent made is parsed: a process of its own that holds no key and may do
-//! little.
+//! Snapshot worker: a confined process that parses the agent's files and commits.
 //!
 //! ```text
 //!   gate (threads, keys)                 worker (one thread, nothing)
-//!     │ ── Order + bundle's pipe ──────────▶ │ opens repository, workspace, manifest
-//!     │                                      │ gives up capabilities, limits, seccomp
+//!     │ ── request + bundle's pipe ────────▶ │ opens repository, workspace, manifest
+//!     │                                      │ drops capabilities, sets limits, seccomp
 //!     │                                      │ reads the bundle, walks the files, commits
 //!     │ ◀─────────────── Done | Failed ───── │
 //! ```
 //!
-//! Packs and trees go through libgit2, which is C. A worker that crashes, hangs or runs over
-//! its limits is an error with a sentence; the branch is as it was, because moving it comes
-//! last, and what it left on probation is removed by the next one.
+//! Packs and trees are parsed by libgit2, which is C. A worker that crashes, hangs or exceeds its
+//! limits is an error; the branch is unchanged, because it moves last, and the next worker removes
+//! the quarantine that was left.
 //!
-//! **Never here:** a key, the operator's environment, a program started, a socket opened.
+//! **Never here:** a key, the operator's environment, a started program, an open socket.
 
-pub(crate) mod confinement;
-mod duty;
+mod child_main;
+pub(crate) mod profile;
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,41 +31,41 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::git::error::GitError;
-use crate::git::snapshot::Bounds;
+use crate::git::snapshot::SnapshotBounds;
 use crate::name::Slug;
-use crate::namespace::loan::Loan;
 use crate::namespace::packet;
+use crate::namespace::subid_map::SubidMap;
 
-pub use duty::worker_main;
+pub use child_main::worker_main;
 
-/// Variables that tell libgit2 where the operator's configuration is: identity and
+/// Environment variables that locate the operator's git configuration: identity and
 /// `safe.directory`.
-const PASSED_ON: &[&str] = &["HOME", "XDG_CONFIG_HOME"];
+const PASSED_VARIABLES: &[&str] = &["HOME", "XDG_CONFIG_HOME"];
 
-/// A commit's message is cut; an order is one packet.
-const LONGEST_MESSAGE: usize = 8192;
+/// Maximum size of a commit message; a request is one packet.
+const MAX_MESSAGE_BYTES: usize = 8192;
 
-/// Starts a worker for each order.
+/// Starts a worker process for each snapshot.
 #[derive(Clone, Debug)]
-pub struct Worker {
+pub struct SnapshotWorker {
     program: PathBuf,
     arguments: Vec<OsString>,
     limits: WorkerLimits,
-    loan: Option<Loan>,
+    subid_map: Option<SubidMap>,
 }
 
-/// What a worker may use up.
+/// Resource limits of a worker.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerLimits {
-    /// Bytes of address space. Large packs of the operator's are mapped in parts, their
-    /// indexes whole.
+    /// Bytes of address space. Large packs of the operator's are mapped in windows, their indexes
+    /// completely.
     pub memory: u64,
     /// Seconds of processor time.
     pub processor: u64,
-    /// Seconds until it is given up.
+    /// Seconds until the worker is killed.
     pub seconds: u64,
-    /// Seconds that the agent's bundle may take to arrive.
+    /// Seconds until the agent's bundle must have arrived.
     pub bundle_seconds: u64,
 }
 
@@ -81,10 +80,10 @@ impl Default for WorkerLimits {
     }
 }
 
-/// A snapshot to make.
+/// A request for a snapshot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SnapshotOrder {
+pub struct SnapshotRequest {
     /// The operator's repository, or a directory in it.
     #[serde(with = "bytes")]
     pub repository: PathBuf,
@@ -93,44 +92,45 @@ pub struct SnapshotOrder {
     /// The workspace's root, as the host sees it.
     #[serde(with = "bytes")]
     pub workspace: PathBuf,
-    /// The workspace's manifest: read before, replaced after. One that is not there, or is
-    /// damaged, costs a reading of every file.
+    /// The path of the workspace's manifest, which is read and then replaced. If it is missing or
+    /// damaged, every file is read.
     #[serde(with = "bytes")]
     pub manifest: PathBuf,
-    /// What was done, such as `bash: cargo test`.
+    /// The commit message, such as `bash: cargo test`.
     pub message: String,
-    /// What it may cost.
-    pub bounds: Bounds,
+    /// The limits.
+    pub bounds: SnapshotBounds,
 }
 
-/// What a snapshot did.
+/// The result of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotReport {
-    /// Where the branch points now.
+    /// The branch's commit now.
     pub tip: String,
     /// Whether it moved.
     pub moved: bool,
-    /// How many commits of the agent's came in.
+    /// The number of imported commits.
     pub commits: u64,
     /// How many files were read.
     pub read: u64,
-    /// What was left out, as far as it fits; see `left_out`.
-    pub skipped: Vec<Skipped>,
-    /// How many paths were left out.
+    /// The skipped paths, as far as they fit; see `left_out`.
+    pub skipped: Vec<SkippedPath>,
+    /// The number of skipped paths.
     pub left_out: u64,
-    /// How many of those may be work.
+    /// The number of skipped paths that may be work.
     pub unsaved: u64,
-    /// Why the agent's commits did not come in, where they did not.
+    /// Why the agent's commits were not imported, if the import failed.
     pub import_error: Option<String>,
-    /// Commits that are in the workspace's repository only, in words, as far as they fit.
+    /// Descriptions of commits that only the workspace's repository has, as far as they fit.
     pub strays: Vec<String>,
-    /// How many of those there are.
+    /// The number of such commits.
     pub stray_count: u64,
 }
 
 impl SnapshotReport {
-    /// What is in the workspace only, in words: the first few, and how many more.
+    /// Describes the work that exists in the workspace only: the first few items, and the number of
+    /// others.
     pub fn unsaved_work(&self) -> Option<String> {
         const SHOWN: usize = 5;
         let files = usize::try_from(self.unsaved).unwrap_or(usize::MAX);
@@ -155,49 +155,49 @@ impl SnapshotReport {
 /// A path that a snapshot left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Skipped {
-    /// From the workspace's root; what is not text is replaced.
+pub struct SkippedPath {
+    /// The path from the workspace's root, with invalid UTF-8 replaced.
     pub path: String,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// What the worker is sent.
+/// Sent to the worker.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Order {
-    snapshot: SnapshotOrder,
+struct Request {
+    snapshot: SnapshotRequest,
     limits: WorkerLimits,
-    /// Leave to read as the workspace's ids, where they are lent.
-    loan: Option<Loan>,
+    /// The subordinate ids that own the workspace, if it has any.
+    subid_map: Option<SubidMap>,
 }
 
-/// What it answers.
+/// The worker's answer.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Done(SnapshotReport),
     Failed(String),
 }
 
-impl Worker {
-    /// Workers are this program with these arguments, which must end in [`worker_main`].
+impl SnapshotWorker {
+    /// Workers run `program` with `arguments`, which must call [`worker_main`].
     pub fn new(program: PathBuf, arguments: Vec<OsString>) -> Self {
         Self {
             program,
             arguments,
             limits: WorkerLimits::default(),
-            loan: None,
+            subid_map: None,
         }
     }
 
-    /// With leave to read as a workspace's lent ids.
+    /// Lets the worker read as the workspace's subordinate ids.
     #[must_use]
-    pub fn with_loan(mut self, loan: Option<Loan>) -> Self {
-        self.loan = loan;
+    pub fn with_subid_map(mut self, subid_map: Option<SubidMap>) -> Self {
+        self.subid_map = subid_map;
         self
     }
 
-    /// With other limits.
+    /// Replaces the limits.
     #[must_use]
     pub fn with_limits(mut self, limits: WorkerLimits) -> Self {
         self.limits = limits;
@@ -205,33 +205,34 @@ impl Worker {
     }
 
     /// Commits the workspace's files, and the agent's commits from `bundle`, to the sandbox's
-    /// branch. `bundle` is the read end of a pipe with what `git bundle create -` writes; an
-    /// empty one means that there is nothing. A bundle that is refused does not stop the
-    /// snapshot of the files.
+    /// branch. `bundle` is the read end of a pipe with the output of `git bundle create -`; empty
+    /// output means that there are no commits. A refused bundle does not prevent the snapshot of
+    /// the files.
     pub fn snapshot(
         &self,
-        order: &SnapshotOrder,
+        order: &SnapshotRequest,
         bundle: Option<OwnedFd>,
     ) -> Result<SnapshotReport, GitError> {
         let deadline = Instant::now() + Duration::from_secs(self.limits.seconds);
-        let (line, its) = packet::line().map_err(|error| died("was not started", &error))?;
+        let (line, its) =
+            packet::line().map_err(|error| worker_error("could not be started", &error))?;
         let mut child = self.start(its)?;
-        let mut order = Order {
+        let mut request = Request {
             snapshot: order.clone(),
             limits: self.limits,
-            loan: self.loan.clone(),
+            subid_map: self.subid_map.clone(),
         };
-        let message = &mut order.snapshot.message;
-        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
-        packet::widen(&line).map_err(|error| died("was not started", &error))?;
+        let message = &mut request.snapshot.message;
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+        packet::widen(&line).map_err(|error| worker_error("could not be started", &error))?;
         let sent = {
             let descriptors: Vec<_> = bundle.iter().map(AsFd::as_fd).collect();
-            packet::send(line.as_fd(), &order, &descriptors)
+            packet::send(line.as_fd(), &request, &descriptors)
         };
-        // The worker has a copy; ours would keep the pipe's writer from seeing that nobody
-        // reads any more.
+        // The worker has its own descriptor; this one would keep the pipe open after the worker
+        // closes it.
         drop(bundle);
-        let answer = sent.and_then(|()| hear(&line, deadline));
+        let answer = sent.and_then(|()| receive_answer(&line, deadline));
         match answer {
             Ok(Some(Answer::Done(report))) => {
                 child.wait();
@@ -241,26 +242,26 @@ impl Worker {
                 child.wait();
                 Err(GitError::Refused(why))
             }
-            Ok(None) => Err(fate(child.wait(), &self.limits)),
+            Ok(None) => Err(describe_exit(child.wait(), &self.limits)),
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
                 child.kill();
                 Err(GitError::Worker {
-                    how: format!("took longer than {} s and was ended", self.limits.seconds),
+                    how: format!("timed out after {} s", self.limits.seconds),
                     hint: "",
                 })
             }
-            // It was gone before it could be told anything.
+            // The worker exited before it received the request.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-                Err(fate(child.kill(), &self.limits))
+                Err(describe_exit(child.kill(), &self.limits))
             }
             Err(error) => {
                 child.kill();
-                Err(died("could not be talked to", &error))
+                Err(worker_error("the request could not be sent", &error))
             }
         }
     }
 
-    fn start(&self, line: OwnedFd) -> Result<Started, GitError> {
+    fn start(&self, line: OwnedFd) -> Result<WorkerProcess, GitError> {
         let mut command = Command::new(&self.program);
         command
             .args(&self.arguments)
@@ -269,55 +270,55 @@ impl Worker {
             .stdin(Stdio::from(line))
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        for name in PASSED_ON {
+        for name in PASSED_VARIABLES {
             if let Some(value) = std::env::var_os(name) {
                 command.env(name, value);
             }
         }
         let child = command
             .spawn()
-            .map_err(|error| died("was not started", &error))?;
-        Ok(Started(child))
+            .map_err(|error| worker_error("could not be started", &error))?;
+        Ok(WorkerProcess(child))
     }
 }
 
-/// A worker's process: dropped, it is killed and waited for.
-struct Started(Child);
+/// A worker process; killed and reaped on drop.
+struct WorkerProcess(Child);
 
-impl Started {
+impl WorkerProcess {
     fn wait(&mut self) -> Option<ExitStatus> {
         self.0.wait().ok()
     }
 
-    /// Ends it, and tells how it ended if that was before.
+    /// Kills the process and returns its exit status.
     fn kill(&mut self) -> Option<ExitStatus> {
         let _ = self.0.kill();
         self.0.wait().ok()
     }
 }
 
-impl Drop for Started {
+impl Drop for WorkerProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-fn died(how: &str, error: &std::io::Error) -> GitError {
+fn worker_error(how: &str, error: &std::io::Error) -> GitError {
     GitError::Worker {
         how: format!("{how} ({error})"),
         hint: "",
     }
 }
 
-/// The worker's answer; nothing when it ended without one.
-fn hear(line: &OwnedFd, deadline: Instant) -> std::io::Result<Option<Answer>> {
+/// Receives the worker's answer; `None` if the worker exited without one.
+fn receive_answer(line: &OwnedFd, deadline: Instant) -> std::io::Result<Option<Answer>> {
     if !readable(line, deadline)? {
         return Err(std::io::ErrorKind::TimedOut.into());
     }
     Ok(packet::receive::<Answer>(line.as_fd())?.map(|(answer, _)| answer))
 }
 
-/// Waits until there is something to read, or an end; `false` when the time is over.
+/// Waits until the descriptor is readable or closed; `false` at the deadline.
 fn readable(from: &impl AsFd, deadline: Instant) -> std::io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -332,32 +333,32 @@ fn readable(from: &impl AsFd, deadline: Instant) -> std::io::Result<bool> {
     }
 }
 
-/// What the end of a worker that did not answer means.
-fn fate(status: Option<ExitStatus>, limits: &WorkerLimits) -> GitError {
+/// Converts the exit status of a worker that sent no answer.
+fn describe_exit(status: Option<ExitStatus>, limits: &WorkerLimits) -> GitError {
     let signal = status
         .and_then(|status| status.signal())
         .and_then(|number| Signal::try_from(number).ok());
     let (how, hint) = match signal {
         Some(Signal::SIGXCPU) => (
             format!("used more than {} s of processor time", limits.processor),
-            "; remove or ignore what is not needed in the workspace",
+            "; remove or ignore files in the workspace that are not needed",
         ),
         Some(Signal::SIGXFSZ) => (
             "wrote a file over its limit".to_owned(),
-            "; remove or ignore what is not needed in the workspace",
+            "; remove or ignore files in the workspace that are not needed",
         ),
         Some(Signal::SIGABRT) => (
-            "gave up, probably for want of memory".to_owned(),
-            "; remove or ignore what is not needed in the workspace",
+            "aborted, probably out of memory".to_owned(),
+            "; remove or ignore files in the workspace that are not needed",
         ),
         Some(signal) => (
-            format!("was ended by {signal}"),
-            "; the workspace may hold something made to crash it",
+            format!("killed by {signal}"),
+            "; the workspace may hold a file made to crash it",
         ),
         None => (
             match status {
-                Some(status) => format!("ended without an answer ({status})"),
-                None => "ended without an answer".to_owned(),
+                Some(status) => format!("exited without an answer ({status})"),
+                None => "exited without an answer".to_owned(),
             },
             "",
         ),
@@ -365,7 +366,7 @@ fn fate(status: Option<ExitStatus>, limits: &WorkerLimits) -> GitError {
     GitError::Worker { how, hint }
 }
 
-/// Paths as bytes: they need not be text.
+/// Serialises paths as bytes, because they need not be UTF-8.
 mod bytes {
     use super::{OsStr, OsStrExt, Path, PathBuf};
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -1,4 +1,4 @@
-//! A sandbox's files are kept, put back, and given to another sandbox.
+//! Saving, restoring and forking a sandbox's files.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,21 +18,21 @@ use std::process::Command;
 use std::sync::Mutex;
 
 use sandbox::checkpoint::{
-    CheckpointBounds, CheckpointError, Copied, Progress, clear_unfinished, fork, remove, restore,
-    save,
+    CheckpointBounds, CheckpointError, CopyProgress, CopySummary, clear_unfinished, fork, remove,
+    restore, save,
 };
 use sandbox::namespace::removal::remove_tree;
 use tempfile::TempDir;
 
-fn quiet(_: Progress) {}
+fn quiet(_: CopyProgress) {}
 
-struct Place {
+struct CheckpointFixture {
     temp: TempDir,
     fs: PathBuf,
 }
 
-impl Place {
-    /// What a sandbox's `fs` directory looks like from outside.
+impl CheckpointFixture {
+    /// The layout of a sandbox's `fs` directory on the host.
     fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
         let fs = temp.path().join("fs");
@@ -64,7 +64,7 @@ impl Place {
         self.temp.path().join(name)
     }
 
-    fn save(&self, name: &str) -> Copied {
+    fn save(&self, name: &str) -> CopySummary {
         let bounds = CheckpointBounds::default();
         save(&self.fs, &self.at(name), None, bounds, &quiet).unwrap()
     }
@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-/// Every path with all that a program inside could notice.
+/// Every path with all metadata that a program can see.
 fn picture(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut all = BTreeMap::new();
     draw(root, root, &mut all);
@@ -153,7 +153,7 @@ fn set_attribute(path: &Path, name: &str, value: &[u8]) {
 
 fn whiteout(path: &Path) {
     let path = c_path(path);
-    // SAFETY: the path ends in NUL. Anybody may make this one device.
+    // SAFETY: the path ends in NUL. The 0:0 device needs no privilege.
     assert_eq!(unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR, 0) }, 0);
 }
 
@@ -162,37 +162,37 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn everything_that_counts_comes_back_as_it_was() {
-    let place = Place::new();
-    let file = place.write("root/workspace/src/main.rs", "fn main() {}\n");
+fn save_and_restore_keep_content_and_metadata() {
+    let fixture = CheckpointFixture::new();
+    let file = fixture.write("root/workspace/src/main.rs", "fn main() {}\n");
     set_mode(&file, 0o755);
-    std::fs::hard_link(&file, place.fs.join("root/home/agent/same")).unwrap();
-    place.write("root/workspace/with\nnewline", "x");
-    let odd = place
+    std::fs::hard_link(&file, fixture.fs.join("root/home/agent/same")).unwrap();
+    fixture.write("root/workspace/with\nnewline", "x");
+    let odd = fixture
         .fs
         .join("root/tmp")
         .join(OsStr::from_bytes(b"\xff\xfe"));
     std::fs::write(odd, "not text").unwrap();
-    symlink("../somewhere", place.fs.join("root/workspace/link")).unwrap();
-    set_mode(&place.fs.join("root/tmp"), 0o1777);
-    whiteout(&place.fs.join("upper/usr/share/gone"));
+    symlink("../somewhere", fixture.fs.join("root/workspace/link")).unwrap();
+    set_mode(&fixture.fs.join("root/tmp"), 0o1777);
+    whiteout(&fixture.fs.join("upper/usr/share/gone"));
     set_attribute(
-        &place.fs.join("upper/usr/share"),
+        &fixture.fs.join("upper/usr/share"),
         "user.overlay.opaque",
         b"y",
     );
-    let old = place.write("upper/usr/bin/tool", "tool");
+    let old = fixture.write("upper/usr/bin/tool", "tool");
     set_attribute(&old, "user.overlay.opaque", b"x");
     set_mode(&old, 0o444);
     let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 42);
     let opened = std::fs::File::open(&old).unwrap();
     opened.set_modified(time).unwrap();
-    let inside = std::fs::File::open(place.fs.join("upper/usr/bin")).unwrap();
+    let inside = std::fs::File::open(fixture.fs.join("upper/usr/bin")).unwrap();
     inside.set_modified(time).unwrap();
 
-    let copied = place.save("one");
+    let copied = fixture.save("one");
     assert_eq!(copied.skipped, 0);
-    let back = place.restore("one", "back");
+    let back = fixture.restore("one", "back");
     for part in [
         "root/workspace",
         "root/home",
@@ -201,7 +201,7 @@ fn everything_that_counts_comes_back_as_it_was() {
         "upper",
     ] {
         assert_eq!(
-            picture(&place.fs.join(part)),
+            picture(&fixture.fs.join(part)),
             picture(&back.join(part)),
             "{part}"
         );
@@ -216,18 +216,18 @@ fn everything_that_counts_comes_back_as_it_was() {
         std::fs::metadata(&file).unwrap().ino()
     );
     assert_eq!(std::fs::metadata(&back).unwrap().mode() & 0o777, 0o700);
-    assert_eq!(place.leftovers(), 0);
+    assert_eq!(fixture.leftovers(), 0);
 }
 
 #[test]
-fn what_a_start_makes_anew_is_not_taken() {
-    let place = Place::new();
-    place.write("root/etc/passwd", "agent");
-    place.write("root/run/program.pid", "7");
-    place.write("work/usr/work/#1", "x");
-    place.write("elsewhere", "x");
-    place.save("one");
-    let kept = place.at("one/fs");
+fn directories_created_by_every_start_are_not_saved() {
+    let fixture = CheckpointFixture::new();
+    fixture.write("root/etc/passwd", "agent");
+    fixture.write("root/run/program.pid", "7");
+    fixture.write("work/usr/work/#1", "x");
+    fixture.write("elsewhere", "x");
+    fixture.save("one");
+    let kept = fixture.at("one/fs");
     let names = |path: &Path| {
         let mut names: Vec<_> = std::fs::read_dir(path)
             .unwrap()
@@ -244,14 +244,14 @@ fn what_a_start_makes_anew_is_not_taken() {
 }
 
 #[test]
-fn pipes_and_sockets_are_left_out_and_links_are_not_followed() {
-    let place = Place::new();
-    let secret = place.at("secret");
+fn pipes_and_sockets_are_skipped_and_links_not_followed() {
+    let fixture = CheckpointFixture::new();
+    let secret = fixture.at("secret");
     std::fs::create_dir(&secret).unwrap();
     std::fs::write(secret.join("key"), "secret").unwrap();
-    symlink(&secret, place.fs.join("root/workspace/out")).unwrap();
-    symlink(secret.join("key"), place.fs.join("root/tmp/key")).unwrap();
-    let pipe = place.fs.join("root/tmp/pipe");
+    symlink(&secret, fixture.fs.join("root/workspace/out")).unwrap();
+    symlink(secret.join("key"), fixture.fs.join("root/tmp/key")).unwrap();
+    let pipe = fixture.fs.join("root/tmp/pipe");
     assert!(
         Command::new("mkfifo")
             .arg(&pipe)
@@ -259,12 +259,12 @@ fn pipes_and_sockets_are_left_out_and_links_are_not_followed() {
             .unwrap()
             .success()
     );
-    let _socket = std::os::unix::net::UnixListener::bind(place.fs.join("root/tmp/s")).unwrap();
-    let set = place.write("root/workspace/set", "x");
+    let _socket = std::os::unix::net::UnixListener::bind(fixture.fs.join("root/tmp/s")).unwrap();
+    let set = fixture.write("root/workspace/set", "x");
     set_mode(&set, 0o6755);
-    let copied = place.save("one");
+    let copied = fixture.save("one");
     assert_eq!(copied.skipped, 2);
-    let back = place.restore("one", "back");
+    let back = fixture.restore("one", "back");
     assert!(back.join("root/workspace/out").is_symlink());
     assert!(back.join("root/tmp/key").is_symlink());
     assert!(!back.join("root/tmp/pipe").exists() && !back.join("root/tmp/s").exists());
@@ -277,15 +277,15 @@ fn pipes_and_sockets_are_left_out_and_links_are_not_followed() {
 #[test]
 fn holes_stay_holes() {
     use std::os::unix::fs::FileExt;
-    let place = Place::new();
-    let path = place.fs.join("root/workspace/sparse");
+    let fixture = CheckpointFixture::new();
+    let path = fixture.fs.join("root/workspace/sparse");
     let sparse = std::fs::File::create(&path).unwrap();
     sparse.set_len(1 << 40).unwrap();
     sparse.write_all_at(b"in the middle", 1 << 39).unwrap();
     drop(sparse);
-    let copied = place.save("one");
+    let copied = fixture.save("one");
     assert!(copied.bytes < 1 << 20);
-    let back = place.restore("one", "back").join("root/workspace/sparse");
+    let back = fixture.restore("one", "back").join("root/workspace/sparse");
     let metadata = std::fs::metadata(&back).unwrap();
     assert_eq!(metadata.len(), 1 << 40);
     assert!(metadata.blocks() < 100);
@@ -296,20 +296,20 @@ fn holes_stay_holes() {
 }
 
 #[test]
-fn what_is_closed_to_its_owner_is_kept_and_stays_closed() {
-    let place = Place::new();
-    let file = place.write("root/workspace/closed/inner/file", "x");
+fn files_without_owner_permissions_are_saved() {
+    let fixture = CheckpointFixture::new();
+    let file = fixture.write("root/workspace/closed/inner/file", "x");
     set_mode(&file, 0);
     let (inner, closed) = (
         file.parent().unwrap(),
-        place.fs.join("root/workspace/closed"),
+        fixture.fs.join("root/workspace/closed"),
     );
     set_mode(inner, 0);
     set_mode(&closed, 0o300);
-    place.save("one");
+    fixture.save("one");
     let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
     assert_eq!(mode(&closed), 0o300);
-    let back = place.restore("one", "back").join("root/workspace/closed");
+    let back = fixture.restore("one", "back").join("root/workspace/closed");
     assert_eq!(mode(&back), 0o300);
     for dir in [&closed, &back] {
         set_mode(dir, 0o700);
@@ -317,26 +317,26 @@ fn what_is_closed_to_its_owner_is_kept_and_stays_closed() {
         set_mode(&dir.join("inner"), 0o700);
         assert_eq!(mode(&dir.join("inner/file")), 0);
     }
-    remove(&place.at("one"), &remove_tree).unwrap();
-    assert!(!place.at("one").exists());
-    remove(&place.at("one"), &remove_tree).unwrap();
+    remove(&fixture.at("one"), &remove_tree).unwrap();
+    assert!(!fixture.at("one").exists());
+    remove(&fixture.at("one"), &remove_tree).unwrap();
 }
 
 #[test]
-fn bounds_have_their_sentence_and_leave_nothing() {
-    let place = Place::new();
+fn exceeded_bounds_are_reported_and_leave_nothing() {
+    let fixture = CheckpointFixture::new();
     for number in 0..50 {
-        place.write(&format!("root/workspace/{number}"), &"x".repeat(10_000));
+        fixture.write(&format!("root/workspace/{number}"), &"x".repeat(10_000));
     }
     for (entries, bytes, said) in [(20, u64::MAX, "number"), (u64::MAX, 100_000, "size")] {
         let bounds = CheckpointBounds { entries, bytes };
-        let error = save(&place.fs, &place.at("one"), None, bounds, &quiet).unwrap_err();
+        let error = save(&fixture.fs, &fixture.at("one"), None, bounds, &quiet).unwrap_err();
         assert!(matches!(error, CheckpointError::TooMuch { .. }));
         assert!(error.to_string().contains(said), "{error}");
-        assert!(!place.at("one").exists());
-        assert_eq!(place.leftovers(), 0);
+        assert!(!fixture.at("one").exists());
+        assert_eq!(fixture.leftovers(), 0);
     }
-    let mut deep = place.fs.join("root/workspace");
+    let mut deep = fixture.fs.join("root/workspace");
     for _ in 0..20 {
         deep.push("d".repeat(200));
         std::fs::create_dir(&deep).unwrap();
@@ -345,46 +345,58 @@ fn bounds_have_their_sentence_and_leave_nothing() {
         }
     }
     let bounds = CheckpointBounds::default();
-    let error = save(&place.fs, &place.at("one"), None, bounds, &quiet).unwrap_err();
+    let error = save(&fixture.fs, &fixture.at("one"), None, bounds, &quiet).unwrap_err();
     assert!(error.to_string().contains("length of a path"), "{error}");
 }
 
 #[test]
-fn a_label_is_taken_once_and_rubbish_is_no_checkpoint() {
-    let place = Place::new();
-    place.save("one");
+fn existing_label_and_malformed_checkpoint_are_refused() {
+    let fixture = CheckpointFixture::new();
+    fixture.save("one");
     let bounds = CheckpointBounds::default();
-    let again = save(&place.fs, &place.at("one"), None, bounds, &quiet);
+    let again = save(&fixture.fs, &fixture.at("one"), None, bounds, &quiet);
     assert!(matches!(again, Err(CheckpointError::Exists(_))));
-    place.write("mine", "x");
-    let over = restore(&place.at("one"), &place.fs, None, bounds, &quiet);
+    fixture.write("mine", "x");
+    let over = restore(&fixture.at("one"), &fixture.fs, None, bounds, &quiet);
     assert!(matches!(over, Err(CheckpointError::Exists(_))), "{over:?}");
-    assert!(place.fs.join("mine").exists());
-    let none = restore(&place.at("two"), &place.at("back"), None, bounds, &quiet);
+    assert!(fixture.fs.join("mine").exists());
+    let none = restore(
+        &fixture.at("two"),
+        &fixture.at("back"),
+        None,
+        bounds,
+        &quiet,
+    );
     assert!(matches!(none, Err(CheckpointError::Unreadable { .. })));
-    std::fs::write(place.at("one/checkpoint.json"), "{\"version\":9}").unwrap();
-    let odd = restore(&place.at("one"), &place.at("back"), None, bounds, &quiet);
+    std::fs::write(fixture.at("one/checkpoint.json"), "{\"version\":9}").unwrap();
+    let odd = restore(
+        &fixture.at("one"),
+        &fixture.at("back"),
+        None,
+        bounds,
+        &quiet,
+    );
     assert!(matches!(odd, Err(CheckpointError::Unreadable { .. })));
-    std::fs::create_dir(place.at(".unfinished-checkpoint-1-1")).unwrap();
-    clear_unfinished(place.temp.path(), &remove_tree);
-    assert_eq!(place.leftovers(), 0);
+    std::fs::create_dir(fixture.at(".unfinished-checkpoint-1-1")).unwrap();
+    clear_unfinished(fixture.temp.path(), &remove_tree);
+    assert_eq!(fixture.leftovers(), 0);
 }
 
 #[test]
-fn progress_is_told_to_the_end() {
-    let place = Place::new();
+fn progress_is_reported_to_the_end() {
+    let fixture = CheckpointFixture::new();
     for number in 0..100 {
-        place.write(&format!("root/workspace/{number}"), "text");
+        fixture.write(&format!("root/workspace/{number}"), "text");
     }
-    let last = Mutex::new(Progress::default());
+    let last = Mutex::new(CopyProgress::default());
     let bounds = CheckpointBounds::default();
-    let tell = |progress: Progress| {
+    let report = |progress: CopyProgress| {
         let mut last = last.lock().unwrap();
         last.files = last.files.max(progress.files);
         last.bytes = last.bytes.max(progress.bytes);
         last.of = progress.of;
     };
-    save(&place.fs, &place.at("one"), None, bounds, &tell).unwrap();
+    save(&fixture.fs, &fixture.at("one"), None, bounds, &report).unwrap();
     let last = *last.lock().unwrap();
     assert_eq!((last.files, last.of), (100, 100));
 }
@@ -392,42 +404,42 @@ fn progress_is_told_to_the_end() {
 mod needs_root {
     use super::*;
 
-    fn is_root(place: &Place) -> bool {
-        std::fs::metadata(&place.fs).unwrap().uid() == 0
+    fn is_root(fixture: &CheckpointFixture) -> bool {
+        std::fs::metadata(&fixture.fs).unwrap().uid() == 0
     }
 
     #[test]
-    fn owners_move_to_the_range_of_the_new_sandbox() {
-        let place = Place::new();
-        if !is_root(&place) {
-            // One id has no range.
+    fn owners_map_to_the_range_of_the_new_sandbox() {
+        let fixture = CheckpointFixture::new();
+        if !is_root(&fixture) {
+            // A single id has no range.
             return;
         }
         let (old, new) = (1_073_741_824, 1_073_807_360);
-        let file = place.write("root/workspace/file", "x");
+        let file = fixture.write("root/workspace/file", "x");
         std::os::unix::fs::chown(&file, Some(old + 1000), Some(old + 5)).unwrap();
-        let link = place.fs.join("root/workspace/link");
+        let link = fixture.fs.join("root/workspace/link");
         symlink("x", &link).unwrap();
         std::os::unix::fs::lchown(&link, Some(old), Some(old)).unwrap();
-        let foreign = place.write("root/workspace/foreign", "x");
-        whiteout(&place.fs.join("upper/usr/gone"));
-        std::os::unix::fs::lchown(place.fs.join("upper/usr/gone"), Some(old), Some(old)).unwrap();
+        let foreign = fixture.write("root/workspace/foreign", "x");
+        whiteout(&fixture.fs.join("upper/usr/gone"));
+        std::os::unix::fs::lchown(fixture.fs.join("upper/usr/gone"), Some(old), Some(old)).unwrap();
         assert_eq!(std::fs::metadata(foreign).unwrap().uid(), 0);
         let bounds = CheckpointBounds::default();
-        save(&place.fs, &place.at("one"), Some(old), bounds, &quiet).unwrap();
+        save(&fixture.fs, &fixture.at("one"), Some(old), bounds, &quiet).unwrap();
         restore(
-            &place.at("one"),
-            &place.at("back"),
+            &fixture.at("one"),
+            &fixture.at("back"),
             Some(new),
             bounds,
             &quiet,
         )
         .unwrap();
-        let to = place.at("forked");
-        fork(&place.fs, Some(old), &to, Some(new), bounds, &quiet).unwrap();
+        let to = fixture.at("forked");
+        fork(&fixture.fs, Some(old), &to, Some(new), bounds, &quiet).unwrap();
         for back in ["back", "forked"] {
             let owner = |path: &str| {
-                let seen = std::fs::symlink_metadata(place.at(back).join(path)).unwrap();
+                let seen = std::fs::symlink_metadata(fixture.at(back).join(path)).unwrap();
                 (seen.uid() - new, seen.gid() - new)
             };
             assert_eq!(owner("root/workspace/file"), (1000, 5));
@@ -438,11 +450,11 @@ mod needs_root {
         }
     }
 
-    /// A real overlay, in a mount namespace of its own.
+    /// A real overlay, in a new mount namespace.
     #[test]
     fn an_overlay_over_a_restored_layer_shows_the_same() {
-        let place = Place::new();
-        if !is_root(&place) {
+        let fixture = CheckpointFixture::new();
+        if !is_root(&fixture) {
             return;
         }
         let script = r#"
@@ -465,15 +477,15 @@ mod needs_root {
         let run = |script: &str| {
             let done = Command::new("unshare")
                 .args(["--mount", "sh", "-c", script, "sh"])
-                .arg(place.temp.path())
+                .arg(fixture.temp.path())
                 .output()
                 .unwrap();
             let said = String::from_utf8_lossy(&done.stderr).into_owned();
             assert!(done.status.success(), "{said}");
         };
         run(script);
-        place.save("one");
-        place.restore("one", "back");
+        fixture.save("one");
+        fixture.restore("one", "back");
         run(r#"
             set -e
             cd "$1"
@@ -483,7 +495,7 @@ mod needs_root {
             cp -a mnt seen-again
             umount mnt
         "#);
-        let (seen, again) = (place.at("seen"), place.at("seen-again"));
+        let (seen, again) = (fixture.at("seen"), fixture.at("seen-again"));
         assert_eq!(picture(&seen), picture(&again));
         assert!(!again.join("a").exists() && !again.join("dir/x").exists());
         assert_eq!(std::fs::read(again.join("dir/y")).unwrap(), b"y\n");

@@ -63,7 +63,7 @@ impl Sandboxes {
                 } else {
                     let message = format!("before restoring {}", body.label);
                     let report = manager.snapshot(&of, &message, &bounds)?;
-                    manager.refuse_to_lose_the_rest(&row, &report, Some("--no-snapshot"))?;
+                    manager.refuse_losing_unsaved(&row, &report, Some("--no-snapshot"))?;
                     Some(report)
                 };
                 manager.restore(&of, &body.label, &trust)?;

@@ -8,11 +8,11 @@ use config::section::egress::DomainRule;
 use config::section::sandbox::SetupCommand;
 use config::{GATE_PORTS, MAX_CAPTURED_PORTS, Settings};
 use policy::registration::{AuthMode, Repo};
-use sandbox::contract::{Limits, Ports, SandboxError, System};
-use sandbox::manager::Wanted;
+use sandbox::contract::{GatePorts, SandboxError, SandboxLimits, SystemConfig};
+use sandbox::manager::NewSandbox;
 use serde_json::json;
 
-use super::repository::HostRepository;
+use super::repository::RepositoryInfo;
 use super::repository_file::Applied;
 use super::{git_redirects, ports};
 use crate::body::{CreateBody, PortBody};
@@ -22,7 +22,7 @@ use crate::reply::ControlError;
 
 /// What a request for a sandbox means.
 pub(super) struct CreatePlan {
-    pub(super) wanted: Wanted,
+    pub(super) wanted: NewSandbox,
     pub(super) who: CreateGrants,
     pub(super) setup: Option<Setup>,
 }
@@ -50,7 +50,7 @@ impl CreatePlan {
     /// Reads a request. `host` is what was found at `body.repository`.
     pub(super) fn read(
         body: CreateBody,
-        host: &HostRepository,
+        host: &RepositoryInfo,
         settings: &Settings,
     ) -> Result<Self, ControlError> {
         let configured = settings.sandbox.backend.as_str();
@@ -121,20 +121,20 @@ impl CreatePlan {
         let limits = &settings.sandbox.limits;
         Ok(Self {
             setup,
-            wanted: Wanted {
+            wanted: NewSandbox {
                 name: body.name,
                 repository: body.repository,
                 depth: body.depth,
                 dirty: body.dirty,
                 environment: git_redirects::environment(&settings.git, &host.remotes),
                 ports: listened_on(settings, added.unwrap_or_default())?,
-                limits: Limits {
+                limits: SandboxLimits {
                     memory: limits.memory,
                     pids: limits.pids,
                     millicpus: limits.cpus.map(millicpus),
                     disk: limits.disk,
                 },
-                system: System {
+                system: SystemConfig {
                     rootfs: settings.sandbox.rootfs.clone(),
                     host_paths: settings.sandbox.host_paths.clone(),
                     root: body.root,
@@ -173,7 +173,7 @@ fn check_backend(wanted: &str) -> Result<(), ControlError> {
         "docker" => "docker",
         "remote" => {
             return Err(ControlError::Sandbox(
-                SandboxError::Elsewhere("made").into(),
+                SandboxError::ManagedExternally("made").into(),
             ));
         }
         _ => {
@@ -192,7 +192,7 @@ fn check_backend(wanted: &str) -> Result<(), ControlError> {
 }
 
 /// The proxy, git and DNS, and what is served for programs that know of none of them.
-fn listened_on(settings: &Settings, added: &[DomainRule]) -> Result<Ports, ControlError> {
+fn listened_on(settings: &Settings, added: &[DomainRule]) -> Result<GatePorts, ControlError> {
     let captured = settings.captured_ports(added);
     if captured.len() > MAX_CAPTURED_PORTS {
         return Err(ControlError::Bad(format!(
@@ -201,7 +201,7 @@ fn listened_on(settings: &Settings, added: &[DomainRule]) -> Result<Ports, Contr
             captured.len()
         )));
     }
-    Ok(Ports {
+    Ok(GatePorts {
         tcp: captured.into_iter().chain(GATE_PORTS).collect(),
         udp: vec![53],
     })

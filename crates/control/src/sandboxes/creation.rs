@@ -10,14 +10,14 @@ use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use policy::registration::Registration;
 use sandbox::contract::SandboxError;
+use sandbox::create_progress::{CreateProgress, CreateStep};
 use sandbox::manager::ManagerError;
-use sandbox::manager::row::{Published, Row};
-use sandbox::progress::{Progress, Step};
+use sandbox::manager::row::{PublishedPort, SandboxRow};
 use serde_json::Value;
 use store::Store;
 
 use super::create_plan::{CreateGrants, CreatePlan, Setup};
-use super::repository::HostRepository;
+use super::repository::RepositoryInfo;
 use super::repository_file::Additions;
 use super::{Sandboxes, describe, ports, with_notes};
 use crate::body::{CreateBody, PortBody};
@@ -34,12 +34,12 @@ impl Sandboxes {
         store: &Store,
         settings: &Settings,
         body: CreateBody,
-        progress: Arc<Progress>,
+        progress: Arc<CreateProgress>,
     ) -> Result<Reply, ControlError> {
         let repository = body.repository.clone();
         let trusted = self.trusted.clone();
         let host = self
-            .ask(move |_| Ok(HostRepository::of(repository.as_deref(), &trusted)))
+            .ask(move |_| Ok(RepositoryInfo::of(repository.as_deref(), &trusted)))
             .await?;
         let create_plan = CreatePlan::read(body, &host, settings)?;
         let CreatePlan {
@@ -52,7 +52,7 @@ impl Sandboxes {
         let depth = wanted.depth;
         let row = self.ask(move |manager| manager.begin(&wanted)).await?;
         if setup.is_some() {
-            progress.begin(Step::Setup, None);
+            progress.begin(CreateStep::Setup, None);
         }
         let notes = host.file.notes(Additions::of(&row).as_ref());
         let shown = self.complete(store, row.clone(), who, setup).await?;
@@ -64,7 +64,7 @@ impl Sandboxes {
     pub(super) async fn complete(
         &self,
         store: &Store,
-        row: Row,
+        row: SandboxRow,
         who: CreateGrants,
         setup: Option<Setup>,
     ) -> Result<Value, ControlError> {
@@ -98,7 +98,7 @@ impl Sandboxes {
     async fn settle(
         &self,
         store: &Store,
-        row: &Row,
+        row: &SandboxRow,
         who: CreateGrants,
         setup: Option<Setup>,
     ) -> Result<(), ControlError> {
@@ -129,12 +129,12 @@ impl Sandboxes {
         let mut row = row.clone();
         row.published = doors
             .iter()
-            .map(|((_, host), port)| Published {
+            .map(|((_, host), port)| PublishedPort {
                 host: *host,
                 port: *port,
             })
             .collect();
-        let row = self.ask(move |manager| manager.keep(row)).await?;
+        let row = self.ask(move |manager| manager.mark_kept(row)).await?;
         for ((listener, _), port) in doors {
             self.forward_port(&row.id, listener, port);
         }
@@ -158,7 +158,7 @@ impl Sandboxes {
     }
 
     /// In the background: the next create from the same commit only renames.
-    fn prepare_spare(&self, row: Row, depth: Option<u32>) {
+    fn prepare_spare(&self, row: SandboxRow, depth: Option<u32>) {
         let manager = Arc::clone(&self.manager);
         tokio::task::spawn_blocking(move || {
             if let Err(error) = manager.prepare_spare(&row, depth) {

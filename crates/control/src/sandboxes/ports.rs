@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use policy::id::SandboxId;
 use sandbox::contract::SandboxError;
-use sandbox::manager::row::Published;
+use sandbox::manager::row::PublishedPort;
 use serde_json::json;
 
 use super::Sandboxes;
@@ -24,7 +24,7 @@ impl Sandboxes {
                 Err(
                     error @ (SandboxError::Paused(_)
                     | SandboxError::Stopped { .. }
-                    | SandboxError::Silent(_)
+                    | SandboxError::NotResponding(_)
                     | SandboxError::Protocol { .. }),
                 ) => (None, Some(error.to_string())),
                 Err(other) => return Err(other.into()),
@@ -48,7 +48,7 @@ impl Sandboxes {
             None
         } else {
             let (listener, host) = listen(host).await?;
-            published.push(Published { host, port });
+            published.push(PublishedPort { host, port });
             Some(listener)
         };
         let of = id.clone();

@@ -4,26 +4,26 @@ use std::path::Path;
 
 use policy::host::Host;
 use policy::registration::RepoName;
-use sandbox::git::home::Home;
+use sandbox::git::host_repository::HostRepository;
 use sandbox::git::remote_url::RemoteUrl;
 
 use super::repository_file::FileState;
 
 /// The operator's repository, as far as registration and settings of a sandbox need it.
 #[derive(Debug, Default)]
-pub(super) struct HostRepository {
+pub(super) struct RepositoryInfo {
     /// The remotes: names and URLs.
     pub(super) remotes: Vec<(String, String)>,
     /// Its own file.
     pub(super) file: FileState,
 }
 
-impl HostRepository {
+impl RepositoryInfo {
     /// Reads the repository that holds `path`, and the list of trusted files at `trusted`.
     /// Blocks. What cannot be read here is reported by the manager, which opens the repository
     /// next.
     fn read(path: &Path, trusted: &Path) -> Self {
-        let Ok(home) = Home::discover(path) else {
+        let Ok(home) = HostRepository::discover(path) else {
             return Self::default();
         };
         Self {

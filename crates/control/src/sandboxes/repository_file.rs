@@ -7,7 +7,7 @@ use config::leaf::Publish;
 use config::section::egress::DomainRule;
 use config::section::sandbox::SetupCommand;
 use config::{FILE_NAME, RepoFile, RepoSettings, Settings, TrustStore, TrustedRepoFile};
-use sandbox::manager::row::Row;
+use sandbox::manager::row::SandboxRow;
 use serde::{Deserialize, Serialize};
 
 /// Hosts that the report names one by one.
@@ -148,7 +148,7 @@ impl FileState {
 
 impl Additions {
     /// What a sandbox's row has of it. What cannot be read adds nothing.
-    pub(super) fn of(row: &Row) -> Option<Self> {
+    pub(super) fn of(row: &SandboxRow) -> Option<Self> {
         let kept = row.repository_file.clone()?;
         serde_json::from_value(kept)
             .inspect_err(|error| {

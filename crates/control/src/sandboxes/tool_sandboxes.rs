@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use config::Settings;
 use policy::id::SandboxId;
-use sandbox::contract::{Command, SandboxStatus};
+use sandbox::contract::{SandboxCommand, SandboxStatus};
+use sandbox::create_progress::CreateProgress;
 use sandbox::manager::Manager;
-use sandbox::manager::row::Stage;
+use sandbox::manager::row::RowStage;
 use sandbox::name::Slug;
-use sandbox::namespace::client::Running;
-use sandbox::progress::Progress;
+use sandbox::namespace::client::RunningCommand;
 use store::Store;
 
 use super::Sandboxes;
@@ -43,7 +43,7 @@ impl Sandboxes {
             setup_command: None,
             publish: Vec::new(),
         };
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(CreateProgress::default());
         self.create(store, settings, body, progress).await?;
         let made = self.standing_by(name).await?;
         made.map(|(id, _)| id)
@@ -59,7 +59,7 @@ impl Sandboxes {
             .ask(move |manager: &Manager| {
                 let slug = Slug::from_name(&wanted).ok();
                 let rows = manager.rows()?;
-                let mut kept = rows.into_iter().filter(|row| row.stage == Stage::Kept);
+                let mut kept = rows.into_iter().filter(|row| row.stage == RowStage::Kept);
                 let row = kept.find(|row| Some(&row.name) == slug.as_ref());
                 Ok(row.map(|row| {
                     let status = manager.status(&row.id);
@@ -78,7 +78,11 @@ impl Sandboxes {
     }
 
     /// Starts a command in one, on three pipes.
-    pub async fn start(&self, id: &SandboxId, command: Command) -> Result<Running, ControlError> {
+    pub async fn start(
+        &self,
+        id: &SandboxId,
+        command: SandboxCommand,
+    ) -> Result<RunningCommand, ControlError> {
         let id = id.clone();
         self.ask(move |manager| Ok(manager.backend().start(&id, &command, None)?))
             .await

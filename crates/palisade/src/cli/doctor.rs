@@ -64,16 +64,16 @@ impl Finding {
     }
 }
 
-impl From<survey::Finding> for Finding {
-    fn from(finding: survey::Finding) -> Self {
+impl From<survey::SurveyFinding> for Finding {
+    fn from(finding: survey::SurveyFinding) -> Self {
         Self {
             name: finding.what,
             state: match finding.verdict {
-                survey::Verdict::Well => State::Ok,
-                survey::Verdict::Weaker => State::Warning,
-                survey::Verdict::Missing => State::Missing,
+                survey::SurveyVerdict::Well => State::Ok,
+                survey::SurveyVerdict::Weaker => State::Warning,
+                survey::SurveyVerdict::Missing => State::Missing,
             },
-            found: finding.says,
+            found: finding.text,
             fix: finding.fix,
         }
     }
@@ -163,7 +163,7 @@ fn kernel() -> Finding {
 /// What the namespace backend finds, by trying it.
 fn namespaces(global: &Global) -> Vec<Finding> {
     const NAME: &str = "sandboxes";
-    let survey = || -> Result<Vec<survey::Finding>> {
+    let survey = || -> Result<Vec<survey::SurveyFinding>> {
         let paths = global.paths()?;
         paths.prepare()?;
         let words = crate::gate::own_program().init;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use control::body::Purpose;
 use control::client::{Client, ClientError};
-use sandbox::contract::{Command, SandboxError};
+use sandbox::contract::{SandboxCommand, SandboxError};
 use sandbox::name::Slug;
 use sandbox::namespace::Namespace;
 use serde_json::{Value, json};
@@ -272,10 +272,10 @@ fn enter(name: &str, asked: &Asked<'_>, global: &Global) -> Result<Exit> {
     if place.is_elsewhere() {
         let remote = remote::open(&place.id, global)?;
         block_on(begin_session(&gate, &place, asked.purpose))?;
-        let command = Command {
+        let command = SandboxCommand {
             environment: environment_said(&asked.running.env)?,
             directory: asked.running.workdir.clone(),
-            ..Command::new(asked.command.to_vec())
+            ..SandboxCommand::new(asked.command.to_vec())
         };
         return match asked.purpose {
             Purpose::Shell if asked.talks => remote::shell(&remote, &command),
@@ -331,10 +331,10 @@ fn inside(paths: &Paths, gate: &Client, place: &Place, asked: &Asked<'_>) -> Res
         environment.extend(variable.map(|(name, value)| (name.into(), value.into())));
         words = fitted.command;
     }
-    let command = Command {
+    let command = SandboxCommand {
         environment,
         directory: asked.running.workdir.clone(),
-        ..Command::new(words)
+        ..SandboxCommand::new(words)
     };
     let terminal = match asked.stdout {
         Sink::Stdout => relay::own_terminal().filter(|_| !asked.running.no_tty),
@@ -347,7 +347,7 @@ fn inside(paths: &Paths, gate: &Client, place: &Place, asked: &Asked<'_>) -> Res
     let options = RelayOptions {
         on_terminal: terminal.is_some(),
         stdout: asked.stdout,
-        answers: Arc::new(move || backend.answers(&id)),
+        answers: Arc::new(move || backend.is_responding(&id)),
     };
     let end = relay::relay_session(started, options).map_err(with_advice)?;
     if let End::Stopped(_, why) = &end {

@@ -9,8 +9,8 @@ use clap::Args;
 use control::body::Purpose;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use policy::id::SandboxId;
-use sandbox::contract::{Moved, Sandbox, SandboxError, Transfer};
-use sandbox::transfer::{self, Overwrite, Rules, TransferError};
+use sandbox::contract::{SandboxBackend, SandboxError, TransferBounds, TransferSummary};
+use sandbox::transfer::{self, Overwrite, TransferError, UnpackRules};
 use serde_json::json;
 
 use crate::cli::enter::{backend, begin_session};
@@ -22,7 +22,7 @@ use crate::gate::background;
 use crate::output;
 
 /// What an agent may hand out in one go.
-const BOUNDS: Transfer = Transfer {
+const BOUNDS: TransferBounds = TransferBounds {
     bytes: 16 << 30,
     entries: 1_000_000,
 };
@@ -56,7 +56,7 @@ pub struct DownloadArgs {
 }
 
 pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
-    let work = || -> Result<(String, Moved)> {
+    let work = || -> Result<(String, TransferSummary)> {
         if args.source.symlink_metadata().is_err() {
             let message = format!("there is no '{}'", args.source.display());
             return Err(Failure::new(Exit::NotFound, message).into());
@@ -66,7 +66,7 @@ pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
         let state = global.paths()?.state_dir;
         let moved = send(&*backend, &id, &args.to, &BOUNDS, |archive| {
             let mut progress = |bytes| bar.set_position(bytes);
-            transfer::pack_around(&state, &args.source, archive, &mut progress)
+            transfer::pack_except(&state, &args.source, archive, &mut progress)
         });
         bar.finish_and_clear();
         Ok((name, moved?))
@@ -77,16 +77,16 @@ pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
 }
 
 pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
-    let work = || -> Result<(String, Moved)> {
+    let work = || -> Result<(String, TransferSummary)> {
         let Entered { id, name, backend } = enter(&args.name, Purpose::Download, global)?;
         let bar = bar("downloading");
-        let rules = Rules {
+        let rules = UnpackRules {
             overwrite: if args.overwrite {
                 Overwrite::Yes
             } else {
                 Overwrite::No
             },
-            ..Rules::FOR_HOST
+            ..UnpackRules::FOR_HOST
         };
         let moved = fetch(&*backend, &id, &args.source, &BOUNDS, |archive| {
             let mut counted = Counted {
@@ -105,12 +105,12 @@ pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
 
 /// Brings what `pack` writes into a sandbox.
 pub fn send(
-    backend: &(dyn Sandbox + Sync),
+    backend: &(dyn SandboxBackend + Sync),
     id: &SandboxId,
     to: &Path,
-    bounds: &Transfer,
-    pack: impl FnOnce(&mut dyn Write) -> Result<Moved, TransferError> + Send,
-) -> Result<Moved> {
+    bounds: &TransferBounds,
+    pack: impl FnOnce(&mut dyn Write) -> Result<TransferSummary, TransferError> + Send,
+) -> Result<TransferSummary> {
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     let (unpacked, packed) = std::thread::scope(|scope| {
         let packing = scope.spawn(move || {
@@ -142,12 +142,12 @@ pub fn send(
 
 /// Has `unpack` read what a sandbox gives out.
 pub fn fetch(
-    backend: &(dyn Sandbox + Sync),
+    backend: &(dyn SandboxBackend + Sync),
     id: &SandboxId,
     from: &Path,
-    bounds: &Transfer,
-    unpack: impl FnOnce(&mut dyn Read) -> Result<Moved, TransferError>,
-) -> Result<Moved> {
+    bounds: &TransferBounds,
+    unpack: impl FnOnce(&mut dyn Read) -> Result<TransferSummary, TransferError>,
+) -> Result<TransferSummary> {
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     let (packed, unpacked) = std::thread::scope(|scope| {
         let packing = scope.spawn(move || {
@@ -179,7 +179,7 @@ pub fn fetch(
 struct Entered {
     id: SandboxId,
     name: String,
-    backend: Box<dyn Sandbox + Send + Sync>,
+    backend: Box<dyn SandboxBackend + Send + Sync>,
 }
 
 fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Entered> {
@@ -190,7 +190,7 @@ fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Entered> {
         begin_session(&gate, &place, purpose).await?;
         Ok(place)
     })?;
-    let backend: Box<dyn Sandbox + Send + Sync> = if place.is_elsewhere() {
+    let backend: Box<dyn SandboxBackend + Send + Sync> = if place.is_elsewhere() {
         Box::new(remote::open(&place.id, global)?)
     } else {
         Box::new(backend(&paths))
@@ -202,7 +202,7 @@ fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Entered> {
     })
 }
 
-fn summary(moved: &Moved) -> String {
+fn summary(moved: &TransferSummary) -> String {
     let files = usize::try_from(moved.files).unwrap_or(usize::MAX);
     let bytes = indicatif::HumanBytes(moved.bytes);
     format!("{}, {bytes},", count(files, "file"))
@@ -210,7 +210,7 @@ fn summary(moved: &Moved) -> String {
         .to_owned()
 }
 
-fn tell(moved: &Moved, words: &str, global: &Global) -> Result<Exit> {
+fn tell(moved: &TransferSummary, words: &str, global: &Global) -> Result<Exit> {
     for note in &moved.left_out {
         output::say(&format!("palisade: {}", output::safe(note)));
     }

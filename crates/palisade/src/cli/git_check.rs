@@ -14,10 +14,10 @@ use policy::reason::Reason;
 use policy::refs::{ObjectId, RefFacts, RefName, RefUpdate};
 use policy::registration::AuthMode;
 use policy::verdict::{Denial, UNATTENDED};
-use sandbox::git::bundle::Bundle;
+use sandbox::git::bundle::BundleHeader;
 use sandbox::git::error::GitError;
-use sandbox::git::home::Home;
-use sandbox::judge::{Judge, JudgeError, PackFile};
+use sandbox::git::host_repository::HostRepository;
+use sandbox::pack_reader::{PackFile, PackReaderError, PackReaderPool};
 use serde_json::{Value, json};
 
 use crate::cli::{Global, block_on};
@@ -120,7 +120,7 @@ pub fn run(command: GitCommand, global: &Global) -> Result<Exit> {
 }
 
 fn of_range(range: &str, args: &CheckArgs) -> Result<Push> {
-    let home = Home::discover(&args.repo)?;
+    let home = HostRepository::discover(&args.repo)?;
     let (old, new) = match range.split_once("..") {
         Some((old, new)) => (Some(or_head(old)), or_head(new.trim_start_matches('.'))),
         None => (None, range),
@@ -182,7 +182,7 @@ fn of_bundle(path: &Path, args: &CheckArgs) -> Result<Push> {
         let message = format!("cannot open {shown}: {error}");
         Failure::new(Exit::NotFound, message)
     })?;
-    let bundle = Bundle::read(&mut BufReader::new(&file)).map_err(|error| match error {
+    let bundle = BundleHeader::read(&mut BufReader::new(&file)).map_err(|error| match error {
         GitError::BadBundle(why) => {
             Failure::new(Exit::Usage, format!("{shown} is no usable bundle: {why}")).into()
         }
@@ -201,7 +201,7 @@ fn of_bundle(path: &Path, args: &CheckArgs) -> Result<Push> {
         return Err(Failure::new(Exit::NotFound, message).into());
     }
     // A bundle with its whole history needs no repository.
-    let home = Home::discover(&args.repo).ok();
+    let home = HostRepository::discover(&args.repo).ok();
     let mut bases = Vec::new();
     if !bundle.prerequisites.is_empty() {
         let lacking = || {
@@ -276,7 +276,7 @@ fn ref_name(name: &str) -> Result<RefName> {
 }
 
 /// Where origin has a branch, as far as this repository knows.
-fn tracking(home: &Home, name: &RefName) -> Option<ObjectId> {
+fn tracking(home: &HostRepository, name: &RefName) -> Option<ObjectId> {
     let name = str::from_utf8(name.as_bytes()).ok()?;
     let branch = name.strip_prefix("refs/heads/")?;
     home.look_up(&format!("refs/remotes/origin/{branch}"))
@@ -332,11 +332,11 @@ fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
         notes.push(size::warning(bytes, limits.hard_limit_bytes));
     }
     let program = PathBuf::from("/proc/self/exe");
-    let child = Judge::new(program, vec![JUDGE.into()], 1);
-    let judged = block_on(async { Ok(child.judge(&case, Some(push.pack), push.bases).await) })?;
+    let child = PackReaderPool::new(program, vec![JUDGE.into()], 1);
+    let judged = block_on(async { Ok(child.read(&case, Some(push.pack), push.bases).await) })?;
     let findings = match judged {
         Ok(findings) => findings,
-        Err(error @ JudgeError::Child(_)) => return Err(error.into()),
+        Err(error @ PackReaderError::Child(_)) => return Err(error.into()),
         Err(error) => {
             whole.push(error.denial());
             Findings::default()

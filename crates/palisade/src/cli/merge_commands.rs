@@ -6,11 +6,11 @@ use std::io::IsTerminal;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use sandbox::git::diff::{Changes, FileChange};
-use sandbox::git::home::Home;
-use sandbox::git::merge::{Manner, Merged};
-use sandbox::git::steering::Steering;
-use sandbox::git::switch::Switched;
+use sandbox::git::branch_checkout::CheckoutOutcome;
+use sandbox::git::diff::{BranchDiff, FileDiff};
+use sandbox::git::host_repository::HostRepository;
+use sandbox::git::merge::{MergeMode, MergeOutcome};
+use sandbox::git::sensitive_paths::SensitivePath;
 use sandbox::name::Slug;
 use serde_json::{Value, json};
 
@@ -95,7 +95,7 @@ pub struct Fresh {
 
 /// A branch of a sandbox, and the repository it is in.
 struct Work {
-    home: Home,
+    home: HostRepository,
     slug: Slug,
 }
 
@@ -161,8 +161,8 @@ pub fn diff(args: &DiffArgs, global: &Global) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn shown(changes: &Changes) -> Value {
-    let file = |file: &FileChange| {
+fn shown(changes: &BranchDiff) -> Value {
+    let file = |file: &FileDiff| {
         json!({
             "path": String::from_utf8_lossy(&file.path),
             "renamed_from": file.renamed_from.as_deref().map(String::from_utf8_lossy),
@@ -174,7 +174,7 @@ fn shown(changes: &Changes) -> Value {
         })
     };
     let steering: Vec<Value> = changes
-        .steering()
+        .sensitive_paths()
         .iter()
         .map(|one| json!({ "path": String::from_utf8_lossy(&one.path), "why": one.why }))
         .collect();
@@ -188,7 +188,7 @@ fn shown(changes: &Changes) -> Value {
     })
 }
 
-fn stat(changes: &Changes) -> String {
+fn stat(changes: &BranchDiff) -> String {
     let (added, removed) = lines_of(changes);
     let mut lines: Vec<String> = changes
         .files
@@ -266,10 +266,10 @@ pub fn log(args: &LogArgs, global: &Global) -> Result<Exit> {
 
 pub fn merge(args: &MergeArgs, global: &Global) -> Result<Exit> {
     let strategy = match (args.ff_only, args.no_ff, args.squash) {
-        (true, _, _) => Manner::FastForward,
-        (_, true, _) => Manner::Merge,
-        (_, _, true) => Manner::Squash,
-        _ => Manner::Auto,
+        (true, _, _) => MergeMode::FastForward,
+        (_, true, _) => MergeMode::Merge,
+        (_, _, true) => MergeMode::Squash,
+        _ => MergeMode::Auto,
     };
     let done = land(&args.name, &args.landing, global, |work| {
         Ok(work
@@ -305,9 +305,12 @@ pub fn apply(args: &ApplyArgs, global: &Global) -> Result<Exit> {
 }
 
 pub fn checkout(args: &ApplyArgs, global: &Global) -> Result<Exit> {
-    let switch = || -> Result<Switched> {
+    let switch = || -> Result<CheckoutOutcome> {
         let work = Work::find(&args.name, &args.landing.fresh, global)?;
-        agree_to(&work.home.checkout_steering(&work.slug)?, args.landing.yes)?;
+        agree_to(
+            &work.home.checkout_sensitive_paths(&work.slug)?,
+            args.landing.yes,
+        )?;
         Ok(work.home.checkout(&work.slug)?)
     };
     let switched = switch().context("checkout failed")?;
@@ -321,7 +324,7 @@ pub fn checkout(args: &ApplyArgs, global: &Global) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn tell(merged: &Merged, line: &str, global: &Global) -> Result<Exit> {
+fn tell(merged: &MergeOutcome, line: &str, global: &Global) -> Result<Exit> {
     if global.json {
         let paths: Vec<_> = merged
             .paths
@@ -342,15 +345,18 @@ fn land(
     name: &str,
     landing: &Landing,
     global: &Global,
-    bring: impl FnOnce(&Work) -> Result<Merged>,
-) -> Result<(Work, Merged)> {
+    bring: impl FnOnce(&Work) -> Result<MergeOutcome>,
+) -> Result<(Work, MergeOutcome)> {
     let work = Work::find(name, &landing.fresh, global)?;
-    agree_to(&work.home.diff(&work.slug, 0)?.steering(), landing.yes)?;
+    agree_to(
+        &work.home.diff(&work.slug, 0)?.sensitive_paths(),
+        landing.yes,
+    )?;
     let merged = bring(&work)?;
     Ok((work, merged))
 }
 
-fn agree_to(steering: &[Steering], yes: bool) -> Result<()> {
+fn agree_to(steering: &[SensitivePath], yes: bool) -> Result<()> {
     if steering.is_empty() {
         return Ok(());
     }

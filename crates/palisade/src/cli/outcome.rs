@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use control::client::Client;
-use sandbox::git::home::Home;
+use sandbox::git::host_repository::HostRepository;
 use sandbox::worker::SnapshotReport;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ impl Outcome {
             self.skipped = json!(report.skipped);
         }
         if let (Some(repository), Some(_)) = (&place.repository, report) {
-            let home = Home::discover(repository)?;
+            let home = HostRepository::discover(repository)?;
             let changes = home.diff(&place.name, 0)?;
             self.commits = home.log(&place.name, usize::MAX)?.len();
             self.tip = Some(changes.tip.to_string());

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use anyhow::Result;
 use clap::Args;
 use control::client::Client;
-use sandbox::manager::row::Published;
+use sandbox::manager::row::PublishedPort;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ pub struct PortsArgs {
     pub name: String,
     /// Forward 127.0.0.1:HOST to PORT in the sandbox (repeatable)
     #[arg(long, short, value_name = "HOST:PORT", value_parser = read)]
-    pub publish: Vec<Published>,
+    pub publish: Vec<PublishedPort>,
     /// Stop publishing a host port
     #[arg(long, short, value_name = "HOST", value_parser = read_host)]
     pub unpublish: Vec<SocketAddr>,
@@ -34,14 +34,14 @@ struct Ports {
     open: Option<Vec<u16>>,
     /// Why it is not.
     reason: Option<String>,
-    published: Vec<Published>,
+    published: Vec<PublishedPort>,
 }
 
 pub fn run(args: &PortsArgs, global: &Global) -> Result<crate::exit::Exit> {
     in_words("ports", global, async |gate| {
         let place = sandbox_lookup::find(gate, &args.name).await?;
         for host in &args.unpublish {
-            let back = Published {
+            let back = PublishedPort {
                 host: *host,
                 port: 0,
             };
@@ -57,7 +57,7 @@ pub fn run(args: &PortsArgs, global: &Global) -> Result<crate::exit::Exit> {
 }
 
 /// Publishes a port, or takes it back.
-pub async fn publish(gate: &Client, place: &Place, published: Published) -> Result<()> {
+pub async fn publish(gate: &Client, place: &Place, published: PublishedPort) -> Result<()> {
     gate.post(&below(place, "ports"), &json!(published)).await?;
     Ok(())
 }
@@ -102,7 +102,7 @@ fn describe(ports: &Value) -> Result<String> {
 }
 
 /// Reads `PORT`, `HOSTPORT:PORT` or `ADDRESS:HOSTPORT:PORT`.
-pub fn read(text: &str) -> Result<Published, String> {
+pub fn read(text: &str) -> Result<PublishedPort, String> {
     let number = |text: &str| {
         text.parse::<u16>()
             .ok()
@@ -113,9 +113,9 @@ pub fn read(text: &str) -> Result<Published, String> {
         None => {
             let port = number(text)?;
             let host = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-            Ok(Published { host, port })
+            Ok(PublishedPort { host, port })
         }
-        Some((host, port)) => Ok(Published {
+        Some((host, port)) => Ok(PublishedPort {
             host: read_host(host)?,
             port: number(port)?,
         }),
@@ -151,7 +151,7 @@ mod tests {
             ("[::1]:8080:3000", "[::1]:8080", 3000),
         ] {
             let host = host.parse().unwrap();
-            assert_eq!(read(text), Ok(Published { host, port }), "{text}");
+            assert_eq!(read(text), Ok(PublishedPort { host, port }), "{text}");
         }
         for text in [
             "",

@@ -1,13 +1,14 @@
 //! Containers of `sandbox.remote`: commands and shells in them.
 
 use std::io::{BufRead, IsTerminal, Write};
+use std::ops::ControlFlow;
 
 use anyhow::Result;
 use config::section::sandbox::RemoteContainer;
 use control::remote::{self, BlockingWorkbenchClient};
 use policy::id::SandboxId;
-use sandbox::contract::Command;
-use sandbox::remote::{Ended, Hearing, Remote, Way};
+use sandbox::contract::SandboxCommand;
+use sandbox::remote::{CommandEnd, OutputStream, RemoteBackend};
 
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
@@ -35,23 +36,29 @@ pub fn settings(id: &SandboxId, global: &Global) -> Result<RemoteContainer> {
 }
 
 /// The container of that name, as a sandbox.
-pub fn open(id: &SandboxId, global: &Global) -> Result<Remote<BlockingWorkbenchClient>> {
+pub fn open(id: &SandboxId, global: &Global) -> Result<RemoteBackend<BlockingWorkbenchClient>> {
     Ok(remote::open(&settings(id, global)?)?)
 }
 
 /// Runs a command in it; its output and its code are ours.
-pub fn exec(remote: &Remote<BlockingWorkbenchClient>, command: &Command) -> Result<Exit> {
+pub fn exec(
+    remote: &RemoteBackend<BlockingWorkbenchClient>,
+    command: &SandboxCommand,
+) -> Result<Exit> {
     let ended = remote.run(command, &mut |way, bytes| show(way, bytes))?;
     Ok(match ended {
-        Ended::Code(code) => Exit::Command(u8::try_from(code).unwrap_or(1)),
-        Ended::TimedOut => Exit::TimedOut,
-        Ended::Stopped => Exit::Failed,
+        CommandEnd::Code(code) => Exit::Command(u8::try_from(code).unwrap_or(1)),
+        CommandEnd::TimedOut => Exit::TimedOut,
+        CommandEnd::Stopped => Exit::Failed,
     })
 }
 
 /// A shell of one line at a time: what is on the wire has no input and no terminal. Where it
 /// stands is remembered; variables are not.
-pub fn shell(remote: &Remote<BlockingWorkbenchClient>, command: &Command) -> Result<Exit> {
+pub fn shell(
+    remote: &RemoteBackend<BlockingWorkbenchClient>,
+    command: &SandboxCommand,
+) -> Result<Exit> {
     let talks = std::io::stdin().is_terminal();
     if talks {
         output::say("palisade: a line at a time; 'cd' lasts, variables do not; end with Ctrl-D");
@@ -71,12 +78,12 @@ pub fn shell(remote: &Remote<BlockingWorkbenchClient>, command: &Command) -> Res
         command.argv = ["/bin/sh", "-c", &script].map(Into::into).into();
         let mut place = None;
         let ended = remote.run(&command, &mut |way, bytes| {
-            if way == Way::Stderr {
+            if way == OutputStream::Stderr {
                 return show(way, bytes);
             }
             if let Some(place) = &mut place {
                 extend(place, bytes);
-                return Hearing::More;
+                return ControlFlow::Continue(());
             }
             match bytes.iter().position(|byte| *byte == 0) {
                 None => show(way, bytes),
@@ -93,9 +100,9 @@ pub fn shell(remote: &Remote<BlockingWorkbenchClient>, command: &Command) -> Res
             command.directory = Some(place.into());
         }
         exit = match ended {
-            Ended::Code(code) => Exit::Command(u8::try_from(code).unwrap_or(1)),
-            Ended::TimedOut => Exit::TimedOut,
-            Ended::Stopped => Exit::Failed,
+            CommandEnd::Code(code) => Exit::Command(u8::try_from(code).unwrap_or(1)),
+            CommandEnd::TimedOut => Exit::TimedOut,
+            CommandEnd::Stopped => Exit::Failed,
         };
     }
 }
@@ -106,15 +113,15 @@ fn extend(place: &mut Vec<u8>, bytes: &[u8]) {
     place.extend_from_slice(bytes.get(..room).unwrap_or_default());
 }
 
-fn show(way: Way, bytes: &[u8]) -> Hearing {
+fn show(way: OutputStream, bytes: &[u8]) -> ControlFlow<()> {
     let written = match way {
-        Way::Stdout => output::write_out(bytes).is_ok(),
-        Way::Stderr => std::io::stderr().lock().write_all(bytes).is_ok(),
+        OutputStream::Stdout => output::write_out(bytes).is_ok(),
+        OutputStream::Stderr => std::io::stderr().lock().write_all(bytes).is_ok(),
     };
     if written {
-        Hearing::More
+        ControlFlow::Continue(())
     } else {
-        Hearing::Enough
+        ControlFlow::Break(())
     }
 }
 

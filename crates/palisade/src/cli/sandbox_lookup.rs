@@ -7,8 +7,8 @@ use control::client::Client;
 use policy::id::SandboxId;
 use sandbox::contract::SandboxError;
 use sandbox::git::error::GitError;
-use sandbox::git::home::Home;
-use sandbox::manager::row::Published;
+use sandbox::git::host_repository::HostRepository;
+use sandbox::manager::row::PublishedPort;
 use sandbox::name::Slug;
 use serde::Deserialize;
 
@@ -47,7 +47,7 @@ pub struct Place {
     pub nested: bool,
     /// Ports of this machine that lead inside.
     #[serde(default)]
-    pub published: Vec<Published>,
+    pub published: Vec<PublishedPort>,
     /// What is weaker in it than it could be.
     #[serde(default)]
     pub warnings: Vec<String>,
@@ -93,12 +93,14 @@ impl Place {
     }
 
     /// Its repository; a worktree that is gone has left the repository where it is.
-    pub fn home(&self) -> Result<Option<Home>> {
+    pub fn home(&self) -> Result<Option<HostRepository>> {
         let Some(repository) = &self.repository else {
             return Ok(None);
         };
-        match (Home::discover(repository), &self.common) {
-            (Err(GitError::NotARepository(_)), Some(common)) => Ok(Some(Home::discover(common)?)),
+        match (HostRepository::discover(repository), &self.common) {
+            (Err(GitError::NotARepository(_)), Some(common)) => {
+                Ok(Some(HostRepository::discover(common)?))
+            }
             (found, _) => Ok(Some(found?)),
         }
     }
@@ -134,9 +136,9 @@ pub async fn in_repository(
 }
 
 /// The repository we stand in.
-pub fn here() -> Option<Home> {
+pub fn here() -> Option<HostRepository> {
     let directory = std::env::current_dir().ok()?;
-    Home::discover(&directory).ok()
+    HostRepository::discover(&directory).ok()
 }
 
 /// The sandbox of that name: the one of the repository we stand in, else the only one there

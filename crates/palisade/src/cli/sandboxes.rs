@@ -8,10 +8,10 @@ use config::section::sandbox::SetupCommand;
 use control::body::{CreateBody, PortBody};
 use control::client::Client;
 use policy::registration::Repo;
+use sandbox::create_progress::{CreateStep, ProgressReport};
 use sandbox::git::error::GitError;
-use sandbox::git::home::Home;
-use sandbox::manager::row::Published;
-use sandbox::progress::{Reached, Step};
+use sandbox::git::host_repository::HostRepository;
+use sandbox::manager::row::PublishedPort;
 use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
@@ -59,7 +59,7 @@ pub struct Making {
     pub setup_command: Option<String>,
     /// Forward 127.0.0.1:HOST to PORT in the sandbox (repeatable)
     #[arg(long, value_name = "HOST:PORT", value_parser = ports::read)]
-    pub publish: Vec<Published>,
+    pub publish: Vec<PublishedPort>,
 }
 
 impl Making {
@@ -69,7 +69,7 @@ impl Making {
             None
         } else {
             let here = std::env::current_dir().context("there is no current directory")?;
-            if let Err(error @ GitError::NotARepository(_)) = Home::discover(&here) {
+            if let Err(error @ GitError::NotARepository(_)) = HostRepository::discover(&here) {
                 let message = format!("{error}; --no-repo starts with an empty workspace");
                 return Err(Failure::new(Exit::Usage, message).into());
             }
@@ -92,7 +92,7 @@ impl Making {
             publish: self
                 .publish
                 .iter()
-                .map(|Published { host, port }| PortBody {
+                .map(|PublishedPort { host, port }| PortBody {
                     host: *host,
                     port: *port,
                 })
@@ -176,19 +176,19 @@ pub async fn make(gate: &Client, making: &Making, name: String, for_script: bool
     for line in place.warnings.iter().chain(&place.notes) {
         output::say(&format!("palisade: {}", output::safe(line)));
     }
-    for Published { host, port } in &place.published {
+    for PublishedPort { host, port } in &place.published {
         output::say(&format!("palisade: {host} leads to port {port} inside"));
     }
     Ok(place)
 }
 
 /// How far the making of a sandbox is.
-fn words(reached: Reached) -> String {
+fn words(reached: ProgressReport) -> String {
     let what = match reached.step {
-        Step::Checkout => "checking files out",
-        Step::History => "packing the history",
-        Step::Copy => "copying files",
-        Step::Setup => "running the set-up command",
+        CreateStep::Checkout => "checking files out",
+        CreateStep::History => "packing the history",
+        CreateStep::Copy => "copying files",
+        CreateStep::Setup => "running the set-up command",
     };
     match reached.total {
         Some(total) => format!("preparing the sandbox: {what}, {} of {total}", reached.done),
@@ -385,13 +385,13 @@ mod tests {
 
     #[test]
     fn how_far_it_is_is_told_in_numbers() {
-        let told = |step, done, total| words(Reached { step, done, total });
+        let told = |step, done, total| words(ProgressReport { step, done, total });
         assert_eq!(
-            told(Step::Copy, 1200, Some(10_000)),
+            told(CreateStep::Copy, 1200, Some(10_000)),
             "preparing the sandbox: copying files, 1200 of 10000"
         );
         assert_eq!(
-            told(Step::Setup, 0, None),
+            told(CreateStep::Setup, 0, None),
             "preparing the sandbox: running the set-up command"
         );
     }

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use control::client::Client;
-use sandbox::git::diff::{ChangeKind, Changes};
-use sandbox::git::home::Home;
+use sandbox::git::diff::{BranchDiff, ChangeKind};
+use sandbox::git::host_repository::HostRepository;
 use sandbox::worker::SnapshotReport;
 
 use crate::cli::outcome::{Connections, Reached};
@@ -78,7 +78,7 @@ pub fn left_behind(report: &SnapshotReport) -> Vec<String> {
     lines
 }
 
-fn work(home: &Home, place: &Place) -> Result<(Vec<String>, bool)> {
+fn work(home: &HostRepository, place: &Place) -> Result<(Vec<String>, bool)> {
     let changes = home.diff(&place.name, 0)?;
     let commits = home.log(&place.name, usize::MAX)?.len();
     if commits == 0 {
@@ -102,7 +102,7 @@ fn work(home: &Home, place: &Place) -> Result<(Vec<String>, bool)> {
 }
 
 /// How many lines came and went.
-pub fn lines_of(changes: &Changes) -> (usize, usize) {
+pub fn lines_of(changes: &BranchDiff) -> (usize, usize) {
     changes.files.iter().fold((0, 0), |(added, removed), file| {
         (added + file.added, removed + file.removed)
     })

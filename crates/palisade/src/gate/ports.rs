@@ -10,8 +10,8 @@ use policy::identity::Lookup;
 use policy::ports::{AuditLog, AuditSink, Pack, PackReader, Registry, SocketOwner};
 use policy::push::{Case, Findings};
 use policy::verdict::Denial;
-use sandbox::judge::{Judge, PackFile};
 use sandbox::namespace::Namespace;
+use sandbox::pack_reader::{PackFile, PackReaderPool};
 use store::Store;
 use store::audit::query::Filter;
 use store::registry::Lookup as Row;
@@ -133,7 +133,7 @@ impl AuditLog for StoreAuditSink {
 
 /// The children that read pushes, as the traffic asks them.
 #[derive(Clone, Debug)]
-pub struct PackReaderPort(pub Judge);
+pub struct PackReaderPort(pub PackReaderPool);
 
 #[async_trait::async_trait]
 impl PackReader for PackReaderPort {
@@ -146,8 +146,8 @@ impl PackReader for PackReaderPort {
         let pack = pack.map(|Pack { file, at }| PackFile { file, offset: at });
         let whole = |file| PackFile { file, offset: 0 };
         let bases = bases.into_iter().map(whole).collect();
-        let judged = self.0.judge(case, pack, bases).await;
-        judged.map_err(|error| error.denial())
+        let result = self.0.read(case, pack, bases).await;
+        result.map_err(|error| error.denial())
     }
 }
 
@@ -159,7 +159,7 @@ pub struct SocketOwnerLookup(pub Namespace);
 impl SocketOwner for SocketOwnerLookup {
     async fn owner(&self, sandbox: &SandboxId, from: SocketAddr, to: SocketAddr) -> Option<String> {
         let (backend, id) = (self.0.clone(), sandbox.clone());
-        let asked = tokio::task::spawn_blocking(move || backend.connected_by(&id, from, to));
+        let asked = tokio::task::spawn_blocking(move || backend.socket_owner(&id, from, to));
         match asked.await {
             Ok(Ok(program)) => program,
             Ok(Err(error)) => {

@@ -10,7 +10,7 @@ use egress::doors::{self, Door};
 use egress::publish;
 use egress::services::Services;
 use policy::id::SandboxId;
-use sandbox::contract::{Listener, Transport, Trust};
+use sandbox::contract::{ListenerTransport, SandboxListener, Trust};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -63,7 +63,7 @@ impl ListenerHost for SandboxListeners {
     fn attach(
         &self,
         sandbox: &SandboxId,
-        listeners: Vec<Listener>,
+        listeners: Vec<SandboxListener>,
         added: Vec<DomainRule>,
     ) -> std::io::Result<()> {
         let state = self.traffic.sandbox(sandbox);
@@ -71,9 +71,9 @@ impl ListenerHost for SandboxListeners {
         let doors = listeners
             .into_iter()
             .map(|listener| match listener.transport {
-                Transport::Tcp => Door::Stream(listener.socket),
-                Transport::Udp => Door::Datagram(listener.socket),
-                Transport::Closed => Door::Closed(listener.socket),
+                ListenerTransport::Tcp => Door::Stream(listener.socket),
+                ListenerTransport::Udp => Door::Datagram(listener.socket),
+                ListenerTransport::Closed => Door::Closed(listener.socket),
             })
             .collect();
         let stop = self.stop.child_token();

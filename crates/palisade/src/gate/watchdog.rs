@@ -290,7 +290,7 @@ impl Watchdog {
             let _ = dup2_stderr(&null);
         }
         // Only the start has needed most of what is mapped.
-        let _ = sandbox::pages::give_back();
+        let _ = sandbox::startup_memory::release_startup_memory();
     }
 
     fn give_up(&self, cause: &str) {

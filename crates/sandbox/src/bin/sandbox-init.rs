@@ -1,4 +1,5 @@
-//! What the palisade binary's hidden subcommand is, for this crate's tests.
+//! Test executable with the same entry point as the hidden subcommand `__init` of the palisade
+//! binary.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,4 @@
-//! What the tests run inside a sandbox, and only there: it tries what an agent might try and
-//! says how it went.
+//! Test probe that runs inside a sandbox: it tries what an agent might try and prints the results.
 
 #![allow(
     unsafe_code,
@@ -12,7 +11,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 fn main() {
-    // Its own name need not be text.
+    // The program's own name need not be UTF-8.
     let words = std::env::args_os().skip(1);
     let words: Vec<String> = words.filter_map(|word| word.into_string().ok()).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -23,38 +22,38 @@ fn main() {
         ["serve", address] => println!("{}", serve(address).unwrap_or_else(|e| e.to_string())),
         ["echo", address] => echo(address).unwrap_or_else(|e| println!("{e}")),
         ["deaf", address] => deaf(address).unwrap_or_else(|e| println!("{e}")),
-        ["reach", path] => println!("{}", tell(UnixStream::connect(path).map(drop))),
-        ["reach-own", path] => println!("{}", tell(reach_own(path))),
-        ["reach-abstract", name] => println!("{}", tell(abstract_socket(name, false))),
-        ["keep-abstract", name] => println!("{}", tell(abstract_socket(name, true))),
-        ["accept", address] => println!("{}", tell(accept(address))),
-        ["send", address] => println!("{}", tell(send(address))),
+        ["reach", path] => println!("{}", describe(UnixStream::connect(path).map(drop))),
+        ["reach-own", path] => println!("{}", describe(reach_own(path))),
+        ["reach-abstract", name] => println!("{}", describe(abstract_socket(name, false))),
+        ["keep-abstract", name] => println!("{}", describe(abstract_socket(name, true))),
+        ["accept", address] => println!("{}", describe(accept(address))),
+        ["send", address] => println!("{}", describe(send(address))),
         ["fork", count] => println!("{}", multiply(count.parse().unwrap_or(0))),
         ["eat", megabytes] => println!("{}", eat(megabytes.parse().unwrap_or(0))),
-        ["hoard", path] => println!("{}", tell(hoard(path, true))),
-        ["hoard-hidden", path] => println!("{}", tell(hoard(path, false))),
-        ["share", address, rest @ ..] => println!("{}", tell(share(address, rest))),
-        ["become", address, rest @ ..] => println!("{}", tell(become_other(address, rest))),
-        ["apart", address] => println!("{}", tell(apart(address))),
+        ["hoard", path] => println!("{}", describe(hoard(path, true))),
+        ["hoard-hidden", path] => println!("{}", describe(hoard(path, false))),
+        ["share", address, rest @ ..] => println!("{}", describe(share(address, rest))),
+        ["become", address, rest @ ..] => println!("{}", describe(become_other(address, rest))),
+        ["apart", address] => println!("{}", describe(apart(address))),
         ["crowd", address, count] => {
-            println!("{}", tell(crowd(address, count.parse().unwrap_or(0))));
+            println!("{}", describe(crowd(address, count.parse().unwrap_or(0))));
         }
         ["wait"] => wait(),
         _ => println!("what?"),
     }
 }
 
-fn tell(result: std::io::Result<()>) -> String {
+fn describe(result: std::io::Result<()>) -> String {
     errno(result.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0))
 }
 
-/// Reaches a socket of its own.
+/// Connects to its own socket.
 fn reach_own(path: &str) -> std::io::Result<()> {
     let _listener = UnixListener::bind(path)?;
     UnixStream::connect(path).map(drop)
 }
 
-/// Connects to a name that is in no directory, or listens there until killed.
+/// Connects to an abstract socket, or listens there until killed.
 fn abstract_socket(name: &str, keep: bool) -> std::io::Result<()> {
     let address = SocketAddr::from_abstract_name(name)?;
     if !keep {
@@ -67,7 +66,7 @@ fn abstract_socket(name: &str, keep: bool) -> std::io::Result<()> {
     }
 }
 
-/// Takes one connection.
+/// Accepts one connection.
 fn accept(address: &str) -> std::io::Result<()> {
     let listener = TcpListener::bind(address)?;
     println!("listening");
@@ -91,7 +90,7 @@ fn talk(address: &str) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Asks and waits for an answer from the very address that was asked.
+/// Sends a query and waits for an answer from the queried address.
 fn query(address: &str) -> std::io::Result<String> {
     let any = if address.starts_with('[') {
         "[::]:0"
@@ -108,7 +107,7 @@ fn query(address: &str) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(answer.get(..length).unwrap_or_default()).into_owned())
 }
 
-/// Listens and talks to itself.
+/// Listens and connects to itself.
 fn serve(address: &str) -> std::io::Result<String> {
     let listener = TcpListener::bind(address)?;
     let mut client = TcpStream::connect(address)?;
@@ -118,7 +117,7 @@ fn serve(address: &str) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Answers one client with its own words.
+/// Echoes one client's data.
 fn echo(address: &str) -> std::io::Result<()> {
     let (mut stream, _) = TcpListener::bind(address)?.accept()?;
     let mut text = Vec::new();
@@ -126,7 +125,7 @@ fn echo(address: &str) -> std::io::Result<()> {
     stream.write_all(&text)
 }
 
-/// Listens with the shortest of queues and takes nobody.
+/// Listens with the shortest backlog and accepts no connection.
 fn deaf(address: &str) -> std::io::Result<()> {
     let listener = TcpListener::bind(address)?;
     // SAFETY: shortens the queue of a socket that outlives the call.
@@ -136,7 +135,7 @@ fn deaf(address: &str) -> std::io::Result<()> {
     }
 }
 
-/// Forks until told no; how often it worked.
+/// Forks until it fails; prints the number of forks.
 fn multiply(most: u32) -> u32 {
     let mut children = 0;
     for _ in 0..most {
@@ -153,7 +152,7 @@ fn multiply(most: u32) -> u32 {
     children
 }
 
-/// Takes memory and touches it; how many megabytes it got.
+/// Allocates and touches memory; prints the number of megabytes.
 fn eat(megabytes: usize) -> usize {
     let mut eaten = Vec::new();
     for _ in 0..megabytes {
@@ -167,8 +166,7 @@ fn eat(megabytes: usize) -> usize {
     eaten.len()
 }
 
-/// Writes much to a file that only one thread has, and that has no name any more; as a
-/// process that may be looked into, or not.
+/// Writes to a deleted file that only one thread has open, as a dumpable or undumpable process.
 fn hoard(path: &str, dumpable: bool) -> std::io::Result<()> {
     let dumpable = libc::c_int::from(dumpable);
     // SAFETY: plain numbers.
@@ -197,7 +195,7 @@ fn wait() -> ! {
     }
 }
 
-/// Connects with a socket that every program has which is started from here.
+/// Connects with a socket that started programs inherit.
 fn connect_openly(address: &str) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect(address)?;
     // SAFETY: changes a flag of a descriptor that outlives the call.
@@ -211,14 +209,14 @@ fn command(words: &[&str]) -> std::process::Command {
     command
 }
 
-/// Connects, and has another program that holds the connection too.
+/// Connects, and starts another program that holds the connection too.
 fn share(address: &str, other: &[&str]) -> std::io::Result<()> {
     let _stream = connect_openly(address)?;
     command(other).spawn()?.wait()?;
     wait()
 }
 
-/// Connects, and is another program from then on.
+/// Connects, and executes another program.
 fn become_other(address: &str, other: &[&str]) -> std::io::Result<()> {
     let _stream = connect_openly(address)?;
     Err(std::os::unix::process::CommandExt::exec(&mut command(
@@ -226,7 +224,7 @@ fn become_other(address: &str, other: &[&str]) -> std::io::Result<()> {
     )))
 }
 
-/// Connects in a thread whose descriptors are its own.
+/// Connects in a thread with its own descriptor table.
 fn apart(address: &str) -> std::io::Result<()> {
     let address = address.to_owned();
     let thread = std::thread::spawn(move || {
@@ -240,7 +238,7 @@ fn apart(address: &str) -> std::io::Result<()> {
         .unwrap_or_else(|_| Err(Error::other("it died")))
 }
 
-/// Connects once it has so many thousands of descriptors, in as many processes.
+/// Connects after opening this many thousand descriptors, in as many processes.
 fn crowd(address: &str, thousands: u32) -> std::io::Result<()> {
     let full: Vec<_> = (0..1000)
         .map(|_| std::fs::File::open("/dev/null"))
@@ -251,17 +249,17 @@ fn crowd(address: &str, thousands: u32) -> std::io::Result<()> {
     wait()
 }
 
-/// Tries each thing and says `name: what the kernel answered`.
+/// Tries each call and prints `name: the kernel's answer`.
 fn forbidden() {
     let call = |name: &str, number: i64, arguments: [i64; 5]| {
         let [a, b, c, d, e] = arguments;
         // SAFETY: pointers among the arguments are null or constants with a NUL.
         let result = unsafe { libc::syscall(number, a, b, c, d, e) };
-        let said = match result {
+        let errno_value = match result {
             -1 => Error::last_os_error().raw_os_error().unwrap_or(0),
             _ => 0,
         };
-        println!("{name}: {}", errno(said));
+        println!("{name}: {}", errno(errno_value));
     };
     let tmp = c"/tmp".as_ptr() as i64;
     let kind = c"tmpfs".as_ptr() as i64;
@@ -269,7 +267,7 @@ fn forbidden() {
     call("unshare-user", libc::SYS_unshare, [user, 0, 0, 0, 0]);
     let net = i64::from(libc::CLONE_NEWNET);
     call("unshare-net", libc::SYS_unshare, [net, 0, 0, 0, 0]);
-    // A flag hidden behind upper bits that the kernel throws away.
+    // A flag behind upper bits that the kernel ignores.
     call(
         "unshare-high",
         libc::SYS_unshare,
@@ -406,12 +404,12 @@ fn forbidden() {
         "/dev/kmsg",
     ] {
         let opened = std::fs::OpenOptions::new().write(true).open(path);
-        let said = match opened {
+        let errno_value = match opened {
             Ok(mut file) => file.write(b"x").err(),
             Err(error) => Some(error),
         };
-        let said = said.map_or(0, |error| error.raw_os_error().unwrap_or(0));
-        println!("{path}: {}", errno(said));
+        let errno_value = errno_value.map_or(0, |error| error.raw_os_error().unwrap_or(0));
+        println!("{path}: {}", errno(errno_value));
     }
 }
 

@@ -1,4 +1,5 @@
-//! What the palisade binary's hidden subcommand `__worker` is, for this crate's tests.
+//! Test executable with the same entry point as the hidden subcommand `__worker` of the palisade
+//! binary.
 
 use std::process::ExitCode;
 

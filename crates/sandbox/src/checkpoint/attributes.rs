@@ -1,4 +1,4 @@
-//! What a file is beside its bytes: attributes, owner, mode, times.
+//! Copies a file's attributes, owner, mode and times.
 
 use std::ffi::CStr;
 use std::io::{Error, Result};
@@ -10,28 +10,28 @@ use nix::sys::stat::{FileStat, Mode, UtimensatFlags, fchmod, futimens, utimensat
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, fchown, fchownat};
 
-/// Ids of one sandbox.
+/// The number of ids of one sandbox.
 const RANGE: u32 = 1 << 16;
-/// The agent inside, who gets what belonged to nobody in the range.
+/// The agent's id in the sandbox, which gets files of owners outside the range.
 const AGENT: u32 = 1000;
 
-/// The longest list of names, and the longest value: the kernel's own bounds.
-const LONGEST: usize = 64 << 10;
+/// Maximum size of the list of names, and of a value: the kernel's limits.
+const MAX_ATTRIBUTE_BYTES: usize = 64 << 10;
 
-/// How owners change on the way.
+/// How owners are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ids {
-    /// Not at all.
+pub(super) enum IdMapping {
+    /// Owners are kept.
     Kept,
-    /// From one range to the same place in another.
+    /// From one range to the same offset in another.
     Shifted { from: u32, to: u32 },
     /// From one id to the agent of a range.
     ToAgent { to: u32 },
-    /// From a range to the one id of whoever copies.
+    /// From a range to the id of the copying process.
     ToUs,
 }
 
-impl Ids {
+impl IdMapping {
     pub(super) fn between(from: Option<u32>, to: Option<u32>) -> Self {
         match (from, to) {
             (Some(from), Some(to)) => Self::Shifted { from, to },
@@ -59,18 +59,18 @@ impl Ids {
             Uid::from_raw(self.change(stat.st_uid, user.as_raw())),
             Gid::from_raw(self.change(stat.st_gid, group.as_raw())),
         );
-        // What is ours already need not be given, which only root may.
+        // An owner that is the process's own need not be set, which only root may do.
         (new != (user, group)).then_some(new)
     }
 }
 
-/// Makes a copy's file or directory what the original is, its bytes aside. The mode comes
-/// late: a file that is closed to its owner takes no attributes.
-pub(super) fn settle(
+/// Applies the original's attributes, owner, mode and times to a copied file or directory. The mode
+/// is set late, because a file without owner permissions takes no attributes.
+pub(super) fn apply_attributes(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
     stat: &FileStat,
-    ids: Ids,
+    ids: IdMapping,
 ) -> Result<()> {
     copy_attributes(from, to)?;
     if let Some((user, group)) = ids.owner(stat) {
@@ -83,12 +83,12 @@ pub(super) fn settle(
     Ok(futimens(to, &access, &change)?)
 }
 
-/// The same for a link or a whiteout, which cannot be opened.
-pub(super) fn settle_by_name(
+/// As [`apply_attributes`] for a link or a whiteout, which cannot be opened.
+pub(super) fn apply_attributes_by_name(
     directory: impl AsFd,
     name: &CStr,
     stat: &FileStat,
-    ids: Ids,
+    ids: IdMapping,
 ) -> Result<()> {
     let directory = directory.as_fd();
     if let Some((user, group)) = ids.owner(stat) {
@@ -107,8 +107,8 @@ fn times(stat: &FileStat) -> (TimeSpec, TimeSpec) {
     )
 }
 
-/// `user.*` only: an overlay's marks (`user.overlay.*`) and the agent's own. What the kernel
-/// obeys (`security.*`, access lists) stays behind.
+/// Copies `user.*` only: the overlay's marks (`user.overlay.*`) and the agent's own. Attributes
+/// that the kernel obeys (`security.*`, access lists) are not copied.
 fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
     for name in list(from)?.split_inclusive(|b| *b == 0) {
         let Ok(name) = CStr::from_bytes_with_nul(name) else {
@@ -117,7 +117,7 @@ fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
         if !name.to_bytes().starts_with(b"user.") {
             continue;
         }
-        let mut value = vec![0_u8; LONGEST];
+        let mut value = vec![0_u8; MAX_ATTRIBUTE_BYTES];
         // SAFETY: the name ends in NUL, and the kernel writes at most the buffer's length.
         let length = unsafe {
             libc::fgetxattr(
@@ -147,16 +147,16 @@ fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The names of a file's attributes, each with its NUL.
+/// Lists the names of a file's attributes, each with its NUL.
 fn list(file: BorrowedFd<'_>) -> Result<Vec<u8>> {
-    // Most files have none: asking for the length needs no buffer.
+    // Most files have none, and querying the length needs no buffer.
     // SAFETY: a length of 0 tells the kernel to write nothing.
     let length = unsafe { libc::flistxattr(file.as_raw_fd(), std::ptr::null_mut(), 0) };
     match length {
         0 => return Ok(Vec::new()),
         -1 => {
             let error = Error::last_os_error();
-            // A file system without attributes.
+            // The file system does not support attributes.
             return match error.raw_os_error().map(Errno::from_raw) {
                 Some(Errno::EOPNOTSUPP) => Ok(Vec::new()),
                 _ => Err(error),
@@ -164,7 +164,7 @@ fn list(file: BorrowedFd<'_>) -> Result<Vec<u8>> {
         }
         _ => {}
     }
-    let mut names = vec![0_u8; LONGEST];
+    let mut names = vec![0_u8; MAX_ATTRIBUTE_BYTES];
     // SAFETY: the kernel writes at most the buffer's length.
     let length =
         unsafe { libc::flistxattr(file.as_raw_fd(), names.as_mut_ptr().cast(), names.len()) };
@@ -178,18 +178,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_move_to_the_same_place_in_another_range() {
+    fn owners_map_to_the_same_offset_in_another_range() {
         let (from, to) = (1 << 30, (1 << 30) + 7 * RANGE);
-        let shifted = Ids::between(Some(from), Some(to));
+        let shifted = IdMapping::between(Some(from), Some(to));
         assert_eq!(shifted.change(from, 0), to);
         assert_eq!(shifted.change(from + 1000, 0), to + 1000);
         assert_eq!(shifted.change(from + RANGE - 1, 0), to + RANGE - 1);
-        // Nobody outside the range is anybody inside the new one, root least of all.
+        // An owner outside the range, root included, maps to the agent.
         for id in [0, 1000, from - 1, from + RANGE] {
             assert_eq!(shifted.change(id, 0), to + 1000);
         }
-        assert_eq!(Ids::between(None, Some(to)).change(4711, 4711), to + 1000);
-        assert_eq!(Ids::between(Some(from), None).change(from, 4711), 4711);
-        assert_eq!(Ids::between(None, None).change(4711, 4711), 4711);
+        assert_eq!(
+            IdMapping::between(None, Some(to)).change(4711, 4711),
+            to + 1000
+        );
+        assert_eq!(
+            IdMapping::between(Some(from), None).change(from, 4711),
+            4711
+        );
+        assert_eq!(IdMapping::between(None, None).change(4711, 4711), 4711);
     }
 }

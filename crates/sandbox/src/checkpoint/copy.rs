@@ -1,8 +1,8 @@
-//! Copying a tree that an agent had for itself.
+//! Copies a tree that an agent controlled.
 //!
-//! First the directories, links and whiteouts, and a list of the files; then the files, on
-//! several threads; then the second names of files with several; last what directories are,
-//! from the deepest up, because filling them changes their times.
+//! First the directories, links and whiteouts, and a list of the files; then the files, on several
+//! threads; then the hard links; last the attributes of directories, deepest first, because filling
+//! a directory changes its times.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -20,42 +20,42 @@ use nix::fcntl::{
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, mkdirat, mknodat};
 use nix::unistd::{LinkatFlags, Uid, Whence, linkat, lseek64, symlinkat};
 
-use super::attributes::{Ids, settle, settle_by_name};
-use super::{CheckpointBounds, CheckpointError, Copied, Progress, io};
+use super::attributes::{IdMapping, apply_attributes, apply_attributes_by_name};
+use super::{CheckpointBounds, CheckpointError, CopyProgress, CopySummary, io};
 use crate::parallel::parallel;
 
-/// Longer paths cannot be opened in one step.
-const LONGEST_PATH: usize = 3500;
+/// Maximum path length of one open call.
+const MAX_PATH_BYTES: usize = 3500;
 
-/// How much is copied between two words on progress.
-const STRIDE: usize = 64 << 20;
+/// Bytes copied between two progress reports.
+const PROGRESS_BYTES: usize = 64 << 20;
 
-pub(super) struct Copying {
+pub(super) struct TreeCopy {
     from: Root,
     to: Root,
-    ids: Ids,
+    ids: IdMapping,
     bounds: CheckpointBounds,
     directories: Vec<(Vec<u8>, FileStat)>,
     files: Vec<(Vec<u8>, FileStat)>,
-    /// Second names, and the first ones they belong to.
+    /// Hard links, and the first names of their files.
     names: Vec<(Vec<u8>, Vec<u8>)>,
     linked: HashMap<(u64, u64), Vec<u8>>,
-    /// Directories that were closed to their owner, to be closed again.
+    /// Directories without owner permissions, to be restored.
     closed: Vec<(Vec<u8>, Mode)>,
-    copied: Copied,
+    copied: CopySummary,
 }
 
-/// A directory that every path is opened beneath.
+/// A directory below which every path is opened.
 struct Root {
     at: PathBuf,
     dir: OwnedFd,
 }
 
-impl Copying {
+impl TreeCopy {
     pub(super) fn begin(
         from: &Path,
         to: &Path,
-        ids: Ids,
+        ids: IdMapping,
         bounds: CheckpointBounds,
     ) -> Result<Self, CheckpointError> {
         Ok(Self {
@@ -68,7 +68,7 @@ impl Copying {
             names: Vec::new(),
             linked: HashMap::new(),
             closed: Vec::new(),
-            copied: Copied {
+            copied: CopySummary {
                 entries: 0,
                 bytes: 0,
                 skipped: 0,
@@ -76,12 +76,12 @@ impl Copying {
         })
     }
 
-    /// Copies these directories; of each only the names given, or all where none are.
+    /// Copies these directories; of each only the given names, or all if none are given.
     pub(super) fn run(
         mut self,
         parts: &[(&str, &[&str])],
-        progress: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Copied, CheckpointError> {
+        progress: &(dyn Fn(CopyProgress) + Sync),
+    ) -> Result<CopySummary, CheckpointError> {
         let done = self.copy(parts, progress);
         for (path, mode) in self.closed.iter().rev() {
             let directory = self.from.open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY);
@@ -93,11 +93,11 @@ impl Copying {
     fn copy(
         &mut self,
         parts: &[(&str, &[&str])],
-        progress: &(dyn Fn(Progress) + Sync),
+        progress: &(dyn Fn(CopyProgress) + Sync),
     ) -> Result<(), CheckpointError> {
         for (part, only) in parts {
             let name = CString::new(*part).unwrap_or_default();
-            match look(&self.from.dir, &name) {
+            match stat_name(&self.from.dir, &name) {
                 Ok(stat) if kind(&stat) == SFlag::S_IFDIR => {}
                 Ok(_) | Err(Errno::ENOENT) => continue,
                 Err(errno) => return Err(io("look at", &self.from.at.join(part))(errno)),
@@ -115,14 +115,13 @@ impl Copying {
         }
         for (path, stat) in self.directories.iter().rev() {
             let (from, to) = (self.from.directory(path)?, self.to.directory(path)?);
-            settle(from.as_fd(), to.as_fd(), stat, self.ids)
+            apply_attributes(from.as_fd(), to.as_fd(), stat, self.ids)
                 .map_err(io("finish", &self.to.name(path)))?;
         }
         Ok(())
     }
 
-    /// Makes a directory's copy, with all in it that is not a file, and returns the
-    /// directories below.
+    /// Copies a directory with its entries except files, and returns its subdirectories.
     fn enter(&mut self, path: Vec<u8>, only: &[&str]) -> Result<Vec<Vec<u8>>, CheckpointError> {
         let (from, stat) = self.open_directory(&path)?;
         self.to
@@ -138,7 +137,7 @@ impl Copying {
             full.push(b'/');
             full.extend_from_slice(name.to_bytes());
             self.count(&full)?;
-            let stat = match look(&from, &name) {
+            let stat = match stat_name(&from, &name) {
                 Ok(stat) => stat,
                 Err(Errno::ENOENT) => return Err(self.changed(&full)),
                 Err(errno) => return Err(io("look at", &self.from.name(&full))(errno)),
@@ -149,7 +148,7 @@ impl Copying {
                 SFlag::S_IFLNK => self
                     .copy_link(&from, &to, &name, &stat)
                     .map_err(io("copy the link", &self.from.name(&full)))?,
-                // How an overlay says that a file of the lower layer is gone.
+                // A whiteout: an overlay's mark for a removed file of the lower layer.
                 SFlag::S_IFCHR if stat.st_rdev == 0 => self
                     .copy_whiteout(&to, &name, &stat)
                     .map_err(io("copy the whiteout", &self.from.name(&full)))?,
@@ -160,8 +159,8 @@ impl Copying {
         Ok(below)
     }
 
-    /// Opens a directory for listing, also one that is closed to its owner, and says what it
-    /// was.
+    /// Opens a directory for listing, even without owner permissions, and returns its former stat
+    /// data.
     fn open_directory(&mut self, path: &[u8]) -> Result<(OwnedFd, FileStat), CheckpointError> {
         let at = self.from.name(path);
         let handle = self.from.open(path, OFlag::O_PATH | OFlag::O_DIRECTORY);
@@ -198,9 +197,9 @@ impl Copying {
         if self.copied.entries > self.bounds.entries {
             return Err(self.too_much("the number of files", self.bounds.entries, path));
         }
-        if path.len() > LONGEST_PATH {
+        if path.len() > MAX_PATH_BYTES {
             let shown = path.get(..200).unwrap_or_default();
-            return Err(self.too_much("the length of a path", LONGEST_PATH as u64, shown));
+            return Err(self.too_much("the length of a path", MAX_PATH_BYTES as u64, shown));
         }
         Ok(())
     }
@@ -214,7 +213,7 @@ impl Copying {
             }
             self.linked.insert(inode, path.clone());
         }
-        // What it takes on disk: a file with holes may claim any size.
+        // The size on disk counts, because a sparse file may claim any size.
         let bytes = u64::try_from(stat.st_blocks).unwrap_or_default() * 512;
         self.copied.bytes = self.copied.bytes.saturating_add(bytes);
         if self.copied.bytes > self.bounds.bytes {
@@ -233,20 +232,20 @@ impl Copying {
     ) -> std::io::Result<()> {
         let text = readlinkat(from, name)?;
         symlinkat(text.as_os_str(), to, name)?;
-        settle_by_name(to, name, stat, self.ids)
+        apply_attributes_by_name(to, name, stat, self.ids)
     }
 
-    /// The one device that anybody may make.
+    /// The 0:0 device needs no privilege.
     fn copy_whiteout(&self, to: &OwnedFd, name: &CStr, stat: &FileStat) -> std::io::Result<()> {
         mknodat(to, name, SFlag::S_IFCHR, Mode::empty(), 0)?;
-        settle_by_name(to, name, stat, self.ids)
+        apply_attributes_by_name(to, name, stat, self.ids)
     }
 
-    fn copy_files(&self, progress: &(dyn Fn(Progress) + Sync)) -> Result<(), CheckpointError> {
+    fn copy_files(&self, progress: &(dyn Fn(CopyProgress) + Sync)) -> Result<(), CheckpointError> {
         let can_clone = AtomicBool::new(true);
         let (files, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let say = |file: u64, more: u64| {
-            progress(Progress {
+        let report = |file: u64, more: u64| {
+            progress(CopyProgress {
                 files: files.fetch_add(file, Ordering::Relaxed) + file,
                 of: self.files.len() as u64,
                 bytes: bytes.fetch_add(more, Ordering::Relaxed) + more,
@@ -256,8 +255,8 @@ impl Copying {
             &self.files,
             || Ok(()),
             |(), (path, stat)| {
-                self.copy_file(path, stat, &can_clone, &|more| say(0, more))?;
-                say(1, 0);
+                self.copy_file(path, stat, &can_clone, &|more| report(0, more))?;
+                report(1, 0);
                 Ok(())
             },
         )?;
@@ -269,7 +268,7 @@ impl Copying {
         path: &[u8],
         stat: &FileStat,
         can_clone: &AtomicBool,
-        say: &dyn Fn(u64),
+        report: &dyn Fn(u64),
     ) -> Result<(), CheckpointError> {
         let from = self.from.file(path, stat).map_err(|errno| match errno {
             Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR | Errno::ESTALE => self.changed(path),
@@ -280,7 +279,7 @@ impl Copying {
         let size = stat.st_size;
         if !(can_clone.load(Ordering::Relaxed) && clone_file(&from, &to)) {
             can_clone.store(false, Ordering::Relaxed);
-            copy_bytes(&from, &to, size, say).map_err(io("copy", &self.from.name(path)))?;
+            copy_bytes(&from, &to, size, report).map_err(io("copy", &self.from.name(path)))?;
         }
         let now = fstat(&from).map_err(io("look at", &self.from.name(path)))?;
         if (now.st_size, now.st_mtime, now.st_mtime_nsec)
@@ -288,7 +287,8 @@ impl Copying {
         {
             return Err(self.changed(path));
         }
-        settle(from.as_fd(), to.as_fd(), stat, self.ids).map_err(io("finish", &self.to.name(path)))
+        apply_attributes(from.as_fd(), to.as_fd(), stat, self.ids)
+            .map_err(io("finish", &self.to.name(path)))
     }
 
     fn changed(&self, path: &[u8]) -> CheckpointError {
@@ -318,7 +318,7 @@ impl Root {
         self.at.join(std::ffi::OsStr::from_bytes(path))
     }
 
-    /// Opens what is at a path, beneath this directory and through no link.
+    /// Opens a path beneath this directory and through no link.
     fn open(&self, path: &[u8], flags: OFlag) -> Result<OwnedFd, Errno> {
         open_beneath(&self.dir, path, flags)
     }
@@ -358,8 +358,8 @@ impl Root {
         linkat(&from, old, &to, new, LinkatFlags::empty())
     }
 
-    /// Opens the file that was seen, also one that is closed to its owner; another in its
-    /// place is `ESTALE`.
+    /// Opens the examined file, even without owner permissions; fails with `ESTALE` if it was
+    /// replaced.
     fn file(&self, path: &[u8], seen: &FileStat) -> Result<File, Errno> {
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let file = match self.open(path, flags) {
@@ -388,7 +388,7 @@ fn open_beneath(root: &OwnedFd, path: &[u8], flags: OFlag) -> Result<OwnedFd, Er
         .flags(flags)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
     match openat2(root, std::ffi::OsStr::from_bytes(path), how) {
-        // Before Linux 5.6, and under old seccomp filters: one name at a time.
+        // Before Linux 5.6, and under old seccomp filters: one component at a time.
         Err(Errno::ENOSYS | Errno::EPERM) => {}
         other => return other,
     }
@@ -406,14 +406,14 @@ fn open_beneath(root: &OwnedFd, path: &[u8], flags: OFlag) -> Result<OwnedFd, Er
     Ok(here)
 }
 
-/// Changes the mode of what a handle (`O_PATH`) stands for, whatever its name means by now.
+/// Changes the mode of the file behind an `O_PATH` descriptor, independent of its name.
 fn change_mode(handle: &OwnedFd, mode: Mode) -> Result<(), Errno> {
     let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
     let flags = nix::sys::stat::FchmodatFlags::FollowSymlink;
     nix::sys::stat::fchmodat(nix::fcntl::AT_FDCWD, path.as_str(), mode, flags)
 }
 
-fn look(directory: &OwnedFd, name: &CStr) -> Result<FileStat, Errno> {
+fn stat_name(directory: &OwnedFd, name: &CStr) -> Result<FileStat, Errno> {
     fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
@@ -421,26 +421,26 @@ fn kind(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
 }
 
-/// Shares the blocks of one file with another, to be copied on write (btrfs, XFS, bcachefs).
+/// Clones the blocks of one file to another as copy-on-write (btrfs, XFS, bcachefs).
 fn clone_file(from: &File, to: &File) -> bool {
     // SAFETY: FICLONE takes a descriptor by value and touches no memory of ours; both
     // descriptors are open for as long as the borrows last.
     unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) == 0 }
 }
 
-/// Copies what a file holds and leaves its holes holes.
-fn copy_bytes(from: &File, to: &File, size: i64, say: &dyn Fn(u64)) -> std::io::Result<()> {
+/// Copies the content of a file and keeps its holes.
+fn copy_bytes(from: &File, to: &File, size: i64, report: &dyn Fn(u64)) -> std::io::Result<()> {
     to.set_len(u64::try_from(size).unwrap_or_default())?;
     let mut at = 0;
     while at < size {
         let data = match lseek64(from, at, Whence::SeekData) {
             Ok(data) => data,
-            // Nothing but a hole is left.
+            // The rest of the file is a hole.
             Err(Errno::ENXIO) => break,
             Err(errno) => return Err(errno.into()),
         };
         let end = lseek64(from, data, Whence::SeekHole)?.min(size);
-        at = copy_range(from, to, data, end, say)?;
+        at = copy_range(from, to, data, end, report)?;
         if at <= data {
             break;
         }
@@ -453,22 +453,24 @@ fn copy_range(
     to: &File,
     start: i64,
     end: i64,
-    say: &dyn Fn(u64),
+    report: &dyn Fn(u64),
 ) -> std::io::Result<i64> {
     let (mut read, mut written) = (start, start);
     while read < end {
-        let left = usize::try_from(end - read).unwrap_or(STRIDE).min(STRIDE);
+        let left = usize::try_from(end - read)
+            .unwrap_or(PROGRESS_BYTES)
+            .min(PROGRESS_BYTES);
         match copy_file_range(from, Some(&mut read), to, Some(&mut written), left) {
             Ok(0) => break,
-            Ok(count) => say(count as u64),
+            Ok(count) => report(count as u64),
             Err(Errno::EINTR) => {}
-            // Two file systems that do not know each other.
+            // The call does not support this pair of file systems.
             Err(Errno::EXDEV | Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EINVAL) => {
                 let count = copy_by_hand(from, to, read, left)?;
                 if count == 0 {
                     break;
                 }
-                say(count as u64);
+                report(count as u64);
                 let step = i64::try_from(count).unwrap_or_default();
                 (read, written) = (read + step, written + step);
             }

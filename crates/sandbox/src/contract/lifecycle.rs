@@ -1,4 +1,4 @@
-//! A sandbox's life, as it is recorded.
+//! State machine of a sandbox's recorded phases.
 //!
 //! ```text
 //!                                     pause
@@ -13,54 +13,54 @@
 //!                              └──────────┘ ───▶ gone
 //! ```
 //!
-//! An active or paused one whose processes are gone (a reboot, a restored checkpoint) may be
-//! restarted, and is active then. Pausing what is paused and resuming what is active change nothing. `creating` and
-//! `deleting` are promises: whoever finds a record in one of them after a crash goes on
-//! with the deletion, so nothing half-made is ever used.
+//! An active or paused sandbox whose processes are gone (after a reboot or a restored checkpoint)
+//! can be restarted and is then active. Pausing a paused sandbox and resuming an active one change
+//! nothing. A record in phase `creating` or `deleting` after a crash means that the deletion is
+//! continued, so an incomplete sandbox is never used.
 
 use serde::{Deserialize, Serialize};
 
-/// Where a sandbox is in its life.
+/// The recorded phase of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// It is being made.
+    /// The creation is in progress.
     Creating,
-    /// Its processes run.
+    /// The processes run.
     Active,
-    /// Its processes stand still.
+    /// The processes are frozen.
     Paused,
-    /// It is being removed.
+    /// The deletion is in progress.
     Deleting,
 }
 
-/// What happens to a sandbox.
+/// An event that changes the phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Its init answered.
+pub enum LifecycleEvent {
+    /// The init process responded.
     Started,
-    /// Its new init answered, after its processes were gone.
+    /// The new init process responded, after the old processes were gone.
     Restarted,
-    /// Somebody wants it still.
+    /// A pause was requested.
     Pause,
-    /// Somebody wants it to go on.
+    /// A resume was requested.
     Resume,
-    /// Somebody wants it gone, or making it failed.
+    /// A deletion was requested, or the creation failed.
     Delete,
 }
 
-/// An event that has no arrow from where the sandbox is.
+/// An event that is not allowed in the current phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a sandbox that is {phase} cannot be {wanted}", phase = .phase.as_str(), wanted = .event.as_str())]
-pub struct Misstep {
-    /// Where it is.
+pub struct InvalidTransition {
+    /// The current phase.
     pub phase: Phase,
-    /// What was wanted.
-    pub event: Event,
+    /// The rejected event.
+    pub event: LifecycleEvent,
 }
 
 impl Phase {
-    /// The word in rows and sentences.
+    /// The name in rows and messages.
     pub const fn as_str(self) -> &'static str {
         match self {
             Phase::Creating => "creating",
@@ -70,35 +70,37 @@ impl Phase {
         }
     }
 
-    /// Follows an arrow of the drawing.
-    pub const fn after(self, event: Event) -> Result<Phase, Misstep> {
+    /// Returns the phase after an event.
+    pub const fn after(self, event: LifecycleEvent) -> Result<Phase, InvalidTransition> {
         match (self, event) {
-            (Phase::Creating, Event::Started) => Ok(Phase::Active),
-            (Phase::Active | Phase::Paused, Event::Pause) => Ok(Phase::Paused),
-            (Phase::Active | Phase::Paused, Event::Resume | Event::Restarted) => Ok(Phase::Active),
-            (_, Event::Delete) => Ok(Phase::Deleting),
-            (Phase::Active | Phase::Paused | Phase::Deleting, Event::Started)
+            (Phase::Creating, LifecycleEvent::Started) => Ok(Phase::Active),
+            (Phase::Active | Phase::Paused, LifecycleEvent::Pause) => Ok(Phase::Paused),
+            (Phase::Active | Phase::Paused, LifecycleEvent::Resume | LifecycleEvent::Restarted) => {
+                Ok(Phase::Active)
+            }
+            (_, LifecycleEvent::Delete) => Ok(Phase::Deleting),
+            (Phase::Active | Phase::Paused | Phase::Deleting, LifecycleEvent::Started)
             | (
                 Phase::Creating | Phase::Deleting,
-                Event::Pause | Event::Resume | Event::Restarted,
-            ) => Err(Misstep { phase: self, event }),
+                LifecycleEvent::Pause | LifecycleEvent::Resume | LifecycleEvent::Restarted,
+            ) => Err(InvalidTransition { phase: self, event }),
         }
     }
 
-    /// Whether a record found in this phase, with nobody at work on it, is rubbish.
+    /// Whether a record in this phase, unless an operation holds its lock, was left by a crash.
     pub const fn is_unfinished(self) -> bool {
         matches!(self, Phase::Creating | Phase::Deleting)
     }
 }
 
-impl Event {
+impl LifecycleEvent {
     const fn as_str(self) -> &'static str {
         match self {
-            Event::Started => "started",
-            Event::Restarted => "restarted",
-            Event::Pause => "paused",
-            Event::Resume => "resumed",
-            Event::Delete => "deleted",
+            LifecycleEvent::Started => "started",
+            LifecycleEvent::Restarted => "restarted",
+            LifecycleEvent::Pause => "paused",
+            LifecycleEvent::Resume => "resumed",
+            LifecycleEvent::Delete => "deleted",
         }
     }
 }
@@ -115,8 +117,8 @@ mod tests {
     ];
 
     #[test]
-    fn every_arrow_of_the_drawing_and_no_other() {
-        use Event::{Delete, Pause, Restarted, Resume, Started};
+    fn phase_follows_exactly_the_drawn_transitions() {
+        use LifecycleEvent::{Delete, Pause, Restarted, Resume, Started};
         use Phase::{Active, Creating, Deleting, Paused};
         let arrows = [
             (Creating, Started, Active),
@@ -143,8 +145,8 @@ mod tests {
     }
 
     #[test]
-    fn a_misstep_is_told_in_words() {
-        let error = Phase::Deleting.after(Event::Pause).unwrap_err();
+    fn invalid_transition_names_phase_and_event() {
+        let error = Phase::Deleting.after(LifecycleEvent::Pause).unwrap_err();
         assert_eq!(
             error.to_string(),
             "a sandbox that is deleting cannot be paused"
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_promises_are_unfinished() {
+    fn creating_and_deleting_are_unfinished() {
         assert_eq!(PHASES.map(Phase::is_unfinished), [true, false, false, true]);
     }
 }

@@ -5,32 +5,32 @@ use std::time::Duration;
 
 use policy::id::SandboxId;
 
-use super::{Command, Sandbox, SandboxError};
+use super::{SandboxBackend, SandboxCommand, SandboxError};
 
-/// Output lines of a failed command that are reported, counted from the end.
+/// Maximum number of output lines of a failed command that are reported, counted from the end.
 const MAX_LINES: usize = 20;
 
-/// Characters of such a line.
+/// Maximum number of characters of such a line.
 const MAX_LINE: usize = 500;
 
 /// Runs `"$@"` with both outputs on one pipe, so that the lines are reported in their order.
 const MERGED: &str = "exec \"$@\" 2>&1";
 
-/// A set-up command that did not succeed.
+/// A failed set-up command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetupFailure {
-    /// How it ended.
+    /// The kind of end.
     pub end: SetupEnd,
-    /// The last lines of its output. They are the agent's text.
+    /// The last lines of its output, which are the agent's text.
     pub lines: Vec<String>,
 }
 
-/// How a set-up command ended that did not succeed.
+/// How a failed set-up command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetupEnd {
-    /// With this exit code.
+    /// The command exited with this code.
     Exited(i32),
-    /// It was killed after this time.
+    /// The command was killed after this time.
     TimedOut(Duration),
 }
 
@@ -55,18 +55,18 @@ impl fmt::Display for SetupFailure {
 
 impl std::error::Error for SetupFailure {}
 
-/// Runs a set-up command to its end.
+/// Runs a set-up command and waits for its exit.
 pub fn run(
-    backend: &dyn Sandbox,
+    backend: &dyn SandboxBackend,
     id: &SandboxId,
     command: &[String],
     timeout: Duration,
 ) -> Result<(), SandboxError> {
     let shell = ["/bin/sh", "-c", MERGED, "sh"];
     let words = shell.into_iter().chain(command.iter().map(String::as_str));
-    let command = Command {
+    let command = SandboxCommand {
         timeout: Some(timeout),
-        ..Command::new(words)
+        ..SandboxCommand::new(words)
     };
     let (end, output) = match backend.exec(id, &command) {
         Ok(result) if result.exit_code == 0 => return Ok(()),
@@ -82,7 +82,7 @@ pub fn run(
 }
 
 fn last_lines(output: &[u8]) -> Vec<String> {
-    // A line of UTF-8 has four bytes a character at most; what is before is not decoded.
+    // UTF-8 has at most four bytes for each character; earlier output is not decoded.
     let most = MAX_LINES * (MAX_LINE + 1) * 4;
     let from = output.len().saturating_sub(most);
     let text = String::from_utf8_lossy(output.get(from..).unwrap_or_default());

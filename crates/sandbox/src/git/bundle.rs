@@ -1,4 +1,4 @@
-//! What a bundle says before its pack (gitformat-bundle(5)).
+//! Parses the header of a bundle (gitformat-bundle(5)).
 
 use std::io::BufRead;
 
@@ -7,24 +7,24 @@ use policy::refs::{ObjectId, RefName};
 
 use super::error::GitError;
 
-const MOST_LINES: usize = 100_000;
-const LONGEST_LINE: u64 = 4096;
+const MAX_LINES: usize = 100_000;
+const MAX_LINE_BYTES: u64 = 4096;
 
-/// The head of a bundle.
+/// The header of a bundle.
 #[derive(Debug)]
-pub struct Bundle {
-    /// How its objects are named.
+pub struct BundleHeader {
+    /// The object format.
     pub format: ObjectFormat,
-    /// What whoever takes it must have.
+    /// The commits that the receiver must have.
     pub prerequisites: Vec<ObjectId>,
-    /// Where its refs point; HEAD is none of them.
+    /// The refs and their objects, without HEAD.
     pub refs: Vec<(RefName, ObjectId)>,
-    /// Where its pack begins.
+    /// The offset of the pack.
     pub pack: u64,
 }
 
-impl Bundle {
-    /// Reads the head of a bundle, version 2 or 3.
+impl BundleHeader {
+    /// Reads the header of a bundle of version 2 or 3.
     pub fn read(from: &mut dyn BufRead) -> Result<Self, GitError> {
         let mut bundle = Self {
             format: ObjectFormat::Sha1,
@@ -32,13 +32,13 @@ impl Bundle {
             refs: Vec::new(),
             pack: 0,
         };
-        for number in 0..MOST_LINES {
+        for number in 0..MAX_LINES {
             let mut line = Vec::new();
-            let read = std::io::Read::take(&mut *from, LONGEST_LINE).read_until(b'\n', &mut line);
+            let read = std::io::Read::take(&mut *from, MAX_LINE_BYTES).read_until(b'\n', &mut line);
             read.map_err(|_| GitError::BadBundle("it cannot be read"))?;
             bundle.pack += line.len() as u64;
             let Some(line) = line.strip_suffix(b"\n") else {
-                return Err(GitError::BadBundle("its head is cut short"));
+                return Err(GitError::BadBundle("its header is truncated"));
             };
             match (number, line) {
                 (0, b"# v2 git bundle" | b"# v3 git bundle") => {}
@@ -47,29 +47,29 @@ impl Bundle {
                 (_, b"@object-format=sha1") => {}
                 (_, b"@object-format=sha256") => bundle.format = ObjectFormat::Sha256,
                 (_, [b'@', ..]) => {
-                    return Err(GitError::BadBundle("it asks for an unknown capability"));
+                    return Err(GitError::BadBundle("it requires an unknown capability"));
                 }
                 (_, [b'-', line @ ..]) => bundle.prerequisites.push(split(line)?.0),
                 (_, line) => {
                     let (id, name) = split(line)?;
                     if name != b"HEAD" {
                         let name = RefName::parse(name);
-                        let name = name.map_err(|_| GitError::BadBundle("it names no ref"))?;
+                        let name =
+                            name.map_err(|_| GitError::BadBundle("a ref name is malformed"))?;
                         bundle.refs.push((name, id));
                     }
                 }
             }
         }
-        Err(GitError::BadBundle("its head is too long"))
+        Err(GitError::BadBundle("its header is too long"))
     }
 }
 
-/// An id, and what follows after a space.
+/// Splits a line into an id and the text after the space.
 fn split(line: &[u8]) -> Result<(ObjectId, &[u8]), GitError> {
     let space = line.iter().position(|byte| *byte == b' ');
     let (id, rest) = line.split_at(space.unwrap_or(line.len()));
-    let id =
-        ObjectId::parse(id).map_err(|_| GitError::BadBundle("a line of it names no object"))?;
+    let id = ObjectId::parse(id).map_err(|_| GitError::BadBundle("a line has no object id"))?;
     Ok((id, rest.strip_prefix(b" ").unwrap_or(rest)))
 }
 
@@ -79,12 +79,12 @@ mod tests {
 
     const ID: &str = "0123456789abcdef0123456789abcdef01234567";
 
-    fn read(text: &str) -> Result<Bundle, GitError> {
-        Bundle::read(&mut text.as_bytes())
+    fn read(text: &str) -> Result<BundleHeader, GitError> {
+        BundleHeader::read(&mut text.as_bytes())
     }
 
     #[test]
-    fn refs_prerequisites_and_the_pack_are_found() {
+    fn header_parses_refs_prerequisites_and_pack_offset() {
         let head = format!("# v2 git bundle\n-{ID} first\n-{ID}\n{ID} refs/heads/x\n{ID} HEAD\n\n");
         let bundle = read(&format!("{head}PACK…")).unwrap();
         assert_eq!(bundle.pack, head.len() as u64);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bundle_is_refused() {
+    fn malformed_bundle_is_refused() {
         for text in [
             String::new(),
             "PACK\0\0\0\x02".to_owned(),

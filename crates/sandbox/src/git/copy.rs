@@ -1,5 +1,5 @@
-//! Copying a checkout into a workspace: by reflink where the file system can, else in
-//! parallel. Never by hard link: an agent's write must not reach the cache.
+//! Copies a checkout into a workspace: by reflink where the file system supports it, otherwise in
+//! parallel. Hard links are never used, because an agent's write must not reach the cache.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -14,15 +14,15 @@ use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
 use super::error::{GitError, io};
-use super::manifest::{Manifest, Moment, Stamp, now};
-use super::ownership::give;
+use super::manifest::{FileStamp, FileTime, Manifest, now};
+use super::ownership::chown;
 use super::tree::{EXECUTABLE, LINK, SUBMODULE};
 use super::workspace::Owner;
 use crate::beneath;
+use crate::create_progress::{CreateProgress, CreateStep};
 use crate::parallel::parallel;
-use crate::progress::{Progress, Step};
 
-/// Every directory that these paths need, parents first.
+/// Returns every parent directory of these paths, parents first.
 pub(super) fn directories<'a>(paths: impl Iterator<Item = (&'a [u8], u32)>) -> BTreeSet<&'a [u8]> {
     let mut wanted: BTreeSet<&[u8]> = BTreeSet::new();
     for (path, mode) in paths {
@@ -40,47 +40,46 @@ pub(super) fn directories<'a>(paths: impl Iterator<Item = (&'a [u8], u32)>) -> B
     wanted
 }
 
-/// Makes every directory that these paths need below `root`.
+/// Creates every parent directory of these paths below `root`.
 pub(super) fn make_directories<'a>(
     root: &Path,
     paths: impl Iterator<Item = (&'a [u8], u32)>,
     owner: Option<Owner>,
 ) -> Result<(), GitError> {
     for path in directories(paths) {
-        let path = root.join(beneath::path(path));
+        let path = root.join(beneath::path_from_bytes(path));
         create_directory(&path)?;
         if let Some(owner) = owner {
-            give(&path, owner)?;
+            chown(&path, owner)?;
         }
     }
     Ok(())
 }
 
-/// Makes one directory, for all to enter whatever the gate's own umask: as git would have
-/// made it.
+/// Creates a directory with mode 0755 whatever the gate's umask, as git does.
 pub(super) fn create_directory(path: &Path) -> Result<(), GitError> {
     fs::create_dir(path).map_err(io("create", path))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(io("open", path))
 }
 
-/// Copies every file of `manifest` from one directory to an empty other one, and returns
-/// the manifest of the copy. Times of change are kept, so that one git index fits all copies.
+/// Copies every file of `manifest` to an empty directory and returns the manifest of the copy.
+/// Modification times are kept, so that one git index fits all copies.
 pub(super) fn copy_tree(
     from: &Path,
     to: &Path,
     manifest: &Manifest,
     owner: Option<Owner>,
-    progress: &Progress,
+    progress: &CreateProgress,
 ) -> Result<Manifest, GitError> {
     make_directories(to, manifest.modes(), owner)?;
     let rows: Vec<_> = manifest.entries.iter().collect();
-    progress.begin(Step::Copy, Some(rows.len()));
+    progress.begin(CreateStep::Copy, Some(rows.len()));
     let can_clone = AtomicBool::new(true);
     let entries = parallel(
         &rows,
         || Ok(()),
         |(), (path, stamp)| {
-            let relative = beneath::path(path);
+            let relative = beneath::path_from_bytes(path);
             let (source, target) = (from.join(relative), to.join(relative));
             let stamp = copy_one(&source, &target, stamp, owner, &can_clone)?;
             progress.advance();
@@ -96,10 +95,10 @@ pub(super) fn copy_tree(
 fn copy_one(
     source: &Path,
     target: &Path,
-    stamp: &Stamp,
+    stamp: &FileStamp,
     owner: Option<Owner>,
     can_clone: &AtomicBool,
-) -> Result<Stamp, GitError> {
+) -> Result<FileStamp, GitError> {
     let metadata = match stamp.mode {
         SUBMODULE => return Ok(*stamp),
         LINK => {
@@ -115,7 +114,7 @@ fn copy_one(
             )
             .map_err(io("date", target))?;
             if let Some(owner) = owner {
-                give(target, owner)?;
+                chown(target, owner)?;
             }
             fs::symlink_metadata(target).map_err(io("look at", target))?
         }
@@ -147,7 +146,7 @@ pub(super) fn copy_file(
         .mode(mode)
         .open(target)
         .map_err(io("create", target))?;
-    // The gate's own umask is a strict one.
+    // The gate's strict umask must not apply here.
     copy.set_permissions(fs::Permissions::from_mode(mode))
         .map_err(io("open", target))?;
     if can_clone.load(Ordering::Relaxed) {
@@ -160,7 +159,7 @@ pub(super) fn copy_file(
     Ok(copy)
 }
 
-/// Shares the blocks of `original` with `copy`, to be copied on write (btrfs, XFS, bcachefs).
+/// Clones the blocks of `original` to `copy` as copy-on-write (btrfs, XFS, bcachefs).
 #[allow(
     unsafe_code,
     reason = "FICLONE is an ioctl, for which neither std nor nix has a safe call"
@@ -171,9 +170,9 @@ fn clone_file(original: &File, copy: &File) -> bool {
     unsafe { libc::ioctl(copy.as_raw_fd(), libc::FICLONE, original.as_raw_fd()) == 0 }
 }
 
-/// The stat data of a copy, with the mode and blob of what was copied.
-pub(super) fn stamp_of(metadata: &fs::Metadata, original: &Stamp) -> Stamp {
-    Stamp {
+/// Returns the stat data of a copy, with the mode and blob of the original.
+pub(super) fn stamp_of(metadata: &fs::Metadata, original: &FileStamp) -> FileStamp {
+    FileStamp {
         mode: original.mode,
         size: metadata.len(),
         mtime: (metadata.mtime(), metadata.mtime_nsec()),
@@ -183,7 +182,7 @@ pub(super) fn stamp_of(metadata: &fs::Metadata, original: &Stamp) -> Stamp {
     }
 }
 
-fn time((seconds, nanos): Moment) -> SystemTime {
+fn time((seconds, nanos): FileTime) -> SystemTime {
     let seconds = u64::try_from(seconds).unwrap_or_default();
     UNIX_EPOCH + Duration::new(seconds, u32::try_from(nanos).unwrap_or_default())
 }

@@ -1,40 +1,40 @@
-//! What a sandbox's branch changed, for a person to read.
+//! Diff and log of a sandbox's branch.
 
 use git2::{Delta, Diff, DiffFindOptions, DiffOptions, ErrorCode, Oid, Patch, Sort};
 
 use super::error::{GitError, git};
-use super::home::Home;
-use super::steering::{Steering, steering};
+use super::host_repository::HostRepository;
+use super::sensitive_paths::{SensitivePath, sensitive_paths};
 use crate::name::Slug;
 
 /// Larger files are shown as binary.
-const LARGEST_SHOWN: i64 = 8 * 1024 * 1024;
+const MAX_SHOWN_BYTES: i64 = 8 * 1024 * 1024;
 /// Beyond this many files on both sides renames are shown as delete and add.
-const RENAME_LIMIT: usize = 400;
+const MAX_RENAMES: usize = 400;
 
-/// The difference between where the branch left the operator's and where it is.
+/// The changes of a sandbox's branch since it left the operator's.
 #[derive(Clone, Debug)]
-pub struct Changes {
-    /// The commit both sides share.
+pub struct BranchDiff {
+    /// The merge base.
     pub base: Oid,
     /// The branch's tip.
     pub tip: Oid,
-    /// Each file.
-    pub files: Vec<FileChange>,
-    /// The patch, as `git apply` reads it; names are quoted, contents are as they are.
+    /// The changed files.
+    pub files: Vec<FileDiff>,
+    /// The patch, in the format of `git apply`; names are quoted, contents are raw.
     pub patch: Vec<u8>,
-    /// Whether the patch was cut at the size asked for, after a whole file.
+    /// Whether the patch was truncated at the requested size, after a whole file.
     pub cut: bool,
 }
 
-/// How one file changed.
+/// The change of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileChange {
-    /// The path now, or the path it had where it was deleted.
+pub struct FileDiff {
+    /// The current path, or the former path of a deleted file.
     pub path: Vec<u8>,
-    /// The path before, where it was renamed.
+    /// The former path of a renamed file.
     pub renamed_from: Option<Vec<u8>>,
-    /// What happened.
+    /// The kind of change.
     pub kind: ChangeKind,
     /// Whether the executable bit, or the kind of file, changed.
     pub mode_changed: bool,
@@ -42,20 +42,20 @@ pub struct FileChange {
     pub added: usize,
     /// Lines removed.
     pub removed: usize,
-    /// Whether it cannot be shown as lines.
+    /// Whether the content is binary.
     pub binary: bool,
 }
 
-/// What happened to a file.
+/// The kind of a file's change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It is new.
+    /// The file is new.
     Added,
-    /// It is gone.
+    /// The file was deleted.
     Deleted,
-    /// Its content or mode changed.
+    /// The content or the mode changed.
     Modified,
-    /// It has another path.
+    /// The path changed.
     Renamed,
 }
 
@@ -64,32 +64,33 @@ pub enum ChangeKind {
 pub struct LogEntry {
     /// The commit.
     pub id: Oid,
-    /// What it follows.
+    /// The parent commits.
     pub parents: Vec<Oid>,
-    /// Who wrote it, as it says.
+    /// The author's name in the commit.
     pub author: String,
-    /// When, in seconds since the epoch.
+    /// The time of the commit in seconds since the epoch.
     pub time: i64,
     /// The first line of its message, without control characters.
     pub subject: String,
 }
 
-impl Changes {
-    /// The changed paths that would run or steer tools; a rename counts on both ends.
-    pub fn steering(&self) -> Vec<Steering> {
+impl BranchDiff {
+    /// Returns the changed paths that run programs or configure tools; a rename counts with both
+    /// paths.
+    pub fn sensitive_paths(&self) -> Vec<SensitivePath> {
         let paths = self.files.iter().flat_map(|file| {
             [Some(file.path.as_slice()), file.renamed_from.as_deref()]
                 .into_iter()
                 .flatten()
         });
-        steering(paths)
+        sensitive_paths(paths)
     }
 }
 
-impl Home {
-    /// What the sandbox's branch changed since it left the operator's, with a patch of at
-    /// most about `most` bytes.
-    pub fn diff(&self, slug: &Slug, most: usize) -> Result<Changes, GitError> {
+impl HostRepository {
+    /// Compares the sandbox's branch with its merge base, with a patch of at most about `most`
+    /// bytes.
+    pub fn diff(&self, slug: &Slug, most: usize) -> Result<BranchDiff, GitError> {
         let failed = || git(format!("compare '{}'", slug.branch()));
         let tip = self.tip(slug)?;
         let base = self.base(slug, tip)?;
@@ -99,15 +100,15 @@ impl Home {
         let mut options = DiffOptions::new();
         options
             .show_binary(true)
-            .max_size(LARGEST_SHOWN)
+            .max_size(MAX_SHOWN_BYTES)
             .include_typechange(true);
         let mut diff = repo
             .diff_tree_to_tree(Some(&old), Some(&new), Some(&mut options))
             .map_err(failed())?;
         let mut similar = DiffFindOptions::new();
-        similar.renames(true).rename_limit(RENAME_LIMIT);
+        similar.renames(true).rename_limit(MAX_RENAMES);
         diff.find_similar(Some(&mut similar)).map_err(failed())?;
-        let mut changes = Changes {
+        let mut changes = BranchDiff {
             base,
             tip,
             files: Vec::new(),
@@ -120,7 +121,7 @@ impl Home {
         Ok(changes)
     }
 
-    /// The branch's commits that the operator's branch does not have, newest first.
+    /// Lists the commits of the branch that the operator's branch does not have, newest first.
     pub fn log(&self, slug: &Slug, most: usize) -> Result<Vec<LogEntry>, GitError> {
         let failed = || git(format!("list the commits of '{}'", slug.branch()));
         let tip = self.tip(slug)?;
@@ -162,13 +163,13 @@ impl Home {
     }
 }
 
-/// Text that an agent wrote, as one line that cannot move a cursor or turn the page round.
+/// Sanitises text of an agent to one line without control characters or bidirectional overrides.
 fn plain(bytes: &[u8]) -> String {
-    let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_bidi = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let text = String::from_utf8_lossy(bytes);
     text.chars()
         .map(|c| {
-            if c.is_control() || turns(c) {
+            if c.is_control() || is_bidi(c) {
                 '\u{fffd}'
             } else {
                 c
@@ -182,7 +183,7 @@ fn read_file(
     diff: &Diff<'_>,
     number: usize,
     most: usize,
-    changes: &mut Changes,
+    changes: &mut BranchDiff,
 ) -> Result<(), git2::Error> {
     let Some(delta) = diff.get_delta(number) else {
         return Ok(());
@@ -195,7 +196,7 @@ fn read_file(
         Delta::Renamed => ChangeKind::Renamed,
         _ => ChangeKind::Modified,
     };
-    let mut file = FileChange {
+    let mut file = FileDiff {
         path: path(if kind == ChangeKind::Deleted {
             old.path_bytes()
         } else {

@@ -1,4 +1,4 @@
-//! Whether the operator's own work is in the way.
+//! Checks that an update would not overwrite the operator's uncommitted changes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,49 +12,54 @@ use nix::errno::Errno;
 use nix::sys::stat::{FileStat, SFlag};
 
 use super::error::{GitError, git, io};
-use super::home::Home;
+use super::host_repository::HostRepository;
 use super::index::full_entry;
 use super::tree::{Change, Leaf, SUBMODULE};
 use super::walk::stamp;
 use crate::beneath;
 
-/// Every path to be changed must be as HEAD has it, and every new one free. Returns those
-/// that a sparse checkout keeps off the disk, by their number.
+/// Fails unless every path to change is as HEAD has it and every new path is free. Returns the
+/// indices of the changes outside a sparse checkout.
 pub(super) fn refuse_dirty(
-    home: &Home,
+    host_repository: &HostRepository,
     worktree: &OwnedFd,
     changes: &[Change],
 ) -> Result<BTreeSet<usize>, GitError> {
-    let mut index = home.repo().index().map_err(git("read the index"))?;
+    let mut index = host_repository
+        .repo()
+        .index()
+        .map_err(git("read the index"))?;
     index.read(true).map_err(git("read the index"))?;
     if index.has_conflicts() {
         return Err(GitError::Busy {
-            path: home.root().to_owned(),
+            path: host_repository.root().to_owned(),
             state: "unresolved conflicts".to_owned(),
         });
     }
-    let written = fs::metadata(home.repo().path().join("index"));
+    let written = fs::metadata(host_repository.repo().path().join("index"));
     let written = written.map_or(0, |index| index.mtime());
     let mut dirty = Vec::new();
     let mut sparse = BTreeSet::new();
     for (number, change) in changes.iter().enumerate() {
-        let entry = index.get_path(beneath::path(&change.path), 0);
+        let entry = index.get_path(beneath::path_from_bytes(&change.path), 0);
         let staged = entry.as_ref().map(|entry| Leaf {
             mode: entry.mode,
             id: entry.id,
         });
-        let at = home.root().join(beneath::path(&change.path));
+        let at = host_repository
+            .root()
+            .join(beneath::path_from_bytes(&change.path));
         let clean = staged == change.old
             && match change.old {
                 Some(old) => {
-                    let seen = look_at(worktree, &change.path).map_err(io("look at", &at))?;
+                    let seen = stat_path(worktree, &change.path).map_err(io("look at", &at))?;
                     if seen.is_none() && entry.as_ref().is_some_and(is_sparse) {
                         sparse.insert(number);
                         continue;
                     }
-                    is_as_git_left_it(entry.as_ref(), seen.as_ref(), written)
-                        || holds(worktree, &change.path, old).map_err(io("look at", &at))?
-                        || is_clean_in_gits_eyes(home, entry.as_ref())
+                    matches_index_stat(entry.as_ref(), seen.as_ref(), written)
+                        || matches_blob(worktree, &change.path, old).map_err(io("look at", &at))?
+                        || is_clean_for_git(host_repository, entry.as_ref())
                 }
                 None => is_free(worktree, &change.path, changes).map_err(io("look at", &at))?,
             };
@@ -69,10 +74,10 @@ pub(super) fn refuse_dirty(
     }
 }
 
-/// Whether the file has not been touched since git wrote its index entry. Where line endings
-/// or filters are in play its bytes are not the blob's, and this is all one can know. A file
-/// as young as the index may have been touched within the same second.
-fn is_as_git_left_it(entry: Option<&IndexEntry>, seen: Option<&FileStat>, written: i64) -> bool {
+/// Whether the file's stat data still matches its index entry. With line ending conversion or
+/// filters the bytes differ from the blob's, so stat data is the only evidence. A file as recent as
+/// the index may have changed within the same second and does not count.
+fn matches_index_stat(entry: Option<&IndexEntry>, seen: Option<&FileStat>, written: i64) -> bool {
     let (Some(entry), Some(seen)) = (entry, seen) else {
         return false;
     };
@@ -89,33 +94,39 @@ fn is_as_git_left_it(entry: Option<&IndexEntry>, seen: Option<&FileStat>, writte
     same && i64::from(entry.mtime.seconds()) < written
 }
 
-/// Whether a sparse checkout leaves the path out of the worktree.
+/// Whether the path is outside a sparse checkout.
 fn is_sparse(entry: &IndexEntry) -> bool {
     entry.flags_extended & IndexEntryExtendedFlag::SKIP_WORKTREE.bits() != 0
 }
 
-/// Whether only line endings tell the file from its blob, as the operator's configuration
-/// has it. libgit2 converts those itself and runs no filter that a configuration names.
-fn is_clean_in_gits_eyes(home: &Home, entry: Option<&IndexEntry>) -> bool {
-    // What git was told not to look at would seem clean, whatever it holds.
+/// Whether the file differs from its blob only by line endings, by the operator's configuration.
+/// libgit2 converts line endings itself and runs no configured filter.
+fn is_clean_for_git(host_repository: &HostRepository, entry: Option<&IndexEntry>) -> bool {
+    // A path marked assume-unchanged would seem clean whatever its content.
     let looked_at =
         |entry: &&IndexEntry| entry.flags & IndexEntryFlag::VALID.bits() == 0 && !is_sparse(entry);
     let Some(entry) = entry.filter(looked_at) else {
         return false;
     };
-    let status = home.repo().status_file(beneath::path(&entry.path));
+    let status = host_repository
+        .repo()
+        .status_file(beneath::path_from_bytes(&entry.path));
     status.is_ok_and(|status| status == Status::CURRENT)
 }
 
-/// Whether the file on disk is what git stores, byte for byte.
-pub(super) fn holds(worktree: &OwnedFd, path: &[u8], leaf: Leaf) -> Result<bool, std::io::Error> {
+/// Whether the file on disk equals the blob byte for byte.
+pub(super) fn matches_blob(
+    worktree: &OwnedFd,
+    path: &[u8],
+    leaf: Leaf,
+) -> Result<bool, std::io::Error> {
     if leaf.mode == SUBMODULE {
         return Ok(true);
     }
     let Some((dir, name)) = beneath::parent_of(worktree, path)? else {
         return Ok(false);
     };
-    let Some(stat) = beneath::look(dir.as_fd(), &name)? else {
+    let Some(stat) = beneath::stat(dir.as_fd(), &name)? else {
         return Ok(false);
     };
     let regular = stat.st_mode & SFlag::S_IFMT.bits();
@@ -125,7 +136,7 @@ pub(super) fn holds(worktree: &OwnedFd, path: &[u8], leaf: Leaf) -> Result<bool,
             .to_vec()
     } else if regular == SFlag::S_IFREG.bits() {
         let mut bytes = Vec::new();
-        beneath::file(dir.as_fd(), &name)?.read_to_end(&mut bytes)?;
+        beneath::open_file(dir.as_fd(), &name)?.read_to_end(&mut bytes)?;
         bytes
     } else {
         return Ok(false);
@@ -134,7 +145,7 @@ pub(super) fn holds(worktree: &OwnedFd, path: &[u8], leaf: Leaf) -> Result<bool,
     Ok(id == leaf.id && stamp(&stat).mode == leaf.mode)
 }
 
-/// Whether nothing is where a new file goes, or only what these changes take away.
+/// Whether the path of a new file is free, or is freed by these changes.
 fn is_free(worktree: &OwnedFd, path: &[u8], changes: &[Change]) -> Result<bool, Errno> {
     let goes = |path: &[u8]| {
         let found = changes.binary_search_by(|change| change.path.as_slice().cmp(path));
@@ -142,7 +153,7 @@ fn is_free(worktree: &OwnedFd, path: &[u8], changes: &[Change]) -> Result<bool, 
     };
     for (slash, _) in path.iter().enumerate().filter(|(_, b)| **b == b'/') {
         let parent = path.get(..slash).unwrap_or_default();
-        match look_at(worktree, parent)? {
+        match stat_path(worktree, parent)? {
             None => return Ok(true),
             Some(stat) if is_dir(&stat) => {}
             Some(_) => return Ok(goes(parent)),
@@ -150,7 +161,7 @@ fn is_free(worktree: &OwnedFd, path: &[u8], changes: &[Change]) -> Result<bool, 
     }
     let mut below = path.to_vec();
     below.push(b'/');
-    Ok(match look_at(worktree, path)? {
+    Ok(match stat_path(worktree, path)? {
         None => true,
         Some(stat) if is_dir(&stat) => {
             let mut inside = changes
@@ -166,10 +177,10 @@ fn is_dir(stat: &FileStat) -> bool {
     stat.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFDIR.bits()
 }
 
-/// What is at a path of the worktree, if anything.
-pub(super) fn look_at(worktree: &OwnedFd, path: &[u8]) -> Result<Option<FileStat>, Errno> {
+/// Returns the stat data of a path of the worktree; `None` if it does not exist.
+pub(super) fn stat_path(worktree: &OwnedFd, path: &[u8]) -> Result<Option<FileStat>, Errno> {
     let Some((dir, name)) = beneath::parent_of(worktree, path)? else {
         return Ok(None);
     };
-    beneath::look(dir.as_fd(), &name)
+    beneath::stat(dir.as_fd(), &name)
 }

@@ -1,8 +1,8 @@
-//! Takes the agent's own commits over from a pack, after looking at every new object.
+//! Imports the agent's commits from a pack or bundle after checking every new object.
 //!
-//! The bytes come from `git upload-pack` or `git bundle` run inside the sandbox. They are
-//! parsed by libgit2 and by [`super::tree`] into a quarantine; the workspace's repository is
-//! never opened, so nothing in its configuration can matter.
+//! The bytes come from `git upload-pack` or `git bundle` run inside the sandbox. libgit2 and
+//! [`super::tree`] parse them into a quarantine; the workspace's repository is never opened, so its
+//! configuration has no effect.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{Read, Write};
@@ -10,36 +10,36 @@ use std::io::{Read, Write};
 use git2::{Indexer, ObjectType, Odb, OdbLookupFlags, Oid};
 
 use super::error::{GitError, git, io};
-use super::home::Home;
-use super::objects::Quarantine;
-use super::snapshot::Bounds;
+use super::host_repository::HostRepository;
+use super::quarantine::Quarantine;
+use super::snapshot::SnapshotBounds;
 use super::tree::{self, SUBMODULE, TREE};
 use crate::beneath;
 use crate::name::Slug;
 
-const LONGEST_BUNDLE_LINE: usize = 4096;
-const MOST_BUNDLE_LINES: usize = 10_000;
-const DEEPEST: usize = 256;
+const MAX_BUNDLE_LINE_BYTES: usize = 4096;
+const MAX_BUNDLE_LINES: usize = 10_000;
+const MAX_DEPTH: usize = 256;
 
-/// What an import brought.
+/// The result of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Imported {
-    /// The agent's head, now in the operator's repository but on no branch yet.
+pub struct ImportOutcome {
+    /// The agent's head commit, which is in the operator's repository but on no branch yet.
     pub head: Oid,
-    /// How many commits are new.
+    /// The number of new commits.
     pub commits: u64,
 }
 
-impl Home {
-    /// Imports the history of `head` from a pack, or from a bundle, whose own head is used
-    /// where none is given. Nothing is kept unless all of it is sound.
+impl HostRepository {
+    /// Imports the history of `head` from a pack, or from a bundle, whose own head is the default.
+    /// Nothing is kept unless every object is valid.
     pub fn import(
         &self,
         slug: &Slug,
         stream: &mut dyn Read,
         head: Option<Oid>,
-        bounds: &Bounds,
-    ) -> Result<Imported, GitError> {
+        bounds: &SnapshotBounds,
+    ) -> Result<ImportOutcome, GitError> {
         let quarantine = Quarantine::open(self)?;
         let imported = self
             .import_into(&quarantine, slug, stream, head, bounds)?
@@ -50,21 +50,21 @@ impl Home {
         Ok(imported)
     }
 
-    /// Reads and judges a pack or bundle; its objects stay in the quarantine. Nothing for a
-    /// bundle without a head, which is what git writes when there is nothing to bundle.
+    /// Reads and checks a pack or bundle; its objects stay in the quarantine. Returns `None` for a
+    /// bundle without a head, which git writes when there is nothing to bundle.
     pub(crate) fn import_into(
         &self,
         quarantine: &Quarantine,
         slug: &Slug,
         stream: &mut dyn Read,
         head: Option<Oid>,
-        bounds: &Bounds,
-    ) -> Result<Option<Imported>, GitError> {
+        bounds: &SnapshotBounds,
+    ) -> Result<Option<ImportOutcome>, GitError> {
         let tip = self.tip(slug)?;
         let mut start = [0; 4];
-        stream.read_exact(&mut start).map_err(cut_short)?;
+        stream.read_exact(&mut start).map_err(truncated_stream)?;
         let (head, start) = if start == *b"PACK" {
-            let none = GitError::BadBundle("it is a pack, and nobody said which commit counts");
+            let none = GitError::BadBundle("it is a pack, and the head commit is not given");
             (Some(head.ok_or(none)?), start.to_vec())
         } else {
             let own = read_bundle_head(&start, stream)?;
@@ -87,19 +87,19 @@ impl Home {
             bytes: 0,
         };
         let commits = check.history(head)?;
-        Ok(Some(Imported { head, commits }))
+        Ok(Some(ImportOutcome { head, commits }))
     }
 }
 
-fn cut_short(_: std::io::Error) -> GitError {
+fn truncated_stream(_: std::io::Error) -> GitError {
     GitError::BadBundle("the stream ended early")
 }
 
-/// Reads a bundle's head up to its pack. Prerequisites are found or missed later, when the
-/// history is walked.
+/// Reads a bundle's header up to its pack. Prerequisites are checked later, when the history is
+/// walked.
 fn read_bundle_head(start: &[u8], stream: &mut dyn Read) -> Result<Option<Oid>, GitError> {
     let mut head = None;
-    for number in 0..MOST_BUNDLE_LINES {
+    for number in 0..MAX_BUNDLE_LINES {
         let mut line = if number == 0 {
             start.to_vec()
         } else {
@@ -107,14 +107,14 @@ fn read_bundle_head(start: &[u8], stream: &mut dyn Read) -> Result<Option<Oid>, 
         };
         let mut byte = [0];
         loop {
-            stream.read_exact(&mut byte).map_err(cut_short)?;
+            stream.read_exact(&mut byte).map_err(truncated_stream)?;
             match byte {
                 [b'\n'] => break,
                 [b] => line.push(b),
             }
-            if line.len() > LONGEST_BUNDLE_LINE {
+            if line.len() > MAX_BUNDLE_LINE_BYTES {
                 return Err(GitError::BadBundle(
-                    "a line of the bundle's head is too long",
+                    "a line of the bundle's header is too long",
                 ));
             }
         }
@@ -125,25 +125,26 @@ fn read_bundle_head(start: &[u8], stream: &mut dyn Read) -> Result<Option<Oid>, 
             (_, [b'-', ..]) => {}
             (_, line) => {
                 let text = String::from_utf8_lossy(line);
-                let (id, name) = text
-                    .split_once(' ')
-                    .ok_or(GitError::BadBundle("a line of the bundle's head is odd"))?;
-                let id = Oid::from_str(id)
-                    .map_err(|_| GitError::BadBundle("a line of the bundle's head is odd"))?;
+                let (id, name) = text.split_once(' ').ok_or(GitError::BadBundle(
+                    "a line of the bundle's header is malformed",
+                ))?;
+                let id = Oid::from_str(id).map_err(|_| {
+                    GitError::BadBundle("a line of the bundle's header is malformed")
+                })?;
                 if head.is_none() || name == "HEAD" {
                     head = Some(id);
                 }
             }
         }
     }
-    Err(GitError::BadBundle("the bundle's head is too long"))
+    Err(GitError::BadBundle("the bundle's header is too long"))
 }
 
 fn index_pack(
     quarantine: &Quarantine,
     start: &[u8],
     stream: &mut dyn Read,
-    bounds: &Bounds,
+    bounds: &SnapshotBounds,
 ) -> Result<(), GitError> {
     let odb = quarantine.repo().odb().map_err(git("open the objects"))?;
     let dir = quarantine.packs();
@@ -159,9 +160,10 @@ fn index_pack(
     let mut total = start.len() as u64;
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        let read = stream
-            .read(&mut buffer)
-            .map_err(io("read the agent's pack for", beneath::path(b"import")))?;
+        let read = stream.read(&mut buffer).map_err(io(
+            "read the agent's pack for",
+            beneath::path_from_bytes(b"import"),
+        ))?;
         let Some(chunk) = buffer.get(..read).filter(|chunk| !chunk.is_empty()) else {
             break;
         };
@@ -182,9 +184,13 @@ fn index_pack(
     Ok(())
 }
 
-/// The commits of other repositories that our branch already points to.
-fn submodules(odb: &Odb<'_>, home: &Home, tip: Oid) -> Result<BTreeSet<Oid>, GitError> {
-    let commit = home
+/// Returns the submodule commits that the branch already points to.
+fn submodules(
+    odb: &Odb<'_>,
+    host_repository: &HostRepository,
+    tip: Oid,
+) -> Result<BTreeSet<Oid>, GitError> {
+    let commit = host_repository
         .repo()
         .find_commit(tip)
         .map_err(git(format!("find commit {tip}")))?;
@@ -193,13 +199,13 @@ fn submodules(odb: &Odb<'_>, home: &Home, tip: Oid) -> Result<BTreeSet<Oid>, Git
     Ok(links.map(|leaf| leaf.id).collect())
 }
 
-/// Looks at everything that the host does not have yet.
+/// Checks every object that the host does not have.
 struct Check<'a> {
     odb: &'a Odb<'a>,
     host: &'a Odb<'a>,
-    bounds: &'a Bounds,
+    bounds: &'a SnapshotBounds,
     submodules: BTreeSet<Oid>,
-    /// How many paths each new tree spells out: a handful of objects can make billions.
+    /// The number of paths below each new tree: a handful of objects can expand to billions.
     trees: HashMap<Oid, u64>,
     blobs: BTreeSet<Oid>,
     bytes: u64,
@@ -226,7 +232,7 @@ impl Check<'_> {
         Ok(seen.len() as u64)
     }
 
-    /// Whether the operator's repository holds it already, and so all it leads to.
+    /// Whether the operator's repository has the object, and with it everything that it references.
     fn has(&self, id: Oid) -> bool {
         self.host.exists_ext(id, OdbLookupFlags::NO_REFRESH)
     }
@@ -255,26 +261,23 @@ impl Check<'_> {
     fn count(&mut self, id: Oid, size: u64) -> Result<(), GitError> {
         self.bytes = self.bytes.saturating_add(size);
         if size > self.bounds.file || self.bytes > self.bounds.total {
-            return Err(bad(
-                "they are larger than the bounds of sandbox.snapshot",
-                id,
-            ));
+            return Err(bad("they exceed the limits of sandbox.snapshot", id));
         }
         Ok(())
     }
 
-    /// Checks a commit's head line by line and returns its tree and parents.
+    /// Checks a commit's header line by line and returns its tree and parents.
     fn commit(&mut self, id: Oid) -> Result<(Oid, Vec<Oid>), GitError> {
         let object = self.read(id, ObjectType::Commit)?;
         let data = object.data();
-        let odd = || bad("a commit's head is odd", id);
+        let malformed = || bad("a commit's header is malformed", id);
         let end = data
             .windows(2)
             .position(|pair| pair == b"\n\n")
             .unwrap_or(data.len());
         let head = data.get(..end).unwrap_or_default();
         if head.contains(&0) {
-            return Err(odd());
+            return Err(malformed());
         }
         let mut lines = head.split(|b| *b == b'\n').peekable();
         let id_of = |line: &[u8], word: &str| {
@@ -286,7 +289,7 @@ impl Check<'_> {
         let tree = lines
             .next()
             .and_then(|line| id_of(line, "tree "))
-            .ok_or_else(odd)?;
+            .ok_or_else(malformed)?;
         let mut parents = Vec::new();
         while let Some(parent) = lines.peek().and_then(|line| id_of(line, "parent ")) {
             parents.push(parent);
@@ -294,17 +297,17 @@ impl Check<'_> {
         }
         let mut starts = |word: &[u8]| lines.next().is_some_and(|line| line.starts_with(word));
         if !starts(b"author ") || !starts(b"committer ") {
-            return Err(odd());
+            return Err(malformed());
         }
         Ok((tree, parents))
     }
 
-    /// Checks a tree and all below it, once each.
+    /// Checks a tree and its subtrees, once each.
     fn tree(&mut self, id: Oid, depth: usize) -> Result<u64, GitError> {
         if let Some(paths) = self.trees.get(&id) {
             return Ok(*paths);
         }
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Err(bad("a tree is too deep", id));
         }
         let parsed = tree::parse(self.read(id, ObjectType::Tree)?.data());
@@ -324,7 +327,7 @@ impl Check<'_> {
                 }
             });
             if paths > self.bounds.entries {
-                return Err(bad("a tree spells out too many paths", id));
+                return Err(bad("a tree expands to too many paths", id));
             }
         }
         self.trees.insert(id, paths);

@@ -1,4 +1,4 @@
-//! The operator's index: locked as git locks it, rewritten beside itself, swapped whole.
+//! The operator's index file: locked like git does, rewritten to a new file, replaced by rename.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -8,14 +8,14 @@ use git2::{Index, IndexEntry, IndexEntryExtendedFlag, IndexTime};
 use nix::sys::stat::FileStat;
 
 use super::error::{GitError, git, io};
-use super::home::Home;
+use super::host_repository::HostRepository;
 use super::journal::Journal;
-use super::manifest::Stamp;
+use super::manifest::FileStamp;
 use super::tree::Leaf;
 use super::walk::stamp;
 use crate::beneath;
 
-/// `index.lock`, as every git takes it.
+/// A held `index.lock`.
 pub(super) struct IndexLock {
     index: PathBuf,
     lock: PathBuf,
@@ -23,9 +23,13 @@ pub(super) struct IndexLock {
 }
 
 impl IndexLock {
-    /// It says whose it is, for whoever finds it after a crash.
-    pub(super) fn take(home: &Home, journal: &Journal) -> Result<Self, GitError> {
-        let dir = home.repo().path();
+    /// Creates the lock with the journal's name in it, so that recovery after a crash recognises
+    /// it.
+    pub(super) fn take(
+        host_repository: &HostRepository,
+        journal: &Journal,
+    ) -> Result<Self, GitError> {
+        let dir = host_repository.repo().path();
         let lock = dir.join("index.lock");
         match OpenOptions::new().write(true).create_new(true).open(&lock) {
             Ok(mut file) => {
@@ -40,7 +44,7 @@ impl IndexLock {
             }
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
                 Err(GitError::Busy {
-                    path: home.root().to_owned(),
+                    path: host_repository.root().to_owned(),
                     state: format!(
                         "another git process holds index.lock; if none is running, it crashed: \
                          remove '{}'",
@@ -54,17 +58,24 @@ impl IndexLock {
 
     pub(super) fn write(
         &self,
-        home: &Home,
+        host_repository: &HostRepository,
         gone: &[&[u8]],
         entries: &[IndexEntry],
     ) -> Result<PathBuf, GitError> {
-        let failed = || git(format!("write the index of '{}'", home.root().display()));
+        let failed = || {
+            git(format!(
+                "write the index of '{}'",
+                host_repository.root().display()
+            ))
+        };
         if self.index.exists() {
             fs::copy(&self.index, &self.fresh).map_err(io("copy", &self.index))?;
         }
         let mut index = Index::open(&self.fresh).map_err(failed())?;
         for path in gone {
-            index.remove(beneath::path(path), 0).map_err(failed())?;
+            index
+                .remove(beneath::path_from_bytes(path), 0)
+                .map_err(failed())?;
         }
         for entry in entries {
             index.add(entry).map_err(failed())?;
@@ -73,7 +84,7 @@ impl IndexLock {
         Ok(self.fresh.clone())
     }
 
-    /// The index that is there.
+    /// The path of the current index.
     pub(super) fn index(&self) -> &Path {
         &self.index
     }
@@ -102,8 +113,8 @@ impl Drop for IndexLock {
     }
 }
 
-/// An index entry with what git needs to see that a file is as it was.
-pub(super) fn index_entry(path: &[u8], stamp: &Stamp) -> IndexEntry {
+/// Builds an index entry with the stat data that git compares.
+pub(super) fn index_entry(path: &[u8], stamp: &FileStamp) -> IndexEntry {
     let time = |(seconds, nanos): (i64, i64)| {
         IndexTime::new(
             i32::try_from(seconds).unwrap_or(i32::MAX),
@@ -114,7 +125,7 @@ pub(super) fn index_entry(path: &[u8], stamp: &Stamp) -> IndexEntry {
         ctime: time(stamp.ctime),
         mtime: time(stamp.mtime),
         dev: 0,
-        // Git keeps the low 32 bits of both, too.
+        // Git records the low 32 bits of both, too.
         ino: u32::try_from(stamp.ino & 0xffff_ffff).unwrap_or_default(),
         mode: stamp.mode,
         uid: 0,
@@ -127,9 +138,9 @@ pub(super) fn index_entry(path: &[u8], stamp: &Stamp) -> IndexEntry {
     }
 }
 
-/// An index entry of a path that a sparse checkout keeps off the disk.
+/// Builds an index entry of a path outside a sparse checkout.
 pub(super) fn sparse_entry(path: &[u8], leaf: Leaf) -> IndexEntry {
-    let blank = Stamp {
+    let blank = FileStamp {
         mode: leaf.mode,
         size: 0,
         mtime: (0, 0),
@@ -142,7 +153,7 @@ pub(super) fn sparse_entry(path: &[u8], leaf: Leaf) -> IndexEntry {
     entry
 }
 
-/// An index entry with all that git keeps of a file.
+/// Builds an index entry with all stat data that git records.
 #[allow(
     clippy::cast_possible_truncation,
     reason = "an index keeps the low 32 bits, as git does"

@@ -1,16 +1,15 @@
-//! What a landing is about to do, kept until it is done: a crash in the middle is put right
-//! by the next one.
+//! Recovery journal of worktree updates: the next update repairs what a crash interrupted.
 //!
 //! ```text
-//!   .git/palisade-landing-<n>           the journal, locked while its landing lives
+//!   .git/palisade-landing-<n>           the journal, locked while its update runs
 //!   .git/palisade-landing-<n>.index     the index before
 //!   .git/palisade-landing-<n>.fresh     the index after
 //!   .git/palisade-landing-<n>.next      the same while it is written
-//!   <worktree>/.palisade-landing-<n>/   the files on their way: new-<k> in, old-<k> out
+//!   <worktree>/.palisade-landing-<n>/   the staging directory: new-<k> moves in, old-<k> out
 //! ```
 //!
-//! The journal is in `.git`, where nothing of an agent's ever comes: a directory in the
-//! worktree that only looks like ours is left alone.
+//! The journal is in `.git`, which no agent can write: a directory in the worktree that only looks
+//! like a staging directory is left alone.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -24,44 +23,44 @@ use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use serde::{Deserialize, Serialize};
 
-use super::dirty::{holds, look_at};
+use super::dirty::{matches_blob, stat_path};
 use super::error::{GitError, io};
-use super::home::Home;
-use super::objects::unique;
+use super::host_repository::HostRepository;
+use super::quarantine::unique_name;
 use super::tree::{Change, Leaf, SUBMODULE};
 use crate::beneath;
 
 const NAME: &str = "palisade-landing-";
 
-/// In the stage when all new files are: nothing moves before.
+/// Present in the staging directory once all new files are written; nothing moves before.
 pub(super) const READY: &str = "ready";
 
-/// When a landing has arrived.
+/// The state in which an update is complete.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Goal {
     /// All files are in place.
     Files,
-    /// A branch, or a detached HEAD, is there or further.
+    /// A branch, or a detached HEAD, points to this commit or a descendant.
     Reference { name: String, commit: String },
     /// HEAD is on a branch.
     Head { branch: String },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+struct JournalRecord {
     goal: Goal,
-    changes: Vec<Row>,
+    changes: Vec<ChangeRecord>,
 }
 
-/// A change as it is written down: modes and ids, since paths need not be text.
+/// A change as recorded in the journal: modes and ids, with paths as bytes.
 #[derive(Debug, Serialize, Deserialize)]
-struct Row {
+struct ChangeRecord {
     path: Vec<u8>,
     old: Option<(u32, String)>,
     new: Option<(u32, String)>,
 }
 
-impl Row {
+impl ChangeRecord {
     fn of(change: &Change) -> Self {
         let written = |leaf: Leaf| (leaf.mode, leaf.id.to_string());
         Self {
@@ -87,8 +86,8 @@ impl Row {
     }
 }
 
-/// The journal of a landing that lives. Dropped, it is closed: the landing has arrived, or
-/// has taken everything back.
+/// The open journal of a running update. Dropping it removes the journal: the update is complete or
+/// rolled back.
 pub(super) struct Journal {
     path: PathBuf,
     _lock: Flock<File>,
@@ -96,28 +95,28 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Writes down what will be done. Returns the directory for the files too, which is not
-    /// made yet.
+    /// Writes the journal. Also returns the path of the staging directory, which is not created
+    /// yet.
     pub(super) fn open(
-        home: &Home,
+        host_repository: &HostRepository,
         goal: Goal,
         changes: &[Change],
     ) -> Result<(Self, PathBuf), GitError> {
-        let name = unique(NAME);
-        let path = home.repo().path().join(&name);
+        let name = unique_name(NAME);
+        let path = host_repository.repo().path().join(&name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path);
         let file = file.map_err(io("create", &path))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
         let mut lock = lock.map_err(|(_, errno)| io("lock", &path)(errno))?;
-        let record = Record {
+        let record = JournalRecord {
             goal,
-            changes: changes.iter().map(Row::of).collect(),
+            changes: changes.iter().map(ChangeRecord::of).collect(),
         };
         let text = serde_json::to_vec(&record).map_err(std::io::Error::other);
         text.and_then(|text| lock.write_all(&text))
             .and_then(|()| lock.sync_all())
             .map_err(io("write", &path))?;
-        let stage = home.root().join(format!(".{name}"));
+        let stage = host_repository.root().join(format!(".{name}"));
         let journal = Self {
             path,
             _lock: lock,
@@ -126,18 +125,18 @@ impl Journal {
         Ok((journal, stage))
     }
 
-    /// What index.lock says of whom it belongs to.
+    /// The content of index.lock, which names its owner.
     pub(super) fn mark(&self) -> String {
         mark(&self.path)
     }
 
-    /// Where the new index is written.
+    /// The path at which the new index is written.
     pub(super) fn next_index(&self) -> PathBuf {
         let [_, _, next] = indexes(&self.path);
         next
     }
 
-    /// Keeps the index as it is, before `fresh` takes its place.
+    /// Saves the current index before `fresh` replaces it.
     pub(super) fn keep_index(&self, index: &Path, fresh: &Path) -> Result<(), GitError> {
         let [old, new, _] = indexes(&self.path);
         if index.exists() {
@@ -147,7 +146,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Leaves it for the next landing to deal with.
+    /// Keeps the journal for the next update to recover.
     pub(super) fn leave(&mut self) {
         self.kept = true;
     }
@@ -177,12 +176,12 @@ fn close(journal: &Path) {
     let _ = fs::remove_file(journal);
 }
 
-impl Home {
-    /// Puts right what a crash in the middle of a merge, an apply or a checkout left: takes it
-    /// back, or finishes where only cleaning was left to do. Returns a sentence for each.
+impl HostRepository {
+    /// Recovers from a crash in the middle of a merge, an apply or a checkout: rolls it back, or
+    /// finishes if only clean-up was left. Returns a sentence for each.
     pub fn recover(&self) -> Result<Vec<String>, GitError> {
         let dir = self.repo().path();
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         for entry in fs::read_dir(dir).map_err(io("list", dir))?.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
@@ -193,35 +192,39 @@ impl Home {
             let Ok(file) = File::open(&journal) else {
                 continue;
             };
-            // Whoever holds it is alive.
+            // A locked journal belongs to a running process.
             if let Ok(mut lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                said.extend(self.put_right(&journal, &mut lock)?);
+                messages.extend(self.recover_journal(&journal, &mut lock)?);
             }
         }
-        Ok(said)
+        Ok(messages)
     }
 
-    fn put_right(&self, journal: &Path, file: &mut File) -> Result<Option<String>, GitError> {
+    fn recover_journal(&self, journal: &Path, file: &mut File) -> Result<Option<String>, GitError> {
         let name = journal.file_name().unwrap_or_default().to_string_lossy();
         let stage = self.root().join(format!(".{name}"));
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(io("read", journal))?;
-        let record = serde_json::from_slice::<Record>(&text).ok();
-        let said = match record.filter(|_| stage.join(READY).exists()) {
-            // Nothing has moved yet.
+        let record = serde_json::from_slice::<JournalRecord>(&text).ok();
+        let message = match record.filter(|_| stage.join(READY).exists()) {
+            // No file has moved yet.
             None => None,
             Some(record) => {
-                let changes = record.changes.iter().filter_map(Row::read).collect();
-                let left = Left {
-                    home: self,
-                    worktree: beneath::root(self.root()).map_err(io("open", self.root()))?,
+                let changes = record
+                    .changes
+                    .iter()
+                    .filter_map(ChangeRecord::read)
+                    .collect();
+                let left = InterruptedUpdate {
+                    host_repository: self,
+                    worktree: beneath::open_root(self.root()).map_err(io("open", self.root()))?,
                     stage: &stage,
                     changes,
                 };
-                Some(if left.has_arrived(&record.goal)? {
+                Some(if left.is_complete(&record.goal)? {
                     "an earlier merge was interrupted after its last step; it is complete"
                 } else {
-                    left.take_back(journal)?;
+                    left.roll_back(journal)?;
                     "an earlier merge was interrupted; your files and index are as they were before it"
                 })
             }
@@ -234,21 +237,21 @@ impl Home {
             fs::remove_dir_all(&stage).map_err(io("remove", &stage))?;
         }
         close(journal);
-        Ok(said.map(str::to_owned))
+        Ok(message.map(str::to_owned))
     }
 }
 
-/// What an interrupted landing left.
-struct Left<'a> {
-    home: &'a Home,
+/// The state that an interrupted update left.
+struct InterruptedUpdate<'a> {
+    host_repository: &'a HostRepository,
     worktree: OwnedFd,
     stage: &'a Path,
     changes: Vec<Change>,
 }
 
-impl Left<'_> {
-    fn has_arrived(&self, goal: &Goal) -> Result<bool, GitError> {
-        let repo = self.home.repo();
+impl InterruptedUpdate<'_> {
+    fn is_complete(&self, goal: &Goal) -> Result<bool, GitError> {
+        let repo = self.host_repository.repo();
         Ok(match goal {
             Goal::Files => self.changes.iter().enumerate().all(|(number, change)| {
                 let (new, old) = (change.new.filter(is_file), change.old.filter(is_file));
@@ -258,11 +261,11 @@ impl Left<'_> {
             Goal::Reference { name, commit } => {
                 let now = repo.refname_to_id(name).ok();
                 match (now, Oid::from_str(commit).ok()) {
-                    (Some(now), Some(commit)) => self.home.follows(now, commit)?,
+                    (Some(now), Some(commit)) => self.host_repository.follows(now, commit)?,
                     _ => false,
                 }
             }
-            Goal::Head { branch } => self.home.head()?.branch.as_ref() == Some(branch),
+            Goal::Head { branch } => self.host_repository.head()?.branch.as_ref() == Some(branch),
         })
     }
 
@@ -271,14 +274,14 @@ impl Left<'_> {
         path.symlink_metadata().is_ok()
     }
 
-    /// Undoes what was done, as far as the files show it. What the operator changed since is
-    /// not touched, and then stops it.
-    fn take_back(&self, journal: &Path) -> Result<(), GitError> {
+    /// Rolls back the steps that the files show. A path that the operator changed since is not
+    /// touched, and stops the rollback.
+    fn roll_back(&self, journal: &Path) -> Result<(), GitError> {
         let stuck = |path: &[u8]| GitError::Interrupted {
             path: path.to_vec(),
             stage: self.stage.to_owned(),
         };
-        let staged = beneath::root(self.stage).map_err(io("open", self.stage))?;
+        let staged = beneath::open_root(self.stage).map_err(io("open", self.stage))?;
         for (number, change) in self.changes.iter().enumerate() {
             let Some(new) = change.new.filter(is_file) else {
                 continue;
@@ -286,9 +289,12 @@ impl Left<'_> {
             if self.is_staged("new", number) {
                 continue;
             }
-            let at = self.home.root().join(beneath::path(&change.path));
-            // Not there yet, or gone since, or swapped for the old one.
-            if holds(&self.worktree, &change.path, new).map_err(io("look at", &at))? {
+            let at = self
+                .host_repository
+                .root()
+                .join(beneath::path_from_bytes(&change.path));
+            // The new file may be absent, removed since, or replaced by the old one.
+            if matches_blob(&self.worktree, &change.path, new).map_err(io("look at", &at))? {
                 self.unlink(&change.path).map_err(io("remove", &at))?;
             }
         }
@@ -321,7 +327,7 @@ impl Left<'_> {
     fn move_back(&self, staged: &OwnedFd, number: usize, path: &[u8]) -> Result<(), Errno> {
         for (slash, _) in path.iter().enumerate().filter(|(_, b)| **b == b'/') {
             let parent = path.get(..slash).unwrap_or_default();
-            if look_at(&self.worktree, parent)?.is_none() {
+            if stat_path(&self.worktree, parent)?.is_none() {
                 let (dir, name) =
                     beneath::parent_of(&self.worktree, parent)?.ok_or(Errno::ENOENT)?;
                 mkdirat(&dir, name.as_c_str(), Mode::from_bits_truncate(0o777))?;
@@ -333,10 +339,10 @@ impl Left<'_> {
         renameat2(staged, kept.as_str(), &dir, name.as_c_str(), flags)
     }
 
-    /// Puts the old index back, if what is there is what the landing put there.
+    /// Restores the old index if the current one is the update's.
     fn restore_index(&self, journal: &Path) -> Result<(), GitError> {
         let [old, new, _] = indexes(journal);
-        let index = self.home.repo().path().join("index");
+        let index = self.host_repository.repo().path().join("index");
         let (Ok(now), Ok(new)) = (fs::read(&index), fs::read(&new)) else {
             return Ok(());
         };

@@ -1,5 +1,5 @@
-//! What a workspace's files looked like when they were last read, so that the next snapshot
-//! reads only what changed.
+//! Stat data and blobs of a workspace's files at the last snapshot, so that the next one reads only
+//! changed files.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,24 +10,24 @@ use git2::Oid;
 
 use super::error::{GitError, io};
 
-/// Seconds and nanoseconds since the epoch, as the file system counts.
-pub type Moment = (i64, i64);
+/// Seconds and nanoseconds since the epoch, in the file system's clock.
+pub type FileTime = (i64, i64);
 
-/// A file that changed this shortly before the manifest was taken may change again within
-/// the same tick of the kernel's clock (at most 10 ms) and is read again next time.
-const TICK: i64 = 20_000_000;
+/// A file that changed this shortly before the manifest was taken may change again within the same
+/// tick of the kernel's clock (at most 10 ms), so it is read again.
+const CLOCK_TICK_NANOS: i64 = 20_000_000;
 
-/// One file's stat data and the blob it held.
+/// The stat data and the blob of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
-    /// As git stores it: `100644`, `100755`, `120000` or `160000` in octal.
+pub struct FileStamp {
+    /// The mode in git's form: `100644`, `100755`, `120000` or `160000` in octal.
     pub mode: u32,
-    /// In bytes.
+    /// The size in bytes.
     pub size: u64,
     /// Last change of the content.
-    pub mtime: Moment,
+    pub mtime: FileTime,
     /// Last change of the inode, which an agent cannot set.
-    pub ctime: Moment,
+    pub ctime: FileTime,
     /// The inode.
     pub ino: u64,
     /// The blob.
@@ -38,13 +38,13 @@ pub struct Stamp {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
     /// When the stat data was taken.
-    pub taken: Moment,
+    pub taken: FileTime,
     /// By path from the workspace's root.
-    pub entries: BTreeMap<Vec<u8>, Stamp>,
+    pub entries: BTreeMap<Vec<u8>, FileStamp>,
 }
 
-/// The time now.
-pub(super) fn now() -> Moment {
+/// Returns the current time.
+pub(super) fn now() -> FileTime {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
@@ -54,10 +54,10 @@ pub(super) fn now() -> Moment {
     )
 }
 
-impl Stamp {
-    /// Whether a file that looks like `seen` holds what it held at this stamp.
-    pub(super) fn holds(&self, seen: &Stamp, taken: Moment) -> bool {
-        let settled = nanos(self.ctime) + i128::from(TICK) < nanos(taken);
+impl FileStamp {
+    /// Whether a file with the stat data `seen` is unchanged since this stamp.
+    pub(super) fn holds(&self, seen: &FileStamp, taken: FileTime) -> bool {
+        let settled = nanos(self.ctime) + i128::from(CLOCK_TICK_NANOS) < nanos(taken);
         settled
             && self.mode == seen.mode
             && self.size == seen.size
@@ -67,7 +67,7 @@ impl Stamp {
     }
 }
 
-fn nanos((seconds, nanos): Moment) -> i128 {
+fn nanos((seconds, nanos): FileTime) -> i128 {
     i128::from(seconds) * 1_000_000_000 + i128::from(nanos)
 }
 
@@ -78,7 +78,7 @@ impl Manifest {
     }
 
     /// The tracked paths below this directory.
-    pub(super) fn below(&self, directory: &[u8]) -> impl Iterator<Item = (&Vec<u8>, &Stamp)> {
+    pub(super) fn below(&self, directory: &[u8]) -> impl Iterator<Item = (&Vec<u8>, &FileStamp)> {
         let mut prefix = directory.to_vec();
         prefix.push(b'/');
         let from = self.entries.range(prefix.clone()..);
@@ -96,7 +96,7 @@ impl Manifest {
         self.entries.values().map(|stamp| stamp.size).sum()
     }
 
-    /// Puts it in place of a file of ours, whole or not at all.
+    /// Writes the manifest to a temporary file and renames it.
     pub fn save(&self, path: &Path) -> Result<(), GitError> {
         let mut text = Vec::with_capacity(self.entries.len() * 160);
         let (seconds, nanos) = self.taken;
@@ -138,7 +138,7 @@ fn read(text: &[u8]) -> Option<Manifest> {
     let mut head = head.split(' ');
     let taken = (head.next()?.parse().ok()?, head.next()?.parse().ok()?);
     let count: usize = head.next()?.parse().ok()?;
-    // Every entry takes more bytes than this, whatever the count says.
+    // Every entry takes more than 64 bytes, whatever the count says.
     let mut entries = Vec::with_capacity(count.min(rest.len() / 64));
     for _ in 0..count {
         let (words, after) = line(rest)?;
@@ -152,7 +152,7 @@ fn read(text: &[u8]) -> Option<Manifest> {
         let length: usize = words.next()?.parse().ok()?;
         let (path, after) = after.split_at_checked(length)?;
         rest = after.strip_prefix(b"\n")?;
-        let stamp = Stamp {
+        let stamp = FileStamp {
             mode,
             size,
             mtime,
@@ -162,7 +162,7 @@ fn read(text: &[u8]) -> Option<Manifest> {
         };
         entries.push((path.to_vec(), stamp));
     }
-    // They come in order, and a map made of all at once is much cheaper.
+    // The entries are sorted, and building the map at once is much cheaper.
     let entries = entries.into_iter().collect();
     Some(Manifest { taken, entries })
 }
@@ -174,7 +174,7 @@ fn hex(digit: u8) -> u8 {
     }
 }
 
-/// The first line, and what follows it.
+/// Splits off the first line.
 fn line(text: &[u8]) -> Option<(&str, &[u8])> {
     let end = text.iter().position(|b| *b == b'\n')?;
     let (line, rest) = text.split_at_checked(end)?;
@@ -185,8 +185,8 @@ fn line(text: &[u8]) -> Option<(&str, &[u8])> {
 mod tests {
     use super::*;
 
-    fn stamp(ctime: Moment) -> Stamp {
-        Stamp {
+    fn stamp(ctime: FileTime) -> FileStamp {
+        FileStamp {
             mode: 0o100_644,
             size: 5,
             mtime: (1, 2),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_comes_back_as_it_went() {
+    fn manifest_saved_and_loaded_is_equal() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("manifest");
         let mut manifest = Manifest {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_touched_in_the_last_tick_is_read_again() {
+    fn file_changed_in_the_last_tick_is_read_again() {
         let old = stamp((100, 0));
         assert!(old.holds(&old, (100, 30_000_000)));
         assert!(!old.holds(&old, (100, 10_000_000)));

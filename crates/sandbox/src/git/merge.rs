@@ -1,84 +1,84 @@
-//! Bringing a branch home: into the operator's branch, or into the worktree only.
+//! Merges a sandbox's branch into the operator's branch, or applies it to the worktree only.
 
 use git2::{MergeOptions, Oid, RepositoryState};
 
 use super::error::{GitError, git};
-use super::home::{Head, Home};
+use super::host_repository::{HostHead, HostRepository};
 use super::journal::Goal;
-use super::landing::Landing;
 use super::tree::{self, Change};
+use super::worktree_update::WorktreeUpdate;
 use crate::name::Slug;
 
-/// How a branch comes home.
+/// How a branch is merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum MergeMode {
     /// Fast-forward where that is possible, else a merge commit.
     Auto,
-    /// Fast-forward or nothing.
+    /// Fast-forward only.
     FastForward,
-    /// A merge commit in any case.
+    /// Always a merge commit.
     Merge,
     /// One commit with all changes.
     Squash,
 }
 
-/// What came of it.
+/// The result of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Merged {
+pub struct MergeOutcome {
     /// The operator's commit now.
     pub commit: Oid,
-    /// Whether it is another one than before.
+    /// Whether the operator's branch moved.
     pub moved: bool,
     /// The paths that changed in the worktree.
     pub paths: Vec<Vec<u8>>,
 }
 
-/// The tree both sides make together, and what it changes for the operator.
-struct Joined {
-    head: Head,
+/// The merged tree and its changes to the operator's worktree.
+struct MergePlan {
+    head: HostHead,
     tip: Oid,
     tree: Oid,
     changes: Vec<Change>,
 }
 
-impl Home {
+impl HostRepository {
     /// Merges the sandbox's branch into the operator's: files, index and branch together or
     /// not at all. Files are written from the objects' bytes; no filter or hook runs.
     pub fn merge(
         &self,
         slug: &Slug,
-        manner: Manner,
+        mode: MergeMode,
         message: Option<&str>,
-    ) -> Result<Merged, GitError> {
-        let Some(joined) = self.join(slug)? else {
+    ) -> Result<MergeOutcome, GitError> {
+        let Some(plan) = self.join(slug)? else {
             return self.nothing_to_do();
         };
-        let head = joined.head.commit;
-        let can_forward = self.follows(joined.tip, head)?;
-        let commit = match manner {
-            Manner::Auto | Manner::FastForward if can_forward => joined.tip,
-            Manner::FastForward => return Err(GitError::NotFastForward(slug.branch())),
-            Manner::Auto | Manner::Merge => {
+        let head = plan.head.commit;
+        let can_forward = self.follows(plan.tip, head)?;
+        let commit = match mode {
+            MergeMode::Auto | MergeMode::FastForward if can_forward => plan.tip,
+            MergeMode::FastForward => return Err(GitError::NotFastForward(slug.branch())),
+            MergeMode::Auto | MergeMode::Merge => {
                 let message = message.map_or_else(
                     || format!("Merge branch '{}'\n", slug.branch()),
                     str::to_owned,
                 );
-                self.commit_tree(joined.tree, &message, &[head, joined.tip])?
+                self.commit_tree(plan.tree, &message, &[head, plan.tip])?
             }
-            Manner::Squash => {
+            MergeMode::Squash => {
                 let message = match message {
                     Some(message) => message.to_owned(),
                     None => self.squash_message(slug)?,
                 };
-                self.commit_tree(joined.tree, &message, &[head])?
+                self.commit_tree(plan.tree, &message, &[head])?
             }
         };
         let move_branch = || {
-            let name = joined.head.branch.as_deref().unwrap_or("HEAD");
+            let name = plan.head.branch.as_deref().unwrap_or("HEAD");
             let why = format!("palisade: merge {}", slug.branch());
             self.move_reference(name, head, commit, &why)
         };
-        let paths = joined
+        let paths = plan
             .changes
             .iter()
             .map(|change| change.path.clone())
@@ -87,53 +87,54 @@ impl Home {
             move_branch()?;
         } else {
             let goal = Goal::Reference {
-                name: joined.head.branch.clone().unwrap_or("HEAD".to_owned()),
+                name: plan.head.branch.clone().unwrap_or("HEAD".to_owned()),
                 commit: commit.to_string(),
             };
-            Landing::prepare(self, &joined.changes, goal)?.land_with_index(move_branch)?;
+            WorktreeUpdate::prepare(self, &plan.changes, goal)?.run_with_index(move_branch)?;
         }
-        Ok(Merged {
+        Ok(MergeOutcome {
             commit,
             moved: true,
             paths,
         })
     }
 
-    /// Puts the sandbox's changes into the worktree, uncommitted. Index and branches stay.
-    pub fn apply(&self, slug: &Slug) -> Result<Merged, GitError> {
+    /// Applies the sandbox's changes to the worktree, uncommitted. Index and branches stay
+    /// unchanged.
+    pub fn apply(&self, slug: &Slug) -> Result<MergeOutcome, GitError> {
         if self.repo().is_bare() {
             return Err(GitError::Bare(self.root().to_owned()));
         }
-        let Some(joined) = self.join(slug)? else {
+        let Some(plan) = self.join(slug)? else {
             return self.nothing_to_do();
         };
-        let commit = joined.head.commit;
-        let paths = joined
+        let commit = plan.head.commit;
+        let paths = plan
             .changes
             .iter()
             .map(|change| change.path.clone())
             .collect();
-        Landing::prepare(self, &joined.changes, Goal::Files)?.land()?;
-        Ok(Merged {
+        WorktreeUpdate::prepare(self, &plan.changes, Goal::Files)?.run()?;
+        Ok(MergeOutcome {
             commit,
             moved: false,
             paths,
         })
     }
 
-    fn nothing_to_do(&self) -> Result<Merged, GitError> {
-        Ok(Merged {
+    fn nothing_to_do(&self) -> Result<MergeOutcome, GitError> {
+        Ok(MergeOutcome {
             commit: self.head()?.commit,
             moved: false,
             paths: Vec::new(),
         })
     }
 
-    /// Merges in memory. `None` when the operator has it all already.
-    fn join(&self, slug: &Slug) -> Result<Option<Joined>, GitError> {
+    /// Merges in memory. `None` if the operator's branch already contains the sandbox's.
+    fn join(&self, slug: &Slug) -> Result<Option<MergePlan>, GitError> {
         let repo = self.repo();
         self.recover()?;
-        self.refuse_busy()?;
+        self.refuse_repository_busy()?;
         let head = self.head()?;
         let tip = self.tip(slug)?;
         if tip == head.commit || self.follows(head.commit, tip)? {
@@ -141,15 +142,15 @@ impl Home {
         }
         self.base(slug, tip)?;
         let failed = || git(format!("merge '{}'", slug.branch()));
-        let ours = repo.find_commit(head.commit).map_err(failed())?;
-        let theirs = repo.find_commit(tip).map_err(failed())?;
+        let from_libgit2 = repo.find_commit(head.commit).map_err(failed())?;
+        let to_libgit2 = repo.find_commit(tip).map_err(failed())?;
         let tree = if self.follows(tip, head.commit)? {
-            theirs.tree_id()
+            to_libgit2.tree_id()
         } else {
             let mut options = MergeOptions::new();
             options.find_renames(true).target_limit(1000);
             let mut index = repo
-                .merge_commits(&ours, &theirs, Some(&options))
+                .merge_commits(&from_libgit2, &to_libgit2, Some(&options))
                 .map_err(failed())?;
             if index.has_conflicts() {
                 return Err(GitError::Conflicts(conflicts(&index).map_err(failed())?));
@@ -157,11 +158,11 @@ impl Home {
             index.write_tree_to(repo).map_err(failed())?
         };
         let odb = repo.odb().map_err(git("open the objects"))?;
-        let changes = tree::changes(&odb, Some(ours.tree_id()), Some(tree))?;
+        let changes = tree::changes(&odb, Some(from_libgit2.tree_id()), Some(tree))?;
         for change in &changes {
             change.check()?;
         }
-        Ok(Some(Joined {
+        Ok(Some(MergePlan {
             head,
             tip,
             tree,
@@ -169,8 +170,8 @@ impl Home {
         }))
     }
 
-    /// Refuses where a merge, a rebase or the like is under way.
-    pub(super) fn refuse_busy(&self) -> Result<(), GitError> {
+    /// Fails while a merge, a rebase or a similar operation is in progress.
+    pub(super) fn refuse_repository_busy(&self) -> Result<(), GitError> {
         match self.repo().state() {
             RepositoryState::Clean => Ok(()),
             state => Err(GitError::Busy {

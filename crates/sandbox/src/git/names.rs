@@ -1,17 +1,17 @@
-//! Which names may be in a tree, and how a hostile name is shown.
+//! Checks path components of trees, and quotes paths for display.
 
 use super::error::GitError;
 
-const LONGEST_PATH: usize = 4096;
-const LONGEST_NAME: usize = 255;
+const MAX_PATH_BYTES: usize = 4096;
+const MAX_NAME_BYTES: usize = 255;
 
 /// Checks every component of a path from a workspace's root.
 pub fn check_path(path: &[u8]) -> Result<(), GitError> {
     let refused = |why| GitError::Forbidden {
-        path: path.iter().copied().take(LONGEST_PATH).collect(),
+        path: path.iter().copied().take(MAX_PATH_BYTES).collect(),
         why,
     };
-    if path.len() > LONGEST_PATH {
+    if path.len() > MAX_PATH_BYTES {
         return Err(refused("it is longer than 4096 bytes"));
     }
     for name in path.split(|b| *b == b'/') {
@@ -25,7 +25,7 @@ pub(super) fn check_name(name: &[u8]) -> Result<(), &'static str> {
     match name {
         b"" => Err("it has an empty component"),
         b"." | b".." => Err("it leaves the tree"),
-        _ if name.len() > LONGEST_NAME => Err("a component is longer than 255 bytes"),
+        _ if name.len() > MAX_NAME_BYTES => Err("a component is longer than 255 bytes"),
         _ if name.contains(&0) || name.contains(&b'/') => {
             Err("a component contains a NUL or a slash")
         }
@@ -34,12 +34,12 @@ pub(super) fn check_name(name: &[u8]) -> Result<(), &'static str> {
     }
 }
 
-/// Whether some file system takes this name for `.git`: any case, NTFS's short name, its
-/// trailing dots, spaces and streams (CVE-2014-9390, CVE-2019-1352), HFS+'s ignored code
-/// points, and a backslash that Windows takes for a slash.
+/// Whether some file system treats this name as `.git`: any case, NTFS's short name, its trailing
+/// dots, spaces and streams (CVE-2014-9390, CVE-2019-1352), HFS+'s ignored code points, and a
+/// backslash as Windows' separator.
 pub fn is_dot_git(name: &[u8]) -> bool {
-    // Almost every name is done here: a spelling starts with its dot, its `g`, or a code
-    // point that HFS+ ignores.
+    // Most names are rejected here: a spelling of `.git` starts with a dot, a `g`, or a code point
+    // that HFS+ ignores.
     let first = name.first().copied().unwrap_or_default();
     if !matches!(first, b'.' | b'g' | b'G' | 0x80..) && !name.contains(&b'\\') {
         return false;
@@ -48,7 +48,8 @@ pub fn is_dot_git(name: &[u8]) -> bool {
         .any(|part| is_ntfs(part, b".git", b"git~1") || is_hfs(part, ".git"))
 }
 
-/// Whether some file system takes this name for `.gitmodules`, which git refuses as a link.
+/// Whether some file system treats this name as `.gitmodules`, which git refuses as a symbolic
+/// link.
 pub(super) fn is_dot_gitmodules(name: &[u8]) -> bool {
     is_ntfs(name, b".gitmodules", b"gitmod~1") || is_hfs(name, ".gitmodules")
 }
@@ -81,8 +82,8 @@ fn is_ignored_by_hfs(c: char) -> bool {
     )
 }
 
-/// A path as git shows it: as it is where it is plain ASCII, else in quotes with escapes, so
-/// that no name can move a terminal's cursor or forge a line.
+/// Quotes a path as git does: unchanged if it is printable ASCII, otherwise in quotes with escapes,
+/// so that no name can move a terminal's cursor or forge a line.
 pub fn quote(path: &[u8]) -> String {
     let plain = |b: &u8| matches!(b, 0x20..=0x7e) && !matches!(b, b'"' | b'\\');
     if path.iter().all(plain) {
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_spelling_of_dot_git_is_known() {
+    fn is_dot_git_matches_every_spelling() {
         for bad in [
             ".git",
             ".GIT",
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_leaves_the_tree_is_refused() {
+    fn path_outside_the_tree_is_refused() {
         for bad in ["", "/a", "a/", "a//b", "../a", "a/../b", "./a", "a\0b"] {
             assert!(check_path(bad.as_bytes()).is_err(), "{bad:?}");
         }
@@ -147,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_quoted_path_is_one_plain_line(path in proptest::collection::vec(any::<u8>(), 0..40)) {
+        fn quoted_path_is_printable_ascii(path in proptest::collection::vec(any::<u8>(), 0..40)) {
             let shown = quote(&path);
             prop_assert!(shown.bytes().all(|b| (0x20..=0x7e).contains(&b)));
         }

@@ -1,4 +1,4 @@
-//! Giving a workspace to a sandbox's own ids. Nobody works in it yet.
+//! Changes the owner of a workspace's files to a sandbox's ids, before any process runs in it.
 
 use std::fs;
 use std::os::unix::fs::lchown;
@@ -6,34 +6,34 @@ use std::path::Path;
 
 use super::copy::{directories, stamp_of};
 use super::error::{GitError, io};
-use super::manifest::{Manifest, Stamp, now};
+use super::manifest::{FileStamp, Manifest, now};
 use super::tree::SUBMODULE;
 use super::workspace::Owner;
 use crate::beneath;
 use crate::parallel::parallel;
 
-/// Gives one file, directory or link away.
-pub(super) fn give(path: &Path, (user, group): Owner) -> Result<(), GitError> {
+/// Changes the owner of one file, directory or link.
+pub(super) fn chown(path: &Path, (user, group): Owner) -> Result<(), GitError> {
     lchown(path, Some(user), Some(group)).map_err(io("give away", path))
 }
 
-/// Gives a directory and everything below it away.
-pub(super) fn give_below(dir: &Path, owner: Owner) -> Result<(), GitError> {
-    give(dir, owner)?;
+/// Changes the owner of a directory and everything below it.
+pub(super) fn chown_below(dir: &Path, owner: Owner) -> Result<(), GitError> {
+    chown(dir, owner)?;
     for entry in fs::read_dir(dir).map_err(io("list", dir))? {
         let entry = entry.map_err(io("list", dir))?;
         if entry.file_type().map_err(io("look at", dir))?.is_dir() {
-            give_below(&entry.path(), owner)?;
+            chown_below(&entry.path(), owner)?;
         } else {
-            give(&entry.path(), owner)?;
+            chown(&entry.path(), owner)?;
         }
     }
     Ok(())
 }
 
-/// Gives the files of a manifest away, and returns the manifest as it is then: a change of
-/// owner is a change of the inode.
-pub(super) fn give_tree(
+/// Changes the owner of a manifest's files and returns the updated manifest: a change of owner
+/// changes the ctime.
+pub(super) fn chown_manifest(
     root: &Path,
     manifest: &Manifest,
     owner: Owner,
@@ -41,15 +41,15 @@ pub(super) fn give_tree(
     let below: Vec<_> = directories(manifest.modes()).into_iter().collect();
     let nothing = || Ok(());
     parallel(&below, nothing, |(), path| {
-        give(&root.join(beneath::path(path)), owner)
+        chown(&root.join(beneath::path_from_bytes(path)), owner)
     })?;
     let rows: Vec<_> = manifest.entries.iter().collect();
     let entries = parallel(&rows, nothing, |(), (path, stamp)| {
         if stamp.mode == SUBMODULE {
             return Ok(((*path).clone(), **stamp));
         }
-        let at = root.join(beneath::path(path));
-        give(&at, owner)?;
+        let at = root.join(beneath::path_from_bytes(path));
+        chown(&at, owner)?;
         let given = fs::symlink_metadata(&at).map_err(io("look at", &at))?;
         Ok(((*path).clone(), stamp_of(&given, stamp)))
     })?;
@@ -59,16 +59,16 @@ pub(super) fn give_tree(
     })
 }
 
-/// Gives everything below a directory away, and returns the manifest as it is then. A file that
-/// is no longer what the manifest says keeps its row, which then is not true of it: it is read
-/// again.
-pub(super) fn give_all(
+/// Changes the owner of everything below a directory and returns the updated manifest. A file that
+/// differs from its manifest entry keeps the old entry, which does not match, so the next snapshot
+/// reads the file again.
+pub(super) fn chown_all(
     root: &Path,
     manifest: &Manifest,
     owner: Owner,
 ) -> Result<Manifest, GitError> {
-    let is_known = |path: &[u8], stamp: &Stamp| {
-        let found = fs::symlink_metadata(root.join(beneath::path(path)));
+    let is_known = |path: &[u8], stamp: &FileStamp| {
+        let found = fs::symlink_metadata(root.join(beneath::path_from_bytes(path)));
         stamp.mode != SUBMODULE && found.is_ok_and(|found| stamp_of(&found, stamp) == *stamp)
     };
     let mut entries = manifest.entries.clone();
@@ -77,9 +77,9 @@ pub(super) fn give_all(
         .iter()
         .filter(|(path, stamp)| is_known(path, stamp))
         .collect();
-    give_below(root, owner)?;
+    chown_below(root, owner)?;
     for (path, stamp) in known {
-        let at = root.join(beneath::path(path));
+        let at = root.join(beneath::path_from_bytes(path));
         let given = fs::symlink_metadata(&at).map_err(io("look at", &at))?;
         entries.insert(path.clone(), stamp_of(&given, stamp));
     }

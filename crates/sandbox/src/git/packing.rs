@@ -1,4 +1,5 @@
-//! What a push from the operator's repository would send, and what upstream has of it.
+//! Builds the packs that a push from the operator's repository would send, and packs of what
+//! upstream has.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -9,29 +10,29 @@ use git2::{ObjectType, Oid, PackBuilder, TreeWalkMode, TreeWalkResult};
 use policy::refs::ObjectId;
 
 use super::error::{GitError, git, io};
-use super::home::Home;
+use super::host_repository::HostRepository;
 
-impl Home {
-    /// The object that a revision names, and the full name of the ref where it is one.
+impl HostRepository {
+    /// Resolves a revision to an object, and to the full name of the ref if it is one.
     pub fn find(&self, revision: &str) -> Result<(ObjectId, Option<String>), GitError> {
         let (object, reference) = self
             .repo()
             .revparse_ext(revision)
             .map_err(git(format!("find '{revision}'")))?;
         let name = reference.map(|one| String::from_utf8_lossy(one.name_bytes()).into_owned());
-        Ok((ours(object.id())?, name))
+        Ok((from_libgit2(object.id())?, name))
     }
 
-    /// Where a ref points, if there is one of this full name.
+    /// Resolves a ref by its full name.
     pub fn look_up(&self, name: &str) -> Option<ObjectId> {
         let found = self.repo().find_reference(name).ok()?;
-        ours(found.resolve().ok()?.target()?).ok()
+        from_libgit2(found.resolve().ok()?.target()?).ok()
     }
 
-    /// Whether one commit descends from another; none where one of them is no commit.
+    /// Whether one commit descends from another; `None` if one of them is no commit.
     pub fn descends(&self, from: &ObjectId, ancestor: &ObjectId) -> Option<bool> {
         let commit = |id: &ObjectId| {
-            let object = self.repo().find_object(theirs(id).ok()?, None).ok()?;
+            let object = self.repo().find_object(to_libgit2(id).ok()?, None).ok()?;
             Some(object.peel_to_commit().ok()?.id())
         };
         let (from, ancestor) = (commit(from)?, commit(ancestor)?);
@@ -41,17 +42,18 @@ impl Home {
         self.repo().graph_descendant_of(from, ancestor).ok()
     }
 
-    /// A pack with what `new` reaches and `has` does not, and the commits it stands on.
+    /// Builds a pack of the objects that are reachable from `new` and not from `has`, and returns
+    /// the boundary commits, too.
     pub fn pack(
         &self,
         new: &ObjectId,
         has: &[ObjectId],
     ) -> Result<(File, Vec<ObjectId>), GitError> {
         const DOING: &str = "pack the commits";
-        let has = has.iter().map(theirs).collect::<Result<Vec<_>, _>>()?;
+        let has = has.iter().map(to_libgit2).collect::<Result<Vec<_>, _>>()?;
         let object = self
             .repo()
-            .find_object(theirs(new)?, None)
+            .find_object(to_libgit2(new)?, None)
             .map_err(git(DOING))?;
         let mut walk = self.repo().revwalk().map_err(git(DOING))?;
         let tip = object.peel_to_commit().map_err(git(DOING))?;
@@ -74,23 +76,26 @@ impl Home {
         steer(&mut walk).map_err(git(DOING))?;
         let mut packer = self.repo().packbuilder().map_err(git(DOING))?;
         packer.insert_walk(&mut walk).map_err(git(DOING))?;
-        // Tags on the way to the commit.
+        // The annotated tags that lead to the commit.
         let mut at = object;
         while at.kind() == Some(ObjectType::Tag) {
             packer.insert_object(at.id(), None).map_err(git(DOING))?;
             let Some(tag) = at.as_tag() else { break };
             at = tag.target().map_err(git(DOING))?;
         }
-        let below = below.into_iter().map(ours).collect::<Result<_, _>>()?;
+        let below = below
+            .into_iter()
+            .map(from_libgit2)
+            .collect::<Result<_, _>>()?;
         Ok((spool(&mut packer)?, below))
     }
 
-    /// A pack with these commits and their trees, and their files if `with_files`.
+    /// Builds a pack of these commits and their trees, and of their blobs if `with_files`.
     pub fn pack_tips(&self, tips: &[ObjectId], with_files: bool) -> Result<File, GitError> {
         const DOING: &str = "pack what upstream has";
         let mut packer = self.repo().packbuilder().map_err(git(DOING))?;
         for tip in tips {
-            let tip = theirs(tip)?;
+            let tip = to_libgit2(tip)?;
             if with_files {
                 packer.insert_commit(tip).map_err(git(DOING))?;
                 continue;
@@ -115,13 +120,13 @@ impl Home {
     }
 }
 
-fn theirs(id: &ObjectId) -> Result<Oid, GitError> {
+fn to_libgit2(id: &ObjectId) -> Result<Oid, GitError> {
     Oid::from_bytes(id.as_bytes()).map_err(git(format!("find {id}")))
 }
 
-fn ours(id: Oid) -> Result<ObjectId, GitError> {
+fn from_libgit2(id: Oid) -> Result<ObjectId, GitError> {
     ObjectId::parse(id.to_string().as_bytes()).map_err(|_| GitError::BadObject {
-        why: "its name is of an unknown format".to_owned(),
+        why: "its id has an unknown format".to_owned(),
         id,
     })
 }

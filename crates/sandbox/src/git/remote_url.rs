@@ -1,28 +1,28 @@
 //! URLs of remotes, in both forms that git knows: `scheme://user@host:port/path` and
 //! `user@host:path` (git-fetch(1), 'Git URLs').
 
-/// A URL of a remote, in its parts as they are written.
+/// The parts of a remote's URL as written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteUrl<'a> {
-    /// The scheme; none in the form `user@host:path`, which means ssh.
+    /// The scheme; `None` in the form `user@host:path`, which means ssh.
     pub scheme: Option<&'a str>,
-    /// Everything before the `@`, a password included.
+    /// The text before the `@`, including a password.
     pub user: Option<&'a str>,
-    /// The host, and the port where one is written.
+    /// The host, and the port if there is one.
     pub address: &'a str,
-    /// What follows the first `/` or, without a scheme, the colon.
+    /// The text after the first `/` or, without a scheme, after the colon.
     pub path: &'a str,
 }
 
 impl<'a> RemoteUrl<'a> {
-    /// Splits `url`; none for a path on this machine and for `helper::address`.
+    /// Splits `url`; `None` for a local path and for `helper::address`.
     pub fn parse(url: &'a str) -> Option<Self> {
         let (scheme, authority, path) = match url.split_once("://") {
             Some((scheme, rest)) => {
                 let (authority, path) = rest.split_once('/')?;
                 (Some(scheme), authority, path)
             }
-            // A slash before the colon makes it a path.
+            // A slash before the colon means a local path.
             None => {
                 let (authority, path) = url.split_once(':')?;
                 if authority.contains('/') || path.starts_with(':') {
@@ -43,7 +43,7 @@ impl<'a> RemoteUrl<'a> {
         })
     }
 
-    /// Whether git would speak ssh.
+    /// Whether git would use ssh.
     pub fn is_ssh(&self) -> bool {
         matches!(self.scheme, None | Some("ssh" | "git+ssh" | "ssh+git"))
     }
@@ -53,7 +53,7 @@ impl<'a> RemoteUrl<'a> {
         self.address.split(':').next().unwrap_or_default()
     }
 
-    /// The repository as a forge calls it: without slashes around it and without `.git`.
+    /// The repository's name on a forge: without leading and trailing slashes and without `.git`.
     pub fn repository(&self) -> &'a str {
         let path = self.path.trim_matches('/');
         path.strip_suffix(".git").unwrap_or(path)

@@ -1,8 +1,8 @@
-//! Turns a workspace into a commit on the sandbox's branch, in the operator's repository.
+//! Commits a workspace to the sandbox's branch in the operator's repository.
 //!
-//! The entries come from outside and are judged here: what must never be in a tree is
-//! refused, what git cannot store is left out and reported, and all of it is bounded. The
-//! operator's HEAD, index and worktree are not touched; a snapshot that fails leaves nothing.
+//! The entries are untrusted and checked here: forbidden paths are refused, entries that git cannot
+//! store are skipped and reported, and every quantity is bounded. The operator's HEAD, index and
+//! worktree are not touched; a failed snapshot changes nothing.
 
 use std::io::Read;
 
@@ -10,32 +10,32 @@ use git2::{ObjectType, Oid, Repository};
 use serde::{Deserialize, Serialize};
 
 use super::error::{GitError, git, io};
-use super::home::Home;
-use super::manifest::{Manifest, Moment, Stamp};
+use super::host_repository::HostRepository;
+use super::manifest::{FileStamp, FileTime, Manifest};
 use super::names::{check_path, is_dot_gitmodules};
-use super::objects::Quarantine;
+use super::quarantine::Quarantine;
 use super::tree::{self, EXECUTABLE, FILE, LINK, Leaf};
 use crate::beneath;
 use crate::name::Slug;
 
-const LONGEST_LINK: usize = 4096;
-const LONGEST_MESSAGE: usize = 4096;
+const MAX_LINK_BYTES: usize = 4096;
+const MAX_MESSAGE_BYTES: usize = 4096;
 
-/// How much a workspace may bring home.
+/// Limits on a snapshot or an import.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Bounds {
-    /// Bytes of one file.
+pub struct SnapshotBounds {
+    /// Maximum bytes of one file.
     pub file: u64,
-    /// Bytes of all changed files of one snapshot, or of an imported pack.
+    /// Maximum bytes of all changed files of one snapshot, or of an imported pack.
     pub total: u64,
-    /// Files and directories, ignored ones that must be looked at included.
+    /// Maximum number of files and directories, including ignored ones that must be examined.
     pub entries: u64,
-    /// Directories inside each other.
+    /// Maximum depth of directories.
     pub depth: usize,
 }
 
-impl Default for Bounds {
+impl Default for SnapshotBounds {
     fn default() -> Self {
         Self {
             file: 64 * 1024 * 1024,
@@ -46,28 +46,28 @@ impl Default for Bounds {
     }
 }
 
-/// Where a snapshot's entries come from. An entry is only good until the next is asked for.
-pub trait Source {
-    /// When reading began.
-    fn began(&self) -> Moment;
+/// Yields the entries of a snapshot. An entry is valid until the next call.
+pub trait SnapshotSource {
+    /// The time at which reading began.
+    fn began(&self) -> FileTime;
 
-    /// The next entry; `None` at the end.
-    fn next(&mut self) -> Result<Option<Entry<'_>>, GitError>;
+    /// Returns the next entry; `None` at the end.
+    fn next(&mut self) -> Result<Option<SnapshotEntry<'_>>, GitError>;
 }
 
 /// One path of a workspace.
-pub struct Entry<'a> {
+pub struct SnapshotEntry<'a> {
     /// From the workspace's root, with `/` between names.
     pub path: &'a [u8],
-    /// What is there.
-    pub content: Content<'a>,
-    /// Its stat data, where a later snapshot should compare; the blob is filled in here.
-    pub stamp: Option<Stamp>,
+    /// The content at the path.
+    pub content: EntryContent<'a>,
+    /// The stat data for comparison by a later snapshot; the blob id is set here.
+    pub stamp: Option<FileStamp>,
 }
 
-/// What is at a path.
-pub enum Content<'a> {
-    /// What the manifest says. Whoever streams cannot name an object, only a path of ours.
+/// The content at a path.
+pub enum EntryContent<'a> {
+    /// The entry of the manifest. A stream cannot name an object, only a path of the manifest.
     Unchanged,
     /// A file.
     File {
@@ -80,13 +80,13 @@ pub enum Content<'a> {
     },
     /// A link's text.
     Link(&'a [u8]),
-    /// Something git does not store.
-    Odd(Oddity),
+    /// An entry that is not stored.
+    Skipped(SkipReason),
 }
 
-/// What a snapshot leaves out.
+/// Why a snapshot skips an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Oddity {
+pub enum SkipReason {
     /// A named pipe.
     Fifo,
     /// A Unix socket.
@@ -97,21 +97,22 @@ pub enum Oddity {
     Repository,
     /// A file that may not be read.
     Unreadable,
-    /// A file over [`Bounds::file`].
+    /// A file over [`SnapshotBounds::file`].
     TooLarge,
-    /// A file that would take all of them over [`Bounds::total`]; the next snapshot goes on.
+    /// A file that exceeds [`SnapshotBounds::total`] together with the others; the next snapshot
+    /// continues.
     NoRoom,
 }
 
-impl Oddity {
-    /// Why it is left out, in a few words.
+impl SkipReason {
+    /// A short description of the reason.
     pub fn why(self) -> &'static str {
         match self {
             Self::Fifo => "a named pipe",
             Self::Socket => "a socket",
             Self::Device => "a device",
             Self::Repository => "the '.git' of a repository inside the workspace",
-            Self::Unreadable => "it may not be read",
+            Self::Unreadable => "permission to read it is denied",
             Self::TooLarge => "it is larger than sandbox.snapshot.file allows",
             Self::NoRoom => {
                 "the changed files are together larger than sandbox.snapshot.total allows; \
@@ -120,7 +121,7 @@ impl Oddity {
         }
     }
 
-    /// Whether it may be somebody's work, which is then in the workspace only.
+    /// Whether the entry may be work, which then exists in the workspace only.
     pub fn is_work(self) -> bool {
         match self {
             Self::Fifo | Self::Socket | Self::Device => false,
@@ -129,64 +130,64 @@ impl Oddity {
     }
 }
 
-/// What to call a snapshot, and what it follows.
+/// The metadata of a snapshot's commit.
 #[derive(Clone, Debug)]
-pub struct Request<'a> {
+pub struct CommitRequest<'a> {
     /// The sandbox.
     pub slug: &'a Slug,
-    /// What was done, such as `bash: cargo test`.
+    /// The commit message, such as `bash: cargo test`.
     pub message: &'a str,
-    /// The agent's own head, after [`Home::import`].
+    /// The agent's own head, after [`HostRepository::import`].
     pub agent_head: Option<Oid>,
-    /// What it may cost.
-    pub bounds: &'a Bounds,
+    /// The limits.
+    pub bounds: &'a SnapshotBounds,
 }
 
-/// What a snapshot did.
+/// The result of a snapshot.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
-    /// Where the branch points now.
+pub struct SnapshotOutcome {
+    /// The branch's commit now.
     pub tip: Oid,
     /// Whether it moved.
     pub moved: bool,
     /// How many files were read.
     pub read: u64,
-    /// What was left out, and why; the first thousand, work before the rest.
-    pub skipped: Vec<(Vec<u8>, Oddity)>,
-    /// How many were left out.
+    /// The skipped paths and the reasons; the first thousand, work before the rest.
+    pub skipped: Vec<(Vec<u8>, SkipReason)>,
+    /// The number of skipped paths.
     pub left_out: u64,
-    /// How many of those may be work.
+    /// The number of skipped paths that may be work.
     pub unsaved: u64,
-    /// For the next snapshot.
+    /// The manifest for the next snapshot.
     pub manifest: Manifest,
 }
 
-/// Left-out paths are counted beyond this and not remembered.
-const MOST_SKIPPED: usize = 1000;
+/// Maximum number of skipped paths that are recorded; more are only counted.
+const MAX_SKIPPED: usize = 1000;
 
-impl Home {
-    /// Commits what `source` tells to the sandbox's branch. `known` is the manifest of the
+impl HostRepository {
+    /// Commits the entries of `source` to the sandbox's branch. `known` is the manifest of the
     /// workspace's creation or of its last snapshot.
     pub fn snapshot(
         &self,
-        request: &Request<'_>,
+        request: &CommitRequest<'_>,
         known: &Manifest,
-        source: &mut dyn Source,
-    ) -> Result<Snapshot, GitError> {
+        source: &mut dyn SnapshotSource,
+    ) -> Result<SnapshotOutcome, GitError> {
         self.snapshot_into(Quarantine::open(self)?, request, known, source)
     }
 
-    /// The same, with objects that are on probation already: they come in with the snapshot
-    /// or not at all.
+    /// As [`HostRepository::snapshot`], with a quarantine that may hold objects already: they are
+    /// published with the snapshot or not at all.
     pub(crate) fn snapshot_into(
         &self,
         quarantine: Quarantine,
-        request: &Request<'_>,
+        request: &CommitRequest<'_>,
         known: &Manifest,
-        source: &mut dyn Source,
-    ) -> Result<Snapshot, GitError> {
+        source: &mut dyn SnapshotSource,
+    ) -> Result<SnapshotOutcome, GitError> {
         let tip = self.tip(request.slug)?;
-        let mut gathering = Gathering {
+        let mut collector = TreeCollector {
             quarantine: &quarantine,
             known,
             bounds: request.bounds,
@@ -199,25 +200,25 @@ impl Home {
             bytes: 0,
         };
         while let Some(entry) = source.next()? {
-            gathering.take(entry)?;
+            collector.take(entry)?;
         }
-        let Gathering {
+        let TreeCollector {
             mut rows,
             mut skipped,
             left_out,
             unsaved,
             read,
             ..
-        } = gathering;
-        skipped.sort_by_key(|(_, oddity)| !oddity.is_work());
+        } = collector;
+        skipped.sort_by_key(|(_, reason)| !reason.is_work());
         let repo = quarantine.repo();
         let odb = repo.odb().map_err(git("open the objects"))?;
-        // Sorted once, which is much cheaper than keeping a map in order all the while.
+        // Sorting once is much cheaper than keeping a map in order.
         rows.sort_unstable_by(|one, other| one.path.cmp(&other.path));
         if let Some([row, _]) = rows.array_windows().find(|[a, b]| a.path == b.path) {
             return Err(GitError::Forbidden {
                 path: row.path.clone(),
-                why: "it comes twice",
+                why: "the path occurs twice",
             });
         }
         let leaves: Vec<_> = rows
@@ -226,7 +227,7 @@ impl Home {
             .collect();
         let tree = tree::write(&odb, &leaves)?;
         let next = self.commit(repo, tip, tree, request)?;
-        // The new branch tip is published before the branch moves, never after.
+        // Objects are published before the branch moves.
         drop(odb);
         if next != tip {
             quarantine.publish()?;
@@ -239,7 +240,7 @@ impl Home {
             taken: source.began(),
             entries: stamped.collect(),
         };
-        Ok(Snapshot {
+        Ok(SnapshotOutcome {
             tip: next,
             moved: next != tip,
             read,
@@ -250,15 +251,15 @@ impl Home {
         })
     }
 
-    /// What the sandbox's branch holds, as a manifest that trusts no stat data: every file
-    /// is read, and submodules stay what they are.
+    /// Builds a manifest of the sandbox's branch without valid stat data: every file is read again,
+    /// and submodules are kept.
     pub(crate) fn manifest_of(&self, slug: &Slug) -> Result<Manifest, GitError> {
         let tip = self.tip(slug)?;
         let commit = self.repo().find_commit(tip);
         let commit = commit.map_err(git(format!("find commit {tip}")))?;
         let odb = self.repo().odb().map_err(git("open the objects"))?;
         let paths = tree::flatten(&odb, commit.tree_id())?;
-        let blank = |leaf: Leaf| Stamp {
+        let blank = |leaf: Leaf| FileStamp {
             mode: leaf.mode,
             size: 0,
             mtime: (0, 0),
@@ -275,13 +276,14 @@ impl Home {
         })
     }
 
-    /// Commits the tree after the right parents, or finds that there is nothing to commit.
+    /// Commits the tree with the right parents, or returns the only parent if the tree is
+    /// unchanged.
     fn commit(
         &self,
         repo: &Repository,
         tip: Oid,
         tree: Oid,
-        request: &Request<'_>,
+        request: &CommitRequest<'_>,
     ) -> Result<Oid, GitError> {
         let parents = parents(repo, tip, request.agent_head)?;
         let commits = parents
@@ -304,8 +306,8 @@ impl Home {
     }
 }
 
-/// The agent's head where it descends from our tip, our tip where the agent's is behind,
-/// else both.
+/// Chooses the parents: the agent's head if it descends from the tip, the tip if the agent's head
+/// is behind, otherwise both.
 fn parents(repo: &Repository, tip: Oid, agent: Option<Oid>) -> Result<Vec<Oid>, GitError> {
     let follows = |a, b| {
         repo.graph_descendant_of(a, b)
@@ -319,13 +321,13 @@ fn parents(repo: &Repository, tip: Oid, agent: Option<Oid>) -> Result<Vec<Oid>, 
     }
 }
 
-/// A message without what could forge a terminal's or a log's lines.
+/// Removes control characters, which could forge lines of a terminal or a log.
 fn clean(message: &str) -> String {
     let mut text: String = message
         .chars()
         .map(|c| if c.is_control() && c != '\n' { ' ' } else { c })
         .collect();
-    let end = text.floor_char_boundary(LONGEST_MESSAGE);
+    let end = text.floor_char_boundary(MAX_MESSAGE_BYTES);
     text.truncate(end);
     let text = text.trim();
     if text.is_empty() {
@@ -336,18 +338,18 @@ fn clean(message: &str) -> String {
 }
 
 /// A path of the new tree.
-struct Row {
+struct TreeRow {
     path: Vec<u8>,
     leaf: Leaf,
-    stamp: Option<Stamp>,
+    stamp: Option<FileStamp>,
 }
 
-struct Gathering<'a> {
+struct TreeCollector<'a> {
     quarantine: &'a Quarantine,
     known: &'a Manifest,
-    bounds: &'a Bounds,
-    rows: Vec<Row>,
-    skipped: Vec<(Vec<u8>, Oddity)>,
+    bounds: &'a SnapshotBounds,
+    rows: Vec<TreeRow>,
+    skipped: Vec<(Vec<u8>, SkipReason)>,
     left_out: u64,
     unsaved: u64,
     seen: u64,
@@ -355,9 +357,9 @@ struct Gathering<'a> {
     bytes: u64,
 }
 
-impl Gathering<'_> {
-    fn take(&mut self, entry: Entry<'_>) -> Result<(), GitError> {
-        let Entry {
+impl TreeCollector<'_> {
+    fn take(&mut self, entry: SnapshotEntry<'_>) -> Result<(), GitError> {
+        let SnapshotEntry {
             path,
             content,
             stamp,
@@ -366,24 +368,24 @@ impl Gathering<'_> {
         if self.seen > self.bounds.entries {
             return Err(too_much("the number of files", self.bounds.entries, path));
         }
-        if let Content::Odd(oddity) = content {
-            if oddity == Oddity::Unreadable {
-                self.keep_as_it_was(path, oddity);
+        if let EntryContent::Skipped(reason) = content {
+            if reason == SkipReason::Unreadable {
+                self.keep_previous_version(path, reason);
             } else {
-                self.leave_out(path, oddity);
+                self.leave_out(path, reason);
             }
             return Ok(());
         }
-        // What the manifest has was checked when it came in.
-        if !matches!(content, Content::Unchanged) {
+        // The manifest's paths were checked when they were recorded.
+        if !matches!(content, EntryContent::Unchanged) {
             check_path(path)?;
         }
         let (leaf, stamp) = match content {
-            Content::Odd(_) => return Ok(()),
-            Content::Unchanged => {
+            EntryContent::Skipped(_) => return Ok(()),
+            EntryContent::Unchanged => {
                 let known = self.known.entries.get(path).ok_or(GitError::Forbidden {
                     path: path.to_vec(),
-                    why: "it is said to be unchanged and was never there",
+                    why: "the path is marked unchanged and is not in the manifest",
                 })?;
                 (
                     Leaf {
@@ -393,7 +395,7 @@ impl Gathering<'_> {
                     Some(*known),
                 )
             }
-            Content::File {
+            EntryContent::File {
                 executable,
                 size,
                 body,
@@ -401,13 +403,14 @@ impl Gathering<'_> {
                 let mode = if executable { EXECUTABLE } else { FILE };
                 let (id, steady) = match self.store_file(path, size, body)? {
                     Ok(stored) => stored,
-                    Err(oddity) => {
-                        self.keep_as_it_was(path, oddity);
+                    Err(reason) => {
+                        self.keep_previous_version(path, reason);
                         return Ok(());
                     }
                 };
-                // A file that was being written counts as it was read, and is read again.
-                let unsteady = |stamp| Stamp {
+                // A file that changed while it was read is stored as read, and read again by the
+                // next snapshot.
+                let unsteady = |stamp| FileStamp {
                     ino: 0,
                     ctime: (0, 0),
                     ..stamp
@@ -417,17 +420,17 @@ impl Gathering<'_> {
                     if steady { stamp } else { stamp.map(unsteady) },
                 )
             }
-            Content::Link(text) => {
+            EntryContent::Link(text) => {
                 let id = self.store_link(path, text)?;
                 (Leaf { mode: LINK, id }, stamp)
             }
         };
-        let stamp = stamp.map(|stamp| Stamp {
+        let stamp = stamp.map(|stamp| FileStamp {
             mode: leaf.mode,
             id: leaf.id,
             ..stamp
         });
-        self.rows.push(Row {
+        self.rows.push(TreeRow {
             path: path.to_vec(),
             leaf,
             stamp,
@@ -435,27 +438,27 @@ impl Gathering<'_> {
         Ok(())
     }
 
-    fn leave_out(&mut self, path: &[u8], oddity: Oddity) {
+    fn leave_out(&mut self, path: &[u8], reason: SkipReason) {
         self.left_out += 1;
-        self.unsaved += u64::from(oddity.is_work());
-        // Ten thousand FIFOs must not hide the name of a file.
-        let room = if oddity.is_work() {
-            MOST_SKIPPED
+        self.unsaved += u64::from(reason.is_work());
+        // Many FIFOs must not displace the name of a skipped file.
+        let room = if reason.is_work() {
+            MAX_SKIPPED
         } else {
-            MOST_SKIPPED / 2
+            MAX_SKIPPED / 2
         };
         if self.skipped.len() < room {
-            self.skipped.push((path.to_vec(), oddity));
+            self.skipped.push((path.to_vec(), reason));
         }
     }
 
-    /// Leaves out what a file, or a closed directory, holds now. Where the branch has an
-    /// earlier state of it, that one stays: a file that grew was not deleted.
-    fn keep_as_it_was(&mut self, path: &[u8], oddity: Oddity) {
-        self.leave_out(path, oddity);
+    /// Skips the current content of a file or an unreadable directory. The version on the branch,
+    /// if there is one, is kept: the file was not deleted.
+    fn keep_previous_version(&mut self, path: &[u8], reason: SkipReason) {
+        self.leave_out(path, reason);
         let itself = self.known.entries.get_key_value(path);
         for (path, known) in itself.into_iter().chain(self.known.below(path)) {
-            self.rows.push(Row {
+            self.rows.push(TreeRow {
                 path: path.clone(),
                 leaf: Leaf {
                     mode: known.mode,
@@ -466,36 +469,38 @@ impl Gathering<'_> {
         }
     }
 
-    /// Reads a file and stores it: its blob, and whether it held still; or why it stays
-    /// behind.
+    /// Reads and stores a file. Returns its blob and whether its size was stable, or the reason to
+    /// skip it.
     fn store_file(
         &mut self,
         path: &[u8],
         size: u64,
         body: &mut dyn Read,
-    ) -> Result<Result<(Oid, bool), Oddity>, GitError> {
+    ) -> Result<Result<(Oid, bool), SkipReason>, GitError> {
         let bound = self.bounds.file;
         if size > bound {
-            return Ok(Err(Oddity::TooLarge));
+            return Ok(Err(SkipReason::TooLarge));
         }
-        // One that was touched and says what it said costs nothing; without a manifest of
-        // ours nobody knows the size it had.
+        // A file with unchanged content costs nothing; without a manifest its former size is
+        // unknown.
         let known = self.known.entries.get(path);
         let known = known.filter(|known| known.size == size || known.ino == 0);
         if known.is_none() && size > self.room() {
-            return Ok(Err(Oddity::NoRoom));
+            return Ok(Err(SkipReason::NoRoom));
         }
         self.read += 1;
         let mut bytes = Vec::new();
         bytes
             .try_reserve_exact(usize::try_from(size).unwrap_or(usize::MAX))
-            .map_err(|_| io("read", beneath::path(path))(std::io::ErrorKind::OutOfMemory))?;
+            .map_err(|_| {
+                io("read", beneath::path_from_bytes(path))(std::io::ErrorKind::OutOfMemory)
+            })?;
         body.take(bound.saturating_add(1))
             .read_to_end(&mut bytes)
-            .map_err(io("read", beneath::path(path)))?;
+            .map_err(io("read", beneath::path_from_bytes(path)))?;
         let length = bytes.len() as u64;
         if length > bound {
-            return Ok(Err(Oddity::TooLarge));
+            return Ok(Err(SkipReason::TooLarge));
         }
         if let Some(known) = known {
             let id = Oid::hash_object(ObjectType::Blob, &bytes).map_err(git("hash a file"))?;
@@ -504,7 +509,7 @@ impl Gathering<'_> {
             }
         }
         if length > self.room() {
-            return Ok(Err(Oddity::NoRoom));
+            return Ok(Err(SkipReason::NoRoom));
         }
         Ok(Ok((self.store(path, &bytes)?, length == size)))
     }
@@ -519,7 +524,7 @@ impl Gathering<'_> {
             why,
         };
         let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-        if text.is_empty() || text.len() > LONGEST_LINK || text.contains(&0) {
+        if text.is_empty() || text.len() > MAX_LINK_BYTES || text.contains(&0) {
             return Err(refused("its link's text is empty or too long"));
         }
         if is_dot_gitmodules(name) {

@@ -1,4 +1,4 @@
-//! Trees as bytes: read strictly, written by us, compared without a worktree.
+//! Parses, writes and compares tree objects.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ pub(super) const LINK: u32 = 0o120_000;
 pub(super) const SUBMODULE: u32 = 0o160_000;
 pub(super) const TREE: u32 = 0o040_000;
 
-/// More paths than any tree we handle may have; a few objects can spell out billions.
-const MOST_PATHS: usize = 2_000_000;
-const DEEPEST: usize = 256;
+/// Maximum number of paths of a tree; a few objects can expand to billions.
+const MAX_PATHS: usize = 2_000_000;
+const MAX_DEPTH: usize = 256;
 
-/// What is at a path.
+/// The mode and id of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Leaf {
     pub(super) mode: u32,
@@ -38,8 +38,8 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// Refuses what must never be checked out. A submodule's entry survives only as it was:
-    /// an agent cannot make or move one.
+    /// Refuses paths that must never be checked out. A submodule entry must be unchanged: an agent
+    /// cannot create or move one.
     pub(super) fn check(&self) -> Result<(), GitError> {
         let Some(new) = self.new else {
             return Ok(());
@@ -55,7 +55,7 @@ impl Change {
     }
 }
 
-/// Reads a tree's bytes and refuses what `git fsck` would and what must never be checked out.
+/// Parses a tree, and refuses what `git fsck` refuses and what must never be checked out.
 pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Item>, &'static str> {
     let mut items: Vec<Item> = Vec::new();
     let mut rest = bytes;
@@ -63,19 +63,19 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Item>, &'static str> {
         let space = rest
             .iter()
             .position(|b| *b == b' ')
-            .ok_or("a tree is cut short")?;
+            .ok_or("a tree is truncated")?;
         let (mode, after) = rest.split_at(space);
         let after = after.get(1..).unwrap_or_default();
         let nul = after
             .iter()
             .position(|b| *b == 0)
-            .ok_or("a tree is cut short")?;
+            .ok_or("a tree is truncated")?;
         let (name, after) = after.split_at(nul);
-        let id = after.get(1..21).ok_or("a tree is cut short")?;
+        let id = after.get(1..21).ok_or("a tree is truncated")?;
         rest = after.get(21..).unwrap_or_default();
         let mode = match mode {
             b"100644" => FILE,
-            // Old gits wrote group-writable files; git reads them as plain ones.
+            // Old versions of git wrote group-writable files; git reads them as plain ones.
             b"100664" => FILE,
             b"100755" => EXECUTABLE,
             b"120000" => LINK,
@@ -124,7 +124,7 @@ fn key(item: &Item) -> Vec<u8> {
 pub(super) fn read(odb: &Odb<'_>, id: Oid) -> Result<Vec<Item>, GitError> {
     let object = odb.read(id).map_err(git(format!("read the tree {id}")))?;
     if object.kind() != ObjectType::Tree {
-        return Err(bad("a tree is something else", id));
+        return Err(bad("a tree is of another object type", id));
     }
     parse(object.data()).map_err(|why| bad(why, id))
 }
@@ -136,7 +136,7 @@ fn bad(why: &str, id: Oid) -> GitError {
     }
 }
 
-/// Every path of a tree.
+/// Returns every path of a tree.
 pub(super) fn flatten(odb: &Odb<'_>, id: Oid) -> Result<BTreeMap<Vec<u8>, Leaf>, GitError> {
     let mut all = BTreeMap::new();
     collect(odb, id, &mut Vec::new(), 0, &mut |path, leaf| {
@@ -153,7 +153,7 @@ fn collect(
     depth: usize,
     take: &mut dyn FnMut(&[u8], Leaf) -> usize,
 ) -> Result<(), GitError> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Err(bad("a tree is deeper than 256 directories", id));
     }
     for item in read(odb, id)? {
@@ -162,7 +162,7 @@ fn collect(
         if item.leaf.mode == TREE {
             prefix.push(b'/');
             collect(odb, item.leaf.id, prefix, depth + 1, take)?;
-        } else if take(prefix, item.leaf) > MOST_PATHS {
+        } else if take(prefix, item.leaf) > MAX_PATHS {
             return Err(bad("a tree has more than two million paths", id));
         }
         prefix.truncate(length);
@@ -170,7 +170,7 @@ fn collect(
     Ok(())
 }
 
-/// What differs between two trees; equal subtrees are not read.
+/// Returns the differences between two trees; equal subtrees are not read.
 pub(super) fn changes(
     odb: &Odb<'_>,
     old: Option<Oid>,
@@ -193,7 +193,7 @@ fn compare(
         return Ok(());
     }
     let at = new.or(old).unwrap_or(Oid::ZERO_SHA1);
-    if depth > DEEPEST || all.len() > MOST_PATHS {
+    if depth > MAX_DEPTH || all.len() > MAX_PATHS {
         return Err(bad("a tree is too deep or too large", at));
     }
     let mut names: BTreeMap<Vec<u8>, (Option<Leaf>, Option<Leaf>)> = BTreeMap::new();
@@ -237,8 +237,8 @@ fn compare(
     Ok(())
 }
 
-/// Writes the trees of these paths, which are in order, and returns the root. Trees that
-/// exist are not written again, so an unchanged workspace writes nothing.
+/// Writes the trees of these sorted paths and returns the root. Existing trees are not written
+/// again, so an unchanged workspace writes nothing.
 pub(super) fn write(odb: &Odb<'_>, rows: &[(&[u8], Leaf)]) -> Result<Oid, GitError> {
     write_below(odb, rows, 0)
 }

@@ -1,9 +1,8 @@
-//! The operator's uncommitted changes, taken along into a fresh workspace (`--dirty`).
+//! Copies the operator's uncommitted changes into a new workspace (`--dirty`).
 //!
-//! What git would show as changed, deleted or untracked: bytes as they are on disk, links as
-//! links, no filter. Ignored files stay behind, by the operator's own excludes as well as by
-//! the repository's; so does what git was told to assume unchanged, and so do repositories
-//! inside. The index is read and never written.
+//! Changed, deleted and untracked files are copied: bytes as on disk, links as links, without
+//! filters. Files that are ignored by the operator's or the repository's excludes, paths marked
+//! assume-unchanged, and nested repositories are not copied. The index is read and never written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -20,24 +19,24 @@ use nix::sys::stat::{FchmodatFlags, Mode, fchmodat, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
 use super::error::{GitError, git, io};
-use super::home::Home;
-use super::manifest::{Manifest, Stamp};
+use super::host_repository::HostRepository;
+use super::manifest::{FileStamp, Manifest};
 use super::names::check_path;
-use super::snapshot::{Bounds, Content, Oddity, Source};
+use super::snapshot::{EntryContent, SkipReason, SnapshotBounds, SnapshotSource};
 use super::tree::{self, EXECUTABLE, FILE, LINK, Leaf, SUBMODULE};
 use super::walk::Walk;
 use super::workspace::Owner;
 use crate::beneath;
 
-impl Home {
-    /// Puts what differs between `commit` and the worktree into a fresh workspace of that
-    /// commit. Returns how many paths.
-    pub(super) fn take_along(
+impl HostRepository {
+    /// Applies the differences between `commit` and the worktree to a new workspace of that commit.
+    /// Returns the number of paths.
+    pub(super) fn copy_uncommitted(
         &self,
         commit: Oid,
         workspace: &Path,
         owner: Option<Owner>,
-        bounds: &Bounds,
+        bounds: &SnapshotBounds,
     ) -> Result<u64, GitError> {
         let repo = self.repo();
         if repo.is_bare() {
@@ -50,7 +49,7 @@ impl Home {
         let tracked = Tracked::read(self, &committed)?;
         let mut walk = Walk::worktree(self.root(), &tracked.known, bounds, self.excludes())?;
         let mut target = Target {
-            root: beneath::root(workspace).map_err(io("open", workspace))?,
+            root: beneath::open_root(workspace).map_err(io("open", workspace))?,
             at: workspace,
             owner,
             changed: 0,
@@ -59,19 +58,19 @@ impl Home {
         let mut total = 0;
         while let Some(entry) = walk.next()? {
             let path = entry.path;
-            let at = self.root().join(beneath::path(path));
+            let at = self.root().join(beneath::path_from_bytes(path));
             let (mode, bytes) = match entry.content {
-                Content::Odd(Oddity::Unreadable) => {
+                EntryContent::Skipped(SkipReason::Unreadable) => {
                     let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
                     return Err(io("read", &at)(denied));
                 }
-                Content::Odd(_) => continue,
-                Content::Unchanged => {
+                EntryContent::Skipped(_) => continue,
+                EntryContent::Unchanged => {
                     seen.insert(path.to_vec());
                     continue;
                 }
-                Content::Link(text) => (LINK, text.to_vec()),
-                Content::File {
+                EntryContent::Link(text) => (LINK, text.to_vec()),
+                EntryContent::File {
                     executable, body, ..
                 } => {
                     let mut bytes = Vec::new();
@@ -100,7 +99,7 @@ impl Home {
         Ok(target.changed)
     }
 
-    /// What the operator excludes everywhere, and in this repository.
+    /// The operator's global excludes and the repository's own.
     fn excludes(&self) -> Gitignore {
         let repo = self.repo();
         let named = repo
@@ -132,20 +131,26 @@ fn check_size(what: &'static str, size: u64, bound: u64, path: &[u8]) -> Result<
     Ok(())
 }
 
-/// What the operator's index knows.
+/// The tracked paths of the operator's index.
 struct Tracked {
-    /// Stat data where the index has what the commit has, else only that it is tracked.
+    /// Stat data of entries that equal the commit's; other entries only mark the path as tracked.
     known: Manifest,
-    /// Paths that git does not look at on disk: a sparse checkout's, and those that the
-    /// operator told it to assume unchanged.
+    /// Paths that git does not compare with the disk: those outside a sparse checkout, and those
+    /// marked assume-unchanged.
     fixed: BTreeSet<Vec<u8>>,
 }
 
 impl Tracked {
-    fn read(home: &Home, committed: &BTreeMap<Vec<u8>, Leaf>) -> Result<Self, GitError> {
-        let mut index = home.repo().index().map_err(git("read the index"))?;
+    fn read(
+        host_repository: &HostRepository,
+        committed: &BTreeMap<Vec<u8>, Leaf>,
+    ) -> Result<Self, GitError> {
+        let mut index = host_repository
+            .repo()
+            .index()
+            .map_err(git("read the index"))?;
         index.read(true).map_err(git("read the index"))?;
-        let written = fs::metadata(home.repo().path().join("index"));
+        let written = fs::metadata(host_repository.repo().path().join("index"));
         let mut tracked = Self {
             known: Manifest {
                 taken: written.map_or((0, 0), |index| (index.mtime(), index.mtime_nsec())),
@@ -171,10 +176,11 @@ impl Tracked {
     }
 }
 
-/// An index entry's stat data; one that never holds where the content is not the commit's.
-fn stamp(entry: &IndexEntry, as_committed: bool) -> Stamp {
+/// Converts an index entry's stat data; the inode is zeroed, so that it never matches, if the
+/// content is not the commit's.
+fn stamp(entry: &IndexEntry, as_committed: bool) -> FileStamp {
     let moment = |time: git2::IndexTime| (i64::from(time.seconds()), i64::from(time.nanoseconds()));
-    Stamp {
+    FileStamp {
         mode: entry.mode,
         size: u64::from(entry.file_size),
         mtime: moment(entry.mtime),
@@ -184,8 +190,8 @@ fn stamp(entry: &IndexEntry, as_committed: bool) -> Stamp {
     }
 }
 
-/// The workspace that is written to. Its links are the operator's and lead anywhere: every
-/// path is opened one component at a time.
+/// The workspace that is written to. Its symbolic links are the operator's and may point anywhere,
+/// so every path is opened one component at a time.
 struct Target<'a> {
     root: OwnedFd,
     at: &'a Path,
@@ -197,7 +203,7 @@ impl Target<'_> {
     fn put(&mut self, path: &[u8], mode: u32, bytes: &[u8]) -> Result<(), GitError> {
         self.changed += 1;
         self.write(path, mode, bytes)
-            .map_err(io("write", &self.at.join(beneath::path(path))))
+            .map_err(io("write", &self.at.join(beneath::path_from_bytes(path))))
     }
 
     fn write(&self, path: &[u8], mode: u32, bytes: &[u8]) -> std::io::Result<()> {
@@ -206,14 +212,14 @@ impl Target<'_> {
         match unlinkat(&dir, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(Errno::EISDIR) => {
-                // What was a directory is a file now. Nobody else is in this workspace, and
-                // the parents were opened without a link.
-                fs::remove_dir_all(self.at.join(beneath::path(path)))?;
+                // A directory is replaced by a file. No other process uses this workspace, and the
+                // parents were opened without following links.
+                fs::remove_dir_all(self.at.join(beneath::path_from_bytes(path)))?;
             }
             Err(errno) => return Err(errno.into()),
         }
         if mode == LINK {
-            symlinkat(beneath::path(bytes), &dir, name.as_c_str())?;
+            symlinkat(beneath::path_from_bytes(bytes), &dir, name.as_c_str())?;
         } else {
             let flags = OFlag::O_WRONLY
                 | OFlag::O_CREAT
@@ -224,7 +230,7 @@ impl Target<'_> {
             let file = openat(&dir, name.as_c_str(), flags, Mode::from_bits_truncate(bits))?;
             File::from(file).write_all(bytes)?;
         }
-        self.give(&dir, &name)?;
+        self.chown(&dir, &name)?;
         Ok(())
     }
 
@@ -232,9 +238,9 @@ impl Target<'_> {
         for (slash, _) in path.iter().enumerate().filter(|(_, b)| **b == b'/') {
             let parent = path.get(..slash).unwrap_or_default();
             let (dir, name) = beneath::parent_of(&self.root, parent)?.ok_or(Errno::ENOENT)?;
-            match beneath::directory(dir.as_fd(), &name) {
+            match beneath::open_directory(dir.as_fd(), &name) {
                 Ok(_) => continue,
-                // What was a file or a link is a directory now.
+                // A file or a link is replaced by a directory.
                 Err(Errno::ENOTDIR | Errno::ELOOP) => {
                     unlinkat(&dir, name.as_c_str(), UnlinkatFlags::NoRemoveDir)?;
                 }
@@ -243,19 +249,20 @@ impl Target<'_> {
             }
             let open_to_all = Mode::from_bits_truncate(0o755);
             mkdirat(&dir, name.as_c_str(), open_to_all)?;
-            // Whatever the gate's umask is. It was just made, so it is no link.
+            // The mode must not depend on the gate's umask. The directory was just created, so the
+            // name is no link.
             fchmodat(
                 &dir,
                 name.as_c_str(),
                 open_to_all,
                 FchmodatFlags::FollowSymlink,
             )?;
-            self.give(&dir, &name)?;
+            self.chown(&dir, &name)?;
         }
         Ok(())
     }
 
-    fn give(&self, dir: &OwnedFd, name: &std::ffi::CStr) -> Result<(), Errno> {
+    fn chown(&self, dir: &OwnedFd, name: &std::ffi::CStr) -> Result<(), Errno> {
         let Some((user, group)) = self.owner else {
             return Ok(());
         };
@@ -266,7 +273,7 @@ impl Target<'_> {
     /// Removes a file, and directories with their last file, as git does.
     fn remove(&mut self, path: &[u8]) -> Result<(), GitError> {
         self.changed += 1;
-        let at = self.at.join(beneath::path(path));
+        let at = self.at.join(beneath::path_from_bytes(path));
         let mut below = path;
         let mut flags = UnlinkatFlags::NoRemoveDir;
         loop {
@@ -277,7 +284,7 @@ impl Target<'_> {
             };
             match unlinkat(&dir, name.as_c_str(), flags) {
                 Ok(()) => {}
-                // A directory, or a file in the place of its directory, has come instead.
+                // The path was replaced by a directory, or its directory by a file.
                 Err(Errno::ENOENT | Errno::EISDIR | Errno::ENOTDIR | Errno::ENOTEMPTY) => {
                     return Ok(());
                 }

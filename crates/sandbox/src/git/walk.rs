@@ -1,8 +1,8 @@
-//! Reads a workspace's files, and of those only the ones that changed.
+//! Walks a workspace and reads only the files that changed.
 //!
-//! Nothing in a workspace is believed: directories are opened by descriptor, one name at a
-//! time and never through a link; what is opened is asked again what it is; ignore files
-//! are patterns and nothing else; and every count has a bound.
+//! The workspace is untrusted: directories are opened by descriptor, one name at a time and never
+//! through a symbolic link; the type of an opened file is checked again; ignore files are only
+//! patterns; every count is bounded.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -19,54 +19,57 @@ use nix::errno::Errno;
 use nix::sys::stat::{FileStat, SFlag, fstat};
 
 use super::error::{GitError, io};
-use super::manifest::{Manifest, Moment, Stamp, now};
-use super::snapshot::{Bounds, Content, Entry, Oddity, Source};
+use super::manifest::{FileStamp, FileTime, Manifest, now};
+use super::snapshot::{EntryContent, SkipReason, SnapshotBounds, SnapshotEntry, SnapshotSource};
 use super::tree::{EXECUTABLE, FILE, LINK, SUBMODULE};
 use crate::beneath;
 
-const LARGEST_IGNORE_FILE: u64 = 256 * 1024;
-const MOST_IGNORE_BYTES: u64 = 4 * 1024 * 1024;
+const MAX_IGNORE_FILE_BYTES: u64 = 256 * 1024;
+const MAX_IGNORE_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Walks a workspace from outside. The same code runs inside a sandbox, where a helper
-/// streams the entries out.
+/// Walks a workspace from the host.
 pub struct Walk<'a> {
     root: PathBuf,
     manifest: &'a Manifest,
-    bounds: Bounds,
-    began: Moment,
-    stack: Vec<Level>,
+    bounds: SnapshotBounds,
+    began: FileTime,
+    stack: Vec<DirectoryLevel>,
     seen: u64,
     ignore_bytes: u64,
-    /// What is ignored unless a file in the tree says otherwise.
+    /// The operator's excludes, which ignore files in the tree can override.
     excludes: Option<Gitignore>,
     path: Vec<u8>,
     file: Option<std::io::Take<File>>,
     link: Vec<u8>,
 }
 
-/// A directory that is being read.
-struct Level {
+/// An open directory of the walk.
+struct DirectoryLevel {
     dir: OwnedFd,
     names: std::vec::IntoIter<CString>,
-    /// How much of the path belongs to it and those above, slash included.
+    /// Length of the path prefix of this directory, including the slash.
     prefix: usize,
     patterns: Option<Gitignore>,
-    /// Something above is ignored: only what git tracks already is of interest.
+    /// Whether a parent is ignored; then only tracked files count.
     ignored: bool,
 }
 
 impl<'a> Walk<'a> {
-    /// Starts at a workspace's root. `manifest` says what was known of it before.
-    pub fn new(root: &Path, manifest: &'a Manifest, bounds: &Bounds) -> Result<Self, GitError> {
+    /// Starts at a workspace's root. `manifest` is its last known state.
+    pub fn new(
+        root: &Path,
+        manifest: &'a Manifest,
+        bounds: &SnapshotBounds,
+    ) -> Result<Self, GitError> {
         Self::below(open_root(root)?, root, manifest, bounds)
     }
 
-    /// Starts at a root that is open already; `root` is what errors call it.
+    /// Starts at an open root; `root` is its path in error messages.
     pub(crate) fn below(
         dir: OwnedFd,
         root: &Path,
         manifest: &'a Manifest,
-        bounds: &Bounds,
+        bounds: &SnapshotBounds,
     ) -> Result<Self, GitError> {
         let mut walk = Self {
             root: root.to_owned(),
@@ -85,12 +88,12 @@ impl<'a> Walk<'a> {
         Ok(walk)
     }
 
-    /// Starts at the operator's worktree. Their own excludes count, unless an ignore file in
-    /// the tree says otherwise, and of a repository inside only what is tracked here.
+    /// Starts at the operator's worktree. The operator's own excludes apply, unless an ignore file
+    /// in the tree overrides them; of a nested repository only files tracked here are read.
     pub(super) fn worktree(
         root: &Path,
         manifest: &'a Manifest,
-        bounds: &Bounds,
+        bounds: &SnapshotBounds,
         excludes: Gitignore,
     ) -> Result<Self, GitError> {
         let mut walk = Self::new(root, manifest, bounds)?;
@@ -126,7 +129,7 @@ impl<'a> Walk<'a> {
             None
         };
         names.sort_unstable();
-        self.stack.push(Level {
+        self.stack.push(DirectoryLevel {
             dir,
             names: names.into_iter(),
             prefix: self.path.len(),
@@ -145,7 +148,7 @@ impl<'a> Walk<'a> {
     }
 
     fn read_patterns(&mut self, dir: &OwnedFd) -> Result<Option<Gitignore>, GitError> {
-        let Ok(file) = beneath::file(dir, c".gitignore") else {
+        let Ok(file) = beneath::open_file(dir, c".gitignore") else {
             return Ok(None);
         };
         let regular = fstat(&file).is_ok_and(|stat| kind(&stat) == SFlag::S_IFREG);
@@ -153,16 +156,16 @@ impl<'a> Walk<'a> {
             return Ok(None);
         }
         let mut text = Vec::new();
-        file.take(LARGEST_IGNORE_FILE + 1)
+        file.take(MAX_IGNORE_FILE_BYTES + 1)
             .read_to_end(&mut text)
             .map_err(io("read an ignore file in", &self.root))?;
         let length = text.len() as u64;
         self.ignore_bytes += length;
-        if length > LARGEST_IGNORE_FILE {
-            return Err(self.too_much("an ignore file's size", LARGEST_IGNORE_FILE));
+        if length > MAX_IGNORE_FILE_BYTES {
+            return Err(self.too_much("an ignore file's size", MAX_IGNORE_FILE_BYTES));
         }
-        if self.ignore_bytes > MOST_IGNORE_BYTES {
-            return Err(self.too_much("the size of all ignore files", MOST_IGNORE_BYTES));
+        if self.ignore_bytes > MAX_IGNORE_BYTES {
+            return Err(self.too_much("the size of all ignore files", MAX_IGNORE_BYTES));
         }
         let mut patterns = GitignoreBuilder::new("/");
         for line in String::from_utf8_lossy(&text).lines() {
@@ -172,10 +175,10 @@ impl<'a> Walk<'a> {
         Ok(patterns.build().ok())
     }
 
-    /// Whether the ignore files exclude the path now at hand; the innermost has the last word.
+    /// Whether the ignore files exclude the current path; the innermost file decides.
     fn is_ignored(&self, is_dir: bool) -> bool {
         for level in self.stack.iter().rev() {
-            let below = beneath::path(self.path.get(level.prefix..).unwrap_or_default());
+            let below = beneath::path_from_bytes(self.path.get(level.prefix..).unwrap_or_default());
             match level
                 .patterns
                 .as_ref()
@@ -187,11 +190,14 @@ impl<'a> Walk<'a> {
             }
         }
         let excludes = self.excludes.as_ref();
-        excludes.is_some_and(|all| all.matched(beneath::path(&self.path), is_dir).is_ignore())
+        excludes.is_some_and(|all| {
+            all.matched(beneath::path_from_bytes(&self.path), is_dir)
+                .is_ignore()
+        })
     }
 
-    /// Finds the next thing to tell. `None` at the end.
-    fn step(&mut self) -> Result<Option<Step>, GitError> {
+    /// Finds the next entry; `None` at the end.
+    fn step(&mut self) -> Result<Option<WalkStep>, GitError> {
         loop {
             let Some(level) = self.stack.last_mut() else {
                 return Ok(None);
@@ -207,11 +213,11 @@ impl<'a> Walk<'a> {
                 if self.stack.len() == 1 {
                     continue;
                 }
-                return Ok(Some(Step::Odd(Oddity::Repository)));
+                return Ok(Some(WalkStep::Skipped(SkipReason::Repository)));
             }
-            let stat = match beneath::look(level.dir.as_fd(), &name) {
+            let stat = match beneath::stat(level.dir.as_fd(), &name) {
                 Ok(Some(stat)) => stat,
-                // Gone since it was listed.
+                // The entry was removed after it was listed.
                 Ok(None) => continue,
                 Err(error) => return Err(io("look at", &self.here())(error)),
             };
@@ -220,7 +226,7 @@ impl<'a> Walk<'a> {
             let ignored = ignored_above || self.is_ignored(is_dir);
             if is_dir {
                 if known.is_some_and(|stamp| stamp.mode == SUBMODULE) {
-                    return Ok(Some(Step::Unchanged));
+                    return Ok(Some(WalkStep::Unchanged));
                 }
                 if ignored && !self.manifest.has_below(&self.path) {
                     continue;
@@ -228,7 +234,7 @@ impl<'a> Walk<'a> {
                 if self.descend(&name, ignored)? {
                     continue;
                 }
-                return Ok(Some(Step::Odd(Oddity::Unreadable)));
+                return Ok(Some(WalkStep::Skipped(SkipReason::Unreadable)));
             }
             if ignored && known.is_none() {
                 continue;
@@ -239,18 +245,18 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes into a directory; `false` if it may not be read.
+    /// Enters a directory; `false` if permission is denied.
     fn descend(&mut self, name: &CStr, ignored: bool) -> Result<bool, GitError> {
         let Some(level) = self.stack.last() else {
             return Ok(true);
         };
-        match beneath::directory(level.dir.as_fd(), name) {
+        match beneath::open_directory(level.dir.as_fd(), name) {
             Ok(dir) => {
                 self.path.push(b'/');
                 self.enter(dir, ignored)?;
                 Ok(true)
             }
-            // Swapped for something else since it was looked at; the next snapshot sees it.
+            // The entry was replaced after it was examined; the next snapshot sees it.
             Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR) => Ok(true),
             Err(Errno::EACCES) => Ok(false),
             Err(error) => Err(io("open", &self.here())(error)),
@@ -261,20 +267,20 @@ impl<'a> Walk<'a> {
         &mut self,
         name: &CStr,
         stat: &FileStat,
-        known: Option<Stamp>,
-    ) -> Result<Option<Step>, GitError> {
+        known: Option<FileStamp>,
+    ) -> Result<Option<WalkStep>, GitError> {
         let odd = match kind(stat) {
             SFlag::S_IFREG | SFlag::S_IFLNK => None,
-            SFlag::S_IFIFO => Some(Oddity::Fifo),
-            SFlag::S_IFSOCK => Some(Oddity::Socket),
-            _ => Some(Oddity::Device),
+            SFlag::S_IFIFO => Some(SkipReason::Fifo),
+            SFlag::S_IFSOCK => Some(SkipReason::Socket),
+            _ => Some(SkipReason::Device),
         };
         if let Some(odd) = odd {
-            return Ok(Some(Step::Odd(odd)));
+            return Ok(Some(WalkStep::Skipped(odd)));
         }
         let stamp = stamp(stat);
         if known.is_some_and(|known| known.holds(&stamp, self.manifest.taken)) {
-            return Ok(Some(Step::Unchanged));
+            return Ok(Some(WalkStep::Unchanged));
         }
         let Some(level) = self.stack.last() else {
             return Ok(None);
@@ -286,68 +292,68 @@ impl<'a> Walk<'a> {
                 Err(error) => return Err(io("read the link", &self.here())(error)),
             };
             self.link = text.as_bytes().to_vec();
-            return Ok(Some(Step::Link(stamp)));
+            return Ok(Some(WalkStep::Link(stamp)));
         }
-        let file = match beneath::file(level.dir.as_fd(), name) {
+        let file = match beneath::open_file(level.dir.as_fd(), name) {
             Ok(file) => file,
             Err(Errno::ENOENT | Errno::ELOOP) => return Ok(None),
-            Err(Errno::EACCES) => return Ok(Some(Step::Odd(Oddity::Unreadable))),
+            Err(Errno::EACCES) => return Ok(Some(WalkStep::Skipped(SkipReason::Unreadable))),
             Err(error) => return Err(io("open", &self.here())(error)),
         };
-        // What was opened counts, not what was looked at before.
+        // The type of the opened file counts, not that of the name before.
         let stat = fstat(&file).map_err(io("look at", &self.here()))?;
         if kind(&stat) != SFlag::S_IFREG {
             return Ok(None);
         }
         let stamp = self::stamp(&stat);
         self.file = Some(file.take(self.bounds.file.saturating_add(1)));
-        Ok(Some(Step::File(stamp)))
+        Ok(Some(WalkStep::File(stamp)))
     }
 
     fn here(&self) -> PathBuf {
-        self.root.join(beneath::path(&self.path))
+        self.root.join(beneath::path_from_bytes(&self.path))
     }
 }
 
 /// Opens a workspace's root.
 pub(crate) fn open_root(root: &Path) -> Result<OwnedFd, GitError> {
-    beneath::root(root).map_err(io("open", root))
+    beneath::open_root(root).map_err(io("open", root))
 }
 
-enum Step {
+enum WalkStep {
     Unchanged,
-    File(Stamp),
-    Link(Stamp),
-    Odd(Oddity),
+    File(FileStamp),
+    Link(FileStamp),
+    Skipped(SkipReason),
 }
 
-impl Source for Walk<'_> {
-    fn began(&self) -> Moment {
+impl SnapshotSource for Walk<'_> {
+    fn began(&self) -> FileTime {
         self.began
     }
 
-    fn next(&mut self) -> Result<Option<Entry<'_>>, GitError> {
+    fn next(&mut self) -> Result<Option<SnapshotEntry<'_>>, GitError> {
         let Some(step) = self.step()? else {
             return Ok(None);
         };
         let (content, stamp) = match step {
-            Step::Unchanged => (Content::Unchanged, None),
-            Step::Odd(oddity) => (Content::Odd(oddity), None),
-            Step::Link(stamp) => (Content::Link(&self.link), Some(stamp)),
-            Step::File(stamp) => match &mut self.file {
+            WalkStep::Unchanged => (EntryContent::Unchanged, None),
+            WalkStep::Skipped(reason) => (EntryContent::Skipped(reason), None),
+            WalkStep::Link(stamp) => (EntryContent::Link(&self.link), Some(stamp)),
+            WalkStep::File(stamp) => match &mut self.file {
                 Some(file) => {
                     let executable = stamp.mode == EXECUTABLE;
-                    let content = Content::File {
+                    let content = EntryContent::File {
                         executable,
                         size: stamp.size,
                         body: file,
                     };
                     (content, Some(stamp))
                 }
-                None => (Content::Unchanged, None),
+                None => (EntryContent::Unchanged, None),
             },
         };
-        Ok(Some(Entry {
+        Ok(Some(SnapshotEntry {
             path: &self.path,
             content,
             stamp,
@@ -359,14 +365,14 @@ fn kind(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
 }
 
-/// A file's stat data; the blob is not known yet.
-pub(super) fn stamp(stat: &FileStat) -> Stamp {
+/// Converts stat data; the blob is not known yet.
+pub(super) fn stamp(stat: &FileStat) -> FileStamp {
     let mode = match kind(stat) {
         SFlag::S_IFLNK => LINK,
         _ if stat.st_mode & 0o100 != 0 => EXECUTABLE,
         _ => FILE,
     };
-    Stamp {
+    FileStamp {
         mode,
         size: u64::try_from(stat.st_size).unwrap_or_default(),
         mtime: (stat.st_mtime, stat.st_mtime_nsec),

@@ -1,5 +1,5 @@
-//! A workspace: a copy of a checkout with a repository of its own, in which the sandbox's
-//! branch is checked out.
+//! Creates workspaces: a copy of a checkout with its own repository, in which the sandbox's branch
+//! is checked out.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,60 +9,59 @@ use std::sync::atomic::AtomicBool;
 
 use git2::{Index, Oid, Repository};
 
-use super::checkout::{Checkout, Checkouts, is_unfinished};
+use super::checkout_cache::{CachedCheckout, CheckoutCache, is_unfinished};
 use super::copy::{copy_file, copy_tree, create_directory};
 use super::error::{GitError, git, io};
-use super::home::Home;
+use super::host_repository::HostRepository;
 use super::index::index_entry;
 use super::manifest::Manifest;
-use super::ownership::{give, give_all, give_below, give_tree};
+use super::ownership::{chown, chown_all, chown_below, chown_manifest};
 use super::remote_url::RemoteUrl;
-use super::snapshot::Bounds;
+use super::snapshot::SnapshotBounds;
+use crate::create_progress::{CreateProgress, CreateStep};
 use crate::name::Slug;
-use crate::progress::{Progress, Step};
 
-/// What a workspace starts from.
+/// The commit and options of a workspace.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct WorkspacePlan {
     /// The commit to check out.
     pub commit: Oid,
-    /// How many generations of history come along; all of them if not said.
+    /// Clone depth; full history if `None`.
     pub depth: Option<u32>,
-    /// Whether the uncommitted changes of the operator's worktree come along, as uncommitted
-    /// changes.
+    /// Whether the operator's uncommitted changes are copied, as uncommitted changes.
     pub dirty: bool,
 }
 
-/// A user and a group that files are given to.
+/// A user id and a group id.
 pub type Owner = (u32, u32);
 
-const MOST_SPARES: usize = 3;
+const MAX_SPARES: usize = 3;
 
-impl Checkouts {
-    /// Prepares a copy ahead, which the next [`Checkouts::create_workspace`] of the same plan
-    /// only renames. There is at most one per plan. It is given to `owner` already: giving ten
-    /// thousand files away takes longer than making a sandbox.
+impl CheckoutCache {
+    /// Prepares a spare workspace, which the next [`CheckoutCache::create_workspace`] of the same
+    /// plan only renames. There is at most one for each plan. Its files are owned by `owner`
+    /// already: changing the owner of ten thousand files takes longer than creating a sandbox.
     pub fn prepare_spare(
         &self,
-        home: &Home,
-        plan: &Plan,
+        host_repository: &HostRepository,
+        plan: &WorkspacePlan,
         owner: Option<Owner>,
     ) -> Result<(), GitError> {
         let dir = self.state.join("spares").join(plan.name());
         if dir.exists() {
             return Ok(());
         }
-        let checkout = self.get(home, plan.commit)?;
+        let checkout = self.get(host_repository, plan.commit)?;
         self.publish("spares", &dir, |fresh| {
             let workspace = fresh.join("workspace");
             fs::create_dir(&workspace).map_err(io("create", &workspace))?;
             let manifest = self.fill(
-                home,
+                host_repository,
                 plan,
                 &checkout,
                 &workspace,
                 owner,
-                &Progress::default(),
+                &CreateProgress::default(),
             )?;
             if let Some((user, group)) = owner {
                 let path = fresh.join("owner");
@@ -73,12 +72,12 @@ impl Checkouts {
         self.keep_few_spares()
     }
 
-    /// Whose the spare of a plan is, where there is one and it was given away.
-    pub fn spare_owner(&self, plan: &Plan) -> Option<Owner> {
+    /// The owner of a plan's spare, if there is a spare with an owner.
+    pub fn spare_owner(&self, plan: &WorkspacePlan) -> Option<Owner> {
         read_owner(&self.state.join("spares").join(plan.name()))
     }
 
-    /// Everybody who was promised a spare.
+    /// The owners of all spares.
     pub fn spare_owners(&self) -> Vec<Owner> {
         let spares = fs::read_dir(self.state.join("spares"));
         let spares = spares.into_iter().flatten().flatten();
@@ -87,7 +86,7 @@ impl Checkouts {
             .collect()
     }
 
-    /// Old commits are seldom started from again.
+    /// Removes the oldest spares: old commits are seldom used again.
     fn keep_few_spares(&self) -> Result<(), GitError> {
         let root = self.state.join("spares");
         let mut spares: Vec<_> = fs::read_dir(&root)
@@ -102,38 +101,44 @@ impl Checkouts {
             })
             .collect();
         spares.sort();
-        for (_, spare) in spares.iter().rev().skip(MOST_SPARES) {
+        for (_, spare) in spares.iter().rev().skip(MAX_SPARES) {
             self.discard("spares", spare)?;
         }
         Ok(())
     }
 
-    /// Makes the workspace of a sandbox at `target`, which is an empty directory or not there
-    /// yet, and gives all of it to `owner` (which takes a root gate). On failure `target` is
-    /// as it was.
+    /// Creates a sandbox's workspace at `target`, which is an empty directory or does not exist,
+    /// and sets its owner to `owner` (which needs root). On failure `target` is restored.
     pub fn create_workspace(
         &self,
-        home: &Home,
-        plan: &Plan,
+        host_repository: &HostRepository,
+        plan: &WorkspacePlan,
         slug: &Slug,
         target: &Path,
         owner: Option<Owner>,
     ) -> Result<Manifest, GitError> {
-        self.create_watched(home, plan, slug, target, owner, &Progress::default())
+        self.create_workspace_with_progress(
+            host_repository,
+            plan,
+            slug,
+            target,
+            owner,
+            &CreateProgress::default(),
+        )
     }
 
-    /// As [`Checkouts::create_workspace`], and tells how far it is.
-    pub fn create_watched(
+    /// As [`CheckoutCache::create_workspace`], and reports its progress.
+    pub fn create_workspace_with_progress(
         &self,
-        home: &Home,
-        plan: &Plan,
+        host_repository: &HostRepository,
+        plan: &WorkspacePlan,
         slug: &Slug,
         target: &Path,
         owner: Option<Owner>,
-        progress: &Progress,
+        progress: &CreateProgress,
     ) -> Result<Manifest, GitError> {
         let found = empty_directory(target)?;
-        let made = self.make_workspace(home, plan, slug, target, owner, progress);
+        let made = self.make_workspace(host_repository, plan, slug, target, owner, progress);
         if made.is_err() {
             clear(target, found.as_ref());
         }
@@ -142,45 +147,50 @@ impl Checkouts {
 
     fn make_workspace(
         &self,
-        home: &Home,
-        plan: &Plan,
+        host_repository: &HostRepository,
+        plan: &WorkspacePlan,
         slug: &Slug,
         target: &Path,
         owner: Option<Owner>,
-        progress: &Progress,
+        progress: &CreateProgress,
     ) -> Result<Manifest, GitError> {
         let manifest = match self.take_spare(plan, target)? {
             Some((manifest, whose)) if whose == owner => manifest,
             Some((manifest, _)) => match owner {
-                Some(owner) => give_tree(target, &manifest, owner)?,
+                Some(owner) => chown_manifest(target, &manifest, owner)?,
                 None => manifest,
             },
             None => {
-                let checkout = self.get_watched(home, plan.commit, progress)?;
+                let checkout = self.get_with_progress(host_repository, plan.commit, progress)?;
                 match fs::create_dir(target) {
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                     other => other.map_err(io("create", target))?,
                 }
-                self.fill(home, plan, &checkout, target, owner, progress)?
+                self.fill(host_repository, plan, &checkout, target, owner, progress)?
             }
         };
         if plan.dirty {
-            home.take_along(plan.commit, target, owner, &Bounds::default())?;
+            host_repository.copy_uncommitted(
+                plan.commit,
+                target,
+                owner,
+                &SnapshotBounds::default(),
+            )?;
         }
         let git_dir = target.join(".git");
-        check_out_branch(home, slug, plan.commit, &git_dir)?;
+        check_out_branch(host_repository, slug, plan.commit, &git_dir)?;
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(target, open).map_err(io("open", target))?;
         if let Some(owner) = owner {
-            give_below(&git_dir, owner)?;
-            give(target, owner)?;
+            chown_below(&git_dir, owner)?;
+            chown(target, owner)?;
         }
         Ok(manifest)
     }
 
     fn take_spare(
         &self,
-        plan: &Plan,
+        plan: &WorkspacePlan,
         to: &Path,
     ) -> Result<Option<(Manifest, Option<Owner>)>, GitError> {
         let dir = self.state.join("spares").join(plan.name());
@@ -188,8 +198,8 @@ impl Checkouts {
             return Ok(None);
         };
         let whose = read_owner(&dir);
-        // The rename is the claim: of two that try, one finds nothing any more. On another
-        // file system it cannot be renamed, and a copy is made instead.
+        // The rename is atomic: of two concurrent calls, one succeeds. Across file systems it
+        // fails, and the caller copies instead.
         let taken = fs::rename(dir.join("workspace"), to).is_ok();
         if taken {
             self.discard("spares", &dir)?;
@@ -199,18 +209,18 @@ impl Checkouts {
 
     fn fill(
         &self,
-        home: &Home,
-        plan: &Plan,
-        checkout: &Checkout,
+        host_repository: &HostRepository,
+        plan: &WorkspacePlan,
+        checkout: &CachedCheckout,
         to: &Path,
         owner: Option<Owner>,
-        progress: &Progress,
+        progress: &CreateProgress,
     ) -> Result<Manifest, GitError> {
         let template = checkout.dir.join(plan.template());
         if !template.exists() {
-            progress.begin(Step::History, None);
+            progress.begin(CreateStep::History, None);
             self.publish("checkouts", &template, |fresh| {
-                write_template(home, plan, &checkout.manifest, fresh)
+                write_template(host_repository, plan, &checkout.manifest, fresh)
             })?;
         }
         let tree = checkout.dir.join("tree");
@@ -220,9 +230,8 @@ impl Checkouts {
     }
 }
 
-/// Gives a workspace away and moves what is in it to where the sandbox has an empty one,
-/// which it may have mounted somewhere. `manifest` is where it says what there is, before and
-/// after.
+/// Sets the owner of a staged workspace and moves its entries to the sandbox's empty workspace,
+/// which may be mounted. `manifest` is the path of its manifest, which is updated.
 pub(crate) fn settle(
     from: &Path,
     to: &Path,
@@ -230,7 +239,7 @@ pub(crate) fn settle(
     owner: Owner,
 ) -> Result<(), GitError> {
     let known = Manifest::load(manifest)?;
-    give_all(from, &known, owner)?.save(manifest)?;
+    chown_all(from, &known, owner)?.save(manifest)?;
     for entry in fs::read_dir(from).map_err(io("list", from))? {
         let entry = entry.map_err(io("list", from))?;
         let target = to.join(entry.file_name());
@@ -239,20 +248,23 @@ pub(crate) fn settle(
     fs::remove_dir(from).map_err(io("remove", from))
 }
 
-/// What a target is, if it is there; one that holds something, or is no directory, is refused.
+/// Returns the metadata of an existing empty directory; fails for anything else that exists.
 fn empty_directory(target: &Path) -> Result<Option<fs::Metadata>, GitError> {
     let found = match fs::symlink_metadata(target) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         other => other.map_err(io("look at", target))?,
     };
     if !found.is_dir() || fs::read_dir(target).map_err(io("list", target))?.count() > 0 {
-        let taken = std::io::Error::new(ErrorKind::AlreadyExists, "something is there already");
+        let taken = std::io::Error::new(
+            ErrorKind::AlreadyExists,
+            "the path already exists and is no empty directory",
+        );
         return Err(io("create", target)(taken));
     }
     Ok(Some(found))
 }
 
-/// Leaves nothing behind of a workspace that did not come about.
+/// Removes a workspace that could not be created, and restores the directory that was there.
 fn clear(target: &Path, found: Option<&fs::Metadata>) {
     let _ = fs::remove_dir_all(target);
     if let Some(found) = found {
@@ -262,7 +274,7 @@ fn clear(target: &Path, found: Option<&fs::Metadata>) {
     }
 }
 
-impl Plan {
+impl WorkspacePlan {
     fn name(&self) -> String {
         match self.depth {
             Some(depth) => format!("{}-{depth}", self.commit),
@@ -287,14 +299,14 @@ const CONFIG: &str = "[core]
 \tcheckStat = minimal
 ";
 
-/// Makes the repository that workspaces get a copy of: the commit's history in one pack of
-/// its own (nothing else of the host's objects, and no shared file), and an index.
+/// Creates the repository that is copied into workspaces: the commit's history in one pack (no
+/// other objects of the host, and no shared file), and an index.
 ///
-/// The index fits every copy because copies keep the files' times; git is told not to look
-/// at inode numbers, owners and the like.
+/// The index fits every copy, because copies keep the files' times, and git is configured to ignore
+/// inode numbers and owners.
 fn write_template(
-    home: &Home,
-    plan: &Plan,
+    host_repository: &HostRepository,
+    plan: &WorkspacePlan,
     manifest: &Manifest,
     to: &Path,
 ) -> Result<(), GitError> {
@@ -308,7 +320,7 @@ fn write_template(
         let dir = to.join(below);
         fs::create_dir_all(&dir).map_err(io("create", &dir))?;
     }
-    let shallow = write_pack(home, plan, &to.join("objects/pack"))?;
+    let shallow = write_pack(host_repository, plan, &to.join("objects/pack"))?;
     let shallow: String = shallow.iter().map(|id| format!("{id}\n")).collect();
     if !shallow.is_empty() {
         let path = to.join("shallow");
@@ -327,13 +339,17 @@ fn write_template(
     index.write().map_err(git("write an index"))
 }
 
-/// Packs the plan's history and returns the commits whose parents stay behind.
-fn write_pack(home: &Home, plan: &Plan, to: &Path) -> Result<Vec<Oid>, GitError> {
-    let repo = home.repo();
+/// Packs the plan's history and returns the shallow boundary commits.
+fn write_pack(
+    host_repository: &HostRepository,
+    plan: &WorkspacePlan,
+    to: &Path,
+) -> Result<Vec<Oid>, GitError> {
+    let repo = host_repository.repo();
     let failed = || git("pack the history");
     let mut pack = repo.packbuilder().map_err(failed())?;
     pack.set_threads(0);
-    // A shallow repository has an end of its own.
+    // A shallow repository has its own boundary.
     let ends = fs::read_to_string(repo.commondir().join("shallow")).unwrap_or_default();
     let ends: Vec<_> = ends
         .lines()
@@ -400,20 +416,26 @@ fn copy_template(from: &Path, to: &Path, can_clone: &AtomicBool) -> Result<(), G
     Ok(())
 }
 
-/// Gives a fresh copy its branch and its remotes.
-fn check_out_branch(home: &Home, slug: &Slug, commit: Oid, git_dir: &Path) -> Result<(), GitError> {
+/// Configures the branch, the identity and the remotes of a new copy.
+fn check_out_branch(
+    host_repository: &HostRepository,
+    slug: &Slug,
+    commit: Oid,
+    git_dir: &Path,
+) -> Result<(), GitError> {
     let branch = slug.branch();
     let heads = git_dir.join("refs/heads/palisade");
     create_directory(&heads)?;
     let mut config = CONFIG.to_owned();
-    // Whoever merges it is answerable for it: the agent commits in the operator's name.
-    let who = home.signature()?;
+    // The agent commits in the name of the operator, who merges the commits and is responsible for
+    // them.
+    let who = host_repository.signature()?;
     config.push_str(&format!(
         "[user]\n\tname = {}\n\temail = {}\n",
         quoted(who.name_bytes()),
         quoted(who.email_bytes())
     ));
-    for (name, url) in remotes(home)? {
+    for (name, url) in remotes(host_repository)? {
         config.push_str(&format!(
             "[remote \"{name}\"]\n\turl = \"{url}\"\n\tfetch = +refs/heads/*:refs/remotes/{name}/*\n"
         ));
@@ -433,7 +455,7 @@ fn check_out_branch(home: &Home, slug: &Slug, commit: Oid, git_dir: &Path) -> Re
     Ok(())
 }
 
-/// A value as git's configuration reads it back.
+/// Quotes a value for git's configuration file.
 fn quoted(bytes: &[u8]) -> String {
     let mut text = String::from("\"");
     for c in String::from_utf8_lossy(bytes).chars() {
@@ -447,17 +469,17 @@ fn quoted(bytes: &[u8]) -> String {
     text
 }
 
-/// The operator's remotes as an agent may know them.
-fn remotes(home: &Home) -> Result<Vec<(String, String)>, GitError> {
+/// Returns the operator's remotes without credentials.
+fn remotes(host_repository: &HostRepository) -> Result<Vec<(String, String)>, GitError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let remotes = home.remotes()?.into_iter();
+    let remotes = host_repository.remotes()?.into_iter();
     Ok(remotes
         .filter(|(name, _)| name.chars().all(plain))
         .filter_map(|(name, url)| Some((name, without_secrets(&url)?)))
         .collect())
 }
 
-/// A URL without user, password and query; nothing for a path on this machine.
+/// Removes user, password and query from a URL; `None` for a local path.
 fn without_secrets(url: &str) -> Option<String> {
     let odd = |c: char| c.is_control() || c.is_whitespace() || matches!(c, '"' | '\\' | '#' | ';');
     if url.chars().any(odd) {
@@ -483,7 +505,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_cannot_leave_its_line() {
+    fn quoted_config_value_stays_on_one_line() {
         for (name, text) in [
             ("A. U. Thor", r#""A. U. Thor""#),
             (
@@ -497,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remote_loses_its_secrets() {
+    fn remote_url_is_stripped_of_credentials() {
         for (url, left) in [
             (
                 "https://me:token@git.example/a/b.git",

@@ -1,4 +1,4 @@
-//! A sandbox's files as of some moment: kept under a label, put back, given to another.
+//! Checkpoints of a sandbox: saved under a label, restored, or forked.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,24 +7,24 @@ use std::path::{Path, PathBuf};
 use policy::id::SandboxId;
 use serde::Serialize;
 
-use super::row::{Row, Stage};
-use super::{Manager, ManagerError, commit_of, home_of, new_id, now};
-use crate::checkpoint::{self, Copied};
-use crate::contract::{Sandbox, SandboxConfig, SandboxError, SandboxStatus, Trust};
-use crate::git::home::Home;
+use super::row::{RowStage, SandboxRow};
+use super::{Manager, ManagerError, commit_of, new_id, now, repository_of};
+use crate::checkpoint::{self, CopySummary};
+use crate::contract::{SandboxBackend, SandboxConfig, SandboxError, SandboxStatus, Trust};
+use crate::git::host_repository::HostRepository;
 use crate::name::Slug;
 
-/// A checkpoint that is there.
+/// An existing checkpoint.
 #[derive(Clone, Debug, Serialize)]
 pub struct Checkpoint {
-    /// What it is called.
+    /// The label.
     pub label: Slug,
-    /// When it was made, in milliseconds since 1970.
+    /// The time of its creation, in milliseconds since 1970.
     pub created: u64,
 }
 
 impl Manager {
-    /// The checkpoints of a sandbox, oldest first.
+    /// Lists the checkpoints of a sandbox, oldest first.
     pub fn checkpoints(&self, id: &SandboxId) -> Result<Vec<Checkpoint>, ManagerError> {
         self.row(id)?;
         let entries = match fs::read_dir(self.checkpoints.join(id.as_str())) {
@@ -45,18 +45,18 @@ impl Manager {
         Ok(all)
     }
 
-    /// Keeps the files of a sandbox as they are now. It stands still meanwhile.
-    pub fn checkpoint(&self, id: &SandboxId, label: &str) -> Result<Copied, ManagerError> {
+    /// Saves the files of a sandbox, which is paused meanwhile.
+    pub fn checkpoint(&self, id: &SandboxId, label: &str) -> Result<CopySummary, ManagerError> {
         let to = self.checkpoint_at(id, &label_of(label)?)?;
         let above = self.checkpoints.join(id.as_str());
         private(&self.checkpoints)
             .and_then(|()| private(&above))
             .map_err(SandboxError::system("making the directory of checkpoints"))?;
-        self.standing_still(id, || Ok(self.backend.save(id, &to)?))
+        self.while_paused(id, || Ok(self.backend.save(id, &to)?))
     }
 
-    /// Puts the files of a checkpoint in the place of a sandbox's. Its processes end, and it
-    /// starts again, and trusts `trust`.
+    /// Replaces a sandbox's files by a checkpoint's. The sandbox's processes are killed, and it
+    /// restarts with `trust`.
     pub fn restore(&self, id: &SandboxId, label: &str, trust: &Trust) -> Result<(), ManagerError> {
         let from = self.find_checkpoint(id, label)?;
         self.backend.replace(id, trust, |tree, first| {
@@ -65,7 +65,7 @@ impl Manager {
         })
     }
 
-    /// Where a checkpoint is, if there is one of that label.
+    /// Returns the directory of a checkpoint.
     pub fn find_checkpoint(&self, id: &SandboxId, label: &str) -> Result<PathBuf, ManagerError> {
         let label = label_of(label)?;
         let from = self.checkpoint_at(id, &label)?;
@@ -85,40 +85,45 @@ impl Manager {
         Ok(from)
     }
 
-    /// Makes a sandbox with another one's files and branch, as they are now. As
-    /// [`Manager::begin`], it wants [`Manager::keep`].
-    pub fn fork(&self, id: &SandboxId, name: &str, trust: &Trust) -> Result<Row, ManagerError> {
+    /// Creates a sandbox with a copy of another one's files and branch. As after
+    /// [`Manager::begin`], the result needs [`Manager::mark_kept`].
+    pub fn fork(
+        &self,
+        id: &SandboxId,
+        name: &str,
+        trust: &Trust,
+    ) -> Result<SandboxRow, ManagerError> {
         let name = Slug::from_name(name).map_err(SandboxError::from)?;
         let source = self.row(id)?;
-        let home = source.repository.as_ref().map(|_| home_of(&source));
-        let home = home.transpose()?;
-        let tip = home
+        let host_repository = source.repository.as_ref().map(|_| repository_of(&source));
+        let host_repository = host_repository.transpose()?;
+        let tip = host_repository
             .as_ref()
-            .map(|home| home.tip(&source.name))
+            .map(|host_repository| host_repository.tip(&source.name))
             .transpose()?;
-        let row = self.claim(Row {
+        let row = self.claim(SandboxRow {
             id: new_id(&name)?,
             name,
             start: tip.map(|tip| tip.to_string()),
             created: now(),
-            stage: Stage::Making,
+            stage: RowStage::Making,
             branch_made: false,
             published: Vec::new(),
             ..source.clone()
         })?;
-        let made = self.build_fork(&source, &row, home.as_ref(), trust);
-        self.or_undo(row, made)
+        let made = self.build_fork(&source, &row, host_repository.as_ref(), trust);
+        self.undo_on_error(row, made)
     }
 
     fn build_fork(
         &self,
-        source: &Row,
-        row: &Row,
-        home: Option<&Home>,
+        source: &SandboxRow,
+        row: &SandboxRow,
+        host_repository: Option<&HostRepository>,
         trust: &Trust,
     ) -> Result<(), ManagerError> {
-        if let (Some(home), Some(start)) = (home, &row.start) {
-            self.make_branch(row, home, commit_of(start)?)?;
+        if let (Some(host_repository), Some(start)) = (host_repository, &row.start) {
+            self.make_branch(row, host_repository, commit_of(start)?)?;
         }
         let config = SandboxConfig {
             id: row.id.clone(),
@@ -126,13 +131,14 @@ impl Manager {
             trust: Some(trust.clone()),
             ..self.backend.config(&source.id)?
         };
-        self.standing_still(&source.id, || {
+        self.while_paused(&source.id, || {
             self.backend.create_from(&config, |tree, first| {
                 self.backend.copy_tree(&source.id, &row.id, tree, first)?;
                 Ok::<(), ManagerError>(())
             })
         })?;
-        // The copies have other inodes: the next snapshot reads them all, and learns them.
+        // The copies have other inodes, so the next snapshot reads all files and updates the
+        // manifest.
         let manifest = self.rows.manifest(&source.id);
         match fs::copy(manifest, self.rows.manifest(&row.id)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -142,8 +148,8 @@ impl Manager {
         }
     }
 
-    /// Does something while nothing moves in a sandbox.
-    fn standing_still<T>(
+    /// Calls `work` while the sandbox is paused.
+    fn while_paused<T>(
         &self,
         id: &SandboxId,
         work: impl FnOnce() -> Result<T, ManagerError>,

@@ -1,4 +1,4 @@
-//! What is written down of a sandbox, one file each.
+//! Sandbox rows: one JSON file for each sandbox.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -13,43 +13,44 @@ use super::ManagerError;
 use crate::contract::SandboxError;
 use crate::name::Slug;
 
-/// A sandbox as an operator knows it.
+/// The record of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
-    /// What it is called everywhere but in front of people.
+pub struct SandboxRow {
+    /// The unique id.
     pub id: SandboxId,
-    /// What people call it; one of a kind in its repository.
+    /// The name, unique within its repository.
     pub name: Slug,
-    /// The operator's repository, unless it works on none.
+    /// The operator's repository, if there is one.
     pub repository: Option<PathBuf>,
-    /// The directory that all worktrees of that repository share.
+    /// The common directory of the repository's worktrees.
     #[serde(default)]
     pub common: Option<PathBuf>,
-    /// Whether the branch is known to be ours. A crash may have come before.
+    /// Whether the branch is known to be created for this sandbox. A crash may come between the
+    /// two.
     #[serde(default)]
     pub branch_made: bool,
-    /// The commit its workspace began at, which is known inside.
+    /// The workspace's first commit, which the workspace's repository has.
     pub base: Option<String>,
-    /// The commit its branch was made at: another one where it is a fork.
+    /// The branch's first commit, which differs from `base` for a fork.
     pub start: Option<String>,
-    /// When it was asked for, in milliseconds since 1970.
+    /// The time of the request, in milliseconds since 1970.
     pub created: u64,
     /// How far it has come.
-    pub stage: Stage,
-    /// Ports of the host that lead to ports inside.
+    pub stage: RowStage,
+    /// The published ports.
     #[serde(default)]
-    pub published: Vec<Published>,
-    /// What the repository's own file adds, as the control crate wrote it. Not interpreted
-    /// here.
+    pub published: Vec<PublishedPort>,
+    /// The part of the repository's own configuration file, written by the control crate and not
+    /// interpreted here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repository_file: Option<serde_json::Value>,
 }
 
-/// A port of the host's loopback that leads to one inside.
+/// A loopback port of the host that is forwarded to a port in the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Published {
-    /// Where the host listens.
+pub struct PublishedPort {
+    /// The listening address on the host.
     pub host: SocketAddr,
     /// The port inside.
     pub port: u16,
@@ -58,24 +59,24 @@ pub struct Published {
 /// How far a sandbox has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Stage {
-    /// Parts of it may be missing. Found at a start, it is removed.
+pub enum RowStage {
+    /// The creation is in progress. After a crash the sandbox is removed.
     Making,
-    /// All of it is there.
+    /// The sandbox is complete.
     Kept,
-    /// Parts of it may be gone. Found at a start, the rest goes.
+    /// The removal is in progress. After a crash it is continued.
     Removing,
 }
 
-impl Row {
-    /// Whether both are called the same in the same repository.
-    pub(super) fn is_twin_of(&self, other: &Self) -> bool {
+impl SandboxRow {
+    /// Whether both have the same name in the same repository.
+    pub(super) fn has_same_name(&self, other: &Self) -> bool {
         let same_repository = self.repository == other.repository
             || (self.common.is_some() && self.common == other.common);
         self.name == other.name && same_repository
     }
 
-    /// The branch it works on, where it has one.
+    /// The sandbox's branch, if it has a repository.
     pub fn branch(&self) -> Option<String> {
         self.repository.as_ref().map(|_| self.name.branch())
     }
@@ -83,9 +84,9 @@ impl Row {
 
 /// The directory of rows.
 #[derive(Clone, Debug)]
-pub(super) struct Rows(PathBuf);
+pub(super) struct RowStore(PathBuf);
 
-impl Rows {
+impl RowStore {
     pub(super) fn open(directory: PathBuf) -> Result<Self, ManagerError> {
         fs::DirBuilder::new()
             .recursive(true)
@@ -94,11 +95,11 @@ impl Rows {
             .map_err(SandboxError::system("making the directory of sandboxes"))?;
         let rows = Self(directory);
         rows.sweep()
-            .map_err(SandboxError::system("clearing half-written rows"))?;
+            .map_err(SandboxError::system("removing incomplete rows"))?;
         Ok(rows)
     }
 
-    /// A crash between writing a row and its rename leaves a file that nobody reads.
+    /// Removes temporary files that a crash left between writing and renaming a row.
     fn sweep(&self) -> std::io::Result<()> {
         for entry in fs::read_dir(&self.0)?.flatten() {
             let name = entry.file_name();
@@ -109,7 +110,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Where the manifest of a sandbox's last snapshot is.
+    /// The path of the manifest of a sandbox's last snapshot.
     pub(super) fn manifest(&self, id: &SandboxId) -> PathBuf {
         self.0.join(format!("{id}.manifest"))
     }
@@ -118,7 +119,7 @@ impl Rows {
         self.0.join(format!("{id}.json"))
     }
 
-    pub(super) fn all(&self) -> Result<Vec<Row>, ManagerError> {
+    pub(super) fn all(&self) -> Result<Vec<SandboxRow>, ManagerError> {
         let entries = fs::read_dir(&self.0).map_err(SandboxError::system("listing sandboxes"))?;
         let mut rows = Vec::new();
         for entry in entries.flatten() {
@@ -127,11 +128,11 @@ impl Rows {
             let Some(Ok(id)) = id.map(SandboxId::parse) else {
                 continue;
             };
-            // One that cannot be read must not hide the others.
+            // An unreadable row must not hide the others.
             match self.read(&id) {
                 Ok(row) => rows.push(row),
                 Err(error) => {
-                    tracing::warn!(sandbox = %id, %error, "a sandbox's row is unreadable");
+                    tracing::warn!(sandbox = %id, %error, "sandbox manager cannot read a row");
                 }
             }
         }
@@ -139,7 +140,7 @@ impl Rows {
         Ok(rows)
     }
 
-    pub(super) fn read(&self, id: &SandboxId) -> Result<Row, ManagerError> {
+    pub(super) fn read(&self, id: &SandboxId) -> Result<SandboxRow, ManagerError> {
         match fs::read(self.path(id)) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 Err(SandboxError::NotFound(id.to_string()).into())
@@ -151,8 +152,8 @@ impl Rows {
         }
     }
 
-    /// Writes a row, whole or not at all.
-    pub(super) fn write(&self, row: &Row) -> Result<(), ManagerError> {
+    /// Writes a row atomically.
+    pub(super) fn write(&self, row: &SandboxRow) -> Result<(), ManagerError> {
         let write = || {
             let bytes = serde_json::to_vec_pretty(row)?;
             let new = self.0.join(format!("{}.new", row.id));
@@ -163,9 +164,9 @@ impl Rows {
                 .mode(0o600)
                 .open(&new)?;
             file.write_all(&bytes)?;
-            // What is unfinished is undone after a crash of ours, not after a power cut: a
-            // row that the disk has lost describes processes that it has lost, too.
-            if row.stage == Stage::Kept {
+            // Unfinished rows need no sync: they matter after a crash of the gate, not after a
+            // power cut, which also ends the processes that they describe.
+            if row.stage == RowStage::Kept {
                 file.sync_all()?;
             }
             fs::rename(new, self.path(&row.id))
@@ -173,14 +174,14 @@ impl Rows {
         Ok(write().map_err(SandboxError::system("writing the sandbox's row"))?)
     }
 
-    /// Forgets a sandbox. The row goes last.
+    /// Removes the manifest and then the row of a sandbox.
     pub(super) fn forget(&self, id: &SandboxId) -> Result<(), ManagerError> {
         let gone = |path: &Path| match fs::remove_file(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         };
         let manifest = self.manifest(id);
-        // What a crash left of writing one.
+        // A crash may have left a temporary manifest.
         gone(&manifest.with_extension("manifest.fresh"))
             .and_then(|()| gone(&manifest))
             .and_then(|()| gone(&self.path(id)))

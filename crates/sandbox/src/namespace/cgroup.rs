@@ -1,7 +1,8 @@
-//! cgroups, where this machine lets us have them: counting, weighing and freezing.
+//! cgroups for limits, CPU weight and freezing, where they are writable.
 //!
-//! Version 2 wherever it is writable, even with no controller (hybrid machines): freezing and
-//! killing need none. Version 1 for memory, pids, cpu and, without a version 2, the freezer.
+//! Version 2 is used wherever it is writable, even without a controller (hybrid machines): freezing
+//! and killing need none. Version 1 is used for memory, pids, cpu and, without version 2, the
+//! freezer.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -10,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollTimeout, poll};
 
-use super::protocol::Counted;
+use super::protocol::CgroupLimits;
 use super::scheduling;
-use crate::contract::Limits;
+use crate::contract::SandboxLimits;
 
-/// How long the kernel may take to stop or forget processes.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of freezing or removing processes.
+const CGROUP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Microseconds in which processor time is counted against a sandbox's limit.
+/// The period of the CPU limit in microseconds.
 const CPU_PERIOD: u64 = 100_000;
 
-/// A hierarchy this process is in.
+/// A cgroup hierarchy of this process.
 #[derive(Debug, PartialEq, Eq)]
 struct Hierarchy {
     /// Empty for version 2.
@@ -35,7 +36,7 @@ impl Hierarchy {
     }
 }
 
-/// Where a sandbox's cgroups would be, if this machine lets us make them.
+/// The paths of a sandbox's cgroups, where they can be created.
 pub(crate) fn plan(name: &str) -> Vec<PathBuf> {
     let (Ok(mounts), Ok(own)) = (
         fs::read_to_string("/proc/self/mountinfo"),
@@ -50,18 +51,18 @@ pub(crate) fn plan(name: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Makes what was planned and sets limits. Returns those that were made; what this machine
-/// refuses is left out.
-pub(crate) fn make(planned: &[PathBuf], limits: Limits) -> (Vec<PathBuf>, Counted) {
-    let mut counted = Counted::default();
+/// Creates the planned cgroups and sets limits. Returns the created ones; those that the system
+/// refuses are skipped.
+pub(crate) fn make(planned: &[PathBuf], limits: SandboxLimits) -> (Vec<PathBuf>, CgroupLimits) {
+    let mut counted = CgroupLimits::default();
     let mut made = Vec::new();
     for cgroup in planned {
         if create(cgroup).is_err() {
             continue;
         }
         if let Some(parent) = cgroup.parent() {
-            // Version 2 alone has the file, and refuses where the parent has processes of its
-            // own; then the cgroup only freezes.
+            // Only version 2 has this file, and refuses the write if the parent has processes; then
+            // the cgroup only freezes.
             let control = parent.join("cgroup.subtree_control");
             if control.exists() {
                 for controller in ["+memory", "+pids", "+cpu"] {
@@ -75,8 +76,8 @@ pub(crate) fn make(planned: &[PathBuf], limits: Limits) -> (Vec<PathBuf>, Counte
     (made, counted)
 }
 
-/// Sets the limits that a cgroup has files for, in either version.
-fn set_limits(cgroup: &Path, limits: Limits) -> Counted {
+/// Sets the limits that a cgroup of either version supports.
+fn set_limits(cgroup: &Path, limits: SandboxLimits) -> CgroupLimits {
     let write = |file: &str, value: &str| {
         let file = cgroup.join(file);
         file.exists() && fs::write(file, value).is_ok()
@@ -88,7 +89,7 @@ fn set_limits(cgroup: &Path, limits: Limits) -> Counted {
             || (set("cpu.cfs_period_us", CPU_PERIOD) && set("cpu.cfs_quota_us", quota))
     });
     set("memory.swap.max", 0);
-    Counted {
+    CgroupLimits {
         memory: set("memory.max", limits.memory) || set("memory.limit_in_bytes", limits.memory),
         pids: set("pids.max", u64::from(limits.pids)),
         cpu: set("cpu.weight", scheduling::WEIGHT) || set("cpu.shares", scheduling::SHARES),
@@ -96,7 +97,7 @@ fn set_limits(cgroup: &Path, limits: Limits) -> Counted {
     }
 }
 
-/// Freezes or thaws; `false` where no cgroup of ours can.
+/// Freezes or thaws; `false` if no cgroup supports it.
 pub(crate) fn freeze(cgroups: &[PathBuf], frozen: bool) -> Result<bool> {
     let wait_until = |is: &dyn Fn() -> Result<bool>| wait_for(is, "the cgroup did not freeze");
     for cgroup in cgroups {
@@ -110,7 +111,7 @@ pub(crate) fn freeze(cgroups: &[PathBuf], frozen: bool) -> Result<bool> {
         }
         if legacy.exists() {
             let state = if frozen { "FROZEN" } else { "THAWED" };
-            // A process that was being made may have escaped the first word.
+            // A process that was being forked may have missed the first write.
             wait_until(&|| {
                 fs::write(&legacy, state)?;
                 Ok(fs::read_to_string(&legacy)?.trim() == state)
@@ -121,8 +122,8 @@ pub(crate) fn freeze(cgroups: &[PathBuf], frozen: bool) -> Result<bool> {
     Ok(false)
 }
 
-/// Thaws whatever stands still in them and below them: an agent may have made cgroups of its
-/// own there, and in version 1 the frozen do not die.
+/// Thaws the cgroups and their descendants, which an agent may have created: in version 1 a frozen
+/// process cannot die.
 pub(crate) fn thaw_all(cgroups: &[PathBuf]) {
     for cgroup in cgroups {
         for one in descendants(cgroup).iter().chain([cgroup]) {
@@ -136,7 +137,7 @@ pub(crate) fn thaw_all(cgroups: &[PathBuf]) {
     }
 }
 
-/// Whether one of them is frozen, where one can be.
+/// Whether one of the cgroups is frozen; `None` if none supports freezing.
 pub(crate) fn is_frozen(cgroups: &[PathBuf]) -> Option<bool> {
     cgroups.iter().find_map(|cgroup| {
         let read = |file: &str| fs::read_to_string(cgroup.join(file)).ok();
@@ -146,7 +147,7 @@ pub(crate) fn is_frozen(cgroups: &[PathBuf]) -> Option<bool> {
     })
 }
 
-/// Kills whatever is in them and removes them.
+/// Kills all processes of the cgroups and removes them.
 pub(crate) fn remove(cgroups: &[PathBuf]) -> Result<()> {
     for cgroup in cgroups {
         let _ = fs::write(cgroup.join("cgroup.kill"), "1");
@@ -166,7 +167,7 @@ pub(crate) fn remove(cgroups: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// The cgroups below another, those deepest first.
+/// The descendants of a cgroup, deepest first.
 fn descendants(cgroup: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
     let mut all = Vec::new();
@@ -189,8 +190,8 @@ fn remove_below(cgroup: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether cgroups that this process may write to are the agent's as well, who has the same
-/// id: whoever can mount them could then raise its own limits.
+/// Whether this process's writable cgroups belong to the agent's id as well: an agent that could
+/// mount them could raise its own limits.
 pub(crate) fn is_delegated() -> bool {
     let writable = |cgroup: PathBuf| {
         let above = cgroup.parent().map(Path::to_owned).unwrap_or_default();
@@ -199,7 +200,8 @@ pub(crate) fn is_delegated() -> bool {
     plan("any").into_iter().any(writable)
 }
 
-/// Whether this process has no cgroup of the cpu controller: its weight is its session's own.
+/// Whether this process is in the root cgroup of the cpu controller, so that its weight is its
+/// session's.
 pub(crate) fn has_root_weight() -> bool {
     let (Ok(mounts), Ok(own)) = (
         fs::read_to_string("/proc/self/mountinfo"),
@@ -213,7 +215,7 @@ pub(crate) fn has_root_weight() -> bool {
         has_cpu.then_some(path == "/")
     });
     in_version_1.unwrap_or_else(|| {
-        // The root alone has no such file.
+        // Only the root cgroup has no such file.
         let weighed = |cgroup: &Path| cgroup.join("cpu.weight").exists();
         let unified = hierarchies(&mounts, &own).into_iter();
         let unified = unified.filter(|one| one.controllers.is_empty());
@@ -223,19 +225,19 @@ pub(crate) fn has_root_weight() -> bool {
     })
 }
 
-/// Asks until it is so. The kernel has no descriptor to wait on for these.
-fn wait_for(is: &dyn Fn() -> Result<bool>, else_say: &str) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+/// Polls until the condition holds. The kernel has no descriptor to wait on for these.
+fn wait_for(is: &dyn Fn() -> Result<bool>, message: &str) -> Result<()> {
+    let deadline = Instant::now() + CGROUP_TIMEOUT;
     while !is()? {
         if Instant::now() > deadline {
-            return Err(Error::new(ErrorKind::TimedOut, else_say));
+            return Err(Error::new(ErrorKind::TimedOut, message));
         }
         let _ = poll(&mut [], PollTimeout::from(1_u8));
     }
     Ok(())
 }
 
-/// A fresh directory; one left by a crash is emptied by removing it first.
+/// Creates a cgroup; one that a crash left is removed first.
 fn create(directory: &Path) -> Result<()> {
     match fs::create_dir(directory) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
@@ -246,7 +248,7 @@ fn create(directory: &Path) -> Result<()> {
     }
 }
 
-/// The hierarchies this process is in, version 2 first.
+/// Parses the hierarchies of this process, version 2 first.
 fn hierarchies(mounts: &str, own: &str) -> Vec<Hierarchy> {
     let mut found: Vec<_> = mounts
         .lines()
@@ -299,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_place_is_found_in_hybrid_and_unified_hierarchies() {
+    fn own_cgroup_is_found_in_hybrid_and_unified_hierarchies() {
         let mounts = "30 25 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
                       31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
                       32 25 0:28 /jail /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n\
@@ -326,13 +328,13 @@ mod tests {
     // Issue 14, number 3.
     #[test]
     fn limits_are_written_to_the_files_of_either_version() {
-        let limits = Limits {
+        let limits = SandboxLimits {
             memory: 1 << 30,
             pids: 7,
             millicpus: Some(1500),
-            ..Limits::default()
+            ..SandboxLimits::default()
         };
-        let all = Counted {
+        let all = CgroupLimits {
             memory: true,
             pids: true,
             cpu: true,
@@ -365,6 +367,6 @@ mod tests {
             }
         }
         let none = tempfile::tempdir().unwrap();
-        assert_eq!(set_limits(none.path(), limits), Counted::default());
+        assert_eq!(set_limits(none.path(), limits), CgroupLimits::default());
     }
 }

@@ -1,4 +1,4 @@
-//! The host's side of `init.sock`.
+//! Client of `init.sock`.
 
 mod transfer;
 
@@ -17,39 +17,39 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::Mode;
 
-use super::protocol::{Answer, Commands, Exec, Hello, PROTOCOL, Request, Size};
-use super::{ends, packet};
-use crate::contract::{Command, ExecutionResult, Listener, SandboxError, Trust};
+use super::protocol::{Answer, Commands, Exec, Hello, PROTOCOL, Request, TerminalSize};
+use super::{packet, stdio};
+use crate::contract::{ExecutionResult, SandboxCommand, SandboxError, SandboxListener, Trust};
 
-/// How long init may take for an answer that costs it nothing.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of an answer that is cheap for init.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long it may take, from the first word, to say whose a connection is: a request waits. It
-/// is a matter of milliseconds, on a processor that has time for init.
-const MOMENT: Duration = Duration::from_secs(2);
+/// Timeout of finding the owner of a connection, because a request waits for it. It usually takes
+/// milliseconds.
+const OWNER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The most a command run to its end may write, to each of its outputs.
-const MOST_OUTPUT: usize = 64 << 20;
+/// Maximum bytes of each output of a command.
+const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
 /// A connection to a sandbox's init.
-pub struct Session {
+pub struct InitConnection {
     socket: OwnedFd,
 }
 
-impl Session {
-    /// Connects, and checks that init speaks our version.
+impl InitConnection {
+    /// Connects, and checks the protocol version.
     pub(crate) fn open(directory: &Path) -> Result<Self, SandboxError> {
-        let silent = |error: Error| SandboxError::Silent(error.to_string());
+        let silent = |error: Error| SandboxError::NotResponding(error.to_string());
         let socket = dial(directory, SockFlag::empty()).map_err(silent)?;
-        let session = Self { socket };
-        session.greet(Instant::now() + PATIENCE)?;
-        packet::widen(&session.socket).map_err(silent)?;
-        Ok(session)
+        let connection = Self { socket };
+        connection.read_hello(Instant::now() + ANSWER_TIMEOUT)?;
+        packet::widen(&connection.socket).map_err(silent)?;
+        Ok(connection)
     }
 
-    /// Hears init's first words.
-    fn greet(&self, deadline: Instant) -> Result<(), SandboxError> {
-        let (hello, _) = self.hear_by::<Hello>(deadline)?;
+    /// Reads init's hello.
+    fn read_hello(&self, deadline: Instant) -> Result<(), SandboxError> {
+        let (hello, _) = self.receive_by::<Hello>(deadline)?;
         if hello.protocol != PROTOCOL {
             return Err(SandboxError::Protocol {
                 found: hello.protocol,
@@ -59,14 +59,14 @@ impl Session {
         Ok(())
     }
 
-    /// The sandbox's sockets.
-    pub(crate) fn listeners(&self) -> Result<Vec<Listener>, SandboxError> {
-        self.ask(&Request::Listeners)?;
-        match self.hear()? {
+    /// Requests the sandbox's sockets.
+    pub(crate) fn listeners(&self) -> Result<Vec<SandboxListener>, SandboxError> {
+        self.send(&Request::Listeners)?;
+        match self.receive()? {
             (Answer::Listeners(list), sockets) if list.len() == sockets.len() => Ok(list
                 .into_iter()
                 .zip(sockets)
-                .map(|((transport, address), socket)| Listener {
+                .map(|((transport, address), socket)| SandboxListener {
                     transport,
                     address,
                     socket,
@@ -76,35 +76,35 @@ impl Session {
         }
     }
 
-    /// Stops every process, or lets them go on, without a cgroup.
+    /// Stops or continues every process, without a cgroup.
     pub(crate) fn freeze(&self, frozen: bool) -> Result<(), SandboxError> {
-        self.ask(&Request::Freeze { frozen })?;
-        match self.hear()? {
+        self.send(&Request::Freeze { frozen })?;
+        match self.receive()? {
             (Answer::Done, _) => Ok(()),
             (Answer::Failed { step, reason }, _) => {
-                Err(SandboxError::Silent(format!("{step}: {reason}")))
+                Err(SandboxError::NotResponding(format!("{step}: {reason}")))
             }
             (answer, _) => Err(unexpected(&answer)),
         }
     }
 
-    /// Adds a root to what programs inside trust.
+    /// Adds a trusted root certificate.
     pub(crate) fn trust(&self, trust: &Trust) -> Result<(), SandboxError> {
-        self.ask(&Request::Trust(trust.clone()))?;
-        match self.hear()? {
+        self.send(&Request::Trust(trust.clone()))?;
+        match self.receive()? {
             (Answer::Done, _) => Ok(()),
             (Answer::Failed { step, reason }, _) => {
-                Err(SandboxError::Silent(format!("{step}: {reason}")))
+                Err(SandboxError::NotResponding(format!("{step}: {reason}")))
             }
             (answer, _) => Err(unexpected(&answer)),
         }
     }
 
-    /// A connection to a port inside.
+    /// Connects to a port in the sandbox.
     pub(crate) fn connect(&self, port: u16) -> Result<OwnedFd, SandboxError> {
         let failed = |reason: String| SandboxError::Connect { port, reason };
-        self.ask(&Request::Connect { port })?;
-        match self.hear()? {
+        self.send(&Request::Connect { port })?;
+        match self.receive()? {
             (Answer::Connected, mut sockets) => sockets
                 .pop()
                 .filter(|_| sockets.is_empty())
@@ -114,7 +114,7 @@ impl Session {
         }
     }
 
-    /// A connection to the workbench.
+    /// Connects to the workbench.
     pub(crate) fn workbench(&self, words: &[&str]) -> Result<OwnedFd, SandboxError> {
         let failed = |step: String, reason: String| SandboxError::Start {
             program: "workbench".to_owned(),
@@ -122,8 +122,8 @@ impl Session {
             reason,
         };
         let words = words.iter().map(|word| word.as_bytes().to_vec()).collect();
-        self.ask(&Request::Workbench { words })?;
-        match self.hear()? {
+        self.send(&Request::Workbench { words })?;
+        match self.receive()? {
             (Answer::Connected, mut sockets) => sockets
                 .pop()
                 .filter(|_| sockets.is_empty())
@@ -133,22 +133,22 @@ impl Session {
         }
     }
 
-    /// The ports inside on which somebody listens.
+    /// Requests the listening ports in the sandbox.
     pub(crate) fn open_ports(&self) -> Result<Vec<u16>, SandboxError> {
-        self.ask(&Request::Ports)?;
-        match self.hear()? {
+        self.send(&Request::Ports)?;
+        match self.receive()? {
             (Answer::Ports(ports), _) => Ok(ports),
             (Answer::Failed { step, reason }, _) => {
-                Err(SandboxError::Silent(format!("{step}: {reason}")))
+                Err(SandboxError::NotResponding(format!("{step}: {reason}")))
             }
             (answer, _) => Err(unexpected(&answer)),
         }
     }
 
-    /// The commands that run inside.
+    /// Requests the running commands.
     pub(crate) fn running(&self) -> Result<Commands, SandboxError> {
-        self.ask(&Request::Running)?;
-        match self.hear()? {
+        self.send(&Request::Running)?;
+        match self.receive()? {
             (Answer::Running(commands), _) => Ok(commands),
             (answer, _) => Err(unexpected(&answer)),
         }
@@ -157,9 +157,9 @@ impl Session {
     /// Starts a command, on a terminal or on three pipes.
     pub(crate) fn start(
         self,
-        command: &Command,
-        terminal: Option<Size>,
-    ) -> Result<Running, SandboxError> {
+        command: &SandboxCommand,
+        terminal: Option<TerminalSize>,
+    ) -> Result<RunningCommand, SandboxError> {
         let program = command
             .argv
             .first()
@@ -185,14 +185,14 @@ impl Session {
         packet::send(self.socket.as_fd(), &Request::Exec(exec), &[]).map_err(|error| {
             SandboxError::Start {
                 program: program.clone(),
-                step: "asking for it".to_owned(),
+                step: "sending the request".to_owned(),
                 reason: error.to_string(),
             }
         })?;
         let wanted = if terminal.is_some() { 1 } else { 3 };
-        match self.hear()? {
-            (Answer::Started, ends) if ends.len() == wanted => Ok(Running {
-                session: self,
+        match self.receive()? {
+            (Answer::Started, ends) if ends.len() == wanted => Ok(RunningCommand {
+                connection: self,
                 program,
                 ends,
             }),
@@ -205,16 +205,16 @@ impl Session {
         }
     }
 
-    fn ask(&self, request: &Request) -> Result<(), SandboxError> {
+    fn send(&self, request: &Request) -> Result<(), SandboxError> {
         packet::send(self.socket.as_fd(), request, &[])
-            .map_err(|error| SandboxError::Silent(error.to_string()))
+            .map_err(|error| SandboxError::NotResponding(error.to_string()))
     }
 
-    fn hear<T: serde::de::DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), SandboxError> {
-        self.hear_by(Instant::now() + PATIENCE)
+    fn receive<T: serde::de::DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), SandboxError> {
+        self.receive_by(Instant::now() + ANSWER_TIMEOUT)
     }
 
-    fn hear_by<T: serde::de::DeserializeOwned>(
+    fn receive_by<T: serde::de::DeserializeOwned>(
         &self,
         deadline: Instant,
     ) -> Result<(T, Vec<OwnedFd>), SandboxError> {
@@ -225,108 +225,112 @@ impl Session {
                 _ => packet::receive(self.socket.as_fd()),
             })
             .and_then(|word| word.ok_or_else(|| Error::from(ErrorKind::UnexpectedEof)))
-            .map_err(|error| SandboxError::Silent(error.to_string()))
+            .map_err(|error| SandboxError::NotResponding(error.to_string()))
     }
 }
 
-/// The program inside that has the socket with these ends, if that is certain.
+/// Finds the program that owns the socket with these ends, if that is certain.
 pub(crate) fn owner(
     directory: &Path,
     from: SocketAddr,
     to: SocketAddr,
 ) -> Result<Option<String>, SandboxError> {
-    let deadline = Instant::now() + MOMENT;
-    // Without waiting for a place in the queue of an init that stands still.
+    let deadline = Instant::now() + OWNER_TIMEOUT;
+    // Non-blocking, because a frozen init does not accept connections.
     let socket = dial(directory, SockFlag::SOCK_NONBLOCK)
-        .map_err(|error| SandboxError::Silent(error.to_string()))?;
-    let session = Session { socket };
-    session.greet(deadline)?;
-    session.ask(&Request::Owner { from, to })?;
-    match session.hear_by(deadline)? {
+        .map_err(|error| SandboxError::NotResponding(error.to_string()))?;
+    let connection = InitConnection { socket };
+    connection.read_hello(deadline)?;
+    connection.send(&Request::Owner { from, to })?;
+    match connection.receive_by(deadline)? {
         (Answer::Owner(program), _) => Ok(program),
         (answer, _) => Err(unexpected(&answer)),
     }
 }
 
-/// How a command ended.
+/// How a command exited.
 #[derive(Debug)]
-pub struct Ended {
-    /// Its code.
+pub struct CommandExit {
+    /// The exit code.
     pub code: i32,
-    /// Why everybody in the sandbox was killed, if it died of that.
+    /// Why all processes of the sandbox were killed, if that killed the command.
     pub stopped: Option<String>,
 }
 
-/// A command under way. Dropped, it is killed, with everything it started.
-pub struct Running {
-    session: Session,
+/// A running command. Dropping it kills the command with its descendants.
+pub struct RunningCommand {
+    connection: InitConnection,
     program: String,
     ends: Vec<OwnedFd>,
 }
 
-impl Running {
-    /// Our ends: input, output and error output, or the terminal's master alone.
+impl RunningCommand {
+    /// The caller's ends: input, output and error output, or the terminal's master alone.
     pub fn ends(&self) -> &[OwnedFd] {
         &self.ends
     }
 
-    /// Takes our ends out, so that a single one of them can be closed.
+    /// Takes the ends, so that each can be closed separately.
     pub fn take_ends(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.ends)
     }
 
-    /// Becomes readable when the command has ended.
+    /// A descriptor that becomes readable when the command has exited.
     pub fn end(&self) -> BorrowedFd<'_> {
-        self.session.socket.as_fd()
+        self.connection.socket.as_fd()
     }
 
     /// Signals the command's process group.
     pub fn signal(&self, number: i32) -> Result<(), SandboxError> {
-        self.session.ask(&Request::Signal { number })
+        self.connection.send(&Request::Signal { number })
     }
 
-    /// Gives the command's terminal, if it has one, another size.
-    pub fn resize(&self, size: Size) -> Result<(), SandboxError> {
+    /// Resizes the command's terminal, if it has one.
+    pub fn resize(&self, size: TerminalSize) -> Result<(), SandboxError> {
         match self.ends.as_slice() {
-            // By the master itself: what is typed next meets the new size.
+            // Through the master, so that the next input sees the new size.
             [master] => {
-                ends::set_size(master, size).map_err(SandboxError::system("sizing the terminal"))
+                stdio::set_size(master, size).map_err(SandboxError::system("resizing the terminal"))
             }
             _ => Ok(()),
         }
     }
 
-    /// Kills the command and everything it started.
+    /// Kills the command with its descendants.
     pub fn kill(&self) -> Result<(), SandboxError> {
-        self.session.ask(&Request::Kill)
+        self.connection.send(&Request::Kill)
     }
 
-    /// Waits for the end.
-    pub fn wait(&self) -> Result<Ended, SandboxError> {
-        match packet::receive(self.session.socket.as_fd()) {
-            Ok(Some((Answer::Exited { code, stopped }, _))) => Ok(Ended { code, stopped }),
+    /// Waits for the exit.
+    pub fn wait(&self) -> Result<CommandExit, SandboxError> {
+        match packet::receive(self.connection.socket.as_fd()) {
+            Ok(Some((Answer::Exited { code, stopped }, _))) => Ok(CommandExit { code, stopped }),
             Ok(Some((Answer::Failed { step, reason }, _))) => Err(SandboxError::Start {
                 program: self.program.clone(),
                 step,
                 reason,
             }),
             Ok(Some((answer, _))) => Err(unexpected(&answer)),
-            Ok(None) => Err(SandboxError::Silent("init hung up".to_owned())),
-            Err(error) => Err(SandboxError::Silent(error.to_string())),
+            Ok(None) => Err(SandboxError::NotResponding(
+                "init closed the connection".to_owned(),
+            )),
+            Err(error) => Err(SandboxError::NotResponding(error.to_string())),
         }
     }
 
-    /// Feeds it, collects what it says, and waits for the end. With it comes why it was killed,
-    /// where that was for what its sandbox took.
+    /// Writes the input, collects the output and waits for the exit. Also returns why the command
+    /// was killed if its sandbox exceeded a limit.
     ///
-    /// The end is the command's own: something it left running in the background does not
-    /// hold the caller up.
+    /// Only the command's own exit counts: a process that it left in the background does not delay
+    /// the caller.
     pub(crate) fn finish(
         mut self,
         stdin: &[u8],
         timeout: Option<Duration>,
     ) -> Result<(ExecutionResult, Option<String>), SandboxError> {
-        let system = |error: Error| SandboxError::system("talking to the command")(error);
+        let system = |error: Error| {
+            SandboxError::system("transferring the command's input and output")(error)
+        };
         for end in &self.ends {
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
                 .map_err(|errno| system(errno.into()))?;
@@ -335,13 +339,16 @@ impl Running {
         let mut feed = ends.next().filter(|_| !stdin.is_empty());
         let mut rest = stdin;
         let mut outputs = [ends.next(), ends.next()];
-        let mut said = [Vec::new(), Vec::new()];
-        // As much as a pipe holds.
+        let mut outputs_read = [Vec::new(), Vec::new()];
+        // The size of a pipe's buffer.
         let mut buffer = vec![0; 64 << 10];
         let mut deadline = timeout.map(|time| Instant::now() + time);
-        let mut verdict = None;
+        let mut kill_reason = None;
         loop {
-            let mut all = vec![PollFd::new(self.session.socket.as_fd(), PollFlags::POLLIN)];
+            let mut all = vec![PollFd::new(
+                self.connection.socket.as_fd(),
+                PollFlags::POLLIN,
+            )];
             all.extend(
                 outputs
                     .iter()
@@ -354,36 +361,42 @@ impl Running {
             let ready = wait(&mut all, deadline).map_err(system)?;
             let over = all.first().and_then(PollFd::any).unwrap_or(false);
             if ready == 0 {
-                match (verdict, timeout) {
+                match (kill_reason, timeout) {
                     (None, Some(time)) => {
-                        verdict = Some(Cut::TimedOut(time));
+                        kill_reason = Some(KillReason::TimedOut(time));
                         self.kill()?;
-                        deadline = Some(Instant::now() + PATIENCE);
+                        deadline = Some(Instant::now() + ANSWER_TIMEOUT);
                         continue;
                     }
-                    (Some(cut), _) => return Err(cut.error(said)),
+                    (Some(reason), _) => return Err(reason.error(outputs_read)),
                     (None, None) => {}
                 }
-                return Err(SandboxError::Silent("nothing happened".to_owned()));
+                return Err(SandboxError::NotResponding(
+                    "no event before the deadline".to_owned(),
+                ));
             }
-            for (output, said) in outputs.iter_mut().zip(&mut said) {
+            for (output, outputs_read) in outputs.iter_mut().zip(&mut outputs_read) {
                 if let Some(end) = output
-                    && drain(end, &mut buffer, said).map_err(system)?
+                    && drain(end, &mut buffer, outputs_read).map_err(system)?
                 {
                     *output = None;
                 }
             }
-            if verdict.is_none() && said.iter().any(|said| said.len() > MOST_OUTPUT) {
-                verdict = Some(Cut::TooMuchOutput);
+            if kill_reason.is_none()
+                && outputs_read
+                    .iter()
+                    .any(|outputs_read| outputs_read.len() > MAX_OUTPUT_BYTES)
+            {
+                kill_reason = Some(KillReason::TooMuchOutput);
                 outputs = [None, None];
                 self.kill()?;
-                deadline = Some(Instant::now() + PATIENCE);
+                deadline = Some(Instant::now() + ANSWER_TIMEOUT);
             }
             if let Some(end) = &feed {
                 match nix::unistd::write(end, rest) {
                     Ok(written) => rest = rest.get(written..).unwrap_or_default(),
                     Err(Errno::EAGAIN | Errno::EINTR) => {}
-                    // It does not want to read.
+                    // The command closed its input.
                     Err(_) => rest = &[],
                 }
                 if rest.is_empty() {
@@ -391,18 +404,17 @@ impl Running {
                 }
             }
             if over {
-                // What was written before the end is in the pipes, and was read above only if
-                // it was there then.
-                for (output, said) in outputs.iter_mut().zip(&mut said) {
+                // Output that was written before the exit may still be in the pipes.
+                for (output, outputs_read) in outputs.iter_mut().zip(&mut outputs_read) {
                     if let Some(end) = output {
-                        drain(end, &mut buffer, said).map_err(system)?;
+                        drain(end, &mut buffer, outputs_read).map_err(system)?;
                     }
                 }
-                let Ended { code, stopped } = self.wait()?;
-                if let Some(cut) = verdict {
-                    return Err(cut.error(said));
+                let CommandExit { code, stopped } = self.wait()?;
+                if let Some(reason) = kill_reason {
+                    return Err(reason.error(outputs_read));
                 }
-                let [stdout, stderr] = said;
+                let [stdout, stderr] = outputs_read;
                 let result = ExecutionResult {
                     exit_code: code,
                     stdout,
@@ -414,28 +426,28 @@ impl Running {
     }
 }
 
-/// Why a command was killed before its end.
+/// Why a command was killed before its exit.
 #[derive(Clone, Copy)]
-enum Cut {
+enum KillReason {
     TimedOut(Duration),
     TooMuchOutput,
 }
 
-impl Cut {
+impl KillReason {
     fn error(self, output: [Vec<u8>; 2]) -> SandboxError {
         match self {
-            Cut::TimedOut(after) => SandboxError::TimedOut {
+            KillReason::TimedOut(after) => SandboxError::TimedOut {
                 after,
                 output: output.concat(),
             },
-            Cut::TooMuchOutput => SandboxError::TooMuchOutput(MOST_OUTPUT),
+            KillReason::TooMuchOutput => SandboxError::TooMuchOutput(MAX_OUTPUT_BYTES),
         }
     }
 }
 
-/// Reads what is there, by way of the buffer; whether that was the end.
+/// Reads the available bytes through the buffer; returns whether the end was reached.
 fn drain(end: &OwnedFd, buffer: &mut [u8], into: &mut Vec<u8>) -> std::io::Result<bool> {
-    // Bounded, so that a command that writes without end cannot keep us here.
+    // Bounded, so that endless output cannot keep the loop here.
     for _ in 0..64 {
         match nix::unistd::read(end, buffer) {
             Ok(0) => return Ok(true),
@@ -448,15 +460,15 @@ fn drain(end: &OwnedFd, buffer: &mut [u8], into: &mut Vec<u8>) -> std::io::Resul
     Ok(false)
 }
 
-/// Polls until something is ready (its number) or the deadline has passed (none). A signal is
-/// no reason to stop: the gate has children whose ends it is told of.
+/// Polls until a descriptor is ready (returns their number) or the deadline has passed (returns 0).
+/// Continues after a signal, because the gate receives SIGCHLD of its children.
 pub(super) fn wait(ends: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<i32> {
     loop {
         let timeout = match deadline {
             None => PollTimeout::NONE,
             Some(deadline) => {
                 let left = deadline.saturating_duration_since(Instant::now());
-                // Rounded up, or the last millisecond would be spent spinning.
+                // Rounded up, because the last millisecond would be a busy loop.
                 let left = left + Duration::from_micros(999);
                 PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
             }
@@ -470,7 +482,7 @@ pub(super) fn wait(ends: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::i
     }
 }
 
-/// Connects by way of an open directory: a socket's path has room for 107 bytes only.
+/// Connects through an open directory, because a socket's path is limited to 107 bytes.
 fn dial(directory: &Path, how: SockFlag) -> std::io::Result<OwnedFd> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let directory = open(directory, flags, Mode::empty())?;
@@ -485,13 +497,13 @@ fn dial(directory: &Path, how: SockFlag) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The process that listens at a sandbox's `init.sock`, frozen or not.
+/// Returns the process that listens at a sandbox's `init.sock`, frozen or not.
 pub(crate) fn listener(directory: &Path) -> std::io::Result<i32> {
     let peer = getsockopt(
         &dial(directory, SockFlag::empty())?,
         sockopt::PeerCredentials,
     )?;
-    // Another namespace's process has no number here.
+    // A process of another namespace has no number here.
     match peer.pid() {
         0 => Err(Error::from(ErrorKind::NotFound)),
         pid => Ok(pid),
@@ -499,5 +511,5 @@ pub(crate) fn listener(directory: &Path) -> std::io::Result<i32> {
 }
 
 fn unexpected(answer: &Answer) -> SandboxError {
-    SandboxError::Silent(format!("an answer out of turn: {answer:?}"))
+    SandboxError::NotResponding(format!("unexpected answer: {answer:?}"))
 }

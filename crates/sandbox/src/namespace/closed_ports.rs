@@ -16,14 +16,13 @@ use libc::{
 use nix::sys::socket::sockopt;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket};
 
-/// How much of a packet is kept: the longest header of IPv4 and the ports of TCP.
+/// Bytes kept of a packet: the longest IPv4 header and the TCP ports.
 const KEPT: u32 = 64;
 
-/// What may wait to be read. More packets are dropped, and their connections refused all the
-/// same.
+/// Receive buffer. Further packets are dropped; their connections are refused nevertheless.
 const WAITING: usize = 128 * 1024;
 
-/// Where a TCP header has the destination port and the flags (RFC 9293, 3.1).
+/// Offsets of the destination port and the flags in a TCP header (RFC 9293, 3.1).
 const PORT_AT: u32 = 2;
 const FLAGS_AT: u32 = 13;
 const SYN: u32 = 0x02;

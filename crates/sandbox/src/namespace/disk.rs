@@ -1,36 +1,36 @@
-//! How much disk a sandbox takes, and when that is too much.
+//! Disk limit of a sandbox, enforced by measuring.
 //!
-//! Quotas need a file system made for them and root, a loop device needs root, and a tmpfs is
-//! memory. What works for everybody is to look: init asks the file system how much is free,
-//! which costs nothing, and measures the sandbox's own directory only
+//! Quotas need a suitable file system and root, a loop device needs root, and a tmpfs is memory.
+//! Measuring works everywhere: init queries the free space of the file system, which is cheap, and
+//! measures the sandbox's own directory only
 //!
-//! - when so much has gone since the last time that the limit may be near,
-//! - and every minute at least, because what others freed hides what the agent took;
+//! - when so much space was used since the last measurement that the limit may be near,
+//! - and at least every minute, because space that others free hides what the agent uses;
 //!
-//! a few entries at a time, between two requests, and never for more than a small part of
-//! the time. Files that were deleted and are still open count as well. Whatever a measurement
-//! says, the host keeps its last gibibyte (or twentieth, or few inodes), the floor. Each init
-//! decides for its own sandbox what that takes, by what it has grown since there was room:
+//! a few entries at a time, between two requests, and for a small part of the time only. Files that
+//! were deleted and are still open count as well. Independent of measurements, the host keeps its
+//! last gibibyte (or a twentieth, or a few inodes), the floor. Each init decides for its own
+//! sandbox, by its growth since there was enough space:
 //!
-//! | left | who stops |
+//! | free space | which sandboxes stop |
 //! | --- | --- |
-//! | the floor | who took a quarter or more of what has gone |
-//! | half of it | who took any |
-//! | a quarter | everybody |
+//! | the floor | those that used a quarter or more of the lost space |
+//! | half of the floor | those that used any |
+//! | a quarter of the floor | all |
 //!
 //! ```text
-//!            limit or floor passed: everybody is killed, `stopped` says why
+//!            limit or floor passed: all processes are killed, `stopped` says why
 //!   watched ───────────────────────────────────────────────────────────────▶ stopped
 //!           ◀───────────────────────────────────────────────────────────────
-//!                          somebody made room, from outside
+//!                          space was freed from outside
 //! ```
 //!
-//! PID 1 does it because nobody inside can stop or kill that. It keeps one capability for it,
-//! to look into directories that are closed to it, and looks at names, kinds and sizes only.
+//! PID 1 does it because no process in the sandbox can stop or kill it. It keeps one capability for
+//! it, to read directories without permission, and reads only names, types and sizes.
 
+mod deleted_files;
+mod free_space;
 mod measure;
-mod room;
-mod unnamed;
 
 use std::fs::File;
 use std::io::Result;
@@ -41,62 +41,62 @@ use std::time::{Duration, Instant};
 use nix::poll::PollTimeout;
 use nix::unistd::Pid;
 
+pub(crate) use free_space::check_room;
+use free_space::{FreeSpace, StopNeed, format_size};
 use measure::Measurement;
-pub(crate) use room::check_room;
-use room::{Need, Room, in_words};
 
-/// Entries that are looked at between two requests.
-const SLICE: usize = 2000;
+/// Entries measured between two requests.
+const ENTRIES_PER_STEP: usize = 2000;
 
-/// How often it is measured when there is no other reason.
-const SELDOM: Duration = Duration::from_secs(60);
+/// Maximum time between two measurements.
+const MAX_MEASURE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The longest rest between two measurements of a sandbox that was stopped: somebody may be
-/// making room. How long one took says little where others keep it from working.
-const LONGEST_REST: Duration = Duration::from_secs(5);
+/// Maximum pause between two measurements of a stopped sandbox, whose files may be removed from
+/// outside. The duration of a measurement says little on a busy machine.
+const MAX_REST: Duration = Duration::from_secs(5);
 
-/// Growth that is anybody's own affair: a log, a lock, a cache.
-const A_LITTLE: u64 = 1 << 20;
+/// Growth that never stops a sandbox: a log, a lock, a cache.
+const NEGLIGIBLE_GROWTH: u64 = 1 << 20;
 
-/// Nobody writes more in a millisecond.
-const FASTEST: u64 = 4 << 20;
+/// Maximum bytes that any process writes in a millisecond.
+const MAX_WRITE_BYTES_PER_MS: u64 = 4 << 20;
 
-/// The watch over a sandbox's directory.
-pub(crate) struct Watch {
-    /// The directory, as the host sees it: without the sandbox's mounts in it.
+/// Watches the disk usage of a sandbox's directory.
+pub(crate) struct DiskWatch {
+    /// The directory on the host, without the sandbox's mounts.
     top: OwnedFd,
-    /// Where it is written that the sandbox was stopped, and why.
+    /// The file with the reason of a stop.
     verdict: File,
     limit: u64,
     next_look: Instant,
-    /// What the last measurement found.
-    last: Option<Found>,
-    /// What was there, and what it held, when there was last room enough.
-    calm: Option<(Room, u64)>,
-    running: Option<(Measurement, Instant, Room)>,
+    /// The last measurement.
+    last: Option<DiskUsage>,
+    /// The free space and the sandbox's size when there was last enough space.
+    calm: Option<(FreeSpace, u64)>,
+    running: Option<(Measurement, Instant, FreeSpace)>,
     stopped: Option<String>,
 }
 
-/// Who is inside.
-pub(crate) struct Inside<'a> {
-    /// A `/proc` that shows everybody.
+/// The processes of the sandbox.
+pub(crate) struct SandboxProcesses<'a> {
+    /// A `/proc` that shows all processes.
     pub(crate) proc: &'a OwnedFd,
-    /// Processes of ours.
-    pub(crate) keepers: &'a [Pid],
+    /// The subreapers.
+    pub(crate) subreapers: &'a [Pid],
 }
 
-struct Found {
+struct DiskUsage {
     used: u64,
-    /// Whether somebody inside let nobody look at what he has open.
-    hides: bool,
-    /// What was left when it began.
-    room: Room,
+    /// Whether a process's open files could not be examined.
+    has_hidden_process: bool,
+    /// The free space at the start of the measurement.
+    free_space: FreeSpace,
     began: Instant,
     took: Duration,
 }
 
-impl Watch {
-    /// A watch over `top` that writes what it decides to `verdict`.
+impl DiskWatch {
+    /// Watches `top` and writes its decisions to `verdict`.
     pub(crate) fn new(top: OwnedFd, verdict: File, limit: u64) -> Self {
         Self {
             top,
@@ -110,163 +110,171 @@ impl Watch {
         }
     }
 
-    /// What is watched.
+    /// The watched directory.
     pub(crate) fn directory(&self) -> BorrowedFd<'_> {
         self.top.as_fd()
     }
 
-    /// How long nothing has to be looked at.
-    pub(crate) fn patience(&self) -> PollTimeout {
+    /// The time until the next check.
+    pub(crate) fn poll_timeout(&self) -> PollTimeout {
         if self.running.is_some() {
             return PollTimeout::ZERO;
         }
         let left = self.next_look.saturating_duration_since(Instant::now());
-        // Rounded up, or the last millisecond would be spent spinning.
+        // Rounded up, because the last millisecond would be a busy loop.
         PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
     }
 
-    /// Why nothing may run.
+    /// The reason of a stop, if the sandbox is stopped.
     pub(crate) fn stopped(&self) -> Option<&str> {
         self.stopped.as_deref()
     }
 
-    /// Somebody begins to run: it is time to look.
+    /// Makes a check due, because a process starts.
     pub(crate) fn wake(&mut self) {
         self.next_look = Instant::now();
     }
 
-    /// Looks, if it is time to. Nobody may run while [`Watch::stopped`] says so.
-    pub(crate) fn look(&mut self, somebody_runs: bool, inside: Option<&Inside<'_>>) {
+    /// Checks, if it is due. No process may run while [`DiskWatch::stopped`] has a reason.
+    pub(crate) fn check(&mut self, has_processes: bool, inside: Option<&SandboxProcesses<'_>>) {
         let now = Instant::now();
         if self.running.is_none() && now < self.next_look {
             return;
         }
-        // With nobody inside nothing grows.
-        if !somebody_runs && self.stopped.is_none() && self.running.is_none() {
+        // Without processes nothing grows.
+        if !has_processes && self.stopped.is_none() && self.running.is_none() {
             self.next_look = now + Duration::from_secs(1);
             return;
         }
-        let Ok(room) = Room::of(&self.top) else {
+        let Ok(free_space) = FreeSpace::of(&self.top) else {
             self.next_look = now + Duration::from_secs(1);
             return;
         };
-        self.measure(now, room, inside);
-        let reason = self.judge(room);
+        self.measure(now, free_space, inside);
+        let reason = self.stop_reason(free_space);
         if reason.as_deref() != self.stopped.as_deref() {
-            // What cannot be written down is enforced all the same.
-            let _ = self.write_down(reason.as_deref().unwrap_or_default());
+            // A decision that cannot be written is enforced nevertheless.
+            let _ = self.write_verdict(reason.as_deref().unwrap_or_default());
             self.stopped = reason;
         }
-        self.next_look = now + self.interval(room);
+        self.next_look = now + self.interval(free_space);
     }
 
-    fn measure(&mut self, now: Instant, room: Room, inside: Option<&Inside<'_>>) {
-        if self.running.is_none() && self.is_due(now, room) {
+    fn measure(
+        &mut self,
+        now: Instant,
+        free_space: FreeSpace,
+        inside: Option<&SandboxProcesses<'_>>,
+    ) {
+        if self.running.is_none() && self.is_due(now, free_space) {
             match Measurement::begin(&self.top, inside) {
-                Ok(begun) => self.running = Some((begun, now, room)),
+                Ok(begun) => self.running = Some((begun, now, free_space)),
                 Err(_) => return,
             }
         }
-        if let Some((measurement, began, room)) = &mut self.running
-            && measurement.go_on(SLICE)
+        if let Some((measurement, began, free_space)) = &mut self.running
+            && measurement.resume(ENTRIES_PER_STEP)
         {
-            let found = Found {
+            let found = DiskUsage {
                 used: measurement.bytes(),
-                hides: measurement.hides(),
-                room: *room,
+                has_hidden_process: measurement.has_hidden_process(),
+                free_space: *free_space,
                 began: *began,
                 took: began.elapsed(),
             };
             self.running = None;
-            self.take_in(found);
+            self.record_usage(found);
         }
     }
 
-    fn take_in(&mut self, found: Found) {
-        if self.calm.is_none() || !found.room.is_below(2) {
-            self.calm = Some((found.room, found.used));
+    fn record_usage(&mut self, found: DiskUsage) {
+        if self.calm.is_none() || !found.free_space.is_below(2) {
+            self.calm = Some((found.free_space, found.used));
         }
         self.last = Some(found);
     }
 
-    fn is_due(&self, now: Instant, room: Room) -> bool {
+    fn is_due(&self, now: Instant, free_space: FreeSpace) -> bool {
         let Some(last) = &self.last else { return true };
         let age = now.saturating_duration_since(last.began + last.took);
         if self.stopped.is_some() {
-            let rest = (last.took * 20).min(LONGEST_REST);
+            let rest = (last.took * 20).min(MAX_REST);
             return age >= Duration::from_secs(1).max(rest);
         }
         let left = self.limit.saturating_sub(last.used);
-        let gone = room.gone_since(last.room);
-        if room.is_below(1)
+        let gone = free_space.used_since(last.free_space);
+        if free_space.is_below(1)
             && age >= last.took
-            && (!last.room.is_below(1) || gone >= room.floor / 16)
+            && (!last.free_space.is_below(1) || gone >= free_space.floor / 16)
         {
             return true;
         }
         let step = (left / 8).clamp(1 << 20, 256 << 20);
         (gone >= left && age >= last.took)
             || (gone >= step && age >= last.took * 4)
-            || age >= SELDOM.max(last.took * 50)
+            || age >= MAX_MEASURE_INTERVAL.max(last.took * 50)
     }
 
-    fn judge(&self, room: Room) -> Option<String> {
-        // A little more room than the floor before it starts again, or it would flap.
-        let stays = self.stopped.is_some() && room.is_below(2);
-        if stays || self.has_to_go(room) {
+    fn stop_reason(&self, free_space: FreeSpace) -> Option<String> {
+        // Twice the floor is needed to start again, to avoid flapping.
+        let stays = self.stopped.is_some() && free_space.is_below(2);
+        if stays || self.must_stop(free_space) {
             return Some(format!(
-                "disk limit: the host's file system has only {} and {} inodes left; make room \
+                "disk limit: the host's file system has only {} and {} inodes left; free space \
                  there, and the sandbox runs again",
-                in_words(room.free),
-                room.inodes_free
+                format_size(free_space.free),
+                free_space.inodes_free
             ));
         }
         let used = self.last.as_ref().map_or(0, |last| last.used);
         (used > self.limit).then(|| {
             format!(
-                "disk limit: the sandbox holds {} and may hold {}; its work is still there: \
-                 take it home, then delete the sandbox",
-                in_words(used),
-                in_words(self.limit)
+                "disk limit: the sandbox holds {} and may hold {}; its files are kept: \
+                 snapshot or download them, then delete the sandbox",
+                format_size(used),
+                format_size(self.limit)
             )
         })
     }
 
-    /// Whether this sandbox has to stop for the host to keep what it needs.
-    fn has_to_go(&self, room: Room) -> bool {
-        let need = room.need();
+    /// Whether this sandbox must stop, so that the host keeps its floor.
+    fn must_stop(&self, free_space: FreeSpace) -> bool {
+        let stop_need = free_space.stop_need();
         let (Some(last), Some((calm, held))) = (&self.last, &self.calm) else {
-            // Nothing is known of it yet.
-            return need > Need::None;
+            // There is no measurement yet.
+            return stop_need > StopNeed::None;
         };
-        // Who hides what it has open is taken to have grown.
-        let grown = match last.hides {
+        // A sandbox with hidden open files counts as grown.
+        let grown = match last.has_hidden_process {
             true => u64::MAX,
             false => last.used.saturating_sub(*held),
         };
-        // What was measured before the floor was passed says nothing of who passed it.
-        let is_fresh = last.room.is_below(1);
-        match need {
-            Need::None => false,
-            Need::Greedy => {
-                is_fresh && grown > A_LITTLE && grown >= last.room.gone_since(*calm) / 4
+        // A measurement from before the floor was passed does not show who passed it.
+        let is_fresh = last.free_space.is_below(1);
+        match stop_need {
+            StopNeed::None => false,
+            StopNeed::Greedy => {
+                is_fresh
+                    && grown > NEGLIGIBLE_GROWTH
+                    && grown >= last.free_space.used_since(*calm) / 4
             }
-            Need::Grown => is_fresh && grown > A_LITTLE,
-            Need::All => true,
+            StopNeed::Grown => is_fresh && grown > NEGLIGIBLE_GROWTH,
+            StopNeed::All => true,
         }
     }
 
-    /// Until the fastest disk could have reached the limit or the floor.
-    fn interval(&self, room: Room) -> Duration {
+    /// The time in which the fastest disk could reach the limit or the floor.
+    fn interval(&self, free_space: FreeSpace) -> Duration {
         let used = self.last.as_ref().map_or(0, |last| {
-            last.used.saturating_add(room.gone_since(last.room))
+            last.used
+                .saturating_add(free_space.used_since(last.free_space))
         });
         let left = self.limit.saturating_sub(used);
-        let left = left.min(room.free.saturating_sub(room.floor));
-        Duration::from_millis((left / FASTEST).clamp(20, 1000))
+        let left = left.min(free_space.free.saturating_sub(free_space.floor));
+        Duration::from_millis((left / MAX_WRITE_BYTES_PER_MS).clamp(20, 1000))
     }
 
-    fn write_down(&self, reason: &str) -> Result<()> {
+    fn write_verdict(&self, reason: &str) -> Result<()> {
         self.verdict.set_len(0)?;
         self.verdict.write_all_at(reason.as_bytes(), 0)
     }
@@ -276,26 +284,26 @@ impl Watch {
 mod tests {
     use super::*;
 
-    fn watch(limit: u64) -> (tempfile::TempDir, Watch) {
+    fn watch(limit: u64) -> (tempfile::TempDir, DiskWatch) {
         let place = tempfile::tempdir().unwrap();
         let top = File::open(place.path()).unwrap().into();
         let verdict = File::create(place.path().join("verdict")).unwrap();
-        (place, Watch::new(top, verdict, limit))
+        (place, DiskWatch::new(top, verdict, limit))
     }
 
-    fn measured(watch: &mut Watch, used: u64, free: u64) {
-        let room = room(free);
-        watch.take_in(Found {
+    fn measured(watch: &mut DiskWatch, used: u64, free: u64) {
+        let free_space = free_space(free);
+        watch.record_usage(DiskUsage {
             used,
-            hides: false,
-            room,
+            has_hidden_process: false,
+            free_space,
             began: Instant::now(),
             took: Duration::ZERO,
         });
     }
 
-    fn room(free: u64) -> Room {
-        Room {
+    fn free_space(free: u64) -> FreeSpace {
+        FreeSpace {
             free,
             floor: 1 << 30,
             inodes_free: 1 << 20,
@@ -304,28 +312,28 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_the_floor_and_the_inodes_stop_and_room_starts_again() {
+    fn limit_floor_and_inodes_stop_and_free_space_restarts() {
         let (_place, mut watch) = watch(100 << 20);
         measured(&mut watch, 50 << 20, 9 << 30);
-        assert_eq!(watch.judge(room(9 << 30)), None);
-        let said = watch.judge(room((1 << 28) - 1)).unwrap();
-        assert!(said.starts_with("disk limit: the host's"), "{said}");
-        watch.stopped = Some(said);
-        assert!(watch.judge(room(3 << 29)).is_some());
-        assert_eq!(watch.judge(room(2 << 30)), None);
-        let mut few = room(9 << 30);
+        assert_eq!(watch.stop_reason(free_space(9 << 30)), None);
+        let reason = watch.stop_reason(free_space((1 << 28) - 1)).unwrap();
+        assert!(reason.starts_with("disk limit: the host's"), "{reason}");
+        watch.stopped = Some(reason);
+        assert!(watch.stop_reason(free_space(3 << 29)).is_some());
+        assert_eq!(watch.stop_reason(free_space(2 << 30)), None);
+        let mut few = free_space(9 << 30);
         few.inodes_free = 7;
-        assert!(watch.judge(few).unwrap().contains("7 inodes"));
+        assert!(watch.stop_reason(few).unwrap().contains("7 inodes"));
         measured(&mut watch, 101 << 20, 9 << 30);
-        let said = watch.judge(room(9 << 30)).unwrap();
+        let reason = watch.stop_reason(free_space(9 << 30)).unwrap();
         assert!(
-            said.contains("holds 101.0 MiB and may hold 100.0 MiB"),
-            "{said}"
+            reason.contains("holds 101.0 MiB and may hold 100.0 MiB"),
+            "{reason}"
         );
     }
 
     #[test]
-    fn at_the_floor_those_go_first_who_took_what_was_there() {
+    fn floor_stops_the_largest_growth_first() {
         const MIB: u64 = 1 << 20;
         for (grown, at_the_floor, at_half, at_a_quarter) in [
             (0, false, false, true),
@@ -342,60 +350,70 @@ mod tests {
                 (255 * MIB, at_a_quarter),
             ] {
                 measured(&mut watch, (5 << 30) + grown, free);
-                assert_eq!(watch.judge(room(free)).is_some(), goes, "{grown} {free}");
+                assert_eq!(
+                    watch.stop_reason(free_space(free)).is_some(),
+                    goes,
+                    "{grown} {free}"
+                );
             }
         }
         let (_hiding, mut hiding) = watch(16 << 30);
         measured(&mut hiding, 5 << 30, 3 << 30);
         measured(&mut hiding, 5 << 30, 1023 * MIB);
-        assert_eq!(hiding.judge(room(1023 * MIB)), None);
-        hiding.last.as_mut().unwrap().hides = true;
-        assert!(hiding.judge(room(1023 * MIB)).is_some());
-        assert_eq!(hiding.judge(room(2 << 30)), None);
-        // One that was measured before only says nothing, until there is no more time.
+        assert_eq!(hiding.stop_reason(free_space(1023 * MIB)), None);
+        hiding.last.as_mut().unwrap().has_hidden_process = true;
+        assert!(hiding.stop_reason(free_space(1023 * MIB)).is_some());
+        assert_eq!(hiding.stop_reason(free_space(2 << 30)), None);
+        // An older measurement counts only when there is no more time.
         let (_place, mut watch) = watch(16 << 30);
         measured(&mut watch, 5 << 30, 3 << 30);
-        assert_eq!(watch.judge(room(600 * MIB)), None);
-        assert!(watch.is_due(Instant::now(), room(600 * MIB)));
-        assert!(watch.judge(room(200 * MIB)).is_some());
+        assert_eq!(watch.stop_reason(free_space(600 * MIB)), None);
+        assert!(watch.is_due(Instant::now(), free_space(600 * MIB)));
+        assert!(watch.stop_reason(free_space(200 * MIB)).is_some());
     }
 
     #[test]
-    fn it_is_measured_when_space_goes_and_seldom_otherwise() {
+    fn measurement_is_due_when_space_shrinks_or_after_a_minute() {
         let (_place, mut watch) = watch(1 << 30);
         let now = Instant::now();
-        assert!(watch.is_due(now, room(9 << 30)));
+        assert!(watch.is_due(now, free_space(9 << 30)));
         measured(&mut watch, 0, 9 << 30);
-        assert!(!watch.is_due(Instant::now(), room(9 << 30)));
-        assert!(!watch.is_due(Instant::now(), room((9 << 30) - (1 << 20))));
-        assert!(watch.is_due(Instant::now(), room((9 << 30) - (1 << 27))));
-        assert!(watch.is_due(Instant::now() + SELDOM, room(9 << 30)));
-        let mut inodes = room(9 << 30);
+        assert!(!watch.is_due(Instant::now(), free_space(9 << 30)));
+        assert!(!watch.is_due(Instant::now(), free_space((9 << 30) - (1 << 20))));
+        assert!(watch.is_due(Instant::now(), free_space((9 << 30) - (1 << 27))));
+        assert!(watch.is_due(Instant::now() + MAX_MEASURE_INTERVAL, free_space(9 << 30)));
+        let mut inodes = free_space(9 << 30);
         inodes.inodes_free -= 1 << 16;
         assert!(watch.is_due(Instant::now(), inodes));
     }
 
     #[test]
-    fn the_nearer_the_end_the_closer_the_watch() {
+    fn check_interval_shrinks_near_the_limit() {
         let (_place, mut watch) = watch(16 << 30);
         measured(&mut watch, 0, 90 << 30);
-        assert_eq!(watch.interval(room(90 << 30)), Duration::from_secs(1));
-        assert_eq!(watch.interval(room(75 << 30)), Duration::from_millis(256));
+        assert_eq!(watch.interval(free_space(90 << 30)), Duration::from_secs(1));
+        assert_eq!(
+            watch.interval(free_space(75 << 30)),
+            Duration::from_millis(256)
+        );
         measured(&mut watch, 0, 1 << 30);
-        assert_eq!(watch.interval(room(1 << 30)), Duration::from_millis(20));
+        assert_eq!(
+            watch.interval(free_space(1 << 30)),
+            Duration::from_millis(20)
+        );
     }
 
     #[test]
-    fn what_is_decided_is_written_down_and_taken_back() {
+    fn verdict_is_written_and_cleared() {
         let (place, mut watch) = watch(1 << 20);
         let read = || std::fs::read_to_string(place.path().join("verdict")).unwrap();
         std::fs::write(place.path().join("big"), vec![1; 3 << 20]).unwrap();
-        watch.look(true, None);
+        watch.check(true, None);
         assert!(watch.stopped().unwrap().contains("3.0 MiB"), "{}", read());
         assert_eq!(Some(read().as_str()), watch.stopped());
         std::fs::remove_file(place.path().join("big")).unwrap();
         while watch.stopped().is_some() {
-            watch.look(false, None);
+            watch.check(false, None);
             std::thread::yield_now();
         }
         assert_eq!(read(), "");

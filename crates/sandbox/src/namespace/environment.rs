@@ -1,12 +1,12 @@
-//! The variables of every process inside.
+//! Environment variables of every process in the sandbox.
 
 use crate::contract::SandboxConfig;
 
-/// Variables of the operator's that programs inside may know, beside `LC_*`.
-const PASSED_ON: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
+/// The operator's variables that are passed to the sandbox, in addition to `LC_*`.
+const PASSED_VARIABLES: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
 
-/// What the sandbox says of itself.
-const ITS_OWN: &[(&str, &str)] = &[
+/// The sandbox's default variables.
+const OWN_VARIABLES: &[(&str, &str)] = &[
     (
         "PATH",
         "/home/agent/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -17,18 +17,19 @@ const ITS_OWN: &[(&str, &str)] = &[
     ("SHELL", "/bin/sh"),
 ];
 
-/// The gate's proxy: for programs that ask for one. Others reach the gate all the same.
+/// The gate's proxy, for programs that use one. Other programs reach the gate transparently.
 const PROXY: &str = "http://palisade.internal:8080";
 
-/// What a program reaches without it.
+/// Hosts that are reached without the proxy.
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
 
-/// All certificates, and the gate's alone: for programs that add to those they bring along.
+/// The bundle of all certificates, and the gate's certificate alone for programs that add to their
+/// built-in ones.
 const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
 const ROOT: &str = "/etc/palisade/ca.pem";
 
-/// What tells programs of the gate, where its root is trusted. Each is read by somebody who
-/// does not look at the system's bundle, or at another one's variable.
+/// Variables for the proxy and the certificates, set if the gate's root is trusted. Each is for a
+/// program that does not read the system's bundle or the other variables.
 const GATE: &[(&str, &str)] = &[
     ("HTTP_PROXY", PROXY),
     ("HTTPS_PROXY", PROXY),
@@ -36,7 +37,7 @@ const GATE: &[(&str, &str)] = &[
     ("https_proxy", PROXY),
     ("NO_PROXY", NO_PROXY),
     ("no_proxy", NO_PROXY),
-    // fetch() of Node reads the proxy's variables only if told to.
+    // Node's fetch() reads the proxy variables only with this setting.
     ("NODE_USE_ENV_PROXY", "1"),
     ("SSL_CERT_FILE", BUNDLE),
     ("SSL_CERT_DIR", "/etc/ssl/certs"),
@@ -50,14 +51,14 @@ const GATE: &[(&str, &str)] = &[
     ("DENO_CERT", ROOT),
 ];
 
-/// The same for Java, which tells on its error output that it was told something.
+/// The same for Java, which prints a notice about this variable to its error output.
 const JAVA: (&str, &str) = (
     "JAVA_TOOL_OPTIONS",
     "-Djavax.net.ssl.trustStore=/etc/palisade/truststore.jks -Djavax.net.ssl.trustStoreType=JKS",
 );
 
-/// All of them: the sandbox's own, those that tell of the gate, a few of the operator's, and
-/// what was asked for. Later ones win.
+/// Builds the environment: default variables, those for the gate, some of the operator's, and
+/// configured ones. Later ones win.
 pub(super) fn environment(
     operator: impl Iterator<Item = (String, String)>,
     config: &SandboxConfig,
@@ -66,10 +67,10 @@ pub(super) fn environment(
     let account = account.into_iter().flat_map(|name| {
         ["USER", "LOGNAME"].map(|variable| (variable.to_owned(), name.to_owned()))
     });
-    let passed_on =
-        operator.filter(|(name, _)| PASSED_ON.contains(&name.as_str()) || name.starts_with("LC_"));
+    let passed_on = operator
+        .filter(|(name, _)| PASSED_VARIABLES.contains(&name.as_str()) || name.starts_with("LC_"));
     let gate = GATE.iter().filter(|_| config.trust.is_some());
-    ITS_OWN
+    OWN_VARIABLES
         .iter()
         .chain(gate)
         .map(|&(name, value)| (name.to_owned(), value.to_owned()))
@@ -79,7 +80,7 @@ pub(super) fn environment(
         .collect()
 }
 
-/// Adds what Java wants to know, where there is one: whoever asked otherwise gets that.
+/// Adds Java's options, unless the configuration sets them.
 pub(super) fn add_java(environment: &mut Vec<(String, String)>) {
     let (name, value) = JAVA;
     let is_asked_for = environment.iter().any(|(known, _)| known == name);
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_operators_environment_stays_outside_but_for_a_few_words() {
+    fn only_listed_operator_variables_are_passed() {
         let operator = [
             ("TERM", "xterm"),
             ("LC_ALL", "C.UTF-8"),
@@ -109,9 +110,9 @@ mod tests {
             id: SandboxId::parse("one").unwrap(),
             name: crate::name::Slug::from_name("one").unwrap(),
             environment: vec![("CI".to_owned(), "1".to_owned())],
-            ports: crate::contract::Ports::default(),
-            limits: crate::contract::Limits::default(),
-            system: crate::contract::System::default(),
+            ports: crate::contract::GatePorts::default(),
+            limits: crate::contract::SandboxLimits::default(),
+            system: crate::contract::SystemConfig::default(),
             trust: None,
             setup_command: None,
         };
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_told_of_the_gate_where_its_root_is_trusted() {
+    fn gate_variables_are_set_if_its_root_is_trusted() {
         let trust = crate::contract::Trust {
             root: String::new(),
             hash: 0,
@@ -144,9 +145,9 @@ mod tests {
             id: SandboxId::parse("one").unwrap(),
             name: crate::name::Slug::from_name("one").unwrap(),
             environment: vec![("NO_PROXY".to_owned(), "mine".to_owned())],
-            ports: crate::contract::Ports::default(),
-            limits: crate::contract::Limits::default(),
-            system: crate::contract::System::default(),
+            ports: crate::contract::GatePorts::default(),
+            limits: crate::contract::SandboxLimits::default(),
+            system: crate::contract::SystemConfig::default(),
             trust: Some(trust),
             setup_command: None,
         };

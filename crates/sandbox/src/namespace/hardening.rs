@@ -1,12 +1,12 @@
-//! What a process gives up before the agent's code runs in it.
+//! Capabilities, limits and flags that a process drops before the agent's code runs in it.
 
 use std::io::{Error, Result};
 
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use super::protocol::Counted;
-use crate::contract::Limits;
+use super::protocol::CgroupLimits;
+use crate::contract::SandboxLimits;
 
 const CAP_CHOWN: u32 = 0;
 const CAP_DAC_OVERRIDE: u32 = 1;
@@ -19,9 +19,9 @@ const CAP_KILL: u32 = 5;
 const CAP_SYS_PTRACE: u32 = 19;
 const LAST_POSSIBLE: u32 = 63;
 
-/// What init keeps where the agent has another id: enough to become the agent, to end its
-/// processes, and to measure what it has closed, or deleted and still has open.
-pub(crate) const OF_INIT: &[u32] = &[
+/// Init's capabilities if the agent has another id: to switch to the agent, to kill its processes,
+/// and to measure files that are closed, or deleted and still open.
+pub(crate) const INIT_CAPABILITIES: &[u32] = &[
     CAP_DAC_READ_SEARCH,
     CAP_KILL,
     CAP_SETGID,
@@ -29,17 +29,17 @@ pub(crate) const OF_INIT: &[u32] = &[
     CAP_SYS_PTRACE,
 ];
 
-/// What init keeps where it shares the agent's id: to measure the same. That it has more than
-/// the agent also keeps the agent from tracing it.
-pub(crate) const OF_INIT_WITH_ONE_ID: &[u32] = &[CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE];
+/// Init's capabilities if it shares the agent's id: to measure the same. Having more capabilities
+/// than the agent also prevents the agent from tracing it.
+pub(crate) const INIT_CAPABILITIES_SINGLE_ID: &[u32] = &[CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE];
 
-/// What init keeps beside, where the agent has another id and its sessions are to be weighed:
-/// to write to files of its processes.
-pub(crate) const TO_WEIGH: &[u32] = &[CAP_DAC_OVERRIDE];
+/// Init's additional capability if the agent has another id and init sets the weight of its
+/// sessions: to write to files of its processes.
+pub(crate) const SESSION_WEIGHT_CAPABILITIES: &[u32] = &[CAP_DAC_OVERRIDE];
 
-/// What an agent that is root inside has: enough to install things, within its own user
-/// namespace. Nothing that mounts, traces, or touches the network.
-pub(crate) const OF_ROOT: &[u32] = &[
+/// Capabilities of an agent that is root in the sandbox: to install packages, within its own user
+/// namespace. None allows mounting, tracing, or network changes.
+pub(crate) const ROOT_AGENT_CAPABILITIES: &[u32] = &[
     CAP_CHOWN,
     CAP_DAC_OVERRIDE,
     CAP_FOWNER,
@@ -48,9 +48,9 @@ pub(crate) const OF_ROOT: &[u32] = &[
     CAP_SETUID,
 ];
 
-/// What a process keeps that acts as ids which the operator was lent: to walk, change and give
-/// away their files, and to lend them on to a sandbox. It has it over nobody else's.
-pub(crate) const OF_TAKER: &[u32] = &[
+/// Capabilities of a process with subordinate ids: to access, change and chown their files, and to
+/// map them for a sandbox. They apply to these ids only.
+pub(crate) const SUBID_CAPABILITIES: &[u32] = &[
     CAP_CHOWN,
     CAP_DAC_OVERRIDE,
     CAP_DAC_READ_SEARCH,
@@ -60,21 +60,22 @@ pub(crate) const OF_TAKER: &[u32] = &[
     CAP_SETUID,
 ];
 
-/// What such a process keeps that lends no id on.
-pub(crate) const OF_STEWARD: &[u32] = &[CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID];
+/// Capabilities of a file operation process, which maps no ids for others.
+pub(crate) const FILE_OP_CAPABILITIES: &[u32] =
+    &[CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID];
 
-/// What such a process keeps that only reads.
-pub(crate) const OF_READER: &[u32] = &[CAP_DAC_READ_SEARCH];
+/// Capabilities of a process that only reads.
+pub(crate) const READ_CAPABILITIES: &[u32] = &[CAP_DAC_READ_SEARCH];
 
-/// Empties the bounding set, but for what is kept, and the ambient one; nothing executed later
-/// can gain any other capability.
+/// Clears the bounding set except `kept`, and the ambient set; no executed program can gain another
+/// capability.
 pub(crate) fn empty_bounding_set(kept: &[u32]) -> Result<()> {
     for capability in (0..=LAST_POSSIBLE).filter(|one| !kept.contains(one)) {
         // SAFETY: plain numbers; the call touches no memory of ours.
         let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
         if result != 0 {
             let error = Error::last_os_error();
-            // The first number that this kernel has no capability for.
+            // The first number without a capability in this kernel.
             if error.raw_os_error() == Some(libc::EINVAL) && capability > CAP_SETUID {
                 break;
             }
@@ -137,27 +138,28 @@ pub(crate) fn keep_capabilities(kept: &[u32]) -> Result<()> {
     }
 }
 
-/// Nobody can look into this process or core-dump it; nothing it executes gains privilege.
-pub(crate) fn close_up() -> Result<()> {
+/// Makes this process undumpable and untraceable, and keeps executed programs from gaining
+/// privileges.
+pub(crate) fn set_undumpable_and_no_new_privs() -> Result<()> {
     prctl::set_dumpable(false)?;
     prctl::set_no_new_privs()?;
     Ok(())
 }
 
-/// Files that a program may have open unless it asks for more. The gate has raised its own,
-/// and some programs walk through all that they might have.
-const OPEN_FILES: u64 = 4096;
+/// Soft limit of open files. The gate has raised its own, and some programs iterate over all
+/// possible descriptors.
+const MAX_OPEN_FILES: u64 = 4096;
 
 /// Limits that every process inherits.
-pub(crate) fn limit(limits: Limits, counted: Counted) -> Result<()> {
-    // One byte, not none: a host whose core_pattern is a pipe runs its handler, outside, for a
-    // limit of 0, and not for 1 (core(5)).
+pub(crate) fn limit(limits: SandboxLimits, counted: CgroupLimits) -> Result<()> {
+    // One byte, not 0: with a limit of 0 a host whose core_pattern is a pipe still runs its
+    // handler, outside the sandbox (core(5)).
     setrlimit(Resource::RLIMIT_CORE, 1, 1)?;
-    // A host may let its users raise their priority; an agent may not.
+    // A host may allow its users to raise their priority; an agent must not.
     setrlimit(Resource::RLIMIT_NICE, 0, 0)?;
     setrlimit(Resource::RLIMIT_RTPRIO, 0, 0)?;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most.min(OPEN_FILES), most)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most.min(MAX_OPEN_FILES), most)?;
     if !counted.pids {
         let pids = u64::from(limits.pids);
         setrlimit(Resource::RLIMIT_NPROC, pids, pids)?;

@@ -1,9 +1,9 @@
-//! Who the sandbox is, inside and outside.
+//! User and group ids of a sandbox.
 //!
-//! As root: 65536 ids of its own, far above those of people and of `/etc/subuid`'s usual
-//! ranges; init is 0 inside and the agent 1000. Else the operator's one id, which is 1000
-//! inside, for both; or, for an agent that is to be root inside, a slice of what
-//! `/etc/subuid` lends to the operator.
+//! With a root gate: 65536 ids of its own, far above those of users and of the usual ranges of
+//! `/etc/subuid`; init is 0 inside and the agent 1000. Otherwise the operator's single id, which is
+//! 1000 inside for both; or, for an agent that is root inside, a slice of the operator's
+//! `/etc/subuid` range.
 
 use std::fs::write;
 use std::path::Path;
@@ -11,37 +11,37 @@ use std::path::Path;
 use nix::unistd::{Gid, Uid};
 
 use super::hardening;
-use super::protocol::{Identity, Spec};
-use super::step::{Step, Stumble};
-use super::subids::SLICE;
+use super::protocol::{Identity, LaunchSpec};
+use super::step::{Step, StepError};
+use super::subids::IDS_PER_SANDBOX;
 
-/// The agent inside.
+/// The agent's user id in the sandbox.
 pub(crate) const AGENT_UID: u32 = 1000;
-/// Its group.
+/// The agent's group id in the sandbox.
 pub(crate) const AGENT_GID: u32 = 1000;
 
-/// Who the agent's processes are, inside.
+/// The account of the agent's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Account {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// Whether the sandbox has ids of its own, so that a process has to take the agent's.
+    /// Whether the sandbox has its own ids, so that a process must switch to the agent's.
     pub(crate) has_range: bool,
-    /// What its processes may do inside.
+    /// The capabilities of its processes.
     pub(crate) capabilities: &'static [u32],
-    /// Whether its processes run at idle priority, because no cgroup gives them a share.
+    /// Whether its processes run at idle priority, because no cgroup gives them a weight.
     pub(crate) idle: bool,
 }
 
-/// Ids of one sandbox.
+/// The number of ids of one sandbox.
 pub(crate) const RANGE: u32 = 1 << 16;
-/// The first of all ranges, and how many there are: from 2³⁰ up to 2³¹, above which ids are
-/// negative to some programs.
+/// The first range, and the number of ranges: from 2³⁰ up to 2³¹, above which some programs treat
+/// ids as negative.
 const FIRST: u32 = 1 << 30;
 const RANGES: u32 = (1 << 14) - 1;
 
-/// Chooses ids: a range nobody in `taken` has, starting the search at a place of its own;
-/// `wished` where that is free.
+/// Chooses a free range that is not in `taken`, starting the search at a hash of `seed`; `wished`
+/// if that is free.
 pub(crate) fn choose(
     root: bool,
     seed: &str,
@@ -55,7 +55,7 @@ pub(crate) fn choose(
     if let Some(first) = wished.filter(|first| is_range(*first) && !taken.contains(first)) {
         return Some(Identity::of_root(first));
     }
-    // Two gates with different directories rarely begin at the same place.
+    // Two gates with different directories rarely start at the same range.
     let start = hash(seed);
     (0..RANGES)
         .map(|offset| FIRST + (start.wrapping_add(offset) % RANGES) * RANGE)
@@ -76,7 +76,7 @@ impl Identity {
     }
 }
 
-/// The agent's ids as the host has them, where they are a range's.
+/// The agent's ids on the host, if the sandbox has a range.
 pub(crate) fn agent_on_host(identity: Identity, root: bool) -> Option<(u32, u32)> {
     match identity {
         Identity::Range { first, .. } if root => Some((first, first)),
@@ -85,31 +85,34 @@ pub(crate) fn agent_on_host(identity: Identity, root: bool) -> Option<(u32, u32)
     }
 }
 
-impl Spec {
-    /// Who the agent is.
+impl LaunchSpec {
+    /// The agent's account.
     pub(crate) fn agent(&self) -> Account {
         let root = self.config.system.root;
         Account {
             uid: if root { 0 } else { AGENT_UID },
             gid: if root { 0 } else { AGENT_GID },
             has_range: matches!(self.identity, Identity::Range { .. }),
-            capabilities: if root { hardening::OF_ROOT } else { &[] },
+            capabilities: if root {
+                hardening::ROOT_AGENT_CAPABILITIES
+            } else {
+                &[]
+            },
             idle: !self.counted.cpu,
         }
     }
 }
 
-/// The range of which an agent that is not root has these ids on the host.
+/// The range in which a non-root agent has this user id on the host.
 pub(crate) fn range_of_agent(user: u32) -> Option<u32> {
     user.checked_sub(AGENT_UID)
 }
 
-/// Whom many programs know as nobody.
+/// The conventional id of `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Writes the maps of a process that has just been cloned. From outside; where the ids are
-/// lent, from where they were taken.
-pub(crate) fn write_maps(pid: i32, identity: Identity) -> Result<(), Stumble> {
+/// Writes the id maps of a newly cloned process, from its parent namespace.
+pub(crate) fn write_maps(pid: i32, identity: Identity) -> Result<(), StepError> {
     let process = Path::new("/proc").join(pid.to_string());
     let (uids, gids) = match identity {
         Identity::Range { first, lent: None } => {
@@ -120,12 +123,12 @@ pub(crate) fn write_maps(pid: i32, identity: Identity) -> Result<(), Stumble> {
             first,
             lent: Some(_),
         } => {
-            let last = SLICE - 1;
+            let last = IDS_PER_SANDBOX - 1;
             let map = format!("0 {first} {last}\n{NOBODY} {} 1\n", first + last);
             (map.clone(), map)
         }
         Identity::Single => {
-            // Without privilege a group map is only taken from somebody who cannot drop groups.
+            // Without privileges the kernel accepts a group map only if setgroups is denied.
             write(process.join("setgroups"), "deny").step("denying setgroups")?;
             (
                 format!("{AGENT_UID} {} 1\n", Uid::effective()),

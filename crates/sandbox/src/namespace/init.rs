@@ -1,8 +1,8 @@
 //! PID 1 of a sandbox: builds it, then serves `init.sock` until it is killed.
 //!
-//! One thread, one loop, no signal handler: signals from inside that PID 1 does not handle
-//! are ignored by the kernel, and SIGCHLD comes by descriptor. It cannot be traced or dumped,
-//! and never reads a byte that the agent wrote, other than the names of its files.
+//! Init has one thread, one event loop and no signal handler: the kernel ignores signals from
+//! inside that PID 1 does not handle, and SIGCHLD arrives by descriptor. Init cannot be traced or
+//! dumped, and never reads data that the agent wrote, except file names.
 
 use std::fs::File;
 use std::io::{Error, Write};
@@ -20,63 +20,76 @@ use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid, sethostname, setresgid, setresuid};
 
-use super::dial::{self, Dial, Dialled};
-use super::disk::{Inside, Watch};
-use super::ends::{self, silence};
-use super::errand::Errand;
+use super::agent_task::AgentTask;
+use super::disk::{DiskWatch, SandboxProcesses};
+use super::exec_args::ExecArgs;
 use super::identity::Account;
 use super::layer::Layers;
-use super::network::{self, Door};
-use super::order::Order;
+use super::network::{self, GateSocket};
+use super::port_dial::{self, DialState, PortDial};
 use super::process::{self, End, Job, Work};
-use super::protocol::{Answer, Hello, Identity, PROTOCOL, Report, Request, Size, Spec};
+use super::protocol::{
+    Answer, Hello, Identity, LaunchMessage, LaunchSpec, PROTOCOL, Request, TerminalSize,
+};
 use super::seccomp::Filters;
 use super::sessions::Sessions;
-use super::step::{Step, Stumble};
+use super::stdio::{self, redirect_to_null};
+use super::step::{Step, StepError};
 use super::trust::renewal::TrustFiles;
-use super::workbench::{Start, Workbench};
-use super::{domain, environment, hardening, owner, packet, ports, root, tree};
+use super::workbench::{Workbench, WorkbenchStart};
+use super::{
+    environment, hardening, landlock_domain, listening_ports, packet, process_tree, root,
+    socket_owner,
+};
 
-/// The most connections at a time; more are closed at once.
-const MOST_CONNECTIONS: usize = 256;
+/// Maximum number of connections; more are closed at once.
+const MAX_CONNECTIONS: usize = 256;
 
-/// How many may wait to be welcomed.
+/// Backlog of `init.sock`.
 const BACKLOG: i32 = 64;
-/// What init inherits from the launcher.
-pub(crate) struct Estate {
+/// The resources that init inherits from the launcher.
+pub(crate) struct InitResources {
     pub(crate) layers: Layers,
     /// `init.sock`.
     pub(crate) listener: OwnedFd,
-    pub(crate) watch: Watch,
-    /// The ways into its cgroups of version 1.
+    pub(crate) watch: DiskWatch,
+    /// The `tasks` files of its cgroups of version 1.
     pub(crate) cgroups: Vec<File>,
 }
 
-/// The child's side of the launcher's clone.
-pub(crate) fn begin(spec: Spec, estate: Estate, launcher: OwnedFd) -> ! {
-    let code = match build(spec, estate, launcher.as_fd()) {
+/// Runs init, the child of the launcher's clone.
+pub(crate) fn begin(spec: LaunchSpec, resources: InitResources, launcher: OwnedFd) -> ! {
+    let code = match build(spec, resources, launcher.as_fd()) {
         Ok(mut init) => {
             drop(launcher);
             init.serve()
         }
-        Err(Stumble { step, source }) => {
+        Err(StepError { step, source }) => {
             let reason = source.to_string();
-            let _ = packet::send(launcher.as_fd(), &Report::Failed { step, reason }, &[]);
+            let _ = packet::send(
+                launcher.as_fd(),
+                &LaunchMessage::Failed { step, reason },
+                &[],
+            );
             1
         }
     };
     std::process::exit(code);
 }
 
-/// Everything between the clone and the first connection, in order.
-fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Init, Stumble> {
-    silence(&[0, 1]).step("closing the creator's line")?;
-    match packet::receive::<Report>(launcher).step("waiting for the launcher")? {
-        Some((Report::Go, _)) => {}
-        _ => return Err(Error::other("it went away")).step("waiting for the launcher"),
+/// Sets the sandbox up, in order, between the clone and the first connection.
+fn build(
+    mut spec: LaunchSpec,
+    resources: InitResources,
+    launcher: BorrowedFd<'_>,
+) -> Result<Init, StepError> {
+    redirect_to_null(&[0, 1]).step("closing the creator's channel")?;
+    match packet::receive::<LaunchMessage>(launcher).step("waiting for the launcher")? {
+        Some((LaunchMessage::Go, _)) => {}
+        _ => return Err(Error::other("the launcher has exited")).step("waiting for the launcher"),
     }
-    for mut tasks in estate.cgroups {
-        // Itself, and at once.
+    for mut tasks in resources.cgroups {
+        // 0 means the writing process.
         tasks.write_all(b"0").step("joining a cgroup")?;
     }
     if let Identity::Range { .. } = spec.identity {
@@ -84,21 +97,21 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
         setresgid(gid, gid, gid).step("taking the group id")?;
         setresuid(uid, uid, uid).step("taking the user id")?;
     }
-    // After the change of ids, which clears it.
-    prctl::set_pdeathsig(Signal::SIGKILL).step("tying init to the launcher")?;
+    // Set after the change of ids, which clears it.
+    prctl::set_pdeathsig(Signal::SIGKILL).step("setting the parent-death signal")?;
     umask(Mode::from_bits_truncate(0o022));
     sethostname(spec.config.name.as_str()).step("setting the host name")?;
-    let doors = network::build(&spec.config.ports).step("building the network")?;
-    let root = root::enter(&spec, estate.layers)?;
+    let gate_sockets = network::build(&spec.config.ports).step("building the network")?;
+    let root = root::enter(&spec, resources.layers)?;
     if root.has_java {
         environment::add_java(&mut spec.environment);
     }
-    // Only now is the cgroup the one that shall look like the root.
-    unshare(CloneFlags::CLONE_NEWCGROUP).step("making a cgroup namespace")?;
+    // The cgroup namespace's root is the cgroup that was joined above.
+    unshare(CloneFlags::CLONE_NEWCGROUP).step("creating a cgroup namespace")?;
     for what in root.warnings {
-        packet::send(launcher, &Report::Weaker(what), &[]).step("reporting")?;
+        packet::send(launcher, &LaunchMessage::Weaker(what), &[]).step("reporting")?;
     }
-    silence(&[0, 1, 2]).step("closing the host's descriptors")?;
+    redirect_to_null(&[0, 1, 2]).step("closing the host's descriptors")?;
     let filters = Filters::compile(spec.config.system.nested)
         .map_err(Error::other)
         .step("compiling the system call filters")?;
@@ -106,33 +119,33 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
     let agent = spec.agent();
     hardening::empty_bounding_set(agent.capabilities).step("emptying the bounding set")?;
     let of_init = match spec.identity {
-        Identity::Range { .. } => hardening::OF_INIT,
-        Identity::Single => hardening::OF_INIT_WITH_ONE_ID,
+        Identity::Range { .. } => hardening::INIT_CAPABILITIES,
+        Identity::Single => hardening::INIT_CAPABILITIES_SINGLE_ID,
     };
     let to_weigh: &[u32] = match spec.identity {
-        Identity::Range { .. } if spec.weighs_sessions => hardening::TO_WEIGH,
+        Identity::Range { .. } if spec.weighs_sessions => hardening::SESSION_WEIGHT_CAPABILITIES,
         Identity::Range { .. } | Identity::Single => &[],
     };
-    // What the agent's processes are to have, init must have had.
+    // Init must have the capabilities that the agent's processes get.
     let kept = [of_init, agent.capabilities, to_weigh].concat();
     hardening::keep_capabilities(&kept).step("dropping capabilities")?;
-    hardening::close_up().step("closing init up")?;
-    let own = domain::OfInit {
+    hardening::set_undumpable_and_no_new_privs().step("making init undumpable")?;
+    let own = landlock_domain::InitDirectories {
         processes: root.proc.as_fd(),
-        measured: estate.watch.directory(),
+        measured: resources.watch.directory(),
         trusted: root.trust.as_ref().map(TrustFiles::directory),
     };
-    let weaker = domain::enter(spec.config.system.nested, spec.weighs_sessions, &own)
+    let weaker = landlock_domain::enter(spec.config.system.nested, spec.weighs_sessions, &own)
         .step("entering a Landlock domain")?;
     if let Some(what) = weaker {
-        packet::send(launcher, &Report::Weaker(what.to_owned()), &[]).step("reporting")?;
+        packet::send(launcher, &LaunchMessage::Weaker(what.to_owned()), &[]).step("reporting")?;
     }
     let sessions = match spec.weighs_sessions.then(Sessions::listen).transpose() {
         Ok(sessions) => sessions,
-        // A kernel before 5.5, or a filter around us that has a listener already.
+        // The kernel is older than 5.5, or an outer filter has a listener already.
         Err(error) => {
-            let what = format!("cpu: each session of the agent has a full share ({error})");
-            packet::send(launcher, &Report::Weaker(what), &[]).step("reporting")?;
+            let what = format!("cpu: each session of the agent has a full weight ({error})");
+            packet::send(launcher, &LaunchMessage::Weaker(what), &[]).step("reporting")?;
             None
         }
     };
@@ -142,20 +155,24 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
         .step("listening to signals")?;
 
-    packet::send(launcher, &Report::Ready, &[]).step("reporting")?;
-    match packet::receive::<Report>(launcher).step("waiting to be let go")? {
-        Some((Report::Live, _)) => {}
-        _ => return Err(Error::other("the launcher went away")).step("waiting to be let go"),
+    packet::send(launcher, &LaunchMessage::Ready, &[]).step("reporting")?;
+    match packet::receive::<LaunchMessage>(launcher).step("waiting to be released")? {
+        Some((LaunchMessage::Live, _)) => {}
+        _ => return Err(Error::other("the launcher has exited")).step("waiting to be released"),
     }
-    // Once more, by us: a client's kernel names as its peer whoever said it last.
-    listen(&estate.listener, Backlog::new(BACKLOG).step("listening")?).step("listening")?;
-    prctl::set_pdeathsig(None).step("letting go of the launcher")?;
-    packet::send(launcher, &Report::Live, &[]).step("letting go of the launcher")?;
+    // `listen` is repeated here, because a client's peer credentials are those of the last caller.
+    listen(
+        &resources.listener,
+        Backlog::new(BACKLOG).step("listening")?,
+    )
+    .step("listening")?;
+    prctl::set_pdeathsig(None).step("detaching from the launcher")?;
+    packet::send(launcher, &LaunchMessage::Live, &[]).step("detaching from the launcher")?;
     Ok(Init {
-        listener: estate.listener,
-        watch: estate.watch,
+        listener: resources.listener,
+        watch: resources.watch,
         signals,
-        doors,
+        gate_sockets,
         filters,
         proc: root.proc,
         trust: root.trust,
@@ -164,74 +181,74 @@ fn build(mut spec: Spec, estate: Estate, launcher: BorrowedFd<'_>) -> Result<Ini
         environment: spec.environment,
         connections: Vec::new(),
         workbench: Workbench::default(),
-        keepers: Vec::new(),
+        subreapers: Vec::new(),
         frozen: false,
     })
 }
 
 struct Init {
     listener: OwnedFd,
-    watch: Watch,
+    watch: DiskWatch,
     signals: SignalFd,
-    doors: Vec<Door>,
+    gate_sockets: Vec<GateSocket>,
     filters: Filters,
     proc: OwnedFd,
-    /// What programs trust beside the system's.
+    /// The files with additional trusted certificates.
     trust: Option<TrustFiles>,
-    /// Where the agent's sessions have a weight of their own.
+    /// Handles `setsid` calls if the agent's sessions have weights.
     sessions: Option<Sessions>,
     agent: Account,
     environment: Vec<(String, String)>,
     connections: Vec<Connection>,
     workbench: Workbench,
-    /// Those that live, also of commands that have ended and left something running.
-    keepers: Vec<Pid>,
-    /// Whether we have stopped everybody.
+    /// The running subreapers, also of commands that have exited and left processes.
+    subreapers: Vec<Pid>,
+    /// Whether init has stopped all processes.
     frozen: bool,
 }
 
-/// What woke init up; places are those of connections, which only go between two rounds.
+/// A ready event; the indices are those of connections, which are removed only between two rounds.
 enum Event {
-    Child,
-    Knock,
-    Session,
+    ChildExited,
+    Connection,
+    SetsidCall,
     Request(usize),
-    Told(usize),
-    Dialled(usize),
+    JobStatus(usize),
+    DialReady(usize),
 }
 
 struct Connection {
     socket: OwnedFd,
-    /// Its command or errand, while that runs.
+    /// The running command or agent task.
     job: Option<Job>,
-    /// The connection it wants, until somebody takes that.
-    dial: Option<Dial>,
-    /// Whether it had one of these: a connection is for one.
+    /// The requested port connection, while it is in progress.
+    dial: Option<PortDial>,
+    /// Whether a command or connection was requested: each connection allows one.
     used: bool,
-    /// Whether its job is a download that began in a stopped sandbox.
-    takes_home: bool,
-    /// Why its command was killed with everybody else. That may be over when it is told.
+    /// Whether the job is a download that started in a stopped sandbox.
+    is_rescue_download: bool,
+    /// Why the command was killed with all others. The cause may be over when it is reported.
     stopped: Option<String>,
     open: bool,
 }
 
 impl Init {
-    /// Answers until somebody kills it.
+    /// Serves requests until init is killed.
     fn serve(&mut self) -> i32 {
         loop {
             let Ok(ready) = self.wait() else { return 1 };
             for event in ready {
                 match event {
-                    Event::Knock => self.welcome(),
-                    Event::Child => self.reap(),
-                    Event::Session => {
+                    Event::Connection => self.accept(),
+                    Event::ChildExited => self.reap(),
+                    Event::SetsidCall => {
                         if let Some(sessions) = &mut self.sessions {
                             sessions.receive(&self.proc);
                         }
                     }
-                    Event::Request(place) => self.hear(place),
-                    Event::Told(place) => self.report(place),
-                    Event::Dialled(place) => self.go_on(place),
+                    Event::Request(index) => self.handle_request(index),
+                    Event::JobStatus(index) => self.report_job(index),
+                    Event::DialReady(index) => self.continue_dial(index),
                 }
             }
             self.connections.retain(|one| one.open);
@@ -242,24 +259,24 @@ impl Init {
         }
     }
 
-    /// Ends everybody while the sandbox takes more disk than it may.
+    /// Kills all processes while the sandbox exceeds its disk limit.
     fn watch_disk(&mut self) {
-        let everybody = Pid::from_raw(-1);
+        let all_processes = Pid::from_raw(-1);
         let was_stopped = self.watch.stopped().is_some();
-        // It is for nobody but us to hear that there is nobody else.
-        let somebody_runs = kill(everybody, None).is_ok();
-        let inside = Inside {
+        // The call fails with ESRCH if there is no other process.
+        let has_processes = kill(all_processes, None).is_ok();
+        let inside = SandboxProcesses {
             proc: &self.proc,
-            keepers: &self.keepers,
+            subreapers: &self.subreapers,
         };
-        self.watch.look(somebody_runs, Some(&inside));
-        // A download that began after everybody was killed is alone, and only reads.
-        let takes_home = |one: &Connection| one.takes_home && one.job.is_some();
-        if was_stopped && self.connections.iter().any(takes_home) {
+        self.watch.check(has_processes, Some(&inside));
+        // A download that started after the kill is the only process, and only reads.
+        let is_rescue_download = |one: &Connection| one.is_rescue_download && one.job.is_some();
+        if was_stopped && self.connections.iter().any(is_rescue_download) {
             return;
         }
         if let Some(reason) = self.watch.stopped() {
-            let _ = kill(everybody, Signal::SIGKILL);
+            let _ = kill(all_processes, Signal::SIGKILL);
             for connection in self.connections.iter_mut().filter(|one| one.job.is_some()) {
                 connection.stopped.get_or_insert_with(|| reason.to_owned());
             }
@@ -269,26 +286,29 @@ impl Init {
     fn wait(&self) -> nix::Result<Vec<Event>> {
         let on = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut all = vec![
-            (Event::Child, on(self.signals.as_fd())),
-            (Event::Knock, on(self.listener.as_fd())),
+            (Event::ChildExited, on(self.signals.as_fd())),
+            (Event::Connection, on(self.listener.as_fd())),
         ];
         if let Some(calls) = self.sessions.as_ref().map(Sessions::listener) {
-            all.push((Event::Session, on(calls)));
+            all.push((Event::SetsidCall, on(calls)));
         }
-        for (place, one) in self.connections.iter().enumerate() {
-            all.push((Event::Request(place), on(one.socket.as_fd())));
+        for (index, one) in self.connections.iter().enumerate() {
+            all.push((Event::Request(index), on(one.socket.as_fd())));
             if let Some(job) = &one.job {
-                all.push((Event::Told(place), on(job.tells())));
+                all.push((Event::JobStatus(index), on(job.status_pipe())));
             }
             if let Some(dial) = &one.dial {
                 let news = PollFd::new(dial.socket(), PollFlags::POLLOUT);
-                all.push((Event::Dialled(place), news));
+                all.push((Event::DialReady(index), news));
             }
         }
         let (events, mut ends): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-        let patience = self.sessions.as_ref().and_then(Sessions::patience);
-        let patience = patience.into_iter().chain([self.watch.patience()]).min();
-        match poll(&mut ends, patience) {
+        let poll_timeout = self.sessions.as_ref().and_then(Sessions::poll_timeout);
+        let poll_timeout = poll_timeout
+            .into_iter()
+            .chain([self.watch.poll_timeout()])
+            .min();
+        match poll(&mut ends, poll_timeout) {
             Ok(_) => {}
             Err(Errno::EINTR) => return Ok(Vec::new()),
             Err(errno) => return Err(errno),
@@ -300,7 +320,7 @@ impl Init {
             .collect())
     }
 
-    fn welcome(&mut self) {
+    fn accept(&mut self) {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let Ok(fd) = accept4(self.listener.as_raw_fd(), flags) else {
             return;
@@ -308,7 +328,7 @@ impl Init {
         // SAFETY: `accept4` has just made it, for us alone.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let hello = Hello { protocol: PROTOCOL };
-        if self.connections.len() < MOST_CONNECTIONS
+        if self.connections.len() < MAX_CONNECTIONS
             && packet::send(socket.as_fd(), &hello, &[]).is_ok()
         {
             self.connections.push(Connection {
@@ -316,30 +336,38 @@ impl Init {
                 job: None,
                 dial: None,
                 used: false,
-                takes_home: false,
+                is_rescue_download: false,
                 stopped: None,
                 open: true,
             });
         }
     }
 
-    /// Takes one request from a connection; whoever breaks the protocol is hung up on.
-    fn hear(&mut self, place: usize) {
-        let Some(connection) = self.connections.get_mut(place) else {
+    /// Handles one request of a connection; a protocol error closes the connection.
+    fn handle_request(&mut self, index: usize) {
+        let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
         let request = match packet::receive::<Request>(connection.socket.as_fd()) {
-            // Descriptors from outside, if there are any, are closed unseen.
+            // Received descriptors are closed.
             Ok(Some((request, _))) => request,
-            Ok(None) | Err(_) => return connection.hang_up(&self.proc),
+            Ok(None) | Err(_) => return connection.close(&self.proc),
         };
         if !connection.open {
             return;
         }
         let done = match (request, &mut connection.job) {
             (Request::Listeners, _) => {
-                let what = self.doors.iter().map(|door| (door.0, door.1)).collect();
-                let sockets: Vec<_> = self.doors.iter().map(|door| door.2.as_fd()).collect();
+                let what = self
+                    .gate_sockets
+                    .iter()
+                    .map(|door| (door.0, door.1))
+                    .collect();
+                let sockets: Vec<_> = self
+                    .gate_sockets
+                    .iter()
+                    .map(|door| door.2.as_fd())
+                    .collect();
                 packet::send(
                     connection.socket.as_fd(),
                     &Answer::Listeners(what),
@@ -353,7 +381,7 @@ impl Init {
                 | Request::Connect { .. }
                 | Request::Workbench { .. },
                 _,
-            ) if connection.used => Err(Error::other("out of turn")),
+            ) if connection.used => Err(Error::other("one command per connection")),
             (Request::Exec(_) | Request::Upload { .. } | Request::Workbench { .. }, _)
                 if self.watch.stopped().is_some() =>
             {
@@ -363,29 +391,29 @@ impl Init {
             }
             (Request::Exec(exec), _) => {
                 self.watch.wake();
-                let work = Order::read(&exec, &self.environment).map(Work::Command);
-                self.start(place, work, exec.terminal)
+                let work = ExecArgs::read(&exec, &self.environment).map(Work::Command);
+                self.start(index, work, exec.terminal)
             }
             (Request::Upload { to, bounds }, _) => {
                 self.watch.wake();
-                let errand = Errand::upload(to, bounds);
-                self.start(place, Ok(Work::Errand(errand)), None)
+                let task = AgentTask::upload(to, bounds);
+                self.start(index, Ok(Work::AgentTask(task)), None)
             }
             (Request::Download { from, bounds }, _) => {
-                connection.takes_home = self.watch.stopped().is_some();
-                let errand = Errand::download(from, bounds);
-                self.start(place, Ok(Work::Errand(errand)), None)
+                connection.is_rescue_download = self.watch.stopped().is_some();
+                let task = AgentTask::download(from, bounds);
+                self.start(index, Ok(Work::AgentTask(task)), None)
             }
             (Request::Connect { port }, _) => {
                 connection.used = true;
-                connection.dialled(dial::begin(port))
+                connection.continue_with(port_dial::begin(port))
             }
             (Request::Workbench { words }, _) => {
                 connection.used = true;
                 self.watch.wake();
-                self.connect_workbench(place, words)
+                self.connect_workbench(index, words)
             }
-            (Request::Ports, _) => match ports::listening(&self.proc) {
+            (Request::Ports, _) => match listening_ports::listening(&self.proc) {
                 Ok(ports) => connection.answer(&Answer::Ports(ports)),
                 Err(error) => connection.answer(&Answer::Failed {
                     step: "listing ports".to_owned(),
@@ -402,10 +430,10 @@ impl Init {
                     },
                 })
             }
-            (Request::Owner { from, to }, _) => return self.name_owner(place, from, to),
+            (Request::Owner { from, to }, _) => return self.answer_owner(index, from, to),
             (Request::Running, _) => {
                 let server = self.workbench.server();
-                let commands = tree::commands(&self.proc, &self.keepers, server);
+                let commands = process_tree::commands(&self.proc, &self.subreapers, server);
                 connection.answer(&Answer::Running(commands))
             }
             (Request::Signal { number }, Some(job)) => {
@@ -413,104 +441,104 @@ impl Init {
                 Ok(())
             }
             (Request::Kill, Some(job)) => {
-                tree::end_tree(&self.proc, job.keeper());
+                process_tree::end_tree(&self.proc, job.subreaper());
                 Ok(())
             }
             (Request::Freeze { frozen }, _) => {
                 self.frozen = frozen;
-                if tree::freeze_all(&self.proc, frozen) {
+                if process_tree::freeze_all(&self.proc, frozen) {
                     connection.answer(&Answer::Done)
                 } else {
                     let step = "stopping every process".to_owned();
-                    let reason = "new ones kept coming".to_owned();
+                    let reason = "new processes kept appearing".to_owned();
                     connection.answer(&Answer::Failed { step, reason })
                 }
             }
-            // It has just ended; its end is on the way.
+            // The command has just exited; its exit is about to be reported.
             (Request::Signal { .. } | Request::Kill, None) => Ok(()),
         };
         if done.is_err()
-            && let Some(connection) = self.connections.get_mut(place)
+            && let Some(connection) = self.connections.get_mut(index)
         {
-            connection.hang_up(&self.proc);
+            connection.close(&self.proc);
         }
     }
 
-    /// Says which program a connection of the agent's belongs to.
-    fn name_owner(&mut self, place: usize, from: SocketAddr, to: SocketAddr) {
-        let (mut started, mut untold) = (Vec::new(), Vec::new());
+    /// Answers which program owns a connection of the agent.
+    fn answer_owner(&mut self, index: usize, from: SocketAddr, to: SocketAddr) {
+        let (mut started, mut unreported) = (Vec::new(), Vec::new());
         let jobs = self.connections.iter_mut().flat_map(|one| &mut one.job);
         for job in jobs.chain(self.workbench.job_mut()) {
             match job.command() {
                 Some(command) => started.push(command),
-                None => untold.push(job.keeper()),
+                None => unreported.push(job.subreaper()),
             }
         }
-        let inside = owner::Inside {
+        let inside = socket_owner::ProcessView {
             proc: &self.proc,
-            keepers: &self.keepers,
+            subreapers: &self.subreapers,
             started: &started,
-            untold: &untold,
+            unreported: &unreported,
         };
-        let program = owner::find(&inside, from, to);
-        if let Some(connection) = self.connections.get_mut(place)
+        let program = socket_owner::find(&inside, from, to);
+        if let Some(connection) = self.connections.get_mut(index)
             && connection.answer(&Answer::Owner(program)).is_err()
         {
-            connection.hang_up(&self.proc);
+            connection.close(&self.proc);
         }
     }
 
-    /// Starts what a connection asked for.
+    /// Starts the command or task of a connection.
     fn start(
         &mut self,
-        place: usize,
-        work: Result<Work, Stumble>,
-        terminal: Option<Size>,
+        index: usize,
+        work: Result<Work, StepError>,
+        terminal: Option<TerminalSize>,
     ) -> std::io::Result<()> {
-        let Some(connection) = self.connections.get_mut(place) else {
+        let Some(connection) = self.connections.get_mut(index) else {
             return Ok(());
         };
         connection.used = true;
         let started = work.and_then(|work| {
-            let ends = ends::make(terminal, self.agent)?;
+            let ends = stdio::make(terminal, self.agent)?;
             process::spawn(&work, ends, self.agent, &self.filters)
         });
         match started {
             Ok((job, handed_out)) => {
                 let handed_out: Vec<_> = handed_out.iter().map(AsFd::as_fd).collect();
-                self.keepers.push(job.keeper());
+                self.subreapers.push(job.subreaper());
                 if let Some(sessions) = &mut self.sessions {
-                    sessions.expect(job.keeper());
+                    sessions.expect(job.subreaper());
                 }
                 connection.job = Some(job);
                 packet::send(connection.socket.as_fd(), &Answer::Started, &handed_out)
             }
-            Err(Stumble { step, source }) => {
+            Err(StepError { step, source }) => {
                 let reason = source.to_string();
                 connection.answer(&Answer::Failed { step, reason })
             }
         }
     }
 
-    /// Hands out a connection to the workbench, which runs from the first time on. Like
-    /// everything that a connection did not ask to run for itself, it outlives it.
-    fn connect_workbench(&mut self, place: usize, words: Vec<Vec<u8>>) -> std::io::Result<()> {
+    /// Sends a connection to the workbench, which is started at the first request and outlives the
+    /// connection.
+    fn connect_workbench(&mut self, index: usize, words: Vec<Vec<u8>>) -> std::io::Result<()> {
         let connected = self.workbench.connect(
             words,
-            &Start {
+            &WorkbenchStart {
                 environment: &self.environment,
                 agent: self.agent,
                 filters: &self.filters,
             },
         );
-        let Some(connection) = self.connections.get(place) else {
+        let Some(connection) = self.connections.get(index) else {
             return Ok(());
         };
         match connected {
-            Ok((socket, keeper)) => {
-                self.keepers.extend(keeper);
-                if let (Some(sessions), Some(keeper)) = (&mut self.sessions, keeper) {
-                    sessions.expect(keeper);
+            Ok((socket, subreaper)) => {
+                self.subreapers.extend(subreaper);
+                if let (Some(sessions), Some(subreaper)) = (&mut self.sessions, subreaper) {
+                    sessions.expect(subreaper);
                 }
                 packet::send(
                     connection.socket.as_fd(),
@@ -518,31 +546,31 @@ impl Init {
                     &[socket.as_fd()],
                 )
             }
-            Err(Stumble { step, source }) => {
+            Err(StepError { step, source }) => {
                 let reason = source.to_string();
                 connection.answer(&Answer::Failed { step, reason })
             }
         }
     }
 
-    /// Goes on with a connection to a port.
-    fn go_on(&mut self, place: usize) {
-        let Some(connection) = self.connections.get_mut(place) else {
+    /// Continues a connection attempt to a port.
+    fn continue_dial(&mut self, index: usize) {
+        let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
         if let Some(dial) = connection.dial.take()
-            && connection.dialled(dial.go_on()).is_err()
+            && connection.continue_with(dial.resume()).is_err()
         {
             connection.open = false;
         }
     }
 
-    /// Passes on what a keeper tells.
-    fn report(&mut self, place: usize) {
-        let Some(connection) = self.connections.get_mut(place) else {
+    /// Reports the status that a subreaper sent.
+    fn report_job(&mut self, index: usize) {
+        let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
-        let Some(end) = connection.job.as_mut().and_then(Job::hear) else {
+        let Some(end) = connection.job.as_mut().and_then(Job::read_status) else {
             return;
         };
         connection.job = None;
@@ -559,23 +587,23 @@ impl Init {
         }
     }
 
-    /// Takes in every process that has ended: keepers, and orphans of dead keepers.
+    /// Reaps every exited process: subreapers, and orphans of dead subreapers.
     ///
-    /// A keeper outlives what it keeps, unless it is killed: by us with all it keeps, or by
-    /// an agent that has init's id. Then its orphans are ours, and nobody could tell any
-    /// more whose they are; so they end at once.
+    /// A subreaper outlives its descendants unless it is killed: by init together with them, or by
+    /// an agent with init's id. Then its orphans become init's children, and their command is
+    /// unknown; so they are killed at once.
     fn reap(&mut self) {
         while let Ok(Some(_)) = self.signals.read_signal() {}
-        let anybody = Pid::from_raw(-1);
+        let any_child = Pid::from_raw(-1);
         let mut orphaned = false;
         loop {
             let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-            let (ended, in_order) = match waitpid(anybody, Some(flags)) {
+            let (ended, in_order) = match waitpid(any_child, Some(flags)) {
                 Ok(WaitStatus::Exited(pid, code)) => (pid, code == 0),
                 Ok(WaitStatus::Signaled(pid, ..)) => (pid, false),
-                // By an agent that has init's id: its end would never be told.
+                // Stopped by an agent with init's id: its exit would never be reported.
                 Ok(WaitStatus::Stopped(pid, _)) => {
-                    if !self.frozen && self.keepers.contains(&pid) {
+                    if !self.frozen && self.subreapers.contains(&pid) {
                         let _ = kill(pid, Signal::SIGCONT);
                     }
                     continue;
@@ -583,8 +611,12 @@ impl Init {
                 Ok(WaitStatus::StillAlive) | Err(_) => break,
                 Ok(_) => continue,
             };
-            if let Some(at) = self.keepers.iter().position(|&keeper| keeper == ended) {
-                self.keepers.swap_remove(at);
+            if let Some(at) = self
+                .subreapers
+                .iter()
+                .position(|&subreaper| subreaper == ended)
+            {
+                self.subreapers.swap_remove(at);
                 if let Some(sessions) = &mut self.sessions {
                     sessions.forget(ended);
                 }
@@ -592,7 +624,7 @@ impl Init {
             }
         }
         if orphaned {
-            tree::end_unkept(&self.proc, &self.keepers);
+            process_tree::end_orphans(&self.proc, &self.subreapers);
         }
     }
 }
@@ -602,29 +634,29 @@ impl Connection {
         packet::send(self.socket.as_fd(), answer, &[])
     }
 
-    /// Says how far a connection to a port has come, or waits for more.
-    fn dialled(&mut self, how: Dialled) -> std::io::Result<()> {
+    /// Reports the state of a connection attempt, or waits for it.
+    fn continue_with(&mut self, how: DialState) -> std::io::Result<()> {
         match how {
-            Dialled::Connected(socket) => {
+            DialState::Connected(socket) => {
                 packet::send(self.socket.as_fd(), &Answer::Connected, &[socket.as_fd()])
             }
-            Dialled::Waiting(dial) => {
+            DialState::Waiting(dial) => {
                 self.dial = Some(dial);
                 Ok(())
             }
-            Dialled::Refused(error) => self.answer(&Answer::Failed {
+            DialState::Refused(error) => self.answer(&Answer::Failed {
                 step: "connecting".to_owned(),
                 reason: error.to_string(),
             }),
         }
     }
 
-    /// Ends the connection. A command that still runs ends too, with all it started; one
-    /// that has ended may have left something running on purpose.
-    fn hang_up(&mut self, proc: &OwnedFd) {
+    /// Closes the connection. A running command is killed with its descendants; a command that has
+    /// exited may have left processes on purpose.
+    fn close(&mut self, proc: &OwnedFd) {
         self.open = false;
         if let Some(job) = self.job.take() {
-            tree::end_tree(proc, job.keeper());
+            process_tree::end_tree(proc, job.subreaper());
         }
     }
 }

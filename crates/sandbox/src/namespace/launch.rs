@@ -1,4 +1,4 @@
-//! The launcher: makes the namespaces, maps the ids, sees init off.
+//! The launcher: creates the namespaces, maps the ids and supervises init until it runs on its own.
 //!
 //! ```text
 //!   creator (threaded)        launcher (one thread)          init (PID 1 inside)
@@ -13,9 +13,9 @@
 //!      │ records `active`  ◀────── ╵ exits                        │
 //! ```
 //!
-//! Until `Live`, init dies with the launcher (parent-death signal) and the launcher ends with
-//! the creator (its line closes); after it, the record names init. A creator killed at any
-//! moment leaves a directory, and never a process nobody knows of.
+//! Until `Live`, init dies with the launcher (parent-death signal) and the launcher exits with the
+//! creator (its channel closes); after it, the record names init. A creator that is killed at any
+//! moment leaves a directory, and never an unrecorded process.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -34,165 +34,173 @@ use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::waitpid;
 use nix::unistd::{Gid, Pid, Uid, chdir, chown, mkdir, setgroups};
 
-use super::disk::Watch;
-use super::init::Estate;
-use super::protocol::{Identity, Order, Report, Spec};
-use super::step::{Step, Stumble};
-use super::{chore, hardening, identity, init, layer, lock, packet, process, survey};
+use super::disk::DiskWatch;
+use super::init::InitResources;
+use super::protocol::{Identity, LaunchMessage, LaunchSpec, LauncherRequest};
+use super::step::{Step, StepError};
+use super::{file_op, hardening, identity, init, layer, lock, packet, process, survey};
 
-/// The hidden subcommand. The creator's line is standard input. Call it before anything
-/// starts a thread.
+/// Runs the launcher. Standard input is the channel to the creator. Call this function before any
+/// thread is started.
 pub fn init_main() -> ExitCode {
     let stdin = std::io::stdin();
     let line = stdin.as_fd();
     match launch(line) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Stumble { step, source }) => {
+        Err(StepError { step, source }) => {
             let reason = source.to_string();
-            // Nobody may be listening any more; there is nobody else to tell.
-            let _ = packet::send(line, &Report::Failed { step, reason }, &[]);
+            // The creator may have exited, and there is no other receiver.
+            let _ = packet::send(line, &LaunchMessage::Failed { step, reason }, &[]);
             ExitCode::FAILURE
         }
     }
 }
 
-fn launch(line: BorrowedFd<'_>) -> Result<(), Stumble> {
+fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
     hardening::close_from(3).step("closing inherited descriptors")?;
-    let (order, _) = packet::receive::<Order>(line)
-        .step("reading the order")?
+    let (request, _) = packet::receive::<LauncherRequest>(line)
+        .step("reading the request")?
         .ok_or_else(|| Error::from(ErrorKind::UnexpectedEof))
-        .step("reading the order")?;
+        .step("reading the request")?;
     umask(Mode::from_bits_truncate(0o077));
-    let spec = match order {
-        Order::Create(spec) => *spec,
-        Order::Chore { loan, lock, chore } => {
-            return chore::serve(line, &loan, lock.as_deref(), &chore);
+    let spec = match request {
+        LauncherRequest::Create(spec) => *spec,
+        LauncherRequest::RunFileOp {
+            subid_map,
+            lock,
+            op,
+        } => {
+            return file_op::serve(line, &subid_map, lock.as_deref(), &op);
         }
-        Order::Survey { directory } => {
-            return survey::try_out(line, &directory).step("trying what this machine allows");
+        LauncherRequest::Survey { directory } => {
+            return survey::run_trials(line, &directory).step("checking what this machine allows");
         }
     };
-    if let Some(loan) = &spec.loan {
-        loan.take()?;
+    if let Some(subid_map) = &spec.subid_map {
+        subid_map.enter()?;
     }
     chdir(&spec.directory).step("entering the sandbox's directory")?;
-    let lock = take_lock(Path::new("launcher.lock"))?;
-    // Whoever removes what a dead creator left may have had the lock before us: it is not to be
-    // built anew.
-    see_orderer(line)?;
+    let lock = lock_for_launch(Path::new("launcher.lock"))?;
+    // Clean-up of a dead creator's sandbox may have held the lock before: then nothing must be
+    // created.
+    check_requester_alive(line)?;
     let listener = listen_at("init.sock").step("opening init.sock")?;
-    let verdict = File::create("stopped").step("making a place for a verdict")?;
-    enter_fs(spec.identity, spec.has_tree).step("making the sandbox's own directory")?;
-    // As the host sees it: the sandbox's mounts will not be in it.
+    let verdict = File::create("stopped").step("creating the file `stopped`")?;
+    enter_fs(spec.identity, spec.has_tree).step("creating the sandbox's own directory")?;
+    // Opened on the host, so that it does not include the sandbox's mounts.
     let top = File::open(".").step("opening the sandbox's own directory")?;
-    let watch = Watch::new(top.into(), verdict, spec.config.limits.disk);
+    let watch = DiskWatch::new(top.into(), verdict, spec.config.limits.disk);
     if let Identity::Range { .. } = spec.identity {
         setgroups(&[]).step("dropping groups")?;
     }
     let layers = layer::gather(&spec)?;
-    if spec.loan.is_some() && !spec.counted.pids {
-        // An agent that may become others has a count for each of them. What holds here when
-        // the namespace is made holds for all of them together (Linux 5.14).
+    if spec.subid_map.is_some() && !spec.counted.pids {
+        // An agent that can switch ids has a count for each of them. A limit that is set before the
+        // namespace is created applies to all of them together (Linux 5.14).
         let pids = u64::from(spec.config.limits.pids);
         setrlimit(Resource::RLIMIT_NPROC, pids, pids).step("limiting processes")?;
     }
-    let (ours, its) = packet::line().step("making a line to init")?;
-    let doors = doors_of(&spec.cgroups).step("opening cgroups")?;
+    let (ours, its) = packet::line().step("creating a channel to init")?;
+    let gate_sockets = cgroup_task_files(&spec.cgroups).step("opening cgroups")?;
 
-    let (init, born_into) = clone_into_namespaces(&spec.cgroups)
-        .step("making namespaces (are user namespaces allowed? see `palisade doctor`)")?;
+    let (init, born_into) = clone_into_namespaces(&spec.cgroups).step(
+        "creating namespaces (run `palisade doctor` to check whether user namespaces are allowed)",
+    )?;
     let Some(init) = init else {
         drop((ours, lock));
-        let estate = Estate {
+        let resources = InitResources {
             layers,
             listener,
             watch,
-            cgroups: doors,
+            cgroups: gate_sockets,
         };
-        init::begin(spec, estate, its);
+        init::begin(spec, resources, its);
     };
-    drop((its, listener, layers, watch, doors));
-    let child = Child(init);
-    see_off(line, ours.as_fd(), &child, &spec, born_into.as_deref())?;
+    drop((its, listener, layers, watch, gate_sockets));
+    let child = InitChild(init);
+    supervise_init_start(line, ours.as_fd(), &child, &spec, born_into.as_deref())?;
     std::mem::forget(child);
     Ok(())
 }
 
-/// The lock that whoever removes the sandbox waits for.
-pub(crate) fn take_lock(path: &Path) -> Result<Flock<File>, Stumble> {
+/// Takes the lock that the removal of the sandbox waits for.
+pub(crate) fn lock_for_launch(path: &Path) -> Result<Flock<File>, StepError> {
     let lock = File::open(path).step("opening the launcher's lock")?;
     let lock = Flock::lock(lock, FlockArg::LockExclusive)
         .map_err(|(_, errno)| errno)
         .step("taking the launcher's lock")?;
-    // Whoever had it before us may have removed it, and the sandbox with it.
-    match lock::is_at(&lock, path).step("looking at the launcher's lock")? {
+    // The previous holder may have removed the lock file, and the sandbox with it.
+    match lock::is_at(&lock, path).step("checking the launcher's lock")? {
         true => Ok(lock),
         false => Err(Error::from(ErrorKind::NotFound)).step("taking the launcher's lock"),
     }
 }
 
-/// Fails if whoever ordered has gone. It says nothing before it was told something, so a line
-/// with news is a closed one.
-pub(crate) fn see_orderer(line: BorrowedFd<'_>) -> Result<(), Stumble> {
+/// Fails if the requester has exited. It sends nothing before it receives a message, so a readable
+/// channel is a closed one.
+pub(crate) fn check_requester_alive(line: BorrowedFd<'_>) -> Result<(), StepError> {
     let mut end = [PollFd::new(line, PollFlags::POLLIN)];
-    match poll(&mut end, PollTimeout::ZERO).step("looking for the creator")? {
+    match poll(&mut end, PollTimeout::ZERO).step("checking the creator")? {
         0 => Ok(()),
-        _ => Err(Error::from(ErrorKind::BrokenPipe)).step("looking for the creator"),
+        _ => Err(Error::from(ErrorKind::BrokenPipe)).step("checking the creator"),
     }
 }
 
-/// Init, until it is on its own: dropped, it is killed and waited for.
-struct Child(Pid);
+/// Init until it is released; killed and reaped on drop.
+struct InitChild(Pid);
 
-impl Drop for Child {
+impl Drop for InitChild {
     fn drop(&mut self) {
         let _ = kill(self.0, Signal::SIGKILL);
         let _ = waitpid(self.0, None);
     }
 }
 
-fn see_off(
+fn supervise_init_start(
     line: BorrowedFd<'_>,
     init: BorrowedFd<'_>,
-    child: &Child,
-    spec: &Spec,
+    child: &InitChild,
+    spec: &LaunchSpec,
     born_into: Option<&Path>,
-) -> Result<(), Stumble> {
+) -> Result<(), StepError> {
     let pid = child.0.as_raw();
-    let started = process::start_time(pid).step("looking at init")?;
-    packet::send(line, &Report::Born { pid, started }, &[]).step("reporting")?;
+    let started = process::start_time(pid).step("reading init's start time")?;
+    packet::send(line, &LaunchMessage::Born { pid, started }, &[]).step("reporting")?;
     identity::write_maps(pid, spec.identity)?;
     join(pid, &spec.cgroups, born_into)?;
-    packet::send(init, &Report::Go, &[]).step("starting init")?;
+    packet::send(init, &LaunchMessage::Go, &[]).step("starting init")?;
     let mut warnings = Vec::new();
     loop {
-        match hear(line, init)? {
-            Report::Weaker(what) => warnings.push(what),
-            Report::Ready => break,
-            Report::Failed { step, reason } => {
+        match receive_from_init(line, init)? {
+            LaunchMessage::Weaker(what) => warnings.push(what),
+            LaunchMessage::Ready => break,
+            LaunchMessage::Failed { step, reason } => {
                 return Err(Error::other(reason)).step(&step);
             }
-            Report::Go | Report::Born { .. } | Report::Running { .. } | Report::Live => {
-                return Err(Error::from(ErrorKind::InvalidData)).step("listening to init");
+            LaunchMessage::Go
+            | LaunchMessage::Born { .. }
+            | LaunchMessage::Running { .. }
+            | LaunchMessage::Live => {
+                return Err(Error::from(ErrorKind::InvalidData)).step("receiving from init");
             }
         }
     }
-    packet::send(line, &Report::Running { warnings }, &[]).step("reporting")?;
-    match packet::receive::<Report>(line).step("waiting for the creator")? {
-        Some((Report::Live, _)) => {}
+    packet::send(line, &LaunchMessage::Running { warnings }, &[]).step("reporting")?;
+    match packet::receive::<LaunchMessage>(line).step("waiting for the creator")? {
+        Some((LaunchMessage::Live, _)) => {}
         _ => return Err(Error::from(ErrorKind::BrokenPipe)).step("waiting for the creator"),
     }
-    packet::send(init, &Report::Live, &[]).step("letting init go")?;
-    // It answers when it no longer depends on us.
-    match packet::receive::<Report>(init).step("letting init go")? {
-        Some((Report::Live, _)) => Ok(()),
-        _ => Err(Error::from(ErrorKind::BrokenPipe)).step("letting init go"),
+    packet::send(init, &LaunchMessage::Live, &[]).step("releasing init")?;
+    // Init answers once it no longer depends on the launcher.
+    match packet::receive::<LaunchMessage>(init).step("releasing init")? {
+        Some((LaunchMessage::Live, _)) => Ok(()),
+        _ => Err(Error::from(ErrorKind::BrokenPipe)).step("releasing init"),
     }
 }
 
-/// Makes init a member of a cgroup of version 2 that it was not born into. It joins those of
-/// version 1 itself.
-fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), Stumble> {
+/// Adds init to a cgroup of version 2 into which it was not cloned. It joins those of version 1
+/// itself.
+fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), StepError> {
     let others = cgroups
         .iter()
         .filter(|one| Some(one.as_path()) != born_into && !one.join("tasks").exists());
@@ -202,10 +210,10 @@ fn join(pid: i32, cgroups: &[PathBuf], born_into: Option<&Path>) -> Result<(), S
     Ok(())
 }
 
-/// The ways into cgroups of version 1, for init: whoever moves another process there waits
-/// some milliseconds for every processor, and who moves its only thread does not
+/// Opens the `tasks` files of cgroups of version 1 for init: moving another process waits some
+/// milliseconds for every processor, and a process that moves its own single thread does not
 /// (`cgroup_procs_write_start`).
-fn doors_of(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
+fn cgroup_task_files(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
     let tasks = cgroups.iter().map(|cgroup| cgroup.join("tasks"));
     tasks
         .filter(|tasks| tasks.exists())
@@ -213,8 +221,11 @@ fn doors_of(cgroups: &[PathBuf]) -> std::io::Result<Vec<File>> {
         .collect()
 }
 
-/// Init's next word, unless the creator goes away first.
-fn hear(line: BorrowedFd<'_>, init: BorrowedFd<'_>) -> Result<Report, Stumble> {
+/// Receives init's next message, unless the creator exits first.
+fn receive_from_init(
+    line: BorrowedFd<'_>,
+    init: BorrowedFd<'_>,
+) -> Result<LaunchMessage, StepError> {
     let mut both = [
         PollFd::new(init, PollFlags::POLLIN),
         PollFd::new(line, PollFlags::POLLIN),
@@ -224,10 +235,10 @@ fn hear(line: BorrowedFd<'_>, init: BorrowedFd<'_>) -> Result<Report, Stumble> {
     if creator_left && !init_said {
         return Err(Error::from(ErrorKind::BrokenPipe)).step("waiting for the creator");
     }
-    packet::receive::<Report>(init)
-        .and_then(|word| word.ok_or_else(|| Error::other("init ended early")))
+    packet::receive::<LaunchMessage>(init)
+        .and_then(|word| word.ok_or_else(|| Error::other("init exited early")))
         .map(|(report, _)| report)
-        .step("listening to init")
+        .step("receiving from init")
 }
 
 fn listen_at(path: &str) -> std::io::Result<OwnedFd> {
@@ -242,11 +253,11 @@ fn listen_at(path: &str) -> std::io::Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Makes the directory that belongs to the sandbox's own ids and goes there: init need not be
-/// able to walk to it. The working directory moves along into the new mount namespace; an
-/// open descriptor would stay in the old one, where init may mount nothing.
+/// Creates the directory of the sandbox's own ids and makes it the working directory: init need not
+/// have permission for the path to it. The working directory moves into the new mount namespace; an
+/// open descriptor would stay in the old one, where init cannot mount.
 fn enter_fs(identity: Identity, has_tree: bool) -> std::io::Result<()> {
-    // One that is new must be new: nobody has put anything into it.
+    // A new directory must not exist before, so that its content is known.
     if !has_tree {
         mkdir("fs", Mode::from_bits_truncate(0o700))?;
     }
@@ -261,8 +272,8 @@ fn enter_fs(identity: Identity, has_tree: bool) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes init in namespaces of its own; `None` in the child. Where the kernel can, it is born
-/// into its cgroup of version 2, which is told, and into a time namespace.
+/// Clones init into new namespaces; `None` in the child. If the kernel supports it, init is cloned
+/// into its cgroup of version 2, which is returned, and into a time namespace.
 fn clone_into_namespaces(cgroups: &[PathBuf]) -> std::io::Result<(Option<Pid>, Option<PathBuf>)> {
     let flags = libc::CLONE_NEWUSER
         | libc::CLONE_NEWNS
@@ -273,7 +284,7 @@ fn clone_into_namespaces(cgroups: &[PathBuf]) -> std::io::Result<(Option<Pid>, O
     let unified = cgroups
         .iter()
         .find(|cgroup| cgroup.join("cgroup.freeze").exists());
-    // What a kernel does not know or does not allow is left out, and what is left is tried.
+    // Unsupported flags are dropped and the clone is tried again.
     if let Some(cgroup) = unified
         && let Ok(directory) = File::open(cgroup)
         && let Ok(made) = clone_into(flags | libc::CLONE_NEWTIME, Some(directory.as_fd()))
@@ -284,7 +295,7 @@ fn clone_into_namespaces(cgroups: &[PathBuf]) -> std::io::Result<(Option<Pid>, O
     Ok((made?, None))
 }
 
-/// A fork into new namespaces; `None` in the child. Only for a process with one thread.
+/// Forks into new namespaces; `None` in the child. Only for a process with one thread.
 pub(crate) fn clone_into(
     flags: libc::c_int,
     cgroup: Option<BorrowedFd<'_>>,
@@ -298,7 +309,7 @@ pub(crate) fn clone_into(
         arguments.cgroup = u64::from(cgroup.as_raw_fd().cast_unsigned());
     }
     // SAFETY: no CLONE_VM and no stack, so this is a fork: the child has a copy of our memory,
-    // and we have one thread, so no lock in it is held by anybody else.
+    // and we have one thread, so no other thread holds a lock in it.
     let result = unsafe {
         libc::syscall(
             libc::SYS_clone3,
@@ -317,7 +328,7 @@ pub(crate) fn clone_into(
 
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// A process, by descriptor: never another one that got its number.
+/// Opens a process by descriptor, which never refers to another process with its number.
 pub(crate) fn open_process(pid: i32) -> std::io::Result<OwnedFd> {
     // SAFETY: plain numbers; the result is checked before it is owned.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -329,7 +340,7 @@ pub(crate) fn open_process(pid: i32) -> std::io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Ends a process held by descriptor.
+/// Kills a process by descriptor.
 pub(crate) fn kill_process(process: BorrowedFd<'_>) -> std::io::Result<()> {
     // SAFETY: no siginfo is passed; the descriptor outlives the call.
     let result = unsafe {
@@ -352,15 +363,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_that_went_with_its_sandbox_is_not_taken() {
+    fn lock_of_a_removed_sandbox_is_not_taken() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("launcher.lock");
         let held = File::create(&path).unwrap();
         held.lock().unwrap();
         std::thread::scope(|scope| {
-            let late = scope.spawn(|| take_lock(&path).map(drop).map_err(|late| late.to_string()));
+            let late = scope.spawn(|| {
+                lock_for_launch(&path)
+                    .map(drop)
+                    .map_err(|late| late.to_string())
+            });
             let us = std::process::id();
-            // It has the file open and waits.
+            // The thread has opened the file and waits.
             while !std::fs::read_to_string("/proc/locks")
                 .unwrap()
                 .lines()
@@ -370,19 +385,19 @@ mod tests {
             }
             std::fs::remove_file(&path).unwrap();
             drop(held);
-            let said = late.join().unwrap().unwrap_err();
-            assert!(said.contains("taking the launcher's lock"), "{said}");
+            let message = late.join().unwrap().unwrap_err();
+            assert!(message.contains("taking the launcher's lock"), "{message}");
         });
-        assert!(take_lock(&path).is_err());
+        assert!(lock_for_launch(&path).is_err());
         File::create(&path).unwrap();
-        assert!(take_lock(&path).is_ok());
+        assert!(lock_for_launch(&path).is_ok());
     }
 
     #[test]
-    fn an_order_of_somebody_who_left_is_not_carried_out() {
+    fn request_of_an_exited_requester_is_rejected() {
         let (ours, its) = packet::line().unwrap();
-        see_orderer(its.as_fd()).unwrap();
+        check_requester_alive(its.as_fd()).unwrap();
         drop(ours);
-        assert!(see_orderer(its.as_fd()).is_err());
+        assert!(check_requester_alive(its.as_fd()).is_err());
     }
 }

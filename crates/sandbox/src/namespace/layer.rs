@@ -1,13 +1,13 @@
-//! What of the host's tree is there inside, and as whose.
+//! Host directories that are visible in a sandbox, and the ownership of their files.
 //!
-//! Every layer is a lower layer of an overlay, never a bind of its own: a Unix socket behind a
-//! read-only bind still connects. The launcher gathers them, because it alone has the host's
-//! rights: a gate that is root maps each layer's ids into the sandbox's own range.
+//! Every layer is a lower layer of an overlay, never a bind mount: a Unix socket behind a read-only
+//! bind still accepts connections. The launcher collects the layers, because only it has the host's
+//! rights: a root gate maps each layer's ids into the sandbox's range.
 //!
 //! ```text
-//!   on disk            inside                  (a tree of one's own, `rootfs`, keeps its ids)
-//!   0 … 999            0 … 999                 the system's
-//!   1000 … 44999       20000 … 63999           people's: never 1000, which is the agent
+//!   on disk            inside                  (a `rootfs` keeps its ids)
+//!   0 … 999            0 … 999                 system ids
+//!   1000 … 44999       20000 … 63999           users: never 1000, which is the agent
 //!   others             nobody
 //! ```
 
@@ -22,18 +22,18 @@ use std::path::{Component, Path, PathBuf};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 
-use super::protocol::{Identity, Spec};
-use super::step::{Step, Stumble};
-use super::veil::{self, Where};
+use super::hidden_paths::{self, SearchScope};
+use super::protocol::{Identity, LaunchSpec};
+use super::step::{Step, StepError};
 use super::{identity, launch, trust};
-use crate::contract::System;
+use crate::contract::SystemConfig;
 
-/// Directories of the host that are there inside, changeable where overlays work.
+/// System directories of the host, writable in the sandbox where overlays work.
 const SYSTEM: &[&str] = &[
     "usr", "opt", "bin", "sbin", "lib", "lib32", "lib64", "libx32",
 ];
 
-/// Directories of `/etc` that say how programs work and nothing about the operator.
+/// Directories of `/etc` that configure programs and say nothing about the operator.
 const ETC: &[&str] = &[
     "alternatives",
     "ca-certificates",
@@ -50,8 +50,8 @@ const ETC: &[&str] = &[
     "terminfo",
 ];
 
-/// Nothing of these comes in, whole or in part: they are the kernel's, hold sockets, or are
-/// the sandbox's own.
+/// Directories that are never visible, whole or in part: they are the kernel's, hold sockets, or
+/// are the sandbox's own.
 const NEVER: &[&str] = &[
     "/proc",
     "/sys",
@@ -62,46 +62,48 @@ const NEVER: &[&str] = &[
     "/src",
 ];
 
-/// These do not come in whole.
+/// Directories that are not visible as a whole.
 const NOT_WHOLE: &[&str] = &["/", "/etc", "/home", "/root", "/tmp", "/var"];
 
-/// A directory of the host's.
+/// A directory of the host.
 pub(crate) struct Layer {
-    /// Where it is inside, from the root on.
+    /// The path in the sandbox, relative to the root.
     pub(crate) inside: PathBuf,
-    /// Where it is on the host, without a link on the way. Init may lack the right to walk
-    /// there.
+    /// The path on the host, without links. Init may have no permission for it.
     pub(crate) host: PathBuf,
-    /// Its mode, and whose it is on disk.
+    /// The mode and owner on disk.
     pub(crate) mode: u32,
     pub(crate) owner: (u32, u32),
-    /// A copy of its mount that is attached nowhere and has the sandbox's ids.
+    /// A detached copy of its mount with the sandbox's ids.
     pub(crate) mapped: Option<OwnedFd>,
-    /// What of it must not be seen.
-    pub(crate) hidden: Vec<veil::Hidden>,
-    /// Whether a read-only bind would do where overlays are refused.
+    /// The paths to hide.
+    pub(crate) hidden: Vec<hidden_paths::HiddenPath>,
+    /// Whether a read-only bind mount may replace the overlay.
     pub(crate) may_be_bound: bool,
 }
 
-/// Everything of the host's that is there inside.
+/// All layers of a sandbox.
 pub(crate) struct Layers {
-    /// The tree that is `/`, where one was asked for.
+    /// The `rootfs`, if there is one.
     pub(crate) rootfs: Option<Layer>,
-    /// Its accounts and its groups.
+    /// The accounts and groups of the `rootfs`.
     pub(crate) accounts: [String; 2],
-    /// The rest; what is beneath another one comes after it.
+    /// The other layers; a nested layer comes after its parent.
     pub(crate) layers: Vec<Layer>,
     /// Links of the host's root, such as `bin -> usr/bin`.
     pub(crate) links: Vec<(PathBuf, PathBuf)>,
-    /// Where what is trusted has to be.
+    /// The paths of trusted certificates.
     pub(crate) trusted: Vec<trust::Entry>,
-    /// What is weaker than it could be.
+    /// Warnings about missing protections.
     pub(crate) warnings: Vec<String>,
 }
 
-/// Whether the paths that were asked for may come in; a sentence why not. `state` is where
-/// sandboxes are kept.
-pub(crate) fn check(system: &System, state: &Path) -> std::result::Result<(), (PathBuf, String)> {
+/// Checks the configured host paths; the error says why a path is rejected. `state` is the
+/// directory of sandboxes.
+pub(crate) fn check(
+    system: &SystemConfig,
+    state: &Path,
+) -> std::result::Result<(), (PathBuf, String)> {
     for path in &system.host_paths {
         resolve_host_path(path, state).map_err(|reason| (path.clone(), reason))?;
     }
@@ -115,36 +117,38 @@ fn resolve_host_path(path: &Path, state: &Path) -> std::result::Result<PathBuf, 
     let found = resolve(path, state)?;
     for one in [path, &found] {
         if NOT_WHOLE.iter().any(|whole| one == Path::new(whole)) {
-            return Err("it cannot come in whole; name the directories that are needed".into());
+            return Err(
+                "it cannot be exposed as a whole; list the directories that are needed".into(),
+            );
         }
         if let Some(never) = NEVER.iter().find(|never| one.starts_with(never)) {
-            return Err(format!("nothing of {never} comes in"));
+            return Err(format!("nothing of {never} can be exposed"));
         }
     }
     let mode = found
         .metadata()
         .map_err(|error| error.to_string())?
         .permissions();
-    if !is_for_everybody(&mode) {
-        return Err("only what everybody may read comes in; chmod o+rx it, or leave it out".into());
+    if !is_world_readable(&mode) {
+        return Err("only directories that others may read can be exposed; run `chmod o+rx` on it, or remove it".into());
     }
     Ok(found)
 }
 
-/// Where a path leads to, if it is one that can be a layer.
+/// Resolves a path that can be a layer.
 fn resolve(path: &Path, state: &Path) -> std::result::Result<PathBuf, String> {
     let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
     if !path.is_absolute() || !path.components().all(plain) {
-        return Err("it has to be an absolute path without '..'".into());
+        return Err("it must be an absolute path without '..'".into());
     }
     let found = path.canonicalize().map_err(|error| match error.kind() {
-        ErrorKind::NotFound => "there is no such directory".to_owned(),
+        ErrorKind::NotFound => "no such directory".to_owned(),
         _ => error.to_string(),
     })?;
     if !found.is_dir() {
-        return Err("it is no directory".into());
+        return Err("it is not a directory".into());
     }
-    // Characters that mean something in an overlay's options.
+    // Characters with a meaning in overlay options.
     let odd = |path: &Path| {
         let bytes = path.as_os_str().as_bytes();
         bytes
@@ -154,24 +158,24 @@ fn resolve(path: &Path, state: &Path) -> std::result::Result<PathBuf, String> {
     if odd(path) || odd(&found) {
         return Err("a path with ':', ',' or '\\' cannot be a layer".into());
     }
-    // The gate's own directory is one above the sandboxes'.
+    // The gate's state directory is the parent of the sandboxes' directory.
     let ours = state.canonicalize().unwrap_or_else(|_| state.to_owned());
     let ours = ours.parent().unwrap_or(&ours);
     if ours.starts_with(&found) || found.starts_with(ours) {
         return Err(format!(
-            "it holds, or is in, the gate's own directory {}",
+            "it contains, or is in, the gate's state directory {}",
             ours.display()
         ));
     }
     Ok(found)
 }
 
-fn is_for_everybody(mode: &Permissions) -> bool {
+fn is_world_readable(mode: &Permissions) -> bool {
     mode.mode() & 0o005 == 0o005
 }
 
-/// Gathers them. In the launcher, with the host's rights, before there is an init.
-pub(crate) fn gather(spec: &Spec) -> std::result::Result<Layers, Stumble> {
+/// Collects the layers. Runs in the launcher, with the host's rights, before init exists.
+pub(crate) fn gather(spec: &LaunchSpec) -> std::result::Result<Layers, StepError> {
     let mut all = Layers {
         rootfs: None,
         accounts: Default::default(),
@@ -213,16 +217,16 @@ pub(crate) fn gather(spec: &Spec) -> std::result::Result<Layers, Stumble> {
         all.layers.push(looked_at(inside, host)?);
     }
     match spec.identity {
-        // Who is nobody's owner is kept out by the kernel; root inside is everybody's, unless
-        // the ids are lent: nobody can map those onto the host's files.
+        // An unmapped owner's files are protected by the kernel; root in the sandbox owns every
+        // mapped file, unless it has subordinate ids, which cannot be mapped to the host's files.
         Identity::Range { lent, .. } if !system.root || lent.is_some() => {}
-        Identity::Range { .. } => all.veil(|_| Some((Path::new(""), Where::Everywhere)))?,
-        // Files of the operator's are the agent's own: one id.
+        Identity::Range { .. } => all.hide(|_| Some((Path::new(""), SearchScope::Everywhere)))?,
+        // With a single id, the operator's files are the agent's own.
         Identity::Single => {
-            let own = Where::Of(nix::unistd::Uid::effective().as_raw());
-            all.veil(|layer| match layer.inside.to_str() {
-                _ if !layer.may_be_bound => Some((Path::new(""), Where::Everywhere)),
-                // Where people put things of their own, among the system's.
+            let own = SearchScope::Of(nix::unistd::Uid::effective().as_raw());
+            all.hide(|layer| match layer.inside.to_str() {
+                _ if !layer.may_be_bound => Some((Path::new(""), SearchScope::Everywhere)),
+                // Directories in which users install their own programs.
                 Some("opt") => Some((Path::new(""), own)),
                 Some("usr") => Some((Path::new("local"), own)),
                 _ => None,
@@ -233,13 +237,13 @@ pub(crate) fn gather(spec: &Spec) -> std::result::Result<Layers, Stumble> {
         Identity::Range { first, lent: None } => {
             if let Err(error) = all.map(first) {
                 all.warnings.push(format!(
-                    "files of the host belong to nobody inside, and --root cannot change them: \
+                    "host files belong to the user 'nobody' inside, and --root cannot change them: \
                      this kernel or file system maps no ids ({error})"
                 ));
             }
         }
         Identity::Range { lent: Some(_), .. } => all.warnings.push(
-            "files of the host belong to nobody inside, and --root cannot change them: that \
+            "host files belong to the user 'nobody' inside, and --root cannot change them: that \
              takes a gate started by root"
                 .to_owned(),
         ),
@@ -248,7 +252,7 @@ pub(crate) fn gather(spec: &Spec) -> std::result::Result<Layers, Stumble> {
     Ok(all)
 }
 
-/// A file of a tree's `/etc`, unless a link leads to it. One that cannot be read is empty.
+/// Reads a file of a tree's `/etc`, unless it is a link. An unreadable file is empty.
 fn read_plain(tree: &Path, name: &str) -> String {
     let etc = tree.join("etc");
     let file = etc.join(name);
@@ -274,22 +278,22 @@ impl Layers {
                 if let Ok(target) = std::fs::read_link(&host) {
                     self.links.push((inside, target));
                 }
-            } else if found.is_dir() && is_for_everybody(&found.permissions()) {
+            } else if found.is_dir() && is_world_readable(&found.permissions()) {
                 self.layers.push(Layer::new(inside, host, &found, true));
             }
         }
     }
 
-    fn veil(
+    fn hide(
         &mut self,
-        wanted: impl Fn(&Layer) -> Option<(&'static Path, Where)>,
-    ) -> std::result::Result<(), Stumble> {
+        wanted: impl Fn(&Layer) -> Option<(&'static Path, SearchScope)>,
+    ) -> std::result::Result<(), StepError> {
         for layer in &mut self.layers {
             let Some((part, places)) = wanted(layer) else {
                 continue;
             };
-            layer.hidden = veil::find(&layer.host, part, places).step(&format!(
-                "looking for what is not for everybody in {}",
+            layer.hidden = hidden_paths::find(&layer.host, part, places).step(&format!(
+                "searching for files that others may not read in {}",
                 layer.host.display()
             ))?;
         }
@@ -297,7 +301,7 @@ impl Layers {
     }
 
     fn map(&mut self, first: u32) -> Result<()> {
-        let system = [(0, 0, PEOPLE), (PEOPLE, PEOPLE_INSIDE, MOST_PEOPLE)];
+        let system = [(0, 0, PEOPLE), (PEOPLE, PEOPLE_INSIDE, MAX_PEOPLE)];
         let namespace = make_map(first, &system)?;
         for layer in &mut self.layers {
             layer.mapped = Some(copy_mount(&layer.host, namespace.as_fd())?);
@@ -323,7 +327,7 @@ impl Layer {
         }
     }
 
-    /// One with nothing in it; `host` is a directory that has as much.
+    /// An empty layer; `host` is an empty directory.
     pub(crate) fn empty(inside: &Path, host: &str) -> Self {
         Self {
             inside: inside.to_owned(),
@@ -336,34 +340,34 @@ impl Layer {
         }
     }
 
-    /// What its upper directory is called: the same each time.
+    /// The name of its upper directory, which is stable.
     pub(crate) fn name(&self) -> String {
         if self.may_be_bound {
             self.inside.to_string_lossy().replace('/', "-")
         } else {
-            format!("host-{}", super::seal(&self.inside))
+            format!("host-{}", super::path_hash(&self.inside))
         }
     }
 }
 
 const PEOPLE: u32 = 1000;
 const PEOPLE_INSIDE: u32 = 20_000;
-const MOST_PEOPLE: u32 = 44_000;
+const MAX_PEOPLE: u32 = 44_000;
 
-/// Whose a file of a layer is inside.
+/// The owner in the sandbox of a layer's file.
 pub(crate) fn id_inside(on_disk: u32) -> Option<u32> {
     match on_disk {
         0..PEOPLE => Some(on_disk),
-        _ if on_disk < PEOPLE + MOST_PEOPLE => Some(on_disk - PEOPLE + PEOPLE_INSIDE),
+        _ if on_disk < PEOPLE + MAX_PEOPLE => Some(on_disk - PEOPLE + PEOPLE_INSIDE),
         _ => None,
     }
 }
 
-/// A user namespace that is nothing but a map: of ids on disk to ids of the sandbox's.
+/// Creates a user namespace that only maps ids on disk to the sandbox's ids.
 fn make_map(first: u32, parts: &[(u32, u32, u32)]) -> Result<OwnedFd> {
     let launcher = nix::unistd::getpid();
     let Some(child) = launch::clone_into(libc::CLONE_NEWUSER, None)? else {
-        // It has the launcher's lock, and must not outlive it.
+        // The child holds the launcher's lock and must not outlive the launcher.
         let tied = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_ok();
         while tied && nix::unistd::getppid() == launcher {
             nix::unistd::pause();
@@ -387,7 +391,7 @@ fn text(path: &Path) -> Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// A copy of a directory's mount, attached nowhere, with ids as the namespace maps them.
+/// Creates a detached copy of a directory's mount, with ids mapped by the namespace.
 fn copy_mount(path: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
     let path = text(path)?;
     // SAFETY: the path is a C string that outlives the call; the result is checked.
@@ -428,7 +432,7 @@ fn copy_mount(path: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
     }
 }
 
-/// Attaches such a copy. In init, whose mounts they become.
+/// Attaches such a copy. Runs in init, whose mounts they become.
 pub(crate) fn attach(mount: &OwnedFd, at: &Path) -> Result<()> {
     const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
     let (nothing, at): (&CStr, CString) = (c"", text(at)?);
@@ -454,7 +458,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_come_in_is_refused_in_words() {
+    fn invalid_host_paths_are_refused_with_reason() {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name);
         for name in ["state/sandboxes", "open", "closed", "odd,one"] {
@@ -465,32 +469,32 @@ mod tests {
         std::os::unix::fs::symlink(at("open"), at("link")).unwrap();
         std::os::unix::fs::symlink("/proc", at("sly")).unwrap();
         let state = at("state/sandboxes");
-        let says = |path: &Path| resolve_host_path(path, &state);
+        let resolved = |path: &Path| resolve_host_path(path, &state);
         for (path, why) in [
             (PathBuf::from("relative"), "absolute"),
             (at("open/../open"), "'..'"),
-            (PathBuf::from("/"), "the gate's own directory"),
+            (PathBuf::from("/"), "the gate's state directory"),
             (PathBuf::from("/etc"), "whole"),
-            (PathBuf::from("/proc/self"), "nothing of /proc"),
-            (PathBuf::from("/sys"), "nothing of /sys"),
-            (PathBuf::from("/dev/shm"), "nothing of /dev"),
-            (at("sly"), "nothing of /proc"),
-            (at("state"), "the gate's own directory"),
-            (state.clone(), "the gate's own directory"),
-            (place.path().to_owned(), "the gate's own directory"),
+            (PathBuf::from("/proc/self"), "nothing of /proc can"),
+            (PathBuf::from("/sys"), "nothing of /sys can"),
+            (PathBuf::from("/dev/shm"), "nothing of /dev can"),
+            (at("sly"), "nothing of /proc can"),
+            (at("state"), "the gate's state directory"),
+            (state.clone(), "the gate's state directory"),
+            (place.path().to_owned(), "the gate's state directory"),
             (at("missing"), "no such directory"),
-            (at("file"), "no directory"),
-            (at("closed"), "everybody"),
+            (at("file"), "not a directory"),
+            (at("closed"), "others may read"),
             (at("odd,one"), "cannot be a layer"),
         ] {
-            let said = says(&path).unwrap_err();
-            assert!(said.contains(why), "{}: {said}", path.display());
+            let reason = resolved(&path).unwrap_err();
+            assert!(reason.contains(why), "{}: {reason}", path.display());
         }
-        assert_eq!(says(&at("link")).unwrap(), at("open"));
+        assert_eq!(resolved(&at("link")).unwrap(), at("open"));
     }
 
     #[test]
-    fn nobodys_files_become_the_agents() {
+    fn no_host_id_maps_to_the_agent() {
         for id in [0, 33, 999, 1000, 1001, 44_999] {
             let inside = id_inside(id).unwrap();
             assert_ne!(inside, identity::AGENT_UID);

@@ -1,4 +1,4 @@
-//! Files that say by their lock that somebody is at work.
+//! Lock files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind};
@@ -9,7 +9,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::contract::SandboxError;
 
-/// A lock's file, made if it is not there.
+/// Opens a lock file, and creates it if it does not exist.
 pub(super) fn open_lock(path: &Path) -> std::io::Result<File> {
     OpenOptions::new()
         .create(true)
@@ -25,7 +25,7 @@ pub(super) fn lock(path: &Path) -> Result<Flock<File>, SandboxError> {
         loop {
             let locked = Flock::lock(open_lock(path)?, FlockArg::LockExclusive)
                 .map_err(|(_, errno)| Error::from(errno))?;
-            // Whoever had it may have removed it, and another may be in its place.
+            // The previous holder may have removed the file, and another may exist under its name.
             if is_at(&locked, path)? {
                 return Ok(locked);
             }
@@ -34,16 +34,16 @@ pub(super) fn lock(path: &Path) -> Result<Flock<File>, SandboxError> {
     take().map_err(SandboxError::system::<Error>("taking a lock"))
 }
 
-/// Whether this file is still the one under that name.
+/// Whether the path still names this file.
 pub(super) fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     let (held, there) = (file.metadata()?, path.metadata());
     Ok(there.is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino())))
 }
 
-/// `None` when somebody has it.
+/// Tries to take a lock; `None` if it is held.
 pub(super) fn try_lock(path: &Path) -> Result<Option<Flock<File>>, SandboxError> {
     let file = match open_lock(path) {
-        // Deleted since it was listed.
+        // The file was deleted after it was listed.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         other => other.map_err(SandboxError::system("taking a lock"))?,
     };

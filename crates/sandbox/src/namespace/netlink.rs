@@ -1,7 +1,7 @@
-//! The few words of rtnetlink that two joined network namespaces need.
+//! The rtnetlink messages that connect two network namespaces.
 //!
-//! Written by hand: a handful of fixed messages, sent once, before the agent exists. Layouts
-//! are those of `linux/netlink.h`, `linux/rtnetlink.h` and `linux/if_link.h`.
+//! Written by hand: a few fixed messages, sent once, before the agent exists. Layouts are those of
+//! `linux/netlink.h`, `linux/rtnetlink.h` and `linux/if_link.h`.
 
 use std::io::{Error, Result};
 use std::net::IpAddr;
@@ -31,20 +31,20 @@ const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 
-/// Where a route leads.
+/// The kind of a route.
 #[derive(Clone, Copy)]
 pub(crate) enum Route {
-    /// Every address is our own.
+    /// Every address is local.
     EverythingIsLocal,
-    /// This one address is not our own after all, but on the link.
+    /// This address is not local, but on the link.
     Except(IpAddr),
-    /// This one address is on the link.
+    /// This address is on the link.
     Neighbour(IpAddr),
-    /// Everything else goes to this neighbour.
+    /// The default route, through this gateway.
     DefaultVia(IpAddr),
 }
 
-/// A netlink socket of the network namespace it was opened in, wherever its owner goes.
+/// A netlink socket of the network namespace in which it was opened.
 pub(crate) struct Netlink {
     socket: OwnedFd,
     sequence: u32,
@@ -65,7 +65,7 @@ impl Netlink {
         })
     }
 
-    /// Makes a pair of virtual cards: `name` here, `peer` in the namespace `other`.
+    /// Creates a veth pair: `name` here, `peer` in the namespace `other`.
     pub(crate) fn add_pair(&mut self, name: &str, peer: &str, other: BorrowedFd<'_>) -> Result<()> {
         let mut body = link(0, 0, 0);
         attribute(&mut body, IFLA_IFNAME, &text(name));
@@ -78,24 +78,24 @@ impl Netlink {
         attribute(&mut info, IFLA_INFO_KIND, b"veth");
         attribute(&mut info, IFLA_INFO_DATA, &data);
         attribute(&mut body, IFLA_LINKINFO, &info);
-        self.ask(libc::RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &body)
+        self.request(libc::RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &body)
     }
 
-    /// The number of a card of this namespace.
+    /// The index of a link.
     pub(crate) fn index(&mut self, name: &str) -> Result<i32> {
         let mut body = link(0, 0, 0);
         attribute(&mut body, IFLA_IFNAME, &text(name));
         let answer = self.exchange(libc::RTM_GETLINK, 0, &body)?;
-        number(&answer, HEADER + 4).ok_or_else(|| Error::other("a link without a number"))
+        number(&answer, HEADER + 4).ok_or_else(|| Error::other("a link without an index"))
     }
 
-    /// Switches a card on.
+    /// Sets a link up.
     pub(crate) fn up(&mut self, index: i32) -> Result<()> {
         let up = libc::IFF_UP.cast_unsigned();
-        self.ask(libc::RTM_NEWLINK, 0, &link(index, up, up))
+        self.request(libc::RTM_NEWLINK, 0, &link(index, up, up))
     }
 
-    /// Gives a card an address of its own, usable at once.
+    /// Adds an address to a link, usable at once.
     pub(crate) fn add_address(&mut self, index: i32, address: IpAddr) -> Result<()> {
         let bytes = octets(address);
         let flags = if address.is_ipv6() { IFA_F_NODAD } else { 0 };
@@ -103,13 +103,13 @@ impl Netlink {
         body.extend(index.to_ne_bytes());
         attribute(&mut body, IFA_LOCAL, &bytes);
         attribute(&mut body, IFA_ADDRESS, &bytes);
-        self.ask(libc::RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &body)
+        self.request(libc::RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &body)
     }
 
-    /// Adds a route over a card. An address `like` the route's says for which protocol.
+    /// Adds a route over a link. `like` selects the address family.
     pub(crate) fn add_route(&mut self, index: i32, route: Route, like: IpAddr) -> Result<()> {
-        // The exception is in the table `local` too, which is asked first: the longest
-        // prefix wins inside a table, not between tables.
+        // The exception is in the table `local` too, which is consulted first: the longest prefix
+        // wins within a table, not between tables.
         let (length, table, scope, kind) = match route {
             Route::EverythingIsLocal => (
                 0,
@@ -157,14 +157,14 @@ impl Netlink {
             }
         }
         attribute(&mut body, RTA_OIF, &index.to_ne_bytes());
-        self.ask(libc::RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &body)
+        self.request(libc::RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &body)
     }
 
-    fn ask(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<()> {
+    fn request(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<()> {
         self.exchange(kind, flags | NLM_F_ACK, body).map(drop)
     }
 
-    /// Sends a message and takes the one answer; a refusal is an error.
+    /// Sends a message and receives the answer; a refusal is an error.
     fn exchange(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<Vec<u8>> {
         self.sequence += 1;
         let mut message = Vec::with_capacity(HEADER + body.len());

@@ -1,16 +1,16 @@
-//! Two network namespaces, joined by a pair of cards and connected to nothing else.
+//! Two network namespaces, connected by a veth pair and to nothing else.
 //!
 //! ```text
 //!   agent's namespace                       gate's namespace
-//!   lo 127.0.0.1, ::1: its own
+//!   lo 127.0.0.1, ::1 (private)
 //!   eth0 192.0.0.2 ───────────────────────▶ gate 192.0.0.1
-//!        default via gate                   local default dev lo: every address is ours
+//!        default via gate                   local default dev lo: every address is local
 //!                                           listeners on 0.0.0.0 and [::]
 //! ```
 //!
-//! Whatever address a program means, its packets end at a socket of the gate, and
-//! `getsockname` says which one it was. A packet with a forged source is a martian there:
-//! every source but the agent's own is a local address.
+//! Packets to any address end at a socket of the gate, and `getsockname` returns the destination
+//! address. A packet with a forged source is dropped as a martian: every source except the agent's
+//! own is a local address.
 
 use std::io::Result;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,7 +24,7 @@ use nix::sys::socket::{
 
 use super::closed_ports;
 use super::netlink::{Netlink, Route, this_namespace};
-use crate::contract::{Ports, Transport};
+use crate::contract::{GatePorts, ListenerTransport};
 
 /// 192.0.0.0/29 is for the two ends of one link and never routed (RFC 7335).
 const GATE: [IpAddr; 2] = [
@@ -36,15 +36,15 @@ const AGENT: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd70, 0x616c, 0x6973, 0, 0, 0, 0, 2)),
 ];
 
-/// A socket of the gate's, and what it is.
-pub(crate) type Door = (Transport, SocketAddr, OwnedFd);
+/// A socket of the gate with its transport and address.
+pub(crate) type GateSocket = (ListenerTransport, SocketAddr, OwnedFd);
 
-/// Builds both sides. The caller is in a fresh network namespace, which becomes the gate's,
+/// Configures both namespaces. The caller is in a new network namespace, which becomes the gate's,
 /// and is in the agent's afterwards.
-pub(crate) fn build(ports: &Ports) -> Result<Vec<Door>> {
+pub(crate) fn build(ports: &GatePorts) -> Result<Vec<GateSocket>> {
     let mut gate = Netlink::open()?;
     let gate_namespace = this_namespace()?;
-    let doors = open_doors(ports)?;
+    let gate_sockets = open_gate_sockets(ports)?;
     let lo = gate.index("lo")?;
     gate.up(lo)?;
 
@@ -69,36 +69,46 @@ pub(crate) fn build(ports: &Ports) -> Result<Vec<Door>> {
         agent.add_route(near, Route::Neighbour(ours), ours)?;
         agent.add_route(near, Route::DefaultVia(ours), ours)?;
     }
-    // The agent has no capability, and its localhost is its own: every port is free to it.
+    // The agent has no capabilities, and its localhost is private: it may use every port.
     std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
-    Ok(doors)
+    Ok(gate_sockets)
 }
 
 fn has_ipv6() -> bool {
     std::path::Path::new("/proc/sys/net/ipv6").exists()
 }
 
-fn open_doors(ports: &Ports) -> Result<Vec<Door>> {
+fn open_gate_sockets(ports: &GatePorts) -> Result<Vec<GateSocket>> {
     let mut wildcards = vec![IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
     if has_ipv6() {
         wildcards.push(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
     }
-    let mut doors = Vec::new();
+    let mut gate_sockets = Vec::new();
     for &wildcard in &wildcards {
         for &port in &ports.tcp {
-            doors.push(open_door(Transport::Tcp, SocketAddr::new(wildcard, port))?);
+            gate_sockets.push(open_gate_socket(
+                ListenerTransport::Tcp,
+                SocketAddr::new(wildcard, port),
+            )?);
         }
         for &port in &ports.udp {
-            doors.push(open_door(Transport::Udp, SocketAddr::new(wildcard, port))?);
+            gate_sockets.push(open_gate_socket(
+                ListenerTransport::Udp,
+                SocketAddr::new(wildcard, port),
+            )?);
         }
         let socket = closed_ports::open(wildcard, &ports.tcp)?;
-        doors.push((Transport::Closed, SocketAddr::new(wildcard, 0), socket));
+        gate_sockets.push((
+            ListenerTransport::Closed,
+            SocketAddr::new(wildcard, 0),
+            socket,
+        ));
     }
-    Ok(doors)
+    Ok(gate_sockets)
 }
 
-fn open_door(transport: Transport, address: SocketAddr) -> Result<Door> {
-    let kind = if transport == Transport::Tcp {
+fn open_gate_socket(transport: ListenerTransport, address: SocketAddr) -> Result<GateSocket> {
+    let kind = if transport == ListenerTransport::Tcp {
         SockType::Stream
     } else {
         SockType::Datagram
@@ -109,24 +119,24 @@ fn open_door(transport: Transport, address: SocketAddr) -> Result<Door> {
         AddressFamily::Inet6
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let door = socket(family, kind, flags, None)?;
+    let gate_socket = socket(family, kind, flags, None)?;
     if address.is_ipv6() {
-        setsockopt(&door, sockopt::Ipv6V6Only, &true)?;
+        setsockopt(&gate_socket, sockopt::Ipv6V6Only, &true)?;
     }
     match (transport, address.is_ipv4()) {
-        (Transport::Tcp, _) => setsockopt(&door, sockopt::ReuseAddr, &true)?,
-        (_, true) => setsockopt(&door, sockopt::Ipv4PacketInfo, &true)?,
+        (ListenerTransport::Tcp, _) => setsockopt(&gate_socket, sockopt::ReuseAddr, &true)?,
+        (_, true) => setsockopt(&gate_socket, sockopt::Ipv4PacketInfo, &true)?,
         (_, false) => {
-            setsockopt(&door, sockopt::Ipv6RecvPacketInfo, &true)?;
-            // Without it an answer may not come from an address that is local by route only.
-            set_ipv6_freebind(&door)?;
+            setsockopt(&gate_socket, sockopt::Ipv6RecvPacketInfo, &true)?;
+            // Needed to answer from an address that is local by route only.
+            set_ipv6_freebind(&gate_socket)?;
         }
     }
-    bind(door.as_raw_fd(), &SockaddrStorage::from(address))?;
-    if transport == Transport::Tcp {
-        listen(&door, Backlog::new(1024)?)?;
+    bind(gate_socket.as_raw_fd(), &SockaddrStorage::from(address))?;
+    if transport == ListenerTransport::Tcp {
+        listen(&gate_socket, Backlog::new(1024)?)?;
     }
-    Ok((transport, address, door))
+    Ok((transport, address, gate_socket))
 }
 
 fn set_ipv6_freebind(socket: &OwnedFd) -> Result<()> {

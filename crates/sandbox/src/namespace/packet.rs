@@ -1,4 +1,4 @@
-//! Messages on a SEQPACKET socket: one packet, one JSON value, perhaps some descriptors.
+//! Messages on a SEQPACKET socket: one packet is one JSON value with optional descriptors.
 
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Result};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -10,13 +10,13 @@ use nix::sys::socket::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The longest packet. Room for a command with a large environment.
-const LONGEST: usize = 160 << 10;
+/// Maximum size of a packet, sufficient for a command with a large environment.
+const MAX_PACKET_BYTES: usize = 160 << 10;
 
-/// The most descriptors in a packet; the kernel allows 253.
-const MOST_DESCRIPTORS: usize = 64;
+/// Maximum number of descriptors in a packet; the kernel allows 253.
+const MAX_DESCRIPTORS: usize = 64;
 
-/// Two ends of a private line.
+/// Creates a connected socket pair.
 pub(crate) fn line() -> Result<(OwnedFd, OwnedFd)> {
     let (one, other) = socketpair(
         AddressFamily::Unix,
@@ -34,10 +34,10 @@ pub(crate) fn send<T: Serialize>(
     descriptors: &[BorrowedFd<'_>],
 ) -> Result<()> {
     let bytes = serde_json::to_vec(message)?;
-    if bytes.len() > LONGEST || descriptors.len() > MOST_DESCRIPTORS {
+    if bytes.len() > MAX_PACKET_BYTES || descriptors.len() > MAX_DESCRIPTORS {
         return Err(Error::new(
             ErrorKind::InvalidInput,
-            format!("a message is at most {LONGEST} bytes"),
+            format!("a message is at most {MAX_PACKET_BYTES} bytes"),
         ));
     }
     let raw: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
@@ -58,12 +58,12 @@ pub(crate) fn send<T: Serialize>(
     }
 }
 
-/// Takes one message; `None` when the other side has gone.
+/// Receives one message; `None` if the peer has closed.
 pub(crate) fn receive<T: DeserializeOwned>(
     socket: BorrowedFd<'_>,
 ) -> Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0; LONGEST];
-    let mut control = nix::cmsg_space!([i32; MOST_DESCRIPTORS]);
+    let mut bytes = vec![0; MAX_PACKET_BYTES];
+    let mut control = nix::cmsg_space!([i32; MAX_DESCRIPTORS]);
     let (length, truncated, descriptors) = {
         let mut parts = [IoSliceMut::new(&mut bytes)];
         let mut was_reset = false;
@@ -76,8 +76,8 @@ pub(crate) fn receive<T: DeserializeOwned>(
             ) {
                 Ok(got) => break got,
                 Err(Errno::EINTR) => {}
-                // Told once, when the other side left without having read everything; its
-                // last words are still there behind it.
+                // ECONNRESET is reported once if the peer closed without reading everything; its
+                // last messages follow.
                 Err(Errno::ECONNRESET) if !was_reset => was_reset = true,
                 Err(Errno::ECONNRESET) => return Ok(None),
                 Err(errno) => return Err(errno.into()),
@@ -86,8 +86,8 @@ pub(crate) fn receive<T: DeserializeOwned>(
         let mut descriptors = Vec::new();
         for message in got.cmsgs()? {
             if let ControlMessageOwned::ScmRights(list) = message {
-                // SAFETY: the kernel has just put these descriptors into our table; nobody
-                // else knows their numbers.
+                // SAFETY: the kernel has just put these descriptors into our table; no other
+                // code knows their numbers.
                 descriptors.extend(
                     list.into_iter()
                         .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -103,15 +103,18 @@ pub(crate) fn receive<T: DeserializeOwned>(
         return Ok(None);
     }
     if truncated {
-        return Err(Error::new(ErrorKind::InvalidData, "a message was cut off"));
+        return Err(Error::new(
+            ErrorKind::InvalidData,
+            "a message was truncated",
+        ));
     }
     let message = serde_json::from_slice(bytes.get(..length).unwrap_or_default())?;
     Ok(Some((message, descriptors)))
 }
 
-/// Makes room for a message of the greatest length.
+/// Enlarges the send buffer for a message of the maximum size.
 pub(crate) fn widen(socket: &impl AsFd) -> Result<()> {
-    setsockopt(socket, sockopt::SndBuf, &(2 * LONGEST))?;
+    setsockopt(socket, sockopt::SndBuf, &(2 * MAX_PACKET_BYTES))?;
     Ok(())
 }
 
@@ -120,10 +123,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_words_of_somebody_who_left_are_heard() {
+    fn last_message_of_a_closed_peer_is_received() {
         let (ours, its) = line().unwrap();
         send(its.as_fd(), &"farewell", &[]).unwrap();
-        // Never read: the kernel tells us of a reset before it gives us the words.
+        // This message is never read: the kernel reports a reset before the data.
         send(ours.as_fd(), &"too late", &[]).unwrap();
         drop(its);
         let (word, _) = receive::<String>(ours.as_fd()).unwrap().unwrap();
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_arrives_whole_with_its_descriptors() {
+    fn message_arrives_with_its_descriptors() {
         let (one, other) = line().unwrap();
         let word = "x".repeat(100_000);
         widen(&one).unwrap();
@@ -142,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_line_is_an_end_and_a_wrong_word_an_error() {
+    fn closed_peer_is_none_and_malformed_message_an_error() {
         let (one, other) = line().unwrap();
         send(one.as_fd(), &7, &[]).unwrap();
         assert!(receive::<String>(other.as_fd()).is_err());
@@ -151,8 +154,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused_before_it_is_sent() {
+    fn oversized_message_is_refused_before_sending() {
         let (one, _other) = line().unwrap();
-        assert!(send(one.as_fd(), &"x".repeat(LONGEST), &[]).is_err());
+        assert!(send(one.as_fd(), &"x".repeat(MAX_PACKET_BYTES), &[]).is_err());
     }
 }

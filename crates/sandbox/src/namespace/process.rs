@@ -1,4 +1,4 @@
-//! Processes inside: each with a keeper, each the agent before it does anything.
+//! Starts processes in the sandbox: each below its own subreaper, each with the agent's rights.
 
 use std::ffi::CStr;
 use std::io::{Error, ErrorKind, Read, Write};
@@ -13,71 +13,71 @@ use nix::unistd::{
     ForkResult, Gid, Pid, Uid, chdir, execve, fork, pipe2, setgroups, setresgid, setresuid, setsid,
 };
 
-use super::ends::{Ends, close_others, replace, silence};
-use super::errand::Errand;
+use super::agent_task::AgentTask;
+use super::exec_args::ExecArgs;
 use super::identity::Account;
-use super::order::Order;
 use super::seccomp::Filters;
-use super::step::{Step, Stumble};
-use super::{hardening, scheduling, tree};
+use super::stdio::{StdioEnds, close_others, redirect_to_null, replace};
+use super::step::{Step, StepError};
+use super::{hardening, process_tree, scheduling};
 
-/// What a process inside is for.
+/// The work of a process.
 pub(crate) enum Work {
-    /// To become a command.
-    Command(Order),
-    /// To run code of ours as the agent.
-    Errand(Errand),
+    /// Execute a command.
+    Command(ExecArgs),
+    /// Run an agent task.
+    AgentTask(AgentTask),
 }
 
-/// A command that was started.
+/// A started command.
 ///
-/// Between init and the command stands its keeper, a child of init that takes in the
-/// orphans of the command (a subreaper): the keeper's descendants are the command's tree,
-/// also those that left their session and lost their parents. It tells the command's process
-/// and, at its end, the code; it goes when the last of the tree has gone.
+/// The command's parent is a subreaper, a child of init that adopts the orphans of the command: its
+/// descendants are the command's process tree, also those that left their session and lost their
+/// parents. It reports the command's process and, at its exit, the code; it exits after the last
+/// process of the tree.
 pub(crate) struct Job {
-    keeper: Pid,
-    tells: std::fs::File,
-    heard: Vec<u8>,
-    /// Signals that came before the keeper had told whom they are for.
-    early: Vec<Signal>,
-    /// What the child says if it cannot become the command.
-    trouble: std::fs::File,
+    subreaper: Pid,
+    status_pipe: std::fs::File,
+    received: Vec<u8>,
+    /// Signals that arrived before the subreaper reported the command's process.
+    pending_signals: Vec<Signal>,
+    /// The read end of the child's error report.
+    error_pipe: std::fs::File,
 }
 
-/// Where relative paths begin.
+/// The default working directory.
 const WORKSPACE: &CStr = c"/workspace";
 
 /// How a command ended.
 pub(crate) enum End {
-    /// It never became the command.
+    /// The command could not be executed.
     Failed { step: String, reason: String },
-    /// It ran, and ended with this code.
+    /// The command exited with this code.
     Exited(i32),
 }
 
 impl Job {
-    /// What the keeper tells, to wait on.
-    pub(crate) fn tells(&self) -> BorrowedFd<'_> {
-        self.tells.as_fd()
+    /// The subreaper's status pipe, to poll.
+    pub(crate) fn status_pipe(&self) -> BorrowedFd<'_> {
+        self.status_pipe.as_fd()
     }
 
-    /// Listens to the keeper; the end, when that has come.
-    pub(crate) fn hear(&mut self) -> Option<End> {
+    /// Reads the subreaper's status; returns the end of the command, if it has ended.
+    pub(crate) fn read_status(&mut self) -> Option<End> {
         let mut words = [0; 8];
-        match self.tells.read(&mut words) {
+        match self.status_pipe.read(&mut words) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
-            // Somebody has killed the keeper: the command is nobody's any more.
+            // The subreaper was killed, so the command's exit is unknown.
             Ok(0) | Err(_) => return Some(End::Exited(128 + libc::SIGKILL)),
-            Ok(length) => self.heard.extend_from_slice(words.get(..length)?),
+            Ok(length) => self.received.extend_from_slice(words.get(..length)?),
         }
-        self.signal_early();
-        let code = number(&self.heard, 4)?;
+        self.send_pending_signals();
+        let code = read_i32(&self.received, 4)?;
         let mut text = String::new();
-        // The command is dead, and with it the writing end.
-        let told = self.trouble.read_to_string(&mut text);
+        // The command has exited, so the write end is closed.
+        let read = self.error_pipe.read_to_string(&mut text);
         Some(match text.split_once('\0') {
-            Some((step, errno)) if told.is_ok() => End::Failed {
+            Some((step, errno)) if read.is_ok() => End::Failed {
                 step: step.to_owned(),
                 reason: Error::from_raw_os_error(errno.parse().unwrap_or(libc::EIO)).to_string(),
             },
@@ -90,158 +90,159 @@ impl Job {
         let Ok(signal) = Signal::try_from(signal) else {
             return;
         };
-        match number(&self.heard, 0) {
+        match read_i32(&self.received, 0) {
             Some(command) => signal_group(command, signal),
-            None => self.early.push(signal),
+            None => self.pending_signals.push(signal),
         }
     }
 
-    /// The command's process, once the keeper has told it. Its end is left to be heard.
+    /// The command's process, once the subreaper has reported it. Its exit is not consumed.
     pub(crate) fn command(&mut self) -> Option<Pid> {
         let mut word = [0; 4];
-        let missing = word.len().saturating_sub(self.heard.len());
+        let missing = word.len().saturating_sub(self.received.len());
         if let Some(rest) = word.get_mut(..missing)
-            && let Ok(length) = self.tells.read(rest)
+            && let Ok(length) = self.status_pipe.read(rest)
         {
-            self.heard.extend_from_slice(rest.get(..length)?);
-            self.signal_early();
+            self.received.extend_from_slice(rest.get(..length)?);
+            self.send_pending_signals();
         }
-        number(&self.heard, 0).map(Pid::from_raw)
+        read_i32(&self.received, 0).map(Pid::from_raw)
     }
 
-    /// Sends the signals that came too early, as soon as it is known to whom.
-    fn signal_early(&mut self) {
-        if let Some(command) = number(&self.heard, 0) {
-            for signal in self.early.drain(..) {
+    /// Sends the pending signals, once the command's process is known.
+    fn send_pending_signals(&mut self) {
+        if let Some(command) = read_i32(&self.received, 0) {
+            for signal in self.pending_signals.drain(..) {
                 signal_group(command, signal);
             }
         }
     }
 
-    /// Who keeps it: the root of everything it started.
-    pub(crate) fn keeper(&self) -> Pid {
-        self.keeper
+    /// The subreaper, the root of the command's process tree.
+    pub(crate) fn subreaper(&self) -> Pid {
+        self.subreaper
     }
 }
 
-/// Signals a command's group; one that has not yet made its group, alone.
+/// Signals a command's process group, or the process alone if the group does not exist yet.
 fn signal_group(command: i32, signal: Signal) {
     if kill(Pid::from_raw(-command), signal) == Err(Errno::ESRCH) {
         let _ = kill(Pid::from_raw(command), signal);
     }
 }
 
-fn number(words: &[u8], at: usize) -> Option<i32> {
+fn read_i32(words: &[u8], at: usize) -> Option<i32> {
     let word = words.get(at..at + 4)?.try_into().ok()?;
     Some(i32::from_ne_bytes(word))
 }
 
-/// Starts a process as the agent, with these ends as its input and outputs. Returns what is
-/// handed out.
+/// Starts a process as the agent with these standard streams. Returns the client's ends.
 pub(crate) fn spawn(
     work: &Work,
-    ends: Ends,
+    stdio: StdioEnds,
     agent: Account,
     filters: &Filters,
-) -> Result<(Job, Vec<OwnedFd>), Stumble> {
-    let (trouble, says) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
-    let (tells, tell) = pipe2(OFlag::O_CLOEXEC).step("making a pipe")?;
-    fcntl(&tells, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).step("making a pipe")?;
+) -> Result<(Job, Vec<OwnedFd>), StepError> {
+    let (error_pipe, error_writer) = pipe2(OFlag::O_CLOEXEC).step("creating a pipe")?;
+    let (status_pipe, status_writer) = pipe2(OFlag::O_CLOEXEC).step("creating a pipe")?;
+    fcntl(&status_pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).step("creating a pipe")?;
     // SAFETY: init has one thread, so the child may do whatever the parent may.
-    match unsafe { fork() }.step("making a process (is the sandbox at its limit?)")? {
+    match unsafe { fork() }.step("creating a process (the sandbox may be at its process limit)")? {
         ForkResult::Parent { child } => {
             let job = Job {
-                keeper: child,
-                tells: tells.into(),
-                heard: Vec::new(),
-                early: Vec::new(),
-                trouble: trouble.into(),
+                subreaper: child,
+                status_pipe: status_pipe.into(),
+                received: Vec::new(),
+                pending_signals: Vec::new(),
+                error_pipe: error_pipe.into(),
             };
-            Ok((job, ends.outside))
+            Ok((job, stdio.outside))
         }
         ForkResult::Child => {
             let _ = prctl::set_child_subreaper(true);
             // SAFETY: as above.
             match unsafe { fork() } {
                 Ok(ForkResult::Child) => {
-                    let stumble = match give_up(work, &ends.inside, &says, agent, filters) {
-                        Ok(()) => match work {
-                            Work::Errand(errand) => leave(errand.run()),
-                            Work::Command(order) => become_command(order),
-                        },
-                        Err(stumble) => stumble,
-                    };
-                    complain(says, &stumble);
-                    leave(127)
+                    let error =
+                        match drop_privileges(work, &stdio.inside, &error_writer, agent, filters) {
+                            Ok(()) => match work {
+                                Work::AgentTask(task) => exit_now(task.run()),
+                                Work::Command(args) => exec_command(args),
+                            },
+                            Err(error) => error,
+                        };
+                    write_error(error_writer, &error);
+                    exit_now(127)
                 }
-                Ok(ForkResult::Parent { child }) => keep(child, tell),
+                Ok(ForkResult::Parent { child }) => run_subreaper(child, status_writer),
                 Err(errno) => {
                     let source = errno.into();
-                    let step = "making a process (is the sandbox at its limit?)".to_owned();
-                    complain(says, &Stumble { step, source });
+                    let step =
+                        "creating a process (the sandbox may be at its process limit)".to_owned();
+                    write_error(error_writer, &StepError { step, source });
                     let words = [0_i32.to_ne_bytes(), 127_i32.to_ne_bytes()].concat();
-                    let _ = std::fs::File::from(tell).write_all(&words);
-                    leave(127)
+                    let _ = std::fs::File::from(status_writer).write_all(&words);
+                    exit_now(127)
                 }
             }
         }
     }
 }
 
-/// The pipe holds it, whoever reads.
-fn complain(says: OwnedFd, stumble: &Stumble) {
-    let errno = stumble.source.raw_os_error().unwrap_or(libc::EIO);
-    let words = format!("{}\0{errno}", stumble.step);
-    let _ = std::fs::File::from(says).write_all(words.as_bytes());
+/// Writes an error report, which fits the pipe's buffer.
+fn write_error(error_writer: OwnedFd, error: &StepError) {
+    let errno = error.source.raw_os_error().unwrap_or(libc::EIO);
+    let words = format!("{}\0{errno}", error.step);
+    let _ = std::fs::File::from(error_writer).write_all(words.as_bytes());
 }
 
-/// Ends a forked process without running what its parent registered for the exit.
-fn leave(code: i32) -> ! {
+/// Exits a forked process without running the parent's exit handlers.
+fn exit_now(code: i32) -> ! {
     // SAFETY: ends the process; nothing is used afterwards.
     unsafe { libc::_exit(code) }
 }
 
-/// The keeper's life: tells of the command, takes in its orphans, goes last.
-fn keep(command: Pid, tell: OwnedFd) -> ! {
-    // Nothing that init holds: the ends of other commands' pipes would never close.
-    if close_others(&tell).is_err()
-        || silence(&[0, 1, 2]).is_err()
+/// The subreaper: reports the command's process and exit, reaps its orphans and exits last.
+fn run_subreaper(command: Pid, status_writer: OwnedFd) -> ! {
+    // Init's descriptors are closed; otherwise the pipes of other commands would stay open.
+    if close_others(&status_writer).is_err()
+        || redirect_to_null(&[0, 1, 2]).is_err()
         || hardening::keep_capabilities(&[]).is_err()
     {
-        leave(1);
+        exit_now(1);
     }
-    let mut tell = Some(std::fs::File::from(tell));
-    if let Some(tell) = &mut tell {
-        let _ = tell.write_all(&command.as_raw().to_ne_bytes());
+    let mut status_writer = Some(std::fs::File::from(status_writer));
+    if let Some(status_writer) = &mut status_writer {
+        let _ = status_writer.write_all(&command.as_raw().to_ne_bytes());
     }
     loop {
         let (pid, code) = match waitpid(None, None) {
             Ok(WaitStatus::Exited(pid, code)) => (pid, code),
             Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, 128 + signal as i32),
             Ok(_) | Err(Errno::EINTR) => continue,
-            Err(_) => leave(0),
+            Err(_) => exit_now(0),
         };
         if pid == command
-            && let Some(mut tell) = tell.take()
+            && let Some(mut status_writer) = status_writer.take()
         {
-            let _ = tell.write_all(&code.to_ne_bytes());
+            let _ = status_writer.write_all(&code.to_ne_bytes());
         }
     }
 }
 
-/// In the child: gives everything up that the agent may not have.
-fn give_up(
+/// In the child: drops all rights that the agent must not have.
+fn drop_privileges(
     work: &Work,
     inside: &[OwnedFd],
-    says: &OwnedFd,
+    error_writer: &OwnedFd,
     agent: Account,
     filters: &Filters,
-) -> Result<(), Stumble> {
+) -> Result<(), StepError> {
     let (directory, terminal) = match work {
-        Work::Command(order) => (order.directory.as_c_str(), order.terminal),
-        Work::Errand(_) => (WORKSPACE, false),
+        Work::Command(args) => (args.directory.as_c_str(), args.terminal),
+        Work::AgentTask(_) => (WORKSPACE, false),
     };
-    setsid().step("making a session")?;
+    setsid().step("creating a session")?;
     for (place, end) in (0..).zip(inside) {
         replace(end, place).step("connecting input and output")?;
     }
@@ -251,9 +252,9 @@ fn give_up(
         (result == 0)
             .then_some(())
             .ok_or_else(Error::last_os_error)
-            .step("taking the terminal")?;
+            .step("setting the controlling terminal")?;
     }
-    close_others(says).step("closing descriptors")?;
+    close_others(error_writer).step("closing descriptors")?;
     reset_signals().step("resetting signals")?;
     if agent.has_range {
         let (uid, gid) = (Uid::from_raw(agent.uid), Gid::from_raw(agent.gid));
@@ -263,7 +264,7 @@ fn give_up(
     }
     scheduling::apply(agent.idle).step("setting the priority")?;
     hardening::keep_capabilities(agent.capabilities).step("dropping capabilities")?;
-    hardening::close_up().step("closing the process up")?;
+    hardening::set_undumpable_and_no_new_privs().step("making the process undumpable")?;
     chdir(directory).step("entering the directory")?;
     filters
         .install()
@@ -271,24 +272,25 @@ fn give_up(
         .step("installing the system call filters")
 }
 
-/// In the child, as the agent: becomes the command, or says why not.
-fn become_command(order: &Order) -> Stumble {
+/// In the child, as the agent: executes the command, or returns the error.
+fn exec_command(args: &ExecArgs) -> StepError {
     let mut refusal = Errno::ENOENT;
-    for program in &order.candidates {
-        let Err(errno) = execve(program, &order.argv, &order.environment);
-        // As execvp: a name that is there and may not be run is remembered, and the search
-        // goes on.
+    for program in &args.candidates {
+        let Err(errno) = execve(program, &args.argv, &args.environment);
+        // As execvp: the error of a file that cannot be executed is remembered, and the search
+        // continues.
         if !matches!(errno, Errno::ENOENT | Errno::ENOTDIR) {
             refusal = errno;
         }
     }
-    Stumble {
+    StepError {
         step: "running it".to_owned(),
         source: refusal.into(),
     }
 }
 
-/// The Rust runtime ignores SIGPIPE and init blocks SIGCHLD; a command expects neither.
+/// Resets signals: the Rust runtime ignores SIGPIPE and init blocks SIGCHLD; a command expects
+/// neither.
 fn reset_signals() -> nix::Result<()> {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
     // SAFETY: the default action is no function of ours.
@@ -296,10 +298,10 @@ fn reset_signals() -> nix::Result<()> {
     SigSet::all().thread_unblock()
 }
 
-/// When a process started, in ticks since boot: with its number, its name for all time.
-/// A zombie counts as gone.
+/// Returns the start time of a process in ticks since boot, which identifies it together with its
+/// number. A zombie counts as exited.
 pub(crate) fn start_time(pid: i32) -> std::io::Result<u64> {
-    let fields = tree::stat_fields(&std::fs::read(format!("/proc/{pid}/stat"))?)?;
+    let fields = process_tree::stat_fields(&std::fs::read(format!("/proc/{pid}/stat"))?)?;
     if matches!(fields.first().map(String::as_str), Some("Z" | "X")) {
         return Err(Error::from(ErrorKind::NotFound));
     }

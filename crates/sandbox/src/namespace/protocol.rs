@@ -1,4 +1,4 @@
-//! What is said on `init.sock`.
+//! Protocol of `init.sock`.
 //!
 //! ```text
 //!   client                                     init
@@ -11,7 +11,7 @@
 //!     │ ──── Signal | Kill ────────────────────▶ │
 //!     │ ◀── Failed {step, reason} | Exited {..}  │
 //!     │                                          │
-//!     │ ──── Upload | Download {path, bounds} ─▶ │   as a command, with code of ours
+//!     │ ──── Upload | Download {path, bounds} ─▶ │   runs this program's code as the agent
 //!     │ ◀── Started + three pipe ends ────────── │   archive in, archive out, outcome
 //!     │ ◀── Failed {step, reason} | Exited {..}  │
 //!     │                                          │
@@ -19,129 +19,131 @@
 //!     │ ◀── Connected + socket | Failed {..} ─── │
 //!     │ ──── Ports ────────────────────────────▶ │
 //!     │ ◀── Ports [..] ───────────────────────── │
-//!     │ ──── Trust {root, hash} ───────────────▶ │   from the next read on; an older init hangs up
+//!     │ ──── Trust {root, hash} ───────────────▶ │   effective at the next read; an older init closes the connection
 //!     │ ◀── Done | Failed {step, reason} ─────── │
 //!     │ ──── Owner {from, to} ─────────────────▶ │
 //!     │ ◀── Owner program | none ─────────────── │
-//!     │ ──── Workbench {words} ────────────────▶ │   this program again, as the agent
+//!     │ ──── Workbench {words} ────────────────▶ │   starts this program as the agent
 //!     │ ◀── Connected + socket | Failed {..} ─── │
-//!     │ ──── Running ──────────────────────────▶ │   an older init hangs up
+//!     │ ──── Running ──────────────────────────▶ │   an older init closes the connection
 //!     │ ◀── Running {total, names} ───────────── │
 //! ```
 //!
-//! Descriptors only ever travel outwards. Init reads none from a client, so what a process
-//! inside holds was made inside, by init: no terminal or file of the operator's can be
+//! Descriptors are sent only from init to the client. Init accepts none, so all descriptors of a
+//! process in the sandbox were created there by init: no terminal or file of the operator's can be
 //! reopened for writing through `/proc/self/fd`.
 //!
-//! A connection that closes takes its command along, with everything that one started.
+//! Closing a connection kills its command with all descendants.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::chore::Chore;
-use super::loan::Loan;
+use super::file_op::FileOp;
+use super::subid_map::SubidMap;
 use super::subids::Slice;
-use crate::contract::{SandboxConfig, Transfer, Transport, Trust};
+use crate::contract::{ListenerTransport, SandboxConfig, TransferBounds, Trust};
 
-/// The version of everything in this file.
+/// The protocol version.
 pub(crate) const PROTOCOL: u32 = 3;
 
-/// Init's first words.
+/// Init's first message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// Its version.
+    /// Init's protocol version.
     pub(crate) protocol: u32,
 }
 
-/// What a client asks.
+/// A client's request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) enum Request {
-    /// For the sockets.
+    /// Returns the listener sockets.
     Listeners,
-    /// To run a command.
+    /// Runs a command.
     Exec(Exec),
-    /// To signal the command's process group.
+    /// Signals the command's process group.
     Signal { number: i32 },
-    /// To kill the command and everything it started.
+    /// Kills the command with its descendants.
     Kill,
-    /// To stop every process but init, or let them go on: where no cgroup can.
+    /// Stops or continues every process except init, where no cgroup can.
     Freeze { frozen: bool },
-    /// To unpack an archive below a directory.
-    Upload { to: Vec<u8>, bounds: Transfer },
-    /// To pack a file or directory.
-    Download { from: Vec<u8>, bounds: Transfer },
-    /// For a connection to a port of the agent's localhost.
+    /// Unpacks an archive below a directory.
+    Upload { to: Vec<u8>, bounds: TransferBounds },
+    /// Packs a file or directory.
+    Download {
+        from: Vec<u8>,
+        bounds: TransferBounds,
+    },
+    /// Connects to a port on the sandbox's localhost.
     Connect { port: u16 },
-    /// Which ports of the agent's somebody listens on.
+    /// Lists the listening ports.
     Ports,
-    /// To trust this root as well.
+    /// Adds a trusted root certificate.
     Trust(Trust),
-    /// Which program has the socket with these ends.
+    /// Finds the program that owns the socket with these ends.
     Owner { from: SocketAddr, to: SocketAddr },
-    /// For a connection to the workbench, which is started with these arguments if it does
-    /// not run.
+    /// Connects to the workbench, which is started with these arguments if it does not run.
     Workbench { words: Vec<Vec<u8>> },
-    /// Which commands run.
+    /// Lists the running commands.
     Running,
 }
 
-/// A command. Bytes, because neither arguments nor paths need be text.
+/// A command. Arguments and paths are bytes, because they need not be UTF-8.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Exec {
     pub(crate) argv: Vec<Vec<u8>>,
     pub(crate) environment: Vec<(Vec<u8>, Vec<u8>)>,
     pub(crate) directory: Option<Vec<u8>>,
-    /// A terminal instead of three pipes.
-    pub(crate) terminal: Option<Size>,
+    /// A terminal instead of three pipes, if set.
+    pub(crate) terminal: Option<TerminalSize>,
 }
 
 /// A terminal's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Size {
+pub struct TerminalSize {
     /// Lines.
     pub rows: u16,
     /// Characters in a line.
     pub columns: u16,
 }
 
-/// What init answers.
+/// Init's answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// The sockets; their descriptors in the same order.
-    Listeners(Vec<(Transport, SocketAddr)>),
-    /// The command has a process. Descriptors: input, output and error output, or the
-    /// terminal's master.
+    /// The listener sockets, with their descriptors in the same order.
+    Listeners(Vec<(ListenerTransport, SocketAddr)>),
+    /// The command was started. Descriptors: input, output and error output, or the terminal's
+    /// master.
     Started,
-    /// The command never came to run.
+    /// The request failed.
     Failed { step: String, reason: String },
-    /// The command has ended; with everybody else, if it is told why.
+    /// The command has exited; `stopped` says why, if all processes were killed.
     Exited {
         code: i32,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stopped: Option<String>,
     },
-    /// Every process stands still, or goes on; or the root is trusted.
+    /// The request is done.
     Done,
-    /// The port, or the workbench, took the connection. One descriptor: the socket.
+    /// The connection is established. One descriptor: the socket.
     Connected,
     /// The ports, ascending.
     Ports(Vec<u16>),
-    /// The program's path inside, if it is certain.
+    /// The program's path in the sandbox, if it is certain.
     Owner(Option<String>),
-    /// The commands that run.
+    /// The running commands.
     Running(Commands),
 }
 
-/// Processes of commands: neither init's own nor the workbench, which waits for calls.
+/// Processes of commands, without init's own and the workbench.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Commands {
-    /// How many there are.
+    /// The total number.
     pub(crate) total: usize,
-    /// The names of the first few, as the processes have chosen them.
+    /// The names of the first few, which the processes choose themselves.
     pub(crate) names: Vec<String>,
 }
 
@@ -156,59 +158,58 @@ impl std::fmt::Display for Commands {
     }
 }
 
-/// What the launcher is for.
+/// The gate's request to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Order {
-    /// To make a sandbox.
-    Create(Box<Spec>),
-    /// To do something to files of lent ids.
-    Chore {
-        loan: Loan,
-        /// The lock of the sandbox whose files they are.
+pub(crate) enum LauncherRequest {
+    /// Creates a sandbox.
+    Create(Box<LaunchSpec>),
+    /// Runs a file operation with subordinate ids.
+    RunFileOp {
+        subid_map: SubidMap,
+        /// The lock of the sandbox that owns the files.
         lock: Option<std::path::PathBuf>,
-        chore: Box<Chore>,
+        op: Box<FileOp>,
     },
-    /// To try what this machine allows, with a directory to try it in.
+    /// Checks what this machine allows, with a temporary directory.
     Survey { directory: std::path::PathBuf },
 }
 
-/// What the creator gives the launcher.
+/// The parameters of a launch.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Spec {
-    /// The sandbox's directory; it exists.
+pub(crate) struct LaunchSpec {
+    /// The existing directory of the sandbox.
     pub(crate) directory: std::path::PathBuf,
-    /// What it is to be.
+    /// The configuration.
     pub(crate) config: SandboxConfig,
-    /// Who it is inside and outside.
+    /// The ids of the sandbox.
     pub(crate) identity: Identity,
-    /// Leave to act as the sandbox's ids, where they are lent.
-    pub(crate) loan: Option<Loan>,
-    /// Variables of every process inside.
+    /// The subid map, if the sandbox has subordinate ids.
+    pub(crate) subid_map: Option<SubidMap>,
+    /// Environment variables of every process.
     pub(crate) environment: Vec<(String, String)>,
-    /// cgroups that init joins before it does anything.
+    /// cgroups that init joins first.
     pub(crate) cgroups: Vec<std::path::PathBuf>,
-    /// Whether its tree is there already: of a checkpoint, or of its last start.
+    /// Whether the tree exists already: from a checkpoint or the last start.
     pub(crate) has_tree: bool,
-    /// What the kernel counts by cgroup; else by rlimit and by priority.
-    pub(crate) counted: Counted,
-    /// Whether each session that the agent makes has a share of processor time, which init
-    /// keeps small.
+    /// The limits that cgroups enforce; the others use rlimits and priority.
+    pub(crate) counted: CgroupLimits,
+    /// Whether each session of the agent has a weight, which init must lower.
     pub(crate) weighs_sessions: bool,
 }
 
-/// What a cgroup counts.
+/// The limits that cgroups enforce.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Counted {
+pub(crate) struct CgroupLimits {
     pub(crate) memory: bool,
     pub(crate) pids: bool,
-    /// Whether the sandbox has a share of processor time of its own.
+    /// Whether the sandbox has a CPU weight of its own.
     pub(crate) cpu: bool,
-    /// Whether that has the limit that was asked for.
+    /// Whether the configured CPU limit is enforced.
     pub(crate) cpus: bool,
 }
 
-impl Counted {
-    /// What one cgroup counts or another.
+impl CgroupLimits {
+    /// Combines the limits of two cgroups.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             memory: self.memory || other.memory,
@@ -219,35 +220,35 @@ impl Counted {
     }
 }
 
-/// Whose ids the sandbox has.
+/// The ids of a sandbox on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Identity {
-    /// A range of its own: init is 0 and the agent 1000 inside. Root has them to give; for
-    /// others they are a slice of what `/etc/subuid` and `/etc/subgid` lend.
+    /// A range of ids: init is 0 and the agent 1000 inside. A root gate allocates it; for others it
+    /// is a slice of the operator's subordinate ids.
     Range {
         first: u32,
         #[serde(default)]
         lent: Option<Slice>,
     },
-    /// The operator's one id, 1000 inside, for init and agent alike.
+    /// The operator's single id, 1000 inside, for init and the agent.
     Single,
 }
 
-/// What launcher and creator, and init and launcher, tell each other.
+/// A message between creator and launcher, or launcher and init.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Report {
-    /// Maps are set; begin.
+pub(crate) enum LaunchMessage {
+    /// The id maps are written; init may start.
     Go,
-    /// Everything stands.
+    /// Init is ready.
     Ready,
-    /// There is an init: its process id and when it started.
+    /// Init was cloned, with this process id and start time.
     Born { pid: i32, started: u64 },
-    /// It is ready, and waits for `Live`.
+    /// Init is ready and waits for `Live`.
     Running { warnings: Vec<String> },
-    /// It is on record; live.
+    /// Init is recorded and may run on its own.
     Live,
-    /// It went wrong.
+    /// A step failed.
     Failed { step: String, reason: String },
-    /// Something is weaker than it could be.
+    /// A protection is missing.
     Weaker(String),
 }

@@ -1,4 +1,4 @@
-//! What is written down of a sandbox, and the process that it names.
+//! The record of a sandbox, and the process that it names.
 
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Write};
@@ -15,10 +15,10 @@ use super::{Namespace, cgroup, client, launch, process};
 use crate::contract::lifecycle::Phase;
 use crate::contract::{SandboxConfig, SandboxError};
 
-/// How long a killed sandbox may take to be gone.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout for the exit of a killed sandbox.
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What is known of a sandbox between two processes of ours.
+/// The state of a sandbox that is kept on disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) phase: Phase,
@@ -26,12 +26,12 @@ pub(super) struct Record {
     pub(super) identity: Identity,
     pub(super) cgroups: Vec<PathBuf>,
     pub(super) init: Option<Process>,
-    /// Who makes it.
+    /// The process that creates the sandbox.
     pub(super) creator: Process,
     pub(super) warnings: Vec<String>,
 }
 
-/// A process for all time: its number may come again, but not with this start.
+/// A process, identified by its number and start time, because numbers are reused.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Process {
     pub(super) pid: i32,
@@ -40,7 +40,7 @@ pub(super) struct Process {
 
 impl Namespace {
     pub(super) fn read(&self, id: &SandboxId) -> Result<Record, SandboxError> {
-        match fs::read(self.place(id).join("record.json")) {
+        match fs::read(self.sandbox_dir(id).join("record.json")) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 Err(SandboxError::NotFound(id.to_string()))
             }
@@ -50,20 +50,20 @@ impl Namespace {
         }
     }
 
-    /// Writes the record, whole or not at all.
+    /// Writes the record atomically.
     pub(super) fn write(&self, record: &Record) -> Result<(), SandboxError> {
         let new = self.write_aside(record)?;
-        fs::rename(new, self.place(&record.config.id).join("record.json"))
+        fs::rename(new, self.sandbox_dir(&record.config.id).join("record.json"))
             .map_err(SandboxError::system("writing the sandbox's record"))
     }
 
-    /// Writes what is to become the record.
+    /// Writes the new record to a temporary file.
     pub(super) fn write_aside(&self, record: &Record) -> Result<PathBuf, SandboxError> {
-        let new = self.place(&record.config.id).join("record.new");
+        let new = self.sandbox_dir(&record.config.id).join("record.new");
         let write = || {
             let mut file = File::create(&new)?;
             file.write_all(&serde_json::to_vec_pretty(record)?)?;
-            // What is unfinished need not outlive a power cut: its processes do not either.
+            // An unfinished record need not survive a power cut, because its processes do not.
             if !record.phase.is_unfinished() {
                 file.sync_all()?;
             }
@@ -77,18 +77,18 @@ impl Namespace {
 }
 
 impl Process {
-    /// The one we are in.
+    /// This process.
     pub(super) fn this() -> std::io::Result<Self> {
         let pid = nix::unistd::getpid().as_raw();
         let started = process::start_time(pid)?;
         Ok(Self { pid, started })
     }
 
-    /// The init that listens at a sandbox's `init.sock`, where no record names it.
+    /// The init that listens at a sandbox's `init.sock`, if no record names it.
     pub(super) fn behind(place: &Path) -> Option<Self> {
         let pid = client::listener(place).ok()?;
         let started = process::start_time(pid).ok()?;
-        // It still listens, so the number was its own all the time.
+        // Init still listens, so the number was not reused meanwhile.
         (client::listener(place).ok()? == pid).then_some(Self { pid, started })
     }
 
@@ -96,28 +96,29 @@ impl Process {
         process::start_time(self.pid).is_ok_and(|started| started == self.started)
     }
 
-    /// Kills it, with it everything in its namespace, and waits for the end.
+    /// Kills the process, and with it its PID namespace, and waits for the exit.
     pub(super) fn end(self, cgroups: &[PathBuf]) -> std::io::Result<()> {
         let Ok(held) = launch::open_process(self.pid) else {
             return Ok(());
         };
-        // Held first, compared then: the number cannot change hands in between.
+        // The descriptor is opened before the comparison, so that the number cannot be reused in
+        // between.
         if !self.lives() {
             return Ok(());
         }
-        end_held(held.as_fd(), cgroups)
+        kill_and_wait(held.as_fd(), cgroups)
     }
 }
 
-fn end_held(process: BorrowedFd<'_>, cgroups: &[PathBuf]) -> std::io::Result<()> {
+fn kill_and_wait(process: BorrowedFd<'_>, cgroups: &[PathBuf]) -> std::io::Result<()> {
     match launch::kill_process(process) {
-        // It has ended by itself since it was found alive.
+        // The process has exited since it was found alive.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
         other => other?,
     }
     cgroup::thaw_all(cgroups);
     let mut end = [PollFd::new(process, PollFlags::POLLIN)];
-    match client::wait(&mut end, Some(Instant::now() + PATIENCE))? {
+    match client::wait(&mut end, Some(Instant::now() + KILL_TIMEOUT))? {
         0 => Err(Error::from(ErrorKind::TimedOut)),
         _ => Ok(()),
     }
@@ -128,17 +129,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_ended_meanwhile_needs_no_end() {
+    fn exited_process_needs_no_kill() {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()
             .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let held = launch::open_process(pid).unwrap();
-        end_held(held.as_fd(), &[]).unwrap();
+        kill_and_wait(held.as_fd(), &[]).unwrap();
         child.wait().unwrap();
-        // Nobody is left behind the descriptor.
+        // The descriptor's process has exited.
         assert!(launch::kill_process(held.as_fd()).is_err());
-        end_held(held.as_fd(), &[]).unwrap();
+        kill_and_wait(held.as_fd(), &[]).unwrap();
     }
 }

@@ -1,8 +1,9 @@
-//! Removing a tree that an agent had for itself.
+//! Removes a tree that an agent controlled.
 //!
-//! It may be deeper than a stack or a table of descriptors, its directories may be closed to
-//! their owner, and its links may lead anywhere. So: by descriptor, never through a link,
-//! and what is too deep is first moved up. The sandbox is dead by then; nobody interferes.
+//! The tree may be deeper than the stack or the descriptor table allows, its directories may lack
+//! owner permissions, and its links may point anywhere. Entries are therefore removed by
+//! descriptor, never through a link, and deep directories are first moved up. No process of the
+//! sandbox runs any more.
 
 use std::ffi::CString;
 use std::io::Result;
@@ -15,10 +16,10 @@ use nix::fcntl::{AT_FDCWD, OFlag, openat, renameat};
 use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-/// How deep we go before moving things up: as many descriptors are open at a time.
-const DEEPEST: usize = 64;
+/// Maximum depth before directories are moved up, which is also the number of open descriptors.
+const MAX_DEPTH: usize = 64;
 
-/// Removes a directory and everything in it. One that is not there is no error.
+/// Removes a directory with its content. A missing directory is no error.
 pub fn remove_tree(path: &Path) -> Result<()> {
     let top = match open_directory(AT_FDCWD, path) {
         Err(Errno::ENOENT) => return Ok(()),
@@ -28,7 +29,7 @@ pub fn remove_tree(path: &Path) -> Result<()> {
     loop {
         clear(&top, &top, 0, &mut moved)?;
         match unlinkat(AT_FDCWD, path, UnlinkatFlags::RemoveDir) {
-            // Something was moved up; one round more.
+            // A directory was moved up; repeat.
             Err(Errno::ENOTEMPTY) => {}
             other => return Ok(other?),
         }
@@ -48,11 +49,11 @@ fn clear(directory: &OwnedFd, top: &OwnedFd, depth: usize, moved: &mut u64) -> n
             Err(errno) => return Err(errno),
         }
         let child = open_directory(directory, name.as_c_str())?;
-        if depth < DEEPEST {
+        if depth < MAX_DEPTH {
             clear(&child, top, depth + 1, moved)?;
             unlinkat(directory, name.as_c_str(), UnlinkatFlags::RemoveDir)?;
         } else {
-            // Under a name that nothing else there has.
+            // A name that is unique in the top directory.
             loop {
                 *moved += 1;
                 let up = format!("moved-up-{moved}");
@@ -66,7 +67,7 @@ fn clear(directory: &OwnedFd, top: &OwnedFd, depth: usize, moved: &mut u64) -> n
     Ok(())
 }
 
-/// Opens a directory and makes it ours to empty, whatever its mode was.
+/// Opens a directory and adds owner permissions.
 fn open_directory<P: nix::NixPath + ?Sized>(at: impl AsFd, name: &P) -> nix::Result<OwnedFd> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let all = Mode::S_IRWXU;
@@ -78,7 +79,7 @@ fn open_directory<P: nix::NixPath + ?Sized>(at: impl AsFd, name: &P) -> nix::Res
         }
         other => other?,
     };
-    // Fails only for one who is neither owner nor root, whom emptying will tell the same.
+    // Fails only for a process that is neither owner nor root; then the removal fails as well.
     let _ = nix::sys::stat::fchmod(&opened, all);
     Ok(opened)
 }
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_goes_and_what_its_links_point_to_stays() {
+    fn tree_is_removed_without_following_links() {
         let place = tempfile::tempdir().unwrap();
         let kept = place.path().join("kept");
         std::fs::create_dir(&kept).unwrap();
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_deeper_than_any_path_goes_too() {
+    fn tree_deeper_than_any_path_is_removed() {
         let place = tempfile::tempdir().unwrap();
         let tree = place.path().join("tree");
         std::fs::create_dir(&tree).unwrap();

@@ -1,5 +1,5 @@
-//! Sandboxes that begin with files: forks, restored checkpoints, and those whose processes
-//! are gone.
+//! Starts of sandboxes with existing files: forks, restored checkpoints, and sandboxes whose
+//! processes are gone.
 
 use std::fs;
 use std::io::{Error, ErrorKind};
@@ -7,24 +7,24 @@ use std::path::{Path, PathBuf};
 
 use policy::id::SandboxId;
 
-use super::chore::Chore;
+use super::file_op::FileOp;
 use super::protocol::Identity;
 use super::{Namespace, cgroup};
-use crate::contract::lifecycle::Event;
+use crate::contract::lifecycle::LifecycleEvent;
 use crate::contract::{SandboxConfig, SandboxError, SandboxStatus, Trust};
 
 impl Namespace {
-    /// A sandbox's own tree on the host, and the first of its ids where they are a range's.
+    /// The sandbox's tree on the host, and the first id of its range, if it has one.
     pub fn tree(&self, id: &SandboxId) -> Result<(PathBuf, Option<u32>), SandboxError> {
         let first = match self.read(id)?.identity {
             Identity::Range { first, .. } => Some(first),
             Identity::Single => None,
         };
-        Ok((self.place(id).join("fs"), first))
+        Ok((self.sandbox_dir(id).join("fs"), first))
     }
 
-    /// Makes a sandbox whose tree `fill` makes: it gets the path, where nothing is yet, and
-    /// the first of the sandbox's ids where they are a range's.
+    /// Creates a sandbox whose tree `fill` creates: it receives the path, which does not exist, and
+    /// the first id of the sandbox's range, if it has one.
     pub fn create_from<E: From<SandboxError>>(
         &self,
         config: &SandboxConfig,
@@ -35,32 +35,33 @@ impl Namespace {
         let make = || {
             let (tree, first) = self.tree(&config.id)?;
             fill(&tree, first)?;
-            self.tidy(&config.id, Chore::Tame { tree })
-                .map_err(SandboxError::system("making the tree ready"))?;
-            Ok(self.build(&mut record, true, Event::Started)?)
+            self.run_file_op(&config.id, FileOp::RemoveUnsafeEntries { tree })
+                .map_err(SandboxError::system("preparing the tree"))?;
+            Ok(self.build(&mut record, true, LifecycleEvent::Started)?)
         };
         let made = make();
         if made.is_err() {
-            // What cannot be undone now is on record as unfinished, and is at the next start.
+            // If the rollback fails, the record is unfinished, and the next start removes the
+            // sandbox.
             let _ = self.destroy(&config.id, Some(record));
         }
         made
     }
 
-    /// Starts a sandbox again whose processes are gone, from its files as they are. From now
-    /// on it trusts `trust`.
+    /// Restarts a sandbox whose processes are gone, with its current files. It trusts `trust` from
+    /// now on.
     pub fn restart(&self, id: &SandboxId, trust: &Trust) -> Result<(), SandboxError> {
         let (_, first) = self.tree(id)?;
         let again = |tree: &Path| {
             let tree = tree.to_owned();
-            self.tidy(id, Chore::Renew { tree, first })
-                .map_err(SandboxError::system("making the tree ready"))
+            self.run_file_op(id, FileOp::Renew { tree, first })
+                .map_err(SandboxError::system("preparing the tree"))
         };
         self.start_again(id, trust, again)
     }
 
-    /// Ends a sandbox's processes and starts it again from a tree that `fill` makes. From
-    /// now on it trusts `trust`. Where that fails, its files are what they were.
+    /// Kills a sandbox's processes and restarts it with a tree that `fill` creates. It trusts
+    /// `trust` from now on. On failure its files are restored.
     pub fn replace<E: From<SandboxError>>(
         &self,
         id: &SandboxId,
@@ -69,20 +70,20 @@ impl Namespace {
     ) -> Result<(), E> {
         let (tree, first) = self.tree(id)?;
         let done = self.start_again(id, trust, |tree| {
-            let aside = Chore::SetAside {
+            let aside = FileOp::SetAside {
                 tree: tree.to_owned(),
                 first,
             };
-            self.tidy(id, aside)
-                .map_err(SandboxError::system("setting the old tree aside"))?;
+            self.run_file_op(id, aside)
+                .map_err(SandboxError::system("moving the old tree aside"))?;
             fill(tree, first)
         });
         if done.is_ok() {
-            self.tidy(id, Chore::Forget { tree })
+            self.run_file_op(id, FileOp::Forget { tree })
                 .map_err(SandboxError::system("removing the old tree"))?;
         } else if tree.with_file_name("fs.before").exists() {
-            self.tidy(id, Chore::PutBack { tree })
-                .map_err(SandboxError::system("putting the tree back"))?;
+            self.run_file_op(id, FileOp::PutBack { tree })
+                .map_err(SandboxError::system("restoring the old tree"))?;
         }
         done
     }
@@ -94,17 +95,19 @@ impl Namespace {
         prepare: impl FnOnce(&Path) -> Result<(), E>,
     ) -> Result<(), E> {
         let system = |step| SandboxError::system::<Error>(step);
-        let _mine = self.claim(id)?;
+        let _mine = self.lock_sandbox(id)?;
         let mut record = self.read(id)?;
         if record.phase.is_unfinished() {
-            return Err(SandboxError::Silent(SandboxStatus::of(record.phase).to_string()).into());
+            return Err(
+                SandboxError::NotResponding(SandboxStatus::of(record.phase).to_string()).into(),
+            );
         }
         if let Some(init) = record.init {
             init.end(&record.cgroups)
                 .map_err(system("ending the sandbox's processes"))?;
         }
         cgroup::remove(&record.cgroups).map_err(system("removing the sandbox's cgroups"))?;
-        let place = self.place(id);
+        let place = self.sandbox_dir(id);
         for stale in ["init.sock", "stopped"] {
             match fs::remove_file(place.join(stale)) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -115,11 +118,11 @@ impl Namespace {
         }
         let tree = place.join("fs");
         prepare(&tree)?;
-        self.tidy(id, Chore::Tame { tree })
-            .map_err(system("making the tree ready"))?;
+        self.run_file_op(id, FileOp::RemoveUnsafeEntries { tree })
+            .map_err(system("preparing the tree"))?;
         record.warnings.clear();
         record.config.trust = Some(trust.clone());
-        self.build(&mut record, true, Event::Restarted)?;
+        self.build(&mut record, true, LifecycleEvent::Restarted)?;
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
-//! A sandbox's own tree, made ready to be started from again.
+//! Prepares a sandbox's existing tree for a restart.
 //!
-//! A tree that an agent had holds links where we are about to write. Nobody runs in it any
-//! more, so it is enough to look before every step: what is not a directory where one must
-//! be is removed, and so is everything that we write anew.
+//! The tree may contain links at paths that init writes. No process runs in it any more, so
+//! checking before every step is sufficient: an entry that is no directory where one is needed is
+//! removed, and so is every file that init writes.
 
 use std::fs;
 use std::io::{ErrorKind, Result};
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 
 use super::removal::remove_tree;
 
-/// Parts of `root` that are kept; the rest is made anew by every start.
+/// Directories of `root` that are kept; the rest is created by every start.
 const KEPT: &[&str] = &["home", "tmp", "var", "workspace"];
 
-/// Directories beneath `root`, and beneath the upper layer of a `rootfs`, through which we
-/// write. Those above come first.
+/// Directories below `root`, and below the upper layer of a `rootfs`, through which init writes.
+/// Parents come first.
 const PLACES: &[&str] = &[
     "home",
     "home/agent",
@@ -34,7 +34,7 @@ const PLACES: &[&str] = &[
     "etc/palisade",
 ];
 
-/// What we write ourselves, beneath the same.
+/// Paths that init writes, below the same.
 const WRITTEN: &[&str] = &[
     "src",
     "var/run",
@@ -46,15 +46,14 @@ const WRITTEN: &[&str] = &[
     "etc/nsswitch.conf",
 ];
 
-/// Where the tree of the last start is kept until the new one is whole.
+/// The path of the old tree until the new one is complete.
 fn aside(fs: &Path) -> PathBuf {
     fs.with_file_name("fs.before")
 }
 
-/// Sets a sandbox's tree aside, for one from elsewhere to take its place.
+/// Moves a sandbox's tree aside, to be replaced by another.
 ///
-/// What an earlier start left aside may be the only copy there is: it is put in its place
-/// first.
+/// A tree that an earlier start left aside may be the only copy, so it is restored first.
 pub(crate) fn set_aside(fs: &Path, first: Option<u32>) -> Result<()> {
     if exists(&aside(fs))? {
         renew(fs, first)?;
@@ -62,14 +61,14 @@ pub(crate) fn set_aside(fs: &Path, first: Option<u32>) -> Result<()> {
     fs::rename(fs, aside(fs))
 }
 
-/// Puts the tree back that was set aside.
+/// Moves the old tree back.
 pub(crate) fn put_back(fs: &Path) -> Result<()> {
     remove_tree(fs)?;
     fs::rename(aside(fs), fs)
 }
 
-/// Makes a tree to start from out of the kept parts of the last one, or of whatever a crash
-/// left of this very step. `first` is the first of the sandbox's ids where they are a range's.
+/// Creates a tree for a restart from the kept parts of the last one, or continues after a crash in
+/// this function. `first` is the first id of the sandbox's range, if it has one.
 pub(crate) fn renew(fs: &Path, first: Option<u32>) -> Result<()> {
     let before = aside(fs);
     if !exists(&before)? {
@@ -89,13 +88,13 @@ pub(crate) fn renew(fs: &Path, first: Option<u32>) -> Result<()> {
     remove_tree(&before)
 }
 
-/// Removes what was set aside.
+/// Removes the old tree.
 pub(crate) fn forget(fs: &Path) -> Result<()> {
     remove_tree(&aside(fs))
 }
 
-/// Takes every link and odd file out of our way.
-pub(crate) fn tame(fs: &Path) -> Result<()> {
+/// Removes links and special files from paths that init writes.
+pub(crate) fn remove_unsafe_entries(fs: &Path) -> Result<()> {
     for top in [fs.join("root"), fs.join("upper/rootfs")] {
         open_up(&top)?;
         for place in PLACES {
@@ -112,8 +111,7 @@ pub(crate) fn tame(fs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes what stands at a place and is no directory. A place behind something that is not
-/// there, or was just removed, is not there either.
+/// Removes an entry that is no directory. A path below a missing entry does not exist either.
 fn clear_unless_directory(top: &Path, place: &str) -> Result<()> {
     let above = Path::new(place).parent().unwrap_or(Path::new(""));
     if is_directory(&top.join(above))? && !is_directory(&top.join(place))? {
@@ -122,8 +120,8 @@ fn clear_unless_directory(top: &Path, place: &str) -> Result<()> {
     Ok(())
 }
 
-/// Lets its owner into a directory that the agent had closed, or nothing in it could be
-/// moved. Whoever has ids of their own for it needs no permission.
+/// Adds owner permissions to a directory that the agent had closed, because its entries could not
+/// be moved otherwise.
 fn open_up(path: &Path) -> Result<()> {
     match path.symlink_metadata() {
         Ok(found) if found.is_dir() && found.mode() & 0o700 != 0o700 => {
@@ -168,7 +166,7 @@ fn make(path: &Path) -> Result<()> {
     }
 }
 
-/// Moves a part over, unless that was done before.
+/// Moves a part, unless that was done before.
 fn take(from: &Path, to: &Path) -> Result<()> {
     if exists(from)? && !exists(to)? {
         fs::rename(from, to)?;
@@ -188,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn links_where_we_write_are_gone_and_what_they_led_to_is_not() {
+    fn links_at_written_paths_are_removed_not_followed() {
         let temp = tempfile::tempdir().unwrap();
         let outside = temp.path().join("outside");
         write(&outside.join("agent/keep"), "mine");
@@ -206,7 +204,7 @@ mod tests {
         symlink(outside.join("passwd"), etc.join("passwd")).unwrap();
         symlink(&outside, etc.join("palisade")).unwrap();
 
-        tame(&fs_dir).unwrap();
+        remove_unsafe_entries(&fs_dir).unwrap();
         for gone in ["home", "var/tmp", "var/run", "tmp"] {
             assert!(root.join(gone).symlink_metadata().is_err(), "{gone}");
         }

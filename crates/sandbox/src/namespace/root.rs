@@ -1,30 +1,30 @@
-//! What the agent sees as `/`.
+//! Builds the sandbox's root file system.
 //!
 //! ```text
 //!   /                 root/         the sandbox's own directory, on disk
 //!   /usr /opt /bin …  overlay       lower: the host's; upper: the sandbox's own
-//!   what was asked for overlay      the same, at the path it has on the host
-//!   /etc              tmpfs         files of an allowlist, and what we write ourselves
-//!   /etc/ssl …        overlay       the host's, and what is trusted above it (`trust.rs`)
-//!   /etc/palisade     bind          what is trusted, read-only
+//!   host paths        overlay       the same, at the path on the host
+//!   /etc              tmpfs         allowlisted files, and files that init writes
+//!   /etc/ssl …        overlay       the host's, with trusted certificates above (`trust.rs`)
+//!   /etc/palisade     bind          trusted certificates, read-only
 //!   /home/agent /tmp /run /var /workspace     the sandbox's own
 //!   /dev              tmpfs         six devices, a devpts of its own
-//!   /proc             proc          fresh, masked, other people's processes hidden
+//!   /proc             proc          new, masked, processes of other ids hidden
 //! ```
 //!
-//! With a `rootfs`, `/` is an overlay over that tree, and `/home/agent`, `/workspace`, `/tmp`
-//! and `/run` are binds of the same directories of `root/`. What we write ourselves is put
-//! into its upper layer before it is mounted: no link in that tree is ever followed.
+//! With a `rootfs`, `/` is an overlay over that tree, and `/home/agent`, `/workspace`, `/tmp` and
+//! `/run` are binds of the same directories of `root/`. Files that init writes are put into its
+//! upper layer before it is mounted: no link in that tree is ever followed.
 //!
-//! Nothing of `/etc` outlives a start, so none of it is written to disk. Where the agent is
-//! root inside and may install things, it is: `/etc` is `root/etc` there, and its directories
-//! have upper layers like the system's.
+//! `/etc` is created anew by every start and not written to disk. If the agent is root and may
+//! install packages, it is: `/etc` is then `root/etc`, and its directories have upper layers like
+//! the system's.
 //!
-//! No home of the host, no `/sys`, no socket of the host. Where the kernel refuses an overlay
-//! in a user namespace, a read-only bind takes its place and a warning says so.
+//! No home directory of the host, no `/sys` and no socket of the host is visible. If the kernel
+//! refuses an overlay in a user namespace, a read-only bind is used with a warning.
 //!
-//! All paths are relative to the sandbox's `fs` directory, which is the working directory:
-//! init may lack the right to walk there from `/`, and no mount option needs escaping.
+//! All paths are relative to the sandbox's `fs` directory, which is the working directory: init may
+//! have no permission for the path from `/`, and mount options need no escaping.
 
 mod kernel;
 mod trusted;
@@ -38,15 +38,15 @@ use std::path::{Component, Path, PathBuf};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, pivot_root};
 
+use super::hidden_paths;
 use super::identity::{AGENT_GID, AGENT_UID, Account};
 use super::layer::{self, Layer, Layers};
-use super::protocol::{Identity, Spec};
-use super::step::{Step, Stumble};
+use super::protocol::{Identity, LaunchSpec};
+use super::step::{Step, StepError};
 use super::trust::renewal::TrustFiles;
-use super::trust::{self, Shelf};
-use super::veil;
+use super::trust::{self, TrustStaging};
 
-/// Files of `/etc` that say how programs work and nothing about the operator.
+/// Files of `/etc` that configure programs and say nothing about the operator.
 const ETC_FILES: &[&str] = &[
     "bash.bashrc",
     "ca-certificates.conf",
@@ -68,7 +68,7 @@ const ETC_FILES: &[&str] = &[
     "timezone",
 ];
 
-/// The sandbox's own places, and their modes.
+/// The sandbox's own directories, and their modes.
 const PRIVATE: &[(&str, u32)] = &[
     ("home/agent", 0o755),
     ("workspace", 0o755),
@@ -81,7 +81,7 @@ const PRIVATE: &[(&str, u32)] = &[
     ("var/log", 0o755),
 ];
 
-/// How many of them are put into a tree of the operator's, which has a `/var` of its own.
+/// How many of them are mounted into a `rootfs`, which has its own `/var`.
 const PRIVATE_IN_ROOTFS: usize = 4;
 
 const ACCOUNTS: &str = "root:x:0:0:root:/root:/bin/sh\n\
@@ -92,44 +92,44 @@ const GROUPS: &str = "root:x:0:\ntty:x:5:\nagent:x:1000:\nnogroup:x:65534:\n";
 
 const _: () = assert!(AGENT_UID == 1000 && AGENT_GID == 1000, "as in ACCOUNTS");
 
-/// A layer that adds nothing: an overlay that cannot be changed wants two.
+/// An empty layer, because a read-only overlay needs two.
 const NOTHING: &str = "lower/nothing";
 
-/// What comes out of building the tree.
+/// The result of building the root file system.
 pub(crate) struct Root {
-    /// Whether there is a Java, and a trust store for it.
+    /// Whether Java was found, and a trust store for it written.
     pub(crate) has_java: bool,
-    /// What is trusted beside the system's, to be added to.
+    /// The files with additional trusted certificates, which can be extended.
     pub(crate) trust: Option<TrustFiles>,
-    /// What is weaker than it could be.
+    /// Warnings about missing protections.
     pub(crate) warnings: Vec<String>,
-    /// A `/proc` in which nothing is hidden, for init alone: it has no name anywhere.
+    /// An unmasked `/proc` for init alone, which has no path.
     pub(crate) proc: OwnedFd,
 }
 
-/// Where overlays are put together, and what becomes `/`.
+/// The root file system under construction.
 struct Tree<'a> {
     identity: Identity,
     agent: Account,
     host_name: &'a str,
-    /// What becomes `/`.
+    /// The directory that becomes `/`.
     base: &'static str,
-    /// Whether the agent is root inside and may change the system.
+    /// Whether the agent is root and may change the system.
     installs: bool,
-    /// What is trusted beside the system's.
-    shelf: Option<Shelf>,
+    /// The additional trusted certificates.
+    staging: Option<TrustStaging>,
     warnings: Vec<String>,
 }
 
-/// Builds the tree and makes it `/`.
-pub(crate) fn enter(spec: &Spec, mut layers: Layers) -> Result<Root, Stumble> {
+/// Builds the root file system and makes it `/`.
+pub(crate) fn enter(spec: &LaunchSpec, mut layers: Layers) -> Result<Root, StepError> {
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
         .step("making mounts private")?;
     for place in ["root", "upper", "work", "lower"] {
-        make_directory(Path::new(place), 0o755).step("making the root directory")?;
+        make_directory(Path::new(place), 0o755).step("creating the root directory")?;
     }
-    // Places to mount on, which nobody sees: not worth a write to disk.
+    // Mount points that are not visible, so they are not written to disk.
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(
         Some("tmpfs"),
@@ -138,17 +138,19 @@ pub(crate) fn enter(spec: &Spec, mut layers: Layers) -> Result<Root, Stumble> {
         quiet,
         Some("mode=0755,size=16m"),
     )
-    .step("making places for layers")?;
-    make_directory(Path::new(NOTHING), 0o755).step("making places for layers")?;
+    .step("creating mount points for layers")?;
+    make_directory(Path::new(NOTHING), 0o755).step("creating mount points for layers")?;
     let trust = spec.config.trust.as_ref();
-    let shelf = trust.map(|trust| Shelf::fill(trust, &mut layers, NOTHING));
+    let staging = trust.map(|trust| TrustStaging::fill(trust, &mut layers, NOTHING));
     let mut tree = Tree {
         identity: spec.identity,
         agent: spec.agent(),
         host_name: spec.config.name.as_str(),
         base: "root",
         installs: spec.config.system.root,
-        shelf: shelf.transpose().step("writing what is trusted")?,
+        staging: staging
+            .transpose()
+            .step("writing the trusted certificates")?,
         warnings: layers.warnings.clone(),
     };
     match &layers.rootfs {
@@ -158,11 +160,15 @@ pub(crate) fn enter(spec: &Spec, mut layers: Layers) -> Result<Root, Stumble> {
     for layer in &layers.layers {
         tree.add(layer)?;
     }
-    let has_java = tree.add_trust().step("mounting what is trusted")?;
-    let files = tree.shelf.take().map(Shelf::into_files).transpose();
-    let files = files.step("opening what is trusted")?;
+    let has_java = tree.add_trust().step("mounting the trusted certificates")?;
+    let files = tree
+        .staging
+        .take()
+        .map(TrustStaging::into_files)
+        .transpose();
+    let files = files.step("opening the trusted certificates")?;
     kernel::mount_dev(tree.base, tree.identity)?;
-    // Programs that confine themselves write their maps there.
+    // Programs that create user namespaces write their id maps there.
     let is_read_only = spec.weighs_sessions && !spec.config.system.nested;
     let proc = kernel::mount_proc(tree.base, is_read_only)?;
     pivot(tree.base)?;
@@ -176,14 +182,14 @@ pub(crate) fn enter(spec: &Spec, mut layers: Layers) -> Result<Root, Stumble> {
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
     match DirBuilder::new().mode(mode).create(path) {
-        // Init's umask has taken nothing from it, and a change of mode is a write to disk.
+        // Init's umask keeps these bits, and a chmod would be a write to disk.
         Ok(()) if mode & 0o022 == 0 => Ok(()),
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
         _ => std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)),
     }
 }
 
-/// Makes a directory and those above it, beneath another one, through no link.
+/// Creates a directory and its parents below another one, through no link.
 fn make_place(base: &Path, inside: &Path) -> Result<PathBuf, Error> {
     let mut path = base.to_owned();
     for part in inside.components() {
@@ -209,12 +215,12 @@ fn make_place(base: &Path, inside: &Path) -> Result<PathBuf, Error> {
 }
 
 impl Tree<'_> {
-    /// The sandbox's own directory is `/`, and the host's are put into it.
-    fn begin_with_the_hosts(&mut self, links: &[(PathBuf, PathBuf)]) -> Result<(), Stumble> {
+    /// Uses the sandbox's own directory as `/`, with the host's directories in it.
+    fn begin_with_the_hosts(&mut self, links: &[(PathBuf, PathBuf)]) -> Result<(), StepError> {
         let none = None::<&str>;
         mount(Some("root"), "root", none, MsFlags::MS_BIND, none).step("mounting the root")?;
         remount("root", MsFlags::MS_NOSUID | MsFlags::MS_NODEV).step("mounting the root nosuid")?;
-        // The working directory is still under the mount; its entries are looked up anew.
+        // The working directory is still below the mount; its entries are resolved again.
         let root = Path::new("root");
         if !self.installs {
             make_directory(&root.join("etc"), 0o755).step("filling the root directory")?;
@@ -241,8 +247,8 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// A tree of the operator's is `/`, and the sandbox's own places are put into it.
-    fn begin_with(&mut self, rootfs: &Layer, layers: &Layers) -> Result<(), Stumble> {
+    /// Uses a `rootfs` as `/`, with the sandbox's own directories in it.
+    fn begin_with(&mut self, rootfs: &Layer, layers: &Layers) -> Result<(), StepError> {
         const FILLING: &str = "filling the root directory";
         let root = Path::new("root");
         let places = PRIVATE.get(..PRIVATE_IN_ROOTFS).unwrap_or(PRIVATE);
@@ -255,7 +261,7 @@ impl Tree<'_> {
         for place in inside
             .clone()
             .chain(layers.layers.iter().map(|layer| layer.inside.as_path()))
-            .chain(self.shelf.iter().map(|_| Path::new(trust::OWN)))
+            .chain(self.staging.iter().map(|_| Path::new(trust::OWN)))
         {
             make_place(upper, place).step(FILLING)?;
         }
@@ -279,8 +285,8 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Writes what is ours. The tree is new (`mkdir` of `fs` insists on it) or was made ready
-    /// by [`super::reuse::tame`]: there is no link of an agent's where we write.
+    /// Writes init's files. The tree is new (`mkdir` of `fs` fails otherwise) or was prepared by
+    /// [`super::reuse::remove_unsafe_entries`]: no link of an agent is at these paths.
     fn fill(&self, root: &Path) -> Result<(), Error> {
         for place in ["home", "dev", "proc", "sys", "etc"] {
             make_directory(&root.join(place), 0o755)?;
@@ -295,7 +301,7 @@ impl Tree<'_> {
             etc.join("hosts"),
             format!("127.0.0.1 localhost {host_name}\n::1 localhost {host_name}\n"),
         )?;
-        // Any address would do: the gate answers for all of them.
+        // Any address works, because the gate answers for all of them.
         write(etc.join("resolv.conf"), "nameserver 192.0.0.1\n")?;
         write(
             etc.join("nsswitch.conf"),
@@ -315,24 +321,24 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Puts a directory of the host where it belongs: as an overlay, else read-only.
-    fn add(&mut self, layer: &Layer) -> Result<(), Stumble> {
-        let says = |what: &str| format!("{what} {}", layer.host.display());
-        let at =
-            make_place(Path::new(self.base), &layer.inside).step(&says("making a place for"))?;
+    /// Mounts a host directory: as an overlay, or else read-only.
+    fn add(&mut self, layer: &Layer) -> Result<(), StepError> {
+        let describe = |what: &str| format!("{what} {}", layer.host.display());
+        let at = make_place(Path::new(self.base), &layer.inside)
+            .step(&describe("creating a mount point for"))?;
         let name = layer.name();
         let Err(error) = self.overlay(layer, &name, &at) else {
             return Ok(());
         };
         if !layer.may_be_bound || !layer.hidden.is_empty() {
-            return Err(error).step(&says(
+            return Err(error).step(&describe(
                 "overlays are refused here (see `palisade doctor`), without which there is no",
             ));
         }
         let none = None::<&str>;
-        mount(Some(&layer.host), &at, none, MsFlags::MS_BIND, none).step(&says("mounting"))?;
+        mount(Some(&layer.host), &at, none, MsFlags::MS_BIND, none).step(&describe("mounting"))?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
-        remount(&at, flags).step(&says("mounting read-only"))?;
+        remount(&at, flags).step(&describe("mounting read-only"))?;
         self.bind_trust(layer, &at);
         self.warnings.push(format!(
             "{} is read-only: the kernel refused an overlay ({error})",
@@ -352,8 +358,8 @@ impl Tree<'_> {
                 place
             }
         };
-        let over = match &mut self.shelf {
-            Some(shelf) => shelf.over(&layer.inside, name)?,
+        let over = match &mut self.staging {
+            Some(staging) => staging.over(&layer.inside, name)?,
             None => None,
         };
         let has_two = over.is_some();
@@ -383,25 +389,25 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Makes what of a layer is the sandbox's own, and a place to work in.
+    /// Creates a layer's upper and work directories.
     fn make_upper(&self, layer: &Layer, name: &str) -> Result<(String, String), Error> {
         let (upper, work) = (format!("upper/{name}"), format!("work/{name}"));
-        // A directory shows the upper layer's owner and mode, so these are the host's.
+        // A directory shows the upper layer's owner and mode, so the host's are copied.
         make_directory(Path::new(&upper), layer.mode)?;
         make_directory(Path::new(&work), 0o755)?;
         if layer.mapped.is_some() && layer.inside != Path::new("") {
             let (uid, gid) = layer.owner;
             chown(&upper, layer::id_inside(uid), layer::id_inside(gid))?;
         }
-        veil::hide(&layer.hidden, Path::new(&upper), self.identity)?;
+        hidden_paths::hide(&layer.hidden, Path::new(&upper), self.identity)?;
         Ok((upper, work))
     }
 }
 
-/// Copies files of the host's `/etc` that are for everybody's eyes.
+/// Copies files of the host's `/etc` that others may read.
 fn copy_etc(root: &Path) -> Result<(), Error> {
     for name in ETC_FILES {
-        // What is not there, or not for everybody's eyes, stays out.
+        // Missing files, and files that others may not read, are skipped.
         let from = Path::new("/etc").join(name);
         if from
             .metadata()
@@ -414,7 +420,7 @@ fn copy_etc(root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds the accounts of a tree to ours, which come first and win.
+/// Adds the accounts of a tree after the sandbox's own, which win.
 fn add_accounts(theirs: &str, at: &Path) -> Result<(), Error> {
     let mut ours = std::fs::read_to_string(at)?;
     let word = |line: &str, place| line.split(':').nth(place).map(str::to_owned);
@@ -432,8 +438,8 @@ fn add_accounts(theirs: &str, at: &Path) -> Result<(), Error> {
     write(at, ours)
 }
 
-/// Changes the flags of a bind. What the host's mount had locked has to be said again, or
-/// the kernel refuses.
+/// Changes the flags of a bind mount. The host mount's locked flags must be repeated, or the kernel
+/// refuses.
 fn remount<P: AsRef<Path> + ?Sized>(path: &P, flags: MsFlags) -> nix::Result<()> {
     let path = path.as_ref();
     let bind = MsFlags::MS_BIND | MsFlags::MS_REMOUNT;
@@ -457,9 +463,9 @@ fn remount<P: AsRef<Path> + ?Sized>(path: &P, flags: MsFlags) -> nix::Result<()>
 }
 
 /// Makes a directory the root, and the host's tree unreachable.
-fn pivot(base: &str) -> Result<(), Stumble> {
+fn pivot(base: &str) -> Result<(), StepError> {
     chdir(base).step("entering the root")?;
-    // The old root is stacked on the new one and taken off again: no directory is needed.
+    // The old root is stacked on the new one and unmounted: no directory is needed.
     pivot_root(".", ".").step("pivoting")?;
     umount2(".", MntFlags::MNT_DETACH).step("leaving the host's tree")?;
     chdir("/").step("entering the root")

@@ -1,49 +1,48 @@
-//! The share of processor time that a sandbox's processes get beside everybody else's.
+//! CPU weight of a sandbox's processes.
 //!
-//! With a cgroup that has the cpu controller, all processes of a sandbox together have one
-//! weight, whatever they start. Without one, they run as SCHED_IDLE, and `sessions.rs` keeps
-//! the weight of the sessions that an agent makes small.
+//! With a cgroup of the cpu controller, all processes of a sandbox together have one weight.
+//! Without one, they run as SCHED_IDLE, and `sessions.rs` lowers the weight of the agent's
+//! sessions.
 //!
-//! In both cases their time slice is longer than the kernel's own. From Linux 6.12 on, a
-//! process that wakes up with a shorter slice than the running one's runs at once, and not at
-//! the end of that slice: commands of the host, and init of every sandbox, do not wait for an
-//! agent that never sleeps.
+//! In both cases their time slice is longer than the default. From Linux 6.12 on, a waking process
+//! with a shorter slice than the running process's preempts it at once: commands of the host, and
+//! init of every sandbox, do not wait for an agent that never sleeps.
 
 use std::fs;
 use std::io::{Error, Result};
 
 use super::cgroup;
 
-/// A sandbox's weight in cgroups of version 2: half of what the kernel gives to others.
+/// A sandbox's weight in cgroups of version 2: half of the default.
 pub(crate) const WEIGHT: u64 = 50;
 
 /// The same in version 1.
 pub(crate) const SHARES: u64 = 512;
 
-/// The time slice of an agent's processes in nanoseconds. The kernel's own is 3 ms at most;
-/// within a sandbox everybody has this one.
-const SLICE: u64 = 4_000_000;
+/// The time slice of an agent's processes in nanoseconds. The kernel's default is at most 3 ms; all
+/// processes of a sandbox have this one.
+const TIME_SLICE_NANOS: u64 = 4_000_000;
 
-/// Whether the kernel gives every session a weight of its own, also those that agents make
-/// (autogroup in sched(7)): where that is on, and no cgroup of the cpu controller holds us.
+/// Whether the kernel gives every session its own weight, also those of agents (autogroup in
+/// sched(7)): if that is enabled, and no cgroup of the cpu controller applies.
 pub(crate) fn sessions_have_weight() -> bool {
     let enabled = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
     enabled.is_ok_and(|text| text.trim() == "1") && cgroup::has_root_weight()
 }
 
-/// Sets the scheduling of the calling process, which all that it starts inherits. No right
-/// inside is enough to undo it: RLIMIT_NICE is 0, and the system call filters refuse to.
+/// Sets the scheduling of the calling process, which its descendants inherit. The agent cannot undo
+/// it: RLIMIT_NICE is 0, and the system call filters refuse it.
 pub(crate) fn apply(idle: bool) -> Result<()> {
     // SAFETY: plain numbers; 0 is the calling process.
     let policy = unsafe { libc::sched_getscheduler(0) };
     let policy = match policy {
         -1 => return Err(Error::last_os_error()),
-        // The lowest policy; seccomp refuses to leave it.
+        // The lowest policy; the seccomp filter refuses to leave it.
         libc::SCHED_IDLE => return Ok(()),
         libc::SCHED_BATCH => libc::SCHED_BATCH,
         _ => libc::SCHED_OTHER,
     };
-    set(policy, SLICE)?;
+    set(policy, TIME_SLICE_NANOS)?;
     if idle {
         set(libc::SCHED_IDLE, 0)?;
     }

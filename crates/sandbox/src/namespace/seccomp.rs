@@ -1,19 +1,19 @@
-//! What the agent may ask of the kernel.
+//! System call filters of the agent's processes.
 //!
-//! Two filters, because seccompiler, which makes the second, has one action per filter; the
-//! kernel takes the stricter answer of the two:
+//! There are two filters, because seccompiler, which compiles the second, has one action per
+//! filter; the kernel takes the stricter result:
 //!
-//! 1. an allowlist; everything else is ENOSYS. A denylist would not do: x32 calls have the
-//!    same audit architecture as x86-64 ones and other numbers. ENOSYS lets C libraries fall
-//!    back, from clone3 (whose flags are behind a pointer) to clone, for one;
+//! 1. an allowlist; every other call returns ENOSYS. A denylist would not suffice: x32 calls have
+//!    the same audit architecture as x86-64 ones and other numbers. ENOSYS lets C libraries fall
+//!    back, for example from clone3 (whose flags are behind a pointer) to clone;
 //! 2. arguments of allowed calls that are refused with EPERM.
 //!
-//! With `--nested` the agent may make namespaces and mount in them, as programs do that confine
-//! themselves. A user namespace is the only way to the right to do so, so this opens nothing
-//! of ours: its mounts are locked there, and its `/proc` stays masked.
+//! With `--nested` the agent may create namespaces and mount in them, as programs with their own
+//! sandbox do. These rights exist only in a new user namespace, in which the sandbox's mounts are
+//! locked and its `/proc` stays masked.
 //!
-//! Calls of another architecture kill the process. ptrace stays: debuggers and sanitizers
-//! need it, and init cannot be traced.
+//! Calls of another architecture kill the process. ptrace is allowed: debuggers and sanitizers need
+//! it, and init cannot be traced.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(crate) struct Filters {
 }
 
 impl Filters {
-    /// Compiles them; `nested` for an agent that may make user namespaces.
+    /// Compiles the filters; `nested` for an agent that may create user namespaces.
     pub(crate) fn compile(nested: bool) -> Result<Self, BackendError> {
         let arch = TargetArch::try_from(std::env::consts::ARCH)?;
         let allowed: Vec<i64> = ALLOWED
@@ -52,7 +52,7 @@ impl Filters {
         })
     }
 
-    /// Binds this process, and all it will start, for good.
+    /// Installs the filters irrevocably for this process and its descendants.
     pub(crate) fn install(&self) -> Result<(), seccompiler::Error> {
         seccompiler::apply_filter(&self.arguments)?;
         seccompiler::apply_filter(&self.allowlist)
@@ -71,8 +71,8 @@ fn refused_arguments(nested: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Ba
         libc::AF_NETLINK,
     ];
     let socket = vec![
-        // AF_VSOCK is not confined by a network namespace: on a virtual machine it would
-        // walk round the gate.
+        // AF_VSOCK is not confined by a network namespace: on a virtual machine it would bypass the
+        // gate.
         none_of(0, families.map(number).as_slice())?,
         SeccompRule::new(vec![
             equal(0, number(libc::AF_NETLINK))?,
@@ -91,7 +91,7 @@ fn refused_arguments(nested: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Ba
     ] {
         new_namespace.push(has_flag(0, number(flag))?);
     }
-    // In clone's flags this bit belongs to the exit signal.
+    // In clone's flags this bit is part of the exit signal.
     let mut unshare = new_namespace.clone();
     unshare.push(has_flag(0, number(libc::CLONE_NEWTIME))?);
     let personalities = [0, 0x8, 0x20000, 0x20008, 0x40000, 0x40008, 0xffff_ffff];
@@ -105,15 +105,15 @@ fn refused_arguments(nested: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Ba
         (libc::SYS_unshare, unshare),
         (
             libc::SYS_ioctl,
-            // Both put words into a terminal's input.
+            // Both insert input into a terminal.
             vec![
                 SeccompRule::new(vec![equal(1, libc::TIOCSTI)?])?,
                 SeccompRule::new(vec![equal(1, TIOCLINUX)?])?,
             ],
         ),
         (libc::SYS_personality, vec![none_of(0, &personalities)?]),
-        // Its own limits are an agent's to set, by the number 0. Whatever has its id would
-        // take one from it as well: init, and a command's keeper.
+        // An agent may set its own limits, by the number 0. By another number it could limit every
+        // process with its id: init, and a command's subreaper.
         (
             libc::SYS_prlimit64,
             vec![
@@ -121,12 +121,12 @@ fn refused_arguments(nested: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Ba
                 SeccompRule::new(vec![differs(0, 0)?, is_given(2)?])?,
             ],
         ),
-        // A longer time slice is what lets others run first, and any of these would shorten
-        // it. What a process may do to its priority is left: to lower it, by setpriority.
+        // The longer time slice lets other processes run first, and any of these calls would
+        // shorten it. Lowering the priority with setpriority is still allowed.
         (libc::SYS_sched_setattr, Vec::new()),
         (libc::SYS_sched_setparam, Vec::new()),
         (libc::SYS_sched_setscheduler, Vec::new()),
-        // Setting the clock is for the host; so is steering it.
+        // Setting or adjusting the clock is for the host only.
         (libc::SYS_clock_adjtime, Vec::new()),
     ]);
     if nested {
@@ -142,7 +142,7 @@ fn number(value: i32) -> u64 {
     u64::from(value.cast_unsigned())
 }
 
-// The kernel looks at the lower 32 bits of all of these, so the filter must not see more.
+// The kernel reads the lower 32 bits of all of these, so the filter must not compare more.
 fn condition(
     argument: u8,
     operator: SeccompCmpOp,
@@ -159,7 +159,7 @@ fn differs(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
     condition(argument, SeccompCmpOp::Ne, value)
 }
 
-/// A pointer that is not null: all of its bits count.
+/// A non-null pointer: all of its bits count.
 fn is_given(argument: u8) -> Result<SeccompCondition, BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)
 }
@@ -434,7 +434,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_writev,
 ];
 
-/// Calls for programs that confine themselves, in a user namespace of their own.
+/// Calls for programs with their own sandbox, in a user namespace.
 const ALLOWED_NESTED: &[i64] = &[
     libc::SYS_chroot,
     libc::SYS_mount,
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reaches_round_the_sandbox_is_not_on_the_list() {
+    fn calls_that_bypass_the_sandbox_are_not_listed() {
         for call in [
             libc::SYS_mount,
             libc::SYS_umount2,

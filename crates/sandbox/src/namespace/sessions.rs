@@ -1,19 +1,18 @@
-//! Sessions that an agent makes, where no cgroup holds its processor time.
+//! Lowers the CPU weight of the agent's sessions where no cgroup limits it.
 //!
-//! The kernel gives each session the weight of a whole session of the operator's (autogroup in
-//! sched(7)): nine hundred processes that call `setsid` take nine hundred shares. A session's
-//! weight can be lowered, by a write to `/proc/PID/autogroup`, but only once it is there, and
-//! the kernel accepts one such write in 100 ms from all processes together. So the call waits for init,
-//! which lets one process at a time go on (seccomp_unotify(2)):
+//! The kernel gives each session the weight of one of the operator's sessions (autogroup in
+//! sched(7)): nine hundred processes that call `setsid` get nine hundred shares. The weight of a
+//! session can be lowered by a write to `/proc/PID/autogroup`, but only after the session exists,
+//! and the kernel accepts one such write in 100 ms from all processes together. The call therefore
+//! waits for init, which lets one process at a time continue (seccomp_unotify(2)):
 //!
 //! ```text
-//!   setsid ──▶ waiting ──▶ fresh ──▶ at nice 19; the next one may go on
-//!                 │          └─────▶ gone
+//!   setsid ──▶ waiting ──▶ new session ──▶ at nice 19; the next call continues
+//!                 │          └───────────▶ exited
 //!                 └──▶ EPERM: too many sessions, or the caller leads a process group
 //! ```
 //!
-//! The session of a command that an operator starts is not the agent's: it keeps its weight,
-//! and does not wait.
+//! The session of a command that an operator starts keeps its weight, and its call does not wait.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
@@ -28,33 +27,33 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, getsid};
 
-use super::tree::{Process, processes};
+use super::process_tree::{Process, processes};
 
-/// The least weight there is: 15, where a session of the operator's has 1024.
-const LEAST: &[u8] = b"19";
+/// The nice value of the minimum weight: 15, where an operator's session has 1024.
+const MIN_NICE_VALUE: &[u8] = b"19";
 
-/// How many sessions an agent may have for each processor. All of them at work weigh half as
-/// much there as a session of the operator's.
+/// Maximum number of sessions for each processor. Together they weigh half as much as one of the
+/// operator's sessions.
 const MAX_PER_PROCESSOR: usize = 32;
 
-/// The least that is allowed on machines with few processors.
+/// Minimum of that limit on machines with few processors.
 const MIN_SESSIONS: usize = 64;
 
-/// Milliseconds of rest between two attempts to change a weight.
+/// Milliseconds between two attempts to change a weight.
 const RETRY_MS: u8 = 5;
 
-/// Init's rest after a call that it refuses: an agent may call again and again.
-const AFTER_REFUSAL: Duration = Duration::from_millis(2);
+/// Init's pause after a refused call, because an agent may repeat it.
+const REFUSAL_PAUSE: Duration = Duration::from_millis(2);
 
-/// How long a call that goes on may take to make its session before others go on, too. It is
-/// remembered: the call may be slow, or have been interrupted as it went on.
-const SLOW: Duration = Duration::from_secs(10);
+/// Time after which other calls no longer wait for a continued call's session. The call is
+/// remembered: it may be slow, or may have been interrupted.
+const SLOW_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many such calls are remembered.
+/// Maximum number of remembered calls.
 const MAX_SLOW_CALLS: usize = 16;
 
-/// A look at all processes is followed by so many times its length without one.
-const REST_AFTER_LOOK: u32 = 10;
+/// A scan of all processes is followed by a pause of this many times its duration.
+const PAUSE_FACTOR: u32 = 10;
 
 /// A thread that waits in `setsid`.
 struct Call {
@@ -63,53 +62,53 @@ struct Call {
     process: Pid,
 }
 
-/// A session whose weight is not yet changed. It may not be there yet.
-struct Fresh {
+/// A session whose weight is not changed yet. It may not exist yet.
+struct NewSession {
     thread: Pid,
     session: Pid,
     weight: File,
     since: Instant,
 }
 
-impl Fresh {
-    /// Whether the call that makes it is under way, or has failed.
+impl NewSession {
+    /// Whether the call is still in progress, or has failed.
     fn is_pending(&self) -> bool {
         getsid(Some(self.session)).is_ok_and(|session| session != self.session)
     }
 }
 
-/// What becomes of a call now.
-enum Verdict {
-    /// It goes on, and the session's weight is changed through this file.
+/// The decision about a call.
+enum CallDecision {
+    /// Continue, and change the session's weight through this file.
     Weigh(File),
-    /// It goes on, and its session keeps its weight.
+    /// Continue, and keep the session's weight.
     Leave,
     Refuse,
-    /// It waits.
+    /// Wait.
     Later,
 }
 
-/// Init's side of an agent's calls of `setsid`.
+/// Handles an agent's calls of `setsid`.
 pub(crate) struct Sessions {
     listener: OwnedFd,
     most: usize,
-    /// How many sessions there are at most.
+    /// Maximum number of sessions.
     known: usize,
-    /// Keepers whose command has not made its own session yet.
+    /// Subreapers whose command has not created its own session yet.
     expected: Vec<Pid>,
     waiting: VecDeque<Call>,
-    fresh: Option<Fresh>,
-    /// Those that others no longer wait for.
-    slow: Vec<Fresh>,
-    /// The one session whose weight cannot be changed: its process hides from us, as
-    /// ssh-agent does.
+    new_session: Option<NewSession>,
+    /// Calls that others no longer wait for.
+    slow: Vec<NewSession>,
+    /// The one session whose weight cannot be changed, because its process is undumpable, such as
+    /// ssh-agent.
     unweighed: Option<Pid>,
     next_look: Instant,
     next_decision: Instant,
 }
 
 impl Sessions {
-    /// Has every `setsid` of this process and its descendants wait for us, from now on.
+    /// Makes every `setsid` of this process and its descendants wait for init, from now on.
     pub(crate) fn listen() -> Result<Self> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
@@ -118,7 +117,7 @@ impl Sessions {
             known: 0,
             expected: Vec::new(),
             waiting: VecDeque::new(),
-            fresh: None,
+            new_session: None,
             slow: Vec::new(),
             unweighed: None,
             next_look: Instant::now(),
@@ -126,46 +125,53 @@ impl Sessions {
         })
     }
 
-    /// Where calls come in.
+    /// The descriptor on which calls arrive.
     pub(crate) fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// How long there is nothing to do, where calls wait.
-    pub(crate) fn patience(&self) -> Option<PollTimeout> {
-        let waits = self.fresh.is_some() || !self.waiting.is_empty();
+    /// The time until the next attempt, if calls wait.
+    pub(crate) fn poll_timeout(&self) -> Option<PollTimeout> {
+        let waits = self.new_session.is_some() || !self.waiting.is_empty();
         waits.then_some(RETRY_MS.into())
     }
 
-    /// A command was started: the first session that comes of it is the operator's.
-    pub(crate) fn expect(&mut self, keeper: Pid) {
-        self.expected.push(keeper);
+    /// Registers a started command: its first session is the operator's.
+    pub(crate) fn expect(&mut self, subreaper: Pid) {
+        self.expected.push(subreaper);
     }
 
-    /// A keeper has ended.
-    pub(crate) fn forget(&mut self, keeper: Pid) {
-        self.expected.retain(|one| *one != keeper);
+    /// Removes an exited subreaper.
+    pub(crate) fn forget(&mut self, subreaper: Pid) {
+        self.expected.retain(|one| *one != subreaper);
     }
 
-    /// Takes in one call.
+    /// Receives one call.
     pub(crate) fn receive(&mut self, proc: &OwnedFd) {
-        // It may have been interrupted, or its process killed.
+        // The call may have been interrupted, or its process killed.
         let Ok((id, thread)) = receive(&self.listener) else {
             return;
         };
-        let Some((process, parent)) = family(proc, thread).filter(|_| self.is_valid(id)) else {
+        let Some((process, parent)) = thread_process(proc, thread).filter(|_| self.is_valid(id))
+        else {
             return;
         };
-        if let Some(at) = self.expected.iter().position(|keeper| *keeper == parent) {
+        if let Some(at) = self
+            .expected
+            .iter()
+            .position(|subreaper| *subreaper == parent)
+        {
             self.expected.swap_remove(at);
             let _ = self.answer(id, None);
             return;
         }
-        // A call that was interrupted begins again: the one before it made no session.
+        // An interrupted call is repeated: the earlier one created no session.
         self.waiting.retain(|one| one.thread != thread);
-        let began_again = |fresh: &Fresh| fresh.thread == thread && fresh.is_pending();
-        self.fresh.take_if(|fresh| began_again(fresh));
-        self.slow.retain(|fresh| !began_again(fresh));
+        let began_again =
+            |new_session: &NewSession| new_session.thread == thread && new_session.is_pending();
+        self.new_session
+            .take_if(|new_session| began_again(new_session));
+        self.slow.retain(|new_session| !began_again(new_session));
         self.waiting.push_back(Call {
             id,
             thread,
@@ -173,15 +179,18 @@ impl Sessions {
         });
     }
 
-    /// Goes on with what waits.
+    /// Continues waiting calls.
     pub(crate) fn advance(&mut self, proc: &OwnedFd) {
         loop {
-            if self.fresh.is_some() && !self.weigh(proc) {
+            if self.new_session.is_some() && !self.weigh(proc) {
                 return;
             }
-            let late = self.slow.iter().position(|fresh| !fresh.is_pending());
-            self.fresh = late.map(|at| self.slow.swap_remove(at));
-            if self.fresh.is_some() {
+            let late = self
+                .slow
+                .iter()
+                .position(|new_session| !new_session.is_pending());
+            self.new_session = late.map(|at| self.slow.swap_remove(at));
+            if self.new_session.is_some() {
                 continue;
             }
             if Instant::now() < self.next_decision {
@@ -194,24 +203,24 @@ impl Sessions {
                 continue;
             }
             match self.decide(&call, proc) {
-                Verdict::Later => {
+                CallDecision::Later => {
                     self.waiting.push_front(call);
                     return;
                 }
-                Verdict::Refuse => {
+                CallDecision::Refuse => {
                     let _ = self.answer(call.id, Some(Errno::EPERM));
-                    self.next_decision = Instant::now() + AFTER_REFUSAL;
+                    self.next_decision = Instant::now() + REFUSAL_PAUSE;
                 }
-                Verdict::Leave => {
+                CallDecision::Leave => {
                     self.known += 1;
                     if self.answer(call.id, None).is_ok() {
                         self.unweighed = Some(call.process);
                     }
                 }
-                Verdict::Weigh(weight) => {
+                CallDecision::Weigh(weight) => {
                     self.known += 1;
                     if self.answer(call.id, None).is_ok() {
-                        self.fresh = Some(Fresh {
+                        self.new_session = Some(NewSession {
                             thread: call.thread,
                             session: call.process,
                             weight,
@@ -223,68 +232,69 @@ impl Sessions {
         }
     }
 
-    fn decide(&mut self, call: &Call, proc: &OwnedFd) -> Verdict {
-        // The kernel would refuse it as well; then no session would ever come of it.
+    fn decide(&mut self, call: &Call, proc: &OwnedFd) -> CallDecision {
+        // The kernel would refuse the call as well, and no session would follow.
         if killpg(call.process, None) != Err(Errno::ESRCH) {
-            return Verdict::Refuse;
+            return CallDecision::Refuse;
         }
         if self.known >= self.most {
             let Some(all) = self.look(proc) else {
-                return Verdict::Later;
+                return CallDecision::Later;
             };
             self.known = count(&all);
             if self.known >= self.most {
-                return Verdict::Refuse;
+                return CallDecision::Refuse;
             }
         }
         if let Ok(weight) = open_weight(proc, call.process) {
-            return Verdict::Weigh(weight);
+            return CallDecision::Weigh(weight);
         }
         match self.unweighed {
-            None => Verdict::Leave,
+            None => CallDecision::Leave,
             Some(other) => match self.look(proc) {
-                None => Verdict::Later,
-                Some(all) if member(&all, other).is_some() => Verdict::Refuse,
-                Some(_) => Verdict::Leave,
+                None => CallDecision::Later,
+                Some(all) if member(&all, other).is_some() => CallDecision::Refuse,
+                Some(_) => CallDecision::Leave,
             },
         }
     }
 
-    /// Whether the fresh session has the least weight now, is gone, or is put aside.
+    /// Whether the new session has the minimum weight, has exited, or is postponed.
     fn weigh(&mut self, proc: &OwnedFd) -> bool {
-        let Some(fresh) = &mut self.fresh else {
+        let Some(new_session) = &mut self.new_session else {
             return true;
         };
-        if fresh.is_pending() {
-            let slow = fresh.since.elapsed() > SLOW && self.slow.len() < MAX_SLOW_CALLS;
+        if new_session.is_pending() {
+            let slow =
+                new_session.since.elapsed() > SLOW_CALL_TIMEOUT && self.slow.len() < MAX_SLOW_CALLS;
             if slow {
-                self.slow.extend(self.fresh.take());
+                self.slow.extend(self.new_session.take());
             }
             return slow;
         }
-        match fresh.weight.write(LEAST) {
+        match new_session.weight.write(MIN_NICE_VALUE) {
             Ok(_) => return true,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
-            // Its leader has ended, and may have left others in it.
+            // The session's leader has exited, and may have left other processes.
             Err(_) => {}
         }
-        let session = fresh.session;
+        let session = new_session.session;
         let Some(all) = self.look(proc) else {
             return false;
         };
         let Some(left) = member(&all, session) else {
             return true;
         };
-        match (open_weight(proc, left), &mut self.fresh) {
-            (Ok(weight), Some(fresh)) => {
-                fresh.weight = weight;
+        match (open_weight(proc, left), &mut self.new_session) {
+            (Ok(weight), Some(new_session)) => {
+                new_session.weight = weight;
                 false
             }
             _ if self.unweighed.is_none_or(|one| member(&all, one).is_none()) => {
                 self.unweighed = Some(session);
                 true
             }
-            // A second one that hides from us would be without bounds.
+            // A second undumpable session would be unbounded.
             _ => {
                 let _ = kill(left, Signal::SIGKILL);
                 false
@@ -292,14 +302,14 @@ impl Sessions {
         }
     }
 
-    /// Everybody inside, unless the last look was too short a time ago.
+    /// Lists all processes, unless the last scan was too recent.
     fn look(&mut self, proc: &OwnedFd) -> Option<Vec<Process>> {
         let began = Instant::now();
         if began < self.next_look {
             return None;
         }
         let all = processes(proc);
-        self.next_look = Instant::now() + began.elapsed() * REST_AFTER_LOOK;
+        self.next_look = Instant::now() + began.elapsed() * PAUSE_FACTOR;
         Some(all)
     }
 
@@ -315,7 +325,7 @@ impl Sessions {
         result == 0
     }
 
-    /// Lets a call go on, or refuses it.
+    /// Continues a call, or refuses it.
     fn answer(&self, id: u64, refusal: Option<Errno>) -> Result<()> {
         let mut answer = libc::seccomp_notif_resp {
             id,
@@ -338,10 +348,10 @@ impl Sessions {
     }
 }
 
-/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`, in the width that the answer has.
+/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`, in the width of the answer's field.
 const CONTINUE: u32 = 1;
 
-/// The next call's id and thread. Only where one has come: it would wait.
+/// Receives the next call's id and thread. Blocks if there is none.
 fn receive(listener: &OwnedFd) -> Result<(u64, Pid)> {
     // SAFETY: all-zero is a valid `seccomp_notif`, and the kernel insists on it.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
@@ -360,14 +370,14 @@ fn receive(listener: &OwnedFd) -> Result<(u64, Pid)> {
     Ok((call.id, Pid::from_raw(thread)))
 }
 
-/// The process of a thread, and that one's parent.
-fn family(proc: &OwnedFd, thread: Pid) -> Option<(Pid, Pid)> {
+/// Returns the process of a thread, and its parent.
+fn thread_process(proc: &OwnedFd, thread: Pid) -> Option<(Pid, Pid)> {
     let path = format!("{thread}/status");
     let file = openat(proc, path.as_str(), OFlag::O_CLOEXEC, Mode::empty()).ok()?;
     let mut text = Vec::new();
     File::from(file).read_to_end(&mut text).ok()?;
     let text = String::from_utf8_lossy(&text);
-    // The name comes first and may hold anything but the end of a line.
+    // The name comes first and may contain anything but a newline.
     let field = |name: &str| {
         let mut lines = text.lines().skip(1);
         let value = lines.find_map(|line| line.strip_prefix(name))?;
@@ -376,14 +386,14 @@ fn family(proc: &OwnedFd, thread: Pid) -> Option<(Pid, Pid)> {
     Some((field("Tgid:")?, field("PPid:")?))
 }
 
-/// The way to change the weight of the session that a process is in, or will have made.
+/// Opens the file that changes the weight of a process's session.
 fn open_weight(proc: &OwnedFd, process: Pid) -> Result<File> {
     let path = format!("{process}/autogroup");
     let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
     Ok(openat(proc, path.as_str(), flags, Mode::empty())?.into())
 }
 
-/// How many sessions they are in.
+/// Counts the sessions.
 fn count(all: &[Process]) -> usize {
     all.iter()
         .map(|one| one.session)
@@ -391,22 +401,21 @@ fn count(all: &[Process]) -> usize {
         .len()
 }
 
-/// A process of a session.
+/// Finds a process of a session.
 fn member(all: &[Process], session: Pid) -> Option<Pid> {
     all.iter()
         .find(|one| one.session == session.as_raw())
         .map(|one| Pid::from_raw(one.pid))
 }
 
-/// Installs the filter; returns where its calls come in.
+/// Installs the filter; returns the descriptor on which calls arrive.
 fn install() -> Result<OwnedFd> {
     const LOAD: u16 = 0x20;
     const IF_EQUAL: u16 = 0x15;
     const ANSWER: u16 = 0x06;
     let setsid = u32::try_from(libc::SYS_setsid).map_err(Error::other)?;
     let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
-    // By number only: calls of another architecture, which have other numbers, never get as
-    // far as an agent's own filters allow.
+    // By number only: calls of another architecture are refused by the agent's own filters.
     let mut program = [
         step(LOAD, 0, 0),
         step(IF_EQUAL, setsid, 1),

@@ -1,31 +1,31 @@
-//! A failure that knows what was being done.
+//! Errors with the name of the failed step.
 
 use std::io::Error;
 
-/// What was being done, and what the system said.
+/// A failed step and its error.
 #[derive(Debug)]
-pub(crate) struct Stumble {
-    /// What was being done.
+pub(crate) struct StepError {
+    /// The name of the step.
     pub(crate) step: String,
-    /// What the system said.
+    /// The error of the system.
     pub(crate) source: Error,
 }
 
-impl std::fmt::Display for Stumble {
+impl std::fmt::Display for StepError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.step, self.source)
     }
 }
 
-/// Names the step a result belongs to.
+/// Adds the name of a step to a result's error.
 pub(crate) trait Step<T> {
-    /// On failure, says what was being done.
-    fn step(self, step: &str) -> Result<T, Stumble>;
+    /// Converts the error to a [`StepError`].
+    fn step(self, step: &str) -> Result<T, StepError>;
 }
 
 impl<T, E: Into<Error>> Step<T> for Result<T, E> {
-    fn step(self, step: &str) -> Result<T, Stumble> {
-        self.map_err(|source| Stumble {
+    fn step(self, step: &str) -> Result<T, StepError> {
+        self.map_err(|source| StepError {
             step: step.to_owned(),
             source: source.into(),
         })

@@ -1,9 +1,8 @@
-//! Ids that the machine's administrator has lent to the operator: `/etc/subuid` and
-//! `/etc/subgid`.
+//! Subordinate ids of the operator, from `/etc/subuid` and `/etc/subgid`.
 //!
-//! They are cut into slices, one for each sandbox. Inside, a slice is 0 to 4094, and its last
-//! id is 65534, whom many programs know as nobody. With the 65536 ids that distributions lend
-//! to a user there is room for sixteen sandboxes.
+//! They are divided into slices, one for each sandbox. In the sandbox, a slice is 0 to 4094, and
+//! its last id is 65534, the conventional `nobody`. The 65536 ids that distributions grant to a
+//! user suffice for sixteen sandboxes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -16,21 +15,21 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{Gid, Uid, User};
 use serde::{Deserialize, Serialize};
 
-use super::loan::{Extent, Loan, Tools};
+use super::subid_map::{Extent, SubidMap, Tools};
 
-/// How many ids a sandbox gets of those that were lent.
-pub(crate) const SLICE: u32 = 1 << 12;
+/// The number of subordinate ids of a sandbox.
+pub(crate) const IDS_PER_SANDBOX: u32 = 1 << 12;
 
-/// Ids below are the system's and people's, whatever a line says: they are never lent on.
+/// Minimum id: lower ones belong to the system and to users, and are never used.
 const LOWEST: u32 = 1 << 16;
-/// Ids from here on are negative to some programs.
+/// Maximum id: some programs treat higher ones as negative.
 const HIGHEST: u32 = 1 << 31;
 
-/// Where a new line begins at the earliest, as `useradd` has it.
+/// The first id of a new line, as in `useradd`.
 const USUAL: u32 = 100_000;
 const USUAL_COUNT: u32 = 1 << 16;
 
-/// Ids of one sandbox: as many groups as users, from a place of their own.
+/// The ids of one sandbox: as many groups as users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Slice {
     /// The first user.
@@ -39,9 +38,9 @@ pub(crate) struct Slice {
     pub(crate) groups: u32,
 }
 
-/// What an operator was lent.
+/// The subordinate ids of an operator.
 #[derive(Debug)]
-pub(crate) struct Grant {
+pub(crate) struct SubidGrant {
     users: Vec<Range>,
     groups: Vec<Range>,
     tools: Tools,
@@ -49,27 +48,27 @@ pub(crate) struct Grant {
     group: u32,
 }
 
-/// From here, up to and without there.
+/// A half-open range.
 type Range = (u32, u32);
 
-/// Why an operator has no ids to give on, and what helps.
+/// Why subordinate ids are not available, and the remedy.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Lack {
-    /// What was found.
+pub(crate) struct SubidsUnavailable {
+    /// The problem.
     pub(crate) found: String,
-    /// What to do.
+    /// The remedy.
     pub(crate) fix: String,
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for SubidsUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; {}", self.found, self.fix)
     }
 }
 
-impl Grant {
-    /// What the operator was lent on this machine.
-    pub(crate) fn read() -> Result<Self, Lack> {
+impl SubidGrant {
+    /// Reads the operator's subordinate ids.
+    pub(crate) fn read() -> Result<Self, SubidsUnavailable> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let tool = |name: &str| find(name, &path).ok_or_else(|| no_tool(name));
         let tools = Tools {
@@ -96,59 +95,62 @@ impl Grant {
         Ok(grant)
     }
 
-    /// Ids for one more sandbox: none of those in `taken`, and none that a process has which
-    /// another gate of the operator's may have made.
-    pub(crate) fn choose(&self, seed: &str, taken: &[u32]) -> Result<Slice, Lack> {
+    /// Chooses ids for a new sandbox: not in `taken`, and not used by a process that another gate
+    /// of the operator may have started.
+    pub(crate) fn choose(&self, seed: &str, taken: &[u32]) -> Result<Slice, SubidsUnavailable> {
         let slices = self.slices();
         let running = running();
         let is_free = |slice: &&Slice| {
-            let ids = slice.first..slice.first.saturating_add(SLICE);
+            let ids = slice.first..slice.first.saturating_add(IDS_PER_SANDBOX);
             !taken.iter().any(|first| ids.contains(first)) && running.range(ids).next().is_none()
         };
-        // Two gates with different directories rarely begin at the same place.
+        // Two gates with different directories rarely start at the same slice.
         let start = super::identity::hash(seed) as usize % slices.len().max(1);
         let free = slices.iter().cycle().skip(start).take(slices.len());
-        free.into_iter().find(is_free).copied().ok_or_else(|| Lack {
-            found: format!(
-                "all {} places for sandboxes among the ids of /etc/subuid are taken",
-                slices.len()
-            ),
-            fix: "delete a sandbox, or have more ids lent".to_owned(),
-        })
+        free.into_iter()
+            .find(is_free)
+            .copied()
+            .ok_or_else(|| SubidsUnavailable {
+                found: format!(
+                    "all {} slices of the ids of /etc/subuid are in use",
+                    slices.len()
+                ),
+                fix: "delete a sandbox, or add more subordinate ids".to_owned(),
+            })
     }
 
-    /// How many sandboxes there is room for.
-    pub(crate) fn room(&self) -> usize {
+    /// The number of sandboxes that the ids suffice for.
+    pub(crate) fn capacity(&self) -> usize {
         self.slices().len()
     }
 
-    /// Leave to act as these sandboxes' ids and as the operator, nobody else. Numbers inside
-    /// are those of the host, but that a slice's groups have the numbers of its users.
-    pub(crate) fn loan(&self, slices: &[Slice]) -> Loan {
+    /// The subid map of these sandboxes and the operator. Numbers inside are the host's, except
+    /// that a slice's groups have the numbers of its users.
+    pub(crate) fn map_for(&self, slices: &[Slice]) -> SubidMap {
         let extents = |own: u32, outside: fn(&Slice) -> u32| {
             let slices = slices.iter().map(|slice| Extent {
                 inside: slice.first,
                 outside: outside(slice),
-                count: SLICE,
+                count: IDS_PER_SANDBOX,
             });
             slices.chain([Extent::same(own, 1)]).collect()
         };
-        Loan {
+        SubidMap {
             tools: self.tools.clone(),
             users: extents(self.user, |slice| slice.first),
             groups: extents(self.group, |slice| slice.groups),
         }
     }
 
-    /// Leave to act as everybody who was lent, for the removal of what nobody has a record of.
-    pub(crate) fn loan_of_all(&self) -> Loan {
+    /// The subid map of all granted ids, for removing files without a record.
+    pub(crate) fn map_for_all(&self) -> SubidMap {
         let extents = |ranges: &[Range], own: u32| {
             let lent = ranges
                 .iter()
                 .map(|(from, to)| Extent::same(*from, to - from));
             lent.chain([Extent::same(own, 1)]).collect()
         };
-        Loan {
+        SubidMap {
             tools: self.tools.clone(),
             users: extents(&self.users, self.user),
             groups: extents(&self.groups, self.group),
@@ -157,26 +159,27 @@ impl Grant {
 
     fn slices(&self) -> Vec<Slice> {
         let cut = |ranges: &[Range]| -> Vec<u32> {
-            let count = |(from, to): &Range| (to - from) / SLICE;
-            let firsts = ranges
-                .iter()
-                .flat_map(|range| (0..count(range)).map(move |place| range.0 + place * SLICE));
+            let count = |(from, to): &Range| (to - from) / IDS_PER_SANDBOX;
+            let firsts = ranges.iter().flat_map(|range| {
+                (0..count(range)).map(move |place| range.0 + place * IDS_PER_SANDBOX)
+            });
             firsts.collect()
         };
-        let holds = |first: u32, id: u32| (first..first.saturating_add(SLICE)).contains(&id);
+        let holds =
+            |first: u32, id: u32| (first..first.saturating_add(IDS_PER_SANDBOX)).contains(&id);
         cut(&self.users)
             .into_iter()
             .zip(cut(&self.groups))
             .map(|(first, groups)| Slice { first, groups })
-            // The operator's group keeps its number inside, which nobody else may have there.
+            // The operator's group keeps its number, which no mapped group may have.
             .filter(|slice| !holds(slice.first, self.group))
             .collect()
     }
 
-    fn no_line(&self, who: &str, lines: &[&str]) -> Lack {
+    fn no_line(&self, who: &str, lines: &[&str]) -> SubidsUnavailable {
         let missing: Vec<&str> = [(&self.users, "/etc/subuid"), (&self.groups, "/etc/subgid")]
             .into_iter()
-            .filter(|(ranges, _)| !ranges.iter().any(|(from, to)| to - from >= SLICE))
+            .filter(|(ranges, _)| !ranges.iter().any(|(from, to)| to - from >= IDS_PER_SANDBOX))
             .map(|(_, file)| file)
             .collect();
         let missing = if missing.is_empty() {
@@ -186,8 +189,10 @@ impl Grant {
         };
         let from = first_free(lines);
         let to = from + USUAL_COUNT - 1;
-        Lack {
-            found: format!("{missing} has no line that lends {SLICE} ids or more to {who}"),
+        SubidsUnavailable {
+            found: format!(
+                "{missing} has no line that grants {IDS_PER_SANDBOX} or more ids to {who}"
+            ),
             fix: format!(
                 "as root: usermod --add-subuids {from}-{to} --add-subgids {from}-{to} {who}"
             ),
@@ -195,15 +200,15 @@ impl Grant {
     }
 }
 
-fn no_tool(name: &str) -> Lack {
-    Lack {
-        found: format!("{name}, which maps ids, is not there, or not set up to do it (setuid)"),
+fn no_tool(name: &str) -> SubidsUnavailable {
+    SubidsUnavailable {
+        found: format!("{name}, which maps ids, is missing or not setuid"),
         fix: "as root: apt install uidmap (elsewhere the package is called shadow-utils)"
             .to_owned(),
     }
 }
 
-/// What a file's lines lend to a user: in order, without overlaps, and nobody's real ids.
+/// The ranges that a file grants to a user: sorted, without overlaps, and without real ids.
 fn lent(lines: &str, name: Option<&str>, uid: u32) -> Vec<Range> {
     let number = uid.to_string();
     let mut ranges: Vec<Range> = parse(lines)
@@ -219,12 +224,12 @@ fn lent(lines: &str, name: Option<&str>, uid: u32) -> Vec<Range> {
             _ => apart.push((from, to)),
         }
     }
-    // An operator's own number is their own, whoever lends it.
+    // The operator's own id is never used.
     apart.retain(|(from, to)| !(*from..*to).contains(&uid));
     apart
 }
 
-/// Every line that says something: `who:first:count`.
+/// Parses every valid line: `who:first:count`.
 fn parse(lines: &str) -> impl Iterator<Item = (&str, Range)> {
     lines.lines().filter_map(|line| {
         let mut words = line.trim().split(':');
@@ -235,7 +240,7 @@ fn parse(lines: &str) -> impl Iterator<Item = (&str, Range)> {
     })
 }
 
-/// Where nobody was lent anything yet.
+/// The first id after all granted ranges.
 fn first_free(lines: &[&str]) -> u32 {
     let ends = lines
         .iter()
@@ -245,8 +250,8 @@ fn first_free(lines: &[&str]) -> u32 {
     ends.max().unwrap_or(USUAL).max(USUAL)
 }
 
-/// A program that root has put there and lets map ids: in a directory of root's, by setuid or
-/// by a capability of the file's.
+/// Finds a mapping tool that only root can change: in a directory of root's, with setuid or a file
+/// capability.
 fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
     let usual = ["/usr/bin", "/bin", "/usr/local/bin"].map(PathBuf::from);
     std::env::split_paths(path)
@@ -264,7 +269,7 @@ fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
         })
 }
 
-/// Whether nobody but root can change it.
+/// Whether only root can change the path.
 fn is_roots(path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|data| data.uid() == 0 && data.mode() & 0o022 == 0)
@@ -280,8 +285,7 @@ fn has_capability(path: &Path) -> bool {
     length > 0
 }
 
-/// Who has a process on this machine. One that has ended and only waits for its parent does
-/// not count.
+/// The user ids of all processes on this machine, without zombies.
 fn running() -> BTreeSet<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
@@ -309,8 +313,8 @@ fn running() -> BTreeSet<u32> {
 mod tests {
     use super::*;
 
-    fn grant(subuid: &str, subgid: &str) -> Grant {
-        Grant {
+    fn grant(subuid: &str, subgid: &str) -> SubidGrant {
+        SubidGrant {
             users: lent(subuid, Some("ann"), 2000),
             groups: lent(subgid, Some("ann"), 2000),
             tools: Tools {
@@ -323,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_count_by_name_and_by_number_and_odd_ones_do_not() {
+    fn lines_match_by_name_and_number_and_malformed_are_skipped() {
         for (lines, expected) in [
             ("ann:100000:65536\n", vec![(100_000, 165_536)]),
             ("2000:100000:65536", vec![(100_000, 165_536)]),
@@ -332,10 +336,10 @@ mod tests {
             ("ann:100000", vec![]),
             ("ann:x:65536\nann::\n#\n\n:::", vec![]),
             ("ann:4294967295:2", vec![]),
-            // Never root's, nor people's, nor the operator's own.
+            // Never ids of root, users or the operator.
             ("ann:0:65536", vec![]),
             ("ann:0:70000", vec![(65_536, 70_000)]),
-            // Twice the same, or partly, is one.
+            // Overlapping ranges are merged.
             (
                 "ann:200000:100\nann:100000:65536\n2000:120000:65536",
                 vec![(100_000, 185_536), (200_000, 200_100)],
@@ -353,7 +357,7 @@ mod tests {
             let slice = grant.choose("same", &taken).unwrap();
             assert_eq!(slice.groups - 1_100_000_000, slice.first - 1_000_000_000);
             for other in &taken {
-                assert!(slice.first.abs_diff(*other) >= SLICE);
+                assert!(slice.first.abs_diff(*other) >= IDS_PER_SANDBOX);
             }
             taken.push(slice.first);
         }
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_line_comes_with_one_that_overlaps_nobodys() {
+    fn missing_line_is_suggested_without_overlap() {
         let lines = "bob:100000:65536\neve:165536:65536\n";
         let grant = grant(lines, "");
         assert!(grant.slices().is_empty());
@@ -380,7 +384,7 @@ mod tests {
         fs::set_permissions(&tool, fs::Permissions::from_mode(0o4755)).unwrap();
         fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let found = find("newuidmap", place.path().as_os_str());
-        assert_ne!(found, Some(tool), "anybody may write where it is");
+        assert_ne!(found, Some(tool), "its directory is writable by others");
         assert_eq!(find("palisade-has-no-such-tool", OsStr::new("")), None);
     }
 }

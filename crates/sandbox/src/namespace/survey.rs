@@ -1,5 +1,5 @@
-//! What this machine allows, found by trying it: in processes that are thrown away, in a
-//! directory that is removed again.
+//! Survey of what this machine allows, found by trying it in temporary processes and a temporary
+//! directory.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -13,38 +13,38 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{Gid, Uid, chdir, getgroups, setresgid, setresuid};
 use serde::{Deserialize, Serialize};
 
-use super::chore::Chore;
-use super::protocol::{Identity, Order, Report};
-use super::subids::{Grant, Lack};
-use super::{Namespace, cgroup, domain, identity, launch, packet, removal};
-use crate::contract::{Limits, SandboxError};
+use super::file_op::FileOp;
+use super::protocol::{Identity, LaunchMessage, LauncherRequest};
+use super::subids::{SubidGrant, SubidsUnavailable};
+use super::{Namespace, cgroup, identity, landlock_domain, launch, packet, removal};
+use crate::contract::{SandboxError, SandboxLimits};
 
-/// One thing that was looked at.
+/// One result of the survey.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// What it is.
+pub struct SurveyFinding {
+    /// The examined feature.
     pub what: &'static str,
-    /// How it stands.
-    pub verdict: Verdict,
-    /// What was found.
-    pub says: String,
-    /// What to do about it.
+    /// The verdict.
+    pub verdict: SurveyVerdict,
+    /// The result.
+    pub text: String,
+    /// The remedy.
     pub fix: Option<String>,
 }
 
-/// How something stands.
+/// The verdict about a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// As it should.
+pub enum SurveyVerdict {
+    /// The feature works.
     Well,
-    /// Sandboxes work, with less around them or in them.
+    /// Sandboxes work with a missing protection or feature.
     Weaker,
-    /// No sandbox works without it.
+    /// No sandbox works without the feature.
     Missing,
 }
 
-/// What was tried, and what the system said where it refused. `None` was not tried.
+/// The results of the trials; `None` was not tried.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Trials {
     namespaces: Option<Outcome>,
@@ -60,7 +60,7 @@ pub(crate) struct Trials {
 #[serde(untagged)]
 enum Reply {
     Trials(Trials),
-    Report(Report),
+    LaunchMessage(LaunchMessage),
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -73,9 +73,9 @@ impl Outcome {
 }
 
 impl Namespace {
-    /// Looks at what this machine allows. Takes a few milliseconds.
-    pub fn survey(&self) -> std::result::Result<Vec<Finding>, SandboxError> {
-        let system = || SandboxError::system("trying what this machine allows");
+    /// Surveys this machine. Takes a few milliseconds.
+    pub fn survey(&self) -> std::result::Result<Vec<SurveyFinding>, SandboxError> {
+        let system = || SandboxError::system("checking what this machine allows");
         fs::DirBuilder::new()
             .recursive(true)
             .create(&self.directory)
@@ -90,31 +90,34 @@ impl Namespace {
             .spawn()
             .map_err(system())?;
         let directory = self.directory.clone();
-        let said = packet::send(line.as_fd(), &Order::Survey { directory }, &[])
+        let received = packet::send(line.as_fd(), &LauncherRequest::Survey { directory }, &[])
             .and_then(|()| packet::receive::<Reply>(line.as_fd()));
         drop(line);
         let _ = launcher.wait();
-        let (reply, _) = said
+        let (reply, _) = received
             .map_err(system())?
-            .ok_or_else(|| system()(Error::other("the launcher ended early")))?;
+            .ok_or_else(|| system()(Error::other("the launcher exited early")))?;
         let trials = match reply {
             Reply::Trials(trials) => trials,
-            Reply::Report(Report::Failed { step, reason }) => {
+            Reply::LaunchMessage(LaunchMessage::Failed { step, reason }) => {
                 return Err(system()(Error::other(format!("{step}: {reason}"))));
             }
-            Reply::Report(_) => return Err(system()(Error::other("the launcher has no reply"))),
+            Reply::LaunchMessage(_) => {
+                return Err(system()(Error::other("the launcher has no reply")));
+            }
         };
         let ids = subordinate_ids(|grant| {
-            // Nothing is there: what is tried is to act as these ids.
+            // The path does not exist: the trial is entering the subid map.
             let path = self.directory.join(".survey-ids");
-            let loan = grant.loan_of_all();
-            self.have_done(loan, None, Chore::Remove { path }).map(drop)
+            let subid_map = grant.map_for_all();
+            self.run_file_op_in_child(subid_map, None, FileOp::Remove { path })
+                .map(drop)
         });
         Ok(findings(&trials, &self.program, ids))
     }
 }
 
-fn findings(trials: &Trials, program: &Path, ids: Finding) -> Vec<Finding> {
+fn findings(trials: &Trials, program: &Path, ids: SurveyFinding) -> Vec<SurveyFinding> {
     vec![
         user_namespaces(trials, &Causes::read(), program),
         overlay(trials),
@@ -127,35 +130,35 @@ fn findings(trials: &Trials, program: &Path, ids: Finding) -> Vec<Finding> {
     ]
 }
 
-fn well(what: &'static str, says: impl Into<String>) -> Finding {
-    Finding {
+fn ok_finding(what: &'static str, text: impl Into<String>) -> SurveyFinding {
+    SurveyFinding {
         what,
-        verdict: Verdict::Well,
-        says: says.into(),
+        verdict: SurveyVerdict::Well,
+        text: text.into(),
         fix: None,
     }
 }
 
-fn bad(
+fn finding(
     what: &'static str,
-    verdict: Verdict,
-    says: impl Into<String>,
+    verdict: SurveyVerdict,
+    text: impl Into<String>,
     fix: impl Into<String>,
-) -> Finding {
-    Finding {
+) -> SurveyFinding {
+    SurveyFinding {
         what,
         verdict,
-        says: says.into(),
+        text: text.into(),
         fix: Some(fix.into()),
     }
 }
 
-/// What may forbid user namespaces.
+/// Settings that forbid user namespaces.
 #[derive(Default)]
 struct Causes {
-    /// Ubuntu 24.04: they can be made, and give no right inside.
+    /// Ubuntu 24.04: they can be created, but give no capabilities.
     apparmor: bool,
-    /// Debian's old switch.
+    /// Debian's old setting.
     switched_off: bool,
     none_allowed: bool,
 }
@@ -196,51 +199,63 @@ impl Causes {
     }
 }
 
-fn user_namespaces(trials: &Trials, causes: &Causes, program: &Path) -> Finding {
-    const WHAT: &str = "user namespaces";
-    let refused = |says: String| bad(WHAT, Verdict::Missing, says, causes.fix(program));
+fn user_namespaces(trials: &Trials, causes: &Causes, program: &Path) -> SurveyFinding {
+    const NAME: &str = "user namespaces";
+    let refused = |text: String| finding(NAME, SurveyVerdict::Missing, text, causes.fix(program));
     match (&trials.namespaces, &trials.mounts) {
-        (Some(Outcome(Ok(()))), Some(Outcome(Ok(())))) => well(WHAT, "allowed"),
+        (Some(Outcome(Ok(()))), Some(Outcome(Ok(())))) => ok_finding(NAME, "allowed"),
         (Some(Outcome(Err(why))), _) => refused(format!("refused: {why}")),
-        (_, Some(Outcome(Err(why)))) => refused(format!("allowed, but without rights: {why}")),
-        (_, None) | (None, _) => refused("could not be tried".to_owned()),
+        (_, Some(Outcome(Err(why)))) => {
+            refused(format!("allowed, but without capabilities: {why}"))
+        }
+        (_, None) | (None, _) => refused("not tried".to_owned()),
     }
 }
 
-fn overlay(trials: &Trials) -> Finding {
-    const WHAT: &str = "overlay in a user namespace";
+fn overlay(trials: &Trials) -> SurveyFinding {
+    const NAME: &str = "overlay in a user namespace";
     match &trials.overlay {
-        Some(Outcome(Ok(()))) => well(WHAT, "works"),
-        Some(Outcome(Err(why))) => bad(
-            WHAT,
-            Verdict::Weaker,
+        Some(Outcome(Ok(()))) => ok_finding(NAME, "works"),
+        Some(Outcome(Err(why))) => finding(
+            NAME,
+            SurveyVerdict::Weaker,
             format!(
                 "refused: {why}; system directories are read-only inside, and neither host paths nor a rootfs work"
             ),
             "use Linux 5.11 or newer, as root: modprobe overlay, and keep the state directory on ext4, xfs or btrfs",
         ),
-        None => bad(WHAT, Verdict::Weaker, "not tried", "see user namespaces"),
+        None => finding(
+            NAME,
+            SurveyVerdict::Weaker,
+            "not tried",
+            "see user namespaces",
+        ),
     }
 }
 
-fn proc(trials: &Trials) -> Finding {
-    const WHAT: &str = "a fresh /proc";
+fn proc(trials: &Trials) -> SurveyFinding {
+    const NAME: &str = "a new /proc";
     match &trials.proc {
-        Some(Outcome(Ok(()))) => well(WHAT, "works"),
-        Some(Outcome(Err(why))) => bad(
-            WHAT,
-            Verdict::Missing,
+        Some(Outcome(Ok(()))) => ok_finding(NAME, "works"),
+        Some(Outcome(Err(why))) => finding(
+            NAME,
+            SurveyVerdict::Missing,
             format!("refused: {why}"),
             "inside a container: start it with --security-opt systempaths=unconfined, or use the docker backend",
         ),
-        None => bad(WHAT, Verdict::Missing, "not tried", "see user namespaces"),
+        None => finding(
+            NAME,
+            SurveyVerdict::Missing,
+            "not tried",
+            "see user namespaces",
+        ),
     }
 }
 
-fn cgroups() -> Finding {
-    const WHAT: &str = "cgroups";
+fn cgroups() -> SurveyFinding {
+    const NAME: &str = "cgroups";
     let planned = cgroup::plan(&format!("palisade-survey-{}", std::process::id()));
-    let (made, counted) = cgroup::make(&planned, Limits::default());
+    let (made, counted) = cgroup::make(&planned, SandboxLimits::default());
     let freezes = cgroup::is_frozen(&made).is_some();
     let _ = cgroup::remove(&made);
     let missing: Vec<_> = [
@@ -254,16 +269,16 @@ fn cgroups() -> Finding {
     .map(|(_, what)| what)
     .collect();
     if missing.is_empty() {
-        return well(WHAT, "memory, processes, processor time and freezing");
+        return ok_finding(NAME, "memory, processes, processor time and freezing");
     }
     let fix = if Uid::effective().is_root() {
         "boot with systemd.unified_cgroup_hierarchy=1; in a container, give it a writable cgroup"
     } else {
-        "start the gate in a scope of its own: systemd-run --user --scope -p Delegate=yes palisade …"
+        "start the gate in its own scope: systemd-run --user --scope -p Delegate=yes palisade …"
     };
-    bad(
-        WHAT,
-        Verdict::Weaker,
+    finding(
+        NAME,
+        SurveyVerdict::Weaker,
         format!(
             "not for {}: limits hold per process and user only, agents run at idle priority, \
              sandbox.limits.cpus cannot be set, and a pause is done by signals",
@@ -273,64 +288,69 @@ fn cgroups() -> Finding {
     )
 }
 
-fn landlock(version: u32) -> Finding {
-    const WHAT: &str = "landlock";
+fn landlock(version: u32) -> SurveyFinding {
+    const NAME: &str = "landlock";
     match version {
-        0 => bad(
-            WHAT,
-            Verdict::Weaker,
-            "not active; sandboxes have no second wall",
+        0 => finding(
+            NAME,
+            SurveyVerdict::Weaker,
+            "not active; sandboxes have no second layer of isolation",
             "boot with landlock in the lsm= list (Linux 5.13 or newer)",
         ),
-        1 => bad(
-            WHAT,
-            Verdict::Weaker,
-            "version 1, in which nothing can be renamed; not used",
+        1 => finding(
+            NAME,
+            SurveyVerdict::Weaker,
+            "version 1, which forbids renames between directories; not used",
             "use Linux 5.19 or newer",
         ),
-        2..6 => bad(
-            WHAT,
-            Verdict::Weaker,
+        2..6 => finding(
+            NAME,
+            SurveyVerdict::Weaker,
             format!("version {version}: files only"),
             "use Linux 6.12 or newer for signals and abstract sockets",
         ),
-        _ => well(WHAT, format!("version {version}")),
+        _ => ok_finding(NAME, format!("version {version}")),
     }
 }
 
-fn time(trials: &Trials) -> Finding {
-    const WHAT: &str = "time namespaces";
+fn time(trials: &Trials) -> SurveyFinding {
+    const NAME: &str = "time namespaces";
     match &trials.time {
-        Some(Outcome(Ok(()))) => well(WHAT, "allowed"),
-        Some(Outcome(Err(why))) => bad(
-            WHAT,
-            Verdict::Weaker,
+        Some(Outcome(Ok(()))) => ok_finding(NAME, "allowed"),
+        Some(Outcome(Err(why))) => finding(
+            NAME,
+            SurveyVerdict::Weaker,
             format!("refused: {why}; the time since boot is visible inside either way"),
             "use Linux 5.6 or newer with CONFIG_TIME_NS",
         ),
-        None => bad(WHAT, Verdict::Weaker, "not tried", "see user namespaces"),
+        None => finding(
+            NAME,
+            SurveyVerdict::Weaker,
+            "not tried",
+            "see user namespaces",
+        ),
     }
 }
 
-/// What may be lent to sandboxes, and whether it can be taken.
-fn subordinate_ids(take: impl FnOnce(&Grant) -> Result<()>) -> Finding {
-    const WHAT: &str = "subordinate ids";
+/// Checks the subordinate ids, and whether they can be mapped.
+fn subordinate_ids(take: impl FnOnce(&SubidGrant) -> Result<()>) -> SurveyFinding {
+    const NAME: &str = "subordinate ids";
     if Uid::effective().is_root() {
-        let says = "not needed by root, who has ids of every sandbox's own";
-        return well(WHAT, says);
+        let text = "not needed by root, which allocates an id range for each sandbox";
+        return ok_finding(NAME, text);
     }
     let weaker = |found: String, fix| {
-        let says = format!("{found}; without them there is no --root");
-        bad(WHAT, Verdict::Weaker, says, fix)
+        let text = format!("{found}; --root does not work without them");
+        finding(NAME, SurveyVerdict::Weaker, text, fix)
     };
-    let grant = match Grant::read() {
+    let grant = match SubidGrant::read() {
         Ok(grant) => grant,
-        Err(Lack { found, fix }) => return weaker(found, fix),
+        Err(SubidsUnavailable { found, fix }) => return weaker(found, fix),
     };
     match take(&grant) {
-        Ok(()) => well(
-            WHAT,
-            format!("room for {} sandboxes made with --root", grant.room()),
+        Ok(()) => ok_finding(
+            NAME,
+            format!("sufficient for {} sandboxes with --root", grant.capacity()),
         ),
         Err(why) => weaker(
             why.to_string(),
@@ -341,10 +361,10 @@ fn subordinate_ids(take: impl FnOnce(&Grant) -> Result<()>) -> Finding {
     }
 }
 
-fn groups() -> Finding {
-    const WHAT: &str = "supplementary groups";
+fn groups() -> SurveyFinding {
+    const NAME: &str = "supplementary groups";
     if Uid::effective().is_root() {
-        return well(WHAT, "dropped");
+        return ok_finding(NAME, "dropped");
     }
     let own = Gid::effective();
     let kept: Vec<_> = getgroups()
@@ -359,23 +379,23 @@ fn groups() -> Finding {
         })
         .collect();
     if kept.is_empty() {
-        return well(WHAT, "none");
+        return ok_finding(NAME, "none");
     }
-    bad(
-        WHAT,
-        Verdict::Weaker,
+    finding(
+        NAME,
+        SurveyVerdict::Weaker,
         format!(
-            "the kernel lets only root drop them, so agents may read what these groups may: {}",
+            "only root can drop them, so agents have the read permissions of these groups: {}",
             kept.join(", ")
         ),
-        "start the gate by root, or by a user without them",
+        "start the gate as root, or as a user without them",
     )
 }
 
-/// The launcher's part: one thread, and nothing to lose.
-pub(crate) fn try_out(line: BorrowedFd<'_>, directory: &Path) -> Result<()> {
+/// The launcher's part of the survey; it needs a single thread.
+pub(crate) fn run_trials(line: BorrowedFd<'_>, directory: &Path) -> Result<()> {
     let mut trials = Trials {
-        landlock: domain::version(),
+        landlock: landlock_domain::version(),
         ..Trials::default()
     };
     trials.time = Outcome::of(
@@ -410,7 +430,7 @@ fn try_namespaces(trials: &mut Trials, place: &Path) -> Result<()> {
             chown(one, Some(first), Some(first))?;
         }
     }
-    // Not by path: what is above may be closed to whom we become.
+    // Not by path, because the new id may have no permission for the parents.
     chdir(place)?;
     let (ours, its) = packet::line()?;
     let flags = libc::CLONE_NEWUSER
@@ -432,9 +452,9 @@ fn try_namespaces(trials: &mut Trials, place: &Path) -> Result<()> {
         }
     };
     drop(its);
-    let mapped = identity::write_maps(child.as_raw(), identity).map_err(|stumble| stumble.source);
+    let mapped = identity::write_maps(child.as_raw(), identity).map_err(|error| error.source);
     trials.namespaces = Outcome::of(mapped);
-    if packet::send(ours.as_fd(), &Report::Go, &[]).is_ok()
+    if packet::send(ours.as_fd(), &LaunchMessage::Go, &[]).is_ok()
         && let Ok(Some((found, _))) = packet::receive::<Trials>(ours.as_fd())
     {
         let namespaces = trials.namespaces.take();
@@ -447,7 +467,7 @@ fn try_namespaces(trials: &mut Trials, place: &Path) -> Result<()> {
 }
 
 fn try_inside(line: BorrowedFd<'_>, identity: Identity, mut trials: Trials) -> Result<()> {
-    packet::receive::<Report>(line)?;
+    packet::receive::<LaunchMessage>(line)?;
     if let Identity::Range { .. } = identity {
         let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
         setresgid(gid, gid, gid)?;
@@ -460,7 +480,7 @@ fn try_inside(line: BorrowedFd<'_>, identity: Identity, mut trials: Trials) -> R
     let options = Some("lowerdir=lower,upperdir=upper,workdir=work,userxattr");
     let overlay = mount(Some("overlay"), "merged", Some("overlay"), quiet, options);
     trials.overlay = Outcome::of(overlay.map_err(Error::from).and_then(|()| {
-        // Mounting is one thing, writing another.
+        // A successful mount does not imply that writing works.
         fs::write("merged/file", "")
     }));
     let fresh = mount(Some("proc"), "proc", Some("proc"), quiet, Some("hidepid=2"));
@@ -485,37 +505,37 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_comes_with_the_fix_for_its_cause() {
+    fn refused_feature_has_the_remedy_of_its_cause() {
         let program = Path::new("/usr/bin/palisade");
-        let says = |trials: &Trials, causes: &Causes| user_namespaces(trials, causes, program);
+        let text = |trials: &Trials, causes: &Causes| user_namespaces(trials, causes, program);
         let none = Causes::default();
-        assert_eq!(says(&tried("", ""), &none).verdict, Verdict::Well);
+        assert_eq!(text(&tried("", ""), &none).verdict, SurveyVerdict::Well);
         let apparmor = Causes {
             apparmor: true,
             ..Causes::default()
         };
-        let found = says(&tried("", "EACCES"), &apparmor);
-        assert_eq!(found.verdict, Verdict::Missing);
+        let found = text(&tried("", "EACCES"), &apparmor);
+        assert_eq!(found.verdict, SurveyVerdict::Missing);
         let fix = found.fix.unwrap();
         assert!(fix.contains("profile palisade /usr/bin/palisade"), "{fix}");
         let off = Causes {
             switched_off: true,
             ..Causes::default()
         };
-        let fix = says(&tried("EPERM", ""), &off).fix.unwrap();
+        let fix = text(&tried("EPERM", ""), &off).fix.unwrap();
         assert!(fix.contains("unprivileged_userns_clone=1"), "{fix}");
-        let fix = says(&tried("EPERM", ""), &none).fix.unwrap();
+        let fix = text(&tried("EPERM", ""), &none).fix.unwrap();
         assert!(fix.contains("container"), "{fix}");
-        let never = says(&Trials::default(), &none);
-        assert_eq!(never.verdict, Verdict::Missing);
+        let never = text(&Trials::default(), &none);
+        assert_eq!(never.verdict, SurveyVerdict::Missing);
     }
 
     #[test]
-    fn every_finding_that_is_not_well_says_what_to_do() {
+    fn every_problem_has_a_remedy() {
         for trials in [Trials::default(), tried("EPERM", "EPERM"), tried("", "")] {
             let ids = subordinate_ids(|_| Err(Error::other("no")));
             for finding in findings(&trials, Path::new("/usr/bin/palisade"), ids) {
-                let fixable = finding.verdict != Verdict::Well;
+                let fixable = finding.verdict != SurveyVerdict::Well;
                 assert_eq!(fixable, finding.fix.is_some(), "{finding:?}");
             }
         }

@@ -1,18 +1,18 @@
-//! What programs inside trust: the system's certificates, and the gate's root.
+//! Trusted certificates of a sandbox: the system's, and the gate's root.
 //!
 //! ```text
 //!   /etc/palisade/ca.pem                  the root alone
-//!   /etc/palisade/truststore.jks          all of them, as Java reads them, if there is one
-//!   /etc/ssl/certs/ca-certificates.crt    all of them, as everybody else does; and wherever
-//!                                         else this system keeps its bundle
-//!   /etc/ssl/certs/1a2b3c4d.0             the root, where OpenSSL looks in a directory
-//!   /usr/local/share/ca-certificates/     the root, where the agent is root inside: a bundle
-//!                                         that it has made anew holds it as well
+//!   /etc/palisade/truststore.jks          all of them, for Java, if it is installed
+//!   /etc/ssl/certs/ca-certificates.crt    all of them, for other programs; also at the other
+//!                                         paths of the system's bundle
+//!   /etc/ssl/certs/1a2b3c4d.0             the root, for OpenSSL's certificate directory
+//!   /usr/local/share/ca-certificates/     the root, if the agent is root: a rebuilt bundle
+//!                                         contains it as well
 //! ```
 //!
-//! Init writes them to a tmpfs of its own. From there they come in as the topmost lower layer
-//! of the overlays they belong to: what the agent makes of them is in its upper layer, where
-//! there is one, and renames over them work. `/etc/palisade` is a bind that nobody changes.
+//! Init writes them to its own tmpfs. They are the topmost lower layer of their overlays: changes
+//! of the agent are in the upper layer, if there is one, and renames over them work.
+//! `/etc/palisade` is a read-only bind.
 //!
 //! A new root is added to the same files while the sandbox runs (`renewal.rs`).
 
@@ -30,10 +30,10 @@ use super::layer::{Layer, Layers};
 use crate::contract::Trust;
 use renewal::TrustFiles;
 
-/// All certificates in one file, in every sandbox.
+/// The bundle of all certificates, in every sandbox.
 const BUNDLE: &str = "etc/ssl/certs/ca-certificates.crt";
 
-/// Where systems keep such a file.
+/// Paths of the bundle on various systems.
 const BUNDLES: &[&str] = &[
     BUNDLE,
     "etc/pki/tls/certs/ca-bundle.crt",
@@ -41,43 +41,43 @@ const BUNDLES: &[&str] = &[
     "etc/ssl/cert.pem",
 ];
 
-/// From where a system's own tools make the bundle anew.
+/// Paths from which a system's tools rebuild the bundle.
 const ANCHORS: &[&str] = &[
     "usr/local/share/ca-certificates/palisade.crt",
     "etc/pki/ca-trust/source/anchors/palisade.crt",
 ];
 
-/// Ours alone, from the root on.
+/// The gate's own directory, relative to the root.
 pub(crate) const OWN: &str = "etc/palisade";
 
-/// The root, inside.
+/// The path of the root certificate in the sandbox.
 const ROOT: &str = "/etc/palisade/ca.pem";
 
-/// Where init puts things together, from the sandbox's `fs` on.
-const SHELF: &str = "lower/trust";
+/// The staging directory, relative to the sandbox's `fs`.
+const STAGING: &str = "lower/trust";
 
-/// All certificates, from [`SHELF`] on; every bundle is a link to it.
+/// The bundle, relative to [`STAGING`]; every bundle is a link to it.
 const ALL: &str = "bundle";
 
-/// The root, from [`SHELF`] on.
+/// The root certificate, relative to [`STAGING`].
 const OWN_ROOT: &str = "own/ca.pem";
 
-/// Java's trust store, from [`SHELF`] on.
+/// Java's trust store, relative to [`STAGING`].
 const OWN_STORE: &str = "own/truststore.jks";
 
-/// Where a Java is, if there is one: not where an agent without power puts things.
+/// Paths of an installed Java, in directories that a non-root agent cannot change.
 const JAVAS: &[&str] = &["usr/bin/java", "usr/local/bin/java", "usr/lib/jvm"];
 
-/// The longest bundle of the host's that comes in. Usual ones have a quarter of a MiB.
-const LONGEST_BUNDLE: u64 = 4 << 20;
+/// Maximum size of the host's bundle. Usual ones have a quarter of a MiB.
+const MAX_BUNDLE_BYTES: u64 = 4 << 20;
 
-/// How many links a path may lead through, as the kernel has it.
-const MOST_LINKS: usize = 40;
+/// Maximum number of links in a path, as in the kernel.
+const MAX_LINKS: usize = 40;
 
-/// A file that has to be somewhere inside.
+/// A file to create in the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// From the root on; no link on the way.
+    /// The path relative to the root, without links.
     at: PathBuf,
     what: What,
 }
@@ -86,13 +86,13 @@ pub(crate) struct Entry {
 enum What {
     /// All certificates.
     Bundle,
-    /// The root's own.
+    /// The root certificate.
     Root,
-    /// A link to the root, in this directory, by the name that OpenSSL looks for.
+    /// A link to the root certificate, in this directory, with the name that OpenSSL searches.
     Link,
 }
 
-/// Where what has to be, in a tree that is to be `/`. In the launcher, which may walk there.
+/// The files for a tree that becomes `/`. Runs in the launcher, which has permission for it.
 pub(crate) fn gather(tree: &Path, installs: bool) -> Vec<Entry> {
     let mut all: Vec<Entry> = Vec::new();
     let mut add = |at: PathBuf, what| {
@@ -122,8 +122,7 @@ pub(crate) fn gather(tree: &Path, installs: bool) -> Vec<Entry> {
     all
 }
 
-/// The same file by a path whose directories are no links. Its own name may be one: it is
-/// what we hide.
+/// Resolves the directories of a path. The last component may be a link, which is hidden.
 fn resolve(tree: &Path, path: &str) -> Option<PathBuf> {
     let path = Path::new(path);
     let parts = |path: &Path| -> Vec<PathBuf> {
@@ -147,44 +146,43 @@ fn resolve(tree: &Path, path: &str) -> Option<PathBuf> {
                         left.extend(parts(&std::fs::read_link(next).ok()?));
                     }
                     Ok(data) if !data.is_dir() => return None,
-                    // One that is not there can be made.
+                    // A missing directory can be created.
                     Ok(_) | Err(_) => found.push(name),
                 }
             }
         }
-        if links > MOST_LINKS {
+        if links > MAX_LINKS {
             return None;
         }
     }
     Some(found.join(path.file_name()?))
 }
 
-/// What is trusted, ready to be put over the layers it belongs to.
-pub(crate) struct Shelf {
-    /// The layer's place inside, the file's beneath it, and which file.
+/// The trusted certificates, staged for their layers.
+pub(crate) struct TrustStaging {
+    /// The layer's path, the file's path below it, and the file.
     entries: Vec<(PathBuf, PathBuf, What)>,
-    /// Directories with a link to the root, from [`SHELF`] on.
+    /// Directories with a link to the root certificate, relative to [`STAGING`].
     linked: Vec<PathBuf>,
 }
 
-impl Shelf {
-    /// Writes everything, and sees which layer each file belongs to. `nothing` is an empty
-    /// directory.
+impl TrustStaging {
+    /// Writes all files, and finds the layer of each. `nothing` is an empty directory.
     pub(crate) fn fill(trust: &Trust, layers: &mut Layers, nothing: &str) -> Result<Self> {
-        let shelf = Path::new(SHELF);
-        create_dir_all(shelf.join("own"))?;
+        let staging = Path::new(STAGING);
+        create_dir_all(staging.join("own"))?;
         let mut bundle = system_bundle();
         if bundle.is_empty() {
-            layers.warnings.push(
-                "no certificates of the system were found: only the gate's is trusted".into(),
-            );
+            layers
+                .warnings
+                .push("no system certificates were found: only the gate's is trusted".into());
         } else if !bundle.ends_with(b"\n") {
             bundle.push(b'\n');
         }
         bundle.extend(trust.root.as_bytes());
-        write(shelf.join(OWN_ROOT), &trust.root)?;
-        write(shelf.join(ALL), bundle)?;
-        // A host without any certificates may lack the directory.
+        write(staging.join(OWN_ROOT), &trust.root)?;
+        write(staging.join(ALL), bundle)?;
+        // A host without certificates may lack the directory.
         let first = Path::new(BUNDLE);
         let has = |at: &Path| layer_of(layers, at).is_some();
         if layers.trusted.iter().any(|one| one.at == first) && !has(first) {
@@ -216,43 +214,44 @@ impl Shelf {
         })
     }
 
-    /// What a later root is added to. To be called when every layer is in its place.
+    /// The files to which a later root is added. Call this function after all layers are mounted.
     pub(crate) fn into_files(self) -> Result<TrustFiles> {
-        TrustFiles::open(Path::new(SHELF), self.linked)
+        TrustFiles::open(Path::new(STAGING), self.linked)
     }
 
-    /// What is `/etc/palisade` inside.
+    /// The staged directory of `/etc/palisade`.
     pub(crate) fn own() -> PathBuf {
-        Path::new(SHELF).join("own")
+        Path::new(STAGING).join("own")
     }
 
-    /// Adds what Java wants, if there is one in the tree that is to be `/`. Says whether.
+    /// Writes Java's trust store, if Java is installed in the tree that becomes `/`; returns
+    /// whether it is.
     pub(crate) fn add_java(base: &Path) -> Result<bool> {
         let base = std::fs::File::open(base)?;
-        // Links in there are an agent's, and lead nowhere else.
+        // Links in the tree are an agent's, and are not followed outside.
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
         let found = JAVAS.iter().any(|path| openat2(&base, *path, how).is_ok());
         if found {
-            // It takes a millisecond, which most need not wait for.
-            let bundle = read(Path::new(SHELF).join(ALL))?;
-            write(Path::new(SHELF).join(OWN_STORE), java::store(&bundle))?;
+            // Writing it takes a millisecond, which most sandboxes do not need.
+            let bundle = read(Path::new(STAGING).join(ALL))?;
+            write(Path::new(STAGING).join(OWN_STORE), java::store(&bundle))?;
         }
         Ok(found)
     }
 
-    /// A directory to go over the layer that is at `inside`, if something belongs there.
+    /// The directory to mount over the layer at `inside`, if it has files.
     pub(crate) fn over(&mut self, inside: &Path, name: &str) -> Result<Option<PathBuf>> {
-        let (shelf, over) = (Path::new(SHELF), PathBuf::from(format!("over-{name}")));
-        let top = shelf.join(&over);
+        let (staging, over) = (Path::new(STAGING), PathBuf::from(format!("over-{name}")));
+        let top = staging.join(&over);
         let mut any = false;
         for (_, beneath, what) in self.entries.iter().filter(|(layer, ..)| layer == inside) {
             let at = top.join(beneath);
             create_dir_all(at.parent().unwrap_or(&top))?;
             match what {
-                What::Bundle => hard_link(shelf.join(ALL), at)?,
-                What::Root => hard_link(shelf.join(OWN_ROOT), at)?,
+                What::Bundle => hard_link(staging.join(ALL), at)?,
+                What::Root => hard_link(staging.join(OWN_ROOT), at)?,
                 What::Link => {
                     symlink(ROOT, at)?;
                     let directory = beneath.parent().unwrap_or(Path::new(""));
@@ -264,18 +263,17 @@ impl Shelf {
         Ok(any.then_some(top))
     }
 
-    /// Where in the layer that is at `inside` a bundle has to be, and what it is: for a layer
-    /// that nothing can go over.
+    /// The bundles of the layer at `inside`, for a layer that is no overlay.
     pub(crate) fn bundles(&self, inside: &Path) -> impl Iterator<Item = (&Path, PathBuf)> {
         let of = self
             .entries
             .iter()
             .filter(move |(layer, _, what)| layer == inside && *what == What::Bundle);
-        of.map(|(_, beneath, _)| (beneath.as_path(), Path::new(SHELF).join(ALL)))
+        of.map(|(_, beneath, _)| (beneath.as_path(), Path::new(STAGING).join(ALL)))
     }
 }
 
-/// The place of the layer that a path is in.
+/// The path of the layer that contains a path.
 fn layer_of(layers: &Layers, at: &Path) -> Option<PathBuf> {
     let all = layers.rootfs.iter().chain(&layers.layers);
     let above = all.filter(|layer| at.starts_with(&layer.inside));
@@ -283,13 +281,13 @@ fn layer_of(layers: &Layers, at: &Path) -> Option<PathBuf> {
     nearest.map(|layer| layer.inside.clone())
 }
 
-/// All certificates of the host's, if they are for everybody's eyes.
+/// The host's certificates, if others may read them.
 fn system_bundle() -> Vec<u8> {
     let mut paths = BUNDLES.iter().map(|path| Path::new("/").join(path));
     let found = paths.find_map(|path| {
         let data = path.metadata().ok()?;
-        let is_open = data.permissions().mode() & 0o004 != 0;
-        let is_it = data.is_file() && is_open && data.len() <= LONGEST_BUNDLE;
+        let is_world_searchable = data.permissions().mode() & 0o004 != 0;
+        let is_it = data.is_file() && is_world_searchable && data.len() <= MAX_BUNDLE_BYTES;
         is_it.then(|| read(path).ok()).flatten()
     });
     found.unwrap_or_default()
@@ -321,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_is_where_the_system_has_one_and_at_one_place_always() {
+    fn bundle_is_at_the_systems_and_the_default_path() {
         let link = |at: &str| (at.to_owned(), What::Link);
         let bundle = |at: &str| (at.to_owned(), What::Bundle);
         let usual = [
@@ -332,7 +330,7 @@ mod tests {
         assert_eq!(gathered(&["etc/ssl/certs/"], false), usual);
         let more = gathered(&["etc/ssl/", "etc/ssl/cert.pem -> certs/nowhere"], false);
         assert_eq!(more, [&usual[..], &[bundle("etc/ssl/cert.pem")]].concat());
-        // Directories by way of links, however far up they pretend to lead.
+        // Directories behind links, however far up they point.
         for to in [
             "../pki/tls/certs",
             "/etc/pki/tls/certs",
@@ -356,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_is_left_where_bundles_are_made_from_if_somebody_can_make_them() {
+    fn root_is_an_anchor_if_the_agent_can_rebuild_bundles() {
         let system = ["etc/ssl/certs/", "usr/local/share/"];
         assert_eq!(gathered(&system, false).len(), 2);
         let anchor = "usr/local/share/ca-certificates/palisade.crt";
@@ -365,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn links_in_a_circle_and_files_in_the_way_are_no_place() {
+    fn circular_links_and_files_are_no_directory() {
         assert_eq!(gathered(&["etc/ssl/", "etc/ssl/certs -> certs"], false), []);
         assert_eq!(gathered(&["etc/ssl/", "etc/ssl/certs"], false), []);
     }

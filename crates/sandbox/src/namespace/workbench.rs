@@ -1,9 +1,8 @@
-//! The workbench inside: this program again, as the agent, with a socket to listen on.
+//! The sandbox's workbench: this program, run as the agent, with a listening socket.
 //!
-//! Init makes the socket and keeps it, so that a workbench that has ended is started again for
-//! the next who asks, and nobody loses their place in the queue. The agent may end it, or take
-//! it over: it has the same rights, and whoever connects from outside takes what is said there
-//! for the agent's words.
+//! Init creates and keeps the socket, so that an exited workbench is restarted for the next client,
+//! and no queued connection is lost. The agent can kill or replace it: it has the same rights, and
+//! a client must treat its answers as the agent's.
 
 use std::ffi::CString;
 use std::io::{Error, ErrorKind};
@@ -17,87 +16,95 @@ use nix::sys::socket::{
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 
-use super::ends::Ends;
+use super::exec_args::ExecArgs;
 use super::identity::Account;
-use super::order::Order;
 use super::process::{self, Job, Work};
 use super::protocol::Exec;
 use super::seccomp::Filters;
-use super::step::{Step, Stumble};
+use super::stdio::StdioEnds;
+use super::step::{Step, StepError};
 
-/// How many may wait to be served.
+/// The backlog of the socket.
 const BACKLOG: i32 = 64;
 
-/// Init itself, until the child becomes something else.
+/// Init's own executable, which the child executes.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// The workbench of a sandbox, once somebody has asked for it.
+/// The workbench of a sandbox, started at the first request.
 #[derive(Default)]
 pub(crate) struct Workbench {
     listener: Option<OwnedFd>,
     job: Option<Job>,
 }
 
-/// What it is started with.
-pub(crate) struct Start<'a> {
+/// The parameters of a start.
+pub(crate) struct WorkbenchStart<'a> {
     pub(crate) environment: &'a [(String, String)],
     pub(crate) agent: Account,
     pub(crate) filters: &'a Filters,
 }
 
 impl Workbench {
-    /// Its process, while it runs.
+    /// The running process.
     pub(crate) fn job_mut(&mut self) -> Option<&mut Job> {
         self.job.as_mut()
     }
 
-    /// Its keeper and, once the keeper has reported it, its process.
+    /// The subreaper and, once it has reported it, the process.
     pub(crate) fn server(&mut self) -> Option<(Pid, Option<Pid>)> {
         let job = self.job.as_mut()?;
-        Some((job.keeper(), job.command()))
+        Some((job.subreaper(), job.command()))
     }
 
-    /// A connection to it, and its keeper if it had to be started.
+    /// Connects to the workbench; also returns its subreaper if it was started.
     pub(crate) fn connect(
         &mut self,
         words: Vec<Vec<u8>>,
-        start: &Start<'_>,
-    ) -> Result<(OwnedFd, Option<Pid>), Stumble> {
+        start: &WorkbenchStart<'_>,
+    ) -> Result<(OwnedFd, Option<Pid>), StepError> {
         let listener = match &self.listener {
             Some(listener) => listener,
             None => self
                 .listener
-                .insert(make_listener().step("making the workbench's socket")?),
+                .insert(make_listener().step("creating the workbench's socket")?),
         };
-        if self.job.as_mut().is_some_and(|job| job.hear().is_some()) {
+        if self
+            .job
+            .as_mut()
+            .is_some_and(|job| job.read_status().is_some())
+        {
             self.job = None;
         }
-        let mut keeper = None;
+        let mut subreaper = None;
         if self.job.is_none() {
             let job = begin(listener, words, start)?;
-            keeper = Some(job.keeper());
+            subreaper = Some(job.subreaper());
             self.job = Some(job);
         }
         let connected = dial(listener).step("connecting to the workbench")?;
-        Ok((connected, keeper))
+        Ok((connected, subreaper))
     }
 }
 
-fn begin(listener: &OwnedFd, words: Vec<Vec<u8>>, start: &Start<'_>) -> Result<Job, Stumble> {
+fn begin(
+    listener: &OwnedFd,
+    words: Vec<Vec<u8>>,
+    start: &WorkbenchStart<'_>,
+) -> Result<Job, StepError> {
     let exec = Exec {
         argv: words,
         environment: Vec::new(),
         directory: None,
         terminal: None,
     };
-    let mut order = Order::read(&exec, start.environment)?;
+    let mut args = ExecArgs::read(&exec, start.environment)?;
     let program = CString::new(PROGRAM).map_err(Error::from);
-    order.candidates = vec![program.step("naming the program")?];
+    args.candidates = vec![program.step("naming the program")?];
     let nothing = || {
         let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC;
         open("/dev/null", flags, Mode::empty()).step("opening /dev/null")
     };
-    let ends = Ends {
+    let ends = StdioEnds {
         inside: vec![
             listener.try_clone().step("copying a descriptor")?,
             nothing()?,
@@ -105,11 +112,11 @@ fn begin(listener: &OwnedFd, words: Vec<Vec<u8>>, start: &Start<'_>) -> Result<J
         ],
         outside: Vec::new(),
     };
-    let (job, _) = process::spawn(&Work::Command(order), ends, start.agent, start.filters)?;
+    let (job, _) = process::spawn(&Work::Command(args), ends, start.agent, start.filters)?;
     Ok(job)
 }
 
-/// A socket with a name that the kernel chooses, in the sandbox's own network namespace.
+/// Creates a socket with an autobind name, in the sandbox's network namespace.
 fn make_listener() -> std::io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

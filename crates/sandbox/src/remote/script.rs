@@ -1,51 +1,51 @@
-//! Lines of shell for a container we know nothing of: POSIX, with `base64` and `tar`.
+//! Shell scripts for an arbitrary container: POSIX, with `base64` and `tar`.
 
 use std::ffi::OsStr;
 use std::io::Read;
 use std::path::Path;
 
-use crate::contract::{Command, SandboxError};
+use crate::contract::{SandboxCommand, SandboxError};
 
-/// What a script ends with when it refuses.
-const REFUSED: i32 = 126;
+/// Exit code of a script that could not start its command.
+const REFUSED_EXIT_CODE: i32 = 126;
 
-/// A line to run.
+/// A script.
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) line: String,
-    /// The program it is about.
+    /// The program that the script runs.
     pub(super) program: String,
-    /// What stands before a refusal; nobody else knows it.
-    mark: String,
+    /// A random prefix of refusals on standard error.
+    marker: String,
 }
 
-/// Why a command did not come to run.
+/// Why a command could not be started.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refused {
+pub(super) struct StartRefusal {
     pub(super) step: String,
     pub(super) reason: String,
 }
 
 impl Script {
-    /// A command, which reads `input` if that is given.
+    /// A script for a command that reads `input` if it is given.
     pub(super) fn of(
-        command: &Command,
+        command: &SandboxCommand,
         input: Option<&str>,
-        mark: &str,
+        marker: &str,
     ) -> Result<Self, SandboxError> {
         let program = command.argv.first().map(|word| word.as_os_str());
         let program = program.unwrap_or_default().to_string_lossy().into_owned();
         let quoted = |text: &OsStr| quote(text, &program);
         let mut line = String::new();
         if let Some(input) = input {
-            // Open, and gone from the workspace before the command sees it.
+            // The file is opened and then removed before the command sees it.
             line += &format!("exec < {input} && rm -f {input} || exit 1\n");
         }
         if let Some(directory) = &command.directory {
             let directory = quoted(directory.as_os_str())?;
             line += &format!(
-                "cd -- {directory} 2>/dev/null || {{ echo '{mark} entering the directory' >&2; \
-                 exit {REFUSED}; }}\n"
+                "cd -- {directory} 2>/dev/null || {{ echo '{marker} entering the directory' >&2; \
+                 exit {REFUSED_EXIT_CODE}; }}\n"
             );
         }
         for (name, value) in &command.environment {
@@ -58,7 +58,7 @@ impl Script {
                 Some(name) if is_name(name) => {
                     line += &format!("export {name}={}\n", quoted(value)?);
                 }
-                _ => return Err(unfit(&program, "a variable's name")),
+                _ => return Err(unsupported_argument(&program, "a variable's name")),
             }
         }
         let words = command
@@ -68,53 +68,53 @@ impl Script {
             .collect::<Result<Vec<_>, _>>()?;
         let first = words.first().cloned().unwrap_or_default();
         line += &format!(
-            "command -v -- {first} >/dev/null 2>&1 || {{ echo '{mark} running it' >&2; exit \
-             {REFUSED}; }}\n"
+            "command -v -- {first} >/dev/null 2>&1 || {{ echo '{marker} running it' >&2; exit \
+             {REFUSED_EXIT_CODE}; }}\n"
         );
-        // A shell that stays would be the parent that the command sees.
+        // With `exec` no shell remains as the command's parent.
         line += &format!("exec {}\n", words.join(" "));
         Ok(Self {
             line,
             program,
-            mark: mark.to_owned(),
+            marker: marker.to_owned(),
         })
     }
 
-    /// Whether this may be, or become, the beginning of a refusal.
-    pub(super) fn may_be_refusal(&self, stderr: &[u8]) -> bool {
-        let mark = self.mark.as_bytes();
-        let length = mark.len().min(stderr.len());
-        mark.get(..length) == stderr.get(..length)
+    /// Whether this may be the start of a refusal.
+    pub(super) fn may_be_refusal_prefix(&self, stderr: &[u8]) -> bool {
+        let marker = self.marker.as_bytes();
+        let length = marker.len().min(stderr.len());
+        marker.get(..length) == stderr.get(..length)
     }
 
-    /// Why it did not come to run, if it did not.
-    pub(super) fn refused(&self, code: i32, stderr: &[u8]) -> Option<Refused> {
-        let said = String::from_utf8_lossy(stderr);
-        let step = said.strip_prefix(&format!("{} ", self.mark))?.trim_end();
-        (code == REFUSED).then(|| Refused {
+    /// Returns why the command could not be started, if that is so.
+    pub(super) fn start_refusal(&self, code: i32, stderr: &[u8]) -> Option<StartRefusal> {
+        let text = String::from_utf8_lossy(stderr);
+        let step = text.strip_prefix(&format!("{} ", self.marker))?.trim_end();
+        (code == REFUSED_EXIT_CODE).then(|| StartRefusal {
             step: step.to_owned(),
             reason: "No such file or directory".to_owned(),
         })
     }
 
-    fn ours(line: String) -> Self {
+    fn internal(line: String) -> Self {
         Self {
             line,
             program: String::new(),
-            mark: String::new(),
+            marker: String::new(),
         }
     }
 }
 
-/// Adds what is in one file, decoded, to another.
+/// Appends a decoded file to another.
 pub(super) fn append(part: &str, name: &str) -> Script {
-    Script::ours(format!("base64 -d < {part} >> {name} && rm -f {part}"))
+    Script::internal(format!("base64 -d < {part} >> {name} && rm -f {part}"))
 }
 
 /// Unpacks an archive below a directory.
 pub(super) fn unpack(name: &str, to: &Path) -> Result<Script, SandboxError> {
     let to = quote(to.as_os_str(), "tar")?;
-    Ok(Script::ours(format!(
+    Ok(Script::internal(format!(
         "exec 3< {name} && rm -f {name} && mkdir -p -- {to} && cd -- {to} && tar -xpf - <&3"
     )))
 }
@@ -122,10 +122,10 @@ pub(super) fn unpack(name: &str, to: &Path) -> Result<Script, SandboxError> {
 /// Packs a file or directory, under its own name.
 pub(super) fn pack(from: &Path) -> Result<Script, SandboxError> {
     let from = quote(from.as_os_str(), "tar")?;
-    let mark = fresh_name()?;
+    let marker = fresh_name()?;
     let line = format!(
         "p={from}\n\
-         [ -e \"$p\" ] || {{ echo '{mark} finding it' >&2; exit {REFUSED}; }}\n\
+         [ -e \"$p\" ] || {{ echo '{marker} finding it' >&2; exit {REFUSED_EXIT_CODE}; }}\n\
          if [ -d \"$p\" ]; then cd -- \"$p\" && n=$(basename -- \"$PWD\") && cd ..; else \
          n=$(basename -- \"$p\") && cd -- \"$(dirname -- \"$p\")\"; fi || exit 1\n\
          set -o pipefail 2>/dev/null\n\
@@ -134,16 +134,16 @@ pub(super) fn pack(from: &Path) -> Result<Script, SandboxError> {
     Ok(Script {
         line,
         program: "tar".to_owned(),
-        mark,
+        marker,
     })
 }
 
-/// Removes what an upload left.
+/// Removes the temporary files of an upload.
 pub(super) fn remove(name: &str) -> Script {
-    Script::ours(format!("rm -f {name} {name}.part"))
+    Script::internal(format!("rm -f {name} {name}.part"))
 }
 
-/// A name that nobody has, without anything to quote.
+/// Creates a random name that needs no quoting.
 pub(super) fn fresh_name() -> Result<String, SandboxError> {
     let mut random = [0; 12];
     std::fs::File::open("/dev/urandom")
@@ -153,16 +153,16 @@ pub(super) fn fresh_name() -> Result<String, SandboxError> {
     Ok(format!(".palisade-{random}"))
 }
 
-/// A word that the shell takes for what it is.
+/// Quotes an argument for the shell.
 fn quote(word: &OsStr, program: &str) -> Result<String, SandboxError> {
     let text = word
         .to_str()
         .filter(|text| !text.contains('\0'))
-        .ok_or_else(|| unfit(program, "a word of the command"))?;
+        .ok_or_else(|| unsupported_argument(program, "a word of the command"))?;
     Ok(format!("'{}'", text.replace('\'', "'\\''")))
 }
 
-fn unfit(program: &str, what: &str) -> SandboxError {
+fn unsupported_argument(program: &str, what: &str) -> SandboxError {
     SandboxError::Start {
         program: program.to_owned(),
         step: "reading the command".to_owned(),
@@ -191,10 +191,10 @@ mod tests {
 
     #[test]
     fn only_we_can_refuse() {
-        let script = Script::of(&Command::new(["nothing"]), None, "mark").unwrap();
-        let refused = script.refused(126, b"mark running it\n").unwrap();
-        assert_eq!(refused.step, "running it");
-        assert_eq!(script.refused(126, b"other running it\n"), None);
-        assert_eq!(script.refused(1, b"mark running it\n"), None);
+        let script = Script::of(&SandboxCommand::new(["nothing"]), None, "mark").unwrap();
+        let start_refusal = script.start_refusal(126, b"mark running it\n").unwrap();
+        assert_eq!(start_refusal.step, "running it");
+        assert_eq!(script.start_refusal(126, b"other running it\n"), None);
+        assert_eq!(script.start_refusal(1, b"mark running it\n"), None);
     }
 }

@@ -1,13 +1,13 @@
-//! The 512 bytes before each member (POSIX ustar and GNU).
+//! The 512-byte header of each member (POSIX ustar and GNU).
 
 use super::TransferError;
 
 pub(super) const BLOCK: usize = 512;
 
-/// A header as it stands in the archive.
+/// A header in its archive format.
 pub(super) struct Header(pub(super) [u8; BLOCK]);
 
-// Where the fields are.
+// The byte ranges of the fields.
 const NAME: (usize, usize) = (0, 100);
 const MODE: (usize, usize) = (100, 108);
 const UID: (usize, usize) = (108, 116);
@@ -23,11 +23,11 @@ const PREFIX: (usize, usize) = (345, 500);
 const GNU: &[u8] = b"ustar  \0";
 const POSIX: &[u8] = b"ustar\x0000";
 
-/// The longest name or link that needs no header of its own.
-pub(super) const SHORT: usize = 100;
+/// Maximum length of a name or link without a header of its own.
+pub(super) const MAX_SHORT_NAME: usize = 100;
 
 impl Header {
-    /// For writing. Names that are too long are cut; who writes puts them before.
+    /// Creates a header. Long names are truncated; the writer puts them into a header before.
     pub(super) fn new(kind: u8, name: &[u8], link: &[u8]) -> Self {
         let mut header = Self([0; BLOCK]);
         header.put(NAME, name);
@@ -41,7 +41,7 @@ impl Header {
         header
     }
 
-    /// Sets what varies and sums up.
+    /// Sets mode, size and time, and the checksum.
     pub(super) fn seal(mut self, mode: u32, size: u64, modified: u64) -> Self {
         self.put_number(MODE, u64::from(mode));
         self.put_number(SIZE, size);
@@ -55,7 +55,7 @@ impl Header {
         self.0.iter().all(|&byte| byte == 0)
     }
 
-    /// Checks that it is a header at all.
+    /// Checks the checksum and the format.
     pub(super) fn check(&self) -> Result<(), TransferError> {
         if number(self.field(SUM)) != Some(self.sum()) {
             return Err(TransferError::malformed("a checksum is wrong"));
@@ -73,7 +73,7 @@ impl Header {
     pub(super) fn path(&self) -> Vec<u8> {
         let name = text(self.field(NAME));
         match text(self.field(PREFIX)) {
-            // GNU keeps times there.
+            // GNU stores times in this field.
             prefix if self.field(MAGIC) == POSIX && !prefix.is_empty() => {
                 [prefix, b"/", name].concat()
             }
@@ -93,7 +93,7 @@ impl Header {
         number(self.field(SIZE))
     }
 
-    /// Seconds since 1970; what cannot be told is that moment.
+    /// Seconds since 1970; 0 if the field cannot be parsed.
     pub(super) fn modified(&self) -> u64 {
         number(self.field(MODIFIED)).unwrap_or_default()
     }
@@ -114,7 +114,7 @@ impl Header {
         if octal.len() <= digits {
             self.put((from, to), octal.as_bytes());
         } else {
-            // Base 256, as GNU and everybody since.
+            // Base 256, as GNU tar and its successors write it.
             let mut bytes = vec![0; to - from - 8];
             bytes.extend(value.to_be_bytes());
             if let Some(first) = bytes.first_mut() {
@@ -124,7 +124,7 @@ impl Header {
         }
     }
 
-    /// The sum of all bytes, with the sum itself taken as blanks.
+    /// The sum of all bytes, with the checksum field counted as spaces.
     fn sum(&self) -> u64 {
         let all: u64 = self.0.iter().map(|&byte| u64::from(byte)).sum();
         let own: u64 = self.field(SUM).iter().map(|&byte| u64::from(byte)).sum();
@@ -137,7 +137,7 @@ fn text(field: &[u8]) -> &[u8] {
     field.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// Octal digits, or base 256 behind a high bit. Nothing else is a number.
+/// Parses octal digits, or base 256 after a high bit.
 fn number(field: &[u8]) -> Option<u64> {
     if let Some((0x80, bytes)) = field.split_first() {
         return bytes.iter().try_fold(0_u64, |value, &byte| {

@@ -1,5 +1,5 @@
-//! Moves a finished tree to where it belongs: looked through first, so that a refusal comes
-//! before the first move.
+//! Moves a complete tree to its target, after checking all entries, so that a refusal comes before
+//! the first move.
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -9,10 +9,10 @@ use nix::errno::Errno;
 use nix::fcntl::renameat;
 use nix::sys::stat::{Mode, fstat, mkdirat};
 
-use super::{Overwrite, Refusal, TransferError};
-use crate::beneath::{self, Kind};
+use super::{MemberRefusal, Overwrite, TransferError};
+use crate::beneath::{self, FileKind};
 
-/// Moves what is in `from` into `to`. Returns the directories that were there before.
+/// Moves the entries of `from` into `to`. Returns the directories that existed before.
 pub(super) fn merge(
     from: &OwnedFd,
     to: &OwnedFd,
@@ -34,28 +34,29 @@ fn check(
     for name in list(from, path)? {
         path.push(name.clone());
         let look = |at| {
-            beneath::look(at, &name)
+            beneath::stat(at, &name)
                 .map_err(|e| TransferError::system("looking at", &shown(path))(e))
         };
-        let ours = look(from)?.map(|data| beneath::kind(&data));
-        match (ours, look(to)?.map(|data| beneath::kind(&data))) {
+        let ours = look(from)?.map(|data| beneath::file_kind(&data));
+        match (ours, look(to)?.map(|data| beneath::file_kind(&data))) {
             (_, None) => {}
-            (Some(Kind::Directory), Some(Kind::Directory)) => {
+            (Some(FileKind::Directory), Some(FileKind::Directory)) => {
                 let opened = shown(path);
-                let below = beneath::directory(from, &name)
-                    .and_then(|ours| Ok((ours, beneath::directory(to, &name)?)))
+                let below = beneath::open_directory(from, &name)
+                    .and_then(|ours| Ok((ours, beneath::open_directory(to, &name)?)))
                     .map_err(TransferError::system("opening", &opened))?;
                 merged.insert(path.clone());
                 check(&below.0, &below.1, overwrite, path, merged)?;
             }
             _ if overwrite == Overwrite::No => return Err(TransferError::Exists(shown(path))),
-            (Some(Kind::Directory), Some(_)) | (_, Some(Kind::Directory | Kind::Other)) => {
+            (Some(FileKind::Directory), Some(_))
+            | (_, Some(FileKind::Directory | FileKind::Other)) => {
                 return Err(TransferError::refused(
                     shown(path).as_bytes(),
-                    Refusal::OtherKind,
+                    MemberRefusal::OtherKind,
                 ));
             }
-            (_, Some(Kind::File | Kind::Symlink)) => {}
+            (_, Some(FileKind::File | FileKind::Symlink)) => {}
         }
         path.pop();
     }
@@ -74,20 +75,21 @@ fn move_all(
             Errno::EEXIST => TransferError::Exists(shown(path)),
             errno => TransferError::system("moving", &shown(path))(errno),
         };
-        let ours = beneath::look(from, &name).map_err(failed)?;
-        let is_directory = ours.is_some_and(|data| beneath::kind(&data) == Kind::Directory);
-        match beneath::move_new(from, to, &name) {
+        let ours = beneath::stat(from, &name).map_err(failed)?;
+        let is_directory =
+            ours.is_some_and(|data| beneath::file_kind(&data) == FileKind::Directory);
+        match beneath::rename_no_replace(from, to, &name) {
             Ok(()) => {}
-            // There already; or a layer of an overlay that directories cannot be moved to.
+            // The directory exists, or is in an overlay layer to which directories cannot be moved.
             Err(Errno::EEXIST | Errno::ENOTEMPTY | Errno::EXDEV) if is_directory => {
-                let below = beneath::directory(from, &name)
+                let below = beneath::open_directory(from, &name)
                     .and_then(|ours| {
                         let mode = Mode::from_bits_truncate(fstat(&ours)?.st_mode & 0o777);
                         match mkdirat(to, name.as_c_str(), mode) {
                             Ok(()) | Err(Errno::EEXIST) => {}
                             Err(errno) => return Err(errno),
                         }
-                        Ok((ours, beneath::directory(to, &name)?))
+                        Ok((ours, beneath::open_directory(to, &name)?))
                     })
                     .map_err(failed)?;
                 move_all(&below.0, &below.1, overwrite, path)?;
@@ -103,7 +105,7 @@ fn move_all(
 }
 
 fn list(directory: &OwnedFd, path: &[CString]) -> Result<Vec<CString>, TransferError> {
-    let names = beneath::list(directory, u64::MAX)
+    let names = beneath::list_names(directory, u64::MAX)
         .map_err(|errno| TransferError::system("listing", &shown(path))(errno))?;
     Ok(names.unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Walks a tree and writes it down.
+//! Packs a tree into an archive.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -11,23 +11,23 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, readlinkat};
 use nix::sys::stat::{FileStat, Mode, fstat, stat};
 
-use super::path::{DEEPEST, LONGEST};
+use super::path::{MAX_DEPTH, MAX_PATH_BYTES};
 use super::writer::{Entry, Writer};
-use super::{Refusal, TransferError, leave_out};
-use crate::beneath::{self, Kind};
-use crate::contract::{Moved, Transfer};
+use super::{MemberRefusal, TransferError, skip};
+use crate::beneath::{self, FileKind};
+use crate::contract::{TransferBounds, TransferSummary};
 use crate::git::names::is_dot_git;
 
 const CHUNK: usize = 64 << 10;
 
 pub(super) struct Packer<'a> {
     writer: Writer<'a>,
-    bounds: Transfer,
+    bounds: TransferBounds,
     entries: u64,
-    moved: Moved,
-    /// A directory that is left out, by device and inode.
+    summary: TransferSummary,
+    /// The skipped directory, by device and inode.
     without: Option<(u64, u64)>,
-    /// Whether what is a `.git` is left out.
+    /// Whether every `.git` is skipped.
     without_repositories: bool,
     progress: &'a mut dyn FnMut(u64),
     buffer: Vec<u8>,
@@ -36,14 +36,14 @@ pub(super) struct Packer<'a> {
 impl<'a> Packer<'a> {
     pub(super) fn new(
         into: &'a mut dyn Write,
-        bounds: &Transfer,
+        bounds: &TransferBounds,
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
         Self {
             writer: Writer::new(into),
             bounds: *bounds,
             entries: 0,
-            moved: Moved::default(),
+            summary: TransferSummary::default(),
             without: None,
             without_repositories: false,
             progress,
@@ -51,8 +51,8 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Has a directory left out, which need not be there.
-    pub(super) fn leave_out(&mut self, directory: &Path) -> Result<(), TransferError> {
+    /// Skips a directory, which need not exist.
+    pub(super) fn skip(&mut self, directory: &Path) -> Result<(), TransferError> {
         self.without = match stat(directory) {
             Ok(data) => Some(identity(&data)),
             Err(Errno::ENOENT) => None,
@@ -61,22 +61,22 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    /// Has every `.git` below a source left out.
-    pub(super) fn leave_out_repositories(&mut self) {
+    /// Skips every `.git` below a source.
+    pub(super) fn skip_repositories(&mut self) {
         self.without_repositories = true;
     }
 
-    /// Adds a tree that is open, under a name; under none its content.
+    /// Adds an open directory under a name; with an empty name, its entries.
     pub(super) fn add_tree(&mut self, tree: &OwnedFd, name: &[u8]) -> Result<(), TransferError> {
         self.tree(tree, &mut name.to_vec())
     }
 
-    /// Adds a file that is open, under a name.
+    /// Adds an open file under a name.
     pub(super) fn add_file(&mut self, file: File, name: &[u8]) -> Result<(), TransferError> {
         self.file(file, name)
     }
 
-    /// A source is within what is left out where one of the directories above it is that.
+    /// Fails if a parent of the source is the skipped directory.
     fn refuse_within(&self, source: &Path) -> Result<(), TransferError> {
         let Some(without) = self.without else {
             return Ok(());
@@ -87,13 +87,13 @@ impl<'a> Packer<'a> {
             let data = stat(above).map_err(TransferError::system("looking at", above))?;
             if identity(&data) == without {
                 let path = source.as_os_str().as_bytes();
-                return Err(TransferError::refused(path, Refusal::OurOwn));
+                return Err(TransferError::refused(path, MemberRefusal::OurOwn));
             }
         }
         Ok(())
     }
 
-    /// Adds a file or a tree, under its own name. What has none (`/`, `.`) is added without.
+    /// Adds a file or a tree under its own name, or without one for `/` and `.`.
     pub(super) fn add(&mut self, source: &Path) -> Result<(), TransferError> {
         let missing = |errno| match errno {
             Errno::ENOENT => TransferError::Missing(source.to_string_lossy().into_owned()),
@@ -103,36 +103,36 @@ impl<'a> Packer<'a> {
             .file_name()
             .map(|name| name.as_bytes().to_vec())
             .unwrap_or_default();
-        // Looked at before it is opened: opening a device may do something.
-        let kind = beneath::kind(&stat(source).map_err(missing)?);
+        // The type is checked before opening, because opening a device may have effects.
+        let kind = beneath::file_kind(&stat(source).map_err(missing)?);
         let more = match kind {
-            Kind::Directory => OFlag::O_DIRECTORY,
-            Kind::File => OFlag::empty(),
-            Kind::Symlink | Kind::Other => {
-                return Err(TransferError::refused(&path, Refusal::Unknown));
+            FileKind::Directory => OFlag::O_DIRECTORY,
+            FileKind::File => OFlag::empty(),
+            FileKind::Symlink | FileKind::Other => {
+                return Err(TransferError::refused(&path, MemberRefusal::Unknown));
             }
         };
         self.refuse_within(source)?;
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let opened = open(source, flags | more, Mode::empty()).map_err(missing)?;
-        if kind == Kind::Directory {
+        if kind == FileKind::Directory {
             self.tree(&opened, &mut path)
         } else {
             self.file(File::from(opened), &path)
         }
     }
 
-    pub(super) fn finish(self) -> Result<Moved, TransferError> {
+    pub(super) fn finish(self) -> Result<TransferSummary, TransferError> {
         self.writer
             .finish()
             .map_err(TransferError::system("writing", "archive"))?;
-        Ok(self.moved)
+        Ok(self.summary)
     }
 
     fn tree(&mut self, directory: &OwnedFd, path: &mut Vec<u8>) -> Result<(), TransferError> {
         let data = fstat(directory).map_err(TransferError::system("looking at", shown(path)))?;
         if self.without == Some(identity(&data)) {
-            leave_out(&mut self.moved, path, "palisade's own state directory");
+            skip(&mut self.summary, path, "palisade's own state directory");
             return Ok(());
         }
         let length = path.len();
@@ -141,7 +141,7 @@ impl<'a> Packer<'a> {
             self.begin(path, &data, Entry::Directory)?;
         }
         let left = self.bounds.entries - self.entries;
-        let names = beneath::list(directory, left)
+        let names = beneath::list_names(directory, left)
             .map_err(TransferError::system("listing", shown(path)))?
             .ok_or(TransferError::TooMany(self.bounds.entries))?;
         let below = path.len();
@@ -161,53 +161,53 @@ impl<'a> Packer<'a> {
         path: &mut Vec<u8>,
     ) -> Result<(), TransferError> {
         let depth = path.iter().filter(|&&byte| byte == b'/').count();
-        if path.len() > LONGEST || depth >= DEEPEST {
-            leave_out(&mut self.moved, path, "it is too deep");
+        if path.len() > MAX_PATH_BYTES || depth >= MAX_DEPTH {
+            skip(&mut self.summary, path, "it is too deep");
             return Ok(());
         }
         if self.without_repositories && is_dot_git(name.to_bytes()) {
-            leave_out(&mut self.moved, path, "a '.git' stays where it is");
+            skip(&mut self.summary, path, "a '.git' is not packed");
             return Ok(());
         }
-        let looked = beneath::look(directory, name);
+        let looked = beneath::stat(directory, name);
         let kind = match &looked {
-            Ok(Some(data)) => beneath::kind(data),
-            // Gone since it was listed.
+            Ok(Some(data)) => beneath::file_kind(data),
+            // The entry was removed after it was listed.
             Ok(None) => return Ok(()),
             Err(errno) => {
-                leave_out(&mut self.moved, path, errno.desc());
+                skip(&mut self.summary, path, errno.desc());
                 return Ok(());
             }
         };
         match kind {
-            Kind::File => match beneath::file(directory, name) {
+            FileKind::File => match beneath::open_file(directory, name) {
                 Ok(file) => self.file(file, path)?,
-                Err(errno) => leave_out(&mut self.moved, path, errno.desc()),
+                Err(errno) => skip(&mut self.summary, path, errno.desc()),
             },
-            Kind::Directory => match beneath::directory(directory, name) {
+            FileKind::Directory => match beneath::open_directory(directory, name) {
                 Ok(below) => self.tree(&below, path)?,
-                Err(errno) => leave_out(&mut self.moved, path, errno.desc()),
+                Err(errno) => skip(&mut self.summary, path, errno.desc()),
             },
-            Kind::Symlink => match (readlinkat(directory, name), looked) {
+            FileKind::Symlink => match (readlinkat(directory, name), looked) {
                 (Ok(text), Ok(Some(data))) => {
                     self.begin(path, &data, Entry::Symlink(text.as_bytes()))?;
-                    self.moved.files += 1;
+                    self.summary.files += 1;
                 }
-                _ => leave_out(&mut self.moved, path, "it changed while it was read"),
+                _ => skip(&mut self.summary, path, "it changed while it was read"),
             },
-            Kind::Other => leave_out(&mut self.moved, path, "a socket, FIFO or device"),
+            FileKind::Other => skip(&mut self.summary, path, "a socket, FIFO or device"),
         }
         Ok(())
     }
 
     fn file(&mut self, mut file: File, path: &[u8]) -> Result<(), TransferError> {
         let data = fstat(&file).map_err(TransferError::system("looking at", shown(path)))?;
-        if beneath::kind(&data) != Kind::File {
-            leave_out(&mut self.moved, path, "it changed while it was read");
+        if beneath::file_kind(&data) != FileKind::File {
+            skip(&mut self.summary, path, "it changed while it was read");
             return Ok(());
         }
         let size = u64::try_from(data.st_size).unwrap_or_default();
-        if size > self.bounds.bytes - self.moved.bytes {
+        if size > self.bounds.bytes - self.summary.bytes {
             return Err(TransferError::TooLarge(self.bounds.bytes));
         }
         let modified = u64::try_from(data.st_mtime).unwrap_or_default();
@@ -219,10 +219,10 @@ impl<'a> Packer<'a> {
             let length = match file.read(chunk) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(TransferError::system("reading", shown(path))(error)),
-                // Shorter than it was: the archive has promised a size.
+                // The file became shorter than the size in its header.
                 Ok(0) => {
                     if !cut {
-                        leave_out(&mut self.moved, path, "its end, cut while it was read");
+                        skip(&mut self.summary, path, "truncated while it was read");
                     }
                     cut = true;
                     chunk.fill(0);
@@ -235,10 +235,10 @@ impl<'a> Packer<'a> {
                 .content(chunk)
                 .map_err(TransferError::system("writing", "archive"))?;
             left -= length as u64;
-            self.moved.bytes += length as u64;
-            (self.progress)(self.moved.bytes);
+            self.summary.bytes += length as u64;
+            (self.progress)(self.summary.bytes);
         }
-        self.moved.files += 1;
+        self.summary.files += 1;
         self.writer
             .pad(size)
             .map_err(TransferError::system("writing", "archive"))
@@ -260,7 +260,7 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// What a file is, whatever it is called.
+/// Identifies a file by device and inode.
 fn identity(data: &FileStat) -> (u64, u64) {
     (data.st_dev, data.st_ino)
 }

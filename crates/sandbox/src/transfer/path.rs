@@ -1,43 +1,43 @@
-//! Paths of members: read strictly, because they decide where something is written.
+//! Strict parser of members' paths, which decide where files are written.
 
 use std::ffi::CString;
 
-use super::Refusal;
+use super::MemberRefusal;
 
-/// The longest path, and the longest name in it, that file systems take.
-pub(super) const LONGEST: usize = 4096;
-const LONGEST_NAME: usize = 255;
+/// Maximum length of a path, and of a component, on common file systems.
+pub(super) const MAX_PATH_BYTES: usize = 4096;
+const MAX_NAME_BYTES: usize = 255;
 
-/// How many directories deep a member may be: each costs a descriptor while it is moved.
-pub(super) const DEEPEST: usize = 128;
+/// Maximum depth of a member; each level costs a descriptor while it is moved.
+pub(super) const MAX_DEPTH: usize = 128;
 
-/// The names of a path, from the target down. None for the target itself (`./`).
-pub(super) fn names(path: &[u8]) -> Result<Vec<CString>, Refusal> {
-    if path.is_empty() || path.len() > LONGEST {
-        return Err(Refusal::NoPath);
+/// Splits a path into components below the target. Empty for the target itself (`./`).
+pub(super) fn names(path: &[u8]) -> Result<Vec<CString>, MemberRefusal> {
+    if path.is_empty() || path.len() > MAX_PATH_BYTES {
+        return Err(MemberRefusal::NoPath);
     }
     if path.starts_with(b"/") {
-        return Err(Refusal::Absolute);
+        return Err(MemberRefusal::Absolute);
     }
     let mut names = Vec::new();
     for name in path.split(|&byte| byte == b'/') {
         match name {
             b"" | b"." => {}
-            b".." => return Err(Refusal::Climbs),
-            name if name.len() > LONGEST_NAME => return Err(Refusal::NoPath),
-            name => names.push(CString::new(name).map_err(|_| Refusal::NoPath)?),
+            b".." => return Err(MemberRefusal::Climbs),
+            name if name.len() > MAX_NAME_BYTES => return Err(MemberRefusal::NoPath),
+            name => names.push(CString::new(name).map_err(|_| MemberRefusal::NoPath)?),
         }
     }
-    if names.len() > DEEPEST {
-        return Err(Refusal::NoPath);
+    if names.len() > MAX_DEPTH {
+        return Err(MemberRefusal::NoPath);
     }
     Ok(names)
 }
 
-/// Whether a link's text, read in a directory `depth` below the target, leads nowhere else.
+/// Whether a link in a directory `depth` levels below the target points below the target.
 ///
-/// Steps up are only taken as the first ones: there they lead through directories that we
-/// made. After a name, which may itself be a link, nobody knows where `..` goes.
+/// `..` is accepted only at the start, where it passes directories that were created here. After
+/// another component, which may be a link, the target of `..` is unknown.
 pub(super) fn stays_inside(text: &[u8], depth: usize) -> bool {
     let mut up = 0;
     let mut named = false;
@@ -64,14 +64,14 @@ mod tests {
             (b"./", Ok(0)),
             (b"...", Ok(1)),
             (b"a\nb\xff", Ok(1)),
-            (b"", Err(Refusal::NoPath)),
-            (b"a\0b", Err(Refusal::NoPath)),
-            (b"/a", Err(Refusal::Absolute)),
-            (b"../a", Err(Refusal::Climbs)),
-            (b"a/../b", Err(Refusal::Climbs)),
-            (b"a/..", Err(Refusal::Climbs)),
-            (&[b'x'; 256], Err(Refusal::NoPath)),
-            (&b"x/".repeat(129), Err(Refusal::NoPath)),
+            (b"", Err(MemberRefusal::NoPath)),
+            (b"a\0b", Err(MemberRefusal::NoPath)),
+            (b"/a", Err(MemberRefusal::Absolute)),
+            (b"../a", Err(MemberRefusal::Climbs)),
+            (b"a/../b", Err(MemberRefusal::Climbs)),
+            (b"a/..", Err(MemberRefusal::Climbs)),
+            (&[b'x'; 256], Err(MemberRefusal::NoPath)),
+            (&b"x/".repeat(129), Err(MemberRefusal::NoPath)),
         ] {
             assert_eq!(names(path).map(|names| names.len()), wanted, "{path:?}");
         }

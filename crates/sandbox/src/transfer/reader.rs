@@ -1,18 +1,18 @@
-//! Reads members, and refuses whatever it does not know.
+//! Parses the members of an archive, and refuses unknown ones.
 
 use std::io::{ErrorKind, Read};
 
 use super::header::{BLOCK, Header};
-use super::path::LONGEST;
-use super::{Refusal, TransferError};
+use super::path::MAX_PATH_BYTES;
+use super::{MemberRefusal, TransferError};
 
-/// The longest extension header (POSIX pax): other programs put attributes there.
-const LONGEST_EXTENSION: u64 = 1 << 20;
+/// Maximum size of an extension header (POSIX pax), in which other programs store attributes.
+const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 
-/// The most headers that speak for the whole archive.
-const MOST_GLOBAL: u32 = 16;
+/// Maximum number of global headers.
+const MAX_GLOBAL_HEADERS: u32 = 16;
 
-/// A member, before its content.
+/// The header of a member.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Member {
     pub(super) path: Vec<u8>,
@@ -31,15 +31,15 @@ pub(super) enum Kind {
 
 pub(super) struct Reader<'a> {
     archive: &'a mut dyn Read,
-    /// Of the present member: content not yet read, and the rest of its last block.
+    /// Bytes of the current member's content that are not read, and its padding.
     left: u64,
     padding: u64,
     globals: u32,
 }
 
-/// What headers before a member say of it.
+/// The fields of extension headers before a member.
 #[derive(Default)]
-struct Before {
+struct MemberExtensions {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
@@ -57,17 +57,17 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next member, or `None` at the end mark. The content of the one before has been
-    /// read.
+    /// Returns the next member; `None` at the end mark. The content of the previous member must
+    /// have been read.
     pub(super) fn next_member(&mut self) -> Result<Option<Member>, TransferError> {
         self.skip_padding()?;
-        let mut before = Before::default();
+        let mut before = MemberExtensions::default();
         loop {
             let header = self.block()?;
             if header.is_empty() {
-                return match before.is_nothing() && self.ends()? {
+                return match before.is_empty() && self.ends()? {
                     true => Ok(None),
-                    false => Err(TransferError::malformed("it ends in the middle")),
+                    false => Err(TransferError::malformed("it is truncated")),
                 };
             }
             header.check()?;
@@ -82,16 +82,16 @@ impl<'a> Reader<'a> {
                 b'L' => before.path = Some(self.long_name(size)?),
                 b'K' => before.link = Some(self.long_name(size)?),
                 b'x' => {
-                    let records = self.extension(size, LONGEST_EXTENSION)?;
+                    let records = self.extension(size, MAX_EXTENSION_BYTES)?;
                     before.pax = true;
-                    before.learn(&records)?;
+                    before.parse(&records)?;
                 }
                 b'g' => {
                     self.globals += 1;
-                    let records = self.extension(size, LONGEST_EXTENSION)?;
-                    let mut said = Before::default();
-                    said.learn(&records)?;
-                    if self.globals > MOST_GLOBAL || !said.is_nothing() {
+                    let records = self.extension(size, MAX_EXTENSION_BYTES)?;
+                    let mut extension = MemberExtensions::default();
+                    extension.parse(&records)?;
+                    if self.globals > MAX_GLOBAL_HEADERS || !extension.is_empty() {
                         return Err(TransferError::malformed("a global header names members"));
                     }
                 }
@@ -100,7 +100,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Some of the present member's content; nothing at its end.
+    /// Reads content of the current member; 0 at its end.
     pub(super) fn content(&mut self, buffer: &mut [u8]) -> Result<usize, TransferError> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX);
         let most = most.min(buffer.len());
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
             match self.archive.read(buffer) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(unreadable(&error)),
-                Ok(0) => return Err(TransferError::malformed("it ends in the middle")),
+                Ok(0) => return Err(TransferError::malformed("it is truncated")),
                 Ok(length) => break length,
             }
         };
@@ -124,29 +124,31 @@ impl<'a> Reader<'a> {
         &mut self,
         header: &Header,
         size: u64,
-        before: Before,
+        before: MemberExtensions,
     ) -> Result<Member, TransferError> {
         let path = before.path.unwrap_or_else(|| header.path());
         let link = before.link.unwrap_or_else(|| header.link());
         let size = before.size.unwrap_or(size);
         let refused = |reason| Err(TransferError::refused(&path, reason));
         if before.sparse {
-            return refused(Refusal::Sparse);
+            return refused(MemberRefusal::Sparse);
         }
         let kind = match header.kind() {
-            // A file of very old archives that ends so is a directory.
-            b'0' | 0 if path.ends_with(b"/") => return refused(Refusal::NoPath),
+            // In very old archives a file with a trailing slash is a directory.
+            b'0' | 0 if path.ends_with(b"/") => return refused(MemberRefusal::NoPath),
             b'0' | 0 => Kind::File { size },
             b'1' => Kind::HardLink { to: link },
             b'2' => Kind::Symlink { text: link },
-            b'3' | b'4' => return refused(Refusal::Device),
+            b'3' | b'4' => return refused(MemberRefusal::Device),
             b'5' => Kind::Directory,
-            b'6' => return refused(Refusal::Fifo),
-            b'S' => return refused(Refusal::Sparse),
-            _ => return refused(Refusal::Unknown),
+            b'6' => return refused(MemberRefusal::Fifo),
+            b'S' => return refused(MemberRefusal::Sparse),
+            _ => return refused(MemberRefusal::Unknown),
         };
         if size > 0 && !matches!(kind, Kind::File { .. }) {
-            return Err(TransferError::malformed("what is no file has a content"));
+            return Err(TransferError::malformed(
+                "a member that is no file has content",
+            ));
         }
         let mode = header
             .mode()
@@ -176,8 +178,8 @@ impl<'a> Reader<'a> {
     }
 
     fn long_name(&mut self, size: u64) -> Result<Vec<u8>, TransferError> {
-        // With its NUL.
-        let mut name = self.extension(size, LONGEST as u64 + 1)?;
+        // The size includes the NUL.
+        let mut name = self.extension(size, MAX_PATH_BYTES as u64 + 1)?;
         if name.last() == Some(&0) {
             name.pop();
         }
@@ -206,25 +208,25 @@ impl<'a> Reader<'a> {
         self.archive
             .read_exact(buffer)
             .map_err(|error| match error.kind() {
-                ErrorKind::UnexpectedEof => TransferError::malformed("it ends in the middle"),
+                ErrorKind::UnexpectedEof => TransferError::malformed("it is truncated"),
                 _ => unreadable(&error),
             })
     }
 
-    /// After one block of zeros: whether another follows.
+    /// Whether a second block of zeros follows the first.
     fn ends(&mut self) -> Result<bool, TransferError> {
         Ok(self.block()?.is_empty())
     }
 }
 
-impl Before {
-    fn is_nothing(&self) -> bool {
+impl MemberExtensions {
+    fn is_empty(&self) -> bool {
         self.path.is_none() && self.link.is_none() && self.size.is_none() && !self.sparse
     }
 
-    /// Takes in `LENGTH KEY=VALUE\n` records. What says nothing about where and what a member
-    /// is (owners, times, attributes) is not looked at.
-    fn learn(&mut self, mut records: &[u8]) -> Result<(), TransferError> {
+    /// Parses `LENGTH KEY=VALUE\n` records. Owners, times and attributes are ignored, because they
+    /// do not affect the path or type of a member.
+    fn parse(&mut self, mut records: &[u8]) -> Result<(), TransferError> {
         let broken = || TransferError::malformed("an extension header is broken");
         while !records.is_empty() {
             let blank = records.iter().position(|&byte| byte == b' ');

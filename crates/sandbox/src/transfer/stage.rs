@@ -1,5 +1,5 @@
-//! Where an archive is put together before anybody sees it: a directory of ours beside the
-//! places its members are for, on the same file system.
+//! Staging directory in which an archive is unpacked before it becomes visible, on the file system
+//! of the target.
 
 use std::ffi::CString;
 use std::io::Write;
@@ -13,49 +13,51 @@ use nix::sys::stat::{Mode, fchmod, fstat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
-use super::path::{LONGEST, names, stays_inside};
+use super::path::{MAX_PATH_BYTES, names, stays_inside};
 use super::reader::{self, Member, Reader};
-use super::{Links, Refusal, Repositories, Rules, TransferError, leave_out, merge, note};
+use super::{
+    LinkPolicy, MemberRefusal, RepositoryPolicy, TransferError, UnpackRules, merge, note, skip,
+};
 use crate::beneath;
-use crate::contract::{Moved, Transfer};
+use crate::contract::{TransferBounds, TransferSummary};
 use crate::git::names::is_dot_git;
-use crate::git::steering::judge;
+use crate::git::sensitive_paths::sensitive_reason;
 use crate::namespace::removal::remove_tree;
 
 const CHUNK: usize = 64 << 10;
 
-/// How many names are tried for the directory.
-const MOST_TRIES: u32 = 100;
+/// Maximum number of names tried for the directory.
+const MAX_TRIES: u32 = 100;
 
 pub(super) struct Stage {
     target: OwnedFd,
     root: OwnedFd,
-    bounds: Transfer,
-    rules: Rules,
+    bounds: TransferBounds,
+    rules: UnpackRules,
     entries: u64,
-    moved: Moved,
-    /// The repository that was left out last, and the bytes of all of them.
+    summary: TransferSummary,
+    /// The repository skipped last, and the bytes of all skipped ones.
     repository: Vec<CString>,
     dropped: u64,
-    /// The directory that the last member was in.
+    /// The directory of the last member.
     last: Option<(Vec<CString>, OwnedFd)>,
-    /// Directories whose mode is set last: it would have kept us out, or came too late.
+    /// Directories whose mode is set last, because the mode would deny access or a later member
+    /// would change it.
     closed: Vec<(Vec<CString>, Mode)>,
-    /// Links that are not to be made, but stand where they were until nothing can come
-    /// after them.
+    /// Placeholders of skipped links, removed when no member can follow them.
     unwanted: Vec<Vec<CString>>,
     buffer: Vec<u8>,
-    rubbish: Rubbish,
+    rubbish: Cleanup,
 }
 
-/// What is removed in the end: the directory and, unless all went well, whatever had to be
-/// made for it.
-struct Rubbish {
+/// Removes the staging directory on drop and, unless it is disarmed, the directories that were
+/// created for it.
+struct Cleanup {
     directory: PathBuf,
     made: Vec<PathBuf>,
 }
 
-impl Rubbish {
+impl Cleanup {
     fn of(made: Vec<PathBuf>) -> Self {
         Self {
             directory: PathBuf::new(),
@@ -64,7 +66,7 @@ impl Rubbish {
     }
 }
 
-impl Drop for Rubbish {
+impl Drop for Cleanup {
     fn drop(&mut self) {
         let _ = remove_tree(&self.directory);
         for place in self.made.iter().rev() {
@@ -76,30 +78,30 @@ impl Drop for Rubbish {
 impl Stage {
     pub(super) fn open(
         target: &Path,
-        bounds: &Transfer,
-        rules: Rules,
+        bounds: &TransferBounds,
+        rules: UnpackRules,
     ) -> Result<Self, TransferError> {
         let made = make_way(target).map_err(TransferError::system("making", target))?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let top = match open(target, flags, Mode::empty()) {
             Ok(top) => top,
             Err(errno) => {
-                drop(Rubbish::of(made));
+                drop(Cleanup::of(made));
                 return Err(TransferError::system("opening", target)(errno));
             }
         };
         Self::at(top, target, made, bounds, rules)
     }
 
-    /// The same in a directory that is open, for which `made` had to be made.
+    /// As [`Stage::open`] in an open directory, for which the directories `made` were created.
     pub(super) fn at(
         top: OwnedFd,
         target: &Path,
         made: Vec<PathBuf>,
-        bounds: &Transfer,
-        rules: Rules,
+        bounds: &TransferBounds,
+        rules: UnpackRules,
     ) -> Result<Self, TransferError> {
-        let mut rubbish = Rubbish::of(made);
+        let mut rubbish = Cleanup::of(made);
         let (name, root) = make_root(&top).map_err(TransferError::system("writing in", target))?;
         rubbish.directory = target.join(name);
         Ok(Self {
@@ -108,7 +110,7 @@ impl Stage {
             bounds: *bounds,
             rules,
             entries: 0,
-            moved: Moved::default(),
+            summary: TransferSummary::default(),
             repository: Vec::new(),
             dropped: 0,
             last: None,
@@ -119,7 +121,7 @@ impl Stage {
         })
     }
 
-    /// Takes in a member, with its content.
+    /// Unpacks a member with its content.
     pub(super) fn take(
         &mut self,
         member: &Member,
@@ -132,39 +134,39 @@ impl Stage {
         let refused = |reason| TransferError::refused(&member.path, reason);
         let names = names(&member.path).map_err(refused)?;
         let Some((name, above)) = names.split_last() else {
-            // The target itself, whose mode is its owner's business.
+            // The target itself keeps its mode.
             return match member.kind {
                 reader::Kind::Directory => Ok(()),
-                _ => Err(refused(Refusal::NoPath)),
+                _ => Err(refused(MemberRefusal::NoPath)),
             };
         };
-        if self.rules.repositories == Repositories::LeftOut {
+        if self.rules.repositories == RepositoryPolicy::LeftOut {
             if self.is_of_repository(&names) || self.leads_to_repository(member) {
                 return self.drop_content(member, reader);
             }
             if member.kind != reader::Kind::Directory
-                && let Some(why) = judge(&member.path)
+                && let Some(why) = sensitive_reason(&member.path)
             {
-                note(&mut self.moved.steering, &member.path, why);
+                note(&mut self.summary.steering, &member.path, why);
             }
         }
         let system = |errno| match errno {
-            Errno::EEXIST => refused(Refusal::Twice),
-            Errno::ELOOP | Errno::ENOTDIR => refused(Refusal::ThroughLink),
+            Errno::EEXIST => refused(MemberRefusal::Twice),
+            Errno::ELOOP | Errno::ENOTDIR => refused(MemberRefusal::ThroughLink),
             errno => TransferError::system("making", shown(&member.path))(errno),
         };
         self.enter(above).map_err(system)?;
         let Some((_, parent)) = &self.last else {
-            return Err(refused(Refusal::NoPath));
+            return Err(refused(MemberRefusal::NoPath));
         };
         match &member.kind {
             reader::Kind::File { size } => {
-                if *size > self.bounds.bytes - self.moved.bytes {
+                if *size > self.bounds.bytes - self.summary.bytes {
                     return Err(TransferError::TooLarge(self.bounds.bytes));
                 }
-                // The operator's umask applies; bits that lend somebody's rights never do.
+                // The operator's umask applies; setuid and setgid bits are never set.
                 let mode = Mode::from_bits_truncate(member.mode & 0o777);
-                let mut file = beneath::new_file(parent, name, mode).map_err(system)?;
+                let mut file = beneath::create_file(parent, name, mode).map_err(system)?;
                 loop {
                     let length = reader.content(&mut self.buffer)?;
                     if length == 0 {
@@ -175,19 +177,19 @@ impl Stage {
                 }
                 if let Ok(modified) = i64::try_from(member.modified) {
                     let modified = TimeSpec::new(modified, 0);
-                    // A time that the file system has no room for is no loss.
+                    // A time that the file system cannot store is ignored.
                     let _ = futimens(&file, &modified, &modified);
                 }
-                self.moved.bytes += size;
-                self.moved.files += 1;
+                self.summary.bytes += size;
+                self.summary.files += 1;
             }
             reader::Kind::Directory => {
                 let mode = member.mode & 0o777;
                 let open = Mode::from_bits_truncate(mode | 0o700);
                 let made = match mkdirat(parent, name.as_c_str(), open) {
-                    // Made on the way to a member, or named twice.
+                    // The directory was created for an earlier member, or occurs twice.
                     Err(Errno::EEXIST) => {
-                        beneath::directory(parent, name).map_err(system)?;
+                        beneath::open_directory(parent, name).map_err(system)?;
                         false
                     }
                     other => other.map(|()| true).map_err(system)?,
@@ -198,33 +200,37 @@ impl Stage {
             }
             reader::Kind::Symlink { text } => {
                 let link = CString::new(text.as_slice()).unwrap_or_default();
-                if link.is_empty() || link.as_bytes().len() > LONGEST {
-                    return Err(refused(Refusal::NoPath));
+                if link.is_empty() || link.as_bytes().len() > MAX_PATH_BYTES {
+                    return Err(refused(MemberRefusal::NoPath));
                 }
                 symlinkat(link.as_c_str(), parent, name.as_c_str()).map_err(system)?;
-                if self.rules.links == Links::Inside && !stays_inside(text, above.len()) {
-                    leave_out(&mut self.moved, &member.path, "a link that leads elsewhere");
+                if self.rules.links == LinkPolicy::Inside && !stays_inside(text, above.len()) {
+                    skip(
+                        &mut self.summary,
+                        &member.path,
+                        "a link that points outside",
+                    );
                     self.unwanted.push(names);
                 } else {
-                    self.moved.files += 1;
+                    self.summary.files += 1;
                 }
             }
             reader::Kind::HardLink { to } => {
-                let out = || refused(Refusal::HardLinkOut);
+                let out = || refused(MemberRefusal::HardLinkOut);
                 let (place, file) = self.find(to).ok_or_else(out)?;
-                let found = beneath::look(&place, &file).ok().flatten();
-                if found.as_ref().map(beneath::kind) != Some(beneath::Kind::File) {
+                let found = beneath::stat(&place, &file).ok().flatten();
+                if found.as_ref().map(beneath::file_kind) != Some(beneath::FileKind::File) {
                     return Err(out());
                 }
                 let (from, onto) = (file.as_c_str(), name.as_c_str());
                 linkat(&place, from, parent, onto, AtFlags::empty()).map_err(system)?;
-                self.moved.files += 1;
+                self.summary.files += 1;
             }
         }
         Ok(())
     }
 
-    /// Whether a member is a `.git` or in one. Each is noted once.
+    /// Whether a member is a `.git` or in one. Each repository is noted once.
     fn is_of_repository(&mut self, names: &[CString]) -> bool {
         let found = names.iter().position(|name| is_dot_git(name.to_bytes()));
         let Some(top) = found.and_then(|at| names.get(..=at)) else {
@@ -234,19 +240,19 @@ impl Stage {
             self.repository = top.to_vec();
             let path: Vec<&[u8]> = top.iter().map(|name| name.to_bytes()).collect();
             let why = "a '.git', whose hooks and configuration would run programs here";
-            leave_out(&mut self.moved, &path.join(&b'/'), why);
+            skip(&mut self.summary, &path.join(&b'/'), why);
         }
         true
     }
 
-    /// Whether a member is another name of a file that was left out.
+    /// Whether a member is a hard link to a skipped file.
     fn leads_to_repository(&mut self, member: &Member) -> bool {
         let reader::Kind::HardLink { to } = &member.kind else {
             return false;
         };
         let leads = to.split(|byte| *byte == b'/').any(is_dot_git);
         if leads {
-            leave_out(&mut self.moved, &member.path, "a part of a '.git'");
+            skip(&mut self.summary, &member.path, "a part of a '.git'");
         }
         leads
     }
@@ -266,8 +272,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Moves everything to its place.
-    pub(super) fn settle(mut self) -> Result<Moved, TransferError> {
+    /// Moves all entries to the target.
+    pub(super) fn settle(mut self) -> Result<TransferSummary, TransferError> {
         self.last = None;
         for names in std::mem::take(&mut self.unwanted) {
             if let Some((name, above)) = names.split_last() {
@@ -277,9 +283,9 @@ impl Stage {
             }
         }
         let merged = merge::merge(&self.root, &self.target, self.rules.overwrite)?;
-        // From here on, what had to be made is wanted.
+        // From here on the created directories are kept.
         self.rubbish.made.clear();
-        // The deepest first, or a closed one would be in the way.
+        // Deepest first, because a directory without permissions would block the others.
         self.closed
             .sort_by_key(|(names, _)| std::cmp::Reverse(names.len()));
         for (names, mode) in &self.closed {
@@ -292,20 +298,20 @@ impl Stage {
                     .map_err(TransferError::system("closing", "a directory"))?;
             }
         }
-        Ok(self.moved)
+        Ok(self.summary)
     }
 
-    /// Goes to a directory, making what is missing on the way.
+    /// Opens a directory and creates missing parents.
     fn enter(&mut self, names: &[CString]) -> nix::Result<()> {
         if self.last.as_ref().is_some_and(|(last, _)| last == names) {
             return Ok(());
         }
         let mut here = self.root.try_clone().map_err(|_| Errno::EMFILE)?;
         for name in names {
-            here = match beneath::directory(&here, name) {
+            here = match beneath::open_directory(&here, name) {
                 Err(Errno::ENOENT) => {
                     mkdirat(&here, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
-                    beneath::directory(&here, name)?
+                    beneath::open_directory(&here, name)?
                 }
                 other => other?,
             };
@@ -314,7 +320,7 @@ impl Stage {
         Ok(())
     }
 
-    /// An earlier member: its directory and name.
+    /// Finds an earlier member: its directory and name.
     fn find(&self, path: &[u8]) -> Option<(OwnedFd, CString)> {
         let names = names(path).ok()?;
         let (name, above) = names.split_last()?;
@@ -322,16 +328,16 @@ impl Stage {
     }
 }
 
-/// Goes down to a directory that is there.
+/// Opens an existing directory.
 fn descend(from: &OwnedFd, names: &[CString]) -> nix::Result<OwnedFd> {
     let mut here = from.try_clone().map_err(|_| Errno::EMFILE)?;
     for name in names {
-        here = beneath::directory(&here, name)?;
+        here = beneath::open_directory(&here, name)?;
     }
     Ok(here)
 }
 
-/// Makes a directory and those above it; returns those that were missing, highest first.
+/// Creates a directory and its parents; returns the created ones, highest first.
 fn make_way(target: &Path) -> std::io::Result<Vec<PathBuf>> {
     let missing: Vec<_> = target
         .ancestors()
@@ -348,14 +354,14 @@ fn make_way(target: &Path) -> std::io::Result<Vec<PathBuf>> {
 fn make_root(target: &OwnedFd) -> nix::Result<(String, OwnedFd)> {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let mut number = since.map_or(0, |since| since.as_nanos());
-    for _ in 0..MOST_TRIES {
+    for _ in 0..MAX_TRIES {
         let name = format!(".palisade-transfer-{}-{number:x}", std::process::id());
         match mkdirat(target, name.as_str(), Mode::S_IRWXU) {
             Err(Errno::EEXIST) => number += 1,
             other => {
                 other?;
                 let path = CString::new(name.as_str()).map_err(|_| Errno::EINVAL)?;
-                let root = beneath::directory(target, &path)?;
+                let root = beneath::open_directory(target, &path)?;
                 return Ok((name, root));
             }
         }

@@ -1,10 +1,10 @@
-//! Writes members, in the format every tar reads: GNU, whose long names are bytes.
+//! Writes members in the GNU format, which every tar reads and whose long names are bytes.
 
 use std::io::{Result, Write};
 
-use super::header::{BLOCK, Header, SHORT};
+use super::header::{BLOCK, Header, MAX_SHORT_NAME};
 
-/// What a member is.
+/// The type of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry<'a> {
     File { size: u64, modified: u64 },
@@ -29,7 +29,7 @@ impl<'a> Writer<'a> {
             Entry::Symlink(text) => (b'2', text, 0, 0),
         };
         for (long, what) in [(link, b'K'), (path, b'L')] {
-            if long.len() > SHORT {
+            if long.len() > MAX_SHORT_NAME {
                 let length = long.len() as u64 + 1;
                 let before = Header::new(what, b"././@LongLink", b"").seal(0o644, length, 0);
                 self.into.write_all(&before.0)?;
@@ -42,12 +42,12 @@ impl<'a> Writer<'a> {
         self.into.write_all(&header.0)
     }
 
-    /// Some of a file's content.
+    /// Writes content of a file.
     pub(super) fn content(&mut self, bytes: &[u8]) -> Result<()> {
         self.into.write_all(bytes)
     }
 
-    /// Fills up the last block of a content of that size.
+    /// Pads the last block of content of this size.
     pub(super) fn pad(&mut self, size: u64) -> Result<()> {
         let over = usize::try_from(size % BLOCK as u64).unwrap_or_default();
         let zeros = [0; BLOCK];
@@ -55,7 +55,7 @@ impl<'a> Writer<'a> {
             .write_all(zeros.get(..(BLOCK - over) % BLOCK).unwrap_or_default())
     }
 
-    /// The end mark.
+    /// Writes the end mark.
     pub(super) fn finish(self) -> Result<()> {
         self.into.write_all(&[0; 2 * BLOCK])?;
         self.into.flush()

@@ -1,7 +1,7 @@
-//! What every backend promises, said once.
+//! Contract tests for all backends.
 //!
-//! A backend's own tests include this file, implement [`Bench`] for what differs, and say
-//! `contract!(a new bench)` in a module: that is one test for each sentence.
+//! A backend's tests include this file, implement [`BackendFixture`] and invoke `contract!(a new
+//! fixture)` in a module, which defines one test for each function here.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -14,28 +14,28 @@ use std::time::Duration;
 use policy::id::SandboxId;
 use sandbox::contract::setup::{self, SetupEnd, SetupFailure};
 use sandbox::contract::{
-    Command, ExecutionResult, Force, Limits, Ports, Sandbox, SandboxConfig, SandboxError,
-    SandboxStatus, System, Transfer,
+    ExecutionResult, Force, GatePorts, SandboxBackend, SandboxCommand, SandboxConfig, SandboxError,
+    SandboxLimits, SandboxStatus, SystemConfig, TransferBounds,
 };
 use sandbox::name::Slug;
-use sandbox::transfer::{Rules, TransferError, pack, unpack};
+use sandbox::transfer::{TransferError, UnpackRules, pack, unpack};
 
-/// A place to try one backend; gone with the test, with every sandbox in it.
-pub(crate) trait Bench {
+/// A fixture for one backend; dropping it removes all sandboxes.
+pub(crate) trait BackendFixture {
     /// The backend.
-    fn backend(&self) -> &dyn Sandbox;
+    fn backend(&self) -> &dyn SandboxBackend;
 
-    /// The same kind of backend where something that it needs is missing.
-    fn unavailable(&self) -> Box<dyn Sandbox>;
+    /// The same backend without one of its prerequisites.
+    fn unavailable(&self) -> Box<dyn SandboxBackend>;
 
-    /// What there is of sandboxes outside of them: directories, containers, cgroups.
+    /// The traces of sandboxes on the host: directories, containers, cgroups.
     fn traces(&self) -> Vec<String>;
 }
 
-/// One test for each sentence of the contract.
+/// Defines one test for each function of the contract.
 macro_rules! contract {
-    ($bench:expr) => {
-        crate::suite::contract! { @each $bench;
+    ($fixture:expr) => {
+        crate::suite::contract! { @each $fixture;
             a_created_sandbox_is_active_and_has_its_names
             pause_and_resume_are_idempotent
             a_paused_sandbox_keeps_its_files_and_runs_nothing
@@ -44,55 +44,55 @@ macro_rules! contract {
             a_failed_set_up_command_is_reported_with_its_last_lines
             deleting_twice_is_a_clear_not_found
             a_deleted_sandbox_leaves_no_trace_and_its_id_is_free
-            what_nobody_has_is_not_found_whatever_is_asked
-            a_command_returns_its_code_and_its_outputs_apart
+            every_call_for_an_unknown_sandbox_is_not_found
+            command_returns_exit_code_and_separate_outputs
             input_environment_and_directory_reach_a_command
             a_command_that_takes_too_long_is_killed
-            a_program_that_is_not_there_is_named
-            bytes_paths_modes_and_links_survive_the_way_in_and_out
+            missing_program_is_named_in_the_error
+            transfer_keeps_bytes_paths_modes_and_links
             a_single_file_goes_in_and_out
             an_upload_replaces_files_and_keeps_what_it_does_not_name
             a_transfer_beyond_its_bounds_is_refused
-            half_an_archive_changes_nothing
+            truncated_archive_changes_nothing
             a_duplicate_is_a_clear_error_and_leaves_no_partial_state
             an_invalid_name_is_refused_before_the_backend_is_touched
-            a_backend_that_is_not_available_says_so_and_leaves_nothing
-            listeners_are_the_same_for_whoever_asks_again
+            unavailable_backend_is_an_error_and_leaves_nothing
+            listeners_are_the_same_at_every_call
         }
     };
-    (@each $bench:expr; $($sentence:ident)*) => {
+    (@each $fixture:expr; $($sentence:ident)*) => {
         $(
             #[test]
             fn $sentence() {
-                crate::suite::$sentence(&$bench);
+                crate::suite::$sentence(&$fixture);
             }
         )*
     };
 }
 pub(crate) use contract;
 
-const ROOMY: Transfer = Transfer {
+const ROOMY: TransferBounds = TransferBounds {
     bytes: 16 << 20,
     entries: 1000,
 };
 
-/// Leaves `sleep` running, and ends when it is that.
+/// Starts `sleep` in the background and waits until it runs.
 const SLEEPER: &str = "sleep 4000 >/dev/null 2>&1 & \
                        until grep -qx sleep /proc/[0-9]*/comm 2>/dev/null; do :; done";
 
-pub(crate) fn a_created_sandbox_is_active_and_has_its_names(bench: &dyn Bench) {
+pub(crate) fn a_created_sandbox_is_active_and_has_its_names(fixture: &dyn BackendFixture) {
     let config = config("first");
-    let made = bench.backend().create(&config).unwrap();
+    let made = fixture.backend().create(&config).unwrap();
     assert_eq!(made.name, config.name);
     assert_eq!(made.branch_name, "palisade/first");
     assert!(!made.container_id.is_empty());
     assert_eq!(made.status, SandboxStatus::Active);
-    assert_eq!(bench.backend().status(&config.id), SandboxStatus::Active);
+    assert_eq!(fixture.backend().status(&config.id), SandboxStatus::Active);
 }
 
-pub(crate) fn pause_and_resume_are_idempotent(bench: &dyn Bench) {
-    let id = create(bench);
-    let backend = bench.backend();
+pub(crate) fn pause_and_resume_are_idempotent(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
+    let backend = fixture.backend();
     for _ in 0..2 {
         for _ in 0..2 {
             backend.pause(&id).unwrap();
@@ -103,62 +103,66 @@ pub(crate) fn pause_and_resume_are_idempotent(bench: &dyn Bench) {
             assert_eq!(backend.status(&id), SandboxStatus::Active);
         }
     }
-    assert_eq!(says(bench, &id, "echo on"), "on\n");
+    assert_eq!(stdout_of(fixture, &id, "echo on"), "on\n");
 }
 
-pub(crate) fn a_paused_sandbox_keeps_its_files_and_runs_nothing(bench: &dyn Bench) {
-    let id = create(bench);
-    says(bench, &id, "echo kept > file");
-    bench.backend().pause(&id).unwrap();
-    let error = bench
+pub(crate) fn a_paused_sandbox_keeps_its_files_and_runs_nothing(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
+    stdout_of(fixture, &id, "echo kept > file");
+    fixture.backend().pause(&id).unwrap();
+    let error = fixture
         .backend()
-        .exec(&id, &Command::shell("true"))
+        .exec(&id, &SandboxCommand::shell("true"))
         .unwrap_err();
     assert!(matches!(error, SandboxError::Paused(_)), "{error}");
-    bench.backend().resume(&id).unwrap();
-    assert_eq!(says(bench, &id, "cat file"), "kept\n");
+    fixture.backend().resume(&id).unwrap();
+    assert_eq!(stdout_of(fixture, &id, "cat file"), "kept\n");
 }
 
-pub(crate) fn an_idle_sandbox_is_deleted_without_force(bench: &dyn Bench) {
+pub(crate) fn an_idle_sandbox_is_deleted_without_force(fixture: &dyn BackendFixture) {
     for paused in [false, true] {
-        let id = create(bench);
-        assert_eq!(says(bench, &id, "echo here"), "here\n");
+        let id = create(fixture);
+        assert_eq!(stdout_of(fixture, &id, "echo here"), "here\n");
         if paused {
-            bench.backend().pause(&id).unwrap();
+            fixture.backend().pause(&id).unwrap();
         }
-        bench.backend().delete(&id, Force::No).unwrap();
-        assert_eq!(bench.backend().status(&id), SandboxStatus::Missing);
+        fixture.backend().delete(&id, Force::No).unwrap();
+        assert_eq!(fixture.backend().status(&id), SandboxStatus::Missing);
     }
 }
 
-pub(crate) fn a_sandbox_in_which_a_command_runs_is_deleted_by_force_only(bench: &dyn Bench) {
-    let id = create(bench);
-    says(bench, &id, SLEEPER);
-    let error = bench.backend().delete(&id, Force::No).unwrap_err();
+pub(crate) fn a_sandbox_in_which_a_command_runs_is_deleted_by_force_only(
+    fixture: &dyn BackendFixture,
+) {
+    let id = create(fixture);
+    stdout_of(fixture, &id, SLEEPER);
+    let error = fixture.backend().delete(&id, Force::No).unwrap_err();
     assert!(
         matches!(&error, SandboxError::Busy { name, what }
             if name.as_str() == "one" && what == "sleep is running"),
         "{error}"
     );
-    assert_eq!(says(bench, &id, "echo here"), "here\n");
-    // One that stands still runs nothing.
-    bench.backend().pause(&id).unwrap();
-    bench.backend().delete(&id, Force::No).unwrap();
-    assert_eq!(bench.backend().status(&id), SandboxStatus::Missing);
-    let id = create(bench);
-    says(bench, &id, SLEEPER);
-    bench.backend().delete(&id, Force::Yes).unwrap();
-    assert_eq!(bench.backend().status(&id), SandboxStatus::Missing);
+    assert_eq!(stdout_of(fixture, &id, "echo here"), "here\n");
+    // A paused sandbox runs no command.
+    fixture.backend().pause(&id).unwrap();
+    fixture.backend().delete(&id, Force::No).unwrap();
+    assert_eq!(fixture.backend().status(&id), SandboxStatus::Missing);
+    let id = create(fixture);
+    stdout_of(fixture, &id, SLEEPER);
+    fixture.backend().delete(&id, Force::Yes).unwrap();
+    assert_eq!(fixture.backend().status(&id), SandboxStatus::Missing);
 }
 
-pub(crate) fn a_failed_set_up_command_is_reported_with_its_last_lines(bench: &dyn Bench) {
-    let id = create(bench);
+pub(crate) fn a_failed_set_up_command_is_reported_with_its_last_lines(
+    fixture: &dyn BackendFixture,
+) {
+    let id = create(fixture);
     let run = |line: &str, timeout| {
         let command = ["sh", "-c", line].map(str::to_owned);
-        setup::run(bench.backend(), &id, &command, timeout)
+        setup::run(fixture.backend(), &id, &command, timeout)
     };
     run("echo well > set-up", Duration::from_secs(60)).unwrap();
-    assert_eq!(says(bench, &id, "cat set-up"), "well\n");
+    assert_eq!(stdout_of(fixture, &id, "cat set-up"), "well\n");
     let line = "for n in $(seq 40); do echo $n; done; echo broken >&2; exit 3";
     match run(line, Duration::from_secs(60)) {
         Err(SandboxError::SetUp(SetupFailure { end, lines })) => {
@@ -178,42 +182,42 @@ pub(crate) fn a_failed_set_up_command_is_reported_with_its_last_lines(bench: &dy
     }
 }
 
-pub(crate) fn deleting_twice_is_a_clear_not_found(bench: &dyn Bench) {
-    let id = create(bench);
-    bench.backend().delete(&id, Force::Yes).unwrap();
+pub(crate) fn deleting_twice_is_a_clear_not_found(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
+    fixture.backend().delete(&id, Force::Yes).unwrap();
     for force in [Force::No, Force::Yes] {
-        let error = bench.backend().delete(&id, force).unwrap_err();
+        let error = fixture.backend().delete(&id, force).unwrap_err();
         assert_eq!(error.to_string(), format!("Sandbox '{id}' not found."));
     }
 }
 
-pub(crate) fn a_deleted_sandbox_leaves_no_trace_and_its_id_is_free(bench: &dyn Bench) {
-    let before = bench.traces();
-    let id = create(bench);
-    assert_ne!(bench.traces(), before);
-    says(
-        bench,
+pub(crate) fn a_deleted_sandbox_leaves_no_trace_and_its_id_is_free(fixture: &dyn BackendFixture) {
+    let before = fixture.traces();
+    let id = create(fixture);
+    assert_ne!(fixture.traces(), before);
+    stdout_of(
+        fixture,
         &id,
         "echo x > file; mkdir closed; chmod 0 closed; ln -s / root",
     );
-    says(bench, &id, "sleep 4000 >/dev/null 2>&1 &");
-    bench.backend().delete(&id, Force::Yes).unwrap();
-    assert_eq!(bench.traces(), before);
-    assert_eq!(create(bench), id);
-    assert_eq!(says(bench, &id, "ls -A"), "");
+    stdout_of(fixture, &id, "sleep 4000 >/dev/null 2>&1 &");
+    fixture.backend().delete(&id, Force::Yes).unwrap();
+    assert_eq!(fixture.traces(), before);
+    assert_eq!(create(fixture), id);
+    assert_eq!(stdout_of(fixture, &id, "ls -A"), "");
 }
 
-pub(crate) fn what_nobody_has_is_not_found_whatever_is_asked(bench: &dyn Bench) {
-    let backend = bench.backend();
+pub(crate) fn every_call_for_an_unknown_sandbox_is_not_found(fixture: &dyn BackendFixture) {
+    let backend = fixture.backend();
     let id = config("nobody").id;
-    let before = bench.traces();
+    let before = fixture.traces();
     assert_eq!(backend.status(&id), SandboxStatus::Missing);
     let answers = [
         backend.pause(&id).err(),
         backend.resume(&id).err(),
         backend.delete(&id, Force::No).err(),
         backend.delete(&id, Force::Yes).err(),
-        backend.exec(&id, &Command::shell("true")).err(),
+        backend.exec(&id, &SandboxCommand::shell("true")).err(),
         backend.listeners(&id).err(),
         backend
             .upload(&id, Path::new("."), &mut &[0; 1024][..], &ROOMY)
@@ -227,59 +231,59 @@ pub(crate) fn what_nobody_has_is_not_found_whatever_is_asked(bench: &dyn Bench) 
         let wanted = "Sandbox 'nobody' not found.";
         assert_eq!(said.as_deref(), Some(wanted), "{place}");
     }
-    assert_eq!(bench.traces(), before);
+    assert_eq!(fixture.traces(), before);
 }
 
-pub(crate) fn a_command_returns_its_code_and_its_outputs_apart(bench: &dyn Bench) {
-    let id = create(bench);
+pub(crate) fn command_returns_exit_code_and_separate_outputs(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
     for code in [0, 1, 7, 255] {
         let line = format!("printf out; printf err >&2; exit {code}");
-        let result = shell(bench, &id, &line);
+        let result = shell(fixture, &id, &line);
         assert_eq!(
             (result.exit_code, text(&result.stdout), text(&result.stderr)),
             (code, "out".to_owned(), "err".to_owned())
         );
     }
-    assert_eq!(shell(bench, &id, "kill -9 $$").exit_code, 137);
-    let result = shell(bench, &id, "printf '\\000\\377\\n'");
+    assert_eq!(shell(fixture, &id, "kill -9 $$").exit_code, 137);
+    let result = shell(fixture, &id, "printf '\\000\\377\\n'");
     assert_eq!(result.stdout, [0, 255, b'\n']);
 }
 
-pub(crate) fn input_environment_and_directory_reach_a_command(bench: &dyn Bench) {
-    let id = create(bench);
-    let mut command = Command::shell("cat; echo $WORD; pwd");
+pub(crate) fn input_environment_and_directory_reach_a_command(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
+    let mut command = SandboxCommand::shell("cat; echo $WORD; pwd");
     command.stdin = b"fed\n".to_vec();
     command.environment = vec![("WORD".into(), "said".into())];
     command.directory = Some("/tmp".into());
-    let result = bench.backend().exec(&id, &command).unwrap();
+    let result = fixture.backend().exec(&id, &command).unwrap();
     assert_eq!(text(&result.stdout), "fed\nsaid\n/tmp\n");
-    assert_eq!(says(bench, &id, "pwd"), "/workspace\n");
+    assert_eq!(stdout_of(fixture, &id, "pwd"), "/workspace\n");
 }
 
-pub(crate) fn a_command_that_takes_too_long_is_killed(bench: &dyn Bench) {
-    let id = create(bench);
-    let mut command = Command::shell("sleep 3000; echo late > /tmp/late");
+pub(crate) fn a_command_that_takes_too_long_is_killed(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
+    let mut command = SandboxCommand::shell("sleep 3000; echo late > /tmp/late");
     command.timeout = Some(Duration::from_millis(200));
-    let error = bench.backend().exec(&id, &command).unwrap_err();
+    let error = fixture.backend().exec(&id, &command).unwrap_err();
     assert!(matches!(error, SandboxError::TimedOut { .. }), "{error}");
     until("the end of the sleeper", || {
         let line = "cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep || true";
-        says(bench, &id, line) == "0\n"
+        stdout_of(fixture, &id, line) == "0\n"
     });
 }
 
-pub(crate) fn a_program_that_is_not_there_is_named(bench: &dyn Bench) {
-    let id = create(bench);
-    let error = bench
+pub(crate) fn missing_program_is_named_in_the_error(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
+    let error = fixture
         .backend()
-        .exec(&id, &Command::new(["no-such-program", "x"]))
+        .exec(&id, &SandboxCommand::new(["no-such-program", "x"]))
         .unwrap_err();
     assert!(matches!(error, SandboxError::Start { .. }), "{error}");
     assert!(error.to_string().contains("'no-such-program'"), "{error}");
 }
 
-pub(crate) fn bytes_paths_modes_and_links_survive_the_way_in_and_out(bench: &dyn Bench) {
-    let id = create(bench);
+pub(crate) fn transfer_keeps_bytes_paths_modes_and_links(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
     let host = tempfile::tempdir().unwrap();
     let source = host.path().join("tree");
     let odd = OsStr::from_bytes(b"odd \xff\n name");
@@ -304,40 +308,42 @@ pub(crate) fn bytes_paths_modes_and_links_survive_the_way_in_and_out(bench: &dyn
     symlink("../plain", source.join("empty/up")).unwrap();
     symlink("nowhere", source.join("dangling")).unwrap();
 
-    let up = upload(bench, &id, Path::new("deep/er"), &source).unwrap();
+    let up = upload(fixture, &id, Path::new("deep/er"), &source).unwrap();
     let line = "cd deep/er/tree && test -x tool -a ! -x plain && cmp plain tool && \
                 readlink link empty/up dangling && stat -c %a tool secret fixed";
     assert_eq!(
-        says(bench, &id, line),
+        stdout_of(fixture, &id, line),
         "plain\n../plain\nnowhere\n755\n600\n400\n"
     );
     let back = host.path().join("back");
-    let down = download(bench, &id, Path::new("/workspace/deep/er/tree"), &back).unwrap();
+    let down = download(fixture, &id, Path::new("/workspace/deep/er/tree"), &back).unwrap();
     assert_eq!((up, down), (10, 10));
     assert_eq!(look(&back.join("tree")), look(&source));
 }
 
-pub(crate) fn a_single_file_goes_in_and_out(bench: &dyn Bench) {
-    let id = create(bench);
+pub(crate) fn a_single_file_goes_in_and_out(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
     let host = tempfile::tempdir().unwrap();
     let file = host.path().join("file");
     std::fs::write(&file, "content").unwrap();
-    upload(bench, &id, Path::new("/tmp/place"), &file).unwrap();
-    assert_eq!(says(bench, &id, "cat /tmp/place/file"), "content");
+    upload(fixture, &id, Path::new("/tmp/place"), &file).unwrap();
+    assert_eq!(stdout_of(fixture, &id, "cat /tmp/place/file"), "content");
     let back = host.path().join("back");
-    download(bench, &id, Path::new("/tmp/place/file"), &back).unwrap();
+    download(fixture, &id, Path::new("/tmp/place/file"), &back).unwrap();
     assert_eq!(std::fs::read(back.join("file")).unwrap(), b"content");
-    let error = download(bench, &id, Path::new("/tmp/nothing"), &back).unwrap_err();
+    let error = download(fixture, &id, Path::new("/tmp/nothing"), &back).unwrap_err();
     assert!(
         matches!(error, SandboxError::Transfer(TransferError::Missing(_))),
         "{error}"
     );
 }
 
-pub(crate) fn an_upload_replaces_files_and_keeps_what_it_does_not_name(bench: &dyn Bench) {
-    let id = create(bench);
-    says(
-        bench,
+pub(crate) fn an_upload_replaces_files_and_keeps_what_it_does_not_name(
+    fixture: &dyn BackendFixture,
+) {
+    let id = create(fixture);
+    stdout_of(
+        fixture,
         &id,
         "mkdir tree && echo old > tree/file && echo kept > tree/other",
     );
@@ -345,28 +351,31 @@ pub(crate) fn an_upload_replaces_files_and_keeps_what_it_does_not_name(bench: &d
     let source = host.path().join("tree");
     std::fs::create_dir(&source).unwrap();
     std::fs::write(source.join("file"), "new\n").unwrap();
-    upload(bench, &id, Path::new("."), &source).unwrap();
-    assert_eq!(says(bench, &id, "cat tree/file tree/other"), "new\nkept\n");
+    upload(fixture, &id, Path::new("."), &source).unwrap();
+    assert_eq!(
+        stdout_of(fixture, &id, "cat tree/file tree/other"),
+        "new\nkept\n"
+    );
 }
 
-pub(crate) fn a_transfer_beyond_its_bounds_is_refused(bench: &dyn Bench) {
-    let id = create(bench);
-    says(
-        bench,
+pub(crate) fn a_transfer_beyond_its_bounds_is_refused(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
+    stdout_of(
+        fixture,
         &id,
         "mkdir tree && head -c 2000 /dev/zero > tree/a && echo > tree/b",
     );
     let host = tempfile::tempdir().unwrap();
     let source = host.path().join("tree");
-    download(bench, &id, Path::new("tree"), host.path()).unwrap();
+    download(fixture, &id, Path::new("tree"), host.path()).unwrap();
     for (bytes, entries) in [(1999, 100), (1 << 20, 2)] {
-        let bounds = Transfer { bytes, entries };
+        let bounds = TransferBounds { bytes, entries };
         let mut archive = Vec::new();
         pack(&source, &mut archive, &mut |_| {}).unwrap();
-        let up = bench
+        let up = fixture
             .backend()
             .upload(&id, Path::new("new"), &mut archive.as_slice(), &bounds);
-        let down = bench
+        let down = fixture
             .backend()
             .download(&id, Path::new("tree"), &mut Vec::new(), &bounds);
         for result in [up, down] {
@@ -381,18 +390,18 @@ pub(crate) fn a_transfer_beyond_its_bounds_is_refused(bench: &dyn Bench) {
             );
         }
     }
-    assert_eq!(says(bench, &id, "ls -A"), "tree\n");
+    assert_eq!(stdout_of(fixture, &id, "ls -A"), "tree\n");
 }
 
-pub(crate) fn half_an_archive_changes_nothing(bench: &dyn Bench) {
-    let id = create(bench);
+pub(crate) fn truncated_archive_changes_nothing(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
     let host = tempfile::tempdir().unwrap();
     std::fs::write(host.path().join("a"), vec![1; 5000]).unwrap();
     let mut archive = Vec::new();
     pack(&host.path().join("a"), &mut archive, &mut |_| {}).unwrap();
     for length in [0, 100, 512, 3000, 5632] {
         let archive = archive.as_slice();
-        let error = bench
+        let error = fixture
             .backend()
             .upload(&id, Path::new("."), &mut archive.take(length), &ROOMY)
             .unwrap_err();
@@ -401,36 +410,40 @@ pub(crate) fn half_an_archive_changes_nothing(bench: &dyn Bench) {
             "{length}: {error}"
         );
     }
-    assert_eq!(says(bench, &id, "ls -A"), "");
+    assert_eq!(stdout_of(fixture, &id, "ls -A"), "");
 }
 
-pub(crate) fn a_duplicate_is_a_clear_error_and_leaves_no_partial_state(bench: &dyn Bench) {
-    let id = create(bench);
-    says(bench, &id, "echo mine > file");
-    let before = bench.traces();
+pub(crate) fn a_duplicate_is_a_clear_error_and_leaves_no_partial_state(
+    fixture: &dyn BackendFixture,
+) {
+    let id = create(fixture);
+    stdout_of(fixture, &id, "echo mine > file");
+    let before = fixture.traces();
     let mut again = config("one");
     again.environment = vec![("WHO".to_owned(), "the second".to_owned())];
-    let error = bench.backend().create(&again).unwrap_err();
+    let error = fixture.backend().create(&again).unwrap_err();
     assert_eq!(error.to_string(), "Sandbox 'one' already exists.");
-    assert_eq!(bench.traces(), before);
-    assert_eq!(bench.backend().status(&id), SandboxStatus::Active);
-    assert_eq!(says(bench, &id, "cat file; echo $WHO"), "mine\n\n");
-    // Nor for one that is paused, and whoever was there can still go.
-    bench.backend().pause(&id).unwrap();
-    let error = bench.backend().create(&again).unwrap_err();
+    assert_eq!(fixture.traces(), before);
+    assert_eq!(fixture.backend().status(&id), SandboxStatus::Active);
+    assert_eq!(stdout_of(fixture, &id, "cat file; echo $WHO"), "mine\n\n");
+    // Also for a paused sandbox, and the first one can still be deleted.
+    fixture.backend().pause(&id).unwrap();
+    let error = fixture.backend().create(&again).unwrap_err();
     assert!(matches!(error, SandboxError::Exists(_)), "{error}");
-    assert_eq!(bench.backend().status(&id), SandboxStatus::Paused);
-    bench.backend().delete(&id, Force::No).unwrap();
+    assert_eq!(fixture.backend().status(&id), SandboxStatus::Paused);
+    fixture.backend().delete(&id, Force::No).unwrap();
 }
 
-pub(crate) fn an_invalid_name_is_refused_before_the_backend_is_touched(bench: &dyn Bench) {
-    let before = bench.traces();
+pub(crate) fn an_invalid_name_is_refused_before_the_backend_is_touched(
+    fixture: &dyn BackendFixture,
+) {
+    let before = fixture.traces();
     for name in ["", "---", "…", &"x".repeat(64)] {
         let error = SandboxError::from(Slug::from_name(name).unwrap_err());
         let start = format!("Invalid sandbox name: '{name}'. ");
         assert!(error.to_string().starts_with(&start), "{error}");
     }
-    // Nor does one come in by a record or a request: no config holds such a name.
+    // A record or a request cannot contain such a name either.
     let whole = serde_json::to_value(config("one")).unwrap();
     for (field, value) in [
         ("name", "../up"),
@@ -446,29 +459,29 @@ pub(crate) fn an_invalid_name_is_refused_before_the_backend_is_touched(bench: &d
         let read = serde_json::from_value::<SandboxConfig>(bad);
         assert!(read.is_err(), "{field}: {value}");
     }
-    assert_eq!(bench.traces(), before);
+    assert_eq!(fixture.traces(), before);
 }
 
-pub(crate) fn a_backend_that_is_not_available_says_so_and_leaves_nothing(bench: &dyn Bench) {
-    let before = bench.traces();
-    let backend = bench.unavailable();
+pub(crate) fn unavailable_backend_is_an_error_and_leaves_nothing(fixture: &dyn BackendFixture) {
+    let before = fixture.traces();
+    let backend = fixture.unavailable();
     let config = config("one");
     let error = backend.create(&config).unwrap_err();
     assert!(matches!(error, SandboxError::Unavailable { .. }), "{error}");
     assert!(error.to_string().contains("is not available: "), "{error}");
     assert_eq!(backend.status(&config.id), SandboxStatus::Missing);
-    assert_eq!(bench.traces(), before);
+    assert_eq!(fixture.traces(), before);
 }
 
-pub(crate) fn listeners_are_the_same_for_whoever_asks_again(bench: &dyn Bench) {
-    let id = create(bench);
+pub(crate) fn listeners_are_the_same_at_every_call(fixture: &dyn BackendFixture) {
+    let id = create(fixture);
     let ask = || -> Vec<_> {
-        let all = bench.backend().listeners(&id).unwrap();
+        let all = fixture.backend().listeners(&id).unwrap();
         all.iter().map(|one| (one.transport, one.address)).collect()
     };
     let first = ask();
     assert_eq!(ask(), first);
-    for port in Ports::default().tcp {
+    for port in GatePorts::default().tcp {
         assert!(
             first.iter().any(|(_, address)| address.port() == port),
             "{port}: {first:?}"
@@ -481,26 +494,29 @@ fn config(name: &str) -> SandboxConfig {
         id: SandboxId::parse(name).unwrap(),
         name: Slug::from_name(name).unwrap(),
         environment: Vec::new(),
-        ports: Ports::default(),
-        limits: Limits::default(),
-        system: System::default(),
+        ports: GatePorts::default(),
+        limits: SandboxLimits::default(),
+        system: SystemConfig::default(),
         trust: None,
         setup_command: None,
     }
 }
 
-fn create(bench: &dyn Bench) -> SandboxId {
+fn create(fixture: &dyn BackendFixture) -> SandboxId {
     let config = config("one");
-    bench.backend().create(&config).unwrap();
+    fixture.backend().create(&config).unwrap();
     config.id
 }
 
-fn shell(bench: &dyn Bench, id: &SandboxId, line: &str) -> ExecutionResult {
-    bench.backend().exec(id, &Command::shell(line)).unwrap()
+fn shell(fixture: &dyn BackendFixture, id: &SandboxId, line: &str) -> ExecutionResult {
+    fixture
+        .backend()
+        .exec(id, &SandboxCommand::shell(line))
+        .unwrap()
 }
 
-fn says(bench: &dyn Bench, id: &SandboxId, line: &str) -> String {
-    let result = shell(bench, id, line);
+fn stdout_of(fixture: &dyn BackendFixture, id: &SandboxId, line: &str) -> String {
+    let result = shell(fixture, id, line);
     assert_eq!(
         (result.exit_code, text(&result.stderr)),
         (0, String::new()),
@@ -513,37 +529,42 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// How many files went in.
+/// Uploads a tree and returns the number of files.
 fn upload(
-    bench: &dyn Bench,
+    fixture: &dyn BackendFixture,
     id: &SandboxId,
     to: &Path,
     source: &Path,
 ) -> Result<u64, SandboxError> {
     let mut archive = Vec::new();
     pack(source, &mut archive, &mut |_| {})?;
-    let moved = bench
+    let moved = fixture
         .backend()
         .upload(id, to, &mut archive.as_slice(), &ROOMY)?;
     assert_eq!(moved.left_out, [""; 0]);
     Ok(moved.files)
 }
 
-/// How many files came out.
+/// Downloads a tree and returns the number of files.
 fn download(
-    bench: &dyn Bench,
+    fixture: &dyn BackendFixture,
     id: &SandboxId,
     from: &Path,
     target: &Path,
 ) -> Result<u64, SandboxError> {
     let mut archive = Vec::new();
-    let moved = bench.backend().download(id, from, &mut archive, &ROOMY)?;
-    let arrived = unpack(&mut archive.as_slice(), target, &ROOMY, &Rules::FOR_HOST)?;
+    let moved = fixture.backend().download(id, from, &mut archive, &ROOMY)?;
+    let arrived = unpack(
+        &mut archive.as_slice(),
+        target,
+        &ROOMY,
+        &UnpackRules::FOR_HOST,
+    )?;
     assert_eq!(moved, arrived);
     Ok(moved.files)
 }
 
-/// A tree as it can be compared: for each path its mode, and its content or link.
+/// A comparable form of a tree: for each path its mode, and its content or link.
 fn look(root: &Path) -> BTreeMap<Vec<u8>, (u32, Vec<u8>)> {
     let mut seen = BTreeMap::new();
     let mut places = vec![root.to_owned()];

@@ -1,13 +1,13 @@
-//! A workspace that wants to run something on the host, or read from it.
+//! Workspaces that try to run programs on the host, or to read its files.
 
 use std::os::unix::fs::PermissionsExt;
 
-use sandbox::git::merge::Manner;
-use sandbox::git::snapshot::Bounds;
+use sandbox::git::merge::MergeMode;
+use sandbox::git::snapshot::SnapshotBounds;
 
 use crate::repo::{Repo, git};
 
-/// Fills a workspace with every door that git has for running a program.
+/// Fills a workspace with every configuration by which git runs a program.
 fn booby_trap(dir: &std::path::Path, canary: &std::path::Path) {
     let command = format!("touch {}", canary.display());
     for (key, value) in [
@@ -55,21 +55,27 @@ fn booby_trap(dir: &std::path::Path, canary: &std::path::Path) {
 }
 
 #[test]
-fn nothing_that_a_workspace_configures_runs() {
+fn workspace_configuration_runs_no_program() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
+    let mut fixture = repo.sandbox("fix");
     let canary = repo.temp.path().join("canary");
-    booby_trap(&place.dir, &canary);
-    place.write("src/main.rs", "changed\n");
-    place.snapshot("work");
-    place.home.diff(&place.slug, usize::MAX).unwrap();
-    place.home.log(&place.slug, 10).unwrap();
-    place.home.apply(&place.slug).unwrap();
-    // Without the attributes, or git itself would rewrite the files by them.
+    booby_trap(&fixture.dir, &canary);
+    fixture.write("src/main.rs", "changed\n");
+    fixture.snapshot("work");
+    fixture
+        .host_repository
+        .diff(&fixture.slug, usize::MAX)
+        .unwrap();
+    fixture.host_repository.log(&fixture.slug, 10).unwrap();
+    fixture.host_repository.apply(&fixture.slug).unwrap();
+    // Without the attributes, because git itself would rewrite the files with them.
     std::fs::remove_file(repo.dir.join(".gitattributes")).unwrap();
     git(&repo.dir, &["reset", "-q", "--hard"]);
     git(&repo.dir, &["clean", "-qfdx"]);
-    place.home.merge(&place.slug, Manner::Merge, None).unwrap();
+    fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Merge, None)
+        .unwrap();
     assert!(!canary.exists());
     assert_eq!(
         std::fs::read(repo.dir.join("src/main.rs")).unwrap(),
@@ -78,11 +84,11 @@ fn nothing_that_a_workspace_configures_runs() {
 }
 
 #[test]
-fn nothing_that_the_operators_own_repository_configures_runs_either() {
+fn operators_repository_configuration_runs_no_program() {
     let repo = Repo::with_files();
     let canary = repo.temp.path().join("canary");
-    let mut place = repo.sandbox("fix");
-    place.write("src/main.rs", "changed\n");
+    let mut fixture = repo.sandbox("fix");
+    fixture.write("src/main.rs", "changed\n");
     let command = format!("touch {}", canary.display());
     for key in [
         "core.fsmonitor",
@@ -98,24 +104,30 @@ fn nothing_that_the_operators_own_repository_configures_runs_either() {
         std::fs::write(&path, format!("#!/bin/sh\n{command}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
-    place.write(".gitattributes", "* filter=evil\n");
-    place.snapshot("work");
-    place.home.diff(&place.slug, usize::MAX).unwrap();
-    place.home.merge(&place.slug, Manner::Auto, None).unwrap();
+    fixture.write(".gitattributes", "* filter=evil\n");
+    fixture.snapshot("work");
+    fixture
+        .host_repository
+        .diff(&fixture.slug, usize::MAX)
+        .unwrap();
+    fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
+        .unwrap();
     assert!(!canary.exists());
 }
 
 #[test]
-fn a_link_to_the_host_is_text_wherever_it_stands() {
+fn symbolic_links_are_stored_as_text() {
     let repo = Repo::with_files();
     let secret = repo.temp.path().join("secret");
     std::fs::create_dir(&secret).unwrap();
     std::fs::write(secret.join("key"), "TOP SECRET").unwrap();
     std::fs::write(secret.join(".gitignore"), "*\n").unwrap();
-    let mut place = repo.sandbox("fix");
+    let mut fixture = repo.sandbox("fix");
     // A file, a tracked directory and an ignore file become links.
     let swap = |path: &str, to: &std::path::Path| {
-        let path = place.dir.join(path);
+        let path = fixture.dir.join(path);
         let _ = std::fs::remove_file(&path);
         let _ = std::fs::remove_dir_all(&path);
         std::os::unix::fs::symlink(to, path).unwrap();
@@ -124,7 +136,7 @@ fn a_link_to_the_host_is_text_wherever_it_stands() {
     swap("src", &secret);
     swap(".gitignore", &secret.join(".gitignore"));
     swap("fresh", std::path::Path::new("/proc/self/root"));
-    place.snapshot("links");
+    fixture.snapshot("links");
     let tree = git(&repo.dir, &["ls-tree", "-r", "palisade/fix"]);
     assert!(!tree.contains("src/"), "{tree}");
     assert!(
@@ -149,63 +161,63 @@ fn a_link_to_the_host_is_text_wherever_it_stands() {
 }
 
 #[test]
-fn a_dot_git_that_is_a_link_or_a_file_does_not_matter() {
+fn dot_git_link_or_file_is_ignored() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    std::fs::remove_dir_all(place.dir.join(".git")).unwrap();
-    std::os::unix::fs::symlink(repo.dir.join(".git"), place.dir.join(".git")).unwrap();
-    place.write("new", "x");
-    assert!(place.snapshot("work").moved);
-    std::fs::remove_file(place.dir.join(".git")).unwrap();
-    place.write(
+    let mut fixture = repo.sandbox("fix");
+    std::fs::remove_dir_all(fixture.dir.join(".git")).unwrap();
+    std::os::unix::fs::symlink(repo.dir.join(".git"), fixture.dir.join(".git")).unwrap();
+    fixture.write("new", "x");
+    assert!(fixture.snapshot("work").moved);
+    std::fs::remove_file(fixture.dir.join(".git")).unwrap();
+    fixture.write(
         ".git",
         &format!("gitdir: {}\n", repo.dir.join(".git").display()),
     );
-    place.write("new", "y");
-    assert!(place.snapshot("work").moved);
+    fixture.write("new", "y");
+    assert!(fixture.snapshot("work").moved);
     assert_eq!(git(&repo.dir, &["show", "palisade/fix:new"]), "y");
 }
 
 #[test]
-fn merging_never_writes_through_a_link_in_the_operators_worktree() {
+fn merge_never_writes_through_links_in_the_worktree() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    place.write("out/file", "agent's");
-    place.snapshot("work");
+    let mut fixture = repo.sandbox("fix");
+    fixture.write("out/file", "agent's");
+    fixture.snapshot("work");
     let outside = repo.temp.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
     std::os::unix::fs::symlink(&outside, repo.dir.join("out")).unwrap();
-    let error = place
-        .home
-        .merge(&place.slug, Manner::Auto, None)
+    let error = fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
         .unwrap_err();
     assert!(error.to_string().contains("out/file"), "{error}");
     assert!(!outside.join("file").exists());
 }
 
 #[test]
-fn a_hostile_message_is_one_that_cannot_forge() {
+fn commit_message_is_stripped_of_control_characters() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    place.write("new", "x");
+    let mut fixture = repo.sandbox("fix");
+    fixture.write("new", "x");
     let message = "bash: \u{1b}[2J\0\r evil".repeat(1000);
-    place
-        .try_snapshot(&message, &Bounds::default(), None)
+    fixture
+        .try_snapshot(&message, &SnapshotBounds::default(), None)
         .unwrap();
-    let log = place.home.log(&place.slug, 1).unwrap();
+    let log = fixture.host_repository.log(&fixture.slug, 1).unwrap();
     assert!(!log[0].subject.contains('\u{1b}'), "{log:?}");
 }
 
-/// A directory of so many files that listing it is the attack. `PALISADE_ENTRIES=1000000`
-/// makes it a million under the bounds that a gate uses; the tests take fewer.
+/// A directory with very many files, to exhaust the listing. `PALISADE_ENTRIES=1000000` makes a
+/// million under the gate's default bounds; the tests use fewer.
 #[test]
-fn a_directory_of_very_many_names_is_refused_in_bounded_time() {
+fn directory_with_too_many_names_is_refused_in_time() {
     let asked = std::env::var("PALISADE_ENTRIES").ok();
     let entries: u64 = asked.map_or(50_000, |entries| entries.parse().unwrap());
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
+    let mut fixture = repo.sandbox("fix");
     let before = repo.rev("palisade/fix");
-    // In memory, where there is any: the files are the test's own effort.
+    // In memory if possible, because creating the files is the test's own cost.
     let memory = std::path::Path::new("/dev/shm");
     let kept = if memory.is_dir() {
         tempfile::tempdir_in(memory)
@@ -216,7 +228,7 @@ fn a_directory_of_very_many_names_is_refused_in_bounded_time() {
     let workspace = kept.path().join("workspace");
     std::fs::create_dir_all(workspace.join("many")).unwrap();
     for number in 0..entries {
-        // Every other name holds a newline, and none is in order.
+        // Every other name has a newline, and the names are unsorted.
         let name = format!(
             "{}{}{number}",
             number % 97,
@@ -224,22 +236,22 @@ fn a_directory_of_very_many_names_is_refused_in_bounded_time() {
         );
         std::fs::File::create(workspace.join("many").join(name)).unwrap();
     }
-    place.dir = workspace;
-    let mut order = crate::worker::order(&repo, &place);
+    fixture.dir = workspace;
+    let mut order = crate::worker::order(&repo, &fixture);
     order.bounds.entries = order.bounds.entries.min(entries / 2);
     let start = std::time::Instant::now();
     let error = crate::worker::worker().snapshot(&order, None).unwrap_err();
     let took = start.elapsed();
     let said = error.to_string();
     assert!(
-        said.contains("the number of files is over its bound"),
+        said.contains("the number of files exceeds the limit"),
         "{said}"
     );
     assert!(!said.contains('\n'), "{said}");
     println!("{entries} entries refused in {took:?}");
     assert!(took.as_secs() < 30, "{took:?}");
     assert_eq!(repo.rev("palisade/fix"), before);
-    // Under the bound all of it is taken, and nothing twice.
+    // Below the limit all files are committed, once each.
     if entries <= 50_000 {
         order.bounds.entries = entries * 2;
         let report = crate::worker::worker().snapshot(&order, None).unwrap();
@@ -254,16 +266,16 @@ fn a_directory_of_very_many_names_is_refused_in_bounded_time() {
 }
 
 #[test]
-fn names_with_newlines_come_home_and_a_refusal_is_one_line() {
+fn names_with_newlines_are_committed_and_quoted_in_errors() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
-    place.write("new\nline/a\n100644 1 1 1 1 1 1 x", "x");
-    let first = crate::worker::snapshot(&repo, &place, None);
+    let fixture = repo.sandbox("fix");
+    fixture.write("new\nline/a\n100644 1 1 1 1 1 1 x", "x");
+    let first = crate::worker::snapshot(&repo, &fixture, None);
     assert!(first.moved);
-    let again = crate::worker::snapshot(&repo, &place, None);
+    let again = crate::worker::snapshot(&repo, &fixture, None);
     assert!(!again.moved);
-    place.write("evil\n\x1b[2J/.GIT/config", "x");
-    let order = crate::worker::order(&repo, &place);
+    fixture.write("evil\n\x1b[2J/.GIT/config", "x");
+    let order = crate::worker::order(&repo, &fixture);
     let error = crate::worker::worker().snapshot(&order, None).unwrap_err();
     let said = error.to_string();
     assert!(said.contains("evil\\n\\033[2J/.GIT"), "{said}");

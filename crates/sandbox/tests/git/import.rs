@@ -1,76 +1,81 @@
-//! The agent's own commits.
+//! Import of the agent's commits.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
 use git2::Oid;
 use sandbox::git::error::GitError;
-use sandbox::git::snapshot::Bounds;
+use sandbox::git::snapshot::SnapshotBounds;
 
-use crate::repo::{Place, Repo, git};
+use crate::repo::{Repo, SandboxFixture, git};
 
-fn bundle(place: &Place, name: &str, what: &[&str]) -> Vec<u8> {
-    let path = place.dir.parent().unwrap().join(name);
+fn bundle(fixture: &SandboxFixture, name: &str, what: &[&str]) -> Vec<u8> {
+    let path = fixture.dir.parent().unwrap().join(name);
     let mut args = vec!["bundle", "create", "-q", path.to_str().unwrap()];
     args.extend(what);
-    git(&place.dir, &args);
+    git(&fixture.dir, &args);
     std::fs::read(path).unwrap()
 }
 
-fn rev(place: &Place, name: &str) -> Oid {
-    Oid::from_str(&git(&place.dir, &["rev-parse", name])).unwrap()
+fn rev(fixture: &SandboxFixture, name: &str) -> Oid {
+    Oid::from_str(&git(&fixture.dir, &["rev-parse", name])).unwrap()
 }
 
-fn commit(place: &Place, path: &str, text: &str) -> Oid {
-    place.write(path, text);
-    git(&place.dir, &["add", "-A"]);
+fn commit(fixture: &SandboxFixture, path: &str, text: &str) -> Oid {
+    fixture.write(path, text);
+    git(&fixture.dir, &["add", "-A"]);
     git(
-        &place.dir,
+        &fixture.dir,
         &["commit", "-q", "-m", &format!("agent: {path}")],
     );
-    rev(place, "HEAD")
+    rev(fixture, "HEAD")
 }
 
 #[test]
-fn commits_come_over_by_bundle_and_a_snapshot_follows_them() {
+fn bundle_is_imported_and_snapshot_follows_it() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    let tip = place.home.tip(&place.slug).unwrap();
-    commit(&place, "one", "1");
-    let head = commit(&place, "two", "2");
-    let bytes = bundle(&place, "b", &[&format!("{tip}..HEAD")]);
-    let imported = place
-        .home
-        .import(&place.slug, &mut bytes.as_slice(), None, &Bounds::default())
+    let mut fixture = repo.sandbox("fix");
+    let tip = fixture.host_repository.tip(&fixture.slug).unwrap();
+    commit(&fixture, "one", "1");
+    let head = commit(&fixture, "two", "2");
+    let bytes = bundle(&fixture, "b", &[&format!("{tip}..HEAD")]);
+    let imported = fixture
+        .host_repository
+        .import(
+            &fixture.slug,
+            &mut bytes.as_slice(),
+            None,
+            &SnapshotBounds::default(),
+        )
         .unwrap();
     assert_eq!((imported.head, imported.commits), (head, 2));
     assert_eq!(
-        place.home.tip(&place.slug).unwrap(),
+        fixture.host_repository.tip(&fixture.slug).unwrap(),
         tip,
         "an import moves nothing"
     );
 
-    // Nothing beyond the agent's commits: the branch moves to them, without one of ours.
-    let snapshot = place
-        .try_snapshot("end", &Bounds::default(), Some(head))
+    // The worktree equals the agent's commit: the branch moves to it without a snapshot commit.
+    let snapshot = fixture
+        .try_snapshot("end", &SnapshotBounds::default(), Some(head))
         .unwrap();
     assert_eq!(snapshot.tip, head);
 
-    // More in the worktree: ours follows the agent's.
-    let head = commit(&place, "three", "3");
-    place.write("four", "4");
-    let bytes = bundle(&place, "b2", &["HEAD"]);
-    place
-        .home
+    // The worktree has more changes: a snapshot commit follows the agent's.
+    let head = commit(&fixture, "three", "3");
+    fixture.write("four", "4");
+    let bytes = bundle(&fixture, "b2", &["HEAD"]);
+    fixture
+        .host_repository
         .import(
-            &place.slug,
+            &fixture.slug,
             &mut bytes.as_slice(),
             Some(head),
-            &Bounds::default(),
+            &SnapshotBounds::default(),
         )
         .unwrap();
-    let snapshot = place
-        .try_snapshot("more", &Bounds::default(), Some(head))
+    let snapshot = fixture
+        .try_snapshot("more", &SnapshotBounds::default(), Some(head))
         .unwrap();
     assert_eq!(
         git(&repo.dir, &["rev-parse", &format!("{}^", snapshot.tip)]),
@@ -80,44 +85,47 @@ fn commits_come_over_by_bundle_and_a_snapshot_follows_them() {
 }
 
 #[test]
-fn a_rewritten_history_is_merged_with_ours() {
+fn rewritten_history_is_merged_with_the_branch() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    place.write("ours", "1");
-    let ours = place.snapshot("ours").tip;
-    git(&place.dir, &["add", "-A"]);
-    git(&place.dir, &["commit", "-q", "--amend", "-m", "rewritten"]);
-    let head = rev(&place, "HEAD");
-    let bytes = bundle(&place, "b", &["HEAD"]);
-    place
-        .home
+    let mut fixture = repo.sandbox("fix");
+    fixture.write("ours", "1");
+    let from_libgit2 = fixture.snapshot("ours").tip;
+    git(&fixture.dir, &["add", "-A"]);
+    git(
+        &fixture.dir,
+        &["commit", "-q", "--amend", "-m", "rewritten"],
+    );
+    let head = rev(&fixture, "HEAD");
+    let bytes = bundle(&fixture, "b", &["HEAD"]);
+    fixture
+        .host_repository
         .import(
-            &place.slug,
+            &fixture.slug,
             &mut bytes.as_slice(),
             Some(head),
-            &Bounds::default(),
+            &SnapshotBounds::default(),
         )
         .unwrap();
-    let tip = place
-        .try_snapshot("end", &Bounds::default(), Some(head))
+    let tip = fixture
+        .try_snapshot("end", &SnapshotBounds::default(), Some(head))
         .unwrap()
         .tip;
     let parents = git(&repo.dir, &["log", "-1", "--format=%P", &tip.to_string()]);
-    assert_eq!(parents, format!("{ours} {head}"));
-    // An agent that stays behind changes nothing any more.
+    assert_eq!(parents, format!("{from_libgit2} {head}"));
+    // An agent's head that is behind the branch changes nothing.
     assert!(
-        !place
-            .try_snapshot("again", &Bounds::default(), Some(head))
+        !fixture
+            .try_snapshot("again", &SnapshotBounds::default(), Some(head))
             .unwrap()
             .moved
     );
 }
 
-/// A pack of these objects.
-fn pack(place: &Place, ids: &[String]) -> Vec<u8> {
+/// Builds a pack of these objects.
+fn pack(fixture: &SandboxFixture, ids: &[String]) -> Vec<u8> {
     let mut child = Command::new("git")
         .args(["pack-objects", "--stdout", "-q"])
-        .current_dir(&place.dir)
+        .current_dir(&fixture.dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -131,11 +139,11 @@ fn pack(place: &Place, ids: &[String]) -> Vec<u8> {
     child.wait_with_output().unwrap().stdout
 }
 
-/// A raw object in the workspace, as an agent can write any.
-fn object(place: &Place, kind: &str, bytes: &[u8]) -> String {
+/// Writes a raw object to the workspace's repository, as an agent can.
+fn object(fixture: &SandboxFixture, kind: &str, bytes: &[u8]) -> String {
     let mut child = Command::new("git")
         .args(["hash-object", "-w", "--literally", "--stdin", "-t", kind])
-        .current_dir(&place.dir)
+        .current_dir(&fixture.dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -156,19 +164,19 @@ fn raw_tree(entries: &[(&str, &[u8], &str)]) -> Vec<u8> {
     bytes
 }
 
-fn raw_commit(place: &Place, tree: &str) -> String {
-    let parent = rev(place, "HEAD");
+fn raw_commit(fixture: &SandboxFixture, tree: &str) -> String {
+    let parent = rev(fixture, "HEAD");
     let text = format!(
         "tree {tree}\nparent {parent}\nauthor A <a> 1 +0000\ncommitter A <a> 1 +0000\n\nx\n"
     );
-    object(place, "commit", text.as_bytes())
+    object(fixture, "commit", text.as_bytes())
 }
 
 #[test]
-fn bad_trees_are_refused_and_nothing_of_them_stays() {
+fn malformed_trees_are_refused_and_not_kept() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
-    let blob = object(&place, "blob", b"x");
+    let fixture = repo.sandbox("fix");
+    let blob = object(&fixture, "blob", b"x");
     let gone = "1".repeat(40);
     let cases: Vec<(&str, Vec<u8>)> = vec![
         (
@@ -203,7 +211,7 @@ fn bad_trees_are_refused_and_nothing_of_them_stays() {
         ("another repository", raw_tree(&[("160000", b"sub", &gone)])),
         ("missing", raw_tree(&[("100644", b"a", &gone)])),
         ("another kind", raw_tree(&[("40000", b"a", &blob)])),
-        ("cut short", b"100644 a\0short".to_vec()),
+        ("truncated", b"100644 a\0short".to_vec()),
     ];
     let objects = || {
         let all = git(
@@ -214,17 +222,17 @@ fn bad_trees_are_refused_and_nothing_of_them_stays() {
     };
     let before = objects();
     for (why, bytes) in cases {
-        let tree = object(&place, "tree", &bytes);
-        let head = raw_commit(&place, &tree);
-        let bytes = pack(&place, &[head.clone(), tree, blob.clone()]);
+        let tree = object(&fixture, "tree", &bytes);
+        let head = raw_commit(&fixture, &tree);
+        let bytes = pack(&fixture, &[head.clone(), tree, blob.clone()]);
         let head = Oid::from_str(&head).unwrap();
-        let error = place
-            .home
+        let error = fixture
+            .host_repository
             .import(
-                &place.slug,
+                &fixture.slug,
                 &mut bytes.as_slice(),
                 Some(head),
-                &Bounds::default(),
+                &SnapshotBounds::default(),
             )
             .unwrap_err();
         assert!(matches!(error, GitError::BadObject { .. }), "{error}");
@@ -234,10 +242,10 @@ fn bad_trees_are_refused_and_nothing_of_them_stays() {
 }
 
 #[test]
-fn a_tree_bomb_is_counted_and_not_unfolded() {
+fn tree_bomb_is_refused_without_expansion() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
-    let blob = object(&place, "blob", b"x");
+    let fixture = repo.sandbox("fix");
+    let blob = object(&fixture, "blob", b"x");
     let names: Vec<String> = (0..10).map(|n| n.to_string()).collect();
     let mut ids = vec![blob.clone()];
     let mut below = ("100644", blob);
@@ -246,21 +254,21 @@ fn a_tree_bomb_is_counted_and_not_unfolded() {
             .iter()
             .map(|name| (below.0, name.as_bytes(), below.1.as_str()))
             .collect();
-        let tree = object(&place, "tree", &raw_tree(&entries));
+        let tree = object(&fixture, "tree", &raw_tree(&entries));
         ids.push(tree.clone());
         below = ("40000", tree);
     }
-    let head = raw_commit(&place, &below.1);
+    let head = raw_commit(&fixture, &below.1);
     ids.push(head.clone());
-    let bytes = pack(&place, &ids);
+    let bytes = pack(&fixture, &ids);
     let head = Oid::from_str(&head).unwrap();
-    let error = place
-        .home
+    let error = fixture
+        .host_repository
         .import(
-            &place.slug,
+            &fixture.slug,
             &mut bytes.as_slice(),
             Some(head),
-            &Bounds::default(),
+            &SnapshotBounds::default(),
         )
         .unwrap_err();
     assert!(error.to_string().contains("too many paths"), "{error}");
@@ -269,16 +277,16 @@ fn a_tree_bomb_is_counted_and_not_unfolded() {
 #[test]
 fn broken_and_oversized_streams_are_refused() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
-    let head = commit(&place, "big", &"line\n".repeat(10_000));
-    let whole = bundle(&place, "b", &["HEAD"]);
-    let import = |bytes: &[u8], head, bounds: &Bounds| {
-        place
-            .home
-            .import(&place.slug, &mut &bytes[..], head, bounds)
+    let fixture = repo.sandbox("fix");
+    let head = commit(&fixture, "big", &"line\n".repeat(10_000));
+    let whole = bundle(&fixture, "b", &["HEAD"]);
+    let import = |bytes: &[u8], head, bounds: &SnapshotBounds| {
+        fixture
+            .host_repository
+            .import(&fixture.slug, &mut &bytes[..], head, bounds)
             .map(|_| ())
     };
-    let bounds = Bounds::default();
+    let bounds = SnapshotBounds::default();
     assert!(import(b"", None, &bounds).is_err());
     assert!(import(b"PACK", Some(head), &bounds).is_err());
     assert!(import(b"# v2 git bundle\n", None, &bounds).is_err());
@@ -290,16 +298,16 @@ fn broken_and_oversized_streams_are_refused() {
     assert!(import(&flipped, None, &bounds).is_err());
     let missing = Oid::from_str(&"2".repeat(40)).unwrap();
     assert!(import(&whole, Some(missing), &bounds).is_err());
-    let small = Bounds {
+    let small = SnapshotBounds {
         total: 500,
-        ..Bounds::default()
+        ..SnapshotBounds::default()
     };
     assert!(import(&whole, None, &small).is_err());
-    let small = Bounds {
+    let small = SnapshotBounds {
         file: 5_000,
-        ..Bounds::default()
+        ..SnapshotBounds::default()
     };
     let error = import(&whole, None, &small).unwrap_err();
-    assert!(error.to_string().contains("bound"), "{error}");
+    assert!(error.to_string().contains("limit"), "{error}");
     import(&whole, None, &bounds).unwrap();
 }

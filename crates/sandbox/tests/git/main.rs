@@ -1,5 +1,5 @@
-//! The host's side of git, on repositories made by the real `git`. The tests run git; the
-//! library never does.
+//! Host-side git operations on repositories made by the real `git`. The tests run git; the library
+//! never does.
 
 #![allow(
     clippy::unwrap_used,
@@ -9,8 +9,9 @@
     reason = "a test that fails may panic"
 )]
 
-mod checkout;
-mod home;
+mod branch_checkout;
+mod checkout_cache;
+mod host_repository;
 mod hostile;
 mod import;
 mod kinds;
@@ -20,6 +21,5 @@ mod needs_root;
 mod recovery;
 mod repo;
 mod snapshot;
-mod switch;
 mod uncommitted;
 mod worker;

@@ -1,15 +1,15 @@
-//! Figures for a person; no assertion on time. `just measure-git` takes 10 000 files and
-//! optimises; the tests take fewer.
+//! Measurements for a person, without assertions on time. `just measure-git` takes 10 000 files and
+//! an optimised build; the tests take fewer.
 
 use std::time::Instant;
 
-use sandbox::git::workspace::Plan;
+use sandbox::git::workspace::WorkspacePlan;
 use sandbox::name::Slug;
 
 use crate::repo::{Repo, git};
 
-/// What this process and the workers it waited for have used, in milliseconds: on a busy
-/// machine the better figure.
+/// Processor time of this process and its workers in milliseconds, which is more stable than wall
+/// time on a busy machine.
 fn processor() -> f64 {
     use nix::sys::resource::{UsageWho, getrusage};
     [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN]
@@ -25,7 +25,7 @@ fn processor() -> f64 {
 }
 
 #[test]
-fn a_repository_of_many_files_goes_there_and_back_measured() {
+fn repository_of_many_files_round_trip_measured() {
     let files = std::env::var("PALISADE_FILES").ok();
     let files: usize = files.map_or(1_000, |files| files.parse().unwrap());
     let repo = Repo::empty();
@@ -37,10 +37,10 @@ fn a_repository_of_many_files_goes_there_and_back_measured() {
         );
     }
     repo.commit("many");
-    let home = repo.home();
+    let host_repository = repo.host_repository();
     let checkouts = repo.checkouts();
-    let plan = Plan {
-        commit: home.head().unwrap().commit,
+    let plan = WorkspacePlan {
+        commit: host_repository.head().unwrap().commit,
         depth: None,
         dirty: false,
     };
@@ -51,17 +51,19 @@ fn a_repository_of_many_files_goes_there_and_back_measured() {
         println!("{what}: {wall:.1} ms ({used:.1} ms of processor time)");
     };
     timed("first checkout", &mut || {
-        drop(checkouts.get(&home, plan.commit).unwrap());
+        drop(checkouts.get(&host_repository, plan.commit).unwrap());
     });
     timed("first workspace, packing and copying", &mut || {
         let slug = Slug::from_name("first").unwrap();
         let dir = repo.temp.path().join("first");
         checkouts
-            .create_workspace(&home, &plan, &slug, &dir, None)
+            .create_workspace(&host_repository, &plan, &slug, &dir, None)
             .unwrap();
     });
     timed("preparing a spare, copying", &mut || {
-        checkouts.prepare_spare(&home, &plan, None).unwrap();
+        checkouts
+            .prepare_spare(&host_repository, &plan, None)
+            .unwrap();
     });
     if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(&repo.dir).unwrap()) == 0 {
         let owner = Some((1_073_742_824, 1_073_742_824));
@@ -73,52 +75,61 @@ fn a_repository_of_many_files_goes_there_and_back_measured() {
             let dir = repo.temp.path().join(dir);
             timed(what, &mut || {
                 checkouts
-                    .create_workspace(&home, &plan, &slug, &dir, owner)
+                    .create_workspace(&host_repository, &plan, &slug, &dir, owner)
                     .unwrap();
             });
         }
-        checkouts.prepare_spare(&home, &plan, None).unwrap();
+        checkouts
+            .prepare_spare(&host_repository, &plan, None)
+            .unwrap();
     }
     let mut sandbox = None;
     timed("branch and workspace from the spare", &mut || {
         sandbox = Some(repo.sandbox("fix"));
     });
-    let mut place = sandbox.unwrap();
-    let change = |place: &crate::repo::Place, text: &str| {
+    let mut fixture = sandbox.unwrap();
+    let change = |fixture: &crate::repo::SandboxFixture, text: &str| {
         for number in 0..22 {
             let number = number * (files / 22);
             let path = format!("d{}/e{}/f{number}.txt", number % 10, number % 100);
-            place.write(&path, text);
+            fixture.write(&path, text);
         }
     };
     for round in 0..3 {
         timed("snapshot, nothing changed", &mut || {
-            drop(place.snapshot("none"));
+            drop(fixture.snapshot("none"));
         });
-        change(&place, &format!("changed {round}\n"));
+        change(&fixture, &format!("changed {round}\n"));
         timed(&format!("snapshot, 22 of {files} changed"), &mut || {
-            assert!(place.snapshot("some").moved);
+            assert!(fixture.snapshot("some").moved);
         });
     }
     for round in 0..5 {
         timed("snapshot by the worker, nothing changed", &mut || {
-            assert!(!crate::worker::snapshot(&repo, &place, None).moved);
+            assert!(!crate::worker::snapshot(&repo, &fixture, None).moved);
         });
-        change(&place, &format!("changed by the worker {round}\n"));
+        change(&fixture, &format!("changed by the worker {round}\n"));
         timed(
             &format!("snapshot by the worker, 22 of {files} changed"),
             &mut || {
-                assert!(crate::worker::snapshot(&repo, &place, None).moved);
+                assert!(crate::worker::snapshot(&repo, &fixture, None).moved);
             },
         );
     }
     timed("diff", &mut || {
-        drop(place.home.diff(&place.slug, usize::MAX).unwrap());
+        drop(
+            fixture
+                .host_repository
+                .diff(&fixture.slug, usize::MAX)
+                .unwrap(),
+        );
     });
     timed("merge", &mut || {
-        let merged = place
-            .home
-            .merge(&place.slug, sandbox::git::merge::Manner::Auto, None);
+        let merged = fixture.host_repository.merge(
+            &fixture.slug,
+            sandbox::git::merge::MergeMode::Auto,
+            None,
+        );
         assert!(merged.unwrap().moved);
     });
     assert_eq!(git(&repo.dir, &["status", "--porcelain"]), "");

@@ -1,11 +1,11 @@
-//! Coming home.
+//! Merging, squashing and applying a sandbox's branch.
 
 use std::os::unix::fs::PermissionsExt;
 
 use sandbox::git::diff::ChangeKind;
 use sandbox::git::error::GitError;
-use sandbox::git::home::Home;
-use sandbox::git::merge::Manner;
+use sandbox::git::host_repository::HostRepository;
+use sandbox::git::merge::MergeMode;
 
 use crate::repo::{Repo, fingerprint, git, write};
 
@@ -14,25 +14,28 @@ fn clean(repo: &Repo) {
     git(&repo.dir, &["fsck", "--strict", "--full"]);
 }
 
-/// A sandbox with one snapshot of every kind of change.
-fn worked(repo: &Repo) -> crate::repo::Place {
-    let mut place = repo.sandbox("fix");
-    place.write("src/main.rs", "fn main() { agent() }\n");
-    place.write("new/file", "n\n");
+/// A sandbox with a snapshot that has every kind of change.
+fn worked(repo: &Repo) -> crate::repo::SandboxFixture {
+    let mut fixture = repo.sandbox("fix");
+    fixture.write("src/main.rs", "fn main() { agent() }\n");
+    fixture.write("new/file", "n\n");
     let executable = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(place.dir.join("new/file"), executable).unwrap();
-    std::fs::remove_file(place.dir.join("README.md")).unwrap();
-    std::fs::rename(place.dir.join("src/lib.rs"), place.dir.join("lib.rs")).unwrap();
-    std::os::unix::fs::symlink("new/file", place.dir.join("to")).unwrap();
-    place.snapshot("edit: everything");
-    place
+    std::fs::set_permissions(fixture.dir.join("new/file"), executable).unwrap();
+    std::fs::remove_file(fixture.dir.join("README.md")).unwrap();
+    std::fs::rename(fixture.dir.join("src/lib.rs"), fixture.dir.join("lib.rs")).unwrap();
+    std::os::unix::fs::symlink("new/file", fixture.dir.join("to")).unwrap();
+    fixture.snapshot("edit: everything");
+    fixture
 }
 
 #[test]
 fn a_fast_forward_moves_branch_index_and_files_together() {
     let repo = Repo::with_files();
-    let place = worked(&repo);
-    let merged = place.home.merge(&place.slug, Manner::Auto, None).unwrap();
+    let fixture = worked(&repo);
+    let merged = fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
+        .unwrap();
     assert!(merged.moved);
     assert_eq!(repo.rev("HEAD"), repo.rev("palisade/fix"));
     assert_eq!(git(&repo.dir, &["branch", "--show-current"]), "main");
@@ -47,28 +50,34 @@ fn a_fast_forward_moves_branch_index_and_files_together() {
         std::fs::read_link(repo.dir.join("to")).unwrap().to_str(),
         Some("new/file")
     );
-    let again = place.home.merge(&place.slug, Manner::Auto, None).unwrap();
+    let again = fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
+        .unwrap();
     assert!(!again.moved);
 }
 
 #[test]
 fn both_sides_are_merged_and_squashed() {
-    for manner in [Manner::Merge, Manner::Squash, Manner::Auto] {
+    for mode in [MergeMode::Merge, MergeMode::Squash, MergeMode::Auto] {
         let repo = Repo::with_files();
-        let place = worked(&repo);
+        let fixture = worked(&repo);
         repo.write("mine", "m\n");
         let head = repo.commit("mine");
-        let error = place
-            .home
-            .merge(&place.slug, Manner::FastForward, None)
+        let error = fixture
+            .host_repository
+            .merge(&fixture.slug, MergeMode::FastForward, None)
             .unwrap_err();
         assert!(matches!(error, GitError::NotFastForward(_)), "{error}");
-        let merged = place.home.merge(&place.slug, manner, None).unwrap();
+        let merged = fixture
+            .host_repository
+            .merge(&fixture.slug, mode, None)
+            .unwrap();
         assert_eq!(repo.rev("HEAD"), merged.commit);
         let parents = git(&repo.dir, &["log", "-1", "--format=%P"]);
         let tip = repo.rev("palisade/fix");
-        let wanted = match manner {
-            Manner::Squash => head.to_string(),
+        let wanted = match mode {
+            MergeMode::Squash => head.to_string(),
             _ => format!("{head} {tip}"),
         };
         assert_eq!(parents, wanted);
@@ -80,26 +89,29 @@ fn both_sides_are_merged_and_squashed() {
 #[test]
 fn a_conflict_is_reported_and_nothing_is_touched() {
     let repo = Repo::with_files();
-    let place = worked(&repo);
+    let fixture = worked(&repo);
     repo.write("src/main.rs", "fn main() { operator() }\n");
     repo.commit("mine");
     let before = fingerprint(&repo.dir);
-    for manner in [Manner::Auto, Manner::Merge, Manner::Squash] {
-        let error = place.home.merge(&place.slug, manner, None).unwrap_err();
+    for mode in [MergeMode::Auto, MergeMode::Merge, MergeMode::Squash] {
+        let error = fixture
+            .host_repository
+            .merge(&fixture.slug, mode, None)
+            .unwrap_err();
         let GitError::Conflicts(paths) = error else {
             panic!("{error}")
         };
         assert_eq!(paths, [b"src/main.rs".to_vec()]);
     }
     assert!(matches!(
-        place.home.apply(&place.slug),
+        fixture.host_repository.apply(&fixture.slug),
         Err(GitError::Conflicts(_))
     ));
     assert_eq!(fingerprint(&repo.dir), before);
 }
 
 #[test]
-fn the_operators_own_changes_are_never_lost() {
+fn merge_never_loses_the_operators_changes() {
     type Change = fn(&Repo);
     let cases: [(&str, Change); 6] = [
         ("edited", |repo| repo.write("src/main.rs", "mine\n")),
@@ -120,15 +132,15 @@ fn the_operators_own_changes_are_never_lost() {
     ];
     for (name, change) in cases {
         let repo = Repo::with_files();
-        let place = worked(&repo);
+        let fixture = worked(&repo);
         change(&repo);
         let before = fingerprint(&repo.dir);
-        let error = place
-            .home
-            .merge(&place.slug, Manner::Auto, None)
+        let error = fixture
+            .host_repository
+            .merge(&fixture.slug, MergeMode::Auto, None)
             .unwrap_err();
         assert!(matches!(error, GitError::Dirty(_)), "{name}: {error}");
-        let error = place.home.apply(&place.slug).unwrap_err();
+        let error = fixture.host_repository.apply(&fixture.slug).unwrap_err();
         assert!(matches!(error, GitError::Dirty(_)), "{name}: {error}");
         assert_eq!(fingerprint(&repo.dir), before, "{name}");
     }
@@ -137,10 +149,13 @@ fn the_operators_own_changes_are_never_lost() {
 #[test]
 fn changes_elsewhere_in_the_worktree_stay() {
     let repo = Repo::with_files();
-    let place = worked(&repo);
+    let fixture = worked(&repo);
     repo.write("run.sh", "mine\n");
     repo.write("untracked", "mine\n");
-    place.home.merge(&place.slug, Manner::Auto, None).unwrap();
+    fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
+        .unwrap();
     assert_eq!(
         git(&repo.dir, &["status", "--porcelain"]),
         " M run.sh\n?? untracked"
@@ -150,10 +165,10 @@ fn changes_elsewhere_in_the_worktree_stay() {
 #[test]
 fn apply_changes_files_and_nothing_else() {
     let repo = Repo::with_files();
-    let place = worked(&repo);
+    let fixture = worked(&repo);
     let index = std::fs::read(repo.dir.join(".git/index")).unwrap();
     let head = repo.rev("HEAD");
-    let applied = place.home.apply(&place.slug).unwrap();
+    let applied = fixture.host_repository.apply(&fixture.slug).unwrap();
     assert_eq!(applied.paths.len(), 6);
     assert_eq!(std::fs::read(repo.dir.join(".git/index")).unwrap(), index);
     assert_eq!(repo.rev("HEAD"), head);
@@ -165,44 +180,47 @@ fn apply_changes_files_and_nothing_else() {
 #[test]
 fn a_file_becomes_a_directory_and_back() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    std::fs::remove_file(place.dir.join("README.md")).unwrap();
-    place.write("README.md/inside", "x");
-    std::fs::remove_dir_all(place.dir.join("src")).unwrap();
-    place.write("src", "a file now");
-    place.snapshot("swap");
-    place.home.merge(&place.slug, Manner::Auto, None).unwrap();
+    let mut fixture = repo.sandbox("fix");
+    std::fs::remove_file(fixture.dir.join("README.md")).unwrap();
+    fixture.write("README.md/inside", "x");
+    std::fs::remove_dir_all(fixture.dir.join("src")).unwrap();
+    fixture.write("src", "a file now");
+    fixture.snapshot("swap");
+    fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
+        .unwrap();
     clean(&repo);
     assert!(repo.dir.join("README.md/inside").is_file() && repo.dir.join("src").is_file());
 }
 
 #[test]
-fn a_landing_that_fails_halfway_takes_everything_back() {
+fn failed_merge_rolls_everything_back() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    std::fs::remove_dir_all(place.dir.join("src")).unwrap();
-    place.write("src", "a file now");
-    place.write("README.md", "changed");
-    place.snapshot("swap");
-    // Ignored, so git does not see it; but the directory cannot go.
+    let mut fixture = repo.sandbox("fix");
+    std::fs::remove_dir_all(fixture.dir.join("src")).unwrap();
+    fixture.write("src", "a file now");
+    fixture.write("README.md", "changed");
+    fixture.snapshot("swap");
+    // The file is ignored by git, but its directory cannot be removed.
     repo.write("src/build.log", "mine");
     let before = fingerprint(&repo.dir);
-    place
-        .home
-        .merge(&place.slug, Manner::Auto, None)
+    fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
         .unwrap_err();
     assert_eq!(fingerprint(&repo.dir), before);
 }
 
 #[test]
-fn a_busy_repository_is_left_alone() {
+fn repository_with_operation_in_progress_is_refused() {
     let repo = Repo::with_files();
-    let place = worked(&repo);
+    let fixture = worked(&repo);
     std::fs::write(repo.dir.join(".git/index.lock"), "").unwrap();
     let before = fingerprint(&repo.dir);
-    let error = place
-        .home
-        .merge(&place.slug, Manner::Auto, None)
+    let error = fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
         .unwrap_err();
     assert!(matches!(error, GitError::Busy { .. }), "{error}");
     assert_eq!(fingerprint(&repo.dir), before);
@@ -212,9 +230,9 @@ fn a_busy_repository_is_left_alone() {
         format!("{}\n", repo.rev("HEAD")),
     )
     .unwrap();
-    let error = place
-        .home
-        .merge(&place.slug, Manner::Auto, None)
+    let error = fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
         .unwrap_err();
     assert!(matches!(error, GitError::Busy { .. }), "{error}");
 }
@@ -222,10 +240,13 @@ fn a_busy_repository_is_left_alone() {
 #[test]
 fn a_detached_head_a_linked_worktree_and_a_bare_repository_merge() {
     let repo = Repo::with_files();
-    let place = worked(&repo);
+    let fixture = worked(&repo);
     git(&repo.dir, &["switch", "-q", "--detach"]);
     let main = repo.rev("main");
-    place.home.merge(&place.slug, Manner::Auto, None).unwrap();
+    fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
+        .unwrap();
     assert_eq!(
         (repo.rev("HEAD"), repo.rev("main")),
         (repo.rev("palisade/fix"), main)
@@ -246,8 +267,10 @@ fn a_detached_head_a_linked_worktree_and_a_bare_repository_merge() {
         ],
     );
     let before = fingerprint(&repo.dir.join("src"));
-    let home = Home::discover(&linked).unwrap();
-    home.merge(&place.slug, Manner::Merge, None).unwrap();
+    let host_repository = HostRepository::discover(&linked).unwrap();
+    host_repository
+        .merge(&fixture.slug, MergeMode::Merge, None)
+        .unwrap();
     assert_eq!(git(&linked, &["status", "--porcelain"]), "");
     assert_eq!(fingerprint(&repo.dir.join("src")), before);
 
@@ -257,9 +280,14 @@ fn a_detached_head_a_linked_worktree_and_a_bare_repository_merge() {
         &["clone", "-q", "--mirror", ".", bare.to_str().unwrap()],
     );
     git(&bare, &["symbolic-ref", "HEAD", "refs/heads/main"]);
-    let home = Home::discover(&bare).unwrap();
-    assert!(matches!(home.apply(&place.slug), Err(GitError::Bare(_))));
-    let merged = home.merge(&place.slug, Manner::Auto, None).unwrap();
+    let host_repository = HostRepository::discover(&bare).unwrap();
+    assert!(matches!(
+        host_repository.apply(&fixture.slug),
+        Err(GitError::Bare(_))
+    ));
+    let merged = host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
+        .unwrap();
     assert_eq!(
         git(&bare, &["rev-parse", "main"]),
         merged.commit.to_string()
@@ -269,11 +297,14 @@ fn a_detached_head_a_linked_worktree_and_a_bare_repository_merge() {
 #[test]
 fn a_diff_counts_quotes_and_applies() {
     let repo = Repo::with_files();
-    let mut place = worked(&repo);
-    std::fs::write(place.dir.join("binary"), [0, 1, 2, 255]).unwrap();
-    place.write(".vscode/tasks.json", "{}\n");
-    place.snapshot("more");
-    let changes = place.home.diff(&place.slug, usize::MAX).unwrap();
+    let mut fixture = worked(&repo);
+    std::fs::write(fixture.dir.join("binary"), [0, 1, 2, 255]).unwrap();
+    fixture.write(".vscode/tasks.json", "{}\n");
+    fixture.snapshot("more");
+    let changes = fixture
+        .host_repository
+        .diff(&fixture.slug, usize::MAX)
+        .unwrap();
     let find = |path: &str| {
         changes
             .files
@@ -291,9 +322,13 @@ fn a_diff_counts_quotes_and_applies() {
         (1, 1)
     );
     assert!(find("binary").binary);
-    let steering: Vec<_> = changes.steering().into_iter().map(|s| s.path).collect();
-    assert_eq!(steering, [b".vscode/tasks.json".to_vec()]);
-    let cut = place.home.diff(&place.slug, 100).unwrap();
+    let sensitive_paths: Vec<_> = changes
+        .sensitive_paths()
+        .into_iter()
+        .map(|s| s.path)
+        .collect();
+    assert_eq!(sensitive_paths, [b".vscode/tasks.json".to_vec()]);
+    let cut = fixture.host_repository.diff(&fixture.slug, 100).unwrap();
     assert!(cut.cut && cut.patch.len() <= 100 && cut.files.len() == changes.files.len());
 
     let patch = repo.temp.path().join("patch");
@@ -302,7 +337,7 @@ fn a_diff_counts_quotes_and_applies() {
     let tree = git(&repo.dir, &["write-tree"]);
     assert_eq!(tree, git(&repo.dir, &["rev-parse", "palisade/fix^{tree}"]));
 
-    let log = place.home.log(&place.slug, 10).unwrap();
+    let log = fixture.host_repository.log(&fixture.slug, 10).unwrap();
     let subjects: Vec<_> = log.iter().map(|entry| entry.subject.as_str()).collect();
     assert_eq!(subjects, ["more", "edit: everything"]);
 }
@@ -310,17 +345,17 @@ fn a_diff_counts_quotes_and_applies() {
 #[test]
 fn an_unrelated_history_and_a_new_submodule_are_refused() {
     let repo = Repo::with_files();
-    let place = worked(&repo);
+    let fixture = worked(&repo);
     git(&repo.dir, &["switch", "-q", "--orphan", "other"]);
     write(&repo.dir, "x", "x");
     repo.commit("orphan");
-    let error = place
-        .home
-        .merge(&place.slug, Manner::Auto, None)
+    let error = fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
         .unwrap_err();
     assert!(matches!(error, GitError::Unrelated(_)), "{error}");
 
-    // As if somebody had put it on the branch by other means.
+    // As if the commit had been put on the branch by other means.
     git(&repo.dir, &["switch", "-q", "palisade/fix"]);
     let id = "1".repeat(40);
     let entry = format!("160000,{id},sub");
@@ -328,16 +363,16 @@ fn an_unrelated_history_and_a_new_submodule_are_refused() {
     git(&repo.dir, &["commit", "-q", "-m", "link"]);
     git(&repo.dir, &["switch", "-q", "main"]);
     let before = fingerprint(&repo.dir);
-    let error = place
-        .home
-        .merge(&place.slug, Manner::Auto, None)
+    let error = fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
         .unwrap_err();
     assert!(matches!(error, GitError::Forbidden { .. }), "{error}");
     assert_eq!(fingerprint(&repo.dir), before);
 }
 
 #[test]
-fn files_with_other_line_endings_on_disk_count_as_clean() {
+fn crlf_files_on_disk_count_as_clean() {
     let repo = Repo::with_files();
     repo.write(".gitattributes", "*.txt text eol=crlf\n");
     repo.write("a.txt", "one\n");
@@ -345,45 +380,50 @@ fn files_with_other_line_endings_on_disk_count_as_clean() {
     std::fs::remove_file(repo.dir.join("a.txt")).unwrap();
     git(&repo.dir, &["checkout", "-q", "a.txt"]);
     assert_eq!(std::fs::read(repo.dir.join("a.txt")).unwrap(), b"one\r\n");
-    // An index younger than its files, as a minute later.
+    // Make the index newer than its files.
     let index = std::fs::File::options()
         .write(true)
         .open(repo.dir.join(".git/index"))
         .unwrap();
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
     index.set_modified(later).unwrap();
-    let mut place = repo.sandbox("fix");
-    place.write("a.txt", "two\n");
-    place.snapshot("edit");
-    place.home.merge(&place.slug, Manner::Auto, None).unwrap();
+    let mut fixture = repo.sandbox("fix");
+    fixture.write("a.txt", "two\n");
+    fixture.snapshot("edit");
+    fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
+        .unwrap();
     assert_eq!(git(&repo.dir, &["status", "--porcelain"]), "");
     assert_eq!(std::fs::read(repo.dir.join("a.txt")).unwrap(), b"two\n");
 }
 
 #[test]
-fn what_a_sparse_checkout_keeps_off_the_disk_stays_off_it() {
+fn paths_outside_sparse_checkout_are_not_written() {
     let repo = Repo::with_files();
     repo.write("far/a.txt", "a\n");
     repo.write("far/b.txt", "b\n");
     repo.commit("far");
-    let mut place = repo.sandbox("fix");
-    place.write("far/a.txt", "agent\n");
-    std::fs::remove_file(place.dir.join("far/b.txt")).unwrap();
-    place.write("README.md", "agent\n");
-    place.snapshot("work");
+    let mut fixture = repo.sandbox("fix");
+    fixture.write("far/a.txt", "agent\n");
+    std::fs::remove_file(fixture.dir.join("far/b.txt")).unwrap();
+    fixture.write("README.md", "agent\n");
+    fixture.snapshot("work");
     git(
         &repo.dir,
         &["sparse-checkout", "set", "--no-cone", "/*", "!/far/"],
     );
     assert!(!repo.dir.join("far").exists());
-    // Applied, there is only the disk to put it on.
-    repo.home().apply(&place.slug).unwrap();
+    // `apply` does not change the index, so the file is written to disk.
+    repo.host_repository().apply(&fixture.slug).unwrap();
     let text = std::fs::read_to_string(repo.dir.join("far/a.txt")).unwrap();
     assert_eq!(text, "agent\n");
     std::fs::remove_dir_all(repo.dir.join("far")).unwrap();
     git(&repo.dir, &["checkout", "-q", "README.md"]);
     git(&repo.dir, &["sparse-checkout", "reapply"]);
-    repo.home().merge(&place.slug, Manner::Auto, None).unwrap();
+    repo.host_repository()
+        .merge(&fixture.slug, MergeMode::Auto, None)
+        .unwrap();
     assert!(!repo.dir.join("far").exists());
     let text = std::fs::read_to_string(repo.dir.join("README.md")).unwrap();
     assert_eq!(text, "agent\n");
@@ -400,16 +440,16 @@ fn what_a_sparse_checkout_keeps_off_the_disk_stays_off_it() {
 }
 
 #[test]
-fn line_endings_of_the_operators_are_no_change_of_their_own() {
+fn line_ending_differences_count_as_clean() {
     let repo = Repo::empty();
     git(&repo.dir, &["config", "core.autocrlf", "true"]);
     repo.write("a.txt", "one\r\ntwo\r\n");
     repo.write("b.txt", "one\r\ntwo\r\n");
     repo.commit("lines");
-    let mut place = repo.sandbox("fix");
-    place.write("a.txt", "one\nagent\n");
-    place.snapshot("work");
-    // As young as the index, and by the second only: nobody can tell by the time.
+    let mut fixture = repo.sandbox("fix");
+    fixture.write("a.txt", "one\nagent\n");
+    fixture.snapshot("work");
+    // The file's time equals the index's within a second, so stat data proves nothing.
     let young = std::fs::FileTimes::new()
         .set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(4_000_000_000));
     let set = |path: &str| {
@@ -421,14 +461,16 @@ fn line_endings_of_the_operators_are_no_change_of_their_own() {
     };
     set("a.txt");
     git(&repo.dir, &["update-index", "--really-refresh"]);
-    repo.home().merge(&place.slug, Manner::Auto, None).unwrap();
+    repo.host_repository()
+        .merge(&fixture.slug, MergeMode::Auto, None)
+        .unwrap();
     let text = std::fs::read_to_string(repo.dir.join("a.txt")).unwrap();
     assert_eq!(text, "one\nagent\n");
-    // A change of theirs still is one, also where git was told not to look.
+    // The operator's change still counts, even for a path marked assume-unchanged.
     for hidden in [false, true] {
-        let mut place = repo.sandbox(if hidden { "hidden" } else { "seen" });
-        place.write("b.txt", "one\nagent\n");
-        place.snapshot("work");
+        let mut fixture = repo.sandbox(if hidden { "hidden" } else { "seen" });
+        fixture.write("b.txt", "one\nagent\n");
+        fixture.snapshot("work");
         repo.write("b.txt", "one\r\nmine\r\n");
         set("b.txt");
         let how = if hidden {
@@ -438,8 +480,8 @@ fn line_endings_of_the_operators_are_no_change_of_their_own() {
         };
         git(&repo.dir, &["update-index", how, "b.txt"]);
         let error = repo
-            .home()
-            .merge(&place.slug, Manner::Auto, None)
+            .host_repository()
+            .merge(&fixture.slug, MergeMode::Auto, None)
             .unwrap_err();
         assert!(matches!(error, GitError::Dirty(_)), "{error}");
         let text = std::fs::read_to_string(repo.dir.join("b.txt")).unwrap();

@@ -1,12 +1,12 @@
-//! What only root can do: workspaces that belong to a sandbox's own ids.
+//! Tests that need root: workspaces that belong to a sandbox's own ids.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use sandbox::git::workspace::{Owner, Plan};
+use sandbox::git::workspace::{Owner, WorkspacePlan};
 use sandbox::name::Slug;
 
-use crate::repo::{Place, Repo, git};
+use crate::repo::{Repo, SandboxFixture, git};
 
 const OWNER: Owner = (1_073_742_824, 1_073_742_825);
 
@@ -25,14 +25,14 @@ fn owners(dir: &Path, see: &mut dyn FnMut(&Path, Owner)) {
 }
 
 #[test]
-fn every_file_of_a_workspace_belongs_to_the_sandbox_and_nothing_is_read_again() {
+fn workspace_files_have_sandbox_owner_and_valid_manifest() {
     let repo = Repo::with_files();
     if !is_root(&repo) {
-        // Without root there is one id, and nothing to give away.
+        // Without root there is one id, and no owner to change.
         return;
     }
-    let home = repo.home();
-    let plan = Plan {
+    let host_repository = repo.host_repository();
+    let plan = WorkspacePlan {
         commit: repo.rev("HEAD"),
         depth: None,
         dirty: false,
@@ -45,7 +45,9 @@ fn every_file_of_a_workspace_belongs_to_the_sandbox_and_nothing_is_read_again() 
         ("given-to-another", Some(Some((OWNER.0 + 1, OWNER.1 + 1)))),
     ] {
         if let Some(owner) = spare {
-            checkouts.prepare_spare(&home, &plan, owner).unwrap();
+            checkouts
+                .prepare_spare(&host_repository, &plan, owner)
+                .unwrap();
             assert_eq!(checkouts.spare_owner(&plan), owner);
             assert_eq!(checkouts.spare_owners(), Vec::from_iter(owner));
         }
@@ -53,9 +55,11 @@ fn every_file_of_a_workspace_belongs_to_the_sandbox_and_nothing_is_read_again() 
         std::fs::create_dir(&dir).unwrap();
         std::os::unix::fs::chown(&dir, Some(OWNER.0), Some(OWNER.1)).unwrap();
         let slug = Slug::from_name(name).unwrap();
-        home.create_branch(&slug, plan.commit, "made").unwrap();
+        host_repository
+            .create_branch(&slug, plan.commit, "made")
+            .unwrap();
         let manifest = checkouts
-            .create_workspace(&home, &plan, &slug, &dir, Some(OWNER))
+            .create_workspace(&host_repository, &plan, &slug, &dir, Some(OWNER))
             .unwrap();
         let mut count = 0;
         owners(&dir, &mut |path, owner| {
@@ -65,35 +69,35 @@ fn every_file_of_a_workspace_belongs_to_the_sandbox_and_nothing_is_read_again() 
         assert!(count > 20);
         let safe = format!("safe.directory={}", dir.display());
         assert_eq!(git(&dir, &["-c", &safe, "status", "--porcelain"]), "");
-        let mut place = Place {
-            home: repo.home(),
+        let mut fixture = SandboxFixture {
+            host_repository: repo.host_repository(),
             slug,
             dir,
             manifest,
         };
-        crate::snapshot::wait_for_the_tick(&place.manifest);
-        // The first looks twice at what is younger than the clock's tick.
-        place.snapshot("nothing");
-        let second = place.snapshot("nothing");
+        crate::snapshot::wait_for_the_tick(&fixture.manifest);
+        // The first snapshot reads files again that are newer than the clock's tick.
+        fixture.snapshot("nothing");
+        let second = fixture.snapshot("nothing");
         assert_eq!((second.moved, second.read), (false, 0));
     }
 }
 
 #[test]
-fn a_file_closed_to_all_but_its_owner_comes_home_through_the_worker() {
+fn worker_reads_files_closed_to_others() {
     use std::os::unix::fs::PermissionsExt;
     let repo = Repo::with_files();
     if !is_root(&repo) {
         return;
     }
-    let place = repo.sandbox("fix");
-    place.write("closed", "x");
-    let path = place.dir.join("closed");
+    let fixture = repo.sandbox("fix");
+    fixture.write("closed", "x");
+    let path = fixture.dir.join("closed");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    owners(&place.dir, &mut |path, _| {
+    owners(&fixture.dir, &mut |path, _| {
         std::os::unix::fs::lchown(path, Some(OWNER.0), Some(OWNER.1)).unwrap();
     });
-    let report = crate::worker::snapshot(&repo, &place, None);
+    let report = crate::worker::snapshot(&repo, &fixture, None);
     assert!(report.moved && report.left_out == 0, "{report:?}");
     assert_eq!(git(&repo.dir, &["show", "palisade/fix:closed"]), "x");
 }

@@ -1,51 +1,55 @@
-//! A crash in the middle of a landing, and what the next one makes of it.
+//! Recovery from a crash in the middle of a merge, an apply or a checkout.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use sandbox::git::error::GitError;
-use sandbox::git::home::Home;
-use sandbox::git::merge::Manner;
+use sandbox::git::host_repository::HostRepository;
+use sandbox::git::merge::MergeMode;
 use sandbox::name::Slug;
 
-use crate::repo::{Place, Repo, git};
+use crate::repo::{Repo, SandboxFixture, git};
 
 const FILES: usize = 240;
 
-/// Not a test of its own: the process that is killed.
+/// Not a test: this is the process that is killed.
 #[test]
-fn landing_in_a_process_of_its_own() {
+fn worktree_update_in_a_child_process() {
     let Some(dir) = std::env::var_os("PALISADE_LAND_IN") else {
         return;
     };
-    let home = Home::discover(Path::new(&dir)).unwrap();
+    let host_repository = HostRepository::discover(Path::new(&dir)).unwrap();
     let slug = Slug::from_name("fix").unwrap();
     match std::env::var("PALISADE_LAND").unwrap().as_str() {
-        "merge" => drop(home.merge(&slug, Manner::Merge, None).unwrap()),
-        "apply" => drop(home.apply(&slug).unwrap()),
-        _ => drop(home.checkout(&slug).unwrap()),
+        "merge" => drop(
+            host_repository
+                .merge(&slug, MergeMode::Merge, None)
+                .unwrap(),
+        ),
+        "apply" => drop(host_repository.apply(&slug).unwrap()),
+        _ => drop(host_repository.checkout(&slug).unwrap()),
     }
 }
 
-fn worked() -> (Repo, Place) {
+fn worked() -> (Repo, SandboxFixture) {
     let repo = Repo::with_files();
     for number in 0..FILES {
         repo.write(&format!("d{}/f{number}", number % 40), "old\n");
     }
     repo.commit("many");
-    let mut place = repo.sandbox("fix");
+    let mut fixture = repo.sandbox("fix");
     for number in 0..FILES {
         match number % 3 {
-            0 => place.write(&format!("d{}/f{number}", number % 40), "new\n"),
-            1 => place.write(&format!("n{}/f{number}", number % 40), "new\n"),
+            0 => fixture.write(&format!("d{}/f{number}", number % 40), "new\n"),
+            1 => fixture.write(&format!("n{}/f{number}", number % 40), "new\n"),
             _ => {
-                std::fs::remove_file(place.dir.join(format!("d{}/f{number}", number % 40)))
+                std::fs::remove_file(fixture.dir.join(format!("d{}/f{number}", number % 40)))
                     .unwrap();
             }
         }
     }
-    place.snapshot("work");
-    (repo, place)
+    fixture.snapshot("work");
+    (repo, fixture)
 }
 
 fn stages(repo: &Repo) -> Vec<std::path::PathBuf> {
@@ -69,8 +73,8 @@ fn journals(repo: &Repo) -> usize {
         .count()
 }
 
-/// Whether every file is as the sandbox has it.
-fn has_arrived(repo: &Repo) -> bool {
+/// Whether every file is as in the sandbox.
+fn is_complete(repo: &Repo) -> bool {
     let read = |path: String| std::fs::read_to_string(repo.dir.join(path)).ok();
     (0..FILES).all(|number| {
         let changed = read(format!("d{}/f{number}", number % 40));
@@ -83,13 +87,14 @@ fn has_arrived(repo: &Repo) -> bool {
     })
 }
 
-/// Starts a landing and kills it when `seen` is in its stage. Whether it was killed in time.
+/// Starts an update and kills it when `seen` appears in its staging directory. Returns whether it
+/// was killed in time.
 fn crash(repo: &Repo, how: &str, seen: &str) -> bool {
-    // Slower than its killer, where both want the processor.
+    // The child gets a lower priority than this process.
     let mut child = Command::new("nice")
         .args(["-n", "19"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "recovery::landing_in_a_process_of_its_own"])
+        .args(["--exact", "recovery::worktree_update_in_a_child_process"])
         .env("PALISADE_LAND_IN", &repo.dir)
         .env("PALISADE_LAND", how)
         .stdout(Stdio::null())
@@ -111,7 +116,7 @@ fn crash(repo: &Repo, how: &str, seen: &str) -> bool {
 }
 
 #[test]
-fn a_landing_that_was_killed_is_taken_back_or_is_complete() {
+fn killed_update_is_rolled_back_or_complete() {
     let mut caught = 0;
     for (how, seen) in [
         ("merge", "old-10"),
@@ -119,28 +124,28 @@ fn a_landing_that_was_killed_is_taken_back_or_is_complete() {
         ("checkout", "old-10"),
         ("merge", "new-3"),
     ] {
-        let (repo, place) = worked();
+        let (repo, fixture) = worked();
         let head = repo.rev("HEAD");
         if !crash(&repo, how, seen) {
-            // It was quicker than we, and is complete but for its journal at most.
-            place.home.recover().unwrap();
-            assert!(has_arrived(&repo), "{how}");
+            // The update finished before the kill; at most its journal is left.
+            fixture.host_repository.recover().unwrap();
+            assert!(is_complete(&repo), "{how}");
             assert_eq!(journals(&repo), 0, "{how}");
             continue;
         }
         caught += 1;
-        let said = place.home.recover().unwrap();
+        let said = fixture.host_repository.recover().unwrap();
         assert!(said.len() <= 1, "{said:?}");
         assert_eq!((stages(&repo).len(), journals(&repo)), (0, 0), "{how}");
         assert!(!repo.dir.join(".git/index.lock").exists(), "{how}");
         let taken_back = match said.first() {
             Some(said) => said.contains("as they were"),
-            // Nothing had moved, or only the cleaning was left: the repository says which.
+            // No file had moved, or only the clean-up was left: the repository shows which.
             None => {
                 repo.rev("HEAD") == head && git(&repo.dir, &["status", "--porcelain"]).is_empty()
             }
         };
-        assert!(taken_back || has_arrived(&repo), "{how} {said:?}");
+        assert!(taken_back || is_complete(&repo), "{how} {said:?}");
         if taken_back {
             assert_eq!(repo.rev("HEAD"), head);
             assert_eq!(
@@ -149,9 +154,9 @@ fn a_landing_that_was_killed_is_taken_back_or_is_complete() {
                 "{how} {said:?}"
             );
             assert!(
-                place
-                    .home
-                    .merge(&place.slug, Manner::Auto, None)
+                fixture
+                    .host_repository
+                    .merge(&fixture.slug, MergeMode::Auto, None)
                     .unwrap()
                     .moved
             );
@@ -163,21 +168,21 @@ fn a_landing_that_was_killed_is_taken_back_or_is_complete() {
                 "{how} {said:?}"
             );
         }
-        assert_eq!(place.home.recover().unwrap(), [""; 0]);
+        assert_eq!(fixture.host_repository.recover().unwrap(), [""; 0]);
         println!("{how} killed at {seen}: {said:?}");
     }
-    assert!(caught > 0, "every landing was quicker than its killer");
+    assert!(caught > 0, "every update finished before it was killed");
 }
 
 #[test]
-fn what_the_operator_changed_since_is_not_overwritten() {
-    let (repo, place) = worked();
+fn recovery_keeps_changes_made_after_the_crash() {
+    let (repo, fixture) = worked();
     if !crash(&repo, "merge", "old-20") {
         return;
     }
     let stage = stages(&repo).remove(0);
-    // A file that had been moved away is there again, with other words. One that the sandbox
-    // has too, and so is only gone for a moment.
+    // The operator writes a file again that the update had moved away, one that exists in the
+    // sandbox too.
     let gone = (0..FILES)
         .step_by(3)
         .map(|number| format!("d{}/f{number}", number % 40))
@@ -186,9 +191,9 @@ fn what_the_operator_changed_since_is_not_overwritten() {
         return;
     };
     repo.write(&gone, "the operator's own\n");
-    let error = place
-        .home
-        .merge(&place.slug, Manner::Auto, None)
+    let error = fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
         .unwrap_err();
     assert!(matches!(error, GitError::Interrupted { .. }), "{error}");
     assert!(
@@ -199,9 +204,9 @@ fn what_the_operator_changed_since_is_not_overwritten() {
     assert_eq!(text, "the operator's own\n");
     std::fs::remove_file(repo.dir.join(&gone)).unwrap();
     assert!(
-        place
-            .home
-            .merge(&place.slug, Manner::Auto, None)
+        fixture
+            .host_repository
+            .merge(&fixture.slug, MergeMode::Auto, None)
             .unwrap()
             .moved
     );
@@ -209,13 +214,13 @@ fn what_the_operator_changed_since_is_not_overwritten() {
 }
 
 #[test]
-fn a_lock_and_a_directory_that_are_not_ours_are_left_alone() {
-    let (repo, place) = worked();
+fn foreign_lock_and_staging_directory_are_left_alone() {
+    let (repo, fixture) = worked();
     let lock = repo.dir.join(".git/index.lock");
     std::fs::write(&lock, "").unwrap();
-    let error = place
-        .home
-        .merge(&place.slug, Manner::Auto, None)
+    let error = fixture
+        .host_repository
+        .merge(&fixture.slug, MergeMode::Auto, None)
         .unwrap_err();
     let said = error.to_string();
     assert!(
@@ -225,13 +230,13 @@ fn a_lock_and_a_directory_that_are_not_ours_are_left_alone() {
     assert!(lock.exists());
     assert_eq!(git(&repo.dir, &["diff", "--stat"]), "");
     std::fs::remove_file(&lock).unwrap();
-    // As an agent could have committed it.
+    // A directory that an agent could have committed.
     repo.write(".palisade-landing-1-1/old-0", "mine");
     repo.write(".palisade-landing-1-1/ready", "");
     assert!(
-        place
-            .home
-            .merge(&place.slug, Manner::Auto, None)
+        fixture
+            .host_repository
+            .merge(&fixture.slug, MergeMode::Auto, None)
             .unwrap()
             .moved
     );

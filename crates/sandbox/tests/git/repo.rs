@@ -1,4 +1,4 @@
-//! A repository to try things on, and a sandbox's workspace of it.
+//! Test fixtures: a repository, and a sandbox's workspace of it.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use git2::Oid;
-use sandbox::git::checkout::Checkouts;
+use sandbox::git::checkout_cache::CheckoutCache;
 use sandbox::git::error::GitError;
-use sandbox::git::home::Home;
+use sandbox::git::host_repository::HostRepository;
 use sandbox::git::manifest::Manifest;
-use sandbox::git::snapshot::{Bounds, Request, Snapshot};
+use sandbox::git::snapshot::{CommitRequest, SnapshotBounds, SnapshotOutcome};
 use sandbox::git::walk::Walk;
-use sandbox::git::workspace::Plan;
+use sandbox::git::workspace::WorkspacePlan;
 use sandbox::name::Slug;
 use tempfile::TempDir;
 
@@ -22,7 +22,7 @@ pub(crate) struct Repo {
     pub(crate) dir: PathBuf,
 }
 
-/// Runs git as the operator would, with no configuration but the repository's.
+/// Runs git as the operator, with no configuration but the repository's.
 pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
     let (ok, out) = try_git(dir, args);
     assert!(ok, "git {args:?}: {out}");
@@ -60,7 +60,7 @@ impl Repo {
         Self { temp, dir }
     }
 
-    /// A repository with a few files of each kind, two commits old.
+    /// A repository with a few files of each kind and two commits.
     pub(crate) fn with_files() -> Self {
         let repo = Self::empty();
         repo.write("README.md", "hello\n");
@@ -90,35 +90,37 @@ impl Repo {
         Oid::from_str(&git(&self.dir, &["rev-parse", name])).unwrap()
     }
 
-    pub(crate) fn home(&self) -> Home {
-        Home::discover(&self.dir).unwrap()
+    pub(crate) fn host_repository(&self) -> HostRepository {
+        HostRepository::discover(&self.dir).unwrap()
     }
 
     pub(crate) fn state(&self) -> PathBuf {
         self.temp.path().join("state")
     }
 
-    pub(crate) fn checkouts(&self) -> Checkouts {
-        Checkouts::open(&self.state(), u64::MAX).unwrap()
+    pub(crate) fn checkouts(&self) -> CheckoutCache {
+        CheckoutCache::open(&self.state(), u64::MAX).unwrap()
     }
 
-    /// A sandbox with its branch and workspace, as a create makes it.
-    pub(crate) fn sandbox(&self, name: &str) -> Place {
-        let home = self.home();
+    /// A sandbox with its branch and workspace, as `create` makes it.
+    pub(crate) fn sandbox(&self, name: &str) -> SandboxFixture {
+        let host_repository = self.host_repository();
         let slug = Slug::from_name(name).unwrap();
-        let plan = Plan {
-            commit: home.head().unwrap().commit,
+        let plan = WorkspacePlan {
+            commit: host_repository.head().unwrap().commit,
             depth: None,
             dirty: false,
         };
-        home.create_branch(&slug, plan.commit, "made").unwrap();
+        host_repository
+            .create_branch(&slug, plan.commit, "made")
+            .unwrap();
         let dir = self.temp.path().join(format!("workspace-{name}"));
         let manifest = self
             .checkouts()
-            .create_workspace(&home, &plan, &slug, &dir, None)
+            .create_workspace(&host_repository, &plan, &slug, &dir, None)
             .unwrap();
-        Place {
-            home,
+        SandboxFixture {
+            host_repository,
             slug,
             dir,
             manifest,
@@ -132,45 +134,47 @@ pub(crate) fn write(dir: &Path, path: &str, text: &str) {
     std::fs::write(path, text).unwrap();
 }
 
-/// A sandbox as the host sees it.
-pub(crate) struct Place {
-    pub(crate) home: Home,
+/// A sandbox's workspace and branch on the host.
+pub(crate) struct SandboxFixture {
+    pub(crate) host_repository: HostRepository,
     pub(crate) slug: Slug,
     pub(crate) dir: PathBuf,
     pub(crate) manifest: Manifest,
 }
 
-impl Place {
+impl SandboxFixture {
     pub(crate) fn write(&self, path: &str, text: &str) {
         write(&self.dir, path, text);
     }
 
-    pub(crate) fn snapshot(&mut self, message: &str) -> Snapshot {
-        self.try_snapshot(message, &Bounds::default(), None)
+    pub(crate) fn snapshot(&mut self, message: &str) -> SnapshotOutcome {
+        self.try_snapshot(message, &SnapshotBounds::default(), None)
             .unwrap()
     }
 
     pub(crate) fn try_snapshot(
         &mut self,
         message: &str,
-        bounds: &Bounds,
+        bounds: &SnapshotBounds,
         agent_head: Option<Oid>,
-    ) -> Result<Snapshot, GitError> {
+    ) -> Result<SnapshotOutcome, GitError> {
         let mut walk = Walk::new(&self.dir, &self.manifest, bounds)?;
-        let request = Request {
+        let request = CommitRequest {
             slug: &self.slug,
             message,
             agent_head,
             bounds,
         };
-        let snapshot = self.home.snapshot(&request, &self.manifest, &mut walk)?;
+        let snapshot = self
+            .host_repository
+            .snapshot(&request, &self.manifest, &mut walk)?;
         self.manifest = snapshot.manifest.clone();
         Ok(snapshot)
     }
 }
 
-/// Everything a person could notice: each file's bytes, mode, inode and time, HEAD, the index, the
-/// configuration and every branch that is not ours.
+/// The observable state: each file's bytes, mode, inode and time, HEAD, the index, the
+/// configuration and every branch that is no sandbox's.
 pub(crate) fn fingerprint(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut all = BTreeMap::new();
     collect(dir, dir, &mut all);
@@ -200,7 +204,7 @@ fn collect(root: &Path, dir: &Path, all: &mut BTreeMap<PathBuf, Vec<u8>>) {
     }
 }
 
-/// The paths and modes of a commit, as git lists them.
+/// The paths and modes of a commit, in git's order.
 pub(crate) fn listing(dir: &Path, commit: &str) -> String {
     git(dir, &["-c", "core.quotepath=true", "ls-tree", "-r", commit])
         .lines()

@@ -1,4 +1,4 @@
-//! A workspace becomes a commit.
+//! Snapshots of a workspace.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -6,28 +6,30 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 
 use sandbox::git::error::GitError;
-use sandbox::git::manifest::{Manifest, Moment};
-use sandbox::git::snapshot::{Bounds, Content, Entry, Oddity, Request, Source};
+use sandbox::git::manifest::{FileTime, Manifest};
+use sandbox::git::snapshot::{
+    CommitRequest, EntryContent, SkipReason, SnapshotBounds, SnapshotEntry, SnapshotSource,
+};
 
 use crate::repo::{Repo, fingerprint, git, listing};
 
 #[test]
-fn changes_of_every_kind_are_committed_and_the_host_stays_as_it_was() {
+fn changes_of_every_kind_are_committed_without_touching_the_worktree() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
+    let mut fixture = repo.sandbox("fix");
     let before = fingerprint(&repo.dir);
-    place.write("src/main.rs", "fn main() { todo() }\n");
-    place.write("deep/er/new.txt", "new\n");
-    place.write("run2.sh", "#!/bin/sh\n");
+    fixture.write("src/main.rs", "fn main() { todo() }\n");
+    fixture.write("deep/er/new.txt", "new\n");
+    fixture.write("run2.sh", "#!/bin/sh\n");
     let executable = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(place.dir.join("run2.sh"), executable).unwrap();
+    std::fs::set_permissions(fixture.dir.join("run2.sh"), executable).unwrap();
     let plain = std::fs::Permissions::from_mode(0o644);
-    std::fs::set_permissions(place.dir.join("run.sh"), plain).unwrap();
-    std::fs::remove_file(place.dir.join("README.md")).unwrap();
-    std::fs::rename(place.dir.join("src/lib.rs"), place.dir.join("moved.rs")).unwrap();
-    std::os::unix::fs::symlink("/etc/passwd", place.dir.join("outside")).unwrap();
+    std::fs::set_permissions(fixture.dir.join("run.sh"), plain).unwrap();
+    std::fs::remove_file(fixture.dir.join("README.md")).unwrap();
+    std::fs::rename(fixture.dir.join("src/lib.rs"), fixture.dir.join("moved.rs")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", fixture.dir.join("outside")).unwrap();
 
-    let snapshot = place.snapshot("bash: cargo test");
+    let snapshot = fixture.snapshot("bash: cargo test");
     assert!(snapshot.moved);
     assert_eq!(
         listing(&repo.dir, "palisade/fix"),
@@ -49,15 +51,15 @@ fn changes_of_every_kind_are_committed_and_the_host_stays_as_it_was() {
 #[test]
 fn an_unchanged_workspace_makes_no_commit_and_reads_nothing() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    let first = place.snapshot("nothing");
+    let mut fixture = repo.sandbox("fix");
+    let first = fixture.snapshot("nothing");
     assert!(!first.moved);
-    place.write("new", "x");
-    assert!(place.snapshot("something").moved);
-    wait_for_the_tick(&place.manifest);
-    let settled = place.snapshot("nothing again");
+    fixture.write("new", "x");
+    assert!(fixture.snapshot("something").moved);
+    wait_for_the_tick(&fixture.manifest);
+    let settled = fixture.snapshot("nothing again");
     assert!(!settled.moved);
-    let last = place.snapshot("and again");
+    let last = fixture.snapshot("and again");
     assert_eq!((last.moved, last.read), (false, 0));
     assert_eq!(
         git(&repo.dir, &["rev-list", "--count", "palisade/fix"]),
@@ -65,7 +67,7 @@ fn an_unchanged_workspace_makes_no_commit_and_reads_nothing() {
     );
 }
 
-/// Until the clock is well past every file's last change.
+/// Waits until the clock is past every file's last change.
 pub(crate) fn wait_for_the_tick(manifest: &Manifest) {
     let newest = manifest
         .entries
@@ -84,16 +86,16 @@ pub(crate) fn wait_for_the_tick(manifest: &Manifest) {
 }
 
 #[test]
-fn a_change_that_hides_behind_the_old_time_is_seen() {
+fn change_with_restored_mtime_is_detected() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    wait_for_the_tick(&place.manifest);
-    let path = place.dir.join("README.md");
+    let mut fixture = repo.sandbox("fix");
+    wait_for_the_tick(&fixture.manifest);
+    let path = fixture.dir.join("README.md");
     let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
     std::fs::write(&path, "jello\n").unwrap();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.set_modified(modified).unwrap();
-    assert!(place.snapshot("sly").moved);
+    assert!(fixture.snapshot("sly").moved);
     assert_eq!(git(&repo.dir, &["show", "palisade/fix:README.md"]), "jello");
 }
 
@@ -103,16 +105,16 @@ fn ignore_files_are_respected_but_tracked_files_stay_tracked() {
     repo.write("target/tracked", "1");
     git(&repo.dir, &["add", "-f", "target/tracked"]);
     repo.commit("tracked although ignored");
-    let mut place = repo.sandbox("fix");
-    place.write("a.log", "no");
-    place.write("keep.log", "yes");
-    place.write("target/tracked", "2");
-    place.write("target/other", "no");
-    place.write("sub/.gitignore", "/local\n!deep.log\n");
-    place.write("sub/local", "no");
-    place.write("sub/deep.log", "yes");
-    place.write("sub/x/local", "yes");
-    let snapshot = place.snapshot("work");
+    let mut fixture = repo.sandbox("fix");
+    fixture.write("a.log", "no");
+    fixture.write("keep.log", "yes");
+    fixture.write("target/tracked", "2");
+    fixture.write("target/other", "no");
+    fixture.write("sub/.gitignore", "/local\n!deep.log\n");
+    fixture.write("sub/local", "no");
+    fixture.write("sub/deep.log", "yes");
+    fixture.write("sub/x/local", "yes");
+    let snapshot = fixture.snapshot("work");
     assert!(snapshot.moved);
     let listing = listing(&repo.dir, "palisade/fix");
     let has = |path: &str| listing.contains(&format!(" {path}\n"));
@@ -132,19 +134,19 @@ fn ignore_files_are_respected_but_tracked_files_stay_tracked() {
         git(&repo.dir, &["show", "palisade/fix:target/tracked"]),
         "2"
     );
-    // git agrees on what is left to do in the workspace.
-    git(&place.dir, &["add", "-A"]);
-    let theirs = git(&place.dir, &["write-tree"]);
+    // `git status` agrees on the remaining changes in the workspace.
+    git(&fixture.dir, &["add", "-A"]);
+    let to_libgit2 = git(&fixture.dir, &["write-tree"]);
     assert_eq!(
         git(&repo.dir, &["rev-parse", "palisade/fix^{tree}"]),
-        theirs
+        to_libgit2
     );
 }
 
 #[test]
-fn odd_names_are_kept_byte_for_byte() {
+fn unusual_names_are_kept_byte_for_byte() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
+    let mut fixture = repo.sandbox("fix");
     for name in [
         b"new\nline".as_slice(),
         b"not \xff utf8",
@@ -152,35 +154,41 @@ fn odd_names_are_kept_byte_for_byte() {
         b"-dash",
         b"\x1b[2J",
     ] {
-        std::fs::write(place.dir.join(OsStr::from_bytes(name)), "x").unwrap();
+        std::fs::write(fixture.dir.join(OsStr::from_bytes(name)), "x").unwrap();
     }
-    place.snapshot("names");
-    git(&place.dir, &["add", "-A"]);
-    let theirs = git(&place.dir, &["write-tree"]);
+    fixture.snapshot("names");
+    git(&fixture.dir, &["add", "-A"]);
+    let to_libgit2 = git(&fixture.dir, &["write-tree"]);
     assert_eq!(
         git(&repo.dir, &["rev-parse", "palisade/fix^{tree}"]),
-        theirs
+        to_libgit2
     );
-    let changes = place.home.diff(&place.slug, usize::MAX).unwrap();
+    let changes = fixture
+        .host_repository
+        .diff(&fixture.slug, usize::MAX)
+        .unwrap();
     assert_eq!(changes.files.len(), 5);
-    assert!(!changes.patch.contains(&0x1b), "no name moves a cursor");
+    assert!(
+        !changes.patch.contains(&0x1b),
+        "a patch has no escape sequences"
+    );
 }
 
 #[test]
 fn every_spelling_of_dot_git_is_refused() {
     for name in [".GIT", "git~1", ".g\u{200c}it", ".git ", "sub/.Git/config"] {
         let repo = Repo::with_files();
-        let mut place = repo.sandbox("fix");
-        let tip = place.home.tip(&place.slug).unwrap();
-        place.write(name, "x");
-        let error = place
-            .try_snapshot("bad", &Bounds::default(), None)
+        let mut fixture = repo.sandbox("fix");
+        let tip = fixture.host_repository.tip(&fixture.slug).unwrap();
+        fixture.write(name, "x");
+        let error = fixture
+            .try_snapshot("bad", &SnapshotBounds::default(), None)
             .unwrap_err();
         assert!(
             matches!(error, GitError::Forbidden { .. }),
             "{name}: {error}"
         );
-        assert_eq!(place.home.tip(&place.slug).unwrap(), tip);
+        assert_eq!(fixture.host_repository.tip(&fixture.slug).unwrap(), tip);
         assert_no_leftovers(&repo);
     }
 }
@@ -196,35 +204,35 @@ fn assert_no_leftovers(repo: &Repo) {
 }
 
 #[test]
-fn a_repository_inside_is_taken_as_files_and_its_dot_git_left_out() {
+fn nested_repository_is_committed_without_dot_git() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    let inner = place.dir.join("vendor");
+    let mut fixture = repo.sandbox("fix");
+    let inner = fixture.dir.join("vendor");
     std::fs::create_dir(&inner).unwrap();
     git(&inner, &["init", "-q"]);
-    place.write("vendor/code", "x");
-    let snapshot = place.snapshot("vendored");
+    fixture.write("vendor/code", "x");
+    let snapshot = fixture.snapshot("vendored");
     assert_eq!(
         snapshot.skipped,
-        [(b"vendor/.git".to_vec(), Oddity::Repository)]
+        [(b"vendor/.git".to_vec(), SkipReason::Repository)]
     );
     assert!(listing(&repo.dir, "palisade/fix").contains("100644 vendor/code\n"));
 }
 
 #[test]
-fn pipes_sockets_and_unreadable_things_are_skipped_and_reported() {
+fn pipes_sockets_and_unreadable_files_are_skipped_and_reported() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
+    let mut fixture = repo.sandbox("fix");
     let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
-    nix::unistd::mkfifo(&place.dir.join("pipe"), mode).unwrap();
-    let _socket = std::os::unix::net::UnixListener::bind(place.dir.join("socket")).unwrap();
-    place.write("file", "x");
-    let snapshot = place.snapshot("odd");
+    nix::unistd::mkfifo(&fixture.dir.join("pipe"), mode).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(fixture.dir.join("socket")).unwrap();
+    fixture.write("file", "x");
+    let snapshot = fixture.snapshot("odd");
     assert_eq!(
         snapshot.skipped,
         [
-            (b"pipe".to_vec(), Oddity::Fifo),
-            (b"socket".to_vec(), Oddity::Socket)
+            (b"pipe".to_vec(), SkipReason::Fifo),
+            (b"socket".to_vec(), SkipReason::Socket)
         ]
     );
     assert!(listing(&repo.dir, "palisade/fix").contains("100644 file\n"));
@@ -246,74 +254,78 @@ fn a_submodule_stays_as_it_was_and_nothing_below_it_is_read() {
     ];
     git(&repo.dir, &add);
     repo.commit("submodule");
-    let mut place = repo.sandbox("fix");
-    place.write("sub/inside", "x");
-    place.write("outside", "x");
-    place.snapshot("work");
+    let mut fixture = repo.sandbox("fix");
+    fixture.write("sub/inside", "x");
+    fixture.write("outside", "x");
+    fixture.snapshot("work");
     let listing = listing(&repo.dir, "palisade/fix");
     assert!(listing.contains("160000 sub\n"), "{listing}");
     assert!(!listing.contains("sub/inside"), "{listing}");
 }
 
 #[test]
-fn every_bound_has_its_sentence_and_leaves_nothing() {
-    let small = Bounds {
+fn exceeded_bounds_are_reported_and_change_nothing() {
+    let small = SnapshotBounds {
         file: 1000,
         total: 5000,
         entries: 50,
         depth: 8,
     };
-    type Make = fn(&crate::repo::Place);
+    type Make = fn(&crate::repo::SandboxFixture);
     let cases: [(&str, Make); 2] = [
-        ("the number of files", |place| {
-            (0..2000).for_each(|n| place.write(&format!("many/{n}"), ""));
+        ("the number of files", |fixture| {
+            (0..2000).for_each(|n| fixture.write(&format!("many/{n}"), ""));
         }),
-        ("the depth of directories", |place| {
-            place.write("a/b/c/d/e/f/g/h/i/j", "");
+        ("the depth of directories", |fixture| {
+            fixture.write("a/b/c/d/e/f/g/h/i/j", "");
         }),
     ];
     for (what, make) in cases {
         let repo = Repo::with_files();
-        let mut place = repo.sandbox("fix");
-        make(&place);
-        let error = place.try_snapshot("too much", &small, None).unwrap_err();
+        let mut fixture = repo.sandbox("fix");
+        make(&fixture);
+        let error = fixture.try_snapshot("too much", &small, None).unwrap_err();
         assert!(error.to_string().starts_with(what), "{error}");
         assert_no_leftovers(&repo);
     }
 }
 
 #[test]
-fn a_file_over_its_bound_is_left_out_by_name_and_the_rest_comes_home() {
+fn file_over_its_bound_is_skipped_and_others_committed() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    let small = Bounds {
+    let mut fixture = repo.sandbox("fix");
+    let small = SnapshotBounds {
         file: 1000,
-        ..Bounds::default()
+        ..SnapshotBounds::default()
     };
-    place.write("big", &"x".repeat(1001));
-    place.write("README.md", &"y".repeat(1001));
-    place.write("new", "x");
-    let made = place.try_snapshot("work", &small, None).unwrap();
+    fixture.write("big", &"x".repeat(1001));
+    fixture.write("README.md", &"y".repeat(1001));
+    fixture.write("new", "x");
+    let made = fixture.try_snapshot("work", &small, None).unwrap();
     let skipped: Vec<_> = made
         .skipped
         .iter()
         .map(|(path, _)| path.as_slice())
         .collect();
     assert_eq!(skipped, [b"README.md".as_slice(), b"big"]);
-    assert!(made.skipped.iter().all(|(_, odd)| *odd == Oddity::TooLarge));
+    assert!(
+        made.skipped
+            .iter()
+            .all(|(_, odd)| *odd == SkipReason::TooLarge)
+    );
     assert_eq!((made.left_out, made.unsaved), (2, 2));
     let tree = listing(&repo.dir, "palisade/fix");
     assert!(
         tree.contains(" new\n") && !tree.contains(" big\n"),
         "{tree}"
     );
-    // What the branch had of it before is still there: it was not deleted.
+    // The branch's version is kept: the file was not deleted.
     let before = git(&repo.dir, &["rev-parse", "HEAD:README.md"]);
     let after = git(&repo.dir, &["rev-parse", "palisade/fix:README.md"]);
     assert_eq!(before, after);
-    // Small again, it comes along like any other.
-    place.write("README.md", "small\n");
-    let made = place.try_snapshot("work", &small, None).unwrap();
+    // Once the file is small again, it is committed.
+    fixture.write("README.md", "small\n");
+    let made = fixture.try_snapshot("work", &small, None).unwrap();
     assert_eq!((made.left_out, made.unsaved), (1, 1));
     let text = git(&repo.dir, &["cat-file", "-p", "palisade/fix:README.md"]);
     assert_eq!(text, "small");
@@ -321,24 +333,29 @@ fn a_file_over_its_bound_is_left_out_by_name_and_the_rest_comes_home() {
 }
 
 #[test]
-fn what_does_not_fit_one_snapshot_fits_the_next() {
+fn next_snapshot_continues_after_the_total_bound() {
     let repo = Repo::with_files();
-    let mut place = repo.sandbox("fix");
-    let small = Bounds {
+    let mut fixture = repo.sandbox("fix");
+    let small = SnapshotBounds {
         total: 5000,
-        ..Bounds::default()
+        ..SnapshotBounds::default()
     };
-    (0..8).for_each(|n| place.write(&format!("f{n}"), &format!("{n}").repeat(900)));
-    let first = place.try_snapshot("work", &small, None).unwrap();
+    (0..8).for_each(|n| fixture.write(&format!("f{n}"), &format!("{n}").repeat(900)));
+    let first = fixture.try_snapshot("work", &small, None).unwrap();
     assert_eq!((first.left_out, first.unsaved), (3, 3));
-    assert!(first.skipped.iter().all(|(_, odd)| *odd == Oddity::NoRoom));
-    let second = place.try_snapshot("work", &small, None).unwrap();
+    assert!(
+        first
+            .skipped
+            .iter()
+            .all(|(_, odd)| *odd == SkipReason::NoRoom)
+    );
+    let second = fixture.try_snapshot("work", &small, None).unwrap();
     assert_eq!(second.left_out, 0, "{:?}", second.skipped);
     let tree = listing(&repo.dir, "palisade/fix");
     (0..8).for_each(|n| assert!(tree.contains(&format!(" f{n}\n")), "{tree}"));
 }
 
-/// A helper that the agent took over.
+/// A source controlled by the agent.
 struct Stream<F: FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>> {
     make: F,
     count: u64,
@@ -346,12 +363,12 @@ struct Stream<F: FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>> {
     body: std::io::Cursor<Vec<u8>>,
 }
 
-impl<F: FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>> Source for Stream<F> {
-    fn began(&self) -> Moment {
+impl<F: FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>> SnapshotSource for Stream<F> {
+    fn began(&self) -> FileTime {
         (0, 0)
     }
 
-    fn next(&mut self) -> Result<Option<Entry<'_>>, GitError> {
+    fn next(&mut self) -> Result<Option<SnapshotEntry<'_>>, GitError> {
         let Some((path, body)) = (self.make)(self.count) else {
             return Ok(None);
         };
@@ -360,12 +377,12 @@ impl<F: FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>> Source for Stream<F> {
         let size = body.len() as u64;
         self.body = std::io::Cursor::new(body);
         let body: &mut dyn Read = &mut self.body;
-        let content = Content::File {
+        let content = EntryContent::File {
             executable: false,
             size,
             body,
         };
-        Ok(Some(Entry {
+        Ok(Some(SnapshotEntry {
             path: &self.path,
             content,
             stamp: None,
@@ -377,13 +394,13 @@ fn stream(
     repo: &Repo,
     make: impl FnMut(u64) -> Option<(Vec<u8>, Vec<u8>)>,
 ) -> Result<(), GitError> {
-    let place = repo.sandbox("fix");
-    let bounds = Bounds {
+    let fixture = repo.sandbox("fix");
+    let bounds = SnapshotBounds {
         entries: 100_000,
-        ..Bounds::default()
+        ..SnapshotBounds::default()
     };
-    let request = Request {
-        slug: &place.slug,
+    let request = CommitRequest {
+        slug: &fixture.slug,
         message: "stream",
         agent_head: None,
         bounds: &bounds,
@@ -394,14 +411,14 @@ fn stream(
         path: Vec::new(),
         body: Default::default(),
     };
-    place
-        .home
-        .snapshot(&request, &place.manifest, &mut source)
+    fixture
+        .host_repository
+        .snapshot(&request, &fixture.manifest, &mut source)
         .map(|_| ())
 }
 
 #[test]
-fn a_stream_without_end_meets_its_bound() {
+fn endless_stream_is_refused_at_its_bound() {
     let repo = Repo::with_files();
     let error = stream(&repo, |n| Some((format!("f{n}").into_bytes(), Vec::new()))).unwrap_err();
     assert!(
@@ -411,7 +428,7 @@ fn a_stream_without_end_meets_its_bound() {
 }
 
 #[test]
-fn a_lying_stream_is_refused() {
+fn inconsistent_stream_is_refused() {
     for paths in [
         vec!["a", "a"],
         vec!["a", "a/b"],
@@ -433,7 +450,7 @@ fn a_lying_stream_is_refused() {
 }
 
 #[test]
-fn a_linked_worktree_as_home_takes_snapshots() {
+fn linked_worktree_takes_snapshots() {
     let repo = Repo::with_files();
     let linked = repo.temp.path().join("linked");
     git(
@@ -451,10 +468,10 @@ fn a_linked_worktree_as_home_takes_snapshots() {
         dir: linked,
         ..repo
     };
-    let mut place = repo.sandbox("fix");
+    let mut fixture = repo.sandbox("fix");
     let before = fingerprint(&repo.dir);
-    place.write("new", "x");
-    assert!(place.snapshot("work").moved);
+    fixture.write("new", "x");
+    assert!(fixture.snapshot("work").moved);
     assert_eq!(git(&repo.dir, &["show", "palisade/fix:new"]), "x");
     assert_eq!(fingerprint(&repo.dir), before);
 }

@@ -1,41 +1,43 @@
-//! `--dirty`: the operator's uncommitted changes come along, as uncommitted changes.
+//! `--dirty`: the operator's uncommitted changes are copied as uncommitted changes.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use sandbox::git::error::GitError;
-use sandbox::git::workspace::Plan;
+use sandbox::git::workspace::WorkspacePlan;
 use sandbox::name::Slug;
 
-use crate::repo::{Place, Repo, fingerprint, git, write};
+use crate::repo::{Repo, SandboxFixture, fingerprint, git, write};
 
-fn try_dirty(repo: &Repo, name: &str) -> Result<Place, GitError> {
-    let home = repo.home();
+fn try_dirty(repo: &Repo, name: &str) -> Result<SandboxFixture, GitError> {
+    let host_repository = repo.host_repository();
     let slug = Slug::from_name(name).unwrap();
-    let plan = Plan {
-        commit: home.head().unwrap().commit,
+    let plan = WorkspacePlan {
+        commit: host_repository.head().unwrap().commit,
         depth: None,
         dirty: true,
     };
-    home.create_branch(&slug, plan.commit, "made").unwrap();
+    host_repository
+        .create_branch(&slug, plan.commit, "made")
+        .unwrap();
     let dir: PathBuf = repo.temp.path().join(format!("workspace-{name}"));
     let made = repo
         .checkouts()
-        .create_workspace(&home, &plan, &slug, &dir, None);
-    made.map(|manifest| Place {
-        home,
+        .create_workspace(&host_repository, &plan, &slug, &dir, None);
+    made.map(|manifest| SandboxFixture {
+        host_repository,
         slug,
         dir,
         manifest,
     })
 }
 
-fn dirty(repo: &Repo, name: &str) -> Place {
+fn dirty(repo: &Repo, name: &str) -> SandboxFixture {
     try_dirty(repo, name).unwrap()
 }
 
 #[test]
-fn every_kind_of_change_comes_along_and_shows_as_uncommitted() {
+fn every_kind_of_change_is_copied_as_uncommitted() {
     let repo = Repo::with_files();
     repo.write("dir/inner", "1\n");
     repo.write("file", "1\n");
@@ -62,52 +64,57 @@ fn every_kind_of_change_comes_along_and_shows_as_uncommitted() {
 
     let shown = |dir| git(dir, &["status", "--porcelain", "-uall", "--no-renames"]);
     let before = fingerprint(&repo.dir);
-    let mut place = dirty(&repo, "fix");
+    let mut fixture = dirty(&repo, "fix");
     let after = fingerprint(&repo.dir);
     for path in [".git/index", ".git/HEAD", "README.md", "dir", "staged"] {
         let path = std::path::Path::new(path);
         assert_eq!(before.get(path), after.get(path), "{path:?}");
     }
     assert_eq!(std::fs::read(kept.join("inner")).unwrap(), b"mine");
-    let inside = shown(&place.dir);
+    let inside = shown(&fixture.dir);
     assert_eq!(
         inside,
         " M README.md\n D dir/inner\n D file\n M run.sh\n D src/lib.rs\n\
          ?? deep/er/untracked\n?? dir\n?? file/below\n?? out\n?? staged"
     );
-    assert!(!place.dir.join("ignored.log").exists());
-    assert!(place.dir.join("forced.log").exists());
-    assert!(!place.dir.join("src/lib.rs").exists());
-    let link = std::fs::read_link(place.dir.join("out")).unwrap();
+    assert!(!fixture.dir.join("ignored.log").exists());
+    assert!(fixture.dir.join("forced.log").exists());
+    assert!(!fixture.dir.join("src/lib.rs").exists());
+    let link = std::fs::read_link(fixture.dir.join("out")).unwrap();
     assert_eq!(link, std::path::Path::new("/etc/passwd"));
     assert_eq!(repo.rev("palisade/fix"), repo.rev("HEAD"));
-    assert!(place.snapshot("work").moved);
+    assert!(fixture.snapshot("work").moved);
     assert_eq!(
         git(&repo.dir, &["show", "palisade/fix:README.md"]),
         "changed"
     );
-    git(&place.dir, &["fsck", "--strict"]);
+    git(&fixture.dir, &["fsck", "--strict"]);
 }
 
 #[test]
-fn a_clean_worktree_brings_nothing_and_a_spare_serves_too() {
+fn clean_worktree_copies_nothing_also_with_a_spare() {
     let repo = Repo::with_files();
-    let home = repo.home();
-    let plan = Plan {
+    let host_repository = repo.host_repository();
+    let plan = WorkspacePlan {
         commit: repo.rev("HEAD"),
         depth: None,
         dirty: false,
     };
     let clean = dirty(&repo, "clean");
     assert_eq!(git(&clean.dir, &["status", "--porcelain"]), "");
-    repo.checkouts().prepare_spare(&home, &plan, None).unwrap();
+    repo.checkouts()
+        .prepare_spare(&host_repository, &plan, None)
+        .unwrap();
     repo.write("README.md", "changed\n");
-    let place = dirty(&repo, "spare");
-    assert_eq!(git(&place.dir, &["status", "--porcelain"]), " M README.md");
+    let fixture = dirty(&repo, "spare");
+    assert_eq!(
+        git(&fixture.dir, &["status", "--porcelain"]),
+        " M README.md"
+    );
 }
 
 #[test]
-fn what_the_operator_hides_from_git_stays_out() {
+fn paths_hidden_from_git_are_not_copied() {
     let repo = Repo::with_files();
     let everywhere = repo.temp.path().join("everywhere");
     std::fs::write(&everywhere, ".env\n").unwrap();
@@ -117,7 +124,7 @@ fn what_the_operator_hides_from_git_stays_out() {
     repo.write(".env", "KEY=secret\n");
     repo.write("sub/.env", "KEY=secret\n");
     repo.write("private/notes", "secret\n");
-    // Told to look away.
+    // A path marked assume-unchanged.
     git(
         &repo.dir,
         &["update-index", "--assume-unchanged", "README.md"],
@@ -128,19 +135,19 @@ fn what_the_operator_hides_from_git_stays_out() {
         &["update-index", "--skip-worktree", "src/lib.rs"],
     );
     std::fs::remove_file(repo.dir.join("src/lib.rs")).unwrap();
-    // Tracked once, not any more, and ignored now.
+    // A path that was tracked once and is ignored now.
     git(&repo.dir, &["rm", "-q", "--cached", "src/main.rs"]);
     repo.write("src/main.rs", "secret\n");
     repo.write(".gitignore", "src/main.rs\n");
-    // A repository inside.
+    // A nested repository.
     std::fs::create_dir(repo.dir.join("other")).unwrap();
     git(&repo.dir.join("other"), &["init", "-q"]);
     repo.write("other/-before-dot-git", "secret\n");
     repo.write("other/zz", "secret\n");
     repo.write("visible", "x");
-    let place = dirty(&repo, "fix");
+    let fixture = dirty(&repo, "fix");
     assert_eq!(
-        git(&place.dir, &["status", "--porcelain", "-uall"]),
+        git(&fixture.dir, &["status", "--porcelain", "-uall"]),
         " M .gitignore\n D src/main.rs\n?? visible"
     );
 }
@@ -156,7 +163,7 @@ fn changes_over_the_bound_are_refused_and_nothing_is_left() {
 }
 
 #[test]
-fn a_submodule_and_a_linked_worktree_bring_theirs() {
+fn changes_in_submodule_and_linked_worktree_are_copied() {
     let library = Repo::with_files();
     let repo = Repo::with_files();
     let url = library.dir.to_str().unwrap();
@@ -173,8 +180,11 @@ fn a_submodule_and_a_linked_worktree_bring_theirs() {
     repo.commit("with a submodule");
     repo.write("lib/README.md", "changed in the submodule\n");
     repo.write("README.md", "changed\n");
-    let place = dirty(&repo, "fix");
-    assert_eq!(git(&place.dir, &["status", "--porcelain"]), " M README.md");
+    let fixture = dirty(&repo, "fix");
+    assert_eq!(
+        git(&fixture.dir, &["status", "--porcelain"]),
+        " M README.md"
+    );
     let linked = repo.temp.path().join("linked");
     git(
         &repo.dir,
@@ -185,6 +195,9 @@ fn a_submodule_and_a_linked_worktree_bring_theirs() {
         temp: tempfile::tempdir().unwrap(),
         dir: linked,
     };
-    let place = dirty(&there, "other");
-    assert_eq!(git(&place.dir, &["status", "--porcelain"]), "?? only-here");
+    let fixture = dirty(&there, "other");
+    assert_eq!(
+        git(&fixture.dir, &["status", "--porcelain"]),
+        "?? only-here"
+    );
 }

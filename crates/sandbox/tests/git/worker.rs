@@ -1,4 +1,4 @@
-//! A snapshot by way of the worker's process.
+//! Snapshots by the worker process.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -8,46 +8,50 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use sandbox::git::error::GitError;
-use sandbox::git::snapshot::Bounds;
-use sandbox::worker::{SnapshotOrder, SnapshotReport, Worker, WorkerLimits};
+use sandbox::git::snapshot::SnapshotBounds;
+use sandbox::worker::{SnapshotReport, SnapshotRequest, SnapshotWorker, WorkerLimits};
 
-use crate::repo::{Place, Repo, git, listing};
+use crate::repo::{Repo, SandboxFixture, git, listing};
 
-pub(crate) fn worker() -> Worker {
-    Worker::new(
+pub(crate) fn worker() -> SnapshotWorker {
+    SnapshotWorker::new(
         PathBuf::from(env!("CARGO_BIN_EXE_sandbox-worker")),
         Vec::<OsString>::new(),
     )
 }
 
-pub(crate) fn order(repo: &Repo, place: &Place) -> SnapshotOrder {
+pub(crate) fn order(repo: &Repo, fixture: &SandboxFixture) -> SnapshotRequest {
     let manifest = repo
         .temp
         .path()
-        .join(format!("manifest-{}", place.slug.as_str()));
+        .join(format!("manifest-{}", fixture.slug.as_str()));
     if !manifest.exists() {
-        place.manifest.save(&manifest).unwrap();
+        fixture.manifest.save(&manifest).unwrap();
     }
-    SnapshotOrder {
+    SnapshotRequest {
         repository: repo.dir.clone(),
-        slug: place.slug.clone(),
-        workspace: place.dir.clone(),
+        slug: fixture.slug.clone(),
+        workspace: fixture.dir.clone(),
         manifest,
         message: "bash: make".to_owned(),
-        bounds: Bounds::default(),
+        bounds: SnapshotBounds::default(),
     }
 }
 
-pub(crate) fn snapshot(repo: &Repo, place: &Place, bundle: Option<OwnedFd>) -> SnapshotReport {
-    worker().snapshot(&order(repo, place), bundle).unwrap()
+pub(crate) fn snapshot(
+    repo: &Repo,
+    fixture: &SandboxFixture,
+    bundle: Option<OwnedFd>,
+) -> SnapshotReport {
+    worker().snapshot(&order(repo, fixture), bundle).unwrap()
 }
 
-/// What `git bundle create -` writes in the workspace, as a pipe.
-pub(crate) fn bundle(place: &Place, what: &[&str]) -> OwnedFd {
+/// The output of `git bundle create -` in the workspace, as a pipe.
+pub(crate) fn bundle(fixture: &SandboxFixture, what: &[&str]) -> OwnedFd {
     let mut git = Command::new("git")
         .args(["bundle", "create", "-q", "-"])
         .args(what)
-        .current_dir(&place.dir)
+        .current_dir(&fixture.dir)
         .env("HOME", "/nonexistent")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -76,12 +80,12 @@ fn leftovers(repo: &Repo) -> Vec<String> {
 #[test]
 fn files_are_committed_and_the_manifest_is_replaced() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
-    place.write("src/main.rs", "fn main() { work() }\n");
-    place.write("new", "x");
-    let made = mkfifo(&place.dir.join("pipe"));
+    let fixture = repo.sandbox("fix");
+    fixture.write("src/main.rs", "fn main() { work() }\n");
+    fixture.write("new", "x");
+    let made = mkfifo(&fixture.dir.join("pipe"));
     assert!(made);
-    let first = snapshot(&repo, &place, None);
+    let first = snapshot(&repo, &fixture, None);
     assert!(first.moved && first.read >= 2 && first.commits == 0);
     assert_eq!(first.tip, repo.rev("palisade/fix").to_string());
     assert_eq!(first.import_error, None);
@@ -89,7 +93,7 @@ fn files_are_committed_and_the_manifest_is_replaced() {
     assert_eq!(first.skipped[0].path, "pipe");
     assert_eq!(first.skipped[0].why, "a named pipe");
     assert!(listing(&repo.dir, "palisade/fix").contains(" new\n"));
-    let again = snapshot(&repo, &place, None);
+    let again = snapshot(&repo, &fixture, None);
     assert!(!again.moved);
     assert_eq!(again.tip, first.tip);
     assert_eq!(leftovers(&repo), [""; 0]);
@@ -101,44 +105,44 @@ fn mkfifo(path: &std::path::Path) -> bool {
 }
 
 #[test]
-fn the_agents_commits_come_in_and_the_files_follow_them() {
+fn agents_commits_are_imported_before_the_snapshot() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
+    let fixture = repo.sandbox("fix");
     let base = repo.rev("HEAD").to_string();
     for number in 0..3 {
-        place.write("work", &format!("{number}\n"));
-        git(&place.dir, &["add", "-A"]);
-        git(&place.dir, &["commit", "-q", "-m", "agent"]);
+        fixture.write("work", &format!("{number}\n"));
+        git(&fixture.dir, &["add", "-A"]);
+        git(&fixture.dir, &["commit", "-q", "-m", "agent"]);
     }
-    place.write("loose", "x");
+    fixture.write("loose", "x");
     let report = snapshot(
         &repo,
-        &place,
-        Some(bundle(&place, &["HEAD", &format!("^{base}")])),
+        &fixture,
+        Some(bundle(&fixture, &["HEAD", &format!("^{base}")])),
     );
     assert_eq!((report.commits, report.import_error.as_deref()), (3, None));
     let log = git(&repo.dir, &["log", "--format=%s", "palisade/fix"]);
     assert_eq!(log, "bash: make\nagent\nagent\nagent\nsecond\nfirst");
-    // Nothing new: git writes no bundle at all.
-    let head = git(&place.dir, &["rev-parse", "HEAD"]);
-    let none = bundle(&place, &["HEAD", &format!("^{head}")]);
-    let report = snapshot(&repo, &place, Some(none));
+    // Without new commits git writes no bundle at all.
+    let head = git(&fixture.dir, &["rev-parse", "HEAD"]);
+    let none = bundle(&fixture, &["HEAD", &format!("^{head}")]);
+    let report = snapshot(&repo, &fixture, Some(none));
     assert_eq!((report.commits, report.import_error), (0, None));
     assert!(!report.moved);
     git(&repo.dir, &["fsck", "--strict", "--full"]);
 }
 
 #[test]
-fn a_bundle_that_is_refused_does_not_stop_the_files() {
+fn refused_bundle_does_not_prevent_the_snapshot() {
     let repo = Repo::with_files();
     for (name, bytes) in [
         ("rubbish", b"# v2 git bundle\nrubbish\n\n".as_slice()),
         ("short", b"PA"),
         ("pack", b"PACK\x00\x00\x00\x02\xff\xff\xff\xff"),
     ] {
-        let place = repo.sandbox(name);
-        place.write("new", "x");
-        let report = snapshot(&repo, &place, Some(pipe(bytes)));
+        let fixture = repo.sandbox(name);
+        fixture.write("new", "x");
+        let report = snapshot(&repo, &fixture, Some(pipe(bytes)));
         assert!(report.moved, "{name}");
         let error = report.import_error.unwrap();
         assert!(error.contains("refused"), "{name}: {error}");
@@ -147,10 +151,10 @@ fn a_bundle_that_is_refused_does_not_stop_the_files() {
 }
 
 #[test]
-fn a_bundle_that_never_comes_is_given_up_and_the_files_come_home() {
+fn missing_bundle_times_out_and_files_are_committed() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
-    place.write("new", "x");
+    let fixture = repo.sandbox("fix");
+    fixture.write("new", "x");
     let (from, _held_open) = std::io::pipe().unwrap();
     let limits = WorkerLimits {
         bundle_seconds: 1,
@@ -158,33 +162,35 @@ fn a_bundle_that_never_comes_is_given_up_and_the_files_come_home() {
     };
     let report = worker()
         .with_limits(limits)
-        .snapshot(&order(&repo, &place), Some(from.into()))
+        .snapshot(&order(&repo, &fixture), Some(from.into()))
         .unwrap();
     assert!(report.moved);
     assert!(report.import_error.unwrap().contains("too long"));
 }
 
 #[test]
-fn a_refusal_keeps_its_sentence() {
+fn worker_reports_the_reason_of_a_refusal() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
-    place.write("sub/.GIT/config", "x");
+    let fixture = repo.sandbox("fix");
+    fixture.write("sub/.GIT/config", "x");
     let before = repo.rev("palisade/fix");
-    let error = worker().snapshot(&order(&repo, &place), None).unwrap_err();
+    let error = worker()
+        .snapshot(&order(&repo, &fixture), None)
+        .unwrap_err();
     assert!(matches!(error, GitError::Refused(_)), "{error:?}");
     assert!(error.to_string().contains("sub/.GIT"), "{error}");
     assert_eq!(repo.rev("palisade/fix"), before);
     assert_eq!(leftovers(&repo), [""; 0]);
 }
 
-/// Fails as a worker that is killed does: no answer, and its work left on probation.
+/// Fails like a killed worker: no answer, and a quarantine left.
 #[test]
-fn a_worker_over_its_limits_is_a_clear_error_and_the_next_one_cleans_up() {
+fn worker_over_its_limits_fails_and_is_cleaned_up() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
+    let fixture = repo.sandbox("fix");
     let before = repo.rev("palisade/fix");
     for number in 0..40 {
-        place.write(&format!("large/{number}"), &"x".repeat(4 << 20));
+        fixture.write(&format!("large/{number}"), &"x".repeat(4 << 20));
     }
     let limits = WorkerLimits {
         processor: 1,
@@ -199,18 +205,18 @@ fn a_worker_over_its_limits_is_a_clear_error_and_the_next_one_cleans_up() {
         })
         .take(4 << 20)
         .collect();
-        std::fs::write(place.dir.join(format!("large/random-{number}")), bytes).unwrap();
+        std::fs::write(fixture.dir.join(format!("large/random-{number}")), bytes).unwrap();
     }
     let error = worker()
         .with_limits(limits)
-        .snapshot(&order(&repo, &place), None)
+        .snapshot(&order(&repo, &fixture), None)
         .unwrap_err();
     assert!(error.to_string().contains("processor time"), "{error}");
     assert_eq!(repo.rev("palisade/fix"), before);
     assert_eq!(leftovers(&repo).len(), 1);
-    std::fs::remove_dir_all(place.dir.join("large")).unwrap();
-    place.write("small", "x");
-    assert!(snapshot(&repo, &place, None).moved);
+    std::fs::remove_dir_all(fixture.dir.join("large")).unwrap();
+    fixture.write("small", "x");
+    assert!(snapshot(&repo, &fixture, None).moved);
     assert_eq!(leftovers(&repo), [""; 0]);
     git(&repo.dir, &["fsck", "--strict", "--full"]);
 }
@@ -218,16 +224,16 @@ fn a_worker_over_its_limits_is_a_clear_error_and_the_next_one_cleans_up() {
 #[test]
 fn a_worker_without_memory_or_time_is_a_clear_error() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
+    let fixture = repo.sandbox("fix");
     let before = repo.rev("palisade/fix");
-    place.write("large", &"x".repeat(48 << 20));
+    fixture.write("large", &"x".repeat(48 << 20));
     let small = WorkerLimits {
         memory: 40 << 20,
         ..WorkerLimits::default()
     };
     let error = worker()
         .with_limits(small)
-        .snapshot(&order(&repo, &place), None)
+        .snapshot(&order(&repo, &fixture), None)
         .unwrap_err();
     assert!(error.to_string().contains("memory"), "{error}");
     let (from, _held_open) = std::io::pipe().unwrap();
@@ -237,66 +243,66 @@ fn a_worker_without_memory_or_time_is_a_clear_error() {
     };
     let error = worker()
         .with_limits(hasty)
-        .snapshot(&order(&repo, &place), Some(from.into()))
+        .snapshot(&order(&repo, &fixture), Some(from.into()))
         .unwrap_err();
-    assert!(error.to_string().contains("longer than 1 s"), "{error}");
+    assert!(error.to_string().contains("timed out after 1 s"), "{error}");
     assert_eq!(repo.rev("palisade/fix"), before);
 }
 
 #[test]
 fn a_program_that_is_no_worker_is_a_clear_error() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
+    let fixture = repo.sandbox("fix");
     for (program, said) in [
-        ("/bin/false", "ended without"),
-        ("/nonexistent", "not started"),
+        ("/bin/false", "exited without"),
+        ("/nonexistent", "could not be started"),
     ] {
-        let worker = Worker::new(PathBuf::from(program), Vec::new());
-        let error = worker.snapshot(&order(&repo, &place), None).unwrap_err();
+        let worker = SnapshotWorker::new(PathBuf::from(program), Vec::new());
+        let error = worker.snapshot(&order(&repo, &fixture), None).unwrap_err();
         assert!(error.to_string().contains(said), "{error}");
     }
 }
 
 #[test]
-fn a_manifest_that_is_gone_or_damaged_costs_time_and_nothing_else() {
+fn missing_or_damaged_manifest_only_costs_time() {
     let repo = Repo::with_files();
     repo.write("target/tracked", "1");
     git(&repo.dir, &["add", "-f", "target/tracked"]);
     repo.commit("tracked although ignored");
-    let place = repo.sandbox("fix");
-    let order = order(&repo, &place);
+    let fixture = repo.sandbox("fix");
+    let order = order(&repo, &fixture);
     std::fs::remove_file(&order.manifest).unwrap();
     let report = worker().snapshot(&order, None).unwrap();
     assert!(!report.moved && report.read > 4, "{report:?}");
     std::fs::write(&order.manifest, "rubbish").unwrap();
-    place.write("new", "x");
+    fixture.write("new", "x");
     let report = worker().snapshot(&order, None).unwrap();
     assert!(report.moved);
     assert!(listing(&repo.dir, "palisade/fix").contains(" target/tracked\n"));
 }
 
 #[test]
-fn the_worker_knows_the_operators_identity() {
+fn worker_commits_with_the_operators_identity() {
     let repo = Repo::with_files();
     git(&repo.dir, &["config", "user.name", "The Operator"]);
     git(&repo.dir, &["config", "user.email", "o@example.com"]);
-    let place = repo.sandbox("fix");
-    place.write("closed", "x");
+    let fixture = repo.sandbox("fix");
+    fixture.write("closed", "x");
     let closed = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(place.dir.join("closed"), closed).unwrap();
-    snapshot(&repo, &place, None);
+    std::fs::set_permissions(fixture.dir.join("closed"), closed).unwrap();
+    snapshot(&repo, &fixture, None);
     let author = git(&repo.dir, &["log", "-1", "--format=%an", "palisade/fix"]);
     assert_eq!(author, "The Operator");
 }
 
 #[test]
-fn a_branch_that_is_locked_by_a_crash_says_which_file_to_remove() {
+fn stale_branch_lock_error_names_the_file() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
-    place.write("new", "x");
+    let fixture = repo.sandbox("fix");
+    fixture.write("new", "x");
     let lock = repo.dir.join(".git/refs/heads/palisade/fix.lock");
     std::fs::write(&lock, "").unwrap();
-    let mut order = order(&repo, &place);
+    let mut order = order(&repo, &fixture);
     order.message = "long ".repeat(100_000);
     let error = worker().snapshot(&order, None).unwrap_err();
     assert!(error.to_string().contains("palisade/fix.lock"), "{error}");
@@ -304,63 +310,63 @@ fn a_branch_that_is_locked_by_a_crash_says_which_file_to_remove() {
     assert!(worker().snapshot(&order, None).unwrap().moved);
 }
 
-/// The words for what is in a workspace's repository only.
-fn strays(repo: &Repo, place: &Place) -> Vec<String> {
-    snapshot(repo, place, None).strays
+/// The descriptions of commits that only the workspace's repository has.
+fn unimported(repo: &Repo, fixture: &SandboxFixture) -> Vec<String> {
+    snapshot(repo, fixture, None).strays
 }
 
 #[test]
-fn what_only_the_agents_repository_holds_is_named() {
+fn unimported_commits_are_described() {
     let repo = Repo::with_files();
-    let place = repo.sandbox("fix");
-    let inside = |args: &[&str]| git(&place.dir, args);
-    assert_eq!(strays(&repo, &place), [""; 0], "fresh");
+    let fixture = repo.sandbox("fix");
+    let inside = |args: &[&str]| git(&fixture.dir, args);
+    assert_eq!(unimported(&repo, &fixture), [""; 0], "fresh");
     let short = |name: &str| inside(&["rev-parse", "--short=12", name]);
-    // A branch beside ours, loose and packed.
+    // Another branch, loose and packed.
     inside(&["checkout", "-q", "-b", "side"]);
-    place.write("side", "x");
+    fixture.write("side", "x");
     inside(&["add", "-A"]);
     inside(&["commit", "-q", "-m", "side"]);
     inside(&["checkout", "-q", "palisade/fix"]);
     let side = format!("branch side at {}", short("side"));
-    assert_eq!(strays(&repo, &place), [side.as_str()]);
+    assert_eq!(unimported(&repo, &fixture), [side.as_str()]);
     inside(&["pack-refs", "--all"]);
-    assert_eq!(strays(&repo, &place), [side.as_str()]);
-    // Two stashes, of which the older is in a log only.
+    assert_eq!(unimported(&repo, &fixture), [side.as_str()]);
+    // Two stashes; the older one is in the reflog only.
     for text in ["one", "two"] {
-        place.write("README.md", text);
+        fixture.write("README.md", text);
         inside(&["stash", "-q"]);
     }
     let older = format!("a stash at {}", short("stash@{1}"));
     let newer = format!("a stash at {}", short("stash@{0}"));
-    assert_eq!(strays(&repo, &place), [side, newer, older]);
+    assert_eq!(unimported(&repo, &fixture), [side, newer, older]);
     inside(&["stash", "clear"]);
     inside(&["branch", "-q", "-D", "side"]);
-    assert_eq!(strays(&repo, &place), [""; 0]);
-    // A commit on our own branch that nobody fetched, as of a sandbox that stands still.
+    assert_eq!(unimported(&repo, &fixture), [""; 0]);
+    // A commit on the sandbox's branch that was not imported, as of a paused sandbox.
     inside(&["commit", "-q", "--allow-empty", "-m", "own"]);
     let own = format!("branch palisade/fix at {}", short("HEAD"));
-    assert_eq!(strays(&repo, &place), [own]);
+    assert_eq!(unimported(&repo, &fixture), [own]);
     let base = repo.rev("HEAD");
-    let fetched = bundle(&place, &["HEAD", &format!("^{base}")]);
-    let report = snapshot(&repo, &place, Some(fetched));
+    let fetched = bundle(&fixture, &["HEAD", &format!("^{base}")]);
+    let report = snapshot(&repo, &fixture, Some(fetched));
     assert_eq!((report.commits, report.strays.len()), (1, 0));
-    // A detached HEAD, a tag object, a worktree, and what was merely fetched.
+    // A detached HEAD, a tag object, a worktree, and a fetched ref.
     inside(&["checkout", "-q", "--detach"]);
     inside(&["commit", "-q", "--allow-empty", "-m", "detached"]);
     inside(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
     let head = format!("HEAD at {}", short("HEAD"));
-    assert_eq!(strays(&repo, &place), [head]);
+    assert_eq!(unimported(&repo, &fixture), [head]);
     inside(&["tag", "-a", "-m", "words", "v1"]);
     inside(&["checkout", "-q", "palisade/fix"]);
     let tag = format!("tag v1 at {}", short("v1"));
-    assert_eq!(strays(&repo, &place), [tag]);
+    assert_eq!(unimported(&repo, &fixture), [tag]);
     inside(&["tag", "-d", "v1"]);
     let aside = repo.temp.path().join("aside");
     inside(&["worktree", "add", "-q", "--detach", aside.to_str().unwrap()]);
-    assert_eq!(strays(&repo, &place), [""; 0]);
+    assert_eq!(unimported(&repo, &fixture), [""; 0]);
     git(&aside, &["commit", "-q", "--allow-empty", "-m", "aside"]);
-    let found = strays(&repo, &place);
+    let found = unimported(&repo, &fixture);
     assert!(
         found[0].starts_with("the HEAD of worktree aside at "),
         "{found:?}"
@@ -368,7 +374,7 @@ fn what_only_the_agents_repository_holds_is_named() {
 }
 
 #[test]
-fn a_repository_that_cannot_be_read_counts_as_work() {
+fn unreadable_repository_counts_as_unsaved_work() {
     let repo = Repo::with_files();
     type Make = fn(&std::path::Path);
     let cases: [(&str, &str, Make); 5] = [
@@ -376,7 +382,7 @@ fn a_repository_that_cannot_be_read_counts_as_work() {
             std::fs::rename(git, git.with_extension("away")).unwrap();
             std::os::unix::fs::symlink("/nonexistent", git).unwrap();
         }),
-        ("a-fifo", "is no file", |git| {
+        ("a-fifo", "is no regular file", |git| {
             std::fs::remove_file(git.join("HEAD")).unwrap();
             assert!(mkfifo(&git.join("HEAD")));
         }),
@@ -391,15 +397,15 @@ fn a_repository_that_cannot_be_read_counts_as_work() {
         }),
     ];
     for (name, why, make) in cases {
-        let place = repo.sandbox(name);
-        make(&place.dir.join(".git"));
-        let found = strays(&repo, &place);
+        let fixture = repo.sandbox(name);
+        make(&fixture.dir.join(".git"));
+        let found = unimported(&repo, &fixture);
         assert_eq!(found.len(), 1, "{name}: {found:?}");
         assert!(found[0].contains(why), "{name}: {found:?}");
         assert!(!found[0].contains('\x1b'), "{name}: {found:?}");
     }
-    // Without a repository there is nothing to lose.
-    let place = repo.sandbox("none");
-    std::fs::remove_dir_all(place.dir.join(".git")).unwrap();
-    assert_eq!(strays(&repo, &place), [""; 0]);
+    // Without a repository there are no commits to lose.
+    let fixture = repo.sandbox("none");
+    std::fs::remove_dir_all(fixture.dir.join(".git")).unwrap();
+    assert_eq!(unimported(&repo, &fixture), [""; 0]);
 }

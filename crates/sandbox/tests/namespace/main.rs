@@ -1,7 +1,7 @@
 //! The namespace backend, with real sandboxes.
 //!
-//! `anybody` holds for whoever runs it. `needs_root` runs all of it once more as an
-//! unprivileged user, and what only root can see.
+//! `any_user` has the tests that any user can run. `needs_root` runs them again as an unprivileged
+//! user, and has the tests that need root.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,8 +9,8 @@
     reason = "helpers of tests fail like tests"
 )]
 
-mod anybody;
-mod bench;
+mod any_user;
+mod fixture;
 mod needs_root;
 #[path = "../contract/suite.rs"]
 mod suite;

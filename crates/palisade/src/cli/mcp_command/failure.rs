@@ -3,7 +3,7 @@
 use control::client::ClientError;
 use mcp::agents::workshop::WorkshopError;
 use sandbox::contract::SandboxError;
-use sandbox::transfer::{Refusal, TransferError};
+use sandbox::transfer::{MemberRefusal, TransferError};
 
 use crate::exit::{Exit, exit_of};
 
@@ -13,12 +13,12 @@ fn names_wrongly(error: &TransferError) -> bool {
         TransferError::Missing(_) => true,
         TransferError::Refused { reason, .. } => matches!(
             reason,
-            Refusal::Absolute
-                | Refusal::Climbs
-                | Refusal::NoPath
-                | Refusal::Link
-                | Refusal::Repository
-                | Refusal::OurOwn
+            MemberRefusal::Absolute
+                | MemberRefusal::Climbs
+                | MemberRefusal::NoPath
+                | MemberRefusal::Link
+                | MemberRefusal::Repository
+                | MemberRefusal::OurOwn
         ),
         TransferError::Malformed(_)
         | TransferError::Exists(_)

@@ -16,9 +16,9 @@ use mcp::agents::workshop::{
     Ran, Sandbox, Snapshot, Workshop, WorkshopError, Written,
 };
 use policy::id::SandboxId;
-use sandbox::contract::{Sandbox as Backend, SandboxError, Transfer};
+use sandbox::contract::{SandboxBackend as Backend, SandboxError, TransferBounds};
 use sandbox::namespace::Namespace;
-use sandbox::transfer::within::Within;
+use sandbox::transfer::confined::ConfinedDirectory;
 use sandbox::worker::SnapshotReport;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ const NO_REPOSITORY: &str = "palisade mcp was started in no git repository; star
                              name one with --directory";
 
 /// The most that an agent moves at once.
-const BOUNDS: Transfer = Transfer {
+const BOUNDS: TransferBounds = TransferBounds {
     bytes: 1 << 30,
     entries: 100_000,
 };
@@ -70,7 +70,7 @@ pub struct GateSandboxService {
 struct Told {
     open: Option<Vec<u16>>,
     reason: Option<String>,
-    published: Vec<sandbox::manager::row::Published>,
+    published: Vec<sandbox::manager::row::PublishedPort>,
 }
 
 impl GateSandboxService {
@@ -241,7 +241,7 @@ impl GateSandboxService {
         let (from, to) = (from.to_owned(), PathBuf::from(to));
         let state = self.paths.state_dir.clone();
         let work = move |backend: &(dyn Backend + Sync), id: &SandboxId| {
-            let within = Within::open(&root)?;
+            let within = ConfinedDirectory::open(&root)?;
             send(backend, id, &to, &BOUNDS, |archive| {
                 within.pack(&from, &state, archive, &BOUNDS)
             })
@@ -254,7 +254,7 @@ impl GateSandboxService {
         let root = worktree()?;
         let (from, to) = (PathBuf::from(from), to.to_owned());
         let work = move |backend: &(dyn Backend + Sync), id: &SandboxId| {
-            let within = Within::open(&root)?;
+            let within = ConfinedDirectory::open(&root)?;
             fetch(backend, id, &from, &BOUNDS, |archive| {
                 within.unpack(archive, &to, &BOUNDS)
             })
@@ -298,7 +298,7 @@ fn worktree() -> Result<PathBuf> {
     Ok(home.root().to_owned())
 }
 
-fn counted(moved: sandbox::contract::Moved) -> Moved {
+fn counted(moved: sandbox::contract::TransferSummary) -> Moved {
     Moved {
         files: moved.files,
         bytes: moved.bytes,

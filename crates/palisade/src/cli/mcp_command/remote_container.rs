@@ -5,7 +5,7 @@ use anyhow::Result;
 use config::section::sandbox::RemoteContainer;
 use control::remote;
 use policy::id::SandboxId;
-use sandbox::contract::Sandbox;
+use sandbox::contract::SandboxBackend;
 use workbench::client::Client;
 
 use crate::cli::{Global, remote as command};
@@ -30,7 +30,7 @@ impl Elsewhere {
     /// Does something with it as with any sandbox, where that may block.
     pub fn with<T>(
         &self,
-        work: impl FnOnce(&(dyn Sandbox + Sync), &SandboxId) -> Result<T>,
+        work: impl FnOnce(&(dyn SandboxBackend + Sync), &SandboxId) -> Result<T>,
     ) -> Result<T> {
         let backend = remote::open(&self.0)?;
         let id = backend.id().clone();
@@ -40,7 +40,7 @@ impl Elsewhere {
     /// The same from a thread that may not.
     pub async fn apart<T: Send + 'static>(
         self,
-        work: impl FnOnce(&(dyn Sandbox + Sync), &SandboxId) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&(dyn SandboxBackend + Sync), &SandboxId) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         tokio::task::spawn_blocking(move || self.with(work)).await?
     }

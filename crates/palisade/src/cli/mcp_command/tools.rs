@@ -10,7 +10,7 @@ use mcp::agents::workshop::{
     Content, Cut, Edited, Found, Listed, Matches, Ran, WorkshopError, Written,
 };
 use policy::id::SandboxId;
-use sandbox::contract::{Command, ExecutionResult, Sandbox, SandboxError};
+use sandbox::contract::{ExecutionResult, SandboxBackend, SandboxCommand, SandboxError};
 use sandbox::namespace::Namespace;
 use workbench::client::{Client, ClientError};
 use workbench::request::{
@@ -207,10 +207,10 @@ impl Tools {
         stdin: Vec<u8>,
         more: Option<&str>,
     ) -> Result<ExecutionResult, WorkshopError> {
-        let command = Command {
+        let command = SandboxCommand {
             stdin,
             timeout: Some(PATCHING),
-            ..Command::new(APPLY.iter().copied().chain(more))
+            ..SandboxCommand::new(APPLY.iter().copied().chain(more))
         };
         let place = self.place.clone();
         let done = tokio::task::spawn_blocking(move || match place {

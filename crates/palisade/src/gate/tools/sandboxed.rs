@@ -11,8 +11,8 @@ use control::gate::Gate;
 use mcp::caller::Caller;
 use mcp::launch::{Exit, LaunchError, Launched, Launcher, Life};
 use nix::sys::signal::Signal;
-use sandbox::contract::Command;
-use sandbox::namespace::client::Running;
+use sandbox::contract::SandboxCommand;
+use sandbox::namespace::client::RunningCommand;
 use tokio::net::UnixDatagram;
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::Mutex;
@@ -35,7 +35,7 @@ impl Sandboxed {
         let _ = self.gate.set(Arc::clone(gate));
     }
 
-    async fn start(&self, tool: &Tool) -> Result<Running, String> {
+    async fn start(&self, tool: &Tool) -> Result<RunningCommand, String> {
         let gate = self.gate.get().ok_or("the gate is not up yet")?;
         let name = format!("tool-{}", tool.name);
         let place = {
@@ -48,12 +48,12 @@ impl Sandboxed {
             made.map_err(|error| error.to_string())?
         };
         let variables = tool.env.iter();
-        let command = Command {
+        let command = SandboxCommand {
             environment: variables
                 .map(|entry| (OsString::from(&entry.name), entry.value.expose().into()))
                 .collect(),
             directory: tool.work_dir.clone(),
-            ..Command::new(&tool.command)
+            ..SandboxCommand::new(&tool.command)
         };
         let started = gate.sandboxes.start(&place, command).await;
         started.map_err(|error| error.to_string())
@@ -91,7 +91,7 @@ fn watch(end: OwnedFd) -> std::io::Result<UnixDatagram> {
 
 /// A command in a sandbox. Dropping it kills it, with everything it started.
 struct Inside {
-    running: Running,
+    running: RunningCommand,
     end: UnixDatagram,
 }
 

@@ -1,4 +1,4 @@
-//! Archives through the pipes of an errand.
+//! Uploads and downloads through the pipes of an agent task.
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,31 +10,30 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags};
 
-use super::{Session, unexpected, wait};
-use crate::contract::{Moved, SandboxError, Transfer};
+use super::{InitConnection, unexpected, wait};
+use crate::contract::{SandboxError, TransferBounds, TransferSummary};
 use crate::namespace::protocol::{Answer, Request};
 use crate::transfer::TransferError;
 
-/// How long nothing may move. The agent can stop a process of its own id.
-const STILL: Duration = Duration::from_secs(60);
+/// Timeout without progress. The agent can stop a process of its own id.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The longest outcome: a hundred notes with a path in each.
-const LONGEST_OUTCOME: usize = 1 << 20;
+/// Maximum size of an outcome: a hundred notes with a path in each.
+const MAX_OUTCOME_BYTES: usize = 1 << 20;
 
-/// What an archive may need for an entry beside its content: headers, a long name, a long
-/// link, padding.
+/// Maximum overhead of an entry: headers, a long name, a long link, padding.
 const PER_ENTRY: u64 = 16 << 10;
 
 const CHUNK: usize = 64 << 10;
 
-impl Session {
-    /// Feeds an archive to a process inside that unpacks it.
+impl InitConnection {
+    /// Sends an archive to a process in the sandbox that unpacks it.
     pub(crate) fn upload(
         self,
         to: &Path,
         archive: &mut dyn Read,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError> {
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError> {
         let request = Request::Upload {
             to: to.as_os_str().as_bytes().to_vec(),
             bounds: *bounds,
@@ -46,15 +45,15 @@ impl Session {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => break Err(error),
                 Ok(0) => break Ok(()),
-                Ok(length) => match push(&feed, buffer.get(..length).unwrap_or_default()) {
+                Ok(length) => match write_all(&feed, buffer.get(..length).unwrap_or_default()) {
                     Ok(()) => {}
-                    // It has what it wants, or does not want any more: it says which.
+                    // The process has finished or failed; its outcome says which.
                     Err(error) if error.kind() == ErrorKind::BrokenPipe => break Ok(()),
-                    Err(error) => return Err(SandboxError::Silent(error.to_string())),
+                    Err(error) => return Err(SandboxError::NotResponding(error.to_string())),
                 },
             }
         };
-        // Of half an archive nothing is kept inside.
+        // A truncated archive is discarded in the sandbox.
         drop(feed);
         let outcome = self.outcome("upload", &outcome);
         match read {
@@ -63,13 +62,13 @@ impl Session {
         }
     }
 
-    /// Takes the archive that a process inside packs.
+    /// Receives the archive that a process in the sandbox packs.
     pub(crate) fn download(
         self,
         from: &Path,
         archive: &mut dyn Write,
-        bounds: &Transfer,
-    ) -> Result<Moved, SandboxError> {
+        bounds: &TransferBounds,
+    ) -> Result<TransferSummary, SandboxError> {
         let request = Request::Download {
             from: from.as_os_str().as_bytes().to_vec(),
             bounds: *bounds,
@@ -78,12 +77,12 @@ impl Session {
         let most = bounds
             .bytes
             .saturating_add(bounds.entries.saturating_mul(PER_ENTRY))
-            .saturating_add(LONGEST_OUTCOME as u64);
+            .saturating_add(MAX_OUTCOME_BYTES as u64);
         let mut total = 0_u64;
         let mut buffer = vec![0; CHUNK];
         loop {
-            let length =
-                pull(&out, &mut buffer).map_err(|error| SandboxError::Silent(error.to_string()))?;
+            let length = read_some(&out, &mut buffer)
+                .map_err(|error| SandboxError::NotResponding(error.to_string()))?;
             if length == 0 {
                 break;
             }
@@ -99,10 +98,10 @@ impl Session {
     }
 
     fn begin(&self, what: &str, request: &Request) -> Result<[OwnedFd; 3], SandboxError> {
-        self.ask(request)?;
-        let ends = match self.hear()? {
+        self.send(request)?;
+        let ends = match self.receive()? {
             (Answer::Started, ends) => <[OwnedFd; 3]>::try_from(ends)
-                .map_err(|_| SandboxError::Silent("init sent no pipes".to_owned()))?,
+                .map_err(|_| SandboxError::NotResponding("init sent no pipes".to_owned()))?,
             (Answer::Failed { step, reason }, _) => return Err(not_started(what, step, reason)),
             (answer, _) => return Err(unexpected(&answer)),
         };
@@ -113,26 +112,28 @@ impl Session {
         Ok(ends)
     }
 
-    /// What the process inside says of its work.
-    fn outcome(&self, what: &str, end: &OwnedFd) -> Result<Moved, SandboxError> {
-        let silent = |error: Error| SandboxError::Silent(error.to_string());
-        let mut said = Vec::new();
+    /// Reads the outcome of the process in the sandbox.
+    fn outcome(&self, what: &str, end: &OwnedFd) -> Result<TransferSummary, SandboxError> {
+        let silent = |error: Error| SandboxError::NotResponding(error.to_string());
+        let mut outcome_bytes = Vec::new();
         let mut buffer = vec![0; CHUNK];
         loop {
-            let length = pull(end, &mut buffer).map_err(silent)?;
-            said.extend_from_slice(buffer.get(..length).unwrap_or_default());
-            if length == 0 || said.len() > LONGEST_OUTCOME {
+            let length = read_some(end, &mut buffer).map_err(silent)?;
+            outcome_bytes.extend_from_slice(buffer.get(..length).unwrap_or_default());
+            if length == 0 || outcome_bytes.len() > MAX_OUTCOME_BYTES {
                 break;
             }
         }
-        match self.hear()? {
+        match self.receive()? {
             (Answer::Failed { step, reason }, _) => Err(not_started(what, step, reason)),
             (Answer::Exited { code, stopped }, _) => {
-                match serde_json::from_slice::<Result<Moved, TransferError>>(&said) {
+                match serde_json::from_slice::<Result<TransferSummary, TransferError>>(
+                    &outcome_bytes,
+                ) {
                     Ok(outcome) => Ok(outcome?),
-                    Err(_) => Err(SandboxError::Silent(match stopped {
-                        Some(reason) => format!("the {what} was ended inside: {reason}"),
-                        None => format!("the {what} was ended inside, with code {code}"),
+                    Err(_) => Err(SandboxError::NotResponding(match stopped {
+                        Some(reason) => format!("the {what} was killed in the sandbox: {reason}"),
+                        None => format!("the {what} failed in the sandbox with exit code {code}"),
                     })),
                 }
             }
@@ -149,7 +150,7 @@ fn not_started(what: &str, step: String, reason: String) -> SandboxError {
     }
 }
 
-fn push(end: &OwnedFd, mut bytes: &[u8]) -> std::io::Result<()> {
+fn write_all(end: &OwnedFd, mut bytes: &[u8]) -> std::io::Result<()> {
     while !bytes.is_empty() {
         match nix::unistd::write(end, bytes) {
             Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
@@ -161,8 +162,8 @@ fn push(end: &OwnedFd, mut bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Some bytes; none at the end.
-fn pull(end: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<usize> {
+/// Reads some bytes; 0 at the end.
+fn read_some(end: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<usize> {
     loop {
         match nix::unistd::read(end, buffer) {
             Ok(length) => return Ok(length),
@@ -175,10 +176,10 @@ fn pull(end: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<usize> {
 
 fn until_ready(end: &OwnedFd, what: PollFlags) -> std::io::Result<()> {
     let mut ends = [PollFd::new(end.as_fd(), what)];
-    match wait(&mut ends, Some(Instant::now() + STILL))? {
+    match wait(&mut ends, Some(Instant::now() + IDLE_TIMEOUT))? {
         0 => Err(Error::new(
             ErrorKind::TimedOut,
-            format!("nothing moved for {} s", STILL.as_secs()),
+            format!("no progress for {} s", IDLE_TIMEOUT.as_secs()),
         )),
         _ => Ok(()),
     }

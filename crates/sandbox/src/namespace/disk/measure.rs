@@ -1,5 +1,5 @@
-//! Measures a tree that an agent changes meanwhile: by descriptor, through no link, opening
-//! nothing but directories, a few entries at a time.
+//! Measures a tree that an agent may change meanwhile: by descriptor, through no link, opening only
+//! directories, a few entries at a time.
 
 use std::ffi::{CStr, CString};
 use std::io::Result;
@@ -9,27 +9,27 @@ use nix::dir::{Dir, OwningIter};
 use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
 
-use super::Inside;
-use super::unnamed::Unnamed;
+use super::SandboxProcesses;
+use super::deleted_files::DeletedFiles;
 
-/// As many directories are open at a time. What is deeper is come back to from the top.
-const DEEPEST: usize = 64;
+/// Maximum number of open directories. Deeper directories are visited later from the top.
+const MAX_DEPTH: usize = 64;
 
-/// The least an entry takes: an inode is not free either.
-pub(super) const LEAST: u64 = 4096;
+/// Minimum size of an entry, for its inode.
+pub(super) const MIN_ENTRY_BYTES: u64 = 4096;
 
-/// A measurement under way.
+/// A measurement in progress.
 pub(super) struct Measurement {
     top: OwnedFd,
-    /// From the top down, those that are open.
+    /// The open directories, from the top.
     levels: Vec<Level>,
-    /// The names on the way to the last of them.
+    /// The names on the path to the last of them.
     way: Vec<CString>,
-    /// Directories that are too deep to have been entered, by the way to them.
+    /// Directories that were too deep to enter, by path.
     deeper: Vec<Vec<CString>>,
     bytes: u64,
-    /// What is in no directory any more.
-    unnamed: Option<Unnamed>,
+    /// The deleted files that are still open.
+    unnamed: Option<DeletedFiles>,
 }
 
 struct Level {
@@ -39,8 +39,8 @@ struct Level {
 }
 
 impl Measurement {
-    /// Begins one of `top`, and of what those inside have open that has no name.
-    pub(super) fn begin(top: &OwnedFd, inside: Option<&Inside<'_>>) -> Result<Self> {
+    /// Starts a measurement of `top`, and of deleted files that the sandbox's processes have open.
+    pub(super) fn begin(top: &OwnedFd, inside: Option<&SandboxProcesses<'_>>) -> Result<Self> {
         let first = Level::enter(top, c".")?;
         Ok(Self {
             top: top.as_fd().try_clone_to_owned()?,
@@ -49,24 +49,26 @@ impl Measurement {
             deeper: Vec::new(),
             bytes: 0,
             unnamed: inside
-                .map(|inside| Unnamed::begin(inside, top))
+                .map(|inside| DeletedFiles::begin(inside, top))
                 .transpose()?,
         })
     }
 
-    /// What was found.
+    /// The size measured so far.
     pub(super) fn bytes(&self) -> u64 {
-        let unnamed = self.unnamed.as_ref().map_or(0, Unnamed::bytes);
+        let unnamed = self.unnamed.as_ref().map_or(0, DeletedFiles::bytes);
         self.bytes.saturating_add(unnamed)
     }
 
-    /// Whether somebody inside could not be looked at.
-    pub(super) fn hides(&self) -> bool {
-        self.unnamed.as_ref().is_some_and(Unnamed::hides)
+    /// Whether a process could not be examined.
+    pub(super) fn has_hidden_process(&self) -> bool {
+        self.unnamed
+            .as_ref()
+            .is_some_and(DeletedFiles::has_hidden_process)
     }
 
-    /// Looks at some more entries; whether that was all.
-    pub(super) fn go_on(&mut self, entries: usize) -> bool {
+    /// Measures some more entries; returns whether it is complete.
+    pub(super) fn resume(&mut self, entries: usize) -> bool {
         for _ in 0..entries {
             if !self.next() {
                 return true;
@@ -77,10 +79,10 @@ impl Measurement {
 
     fn next(&mut self) -> bool {
         let Some(level) = self.levels.last_mut() else {
-            return self.descend_again() || self.unnamed.as_mut().is_some_and(Unnamed::next);
+            return self.descend_again() || self.unnamed.as_mut().is_some_and(DeletedFiles::next);
         };
         if let Some(listing) = &mut level.listing {
-            // A listing that fails ends: the agent has removed the directory.
+            // A failing listing ends, because the agent has removed the directory.
             let Some(Ok(entry)) = listing.next() else {
                 level.listing = None;
                 return true;
@@ -101,7 +103,7 @@ impl Measurement {
             self.way.pop();
             return true;
         };
-        if self.levels.len() >= DEEPEST {
+        if self.levels.len() >= MAX_DEPTH {
             let mut way = self.way.clone();
             way.push(name);
             self.deeper.push(way);
@@ -114,7 +116,7 @@ impl Measurement {
         true
     }
 
-    /// Comes back to what was too deep; whether there was any.
+    /// Enters a directory that was too deep; returns whether there was one.
     fn descend_again(&mut self) -> bool {
         let Some(way) = self.deeper.pop() else {
             return false;
@@ -156,8 +158,8 @@ fn is_directory(data: &FileStat) -> bool {
     SFlag::from_bits_truncate(data.st_mode & SFlag::S_IFMT.bits()) == SFlag::S_IFDIR
 }
 
-/// What an entry takes. A file with several names is divided among them; all of them are in
-/// the tree, because the agent can make one nowhere else.
+/// The size of an entry. A file with several names is divided among them; all of them are in the
+/// tree, because the agent can create links nowhere else.
 fn taken_by(data: &FileStat) -> u64 {
     let whole = u64::try_from(data.st_blocks)
         .unwrap_or(0)
@@ -167,7 +169,7 @@ fn taken_by(data: &FileStat) -> u64 {
     } else {
         data.st_nlink.max(1)
     };
-    whole.max(LEAST) / names
+    whole.max(MIN_ENTRY_BYTES) / names
 }
 
 #[cfg(test)]
@@ -180,12 +182,12 @@ mod tests {
     fn measure(path: &Path) -> u64 {
         let top: OwnedFd = std::fs::File::open(path).unwrap().into();
         let mut measurement = Measurement::begin(&top, None).unwrap();
-        while !measurement.go_on(3) {}
+        while !measurement.resume(3) {}
         measurement.bytes()
     }
 
     #[test]
-    fn everything_counts_once_and_nothing_beyond_a_link() {
+    fn every_file_counts_once_and_links_are_not_followed() {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name);
         assert_eq!(measure(place.path()), 0);
@@ -203,13 +205,13 @@ mod tests {
         }
         let all = measure(place.path());
         assert!(
-            (one + 100 * LEAST..one + 130 * LEAST).contains(&all),
+            (one + 100 * MIN_ENTRY_BYTES..one + 130 * MIN_ENTRY_BYTES).contains(&all),
             "{all}"
         );
     }
 
     #[test]
-    fn what_is_deeper_than_any_path_counts_too() {
+    fn directories_deeper_than_any_path_count() {
         let place = tempfile::tempdir().unwrap();
         let mut at: OwnedFd = std::fs::File::open(place.path()).unwrap().into();
         for _ in 0..1000 {
@@ -220,7 +222,7 @@ mod tests {
         nix::unistd::write(&file, &vec![1; 1 << 20]).unwrap();
         let found = measure(place.path());
         assert!(
-            (1000 * LEAST + (1 << 20)..8 << 20).contains(&found),
+            (1000 * MIN_ENTRY_BYTES + (1 << 20)..8 << 20).contains(&found),
             "{found}"
         );
         drop(at);

@@ -1,4 +1,4 @@
-//! What the kernel shows of itself: `/dev` and `/proc`.
+//! Mounts `/dev` and `/proc`.
 
 use std::fs::write;
 use std::os::fd::OwnedFd;
@@ -12,11 +12,11 @@ use nix::sys::stat::Mode;
 use super::{make_directory, remount};
 use crate::namespace::identity::AGENT_UID;
 use crate::namespace::protocol::Identity;
-use crate::namespace::step::{Step, Stumble};
+use crate::namespace::step::{Step, StepError};
 
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
 
-/// Files of `/proc` that tell about the host or steer it.
+/// Files of `/proc` with information about the host or control over it.
 const PROC_MASKED: &[&str] = &[
     "kcore",
     "keys",
@@ -35,14 +35,14 @@ const PROC_MASKED: &[&str] = &[
     "config.gz",
 ];
 
-/// Directories of `/proc` that may be looked at; writing is for the host.
+/// Directories of `/proc` that are read-only.
 const PROC_READ_ONLY: &[&str] = &["sys", "bus", "fs", "irq", "acpi", "scsi", "driver", "tty"];
 
-/// Where init's own `/proc` is until it enters the new root.
+/// The mount point of init's own `/proc` until it enters the new root.
 const PROC_OF_INIT: &str = "lower/proc";
 
-/// Mounts `/dev`: six devices of the host's, and a devpts of the sandbox's own.
-pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), Stumble> {
+/// Mounts `/dev`: six devices of the host, and a new devpts instance.
+pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), StepError> {
     let none = None::<&str>;
     let dev = format!("{base}/dev");
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
@@ -103,11 +103,11 @@ pub(super) fn mount_dev(base: &str, identity: Identity) -> Result<(), Stumble> {
     mount(none, dev.as_str(), none, MsFlags::MS_REMOUNT | tight, none).step("closing /dev")
 }
 
-/// Mounts `/proc`, masked. Returns one in which nothing is, for init alone.
+/// Mounts a masked `/proc`. Returns an unmasked one for init alone.
 ///
-/// Where init lowers the weight of sessions, an agent could raise it again in
-/// `/proc/PID/autogroup`, and a mount cannot mask a file of every process: it is read-only.
-pub(super) fn mount_proc(base: &str, is_read_only: bool) -> Result<OwnedFd, Stumble> {
+/// If init lowers the weight of sessions, the agent could raise it in `/proc/PID/autogroup`, and a
+/// mount cannot mask a file of every process, so `/proc` is read-only.
+pub(super) fn mount_proc(base: &str, is_read_only: bool) -> Result<OwnedFd, StepError> {
     let none = None::<&str>;
     let proc_place = format!("{base}/proc");
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -115,9 +115,9 @@ pub(super) fn mount_proc(base: &str, is_read_only: bool) -> Result<OwnedFd, Stum
         mount(Some("proc"), at, Some("proc"), quiet, Some(options))
             .step("mounting /proc (inside a container this needs an unmasked /proc outside)")
     };
-    // Init has to see every process to end it, also one that made itself undumpable, which
-    // `hidepid` would hide from an init of the same id. So it keeps an instance of its own,
-    // open, and mounted in a place that goes with the host's tree.
+    // Init must see every process to kill it, also an undumpable one, which `hidepid` would hide
+    // from an init with the same id. It therefore keeps its own open instance, mounted at a path
+    // that is unmounted with the host's tree.
     make_directory(Path::new(PROC_OF_INIT), 0o755).step("making a place for /proc")?;
     fresh(PROC_OF_INIT, "")?;
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;

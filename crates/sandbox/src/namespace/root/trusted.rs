@@ -1,4 +1,4 @@
-//! What is trusted, mounted into the tree.
+//! Mounts the trusted certificates.
 
 use std::io::{Error, ErrorKind};
 use std::path::Path;
@@ -7,30 +7,37 @@ use nix::mount::{MsFlags, mount};
 
 use super::{Tree, make_place, remount};
 use crate::namespace::layer::Layer;
-use crate::namespace::trust::{self, Shelf};
+use crate::namespace::trust::{self, TrustStaging};
 
 impl Tree<'_> {
-    /// Puts what is trusted where our own variables say it is. Says whether Java finds it, too.
+    /// Mounts the trusted certificates at the paths of the environment variables. Returns whether a
+    /// trust store for Java was written.
     pub(super) fn add_trust(&self) -> Result<bool, Error> {
-        if self.shelf.is_none() {
+        if self.staging.is_none() {
             return Ok(false);
         }
-        let has_java = Shelf::add_java(Path::new(self.base))?;
+        let has_java = TrustStaging::add_java(Path::new(self.base))?;
         let at = make_place(Path::new(self.base), Path::new(trust::OWN))?;
         let none = None::<&str>;
-        mount(Some(&Shelf::own()), &at, none, MsFlags::MS_BIND, none)?;
+        mount(
+            Some(&TrustStaging::own()),
+            &at,
+            none,
+            MsFlags::MS_BIND,
+            none,
+        )?;
         let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         remount(&at, quiet | MsFlags::MS_RDONLY)?;
         Ok(has_java)
     }
 
-    /// Puts bundles over those of a layer that is no overlay.
+    /// Mounts bundles over those of a layer that is no overlay.
     pub(super) fn bind_trust(&mut self, layer: &Layer, at: &Path) {
         let none = None::<&str>;
         let bundles = self
-            .shelf
+            .staging
             .iter()
-            .flat_map(|shelf| shelf.bundles(&layer.inside));
+            .flat_map(|staging| staging.bundles(&layer.inside));
         for (beneath, bundle) in bundles {
             let to = at.join(beneath);
             let bound = match to.symlink_metadata() {

@@ -1,7 +1,7 @@
-//! Certificates as Java reads them.
+//! Trust store in Java's format.
 //!
-//! In its first format, JKS, and without the digest at the end, which only a password opens:
-//! every version reads that where no password is given, as it is with certificates.
+//! The format is JKS without the digest at the end, which depends on a password: every version
+//! reads it if no password is given, as is usual for certificates.
 
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -11,7 +11,7 @@ const VERSION: u32 = 2;
 const CERTIFICATE: u32 = 2;
 const KIND: &str = "X.509";
 
-/// A trust store of all certificates in a bundle. What is none is left out.
+/// Builds a trust store of all certificates in a bundle. Malformed ones are skipped.
 pub(super) fn store(bundle: &[u8]) -> Vec<u8> {
     let all: Vec<CertificateDer<'_>> = CertificateDer::pem_slice_iter(bundle)
         .filter_map(Result::ok)
@@ -24,10 +24,10 @@ pub(super) fn store(bundle: &[u8]) -> Vec<u8> {
     for (number, certificate) in all.iter().enumerate() {
         out.extend(CERTIFICATE.to_be_bytes());
         put_text(&mut out, &format!("palisade-{number}"));
-        // When it was put in, which nobody asks.
+        // The time of the entry, which is not used.
         out.extend(0_u64.to_be_bytes());
         put_text(&mut out, KIND);
-        // A bundle is not longer than a u32 can say.
+        // A bundle's length fits a u32.
         let length = u32::try_from(certificate.len()).unwrap_or(u32::MAX);
         out.extend(length.to_be_bytes());
         out.extend_from_slice(certificate);
@@ -35,7 +35,7 @@ pub(super) fn store(bundle: &[u8]) -> Vec<u8> {
     out
 }
 
-/// As `DataOutput.writeUTF` does, for ASCII.
+/// Writes a text as `DataOutput.writeUTF`, for ASCII.
 fn put_text(out: &mut Vec<u8>, text: &str) {
     let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
     out.extend(length.to_be_bytes());
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_holds_each_certificate_under_a_name_of_its_own() {
+    fn store_has_each_certificate_under_a_unique_name() {
         let one = "-----BEGIN CERTIFICATE-----\nAQID\n-----END CERTIFICATE-----\n";
         let odd = "# a word\n-----BEGIN X-----\nAQID\n-----END X-----\n";
         let entry = |name: u8| {

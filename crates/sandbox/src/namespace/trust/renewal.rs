@@ -1,11 +1,11 @@
-//! A new root of the gate's, added to what programs in a running sandbox trust.
+//! Adds a new root certificate of the gate to a running sandbox.
 //!
-//! The files are lower layers of mounted overlays. The kernel keeps the inodes it has found
-//! there, so a file that was renamed over one of them would never be seen: bundle and root grow
-//! in place. An older root stays until the sandbox starts again; it ends by itself.
+//! The files are lower layers of mounted overlays. The kernel caches their inodes, so a renamed
+//! file would never be seen: the bundle and the root file grow in place. An older root stays until
+//! the sandbox restarts; it expires by itself.
 //!
-//! A name that was looked for in vain stays missing, too: the gate must add a root before it
-//! signs with it, or OpenSSL's look for `HASH.0` comes first and is remembered.
+//! A failed lookup is cached, too: the gate must add a root before it signs with it, or OpenSSL's
+//! failed lookup of `HASH.0` is cached first.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -22,19 +22,19 @@ use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
 use super::{ALL, OWN_ROOT, OWN_STORE, ROOT, java};
 use crate::contract::Trust;
 
-/// A write within one such unit of a file is seen whole or not at all by those who read.
+/// A write within one such unit of a file is atomic for readers.
 const UNIT: u64 = 4096;
 
-/// The longest root that is added.
+/// Maximum size of a root.
 const MAX_ROOT: usize = 4096;
 
-/// The most that roots may take together; one has some 700 bytes.
+/// Maximum size of all roots together; one has some 700 bytes.
 const MAX_ROOTS: usize = 128 << 10;
 
-/// The files, by way of a directory that has no path inside.
+/// The certificate files, through a directory that has no path in the sandbox.
 pub(crate) struct TrustFiles {
     directory: OwnedFd,
-    /// Directories with a link to the root.
+    /// Directories with a link to the root certificate.
     linked: Vec<PathBuf>,
 }
 
@@ -47,12 +47,12 @@ impl TrustFiles {
         })
     }
 
-    /// Where they are, to be let through by Landlock.
+    /// The directory, for the Landlock rules.
     pub(crate) fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 
-    /// Adds a root, unless it is there. What failed halfway is completed by the next try.
+    /// Adds a root, unless it exists. A partial failure is completed by the next call.
     pub(crate) fn add(&self, trust: &Trust) -> Result<()> {
         let root = trust.root.as_bytes();
         let roots = self.read(OWN_ROOT)?;
@@ -76,11 +76,11 @@ impl TrustFiles {
             all = self.read(ALL)?;
         }
         self.renew_store(&all)?;
-        // The last one: with it, everything is done.
+        // The link is created last and marks completion.
         self.append(OWN_ROOT, &roots, root)
     }
 
-    /// Appends to a file that others read meanwhile.
+    /// Appends to a file that is read concurrently.
     fn append(&self, name: &str, before: &[u8], text: &[u8]) -> Result<()> {
         let mut file = self.open_file(name, OFlag::O_WRONLY | OFlag::O_APPEND)?;
         let length = before.len() as u64;
@@ -89,17 +89,17 @@ impl TrustFiles {
         if begins + text.len() as u64 > UNIT {
             padding += UNIT - begins;
         }
-        // Empty lines between certificates mean nothing.
+        // Empty lines between certificates are ignored.
         let padding = usize::try_from(padding).map_err(Error::other)?;
         file.write_all(&vec![b'\n'; padding])?;
-        // Half a certificate would spoil the whole file.
+        // A partial certificate would make the whole file invalid.
         file.write_all(text).or_else(|error| {
             file.set_len(length)?;
             Err(error)
         })
     }
 
-    /// Makes Java's trust store anew, where there is one. It is in no overlay.
+    /// Rewrites Java's trust store, if it exists. It is in no overlay.
     fn renew_store(&self, all: &[u8]) -> Result<()> {
         match self.open_file(OWN_STORE, OFlag::O_RDONLY) {
             Ok(_) => {}
@@ -154,8 +154,8 @@ mod tests {
         Trust { root, hash }
     }
 
-    /// A shelf as a start leaves it.
-    fn shelf(java: bool) -> (tempfile::TempDir, TrustFiles) {
+    /// A staging directory in its initial state.
+    fn staging(java: bool) -> (tempfile::TempDir, TrustFiles) {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name);
         create_dir_all(at("own")).unwrap();
@@ -172,8 +172,8 @@ mod tests {
 
     // Issue 14, number 8.
     #[test]
-    fn a_new_root_is_added_once_to_the_files_that_are_there() {
-        let (place, files) = shelf(true);
+    fn new_root_is_added_once_to_existing_files() {
+        let (place, files) = staging(true);
         let inodes = || {
             use std::os::unix::fs::MetadataExt;
             [ALL, OWN_ROOT].map(|name| place.path().join(name).metadata().unwrap().ino())
@@ -182,7 +182,7 @@ mod tests {
         for _ in 0..2 {
             files.add(&trust("second", 0x2a)).unwrap();
         }
-        assert_eq!(inodes(), before, "an overlay keeps the inodes it knows");
+        assert_eq!(inodes(), before, "an overlay caches inodes");
         let text = |name: &str| read_to_string(place.path().join(name)).unwrap();
         for name in [ALL, OWN_ROOT] {
             assert_eq!(text(name).matches("second").count(), 1, "{name}");
@@ -194,8 +194,8 @@ mod tests {
     }
 
     #[test]
-    fn a_try_that_failed_halfway_is_completed() {
-        let (place, files) = shelf(false);
+    fn partial_renewal_is_completed() {
+        let (place, files) = staging(false);
         let second = trust("second", 2);
         let all = read(place.path().join(ALL)).unwrap();
         files.append(ALL, &all, second.root.as_bytes()).unwrap();
@@ -208,8 +208,8 @@ mod tests {
     }
 
     #[test]
-    fn no_root_lies_across_two_units_of_a_file() {
-        let (place, files) = shelf(false);
+    fn root_never_crosses_a_write_unit() {
+        let (place, files) = staging(false);
         for number in 0..40 {
             let name = format!("{number}{}", "x".repeat(700));
             files.add(&trust(&name, number)).unwrap();
@@ -226,13 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_root_and_too_many_are_refused() {
-        let (_place, files) = shelf(false);
-        let no_root = Trust {
+    fn malformed_and_too_many_roots_are_refused() {
+        let (_place, files) = staging(false);
+        let root_unavailable = Trust {
             root: "x".to_owned(),
             hash: 1,
         };
-        assert!(files.add(&no_root).is_err());
+        assert!(files.add(&root_unavailable).is_err());
         assert!(files.add(&trust(&"x".repeat(MAX_ROOT), 1)).is_err());
         let long = "x".repeat(3000);
         let most = (0..100).take_while(|n| files.add(&trust(&format!("{n}{long}"), *n)).is_ok());

@@ -1,9 +1,9 @@
-//! A `.git` stays where it is, and what steers tools is named.
+//! A `.git` is skipped, and sensitive files are reported.
 
 use super::*;
 
 #[test]
-fn a_repository_is_left_out_in_every_spelling_and_named_once() {
+fn repository_is_skipped_in_every_spelling_and_noted_once() {
     for name in [
         ".git",
         ".GIT",
@@ -15,7 +15,7 @@ fn a_repository_is_left_out_in_every_spelling_and_named_once() {
         ".git::$INDEX_ALLOCATION",
     ] {
         let (_place, target) = place();
-        let moved = Forge::default()
+        let summary = ArchiveBuilder::default()
             .directory(&format!("a/{name}/"))
             .file(&format!("a/{name}/config"), "[core]\n")
             .file(&format!("a/{name}/hooks/post-checkout"), "#!/bin/sh\n")
@@ -24,27 +24,31 @@ fn a_repository_is_left_out_in_every_spelling_and_named_once() {
             .unpack(&target)
             .unwrap();
         assert_eq!(list(&target.join("a")), ["file"], "{name}");
-        assert_eq!(moved.files, 1, "{name}");
-        assert_eq!(moved.left_out.len(), 2, "{name}: {:?}", moved.left_out);
-        assert!(moved.left_out[0].contains("a '.git'"), "{name}");
-        assert!(moved.left_out[1].starts_with("a/another"), "{name}");
+        assert_eq!(summary.files, 1, "{name}");
+        assert_eq!(summary.left_out.len(), 2, "{name}: {:?}", summary.left_out);
+        assert!(summary.left_out[0].contains("a '.git'"), "{name}");
+        assert!(summary.left_out[1].starts_with("a/another"), "{name}");
     }
-    // As a file or a link, it points to one.
+    // As a file or a link it points to a repository.
     let (_place, target) = place();
-    let moved = Forge::default()
+    let summary = ArchiveBuilder::default()
         .file(".git", "gitdir: elsewhere\n")
         .link("sub/.git", "../elsewhere")
         .unpack(&target)
         .unwrap();
-    assert_eq!((moved.files, moved.left_out.len()), (0, 2), "{moved:?}");
+    assert_eq!(
+        (summary.files, summary.left_out.len()),
+        (0, 2),
+        "{summary:?}"
+    );
     assert_eq!(list(&target), ["there"]);
 }
 
 #[test]
-fn what_is_left_out_counts_as_well() {
+fn skipped_repositories_count_towards_bounds() {
     let (_place, target) = place();
     let large = "x".repeat(600 << 10);
-    let error = Forge::default()
+    let error = ArchiveBuilder::default()
         .file(".git/one", &large)
         .file(".git/two", &large)
         .unpack(&target);
@@ -52,9 +56,9 @@ fn what_is_left_out_counts_as_well() {
 }
 
 #[test]
-fn what_steers_tools_comes_along_and_is_named() {
+fn sensitive_files_are_unpacked_and_reported() {
     let (_place, target) = place();
-    let moved = Forge::default()
+    let summary = ArchiveBuilder::default()
         .directory(".vscode/")
         .file(".vscode/tasks.json", "{}")
         .file("sub/.envrc", "x")
@@ -62,8 +66,8 @@ fn what_steers_tools_comes_along_and_is_named() {
         .file("sub/plain", "x")
         .unpack(&target)
         .unwrap();
-    assert_eq!((moved.files, moved.left_out.len()), (4, 0));
-    let named: Vec<_> = moved
+    assert_eq!((summary.files, summary.left_out.len()), (4, 0));
+    let named: Vec<_> = summary
         .steering
         .iter()
         .filter_map(|note| note.split(": ").next())
@@ -72,16 +76,18 @@ fn what_steers_tools_comes_along_and_is_named() {
 }
 
 #[test]
-fn an_operators_own_repository_goes_in_whole() {
+fn operators_repository_is_uploaded_completely() {
     let (_place, target) = place();
-    let archive = Forge::default().file(".git/config", "[core]\n").end();
-    let moved = unpack(
+    let archive = ArchiveBuilder::default()
+        .file(".git/config", "[core]\n")
+        .end();
+    let summary = unpack(
         &mut archive.as_slice(),
         &target,
         &ROOMY,
-        &Rules::FOR_SANDBOX,
+        &UnpackRules::FOR_SANDBOX,
     )
     .unwrap();
-    assert_eq!((moved.files, moved.left_out.len()), (1, 0));
+    assert_eq!((summary.files, summary.left_out.len()), (1, 0));
     assert!(target.join(".git/config").exists());
 }

@@ -1,0 +1,213 @@
+//! Index of the objects that were read: the commit graph, and the tree entries at restricted paths.
+//! Contents are scanned for secrets and not kept.
+
+use std::collections::HashMap;
+
+use policy::push::{MOST_SIGHTINGS, ObjectFormat, Place, Sighting};
+use policy::refs::ObjectId;
+use scan::detector::Detector;
+use scan::stream::Stream;
+
+use super::error::PackError;
+use super::object::{self, Kind};
+use super::pack::Visitor;
+use super::restricted_names::RestrictedNames;
+
+/// Maximum number of indexed entries at restricted names; a repository has one for each version of
+/// its root tree.
+const MAX_RESTRICTED_ENTRIES: usize = 4_000_000;
+
+/// The links of a commit.
+pub(super) struct Commit {
+    pub(super) tree: ObjectId,
+    pub(super) parents: Box<[ObjectId]>,
+    /// Whether the commit came with the push; otherwise upstream has it.
+    pub(super) is_pushed: bool,
+}
+
+/// An entry of a tree whose name is part of a restricted path.
+#[derive(Clone, Debug)]
+pub(super) struct RestrictedEntry {
+    /// Index of the component in [`RestrictedNames`].
+    pub(super) component: usize,
+    pub(super) name: Box<[u8]>,
+    pub(super) mode: u32,
+    pub(super) id: ObjectId,
+}
+
+/// The index of all objects read so far.
+pub(super) struct ObjectIndex<'d> {
+    format: ObjectFormat,
+    pub(super) restricted_names: RestrictedNames,
+    pub(super) commits: HashMap<ObjectId, Commit>,
+    /// The entries at restricted names, by tree. Empty if no path is restricted.
+    pub(super) trees: HashMap<ObjectId, Box<[RestrictedEntry]>>,
+    /// The target of each annotated tag.
+    pub(super) tags: HashMap<ObjectId, ObjectId>,
+    restricted_entries: usize,
+    is_pushed: bool,
+    scanner: Option<Stream<'d>>,
+    pub(super) sightings: SecretSightings,
+    /// Content of the current object; not used for blobs.
+    kind: Kind,
+    whole: Vec<u8>,
+    /// Scanner rules that matched the current object.
+    rules: Vec<String>,
+}
+
+/// Secrets that the scanner found.
+#[derive(Default)]
+pub(super) struct SecretSightings {
+    pub(super) list: Vec<Sighting>,
+    pub(super) is_truncated: bool,
+}
+
+impl SecretSightings {
+    fn add(&mut self, rule: String, place: Place) {
+        if self.list.len() < MOST_SIGHTINGS {
+            self.list.push(Sighting { rule, place });
+        } else {
+            self.is_truncated = true;
+        }
+    }
+}
+
+impl<'d> ObjectIndex<'d> {
+    /// Creates an empty index. With a `detector`, the objects of the push are scanned.
+    pub(super) fn new(
+        format: ObjectFormat,
+        restricted: &[String],
+        detector: Option<&'d dyn Detector>,
+    ) -> Self {
+        Self {
+            format,
+            restricted_names: RestrictedNames::of(restricted),
+            commits: HashMap::new(),
+            trees: HashMap::new(),
+            tags: HashMap::new(),
+            restricted_entries: 0,
+            is_pushed: false,
+            scanner: detector.map(Stream::new),
+            sightings: SecretSightings::default(),
+            kind: Kind::Blob,
+            whole: Vec::new(),
+            rules: Vec::new(),
+        }
+    }
+
+    /// Marks the following objects as the push's own.
+    pub(super) fn begin_push(&mut self) {
+        self.is_pushed = true;
+    }
+
+    /// Scans a text that is no object: the name of a ref or a push option.
+    pub(super) fn text(&mut self, text: &[u8], place: &Place) {
+        self.scan(text);
+        self.finish_scan(place);
+    }
+
+    fn scan(&mut self, bytes: &[u8]) {
+        if let Some(scanner) = &mut self.scanner
+            && self.is_pushed
+        {
+            let rules = &mut self.rules;
+            scanner.feed(bytes, &mut |finding| note(rules, finding.rule));
+        }
+    }
+
+    /// Ends the scan of the current text and records its findings for `place`.
+    fn finish_scan(&mut self, place: &Place) {
+        if let Some(scanner) = &mut self.scanner
+            && self.is_pushed
+        {
+            let rules = &mut self.rules;
+            scanner.finish(&mut |finding| note(rules, finding.rule));
+            for rule in rules.drain(..) {
+                self.sightings.add(rule, place.clone());
+            }
+        }
+    }
+
+    fn index_tree(&mut self, id: ObjectId, bytes: &[u8]) -> Result<(), PackError> {
+        let mut restricted_entries = Vec::new();
+        for entry in object::entries(bytes, self.format) {
+            let entry = entry?;
+            // Names are scanned without the ids between them: an agent does not choose those bytes.
+            self.scan(entry.name);
+            self.scan(b"\n");
+            for component in self.restricted_names.matching_components(entry.name) {
+                restricted_entries.push(RestrictedEntry {
+                    component,
+                    name: entry.name.into(),
+                    mode: entry.mode,
+                    id: entry.id,
+                });
+            }
+        }
+        if self.restricted_names.paths.is_empty() {
+            return Ok(());
+        }
+        self.restricted_entries = self
+            .restricted_entries
+            .saturating_add(restricted_entries.len());
+        if self.restricted_entries > MAX_RESTRICTED_ENTRIES {
+            return Err(PackError::TooMuch {
+                what: "the number of restricted names",
+                bound: MAX_RESTRICTED_ENTRIES as u64,
+            });
+        }
+        self.trees.insert(id, restricted_entries.into());
+        Ok(())
+    }
+}
+
+/// Adds a rule once for each object, however often it matches.
+fn note(rules: &mut Vec<String>, rule: &str) {
+    if !rules.iter().any(|known| known == rule) {
+        rules.push(rule.to_owned());
+    }
+}
+
+impl Visitor for ObjectIndex<'_> {
+    fn begin(&mut self, kind: Kind) {
+        self.kind = kind;
+        self.whole.clear();
+    }
+
+    fn bytes(&mut self, piece: &[u8]) {
+        match self.kind {
+            Kind::Blob => self.scan(piece),
+            Kind::Commit | Kind::Tree | Kind::Tag => self.whole.extend_from_slice(piece),
+        }
+    }
+
+    fn end(&mut self, id: ObjectId) -> Result<(), PackError> {
+        let whole = std::mem::take(&mut self.whole);
+        let place = match self.kind {
+            Kind::Blob => Place::Blob { id, path: None },
+            Kind::Tree => {
+                self.index_tree(id, &whole)?;
+                Place::Tree(id)
+            }
+            Kind::Commit => {
+                let links = object::commit(&whole, self.format)?;
+                self.scan(&whole);
+                // A commit that upstream has stays upstream's if the push sends it again.
+                self.commits.entry(id).or_insert(Commit {
+                    tree: links.tree,
+                    parents: links.parents,
+                    is_pushed: self.is_pushed,
+                });
+                Place::Commit(id)
+            }
+            Kind::Tag => {
+                self.tags.insert(id, object::tag(&whole, self.format)?);
+                self.scan(&whole);
+                Place::Tag(id)
+            }
+        };
+        self.whole = whole;
+        self.finish_scan(&place);
+        Ok(())
+    }
+}

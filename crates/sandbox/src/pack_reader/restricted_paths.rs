@@ -1,0 +1,190 @@
+//! Compares the restricted paths of a push with upstream's.
+//!
+//! Every commit of the push is compared, not only the tips: a later push can point a ref at any
+//! commit that upstream already has, without sending it again. A commit leaves a path unchanged if
+//! it has the same entry there as one of upstream's tips, or as all of its parents. A merge whose
+//! parents differ must match a tip: taking the other parent's version may revert a fix.
+//!
+//! Entries are compared by id, so the trees below them need not be known. If a tree on the path is
+//! not known, its id stands for its contents.
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use policy::push::{Case, Restricted};
+use policy::refs::ObjectId;
+
+use super::error::PackError;
+use super::object::DIRECTORY;
+use super::object_index::{Commit, ObjectIndex};
+
+/// Maximum number of spellings of one path in a tree.
+const MAX_PATH_SPELLINGS: usize = 1000;
+
+/// All entries that match a path; empty if there are none.
+type Value = Rc<Vec<PathEntry>>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct PathEntry {
+    path: Vec<u8>,
+    /// `None` if the tree with this name is not known.
+    mode: Option<u32>,
+    id: ObjectId,
+}
+
+/// Returns the most severe change to a restricted path in the push.
+pub(super) fn compare(
+    case: &Case,
+    object_index: &ObjectIndex<'_>,
+) -> Result<Restricted, PackError> {
+    let mut comparison = PathComparison {
+        object_index,
+        values: HashMap::new(),
+    };
+    let tips: Vec<&Commit> = case
+        .default_tip
+        .iter()
+        .chain(case.updates.iter().map(|update| &update.old))
+        .filter_map(|id| object_index.commits.get(&peel(object_index, *id)))
+        .filter(|commit| !commit.is_pushed)
+        .collect();
+    let mut worst = Restricted::Untouched;
+    for (path, _) in object_index.restricted_names.paths.iter().enumerate() {
+        let mut known = HashSet::new();
+        for tip in &tips {
+            known.insert(comparison.value(&tip.tree, path)?);
+        }
+        for commit in object_index
+            .commits
+            .values()
+            .filter(|commit| commit.is_pushed)
+        {
+            let found = comparison.compare(commit, path, &known)?;
+            worst = worse(worst, found);
+        }
+    }
+    if !object_index.restricted_names.paths.is_empty() {
+        for update in case.updates.iter().filter(|update| !update.is_deletion()) {
+            let tip = peel(object_index, update.new);
+            // A commit that is in no pack here came with an earlier push, or from a fork, and was
+            // never compared.
+            if case.default_tip != Some(tip) && !object_index.commits.contains_key(&tip) {
+                worst = worse(worst, Restricted::Unknown);
+            }
+        }
+    }
+    Ok(worst)
+}
+
+/// Follows annotated tags that are in the index.
+pub(super) fn peel(object_index: &ObjectIndex<'_>, id: ObjectId) -> ObjectId {
+    let mut id = id;
+    // The loop ends, because a tag cannot contain its own hash.
+    while let Some(target) = object_index.tags.get(&id) {
+        id = *target;
+    }
+    id
+}
+
+fn worse(one: Restricted, other: Restricted) -> Restricted {
+    match (one, other) {
+        (Restricted::Changed, _) | (_, Restricted::Changed) => Restricted::Changed,
+        (Restricted::Unknown, _) | (_, Restricted::Unknown) => Restricted::Unknown,
+        (Restricted::Untouched, Restricted::Untouched) => Restricted::Untouched,
+    }
+}
+
+struct PathComparison<'a, 'd> {
+    object_index: &'a ObjectIndex<'d>,
+    /// Cache by tree and path, because commits share trees.
+    values: HashMap<(ObjectId, usize), Value>,
+}
+
+impl PathComparison<'_, '_> {
+    fn compare(
+        &mut self,
+        commit: &Commit,
+        path: usize,
+        known: &HashSet<Value>,
+    ) -> Result<Restricted, PackError> {
+        let value = self.value(&commit.tree, path)?;
+        if known.contains(&value) {
+            return Ok(Restricted::Untouched);
+        }
+        // The path is absent here, and no upstream version of it is known.
+        let is_harmless = value.is_empty() && known.is_empty();
+        let mut is_same = true;
+        for parent in &commit.parents {
+            let Some(parent) = self.object_index.commits.get(parent) else {
+                return Ok(if is_harmless {
+                    Restricted::Untouched
+                } else {
+                    Restricted::Unknown
+                });
+            };
+            is_same &= self.value(&parent.tree, path)? == value;
+        }
+        let is_unclear = value.iter().any(|entry| entry.mode.is_none());
+        Ok(match (commit.parents.is_empty(), is_same) {
+            (false, true) => Restricted::Untouched,
+            (true, _) if is_harmless => Restricted::Untouched,
+            (true, _) if known.is_empty() => Restricted::Unknown,
+            _ if is_unclear => Restricted::Unknown,
+            _ => Restricted::Changed,
+        })
+    }
+
+    fn value(&mut self, tree: &ObjectId, path: usize) -> Result<Value, PackError> {
+        if let Some(value) = self.values.get(&(*tree, path)) {
+            return Ok(Rc::clone(value));
+        }
+        let mut entries = Vec::new();
+        let components = self.object_index.restricted_names.paths.get(path);
+        let components = components.map(Vec::as_slice).unwrap_or_default();
+        self.collect_entries(tree, components, &[], &mut entries)?;
+        let value = Rc::new(entries);
+        self.values.insert((*tree, path), Rc::clone(&value));
+        Ok(value)
+    }
+
+    fn collect_entries(
+        &self,
+        tree: &ObjectId,
+        components: &[usize],
+        above: &[u8],
+        entries: &mut Vec<PathEntry>,
+    ) -> Result<(), PackError> {
+        let Some((first, rest)) = components.split_first() else {
+            return Ok(());
+        };
+        if entries.len() > MAX_PATH_SPELLINGS {
+            return Err(PackError::TooMuch {
+                what: "the number of spellings of a restricted path",
+                bound: MAX_PATH_SPELLINGS as u64,
+            });
+        }
+        let Some(marked) = self.object_index.trees.get(tree) else {
+            entries.push(PathEntry {
+                path: above.to_vec(),
+                mode: None,
+                id: *tree,
+            });
+            return Ok(());
+        };
+        for found in marked.iter().filter(|found| found.component == *first) {
+            let mut path = above.to_vec();
+            path.push(b'/');
+            path.extend_from_slice(&found.name);
+            if rest.is_empty() || found.mode != DIRECTORY {
+                entries.push(PathEntry {
+                    path,
+                    mode: Some(found.mode),
+                    id: found.id,
+                });
+            } else {
+                self.collect_entries(&found.id, rest, &path, entries)?;
+            }
+        }
+        Ok(())
+    }
+}

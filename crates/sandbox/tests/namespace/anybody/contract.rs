@@ -1,3 +1,0 @@
-//! What every backend promises, of this one.
-
-crate::suite::contract!(crate::bench::Bench::new());
