@@ -19,7 +19,7 @@ use policy::verdict::{Denial, Word};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
-use crate::hold_terms::Approvals;
+use crate::hold_terms::CallApprovals;
 use crate::metrics::Metrics;
 
 /// The field of `_meta` that names an entry. A call may name that of its before hook; into a
@@ -79,7 +79,7 @@ pub struct RequestContext {
     /// The decision of the before hook, or of the bridge where there was no hook.
     pub decision: Option<Arc<PolicyDecision>>,
     /// What an operator approved at the before hook, until the bridge takes it.
-    pub approvals: Approvals,
+    pub approvals: CallApprovals,
     /// The outcome of the call, once the tool has answered.
     pub execution: Option<Execution>,
 }
@@ -267,17 +267,17 @@ impl Contexts {
     }
 
     /// Stores what an operator approved of a request.
-    pub fn set_approvals(&self, id: &str, approvals: Approvals) -> Result<(), Expired> {
+    pub fn set_approvals(&self, id: &str, approvals: CallApprovals) -> Result<(), Expired> {
         let mut table = self.table();
         self.entry(&mut table, id)?.approvals = approvals;
         Ok(())
     }
 
     /// What an operator approved of a request. It counts for one call.
-    pub fn take_approvals(&self, id: &str) -> Approvals {
+    pub fn take_approvals(&self, id: &str) -> CallApprovals {
         let mut table = self.table();
         let entry = table.entries.get_mut(bounded(id));
-        entry.map_or_else(Approvals::default, |(_, context)| {
+        entry.map_or_else(CallApprovals::default, |(_, context)| {
             std::mem::take(&mut context.approvals)
         })
     }
@@ -390,7 +390,7 @@ impl Contexts {
             trace: origin.trace.map(text),
             created: Instant::now(),
             decision: None,
-            approvals: Approvals::default(),
+            approvals: CallApprovals::default(),
             execution: None,
         };
         table.made += 1;

@@ -32,7 +32,7 @@ pub use self::call::Call;
 use self::held::{HeldCounts, HeldMessage};
 use crate::caller::Caller;
 use crate::context::{Contexts, Execution, PolicyDecision};
-use crate::hold_terms::{Approvals, HoldTerms};
+use crate::hold_terms::{CallApprovals, HoldTerms};
 use crate::metrics::Metrics;
 use crate::redaction::Patterns;
 use crate::rpc;
@@ -101,7 +101,7 @@ pub struct Evaluation {
     /// The `metadata` of the policies that decided.
     pub notes: Notes,
     /// What an operator approved of it.
-    pub approvals: Approvals,
+    pub approvals: CallApprovals,
     /// The sentence of the last policy that decided and has one.
     reason: Option<String>,
     /// The policy bundle that decided.

@@ -27,12 +27,12 @@ pub struct HoldTerms<'a> {
     pub flag: Option<&'a HoldFlag>,
     /// Decided again after a wait.
     pub head: Option<&'a HeadCheck<'a>>,
-    /// Approvals of the call that this message continues. A question is answered by them where
+    /// CallApprovals of the call that this message continues. A question is answered by them where
     /// they name all of its rules.
-    pub continued: Option<&'a Approvals>,
-    /// Approvals of the before hook of the same call. A question is answered by them where its
+    pub continued: Option<&'a CallApprovals>,
+    /// CallApprovals of the before hook of the same call. A question is answered by them where its
     /// digest is among theirs.
-    pub hooked: Option<&'a Approvals>,
+    pub hooked: Option<&'a CallApprovals>,
 }
 
 impl std::fmt::Debug for HoldTerms<'_> {
@@ -113,7 +113,7 @@ pub async fn until_held<F: Future + ?Sized>(
 
 /// The questions about one call that an operator answered with yes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Approvals(Vec<ApprovedQuestion>);
+pub struct CallApprovals(Vec<ApprovedQuestion>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ApprovedQuestion {
@@ -121,7 +121,7 @@ struct ApprovedQuestion {
     rules: Vec<RuleName>,
 }
 
-impl Approvals {
+impl CallApprovals {
     /// Adds `question` where `answer` approves it.
     pub(crate) fn add(&mut self, question: &Question, answer: &Answer) {
         if Approval::of(question, answer).is_some() {
@@ -133,7 +133,7 @@ impl Approvals {
     }
 
     /// Adds those of `earlier`.
-    pub(crate) fn extend(&mut self, earlier: &Approvals) {
+    pub(crate) fn extend(&mut self, earlier: &CallApprovals) {
         self.0.extend(earlier.0.iter().cloned());
     }
 
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn approvals_answer_by_digest_or_by_all_rules() {
         let allow = Answer::Allow { until: None };
-        let mut approvals = Approvals::default();
+        let mut approvals = CallApprovals::default();
         approvals.add(&question(1, &["a"]), &allow);
         approvals.add(&question(2, &["b", "c"]), &allow);
         approvals.add(&question(3, &["d"]), &Answer::Deny);

@@ -18,7 +18,7 @@ use crate::call_headers::CallHeaders;
 use crate::caller::Caller;
 use crate::context::{CORRELATION, Execution, PolicyDecision};
 use crate::governance::{Asked, Governance, Moment, Ruling, new_request};
-use crate::hold_terms::{Approvals, HoldTerms};
+use crate::hold_terms::{CallApprovals, HoldTerms};
 use crate::metrics::Status;
 use crate::process::Gone;
 use crate::rpc::{self, Fields, Message, code};
@@ -55,7 +55,7 @@ pub struct Permitted {
     /// The decision that allowed the call; none for a method that is not judged.
     decision: Option<PolicyDecision>,
     /// What an operator approved of it, and of the calls that it continues.
-    approvals: Approvals,
+    approvals: CallApprovals,
     /// What is remembered of it for an after hook, by this name.
     context: Option<String>,
     /// Whether the bridge made that entry; otherwise a before hook did.
@@ -66,7 +66,7 @@ pub struct Permitted {
 
 impl Permitted {
     /// What an operator approved of the call, and of those that it continues.
-    pub fn approvals(&self) -> &Approvals {
+    pub fn approvals(&self) -> &CallApprovals {
         &self.approvals
     }
 }
@@ -109,7 +109,7 @@ impl Relay {
                 message,
                 begun: Instant::now(),
                 decision: None,
-                approvals: Approvals::default(),
+                approvals: CallApprovals::default(),
                 context: None,
                 is_own_context: false,
                 span: Span::none(),

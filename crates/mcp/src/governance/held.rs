@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::message::PolicyMessage;
 use super::{Asked, Governance, Moment, Ruling, clean, cx, input, record};
 use crate::caller::Caller;
-use crate::hold_terms::{Approvals, HoldEnd, HoldTerms};
+use crate::hold_terms::{CallApprovals, HoldEnd, HoldTerms};
 
 /// Messages of one caller that wait at a time.
 const MAX_HELD_BY_CALLER: usize = 64;
@@ -40,7 +40,7 @@ pub(super) struct HeldMessage<'a> {
     /// What the bundles decided in the last attempt.
     pub(super) run: BundleRun,
     /// The operator's approvals of this message, also those that it inherited.
-    pub(super) approvals: Approvals,
+    pub(super) approvals: CallApprovals,
     /// Questions that earlier answers have answered.
     inherited: Vec<Digest>,
     /// The question it waits for, or waited for last.
@@ -64,7 +64,7 @@ impl<'a> HeldMessage<'a> {
             terms,
             operation: None,
             run: BundleRun::default(),
-            approvals: Approvals::default(),
+            approvals: CallApprovals::default(),
             inherited: Vec::new(),
             question: None,
             place: None,

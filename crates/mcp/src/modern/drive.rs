@@ -27,7 +27,7 @@ use super::service::SessionlessService;
 use super::words::{in_old_words, read_given, retold};
 use crate::call_headers::CallHeaders;
 use crate::caller::same;
-use crate::hold_terms::{Approvals, HoldEnd, HoldFlag, HoldTerms, until_held};
+use crate::hold_terms::{CallApprovals, HoldEnd, HoldFlag, HoldTerms, until_held};
 use crate::metrics::Status;
 use crate::pool::{Client, Lease};
 use crate::process::{Call, Gone, SendError};
@@ -462,7 +462,7 @@ fn find_approvals(
     client: &Client,
     message: &Message,
     state: &str,
-) -> Option<Approvals> {
+) -> Option<CallApprovals> {
     let held = service.held();
     let held = held.get(state)?;
     let fits = held.is_continued_by(served, client, message);
