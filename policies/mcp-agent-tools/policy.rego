@@ -1,8 +1,9 @@
-# Which agent may use which tools.
+# Decides which agent may use which tools.
 #
-# data.json lists patterns of `<tool>/<name>` for each agent, by its id or, in a sandbox, by the
-# sandbox's. An agent that is not listed has the list of `default`. Lists of tools are
-# shortened to what the agent may call; everything that is neither passes.
+# data.json lists patterns of `<tool>/<name>` for each agent, by the agent's id or, in a
+# sandbox, by the sandbox's id. An agent that is not listed uses the list of `default`.
+# Answers to tools/list are reduced to the tools that the agent may call. All other messages
+# pass.
 package mcp.authz
 
 default decision := {"action": "allow"}
@@ -39,7 +40,7 @@ denied(subject) if {
 	glob.match(pattern, ["/"], subject)
 }
 
-# The name without a server's in front.
+# The tool's name without the prefix of its server.
 own_name(name) := concat("__", array.slice(parts, 1, count(parts))) if {
 	parts := split(name, "__")
 	count(parts) > 1

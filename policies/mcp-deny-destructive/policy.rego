@@ -1,8 +1,9 @@
 # Refuses calls of tools that destroy things.
 #
-# A tool is destructive when a word of its name is (delete_file, dropTable, repo-purge), or
-# when an argument holds a command that is (rm -rf, DROP TABLE). What data.json lists under
-# `except` is allowed all the same. Everything that is no call passes.
+# A call is destructive when a word of the tool's name is (delete_file, dropTable, repo-purge),
+# or when an argument contains a destructive command (rm -rf, DROP TABLE). Tools that
+# data.json lists under `except` are allowed nevertheless. Messages that are not tool calls
+# pass.
 package mcp.authz
 
 default decision := {"action": "allow"}
@@ -32,7 +33,7 @@ excepted if {
 	glob.match(pattern, ["/"], sprintf("%s/%s", [input.tool_id, input.name]))
 }
 
-# delete_file, deleteFile and delete-file have the same words.
+# delete_file, deleteFile and delete-file are split into the same words.
 destructive_words contains word if {
 	some found in regex.find_n(`[A-Z]?[a-z]+|[A-Z]+|[0-9]+`, input.name, -1)
 	word := lower(found)

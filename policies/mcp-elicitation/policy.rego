@@ -1,11 +1,11 @@
-# What a server may ask the client in the middle of a call.
+# Decides which requests a server may send to the client during a call.
 #
-# - elicitation/create, a question to the person: not for secrets;
-# - sampling/createMessage, a question to the model: from tools that data.json lists, with a
-#   limit, and without the contents of other servers;
-# - roots/list, the directories of the client: to tools that data.json lists.
+# - elicitation/create, a question to the user: allowed unless it asks for secrets;
+# - sampling/createMessage, a prompt for the model: allowed for tools that data.json lists,
+#   up to a token limit, and without the context of other servers;
+# - roots/list, the directories of the client: allowed for tools that data.json lists.
 #
-# Everything else is refused.
+# All other requests are refused.
 package mcp.elicitation
 
 default decision := {"action": "block", "rule": "unknown", "reason": "This server may not ask that."}
@@ -25,7 +25,7 @@ decision := {"action": "block", "rule": "secret", "reason": "A server must not a
 	input.tool_id in data.mcp_elicitation.may_see_roots
 }
 
-# The words a person reads, and the names and titles of the fields to fill in.
+# The texts that the user reads: the message, and the names and titles of the form fields.
 asked contains lower(object.get(input.params, "message", ""))
 
 asked contains lower(name) if some name, _ in schema

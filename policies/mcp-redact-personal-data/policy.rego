@@ -1,8 +1,8 @@
-# Takes e-mail addresses, keys and tokens out of what tools answer, and refuses calls that
-# carry a key.
+# Removes e-mail addresses, keys and tokens from the answers of tools, and refuses calls that
+# contain a key.
 #
-# Expressions and what stands in their place are in data.json. They are searched for by the
-# gate, in every string of the answer; whatever else is in it stays as it is written.
+# The regular expressions and their replacements are in data.json. The gate applies them to
+# every string of the answer; the rest of the answer is not changed.
 package mcp.authz
 
 default decision := {"action": "allow"}

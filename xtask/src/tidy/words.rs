@@ -34,14 +34,11 @@ const BANNED: &[(&str, &str)] = &[
 
 /// Files whose texts are not plain yet, by the start of their path. The list may only shrink.
 const UNFINISHED: &[&str] = &[
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "README.md",
     "benches/",
     "crates/",
-    "docs/",
+    "docs/config.md",
+    "docs/observability.md",
     "fuzz/",
-    "policies/",
     "tests/",
 ];
 
