@@ -27,10 +27,10 @@ pub struct HoldTerms<'a> {
     pub flag: Option<&'a HoldFlag>,
     /// Decided again after a wait.
     pub head: Option<&'a HeadCheck<'a>>,
-    /// CallApprovals of the call that this message continues. A question is answered by them where
+    /// Approvals of the call that this message continues. A question is answered by them where
     /// they name all of its rules.
     pub continued: Option<&'a CallApprovals>,
-    /// CallApprovals of the before hook of the same call. A question is answered by them where its
+    /// Approvals of the before hook of the same call. A question is answered by them where its
     /// digest is among theirs.
     pub hooked: Option<&'a CallApprovals>,
 }
