@@ -248,7 +248,7 @@ async fn approved_host_is_asked_what_a_push_is_compared_with() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn approval_that_ends_while_a_push_is_read_is_asked_for_again() {
+async fn approval_that_ends_while_a_push_is_read_asks_again() {
     let gate = Arc::<OnceLock<Arc<Place>>>::default();
     let reader = Arc::clone(&gate);
     let (place, operator) = unlisted(move |_| {
