@@ -87,7 +87,10 @@ impl PolicySnapshot {
         let names_programs = added.iter().any(|rule| !rule.programs.is_empty());
         Self {
             number: next_number(),
-            settings: Arc::new(self.settings.allowing(added)),
+            settings: match added {
+                [] => Arc::clone(&self.settings),
+                added => Arc::new(self.settings.allowing(added)),
+            },
             names_programs: self.names_programs || names_programs,
             github: self.github.clone(),
             requests: Arc::clone(&self.requests),

@@ -2,7 +2,7 @@
 //!
 //! A sandbox with such hosts has settings of its own, whose allowlist holds them beside the
 //! operator's rules (`Settings::allowing`). They are built once for each reload; every other
-//! sandbox shares the operator's.
+//! sandbox shares the operator's. One with an approval that ended has a snapshot of its own, too.
 
 use std::sync::Arc;
 
@@ -30,6 +30,15 @@ impl AddedRules {
     pub fn set(&self, added: Vec<DomainRule>) {
         let added = (!added.is_empty()).then(|| Arc::new(added));
         self.added.store(added);
+    }
+
+    /// From now on the same rules are another snapshot: what was decided by the earlier one, and is
+    /// not in flight yet, counts as decided before a reload.
+    pub fn renew(&self) {
+        self.added.rcu(|added| {
+            let added = added.as_deref().cloned();
+            Some(Arc::new(added.unwrap_or_default()))
+        });
     }
 
     /// The rules that count for the sandbox while `base` counts for all. The same as long as

@@ -188,7 +188,7 @@ impl<IO: AsyncRead + Unpin> Replay<IO> {
                 }
             }
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

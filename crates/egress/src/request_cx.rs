@@ -108,7 +108,7 @@ impl RequestCx {
     }
 
     /// Keeps an answer that holds for the sandbox for a while. When it ends, what it allowed is
-    /// decided about again.
+    /// decided about again as after a reload, also where it is not in flight yet.
     pub fn grant(&self, digest: Digest, answer: &Answer) {
         let Answer::Allow { until: Some(until) } = *answer else {
             return;
@@ -124,6 +124,7 @@ impl RequestCx {
             let (Some(services), Some(sandbox)) = (services.upgrade(), sandbox.upgrade()) else {
                 return;
             };
+            sandbox.added.renew();
             let rechecking = move || services.recheck_sandbox(&sandbox);
             if let Err(error) = tokio::task::spawn_blocking(rechecking).await {
                 tracing::error!(%error, "checking requests in flight again failed");

@@ -9,20 +9,14 @@ use policy::answer::Answer;
 use policy::reason::Reason;
 use policy::verdict::{Question, Word};
 
-use super::fixture::{Answered, Gate, Rules, greeter};
+use super::fixture::{Answered, Gate, Rules, hello_origin};
 use super::operator::ALLOW;
-
-/// Asks about every request.
-const ASK: &str = "package http.authz\n\n\
-                   decision := {\"action\": \"ask\", \"reason\": \"Shall it?\"}\n";
 
 #[tokio::test]
 async fn held_request_gets_what_the_operator_answered() {
-    let unknown = Rules::default;
-    let asked_by_policy = || Rules::with_bundle("mine", ASK);
     for (rules, host, rule) in [
-        (unknown(), "asked.example", "egress.unknown"),
-        (asked_by_policy(), "known.example", "rego:mine"),
+        (Rules::default(), "asked.example", "egress.unknown"),
+        (Rules::asking("mine"), "known.example", "rego:mine"),
     ] {
         for (answer, refused) in [
             (ALLOW, None),
@@ -84,7 +78,7 @@ async fn answer_satisfies_only_its_own_question() {
 
 /// Changes the policy bundle before each of its answers, which all allow.
 #[derive(Default)]
-struct Restless {
+struct ReloadingOperator {
     gate: OnceLock<Arc<Gate>>,
     asked: Mutex<Vec<Question>>,
     reloads: AtomicUsize,
@@ -93,12 +87,12 @@ struct Restless {
 const IDS: [&str; 5] = ["one", "two", "three", "four", "five"];
 
 #[async_trait::async_trait]
-impl Answerer for Restless {
+impl Answerer for ReloadingOperator {
     async fn answer(&self, question: &Question) -> Answer {
         self.asked.lock().unwrap().push(question.clone());
         let next = self.reloads.fetch_add(1, Ordering::SeqCst) + 1;
         let gate = self.gate.get().unwrap();
-        gate.reload(&Rules::with_bundle(IDS[next], ASK));
+        gate.reload(&Rules::asking(IDS[next]));
         ALLOW
     }
 
@@ -107,10 +101,10 @@ impl Answerer for Restless {
 
 #[tokio::test]
 async fn request_with_a_fourth_question_is_refused() {
-    let operator = Arc::new(Restless::default());
+    let operator = Arc::new(ReloadingOperator::default());
     let questions = Questions::attended(Arc::clone(&operator) as _);
-    let rules = Rules::with_bundle(IDS[0], ASK);
-    let gate = Gate::with_parts(&rules, greeter(), |parts| Parts { questions, ..parts });
+    let rules = Rules::asking(IDS[0]);
+    let gate = Gate::with_parts(&rules, hello_origin(), |parts| Parts { questions, ..parts });
     let gate = Arc::new(gate);
     assert!(operator.gate.set(Arc::clone(&gate)).is_ok());
     let answered: Answered = gate.get("known.example", "/").await;

@@ -56,7 +56,7 @@ async fn half_open_breaker_is_not_pinned_by_a_held_request() {
 }
 
 #[tokio::test]
-async fn half_open_breaker_is_not_pinned_by_a_client_that_leaves() {
+async fn half_open_breaker_is_not_pinned_by_a_leaving_client() {
     let (host, path) = ("api.github.com", "/repos/acme/app");
     let gate = half_open(host, path).await;
     let head = format!(

@@ -68,6 +68,13 @@ impl Rules {
         }
     }
 
+    /// The same with a policy bundle that asks about every request.
+    pub(super) fn asking(id: &'static str) -> Self {
+        let ask = "package http.authz\n\n\
+                   decision := {\"action\": \"ask\", \"reason\": \"Shall it?\"}\n";
+        Self::with_bundle(id, ask)
+    }
+
     /// Reads them as an operator wrote them, and asks about unknown hosts where they say so:
     /// production settings cannot say that yet.
     fn settings(&self, directory: &Path, origin: &Origin) -> Settings {
@@ -273,7 +280,7 @@ pub(super) async fn assert_nothing_held(
 }
 
 /// An origin that answers everything with `hello`.
-pub(super) fn greeter() -> Origin {
+pub(super) fn hello_origin() -> Origin {
     Origin::http(|_| Reply::text("hello"))
 }
 

@@ -31,11 +31,7 @@ async fn granted_question_is_not_asked_again() {
     assert_eq!(gate.records().len(), 4);
 }
 
-/// Reads the head of an answer whose body has no end yet.
-async fn begin_download(gate: &Gate) -> DuplexStream {
-    gate.begin(&get("asked.example", "/")).await
-}
-
+/// Reads the status of an answer whose body has no end yet.
 async fn read_status(client: &mut DuplexStream) {
     let mut status = [0; 12];
     client.read_exact(&mut status).await.unwrap();
@@ -49,13 +45,13 @@ async fn expiry_of_a_grant_ends_what_it_allowed() {
     let gate = Gate::answering(&Rules::default(), move |_| {
         Reply::text("hello").paused(&paused)
     });
-    let mut asked = begin_download(&gate).await;
+    let mut asked = gate.begin(&get("asked.example", "/")).await;
     let open = gate.operator.next().await;
     let time = Duration::from_secs(2);
     let until = gate.services.clock().tick() + time;
     open.answer(Answer::Allow { until: Some(until) });
     read_status(&mut asked).await;
-    let mut granted = begin_download(&gate).await;
+    let mut granted = gate.begin(&get("asked.example", "/")).await;
     read_status(&mut granted).await;
     assert!(gate.operator.is_idle(), "the second one had a grant");
     assert_eq!(gate.sandbox.in_flight.len(), 2);

@@ -18,7 +18,7 @@ use crate::stand_ins::{connect, sandbox};
 
 const HOST: &str = "pinned.example";
 
-/// A connection to the host, with the first words of its client.
+/// A connection to the host, with the TLS hello of its client.
 async fn begin(gate: &Gate) -> DuplexStream {
     let tunnel = (Host::parse(HOST).unwrap(), 443);
     let mut client = connect(&gate.services, Some(tunnel));
@@ -103,7 +103,7 @@ async fn unread_connection_gets_what_the_operator_answered() {
 
 // Before its time is up: the clock stands still.
 #[tokio::test(start_paused = true)]
-async fn client_of_an_unread_connection_that_hangs_up_ends_its_hold() {
+async fn unread_connection_whose_client_hangs_up_ends_its_hold() {
     let gate = Gate::new(&Rules::default());
     let begun = Instant::now();
     let client = begin(&gate).await;

@@ -1,6 +1,7 @@
 //! Pushes that wait for an operator's answer.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use config::Settings;
 use config::section::egress::Unknown;
@@ -9,6 +10,7 @@ use policy::answer::Answer;
 use policy::push::{Findings, Place as Whereabouts, Sighting};
 use policy::reason::Reason;
 use policy::verdict::{Denial, Grant, Word};
+use testkit::wait::until;
 use tokio::io::AsyncWriteExt;
 
 use super::fixture::assert_nothing_held;
@@ -216,21 +218,25 @@ async fn reload_that_moves_a_mirror_moves_its_held_push() {
     assert!(!place.refs().contains("refs/heads/ask"));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn approved_host_is_asked_what_a_push_is_compared_with() {
+/// A gate whose rules do not name the forge, and ask about it.
+async fn unlisted(
+    find: impl Fn(&Given) -> Result<Findings, Denial> + Send + Sync + 'static,
+) -> (Arc<Place>, Arc<TestOperator>) {
     let operator = TestOperator::new();
-    let place = Place::attended(operator.questions(), "", |_| {}, unknown_without_bases);
-    let place = Arc::new(place);
+    let place = Place::attended(operator.questions(), "", |_| {}, find);
     let path = place.path("palisade.yaml");
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(
-        &path,
-        text.replace("host: forge.example", "host: other.example"),
-    )
-    .unwrap();
+    let text = text.replace("host: forge.example", "host: other.example");
+    std::fs::write(&path, text).unwrap();
     let mut unlisted = config::load(Some(&path), &|_| None).unwrap();
     unlisted.egress.unknown = Unknown::Ask;
     place.reload(unlisted).await;
+    (Arc::new(place), operator)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn approved_host_is_asked_what_a_push_is_compared_with() {
+    let (place, operator) = unlisted(unknown_without_bases).await;
     let pushing = push(&place, FORGE, FEATURE);
     let open = operator.next().await;
     assert_eq!(open.question.grants, Grant::Host);
@@ -239,4 +245,34 @@ async fn approved_host_is_asked_what_a_push_is_compared_with() {
     assert!(heard.contains("ok refs/heads/feature"), "{heard}");
     assert_free(&place, &operator).await;
     assert_eq!(only_push(&place).0, Some(Word::Allow));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn approval_that_ends_while_a_push_is_read_asks_again() {
+    let gate = Arc::<OnceLock<Arc<Place>>>::default();
+    let reader = Arc::clone(&gate);
+    let (place, operator) = unlisted(move |_| {
+        // The end of an approval replaces the rules of the sandbox, as a reload does.
+        let services = &reader.get().unwrap().traffic;
+        let state = services.sandbox(&sandbox()).unwrap();
+        let has_ended = || {
+            let own = services.snapshot_for(Some(&state)).number;
+            (own != services.policy().load().number).then_some(())
+        };
+        tokio::task::block_in_place(|| until("the end of the approval", has_ended));
+        Ok(Findings::default())
+    })
+    .await;
+    assert!(gate.set(Arc::clone(&place)).is_ok());
+    let pushing = push(&place, FORGE, FEATURE);
+    let open = operator.next().await;
+    let soon = place.traffic.clock().tick() + Duration::from_millis(500);
+    open.answer(Answer::Allow { until: Some(soon) });
+    let again = operator.next().await;
+    assert_eq!(place.forge.pushed(), 0);
+    again.answer(Answer::Deny);
+    let heard = pushing.await.unwrap();
+    assert!(heard.contains("ask_denied"), "{heard}");
+    assert_free(&place, &operator).await;
+    assert_eq!(only_push(&place).1, Some(Reason::AskDenied));
 }

@@ -14,14 +14,14 @@ use policy::ports::{AuditLog, AuditSink, Registry};
 use testkit::origin::{Latch, Origin, Reply};
 use testkit::wait::eventually;
 
-use super::fixture::{Gate, Rules, greeter};
+use super::fixture::{Gate, Rules, hello_origin};
 use crate::stand_ins::Row;
 
 /// A registry that keeps the threads on which it was read.
 #[derive(Clone, Default)]
-struct Threads(Arc<Mutex<Vec<ThreadId>>>);
+struct RecordingRegistry(Arc<Mutex<Vec<ThreadId>>>);
 
-impl Registry for Threads {
+impl Registry for RecordingRegistry {
     fn by_id(&self, id: &SandboxId) -> Lookup {
         self.0.lock().unwrap().push(thread::current().id());
         Row.by_id(id)
@@ -34,7 +34,7 @@ impl Registry for Threads {
     fn expired(&self, _: &SandboxId) {}
 }
 
-impl Threads {
+impl RecordingRegistry {
     /// Whether a recheck was made on a thread that is not this one, which runs all tasks of a
     /// test. Nothing else reads the registry elsewhere.
     fn has_another(&self) -> bool {
@@ -46,12 +46,12 @@ impl Threads {
 /// A log that has the rules changed when the decision of a bundle is written to it: after the
 /// decision about a request, and before the request leaves.
 #[derive(Default)]
-struct Meddler {
+struct ReloadingLog {
     gate: OnceLock<(Arc<Gate>, Rules)>,
 }
 
 #[async_trait::async_trait]
-impl AuditSink for Meddler {
+impl AuditSink for ReloadingLog {
     fn try_record(&self, _: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         Ok(())
     }
@@ -65,7 +65,7 @@ impl AuditSink for Meddler {
 }
 
 #[async_trait::async_trait]
-impl AuditLog for Meddler {
+impl AuditLog for ReloadingLog {
     async fn history(&self, _: &SandboxId) -> Option<Vec<AuditEvent>> {
         None
     }
@@ -79,7 +79,7 @@ impl AuditLog for Meddler {
 const LOGGED: &str = "package http.authz\n\nallow := false\n";
 
 #[tokio::test]
-async fn reload_before_a_request_leaves_is_noticed_off_the_async_thread() {
+async fn reload_as_a_request_leaves_rechecks_off_the_async_thread() {
     let logging = || Rules {
         bundle_mode: "log",
         unknown: Unknown::Deny,
@@ -90,14 +90,14 @@ async fn reload_before_a_request_leaves_is_noticed_off_the_async_thread() {
         ..logging()
     };
     for (rules, status) in [(logging(), 200), (elsewhere, 403)] {
-        let (threads, meddler) = (Threads::default(), Arc::<Meddler>::default());
-        let gate = Gate::with_parts(&logging(), greeter(), |parts| Parts {
+        let (threads, log) = (RecordingRegistry::default(), Arc::<ReloadingLog>::default());
+        let gate = Gate::with_parts(&logging(), hello_origin(), |parts| Parts {
             registry: Arc::new(threads.clone()),
-            audit: Arc::clone(&meddler) as _,
+            audit: Arc::clone(&log) as _,
             ..parts
         });
         let gate = Arc::new(gate);
-        assert!(meddler.gate.set((Arc::clone(&gate), rules)).is_ok());
+        assert!(log.gate.set((Arc::clone(&gate), rules)).is_ok());
         assert_eq!(gate.get("known.example", "/").await.status, status);
         assert!(threads.has_another());
         assert_eq!(gate.origin.requests().len(), usize::from(status == 200));
@@ -106,9 +106,9 @@ async fn reload_before_a_request_leaves_is_noticed_off_the_async_thread() {
 }
 
 #[tokio::test]
-async fn reload_before_the_upstream_answers_is_explained_off_the_async_thread() {
+async fn reload_before_the_answer_rechecks_off_the_async_thread() {
     let latch = Latch::new();
-    let (held, threads) = (latch.clone(), Threads::default());
+    let (held, threads) = (latch.clone(), RecordingRegistry::default());
     let origin = Origin::http(move |_| Reply::text("hello").held(&held));
     let gate = Gate::with_parts(&Rules::default(), origin, |parts| Parts {
         registry: Arc::new(threads.clone()),

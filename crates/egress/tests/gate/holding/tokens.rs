@@ -9,16 +9,13 @@ use super::fixture::{Gate, Rules};
 use super::operator::ALLOW;
 use crate::stand_ins::sandbox;
 
-/// Asks about every request.
-const ASK: &str = "package http.authz\n\ndecision := {\"action\": \"ask\"}\n";
-
 /// Tokens that do not come back while a test runs.
 const LIMITS: &str = "rate_limits:\n  defaults: {requests_per_second: 0.001, burst_size: 5}\n";
 
 fn rules() -> Rules {
     Rules {
         limits: LIMITS,
-        ..Rules::with_bundle("mine", ASK)
+        ..Rules::asking("mine")
     }
 }
 
