@@ -16,7 +16,7 @@ use policy::rego::judge::{Judge, Terms};
 use policy::rego::{self, Budget, BundleError, Module};
 use serde_json::{Map, Value};
 
-use crate::section::policies::{Bundle, BundleMode, Policies};
+use crate::section::policies::{BundleMode, BundleSettings, PoliciesSection};
 use crate::tree::{Content, Node, Tree};
 
 /// The most files of one bundle.
@@ -30,7 +30,7 @@ const DEEPEST: usize = 16;
 
 /// Why a bundle is not there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadBundle {
+pub enum BundleReadError {
     /// Nothing is at its path.
     #[error("policies.bundles: {id}: there is nothing at {}", path.display())]
     Missing {
@@ -61,7 +61,7 @@ pub enum BadBundle {
 
 /// What a bundle is made of.
 #[derive(Clone, Debug)]
-pub struct Contents {
+pub struct BundleContents {
     /// The policy.
     pub modules: Vec<Module>,
     /// Its tests: files whose names end in `_test.rego`. They decide nothing.
@@ -71,8 +71,8 @@ pub struct Contents {
 }
 
 /// Reads a bundle without compiling it. Blocks.
-pub fn open(id: &str, path: &Path) -> Result<Contents, BadBundle> {
-    let unreadable = |(inner, detail): At| BadBundle::Unreadable {
+pub fn open(id: &str, path: &Path) -> Result<BundleContents, BundleReadError> {
+    let unreadable = |(inner, detail): At| BundleReadError::Unreadable {
         id: id.to_owned(),
         path: match inner.as_os_str().is_empty() {
             true => path.to_owned(),
@@ -81,7 +81,7 @@ pub fn open(id: &str, path: &Path) -> Result<Contents, BadBundle> {
         detail,
     };
     let files = files(path).map_err(|fault| match fault {
-        Fault::Missing => BadBundle::Missing {
+        Fault::Missing => BundleReadError::Missing {
             id: id.to_owned(),
             path: path.to_owned(),
         },
@@ -91,7 +91,7 @@ pub fn open(id: &str, path: &Path) -> Result<Contents, BadBundle> {
     let (tests, modules) = all
         .into_iter()
         .partition(|module| module.name.ends_with("_test.rego"));
-    Ok(Contents {
+    Ok(BundleContents {
         modules,
         tests,
         data,
@@ -99,10 +99,10 @@ pub fn open(id: &str, path: &Path) -> Result<Contents, BadBundle> {
 }
 
 /// Reads and compiles a bundle. Blocks.
-pub fn read(bundle: &Bundle) -> Result<rego::Bundle, BadBundle> {
-    let Contents { modules, data, .. } = open(&bundle.id, &bundle.path)?;
+pub fn read(bundle: &BundleSettings) -> Result<rego::Bundle, BundleReadError> {
+    let BundleContents { modules, data, .. } = open(&bundle.id, &bundle.path)?;
     rego::Bundle::compile(&bundle.id, &bundle.entrypoint, &modules, &data).map_err(|error| {
-        BadBundle::Wrong {
+        BundleReadError::Wrong {
             id: bundle.id.clone(),
             error,
         }
@@ -111,17 +111,20 @@ pub fn read(bundle: &Bundle) -> Result<rego::Bundle, BadBundle> {
 
 /// The bundles that judge by one entrypoint.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct LoadedBundles {
     /// Those that are there, in the order of the settings.
     pub judges: Vec<Arc<Judge>>,
     /// Those that are not, and need not be.
-    pub missing: Vec<BadBundle>,
+    pub missing: Vec<BundleReadError>,
 }
 
 /// Reads the bundles for `entrypoint`, or for something below it. Blocks. One that is not
 /// there and has to be, or that cannot be used, is an error.
-pub fn judges(section: &Policies, entrypoint: &str) -> Result<Found, BadBundle> {
-    let mut found = Found::default();
+pub fn judges(
+    section: &PoliciesSection,
+    entrypoint: &str,
+) -> Result<LoadedBundles, BundleReadError> {
+    let mut found = LoadedBundles::default();
     for named in &section.bundles {
         if !named.decides(entrypoint) {
             continue;
@@ -133,7 +136,7 @@ pub fn judges(section: &Policies, entrypoint: &str) -> Result<Found, BadBundle> 
         };
         match read(named) {
             Ok(bundle) => found.judges.push(Arc::new(Judge::new(bundle, terms))),
-            Err(problem @ BadBundle::Missing { .. }) if !named.required => {
+            Err(problem @ BundleReadError::Missing { .. }) if !named.required => {
                 found.missing.push(problem);
             }
             Err(problem) => return Err(problem),

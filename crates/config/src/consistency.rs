@@ -14,7 +14,7 @@ use crate::leaf::Leaf;
 use crate::palisade_file::File;
 use crate::problem::Problem;
 use crate::section::policies::ENTRYPOINTS;
-use crate::section::sandbox::{Backend, Snapshot};
+use crate::section::sandbox::{Backend, SnapshotLimits};
 use crate::section::tools::RuntimeKind;
 use crate::tree::{Content, dotted, join};
 
@@ -437,12 +437,12 @@ impl Check<'_> {
             (
                 "/sandbox/snapshot/file",
                 snapshot.file,
-                Snapshot::LARGEST_FILE,
+                SnapshotLimits::LARGEST_FILE,
             ),
             (
                 "/sandbox/snapshot/total",
                 snapshot.total,
-                Snapshot::LARGEST_TOTAL,
+                SnapshotLimits::LARGEST_TOTAL,
             ),
         ];
         for (pointer, value, most) in over {

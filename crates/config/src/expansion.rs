@@ -5,7 +5,7 @@
 //! it holds.
 
 use crate::problem::{Problem, quote};
-use crate::tree::{Content, Node, Place, Tree, dotted, join};
+use crate::tree::{Content, Node, Position, Tree, dotted, join};
 
 /// Looks a variable up. The loader never reads the process environment by itself.
 pub type Env<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
@@ -41,7 +41,7 @@ pub(crate) fn expand(
     }
 }
 
-fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, Place, Fault)>) {
+fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, Position, Fault)>) {
     match &mut node.content {
         Content::Text(text) if text.contains("${") => match expand_text(text, env) {
             Ok(expanded) => {

@@ -5,12 +5,12 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use crate::expansion::{Env, expand};
-use crate::leaf::Pattern;
+use crate::leaf::RegexPattern;
 use crate::problem::{Problem, quote};
-use crate::schema::Shape;
+use crate::schema::FileSchema;
 use crate::tree::{Content, Tree};
 use crate::unavailable;
-use crate::validation::{Valid, validate};
+use crate::validation::{ValidatedValue, validate};
 
 /// A file that was read: its value, and the tree that says where each part stood.
 pub(crate) struct Layer<T> {
@@ -18,7 +18,7 @@ pub(crate) struct Layer<T> {
     pub(crate) tree: Tree,
     /// What was accepted while it was read, and should be looked at.
     pub(crate) warnings: Vec<Problem>,
-    valid: Valid,
+    valid: ValidatedValue,
 }
 
 /// The file's name alone: its values may be secrets.
@@ -35,13 +35,13 @@ impl<T: DeserializeOwned> Layer<T> {
     /// mistakes go to `problems`; where a value can be had all the same, later checks can
     /// go on with it. None when the file is not YAML.
     pub(crate) fn read(
-        shape: &Shape,
+        shape: &FileSchema,
         file: &Path,
         bytes: &[u8],
         env: Option<Env<'_>>,
         problems: &mut Vec<Problem>,
     ) -> Option<Self> {
-        let _patterns = Pattern::compile_once();
+        let _patterns = RegexPattern::compile_once();
         let mut tree = Tree::parse(file, bytes, problems)?;
         let mut warnings = Vec::new();
         if let Some(env) = env {

@@ -27,8 +27,8 @@ use serde::{Deserialize, Deserializer, Serializer};
 
 pub use address::{Cidr, DnsUpstream};
 pub use quantity::{read_size, show_size};
-pub use rule::{AuthScheme, Endpoint, Pattern, Publish};
-pub use source::{EnvEntry, Source};
+pub use rule::{AuthScheme, Endpoint, PublishedPort, RegexPattern};
+pub use source::{EnvEntry, SecretSource};
 
 pub(crate) use address::DnsType;
 pub(crate) use location::{GitUrl, HttpUrl, TreePath, UrlPath, WebhookUrl};
@@ -89,7 +89,7 @@ pub(crate) const FORMATS: &[FormatRow] = &[
     row::<HostPattern>(),
     row::<Authority>(),
     row::<Cidr>(),
-    row::<Source>(),
+    row::<SecretSource>(),
     row::<EnvName>(),
     row::<EnvEntry>(),
     row::<PathBuf>(),
@@ -103,10 +103,10 @@ pub(crate) const FORMATS: &[FormatRow] = &[
     row::<SandboxName>(),
     row::<Image>(),
     row::<HostKey>(),
-    row::<Publish>(),
+    row::<PublishedPort>(),
     row::<HeaderName>(),
     row::<AuthScheme>(),
-    row::<Pattern>(),
+    row::<RegexPattern>(),
     row::<MethodName>(),
     row::<PathPattern>(),
     row::<Endpoint>(),
@@ -186,7 +186,7 @@ pub(crate) mod one {
 
 /// serde's `with` for a leaf that may be absent.
 pub(crate) mod maybe {
-    use super::{Deserialize, Deserializer, Leaf, Serializer, Taken};
+    use super::{Deserialize, Deserializer, Leaf, ParsedLeaf, Serializer};
 
     pub(crate) fn serialize<T: Leaf, S: Serializer>(
         value: &Option<T>,
@@ -201,14 +201,14 @@ pub(crate) mod maybe {
     pub(crate) fn deserialize<'de, T: Leaf, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<T>, D::Error> {
-        let value = Option::<Taken<T>>::deserialize(deserializer)?;
-        Ok(value.map(|Taken(value)| value))
+        let value = Option::<ParsedLeaf<T>>::deserialize(deserializer)?;
+        Ok(value.map(|ParsedLeaf(value)| value))
     }
 }
 
 /// serde's `with` for a list of leaves.
 pub(crate) mod list {
-    use super::{Deserialize, Deserializer, Leaf, Serializer, Taken};
+    use super::{Deserialize, Deserializer, Leaf, ParsedLeaf, Serializer};
 
     pub(crate) fn serialize<T: Leaf, S: Serializer>(
         values: &[T],
@@ -220,17 +220,17 @@ pub(crate) mod list {
     pub(crate) fn deserialize<'de, T: Leaf, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Vec<T>, D::Error> {
-        let values = Vec::<Taken<T>>::deserialize(deserializer)?;
-        Ok(values.into_iter().map(|Taken(value)| value).collect())
+        let values = Vec::<ParsedLeaf<T>>::deserialize(deserializer)?;
+        Ok(values.into_iter().map(|ParsedLeaf(value)| value).collect())
     }
 }
 
 /// A leaf on its way through serde.
-pub(crate) struct Taken<T>(pub(crate) T);
+pub(crate) struct ParsedLeaf<T>(pub(crate) T);
 
-impl<'de, T: Leaf> Deserialize<'de> for Taken<T> {
+impl<'de, T: Leaf> Deserialize<'de> for ParsedLeaf<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        take(deserializer).map(Taken)
+        take(deserializer).map(ParsedLeaf)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::tree::{Content, Node, Tree, join};
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ValueOrigin {
     /// It stands in a file.
     File {
         /// The file.
@@ -32,15 +32,15 @@ pub enum Origin {
     },
 }
 
-impl Origin {
+impl ValueOrigin {
     pub(crate) fn of(tree: &Tree, node: &Node) -> Self {
         match &node.variable {
-            Some(name) => Origin::Env {
+            Some(name) => ValueOrigin::Env {
                 name: name.clone(),
                 file: Arc::clone(&tree.file),
                 line: node.place.line,
             },
-            None => Origin::File {
+            None => ValueOrigin::File {
                 file: Arc::clone(&tree.file),
                 line: node.place.line,
                 column: node.place.column,
@@ -50,14 +50,16 @@ impl Origin {
 }
 
 /// `palisade.yaml:3:5`, `default`, `$NAME (palisade.yaml:3)`.
-impl fmt::Display for Origin {
+impl fmt::Display for ValueOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::File { file, line, column } => {
+            ValueOrigin::File { file, line, column } => {
                 write!(f, "{}:{line}:{column}", file.display())
             }
-            Origin::Default => f.write_str("default"),
-            Origin::Env { name, file, line } => write!(f, "${name} ({}:{line})", file.display()),
+            ValueOrigin::Default => f.write_str("default"),
+            ValueOrigin::Env { name, file, line } => {
+                write!(f, "${name} ({}:{line})", file.display())
+            }
         }
     }
 }
@@ -79,13 +81,13 @@ pub(crate) fn record(
     node: &Node,
     pointer: &str,
     wanted: Wanted,
-    origins: &mut BTreeMap<String, Origin>,
+    origins: &mut BTreeMap<String, ValueOrigin>,
 ) {
     if matches!(node.content, Content::Absent | Content::Faulty) {
         return;
     }
     if wanted == Wanted::All || node.variable.is_some() {
-        origins.insert(pointer.to_owned(), Origin::of(tree, node));
+        origins.insert(pointer.to_owned(), ValueOrigin::of(tree, node));
     }
     match &node.content {
         Content::List(items) => {

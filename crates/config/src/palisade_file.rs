@@ -7,27 +7,27 @@ use std::sync::LazyLock;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::leaf::{self, Keyed, Source};
-use crate::schema::Shape;
+use crate::leaf::{self, Keyed, SecretSource};
+use crate::schema::FileSchema;
 use crate::secret::Secret;
-use crate::section::approvals::Approvals;
-use crate::section::audit::Audit;
-use crate::section::credentials::Credentials;
-use crate::section::egress::Egress;
-use crate::section::git::Git;
-use crate::section::logging::Logging;
-use crate::section::metrics::Metrics;
-use crate::section::policies::Policies;
-use crate::section::sandbox::Sandbox;
-use crate::section::scan::Scan;
-use crate::section::server::Server;
-use crate::section::tools::Tool;
+use crate::section::approvals::ApprovalsSection;
+use crate::section::audit::AuditSection;
+use crate::section::credentials::CredentialsSection;
+use crate::section::egress::EgressSection;
+use crate::section::git::GitSection;
+use crate::section::logging::LoggingSection;
+use crate::section::metrics::MetricsSection;
+use crate::section::policies::PoliciesSection;
+use crate::section::sandbox::SandboxSection;
+use crate::section::scan::ScanSection;
+use crate::section::server::ServerSection;
+use crate::section::tools::BridgedServer;
 use crate::unavailable;
 use crate::version::Version;
 
 /// The schema of the file.
-pub(crate) static PALISADE: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<File>(unavailable::PALISADE, MOVED));
+pub(crate) static PALISADE: LazyLock<FileSchema> =
+    LazyLock::new(|| FileSchema::of::<File>(unavailable::PALISADE, MOVED));
 
 /// Keys at the top level of older files, and where they stand now.
 const MOVED: &[(&str, &str)] = &[
@@ -45,32 +45,32 @@ pub(crate) struct File {
     /// The version of this file's shape. The one key that must be there.
     pub(crate) version: Version,
     /// The interceptor API and the MCP server.
-    pub(crate) server: Server,
+    pub(crate) server: ServerSection,
     /// Policy bundles and how they are evaluated.
-    pub(crate) policies: Policies,
+    pub(crate) policies: PoliciesSection,
     /// MCP servers behind the bridge.
-    pub(crate) tools: Vec<Tool>,
+    pub(crate) tools: Vec<BridgedServer>,
     /// Prometheus metrics, and traces.
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: MetricsSection,
     /// The gate's log on stderr.
-    pub(crate) logging: Logging,
+    pub(crate) logging: LoggingSection,
     /// Values by name, taken from the environment: `e2b_api_key: "${E2B_API_KEY}"`.
     #[schemars(with = "Keyed<leaf::Slug, Secret>")]
     pub(crate) secrets: BTreeMap<String, Secret>,
     /// What may leave a sandbox.
-    pub(crate) egress: Egress,
+    pub(crate) egress: EgressSection,
     /// Which host gets which credential from where, beside the built-in rows.
-    pub(crate) credentials: Credentials,
+    pub(crate) credentials: CredentialsSection,
     /// Git through the gate.
-    pub(crate) git: Git,
+    pub(crate) git: GitSection,
     /// What happens when a secret or an injection is found.
-    pub(crate) scan: Scan,
+    pub(crate) scan: ScanSection,
     /// How the operator is asked.
-    pub(crate) approvals: Approvals,
+    pub(crate) approvals: ApprovalsSection,
     /// Where agents run.
-    pub(crate) sandbox: Sandbox,
+    pub(crate) sandbox: SandboxSection,
     /// The record of what was decided.
-    pub(crate) audit: Audit,
+    pub(crate) audit: AuditSection,
 }
 
 impl File {
@@ -78,8 +78,8 @@ impl File {
     /// nobody after the loader needs to know where the file was.
     pub(crate) fn resolve_paths(&mut self, base: &Path, home: Option<&Path>) {
         let resolve = |path: &mut PathBuf| *path = resolve(path, base, home);
-        let resolve_source = |source: &mut Source| {
-            if let Source::File(path) = source {
+        let resolve_source = |source: &mut SecretSource| {
+            if let SecretSource::File(path) = source {
                 resolve(path);
             }
         };

@@ -8,17 +8,18 @@ use policy::host::Host;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use crate::leaf::{self, Keyed, MOST_METHODS, MOST_PATTERNS, MethodName, Pattern, Text};
-use crate::schema::Shape;
+use crate::leaf::{self, Keyed, MOST_METHODS, MOST_PATTERNS, MethodName, RegexPattern, Text};
+use crate::schema::FileSchema;
 use crate::section::egress::DomainRule;
 use crate::unavailable;
 use crate::version::Version;
 
 /// The schema of policy.yaml.
-pub(crate) static POLICY: LazyLock<Shape> = LazyLock::new(|| Shape::of::<PolicyFile>(&[], &[]));
+pub(crate) static POLICY: LazyLock<FileSchema> =
+    LazyLock::new(|| FileSchema::of::<PolicyFile>(&[], &[]));
 /// The schema of allowlist.yaml and grants.yaml.
-pub(crate) static ALLOWLIST: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<AllowlistFile>(unavailable::ALLOWLIST, &[]));
+pub(crate) static ALLOWLIST: LazyLock<FileSchema> =
+    LazyLock::new(|| FileSchema::of::<AllowlistFile>(unavailable::ALLOWLIST, &[]));
 
 /// What policy.yaml says. Without such a file these are the defaults.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -42,7 +43,7 @@ pub struct ApiPolicy {
     /// 16 methods.
     #[serde(with = "patterns")]
     #[schemars(with = "Keyed<MethodName, Patterns>", extend("maxProperties" = MOST_METHODS))]
-    pub blocked_api_patterns: BTreeMap<String, Vec<Pattern>>,
+    pub blocked_api_patterns: BTreeMap<String, Vec<RegexPattern>>,
     /// Whether refs may be deleted.
     pub allow_branch_deletion: bool,
 }
@@ -60,7 +61,7 @@ impl JsonSchema for Patterns {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mut schema = Vec::<Text<Pattern>>::json_schema(generator);
+        let mut schema = Vec::<Text<RegexPattern>>::json_schema(generator);
         schema.insert("maxItems".to_owned(), MOST_PATTERNS.into());
         schema
     }
@@ -71,10 +72,10 @@ mod patterns {
 
     use serde::{Deserialize, Deserializer, Serializer};
 
-    use crate::leaf::{Leaf, Pattern, Taken};
+    use crate::leaf::{Leaf, ParsedLeaf, RegexPattern};
 
     pub(super) fn serialize<S: Serializer>(
-        table: &BTreeMap<String, Vec<Pattern>>,
+        table: &BTreeMap<String, Vec<RegexPattern>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         serializer.collect_map(table.iter().map(|(method, list)| {
@@ -85,11 +86,14 @@ mod patterns {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<BTreeMap<String, Vec<Pattern>>, D::Error> {
-        let table = BTreeMap::<String, Option<Vec<Taken<Pattern>>>>::deserialize(deserializer)?;
-        let open = |list: Option<Vec<Taken<Pattern>>>| {
+    ) -> Result<BTreeMap<String, Vec<RegexPattern>>, D::Error> {
+        let table =
+            BTreeMap::<String, Option<Vec<ParsedLeaf<RegexPattern>>>>::deserialize(deserializer)?;
+        let open = |list: Option<Vec<ParsedLeaf<RegexPattern>>>| {
             let list = list.unwrap_or_default();
-            list.into_iter().map(|Taken(pattern)| pattern).collect()
+            list.into_iter()
+                .map(|ParsedLeaf(pattern)| pattern)
+                .collect()
         };
         Ok(table
             .into_iter()

@@ -13,9 +13,9 @@ use sha2::{Digest, Sha256};
 
 use crate::file::{self, Links, REPOSITORY_LIMIT, Unreadable};
 use crate::layer::Layer;
-use crate::leaf::{self, EnvName, Image, Publish, Text};
+use crate::leaf::{self, EnvName, Image, PublishedPort, Text};
 use crate::problem::{Problem, Problems};
-use crate::schema::Shape;
+use crate::schema::FileSchema;
 use crate::section::egress::DomainRule;
 use crate::section::sandbox::SetupCommand;
 use crate::settings::Settings;
@@ -27,8 +27,8 @@ use crate::version::Version;
 pub const FILE_NAME: &str = ".palisade.yaml";
 
 /// The schema of the file.
-pub(crate) static REPOSITORY: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<RepoKeys>(unavailable::REPOSITORY, &[]));
+pub(crate) static REPOSITORY: LazyLock<FileSchema> =
+    LazyLock::new(|| FileSchema::of::<RepoKeys>(unavailable::REPOSITORY, &[]));
 
 /// The keys a repository may set.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
@@ -47,8 +47,8 @@ pub(crate) struct RepoKeys {
     /// Ports to publish on the host's loopback: a port, or HOST:INSIDE. Where the host's port is
     /// taken, another one is chosen.
     #[serde(with = "leaf::list")]
-    #[schemars(with = "Vec<Text<Publish>>", inner(range(min = 1)))]
-    ports: Vec<Publish>,
+    #[schemars(with = "Vec<Text<PublishedPort>>", inner(range(min = 1)))]
+    ports: Vec<PublishedPort>,
     /// Names of variables to pass on. The operator's `sandbox.env` must have them too; those that
     /// it lacks are reported.
     #[schemars(with = "Vec<Text<EnvName>>")]
@@ -179,7 +179,7 @@ pub struct RepoSettings {
     /// The set-up command, instead of `sandbox.setup_command`.
     pub setup_command: Option<SetupCommand>,
     /// Ports to publish.
-    pub ports: Vec<Publish>,
+    pub ports: Vec<PublishedPort>,
     /// Names of variables to pass on. Each is in the operator's `sandbox.env` too.
     pub env: Vec<String>,
     /// What the sandbox may reach beside what the operator allows.

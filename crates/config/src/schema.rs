@@ -10,7 +10,7 @@ use crate::tree::segments;
 use crate::unavailable::Unavailable;
 
 /// The schema of one kind of file, ready to be used.
-pub(crate) struct Shape {
+pub(crate) struct FileSchema {
     pub(crate) schema: Value,
     pub(crate) validator: Validator,
     /// Keys of features that this version does not have.
@@ -19,7 +19,7 @@ pub(crate) struct Shape {
     moved: &'static [(&'static str, &'static str)],
 }
 
-impl Shape {
+impl FileSchema {
     #[expect(
         clippy::expect_used,
         reason = "the schema is derived from our own types, and a test builds each"
@@ -55,7 +55,7 @@ impl Shape {
 
     /// What may stand at `pointer`: the schemas of that place, with references and
     /// alternatives opened.
-    pub(crate) fn at(&self, pointer: &str) -> Place<'_> {
+    pub(crate) fn at(&self, pointer: &str) -> SchemaNode<'_> {
         let mut place = self.open(&self.schema);
         for segment in segments(pointer) {
             place = place.enter(&segment);
@@ -63,8 +63,8 @@ impl Shape {
         place
     }
 
-    fn open<'a>(&'a self, schema: &'a Value) -> Place<'a> {
-        let mut place = Place {
+    fn open<'a>(&'a self, schema: &'a Value) -> SchemaNode<'a> {
+        let mut place = SchemaNode {
             shape: self,
             schemas: Vec::new(),
         };
@@ -74,12 +74,12 @@ impl Shape {
 }
 
 /// One place of a file.
-pub(crate) struct Place<'a> {
-    shape: &'a Shape,
+pub(crate) struct SchemaNode<'a> {
+    shape: &'a FileSchema,
     schemas: Vec<&'a Map<String, Value>>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> SchemaNode<'a> {
     fn add(&mut self, schema: &'a Value) {
         let Value::Object(schema) = schema else {
             return;
@@ -100,8 +100,8 @@ impl<'a> Place<'a> {
     }
 
     /// What may stand under `segment`, a key or an index.
-    pub(crate) fn enter(&self, segment: &str) -> Place<'a> {
-        let mut inner = Place {
+    pub(crate) fn enter(&self, segment: &str) -> SchemaNode<'a> {
+        let mut inner = SchemaNode {
             shape: self.shape,
             schemas: Vec::new(),
         };

@@ -15,23 +15,23 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::compilation::{Compiled, compile_policy};
-use crate::origin::Origin;
+use crate::origin::ValueOrigin;
 use crate::palisade_file::File;
 use crate::policy_file::PolicyFile;
 use crate::problem::Problem;
 use crate::secret::Secret;
-use crate::section::approvals::Approvals;
-use crate::section::audit::Audit;
-use crate::section::credentials::Credentials;
-use crate::section::egress::{DomainRule, Egress};
-use crate::section::git::Git;
-use crate::section::logging::Logging;
-use crate::section::metrics::Metrics;
-use crate::section::policies::Policies;
-use crate::section::sandbox::Sandbox;
-use crate::section::scan::{GitAction, Scan};
-use crate::section::server::Server;
-use crate::section::tools::Tool;
+use crate::section::approvals::ApprovalsSection;
+use crate::section::audit::AuditSection;
+use crate::section::credentials::CredentialsSection;
+use crate::section::egress::{DomainRule, EgressSection};
+use crate::section::git::GitSection;
+use crate::section::logging::LoggingSection;
+use crate::section::metrics::MetricsSection;
+use crate::section::policies::PoliciesSection;
+use crate::section::sandbox::SandboxSection;
+use crate::section::scan::{GitAction, ScanSection};
+use crate::section::server::ServerSection;
+use crate::section::tools::BridgedServer;
 use crate::tree::join;
 use crate::unavailable::is_unavailable;
 
@@ -42,39 +42,39 @@ pub use per_sandbox::{GATE_PORTS, MAX_CAPTURED_PORTS};
 #[derive(Clone)]
 pub struct Settings {
     /// The interceptor API and the MCP server.
-    pub server: Server,
+    pub server: ServerSection,
     /// Policy bundles.
-    pub policies: Policies,
+    pub policies: PoliciesSection,
     /// MCP servers behind the bridge.
-    pub tools: Vec<Tool>,
+    pub tools: Vec<BridgedServer>,
     /// Metrics and traces.
-    pub metrics: Metrics,
+    pub metrics: MetricsSection,
     /// The log.
-    pub logging: Logging,
+    pub logging: LoggingSection,
     /// Secrets by name.
     pub secrets: BTreeMap<String, Secret>,
     /// What may leave a sandbox.
-    pub egress: Egress,
+    pub egress: EgressSection,
     /// Credentials.
-    pub credentials: Credentials,
+    pub credentials: CredentialsSection,
     /// Git.
-    pub git: Git,
+    pub git: GitSection,
     /// The scanner.
-    pub scan: Scan,
+    pub scan: ScanSection,
     /// How the operator is asked.
-    pub approvals: Approvals,
+    pub approvals: ApprovalsSection,
     /// Where agents run.
-    pub sandbox: Sandbox,
+    pub sandbox: SandboxSection,
     /// The audit log.
-    pub audit: Audit,
+    pub audit: AuditSection,
     /// Every domain rule: inline, then allowlist.yaml's, then grants.yaml's.
-    pub domains: Vec<Domain>,
+    pub domains: Vec<LoadedDomainRule>,
     /// What policy.yaml says.
     pub policy: PolicyFile,
     /// What was accepted and should be looked at.
     pub warnings: Vec<Problem>,
     compiled: Compiled,
-    origins: BTreeMap<String, Origin>,
+    origins: BTreeMap<String, ValueOrigin>,
 }
 
 /// What [`crate::show`] gives, so that nothing is printed which that hides.
@@ -88,11 +88,11 @@ impl std::fmt::Debug for Settings {
 
 /// A domain rule and who wrote it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Domain {
+pub struct LoadedDomainRule {
     /// The rule.
     pub rule: DomainRule,
     /// Where it stands.
-    pub origin: Origin,
+    pub origin: ValueOrigin,
 }
 
 /// One line of `palisade config show`.
@@ -104,7 +104,7 @@ pub struct ShownValue {
     /// as `${NAME}`.
     pub value: Value,
     /// Where it came from.
-    pub origin: Origin,
+    pub origin: ValueOrigin,
 }
 
 /// What holds when nobody wrote anything: limits and breakers are on.
@@ -128,9 +128,9 @@ impl Settings {
     pub(crate) fn new(
         file: File,
         policy: PolicyFile,
-        domains: Vec<Domain>,
+        domains: Vec<LoadedDomainRule>,
         compiled: Compiled,
-        origins: BTreeMap<String, Origin>,
+        origins: BTreeMap<String, ValueOrigin>,
         warnings: Vec<Problem>,
     ) -> Self {
         Self {
@@ -201,13 +201,13 @@ impl Settings {
     /// two gates do not fight over it.
     pub fn serves_mcp(&self) -> bool {
         let addresses = ["interceptor_addr", "mcp_server_addr", "single_port"];
-        let written = |key: &&str| self.origin(&join("/server", key)) != Origin::Default;
+        let written = |key: &&str| self.origin(&join("/server", key)) != ValueOrigin::Default;
         !self.tools.is_empty() || !self.policies.bundles.is_empty() || addresses.iter().any(written)
     }
 
     /// Where the value at `pointer` came from. Values of policy.yaml stand under `/policy`,
     /// merged domain rules under `/domains`.
-    pub fn origin(&self, pointer: &str) -> Origin {
+    pub fn origin(&self, pointer: &str) -> ValueOrigin {
         let domain = pointer.strip_prefix("/domains/").and_then(|rest| {
             let index = rest.split('/').next()?;
             self.domains.get(index.parse::<usize>().ok()?)
@@ -218,7 +218,7 @@ impl Settings {
                 .origins
                 .get(pointer)
                 .cloned()
-                .unwrap_or(Origin::Default),
+                .unwrap_or(ValueOrigin::Default),
         }
     }
 
@@ -275,9 +275,9 @@ impl Settings {
     /// A value may be shown in another shape than it was written in: text for a mapping
     /// that says no more, or the other way round.
     fn veil(&self, pointer: &str, value: &mut Value) {
-        let variable = |origin: &Origin| match origin {
-            Origin::Env { name, .. } => Some(Value::String(format!("${{{name}}}"))),
-            Origin::File { .. } | Origin::Default => None,
+        let variable = |origin: &ValueOrigin| match origin {
+            ValueOrigin::Env { name, .. } => Some(Value::String(format!("${{{name}}}"))),
+            ValueOrigin::File { .. } | ValueOrigin::Default => None,
         };
         let mut around = Some(pointer);
         while let Some(outer) = around {

@@ -5,18 +5,18 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::beside::Beside;
 use crate::compilation::{Compiled, compile_policy, host_rule};
 use crate::consistency::check_file;
 use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
 use crate::layer::Layer;
-use crate::origin::{self, Origin, Wanted};
+use crate::origin::{self, ValueOrigin, Wanted};
 use crate::palisade_file::{File, PALISADE, resolve};
 use crate::policy_file::{ALLOWLIST, AllowlistFile, POLICY, PolicyFile};
 use crate::problem::{Problem, Problems};
-use crate::section::egress::{Dns, DomainRule};
-use crate::settings::{Domain, MAX_CAPTURED_PORTS, Settings, captured_ports};
+use crate::referenced_files::ReferencedFiles;
+use crate::section::egress::{DnsSettings, DomainRule};
+use crate::settings::{LoadedDomainRule, MAX_CAPTURED_PORTS, Settings, captured_ports};
 use crate::tree::{Content, Node, Tree};
 
 /// What 'allow always' and grants are written to, beside palisade.yaml.
@@ -33,7 +33,7 @@ pub struct Sources {
     policy: Option<SourceFile>,
     grants: Option<SourceFile>,
     /// What is not read here, and changes what the settings mean.
-    beside: Vec<Beside>,
+    referenced: Vec<ReferencedFiles>,
 }
 
 #[derive(Clone)]
@@ -88,7 +88,7 @@ impl Sources {
                 allowlist: None,
                 policy: None,
                 grants: None,
-                beside: beside(None, |path| Some(PathBuf::from(path))),
+                referenced: referenced_files(None, |path| Some(PathBuf::from(path))),
             });
         };
         if path.file_name().is_none() {
@@ -108,7 +108,7 @@ impl Sources {
             Some(SourceFile::read(path, variable))
         };
         Ok(Self {
-            beside: beside(tree.as_ref(), |text| Some(lead(text)?.0)),
+            referenced: referenced_files(tree.as_ref(), |text| Some(lead(text)?.0)),
             allowlist: include("/egress/allowlist"),
             policy: include("/egress/policy"),
             grants: Some(SourceFile::read(path.with_file_name(GRANTS), None)),
@@ -141,8 +141,8 @@ impl Sources {
                 }
             }
         }
-        for beside in &self.beside {
-            add(beside.fingerprint());
+        for referenced in &self.referenced {
+            add(referenced.fingerprint());
         }
         hash.finalize().into()
     }
@@ -158,16 +158,22 @@ impl Sources {
 
     /// For watching: every file of [`Sources::paths`] and of what the settings lead to.
     pub fn files(&self) -> Vec<PathBuf> {
-        let beside = self.beside.iter().flat_map(|beside| &beside.files);
-        self.paths().into_iter().chain(beside.cloned()).collect()
+        let referenced = self.referenced.iter().flat_map(|files| &files.files);
+        self.paths()
+            .into_iter()
+            .chain(referenced.cloned())
+            .collect()
     }
 
     /// For watching: the directories in which a change would show.
     pub fn directories(&self) -> BTreeSet<PathBuf> {
         let parents = self.paths();
         let parents = parents.iter().filter_map(|path| path.parent());
-        let beside = self.beside.iter().flat_map(|beside| &beside.directories);
-        parents.map(PathBuf::from).chain(beside.cloned()).collect()
+        let referenced = self.referenced.iter().flat_map(|files| &files.directories);
+        parents
+            .map(PathBuf::from)
+            .chain(referenced.cloned())
+            .collect()
     }
 
     /// Builds the settings from these bytes, or says everything that is wrong with them.
@@ -275,7 +281,7 @@ impl Sources {
         compiled.allowlist = policy::allowlist::Allowlist::new(
             domains
                 .iter()
-                .map(|domain: &Domain| host_rule(&domain.rule))
+                .map(|domain: &LoadedDomainRule| host_rule(&domain.rule))
                 .collect(),
         );
         let policy = policy.map_or(default, |layer| layer.value);
@@ -336,25 +342,28 @@ impl Sources {
 }
 
 /// What a file leads to. `find` says where a path that is written in it leads.
-fn beside(tree: Option<&Tree>, find: impl Fn(&str) -> Option<PathBuf>) -> Vec<Beside> {
+fn referenced_files(
+    tree: Option<&Tree>,
+    find: impl Fn(&str) -> Option<PathBuf>,
+) -> Vec<ReferencedFiles> {
     let list = |pointer: &str| match tree?.get(pointer).map(|node| &node.content) {
         Some(Content::List(items)) => Some(items.as_slice()),
         _ => None,
     };
     let bundles = list("/policies/bundles").map_or(0, <[Node]>::len);
-    let mut found: Vec<Beside> = (0..bundles)
+    let mut found: Vec<ReferencedFiles> = (0..bundles)
         .filter_map(|index| {
             let path = tree?.get(&format!("/policies/bundles/{index}/path"))?;
-            Some(Beside::bundle(&find(path.text()?)?))
+            Some(ReferencedFiles::bundle(&find(path.text()?)?))
         })
         .collect();
     let asks_system = list("/egress/dns/upstreams")
         .is_none_or(|upstreams| upstreams.iter().any(|node| node.text() == Some("system")));
     if asks_system {
         let written = tree.and_then(|tree| tree.get("/egress/dns/resolv_conf")?.text());
-        let default = Dns::default().resolv_conf;
+        let default = DnsSettings::default().resolv_conf;
         let path = written.map_or(Some(default), find);
-        found.extend(path.map(Beside::file));
+        found.extend(path.map(ReferencedFiles::file));
     }
     found
 }
@@ -363,8 +372,8 @@ fn add_domains<T>(
     layer: &Layer<T>,
     pointer: &str,
     list: impl Fn(&T) -> &Vec<DomainRule>,
-    domains: &mut Vec<Domain>,
-    origins: &mut BTreeMap<String, Origin>,
+    domains: &mut Vec<LoadedDomainRule>,
+    origins: &mut BTreeMap<String, ValueOrigin>,
 ) {
     for (index, rule) in list(&layer.value).iter().enumerate() {
         let original = layer.original(&format!("{pointer}/{index}"));
@@ -373,9 +382,11 @@ fn add_domains<T>(
             let merged = format!("/domains/{}", domains.len());
             origin::record(&layer.tree, node, &merged, Wanted::Variables, origins);
         }
-        domains.push(Domain {
+        domains.push(LoadedDomainRule {
             rule: rule.clone(),
-            origin: node.map_or(Origin::Default, |node| Origin::of(&layer.tree, node)),
+            origin: node.map_or(ValueOrigin::Default, |node| {
+                ValueOrigin::of(&layer.tree, node)
+            }),
         });
     }
 }
@@ -406,7 +417,7 @@ pub(crate) fn exercise(bytes: &[u8], env: Env<'_>) {
         allowlist: file("allowlist.yaml"),
         policy: file("policy.yaml"),
         grants: file(GRANTS),
-        beside: Vec::new(),
+        referenced: Vec::new(),
     };
     let empty = Sources {
         allowlist: None,

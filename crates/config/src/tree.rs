@@ -27,12 +27,12 @@ const MOST_TEXT: usize = 16 * 1024 * 1024;
 
 /// A place in a file, both counted from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Position {
     pub(crate) line: usize,
     pub(crate) column: usize,
 }
 
-impl From<Marker> for Place {
+impl From<Marker> for Position {
     fn from(marker: Marker) -> Self {
         Self {
             line: marker.line(),
@@ -45,7 +45,7 @@ impl From<Marker> for Place {
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) content: Content,
-    pub(crate) place: Place,
+    pub(crate) place: Position,
     /// The environment variable its text came from.
     pub(crate) variable: Option<String>,
 }
@@ -86,7 +86,7 @@ impl std::fmt::Debug for Content {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) key: String,
-    pub(crate) place: Place,
+    pub(crate) place: Position,
     pub(crate) value: Node,
 }
 
@@ -121,7 +121,7 @@ impl Tree {
                 file: file.into(),
                 root,
             }),
-            Err(Stop { place, message }) => {
+            Err(ParseError { place, message }) => {
                 let mut fault = problem(file, place, message);
                 let line = text.lines().nth(place.line.saturating_sub(1));
                 if line.is_some_and(|line| line.contains("${")) {
@@ -146,7 +146,7 @@ impl Tree {
     }
 
     /// Where the value at `pointer` stands, or the nearest value around it.
-    pub(crate) fn place(&self, pointer: &str) -> Place {
+    pub(crate) fn place(&self, pointer: &str) -> Position {
         let mut pointer = pointer;
         loop {
             if let Some(node) = self.get(pointer) {
@@ -160,7 +160,7 @@ impl Tree {
     }
 
     /// Where the key `key` of the mapping at `pointer` stands.
-    pub(crate) fn key_place(&self, pointer: &str, key: &str) -> Place {
+    pub(crate) fn key_place(&self, pointer: &str, key: &str) -> Position {
         match self.get(pointer).map(|node| &node.content) {
             Some(Content::Map(entries)) => entries
                 .iter()
@@ -178,7 +178,7 @@ impl Tree {
     /// The same, for whoever knows the place: finding it takes a walk.
     pub(crate) fn problem_at(
         &self,
-        place: Place,
+        place: Position,
         pointer: &str,
         message: impl Into<String>,
     ) -> Problem {
@@ -231,7 +231,7 @@ pub(crate) fn dotted(pointer: &str) -> String {
     text
 }
 
-fn problem(file: &Path, place: Place, message: String) -> Problem {
+fn problem(file: &Path, place: Position, message: String) -> Problem {
     Problem {
         file: file.to_owned(),
         line: place.line,
@@ -243,20 +243,20 @@ fn problem(file: &Path, place: Place, message: String) -> Problem {
 }
 
 /// Why a file gives no tree at all.
-struct Stop {
-    place: Place,
+struct ParseError {
+    place: Position,
     message: String,
 }
 
-impl Stop {
-    fn at(place: Place, message: impl Into<String>) -> Self {
+impl ParseError {
+    fn at(place: Position, message: impl Into<String>) -> Self {
         Self {
             place,
             message: message.into(),
         }
     }
 
-    fn too_deep(place: Place) -> Self {
+    fn too_deep(place: Position) -> Self {
         Self::at(place, format!("nested deeper than {DEEPEST} levels"))
     }
 }
@@ -287,7 +287,7 @@ impl Size {
 }
 
 impl<'a> Builder<'a> {
-    fn document(&mut self) -> Result<Node, Stop> {
+    fn document(&mut self) -> Result<Node, ParseError> {
         let mut root = None;
         loop {
             let (event, place) = self.next()?;
@@ -295,7 +295,7 @@ impl<'a> Builder<'a> {
                 Event::StreamStart | Event::DocumentEnd | Event::Nothing => {}
                 Event::StreamEnd => break,
                 Event::DocumentStart(_) if root.is_some() => {
-                    return Err(Stop::at(
+                    return Err(ParseError::at(
                         place,
                         "a second document begins here; one file holds one document",
                     ));
@@ -304,30 +304,35 @@ impl<'a> Builder<'a> {
                     let (event, place) = self.next()?;
                     root = Some(self.node(event, place, 0)?.0);
                 }
-                _ => return Err(Stop::at(place, "nothing may stand here")),
+                _ => return Err(ParseError::at(place, "nothing may stand here")),
             }
         }
         Ok(root.unwrap_or(Node {
             content: Content::Null,
-            place: Place { line: 1, column: 1 },
+            place: Position { line: 1, column: 1 },
             variable: None,
         }))
     }
 
-    fn next(&mut self) -> Result<(Event<'a>, Place), Stop> {
+    fn next(&mut self) -> Result<(Event<'a>, Position), ParseError> {
         match self.parser.next_event() {
             Some(Ok((event, span))) => Ok((event, span.start.into())),
-            Some(Err(error)) => Err(Stop::at(
+            Some(Err(error)) => Err(ParseError::at(
                 (*error.marker()).into(),
                 format!("not YAML: {}", error.info()),
             )),
-            None => Ok((Event::StreamEnd, Place::default())),
+            None => Ok((Event::StreamEnd, Position::default())),
         }
     }
 
-    fn node(&mut self, event: Event<'a>, place: Place, depth: usize) -> Result<(Node, Size), Stop> {
+    fn node(
+        &mut self,
+        event: Event<'a>,
+        place: Position,
+        depth: usize,
+    ) -> Result<(Node, Size), ParseError> {
         if depth > DEEPEST {
-            return Err(Stop::too_deep(place));
+            return Err(ParseError::too_deep(place));
         }
         let mut size = Size {
             nodes: 1,
@@ -350,7 +355,7 @@ impl<'a> Builder<'a> {
                 self.check_tag(tag.as_deref(), &["map"], place);
                 (Content::Map(self.map(depth, &mut size)?), anchor)
             }
-            _ => return Err(Stop::at(place, "a value is missing here")),
+            _ => return Err(ParseError::at(place, "a value is missing here")),
         };
         let node = Node {
             content,
@@ -364,7 +369,7 @@ impl<'a> Builder<'a> {
         Ok((node, size))
     }
 
-    fn list(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Node>, Stop> {
+    fn list(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Node>, ParseError> {
         let mut items = Vec::new();
         loop {
             match self.next()? {
@@ -378,7 +383,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn map(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Entry>, Stop> {
+    fn map(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Entry>, ParseError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut seen: HashMap<String, usize> = HashMap::new();
         loop {
@@ -409,31 +414,41 @@ impl<'a> Builder<'a> {
 
     /// The anchored value again. Paid for before it is copied: copies are what an
     /// alias bomb is made of.
-    fn alias(&mut self, id: usize, place: Place, depth: usize) -> Result<(Node, Size), Stop> {
+    fn alias(
+        &mut self,
+        id: usize,
+        place: Position,
+        depth: usize,
+    ) -> Result<(Node, Size), ParseError> {
         let size = match self.anchors.get(&id) {
             Some((_, size)) => *size,
-            None => return Err(Stop::at(place, "this alias stands inside its own anchor")),
+            None => {
+                return Err(ParseError::at(
+                    place,
+                    "this alias stands inside its own anchor",
+                ));
+            }
         };
         if depth + size.depth > DEEPEST {
-            return Err(Stop::too_deep(place));
+            return Err(ParseError::too_deep(place));
         }
         self.spend(size, place)?;
         let node = self.anchors.get(&id).map(|(node, _)| node.clone());
         let node = node.map(|node| Node { place, ..node });
         node.map(|node| (node, size))
-            .ok_or_else(|| Stop::at(place, "this alias has no anchor"))
+            .ok_or_else(|| ParseError::at(place, "this alias has no anchor"))
     }
 
-    fn spend(&mut self, size: Size, place: Place) -> Result<(), Stop> {
+    fn spend(&mut self, size: Size, place: Position) -> Result<(), ParseError> {
         self.spent.nodes += size.nodes;
         self.spent.text += size.text;
         if self.spent.nodes > MOST_NODES {
             let message = format!("more than {MOST_NODES} values, aliases written out");
-            return Err(Stop::at(place, message));
+            return Err(ParseError::at(place, message));
         }
         if self.spent.text > MOST_TEXT {
             let message = format!("more than {MOST_TEXT} bytes of text, aliases written out");
-            return Err(Stop::at(place, message));
+            return Err(ParseError::at(place, message));
         }
         Ok(())
     }
@@ -443,7 +458,7 @@ impl<'a> Builder<'a> {
         text: &str,
         style: ScalarStyle,
         tag: Option<&Tag>,
-        place: Place,
+        place: Position,
     ) -> Content {
         let tags = ["str", "null", "bool", "int", "float"];
         let plain = style == ScalarStyle::Plain;
@@ -476,7 +491,7 @@ impl<'a> Builder<'a> {
         &mut self,
         tag: Option<&Tag>,
         allowed: &[&'t str],
-        place: Place,
+        place: Position,
     ) -> Tagged<'t> {
         let Some(tag) = tag else { return Tagged::Not };
         let core = tag.is_yaml_core_schema();
@@ -503,7 +518,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn report(&mut self, place: Place, message: impl Into<String>, hint: Option<&str>) {
+    fn report(&mut self, place: Position, message: impl Into<String>, hint: Option<&str>) {
         let mut fault = problem(self.file, place, message.into());
         fault.hint = hint.map(str::to_owned);
         self.problems.push(fault);

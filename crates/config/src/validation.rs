@@ -9,16 +9,16 @@ use jsonschema::{JsonType, ValidationError};
 use serde_json::{Map, Number, Value};
 
 use crate::problem::{MOST_PROBLEMS, Problem};
-use crate::schema::{Place, Shape};
+use crate::schema::{FileSchema, SchemaNode};
 use crate::tree::{self, Content, Node, Tree, join, segments};
 
 /// What is left of a file once everything faulty is taken out. It fits the schema.
-pub(crate) struct Valid {
+pub(crate) struct ValidatedValue {
     pub(crate) value: Value,
-    kept: Kept,
+    kept: KeptItems,
 }
 
-impl Valid {
+impl ValidatedValue {
     /// The pointer in the file for a pointer into the value: list items that were taken
     /// out moved the others up.
     pub(crate) fn original(&self, pointer: &str) -> String {
@@ -29,7 +29,11 @@ impl Valid {
 /// Checks `tree` against `shape`. Every mistake is added to `problems`; what remains is
 /// fit to be deserialised, with defaults where the mistakes were, so that later checks
 /// can go on and report theirs in the same run.
-pub(crate) fn validate(shape: &Shape, tree: &mut Tree, problems: &mut Vec<Problem>) -> Valid {
+pub(crate) fn validate(
+    shape: &FileSchema,
+    tree: &mut Tree,
+    problems: &mut Vec<Problem>,
+) -> ValidatedValue {
     drop_nulls(&mut tree.root, &shape.at(""));
     if matches!(tree.root.content, Content::Null) {
         tree.root.content = Content::Map(Vec::new());
@@ -48,7 +52,7 @@ pub(crate) fn validate(shape: &Shape, tree: &mut Tree, problems: &mut Vec<Proble
 /// Puts the mistakes into words. Each sentence takes a walk through the tree, so of very
 /// many only the first are told; the others are counted, by a problem at their place that
 /// [`Problems`](crate::Problems) cuts off because so many stand before it.
-fn tell(shape: &Shape, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem>) {
+fn tell(shape: &FileSchema, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem>) {
     if faults.len() <= MOST_PROBLEMS {
         problems.extend(faults.iter().filter_map(|fault| fault.say(shape, tree)));
         return;
@@ -71,7 +75,7 @@ fn tell(shape: &Shape, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem
             .is_some_and(|seen| seen.is_faulty),
         _ => false,
     };
-    let mut placed: Vec<(tree::Place, &Fault)> = faults
+    let mut placed: Vec<(tree::Position, &Fault)> = faults
         .iter()
         .filter(|fault| !is_told(fault))
         .map(|fault| (place(fault), fault))
@@ -89,12 +93,17 @@ fn tell(shape: &Shape, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem
 
 /// Where a value and its key stand.
 struct Seen {
-    key: tree::Place,
-    value: tree::Place,
+    key: tree::Position,
+    value: tree::Position,
     is_faulty: bool,
 }
 
-fn find_places(node: &Node, pointer: &str, key: tree::Place, places: &mut HashMap<String, Seen>) {
+fn find_places(
+    node: &Node,
+    pointer: &str,
+    key: tree::Position,
+    places: &mut HashMap<String, Seen>,
+) {
     let seen = Seen {
         key,
         value: node.place,
@@ -120,7 +129,7 @@ fn find_places(node: &Node, pointer: &str, key: tree::Place, places: &mut HashMa
 
 /// Takes faulty values out until the rest fits. A value whose required part is gone
 /// goes as well.
-fn prune(shape: &Shape, tree: &Tree, mut faults: Vec<Fault>) -> Valid {
+fn prune(shape: &FileSchema, tree: &Tree, mut faults: Vec<Fault>) -> ValidatedValue {
     let mut gone = BTreeSet::new();
     loop {
         let before = gone.len();
@@ -136,14 +145,14 @@ fn prune(shape: &Shape, tree: &Tree, mut faults: Vec<Fault>) -> Valid {
             } else {
                 Value::Object(Map::new())
             };
-            return Valid { value, kept };
+            return ValidatedValue { value, kept };
         }
         faults = find(shape, &value, &kept);
     }
 }
 
 /// A key that the schema knows, with nothing behind its colon, was left open on purpose.
-fn drop_nulls(node: &mut Node, place: &Place<'_>) {
+fn drop_nulls(node: &mut Node, place: &SchemaNode<'_>) {
     match &mut node.content {
         Content::Map(entries) => {
             let known: BTreeSet<&str> = place.keys().collect();
@@ -169,9 +178,9 @@ fn drop_nulls(node: &mut Node, place: &Place<'_>) {
 
 /// Which items of each shortened list are left.
 #[derive(Debug, Default)]
-struct Kept(HashMap<String, Vec<usize>>);
+struct KeptItems(HashMap<String, Vec<usize>>);
 
-impl Kept {
+impl KeptItems {
     fn original(&self, pointer: &str) -> String {
         let (mut pruned, mut original) = (String::new(), String::new());
         for segment in segments(pointer) {
@@ -190,8 +199,8 @@ impl Kept {
 }
 
 /// The tree as JSON, without what is faulty or `gone`.
-fn to_value(tree: &Tree, gone: &BTreeSet<String>) -> (Value, Kept) {
-    let mut kept = Kept::default();
+fn to_value(tree: &Tree, gone: &BTreeSet<String>) -> (Value, KeptItems) {
+    let mut kept = KeptItems::default();
     let value = convert(&tree.root, "", "", gone, &mut kept).unwrap_or(Value::Null);
     (value, kept)
 }
@@ -201,7 +210,7 @@ fn convert(
     original: &str,
     pruned: &str,
     gone: &BTreeSet<String>,
-    kept: &mut Kept,
+    kept: &mut KeptItems,
 ) -> Option<Value> {
     if gone.contains(original) {
         return None;
@@ -277,7 +286,7 @@ enum Kind {
     Other,
 }
 
-fn find(shape: &Shape, value: &Value, kept: &Kept) -> Vec<Fault> {
+fn find(shape: &FileSchema, value: &Value, kept: &KeptItems) -> Vec<Fault> {
     let mut faults = Vec::new();
     for error in shape.validator.iter_errors(value) {
         collect(&error, kept, &mut faults);
@@ -285,7 +294,7 @@ fn find(shape: &Shape, value: &Value, kept: &Kept) -> Vec<Fault> {
     faults
 }
 
-fn collect(error: &ValidationError<'_>, kept: &Kept, faults: &mut Vec<Fault>) {
+fn collect(error: &ValidationError<'_>, kept: &KeptItems, faults: &mut Vec<Fault>) {
     let kind =
         match error.kind() {
             ValidationErrorKind::AnyOf { context }

@@ -14,4 +14,4 @@ mod connections;
 mod private;
 
 pub use self::connections::{Accept, accept_all, http1};
-pub use self::private::{BindError, MAX_SOCKET_PATH, PrivateSocket};
+pub use self::private::{MAX_SOCKET_PATH, PrivateSocket, PrivateSocketError};

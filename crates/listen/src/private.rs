@@ -13,7 +13,7 @@ pub const MAX_SOCKET_PATH: usize = 107;
 
 /// Why a socket could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum BindError {
+pub enum PrivateSocketError {
     /// The path does not fit into a socket address.
     #[error(
         "the socket's path is {length} bytes long, and {MAX_SOCKET_PATH} is the most the system \
@@ -54,25 +54,25 @@ impl PrivateSocket {
     ///
     /// It is bound under a name of its own and moved, so that there is no moment in which it
     /// exists with other permissions.
-    pub async fn bind(path: &Path, mode: u32) -> Result<Self, BindError> {
-        let fail = |source| BindError::Io {
+    pub async fn bind(path: &Path, mode: u32) -> Result<Self, PrivateSocketError> {
+        let fail = |source| PrivateSocketError::Io {
             path: path.to_owned(),
             source,
         };
         let temporary = path.with_file_name(format!(".{}", std::process::id()));
         let length = path.as_os_str().len().max(temporary.as_os_str().len());
         if length > MAX_SOCKET_PATH {
-            return Err(BindError::TooLong {
+            return Err(PrivateSocketError::TooLong {
                 path: path.to_owned(),
                 length,
             });
         }
         match std::fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => {
-                return Err(BindError::NotASocket(path.to_owned()));
+                return Err(PrivateSocketError::NotASocket(path.to_owned()));
             }
             Ok(_) if UnixStream::connect(path).await.is_ok() => {
-                return Err(BindError::InUse(path.to_owned()));
+                return Err(PrivateSocketError::InUse(path.to_owned()));
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -133,7 +133,7 @@ mod tests {
         let mode = std::fs::symlink_metadata(&path).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600);
         let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
-        assert!(matches!(error, BindError::InUse(_)), "{error}");
+        assert!(matches!(error, PrivateSocketError::InUse(_)), "{error}");
         // As after a kill: the file is there, and nobody behind it.
         let aside = place.path().join("aside");
         std::fs::rename(&path, &aside).unwrap();
@@ -144,7 +144,10 @@ mod tests {
         assert!(!path.exists());
         std::fs::write(&path, "mine").unwrap();
         let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
-        assert!(matches!(error, BindError::NotASocket(_)), "{error}");
+        assert!(
+            matches!(error, PrivateSocketError::NotASocket(_)),
+            "{error}"
+        );
         assert_eq!(std::fs::read(&path).unwrap(), b"mine");
     }
 
@@ -165,7 +168,10 @@ mod tests {
         let room = MAX_SOCKET_PATH - place.path().as_os_str().len() - 1;
         let path = place.path().join("x".repeat(room + 1));
         let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
-        assert!(matches!(error, BindError::TooLong { .. }), "{error}");
+        assert!(
+            matches!(error, PrivateSocketError::TooLong { .. }),
+            "{error}"
+        );
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
         let path = place.path().join("x".repeat(room));
         PrivateSocket::bind(&path, 0o600).await.unwrap();

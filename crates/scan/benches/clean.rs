@@ -10,8 +10,8 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use scan::detector::Detector;
-use scan::shapes::Shapes;
-use scan::stream::Stream;
+use scan::shapes::ShapeDetector;
+use scan::stream::StreamScanner;
 
 /// This crate's own source, a few times over: code with prose, URLs and near misses.
 fn source() -> Vec<u8> {
@@ -35,7 +35,7 @@ fn json() -> Vec<u8> {
 }
 
 fn scan_clean(c: &mut Criterion) {
-    let shapes = Shapes::built_in().expect("rules");
+    let shapes = ShapeDetector::built_in().expect("rules");
     for (name, text) in [("source", source()), ("json", json())] {
         let mut group = c.benchmark_group(name);
         group.throughput(Throughput::Bytes(text.len() as u64));
@@ -47,7 +47,7 @@ fn scan_clean(c: &mut Criterion) {
             b.iter(|| shapes.scan(black_box(&text), &mut |_| {}));
         });
         group.bench_function("stream in pieces of 16 KiB", |b| {
-            let mut stream = Stream::new(&shapes);
+            let mut stream = StreamScanner::new(&shapes);
             b.iter(|| {
                 for piece in black_box(&text).chunks(16 << 10) {
                     stream.feed(piece, &mut |_| {});

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Something that was found, without its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding<'d> {
+pub struct ScanFinding<'d> {
     /// The rule that knew it.
     pub rule: &'d str,
     /// Where it is, in bytes from the beginning.
@@ -14,7 +14,7 @@ pub struct Finding<'d> {
 /// Finds things in bytes.
 pub trait Detector {
     /// Tells every finding in `bytes`.
-    fn scan<'d>(&'d self, bytes: &[u8], found: &mut dyn FnMut(Finding<'d>));
+    fn scan<'d>(&'d self, bytes: &[u8], found: &mut dyn FnMut(ScanFinding<'d>));
 
     /// How many bytes, from the beginning of a finding on either side, decide about it. What
     /// is further away changes nothing; that is what lets a stream be cut into windows.

@@ -14,13 +14,13 @@ use regex_automata::meta::Regex;
 use regex_automata::util::syntax;
 use regex_automata::{Anchored, Input};
 
-use crate::detector::{Detector, Finding};
+use crate::detector::{Detector, ScanFinding};
 
 /// What an agent holds in a real credential's place; worth nothing outside its sandbox.
 const PLACEHOLDER: &[u8] = b"PALISADE_";
 
 /// A rule as it is written down.
-struct Shape {
+struct ShapeRule {
     /// Its name, which is shown and kept.
     id: &'static str,
     /// What it finds, in words.
@@ -53,7 +53,7 @@ enum Start {
     Back(fn(u8) -> bool, usize),
 }
 
-impl Shape {
+impl ShapeRule {
     /// A rule whose match begins with its keyword.
     const fn token(
         id: &'static str,
@@ -95,17 +95,17 @@ impl Shape {
 }
 
 /// The built-in rules.
-pub struct Shapes {
+pub struct ShapeDetector {
     keywords: AhoCorasick,
     /// For each keyword, the rules it may mean: places in `rules`.
     meant: Vec<Vec<usize>>,
-    rules: Vec<(&'static Shape, Regex)>,
+    rules: Vec<(&'static ShapeRule, Regex)>,
     reach: usize,
 }
 
 /// A rule that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum BadRule {
+pub enum RuleError {
     /// Its expression is none.
     #[error("rule '{rule}': {why}")]
     Expression {
@@ -119,13 +119,13 @@ pub enum BadRule {
     Keywords(String),
 }
 
-impl Shapes {
+impl ShapeDetector {
     /// Every rule there is.
-    pub fn built_in() -> Result<Self, BadRule> {
+    pub fn built_in() -> Result<Self, RuleError> {
         let rules = table::SHAPES
             .iter()
             .map(|shape| Ok((shape, compile(shape)?)));
-        let rules = rules.collect::<Result<Vec<_>, BadRule>>()?;
+        let rules = rules.collect::<Result<Vec<_>, RuleError>>()?;
         let mut keywords: Vec<&str> = Vec::new();
         let mut meant: Vec<Vec<usize>> = Vec::new();
         for (place, (shape, _)) in rules.iter().enumerate() {
@@ -153,7 +153,7 @@ impl Shapes {
             keywords: AhoCorasick::builder()
                 .match_kind(MatchKind::LeftmostFirst)
                 .build(&keywords)
-                .map_err(|error| BadRule::Keywords(error.to_string()))?,
+                .map_err(|error| RuleError::Keywords(error.to_string()))?,
             meant,
             rules,
         })
@@ -165,8 +165,8 @@ impl Shapes {
     }
 }
 
-impl Detector for Shapes {
-    fn scan<'d>(&'d self, bytes: &[u8], found: &mut dyn FnMut(Finding<'d>)) {
+impl Detector for ShapeDetector {
+    fn scan<'d>(&'d self, bytes: &[u8], found: &mut dyn FnMut(ScanFinding<'d>)) {
         // Two keywords may stand in one secret; it is told once.
         let mut last: Option<(usize, usize)> = None;
         let mut from = 0;
@@ -185,7 +185,7 @@ impl Detector for Shapes {
                 };
                 if let Some(span) = find(shape, regex, bytes, hit.start()) {
                     last = Some((place, span.end));
-                    found(Finding {
+                    found(ScanFinding {
                         rule: shape.id,
                         span: span.start as u64..span.end as u64,
                     });
@@ -199,20 +199,20 @@ impl Detector for Shapes {
     }
 }
 
-fn compile(shape: &Shape) -> Result<Regex, BadRule> {
+fn compile(shape: &ShapeRule) -> Result<Regex, RuleError> {
     Regex::builder()
         // Bytes, not text: a file need not be UTF-8 to hold a key.
         .syntax(syntax::Config::new().unicode(false).utf8(false))
         .configure(Regex::config().utf8_empty(false))
         .build(shape.regex)
-        .map_err(|error| BadRule::Expression {
+        .map_err(|error| RuleError::Expression {
             rule: shape.id.to_owned(),
             why: error.to_string(),
         })
 }
 
 /// The secret around a keyword at `hit`, if there is one.
-fn find(shape: &Shape, regex: &Regex, bytes: &[u8], hit: usize) -> Option<Range<usize>> {
+fn find(shape: &ShapeRule, regex: &Regex, bytes: &[u8], hit: usize) -> Option<Range<usize>> {
     let begin = begin(shape.start, bytes, hit)?;
     let end = hit.saturating_add(shape.longest).min(bytes.len());
     let input = Input::new(bytes).span(begin..end).anchored(Anchored::Yes);

@@ -10,13 +10,13 @@
 //! What begins in the last part is left to the next window, which has it in its middle, with
 //! enough of what came before it.
 
-use crate::detector::{Detector, Finding};
+use crate::detector::{Detector, ScanFinding};
 
 /// What a window has beside its overlap.
 const FRESH: usize = 64 << 10;
 
 /// Scans one stream after another, in memory that is taken once.
-pub struct Stream<'d> {
+pub struct StreamScanner<'d> {
     detector: &'d dyn Detector,
     reach: usize,
     window: Vec<u8>,
@@ -26,7 +26,7 @@ pub struct Stream<'d> {
     told: usize,
 }
 
-impl<'d> Stream<'d> {
+impl<'d> StreamScanner<'d> {
     /// A stream that has not begun.
     pub fn new(detector: &'d dyn Detector) -> Self {
         let reach = detector.reach();
@@ -40,7 +40,7 @@ impl<'d> Stream<'d> {
     }
 
     /// Goes on with the next piece.
-    pub fn feed(&mut self, mut bytes: &[u8], found: &mut dyn FnMut(Finding<'d>)) {
+    pub fn feed(&mut self, mut bytes: &[u8], found: &mut dyn FnMut(ScanFinding<'d>)) {
         while !bytes.is_empty() {
             let room = self.window.capacity() - self.window.len();
             let (now, later) = bytes.split_at(room.min(bytes.len()));
@@ -58,7 +58,7 @@ impl<'d> Stream<'d> {
     }
 
     /// Ends the stream. The next piece begins another one.
-    pub fn finish(&mut self, found: &mut dyn FnMut(Finding<'d>)) {
+    pub fn finish(&mut self, found: &mut dyn FnMut(ScanFinding<'d>)) {
         self.tell(self.window.len(), found);
         self.window.clear();
         self.begin = 0;
@@ -66,11 +66,11 @@ impl<'d> Stream<'d> {
     }
 
     /// Tells what begins between what was told before and `settled`.
-    fn tell(&self, settled: usize, found: &mut dyn FnMut(Finding<'d>)) {
+    fn tell(&self, settled: usize, found: &mut dyn FnMut(ScanFinding<'d>)) {
         let fresh = self.told as u64..settled as u64;
         self.detector.scan(&self.window, &mut |finding| {
             if fresh.contains(&finding.span.start) {
-                found(Finding {
+                found(ScanFinding {
                     rule: finding.rule,
                     span: self.begin + finding.span.start..self.begin + finding.span.end,
                 });

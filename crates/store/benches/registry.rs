@@ -13,7 +13,7 @@ use policy::reason::Reason;
 use policy::registration::{AuthMode, Registration};
 use policy::verdict::Word;
 use store::audit::AuditOptions;
-use store::registry::Lookup;
+use store::registry::RegistryLookup;
 use store::{Store, StoreOptions};
 
 const ROWS: u32 = 1000;
@@ -88,7 +88,10 @@ fn benches(c: &mut Criterion) {
         let mut n = 0u32;
         b.iter(|| {
             n = n.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            assert!(matches!(registry.by_ip(ip(n % ROWS)), Lookup::Found(_)));
+            assert!(matches!(
+                registry.by_ip(ip(n % ROWS)),
+                RegistryLookup::Found(_)
+            ));
         });
     });
     // The time of one lookup while seven other threads look up too, by the given clock.
@@ -105,7 +108,7 @@ fn benches(c: &mut Criterion) {
                         for _ in 0..rounds {
                             n = n.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                             let found = registry.by_ip(ip(n % ROWS));
-                            assert!(matches!(found, Lookup::Found(_)));
+                            assert!(matches!(found, RegistryLookup::Found(_)));
                         }
                         clock().saturating_sub(began)
                     })

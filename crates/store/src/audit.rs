@@ -16,7 +16,7 @@ pub struct AuditOptions {
     /// Where lines are appended, if anywhere.
     pub jsonl: Option<JsonlOptions>,
     /// What happens when a sandbox's queue is full.
-    pub on_full: OnFull,
+    pub on_full: FullQueuePolicy,
     /// About how many bytes of the database records may take.
     pub max_bytes: u64,
 }
@@ -25,7 +25,7 @@ impl Default for AuditOptions {
     fn default() -> Self {
         Self {
             jsonl: None,
-            on_full: OnFull::Block,
+            on_full: FullQueuePolicy::Block,
             max_bytes: 256 * 1024 * 1024,
         }
     }
@@ -55,7 +55,7 @@ impl JsonlOptions {
 
 /// What happens when a sandbox's queue is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnFull {
+pub enum FullQueuePolicy {
     /// Its requests wait.
     #[default]
     Block,

@@ -12,20 +12,20 @@ use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
 use tokio::sync::watch;
 
-use crate::audit::query::{self, Filter, Record};
+use crate::audit::query::{self, AuditFilter, AuditRecord};
 use crate::audit::queue::Entry;
-use crate::audit::verify::{self, VerifyReport, What};
-use crate::audit::{AuditOptions, OnFull};
+use crate::audit::verify::{self, ChainFaultKind, VerifyReport};
+use crate::audit::{AuditOptions, FullQueuePolicy};
 use crate::error::StoreError;
 use crate::jsonl;
 use crate::writer::{self, Command, Durable, Link};
 
 /// What became of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted {
+pub enum QueueOutcome {
     /// It will be written with the next batch.
     Queued,
-    /// Its sandbox's queue was full ([`OnFull::Drop`]).
+    /// Its sandbox's queue was full ([`FullQueuePolicy::Drop`]).
     Dropped,
 }
 
@@ -42,17 +42,21 @@ impl AuditLog {
 
     /// Queues an event that happened at `now`. Waits only while its own sandbox's queue
     /// is full. A crash may lose what was queued in the last 50 ms.
-    pub async fn record(&self, event: AuditEvent, now: UnixMillis) -> Result<Accepted, StoreError> {
+    pub async fn record(
+        &self,
+        event: AuditEvent,
+        now: UnixMillis,
+    ) -> Result<QueueOutcome, StoreError> {
         let state = &self.link.state;
         state.check_available()?;
         let place = match state.options.load().on_full {
-            OnFull::Block => None,
-            OnFull::Drop => match state.queues.try_take(&event.sandbox) {
+            FullQueuePolicy::Block => None,
+            FullQueuePolicy::Drop => match state.queues.try_take(&event.sandbox) {
                 Some(place) => Some(place),
                 None => {
                     state.queues.dropped(&event.sandbox);
                     state.counters.dropped.fetch_add(1, Relaxed);
-                    return Ok(Accepted::Dropped);
+                    return Ok(QueueOutcome::Dropped);
                 }
             },
         };
@@ -69,7 +73,7 @@ impl AuditLog {
             ts: now,
             place: Some(place),
         }))?;
-        Ok(Accepted::Queued)
+        Ok(QueueOutcome::Queued)
     }
 
     /// Queues an event that happened at `now`, unless that would mean waiting: then the
@@ -78,7 +82,7 @@ impl AuditLog {
         &self,
         event: Box<AuditEvent>,
         now: UnixMillis,
-    ) -> Result<Accepted, Box<AuditEvent>> {
+    ) -> Result<QueueOutcome, Box<AuditEvent>> {
         let state = &self.link.state;
         if state.check_available().is_err() {
             return Err(event);
@@ -93,8 +97,8 @@ impl AuditLog {
         };
         // A writer that is gone has said so elsewhere, and takes nothing any more.
         match self.link.send(Command::Traffic(entry)) {
-            Ok(()) => Ok(Accepted::Queued),
-            Err(_) => Ok(Accepted::Dropped),
+            Ok(()) => Ok(QueueOutcome::Queued),
+            Err(_) => Ok(QueueOutcome::Dropped),
         }
     }
 
@@ -158,19 +162,23 @@ impl AuditLog {
     }
 
     /// The records that match. Blocks; see [`AuditLog::query`].
-    pub fn query_blocking(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
+    pub fn query_blocking(&self, filter: &AuditFilter) -> Result<Vec<AuditRecord>, StoreError> {
         self.link.read(|conn| query::select(conn, filter))
     }
 
     /// The records that match, read on a thread that may block.
-    pub async fn query(&self, filter: Filter) -> Result<Vec<Record>, StoreError> {
+    pub async fn query(&self, filter: AuditFilter) -> Result<Vec<AuditRecord>, StoreError> {
         let log = self.clone();
         writer::off_thread(move || log.query_blocking(&filter)).await
     }
 
     /// Writes the lines of the records that match to `out` and says how many. Reads in
     /// pages, so that neither memory nor the WAL grows while `out` is slow. Blocks.
-    pub fn export_blocking(&self, filter: &Filter, out: impl Write) -> Result<u64, StoreError> {
+    pub fn export_blocking(
+        &self,
+        filter: &AuditFilter,
+        out: impl Write,
+    ) -> Result<u64, StoreError> {
         let mut out = out;
         query::export(
             |page| self.link.read(|conn| query::select_lines(conn, page)),
@@ -183,7 +191,7 @@ impl AuditLog {
     pub fn verify_blocking(&self) -> Result<VerifyReport, StoreError> {
         self.link.state.check_available()?;
         let report = verify::verify_blocking(&self.link.database_path())?;
-        if let Some(What::File(found)) = report.first_broken.as_ref().map(|b| &b.what) {
+        if let Some(ChainFaultKind::File(found)) = report.first_broken.as_ref().map(|b| &b.what) {
             // Damage met here is damage met; the writer looks for itself.
             let _ = self.link.send(Command::Broken(found.clone()));
         }

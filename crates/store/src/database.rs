@@ -9,7 +9,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 
 use crate::audit::ledger::{Changes, Ledger, Turn, unreadable};
 use crate::connection;
-use crate::registry::Snapshot;
+use crate::registry::RegistrySnapshot;
 use crate::schema::{self, Flaw};
 
 /// An open, healthy database. Only the writer thread has one.
@@ -22,7 +22,7 @@ pub(crate) struct Database {
 impl Database {
     /// Opens the file, checks the small tables and reads them. The audit rows are many
     /// and are checked by `verify`; what is broken there shows when it is met.
-    pub(crate) fn open(path: &Path) -> Result<(Self, Snapshot), Flaw> {
+    pub(crate) fn open(path: &Path) -> Result<(Self, RegistrySnapshot), Flaw> {
         let conn = schema::connect(path, schema::MIGRATIONS)?;
         let load = || {
             for table in ["registrations", "chains", "checkpoints", "ledger"] {
@@ -125,8 +125,8 @@ pub(crate) fn delete_registration(
 
 /// Reads every row. One that cannot be read makes the whole registry unreadable: leaving
 /// it out would let its address be taken by another.
-fn load_registrations(conn: &Connection) -> Result<Snapshot, rusqlite::Error> {
-    let mut snapshot = Snapshot::default();
+fn load_registrations(conn: &Connection) -> Result<RegistrySnapshot, rusqlite::Error> {
+    let mut snapshot = RegistrySnapshot::default();
     let mut rows = conn.prepare("SELECT id, body FROM registrations")?;
     let mut rows = rows.query([])?;
     while let Some(row) = rows.next()? {

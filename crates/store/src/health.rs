@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::audit::AuditOptions;
 use crate::audit::queue::Queues;
 use crate::error::StoreError;
-use crate::registry::Snapshot;
+use crate::registry::RegistrySnapshot;
 
 /// How the store is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ pub(crate) struct Trouble {
 /// Shared by the handles, the writer and the JSONL thread. Holds no connection.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
+    pub(crate) snapshot: Arc<ArcSwap<RegistrySnapshot>>,
     pub(crate) options: ArcSwap<AuditOptions>,
     pub(crate) queues: Queues,
     pub(crate) counters: Counters,
@@ -117,7 +117,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(options: AuditOptions) -> Self {
         Self {
-            snapshot: Arc::new(ArcSwap::from_pointee(Snapshot::unavailable(
+            snapshot: Arc::new(ArcSwap::from_pointee(RegistrySnapshot::unavailable(
                 "it is being opened",
             ))),
             options: ArcSwap::from_pointee(options),
@@ -139,7 +139,7 @@ impl State {
         change(&mut self.trouble.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    pub(crate) fn publish(&self, snapshot: Snapshot) {
+    pub(crate) fn publish(&self, snapshot: RegistrySnapshot) {
         self.snapshot.store(Arc::new(snapshot));
     }
 

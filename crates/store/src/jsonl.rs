@@ -24,7 +24,7 @@ use crate::DATABASE;
 use crate::audit::JsonlOptions;
 use crate::audit::chain::{ChainName, Digest256, Outline, chain_text, split_line};
 use crate::audit::ledger::{MAX_SEQ, digest, signed, unsigned};
-use crate::audit::query::{Filter, Line, select_lines};
+use crate::audit::query::{AuditFilter, Line, select_lines};
 use crate::connection;
 use crate::files::with_suffix;
 use crate::health::State;
@@ -232,11 +232,11 @@ impl Worker {
 }
 
 /// The next `limit` records after `seq`.
-fn page(seq: u64, limit: usize) -> Filter {
-    Filter {
+fn page(seq: u64, limit: usize) -> AuditFilter {
+    AuditFilter {
         after_seq: Some(seq),
         limit: Some(limit),
-        ..Filter::default()
+        ..AuditFilter::default()
     }
 }
 

@@ -26,7 +26,7 @@ use crate::audit::AuditOptions;
 use crate::audit_log::AuditLog;
 use crate::error::StoreError;
 use crate::health::{StoreHealth, StoreStats};
-use crate::registry::{Registered, Registry};
+use crate::registry::{RegistrationOutcome, RegistryReader};
 use crate::writer::{Command, Durable, Link, LiveHolder};
 
 pub mod audit;
@@ -80,8 +80,8 @@ impl Store {
     }
 
     /// The registry's read path.
-    pub fn registry(&self) -> Registry {
-        Registry::new(Arc::clone(&self.link.state.snapshot))
+    pub fn registry(&self) -> RegistryReader {
+        RegistryReader::new(Arc::clone(&self.link.state.snapshot))
     }
 
     /// The audit log.
@@ -98,7 +98,7 @@ impl Store {
         row: Registration,
         event: AuditEvent,
         now: UnixMillis,
-    ) -> Result<Registered, StoreError> {
+    ) -> Result<RegistrationOutcome, StoreError> {
         self.put(row, LiveHolder::Keep, event, now).await
     }
 
@@ -109,7 +109,7 @@ impl Store {
         row: Registration,
         event: AuditEvent,
         now: UnixMillis,
-    ) -> Result<Registered, StoreError> {
+    ) -> Result<RegistrationOutcome, StoreError> {
         self.put(row, LiveHolder::End, event, now).await
     }
 
@@ -119,7 +119,7 @@ impl Store {
         live_holder: LiveHolder,
         event: AuditEvent,
         now: UnixMillis,
-    ) -> Result<Registered, StoreError> {
+    ) -> Result<RegistrationOutcome, StoreError> {
         self.link
             .ask(|reply| {
                 Command::Durable(Durable::Register {

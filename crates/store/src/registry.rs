@@ -19,7 +19,7 @@ type Map<K> = HashMap<K, Arc<Registration>, foldhash::fast::RandomState>;
 
 /// The answer to 'who is this?'.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lookup {
+pub enum RegistryLookup {
     /// The registry cannot be read: nobody is anybody.
     Unavailable,
     /// Nobody is registered there.
@@ -31,7 +31,7 @@ pub enum Lookup {
 
 /// What a registration did.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Registered {
+pub struct RegistrationOutcome {
     /// The audit record that says so.
     pub seq: u64,
     /// The row the same id had before.
@@ -42,25 +42,25 @@ pub struct Registered {
 
 /// A handle to the registry's read path. Cloning is cheap.
 #[derive(Clone, Debug)]
-pub struct Registry {
-    snapshot: Arc<ArcSwap<Snapshot>>,
+pub struct RegistryReader {
+    snapshot: Arc<ArcSwap<RegistrySnapshot>>,
 }
 
-impl Registry {
-    pub(crate) fn new(snapshot: Arc<ArcSwap<Snapshot>>) -> Self {
+impl RegistryReader {
+    pub(crate) fn new(snapshot: Arc<ArcSwap<RegistrySnapshot>>) -> Self {
         Self { snapshot }
     }
 
     /// Who has this source address, in either spelling of an IPv4 address.
     #[inline]
-    pub fn by_ip(&self, ip: IpAddr) -> Lookup {
+    pub fn by_ip(&self, ip: IpAddr) -> RegistryLookup {
         let snapshot = self.snapshot.load();
         snapshot.answer(snapshot.by_ip.get(&canonical_ip(ip)))
     }
 
     /// The row of one id.
     #[inline]
-    pub fn by_id(&self, id: &SandboxId) -> Lookup {
+    pub fn by_id(&self, id: &SandboxId) -> RegistryLookup {
         let snapshot = self.snapshot.load();
         snapshot.answer(snapshot.by_id.get(id))
     }
@@ -87,14 +87,14 @@ impl Registry {
 
 /// Everything a lookup needs, never changed once published.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Snapshot {
+pub(crate) struct RegistrySnapshot {
     /// Why nobody can be looked up, when that is so.
     pub(crate) unavailable: Option<Arc<str>>,
     by_ip: Map<IpAddr>,
     by_id: Map<SandboxId>,
 }
 
-impl Snapshot {
+impl RegistrySnapshot {
     /// A registry that answers nobody.
     pub(crate) fn unavailable(reason: &str) -> Self {
         Self {
@@ -114,11 +114,11 @@ impl Snapshot {
     }
 
     #[inline]
-    fn answer(&self, row: Option<&Arc<Registration>>) -> Lookup {
+    fn answer(&self, row: Option<&Arc<Registration>>) -> RegistryLookup {
         match row {
-            Some(row) => Lookup::Found(Arc::clone(row)),
-            None if self.unavailable.is_some() => Lookup::Unavailable,
-            None => Lookup::Unknown,
+            Some(row) => RegistryLookup::Found(Arc::clone(row)),
+            None if self.unavailable.is_some() => RegistryLookup::Unavailable,
+            None => RegistryLookup::Unknown,
         }
     }
 

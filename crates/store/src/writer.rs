@@ -27,7 +27,7 @@ use crate::files;
 use crate::health::State;
 use crate::jsonl::{Follower, Message};
 use crate::recovery::Staged;
-use crate::registry::Snapshot;
+use crate::registry::RegistrySnapshot;
 use crate::{DATABASE, StoreOptions};
 
 pub(crate) use self::durable::{Answer, Durable, LiveHolder, Reply};
@@ -390,7 +390,7 @@ impl Writer {
             .fetch_sub(usize::try_from(merged).unwrap_or_default(), Relaxed);
 
         let before = self.state.snapshot.load_full();
-        let mut changed: Option<Snapshot> = None;
+        let mut changed: Option<RegistrySnapshot> = None;
         let mut answers: Vec<Answer> = Vec::with_capacity(durable.len());
         let mut durable = durable.into_iter();
         let mut rotation: Result<(), rusqlite::Error> = Ok(());
@@ -437,7 +437,7 @@ impl Writer {
         &mut self,
         began: Instant,
         totals: &Totals,
-        changed: Option<Snapshot>,
+        changed: Option<RegistrySnapshot>,
         rotation: Result<(), rusqlite::Error>,
     ) {
         let counters = &self.state.counters;

@@ -13,8 +13,8 @@ use crate::section::policies::BundleMode;
 
 const POLICY: &str = "package http.authz\ndefault allow := false\nallow if input.host in data.lists.hosts\nallow if data.open\n";
 
-fn bundle(path: &Path) -> Bundle {
-    Bundle {
+fn bundle(path: &Path) -> BundleSettings {
+    BundleSettings {
         id: "mine".to_owned(),
         path: path.to_owned(),
         entrypoint: "http/authz".to_owned(),
@@ -46,7 +46,7 @@ fn allows(bundle: &rego::Bundle, host: &str) -> bool {
 }
 
 #[track_caller]
-fn refused(read: Result<rego::Bundle, BadBundle>, says: &str) {
+fn refused(read: Result<rego::Bundle, BundleReadError>, says: &str) {
     let error = read.unwrap_err().to_string();
     assert!(error.starts_with("policies.bundles: mine: "), "{error}");
     assert!(error.contains(says), "{error}");
@@ -100,7 +100,7 @@ fn what_is_missing_is_told_from_what_is_broken() {
     let none = dir.path().join("none");
     assert_eq!(
         read(&bundle(&none)).unwrap_err(),
-        BadBundle::Missing {
+        BundleReadError::Missing {
             id: "mine".to_owned(),
             path: none
         }
@@ -170,7 +170,7 @@ fn pack(entries: &[(&str, tar::EntryType, &[u8])]) -> Vec<u8> {
     archive.into_inner().unwrap().finish().unwrap()
 }
 
-fn archive(bytes: &[u8]) -> (TempDir, Bundle) {
+fn archive(bytes: &[u8]) -> (TempDir, BundleSettings) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("bundle.tar.gz");
     std::fs::write(&path, bytes).unwrap();

@@ -108,14 +108,14 @@ impl Leaf for AuthScheme {
 
 /// A port of the host's loopback that leads to one inside a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Publish {
+pub struct PublishedPort {
     /// The port on the host.
     pub host: u16,
     /// The port inside.
     pub inside: u16,
 }
 
-impl Format for Publish {
+impl Format for PublishedPort {
     const NAME: &'static str = "publish";
     const WHAT: &'static str = "a port, or HOST:INSIDE such as 8080:3000";
     const INTEGER: Option<u64> = Some(65535);
@@ -125,7 +125,7 @@ impl Format for Publish {
     }
 }
 
-impl Leaf for Publish {
+impl Leaf for PublishedPort {
     fn read(text: &str) -> Result<Self, String> {
         let (host, inside) = text.split_once(':').unwrap_or((text, text));
         let port = |text: &str| -> Option<u16> {
@@ -150,7 +150,7 @@ impl Leaf for Publish {
 
 /// A regular expression, compiled once.
 #[derive(Clone, Debug)]
-pub struct Pattern(regex::Regex);
+pub struct RegexPattern(regex::Regex);
 
 /// How long a pattern may be.
 const LONGEST_PATTERN: usize = 1024;
@@ -165,7 +165,7 @@ pub(crate) const MOST_METHODS: usize = 16;
 thread_local! {
     /// What was compiled for the file that is being read. The schema's check, the sentence
     /// about a mistake and the deserialiser each ask, and aliases ask a thousand times.
-    static COMPILED: RefCell<Option<HashMap<String, Result<Pattern, String>>>> =
+    static COMPILED: RefCell<Option<HashMap<String, Result<RegexPattern, String>>>> =
         const { RefCell::new(None) };
 }
 
@@ -178,7 +178,7 @@ impl Drop for CompileOnce {
     }
 }
 
-impl Pattern {
+impl RegexPattern {
     /// The compiled expression.
     pub fn regex(&self) -> &regex::Regex {
         &self.0
@@ -210,13 +210,13 @@ impl Pattern {
     }
 }
 
-impl PartialEq for Pattern {
+impl PartialEq for RegexPattern {
     fn eq(&self, other: &Self) -> bool {
         self.0.as_str() == other.0.as_str()
     }
 }
 
-impl Format for Pattern {
+impl Format for RegexPattern {
     const NAME: &'static str = "regex";
     const WHAT: &'static str = "a regular expression";
 
@@ -225,7 +225,7 @@ impl Format for Pattern {
     }
 }
 
-impl Leaf for Pattern {
+impl Leaf for RegexPattern {
     fn read(text: &str) -> Result<Self, String> {
         if text.len() > LONGEST_PATTERN {
             return Err(format!("it is longer than {LONGEST_PATTERN} bytes"));

@@ -10,7 +10,7 @@ use crate::secret::Secret;
 
 /// Where a credential is read from, each time it is needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum SecretSource {
     /// An environment variable.
     Env(String),
     /// A file's content.
@@ -19,7 +19,7 @@ pub enum Source {
     Command(String),
 }
 
-impl Format for Source {
+impl Format for SecretSource {
     const NAME: &'static str = "credential-source";
     const WHAT: &'static str = "env:NAME, file:PATH or command:LINE";
     // Whoever pastes the token itself here must not find it in a log.
@@ -30,7 +30,7 @@ impl Format for Source {
     }
 }
 
-impl Leaf for Source {
+impl Leaf for SecretSource {
     fn read(text: &str) -> Result<Self, String> {
         let (kind, rest) = plain(text.split_once(':'))?;
         match kind {

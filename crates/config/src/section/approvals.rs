@@ -11,7 +11,7 @@ use crate::secret::Secret;
 /// How the operator is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Approvals {
+pub struct ApprovalsSection {
     /// Whether somebody is there.
     pub mode: ApprovalMode,
     /// How long a request waits for an answer.
@@ -24,7 +24,7 @@ pub struct Approvals {
     pub webhook: Option<Secret>,
 }
 
-impl Default for Approvals {
+impl Default for ApprovalsSection {
     fn default() -> Self {
         Self {
             mode: ApprovalMode::Interactive,

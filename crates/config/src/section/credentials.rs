@@ -7,31 +7,31 @@ use policy::host::Host;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::leaf::{self, AuthScheme, HeaderName, Slug, Source, Text};
+use crate::leaf::{self, AuthScheme, HeaderName, SecretSource, Slug, Text};
 use crate::secret::Secret;
 
 /// Credentials, beside the built-in rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Credentials {
+pub struct CredentialsSection {
     /// Rows a new sandbox may use.
     #[schemars(with = "Vec<Text<Slug>>")]
     pub default: Vec<String>,
     /// Rows of your own.
-    pub rows: Vec<Row>,
+    pub rows: Vec<CredentialRow>,
     /// A GitHub App whose installation tokens are used instead of GITHUB_TOKEN.
     pub github_app: Option<GithubApp>,
     /// Files in which tools keep OAuth tokens.
-    pub oauth: Oauth,
+    pub oauth: OauthFiles,
 }
 
-impl Default for Credentials {
+impl Default for CredentialsSection {
     fn default() -> Self {
         Self {
             default: ["anthropic", "openai", "github"].map(str::to_owned).into(),
             rows: Vec::new(),
             github_app: None,
-            oauth: Oauth::default(),
+            oauth: OauthFiles::default(),
         }
     }
 }
@@ -39,7 +39,7 @@ impl Default for Credentials {
 /// One credential and where it goes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+pub struct CredentialRow {
     /// Its name in grants, placeholders and audit records.
     #[schemars(with = "Text<Slug>")]
     pub name: String,
@@ -57,8 +57,8 @@ pub struct Row {
     pub scheme: AuthScheme,
     /// Where the value comes from: `env:NAME`, `file:PATH` or `command:LINE`.
     #[serde(with = "leaf::one")]
-    #[schemars(with = "Text<Source>")]
-    pub source: Source,
+    #[schemars(with = "Text<SecretSource>")]
+    pub source: SecretSource,
     /// The endpoints it may be used for, each `METHOD /path`; none means all.
     #[serde(default, with = "leaf::list")]
     #[schemars(with = "Vec<Text<leaf::Endpoint>>")]
@@ -93,14 +93,14 @@ pub struct GithubApp {
     pub installation_id: u64,
     /// Where its private key (PEM) comes from.
     #[serde(with = "leaf::one")]
-    #[schemars(with = "Text<Source>")]
-    pub key: Source,
+    #[schemars(with = "Text<SecretSource>")]
+    pub key: SecretSource,
 }
 
 /// Token files that the gate reads and refreshes, by tool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Oauth {
+pub struct OauthFiles {
     /// Claude Code.
     pub claude: Option<OauthFile>,
     /// Codex.

@@ -18,7 +18,7 @@ use crate::section::scan::ScanAction;
 /// The gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Egress {
+pub struct EgressSection {
     /// Addresses of an explicit proxy for containers on a shared network.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<SocketAddr>>")]
@@ -29,7 +29,7 @@ pub struct Egress {
     #[schemars(inner(range(min = 1)))]
     pub transparent_ports: Vec<u16>,
     /// What happens to hosts no rule names.
-    pub unknown: Unknown,
+    pub unknown: UnknownHostAction,
     /// A file of domains, `{version: 1, domains: [...]}`; relative to this file.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<PathBuf>>")]
@@ -41,7 +41,7 @@ pub struct Egress {
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub policy: Option<PathBuf>,
     /// The built-in rules for the GitHub API.
-    pub github: Github,
+    pub github: GithubSettings,
     /// Hosts whose TLS is passed on unread. They get no credentials.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<HostPattern>>")]
@@ -49,35 +49,35 @@ pub struct Egress {
     /// Fixed addresses: a host, or host:port, and where to connect instead of resolving
     /// it. That address is then allowed.
     #[schemars(with = "Keyed<Authority, Text<SocketAddr>>")]
-    pub resolve: Resolve,
+    pub resolve: FixedAddresses,
     /// Private addresses that named hosts may resolve to.
-    pub allow_private: Vec<PrivateHole>,
+    pub allow_private: Vec<PrivateAddressException>,
     /// PEM files of roots that are trusted for upstream TLS, beside the system's.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<PathBuf>>")]
     pub extra_roots: Vec<PathBuf>,
     /// How long each step may take.
-    pub timeouts: Timeouts,
+    pub timeouts: EgressTimeouts,
     /// How names are answered.
-    pub dns: Dns,
+    pub dns: DnsSettings,
 }
 
-impl Default for Egress {
+impl Default for EgressSection {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
             transparent_ports: vec![80, 443],
-            unknown: Unknown::Deny,
+            unknown: UnknownHostAction::Deny,
             allowlist: None,
             domains: Vec::new(),
             policy: None,
-            github: Github::default(),
+            github: GithubSettings::default(),
             passthrough: Vec::new(),
-            resolve: Resolve::default(),
+            resolve: FixedAddresses::default(),
             allow_private: Vec::new(),
             extra_roots: Vec::new(),
-            timeouts: Timeouts::default(),
-            dns: Dns::default(),
+            timeouts: EgressTimeouts::default(),
+            dns: DnsSettings::default(),
         }
     }
 }
@@ -85,7 +85,7 @@ impl Default for Egress {
 /// What happens to a host no rule names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Unknown {
+pub enum UnknownHostAction {
     /// It is refused.
     Deny,
     /// The operator is asked.
@@ -225,7 +225,7 @@ impl From<DomainRule> for DomainForm {
 /// The built-in rules for the GitHub API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Github {
+pub struct GithubSettings {
     /// Names of rules to switch on beside those that are on anyway; see GitHub rules below.
     #[schemars(with = "Vec<Text<Slug>>")]
     pub allow: Vec<String>,
@@ -233,9 +233,9 @@ pub struct Github {
 
 /// Where to connect for a host, instead of resolving it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Resolve(Vec<(Authority, SocketAddr)>);
+pub struct FixedAddresses(Vec<(Authority, SocketAddr)>);
 
-impl Resolve {
+impl FixedAddresses {
     /// The address for `host` and `port`; an entry that names the port comes first.
     pub fn get(&self, host: &Host, port: u16) -> Option<SocketAddr> {
         let find = |port| {
@@ -251,17 +251,17 @@ impl Resolve {
     }
 }
 
-impl Serialize for Resolve {
+impl Serialize for FixedAddresses {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(from, to)| (from.write(), to.write())))
     }
 }
 
-impl<'de> Deserialize<'de> for Resolve {
+impl<'de> Deserialize<'de> for FixedAddresses {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         use serde::de::Error as _;
-        let table = BTreeMap::<String, leaf::Taken<SocketAddr>>::deserialize(deserializer)?;
-        let read = |(from, leaf::Taken(to)): (String, _)| match Authority::read(&from) {
+        let table = BTreeMap::<String, leaf::ParsedLeaf<SocketAddr>>::deserialize(deserializer)?;
+        let read = |(from, leaf::ParsedLeaf(to)): (String, _)| match Authority::read(&from) {
             Ok(from) => Ok((from, to)),
             Err(detail) => Err(D::Error::custom(detail)),
         };
@@ -276,7 +276,7 @@ impl<'de> Deserialize<'de> for Resolve {
 /// A host that may resolve to private addresses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct PrivateHole {
+pub struct PrivateAddressException {
     /// The host.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<HostPattern>")]
@@ -290,7 +290,7 @@ pub struct PrivateHole {
 /// How long each step of a request may take.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Timeouts {
+pub struct EgressTimeouts {
     /// Connecting to the upstream, TLS included.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
@@ -309,7 +309,7 @@ pub struct Timeouts {
     pub idle: Duration,
 }
 
-impl Default for Timeouts {
+impl Default for EgressTimeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
@@ -323,7 +323,7 @@ impl Default for Timeouts {
 /// How names are answered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Dns {
+pub struct DnsSettings {
     /// Addresses at which containers on a shared network are answered, over UDP and TCP.
     /// There names are always forwarded: a synthetic address would lead nowhere.
     #[serde(with = "leaf::list")]
@@ -351,7 +351,7 @@ pub struct Dns {
     pub extra_types: Vec<String>,
 }
 
-impl Default for Dns {
+impl Default for DnsSettings {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
@@ -365,7 +365,7 @@ impl Default for Dns {
     }
 }
 
-impl Dns {
+impl DnsSettings {
     /// How fast one sandbox may ask.
     pub fn pace(&self) -> Rate {
         // Rounded up: rather a nanosecond slow than a query fast.

@@ -6,13 +6,13 @@ use policy::host::{Authority, Host};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::leaf::{self, GitUrl, Slug, Source, Text, TreePath};
+use crate::leaf::{self, GitUrl, SecretSource, Slug, Text, TreePath};
 use crate::section::scan::GitAction;
 
 /// Git through the gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Git {
+pub struct GitSection {
     /// Hosts that are spoken to as git servers.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<Host>>")]
@@ -36,10 +36,10 @@ pub struct Git {
     /// What happens when a push holds a secret.
     pub scan: GitAction,
     /// Upstreams that are served as mirrors, with a key the sandbox never sees.
-    pub mirrors: Vec<Mirror>,
+    pub mirrors: Vec<MirrorSettings>,
 }
 
-impl Default for Git {
+impl Default for GitSection {
     fn default() -> Self {
         let known = |text: &str| leaf::Leaf::read(text).ok();
         Self {
@@ -63,7 +63,7 @@ impl Default for Git {
 /// One mirrored upstream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Mirror {
+pub struct MirrorSettings {
     /// Its name in the sandbox's URL.
     #[schemars(with = "Text<Slug>")]
     pub name: String,
@@ -72,8 +72,8 @@ pub struct Mirror {
     pub upstream: String,
     /// The ssh key: `file:PATH`, `env:NAME` or `command:LINE`.
     #[serde(default, with = "leaf::maybe")]
-    #[schemars(with = "Option<Text<Source>>")]
-    pub identity: Option<Source>,
+    #[schemars(with = "Option<Text<SecretSource>>")]
+    pub identity: Option<SecretSource>,
     /// The host's public key, as in known_hosts without the name. Required with ssh.
     #[serde(default)]
     #[schemars(with = "Option<Text<leaf::HostKey>>")]
@@ -82,7 +82,7 @@ pub struct Mirror {
 
 /// How an upstream is spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
+pub enum MirrorTransport {
     /// Through ssh, with a key.
     Ssh,
     /// Over TLS.
@@ -95,9 +95,9 @@ pub enum Transport {
 
 /// Where a mirror's upstream is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct UpstreamAddress<'a> {
     /// How it is spoken to.
-    pub transport: Transport,
+    pub transport: MirrorTransport,
     /// As whom.
     pub user: Option<&'a str>,
     /// The host.
@@ -108,7 +108,7 @@ pub struct Place<'a> {
     pub path: String,
 }
 
-impl Mirror {
+impl MirrorSettings {
     /// Whether the upstream is reached by ssh.
     pub fn is_ssh(&self) -> bool {
         GitUrl::is_ssh(&self.upstream)
@@ -119,9 +119,9 @@ impl Mirror {
     pub fn spellings(&self) -> Vec<String> {
         let mut all = BTreeSet::from([self.upstream.clone()]);
         if let Some(place) = self.place()
-            && place.transport == Transport::Ssh
+            && place.transport == MirrorTransport::Ssh
         {
-            let Place {
+            let UpstreamAddress {
                 user, host, port, ..
             } = &place;
             let path = place.path.trim_start_matches('/');
@@ -140,24 +140,24 @@ impl Mirror {
     }
 
     /// Where the upstream is. None for what [`GitUrl`] would not take.
-    pub fn place(&self) -> Option<Place<'_>> {
+    pub fn place(&self) -> Option<UpstreamAddress<'_>> {
         let (_, user, authority, path) = GitUrl::split(&self.upstream)?;
         let (transport, port, path) = match self.upstream.split_once("://") {
             // `host:path` is relative to the user's home.
-            None => (Transport::Ssh, 22, path.to_owned()),
+            None => (MirrorTransport::Ssh, 22, path.to_owned()),
             Some((scheme, _)) => {
                 let (transport, port) = match scheme {
-                    "ssh" => (Transport::Ssh, 22),
-                    "https" => (Transport::Https, 443),
-                    "http" => (Transport::Http, 80),
-                    "git" => (Transport::Git, 9418),
+                    "ssh" => (MirrorTransport::Ssh, 22),
+                    "https" => (MirrorTransport::Https, 443),
+                    "http" => (MirrorTransport::Http, 80),
+                    "git" => (MirrorTransport::Git, 9418),
                     _ => return None,
                 };
                 (transport, port, format!("/{path}"))
             }
         };
         let authority = Authority::parse(authority).ok()?;
-        Some(Place {
+        Some(UpstreamAddress {
             transport,
             user,
             host: authority.host,

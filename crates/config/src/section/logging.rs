@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 /// The gate's log on stderr.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Logging {
+pub struct LoggingSection {
     /// How much is said. Changes take effect on reload.
-    pub level: Level,
+    pub level: LogLevel,
     /// For whom.
     pub format: LogFormat,
 }
@@ -16,7 +16,7 @@ pub struct Logging {
 /// How much is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
+pub enum LogLevel {
     /// Only what failed.
     Error,
     /// And what looks wrong.
@@ -30,15 +30,15 @@ pub enum Level {
     Trace,
 }
 
-impl Level {
+impl LogLevel {
     /// The word in the file.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Level::Error => "error",
-            Level::Warn => "warn",
-            Level::Info => "info",
-            Level::Debug => "debug",
-            Level::Trace => "trace",
+            LogLevel::Error => "error",
+            LogLevel::Warn => "warn",
+            LogLevel::Info => "info",
+            LogLevel::Debug => "debug",
+            LogLevel::Trace => "trace",
         }
     }
 }

@@ -8,22 +8,22 @@ use crate::leaf::{HttpUrl, Text, UrlPath};
 /// Prometheus metrics, and traces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Metrics {
+pub struct MetricsSection {
     /// Whether they are served at the addresses of `server`. The control socket always has them.
     pub enabled: bool,
     /// Under which path. Not below `/health`, `/intercept`, `/mcp`, `/message` or `/sse`.
     #[schemars(with = "Text<UrlPath>")]
     pub path: String,
     /// Traces by OTLP.
-    pub tracing: Tracing,
+    pub tracing: TracingSettings,
 }
 
-impl Default for Metrics {
+impl Default for MetricsSection {
     fn default() -> Self {
         Self {
             enabled: true,
             path: "/metrics".to_owned(),
-            tracing: Tracing::default(),
+            tracing: TracingSettings::default(),
         }
     }
 }
@@ -31,7 +31,7 @@ impl Default for Metrics {
 /// Where traces go.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Tracing {
+pub struct TracingSettings {
     /// Whether traces are sent.
     pub enabled: bool,
     /// The OTLP endpoint over HTTP. Jaeger's old `:14268/api/traces` is accepted; port
@@ -40,7 +40,7 @@ pub struct Tracing {
     pub endpoint: String,
 }
 
-impl Default for Tracing {
+impl Default for TracingSettings {
     fn default() -> Self {
         Self {
             enabled: false,
@@ -49,7 +49,7 @@ impl Default for Tracing {
     }
 }
 
-impl Tracing {
+impl TracingSettings {
     /// The endpoint to send to. Port 14268 is Jaeger's Thrift port, which speaks no
     /// OTLP; the same host does on 4318.
     pub fn otlp_endpoint(&self) -> String {
@@ -81,7 +81,7 @@ mod tests {
             ("http://localhost:4318", "http://localhost:4318"),
             ("http://h:142689/x", "http://h:142689/x"),
         ] {
-            let tracing = Tracing {
+            let tracing = TracingSettings {
                 enabled: true,
                 endpoint: given.to_owned(),
             };

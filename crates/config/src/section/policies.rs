@@ -23,7 +23,7 @@ pub const ENTRYPOINTS: [&str; 4] = [REQUESTS, PUSHES, TOOL_CALLS, ELICITATIONS];
 /// Policy bundles and how they are evaluated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Policies {
+pub struct PoliciesSection {
     /// How long one evaluation may take; a longer one blocks.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
@@ -31,10 +31,10 @@ pub struct Policies {
     /// Let a request pass when a bundle cannot decide. Health then says so.
     pub fail_open: bool,
     /// The bundles, each a directory or an OPA bundle archive.
-    pub bundles: Vec<Bundle>,
+    pub bundles: Vec<BundleSettings>,
 }
 
-impl Bundle {
+impl BundleSettings {
     /// Whether it decides about `entrypoint`: it names that, or a rule below it.
     pub fn decides(&self, entrypoint: &str) -> bool {
         let inner = self.entrypoint.strip_prefix(entrypoint);
@@ -42,7 +42,7 @@ impl Bundle {
     }
 }
 
-impl Default for Policies {
+impl Default for PoliciesSection {
     fn default() -> Self {
         Self {
             timeout: Duration::from_millis(50),
@@ -55,7 +55,7 @@ impl Default for Policies {
 /// One policy bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Bundle {
+pub struct BundleSettings {
     /// Its name in verdicts, logs and metrics.
     #[schemars(with = "Text<Name>")]
     pub id: String,

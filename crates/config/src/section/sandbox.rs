@@ -13,7 +13,7 @@ use crate::secret::Secret;
 /// Where agents run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Sandbox {
+pub struct SandboxSection {
     /// What keeps them in.
     pub backend: Backend,
     /// Names of variables that are passed on from the operator's environment.
@@ -38,14 +38,14 @@ pub struct Sandbox {
     #[schemars(with = "Text<Duration>")]
     pub setup_timeout: Duration,
     /// What one sandbox may use.
-    pub limits: Limits,
+    pub limits: SandboxLimits,
     /// How much of a workspace comes to its branch.
-    pub snapshot: Snapshot,
+    pub snapshot: SnapshotLimits,
     /// Running containers that are connected to: a list, or one mapping for one container.
     pub remote: RemoteContainers,
 }
 
-impl Default for Sandbox {
+impl Default for SandboxSection {
     fn default() -> Self {
         Self {
             backend: Backend::Namespace,
@@ -55,8 +55,8 @@ impl Default for Sandbox {
             image: "busybox:latest".to_owned(),
             setup_command: None,
             setup_timeout: Duration::from_secs(30 * 60),
-            limits: Limits::default(),
-            snapshot: Snapshot::default(),
+            limits: SandboxLimits::default(),
+            snapshot: SnapshotLimits::default(),
             remote: RemoteContainers::default(),
         }
     }
@@ -111,7 +111,7 @@ impl Backend {
 /// What one sandbox may use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
+pub struct SandboxLimits {
     /// Memory.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
@@ -129,7 +129,7 @@ pub struct Limits {
     pub disk: u64,
 }
 
-impl Default for Limits {
+impl Default for SandboxLimits {
     fn default() -> Self {
         Self {
             memory: 4 << 30,
@@ -144,7 +144,7 @@ impl Default for Limits {
 /// named.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Snapshot {
+pub struct SnapshotLimits {
     /// The largest file; at most 1GiB.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
@@ -155,13 +155,13 @@ pub struct Snapshot {
     pub total: u64,
 }
 
-impl Snapshot {
+impl SnapshotLimits {
     /// A worker reads a file into memory, and has two minutes of processor time for all.
     pub(crate) const LARGEST_FILE: u64 = 1 << 30;
     pub(crate) const LARGEST_TOTAL: u64 = 4 << 30;
 }
 
-impl Default for Snapshot {
+impl Default for SnapshotLimits {
     fn default() -> Self {
         Self {
             file: 64 << 20,

@@ -10,7 +10,7 @@ use crate::leaf::{self, Text};
 /// The scanner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Scan {
+pub struct ScanSection {
     /// What happens to a secret on its way out. Known secrets and canaries are always
     /// refused.
     pub outbound: ScanAction,
@@ -21,16 +21,16 @@ pub struct Scan {
     #[schemars(with = "Vec<Text<PathBuf>>")]
     pub rules: Vec<PathBuf>,
     /// How much is looked at.
-    pub budget: Budget,
+    pub budget: ScanBudget,
 }
 
-impl Default for Scan {
+impl Default for ScanSection {
     fn default() -> Self {
         Self {
             outbound: ScanAction::Deny,
             injection: ScanAction::Note,
             rules: Vec::new(),
-            budget: Budget::default(),
+            budget: ScanBudget::default(),
         }
     }
 }
@@ -38,7 +38,7 @@ impl Default for Scan {
 /// How much is looked at before a message counts as too much.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Budget {
+pub struct ScanBudget {
     /// Decoded bytes.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
@@ -48,7 +48,7 @@ pub struct Budget {
     pub depth: u32,
 }
 
-impl Default for Budget {
+impl Default for ScanBudget {
     fn default() -> Self {
         Self {
             bytes: 64 << 20,

@@ -12,7 +12,7 @@ use crate::secret::Secret;
 /// The interceptor API and the MCP server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Server {
+pub struct ServerSection {
     /// Where the before and after hooks listen. `:8090` means every address.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<SocketAddr>")]
@@ -41,7 +41,7 @@ pub struct Server {
     pub enforce_agent_id: bool,
 }
 
-impl Default for Server {
+impl Default for ServerSection {
     fn default() -> Self {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 8090);
         Self {
@@ -56,7 +56,7 @@ impl Default for Server {
     }
 }
 
-impl Server {
+impl ServerSection {
     /// Where the interceptor listens, with `single_port` taken into account.
     pub fn interceptor(&self) -> SocketAddr {
         self.single_port.unwrap_or(self.interceptor_addr)

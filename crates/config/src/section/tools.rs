@@ -12,7 +12,7 @@ use crate::leaf::{self, EnvEntry, Name, Text};
 /// One stdio MCP server served over HTTP.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Tool {
+pub struct BridgedServer {
     /// Its name in URLs, verdicts and metrics.
     #[schemars(with = "Text<Name>")]
     pub name: String,
@@ -29,7 +29,7 @@ pub struct Tool {
     pub env: Vec<EnvEntry>,
     /// Where it runs.
     #[serde(default)]
-    pub runtime: Runtime,
+    pub runtime: ToolRuntime,
     /// Whether agents in sandboxes may use it although it runs outside (`local`).
     #[serde(default)]
     pub expose: bool,
@@ -46,7 +46,7 @@ pub struct Tool {
     pub deny: Vec<String>,
     /// Lists for some callers, beside those for all: each that concerns a caller counts.
     #[serde(default)]
-    pub access: Vec<Access>,
+    pub access: Vec<ToolAccess>,
     /// What it is for.
     #[serde(default)]
     pub description: Option<String>,
@@ -55,7 +55,7 @@ pub struct Tool {
 /// Which tools some callers may use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Access {
+pub struct ToolAccess {
     /// The agents it concerns; `*` stands for any text. Without any: all of them.
     #[serde(default)]
     #[schemars(with = "Vec<Text<Name>>")]
@@ -74,7 +74,7 @@ pub struct Access {
     pub deny: Vec<String>,
 }
 
-impl Tool {
+impl BridgedServer {
     /// Who may use which of its tools.
     pub fn toolbox(&self) -> Toolbox {
         let wildcards = |list: &[String]| list.iter().map(|text| Wildcard::new(text)).collect();
@@ -95,7 +95,7 @@ fn everything() -> Vec<String> {
 /// Where a tool runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Runtime {
+pub struct ToolRuntime {
     /// The kind of place.
     #[serde(rename = "type")]
     pub kind: RuntimeKind,

@@ -2,11 +2,11 @@
 
 use serde_json::Number;
 
-use super::{Content, Place};
+use super::{Content, Position};
 
 /// The bytes as text, if all of it may stand in a YAML file (YAML 1.2.2, 5.1). The
 /// parser takes a NUL for the end of the file, so what follows one would go unread.
-pub(super) fn printable(bytes: &[u8]) -> Result<&str, (Place, String)> {
+pub(super) fn printable(bytes: &[u8]) -> Result<&str, (Position, String)> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let (valid, whole) = match std::str::from_utf8(bytes) {
         Ok(text) => (text, true),
@@ -16,7 +16,7 @@ pub(super) fn printable(bytes: &[u8]) -> Result<&str, (Place, String)> {
             (std::str::from_utf8(valid).unwrap_or_default(), false)
         }
     };
-    let mut place = Place { line: 1, column: 1 };
+    let mut place = Position { line: 1, column: 1 };
     for c in valid.chars() {
         match c {
             '\n' => {

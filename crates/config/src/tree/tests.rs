@@ -55,14 +55,17 @@ fn every_value_and_key_knows_its_place() {
     let tree = parse("a:\n  b: [1, two]\n  ~k/: 3\n").unwrap();
     assert_eq!(
         tree.place("/a/b/1"),
-        Place {
+        Position {
             line: 2,
             column: 10
         }
     );
-    assert_eq!(tree.key_place("/a", "b"), Place { line: 2, column: 3 });
-    assert_eq!(tree.place(&join("/a", "~k/")), Place { line: 3, column: 8 });
-    assert_eq!(tree.place("/a/b/9/x"), Place { line: 2, column: 6 });
+    assert_eq!(tree.key_place("/a", "b"), Position { line: 2, column: 3 });
+    assert_eq!(
+        tree.place(&join("/a", "~k/")),
+        Position { line: 3, column: 8 }
+    );
+    assert_eq!(tree.place("/a/b/9/x"), Position { line: 2, column: 6 });
     assert_eq!(dotted("/egress/domains/2/host"), "egress.domains[2].host");
 }
 

@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use super::{Fault, Kind};
 use crate::problem::{Problem, closest, quote};
-use crate::schema::{Place, Shape};
+use crate::schema::{FileSchema, SchemaNode};
 use crate::tree::{Content, Tree, dotted, join};
 
 impl Fault {
     /// The sentence, with its place. None for what was already reported.
-    pub(super) fn say(&self, shape: &Shape, tree: &Tree) -> Option<Problem> {
+    pub(super) fn say(&self, shape: &FileSchema, tree: &Tree) -> Option<Problem> {
         let place = shape.at(&self.pointer);
         let variable = tree
             .get(&self.pointer)
@@ -83,11 +83,11 @@ struct Said<'a> {
     fault: &'a Fault,
     name: String,
     hidden: bool,
-    place: Place<'a>,
+    place: SchemaNode<'a>,
 }
 
 impl Said<'_> {
-    fn unknown_key(&self, key: &str, shape: &Shape) -> (String, Option<String>) {
+    fn unknown_key(&self, key: &str, shape: &FileSchema) -> (String, Option<String>) {
         let known: Vec<&str> = self.place.keys().collect();
         let moved = match self.fault.pointer.as_str() {
             "" => shape.moved(key),

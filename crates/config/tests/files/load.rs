@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use config::section::scan::{GitAction, ScanAction};
 use config::section::tools::RuntimeKind;
-use config::{Origin, Sources};
+use config::{Sources, ValueOrigin};
 
 use super::{check, data, directory, host, load, load_in, no_env};
 
@@ -31,14 +31,14 @@ fn a_file_with_every_key_loads() {
     assert_eq!(resolve.get(&host("other.example"), 443), None);
     let mirror = settings.git.mirrors[0].identity.clone();
     let key = Path::new("/home/op/.ssh/id").to_owned();
-    assert_eq!(mirror, Some(config::leaf::Source::File(key)));
+    assert_eq!(mirror, Some(config::leaf::SecretSource::File(key)));
     assert!(settings.warnings.is_empty());
     assert!(settings.serves_mcp());
 
     // Every key of the schema is in that file, so that none goes untried.
     let written: Vec<String> = config::show(&settings)
         .into_iter()
-        .filter(|shown| shown.origin == Origin::Default)
+        .filter(|shown| shown.origin == ValueOrigin::Default)
         .map(|shown| shown.pointer)
         .filter(|pointer| !pointer.starts_with("/tools/1/") && !pointer.starts_with("/policy/"))
         .collect();
@@ -329,7 +329,7 @@ fn a_variable_becomes_a_number_where_one_is_wanted_and_nothing_more() {
     assert_eq!(settings.audit.max_bytes, 77);
     assert_eq!(
         settings.origin("/sandbox/limits/pids"),
-        Origin::Env {
+        ValueOrigin::Env {
             name: "N".into(),
             file: dir.path().join("palisade.yaml").into(),
             line: 2,

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use policy::push::{Case, Findings, ObjectFormat, Place};
 use policy::refs::ObjectId;
 use scan::detector::Detector;
-use scan::shapes::Shapes;
+use scan::shapes::ShapeDetector;
 
 use super::bases::Bases;
 use super::error::PackError;
@@ -54,7 +54,7 @@ fn serve(order: &Order, descriptors: Vec<OwnedFd>) -> Answer {
     if pack.is_some() != order.pack.is_some() || bases.len() != order.bases.len() {
         return Answer::Failed("was not given every file".to_owned());
     }
-    let shapes = match case.scan.then(Shapes::built_in).transpose() {
+    let shapes = match case.scan.then(ShapeDetector::built_in).transpose() {
         Ok(shapes) => shapes,
         Err(error) => return Answer::Failed(error.to_string()),
     };

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use policy::push::{MOST_SIGHTINGS, ObjectFormat, Place, Sighting};
 use policy::refs::ObjectId;
 use scan::detector::Detector;
-use scan::stream::Stream;
+use scan::stream::StreamScanner;
 
 use super::error::PackError;
 use super::object::{self, Kind};
@@ -46,7 +46,7 @@ pub(super) struct Learnt<'d> {
     pub(super) tags: HashMap<ObjectId, ObjectId>,
     marks: usize,
     is_pushed: bool,
-    scanner: Option<Stream<'d>>,
+    scanner: Option<StreamScanner<'d>>,
     pub(super) seen: Seen,
     /// The object at hand, unless it is a file's content.
     kind: Kind,
@@ -87,7 +87,7 @@ impl<'d> Learnt<'d> {
             tags: HashMap::new(),
             marks: 0,
             is_pushed: false,
-            scanner: detector.map(Stream::new),
+            scanner: detector.map(StreamScanner::new),
             seen: Seen::default(),
             kind: Kind::Blob,
             whole: Vec::new(),

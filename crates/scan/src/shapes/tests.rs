@@ -421,7 +421,7 @@ fn examples() -> BTreeMap<&'static str, (Vec<String>, Vec<String>)> {
     ])
 }
 
-static BUILT_IN: LazyLock<Shapes> = LazyLock::new(|| Shapes::built_in().unwrap());
+static BUILT_IN: LazyLock<ShapeDetector> = LazyLock::new(|| ShapeDetector::built_in().unwrap());
 
 fn found(text: &[u8]) -> Vec<&'static str> {
     let mut names = Vec::new();
@@ -456,7 +456,7 @@ fn every_rule_finds_its_examples_and_nothing_that_only_looks_so() {
 
 #[test]
 fn names_are_unique_and_no_keyword_begins_another() {
-    let shapes = Shapes::built_in().unwrap();
+    let shapes = ShapeDetector::built_in().unwrap();
     let mut names: Vec<_> = shapes.rules().map(|(id, _)| id).collect();
     let count = names.len();
     names.sort_unstable();
@@ -481,7 +481,7 @@ fn names_are_unique_and_no_keyword_begins_another() {
 fn a_finding_is_a_span_around_the_secret() {
     let token = format!("{}{}", "ghp_", noise(36));
     let text = format!("first line\nTOKEN={token}\n");
-    let shapes = Shapes::built_in().unwrap();
+    let shapes = ShapeDetector::built_in().unwrap();
     let mut spans = Vec::new();
     shapes.scan(text.as_bytes(), &mut |finding| spans.push(finding.span));
     assert_eq!(spans.pop(), Some(17..17 + token.len() as u64));
@@ -525,9 +525,9 @@ fn clean() -> Vec<u8> {
 
 #[test]
 fn clean_input_takes_no_memory() {
-    let shapes = Shapes::built_in().unwrap();
+    let shapes = ShapeDetector::built_in().unwrap();
     let text = clean();
-    let mut stream = crate::stream::Stream::new(&shapes);
+    let mut stream = crate::stream::StreamScanner::new(&shapes);
     let mut count = 0;
     let mut pass = || {
         shapes.scan(&text, &mut |_| count += 1);
@@ -545,7 +545,7 @@ fn clean_input_takes_no_memory() {
 /// Each of these is a keyword, or a whole beginning, wherever one looks.
 #[test]
 fn hostile_input_is_read_in_linear_time() {
-    let shapes = Shapes::built_in().unwrap();
+    let shapes = ShapeDetector::built_in().unwrap();
     for unit in [
         "sk-",
         "eyJ.",

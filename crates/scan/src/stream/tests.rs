@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::shapes::Shapes;
+use crate::shapes::ShapeDetector;
 
 fn secret() -> String {
     format!("{}{}", "ghp_", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
@@ -9,13 +9,13 @@ fn secret() -> String {
 
 /// Findings of `text`, cut into pieces of these lengths, in turn.
 fn in_pieces(
-    shapes: &Shapes,
+    shapes: &ShapeDetector,
     text: &[u8],
     lengths: &[usize],
 ) -> Vec<(String, std::ops::Range<u64>)> {
-    let mut stream = Stream::new(shapes);
+    let mut stream = StreamScanner::new(shapes);
     let mut all = Vec::new();
-    let mut found = |finding: Finding<'_>| all.push((finding.rule.to_owned(), finding.span));
+    let mut found = |finding: ScanFinding<'_>| all.push((finding.rule.to_owned(), finding.span));
     let mut rest = text;
     for length in lengths.iter().cycle() {
         let (piece, later) = rest.split_at((*length).clamp(1, rest.len().max(1)).min(rest.len()));
@@ -31,7 +31,7 @@ fn in_pieces(
 
 #[test]
 fn a_secret_across_any_boundary_is_found_once() {
-    let shapes = Shapes::built_in().unwrap();
+    let shapes = ShapeDetector::built_in().unwrap();
     let window = FRESH + 2 * shapes.reach();
     let secret = secret();
     for boundary in [window - shapes.reach(), window, window + FRESH] {
@@ -55,10 +55,10 @@ fn a_secret_across_any_boundary_is_found_once() {
 
 #[test]
 fn the_end_of_one_stream_is_no_beginning_of_the_next() {
-    let shapes = Shapes::built_in().unwrap();
+    let shapes = ShapeDetector::built_in().unwrap();
     let secret = secret();
     let (front, back) = secret.split_at(20);
-    let mut stream = Stream::new(&shapes);
+    let mut stream = StreamScanner::new(&shapes);
     let mut count = 0;
     for piece in [front, back] {
         stream.feed(piece.as_bytes(), &mut |_| count += 1);
@@ -84,7 +84,7 @@ proptest! {
         lengths in proptest::collection::vec(1_usize..90_000, 1..5),
         filler in "[ a-z_:/-]{1,9}",
     ) {
-        let shapes = Shapes::built_in().unwrap();
+        let shapes = ShapeDetector::built_in().unwrap();
         let mut text = Vec::new();
         for gap in gaps {
             text.extend(filler.bytes().cycle().take(gap));

@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for Digest256 {
 
 /// Where another chain stood, as a checkpoint record states it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
+pub struct ChainHead {
     /// The chain's sandbox.
     pub chain: String,
     /// The hash of its last record.
@@ -118,7 +118,7 @@ pub struct Head {
 }
 
 /// The canonical text of a record.
-pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Head]) -> String {
+pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[ChainHead]) -> String {
     // Taken apart by name, so that a field added to the event cannot be forgotten here.
     let AuditEvent {
         agent,
@@ -207,7 +207,7 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     event: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    heads: &'a [Head],
+    heads: &'a [ChainHead],
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<Cow<'a, str>>,
     kind: Kind,
@@ -257,7 +257,7 @@ pub(crate) struct Outline {
     #[serde(default)]
     pub(crate) event: Option<String>,
     #[serde(default)]
-    pub(crate) heads: Vec<Head>,
+    pub(crate) heads: Vec<ChainHead>,
 }
 
 impl Outline {
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn the_canonical_text_is_sorted_compact_and_says_everything() {
-        let head = Head {
+        let head = ChainHead {
             chain: "a".to_owned(),
             hash: Digest256::ZERO,
             seq: 9,

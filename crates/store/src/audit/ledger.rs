@@ -17,7 +17,7 @@ use policy::clock::UnixMillis;
 use policy::id::SandboxId;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::chain::{ChainName, Digest256, Head, chain_text, compose};
+use super::chain::{ChainHead, ChainName, Digest256, chain_text, compose};
 
 /// A segment ends after this many records or bytes, whichever comes first.
 const SEGMENT_RECORDS: u64 = 1024;
@@ -287,7 +287,7 @@ impl<'a> Turn<'a> {
         &mut self,
         event: &AuditEvent,
         ts: UnixMillis,
-        heads: &[Head],
+        heads: &[ChainHead],
     ) -> Result<u64, rusqlite::Error> {
         let seq = self.ledger.last_seq + 1;
         let body = compose(event, seq, ts, heads);
@@ -323,7 +323,7 @@ impl<'a> Turn<'a> {
     pub(crate) fn state_heads(&mut self, ts: UnixMillis) -> Result<(), rusqlite::Error> {
         let stated = self.ledger.stated_seq;
         let chains = self.ledger.chains.iter();
-        let mut heads: Vec<Head> = chains
+        let mut heads: Vec<ChainHead> = chains
             .filter(|(name, chain)| name.is_some() && chain.head_seq > stated)
             .map(|(name, chain)| head(name, chain))
             .collect();
@@ -345,7 +345,7 @@ impl<'a> Turn<'a> {
         let is_gone = |name: &&ChainName| name.as_ref().is_some_and(|id| !is_registered(id));
         let names: Vec<ChainName> = self.ledger.empty.iter().filter(is_gone).cloned().collect();
         for some in names.chunks(HEADS_PER_RECORD) {
-            let heads: Vec<Head> = some
+            let heads: Vec<ChainHead> = some
                 .iter()
                 .filter_map(|name| Some(head(name, self.ledger.chains.get(name)?)))
                 .collect();
@@ -496,8 +496,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-fn head(name: &ChainName, chain: &Chain) -> Head {
-    Head {
+fn head(name: &ChainName, chain: &Chain) -> ChainHead {
+    ChainHead {
         chain: chain_text(name).to_owned(),
         hash: chain.head_hash,
         seq: chain.head_seq,
@@ -543,7 +543,7 @@ pub(crate) fn unreadable(
 
 #[cfg(test)]
 mod tests {
-    use super::super::query::{Filter, select_lines};
+    use super::super::query::{AuditFilter, select_lines};
     use super::super::verify::{verify_connection, verify_jsonl};
     use super::*;
     use crate::database::Database;
@@ -587,9 +587,9 @@ mod tests {
                 assert_eq!(db.ledger, Ledger::load(&db.conn).unwrap(), "round {round}");
                 assert_eq!(db.ledger.contradiction(&db.conn).unwrap(), None);
                 // Seen before it can be rotated out, as by the JSONL thread.
-                let after = Filter {
+                let after = AuditFilter {
                     after_seq: Some(exported),
-                    ..Filter::default()
+                    ..AuditFilter::default()
                 };
                 for line in select_lines(&db.conn, &after).unwrap() {
                     exported = line.seq;

@@ -19,7 +19,7 @@ const PAGE: usize = 1000;
 
 /// Which records. Everything that is given has to match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct AuditFilter {
     /// About this sandbox.
     pub sandbox: Option<SandboxId>,
     /// Of this kind.
@@ -48,7 +48,7 @@ pub struct Filter {
 
 /// One record.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Record {
+pub struct AuditRecord {
     /// Its number. Numbers only grow, over all chains.
     pub seq: u64,
     /// When it happened.
@@ -63,7 +63,7 @@ pub struct Record {
     pub hash: Digest256,
 }
 
-impl Record {
+impl AuditRecord {
     /// The record as one line of JSON, without a newline.
     pub fn line(&self) -> String {
         let mut line = Vec::new();
@@ -79,12 +79,15 @@ pub(crate) struct Line {
 }
 
 /// The records that match.
-pub(crate) fn select(conn: &Connection, filter: &Filter) -> Result<Vec<Record>, rusqlite::Error> {
+pub(crate) fn select(
+    conn: &Connection,
+    filter: &AuditFilter,
+) -> Result<Vec<AuditRecord>, rusqlite::Error> {
     rows(conn, filter, |row| {
         let body: String = row.get(1)?;
         let outline =
             Outline::parse(body.as_bytes()).ok_or_else(|| unreadable(1, "not a record"))?;
-        Ok(Record {
+        Ok(AuditRecord {
             seq: unsigned(row.get(0)?),
             ts: UnixMillis::new(outline.ts),
             event: serde_json::from_str(&body).map_err(|e| unreadable(1, e))?,
@@ -98,7 +101,7 @@ pub(crate) fn select(conn: &Connection, filter: &Filter) -> Result<Vec<Record>, 
 /// The lines of the records that match.
 pub(crate) fn select_lines(
     conn: &Connection,
-    filter: &Filter,
+    filter: &AuditFilter,
 ) -> Result<Vec<Line>, rusqlite::Error> {
     rows(conn, filter, |row| {
         let body = row.get_ref(1)?.as_bytes().map_err(|e| unreadable(1, e))?;
@@ -115,8 +118,8 @@ pub(crate) fn select_lines(
 
 /// Writes the lines that match, a page at a time.
 pub(crate) fn export(
-    read: impl Fn(&Filter) -> Result<Vec<Line>, StoreError>,
-    filter: &Filter,
+    read: impl Fn(&AuditFilter) -> Result<Vec<Line>, StoreError>,
+    filter: &AuditFilter,
     out: &mut impl Write,
 ) -> Result<u64, StoreError> {
     let failed = |e: std::io::Error| StoreError::Export {
@@ -149,7 +152,7 @@ pub(crate) fn export(
 
 fn rows<T>(
     conn: &Connection,
-    filter: &Filter,
+    filter: &AuditFilter,
     read: impl Fn(&rusqlite::Row<'_>) -> Result<T, rusqlite::Error>,
 ) -> Result<Vec<T>, rusqlite::Error> {
     let (sql, values) = statement(filter);
@@ -159,9 +162,9 @@ fn rows<T>(
 }
 
 /// The question in SQL. Every value is bound; the text is made of constants only.
-fn statement(filter: &Filter) -> (String, Vec<Value>) {
+fn statement(filter: &AuditFilter) -> (String, Vec<Value>) {
     // Taken apart by name, so that a new field cannot be forgotten here.
-    let Filter {
+    let AuditFilter {
         sandbox,
         kind,
         verdict,

@@ -16,7 +16,7 @@ use policy::id::SandboxId;
 use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 
-use super::chain::{ChainName, Digest256, Head, Outline, split_line};
+use super::chain::{ChainHead, ChainName, Digest256, Outline, split_line};
 use super::ledger::{Ledger, RETIRED, digest, unsigned};
 use crate::connection;
 use crate::error::StoreError;
@@ -39,7 +39,7 @@ pub struct VerifyReport {
     /// is still being written counts here too.
     pub partial: u64,
     /// The first thing that is wrong.
-    pub first_broken: Option<Broken>,
+    pub first_broken: Option<ChainFault>,
 }
 
 impl VerifyReport {
@@ -51,16 +51,16 @@ impl VerifyReport {
 
 /// Where a chain breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
+pub struct ChainFault {
     /// The record, where it is about one.
     pub seq: Option<u64>,
     /// Its chain: a sandbox's, or none for the gate's own or for the whole file.
     pub chain: Option<SandboxId>,
     /// What is wrong with it.
-    pub what: What,
+    pub what: ChainFaultKind,
 }
 
-impl std::fmt::Display for Broken {
+impl std::fmt::Display for ChainFault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(seq) = self.seq {
             write!(f, "record {seq}")?;
@@ -75,7 +75,7 @@ impl std::fmt::Display for Broken {
 
 /// What can be wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum What {
+pub enum ChainFaultKind {
     /// Body, prev and hash do not belong together.
     #[error("its content does not match its hash")]
     Changed,
@@ -141,7 +141,7 @@ pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
                 scan.report.partial += 1;
                 break;
             }
-            None => Err(Broken::file(What::Line(number))),
+            None => Err(ChainFault::file(ChainFaultKind::Line(number))),
         };
         if let Err(broken) = broken {
             scan.report.first_broken = Some(broken);
@@ -174,7 +174,7 @@ pub(crate) fn verify_connection(conn: &Connection) -> VerifyReport {
         if scan.report.first_broken.is_none()
             && let Some(found) = connection::complaint(conn, "PRAGMA integrity_check(1)")?
         {
-            scan.report.first_broken = Some(Broken::file(What::File(found)));
+            scan.report.first_broken = Some(ChainFault::file(ChainFaultKind::File(found)));
         }
         Ok(())
     })();
@@ -187,12 +187,12 @@ pub(crate) fn verify_connection(conn: &Connection) -> VerifyReport {
 }
 
 fn damaged(mut report: VerifyReport, reason: String) -> VerifyReport {
-    report.first_broken = Some(Broken::file(What::File(reason)));
+    report.first_broken = Some(ChainFault::file(ChainFaultKind::File(reason)));
     report
 }
 
-impl Broken {
-    fn file(what: What) -> Self {
+impl ChainFault {
+    fn file(what: ChainFaultKind) -> Self {
         Self {
             seq: None,
             chain: None,
@@ -200,7 +200,7 @@ impl Broken {
         }
     }
 
-    fn at(seq: u64, chain: &ChainName, what: What) -> Self {
+    fn at(seq: u64, chain: &ChainName, what: ChainFaultKind) -> Self {
         Self {
             seq: Some(seq),
             chain: chain.clone(),
@@ -245,7 +245,7 @@ impl Scan {
             let place = unsigned(row.get(0)?);
             if let Err(broken) = match cells(row)? {
                 Some((body, prev, hash)) => self.take(Some(place), body, prev, hash),
-                None => Err(Broken::at(place, &None, What::Changed)),
+                None => Err(ChainFault::at(place, &None, ChainFaultKind::Changed)),
             } {
                 self.report.first_broken = Some(broken);
                 break;
@@ -261,35 +261,35 @@ impl Scan {
         body: &[u8],
         prev: Digest256,
         hash: Digest256,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), ChainFault> {
         let outline = Outline::parse(body);
         let claimed = outline.as_ref().map(|o| o.seq);
         let chain = outline.as_ref().and_then(|o| o.sandbox.clone());
         let Some(outline) = outline.filter(|_| Digest256::of(&prev, body) == hash) else {
             // Nothing in it can be believed, so it is named by where it stands.
-            return Err(Broken {
+            return Err(ChainFault {
                 seq: place.or(claimed),
                 chain,
-                what: What::Changed,
+                what: ChainFaultKind::Changed,
             });
         };
         let seq = outline.seq;
         if place.is_some_and(|place| place != seq) {
-            return Err(Broken::at(seq, &chain, What::Moved));
+            return Err(ChainFault::at(seq, &chain, ChainFaultKind::Moved));
         }
         match (self.last.get(&chain), &self.ledger) {
             (Some((last_seq, last_hash)), _) => {
                 if prev != *last_hash || seq <= *last_seq {
-                    return Err(Broken::at(seq, &chain, What::Gap));
+                    return Err(ChainFault::at(seq, &chain, ChainFaultKind::Gap));
                 }
             }
             (None, Some(ledger)) => {
                 let known = ledger
                     .chains
                     .get(&chain)
-                    .ok_or_else(|| Broken::at(seq, &chain, What::Stray))?;
+                    .ok_or_else(|| ChainFault::at(seq, &chain, ChainFaultKind::Stray))?;
                 if prev != known.base_hash || seq <= known.base_seq {
-                    return Err(Broken::at(seq, &chain, What::Gap));
+                    return Err(ChainFault::at(seq, &chain, ChainFaultKind::Gap));
                 }
                 self.begin(&prev);
             }
@@ -304,7 +304,7 @@ impl Scan {
         }
         if let Some((name, end)) = self.segments.remove(&seq) {
             if name != super::chain::chain_text(&chain) || end != hash {
-                return Err(Broken::at(seq, &chain, What::Missing));
+                return Err(ChainFault::at(seq, &chain, ChainFaultKind::Missing));
             }
             self.report.checkpoints += 1;
         }
@@ -321,9 +321,9 @@ impl Scan {
     /// A stated head must be the last record of its chain at this point of the reading,
     /// unless it was rotated out, or the export begins after it. When nothing is known of
     /// it, its chain must turn out to have been retired.
-    fn compare(&mut self, head: &Head) -> Result<(), Broken> {
+    fn compare(&mut self, head: &ChainHead) -> Result<(), ChainFault> {
         let chain = SandboxId::parse(&head.chain).ok();
-        let missing = || Err(Broken::at(head.seq, &chain, What::Missing));
+        let missing = || Err(ChainFault::at(head.seq, &chain, ChainFaultKind::Missing));
         self.report.checkpoints += 1;
         if let Some(last) = self.last.get(&chain) {
             return match *last == (head.seq, head.hash) {
@@ -349,24 +349,24 @@ impl Scan {
     }
 
     /// The chain ended with this head, and its name may begin another one.
-    fn retire(&mut self, head: &Head) -> Result<(), Broken> {
+    fn retire(&mut self, head: &ChainHead) -> Result<(), ChainFault> {
         let chain = SandboxId::parse(&head.chain).ok();
         self.last.remove(&chain);
         match self.unexplained.remove(&chain) {
             Some(stated) if stated != (head.seq, head.hash) && stated.0 >= head.seq => {
-                Err(Broken::at(stated.0, &chain, What::Missing))
+                Err(ChainFault::at(stated.0, &chain, ChainFaultKind::Missing))
             }
             _ => Ok(()),
         }
     }
 
     /// What must hold when every row has been read.
-    fn end(&self) -> Result<(), Broken> {
+    fn end(&self) -> Result<(), ChainFault> {
         let Some(ledger) = &self.ledger else {
             return Ok(());
         };
         if let Some((name, (seq, _))) = self.unexplained.iter().min_by_key(|(_, (seq, _))| *seq) {
-            return Err(Broken::at(*seq, name, What::Missing));
+            return Err(ChainFault::at(*seq, name, ChainFaultKind::Missing));
         }
         let mut heads: Vec<_> = ledger.chains.iter().collect();
         heads.sort_by_key(|(_, chain)| chain.head_seq);
@@ -374,23 +374,30 @@ impl Scan {
             let base = (chain.base_seq, chain.base_hash);
             let reached = self.last.get(name).copied().unwrap_or(base);
             if reached != (chain.head_seq, chain.head_hash) {
-                return Err(Broken::at(chain.head_seq, name, What::Missing));
+                return Err(ChainFault::at(
+                    chain.head_seq,
+                    name,
+                    ChainFaultKind::Missing,
+                ));
             }
         }
         if let Some((seq, (name, _))) = self.segments.iter().min_by_key(|(seq, _)| **seq) {
             let chain = SandboxId::parse(name).ok();
-            return Err(Broken::at(*seq, &chain, What::Missing));
+            return Err(ChainFault::at(*seq, &chain, ChainFaultKind::Missing));
         }
         let accounted = self.report.records + ledger.absent;
         match ledger.last_seq.abs_diff(accounted) {
             0 => Ok(()),
-            off => Err(Broken::file(What::Count(off))),
+            off => Err(ChainFault::file(ChainFaultKind::Count(off))),
         }
     }
 
     fn lacks_a_record(&self) -> bool {
         let what = self.report.first_broken.as_ref().map(|b| &b.what);
-        matches!(what, Some(What::Gap | What::Missing | What::Count(_)))
+        matches!(
+            what,
+            Some(ChainFaultKind::Gap | ChainFaultKind::Missing | ChainFaultKind::Count(_))
+        )
     }
 
     /// A record that is lacking was often given another number: that one is to be named.
@@ -404,7 +411,7 @@ impl Scan {
                 && let Some(outline) = Outline::parse(body)
                 && outline.seq != place
             {
-                let moved = Broken::at(outline.seq, &outline.sandbox, What::Moved);
+                let moved = ChainFault::at(outline.seq, &outline.sandbox, ChainFaultKind::Moved);
                 self.report.first_broken = Some(moved);
                 break;
             }

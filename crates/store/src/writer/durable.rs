@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use crate::audit::ledger::Turn;
 use crate::database::{delete_registration, put_registration};
 use crate::error::StoreError;
-use crate::registry::{Registered, Snapshot};
+use crate::registry::{RegistrationOutcome, RegistrySnapshot};
 
 /// Where an answer goes.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -42,7 +42,7 @@ pub(crate) enum Durable {
         live_holder: LiveHolder,
         event: Box<AuditEvent>,
         now: UnixMillis,
-        reply: Reply<Registered>,
+        reply: Reply<RegistrationOutcome>,
     },
     /// Remove a row.
     Unregister {
@@ -77,8 +77,8 @@ impl Durable {
     pub(crate) fn apply(
         self,
         turn: &mut Turn<'_>,
-        before: &Snapshot,
-        changed: &mut Option<Snapshot>,
+        before: &RegistrySnapshot,
+        changed: &mut Option<RegistrySnapshot>,
         answers: &mut Vec<Answer>,
     ) -> Result<(), rusqlite::Error> {
         let mut rows = Rows { before, changed };
@@ -119,16 +119,16 @@ impl Durable {
 
 /// The registry within a transaction: copied at the first change.
 struct Rows<'a> {
-    before: &'a Snapshot,
-    changed: &'a mut Option<Snapshot>,
+    before: &'a RegistrySnapshot,
+    changed: &'a mut Option<RegistrySnapshot>,
 }
 
 impl Rows<'_> {
-    fn now(&self) -> &Snapshot {
+    fn now(&self) -> &RegistrySnapshot {
         self.changed.as_ref().unwrap_or(self.before)
     }
 
-    fn change(&mut self) -> &mut Snapshot {
+    fn change(&mut self) -> &mut RegistrySnapshot {
         self.changed.get_or_insert_with(|| self.before.clone())
     }
 }
@@ -140,7 +140,7 @@ fn register(
     live_holder: LiveHolder,
     event: &AuditEvent,
     now: UnixMillis,
-) -> Outcome<Registered> {
+) -> Outcome<RegistrationOutcome> {
     row.ip = row.ip.map(canonical_ip);
     let mut expelled = None;
     if let Some(ip) = row.ip
@@ -160,7 +160,7 @@ fn register(
     put_registration(turn.conn(), &row)?;
     let seq = turn.append(event, now)?;
     let replaced = rows.change().insert(Arc::new(row));
-    Ok(Ok(Registered {
+    Ok(Ok(RegistrationOutcome {
         seq,
         replaced,
         expelled,

@@ -17,7 +17,7 @@ use crate::files::{self, with_suffix};
 use crate::health::State;
 use crate::jsonl::{self, Message};
 use crate::recovery::{self, Marker, Staged};
-use crate::registry::Snapshot;
+use crate::registry::RegistrySnapshot;
 use crate::schema::Flaw;
 
 /// Why there is no registry where there was one.
@@ -40,7 +40,7 @@ pub(super) fn open(
     };
     if let Some(marker) = Marker::read(dir) {
         tracing::error!(reason = %marker.reason, "the registry is unavailable");
-        state.publish(Snapshot::unavailable(&marker.reason));
+        state.publish(RegistrySnapshot::unavailable(&marker.reason));
         let last_seq = match marker.last_seq {
             1..=MAX_SEQ => marker.last_seq,
             _ => known_seq(),
@@ -58,7 +58,7 @@ pub(super) fn open(
         // Nothing is written: when the file is put back, everything is as it was.
         Err(_) if recovery::was_used(dir) => {
             tracing::error!(reason = GONE, "the registry is unavailable");
-            state.publish(Snapshot::unavailable(GONE));
+            state.publish(RegistrySnapshot::unavailable(GONE));
             return Ok((None, known_seq()));
         }
         Err(_) => make(dir, now)
@@ -76,7 +76,7 @@ pub(super) fn open(
         Err(Flaw::Broken(found)) => {
             let last_seq = known_seq();
             let reason = recovery::set_aside_broken(dir, &found, last_seq, now);
-            state.publish(Snapshot::unavailable(&reason));
+            state.publish(RegistrySnapshot::unavailable(&reason));
             Ok((None, last_seq))
         }
         Err(Flaw::Refused(error)) => Err(error),
@@ -223,7 +223,7 @@ impl Writer {
                 .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
         }
         let reason = recovery::set_aside_broken(&self.dir, found, self.known_seq, self.last_ts);
-        self.state.publish(Snapshot::unavailable(&reason));
+        self.state.publish(RegistrySnapshot::unavailable(&reason));
         self.retry = None;
         self.lose_pending();
         StoreError::Unavailable { reason }
@@ -270,7 +270,7 @@ impl Writer {
         }
     }
 
-    fn take_over(&mut self, db: Database, snapshot: Snapshot) {
+    fn take_over(&mut self, db: Database, snapshot: RegistrySnapshot) {
         self.state.publish(snapshot);
         self.state.committed.send_replace(db.ledger.last_seq);
         self.state.trouble(|t| (t.audit, t.rotation) = (None, None));
@@ -314,7 +314,7 @@ impl Writer {
                     StoreError::Unavailable { reason } => reason,
                     other => other.to_string(),
                 };
-                self.state.publish(Snapshot::unavailable(&reason));
+                self.state.publish(RegistrySnapshot::unavailable(&reason));
             }
         }
     }
@@ -327,7 +327,7 @@ fn adopt(
     event: &AuditEvent,
     now: UnixMillis,
     max_bytes: u64,
-) -> Result<(Database, Snapshot), StoreError> {
+) -> Result<(Database, RegistrySnapshot), StoreError> {
     let (mut db, snapshot) = Database::open(path).map_err(|flaw| match flaw {
         Flaw::Broken(reason) => StoreError::unfit(path, reason),
         Flaw::Refused(error) => error,

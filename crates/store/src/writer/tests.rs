@@ -10,13 +10,13 @@ use policy::registration::{AuthMode, Registration};
 
 use super::*;
 use crate::Store;
-use crate::audit::OnFull;
-use crate::audit::query::Filter;
+use crate::audit::FullQueuePolicy;
+use crate::audit::query::AuditFilter;
 use crate::audit::queue::QUEUE;
-use crate::audit_log::Accepted;
-use crate::registry::Lookup;
+use crate::audit_log::QueueOutcome;
+use crate::registry::RegistryLookup;
 
-fn open(dir: &Path, on_full: OnFull) -> Store {
+fn open(dir: &Path, on_full: FullQueuePolicy) -> Store {
     Store::open(StoreOptions {
         dir: dir.to_owned(),
         audit: AuditOptions {
@@ -72,10 +72,10 @@ fn on_writer(store: &Store, act: impl FnOnce(&mut Writer) + Send + 'static) {
 }
 
 fn events_of(store: &Store, name: &str) -> Vec<AuditEvent> {
-    let filter = Filter {
+    let filter = AuditFilter {
         sandbox: Some(id(name)),
         limit: Some(10_000),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     let records = store.audit().query_blocking(&filter).unwrap();
     records.into_iter().map(|r| r.event).collect()
@@ -84,7 +84,7 @@ fn events_of(store: &Store, name: &str) -> Vec<AuditEvent> {
 #[tokio::test]
 async fn a_full_queue_blocks_its_own_sandbox_only() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     let log = store.audit();
     let release = hold(&store);
     for n in 0..QUEUE {
@@ -101,7 +101,7 @@ async fn a_full_queue_blocks_its_own_sandbox_only() {
     log.record(request("calm", 0), at(1)).await.unwrap();
 
     drop(release);
-    assert_eq!(late.await.unwrap(), Ok(Accepted::Queued));
+    assert_eq!(late.await.unwrap(), Ok(QueueOutcome::Queued));
     log.flush().await.unwrap();
     let total: u32 = events_of(&store, "flood").iter().map(|e| e.count).sum();
     assert_eq!(usize::try_from(total).unwrap(), QUEUE + 1);
@@ -114,7 +114,7 @@ async fn a_full_queue_blocks_its_own_sandbox_only() {
 #[tokio::test]
 async fn a_queue_that_fills_up_does_not_wait_for_company() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     // For ever, as far as the test goes: whoever waits for it waits in vain.
     on_writer(&store, |writer| writer.linger = Duration::from_secs(3600));
     let log = store.audit();
@@ -133,12 +133,12 @@ async fn a_queue_that_fills_up_does_not_wait_for_company() {
 #[tokio::test]
 async fn an_event_that_came_back_and_was_written_later_was_not_dropped() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     let log = store.audit();
     let release = hold(&store);
     for n in 0..QUEUE {
         let event = Box::new(request("flood", n));
-        assert_eq!(log.try_record(event, at(1)), Ok(Accepted::Queued));
+        assert_eq!(log.try_record(event, at(1)), Ok(QueueOutcome::Queued));
     }
     let late = log.try_record(Box::new(request("flood", QUEUE)), at(1));
     let late = late.unwrap_err();
@@ -155,19 +155,19 @@ async fn an_event_that_came_back_and_was_written_later_was_not_dropped() {
 #[tokio::test]
 async fn a_full_queue_drops_and_the_chain_says_how_many() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Drop);
+    let store = open(dir.path(), FullQueuePolicy::Drop);
     let log = store.audit();
     let release = hold(&store);
     for n in 0..QUEUE + 7 {
         let expect = match n < QUEUE {
-            true => Accepted::Queued,
-            false => Accepted::Dropped,
+            true => QueueOutcome::Queued,
+            false => QueueOutcome::Dropped,
         };
         assert_eq!(log.record(request("flood", n), at(1)).await, Ok(expect));
     }
     assert_eq!(
         log.record(request("calm", 0), at(1)).await,
-        Ok(Accepted::Queued)
+        Ok(QueueOutcome::Queued)
     );
     drop(release);
     log.flush().await.unwrap();
@@ -184,7 +184,7 @@ async fn a_full_queue_drops_and_the_chain_says_how_many() {
 #[tokio::test]
 async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     let log = store.audit();
     store
         .register(row("before"), AuditEvent::new(Kind::Lifecycle), at(1))
@@ -205,10 +205,13 @@ async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
         matches!(refused, Err(StoreError::Write { full: true, .. })),
         "{refused:?}"
     );
-    assert_eq!(store.registry().by_id(&id("after")), Lookup::Unknown);
+    assert_eq!(
+        store.registry().by_id(&id("after")),
+        RegistryLookup::Unknown
+    );
     assert!(matches!(
         store.registry().by_id(&id("before")),
-        Lookup::Found(_)
+        RegistryLookup::Found(_)
     ));
     for n in 0..50 {
         let mut event = request("a", n);
@@ -247,7 +250,7 @@ async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
 #[tokio::test]
 async fn an_idle_failure_heals_by_itself() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     on_writer(&store, |writer| {
         let conn = &writer.db.as_ref().unwrap().conn;
         conn.execute_batch("PRAGMA query_only = true").unwrap();
@@ -272,7 +275,7 @@ async fn an_idle_failure_heals_by_itself() {
 #[tokio::test]
 async fn traffic_alone_waits_for_company() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     let release = hold(&store);
     for n in 0..40 {
         store.audit().record(request("a", n), at(1)).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 
-use store::audit::query::Filter;
+use store::audit::query::AuditFilter;
 
 use crate::fixture::{at, copy_dir, database, id, open, registered, request, row, tamper};
 
@@ -19,9 +19,9 @@ async fn dropping_every_handle_writes_what_was_queued() {
     drop(store);
     drop(log);
     let store = open(dir.path());
-    let filter = Filter {
+    let filter = AuditFilter {
         sandbox: Some(id("a")),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     assert_eq!(store.audit().query_blocking(&filter).unwrap().len(), 50);
     assert!(store.audit().verify_blocking().unwrap().is_intact());
@@ -43,7 +43,7 @@ async fn traffic_is_on_disk_soon_without_anybody_asking() {
     assert_eq!(
         killed
             .audit()
-            .query_blocking(&Filter::default())
+            .query_blocking(&AuditFilter::default())
             .unwrap()
             .len(),
         1

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use policy::audit::{AuditEvent, Kind};
 use store::Store;
-use store::audit::query::Filter;
+use store::audit::query::AuditFilter;
 use store::audit::verify::verify_jsonl;
 use store::audit::{AuditOptions, JsonlOptions};
 
@@ -195,9 +195,9 @@ async fn an_empty_file_goes_on_after_the_one_before_it() {
         let event = request("a", "later");
         store.audit().record_durable(event, at(1)).await.unwrap();
         let mut later = Vec::new();
-        let filter = Filter {
+        let filter = AuditFilter {
             after_seq: Some(6),
-            ..Filter::default()
+            ..AuditFilter::default()
         };
         store.audit().export_blocking(&filter, &mut later).unwrap();
         drop(store);

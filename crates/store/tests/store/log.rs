@@ -5,15 +5,15 @@ use policy::id::RequestId;
 use policy::reason::Reason;
 use policy::verdict::Word;
 use proptest::prelude::*;
-use store::audit::query::Filter;
-use store::audit::verify::{What, verify_blocking, verify_jsonl};
-use store::audit::{AuditOptions, OnFull};
+use store::audit::query::AuditFilter;
+use store::audit::verify::{ChainFaultKind, verify_blocking, verify_jsonl};
+use store::audit::{AuditOptions, FullQueuePolicy};
 
 use crate::fixture::{
     at, copy_dir, database, id, open, open_with, registered, request, row, tamper,
 };
 
-fn seqs(store: &store::Store, filter: Filter) -> Vec<u64> {
+fn seqs(store: &store::Store, filter: AuditFilter) -> Vec<u64> {
     let records = store.audit().query_blocking(&filter).unwrap();
     records.iter().map(|r| r.seq).collect()
 }
@@ -38,31 +38,31 @@ async fn a_question_gets_what_matches_all_of_it() {
     log.record_durable(AuditEvent::new(Kind::Config), at(500))
         .await
         .unwrap();
-    let all = Filter::default;
-    let cases: Vec<(Filter, Vec<u64>)> = vec![
+    let all = AuditFilter::default;
+    let cases: Vec<(AuditFilter, Vec<u64>)> = vec![
         (
-            Filter {
+            AuditFilter {
                 sandbox: Some(id("even")),
                 ..all()
             },
             vec![2, 4, 6, 8, 10],
         ),
         (
-            Filter {
+            AuditFilter {
                 kind: Some(Kind::Config),
                 ..all()
             },
             vec![11],
         ),
         (
-            Filter {
+            AuditFilter {
                 verdict: Some(Word::Deny),
                 ..all()
             },
             vec![5, 10],
         ),
         (
-            Filter {
+            AuditFilter {
                 reason: Some(Reason::HostDenied),
                 sandbox: Some(id("odd")),
                 ..all()
@@ -70,21 +70,21 @@ async fn a_question_gets_what_matches_all_of_it() {
             vec![5],
         ),
         (
-            Filter {
+            AuditFilter {
                 reason: Some(Reason::Canary),
                 ..all()
             },
             vec![],
         ),
         (
-            Filter {
+            AuditFilter {
                 request_id: Some(RequestId::new(7, 0)),
                 ..all()
             },
             vec![7],
         ),
         (
-            Filter {
+            AuditFilter {
                 since: Some(at(80)),
                 until: Some(at(100)),
                 ..all()
@@ -92,28 +92,28 @@ async fn a_question_gets_what_matches_all_of_it() {
             vec![8, 9],
         ),
         (
-            Filter {
+            AuditFilter {
                 after_seq: Some(9),
                 ..all()
             },
             vec![10, 11],
         ),
         (
-            Filter {
+            AuditFilter {
                 before_seq: Some(3),
                 ..all()
             },
             vec![1, 2],
         ),
         (
-            Filter {
+            AuditFilter {
                 limit: Some(2),
                 ..all()
             },
             vec![1, 2],
         ),
         (
-            Filter {
+            AuditFilter {
                 limit: Some(2),
                 newest_first: true,
                 ..all()
@@ -121,7 +121,7 @@ async fn a_question_gets_what_matches_all_of_it() {
             vec![11, 10],
         ),
         (
-            Filter {
+            AuditFilter {
                 host: Some("x'; DROP TABLE audit; --\0\u{1F980}".to_owned()),
                 ..all()
             },
@@ -145,12 +145,12 @@ async fn an_export_verifies_by_itself() {
             .unwrap();
     }
     log.flush().await.unwrap();
-    let export = |filter: Filter| {
+    let export = |filter: AuditFilter| {
         let mut out = Vec::new();
         let count = log.export_blocking(&filter, &mut out).unwrap();
         (count, out)
     };
-    let (count, all) = export(Filter::default());
+    let (count, all) = export(AuditFilter::default());
     assert!(count > 2500, "{count}");
     let report = verify_jsonl(&all[..]).unwrap();
     assert!(report.is_intact(), "{report:?}");
@@ -161,10 +161,10 @@ async fn an_export_verifies_by_itself() {
     assert!(report.checkpoints > 0);
 
     // One sandbox, from the middle on.
-    let (count, some) = export(Filter {
+    let (count, some) = export(AuditFilter {
         sandbox: Some(id("b")),
         after_seq: Some(1000),
-        ..Filter::default()
+        ..AuditFilter::default()
     });
     let report = verify_jsonl(&some[..]).unwrap();
     assert!(report.is_intact(), "{report:?}");
@@ -202,9 +202,9 @@ async fn a_follower_sees_every_record_without_asking_in_vain() {
                 let after = seen.last().copied().unwrap_or(0);
                 newest.wait_for(|seq| *seq > after).await.unwrap();
                 let more = log
-                    .query(Filter {
+                    .query(AuditFilter {
                         after_seq: Some(after),
-                        ..Filter::default()
+                        ..AuditFilter::default()
                     })
                     .await
                     .unwrap();
@@ -239,7 +239,7 @@ async fn verifying_and_asking_go_on_while_writing() {
                 let report = log.verify_blocking().unwrap();
                 assert!(report.is_intact(), "{report:?}");
                 assert!(verify_blocking(&path).unwrap().is_intact());
-                log.query_blocking(&Filter::default()).unwrap();
+                log.query_blocking(&AuditFilter::default()).unwrap();
                 rounds += 1;
             }
         }
@@ -274,15 +274,15 @@ async fn a_flood_rotates_out_its_own_past_and_nobody_elses() {
             .unwrap();
     }
     log.flush().await.unwrap();
-    let quiet = Filter {
+    let quiet = AuditFilter {
         sandbox: Some(id("quiet")),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     assert_eq!(seqs(&store, quiet.clone()).len(), 20);
-    let flood = Filter {
+    let flood = AuditFilter {
         sandbox: Some(id("flood")),
         limit: Some(100_000),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     let left = seqs(&store, flood.clone());
     assert!(!left.is_empty() && left.len() < 2_000, "{}", left.len());
@@ -333,7 +333,7 @@ async fn many_small_chains_are_kept_within_the_limit_too() {
         AuditOptions {
             // Half of it is for what three hundred chains cost themselves.
             max_bytes: 60_000,
-            on_full: OnFull::Block,
+            on_full: FullQueuePolicy::Block,
             jsonl: None,
         },
     );
@@ -346,13 +346,13 @@ async fn many_small_chains_are_kept_within_the_limit_too() {
             .unwrap();
     }
     store.audit().flush().await.unwrap();
-    let newest = Filter {
+    let newest = AuditFilter {
         sandbox: Some(id("s299")),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     assert_eq!(seqs(&store, newest).len(), 1);
     let mut committed = store.audit().follow();
-    while seqs(&store, Filter::default()).len() > 30_000 / 200 {
+    while seqs(&store, AuditFilter::default()).len() > 30_000 / 200 {
         committed.changed().await.unwrap();
     }
     let report = store.audit().verify_blocking().unwrap();
@@ -416,7 +416,7 @@ async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
         )
         .unwrap();
     let found = verify_blocking(&database(copy.path())).unwrap();
-    assert_eq!(found.first_broken.unwrap().what, What::Missing);
+    assert_eq!(found.first_broken.unwrap().what, ChainFaultKind::Missing);
 }
 
 #[tokio::test]
@@ -458,14 +458,14 @@ proptest! {
             sent.push(event);
         }
         for event in &sent {
-            let filter = Filter { host: event.host.clone(), ..Filter::default() };
+            let filter = AuditFilter { host: event.host.clone(), ..AuditFilter::default() };
             let found = store.audit().query_blocking(&filter).unwrap();
             prop_assert!(found.iter().all(|r| r.event.host == event.host));
             prop_assert!(found.iter().any(|r| r.event == *event));
         }
         prop_assert!(store.audit().verify_blocking().unwrap().is_intact());
         let mut lines = Vec::new();
-        store.audit().export_blocking(&Filter::default(), &mut lines).unwrap();
+        store.audit().export_blocking(&AuditFilter::default(), &mut lines).unwrap();
         prop_assert!(verify_jsonl(&lines[..]).unwrap().is_intact());
     }
 }

@@ -3,9 +3,9 @@
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
-use store::audit::query::Filter;
+use store::audit::query::AuditFilter;
 use store::error::StoreError;
-use store::registry::Lookup;
+use store::registry::RegistryLookup;
 use store::{Store, StoreOptions};
 
 use crate::fixture::{at, copy_dir, database, id, names, open, registered, row, tamper};
@@ -42,9 +42,9 @@ async fn assert_unavailable(store: &Store) {
     let registry = store.registry();
     assert_eq!(
         registry.by_ip("10.0.0.1".parse().unwrap()),
-        Lookup::Unavailable
+        RegistryLookup::Unavailable
     );
-    assert_eq!(registry.by_id(&id("a")), Lookup::Unavailable);
+    assert_eq!(registry.by_id(&id("a")), RegistryLookup::Unavailable);
     let refused = |e: StoreError| assert!(matches!(e, StoreError::Unavailable { .. }), "{e}");
     refused(registry.list().unwrap_err());
     let event = || registered("a");
@@ -69,7 +69,13 @@ async fn assert_unavailable(store: &Store) {
             .await
             .unwrap_err(),
     );
-    refused(store.audit().query(Filter::default()).await.unwrap_err());
+    refused(
+        store
+            .audit()
+            .query(AuditFilter::default())
+            .await
+            .unwrap_err(),
+    );
     refused(store.audit().verify_blocking().unwrap_err());
     let dir = tempfile::tempdir().unwrap();
     refused(store.backup(dir.path().join("b"), at(2)).await.unwrap_err());
@@ -190,9 +196,9 @@ async fn damage_met_while_running_ends_in_unavailable() {
 
     let store = open(dir.path());
     assert!(store.health().registry_accessible);
-    let filter = Filter {
+    let filter = AuditFilter {
         limit: Some(1000),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     let error = store.audit().query(filter).await.unwrap_err();
     assert_damage_found(&store, &error).await;
@@ -270,12 +276,15 @@ async fn a_backup_can_be_taken_while_running_and_restored() {
         .unwrap();
     store.restore(backup.clone(), at(4)).await.unwrap();
     assert_eq!(store.registry().list().unwrap().len(), 1);
-    assert!(matches!(store.registry().by_id(&id("a")), Lookup::Found(_)));
+    assert!(matches!(
+        store.registry().by_id(&id("a")),
+        RegistryLookup::Found(_)
+    ));
     assert_eq!(std::fs::read(&backup).unwrap(), before);
     assert_eq!(names(dir.path(), "palisade.db.replaced-").len(), 1);
     assert!(names(dir.path(), "palisade.db.staged-").is_empty());
 
-    let records = store.audit().query(Filter::default()).await.unwrap();
+    let records = store.audit().query(AuditFilter::default()).await.unwrap();
     let events: Vec<_> = records
         .iter()
         .map(|r| (r.seq, r.event.event.clone().unwrap()))
@@ -308,7 +317,10 @@ async fn a_backup_restores_a_broken_registry() {
     let store = open(dir.path());
     assert_unavailable(&store).await;
     store.restore(backup, at(3)).await.unwrap();
-    assert!(matches!(store.registry().by_id(&id("a")), Lookup::Found(_)));
+    assert!(matches!(
+        store.registry().by_id(&id("a")),
+        RegistryLookup::Found(_)
+    ));
     assert!(!dir.path().join(MARKER).exists());
     assert!(store.health().registry_accessible);
 }
@@ -325,7 +337,10 @@ async fn a_copy_of_a_running_database_with_its_wal_can_be_restored() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.restore(database(copy.path()), at(2)).await.unwrap();
-    assert!(matches!(store.registry().by_id(&id("z")), Lookup::Found(_)));
+    assert!(matches!(
+        store.registry().by_id(&id("z")),
+        RegistryLookup::Found(_)
+    ));
 }
 
 #[tokio::test]
@@ -364,7 +379,10 @@ async fn an_unfit_candidate_changes_nothing() {
             matches!(answer, Err(StoreError::Unfit { .. })),
             "{path:?}: {answer:?}"
         );
-        assert!(matches!(store.registry().by_id(&id("b")), Lookup::Found(_)));
+        assert!(matches!(
+            store.registry().by_id(&id("b")),
+            RegistryLookup::Found(_)
+        ));
         let rest = names(dir.path(), "palisade.db.");
         assert!(rest.is_empty(), "{rest:?}");
         assert!(!dir.path().join(MARKER).exists());
@@ -383,7 +401,7 @@ async fn a_reset_keeps_the_old_database_and_says_so() {
     let store = open(dir.path());
     store.reset(at(5)).await.unwrap();
     assert!(store.registry().is_empty());
-    let records = store.audit().query(Filter::default()).await.unwrap();
+    let records = store.audit().query(AuditFilter::default()).await.unwrap();
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].event.event.as_deref(), Some("registry_reset"));
     let aside = names(dir.path(), "palisade.db.replaced-");
@@ -573,7 +591,10 @@ async fn numbers_that_make_no_sense_are_damage_and_no_panic() {
             .unwrap();
         assert!(store.audit().verify_blocking().unwrap().is_intact());
         store.restore(backup.clone(), at(5)).await.unwrap();
-        assert!(matches!(store.registry().by_id(&id("a")), Lookup::Found(_)));
+        assert!(matches!(
+            store.registry().by_id(&id("a")),
+            RegistryLookup::Found(_)
+        ));
         assert!(store.audit().verify_blocking().unwrap().is_intact());
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use policy::id::RequestId;
 use rusqlite::params;
-use store::audit::verify::{Broken, What, verify_blocking};
+use store::audit::verify::{ChainFault, ChainFaultKind, verify_blocking};
 
 use crate::fixture::{at, copy_dir, database, id, open, request, tamper};
 
@@ -27,7 +27,7 @@ async fn small_log(dir: &Path) {
 }
 
 /// What verifying says after `sql` was run on a copy.
-fn after(dir: &Path, sql: &str) -> Option<Broken> {
+fn after(dir: &Path, sql: &str) -> Option<ChainFault> {
     let copy = copy_dir(dir);
     tamper(copy.path()).execute_batch(sql).unwrap();
     verify_blocking(&database(copy.path()))
@@ -35,8 +35,8 @@ fn after(dir: &Path, sql: &str) -> Option<Broken> {
         .first_broken
 }
 
-fn broken(seq: u64, chain: &str, what: What) -> Option<Broken> {
-    Some(Broken {
+fn broken(seq: u64, chain: &str, what: ChainFaultKind) -> Option<ChainFault> {
+    Some(ChainFault {
         seq: Some(seq),
         chain: Some(id(chain)),
         what,
@@ -51,55 +51,61 @@ async fn what_is_deleted_moved_or_swapped_is_named() {
                 (SELECT seq, hash FROM audit WHERE seq = 7) WHERE name = 'a';";
     let cases = [
         // A row in the middle: its successor hangs in the air.
-        ("DELETE FROM audit WHERE seq = 3", broken(5, "a", What::Gap)),
+        (
+            "DELETE FROM audit WHERE seq = 3",
+            broken(5, "a", ChainFaultKind::Gap),
+        ),
         // The first row.
-        ("DELETE FROM audit WHERE seq = 1", broken(3, "a", What::Gap)),
+        (
+            "DELETE FROM audit WHERE seq = 1",
+            broken(3, "a", ChainFaultKind::Gap),
+        ),
         // The tail: noticed by the checkpoint record, with or without the head.
         (
             "DELETE FROM audit WHERE seq = 9",
-            broken(9, "a", What::Missing),
+            broken(9, "a", ChainFaultKind::Missing),
         ),
         (
             &format!("DELETE FROM audit WHERE seq = 9; {head}"),
-            broken(9, "a", What::Missing),
+            broken(9, "a", ChainFaultKind::Missing),
         ),
         // A whole chain, with and without its row.
         (
             "DELETE FROM audit WHERE chain = 'b'",
-            broken(8, "b", What::Missing),
+            broken(8, "b", ChainFaultKind::Missing),
         ),
         (
             "DELETE FROM audit WHERE chain = 'b'; DELETE FROM chains WHERE name = 'b'",
-            broken(8, "b", What::Missing),
+            broken(8, "b", ChainFaultKind::Missing),
         ),
         // Only the row of the chain.
         (
             "DELETE FROM chains WHERE name = 'b'",
-            broken(2, "b", What::Stray),
+            broken(2, "b", ChainFaultKind::Stray),
         ),
         // A record under another number.
         (
             "UPDATE audit SET seq = 500 WHERE seq = 5",
-            broken(5, "a", What::Moved),
+            broken(5, "a", ChainFaultKind::Moved),
         ),
         (
             "UPDATE audit SET seq = 500 WHERE seq = 9",
-            broken(9, "a", What::Moved),
+            broken(9, "a", ChainFaultKind::Moved),
         ),
         // Two records that changed places.
         (
             "UPDATE audit SET seq = 99 WHERE seq = 3; UPDATE audit SET seq = 3 WHERE seq = 5; \
              UPDATE audit SET seq = 5 WHERE seq = 99;",
-            broken(5, "a", What::Moved),
+            broken(5, "a", ChainFaultKind::Moved),
         ),
         // A record given to another sandbox.
         (
             "UPDATE audit SET body = replace(body, '\"sandbox\":\"a\"', '\"sandbox\":\"b\"') \
              WHERE seq = 3",
-            broken(3, "b", What::Changed),
+            broken(3, "b", ChainFaultKind::Changed),
         ),
         // A head that was moved back alone.
-        (head, broken(7, "a", What::Missing)),
+        (head, broken(7, "a", ChainFaultKind::Missing)),
     ];
     for (sql, expect) in cases {
         assert_eq!(after(dir.path(), sql), expect, "{sql}");
@@ -107,7 +113,7 @@ async fn what_is_deleted_moved_or_swapped_is_named() {
     // The gate's own last record, with its head, its number and what it stated.
     let gate = "DELETE FROM audit WHERE seq = 10; DELETE FROM chains WHERE name = '';";
     let found = after(dir.path(), gate).unwrap();
-    assert_eq!(found.what, What::Count(1));
+    assert_eq!(found.what, ChainFaultKind::Count(1));
 }
 
 #[tokio::test]
@@ -140,7 +146,7 @@ async fn any_byte_of_a_row_changed_by_sql_names_that_row() {
             let found = report.first_broken.expect("a flipped byte went unnoticed");
             assert_eq!(
                 (found.seq, found.what),
-                (Some(5), What::Changed),
+                (Some(5), ChainFaultKind::Changed),
                 "{column} {at}"
             );
         }
@@ -186,7 +192,7 @@ async fn any_byte_of_a_row_changed_in_the_file_is_noticed() {
             match found.seq {
                 Some(5) => named += 1,
                 Some(other) => assert!(at < start + 9, "byte {at} was blamed on {other}"),
-                None => assert!(matches!(found.what, What::File(_)), "{found:?}"),
+                None => assert!(matches!(found.what, ChainFaultKind::File(_)), "{found:?}"),
             }
         }
     }
@@ -219,7 +225,10 @@ fn what_is_not_a_database_is_not_verified() {
     assert!(verify_blocking(&database(dir.path())).is_err());
     std::fs::write(database(dir.path()), "x".repeat(5000)).unwrap();
     let report = verify_blocking(&database(dir.path())).unwrap();
-    assert!(matches!(report.first_broken.unwrap().what, What::File(_)));
+    assert!(matches!(
+        report.first_broken.unwrap().what,
+        ChainFaultKind::File(_)
+    ));
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ const MOST_BYTES: u64 = 64 * 1024;
 
 /// One of them, as it was at one moment.
 #[derive(Clone)]
-pub(crate) struct Beside {
+pub(crate) struct ReferencedFiles {
     hash: [u8; 32],
     /// What it consists of.
     pub(crate) files: Vec<PathBuf>,
@@ -30,7 +30,7 @@ pub(crate) struct Beside {
 }
 
 /// Nothing of it is shown: a path may have come from a variable.
-impl std::fmt::Debug for Beside {
+impl std::fmt::Debug for ReferencedFiles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut parts = f.debug_struct("Beside");
         parts
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Beside {
     }
 }
 
-impl Beside {
+impl ReferencedFiles {
     /// A file that is short enough to be read each time.
     pub(crate) fn file(path: PathBuf) -> Self {
         let mut hash = Sha256::new();
@@ -56,7 +56,7 @@ impl Beside {
 
     /// A bundle, which may be large: size, times and place of each file tell a change.
     pub(crate) fn bundle(path: &Path) -> Self {
-        let mut look = Look {
+        let mut look = TreeWalk {
             hash: Sha256::new(),
             left: MOST_ENTRIES,
             files: Vec::new(),
@@ -76,14 +76,14 @@ impl Beside {
     }
 }
 
-struct Look {
+struct TreeWalk {
     hash: Sha256,
     left: usize,
     files: Vec<PathBuf>,
     directories: Vec<PathBuf>,
 }
 
-impl Look {
+impl TreeWalk {
     fn at(&mut self, path: &Path, depth: usize) {
         let Some(left) = self.left.checked_sub(1) else {
             return;
