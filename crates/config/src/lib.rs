@@ -1,10 +1,11 @@
-//! The operator's files: schema, strict parsing, layers, and the Settings snapshot.
+//! Configuration files of the operator: schema, strict parsing, layers, and the `Settings`
+//! snapshot.
 //!
 //! Bytes become a tree that knows every line; variables are filled into its scalars; the
 //! tree is checked against a schema derived from the types; what remains is deserialised
 //! and checked against itself. Every mistake of every file is reported in one go.
 //!
-//! This crate reads files when it is told to.
+//! This crate reads files only when it is called to do so.
 //!
 //! **Never here:** watching, starting anything, the process environment (the caller passes
 //! one), following a link in a repository, the value of a secret or variable in a message.

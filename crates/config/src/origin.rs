@@ -1,4 +1,4 @@
-//! Where a value came from.
+//! The origin of a configuration value: file, environment variable or default.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::tree::{Content, Node, Tree, join};
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ValueOrigin {
-    /// It stands in a file.
+    /// A file contains the value.
     File {
         /// The file.
         file: Arc<Path>,
@@ -19,13 +19,13 @@ pub enum ValueOrigin {
         /// The column, from 1.
         column: usize,
     },
-    /// Nobody wrote it.
+    /// The built-in default.
     Default,
-    /// A file names a variable, and the variable holds it.
+    /// A file names an environment variable, which contains the value.
     Env {
         /// The variable.
         name: String,
-        /// The file that names it.
+        /// The file that names the variable.
         file: Arc<Path>,
         /// The line, from 1.
         line: usize,
@@ -67,15 +67,14 @@ impl fmt::Display for ValueOrigin {
 /// Which origins are recorded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// Every value's.
+    /// The origins of all values.
     All,
-    /// Those of values that a variable holds. There may be ten thousand rules, and each
-    /// says itself where it stands.
+    /// The origins of values from environment variables. There may be ten thousand rules, and each
+    /// has its own origin.
     Variables,
 }
 
-/// The origin of `node` and of every value in it, as if it stood at `pointer`, as far as
-/// anybody asks for it.
+/// Records the origins of `node` and of every value in it, as if `node` were at `pointer`.
 pub(crate) fn record(
     tree: &Tree,
     node: &Node,

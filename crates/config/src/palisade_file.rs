@@ -29,7 +29,7 @@ use crate::version::Version;
 pub(crate) static PALISADE: LazyLock<FileSchema> =
     LazyLock::new(|| FileSchema::of::<File>(unavailable::PALISADE, MOVED));
 
-/// Keys at the top level of older files, and where they stand now.
+/// Top-level keys of older files, and the keys that replace them.
 const MOVED: &[(&str, &str)] = &[
     ("interceptor_addr", "server.interceptor_addr"),
     ("mcp_server_addr", "server.mcp_server_addr"),
@@ -37,12 +37,12 @@ const MOVED: &[(&str, &str)] = &[
     ("log_level", "logging.level"),
 ];
 
-/// palisade.yaml as it is written.
+/// palisade.yaml as it is deserialised.
 #[derive(Clone, Default, Deserialize, JsonSchema)]
 #[schemars(title = "palisade.yaml", extend("required" = ["version"]))]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct File {
-    /// The version of this file's shape. The one key that must be there.
+    /// Version of the file format. The only required key.
     pub(crate) version: Version,
     /// The interceptor API and the MCP server.
     pub(crate) server: ServerSection,
@@ -54,28 +54,28 @@ pub(crate) struct File {
     pub(crate) metrics: MetricsSection,
     /// The gate's log on stderr.
     pub(crate) logging: LoggingSection,
-    /// Values by name, taken from the environment: `e2b_api_key: "${E2B_API_KEY}"`.
+    /// Secrets by name, taken from the environment: `e2b_api_key: "${E2B_API_KEY}"`.
     #[schemars(with = "Keyed<leaf::Slug, Secret>")]
     pub(crate) secrets: BTreeMap<String, Secret>,
-    /// What may leave a sandbox.
+    /// Which hosts sandboxes may reach, and how.
     pub(crate) egress: EgressSection,
-    /// Which host gets which credential from where, beside the built-in rows.
+    /// Credentials that the gate adds to requests, in addition to the built-in rows.
     pub(crate) credentials: CredentialsSection,
-    /// Git through the gate.
+    /// Git hosts, protected branches and mirrors.
     pub(crate) git: GitSection,
-    /// What happens when a secret or an injection is found.
+    /// The reaction to secrets and prompt injections that the scanner finds.
     pub(crate) scan: ScanSection,
-    /// How the operator is asked.
+    /// How requests wait for the operator's approval.
     pub(crate) approvals: ApprovalsSection,
-    /// Where agents run.
+    /// Backend, environment and limits of sandboxes.
     pub(crate) sandbox: SandboxSection,
-    /// The record of what was decided.
+    /// The log of every decision.
     pub(crate) audit: AuditSection,
 }
 
 impl File {
-    /// Makes every relative path relative to `base` and `~/` the operator's home, so that
-    /// nobody after the loader needs to know where the file was.
+    /// Resolves every relative path against `base` and `~/` against the operator's home directory,
+    /// so that later code does not need to know where the file was.
     pub(crate) fn resolve_paths(&mut self, base: &Path, home: Option<&Path>) {
         let resolve = |path: &mut PathBuf| *path = resolve(path, base, home);
         let resolve_source = |source: &mut SecretSource| {
@@ -125,12 +125,12 @@ impl File {
     }
 }
 
-/// `path` seen from `base`, with `~/` as the operator's home.
+/// `path` resolved against `base`, with `~/` as the operator's home directory.
 pub(crate) fn resolve(path: &Path, base: &Path, home: Option<&Path>) -> PathBuf {
     match (path.strip_prefix("~"), home) {
         (Ok(rest), Some(home)) => home.join(rest),
         (Ok(_), None) => path.to_owned(),
-        // `.` goes, so that a path looks the same however it was written.
+        // `.` is removed, so that equal paths compare equal however they were written.
         _ => base.join(path.strip_prefix(".").unwrap_or(path)),
     }
 }

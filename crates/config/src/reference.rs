@@ -1,4 +1,4 @@
-//! docs/config.md, written from the schemas so that it cannot disagree with them.
+//! Generates docs/config.md from the schemas, so that the two agree.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::schema::FileSchema;
 const INTRODUCTION: &str = include_str!("reference.md");
 const GITHUB: &str = include_str!("reference/github.md");
 
-/// The whole page.
+/// The complete page.
 pub(crate) fn write() -> String {
     let mut page = INTRODUCTION.to_owned();
     let files = [
@@ -31,7 +31,7 @@ pub(crate) fn write() -> String {
         let _ = write!(page, "\n## {name}\n");
         let mut rows = Vec::new();
         keys(shape, schema, "", &mut rows);
-        // One table a section; keys that stand alone share the first.
+        // One table per section; keys outside of sections share the first.
         let mut heading = None;
         for row in rows {
             let section = row.section();
@@ -117,7 +117,7 @@ fn keys(shape: &FileSchema, schema: &Value, prefix: &str, rows: &mut Vec<Credent
     }
 }
 
-/// The schema with keys of its own inside `schema`, and what stands between.
+/// The nested schema that has keys of its own, and the text between the two keys.
 fn inside<'a>(shape: &'a FileSchema, schema: &'a Value) -> (Option<&'a Value>, &'static str) {
     for branch in branches(shape, schema) {
         if branch.get("properties").is_some() {
@@ -224,7 +224,7 @@ fn text<'a>(object: Option<&'a Map<String, Value>>, key: &str) -> &'a str {
     value.and_then(Value::as_str).unwrap_or_default()
 }
 
-/// One line that a table can hold.
+/// Escapes `text` for one cell of a table.
 fn escape(text: &str) -> String {
     text.replace('\n', " ").replace('|', "\\|")
 }

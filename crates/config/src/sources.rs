@@ -1,4 +1,4 @@
-//! The bytes of every layer, read at one moment.
+//! The bytes of every configuration file, read at one moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,32 +19,32 @@ use crate::section::egress::{DnsSettings, DomainRule};
 use crate::settings::{LoadedDomainRule, MAX_CAPTURED_PORTS, Settings, captured_ports};
 use crate::tree::{Content, Node, Tree};
 
-/// What 'allow always' and grants are written to, beside palisade.yaml.
+/// The file beside palisade.yaml that receives grants and 'allow always' answers.
 const GRANTS: &str = "grants.yaml";
 
-/// Every file a configuration is made of, as it was when it was read.
+/// Every file of a configuration, as it was when it was read.
 ///
-/// A reload compares [`Sources::fingerprint`] and builds from these very bytes, so that
-/// a file which changes in between is either seen whole or next time.
+/// A reload compares [`Sources::fingerprint`] and builds from the same bytes, so that a file that
+/// changes in between is either seen whole or at the next reload.
 #[derive(Clone, Debug)]
 pub struct Sources {
     main: Option<SourceFile>,
     allowlist: Option<SourceFile>,
     policy: Option<SourceFile>,
     grants: Option<SourceFile>,
-    /// What is not read here, and changes what the settings mean.
+    /// Files that the settings refer to, which are not read here.
     referenced: Vec<ReferencedFiles>,
 }
 
 #[derive(Clone)]
 struct SourceFile {
     path: PathBuf,
-    /// The variable that names it.
+    /// The environment variable that contains the path.
     variable: Option<String>,
     content: Result<Vec<u8>, Unreadable>,
 }
 
-/// Which file, and how much of it: never what stands in it, nor what a variable holds.
+/// Shows path and size: never the content, nor the value of a variable.
 impl std::fmt::Debug for SourceFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut parts = f.debug_struct("SourceFile");
@@ -76,11 +76,11 @@ impl SourceFile {
 }
 
 impl Sources {
-    /// Reads palisade.yaml at `path`, the files it includes, and the grants beside it.
-    /// Variables in the includes' paths come from `env`.
+    /// Reads palisade.yaml at `path`, the files it includes, and the grants beside it. Variables in
+    /// the paths of included files come from `env`.
     ///
-    /// A file that cannot be read is no error yet: its absence is part of the
-    /// fingerprint, and [`Sources::settings`] reports it.
+    /// A file that cannot be read is not an error yet: its absence is part of the fingerprint, and
+    /// [`Sources::settings`] reports it.
     pub fn read(path: Option<&Path>, env: Env<'_>) -> Result<Self, Problems> {
         let Some(path) = path else {
             return Ok(Self {
@@ -116,7 +116,7 @@ impl Sources {
         })
     }
 
-    /// A hash of every file's path and content, or of why it has none.
+    /// A hash of every file's path and content, or of the reason why it cannot be read.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
@@ -147,7 +147,7 @@ impl Sources {
         hash.finalize().into()
     }
 
-    /// Every path that was read or could appear.
+    /// Every path that was read, or would be read if it existed.
     pub fn paths(&self) -> Vec<PathBuf> {
         [&self.main, &self.allowlist, &self.policy, &self.grants]
             .into_iter()
@@ -156,7 +156,7 @@ impl Sources {
             .collect()
     }
 
-    /// For watching: every file of [`Sources::paths`] and of what the settings lead to.
+    /// For watching: every file of [`Sources::paths`] and every file that the settings refer to.
     pub fn files(&self) -> Vec<PathBuf> {
         let referenced = self.referenced.iter().flat_map(|files| &files.files);
         self.paths()
@@ -165,7 +165,7 @@ impl Sources {
             .collect()
     }
 
-    /// For watching: the directories in which a change would show.
+    /// For watching: the directories in which a change would appear.
     pub fn directories(&self) -> BTreeSet<PathBuf> {
         let parents = self.paths();
         let parents = parents.iter().filter_map(|path| path.parent());
@@ -176,11 +176,11 @@ impl Sources {
             .collect()
     }
 
-    /// Builds the settings from these bytes, or says everything that is wrong with them.
+    /// Builds the settings from these bytes, or reports every mistake in them.
     ///
-    /// A file's trees take many times its size, and what is kept would lie scattered among
-    /// what is not: so a thread reads, and a copy of its result is kept. What the thread
-    /// took then goes back to the system in one piece.
+    /// The trees of a file take many times its size, and the memory that is kept would be
+    /// fragmented among memory that is freed: so a thread builds the settings, and a copy of its
+    /// result is kept. The thread's memory is then returned to the system in one piece.
     pub fn settings(&self, env: Env<'_>) -> Result<Settings, Problems> {
         let read = std::thread::scope(|scope| {
             let reading = std::thread::Builder::new().name("config".to_owned());
@@ -224,8 +224,7 @@ impl Sources {
         let allowlist = allowlist.and_then(|(path, bytes)| {
             Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, Some(env), &mut problems)
         });
-        // Grants are written by the gate, from what agents ask for: nothing in them is a
-        // variable.
+        // The gate writes grants from requests of agents, so variables in them are not expanded.
         let grants = self.grants(&mut problems);
         let grants = grants.and_then(|(path, bytes)| {
             Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, None, &mut problems)
@@ -303,7 +302,7 @@ impl Sources {
         }
     }
 
-    /// The bytes of an include. A path that was set must lead to a file.
+    /// The bytes of an included file. A path that is set must name an existing file.
     fn include<'s>(
         &self,
         source: &'s Option<SourceFile>,
@@ -326,7 +325,7 @@ impl Sources {
         }
     }
 
-    /// The bytes of the grants, which need not be there.
+    /// The bytes of the grants file, which may be absent.
     fn grants(&self, problems: &mut Vec<Problem>) -> Option<(&Path, &[u8])> {
         let source = self.grants.as_ref()?;
         match &source.content {
@@ -341,7 +340,7 @@ impl Sources {
     }
 }
 
-/// What a file leads to. `find` says where a path that is written in it leads.
+/// The files that a configuration file refers to. `find` resolves a path in the file.
 fn referenced_files(
     tree: Option<&Tree>,
     find: impl Fn(&str) -> Option<PathBuf>,

@@ -72,7 +72,7 @@ impl Outgoing {
 
     /// A request to the upstream of a mirror; none where its address cannot be read.
     pub fn for_mirror(mirror: &MirrorSettings, request: Request<Content>) -> Option<Self> {
-        let place = mirror.place()?;
+        let place = mirror.address()?;
         let route = Route {
             host: place.host,
             port: place.port,

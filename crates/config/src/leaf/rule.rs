@@ -1,4 +1,4 @@
-//! What rules are made of.
+//! Parts of rules: methods, endpoints, schemes, published ports, regular expressions.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -28,9 +28,9 @@ impl Format for MethodName {
 /// A method on paths, written `GET /api/**`; the path alone means any method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// As it was written.
+    /// The text as written.
     text: String,
-    /// What it means.
+    /// The parsed endpoint.
     pub rule: EndpointRule,
 }
 
@@ -63,7 +63,7 @@ impl Leaf for Endpoint {
     }
 }
 
-/// How a credential stands in its header.
+/// How a credential is written in its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthScheme {
     /// `Bearer VALUE`.
@@ -106,12 +106,12 @@ impl Leaf for AuthScheme {
     }
 }
 
-/// A port of the host's loopback that leads to one inside a sandbox.
+/// A port on the host's loopback that is forwarded to a port in a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PublishedPort {
     /// The port on the host.
     pub host: u16,
-    /// The port inside.
+    /// The port in the sandbox.
     pub inside: u16,
 }
 
@@ -153,14 +153,14 @@ impl Leaf for PublishedPort {
 pub struct RegexPattern(regex::Regex);
 
 /// How long a pattern may be.
-const LONGEST_PATTERN: usize = 1024;
+const MAX_PATTERN_BYTES: usize = 1024;
 
 /// How large a compiled pattern may be. Classes such as `\pL` are large already.
-const LARGEST_PATTERN: usize = 256 * 1024;
+const MAX_COMPILED_BYTES: usize = 256 * 1024;
 
 /// How many patterns one file may have for each method, and for how many methods.
-pub(crate) const MOST_PATTERNS: usize = 256;
-pub(crate) const MOST_METHODS: usize = 16;
+pub(crate) const MAX_PATTERNS: usize = 256;
+pub(crate) const MAX_METHODS: usize = 16;
 
 thread_local! {
     /// What was compiled for the file that is being read. The schema's check, the sentence
@@ -192,7 +192,7 @@ impl RegexPattern {
 
     fn compile(text: &str) -> Result<Self, String> {
         regex::RegexBuilder::new(text)
-            .size_limit(LARGEST_PATTERN)
+            .size_limit(MAX_COMPILED_BYTES)
             .build()
             .map(Self)
             .map_err(|error| match error {
@@ -227,8 +227,8 @@ impl Format for RegexPattern {
 
 impl Leaf for RegexPattern {
     fn read(text: &str) -> Result<Self, String> {
-        if text.len() > LONGEST_PATTERN {
-            return Err(format!("it is longer than {LONGEST_PATTERN} bytes"));
+        if text.len() > MAX_PATTERN_BYTES {
+            return Err(format!("it is longer than {MAX_PATTERN_BYTES} bytes"));
         }
         COMPILED.with_borrow_mut(|compiled| {
             let Some(known) = compiled else {
@@ -237,7 +237,7 @@ impl Leaf for RegexPattern {
             if let Some(result) = known.get(text) {
                 return result.clone();
             }
-            if known.len() >= MOST_PATTERNS * MOST_METHODS {
+            if known.len() >= MAX_PATTERNS * MAX_METHODS {
                 return Err("there are too many of them".to_owned());
             }
             let result = Self::compile(text);

@@ -1,4 +1,4 @@
-//! `audit`: the record of what was decided.
+//! `audit`: the log of every decision.
 
 use std::path::PathBuf;
 
@@ -11,13 +11,14 @@ use crate::leaf::{self, Text};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AuditSection {
-    /// A file that also gets every record as a line of JSON.
+    /// A file to which every record is also appended, as one line of JSON.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub jsonl: Option<PathBuf>,
-    /// What happens to requests when records cannot be written fast enough.
+    /// What happens to requests while records cannot be written fast enough: `block` makes them
+    /// wait, `drop` loses and counts records.
     pub on_full: OnFullSetting,
-    /// How much is kept before the oldest segments go.
+    /// Maximum size of the audit log; beyond it the oldest segments are deleted.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub max_bytes: u64,
@@ -39,6 +40,6 @@ impl Default for AuditSection {
 pub enum OnFullSetting {
     /// Requests wait.
     Block,
-    /// Records are lost, and counted.
+    /// Records are dropped and counted.
     Drop,
 }

@@ -7,31 +7,31 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoggingSection {
-    /// How much is said. Changes take effect on reload.
+    /// Minimum level of messages. Changes take effect on reload.
     pub level: LogLevel,
-    /// For whom.
+    /// Format of messages.
     pub format: LogFormat,
 }
 
-/// How much is said.
+/// Minimum level of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// Only what failed.
+    /// Failures.
     Error,
-    /// And what looks wrong.
+    /// Unexpected events as well.
     Warn,
-    /// And what happened.
+    /// Normal events as well.
     #[default]
     Info,
-    /// And how.
+    /// Details of operations as well.
     Debug,
     /// Everything.
     Trace,
 }
 
 impl LogLevel {
-    /// The word in the file.
+    /// The value as written in the file.
     pub const fn as_str(self) -> &'static str {
         match self {
             LogLevel::Error => "error",
@@ -43,13 +43,13 @@ impl LogLevel {
     }
 }
 
-/// For whom the log is written.
+/// Format of log messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Human,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }

@@ -1,20 +1,20 @@
-//! `metrics`: counters and traces.
+//! `metrics`: Prometheus metrics and traces.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::leaf::{HttpUrl, Text, UrlPath};
 
-/// Prometheus metrics, and traces.
+/// Prometheus metrics and traces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsSection {
-    /// Whether they are served at the addresses of `server`. The control socket always has them.
+    /// Serve metrics at the addresses of `server`. The control socket always serves them.
     pub enabled: bool,
-    /// Under which path. Not below `/health`, `/intercept`, `/mcp`, `/message` or `/sse`.
+    /// URL path of the metrics. Not below `/health`, `/intercept`, `/mcp`, `/message` or `/sse`.
     #[schemars(with = "Text<UrlPath>")]
     pub path: String,
-    /// Traces by OTLP.
+    /// Export of traces over OTLP.
     pub tracing: TracingSettings,
 }
 
@@ -28,14 +28,14 @@ impl Default for MetricsSection {
     }
 }
 
-/// Where traces go.
+/// Export of traces over OTLP.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TracingSettings {
-    /// Whether traces are sent.
+    /// Whether traces are exported.
     pub enabled: bool,
-    /// The OTLP endpoint over HTTP. Jaeger's old `:14268/api/traces` is accepted; port
-    /// 4318 of the same host is used then.
+    /// OTLP endpoint over HTTP. With Jaeger's old `:14268/api/traces`, port 4318 of the same host
+    /// is used.
     #[schemars(with = "Text<HttpUrl>")]
     pub endpoint: String,
 }
@@ -50,8 +50,8 @@ impl Default for TracingSettings {
 }
 
 impl TracingSettings {
-    /// The endpoint to send to. Port 14268 is Jaeger's Thrift port, which speaks no
-    /// OTLP; the same host does on 4318.
+    /// The endpoint to export to. Port 14268 is Jaeger's Thrift port, which does not accept OTLP;
+    /// Jaeger accepts it on 4318.
     pub fn otlp_endpoint(&self) -> String {
         match self.jaeger_host() {
             Some(host) => format!("{host}:4318"),
@@ -59,7 +59,7 @@ impl TracingSettings {
         }
     }
 
-    /// Whether the endpoint names Jaeger's old port.
+    /// Whether the endpoint has Jaeger's old port.
     pub fn is_jaeger_thrift(&self) -> bool {
         self.jaeger_host().is_some()
     }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jaegers_old_port_becomes_otlps() {
+    fn jaeger_thrift_port_is_replaced_by_the_otlp_port() {
         for (given, used) in [
             ("http://jaeger:14268/api/traces", "http://jaeger:4318"),
             ("http://localhost:4318", "http://localhost:4318"),

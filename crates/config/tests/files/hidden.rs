@@ -185,8 +185,8 @@ fn a_secret_too_short_to_be_found_in_a_log_is_a_warning() {
     assert_eq!(
         warnings,
         [
-            "server.auth_token is shorter than 4 bytes, too short to be taken out of logs",
-            "secrets.pin is shorter than 4 bytes, too short to be taken out of logs",
+            "server.auth_token is shorter than 4 bytes, too short to be redacted in logs",
+            "secrets.pin is shorter than 4 bytes, too short to be redacted in logs",
         ]
     );
     let places: Vec<_> = settings

@@ -130,7 +130,7 @@ fn a_bundle_that_nothing_evaluates_is_a_warning() {
     let warnings: Vec<String> = settings.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(
-        warnings[0].contains(":4:34: nothing evaluates the entrypoint 'http/auth'"),
+        warnings[0].contains(":4:34: the gate does not evaluate the entrypoint 'http/auth'"),
         "{warnings:?}"
     );
 }

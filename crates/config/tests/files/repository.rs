@@ -207,7 +207,7 @@ fn environment_names_also_need_the_operators_word() {
 fn a_repository_may_set_its_own_keys_and_no_others() {
     assert_eq!(
         refused("sandbox: {env: [X]}\nimages: a\nports: [0]\nenv: ['A=b']\n"),
-        ".palisade.yaml:1:1: unknown key 'sandbox' at the top level; known are version, image, setup_command, ports, env or egress\n\
+        ".palisade.yaml:1:1: unknown key 'sandbox' at the top level; known keys: version, image, setup_command, ports, env or egress\n\
          .palisade.yaml:2:1: unknown key 'images' at the top level; did you mean 'image'?\n\
          .palisade.yaml:3:9: ports[0] must be at least 1, not 0\n\
          .palisade.yaml:4:7: env[0] must be the name of an environment variable, not 'A=b'"

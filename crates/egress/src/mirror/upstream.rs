@@ -87,7 +87,7 @@ impl Upstream {
             directory,
         } = *asking;
         let place = mirror
-            .place()
+            .address()
             .ok_or_else(|| Stale::unreachable("its address cannot be read"))?;
         if place.transport == MirrorTransport::Ssh
             && !spawn_blocking(|| is_there("ssh"))

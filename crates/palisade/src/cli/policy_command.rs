@@ -126,7 +126,7 @@ fn settings(global: &Global) -> Result<Settings> {
 fn bad(problem: BundleReadError) -> Failure {
     match problem {
         BundleReadError::Missing { path, .. } => {
-            let message = format!("there is nothing at {}", path.display());
+            let message = format!("{} does not exist", path.display());
             Failure::new(Exit::NotFound, message)
         }
         BundleReadError::Unreadable { path, detail, .. } => {
