@@ -1,18 +1,18 @@
-//! The rules, a provider at a time.
+//! The built-in rules, by provider.
 
 use super::{ShapeRule, Start};
 
-/// The part of the example token on jwt.io that stands in half of all documentation.
+/// Part of the example token on jwt.io, which is in much documentation.
 const DOCUMENTED_JWT: &[&str] = &["eyJzdWIiOiIxMjM0NTY3ODkwIiwibmFtZSI6IkpvaG4gRG9lI"];
 
-/// Passwords that are none.
+/// Placeholders for passwords.
 const NO_PASSWORDS: &[&str] = &[
     "password", "passwd", "PASSWORD", "secret", "SECRET", "changeme", "example", "xxxx", "****",
     "<", ">", "${", "{{",
 ];
 
 pub(super) const SHAPES: &[ShapeRule] = &[
-    // Clouds.
+    // Cloud providers.
     ShapeRule::token(
         "aws-access-key-id",
         "AWS access key id",
@@ -53,7 +53,7 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         &["\"service_account\""],
         r#""service_account"[\s\S]{0,600}?"private_key_id"\s{0,4}:\s{0,4}"([0-9a-f]{40})""#,
     )
-    .longest(800),
+    .max_len(800),
     ShapeRule::token(
         "azure-storage-key",
         "Azure connection string with its key",
@@ -66,7 +66,7 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         &["dop_v1_", "doo_v1_", "dor_v1_"],
         r"do[opr]_v1_[a-f0-9]{64}\b",
     ),
-    // Forges.
+    // Git hosting.
     ShapeRule::token(
         "github-token",
         "GitHub token: classic, OAuth, app or refresh",
@@ -91,7 +91,7 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         &["ATATT3"],
         r"ATATT3[A-Za-z0-9_=-]{100,}",
     ),
-    // Registries of packages and images.
+    // Package and image registries.
     ShapeRule::token("npm-token", "npm token", &["npm_"], r"npm_[A-Za-z0-9]{36}\b"),
     ShapeRule::token(
         "pypi-token",
@@ -117,7 +117,7 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         &["dckr_pat_", "dckr_oat_"],
         r"dckr_[po]at_[A-Za-z0-9_-]{27,}",
     ),
-    // Models.
+    // Model providers.
     ShapeRule::token(
         "openai-key",
         "OpenAI key",
@@ -139,7 +139,7 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         r"hf_[A-Za-z0-9]{34}\b",
     )
     .entropy(3.5),
-    // Chat, mail and telephone.
+    // Chat, mail and telephony.
     ShapeRule::token(
         "slack-token",
         "Slack token",
@@ -173,7 +173,7 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         r"[0-9]{8,10}:AA[A-Za-z0-9_-]{33}(?:[^A-Za-z0-9_-]|$)",
     )
     .start(Start::Back(|byte| byte.is_ascii_digit(), 10))
-    .longest(40),
+    .max_len(40),
     ShapeRule::token(
         "sendgrid-key",
         "SendGrid key",
@@ -187,7 +187,7 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         r#"[A-Za-z_.-]{6,40}["'`]?\s{0,4}[:=,>( ]{1,3}\s{0,4}["'`]?((?:SK)?[0-9a-f]{32})\b"#,
     )
     .start(Start::Keyword),
-    // Money and shops.
+    // Payment and e-commerce.
     ShapeRule::token(
         "stripe-key",
         "Stripe live key",
@@ -206,7 +206,7 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         &["shpat_", "shpca_", "shppa_", "shpss_"],
         r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}\b",
     ),
-    // Running things.
+    // Infrastructure.
     ShapeRule::token(
         "vault-token",
         "HashiCorp Vault token",
@@ -219,14 +219,14 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         &["glsa_"],
         r"glsa_[A-Za-z0-9]{32}_[a-f0-9]{8}\b",
     ),
-    // Keys and tokens of no provider.
+    // Keys and tokens without a provider.
     ShapeRule::token(
         "private-key",
         "private key in PEM: RSA, EC, DSA, PKCS #8, OpenSSH, PGP",
         &["-----BEGIN "],
         r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----[\s\S]{0,200}?([A-Za-z0-9+/]{40})",
     )
-    .longest(400),
+    .max_len(400),
     ShapeRule::token(
         "putty-private-key",
         "private key of PuTTY",
@@ -246,7 +246,7 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}",
     )
     .start(Start::Token)
-    .longest(4096)
+    .max_len(4096)
     .never(DOCUMENTED_JWT),
     ShapeRule::token(
         "password-in-url",
@@ -258,6 +258,6 @@ pub(super) const SHAPES: &[ShapeRule] = &[
         |byte| byte.is_ascii_alphanumeric() || byte == b'+',
         28,
     ))
-    .longest(260)
+    .max_len(260)
     .never(NO_PASSWORDS),
 ];

@@ -32,9 +32,9 @@ fn in_pieces(
 #[test]
 fn a_secret_across_any_boundary_is_found_once() {
     let shapes = ShapeDetector::built_in().unwrap();
-    let window = FRESH + 2 * shapes.reach();
+    let window = WINDOW + 2 * shapes.reach();
     let secret = secret();
-    for boundary in [window - shapes.reach(), window, window + FRESH] {
+    for boundary in [window - shapes.reach(), window, window + WINDOW] {
         for shift in 0..=secret.len() + 2 {
             let start = boundary - shift;
             let mut text = vec![b' '; start];

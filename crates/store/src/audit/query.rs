@@ -1,4 +1,4 @@
-//! Asking the audit log.
+//! Queries of the audit log.
 
 use std::io::Write;
 
@@ -14,10 +14,10 @@ use super::chain::{Digest256, Outline, write_line};
 use super::ledger::{digest, signed, unreadable, unsigned};
 use crate::error::StoreError;
 
-/// How many records a question without a limit gets, and how many are read at a time.
+/// Default limit of a query, and page size of an export.
 const PAGE: usize = 1000;
 
-/// Which records. Everything that is given has to match.
+/// Selects records. Every field that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditFilter {
     /// About this sandbox.
@@ -40,26 +40,26 @@ pub struct AuditFilter {
     pub after_seq: Option<u64>,
     /// Before this number.
     pub before_seq: Option<u64>,
-    /// At most so many. Without it a query gives 1 000 and an export everything.
+    /// Maximum number of records. Without it a query returns 1 000 and an export everything.
     pub limit: Option<usize>,
-    /// The newest first.
+    /// Newest records first.
     pub newest_first: bool,
 }
 
 /// One record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AuditRecord {
-    /// Its number. Numbers only grow, over all chains.
+    /// The record's number. Numbers only grow, over all chains.
     pub seq: u64,
-    /// When it happened.
+    /// When the event happened.
     pub ts: UnixMillis,
-    /// What happened.
+    /// The event.
     pub event: AuditEvent,
     /// The canonical JSON that was hashed.
     pub body: String,
-    /// The hash of the record before it in its chain.
+    /// The hash of the previous record of the chain.
     pub prev: Digest256,
-    /// Its own hash.
+    /// The record's own hash.
     pub hash: Digest256,
 }
 
@@ -161,9 +161,9 @@ fn rows<T>(
     rows.collect()
 }
 
-/// The question in SQL. Every value is bound; the text is made of constants only.
+/// The query in SQL. Every value is bound; the text consists of constants only.
 fn statement(filter: &AuditFilter) -> (String, Vec<Value>) {
-    // Taken apart by name, so that a new field cannot be forgotten here.
+    // Destructured by name, so that a new field cannot be forgotten here.
     let AuditFilter {
         sandbox,
         kind,

@@ -416,7 +416,7 @@ async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
         )
         .unwrap();
     let found = verify_blocking(&database(copy.path())).unwrap();
-    assert_eq!(found.first_broken.unwrap().what, ChainFaultKind::Missing);
+    assert_eq!(found.first_broken.unwrap().kind, ChainFaultKind::Missing);
 }
 
 #[tokio::test]

@@ -608,7 +608,7 @@ async fn a_second_writer_is_noticed_before_anything_is_written_over_it() {
     assert_eq!(mine, Ok(1));
     let theirs = other.audit().record_durable(registered("b"), at(1)).await;
     assert!(
-        matches!(&theirs, Err(StoreError::Unavailable { reason }) if reason.contains("somebody else")),
+        matches!(&theirs, Err(StoreError::Unavailable { reason }) if reason.contains("another process")),
         "{theirs:?}"
     );
     assert_unavailable(&other).await;

@@ -35,11 +35,11 @@ fn after(dir: &Path, sql: &str) -> Option<ChainFault> {
         .first_broken
 }
 
-fn broken(seq: u64, chain: &str, what: ChainFaultKind) -> Option<ChainFault> {
+fn broken(seq: u64, chain: &str, kind: ChainFaultKind) -> Option<ChainFault> {
     Some(ChainFault {
         seq: Some(seq),
         chain: Some(id(chain)),
-        what,
+        kind,
     })
 }
 
@@ -113,7 +113,7 @@ async fn what_is_deleted_moved_or_swapped_is_named() {
     // The gate's own last record, with its head, its number and what it stated.
     let gate = "DELETE FROM audit WHERE seq = 10; DELETE FROM chains WHERE name = '';";
     let found = after(dir.path(), gate).unwrap();
-    assert_eq!(found.what, ChainFaultKind::Count(1));
+    assert_eq!(found.kind, ChainFaultKind::Count(1));
 }
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn any_byte_of_a_row_changed_by_sql_names_that_row() {
             let report = verify_blocking(&database(copy.path())).unwrap();
             let found = report.first_broken.expect("a flipped byte went unnoticed");
             assert_eq!(
-                (found.seq, found.what),
+                (found.seq, found.kind),
                 (Some(5), ChainFaultKind::Changed),
                 "{column} {at}"
             );
@@ -192,7 +192,7 @@ async fn any_byte_of_a_row_changed_in_the_file_is_noticed() {
             match found.seq {
                 Some(5) => named += 1,
                 Some(other) => assert!(at < start + 9, "byte {at} was blamed on {other}"),
-                None => assert!(matches!(found.what, ChainFaultKind::File(_)), "{found:?}"),
+                None => assert!(matches!(found.kind, ChainFaultKind::File(_)), "{found:?}"),
             }
         }
     }
@@ -226,7 +226,7 @@ fn what_is_not_a_database_is_not_verified() {
     std::fs::write(database(dir.path()), "x".repeat(5000)).unwrap();
     let report = verify_blocking(&database(dir.path())).unwrap();
     assert!(matches!(
-        report.first_broken.unwrap().what,
+        report.first_broken.unwrap().kind,
         ChainFaultKind::File(_)
     ));
 }
