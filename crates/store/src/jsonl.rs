@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_file_is_its_last_whole_record() {
+    fn end_of_file_is_its_last_complete_record() {
         let body = br#"{"kind":"dns","seq":7,"ts":2,"v":1}"#;
         let hash = Digest256::of(&Digest256::ZERO, body);
         let mut line = Vec::new();

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_file_is_migrated_after_a_copy_was_kept() {
+    fn older_file_is_copied_and_migrated() {
         let dir = tempfile::tempdir().unwrap();
         let path = file_with_one_row(dir.path());
         let conn = connect(&path, &[V1, V2]).unwrap();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_else_is_not_an_empty_registry() {
+    fn foreign_database_is_not_an_empty_registry() {
         let dir = tempfile::tempdir().unwrap();
         let foreign = dir.path().join("foreign.db");
         Connection::open(&foreign)

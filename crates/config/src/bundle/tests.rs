@@ -53,7 +53,7 @@ fn refused(read: Result<rego::Bundle, BundleReadError>, says: &str) {
 }
 
 #[test]
-fn a_directory_is_policy_and_data_by_its_names() {
+fn directory_is_split_into_policy_and_data_by_file_names() {
     for (name, text) in [
         ("lists/data.json", r#"{"hosts": ["a.example"]}"#),
         ("lists/names.yaml", "hosts:\n  - a.example\n"),
@@ -95,7 +95,7 @@ fn the_example_lets_an_agent_read_and_says_why_it_may_not_write() {
 }
 
 #[test]
-fn what_is_missing_is_told_from_what_is_broken() {
+fn missing_bundle_differs_from_invalid_bundle() {
     let dir = directory(&[("a.rego", "package http.authz\n\nallow if {")]);
     let none = dir.path().join("none");
     assert_eq!(
@@ -159,7 +159,7 @@ fn pack(entries: &[(&str, tar::EntryType, &[u8])]) -> Vec<u8> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
     for (name, kind, bytes) in entries {
         let mut header = tar::Header::new_gnu();
-        // As bytes: the library would refuse the names that we want to see refused.
+        // As bytes: the library would refuse the names that the reader has to refuse.
         header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
         header.set_entry_type(*kind);
         header.set_size(bytes.len() as u64);
@@ -255,7 +255,7 @@ fn an_archive_that_unpacks_to_too_much_is_refused() {
 }
 
 #[test]
-fn tests_of_a_bundle_decide_nothing() {
+fn tests_of_a_bundle_are_not_part_of_the_policy() {
     let dir = directory(&[
         ("policy.rego", POLICY),
         ("lists/data.json", r#"{"hosts": []}"#),

@@ -35,7 +35,7 @@ fn formats_have_distinct_names() {
 }
 
 #[test]
-fn durations() {
+fn durations_parse_and_print() {
     for (text, written) in [
         ("10s", "10s"),
         ("50ms", "50ms"),
@@ -67,7 +67,7 @@ fn durations() {
 }
 
 #[test]
-fn sizes() {
+fn sizes_parse_and_print() {
     for (text, written) in [
         ("64MiB", "64MiB"),
         ("4GiB", "4GiB"),
@@ -159,7 +159,7 @@ fn sources() {
         "command:a\nb",
         "sk-abc",
     ]);
-    // Written without its value, so it does not read back.
+    // Written without its value, so it does not parse to the same entry.
     let entry = EnvEntry::read("A=b=c").unwrap();
     assert_eq!((entry.name.as_str(), entry.value.expose()), ("A", "b=c"));
     assert_eq!(entry.write(), "A=[secret]");

@@ -1,4 +1,4 @@
-//! What is said about files with mistakes in them.
+//! Messages about files with mistakes.
 
 use std::path::Path;
 
@@ -86,7 +86,7 @@ fn mistakes_in_a_list_of_containers_are_reported_with_their_item() {
 }
 
 #[test]
-fn a_github_rule_that_does_not_exist_is_told_with_the_one_that_was_meant() {
+fn unknown_github_rule_is_reported_with_a_suggestion() {
     check(
         "egress:\n\
          \x20 github:\n\
@@ -100,7 +100,7 @@ fn a_github_rule_that_does_not_exist_is_told_with_the_one_that_was_meant() {
 }
 
 #[test]
-fn a_bad_item_does_not_hide_what_is_wrong_with_the_next() {
+fn invalid_item_does_not_hide_mistakes_in_the_next() {
     check(
         "tools:\n\
          - {name: a, command: []}\n\
@@ -146,7 +146,7 @@ fn misspelt_keys_and_words_get_a_suggestion() {
 }
 
 #[test]
-fn every_kind_of_mistake_has_a_sentence() {
+fn every_kind_of_mistake_has_a_message() {
     for (yaml, expected) in [
         ("tools: {}", "2:8: tools must be a list, not a mapping"),
         ("server: 3", "2:9: server must be a mapping, not a number"),
@@ -321,7 +321,7 @@ fn the_value_of_a_secret_is_never_in_a_message() {
         let said = load(&format!("version: '1.0'\n{yaml}\n")).unwrap_err();
         assert!(!said.contains(secret), "{yaml}: {said}");
     }
-    // Nor is that of a variable, wherever it is used.
+    // The value of a variable is not shown either, wherever it is used.
     for yaml in [
         "logging: {level: '${V}'}",
         "egress: {timeouts: {connect: '${V}'}}",
@@ -337,7 +337,7 @@ fn the_value_of_a_secret_is_never_in_a_message() {
 }
 
 #[test]
-fn an_include_must_exist_and_its_mistakes_are_its_own() {
+fn included_file_must_exist_and_its_mistakes_name_it() {
     let dir = directory(&[
         (
             "palisade.yaml",
@@ -398,7 +398,7 @@ fn one_host_in_two_spellings_is_a_mistake() {
 }
 
 #[test]
-fn a_path_that_is_no_file_is_said_to_be_none() {
+fn path_that_is_not_a_file_is_reported() {
     let dir = directory(&[]);
     let said = |path: &Path| {
         let problems = config::load(Some(path), &no_env).unwrap_err();

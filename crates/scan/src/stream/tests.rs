@@ -7,7 +7,7 @@ fn secret() -> String {
     format!("{}{}", "ghp_", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
 }
 
-/// Findings of `text`, cut into pieces of these lengths, in turn.
+/// Findings of `text`, split into chunks of these lengths, in turn.
 fn in_pieces(
     shapes: &ShapeDetector,
     text: &[u8],
@@ -54,7 +54,7 @@ fn a_secret_across_any_boundary_is_found_once() {
 }
 
 #[test]
-fn the_end_of_one_stream_is_no_beginning_of_the_next() {
+fn secret_across_two_streams_is_not_found() {
     let shapes = ShapeDetector::built_in().unwrap();
     let secret = secret();
     let (front, back) = secret.split_at(20);
@@ -77,9 +77,9 @@ fn the_end_of_one_stream_is_no_beginning_of_the_next() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// However a text is cut, the findings are those of the whole.
+    /// However a text is split, the findings are those of the whole text.
     #[test]
-    fn pieces_are_the_whole(
+    fn findings_do_not_depend_on_the_chunks(
         gaps in proptest::collection::vec(0_usize..40_000, 1..12),
         lengths in proptest::collection::vec(1_usize..90_000, 1..5),
         filler in "[ a-z_:/-]{1,9}",

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn the_canonical_text_is_sorted_compact_and_says_everything() {
+    fn canonical_text_is_sorted_compact_and_complete() {
         let head = ChainHead {
             chain: "a".to_owned(),
             hash: Digest256::ZERO,
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_is_no_number_is_still_a_record() {
+    fn time_that_is_not_finite_is_still_recorded() {
         let mut event = full();
         for bad in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
             event.ms.insert("x", bad);
@@ -404,7 +404,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_in_any_field_comes_back_and_changes_no_other(
+        fn any_text_in_any_field_leaves_other_fields_unchanged(
             text in any::<String>(), field in 0..9usize, took in 0.0..1e6f64,
         ) {
             let mut event = full();

@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_says_what_the_tables_say_whatever_held_or_failed() {
+    fn ledger_in_memory_equals_the_tables_after_failures() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.db");
         files::create_private(&path).unwrap();
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn what_chains_cost_counts_and_leaves_room_for_records() {
+    fn size_of_chains_counts_up_to_half_of_the_limit() {
         let mut ledger = Ledger::default();
         let chain = Chain {
             records: 1,

@@ -1,4 +1,4 @@
-//! What only shows when the writer is held, or its disk refuses.
+//! Behaviour while the writer is blocked, or its disk refuses writes.
 
 use std::path::Path;
 use std::sync::mpsc;
@@ -55,7 +55,7 @@ fn row(name: &str) -> Registration {
     }
 }
 
-/// Stops the writer until the sender is dropped.
+/// Blocks the writer until the sender is dropped.
 fn hold(store: &Store) -> mpsc::Sender<()> {
     let (release, held) = mpsc::channel::<()>();
     let (here, arrived) = mpsc::channel();
@@ -97,7 +97,7 @@ async fn a_full_queue_blocks_its_own_sandbox_only() {
     });
     let waited = tokio::time::timeout(Duration::from_millis(30), &mut late).await;
     assert!(waited.is_err(), "the flooder did not wait");
-    // Another sandbox does not notice.
+    // Another sandbox is not affected.
     log.record(request("calm", 0), at(1)).await.unwrap();
 
     drop(release);
@@ -107,15 +107,15 @@ async fn a_full_queue_blocks_its_own_sandbox_only() {
     assert_eq!(usize::try_from(total).unwrap(), QUEUE + 1);
     assert_eq!(events_of(&store, "calm").len(), 1);
     assert_eq!(store.health().queued, 0);
-    // Nobody waits any more, so nobody has a queue.
+    // No caller waits any more, so no queue is left.
     assert_eq!(store.link.state.queues.len(), 0);
 }
 
 #[tokio::test]
-async fn a_queue_that_fills_up_does_not_wait_for_company() {
+async fn full_batch_is_written_without_waiting() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Block);
-    // For ever, as far as the test goes: whoever waits for it waits in vain.
+    // Longer than the test runs, so that waiting for it would time out.
     on_writer(&store, |writer| writer.linger = Duration::from_secs(3600));
     let log = store.audit();
     let flood = async {
@@ -131,7 +131,7 @@ async fn a_queue_that_fills_up_does_not_wait_for_company() {
 }
 
 #[tokio::test]
-async fn an_event_that_came_back_and_was_written_later_was_not_dropped() {
+async fn returned_event_that_is_written_later_is_not_counted_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Block);
     let log = store.audit();
@@ -153,7 +153,7 @@ async fn an_event_that_came_back_and_was_written_later_was_not_dropped() {
 }
 
 #[tokio::test]
-async fn a_full_queue_drops_and_the_chain_says_how_many() {
+async fn full_queue_drops_events_and_records_their_number() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Drop);
     let log = store.audit();
@@ -182,7 +182,7 @@ async fn a_full_queue_drops_and_the_chain_says_how_many() {
 }
 
 #[tokio::test]
-async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
+async fn full_disk_fails_waiting_callers_and_keeps_queued_events() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Block);
     let log = store.audit();
@@ -227,7 +227,7 @@ async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
     assert_eq!(health.queued, 50);
     assert!(health.error.unwrap().contains("full"));
     assert_eq!(store.stats().lost, 0);
-    // What was committed still reads and verifies.
+    // Committed records can still be read and verified.
     assert!(log.verify_blocking().unwrap().is_intact());
 
     on_writer(&store, |writer| {
@@ -235,7 +235,7 @@ async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
         conn.query_row("PRAGMA max_page_count = 1000000", [], |_| Ok(()))
             .unwrap();
     });
-    // It is retried without anybody asking.
+    // The write is retried without a new command.
     log.follow().wait_for(|seq| *seq >= 51).await.unwrap();
     assert_eq!(events_of(&store, "a").len(), 50);
     store
@@ -248,7 +248,7 @@ async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
 }
 
 #[tokio::test]
-async fn an_idle_failure_heals_by_itself() {
+async fn failure_without_new_events_recovers() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Block);
     on_writer(&store, |writer| {
@@ -267,13 +267,13 @@ async fn an_idle_failure_heals_by_itself() {
         let conn = &writer.db.as_ref().unwrap().conn;
         conn.execute_batch("PRAGMA query_only = false").unwrap();
     });
-    // The probe commits nothing new, and still tells followers that it committed.
+    // The probe commits nothing new, and still notifies followers.
     newest.changed().await.unwrap();
     assert!(store.health().audit_writing);
 }
 
 #[tokio::test]
-async fn traffic_alone_waits_for_company() {
+async fn traffic_events_alone_wait_for_a_batch() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), FullQueuePolicy::Block);
     let release = hold(&store);

@@ -1,4 +1,4 @@
-//! The audit log: asking, following, rotating.
+//! The audit log: queries, following, rotation.
 
 use policy::audit::{AuditEvent, Kind};
 use policy::id::RequestId;
@@ -19,7 +19,7 @@ fn seqs(store: &store::Store, filter: AuditFilter) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn a_question_gets_what_matches_all_of_it() {
+async fn query_returns_records_that_match_every_field() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let log = store.audit();
@@ -170,7 +170,7 @@ async fn an_export_verifies_by_itself() {
     assert!(report.is_intact(), "{report:?}");
     assert_eq!((report.records, report.partial), (count, 1));
 
-    // A line that was changed, lost or put elsewhere is named.
+    // A line that was changed, removed or moved is reported.
     let lines: Vec<&[u8]> = all.split_inclusive(|b| *b == b'\n').collect();
     let mut changed = lines.clone();
     let forged = String::from_utf8(lines[7].to_vec())
@@ -189,7 +189,7 @@ async fn an_export_verifies_by_itself() {
 }
 
 #[tokio::test]
-async fn a_follower_sees_every_record_without_asking_in_vain() {
+async fn follower_receives_every_record_without_empty_queries() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let log = store.audit();
@@ -225,7 +225,7 @@ async fn a_follower_sees_every_record_without_asking_in_vain() {
 }
 
 #[tokio::test]
-async fn verifying_and_asking_go_on_while_writing() {
+async fn verification_and_queries_work_while_writing() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let log = store.audit();
@@ -255,7 +255,7 @@ async fn verifying_and_asking_go_on_while_writing() {
 }
 
 #[tokio::test]
-async fn a_flood_rotates_out_its_own_past_and_nobody_elses() {
+async fn flood_rotates_out_only_its_own_records() {
     let dir = tempfile::tempdir().unwrap();
     let options = AuditOptions {
         max_bytes: 400_000,
@@ -295,7 +295,7 @@ async fn a_flood_rotates_out_its_own_past_and_nobody_elses() {
     let last = *log.follow().borrow();
     store.close().await.unwrap();
 
-    // Offline, and after a restart, numbers go on.
+    // Numbers continue after closing and a restart.
     assert!(verify_blocking(&database(dir.path())).unwrap().is_intact());
     let store = open_with(dir.path(), options);
     let next = store
@@ -305,7 +305,7 @@ async fn a_flood_rotates_out_its_own_past_and_nobody_elses() {
         .unwrap();
     assert!(next > last);
     assert!(store.audit().verify_blocking().unwrap().is_intact());
-    // The file reuses what was freed.
+    // The file reuses the freed pages.
     let size = std::fs::metadata(database(dir.path())).unwrap().len();
     assert!(size < 1_500_000, "{size}");
 
@@ -331,7 +331,7 @@ async fn many_small_chains_are_kept_within_the_limit_too() {
     let store = open_with(
         dir.path(),
         AuditOptions {
-            // Half of it is for what three hundred chains cost themselves.
+            // Half of the limit is for the rows of three hundred chains.
             max_bytes: 60_000,
             on_full: FullQueuePolicy::Block,
             jsonl: None,
@@ -357,7 +357,7 @@ async fn many_small_chains_are_kept_within_the_limit_too() {
     }
     let report = store.audit().verify_blocking().unwrap();
     assert!(report.is_intact(), "{report:?}");
-    // A chain that was emptied goes on where it ended.
+    // An emptied chain continues after its last record.
     store
         .audit()
         .record_durable(request("s100", "h"), at(1))
@@ -367,7 +367,7 @@ async fn many_small_chains_are_kept_within_the_limit_too() {
 }
 
 #[tokio::test]
-async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
+async fn chains_of_removed_sandboxes_are_retired_with_a_record() {
     let dir = tempfile::tempdir().unwrap();
     let options = AuditOptions {
         max_bytes: 200_000,
@@ -381,7 +381,7 @@ async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
         .unwrap();
     for n in 0..4000 {
         let mut event = request(&format!("s{n}"), "h");
-        // The largest go first: here, the oldest.
+        // The largest chains are removed first: here, the oldest.
         event.path = Some("x".repeat(1000 - n / 4));
         log.record(event, at(1)).await.unwrap();
     }
@@ -392,14 +392,14 @@ async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
             .query_row(&sql, [], |r| r.get(0))
             .unwrap()
     };
-    // About a thousand may wait for the heads to be stated; far from four.
+    // About a thousand may wait until the heads are recorded; far fewer than four thousand.
     assert!(chains("true") < 2500, "{}", chains("true"));
     assert_eq!(chains("name = 's0'"), 0);
     assert_eq!(chains("name = 'stays'"), 1);
     let report = verify_blocking(&database(dir.path())).unwrap();
     assert!(report.is_intact(), "{report:?}");
 
-    // The same name again is a chain of its own.
+    // The same name starts a new chain.
     let store = open_with(dir.path(), options);
     for name in ["s0", "stays", "s3999"] {
         let event = request(name, "again");
@@ -408,7 +408,7 @@ async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
     store.close().await.unwrap();
     let report = verify_blocking(&database(dir.path())).unwrap();
     assert!(report.is_intact(), "{report:?}");
-    // A chain cannot be made to go by removing it and its row: its head was stated.
+    // A chain cannot be removed together with its row: its head was recorded.
     let copy = copy_dir(dir.path());
     tamper(copy.path())
         .execute_batch(
@@ -420,7 +420,7 @@ async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
 }
 
 #[tokio::test]
-async fn a_sudden_end_between_checkpoints_still_verifies() {
+async fn crash_between_checkpoints_still_verifies() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     for n in 0..1500 {
@@ -430,7 +430,7 @@ async fn a_sudden_end_between_checkpoints_still_verifies() {
             .await
             .unwrap();
         if n % 250 == 0 {
-            // A copy of files that change meanwhile is what no end leaves.
+            // A copy of files that change meanwhile does not correspond to any crash.
             store.audit().flush().await.unwrap();
             let killed = copy_dir(dir.path());
             let again = open(killed.path());
@@ -443,7 +443,7 @@ async fn a_sudden_end_between_checkpoints_still_verifies() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn any_text_comes_back_as_it_was(texts in proptest::collection::vec(any::<String>(), 1..8)) {
+    fn any_text_is_stored_and_read_unchanged(texts in proptest::collection::vec(any::<String>(), 1..8)) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let store = open(dir.path());

@@ -1,4 +1,4 @@
-//! The registry as the gate meets it: on disk before it answers, and never half applied.
+//! The registry as the gate uses it: durable before the answer, and never partly applied.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -33,7 +33,7 @@ async fn a_registration_is_on_disk_when_it_is_answered() {
         .unwrap();
     assert_eq!((done.seq, done.replaced, done.expelled), (1, None, None));
 
-    // What a kill at this moment would leave.
+    // The files that a kill at this moment would leave.
     let killed = copy_dir(dir.path());
     let again = open(killed.path());
     full.ip = Some("10.0.0.1".parse().unwrap());
@@ -115,7 +115,7 @@ async fn an_address_belongs_to_one_live_sandbox() {
 }
 
 #[tokio::test]
-async fn a_live_holder_of_the_address_is_replaced_where_that_is_asked() {
+async fn live_holder_of_the_address_is_replaced_on_request() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let address = Some("10.0.0.1");
@@ -174,7 +174,7 @@ async fn unregistering_and_pruning_leave_records() {
 }
 
 #[tokio::test]
-async fn many_askers_share_commits_and_each_gets_its_own_answer() {
+async fn concurrent_callers_share_commits_and_get_their_own_result() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let mut tasks = tokio::task::JoinSet::new();
@@ -182,7 +182,7 @@ async fn many_askers_share_commits_and_each_gets_its_own_answer() {
         let store = store.clone();
         tasks.spawn(async move {
             let name = format!("s{n}");
-            // Every address is asked for twice.
+            // Every address is requested twice.
             let ip = format!("10.0.0.{}", n / 2);
             let result = store.register(row(&name, Some(&ip)), registered(&name), at(1));
             result.await.is_ok()
@@ -197,7 +197,7 @@ async fn many_askers_share_commits_and_each_gets_its_own_answer() {
 }
 
 #[tokio::test]
-async fn the_file_is_the_owners_alone() {
+async fn database_is_accessible_to_its_owner_only() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store
