@@ -154,7 +154,7 @@ fn a_gate_does_not_take_the_socket_of_another() {
     let output = two.run(&["gate", "run", "--control", control.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        err(&output).contains("somebody already listens on"),
+        err(&output).contains("another process already listens on"),
         "{}",
         err(&output)
     );

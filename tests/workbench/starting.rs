@@ -56,7 +56,7 @@ fn a_stale_socket_is_replaced_and_anything_else_is_not() {
     let address = Address::Unix(stale.clone());
     assert_eq!(address.ask("GET", "/health", "", b"").status, 200);
     let output = refused(&["--socket-path", path], &[]);
-    assert!(err(&output).contains("somebody already listens"));
+    assert!(err(&output).contains("another process already listens"));
     assert_eq!(address.ask("GET", "/health", "", b"").status, 200);
     drop(server);
 }

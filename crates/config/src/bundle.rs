@@ -1,10 +1,10 @@
-//! Policy bundles on disk: a directory of `.rego`, `.json` and `.yaml` files, or an OPA
-//! bundle (`.tar.gz`) of the same.
+//! Policy bundles on disk: a directory of `.rego`, `.json` and `.yaml` files, or an OPA bundle
+//! (`.tar.gz`) of such files.
 //!
-//! A data file's directory is its path into `data`, as in OPA: `lists/hosts.json` is found
-//! under `data.lists`. Names that begin with a dot are left alone (`.manifest`, `.git`), and
-//! files that end in `_test.rego` are tests, which decide nothing.
-//! Everything is bounded, and nothing outside the bundle is read.
+//! A data file's directory is its path into `data`, as in OPA: `lists/hosts.json` is found under
+//! `data.lists`. Names that begin with a dot are ignored (`.manifest`, `.git`), and files that end
+//! in `_test.rego` are tests, which are not part of the policy. Every size is limited, and nothing
+//! outside the bundle is read.
 
 mod archive;
 mod directory;
@@ -16,63 +16,63 @@ use policy::rego::judge::{Judge, Terms};
 use policy::rego::{self, Budget, BundleError, Module};
 use serde_json::{Map, Value};
 
-use crate::section::policies::{Bundle, BundleMode, Policies};
+use crate::section::policies::{BundleMode, BundleSettings, PoliciesSection};
 use crate::tree::{Content, Node, Tree};
 
-/// The most files of one bundle.
-const MOST_FILES: usize = 2000;
+/// Maximum number of files in one bundle.
+const MAX_FILES: usize = 2000;
 
-/// The most bytes of one bundle, unpacked: 32 MiB.
-const MOST_BYTES: u64 = 32 * 1024 * 1024;
+/// Maximum size of one bundle, unpacked: 32 MiB.
+const MAX_BYTES: u64 = 32 * 1024 * 1024;
 
-/// How deep its directories may nest.
-const DEEPEST: usize = 16;
+/// Maximum nesting depth of directories.
+const MAX_DEPTH: usize = 16;
 
-/// Why a bundle is not there.
+/// Why a bundle cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadBundle {
-    /// Nothing is at its path.
-    #[error("policies.bundles: {id}: there is nothing at {}", path.display())]
+pub enum BundleReadError {
+    /// Nothing exists at the path.
+    #[error("policies.bundles: {id}: {} does not exist", path.display())]
     Missing {
-        /// Which bundle.
+        /// The bundle's name.
         id: String,
-        /// Where it should be.
+        /// The configured path.
         path: PathBuf,
     },
-    /// It cannot be read.
+    /// The bundle cannot be read.
     #[error("policies.bundles: {id}: {} cannot be used: {detail}", path.display())]
     Unreadable {
-        /// Which bundle.
+        /// The bundle's name.
         id: String,
         /// The file or directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it cannot be read.
         detail: String,
     },
-    /// It cannot be compiled.
+    /// The bundle cannot be compiled.
     #[error("policies.bundles: {id}: {error}")]
     Wrong {
-        /// Which bundle.
+        /// The bundle's name.
         id: String,
-        /// What is wrong.
+        /// The compiler's error.
         error: BundleError,
     },
 }
 
-/// What a bundle is made of.
+/// The files of a bundle.
 #[derive(Clone, Debug)]
-pub struct Contents {
-    /// The policy.
+pub struct BundleContents {
+    /// The policy modules.
     pub modules: Vec<Module>,
-    /// Its tests: files whose names end in `_test.rego`. They decide nothing.
+    /// The test modules: files whose names end in `_test.rego`. They are not part of the policy.
     pub tests: Vec<Module>,
-    /// The data.
+    /// The merged data.
     pub data: Value,
 }
 
 /// Reads a bundle without compiling it. Blocks.
-pub fn open(id: &str, path: &Path) -> Result<Contents, BadBundle> {
-    let unreadable = |(inner, detail): At| BadBundle::Unreadable {
+pub fn open(id: &str, path: &Path) -> Result<BundleContents, BundleReadError> {
+    let unreadable = |(inner, detail): At| BundleReadError::Unreadable {
         id: id.to_owned(),
         path: match inner.as_os_str().is_empty() {
             true => path.to_owned(),
@@ -81,7 +81,7 @@ pub fn open(id: &str, path: &Path) -> Result<Contents, BadBundle> {
         detail,
     };
     let files = files(path).map_err(|fault| match fault {
-        Fault::Missing => BadBundle::Missing {
+        Fault::Missing => BundleReadError::Missing {
             id: id.to_owned(),
             path: path.to_owned(),
         },
@@ -91,7 +91,7 @@ pub fn open(id: &str, path: &Path) -> Result<Contents, BadBundle> {
     let (tests, modules) = all
         .into_iter()
         .partition(|module| module.name.ends_with("_test.rego"));
-    Ok(Contents {
+    Ok(BundleContents {
         modules,
         tests,
         data,
@@ -99,29 +99,32 @@ pub fn open(id: &str, path: &Path) -> Result<Contents, BadBundle> {
 }
 
 /// Reads and compiles a bundle. Blocks.
-pub fn read(bundle: &Bundle) -> Result<rego::Bundle, BadBundle> {
-    let Contents { modules, data, .. } = open(&bundle.id, &bundle.path)?;
+pub fn read(bundle: &BundleSettings) -> Result<rego::Bundle, BundleReadError> {
+    let BundleContents { modules, data, .. } = open(&bundle.id, &bundle.path)?;
     rego::Bundle::compile(&bundle.id, &bundle.entrypoint, &modules, &data).map_err(|error| {
-        BadBundle::Wrong {
+        BundleReadError::Wrong {
             id: bundle.id.clone(),
             error,
         }
     })
 }
 
-/// The bundles that judge by one entrypoint.
+/// The loaded bundles of one entrypoint.
 #[derive(Debug, Default)]
-pub struct Found {
-    /// Those that are there, in the order of the settings.
+pub struct LoadedBundles {
+    /// The bundles that exist, in the order of the settings.
     pub judges: Vec<Arc<Judge>>,
-    /// Those that are not, and need not be.
-    pub missing: Vec<BadBundle>,
+    /// The optional bundles that do not exist.
+    pub missing: Vec<BundleReadError>,
 }
 
-/// Reads the bundles for `entrypoint`, or for something below it. Blocks. One that is not
-/// there and has to be, or that cannot be used, is an error.
-pub fn judges(section: &Policies, entrypoint: &str) -> Result<Found, BadBundle> {
-    let mut found = Found::default();
+/// Loads the bundles for `entrypoint`, or for a rule below it. Blocks. A required bundle that does
+/// not exist, and a bundle that cannot be used, is an error.
+pub fn judges(
+    section: &PoliciesSection,
+    entrypoint: &str,
+) -> Result<LoadedBundles, BundleReadError> {
+    let mut found = LoadedBundles::default();
     for named in &section.bundles {
         if !named.decides(entrypoint) {
             continue;
@@ -133,7 +136,7 @@ pub fn judges(section: &Policies, entrypoint: &str) -> Result<Found, BadBundle> 
         };
         match read(named) {
             Ok(bundle) => found.judges.push(Arc::new(Judge::new(bundle, terms))),
-            Err(problem @ BadBundle::Missing { .. }) if !named.required => {
+            Err(problem @ BundleReadError::Missing { .. }) if !named.required => {
                 found.missing.push(problem);
             }
             Err(problem) => return Err(problem),
@@ -142,22 +145,22 @@ pub fn judges(section: &Policies, entrypoint: &str) -> Result<Found, BadBundle> 
     Ok(found)
 }
 
-/// Why there are no files.
+/// Why the files of a bundle cannot be read.
 enum Fault {
-    /// Nothing is there.
+    /// The bundle does not exist.
     Missing,
-    /// Something in it, or the bundle itself where the path is empty.
+    /// A file in the bundle, or the bundle itself if the path is empty.
     At(PathBuf, String),
 }
 
 /// One file of a bundle.
-struct Piece {
-    /// Its path in the bundle: names only, none of them with a dot in front.
+struct BundleFile {
+    /// Path in the bundle: names only, none of them with a leading dot.
     path: PathBuf,
     bytes: Vec<u8>,
 }
 
-fn files(path: &Path) -> Result<Vec<Piece>, Fault> {
+fn files(path: &Path) -> Result<Vec<BundleFile>, Fault> {
     let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Fault::Missing,
         _ => Fault::At(PathBuf::new(), error.to_string()),
@@ -170,10 +173,10 @@ fn files(path: &Path) -> Result<Vec<Piece>, Fault> {
     read.map_err(|(path, detail)| Fault::At(path, detail))
 }
 
-/// A path in a bundle, and what is wrong there.
+/// A path in a bundle, and what is wrong with the file.
 type At = (PathBuf, String);
 
-/// What a file is for, by its name.
+/// The kind of a file, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Rego,
@@ -181,7 +184,7 @@ enum Use {
     Yaml,
 }
 
-/// What the file at `path` is for. Nothing for files that are none of ours.
+/// The kind of the file at `path`. None for files that are not part of a bundle.
 fn use_of(path: &Path) -> Option<Use> {
     match path.extension()?.to_str()? {
         "rego" => Some(Use::Rego),
@@ -191,7 +194,7 @@ fn use_of(path: &Path) -> Option<Use> {
     }
 }
 
-/// Counts what was read of a bundle.
+/// Counts the files and bytes of a bundle.
 #[derive(Default)]
 struct Count {
     files: usize,
@@ -199,30 +202,30 @@ struct Count {
 }
 
 impl Count {
-    /// How many bytes may still come.
+    /// How many more bytes may be read.
     fn left(&self) -> u64 {
-        MOST_BYTES.saturating_sub(self.bytes)
+        MAX_BYTES.saturating_sub(self.bytes)
     }
 
     fn add(&mut self, bytes: usize) -> Result<(), String> {
         self.files += 1;
         self.bytes += bytes as u64;
-        if self.files > MOST_FILES {
-            return Err(format!("the bundle has more than {MOST_FILES} files"));
+        if self.files > MAX_FILES {
+            return Err(format!("the bundle has more than {MAX_FILES} files"));
         }
-        if self.bytes > MOST_BYTES {
-            return Err(format!("the bundle has more than {MOST_BYTES} bytes"));
+        if self.bytes > MAX_BYTES {
+            return Err(format!("the bundle has more than {MAX_BYTES} bytes"));
         }
         Ok(())
     }
 }
 
-/// Tells policy from data.
-fn sort(mut pieces: Vec<Piece>) -> Result<(Vec<Module>, Value), At> {
-    pieces.sort_by(|a, b| a.path.cmp(&b.path));
+/// Sorts files into policy, tests and data.
+fn sort(mut files: Vec<BundleFile>) -> Result<(Vec<Module>, Value), At> {
+    files.sort_by(|a, b| a.path.cmp(&b.path));
     let mut modules = Vec::new();
     let mut data = Map::new();
-    for Piece { path, bytes } in pieces {
+    for BundleFile { path, bytes } in files {
         let read = match use_of(&path) {
             None => continue,
             Some(Use::Rego) => String::from_utf8(bytes)
@@ -242,14 +245,14 @@ fn sort(mut pieces: Vec<Piece>) -> Result<(Vec<Module>, Value), At> {
         let put = read.and_then(|value| match value {
             None => Ok(()),
             Some(Value::Object(fields)) => put(&mut data, &path, fields),
-            Some(_) => Err("data is an object".to_owned()),
+            Some(_) => Err("the top level of a data file must be an object".to_owned()),
         });
         put.map_err(|detail| (path, detail))?;
     }
     Ok((modules, Value::Object(data)))
 }
 
-/// Puts the fields of a data file where its directory says.
+/// Inserts the fields of a data file at the path of its directory.
 fn put(
     data: &mut Map<String, Value>,
     path: &Path,
@@ -273,7 +276,7 @@ fn merge(
         let path = format!("{path}.{key}");
         match (into.get_mut(&key), value) {
             (Some(Value::Object(into)), Value::Object(from)) => merge(into, from, &path)?,
-            (Some(_), _) => return Err(format!("{path} is in another file, too")),
+            (Some(_), _) => return Err(format!("{path} is also in another file")),
             (None, value) => {
                 into.insert(key, value);
             }
@@ -288,7 +291,7 @@ fn read_yaml(path: &Path, bytes: &[u8]) -> Result<Value, String> {
     match (tree, problems.first()) {
         (Some(tree), None) => Ok(value_of(&tree.root)),
         (_, Some(problem)) => Err(problem.to_string()),
-        (None, None) => Err("it is no YAML".to_owned()),
+        (None, None) => Err("it is not YAML".to_owned()),
     }
 }
 

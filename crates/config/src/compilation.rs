@@ -17,7 +17,7 @@ use crate::problem::Problem;
 use crate::section::egress::DomainRule;
 use crate::tree::{dotted, join};
 
-/// What is worked out once, at load.
+/// Values that are computed once, at load.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Compiled {
     pub(crate) allowlist: Allowlist,
@@ -56,8 +56,8 @@ pub(crate) fn host_rule(rule: &DomainRule) -> HostRule {
 
 const LISTED_TWICE: &str = "this host is listed twice, in two spellings";
 
-/// Checks policy.yaml and works its rates and breakers out. Without a file there is only
-/// the arithmetic.
+/// Checks policy.yaml and computes its rates and breakers. Without a file only the computation
+/// takes place.
 pub(crate) fn compile_policy(
     policy: &PolicyFile,
     layer: Option<&Layer<PolicyFile>>,

@@ -1,8 +1,8 @@
-//! What no schema can say: values that contradict each other.
+//! Checks across values, which no schema can express.
 //!
-//! These checks also run on what is left of a file with other mistakes. A check that asks
-//! whether something is absent therefore asks the file, not the value: a token that was
-//! written wrongly has been reported already, and is not missing as well.
+//! The checks also run on the rest of a file with other mistakes. A check for an absent value
+//! therefore looks at the file, not at the deserialised value: an invalid token has been reported
+//! already, and is not missing as well.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,11 +14,11 @@ use crate::leaf::Leaf;
 use crate::palisade_file::File;
 use crate::problem::Problem;
 use crate::section::policies::ENTRYPOINTS;
-use crate::section::sandbox::{Backend, Snapshot};
+use crate::section::sandbox::{Backend, SnapshotLimits};
 use crate::section::tools::RuntimeKind;
 use crate::tree::{Content, dotted, join};
 
-/// Checks palisade.yaml. An address without a host and without a token is moved to
+/// Checks palisade.yaml. A listen address without a host and without a token is changed to
 /// loopback, with a warning.
 pub(crate) fn check_file(
     layer: &mut Layer<File>,
@@ -43,12 +43,12 @@ pub(crate) fn check_file(
     if layer.value.metrics.tracing.is_jaeger_thrift() {
         let pointer = "/metrics/tracing/endpoint";
         let problem = layer.problem(pointer, "port 14268 is Jaeger's Thrift port");
-        warnings.push(problem.hinting("traces go to port 4318 of the same host, by OTLP"));
+        warnings.push(problem.hinting("traces are sent to port 4318 of the same host, over OTLP"));
     }
 }
 
-/// A bundle that nothing evaluates looks as if it protected something. It is no error: a bundle
-/// may be there for `palisade policy` alone.
+/// Warns about bundles whose entrypoint the gate does not evaluate, because they look effective.
+/// That is not an error: a bundle may be for `palisade policy` alone.
 fn warn_of_unused_entrypoints(layer: &Layer<File>, warnings: &mut Vec<Problem>) {
     for (index, bundle) in layer.value.policies.bundles.iter().enumerate() {
         if ENTRYPOINTS.iter().any(|known| bundle.decides(known)) {
@@ -57,25 +57,25 @@ fn warn_of_unused_entrypoints(layer: &Layer<File>, warnings: &mut Vec<Problem>) 
         let pointer = format!("/policies/bundles/{index}/entrypoint");
         let shown = layer.quoted(&pointer, &bundle.entrypoint);
         let message =
-            format!("nothing evaluates the entrypoint {shown}: the bundle decides nothing");
+            format!("the gate does not evaluate the entrypoint {shown}: the bundle has no effect");
         let hint = format!("entrypoints are {}", ENTRYPOINTS.join(", "));
         warnings.push(layer.problem(&pointer, message).hinting(hint));
     }
 }
 
-/// The log's redactor looks for values. One of a letter or three is found in every second
-/// word, so it is left alone, and whoever chose it should know.
+/// Warns about secrets that the log redactor cannot remove: a value of one to three letters occurs
+/// in ordinary words.
 fn warn_of_short_secrets(layer: &Layer<File>, warnings: &mut Vec<Problem>) {
-    const SHORTEST: usize = 4;
+    const MIN_SECRET: usize = 4;
     let file = &layer.value;
     let token = file.server.auth_token.as_ref();
     let token = token.map(|token| ("/server/auth_token".to_owned(), token));
     let named = file.secrets.iter();
     let named = named.map(|(name, secret)| (join("/secrets", name), secret));
     for (pointer, secret) in token.into_iter().chain(named) {
-        if (1..SHORTEST).contains(&secret.expose().len()) {
+        if (1..MIN_SECRET).contains(&secret.expose().len()) {
             let message = format!(
-                "{} is shorter than {SHORTEST} bytes, too short to be taken out of logs",
+                "{} is shorter than {MIN_SECRET} bytes, too short to be redacted in logs",
                 dotted(&pointer)
             );
             let warning = layer.problem(&pointer, message);
@@ -84,7 +84,7 @@ fn warn_of_short_secrets(layer: &Layer<File>, warnings: &mut Vec<Problem>) {
     }
 }
 
-/// How the paths begin that hooks, tools and health are served at.
+/// The first segments of the URL paths of hooks, tools and health.
 const SERVED_PATHS: [&str; 5] = ["health", "intercept", "mcp", "message", "sse"];
 
 const ADDRESSES: [&str; 3] = ["interceptor_addr", "mcp_server_addr", "single_port"];
@@ -97,8 +97,7 @@ fn address<'f>(file: &'f mut File, key: &str) -> Option<&'f mut SocketAddr> {
     }
 }
 
-/// Whether clients are asked for a token; a token that is empty or was refused counts as
-/// absent or present respectively.
+/// Whether clients need a token. An empty token counts as absent, an invalid one as present.
 fn has_token(layer: &Layer<File>) -> bool {
     match &layer.value.server.auth_token {
         Some(token) => !token.is_empty(),
@@ -106,8 +105,8 @@ fn has_token(layer: &Layer<File>) -> bool {
     }
 }
 
-/// `:8090` without a token: a seed's file, written for a container's own network. It is
-/// accepted and kept to this machine, rather than refused or opened to everybody.
+/// `:8090` without a token comes from older files, written for a container's own network. It is
+/// accepted and listens on loopback, instead of being refused or reachable from outside.
 fn move_to_loopback(layer: &mut Layer<File>, warnings: &mut Vec<Problem>) {
     if has_token(layer) {
         return;
@@ -129,7 +128,7 @@ fn move_to_loopback(layer: &mut Layer<File>, warnings: &mut Vec<Problem>) {
             (address, Some(_)) => address.ip().to_string(),
         };
         let message = format!(
-            "{} names every address but there is no server.auth_token: listening on {used} only",
+            "{} means every address but server.auth_token is not set: listening on {used} only",
             dotted(&pointer)
         );
         let warning = layer.problem(&pointer, message);
@@ -167,7 +166,7 @@ impl Check<'_> {
                 let address = self.layer.shown(&pointer, address);
                 self.report(
                     &pointer,
-                    format!("{} is {address}, which others can reach, and there is no server.auth_token", dotted(&pointer)),
+                    format!("{} is {address}, which is not a loopback address, but server.auth_token is not set", dotted(&pointer)),
                     "set server.auth_token, or use 127.0.0.1",
                 );
             }
@@ -179,20 +178,21 @@ impl Check<'_> {
         {
             self.report(
                 "/server/single_port",
-                format!("server.single_port stands instead of server.{other}, not beside it"),
+                format!("server.single_port and server.{other} cannot both be set"),
                 "remove one of them",
             );
         }
     }
 
-    /// Metrics at a path that something else answers would never be seen.
+    /// Metrics would not be reachable at a path that is used for something else.
     fn metrics(&mut self) {
         let path = &self.layer.value.metrics.path;
         let first = path.split('/').find(|part| !part.is_empty());
         if first.is_some_and(|first| SERVED_PATHS.contains(&first)) {
             let pointer = "/metrics/path";
             let shown = self.layer.quoted(pointer, path);
-            let message = format!("metrics.path is {shown}, where something else is served");
+            let message =
+                format!("metrics.path is {shown}, which the gate uses for something else");
             self.report(pointer, message, "use another path, such as /metrics");
         }
     }
@@ -230,7 +230,7 @@ impl Check<'_> {
             let pointer = format!("{list}/{index}/{key}");
             if let Some(first) = seen.get(name) {
                 let first = format!("{list}/{first}/{key}");
-                // If either came from a variable, the other says what it holds.
+                // If either name came from a variable, the other one would reveal its value.
                 let name = match self.layer.variable(&pointer) {
                     Some(_) => self.layer.quoted(&pointer, name),
                     None => self.layer.quoted(&first, name),
@@ -280,25 +280,25 @@ impl Check<'_> {
     fn egress(&mut self) {
         for (from, to) in self.layer.value.egress.resolve.iter() {
             if to.ip().is_unspecified() || to.port() == 0 {
-                // The key may be spelt in another way than the host prints.
+                // The key may be written differently from the normalised host.
                 let key = self.written_key("/egress/resolve", from);
                 let pointer = join("/egress/resolve", &key.unwrap_or_default());
-                let message = format!("{} cannot be connected to", dotted(&pointer));
+                let message = format!("{} is not an address to connect to", dotted(&pointer));
                 self.report(&pointer, message, "write an address and a port");
             }
         }
-        // What passes unread passes the rules for git, too.
+        // Connections that are forwarded without decryption would bypass the rules for git.
         let file = &self.layer.value;
         for (index, pattern) in file.egress.passthrough.iter().enumerate() {
             if file.git.hosts.iter().any(|host| pattern.matches(host)) {
                 let pointer = format!("/egress/passthrough/{index}");
-                let message = "a host of git.hosts cannot be passed on unread";
-                self.report(&pointer, message, "take it out of one of the two");
+                let message = "a host of git.hosts cannot be in egress.passthrough";
+                self.report(&pointer, message, "remove it from one of the two");
             }
         }
     }
 
-    /// A name that no rule has would open nothing, and nobody would know.
+    /// An unknown rule name would enable nothing without anyone noticing.
     fn github(&mut self) {
         for (index, name) in self.layer.value.egress.github.allow.iter().enumerate() {
             let Err(unknown) = GithubRules::new(std::slice::from_ref(name), false) else {
@@ -306,7 +306,7 @@ impl Check<'_> {
             };
             let pointer = format!("/egress/github/allow/{index}");
             let shown = self.layer.quoted(&pointer, name);
-            // A near name would give away the value of a variable.
+            // A similar name would reveal the value of a variable.
             let near = unknown
                 .near
                 .filter(|_| self.layer.variable(&pointer).is_none());
@@ -349,7 +349,7 @@ impl Check<'_> {
                 let name = self.layer.quoted(&format!("{pointer}/name"), &mirror.name);
                 self.report(
                     &pointer,
-                    format!("mirror {name} is reached by ssh but has no host_key"),
+                    format!("mirror {name} uses ssh but has no host_key"),
                     "add the server's public key, as ssh-keyscan prints it",
                 );
             }
@@ -367,11 +367,11 @@ impl Check<'_> {
         if sandbox.backend == Backend::Remote && is_empty {
             self.report(
                 "/sandbox/backend",
-                "the backend is remote but sandbox.remote says nothing of where",
+                "sandbox.backend is remote but sandbox.remote has no container",
                 "add sandbox.remote.socket_path or sandbox.remote.tcp",
             );
         }
-        // A name that was refused has become the default, and says nothing about others.
+        // An invalid name has become the default, so it is not compared with others.
         let layer = self.layer;
         let is_own = |index: usize, name: &str| {
             let pointer = format!("/sandbox/remote/{index}/name");
@@ -391,7 +391,7 @@ impl Check<'_> {
                 } else {
                     format!("{name} has no address")
                 };
-                self.report(&pointer, message, "give exactly one of socket_path and tcp");
+                self.report(&pointer, message, "set exactly one of socket_path and tcp");
             }
             let token = container.auth.token.as_ref().map(|token| !token.is_empty());
             let written = format!("{pointer}/auth/token");
@@ -430,19 +430,19 @@ impl Check<'_> {
         }
     }
 
-    /// What a worker can carry.
+    /// The sizes that a worker process can handle.
     fn at_most(&mut self) {
         let snapshot = &self.layer.value.sandbox.snapshot;
         let over = [
             (
                 "/sandbox/snapshot/file",
                 snapshot.file,
-                Snapshot::LARGEST_FILE,
+                SnapshotLimits::MAX_FILE,
             ),
             (
                 "/sandbox/snapshot/total",
                 snapshot.total,
-                Snapshot::LARGEST_TOTAL,
+                SnapshotLimits::MAX_TOTAL,
             ),
         ];
         for (pointer, value, most) in over {

@@ -1,24 +1,23 @@
-//! `${VAR}` in values.
+//! Expansion of `${VAR}` in values.
 //!
-//! Only the text of a scalar changes, after the file has been parsed, and the result is
-//! never parsed again. A variable therefore cannot add a key, a line or a list, whatever
-//! it holds.
+//! Only the text of a scalar changes, after the file has been parsed, and the result is never
+//! parsed again. A variable therefore cannot add a key, a line or a list, whatever its value is.
 
 use crate::problem::{Problem, quote};
-use crate::tree::{Content, Node, Place, Tree, dotted, join};
+use crate::tree::{Content, Node, Position, Tree, dotted, join};
 
-/// Looks a variable up. The loader never reads the process environment by itself.
+/// Looks up an environment variable. The loader never reads the process environment by itself.
 pub type Env<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 
-/// The longest text a value may expand to: 1 MiB.
-const LONGEST: usize = 1024 * 1024;
+/// Maximum length of an expanded value: 1 MiB.
+const MAX_EXPANDED: usize = 1024 * 1024;
 
-/// Values below this pointer may name a variable that is not set: a file lists the secrets of
-/// every tool, and a tool that is never called needs none.
+/// Values below this pointer may name a variable that is not set: a file lists the secrets of every
+/// tool, and a tool that is never called needs none.
 const SECRETS: &str = "/secrets/";
 
-/// Expands every value of `tree`. A value that cannot be expanded is reported and
-/// becomes faulty. A secret whose variable is not set becomes empty, with a warning.
+/// Expands every value of `tree`. A value that cannot be expanded is reported and becomes faulty. A
+/// secret whose variable is not set becomes empty, with a warning.
 pub(crate) fn expand(
     tree: &mut Tree,
     env: Env<'_>,
@@ -28,7 +27,7 @@ pub(crate) fn expand(
     let mut faults = Vec::new();
     walk(&mut tree.root, "", env, &mut faults);
     for (pointer, place, fault) in faults {
-        let (message, hint) = fault.say();
+        let (message, hint) = fault.message_and_hint();
         if pointer.starts_with(SECRETS)
             && let Fault::Unset(_) = fault
         {
@@ -41,7 +40,7 @@ pub(crate) fn expand(
     }
 }
 
-fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, Place, Fault)>) {
+fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, Position, Fault)>) {
     match &mut node.content {
         Content::Text(text) if text.contains("${") => match expand_text(text, env) {
             Ok(expanded) => {
@@ -72,7 +71,7 @@ fn walk(node: &mut Node, pointer: &str, env: Env<'_>, faults: &mut Vec<(String, 
     }
 }
 
-/// Text with its variables filled in.
+/// Text after expansion.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Expanded {
     pub(crate) text: String,
@@ -80,7 +79,7 @@ pub(crate) struct Expanded {
     pub(crate) variable: Option<String>,
 }
 
-/// Without the text, which holds what the variables held.
+/// Omits the text, which contains values of variables.
 impl std::fmt::Debug for Expanded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut parts = f.debug_struct("Expanded");
@@ -98,7 +97,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    fn say(&self) -> (String, String) {
+    fn message_and_hint(&self) -> (String, String) {
         match self {
             Fault::Unset(name) => (
                 format!("the environment variable {name} is not set"),
@@ -109,15 +108,15 @@ impl Fault {
                 "write ${NAME} or ${NAME:-default}, and $${ for a plain ${".to_owned(),
             ),
             Fault::TooLong => (
-                format!("longer than {LONGEST} bytes once its variables are filled in"),
+                format!("longer than {MAX_EXPANDED} bytes once its variables are filled in"),
                 "use a shorter value".to_owned(),
             ),
         }
     }
 }
 
-/// Fills the variables of one text in. As in a shell, `:-` also stands in for a
-/// variable that is set to nothing.
+/// Expands the variables of one text. As in a shell, the default after `:-` also replaces an empty
+/// value.
 pub(crate) fn expand_text(text: &str, env: Env<'_>) -> Result<Expanded, Fault> {
     let mut expanded = Expanded {
         text: String::with_capacity(text.len()),
@@ -140,8 +139,8 @@ pub(crate) fn expand_text(text: &str, env: Env<'_>) -> Result<Expanded, Fault> {
     Ok(expanded)
 }
 
-/// Fills the variables of one word of a command in, as a shell does: `$NAME`, `${NAME}` and
-/// `${NAME:-default}`; `$$` is a plain `$`. A `$` in front of anything else stands for itself.
+/// Expands the variables of one word of a command, as a shell does: `$NAME`, `${NAME}` and
+/// `${NAME:-default}`; `$$` is a literal `$`. A `$` before anything else is literal.
 pub fn expand_word(word: &str, env: Env<'_>) -> Result<String, ExpandError> {
     let read = || {
         let mut expanded = Expanded {
@@ -184,7 +183,7 @@ pub fn expand_word(word: &str, env: Env<'_>) -> Result<String, ExpandError> {
             Fault::Malformed => {
                 "a ${…} does not name a variable; write ${NAME}, or $$ for a plain $".to_owned()
             }
-            Fault::TooLong => format!("longer than {LONGEST} bytes once expanded"),
+            Fault::TooLong => format!("longer than {MAX_EXPANDED} bytes once expanded"),
         },
     })
 }
@@ -198,7 +197,7 @@ pub struct ExpandError {
 }
 
 impl Expanded {
-    /// Adds the value of what stands in a `${…}`: a name, and perhaps a default.
+    /// Appends the value of the expression in `${…}`: a name, and perhaps a default.
     fn fill(&mut self, inside: &str, env: Env<'_>) -> Result<(), Fault> {
         let (name, default) = match inside.split_once(":-") {
             Some((name, default)) => (name, Some(default)),
@@ -216,14 +215,14 @@ impl Expanded {
             (None, Some(default)) => self.text.push_str(default),
             (None, None) => return Err(Fault::Unset(name.to_owned())),
         }
-        if self.text.len() > LONGEST {
+        if self.text.len() > MAX_EXPANDED {
             return Err(Fault::TooLong);
         }
         Ok(())
     }
 }
 
-/// Whether `name` can name a variable: a letter or `_`, then letters, digits and `_`.
+/// Whether `name` is a valid variable name: a letter or `_`, then letters, digits and `_`.
 pub(crate) fn is_variable(name: &str) -> bool {
     let mut bytes = name.bytes();
     bytes
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_defaults_and_escapes() {
+    fn variables_defaults_and_escapes_expand() {
         for (given, expected) in [
             ("${A}", "alpha"),
             ("x${A}y${A}z", "xalphayalphaz"),
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_variable_is_refused_by_name_only() {
+    fn invalid_variables_are_refused_without_their_values() {
         assert_eq!(
             expand_text("${NOPE}", &env),
             Err(Fault::Unset("NOPE".into()))
@@ -284,7 +283,7 @@ mod tests {
         ] {
             assert_eq!(expand_text(bad, &env), Err(Fault::Malformed), "{bad}");
         }
-        let long = |_: &str| Some("x".repeat(LONGEST));
+        let long = |_: &str| Some("x".repeat(MAX_EXPANDED));
         assert_eq!(expand_text("${A}${A}", &long), Err(Fault::TooLong));
     }
 
@@ -303,7 +302,7 @@ mod tests {
         ] {
             assert_eq!(expand_word(given, &env).as_deref(), Ok(expected), "{given}");
         }
-        for (bad, said) in [
+        for (bad, message) in [
             (
                 "x$NOPE",
                 "'x$NOPE': the environment variable NOPE is not set",
@@ -316,12 +315,12 @@ mod tests {
             ("${a-b}", "does not name a variable"),
         ] {
             let error = expand_word(bad, &env).unwrap_err().to_string();
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(message), "{error}");
         }
     }
 
     #[test]
-    fn the_variable_is_remembered_only_where_its_value_is_used() {
+    fn variable_name_is_kept_only_if_its_value_is_used() {
         assert_eq!(
             expand_text("${A}", &env).unwrap().variable.as_deref(),
             Some("A")

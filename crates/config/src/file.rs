@@ -1,4 +1,4 @@
-//! Reading a file that may not be one.
+//! Reads a regular file with a size limit, safely also if the path is something else.
 
 use std::fs::OpenOptions;
 use std::io::Read;
@@ -7,25 +7,25 @@ use std::path::Path;
 
 use nix::libc::{O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK};
 
-/// The largest file of the operator's: 4 MiB.
+/// Maximum size of an operator's file: 4 MiB.
 pub(crate) const OPERATOR_LIMIT: u64 = 4 * 1024 * 1024;
 
-/// The largest file of a repository's: 64 KiB.
+/// Maximum size of a repository's file: 64 KiB.
 pub(crate) const REPOSITORY_LIMIT: u64 = 64 * 1024;
 
-/// Why there are no bytes.
+/// Why a file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub(crate) enum Unreadable {
-    /// Nothing is there.
+    /// The file does not exist.
     #[error("no such file")]
     Missing,
-    /// A directory, a FIFO, a device, or a link where none may be.
+    /// A directory, a FIFO, a device, or a link where links are refused.
     #[error("not a regular file")]
     NotRegular,
-    /// More than the limit.
+    /// The file is larger than the limit.
     #[error("larger than {0} bytes")]
     TooLarge(u64),
-    /// What the system said.
+    /// The system's error.
     #[error("{0}")]
     Io(String),
 }
@@ -33,17 +33,17 @@ pub(crate) enum Unreadable {
 /// Whether the last component of the path may be a symbolic link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
-    /// The operator's files may be links: that is how some editors and Kubernetes
-    /// replace them.
+    /// An operator's files may be links: some editors and Kubernetes replace files that way.
     Follow,
-    /// A repository's file may not: it could point at anything the operator can read.
+    /// A repository's file may not be a link: it could point at any file that the operator can
+    /// read.
     Refuse,
 }
 
 /// The bytes of the regular file at `path`, at most `limit` of them.
 ///
-/// Opened without blocking, so that a FIFO cannot hang the loader, and judged by the
-/// descriptor, so that what was checked is what is read.
+/// Opens without blocking, so that a FIFO cannot hang the loader, and checks the descriptor, so
+/// that the checked file is the one that is read.
 pub(crate) fn read(path: &Path, limit: u64, links: Links) -> Result<Vec<u8>, Unreadable> {
     let flags = match links {
         Links::Follow => O_NONBLOCK | O_CLOEXEC,
@@ -53,8 +53,8 @@ pub(crate) fn read(path: &Path, limit: u64, links: Links) -> Result<Vec<u8>, Unr
         .read(true)
         .custom_flags(flags)
         .open(path)
-        .map_err(|error| say(&error))?;
-    let metadata = file.metadata().map_err(|error| say(&error))?;
+        .map_err(|error| describe(&error))?;
+    let metadata = file.metadata().map_err(|error| describe(&error))?;
     if !metadata.is_file() {
         return Err(Unreadable::NotRegular);
     }
@@ -64,14 +64,14 @@ pub(crate) fn read(path: &Path, limit: u64, links: Links) -> Result<Vec<u8>, Unr
     let mut bytes = Vec::new();
     file.take(limit + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| say(&error))?;
+        .map_err(|error| describe(&error))?;
     if bytes.len() as u64 > limit {
         return Err(Unreadable::TooLarge(limit));
     }
     Ok(bytes)
 }
 
-fn say(error: &std::io::Error) -> Unreadable {
+fn describe(error: &std::io::Error) -> Unreadable {
     match error.raw_os_error() {
         Some(nix::libc::ENOENT | nix::libc::ENOTDIR) => Unreadable::Missing,
         Some(nix::libc::ELOOP | nix::libc::ENXIO) => Unreadable::NotRegular,

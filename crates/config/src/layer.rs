@@ -1,27 +1,27 @@
-//! One file on its way from bytes to a typed value.
+//! One configuration file, from bytes to a typed value.
 
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
 use crate::expansion::{Env, expand};
-use crate::leaf::Pattern;
+use crate::leaf::RegexPattern;
 use crate::problem::{Problem, quote};
-use crate::schema::Shape;
+use crate::schema::FileSchema;
 use crate::tree::{Content, Tree};
 use crate::unavailable;
-use crate::validation::{Valid, validate};
+use crate::validation::{ValidatedValue, validate};
 
-/// A file that was read: its value, and the tree that says where each part stood.
+/// A file that was read: its value, and the tree with the position of each part.
 pub(crate) struct Layer<T> {
     pub(crate) value: T,
     pub(crate) tree: Tree,
-    /// What was accepted while it was read, and should be looked at.
+    /// Warnings about accepted values.
     pub(crate) warnings: Vec<Problem>,
-    valid: Valid,
+    valid: ValidatedValue,
 }
 
-/// The file's name alone: its values may be secrets.
+/// Shows the file's name only: its values may be secrets.
 impl<T> std::fmt::Debug for Layer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut parts = f.debug_struct("Layer");
@@ -30,18 +30,17 @@ impl<T> std::fmt::Debug for Layer<T> {
 }
 
 impl<T: DeserializeOwned> Layer<T> {
-    /// Parses, expands (where there is an environment), validates and deserialises. Keys that
-    /// this version has no feature for are mistakes like any other. All
-    /// mistakes go to `problems`; where a value can be had all the same, later checks can
-    /// go on with it. None when the file is not YAML.
+    /// Parses, expands (if there is an environment), validates and deserialises. Keys of features
+    /// that this version does not have are errors. All mistakes are added to `problems`; if there
+    /// is a value all the same, later checks can use it. None if the file is not YAML.
     pub(crate) fn read(
-        shape: &Shape,
+        shape: &FileSchema,
         file: &Path,
         bytes: &[u8],
         env: Option<Env<'_>>,
         problems: &mut Vec<Problem>,
     ) -> Option<Self> {
-        let _patterns = Pattern::compile_once();
+        let _patterns = RegexPattern::compile_once();
         let mut tree = Tree::parse(file, bytes, problems)?;
         let mut warnings = Vec::new();
         if let Some(env) = env {
@@ -58,7 +57,7 @@ impl<T: DeserializeOwned> Layer<T> {
                 valid,
             }),
             Err(error) => {
-                // serde's own words may quote a value, so they stay out of the message.
+                // serde's error may quote a value, so the message omits it.
                 debug_assert!(false, "the schema accepted what the types refuse: {error}");
                 problems.push(tree.problem("", "cannot be read, although its schema accepts it"));
                 None
@@ -73,26 +72,26 @@ impl<T> Layer<T> {
         self.tree.problem(&self.valid.original(pointer), message)
     }
 
-    /// Whether something was written at `pointer`, even if it was wrong.
+    /// Whether the file has a value at `pointer`, valid or not.
     pub(crate) fn is_written(&self, pointer: &str) -> bool {
         self.tree
             .get(&self.valid.original(pointer))
             .is_some_and(|node| !matches!(node.content, Content::Absent | Content::Null))
     }
 
-    /// The text at `pointer`, as it stands in the file once variables are filled in.
+    /// The text at `pointer`, as in the file after expansion.
     pub(crate) fn text(&self, pointer: &str) -> Option<&str> {
         self.tree.get(&self.valid.original(pointer))?.text()
     }
 
-    /// The variable that the value at `pointer` came from.
+    /// The variable whose value is at `pointer`.
     pub(crate) fn variable(&self, pointer: &str) -> Option<&str> {
         let node = self.tree.get(&self.valid.original(pointer))?;
         node.variable.as_deref()
     }
 
-    /// `text`, which stands at `pointer`, as a message may repeat it: in quotes, or as the
-    /// variable it came from.
+    /// `text`, the value at `pointer`, as a message may repeat it: in quotes, or as the name of its
+    /// variable.
     pub(crate) fn quoted(&self, pointer: &str, text: &str) -> String {
         match self.variable(pointer) {
             Some(name) => format!("${{{name}}}"),
@@ -100,7 +99,7 @@ impl<T> Layer<T> {
         }
     }
 
-    /// The same without quotes, for a value that has been parsed.
+    /// As [`Layer::quoted`] without quotes, for a parsed value.
     pub(crate) fn shown(&self, pointer: &str, value: impl ToString) -> String {
         match self.variable(pointer) {
             Some(name) => format!("${{{name}}}"),

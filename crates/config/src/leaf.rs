@@ -1,8 +1,8 @@
-//! The smallest things an operator writes: durations, sizes, addresses, patterns.
+//! Scalar values of the configuration: durations, sizes, addresses, patterns.
 //!
-//! Each has a name that stands as `format` in the schema, so that a bad leaf is found by
-//! the same pass, and reported in the same way, as a misspelt key. Parsers that decide
-//! something live in `policy`; here they are only given a name.
+//! Each kind has a name, which is the `format` in the schema, so that an invalid scalar is found by
+//! the same pass, and reported in the same way, as a misspelt key. Parsers of values that decide
+//! something are in `policy`; here they only get a name.
 
 mod address;
 mod location;
@@ -27,37 +27,37 @@ use serde::{Deserialize, Deserializer, Serializer};
 
 pub use address::{Cidr, DnsUpstream};
 pub use quantity::{read_size, show_size};
-pub use rule::{AuthScheme, Endpoint, Pattern, Publish};
-pub use source::{EnvEntry, Source};
+pub use rule::{AuthScheme, Endpoint, PortMapping, RegexPattern};
+pub use source::{EnvEntry, SecretSource};
 
 pub(crate) use address::DnsType;
 pub(crate) use location::{GitUrl, HttpUrl, TreePath, UrlPath, WebhookUrl};
 pub(crate) use name::{HeaderName, HostKey, Image, Name, SandboxName, Slug};
-pub(crate) use rule::{MOST_METHODS, MOST_PATTERNS, MethodName};
+pub(crate) use rule::{MAX_METHODS, MAX_PATTERNS, MethodName};
 pub(crate) use source::EnvName;
 
 /// A kind of text with a name, a description and a check.
 pub(crate) trait Format {
-    /// The word in the schema.
+    /// The name of the format in the schema.
     const NAME: &'static str;
-    /// What a person should have written, after 'must be'.
+    /// Description of valid text, as it follows 'must be'.
     const WHAT: &'static str;
-    /// Whether a bare integer will do as well, up to this one.
+    /// The largest integer that is accepted instead of text, if integers are accepted.
     const INTEGER: Option<u64> = None;
-    /// Whether text of this kind may hold something that must not be shown.
+    /// Whether text of this kind may contain a secret, which messages must not repeat.
     const SENSITIVE: bool = false;
-    /// Whether it names a host or an address, so that `user:password@` may have been put in front.
+    /// Whether the text names a host or an address, so that `user:password@` may precede it.
     const ADDRESS: bool = false;
 
-    /// What is wrong with `text`, as a detail after [`Format::WHAT`]; may be empty.
+    /// Why `text` is invalid, as a detail after [`Format::WHAT`]; may be empty.
     fn check(text: &str) -> Result<(), String>;
 }
 
 /// A kind of text that has a type of its own in [`crate::Settings`].
 pub(crate) trait Leaf: Format + Sized {
-    /// Reads what passed the check.
+    /// Parses text that passed the check.
     fn read(text: &str) -> Result<Self, String>;
-    /// The text that reads back as this value.
+    /// The text that parses to this value.
     fn write(&self) -> String;
 }
 
@@ -80,7 +80,7 @@ const fn row<F: Format>() -> FormatRow {
     }
 }
 
-/// Every format. A test finds one that the schema uses and this table lacks.
+/// Every format. A test finds formats of the schema that are missing here.
 pub(crate) const FORMATS: &[FormatRow] = &[
     row::<Duration>(),
     row::<u64>(),
@@ -89,7 +89,7 @@ pub(crate) const FORMATS: &[FormatRow] = &[
     row::<HostPattern>(),
     row::<Authority>(),
     row::<Cidr>(),
-    row::<Source>(),
+    row::<SecretSource>(),
     row::<EnvName>(),
     row::<EnvEntry>(),
     row::<PathBuf>(),
@@ -103,10 +103,10 @@ pub(crate) const FORMATS: &[FormatRow] = &[
     row::<SandboxName>(),
     row::<Image>(),
     row::<HostKey>(),
-    row::<Publish>(),
+    row::<PortMapping>(),
     row::<HeaderName>(),
     row::<AuthScheme>(),
-    row::<Pattern>(),
+    row::<RegexPattern>(),
     row::<MethodName>(),
     row::<PathPattern>(),
     row::<Endpoint>(),
@@ -115,12 +115,12 @@ pub(crate) const FORMATS: &[FormatRow] = &[
     row::<DnsType>(),
 ];
 
-/// The row called `name`.
+/// The format called `name`.
 pub(crate) fn format(name: &str) -> Option<&'static FormatRow> {
     FORMATS.iter().find(|row| row.name == name)
 }
 
-/// Stands for a format where the schema is derived: `#[schemars(with = "Text<Image>")]`.
+/// Represents a format where the schema is derived: `#[schemars(with = "Text<Image>")]`.
 pub(crate) struct Text<F>(PhantomData<F>);
 
 impl<F: Format> JsonSchema for Text<F> {
@@ -145,7 +145,7 @@ impl<F: Format> JsonSchema for Text<F> {
     }
 }
 
-/// Stands for a mapping whose keys have a format.
+/// Represents a mapping whose keys have a format.
 pub(crate) struct Keyed<K, V>(PhantomData<(K, V)>);
 
 impl<K: Format, V: JsonSchema> JsonSchema for Keyed<K, V> {
@@ -166,9 +166,9 @@ impl<K: Format, V: JsonSchema> JsonSchema for Keyed<K, V> {
     }
 }
 
-/// serde's `with` for one leaf.
+/// serde's `with` for one scalar.
 pub(crate) mod one {
-    use super::{Deserializer, Leaf, Serializer, take};
+    use super::{Deserializer, Leaf, Serializer, parse_leaf};
 
     pub(crate) fn serialize<T: Leaf, S: Serializer>(
         value: &T,
@@ -180,13 +180,13 @@ pub(crate) mod one {
     pub(crate) fn deserialize<'de, T: Leaf, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<T, D::Error> {
-        take(deserializer)
+        parse_leaf(deserializer)
     }
 }
 
-/// serde's `with` for a leaf that may be absent.
+/// serde's `with` for an optional scalar.
 pub(crate) mod maybe {
-    use super::{Deserialize, Deserializer, Leaf, Serializer, Taken};
+    use super::{Deserialize, Deserializer, Leaf, ParsedLeaf, Serializer};
 
     pub(crate) fn serialize<T: Leaf, S: Serializer>(
         value: &Option<T>,
@@ -201,14 +201,14 @@ pub(crate) mod maybe {
     pub(crate) fn deserialize<'de, T: Leaf, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<T>, D::Error> {
-        let value = Option::<Taken<T>>::deserialize(deserializer)?;
-        Ok(value.map(|Taken(value)| value))
+        let value = Option::<ParsedLeaf<T>>::deserialize(deserializer)?;
+        Ok(value.map(|ParsedLeaf(value)| value))
     }
 }
 
-/// serde's `with` for a list of leaves.
+/// serde's `with` for a list of scalars.
 pub(crate) mod list {
-    use super::{Deserialize, Deserializer, Leaf, Serializer, Taken};
+    use super::{Deserialize, Deserializer, Leaf, ParsedLeaf, Serializer};
 
     pub(crate) fn serialize<T: Leaf, S: Serializer>(
         values: &[T],
@@ -220,49 +220,49 @@ pub(crate) mod list {
     pub(crate) fn deserialize<'de, T: Leaf, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Vec<T>, D::Error> {
-        let values = Vec::<Taken<T>>::deserialize(deserializer)?;
-        Ok(values.into_iter().map(|Taken(value)| value).collect())
+        let values = Vec::<ParsedLeaf<T>>::deserialize(deserializer)?;
+        Ok(values.into_iter().map(|ParsedLeaf(value)| value).collect())
     }
 }
 
-/// A leaf on its way through serde.
-pub(crate) struct Taken<T>(pub(crate) T);
+/// A scalar that implements serde's `Deserialize`.
+pub(crate) struct ParsedLeaf<T>(pub(crate) T);
 
-impl<'de, T: Leaf> Deserialize<'de> for Taken<T> {
+impl<'de, T: Leaf> Deserialize<'de> for ParsedLeaf<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        take(deserializer).map(Taken)
+        parse_leaf(deserializer).map(ParsedLeaf)
     }
 }
 
-fn take<'de, T: Leaf, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+fn parse_leaf<'de, T: Leaf, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Written {
+    enum Scalar {
         Integer(u64),
         Text(String),
     }
-    let text = match Written::deserialize(deserializer)? {
-        Written::Integer(value) => value.to_string(),
-        Written::Text(text) => text,
+    let text = match Scalar::deserialize(deserializer)? {
+        Scalar::Integer(value) => value.to_string(),
+        Scalar::Text(text) => text,
     };
     T::read(&text).map_err(|detail| D::Error::custom(format!("not {}: {detail}", T::WHAT)))
 }
 
-/// The detail of a parser's refusal.
+/// A parser's error as text.
 fn detail<T, E: Display>(result: Result<T, E>) -> Result<T, String> {
     result.map_err(|error| error.to_string())
 }
 
-/// A refusal that needs no detail.
+/// An error without detail.
 fn plain<T>(value: Option<T>) -> Result<T, String> {
     value.ok_or_else(String::new)
 }
 
-fn when(holds: bool) -> Result<(), String> {
+fn require(holds: bool) -> Result<(), String> {
     plain(holds.then_some(()))
 }
 
-/// Gives a format, and the reading and writing, to types that parse and print themselves.
+/// Implements [`Format`] and [`Leaf`] for types with `parse` and `Display`.
 macro_rules! parsed {
     ($($type:ty, $name:literal, $what:literal $(, $constant:ident)?;)*) => {$(
         impl $crate::leaf::Format for $type {

@@ -1,15 +1,15 @@
-//! The operator's files: schema, strict parsing, layers, and the Settings snapshot.
+//! Configuration files of the operator: schema, strict parsing, layers, and the `Settings`
+//! snapshot.
 //!
 //! Bytes become a tree that knows every line; variables are filled into its scalars; the
 //! tree is checked against a schema derived from the types; what remains is deserialised
 //! and checked against itself. Every mistake of every file is reported in one go.
 //!
-//! This crate reads files when it is told to.
+//! This crate reads files only when it is called to do so.
 //!
 //! **Never here:** watching, starting anything, the process environment (the caller passes
 //! one), following a link in a repository, the value of a secret or variable in a message.
 
-mod beside;
 pub mod bundle;
 mod compilation;
 mod consistency;
@@ -22,6 +22,7 @@ mod palisade_file;
 pub mod policy_file;
 mod problem;
 mod reference;
+mod referenced_files;
 mod repository;
 mod schema;
 mod secret;
@@ -37,11 +38,11 @@ mod version;
 use std::path::Path;
 
 pub use expansion::{Env, ExpandError, expand_word};
-pub use origin::Origin;
+pub use origin::ValueOrigin;
 pub use problem::{Problem, Problems};
 pub use repository::{FILE_NAME, RepoFile, RepoSettings, TrustedRepoFile};
 pub use secret::Secret;
-pub use settings::{Domain, GATE_PORTS, MAX_CAPTURED_PORTS, Settings, ShownValue};
+pub use settings::{GATE_PORTS, LoadedDomainRule, MAX_CAPTURED_PORTS, Settings, ShownValue};
 pub use sources::Sources;
 pub use trust::{TrustEntry, TrustError, TrustStore};
 

@@ -1,4 +1,4 @@
-//! Where a value came from.
+//! The origin of a configuration value: file, environment variable or default.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,8 +9,8 @@ use crate::tree::{Content, Node, Tree, join};
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// It stands in a file.
+pub enum ValueOrigin {
+    /// A file contains the value.
     File {
         /// The file.
         file: Arc<Path>,
@@ -19,28 +19,28 @@ pub enum Origin {
         /// The column, from 1.
         column: usize,
     },
-    /// Nobody wrote it.
+    /// The built-in default.
     Default,
-    /// A file names a variable, and the variable holds it.
+    /// A file names an environment variable, which contains the value.
     Env {
         /// The variable.
         name: String,
-        /// The file that names it.
+        /// The file that names the variable.
         file: Arc<Path>,
         /// The line, from 1.
         line: usize,
     },
 }
 
-impl Origin {
+impl ValueOrigin {
     pub(crate) fn of(tree: &Tree, node: &Node) -> Self {
         match &node.variable {
-            Some(name) => Origin::Env {
+            Some(name) => ValueOrigin::Env {
                 name: name.clone(),
                 file: Arc::clone(&tree.file),
                 line: node.place.line,
             },
-            None => Origin::File {
+            None => ValueOrigin::File {
                 file: Arc::clone(&tree.file),
                 line: node.place.line,
                 column: node.place.column,
@@ -50,14 +50,16 @@ impl Origin {
 }
 
 /// `palisade.yaml:3:5`, `default`, `$NAME (palisade.yaml:3)`.
-impl fmt::Display for Origin {
+impl fmt::Display for ValueOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::File { file, line, column } => {
+            ValueOrigin::File { file, line, column } => {
                 write!(f, "{}:{line}:{column}", file.display())
             }
-            Origin::Default => f.write_str("default"),
-            Origin::Env { name, file, line } => write!(f, "${name} ({}:{line})", file.display()),
+            ValueOrigin::Default => f.write_str("default"),
+            ValueOrigin::Env { name, file, line } => {
+                write!(f, "${name} ({}:{line})", file.display())
+            }
         }
     }
 }
@@ -65,27 +67,26 @@ impl fmt::Display for Origin {
 /// Which origins are recorded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// Every value's.
+    /// The origins of all values.
     All,
-    /// Those of values that a variable holds. There may be ten thousand rules, and each
-    /// says itself where it stands.
+    /// The origins of values from environment variables. There may be ten thousand rules, and each
+    /// has its own origin.
     Variables,
 }
 
-/// The origin of `node` and of every value in it, as if it stood at `pointer`, as far as
-/// anybody asks for it.
+/// Records the origins of `node` and of every value in it, as if `node` were at `pointer`.
 pub(crate) fn record(
     tree: &Tree,
     node: &Node,
     pointer: &str,
     wanted: Wanted,
-    origins: &mut BTreeMap<String, Origin>,
+    origins: &mut BTreeMap<String, ValueOrigin>,
 ) {
     if matches!(node.content, Content::Absent | Content::Faulty) {
         return;
     }
     if wanted == Wanted::All || node.variable.is_some() {
-        origins.insert(pointer.to_owned(), Origin::of(tree, node));
+        origins.insert(pointer.to_owned(), ValueOrigin::of(tree, node));
     }
     match &node.content {
         Content::List(items) => {

@@ -7,29 +7,29 @@ use std::sync::LazyLock;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::leaf::{self, Keyed, Source};
-use crate::schema::Shape;
+use crate::leaf::{self, Keyed, SecretSource};
+use crate::schema::FileSchema;
 use crate::secret::Secret;
-use crate::section::approvals::Approvals;
-use crate::section::audit::Audit;
-use crate::section::credentials::Credentials;
-use crate::section::egress::Egress;
-use crate::section::git::Git;
-use crate::section::logging::Logging;
-use crate::section::metrics::Metrics;
-use crate::section::policies::Policies;
-use crate::section::sandbox::Sandbox;
-use crate::section::scan::Scan;
-use crate::section::server::Server;
-use crate::section::tools::Tool;
+use crate::section::approvals::ApprovalsSection;
+use crate::section::audit::AuditSection;
+use crate::section::credentials::CredentialsSection;
+use crate::section::egress::EgressSection;
+use crate::section::git::GitSection;
+use crate::section::logging::LoggingSection;
+use crate::section::metrics::MetricsSection;
+use crate::section::policies::PoliciesSection;
+use crate::section::sandbox::SandboxSection;
+use crate::section::scan::ScanSection;
+use crate::section::server::ServerSection;
+use crate::section::tools::BridgedServer;
 use crate::unavailable;
 use crate::version::Version;
 
 /// The schema of the file.
-pub(crate) static PALISADE: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<File>(unavailable::PALISADE, MOVED));
+pub(crate) static PALISADE: LazyLock<FileSchema> =
+    LazyLock::new(|| FileSchema::of::<File>(unavailable::PALISADE, MOVED));
 
-/// Keys at the top level of older files, and where they stand now.
+/// Top-level keys of older files, and the keys that replace them.
 const MOVED: &[(&str, &str)] = &[
     ("interceptor_addr", "server.interceptor_addr"),
     ("mcp_server_addr", "server.mcp_server_addr"),
@@ -37,49 +37,49 @@ const MOVED: &[(&str, &str)] = &[
     ("log_level", "logging.level"),
 ];
 
-/// palisade.yaml as it is written.
+/// palisade.yaml as it is deserialised.
 #[derive(Clone, Default, Deserialize, JsonSchema)]
 #[schemars(title = "palisade.yaml", extend("required" = ["version"]))]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct File {
-    /// The version of this file's shape. The one key that must be there.
+    /// Version of the file format. The only required key.
     pub(crate) version: Version,
     /// The interceptor API and the MCP server.
-    pub(crate) server: Server,
+    pub(crate) server: ServerSection,
     /// Policy bundles and how they are evaluated.
-    pub(crate) policies: Policies,
+    pub(crate) policies: PoliciesSection,
     /// MCP servers behind the bridge.
-    pub(crate) tools: Vec<Tool>,
+    pub(crate) tools: Vec<BridgedServer>,
     /// Prometheus metrics, and traces.
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: MetricsSection,
     /// The gate's log on stderr.
-    pub(crate) logging: Logging,
-    /// Values by name, taken from the environment: `e2b_api_key: "${E2B_API_KEY}"`.
+    pub(crate) logging: LoggingSection,
+    /// Secrets by name, taken from the environment: `e2b_api_key: "${E2B_API_KEY}"`.
     #[schemars(with = "Keyed<leaf::Slug, Secret>")]
     pub(crate) secrets: BTreeMap<String, Secret>,
-    /// What may leave a sandbox.
-    pub(crate) egress: Egress,
-    /// Which host gets which credential from where, beside the built-in rows.
-    pub(crate) credentials: Credentials,
-    /// Git through the gate.
-    pub(crate) git: Git,
-    /// What happens when a secret or an injection is found.
-    pub(crate) scan: Scan,
-    /// How the operator is asked.
-    pub(crate) approvals: Approvals,
-    /// Where agents run.
-    pub(crate) sandbox: Sandbox,
-    /// The record of what was decided.
-    pub(crate) audit: Audit,
+    /// Which hosts sandboxes may reach, and how.
+    pub(crate) egress: EgressSection,
+    /// Credentials that the gate adds to requests, in addition to the built-in rows.
+    pub(crate) credentials: CredentialsSection,
+    /// Git hosts, protected branches and mirrors.
+    pub(crate) git: GitSection,
+    /// The reaction to secrets and prompt injections that the scanner finds.
+    pub(crate) scan: ScanSection,
+    /// How requests wait for the operator's approval.
+    pub(crate) approvals: ApprovalsSection,
+    /// Backend, environment and limits of sandboxes.
+    pub(crate) sandbox: SandboxSection,
+    /// The log of every decision.
+    pub(crate) audit: AuditSection,
 }
 
 impl File {
-    /// Makes every relative path relative to `base` and `~/` the operator's home, so that
-    /// nobody after the loader needs to know where the file was.
+    /// Resolves every relative path against `base` and `~/` against the operator's home directory,
+    /// so that later code does not need to know where the file was.
     pub(crate) fn resolve_paths(&mut self, base: &Path, home: Option<&Path>) {
         let resolve = |path: &mut PathBuf| *path = resolve(path, base, home);
-        let resolve_source = |source: &mut Source| {
-            if let Source::File(path) = source {
+        let resolve_source = |source: &mut SecretSource| {
+            if let SecretSource::File(path) = source {
                 resolve(path);
             }
         };
@@ -125,12 +125,12 @@ impl File {
     }
 }
 
-/// `path` seen from `base`, with `~/` as the operator's home.
+/// `path` resolved against `base`, with `~/` as the operator's home directory.
 pub(crate) fn resolve(path: &Path, base: &Path, home: Option<&Path>) -> PathBuf {
     match (path.strip_prefix("~"), home) {
         (Ok(rest), Some(home)) => home.join(rest),
         (Ok(_), None) => path.to_owned(),
-        // `.` goes, so that a path looks the same however it was written.
+        // `.` is removed, so that equal paths compare equal however they were written.
         _ => base.join(path.strip_prefix(".").unwrap_or(path)),
     }
 }

@@ -1,4 +1,4 @@
-//! policy.yaml: blocked API calls, push limits, breakers and rate limits; and allowlist.yaml.
+//! policy.yaml (blocked API calls, push limits, circuit breakers, rate limits) and allowlist.yaml.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -8,19 +8,20 @@ use policy::host::Host;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use crate::leaf::{self, Keyed, MOST_METHODS, MOST_PATTERNS, MethodName, Pattern, Text};
-use crate::schema::Shape;
+use crate::leaf::{self, Keyed, MAX_METHODS, MAX_PATTERNS, MethodName, RegexPattern, Text};
+use crate::schema::FileSchema;
 use crate::section::egress::DomainRule;
 use crate::unavailable;
 use crate::version::Version;
 
 /// The schema of policy.yaml.
-pub(crate) static POLICY: LazyLock<Shape> = LazyLock::new(|| Shape::of::<PolicyFile>(&[], &[]));
+pub(crate) static POLICY: LazyLock<FileSchema> =
+    LazyLock::new(|| FileSchema::of::<PolicyFile>(&[], &[]));
 /// The schema of allowlist.yaml and grants.yaml.
-pub(crate) static ALLOWLIST: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<AllowlistFile>(unavailable::ALLOWLIST, &[]));
+pub(crate) static ALLOWLIST: LazyLock<FileSchema> =
+    LazyLock::new(|| FileSchema::of::<AllowlistFile>(unavailable::ALLOWLIST, &[]));
 
-/// What policy.yaml says. Without such a file these are the defaults.
+/// The content of policy.yaml. Without such a file, the defaults.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyFile {
@@ -28,9 +29,9 @@ pub struct PolicyFile {
     pub policy: ApiPolicy,
     /// Limits of pushes.
     pub git: GitPolicy,
-    /// When an upstream that fails is left alone.
+    /// When requests to a failing upstream are refused without trying.
     pub circuit_breakers: CircuitBreakers,
-    /// How fast a sandbox may send.
+    /// Rate limits per sandbox and upstream.
     pub rate_limits: RateLimits,
 }
 
@@ -38,16 +39,16 @@ pub struct PolicyFile {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ApiPolicy {
-    /// By method, patterns of API paths that are refused: at most 256 for each of at most
-    /// 16 methods.
+    /// Regular expressions of API paths that are refused, by method: at most 256 for each of at
+    /// most 16 methods.
     #[serde(with = "patterns")]
-    #[schemars(with = "Keyed<MethodName, Patterns>", extend("maxProperties" = MOST_METHODS))]
-    pub blocked_api_patterns: BTreeMap<String, Vec<Pattern>>,
-    /// Whether refs may be deleted.
+    #[schemars(with = "Keyed<MethodName, Patterns>", extend("maxProperties" = MAX_METHODS))]
+    pub blocked_api_patterns: BTreeMap<String, Vec<RegexPattern>>,
+    /// Whether a push may delete refs.
     pub allow_branch_deletion: bool,
 }
 
-/// Stands for the patterns of one method in the schema.
+/// The patterns of one method, in the schema.
 struct Patterns;
 
 impl JsonSchema for Patterns {
@@ -60,8 +61,8 @@ impl JsonSchema for Patterns {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mut schema = Vec::<Text<Pattern>>::json_schema(generator);
-        schema.insert("maxItems".to_owned(), MOST_PATTERNS.into());
+        let mut schema = Vec::<Text<RegexPattern>>::json_schema(generator);
+        schema.insert("maxItems".to_owned(), MAX_PATTERNS.into());
         schema
     }
 }
@@ -71,10 +72,10 @@ mod patterns {
 
     use serde::{Deserialize, Deserializer, Serializer};
 
-    use crate::leaf::{Leaf, Pattern, Taken};
+    use crate::leaf::{Leaf, ParsedLeaf, RegexPattern};
 
     pub(super) fn serialize<S: Serializer>(
-        table: &BTreeMap<String, Vec<Pattern>>,
+        table: &BTreeMap<String, Vec<RegexPattern>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         serializer.collect_map(table.iter().map(|(method, list)| {
@@ -85,11 +86,14 @@ mod patterns {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<BTreeMap<String, Vec<Pattern>>, D::Error> {
-        let table = BTreeMap::<String, Option<Vec<Taken<Pattern>>>>::deserialize(deserializer)?;
-        let open = |list: Option<Vec<Taken<Pattern>>>| {
+    ) -> Result<BTreeMap<String, Vec<RegexPattern>>, D::Error> {
+        let table =
+            BTreeMap::<String, Option<Vec<ParsedLeaf<RegexPattern>>>>::deserialize(deserializer)?;
+        let open = |list: Option<Vec<ParsedLeaf<RegexPattern>>>| {
             let list = list.unwrap_or_default();
-            list.into_iter().map(|Taken(pattern)| pattern).collect()
+            list.into_iter()
+                .map(|ParsedLeaf(pattern)| pattern)
+                .collect()
         };
         Ok(table
             .into_iter()
@@ -102,19 +106,19 @@ mod patterns {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GitPolicy {
-    /// How large a push may be.
+    /// Size limits of a push.
     pub push_limits: PushLimits,
 }
 
-/// How large a push may be.
+/// Size limits of a push.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PushLimits {
-    /// Above this it is logged.
+    /// A larger push is logged.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub warning_bytes: u64,
-    /// Above this it is refused. At most 500 MiB.
+    /// A larger push is refused. At most 500 MiB.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub hard_limit_bytes: u64,
@@ -129,19 +133,19 @@ impl Default for PushLimits {
     }
 }
 
-/// When an upstream that fails is left alone.
+/// When requests to a failing upstream are refused without trying.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CircuitBreakers {
-    /// For upstreams that are not listed, and for what a listed one leaves out.
+    /// Defaults for hosts that `upstreams` does not list, and for keys that an entry there omits.
     pub defaults: BreakerDefaults,
-    /// By host. What is listed here takes the place of the built-in list of AI APIs
-    /// (3 failures, 60s).
+    /// Settings by host. The entries replace the built-in list of AI APIs (3 failures, 60s).
     #[schemars(with = "Keyed<Host, Option<BreakerRow>>")]
     pub upstreams: BTreeMap<String, Option<BreakerRow>>,
 }
 
-/// Hosts whose calls are slow and dear: fewer failures, longer rest.
+/// Hosts whose requests are slow and expensive: the breaker opens after fewer failures and stays
+/// open longer.
 const AI_APIS: [&str; 6] = [
     "api.anthropic.com",
     "api.openai.com",
@@ -168,18 +172,18 @@ impl Default for CircuitBreakers {
     }
 }
 
-/// A breaker.
+/// A circuit breaker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct BreakerDefaults {
-    /// Failures in a row before it opens.
+    /// Consecutive failures after which the breaker opens.
     #[schemars(range(min = 1))]
     pub failure_threshold: u32,
-    /// How long it stays open. A bare number is seconds.
+    /// How long the breaker stays open. A bare number is seconds.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub recovery_timeout: Duration,
-    /// Successes in a row before it closes again.
+    /// Consecutive successes after which the breaker closes again.
     #[schemars(range(min = 1))]
     pub success_threshold: u32,
 }
@@ -194,31 +198,31 @@ impl Default for BreakerDefaults {
     }
 }
 
-/// What one upstream's breaker does differently.
+/// Settings of one upstream's breaker that differ from the defaults.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct BreakerRow {
-    /// Failures in a row before it opens.
+    /// Consecutive failures after which the breaker opens.
     #[schemars(range(min = 1))]
     pub failure_threshold: Option<u32>,
-    /// How long it stays open.
+    /// How long the breaker stays open. A bare number is seconds.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<Duration>>")]
     pub recovery_timeout: Option<Duration>,
-    /// Successes in a row before it closes again.
+    /// Consecutive successes after which the breaker closes again.
     #[schemars(range(min = 1))]
     pub success_threshold: Option<u32>,
 }
 
-/// How fast a sandbox may send.
+/// Rate limits per sandbox and upstream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RateLimits {
-    /// Whether there are limits at all.
+    /// Whether rate limits apply.
     pub enabled: bool,
-    /// For upstreams that are not listed.
+    /// Limit for hosts that `per_upstream` does not list.
     pub defaults: RateRow,
-    /// By host.
+    /// Limits by host.
     #[schemars(with = "Keyed<Host, Option<RateRow>>")]
     pub per_upstream: BTreeMap<String, Option<RateRow>>,
 }
@@ -237,10 +241,10 @@ impl Default for RateLimits {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RateRow {
-    /// Requests a second, in the long run.
+    /// Sustained requests per second.
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1_000_000))]
     pub requests_per_second: f64,
-    /// Requests at once; twice the rate when not given.
+    /// Maximum burst of requests; twice `requests_per_second` if not set.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub burst_size: Option<u32>,
 }
@@ -255,8 +259,8 @@ impl Default for RateRow {
 }
 
 impl RateRow {
-    /// Requests at once: as written, else twice the rate, so that a slower upstream does
-    /// not inherit the burst of a faster one; at least one.
+    /// Maximum burst: as configured, else twice the rate, so that a slower upstream does not
+    /// inherit the burst of a faster one; at least one.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -270,11 +274,11 @@ impl RateRow {
     }
 }
 
-/// allowlist.yaml, and grants.yaml in the same shape.
+/// allowlist.yaml, and grants.yaml, which has the same schema.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AllowlistFile {
-    /// The version of the shape.
+    /// Version of the file format.
     pub(crate) version: Version,
     /// Hosts that may be reached: a name, or a rule.
     pub(crate) domains: Vec<DomainRule>,

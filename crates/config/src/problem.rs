@@ -1,24 +1,24 @@
-//! What is wrong with a file, said so that a person can put it right.
+//! Mistakes in configuration files, with position, message and hint.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// One mistake: where it is, what it is, and what might be meant.
+/// One mistake: its position, a message, and a hint.
 ///
-/// A message never holds the value of a secret, nor that of an environment variable.
+/// A message never contains the value of a secret or of an environment variable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// The file it is in, as the caller or the including file spelt it.
+    /// The file, as the caller or the including file wrote its path.
     pub file: PathBuf,
-    /// The line, from 1; 0 when the file as a whole is meant.
+    /// The line, from 1; 0 for the file as a whole.
     pub line: usize,
     /// The column in characters, from 1.
     pub column: usize,
     /// JSON pointer to the value.
     pub pointer: String,
-    /// What is wrong.
+    /// The message.
     pub message: String,
-    /// What to do about it.
+    /// How to correct it.
     pub hint: Option<String>,
 }
 
@@ -35,7 +35,7 @@ impl Problem {
         }
     }
 
-    /// The same problem with advice.
+    /// The problem with a hint.
     #[must_use]
     pub fn hinting(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -57,27 +57,26 @@ impl fmt::Display for Problem {
     }
 }
 
-/// More mistakes than anybody reads in one go.
-pub(crate) const MOST_PROBLEMS: usize = 200;
+/// Maximum number of problems that are reported.
+pub(crate) const MAX_PROBLEMS: usize = 200;
 
-/// Every mistake that was found: sorted by file and position, each once, never empty
-/// where it is an error. Of more than 200, the first 200 and a last one that says how many
-/// more there are.
+/// Every problem that was found: sorted by file and position, without duplicates, never empty where
+/// it is an error. Of more than 200, the first 200 and a last one with the number of the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems(Vec<Problem>);
 
 impl Problems {
-    /// In order of place, without repetition.
+    /// The problems, sorted, without duplicates.
     pub fn iter(&self) -> std::slice::Iter<'_, Problem> {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// The number of problems.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing is wrong.
+    /// Whether there are no problems.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -87,10 +86,10 @@ impl From<Vec<Problem>> for Problems {
     fn from(mut list: Vec<Problem>) -> Self {
         list.sort();
         list.dedup();
-        if let Some(first) = list.get(MOST_PROBLEMS) {
-            let message = format!("and {} more mistakes", list.len() - MOST_PROBLEMS);
+        if let Some(first) = list.get(MAX_PROBLEMS) {
+            let message = format!("and {} more mistakes", list.len() - MAX_PROBLEMS);
             let more = Problem::with_file(&first.file, message);
-            list.truncate(MOST_PROBLEMS);
+            list.truncate(MAX_PROBLEMS);
             list.push(more);
         }
         Self(list)
@@ -135,8 +134,8 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// `text` between single quotes, shortened, and with everything that could steer a
-/// terminal escaped: some files are written by strangers.
+/// `text` in single quotes, shortened, and with terminal control characters escaped: some files are
+/// untrusted.
 pub(crate) fn quote(text: &str) -> String {
     const LONGEST: usize = 64;
     let mut quoted = String::from("'");
@@ -154,8 +153,8 @@ pub(crate) fn quote(text: &str) -> String {
     quoted
 }
 
-/// The word of `known` that `given` was probably meant to be. Comparing takes the product
-/// of both lengths, and nobody means a word by a page.
+/// The word of `known` that is most similar to `given`, if any is similar. The comparison takes the
+/// product of both lengths, so long texts are not compared.
 pub(crate) fn closest<'a>(
     given: &str,
     known: impl IntoIterator<Item = &'a str>,

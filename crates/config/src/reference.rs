@@ -1,4 +1,4 @@
-//! docs/config.md, written from the schemas so that it cannot disagree with them.
+//! Generates docs/config.md from the schemas, so that the two agree.
 
 use std::fmt::Write;
 
@@ -9,12 +9,12 @@ use crate::leaf::FORMATS;
 use crate::palisade_file::PALISADE;
 use crate::policy_file::{ALLOWLIST, POLICY};
 use crate::repository::REPOSITORY;
-use crate::schema::Shape;
+use crate::schema::FileSchema;
 
 const INTRODUCTION: &str = include_str!("reference.md");
 const GITHUB: &str = include_str!("reference/github.md");
 
-/// The whole page.
+/// The complete page.
 pub(crate) fn write() -> String {
     let mut page = INTRODUCTION.to_owned();
     let files = [
@@ -31,7 +31,7 @@ pub(crate) fn write() -> String {
         let _ = write!(page, "\n## {name}\n");
         let mut rows = Vec::new();
         keys(shape, schema, "", &mut rows);
-        // One table a section; keys that stand alone share the first.
+        // One table per section; keys outside of sections share the first.
         let mut heading = None;
         for row in rows {
             let section = row.section();
@@ -65,7 +65,7 @@ pub(crate) fn write() -> String {
     page
 }
 
-struct Row {
+struct CredentialRow {
     key: String,
     kind: String,
     default: String,
@@ -73,7 +73,7 @@ struct Row {
     is_parent: bool,
 }
 
-impl Row {
+impl CredentialRow {
     fn section(&self) -> &str {
         let end = self.key.find(['.', '[']);
         match end {
@@ -85,7 +85,7 @@ impl Row {
 }
 
 /// A row for every key below `schema`.
-fn keys(shape: &Shape, schema: &Value, prefix: &str, rows: &mut Vec<Row>) {
+fn keys(shape: &FileSchema, schema: &Value, prefix: &str, rows: &mut Vec<CredentialRow>) {
     let Some(object) = resolve(shape, schema).as_object() else {
         return;
     };
@@ -104,7 +104,7 @@ fn keys(shape: &Shape, schema: &Value, prefix: &str, rows: &mut Vec<Row>) {
         };
         let (inner, suffix) = inside(shape, property);
         let kind = kind(shape, property);
-        rows.push(Row {
+        rows.push(CredentialRow {
             is_parent: inner.is_some() || kind.starts_with("mapping"),
             kind,
             default: default(property, required.contains(&name.as_str()), inner.is_some()),
@@ -117,8 +117,8 @@ fn keys(shape: &Shape, schema: &Value, prefix: &str, rows: &mut Vec<Row>) {
     }
 }
 
-/// The schema with keys of its own inside `schema`, and what stands between.
-fn inside<'a>(shape: &'a Shape, schema: &'a Value) -> (Option<&'a Value>, &'static str) {
+/// The nested schema that has keys of its own, and the text between the two keys.
+fn inside<'a>(shape: &'a FileSchema, schema: &'a Value) -> (Option<&'a Value>, &'static str) {
     for branch in branches(shape, schema) {
         if branch.get("properties").is_some() {
             return (Some(branch), "");
@@ -133,7 +133,7 @@ fn inside<'a>(shape: &'a Shape, schema: &'a Value) -> (Option<&'a Value>, &'stat
     (None, "")
 }
 
-fn resolve<'a>(shape: &'a Shape, schema: &'a Value) -> &'a Value {
+fn resolve<'a>(shape: &'a FileSchema, schema: &'a Value) -> &'a Value {
     let target = schema.get("$ref").and_then(Value::as_str);
     let target = target.and_then(|target| target.strip_prefix('#'));
     target
@@ -141,7 +141,7 @@ fn resolve<'a>(shape: &'a Shape, schema: &'a Value) -> &'a Value {
         .unwrap_or(schema)
 }
 
-fn branches<'a>(shape: &'a Shape, schema: &'a Value) -> Vec<&'a Value> {
+fn branches<'a>(shape: &'a FileSchema, schema: &'a Value) -> Vec<&'a Value> {
     let schema = resolve(shape, schema);
     match schema.get("anyOf").and_then(Value::as_array) {
         Some(list) => list
@@ -152,7 +152,7 @@ fn branches<'a>(shape: &'a Shape, schema: &'a Value) -> Vec<&'a Value> {
     }
 }
 
-fn kind(shape: &Shape, schema: &Value) -> String {
+fn kind(shape: &FileSchema, schema: &Value) -> String {
     let words: Vec<String> = branches(shape, schema)
         .into_iter()
         .filter_map(|branch| kind_of(shape, branch))
@@ -160,7 +160,7 @@ fn kind(shape: &Shape, schema: &Value) -> String {
     words.join(" or ")
 }
 
-fn kind_of(shape: &Shape, schema: &Value) -> Option<String> {
+fn kind_of(shape: &FileSchema, schema: &Value) -> Option<String> {
     if let Some(words) = schema.get("enum").and_then(Value::as_array) {
         let words = words.iter().filter(|word| !word.is_null());
         let mut words: Vec<String> = words.map(|word| format!("`{}`", plain(word))).collect();
@@ -195,7 +195,7 @@ fn kind_of(shape: &Shape, schema: &Value) -> Option<String> {
     })
 }
 
-fn kind_in_list(shape: &Shape, schema: &Value) -> String {
+fn kind_in_list(shape: &FileSchema, schema: &Value) -> String {
     kind(shape, schema).replace("mapping", "mappings")
 }
 
@@ -224,7 +224,7 @@ fn text<'a>(object: Option<&'a Map<String, Value>>, key: &str) -> &'a str {
     value.and_then(Value::as_str).unwrap_or_default()
 }
 
-/// One line that a table can hold.
+/// Escapes `text` for one cell of a table.
 fn escape(text: &str) -> String {
     text.replace('\n', " ").replace('|', "\\|")
 }

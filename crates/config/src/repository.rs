@@ -1,8 +1,8 @@
-//! A repository's own `.palisade.yaml`: wishes, worth nothing until they are trusted.
+//! A repository's own `.palisade.yaml`, which has no effect until the operator trusts it.
 //!
-//! The file comes with a clone, so whoever wrote the repository wrote it. It is read
-//! without following a link, variables in it are not filled in, and its content can only
-//! be had through a [`TrustStore`] that knows this exact content.
+//! The file comes with a clone, so the author of the repository wrote it. It is read without
+//! following links, variables in it are not expanded, and its content is only available through a
+//! [`TrustStore`] that trusts this exact content.
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -13,9 +13,9 @@ use sha2::{Digest, Sha256};
 
 use crate::file::{self, Links, REPOSITORY_LIMIT, Unreadable};
 use crate::layer::Layer;
-use crate::leaf::{self, EnvName, Image, Publish, Text};
+use crate::leaf::{self, EnvName, Image, PortMapping, Text};
 use crate::problem::{Problem, Problems};
-use crate::schema::Shape;
+use crate::schema::FileSchema;
 use crate::section::egress::DomainRule;
 use crate::section::sandbox::SetupCommand;
 use crate::settings::Settings;
@@ -27,46 +27,46 @@ use crate::version::Version;
 pub const FILE_NAME: &str = ".palisade.yaml";
 
 /// The schema of the file.
-pub(crate) static REPOSITORY: LazyLock<Shape> =
-    LazyLock::new(|| Shape::of::<RepoKeys>(unavailable::REPOSITORY, &[]));
+pub(crate) static REPOSITORY: LazyLock<FileSchema> =
+    LazyLock::new(|| FileSchema::of::<RepoKeys>(unavailable::REPOSITORY, &[]));
 
 /// The keys a repository may set.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[schemars(title = ".palisade.yaml")]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RepoKeys {
-    /// The version of this file's shape.
+    /// Version of the file format.
     version: Version,
-    /// The image of Docker sandboxes for this repository. Not available in this version: it is
-    /// reported and has no effect.
+    /// Image of Docker sandboxes for this repository. Not available in this version: it is reported
+    /// and has no effect.
     #[schemars(with = "Option<Text<Image>>")]
     image: Option<String>,
-    /// A command that runs once in a new sandbox, instead of `sandbox.setup_command`: a line for
-    /// the shell, or a list of a program and its arguments.
+    /// A command that runs once in a new sandbox, instead of `sandbox.setup_command`: a shell
+    /// command line, or a list of a program and its arguments.
     setup_command: Option<SetupCommand>,
-    /// Ports to publish on the host's loopback: a port, or HOST:INSIDE. Where the host's port is
-    /// taken, another one is chosen.
+    /// Ports to publish on the host's loopback: a port, or HOST:INSIDE. If the host's port is in
+    /// use, another one is chosen.
     #[serde(with = "leaf::list")]
-    #[schemars(with = "Vec<Text<Publish>>", inner(range(min = 1)))]
-    ports: Vec<Publish>,
-    /// Names of variables to pass on. The operator's `sandbox.env` must have them too; those that
-    /// it lacks are reported.
+    #[schemars(with = "Vec<Text<PortMapping>>", inner(range(min = 1)))]
+    ports: Vec<PortMapping>,
+    /// Names of environment variables to pass into the sandbox. The operator's `sandbox.env` must
+    /// list them too; others are reported.
     #[schemars(with = "Vec<Text<EnvName>>")]
     env: Vec<String>,
-    /// What it would like to reach.
+    /// Hosts that sandboxes of this repository may also reach.
     egress: RepoEgress,
 }
 
-/// What a repository would like to reach.
+/// Hosts that sandboxes of a repository may also reach.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct RepoEgress {
-    /// Hosts, as in egress.domains. Sandboxes of this repository reach them beside what the
-    /// operator allows; an operator's `deny` counts all the same.
+    /// Hosts, as in `egress.domains`. Sandboxes of this repository may reach them in addition to
+    /// the hosts that the operator allows; an operator's `deny` still applies.
     domains: Vec<DomainRule>,
 }
 
-/// A `.palisade.yaml` that was read and is well formed, and nothing more.
+/// A `.palisade.yaml` that was read and is valid, but is not trusted yet.
 #[derive(Clone)]
 pub struct RepoFile {
     directory: PathBuf,
@@ -75,7 +75,7 @@ pub struct RepoFile {
     keys: RepoKeys,
 }
 
-/// Where it stands, not what a stranger wrote into it.
+/// Shows the path, not the content, which is untrusted.
 impl std::fmt::Debug for RepoFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut parts = f.debug_struct("RepoFile");
@@ -86,7 +86,7 @@ impl std::fmt::Debug for RepoFile {
 }
 
 impl RepoFile {
-    /// Reads the file of the repository in `directory`; none where there is none.
+    /// Reads the file of the repository in `directory`; None if there is no file.
     pub fn load(directory: &Path) -> Result<Option<Self>, Problems> {
         let path = directory.join(FILE_NAME);
         let failed = |why: String| Problems::from(Problem::with_file(&path, why));
@@ -120,8 +120,8 @@ impl RepoFile {
         &self.directory
     }
 
-    /// The text, to be shown before it is trusted. A stranger wrote it: take terminal
-    /// controls out first.
+    /// The text, to be shown before it is trusted. It is untrusted: remove terminal control
+    /// characters first.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -131,7 +131,7 @@ impl RepoFile {
         self.digest
     }
 
-    /// The same in hexadecimal.
+    /// The SHA-256 in hexadecimal.
     pub fn sha256(&self) -> String {
         self.digest
             .iter()
@@ -139,7 +139,7 @@ impl RepoFile {
             .collect()
     }
 
-    /// The content, if the operator trusts exactly this.
+    /// The content, if the operator trusts exactly this content.
     pub fn trusted(&self, store: &TrustStore) -> Option<TrustedRepoFile> {
         store.is_trusted(self).then(|| TrustedRepoFile {
             keys: self.keys.clone(),
@@ -158,8 +158,8 @@ impl TrustStore {
         self.has_other(&file.directory, file.digest)
     }
 
-    /// Trusts this content in place of whatever was trusted in that directory, and writes
-    /// the list.
+    /// Trusts this content instead of the one that was trusted in that directory, and writes the
+    /// list.
     pub fn trust(&mut self, file: &RepoFile) -> Result<(), TrustError> {
         self.add(&file.directory, file.digest)
     }
@@ -171,7 +171,7 @@ pub struct TrustedRepoFile {
     keys: RepoKeys,
 }
 
-/// What of a trusted file takes effect.
+/// The settings of a trusted file that take effect.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RepoSettings {
     /// The image, instead of `sandbox.image`. Without effect in this version.
@@ -179,17 +179,18 @@ pub struct RepoSettings {
     /// The set-up command, instead of `sandbox.setup_command`.
     pub setup_command: Option<SetupCommand>,
     /// Ports to publish.
-    pub ports: Vec<Publish>,
-    /// Names of variables to pass on. Each is in the operator's `sandbox.env` too.
+    pub ports: Vec<PortMapping>,
+    /// Names of environment variables to pass into the sandbox. Each is in the operator's
+    /// `sandbox.env` too.
     pub env: Vec<String>,
-    /// What the sandbox may reach beside what the operator allows.
+    /// Hosts that the sandbox may reach in addition to the hosts that the operator allows.
     pub wishes: Vec<DomainRule>,
-    /// Names of variables that were asked for and are not passed on.
+    /// Names of environment variables that the file lists and that are not passed.
     pub dropped: Vec<String>,
 }
 
 impl TrustedRepoFile {
-    /// What takes effect under the operator's settings.
+    /// The settings that take effect under the operator's settings.
     pub fn effective(&self, settings: &Settings) -> RepoSettings {
         let allowed = |name: &String| settings.sandbox.env.contains(name);
         let (env, dropped) = self.keys.env.iter().cloned().partition(allowed);

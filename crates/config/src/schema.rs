@@ -1,4 +1,4 @@
-//! JSON Schema of a kind of file, derived from its type, and what it says of each place.
+//! JSON Schema of a kind of file, derived from its type, and queries for one pointer.
 
 use jsonschema::Validator;
 use schemars::JsonSchema;
@@ -9,17 +9,17 @@ use crate::leaf::{self, FORMATS, FormatRow};
 use crate::tree::segments;
 use crate::unavailable::Unavailable;
 
-/// The schema of one kind of file, ready to be used.
-pub(crate) struct Shape {
+/// The schema of one kind of file, with its validator.
+pub(crate) struct FileSchema {
     pub(crate) schema: Value,
     pub(crate) validator: Validator,
     /// Keys of features that this version does not have.
     pub(crate) unavailable: &'static [Unavailable],
-    /// Keys that stood at the top level once, and their place.
+    /// Keys that older files have at the top level, and the keys that replace them.
     moved: &'static [(&'static str, &'static str)],
 }
 
-impl Shape {
+impl FileSchema {
     #[expect(
         clippy::expect_used,
         reason = "the schema is derived from our own types, and a test builds each"
@@ -47,15 +47,14 @@ impl Shape {
         }
     }
 
-    /// The place of a key that stood at the top level once.
+    /// The key that replaces an old top-level key.
     pub(crate) fn moved(&self, key: &str) -> Option<&'static str> {
         let found = self.moved.iter().find(|(old, _)| *old == key);
         found.map(|(_, new)| *new)
     }
 
-    /// What may stand at `pointer`: the schemas of that place, with references and
-    /// alternatives opened.
-    pub(crate) fn at(&self, pointer: &str) -> Place<'_> {
+    /// The schemas that apply at `pointer`, with references and alternatives resolved.
+    pub(crate) fn at(&self, pointer: &str) -> SchemaNode<'_> {
         let mut place = self.open(&self.schema);
         for segment in segments(pointer) {
             place = place.enter(&segment);
@@ -63,8 +62,8 @@ impl Shape {
         place
     }
 
-    fn open<'a>(&'a self, schema: &'a Value) -> Place<'a> {
-        let mut place = Place {
+    fn open<'a>(&'a self, schema: &'a Value) -> SchemaNode<'a> {
+        let mut place = SchemaNode {
             shape: self,
             schemas: Vec::new(),
         };
@@ -73,13 +72,13 @@ impl Shape {
     }
 }
 
-/// One place of a file.
-pub(crate) struct Place<'a> {
-    shape: &'a Shape,
+/// The schemas that apply at one pointer of a file.
+pub(crate) struct SchemaNode<'a> {
+    shape: &'a FileSchema,
     schemas: Vec<&'a Map<String, Value>>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> SchemaNode<'a> {
     fn add(&mut self, schema: &'a Value) {
         let Value::Object(schema) = schema else {
             return;
@@ -99,9 +98,9 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// What may stand under `segment`, a key or an index.
-    pub(crate) fn enter(&self, segment: &str) -> Place<'a> {
-        let mut inner = Place {
+    /// The schemas that apply below `segment`, a key or an index.
+    pub(crate) fn enter(&self, segment: &str) -> SchemaNode<'a> {
+        let mut inner = SchemaNode {
             shape: self.shape,
             schemas: Vec::new(),
         };
@@ -122,7 +121,7 @@ impl<'a> Place<'a> {
         inner
     }
 
-    /// The keys that are known here.
+    /// The known keys.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> {
         self.schemas
             .iter()
@@ -130,7 +129,7 @@ impl<'a> Place<'a> {
             .flat_map(|properties| properties.keys().map(String::as_str))
     }
 
-    /// The format that is asked for here.
+    /// The required format.
     pub(crate) fn format(&self) -> Option<&'static FormatRow> {
         self.schemas
             .iter()
@@ -138,7 +137,7 @@ impl<'a> Place<'a> {
             .find_map(leaf::format)
     }
 
-    /// Whether a value here, or a value that belongs somewhere below, must not be shown.
+    /// Whether a value here or below must not be shown.
     pub(crate) fn is_secret(&self) -> bool {
         let sensitive = |schema: &Map<String, Value>| {
             schema.get("writeOnly") == Some(&Value::Bool(true))
@@ -161,8 +160,8 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Makes what schemars derives easier on editors and on our messages: a choice of
-/// documented words becomes an `enum`, and Rust's number types are not formats.
+/// Simplifies the derived schema for editors and for messages: a choice of documented words becomes
+/// an `enum`, and Rust's number types are not formats.
 fn tidy(schema: &mut Value) {
     match schema {
         Value::Object(object) => {
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_knows_its_keys_its_format_and_its_secrets() {
+    fn schema_node_has_its_keys_format_and_secrecy() {
         let keys: Vec<_> = PALISADE.at("/egress/domains/3").keys().collect();
         assert!(keys.contains(&"methods"), "{keys:?}");
         let format = PALISADE.at("/egress/timeouts/connect").format().unwrap();

@@ -1,4 +1,4 @@
-//! A value that is used and never shown.
+//! A text that is never shown.
 
 use std::fmt;
 
@@ -6,16 +6,16 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::Zeroize;
 
-/// Text that must not reach a log, an error, an audit record or a screen.
+/// Text that must not appear in a log, an error, an audit record or on a terminal.
 ///
-/// It has no `Display`, its `Debug` and `Serialize` give only whether it is set, and
-/// its bytes are wiped when it is dropped. [`Secret::expose`] is the one way to the
-/// value, so that a reader of the code finds every use.
+/// The type has no `Display`, its `Debug` and `Serialize` show only whether it is set, and its
+/// bytes are zeroed when it is dropped. [`Secret::expose`] is the only access to the value, so that
+/// every use can be found in the code.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Box<str>);
 
 impl Secret {
-    /// Takes `value`.
+    /// A secret with this value.
     pub fn new(value: impl Into<Box<str>>) -> Self {
         Self(value.into())
     }
@@ -25,12 +25,12 @@ impl Secret {
         &self.0
     }
 
-    /// Whether there is nothing to hide: `${VAR:-}` with VAR unset.
+    /// Whether the value is empty: `${VAR:-}` with VAR unset.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What may be shown instead.
+    /// The text that is shown instead of the value.
     pub(crate) fn shown(&self) -> &'static str {
         if self.is_empty() {
             "[unset]"
@@ -64,7 +64,7 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
-/// `writeOnly` is also how the validator knows a place whose value it must not quote.
+/// The validator recognises by `writeOnly` that it must not quote a value.
 impl JsonSchema for Secret {
     fn inline_schema() -> bool {
         true

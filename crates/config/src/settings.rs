@@ -1,4 +1,4 @@
-//! The snapshot everything else is built from.
+//! The snapshot of a validated configuration.
 
 mod per_sandbox;
 
@@ -15,69 +15,70 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::compilation::{Compiled, compile_policy};
-use crate::origin::Origin;
+use crate::origin::ValueOrigin;
 use crate::palisade_file::File;
 use crate::policy_file::PolicyFile;
 use crate::problem::Problem;
 use crate::secret::Secret;
-use crate::section::approvals::Approvals;
-use crate::section::audit::Audit;
-use crate::section::credentials::Credentials;
-use crate::section::egress::{DomainRule, Egress};
-use crate::section::git::Git;
-use crate::section::logging::Logging;
-use crate::section::metrics::Metrics;
-use crate::section::policies::Policies;
-use crate::section::sandbox::Sandbox;
-use crate::section::scan::{GitAction, Scan};
-use crate::section::server::Server;
-use crate::section::tools::Tool;
+use crate::section::approvals::ApprovalsSection;
+use crate::section::audit::AuditSection;
+use crate::section::credentials::CredentialsSection;
+use crate::section::egress::{DomainRule, EgressSection};
+use crate::section::git::GitSection;
+use crate::section::logging::LoggingSection;
+use crate::section::metrics::MetricsSection;
+use crate::section::policies::PoliciesSection;
+use crate::section::sandbox::SandboxSection;
+use crate::section::scan::{GitAction, ScanSection};
+use crate::section::server::ServerSection;
+use crate::section::tools::BridgedServer;
 use crate::tree::join;
 use crate::unavailable::is_unavailable;
 
 pub(crate) use per_sandbox::captured_ports;
 pub use per_sandbox::{GATE_PORTS, MAX_CAPTURED_PORTS};
 
-/// A validated configuration, whole and immutable. Requests hold the one they began with.
+/// A validated configuration, complete and immutable. A request uses the same one from start to
+/// end.
 #[derive(Clone)]
 pub struct Settings {
     /// The interceptor API and the MCP server.
-    pub server: Server,
+    pub server: ServerSection,
     /// Policy bundles.
-    pub policies: Policies,
+    pub policies: PoliciesSection,
     /// MCP servers behind the bridge.
-    pub tools: Vec<Tool>,
+    pub tools: Vec<BridgedServer>,
     /// Metrics and traces.
-    pub metrics: Metrics,
-    /// The log.
-    pub logging: Logging,
+    pub metrics: MetricsSection,
+    /// The gate's log.
+    pub logging: LoggingSection,
     /// Secrets by name.
     pub secrets: BTreeMap<String, Secret>,
-    /// What may leave a sandbox.
-    pub egress: Egress,
+    /// Which hosts sandboxes may reach, and how.
+    pub egress: EgressSection,
     /// Credentials.
-    pub credentials: Credentials,
-    /// Git.
-    pub git: Git,
+    pub credentials: CredentialsSection,
+    /// Git hosts, protected branches and mirrors.
+    pub git: GitSection,
     /// The scanner.
-    pub scan: Scan,
-    /// How the operator is asked.
-    pub approvals: Approvals,
-    /// Where agents run.
-    pub sandbox: Sandbox,
+    pub scan: ScanSection,
+    /// Approval of requests by the operator.
+    pub approvals: ApprovalsSection,
+    /// Backend, environment and limits of sandboxes.
+    pub sandbox: SandboxSection,
     /// The audit log.
-    pub audit: Audit,
+    pub audit: AuditSection,
     /// Every domain rule: inline, then allowlist.yaml's, then grants.yaml's.
-    pub domains: Vec<Domain>,
-    /// What policy.yaml says.
+    pub domains: Vec<LoadedDomainRule>,
+    /// The content of policy.yaml.
     pub policy: PolicyFile,
-    /// What was accepted and should be looked at.
+    /// Warnings about accepted values.
     pub warnings: Vec<Problem>,
     compiled: Compiled,
-    origins: BTreeMap<String, Origin>,
+    origins: BTreeMap<String, ValueOrigin>,
 }
 
-/// What [`crate::show`] gives, so that nothing is printed which that hides.
+/// Shows what [`crate::show`] returns, so that secrets stay hidden.
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let shown = self.show().into_iter();
@@ -86,13 +87,13 @@ impl std::fmt::Debug for Settings {
     }
 }
 
-/// A domain rule and who wrote it.
+/// A domain rule and its origin.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Domain {
+pub struct LoadedDomainRule {
     /// The rule.
     pub rule: DomainRule,
-    /// Where it stands.
-    pub origin: Origin,
+    /// The origin of the rule.
+    pub origin: ValueOrigin,
 }
 
 /// One line of `palisade config show`.
@@ -100,14 +101,14 @@ pub struct Domain {
 pub struct ShownValue {
     /// JSON pointer to the value.
     pub pointer: String,
-    /// The value; a secret only says whether it is set, and what a variable holds is shown
-    /// as `${NAME}`.
+    /// The value; for a secret only whether it is set, and for the value of an environment variable
+    /// `${NAME}`.
     pub value: Value,
-    /// Where it came from.
-    pub origin: Origin,
+    /// The origin of the value.
+    pub origin: ValueOrigin,
 }
 
-/// What holds when nobody wrote anything: limits and breakers are on.
+/// The settings without any file: rate limits and circuit breakers are on.
 impl Default for Settings {
     fn default() -> Self {
         let policy = PolicyFile::default();
@@ -128,9 +129,9 @@ impl Settings {
     pub(crate) fn new(
         file: File,
         policy: PolicyFile,
-        domains: Vec<Domain>,
+        domains: Vec<LoadedDomainRule>,
         compiled: Compiled,
-        origins: BTreeMap<String, Origin>,
+        origins: BTreeMap<String, ValueOrigin>,
         warnings: Vec<Problem>,
     ) -> Self {
         Self {
@@ -155,12 +156,12 @@ impl Settings {
         }
     }
 
-    /// The table that answers for HTTP, CONNECT and DNS.
+    /// The allowlist for HTTP, CONNECT and DNS.
     pub fn allowlist(&self) -> &Allowlist {
         &self.compiled.allowlist
     }
 
-    /// How fast one sandbox may send to `host`; none where limits are off.
+    /// The rate limit of one sandbox's requests to `host`; None if limits are off.
     pub fn rate_for(&self, host: &Host) -> Option<Rate> {
         let default = self.compiled.rate?;
         Some(self.compiled.rates.get(host).copied().unwrap_or(default))
@@ -171,13 +172,13 @@ impl Settings {
         self.compiled.rates.contains_key(host) || self.compiled.breakers.contains_key(host)
     }
 
-    /// When `host` is left alone because it fails.
+    /// The circuit breaker settings of `host`.
     pub fn breaker_for(&self, host: &Host) -> BreakerConfig {
         let own = self.compiled.breakers.get(host);
         own.copied().unwrap_or(self.compiled.breaker)
     }
 
-    /// The rules for pushes of whoever acts in that mode.
+    /// The rules for pushes in the given mode.
     pub fn push_rules(&self, auth_mode: AuthMode) -> PushRules {
         PushRules {
             refs: RefRules {
@@ -196,18 +197,17 @@ impl Settings {
         }
     }
 
-    /// Whether the interceptor and the MCP server have something to do: tools, bundles or
-    /// an address of their own are configured. Otherwise their port stays closed, so that
-    /// two gates do not fight over it.
+    /// Whether the interceptor and the MCP server are needed: tools, bundles or a listen address
+    /// are configured. Otherwise their port stays closed, so that two gates do not conflict.
     pub fn serves_mcp(&self) -> bool {
         let addresses = ["interceptor_addr", "mcp_server_addr", "single_port"];
-        let written = |key: &&str| self.origin(&join("/server", key)) != Origin::Default;
+        let written = |key: &&str| self.origin(&join("/server", key)) != ValueOrigin::Default;
         !self.tools.is_empty() || !self.policies.bundles.is_empty() || addresses.iter().any(written)
     }
 
-    /// Where the value at `pointer` came from. Values of policy.yaml stand under `/policy`,
-    /// merged domain rules under `/domains`.
-    pub fn origin(&self, pointer: &str) -> Origin {
+    /// The origin of the value at `pointer`. Values of policy.yaml are under `/policy`, merged
+    /// domain rules under `/domains`.
+    pub fn origin(&self, pointer: &str) -> ValueOrigin {
         let domain = pointer.strip_prefix("/domains/").and_then(|rest| {
             let index = rest.split('/').next()?;
             self.domains.get(index.parse::<usize>().ok()?)
@@ -218,12 +218,12 @@ impl Settings {
                 .origins
                 .get(pointer)
                 .cloned()
-                .unwrap_or(Origin::Default),
+                .unwrap_or(ValueOrigin::Default),
         }
     }
 
-    /// Every secret with its name, for the log's redactor. Empty ones are left out:
-    /// replacing nothing would replace everything.
+    /// Every secret with its name, for the log redactor. Empty secrets are omitted, because the
+    /// empty string occurs everywhere.
     pub fn secret_values(&self) -> Vec<(String, &Secret)> {
         self.secret_fields()
             .into_iter()
@@ -232,7 +232,7 @@ impl Settings {
             .collect()
     }
 
-    /// The pointers whose values differ, for the log line of a reload. Never a value.
+    /// The pointers of the values that differ, for the log message of a reload. Never a value.
     pub fn diff(&self, other: &Settings) -> Vec<String> {
         let (ours, theirs) = (self.flat(), other.flat());
         let (our_secrets, their_secrets): (BTreeMap<_, _>, BTreeMap<_, _>) = (
@@ -271,13 +271,13 @@ impl Settings {
             .collect()
     }
 
-    /// Puts `${NAME}` in the place of every value below `pointer` that a variable holds.
-    /// A value may be shown in another shape than it was written in: text for a mapping
-    /// that says no more, or the other way round.
+    /// Replaces every value below `pointer` that came from an environment variable by `${NAME}`. A
+    /// value may be shown in another form than it was written in: text for a mapping with a single
+    /// key, or the other way round.
     fn veil(&self, pointer: &str, value: &mut Value) {
-        let variable = |origin: &Origin| match origin {
-            Origin::Env { name, .. } => Some(Value::String(format!("${{{name}}}"))),
-            Origin::File { .. } | Origin::Default => None,
+        let variable = |origin: &ValueOrigin| match origin {
+            ValueOrigin::Env { name, .. } => Some(Value::String(format!("${{{name}}}"))),
+            ValueOrigin::File { .. } | ValueOrigin::Default => None,
         };
         let mut around = Some(pointer);
         while let Some(outer) = around {
@@ -345,13 +345,13 @@ impl Settings {
         fields
     }
 
-    /// Every value that has no parts, in the order of the file.
+    /// Every scalar value, in the order of the file.
     fn leaves(&self) -> Vec<(String, Value)> {
         fn value<T: Serialize>(section: &T) -> Value {
             serde_json::to_value(section).unwrap_or(Value::Null)
         }
         let mut egress = value(&self.egress);
-        // The merged list says more.
+        // The merged list has more information.
         if let Value::Object(egress) = &mut egress {
             egress.shift_remove("domains");
         }

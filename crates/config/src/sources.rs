@@ -1,50 +1,50 @@
-//! The bytes of every layer, read at one moment.
+//! The bytes of every configuration file, read at one moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::beside::Beside;
 use crate::compilation::{Compiled, compile_policy, host_rule};
 use crate::consistency::check_file;
 use crate::expansion::{Env, Expanded, expand_text};
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
 use crate::layer::Layer;
-use crate::origin::{self, Origin, Wanted};
+use crate::origin::{self, ValueOrigin, Wanted};
 use crate::palisade_file::{File, PALISADE, resolve};
 use crate::policy_file::{ALLOWLIST, AllowlistFile, POLICY, PolicyFile};
 use crate::problem::{Problem, Problems};
-use crate::section::egress::{Dns, DomainRule};
-use crate::settings::{Domain, MAX_CAPTURED_PORTS, Settings, captured_ports};
+use crate::referenced_files::ReferencedFiles;
+use crate::section::egress::{DnsSettings, DomainRule};
+use crate::settings::{LoadedDomainRule, MAX_CAPTURED_PORTS, Settings, captured_ports};
 use crate::tree::{Content, Node, Tree};
 
-/// What 'allow always' and grants are written to, beside palisade.yaml.
+/// The file beside palisade.yaml that receives grants and 'allow always' answers.
 const GRANTS: &str = "grants.yaml";
 
-/// Every file a configuration is made of, as it was when it was read.
+/// Every file of a configuration, as it was when it was read.
 ///
-/// A reload compares [`Sources::fingerprint`] and builds from these very bytes, so that
-/// a file which changes in between is either seen whole or next time.
+/// A reload compares [`Sources::fingerprint`] and builds from the same bytes, so that a file that
+/// changes in between is either seen whole or at the next reload.
 #[derive(Clone, Debug)]
 pub struct Sources {
     main: Option<SourceFile>,
     allowlist: Option<SourceFile>,
     policy: Option<SourceFile>,
     grants: Option<SourceFile>,
-    /// What is not read here, and changes what the settings mean.
-    beside: Vec<Beside>,
+    /// Files that the settings refer to, which are not read here.
+    referenced: Vec<ReferencedFiles>,
 }
 
 #[derive(Clone)]
 struct SourceFile {
     path: PathBuf,
-    /// The variable that names it.
+    /// The environment variable that contains the path.
     variable: Option<String>,
     content: Result<Vec<u8>, Unreadable>,
 }
 
-/// Which file, and how much of it: never what stands in it, nor what a variable holds.
+/// Shows path and size: never the content, nor the value of a variable.
 impl std::fmt::Debug for SourceFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut parts = f.debug_struct("SourceFile");
@@ -76,11 +76,11 @@ impl SourceFile {
 }
 
 impl Sources {
-    /// Reads palisade.yaml at `path`, the files it includes, and the grants beside it.
-    /// Variables in the includes' paths come from `env`.
+    /// Reads palisade.yaml at `path`, the files it includes, and the grants beside it. Variables in
+    /// the paths of included files come from `env`.
     ///
-    /// A file that cannot be read is no error yet: its absence is part of the
-    /// fingerprint, and [`Sources::settings`] reports it.
+    /// A file that cannot be read is not an error yet: its absence is part of the fingerprint, and
+    /// [`Sources::settings`] reports it.
     pub fn read(path: Option<&Path>, env: Env<'_>) -> Result<Self, Problems> {
         let Some(path) = path else {
             return Ok(Self {
@@ -88,7 +88,7 @@ impl Sources {
                 allowlist: None,
                 policy: None,
                 grants: None,
-                beside: beside(None, |path| Some(PathBuf::from(path))),
+                referenced: referenced_files(None, |path| Some(PathBuf::from(path))),
             });
         };
         if path.file_name().is_none() {
@@ -108,7 +108,7 @@ impl Sources {
             Some(SourceFile::read(path, variable))
         };
         Ok(Self {
-            beside: beside(tree.as_ref(), |text| Some(lead(text)?.0)),
+            referenced: referenced_files(tree.as_ref(), |text| Some(lead(text)?.0)),
             allowlist: include("/egress/allowlist"),
             policy: include("/egress/policy"),
             grants: Some(SourceFile::read(path.with_file_name(GRANTS), None)),
@@ -116,7 +116,7 @@ impl Sources {
         })
     }
 
-    /// A hash of every file's path and content, or of why it has none.
+    /// A hash of every file's path and content, or of the reason why it cannot be read.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
@@ -141,13 +141,13 @@ impl Sources {
                 }
             }
         }
-        for beside in &self.beside {
-            add(beside.fingerprint());
+        for referenced in &self.referenced {
+            add(referenced.fingerprint());
         }
         hash.finalize().into()
     }
 
-    /// Every path that was read or could appear.
+    /// Every path that was read, or would be read if it existed.
     pub fn paths(&self) -> Vec<PathBuf> {
         [&self.main, &self.allowlist, &self.policy, &self.grants]
             .into_iter()
@@ -156,25 +156,31 @@ impl Sources {
             .collect()
     }
 
-    /// For watching: every file of [`Sources::paths`] and of what the settings lead to.
+    /// For watching: every file of [`Sources::paths`] and every file that the settings refer to.
     pub fn files(&self) -> Vec<PathBuf> {
-        let beside = self.beside.iter().flat_map(|beside| &beside.files);
-        self.paths().into_iter().chain(beside.cloned()).collect()
+        let referenced = self.referenced.iter().flat_map(|files| &files.files);
+        self.paths()
+            .into_iter()
+            .chain(referenced.cloned())
+            .collect()
     }
 
-    /// For watching: the directories in which a change would show.
+    /// For watching: the directories in which a change would appear.
     pub fn directories(&self) -> BTreeSet<PathBuf> {
         let parents = self.paths();
         let parents = parents.iter().filter_map(|path| path.parent());
-        let beside = self.beside.iter().flat_map(|beside| &beside.directories);
-        parents.map(PathBuf::from).chain(beside.cloned()).collect()
+        let referenced = self.referenced.iter().flat_map(|files| &files.directories);
+        parents
+            .map(PathBuf::from)
+            .chain(referenced.cloned())
+            .collect()
     }
 
-    /// Builds the settings from these bytes, or says everything that is wrong with them.
+    /// Builds the settings from these bytes, or reports every mistake in them.
     ///
-    /// A file's trees take many times its size, and what is kept would lie scattered among
-    /// what is not: so a thread reads, and a copy of its result is kept. What the thread
-    /// took then goes back to the system in one piece.
+    /// The trees of a file take many times its size, and the memory that is kept would be
+    /// fragmented among memory that is freed: so a thread builds the settings, and a copy of its
+    /// result is kept. The thread's memory is then returned to the system in one piece.
     pub fn settings(&self, env: Env<'_>) -> Result<Settings, Problems> {
         let read = std::thread::scope(|scope| {
             let reading = std::thread::Builder::new().name("config".to_owned());
@@ -218,8 +224,7 @@ impl Sources {
         let allowlist = allowlist.and_then(|(path, bytes)| {
             Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, Some(env), &mut problems)
         });
-        // Grants are written by the gate, from what agents ask for: nothing in them is a
-        // variable.
+        // The gate writes grants from requests of agents, so variables in them are not expanded.
         let grants = self.grants(&mut problems);
         let grants = grants.and_then(|(path, bytes)| {
             Layer::<AllowlistFile>::read(&ALLOWLIST, path, bytes, None, &mut problems)
@@ -275,7 +280,7 @@ impl Sources {
         compiled.allowlist = policy::allowlist::Allowlist::new(
             domains
                 .iter()
-                .map(|domain: &Domain| host_rule(&domain.rule))
+                .map(|domain: &LoadedDomainRule| host_rule(&domain.rule))
                 .collect(),
         );
         let policy = policy.map_or(default, |layer| layer.value);
@@ -297,7 +302,7 @@ impl Sources {
         }
     }
 
-    /// The bytes of an include. A path that was set must lead to a file.
+    /// The bytes of an included file. A path that is set must name an existing file.
     fn include<'s>(
         &self,
         source: &'s Option<SourceFile>,
@@ -320,7 +325,7 @@ impl Sources {
         }
     }
 
-    /// The bytes of the grants, which need not be there.
+    /// The bytes of the grants file, which may be absent.
     fn grants(&self, problems: &mut Vec<Problem>) -> Option<(&Path, &[u8])> {
         let source = self.grants.as_ref()?;
         match &source.content {
@@ -335,26 +340,29 @@ impl Sources {
     }
 }
 
-/// What a file leads to. `find` says where a path that is written in it leads.
-fn beside(tree: Option<&Tree>, find: impl Fn(&str) -> Option<PathBuf>) -> Vec<Beside> {
+/// The files that a configuration file refers to. `find` resolves a path in the file.
+fn referenced_files(
+    tree: Option<&Tree>,
+    find: impl Fn(&str) -> Option<PathBuf>,
+) -> Vec<ReferencedFiles> {
     let list = |pointer: &str| match tree?.get(pointer).map(|node| &node.content) {
         Some(Content::List(items)) => Some(items.as_slice()),
         _ => None,
     };
     let bundles = list("/policies/bundles").map_or(0, <[Node]>::len);
-    let mut found: Vec<Beside> = (0..bundles)
+    let mut found: Vec<ReferencedFiles> = (0..bundles)
         .filter_map(|index| {
             let path = tree?.get(&format!("/policies/bundles/{index}/path"))?;
-            Some(Beside::bundle(&find(path.text()?)?))
+            Some(ReferencedFiles::bundle(&find(path.text()?)?))
         })
         .collect();
     let asks_system = list("/egress/dns/upstreams")
         .is_none_or(|upstreams| upstreams.iter().any(|node| node.text() == Some("system")));
     if asks_system {
         let written = tree.and_then(|tree| tree.get("/egress/dns/resolv_conf")?.text());
-        let default = Dns::default().resolv_conf;
+        let default = DnsSettings::default().resolv_conf;
         let path = written.map_or(Some(default), find);
-        found.extend(path.map(Beside::file));
+        found.extend(path.map(ReferencedFiles::file));
     }
     found
 }
@@ -363,8 +371,8 @@ fn add_domains<T>(
     layer: &Layer<T>,
     pointer: &str,
     list: impl Fn(&T) -> &Vec<DomainRule>,
-    domains: &mut Vec<Domain>,
-    origins: &mut BTreeMap<String, Origin>,
+    domains: &mut Vec<LoadedDomainRule>,
+    origins: &mut BTreeMap<String, ValueOrigin>,
 ) {
     for (index, rule) in list(&layer.value).iter().enumerate() {
         let original = layer.original(&format!("{pointer}/{index}"));
@@ -373,9 +381,11 @@ fn add_domains<T>(
             let merged = format!("/domains/{}", domains.len());
             origin::record(&layer.tree, node, &merged, Wanted::Variables, origins);
         }
-        domains.push(Domain {
+        domains.push(LoadedDomainRule {
             rule: rule.clone(),
-            origin: node.map_or(Origin::Default, |node| Origin::of(&layer.tree, node)),
+            origin: node.map_or(ValueOrigin::Default, |node| {
+                ValueOrigin::of(&layer.tree, node)
+            }),
         });
     }
 }
@@ -406,7 +416,7 @@ pub(crate) fn exercise(bytes: &[u8], env: Env<'_>) {
         allowlist: file("allowlist.yaml"),
         policy: file("policy.yaml"),
         grants: file(GRANTS),
-        beside: Vec::new(),
+        referenced: Vec::new(),
     };
     let empty = Sources {
         allowlist: None,

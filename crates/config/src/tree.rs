@@ -1,7 +1,7 @@
-//! A YAML file as a tree that remembers where everything stood.
+//! A YAML file as a tree in which every value has its position in the file.
 //!
-//! Strict on purpose. What other readers of YAML differ about (duplicate keys, keys
-//! that are not text, private tags, several documents) is a problem here, not a choice.
+//! Parsing is strict: input on which YAML parsers differ (duplicate keys, keys that are not text,
+//! private tags, several documents) is an error.
 
 mod scalar;
 
@@ -15,24 +15,24 @@ use serde_json::Number;
 use self::scalar::{printable, resolve};
 use crate::problem::{Problem, quote};
 
-/// How deep lists and mappings may nest.
-const DEEPEST: usize = 64;
+/// Maximum nesting depth of lists and mappings.
+const MAX_DEPTH: usize = 64;
 
-/// How many nodes a file may have once its aliases are written out.
-const MOST_NODES: usize = 100_000;
+/// Maximum number of nodes after aliases are expanded.
+const MAX_NODES: usize = 100_000;
 
-/// How many bytes of text a file may have once its aliases are written out: a thousand
-/// aliases of one long string are few nodes and much memory.
-const MOST_TEXT: usize = 16 * 1024 * 1024;
+/// Maximum number of bytes of text after aliases are expanded: a thousand aliases of one long
+/// string are few nodes and much memory.
+const MAX_TEXT: usize = 16 * 1024 * 1024;
 
-/// A place in a file, both counted from 1.
+/// A position in a file; line and column start at 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Position {
     pub(crate) line: usize,
     pub(crate) column: usize,
 }
 
-impl From<Marker> for Place {
+impl From<Marker> for Position {
     fn from(marker: Marker) -> Self {
         Self {
             line: marker.line(),
@@ -45,17 +45,17 @@ impl From<Marker> for Place {
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) content: Content,
-    pub(crate) place: Place,
-    /// The environment variable its text came from.
+    pub(crate) place: Position,
+    /// The environment variable whose value the text contains.
     pub(crate) variable: Option<String>,
 }
 
-/// What a value is.
+/// The content of a node.
 #[derive(Clone)]
 pub(crate) enum Content {
-    /// Something that was already reported; it counts as present and has no value.
+    /// A value that was already reported as invalid; it counts as present and has no value.
     Faulty,
-    /// A known key without a value: it takes its default, as if it were not written.
+    /// A known key without a value: it takes its default, as if the key were absent.
     Absent,
     Null,
     Bool(bool),
@@ -65,8 +65,7 @@ pub(crate) enum Content {
     Map(Vec<Entry>),
 }
 
-/// The kind alone: what stands in a file may be a secret, and what a variable held is not
-/// ours to print.
+/// Shows the kind only: the content may be a secret, or the value of an environment variable.
 impl std::fmt::Debug for Content {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -86,21 +85,21 @@ impl std::fmt::Debug for Content {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) key: String,
-    pub(crate) place: Place,
+    pub(crate) place: Position,
     pub(crate) value: Node,
 }
 
-/// A whole file.
+/// A parsed file.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {
-    /// Shared with everything that says where it stands.
+    /// Shared with the origins of values.
     pub(crate) file: Arc<Path>,
     pub(crate) root: Node,
 }
 
 impl Tree {
-    /// Parses `bytes`. Mistakes that leave a tree to go on with are added to
-    /// `problems`; a file that is not YAML gives none.
+    /// Parses `bytes`. Errors after which parsing can continue are added to `problems`; None if the
+    /// file is not YAML.
     pub(crate) fn parse(file: &Path, bytes: &[u8], problems: &mut Vec<Problem>) -> Option<Self> {
         let text = match printable(bytes) {
             Ok(text) => text,
@@ -121,7 +120,7 @@ impl Tree {
                 file: file.into(),
                 root,
             }),
-            Err(Stop { place, message }) => {
+            Err(ParseError { place, message }) => {
                 let mut fault = problem(file, place, message);
                 let line = text.lines().nth(place.line.saturating_sub(1));
                 if line.is_some_and(|line| line.contains("${")) {
@@ -133,7 +132,7 @@ impl Tree {
         }
     }
 
-    /// The node a JSON pointer names.
+    /// The node at a JSON pointer.
     pub(crate) fn get(&self, pointer: &str) -> Option<&Node> {
         segments(pointer).try_fold(&self.root, |node, segment| match &node.content {
             Content::Map(entries) => entries
@@ -145,8 +144,8 @@ impl Tree {
         })
     }
 
-    /// Where the value at `pointer` stands, or the nearest value around it.
-    pub(crate) fn place(&self, pointer: &str) -> Place {
+    /// The position of the value at `pointer`, or of the nearest enclosing value.
+    pub(crate) fn position(&self, pointer: &str) -> Position {
         let mut pointer = pointer;
         loop {
             if let Some(node) = self.get(pointer) {
@@ -159,26 +158,26 @@ impl Tree {
         }
     }
 
-    /// Where the key `key` of the mapping at `pointer` stands.
-    pub(crate) fn key_place(&self, pointer: &str, key: &str) -> Place {
+    /// The position of the key `key` in the mapping at `pointer`.
+    pub(crate) fn key_position(&self, pointer: &str, key: &str) -> Position {
         match self.get(pointer).map(|node| &node.content) {
             Some(Content::Map(entries)) => entries
                 .iter()
                 .find(|entry| entry.key == key)
-                .map_or_else(|| self.place(pointer), |entry| entry.place),
-            _ => self.place(pointer),
+                .map_or_else(|| self.position(pointer), |entry| entry.place),
+            _ => self.position(pointer),
         }
     }
 
     /// A problem with the value at `pointer`.
     pub(crate) fn problem(&self, pointer: &str, message: impl Into<String>) -> Problem {
-        self.problem_at(self.place(pointer), pointer, message)
+        self.problem_at(self.position(pointer), pointer, message)
     }
 
-    /// The same, for whoever knows the place: finding it takes a walk.
+    /// A problem at a known position; [`Tree::problem`] has to search for it.
     pub(crate) fn problem_at(
         &self,
-        place: Place,
+        place: Position,
         pointer: &str,
         message: impl Into<String>,
     ) -> Problem {
@@ -189,7 +188,7 @@ impl Tree {
 }
 
 impl Node {
-    /// The text, if it is one.
+    /// The text of a text node.
     pub(crate) fn text(&self) -> Option<&str> {
         match &self.content {
             Content::Text(text) => Some(text),
@@ -206,7 +205,7 @@ pub(crate) fn segments(pointer: &str) -> impl Iterator<Item = String> + '_ {
         .map(|segment| segment.replace("~1", "/").replace("~0", "~"))
 }
 
-/// `pointer` one step further in.
+/// `pointer` extended by one segment.
 pub(crate) fn join(pointer: &str, segment: &str) -> String {
     format!(
         "{pointer}/{}",
@@ -214,7 +213,7 @@ pub(crate) fn join(pointer: &str, segment: &str) -> String {
     )
 }
 
-/// A pointer as a person writes it: `egress.domains[2].host`.
+/// A pointer in the notation of messages: `egress.domains[2].host`.
 pub(crate) fn dotted(pointer: &str) -> String {
     let mut text = String::new();
     for segment in segments(pointer) {
@@ -231,7 +230,7 @@ pub(crate) fn dotted(pointer: &str) -> String {
     text
 }
 
-fn problem(file: &Path, place: Place, message: String) -> Problem {
+fn problem(file: &Path, place: Position, message: String) -> Problem {
     Problem {
         file: file.to_owned(),
         line: place.line,
@@ -242,22 +241,22 @@ fn problem(file: &Path, place: Place, message: String) -> Problem {
     }
 }
 
-/// Why a file gives no tree at all.
-struct Stop {
-    place: Place,
+/// A syntax error after which there is no tree.
+struct ParseError {
+    place: Position,
     message: String,
 }
 
-impl Stop {
-    fn at(place: Place, message: impl Into<String>) -> Self {
+impl ParseError {
+    fn at(place: Position, message: impl Into<String>) -> Self {
         Self {
             place,
             message: message.into(),
         }
     }
 
-    fn too_deep(place: Place) -> Self {
-        Self::at(place, format!("nested deeper than {DEEPEST} levels"))
+    fn too_deep(place: Position) -> Self {
+        Self::at(place, format!("nested deeper than {MAX_DEPTH} levels"))
     }
 }
 
@@ -269,7 +268,7 @@ struct Builder<'a> {
     problems: &'a mut Vec<Problem>,
 }
 
-/// What a subtree costs.
+/// The size of a subtree, for the limits.
 #[derive(Clone, Copy, Default)]
 struct Size {
     nodes: usize,
@@ -279,7 +278,7 @@ struct Size {
 }
 
 impl Size {
-    fn hold(&mut self, child: Size) {
+    fn add_child(&mut self, child: Size) {
         self.nodes += child.nodes;
         self.text += child.text;
         self.depth = self.depth.max(child.depth + 1);
@@ -287,7 +286,7 @@ impl Size {
 }
 
 impl<'a> Builder<'a> {
-    fn document(&mut self) -> Result<Node, Stop> {
+    fn document(&mut self) -> Result<Node, ParseError> {
         let mut root = None;
         loop {
             let (event, place) = self.next()?;
@@ -295,7 +294,7 @@ impl<'a> Builder<'a> {
                 Event::StreamStart | Event::DocumentEnd | Event::Nothing => {}
                 Event::StreamEnd => break,
                 Event::DocumentStart(_) if root.is_some() => {
-                    return Err(Stop::at(
+                    return Err(ParseError::at(
                         place,
                         "a second document begins here; one file holds one document",
                     ));
@@ -304,30 +303,35 @@ impl<'a> Builder<'a> {
                     let (event, place) = self.next()?;
                     root = Some(self.node(event, place, 0)?.0);
                 }
-                _ => return Err(Stop::at(place, "nothing may stand here")),
+                _ => return Err(ParseError::at(place, "unexpected content")),
             }
         }
         Ok(root.unwrap_or(Node {
             content: Content::Null,
-            place: Place { line: 1, column: 1 },
+            place: Position { line: 1, column: 1 },
             variable: None,
         }))
     }
 
-    fn next(&mut self) -> Result<(Event<'a>, Place), Stop> {
+    fn next(&mut self) -> Result<(Event<'a>, Position), ParseError> {
         match self.parser.next_event() {
             Some(Ok((event, span))) => Ok((event, span.start.into())),
-            Some(Err(error)) => Err(Stop::at(
+            Some(Err(error)) => Err(ParseError::at(
                 (*error.marker()).into(),
                 format!("not YAML: {}", error.info()),
             )),
-            None => Ok((Event::StreamEnd, Place::default())),
+            None => Ok((Event::StreamEnd, Position::default())),
         }
     }
 
-    fn node(&mut self, event: Event<'a>, place: Place, depth: usize) -> Result<(Node, Size), Stop> {
-        if depth > DEEPEST {
-            return Err(Stop::too_deep(place));
+    fn node(
+        &mut self,
+        event: Event<'a>,
+        place: Position,
+        depth: usize,
+    ) -> Result<(Node, Size), ParseError> {
+        if depth > MAX_DEPTH {
+            return Err(ParseError::too_deep(place));
         }
         let mut size = Size {
             nodes: 1,
@@ -350,7 +354,7 @@ impl<'a> Builder<'a> {
                 self.check_tag(tag.as_deref(), &["map"], place);
                 (Content::Map(self.map(depth, &mut size)?), anchor)
             }
-            _ => return Err(Stop::at(place, "a value is missing here")),
+            _ => return Err(ParseError::at(place, "a value is missing here")),
         };
         let node = Node {
             content,
@@ -364,21 +368,21 @@ impl<'a> Builder<'a> {
         Ok((node, size))
     }
 
-    fn list(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Node>, Stop> {
+    fn list(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Node>, ParseError> {
         let mut items = Vec::new();
         loop {
             match self.next()? {
                 (Event::SequenceEnd, _) => return Ok(items),
                 (event, place) => {
                     let (item, item_size) = self.node(event, place, depth + 1)?;
-                    size.hold(item_size);
+                    size.add_child(item_size);
                     items.push(item);
                 }
             }
         }
     }
 
-    fn map(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Entry>, Stop> {
+    fn map(&mut self, depth: usize, size: &mut Size) -> Result<Vec<Entry>, ParseError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut seen: HashMap<String, usize> = HashMap::new();
         loop {
@@ -389,8 +393,8 @@ impl<'a> Builder<'a> {
             let (key, key_size) = self.node(event, place, depth + 1)?;
             let (event, value_place) = self.next()?;
             let (value, value_size) = self.node(event, value_place, depth + 1)?;
-            size.hold(key_size);
-            size.hold(value_size);
+            size.add_child(key_size);
+            size.add_child(value_size);
             let Content::Text(key) = key.content else {
                 if !matches!(key.content, Content::Faulty) {
                     self.report(place, "a key must be text", Some("put it in quotes"));
@@ -398,7 +402,7 @@ impl<'a> Builder<'a> {
                 continue;
             };
             if let Some(line) = seen.get(&key) {
-                let message = format!("the key {} already stands on line {line}", quote(&key));
+                let message = format!("the key {} is already on line {line}", quote(&key));
                 self.report(place, message, None);
                 continue;
             }
@@ -407,33 +411,40 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The anchored value again. Paid for before it is copied: copies are what an
-    /// alias bomb is made of.
-    fn alias(&mut self, id: usize, place: Place, depth: usize) -> Result<(Node, Size), Stop> {
+    /// The anchored value again. Its size is counted before the value is copied, because an alias
+    /// bomb consists of copies.
+    fn alias(
+        &mut self,
+        id: usize,
+        place: Position,
+        depth: usize,
+    ) -> Result<(Node, Size), ParseError> {
         let size = match self.anchors.get(&id) {
             Some((_, size)) => *size,
-            None => return Err(Stop::at(place, "this alias stands inside its own anchor")),
+            None => {
+                return Err(ParseError::at(place, "this alias is inside its own anchor"));
+            }
         };
-        if depth + size.depth > DEEPEST {
-            return Err(Stop::too_deep(place));
+        if depth + size.depth > MAX_DEPTH {
+            return Err(ParseError::too_deep(place));
         }
         self.spend(size, place)?;
         let node = self.anchors.get(&id).map(|(node, _)| node.clone());
         let node = node.map(|node| Node { place, ..node });
         node.map(|node| (node, size))
-            .ok_or_else(|| Stop::at(place, "this alias has no anchor"))
+            .ok_or_else(|| ParseError::at(place, "this alias has no anchor"))
     }
 
-    fn spend(&mut self, size: Size, place: Place) -> Result<(), Stop> {
+    fn spend(&mut self, size: Size, place: Position) -> Result<(), ParseError> {
         self.spent.nodes += size.nodes;
         self.spent.text += size.text;
-        if self.spent.nodes > MOST_NODES {
-            let message = format!("more than {MOST_NODES} values, aliases written out");
-            return Err(Stop::at(place, message));
+        if self.spent.nodes > MAX_NODES {
+            let message = format!("more than {MAX_NODES} values with aliases expanded");
+            return Err(ParseError::at(place, message));
         }
-        if self.spent.text > MOST_TEXT {
-            let message = format!("more than {MOST_TEXT} bytes of text, aliases written out");
-            return Err(Stop::at(place, message));
+        if self.spent.text > MAX_TEXT {
+            let message = format!("more than {MAX_TEXT} bytes of text with aliases expanded");
+            return Err(ParseError::at(place, message));
         }
         Ok(())
     }
@@ -443,7 +454,7 @@ impl<'a> Builder<'a> {
         text: &str,
         style: ScalarStyle,
         tag: Option<&Tag>,
-        place: Place,
+        place: Position,
     ) -> Content {
         let tags = ["str", "null", "bool", "int", "float"];
         let plain = style == ScalarStyle::Plain;
@@ -460,23 +471,24 @@ impl<'a> Builder<'a> {
             }),
         };
         content.unwrap_or_else(|| {
-            // What is tagged may be anything, a secret too; what is not is a number.
+            // A tagged text may be a secret, so the message does not repeat it; untagged text here
+            // is a number.
             let message = match tag {
-                Some(_) => "this text is not what its tag says".to_owned(),
-                None => format!("{} is not a value", quote(text)),
+                Some(_) => "this text does not match its tag".to_owned(),
+                None => format!("{} is not a supported number", quote(text)),
             };
             self.report(place, message, None);
             Content::Faulty
         })
     }
 
-    /// Which of the core schema's tags is meant (YAML 1.2.2, 10.3). Others ask for
-    /// types that do not exist here.
+    /// The tag of the core schema (YAML 1.2.2, 10.3). Other tags would select types that are not
+    /// supported.
     fn check_tag<'t>(
         &mut self,
         tag: Option<&Tag>,
         allowed: &[&'t str],
-        place: Place,
+        place: Position,
     ) -> Tagged<'t> {
         let Some(tag) = tag else { return Tagged::Not };
         let core = tag.is_yaml_core_schema();
@@ -488,14 +500,14 @@ impl<'a> Builder<'a> {
                 None => Tagged::Not,
             },
             _ => {
-                let spelt = if core {
+                let name = if core {
                     format!("!!{}", tag.suffix)
                 } else {
                     tag.to_string()
                 };
                 self.report(
                     place,
-                    format!("the tag {} has no meaning here", quote(&spelt)),
+                    format!("the tag {} is not supported", quote(&name)),
                     None,
                 );
                 Tagged::Refused
@@ -503,14 +515,14 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn report(&mut self, place: Place, message: impl Into<String>, hint: Option<&str>) {
+    fn report(&mut self, place: Position, message: impl Into<String>, hint: Option<&str>) {
         let mut fault = problem(self.file, place, message.into());
         fault.hint = hint.map(str::to_owned);
         self.problems.push(fault);
     }
 }
 
-/// What a tag says.
+/// The meaning of a node's tag.
 enum Tagged<'t> {
     Not,
     As(&'t str),

@@ -1,5 +1,4 @@
-//! The list of repository files that the operator has read and trusts: a digest for each
-//! directory.
+//! The list of trusted repository files: a content digest for each directory.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -12,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::file::{self, Links, OPERATOR_LIMIT, Unreadable};
 
-/// Exact contents, by the directory they were seen in. Kept in a JSON file that only the
-/// operator can read or write.
+/// Digests of trusted contents, by directory. Stored in a JSON file that only the operator can read
+/// or write.
 #[derive(Debug)]
 pub struct TrustStore {
     path: PathBuf,
@@ -32,33 +31,33 @@ pub struct TrustEntry {
 /// Why the list of trusted files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// It cannot be read.
+    /// The list cannot be read.
     #[error("the list of trusted repositories {path} cannot be read: {why}")]
     Unreadable {
         /// The list.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         why: String,
     },
-    /// It is not what this program wrote. Going on with an empty list would forget
-    /// revocations and trust alike, so the operator decides.
-    #[error("the list of trusted repositories {path} is damaged; move it away to begin a new one")]
+    /// The list does not have the format that this program writes. Continuing with an empty list
+    /// would lose revocations and trust alike, so the operator decides.
+    #[error("the list of trusted repositories {path} is damaged; move it away to start a new one")]
     Damaged {
         /// The list.
         path: PathBuf,
     },
-    /// The repository's path cannot be written down.
+    /// The repository's path cannot be stored.
     #[error("the path of the repository {path} is not UTF-8 text")]
     NotText {
         /// The repository.
         path: PathBuf,
     },
-    /// It cannot be written.
+    /// The list cannot be written.
     #[error("the list of trusted repositories {path} cannot be written: {source}")]
     Unwritable {
         /// The list.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -71,7 +70,7 @@ struct Stored {
 }
 
 impl TrustStore {
-    /// Reads the list at `path`; a list that is not there is empty.
+    /// Reads the list at `path`; a list that does not exist is empty.
     pub fn load(path: &Path) -> Result<Self, TrustError> {
         let entries = match file::read(path, OPERATOR_LIMIT, Links::Refuse) {
             Err(Unreadable::Missing) => BTreeMap::new(),
@@ -111,7 +110,7 @@ impl TrustStore {
         self.entries.contains_key(directory) && !self.has(directory, digest)
     }
 
-    /// Puts this digest in the place of the one `directory` had, and writes the list.
+    /// Replaces the digest of `directory` by this one, and writes the list.
     pub(crate) fn add(&mut self, directory: &Path, digest: [u8; 32]) -> Result<(), TrustError> {
         if directory.to_str().is_none() {
             return Err(TrustError::NotText {
@@ -119,21 +118,21 @@ impl TrustStore {
             });
         }
         let _lock = self.lock()?;
-        // Others may have written since the list was read: the operator thinks before
-        // answering, and may revoke something meanwhile.
+        // Another process may have changed the list since it was read: the operator may take long
+        // to answer, and may revoke something meanwhile.
         let mut entries = Self::load(&self.path)?.entries;
         entries.insert(directory.to_owned(), hex(digest));
         self.replace(entries)
     }
 
-    /// Trusts nothing in `directory` any more, and writes the list. Says whether anything
+    /// Removes every trusted digest of `directory`, and writes the list. Returns whether anything
     /// was trusted there.
     pub fn revoke(&mut self, directory: &Path) -> Result<bool, TrustError> {
         let _lock = match self.lock() {
             Err(TrustError::Unwritable { source, .. })
                 if source.kind() == std::io::ErrorKind::NotFound =>
             {
-                // There is not even a directory for the list.
+                // The directory of the list does not exist either.
                 self.entries.clear();
                 return Ok(false);
             }
@@ -160,7 +159,7 @@ impl TrustStore {
         self.entries.iter().map(entry).collect()
     }
 
-    /// Keeps others from writing until it is dropped. The lock is a file of its own,
+    /// Prevents other processes from writing until it is dropped. The lock is a separate file,
     /// because the list is replaced whenever it is written.
     fn lock(&self) -> Result<File, TrustError> {
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
@@ -179,7 +178,7 @@ impl TrustStore {
             })
     }
 
-    /// Writes first and believes afterwards.
+    /// Writes the list, and updates the entries in memory only if that succeeded.
     fn replace(&mut self, entries: BTreeMap<PathBuf, String>) -> Result<(), TrustError> {
         let unwritable = |source: std::io::Error| TrustError::Unwritable {
             path: self.path.clone(),
@@ -196,12 +195,12 @@ impl TrustStore {
     }
 }
 
-/// The ways in which a directory may stand in the list: resolved, as it was written, and,
-/// if it is gone, resolved as far as it is still there. What is revoked goes in every one.
+/// The spellings under which a directory may be in the list: resolved, as written, and, if it no
+/// longer exists, resolved as far as it still exists. A revocation removes all of them.
 fn spellings(directory: &Path) -> Vec<PathBuf> {
     let mut spellings = vec![directory.to_owned()];
     let written = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
-    // `..` after something that is gone can only be resolved as text.
+    // `..` after a part that no longer exists can only be resolved as text.
     let mut plain = PathBuf::new();
     for part in written.components() {
         match part {
@@ -225,7 +224,8 @@ fn spellings(directory: &Path) -> Vec<PathBuf> {
     spellings
 }
 
-/// A reader sees the old file or the new one, also after a crash.
+/// Writes a temporary file and renames it: a reader sees the old file or the new one, also after a
+/// crash.
 fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -234,7 +234,7 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let temporary = directory.join(name);
-    // Left over from a process that had this id and died.
+    // Left over from a process that had the same id and was killed.
     match std::fs::remove_file(&temporary) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -251,7 +251,7 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         File::open(directory)?.sync_all()
     })();
     if written.is_err() {
-        // The rename may have happened; what is left to remove is only the temporary file.
+        // The rename may have happened; then only the temporary file is left to remove.
         let _ = std::fs::remove_file(&temporary);
     }
     written

@@ -1,19 +1,19 @@
-//! Keys of features that this version does not have. The schema knows them, so that they are
+//! Keys of features that this version does not have. They are in the schema, so that they are
 //! checked and documented; setting one is an error, because nothing would enforce it.
 //!
-//! This is the one list of them: a feature that arrives deletes its lines here.
+//! This is the only list of them: the change that adds a feature removes its keys here.
 
 use serde_json::Value;
 
 use crate::problem::Problem;
 use crate::tree::{dotted, join, segments};
 
-/// A key, and the values that ask for no more than what happens anyway.
+/// A key, and the accepted values, which do not need the feature.
 #[derive(Debug)]
 pub(crate) struct Unavailable {
-    /// The key; `[]` stands for every item of a list.
+    /// The key; `[]` matches every item of a list.
     key: &'static str,
-    /// Words, `[]` for a list without items, `{}` for a mapping without keys.
+    /// Values, `[]` for an empty list, `{}` for an empty mapping.
     accepted: &'static [&'static str],
 }
 
@@ -23,13 +23,13 @@ const fn key(key: &'static str, accepted: &'static [&'static str]) -> Unavailabl
 
 /// In palisade.yaml.
 pub(crate) const PALISADE: &[Unavailable] = &[
-    // Approvals: asking the operator.
+    // Approval by the operator.
     key("egress.unknown", &["deny"]),
     key("git.scan", &["deny", "note", "off"]),
     key("approvals.mode", &["unattended"]),
     key("approvals.hold", &[]),
     key("approvals.webhook", &[]),
-    // The scanner of requests and answers.
+    // The scanner of requests and responses.
     key("egress.domains[].scan", &["off"]),
     key("scan.outbound", &["off"]),
     key("scan.injection", &["off"]),
@@ -49,12 +49,12 @@ pub(crate) const PALISADE: &[Unavailable] = &[
 /// In allowlist.yaml and grants.yaml.
 pub(crate) const ALLOWLIST: &[Unavailable] = &[key("domains[].scan", &["off"])];
 
-/// In a repository's .palisade.yaml. Its `image` is no error: the operator, who would have to
-/// remove it, did not write it. `run` and `create` report it.
+/// In a repository's .palisade.yaml. Its `image` is not an error, because the operator, who would
+/// have to remove it, did not write it. `run` and `create` report it.
 pub(crate) const REPOSITORY: &[Unavailable] = &[key("egress.domains[].scan", &["off"])];
 
 impl Unavailable {
-    /// What the description of the key says.
+    /// The sentence that is added to the description of the key.
     pub(crate) fn note(&self) -> String {
         match self.accepted {
             [] => "Not available in this version: setting it is an error.".to_owned(),
@@ -84,9 +84,9 @@ impl Unavailable {
     }
 }
 
-/// Reports every key of `table` that a file sets to something that is not accepted. `value` is
-/// what the schema accepted of the file; what it did not accept has been reported. `problem`
-/// makes a problem of a pointer into `value`.
+/// Reports every key of `table` that a file sets to a value that is not accepted. `value` is the
+/// part of the file that the schema accepted; the rest has been reported. `problem` creates a
+/// problem for a pointer into `value`.
 pub(crate) fn check(
     table: &[Unavailable],
     value: &Value,
@@ -114,8 +114,8 @@ pub(crate) fn check(
     problems
 }
 
-/// Whether a value of palisade.yaml, as `config show` has it, belongs to a feature that is not
-/// there: a default that nothing enforces must not look as if something did.
+/// Whether a value of `config show` belongs to a feature that this version does not have: a default
+/// that nothing enforces must not be shown as if it were in force.
 pub(crate) fn is_unavailable(pointer: &str, value: &Value) -> bool {
     PALISADE.iter().any(|entry| {
         let parts = parts(entry.key);
@@ -205,8 +205,8 @@ mod tests {
     use super::*;
     use crate::{Env, Sources, TEMPLATE};
 
-    /// For each key of the table a file with `@` on its third line, a value that is refused
-    /// there, and some that are not.
+    /// For each key of the table a file with `@` on its third line, a value that is refused there,
+    /// and values that are accepted.
     const FILES: &[(&str, &str, &str, &[&str])] = &[
         ("egress.unknown", "egress:\n  unknown: @", "ask", &["deny"]),
         (
@@ -316,7 +316,7 @@ mod tests {
     fn a_file_without_unavailable_keys_loads() {
         let settings = load(TEMPLATE).unwrap();
         let shown = settings.show();
-        // What nothing enforces is not shown as if it were in force.
+        // Values that nothing enforces are not shown as if they were in force.
         let is_shown = |pointer: &str| shown.iter().any(|one| one.pointer.starts_with(pointer));
         assert!(!is_shown("/scan/outbound") && !is_shown("/credentials/default"));
         assert!(is_shown("/git/scan") && is_shown("/sandbox/backend"));

@@ -1,4 +1,4 @@
-//! A tree against its schema: every mistake, each in a sentence.
+//! Validation of a tree against its schema, with a message for every mistake.
 
 mod sentence;
 
@@ -8,28 +8,32 @@ use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{JsonType, ValidationError};
 use serde_json::{Map, Number, Value};
 
-use crate::problem::{MOST_PROBLEMS, Problem};
-use crate::schema::{Place, Shape};
+use crate::problem::{MAX_PROBLEMS, Problem};
+use crate::schema::{FileSchema, SchemaNode};
 use crate::tree::{self, Content, Node, Tree, join, segments};
 
-/// What is left of a file once everything faulty is taken out. It fits the schema.
-pub(crate) struct Valid {
+/// The valid part of a file: every faulty value is removed, and the rest matches the schema.
+pub(crate) struct ValidatedValue {
     pub(crate) value: Value,
-    kept: Kept,
+    kept: KeptItems,
 }
 
-impl Valid {
-    /// The pointer in the file for a pointer into the value: list items that were taken
-    /// out moved the others up.
+impl ValidatedValue {
+    /// The pointer in the file for a pointer into the value: the indices of list items change when
+    /// earlier items are removed.
     pub(crate) fn original(&self, pointer: &str) -> String {
         self.kept.original(pointer)
     }
 }
 
-/// Checks `tree` against `shape`. Every mistake is added to `problems`; what remains is
-/// fit to be deserialised, with defaults where the mistakes were, so that later checks
-/// can go on and report theirs in the same run.
-pub(crate) fn validate(shape: &Shape, tree: &mut Tree, problems: &mut Vec<Problem>) -> Valid {
+/// Checks `tree` against `schema`. Every mistake is added to `problems`; the rest can be
+/// deserialised, with defaults instead of the faulty values, so that later checks can report their
+/// mistakes in the same run.
+pub(crate) fn validate(
+    shape: &FileSchema,
+    tree: &mut Tree,
+    problems: &mut Vec<Problem>,
+) -> ValidatedValue {
     drop_nulls(&mut tree.root, &shape.at(""));
     if matches!(tree.root.content, Content::Null) {
         tree.root.content = Content::Map(Vec::new());
@@ -41,20 +45,23 @@ pub(crate) fn validate(shape: &Shape, tree: &mut Tree, problems: &mut Vec<Proble
             break faults;
         }
     };
-    tell(shape, tree, &faults, problems);
+    report(shape, tree, &faults, problems);
     prune(shape, tree, faults)
 }
 
-/// Puts the mistakes into words. Each sentence takes a walk through the tree, so of very
-/// many only the first are told; the others are counted, by a problem at their place that
-/// [`Problems`](crate::Problems) cuts off because so many stand before it.
-fn tell(shape: &Shape, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem>) {
-    if faults.len() <= MOST_PROBLEMS {
-        problems.extend(faults.iter().filter_map(|fault| fault.say(shape, tree)));
+/// Turns faults into problems. Each message needs a search through the tree, so only the first
+/// faults get one; the others become placeholders, which [`Problems`](crate::Problems) only counts.
+fn report(shape: &FileSchema, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem>) {
+    if faults.len() <= MAX_PROBLEMS {
+        problems.extend(
+            faults
+                .iter()
+                .filter_map(|fault| fault.describe(shape, tree)),
+        );
         return;
     }
     let mut places = HashMap::new();
-    find_places(&tree.root, "", tree.root.place, &mut places);
+    find_positions(&tree.root, "", tree.root.place, &mut places);
     let place = |fault: &Fault| {
         let key = fault.key().and_then(|key| places.get(&key));
         match key {
@@ -64,22 +71,22 @@ fn tell(shape: &Shape, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem
                 .map_or(tree.root.place, |seen| seen.value),
         }
     };
-    // What is missing because it could not be expanded was told then.
-    let is_told = |fault: &Fault| match &fault.kind {
+    // A value that could not be expanded has already been reported.
+    let is_reported = |fault: &Fault| match &fault.kind {
         Kind::Missing(key) => places
             .get(&join(&fault.pointer, key))
             .is_some_and(|seen| seen.is_faulty),
         _ => false,
     };
-    let mut placed: Vec<(tree::Place, &Fault)> = faults
+    let mut placed: Vec<(tree::Position, &Fault)> = faults
         .iter()
-        .filter(|fault| !is_told(fault))
+        .filter(|fault| !is_reported(fault))
         .map(|fault| (place(fault), fault))
         .collect();
     placed.sort_by_key(|(place, _)| (place.line, place.column));
     for (index, (place, fault)) in placed.into_iter().enumerate() {
-        if index < MOST_PROBLEMS {
-            problems.extend(fault.say(shape, tree));
+        if index < MAX_PROBLEMS {
+            problems.extend(fault.describe(shape, tree));
         } else {
             let pointer = fault.key().unwrap_or_else(|| fault.pointer.clone());
             problems.push(tree.problem_at(place, &pointer, "one more mistake"));
@@ -87,15 +94,20 @@ fn tell(shape: &Shape, tree: &Tree, faults: &[Fault], problems: &mut Vec<Problem
     }
 }
 
-/// Where a value and its key stand.
-struct Seen {
-    key: tree::Place,
-    value: tree::Place,
+/// The positions of a value and its key.
+struct Positions {
+    key: tree::Position,
+    value: tree::Position,
     is_faulty: bool,
 }
 
-fn find_places(node: &Node, pointer: &str, key: tree::Place, places: &mut HashMap<String, Seen>) {
-    let seen = Seen {
+fn find_positions(
+    node: &Node,
+    pointer: &str,
+    key: tree::Position,
+    places: &mut HashMap<String, Positions>,
+) {
+    let seen = Positions {
         key,
         value: node.place,
         is_faulty: matches!(node.content, Content::Faulty),
@@ -105,45 +117,45 @@ fn find_places(node: &Node, pointer: &str, key: tree::Place, places: &mut HashMa
         Content::List(items) => {
             for (index, item) in items.iter().enumerate() {
                 let pointer = join(pointer, &index.to_string());
-                find_places(item, &pointer, item.place, places);
+                find_positions(item, &pointer, item.place, places);
             }
         }
         Content::Map(entries) => {
             for entry in entries {
                 let pointer = join(pointer, &entry.key);
-                find_places(&entry.value, &pointer, entry.place, places);
+                find_positions(&entry.value, &pointer, entry.place, places);
             }
         }
         _ => {}
     }
 }
 
-/// Takes faulty values out until the rest fits. A value whose required part is gone
-/// goes as well.
-fn prune(shape: &Shape, tree: &Tree, mut faults: Vec<Fault>) -> Valid {
-    let mut gone = BTreeSet::new();
+/// Removes faulty values until the rest is valid. A value whose required part is removed is removed
+/// as well.
+fn prune(shape: &FileSchema, tree: &Tree, mut faults: Vec<Fault>) -> ValidatedValue {
+    let mut removed = BTreeSet::new();
     loop {
-        let before = gone.len();
+        let before = removed.len();
         for fault in &faults {
-            gone.insert(fault.key().unwrap_or_else(|| fault.pointer.clone()));
+            removed.insert(fault.key().unwrap_or_else(|| fault.pointer.clone()));
         }
-        // The root itself cannot go: whatever it lacks has a default.
-        gone.remove("");
-        let (value, kept) = to_value(tree, &gone);
-        if gone.len() == before {
+        // The root itself stays: every missing key has a default.
+        removed.remove("");
+        let (value, kept) = to_value(tree, &removed);
+        if removed.len() == before {
             let value = if value.is_object() {
                 value
             } else {
                 Value::Object(Map::new())
             };
-            return Valid { value, kept };
+            return ValidatedValue { value, kept };
         }
         faults = find(shape, &value, &kept);
     }
 }
 
-/// A key that the schema knows, with nothing behind its colon, was left open on purpose.
-fn drop_nulls(node: &mut Node, place: &Place<'_>) {
+/// A known key without a value takes its default.
+fn drop_nulls(node: &mut Node, place: &SchemaNode<'_>) {
     match &mut node.content {
         Content::Map(entries) => {
             let known: BTreeSet<&str> = place.keys().collect();
@@ -169,9 +181,9 @@ fn drop_nulls(node: &mut Node, place: &Place<'_>) {
 
 /// Which items of each shortened list are left.
 #[derive(Debug, Default)]
-struct Kept(HashMap<String, Vec<usize>>);
+struct KeptItems(HashMap<String, Vec<usize>>);
 
-impl Kept {
+impl KeptItems {
     fn original(&self, pointer: &str) -> String {
         let (mut pruned, mut original) = (String::new(), String::new());
         for segment in segments(pointer) {
@@ -189,10 +201,10 @@ impl Kept {
     }
 }
 
-/// The tree as JSON, without what is faulty or `gone`.
-fn to_value(tree: &Tree, gone: &BTreeSet<String>) -> (Value, Kept) {
-    let mut kept = Kept::default();
-    let value = convert(&tree.root, "", "", gone, &mut kept).unwrap_or(Value::Null);
+/// The tree as JSON, without faulty values and without the pointers in `removed`.
+fn to_value(tree: &Tree, removed: &BTreeSet<String>) -> (Value, KeptItems) {
+    let mut kept = KeptItems::default();
+    let value = convert(&tree.root, "", "", removed, &mut kept).unwrap_or(Value::Null);
     (value, kept)
 }
 
@@ -200,10 +212,10 @@ fn convert(
     node: &Node,
     original: &str,
     pruned: &str,
-    gone: &BTreeSet<String>,
-    kept: &mut Kept,
+    removed: &BTreeSet<String>,
+    kept: &mut KeptItems,
 ) -> Option<Value> {
-    if gone.contains(original) {
+    if removed.contains(original) {
         return None;
     }
     Some(match &node.content {
@@ -218,7 +230,7 @@ fn convert(
             for (index, item) in items.iter().enumerate() {
                 let inner = join(original, &index.to_string());
                 let shifted = join(pruned, &values.len().to_string());
-                if let Some(value) = convert(item, &inner, &shifted, gone, kept) {
+                if let Some(value) = convert(item, &inner, &shifted, removed, kept) {
                     values.push(value);
                     indices.push(index);
                 }
@@ -232,7 +244,7 @@ fn convert(
             let mut object = Map::new();
             for entry in entries {
                 let (inner, same) = (join(original, &entry.key), join(pruned, &entry.key));
-                if let Some(value) = convert(&entry.value, &inner, &same, gone, kept) {
+                if let Some(value) = convert(&entry.value, &inner, &same, removed, kept) {
                     object.insert(entry.key.clone(), value);
                 }
             }
@@ -241,17 +253,17 @@ fn convert(
     })
 }
 
-/// One mistake, before it is put into words.
+/// One violation of the schema, without a message.
 struct Fault {
-    /// Where, in the file.
+    /// The pointer in the file.
     pointer: String,
-    /// What stands there.
+    /// The value at the pointer.
     found: Value,
     kind: Kind,
 }
 
 impl Fault {
-    /// The pointer to the key that is at fault, if it is a key.
+    /// The pointer to the faulty key, if the fault is a key.
     fn key(&self) -> Option<String> {
         match &self.kind {
             Kind::UnknownKey(key) | Kind::BadKey { key, .. } => Some(join(&self.pointer, key)),
@@ -277,7 +289,7 @@ enum Kind {
     Other,
 }
 
-fn find(shape: &Shape, value: &Value, kept: &Kept) -> Vec<Fault> {
+fn find(shape: &FileSchema, value: &Value, kept: &KeptItems) -> Vec<Fault> {
     let mut faults = Vec::new();
     for error in shape.validator.iter_errors(value) {
         collect(&error, kept, &mut faults);
@@ -285,7 +297,7 @@ fn find(shape: &Shape, value: &Value, kept: &Kept) -> Vec<Fault> {
     faults
 }
 
-fn collect(error: &ValidationError<'_>, kept: &Kept, faults: &mut Vec<Fault>) {
+fn collect(error: &ValidationError<'_>, kept: &KeptItems, faults: &mut Vec<Fault>) {
     let kind =
         match error.kind() {
             ValidationErrorKind::AnyOf { context }
@@ -344,8 +356,8 @@ fn collect(error: &ValidationError<'_>, kept: &Kept, faults: &mut Vec<Fault>) {
     });
 }
 
-/// The alternative that was meant: the one whose type fits, and of several the one with
-/// the fewest mistakes. If none fits, the types that would.
+/// The alternative that was probably meant: the one whose type matches, and of several the one with
+/// the fewest errors. If none matches, the types that would.
 fn choose<'e>(
     error: &ValidationError<'_>,
     branches: &'e [Vec<ValidationError<'static>>],
@@ -374,8 +386,8 @@ fn types(kind: &TypeKind) -> Vec<JsonType> {
     }
 }
 
-/// An expanded variable is text. Where a number or a truth value is wanted and the text
-/// spells one, it becomes that; it can never become a list or a mapping. Says whether
+/// The value of an environment variable is text. If a number or a boolean is expected and the text
+/// is one, the value is converted; it can never become a list or a mapping. Returns whether
 /// anything changed.
 fn coerce(tree: &mut Tree, faults: &[Fault]) -> bool {
     let mut wanted: HashMap<&str, &[JsonType]> = HashMap::new();
@@ -408,8 +420,8 @@ fn coerce(tree: &mut Tree, faults: &[Fault]) -> bool {
     changed
 }
 
-/// Every value that holds a variable's, with its pointer. One walk, because looking each
-/// fault up would be slow in a file that has very many.
+/// Calls `visit` for every value that contains a variable's value. One walk, because a search per
+/// fault would be slow in a file with very many.
 fn each_expanded(node: &mut Node, pointer: &str, visit: &mut dyn FnMut(&str, &mut Node)) {
     if node.variable.is_some() {
         visit(pointer, node);

@@ -1,4 +1,4 @@
-//! The crate from outside: files in, settings or problems out.
+//! Integration tests of the crate: files in, settings or problems out.
 
 #![expect(
     clippy::unwrap_used,
@@ -50,7 +50,7 @@ fn load(yaml: &str) -> Result<Settings, String> {
     load_in(directory(&[("palisade.yaml", yaml)]).path(), &no_env)
 }
 
-/// Loads `yaml`, whose first line stands on line 2, and compares what is said about it.
+/// Loads `yaml`, whose first line is line 2 of the file, and compares the problems.
 #[track_caller]
 fn check(yaml: &str, expected: &[&str]) {
     let yaml = format!("version: \"1.0\"\n{yaml}");

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use policy::clock::UnixMillis;
 use serde_json::{Value, json};
 use store::Store;
-use store::audit::query::{Filter, Record};
+use store::audit::query::{AuditFilter, AuditRecord};
 use store::error::StoreError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -102,7 +102,7 @@ pub(crate) fn tail(
     let (pieces, lines) = mpsc::channel(PIECES_AHEAD);
     let (audit, stop) = (store.audit(), stop.clone());
     let mut newest = audit.follow();
-    let mut filter = Filter {
+    let mut filter = AuditFilter {
         limit: Some(TAIL_PAGE),
         newest_first: false,
         ..filter(wanted)
@@ -160,12 +160,12 @@ pub(crate) async fn verify(store: &Store) -> Result<Reply, ControlError> {
     })))
 }
 
-fn as_json(record: &Record) -> Value {
+fn as_json(record: &AuditRecord) -> Value {
     serde_json::from_str(&record.line()).unwrap_or_else(|_| Value::String(record.line()))
 }
 
-fn filter(wanted: AuditQuery) -> Filter {
-    Filter {
+fn filter(wanted: AuditQuery) -> AuditFilter {
+    AuditFilter {
         sandbox: wanted.sandbox,
         kind: wanted.kind,
         verdict: wanted.verdict,
@@ -176,6 +176,6 @@ fn filter(wanted: AuditQuery) -> Filter {
         after_seq: wanted.after,
         limit: wanted.limit.map(|limit| limit as usize),
         newest_first: wanted.newest_first,
-        ..Filter::default()
+        ..AuditFilter::default()
     }
 }

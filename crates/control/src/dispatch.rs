@@ -10,7 +10,7 @@ use policy::id::SandboxId;
 use policy::registration::Registration;
 use serde_json::{Value, json};
 use store::error::StoreError;
-use store::registry::Lookup;
+use store::registry::RegistryLookup;
 use tokio::sync::oneshot;
 
 use crate::action::{Action, HealthDepth, ReplyMode};
@@ -171,9 +171,9 @@ impl Gate {
 
     fn get_registration(&self, id: &SandboxId) -> Result<Reply, ControlError> {
         match self.store.registry().by_id(id) {
-            Lookup::Found(row) if row.is_live(wall_now()) => Ok(Reply::ok(describe(&row))),
-            Lookup::Found(_) | Lookup::Unknown => Err(not_found()),
-            Lookup::Unavailable => {
+            RegistryLookup::Found(row) if row.is_live(wall_now()) => Ok(Reply::ok(describe(&row))),
+            RegistryLookup::Found(_) | RegistryLookup::Unknown => Err(not_found()),
+            RegistryLookup::Unavailable => {
                 Err(ControlError::Unavailable("Registry unavailable".to_owned()))
             }
         }

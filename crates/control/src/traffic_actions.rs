@@ -11,8 +11,8 @@ use policy::id::{RequestId, SandboxId};
 use sandbox::contract::Trust;
 use serde_json::{Value, json};
 use store::Store;
-use store::audit::query::Filter;
-use store::registry::Lookup;
+use store::audit::query::AuditFilter;
+use store::registry::RegistryLookup;
 
 use crate::body::TryBody;
 use crate::gate::Gate;
@@ -92,10 +92,10 @@ pub(crate) async fn explain(
     store: &Store,
     id: RequestId,
 ) -> Result<Reply, ControlError> {
-    let filter = Filter {
+    let filter = AuditFilter {
         request_id: Some(id),
         limit: Some(1),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     // What was decided a moment ago is on its way there.
     store.audit().flush().await?;
@@ -161,8 +161,8 @@ pub(crate) async fn try_policy(
     let registration = match &body.sandbox {
         None => None,
         Some(id) => match store.registry().by_id(id) {
-            Lookup::Found(row) => Some(row),
-            Lookup::Unavailable | Lookup::Unknown => {
+            RegistryLookup::Found(row) => Some(row),
+            RegistryLookup::Unavailable | RegistryLookup::Unknown => {
                 let message = format!("No sandbox or container '{id}' is registered");
                 return Err(ControlError::NotFound(message));
             }

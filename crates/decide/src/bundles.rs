@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use config::Settings;
-use config::bundle::{self, BadBundle, Found};
+use config::bundle::{self, BundleReadError, LoadedBundles};
 use policy::reason::Reason;
 use policy::rego::judge::{Judge, Outcome};
 use policy::rego::{Decision, Failure, Said};
@@ -188,8 +188,8 @@ pub struct LoggedDecision {
 impl Bundles {
     /// Reads the bundles of `settings` for `entrypoint`. Blocks. A bundle that is missing is left
     /// out with a warning, unless it is required; one that cannot be used is an error.
-    pub fn load(settings: &Settings, entrypoint: &str) -> Result<Self, BadBundle> {
-        let Found { judges, missing } = bundle::judges(&settings.policies, entrypoint)?;
+    pub fn load(settings: &Settings, entrypoint: &str) -> Result<Self, BundleReadError> {
+        let LoadedBundles { judges, missing } = bundle::judges(&settings.policies, entrypoint)?;
         for problem in &missing {
             tracing::warn!(%problem, "a policy bundle is missing and judges nothing");
         }

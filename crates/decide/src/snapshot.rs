@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use config::Settings;
-use config::bundle::BadBundle;
-use config::section::egress::{DomainRule, Unknown};
-use config::section::git::Mirror;
+use config::bundle::BundleReadError;
+use config::section::egress::{DomainRule, UnknownHostAction};
+use config::section::git::MirrorSettings;
 use config::section::policies::{ELICITATIONS, PUSHES, REQUESTS, TOOL_CALLS};
 use policy::github::GithubRules;
 use policy::host::Host;
@@ -46,7 +46,7 @@ fn next_number() -> u64 {
 
 impl PolicySnapshot {
     /// Prepares the rules of `settings`. Reads policy bundles, so it blocks.
-    pub fn load(settings: Arc<Settings>) -> Result<Self, BadBundle> {
+    pub fn load(settings: Arc<Settings>) -> Result<Self, BundleReadError> {
         let names_programs = settings
             .allowlist()
             .rules()
@@ -101,7 +101,7 @@ impl PolicySnapshot {
     }
 
     /// The mirror of that name, in any case and without `.git`.
-    pub fn mirror(&self, name: &str) -> Option<&Mirror> {
+    pub fn mirror(&self, name: &str) -> Option<&MirrorSettings> {
         let name = name.strip_suffix(".git").unwrap_or(name);
         self.settings.git.mirrors.iter().find(|mirror| {
             let own = mirror.name.strip_suffix(".git").unwrap_or(&mirror.name);
@@ -127,7 +127,7 @@ impl PolicySnapshot {
 
     /// Whether the operator decides about hosts that no rule names.
     pub(crate) fn asks_about_hosts(&self) -> bool {
-        self.settings.egress.unknown == Unknown::Ask
+        self.settings.egress.unknown == UnknownHostAction::Ask
     }
 
     /// Whether the operator decides about what `denial` refuses: a host that no rule names.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use config::section::git::Mirror;
+use config::section::git::MirrorSettings;
 use http::HeaderMap;
 use policy::allowlist::Target;
 use policy::git_address::Address;
@@ -130,7 +130,7 @@ pub enum MirrorFacts<'a> {
     /// By the name that a client used.
     Named(&'a str),
     /// As it was configured when something of it was allowed.
-    Configured(&'a Mirror),
+    Configured(&'a MirrorSettings),
 }
 
 /// A push.

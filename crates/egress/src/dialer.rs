@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use config::Settings;
-use config::section::egress::Timeouts;
+use config::section::egress::EgressTimeouts;
 use http::{Request, Response, Version};
 use policy::host::Host;
 use policy::id::SandboxId;
@@ -86,7 +86,7 @@ pub struct Dialer {
 struct Rules {
     addresses: Arc<Addresses>,
     trust: Arc<Trust>,
-    timeouts: Timeouts,
+    timeouts: EgressTimeouts,
 }
 
 /// New settings of the dialer, read and not yet in force.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use atomic_waker::AtomicWaker;
-use config::section::git::Mirror;
+use config::section::git::MirrorSettings;
 use decide::subject::Recorded;
 use policy::allowlist::Target;
 use policy::answer::Answers;
@@ -42,7 +42,7 @@ pub enum Authorized {
     /// A connection that passes unread.
     Passthrough(Box<AuthorizedConnection>),
     /// Something of a mirror, as the operator configured it then.
-    Mirror(Box<Mirror>),
+    Mirror(Box<MirrorSettings>),
     /// Something that waits for the operator's answer. It is decided anew by whoever waits.
     Held,
 }

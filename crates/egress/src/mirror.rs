@@ -55,7 +55,7 @@ pub struct Mirrors {
 /// One mirrored upstream.
 #[derive(Debug)]
 pub struct Mirror {
-    settings: git::Mirror,
+    settings: git::MirrorSettings,
     git: Git,
     room: Arc<Room>,
     /// How many fetches have begun.
@@ -115,7 +115,7 @@ impl Mirrors {
         if !mirrors.is_empty() && !is_there("git") {
             return Some(lacks("git", "git mirrors"));
         }
-        let by_ssh = mirrors.iter().any(git::Mirror::is_ssh);
+        let by_ssh = mirrors.iter().any(git::MirrorSettings::is_ssh);
         (by_ssh && !is_there("ssh")).then(|| lacks("ssh", "git mirrors that are reached by ssh"))
     }
 
@@ -125,7 +125,7 @@ impl Mirrors {
     }
 
     /// The mirror that the operator configured so.
-    pub fn find(&self, wanted: &git::Mirror) -> Arc<Mirror> {
+    pub fn find(&self, wanted: &git::MirrorSettings) -> Arc<Mirror> {
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
         let known = each.get(&wanted.name);
         if let Some(known) = known.filter(|known| known.settings == *wanted) {
@@ -138,7 +138,7 @@ impl Mirrors {
 }
 
 impl Mirror {
-    fn new(settings: git::Mirror, all: &Mirrors) -> Self {
+    fn new(settings: git::MirrorSettings, all: &Mirrors) -> Self {
         let name = name_of(&settings);
         Self {
             git: Git::new(&all.directory.join(&name)),
@@ -155,7 +155,7 @@ impl Mirror {
     }
 
     /// What the operator says of it.
-    pub fn settings(&self) -> &git::Mirror {
+    pub fn settings(&self) -> &git::MirrorSettings {
         &self.settings
     }
 

@@ -1,6 +1,6 @@
 //! A request that may leave: the only thing that the dialer sends.
 
-use config::section::git::{Mirror, Transport};
+use config::section::git::{MirrorSettings, MirrorTransport};
 use http::Request;
 use policy::allowlist::Target;
 use policy::host::Host;
@@ -71,12 +71,12 @@ impl Outgoing {
     }
 
     /// A request to the upstream of a mirror; none where its address cannot be read.
-    pub fn for_mirror(mirror: &Mirror, request: Request<Content>) -> Option<Self> {
-        let place = mirror.place()?;
+    pub fn for_mirror(mirror: &MirrorSettings, request: Request<Content>) -> Option<Self> {
+        let place = mirror.address()?;
         let route = Route {
             host: place.host,
             port: place.port,
-            tls: place.transport == Transport::Https,
+            tls: place.transport == MirrorTransport::Https,
         };
         Some(Self::gate_own(route, request))
     }

@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use config::leaf::DnsUpstream;
-use config::section::egress::Dns;
+use config::section::egress::DnsSettings;
 use hickory_resolver::system_conf::parse_resolv_conf;
 
 /// Servers that are asked at all.
@@ -14,7 +14,7 @@ const MOST: usize = 8;
 
 /// The resolvers in the order they are asked, or why there is none. That is an error of each
 /// look-up and not of the gate: a laptop may start without a network. Blocks.
-pub fn read(dns: &Dns) -> Result<Vec<SocketAddr>, String> {
+pub fn read(dns: &DnsSettings) -> Result<Vec<SocketAddr>, String> {
     let mut servers = Vec::new();
     for upstream in &dns.upstreams {
         match upstream {
@@ -29,7 +29,7 @@ pub fn read(dns: &Dns) -> Result<Vec<SocketAddr>, String> {
     Ok(servers)
 }
 
-fn of_system(dns: &Dns) -> Result<Vec<SocketAddr>, String> {
+fn of_system(dns: &DnsSettings) -> Result<Vec<SocketAddr>, String> {
     let path = dns.resolv_conf.display();
     let unknown = |error: &dyn std::fmt::Display| {
         format!("the system's resolvers are unknown: {path}: {error}")

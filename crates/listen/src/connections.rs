@@ -1,4 +1,4 @@
-//! Whoever connects: so many at a time, each in a task of its own, until the stop.
+//! Accepts a limited number of connections, serves each in its own task, and shuts them down.
 
 use std::error::Error;
 use std::io;
@@ -15,21 +15,21 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// How long a client may take to send a request's head.
+/// How long a client may take to send a request head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest head.
-const LONGEST_HEAD: usize = 64 << 10;
+/// Maximum size of a request head.
+const MAX_HEAD: usize = 64 << 10;
 
-/// Before accepting again after a failure.
+/// Pause before accepting again after a failure.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where somebody connects.
+/// A listener that accepts connections.
 pub trait Accept: Sync {
-    /// What they are heard on.
+    /// An accepted connection.
     type Stream: Send;
 
-    /// The next one.
+    /// Waits for the next connection.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
@@ -38,7 +38,7 @@ impl Accept for TcpListener {
 
     async fn accept(&self) -> io::Result<TcpStream> {
         let (stream, _) = TcpListener::accept(self).await?;
-        // Messages are small, and somebody waits for each.
+        // Messages are small, and the peer waits for each.
         let _ = stream.set_nodelay(true);
         Ok(stream)
     }
@@ -52,25 +52,25 @@ impl Accept for UnixListener {
     }
 }
 
-/// Accepts until `stop`, and gives each connection to `begin`, which says what becomes of it or
-/// turns it away. There are at most `most` at a time. Returns those that are left, for the
-/// caller to wait for as long as it likes.
-pub async fn accept_all<A, Life>(
+/// Accepts connections until `stop`, and passes each to `begin`, which returns the task that serves
+/// it, or None to close it. At most `max` connections are open at a time. Returns the tasks that
+/// are still running, for the caller to wait for.
+pub async fn accept_all<A, Task>(
     listener: &A,
-    most: usize,
+    max: usize,
     stop: &CancellationToken,
-    begin: impl Fn(A::Stream) -> Option<Life>,
+    begin: impl Fn(A::Stream) -> Option<Task>,
 ) -> TaskTracker
 where
     A: Accept,
-    Life: Future<Output = ()> + Send + 'static,
+    Task: Future<Output = ()> + Send + 'static,
 {
-    let places = Arc::new(Semaphore::new(most));
+    let permits = Arc::new(Semaphore::new(max));
     let connections = TaskTracker::new();
     loop {
-        let place = tokio::select! {
+        let permit = tokio::select! {
             () = stop.cancelled() => break,
-            place = Arc::clone(&places).acquire_owned() => place,
+            permit = Arc::clone(&permits).acquire_owned() => permit,
         };
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
@@ -78,16 +78,16 @@ where
         };
         match accepted {
             Ok(stream) => {
-                if let Some(life) = begin(stream) {
+                if let Some(task) = begin(stream) {
                     connections.spawn(async move {
-                        life.await;
-                        drop(place);
+                        task.await;
+                        drop(permit);
                     });
                 }
             }
             Err(error) => {
-                // Out of descriptors, most likely; those who have one may finish.
-                tracing::warn!(%error, "a client could not be accepted");
+                // The process is probably out of file descriptors; open connections may finish.
+                tracing::warn!(%error, "accepting a connection failed");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -96,13 +96,13 @@ where
     connections
 }
 
-/// Serves one connection to its end. After the stop, what is under way may finish, for `rest` at
-/// most where that is given: a stream may have no end of its own.
+/// Serves one connection until it ends. After `stop`, a request in flight may finish, within
+/// `grace` if that is set: a response stream may have no end of its own.
 pub async fn http1<S, B>(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     service: S,
     stop: &CancellationToken,
-    rest: Option<Duration>,
+    grace: Option<Duration>,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>>,
     S::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -112,21 +112,21 @@ pub async fn http1<S, B>(
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
-        .max_buf_size(LONGEST_HEAD)
+        .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            match rest {
+            match grace {
                 None => connection.await,
-                Some(rest) => tokio::time::timeout(rest, connection).await.unwrap_or(Ok(())),
+                Some(grace) => tokio::time::timeout(grace, connection).await.unwrap_or(Ok(())),
             }
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection ended early");
+        tracing::debug!(%error, "connection ended with an error");
     }
 }
 
@@ -144,75 +144,75 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Signs {
-        /// A request is being answered.
-        asked: Notify,
-        /// It may be.
+    struct Signals {
+        /// A request is being handled.
+        received: Notify,
+        /// The request may be answered.
         go: Notify,
     }
 
-    /// A server with `most` places, and where it is.
+    /// A server for at most `max` connections, and its address.
     async fn server(
-        most: usize,
+        max: usize,
         stop: &CancellationToken,
-        signs: &Arc<Signs>,
+        signals: &Arc<Signals>,
     ) -> (String, JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (stop, signs) = (stop.clone(), Arc::clone(signs));
+        let (stop, signals) = (stop.clone(), Arc::clone(signals));
         let running = tokio::spawn(async move {
             let begin = |stream| {
-                let (stop, signs) = (stop.clone(), Arc::clone(&signs));
+                let (stop, signals) = (stop.clone(), Arc::clone(&signals));
                 Some(async move {
                     let service = service_fn(|_| async {
-                        signs.asked.notify_one();
-                        signs.go.notified().await;
+                        signals.received.notify_one();
+                        signals.go.notified().await;
                         let answer = Response::new(Full::new(Bytes::from_static(b"well")));
                         Ok::<_, Infallible>(answer)
                     });
                     http1(stream, service, &stop, None).await;
                 })
             };
-            accept_all(&listener, most, &stop, begin).await.wait().await;
+            accept_all(&listener, max, &stop, begin).await.wait().await;
         });
         (address, running)
     }
 
-    async fn ask(address: &str) -> TcpStream {
+    async fn send_request(address: &str) -> TcpStream {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
         stream.write_all(request).await.unwrap();
         stream
     }
 
-    async fn heard(mut stream: TcpStream) -> String {
+    async fn read_response(mut stream: TcpStream) -> String {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
     }
 
     #[tokio::test]
-    async fn what_is_under_way_at_the_stop_is_finished_and_nobody_new_is_let_in() {
-        let (stop, signs) = (CancellationToken::new(), Arc::default());
-        let (address, running) = server(4, &stop, &signs).await;
-        let held = ask(&address).await;
-        signs.asked.notified().await;
+    async fn requests_in_flight_finish_after_stop_and_new_connections_fail() {
+        let (stop, signals) = (CancellationToken::new(), Arc::default());
+        let (address, running) = server(4, &stop, &signals).await;
+        let held = send_request(&address).await;
+        signals.received.notified().await;
         stop.cancel();
-        signs.go.notify_one();
-        assert!(heard(held).await.ends_with("well"));
+        signals.go.notify_one();
+        assert!(read_response(held).await.ends_with("well"));
         running.await.unwrap();
         assert!(TcpStream::connect(&address).await.is_err());
     }
 
     #[tokio::test]
-    async fn beyond_its_places_a_client_waits_for_one() {
-        let (stop, signs) = (CancellationToken::new(), Arc::default());
-        let (address, running) = server(1, &stop, &signs).await;
-        let (first, second) = (ask(&address).await, ask(&address).await);
-        signs.go.notify_one();
-        assert!(heard(first).await.ends_with("well"));
-        signs.go.notify_one();
-        assert!(heard(second).await.ends_with("well"));
+    async fn client_beyond_the_connection_limit_waits() {
+        let (stop, signals) = (CancellationToken::new(), Arc::default());
+        let (address, running) = server(1, &stop, &signals).await;
+        let (first, second) = (send_request(&address).await, send_request(&address).await);
+        signals.go.notify_one();
+        assert!(read_response(first).await.ends_with("well"));
+        signals.go.notify_one();
+        assert!(read_response(second).await.ends_with("well"));
         stop.cancel();
         running.await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! A Unix socket that is nobody else's from its first moment on.
+//! A Unix socket that is never accessible to other users.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -11,9 +11,9 @@ use crate::connections::Accept;
 /// `sun_path` holds 108 bytes, the last a NUL.
 pub const MAX_SOCKET_PATH: usize = 107;
 
-/// Why a socket could not be opened.
+/// Why a socket could not be bound.
 #[derive(Debug, thiserror::Error)]
-pub enum BindError {
+pub enum PrivateSocketError {
     /// The path does not fit into a socket address.
     #[error(
         "the socket's path is {length} bytes long, and {MAX_SOCKET_PATH} is the most the system \
@@ -25,23 +25,23 @@ pub enum BindError {
         /// Its length, or that of the name it is made under.
         length: usize,
     },
-    /// There is something, and it is not a socket.
+    /// A file exists at the path that is not a socket.
     #[error("{0} exists and is not a socket; remove it, or choose another path")]
     NotASocket(PathBuf),
-    /// Somebody answers there.
-    #[error("somebody already listens on {0}; stop it, or choose another path")]
+    /// Another process listens on the socket.
+    #[error("another process already listens on {0}; stop it, or choose another path")]
     InUse(PathBuf),
-    /// The system refused.
+    /// The system's error.
     #[error("cannot listen on {path}: {source}")]
     Io {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A bound socket. Dropping it removes the file, if it is still this one.
+/// A bound socket. Dropping it removes the file, unless the file was replaced.
 #[derive(Debug)]
 pub struct PrivateSocket {
     listener: UnixListener,
@@ -50,35 +50,35 @@ pub struct PrivateSocket {
 }
 
 impl PrivateSocket {
-    /// Binds `path` with this mode, in the place of a socket that nobody listens on.
+    /// Binds `path` with this mode, and replaces a socket that no process listens on.
     ///
-    /// It is bound under a name of its own and moved, so that there is no moment in which it
-    /// exists with other permissions.
-    pub async fn bind(path: &Path, mode: u32) -> Result<Self, BindError> {
-        let fail = |source| BindError::Io {
+    /// The socket is bound under a temporary name and renamed, so that it never exists with other
+    /// permissions.
+    pub async fn bind(path: &Path, mode: u32) -> Result<Self, PrivateSocketError> {
+        let fail = |source| PrivateSocketError::Io {
             path: path.to_owned(),
             source,
         };
         let temporary = path.with_file_name(format!(".{}", std::process::id()));
         let length = path.as_os_str().len().max(temporary.as_os_str().len());
         if length > MAX_SOCKET_PATH {
-            return Err(BindError::TooLong {
+            return Err(PrivateSocketError::TooLong {
                 path: path.to_owned(),
                 length,
             });
         }
         match std::fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => {
-                return Err(BindError::NotASocket(path.to_owned()));
+                return Err(PrivateSocketError::NotASocket(path.to_owned()));
             }
             Ok(_) if UnixStream::connect(path).await.is_ok() => {
-                return Err(BindError::InUse(path.to_owned()));
+                return Err(PrivateSocketError::InUse(path.to_owned()));
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(fail(error)),
         }
-        // Left behind by a process of the same number that ended in between.
+        // Left behind by a killed process with the same id.
         if std::fs::symlink_metadata(&temporary).is_ok_and(|found| found.file_type().is_socket()) {
             std::fs::remove_file(&temporary).map_err(fail)?;
         }
@@ -93,7 +93,7 @@ impl PrivateSocket {
         })
     }
 
-    /// Where it is.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -112,7 +112,7 @@ impl Drop for PrivateSocket {
         if inode_of(&self.path).is_ok_and(|inode| inode == self.inode)
             && let Err(error) = std::fs::remove_file(&self.path)
         {
-            tracing::warn!(%error, "a socket could not be removed");
+            tracing::warn!(%error, "removing the socket failed");
         }
     }
 }
@@ -126,15 +126,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_that_nobody_listens_on_is_replaced_and_anything_else_stays() {
+    async fn only_a_socket_without_a_listener_is_replaced() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("socket");
         let first = PrivateSocket::bind(&path, 0o600).await.unwrap();
         let mode = std::fs::symlink_metadata(&path).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600);
         let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
-        assert!(matches!(error, BindError::InUse(_)), "{error}");
-        // As after a kill: the file is there, and nobody behind it.
+        assert!(matches!(error, PrivateSocketError::InUse(_)), "{error}");
+        // As after a kill: the file exists, but no process listens on it.
         let aside = place.path().join("aside");
         std::fs::rename(&path, &aside).unwrap();
         drop(first);
@@ -144,12 +144,15 @@ mod tests {
         assert!(!path.exists());
         std::fs::write(&path, "mine").unwrap();
         let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
-        assert!(matches!(error, BindError::NotASocket(_)), "{error}");
+        assert!(
+            matches!(error, PrivateSocketError::NotASocket(_)),
+            "{error}"
+        );
         assert_eq!(std::fs::read(&path).unwrap(), b"mine");
     }
 
     #[tokio::test]
-    async fn a_file_that_took_its_place_is_not_removed() {
+    async fn file_that_replaced_the_socket_is_not_removed() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("socket");
         let socket = PrivateSocket::bind(&path, 0o600).await.unwrap();
@@ -160,12 +163,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_path_that_does_not_fit_is_told_before_anything_is_made() {
+    async fn too_long_path_is_refused_before_any_file_exists() {
         let place = tempfile::tempdir().unwrap();
         let room = MAX_SOCKET_PATH - place.path().as_os_str().len() - 1;
         let path = place.path().join("x".repeat(room + 1));
         let error = PrivateSocket::bind(&path, 0o600).await.unwrap_err();
-        assert!(matches!(error, BindError::TooLong { .. }), "{error}");
+        assert!(
+            matches!(error, PrivateSocketError::TooLong { .. }),
+            "{error}"
+        );
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
         let path = place.path().join("x".repeat(room));
         PrivateSocket::bind(&path, 0o600).await.unwrap();

@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use config::section::tools::Tool;
+use config::section::tools::BridgedServer;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -113,7 +113,7 @@ pub trait Life: Send + 'static {
 #[async_trait]
 pub trait Launcher: Send + Sync + 'static {
     /// Starts the program of `tool`, for `caller`.
-    async fn launch(&self, tool: &Tool, caller: &Caller) -> Result<Launched, LaunchError>;
+    async fn launch(&self, tool: &BridgedServer, caller: &Caller) -> Result<Launched, LaunchError>;
 }
 
 /// Starts programs on this machine, as the operator.
@@ -127,7 +127,7 @@ pub struct Local {
 
 #[async_trait]
 impl Launcher for Local {
-    async fn launch(&self, tool: &Tool, _: &Caller) -> Result<Launched, LaunchError> {
+    async fn launch(&self, tool: &BridgedServer, _: &Caller) -> Result<Launched, LaunchError> {
         let failed = |error: std::io::Error| {
             let program = tool.command.first().map_or("", String::as_str);
             LaunchError::Failed(format!("'{program}' was not started: {error}"))

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use config::section::tools::{RuntimeKind, Tool};
+use config::section::tools::{BridgedServer, RuntimeKind};
 use policy::toolbox::Toolbox;
 use policy::verdict::Denial;
 use tokio::time::Instant;
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Launchers {
 #[derive(Debug)]
 pub struct Served {
     name: Arc<str>,
-    config: Tool,
+    config: BridgedServer,
     toolbox: Toolbox,
     launchers: Launchers,
     fingerprints: Arc<Fingerprints>,
@@ -78,7 +78,7 @@ pub struct Unavailable {
 impl Served {
     /// A server as configured.
     pub fn new(
-        config: Tool,
+        config: BridgedServer,
         launchers: Launchers,
         fingerprints: Arc<Fingerprints>,
         stop: CancellationToken,
@@ -102,7 +102,7 @@ impl Served {
     }
 
     /// How it is configured.
-    pub fn config(&self) -> &Tool {
+    pub fn config(&self) -> &BridgedServer {
         &self.config
     }
 

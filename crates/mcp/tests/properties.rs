@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use config::section::tools::{RuntimeKind, Tool};
+use config::section::tools::{BridgedServer, RuntimeKind};
 use config::{Settings, Sources};
 use decide::hold::Questions;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
@@ -66,7 +66,7 @@ struct Marker(&'static str);
 
 #[async_trait]
 impl Launcher for Marker {
-    async fn launch(&self, _: &Tool, _: &Caller) -> Result<Launched, LaunchError> {
+    async fn launch(&self, _: &BridgedServer, _: &Caller) -> Result<Launched, LaunchError> {
         Err(LaunchError::Failed(self.0.to_owned()))
     }
 }
@@ -94,7 +94,7 @@ fn caller() -> Caller {
     }
 }
 
-fn tool(name: &str, command: &[&str]) -> Tool {
+fn tool(name: &str, command: &[&str]) -> BridgedServer {
     serde_json::from_value(json!({"name": name, "command": command})).unwrap()
 }
 
@@ -332,7 +332,7 @@ proptest! {
         if let Some(kind) = kind {
             written["runtime"] = json!({"type": kind, "template": template});
         }
-        let tool: Tool = serde_json::from_value(written).unwrap();
+        let tool: BridgedServer = serde_json::from_value(written).unwrap();
         let stop = CancellationToken::new();
         let served = Served::new(tool, marked(), fingerprints(&dir), stop, Arc::default());
         let error = runtime().block_on(served.launch(&caller())).unwrap_err();

@@ -38,7 +38,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use policy::audit::AuditEvent;
 use sandbox::manager::{HelperProgram, Manager};
 use sandbox::pack_reader::PackReaderPool;
-use store::audit::{AuditOptions, JsonlOptions, OnFull};
+use store::audit::{AuditOptions, FullQueuePolicy, JsonlOptions};
 use store::{Store, StoreOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, Notify, mpsc};
@@ -521,8 +521,8 @@ pub fn audit_options(settings: &Settings) -> AuditOptions {
     AuditOptions {
         jsonl: audit.jsonl.clone().map(JsonlOptions::at),
         on_full: match audit.on_full {
-            config::section::audit::OnFull::Block => OnFull::Block,
-            config::section::audit::OnFull::Drop => OnFull::Drop,
+            config::section::audit::OnFullSetting::Block => FullQueuePolicy::Block,
+            config::section::audit::OnFullSetting::Drop => FullQueuePolicy::Drop,
         },
         max_bytes: audit.max_bytes,
     }

@@ -1,22 +1,22 @@
-//! What every way of finding something looks like from outside.
+//! The interface of detectors, and their findings.
 
 use std::ops::Range;
 
-/// Something that was found, without its text.
+/// A match of a rule, without the matched text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding<'d> {
-    /// The rule that knew it.
+pub struct ScanFinding<'d> {
+    /// The name of the rule that matched.
     pub rule: &'d str,
-    /// Where it is, in bytes from the beginning.
+    /// The position, in bytes from the start of the stream.
     pub span: Range<u64>,
 }
 
-/// Finds things in bytes.
+/// Searches bytes for secrets.
 pub trait Detector {
-    /// Tells every finding in `bytes`.
-    fn scan<'d>(&'d self, bytes: &[u8], found: &mut dyn FnMut(Finding<'d>));
+    /// Passes every finding in `bytes` to `found`.
+    fn scan<'d>(&'d self, bytes: &[u8], found: &mut dyn FnMut(ScanFinding<'d>));
 
-    /// How many bytes, from the beginning of a finding on either side, decide about it. What
-    /// is further away changes nothing; that is what lets a stream be cut into windows.
+    /// How many bytes on either side of the start of a finding can affect it. Bytes further away
+    /// cannot, so a stream can be scanned in windows with that overlap.
     fn reach(&self) -> usize;
 }

@@ -1,11 +1,11 @@
-//! Finds secrets in bytes: rules, and windows over what is too long to hold.
+//! Scanner for secrets in bytes: rules, and overlapping windows over long streams.
 //!
 //! ```text
-//!   bytes ──▶ Stream (windows) ──▶ Detector ──▶ Finding: a rule's name and a span
+//!   bytes ──▶ StreamScanner (windows) ──▶ Detector ──▶ ScanFinding: a rule's name and a span
 //! ```
 //!
 //! **Never here:** I/O, a clock, a decision about what to do with a finding, or a secret's
-//! text in anything that leaves.
+//! text in a result.
 
 pub mod detector;
 pub mod shapes;

@@ -1,9 +1,9 @@
-//! Secrets that are known by their shape: a prefix that a provider chose, a header, a pair of
-//! words around a value.
+//! Detector of secrets with a recognisable format: a provider's prefix, a header, a pair of words
+//! around a value.
 //!
-//! Most bytes are looked at by one search for some dozens of keywords and by nothing else.
-//! Where a keyword is, its rule's expression is tried on the few hundred bytes around it. No
-//! expression backtracks, so nobody can make one slow.
+//! Most bytes are only searched for some dozens of keywords. Where a keyword matches, the regular
+//! expression of its rule is tried on the few hundred bytes around it. The regular expressions do
+//! not backtrack, so no input can make them slow.
 
 mod table;
 
@@ -14,47 +14,48 @@ use regex_automata::meta::Regex;
 use regex_automata::util::syntax;
 use regex_automata::{Anchored, Input};
 
-use crate::detector::{Detector, Finding};
+use crate::detector::{Detector, ScanFinding};
 
-/// What an agent holds in a real credential's place; worth nothing outside its sandbox.
+/// Prefix of the placeholder that an agent has instead of a real credential; it is useless outside
+/// its sandbox.
 const PLACEHOLDER: &[u8] = b"PALISADE_";
 
-/// A rule as it is written down.
-struct Shape {
-    /// Its name, which is shown and kept.
+/// A rule of the table.
+struct ShapeRule {
+    /// Name of the rule, which is shown and stored.
     id: &'static str,
-    /// What it finds, in words.
+    /// Description of what the rule finds.
     about: &'static str,
-    /// One of these must be there.
+    /// One of these must be present.
     keywords: &'static [&'static str],
-    /// Where the match begins.
+    /// Where the match starts.
     start: Start,
-    /// How far after the keyword's beginning the match may end.
-    longest: usize,
-    /// The expression; the first group, where there is one, is the secret.
+    /// Maximum distance from the start of the keyword to the end of the match.
+    max_len: usize,
+    /// The regular expression; its first group, if any, is the secret.
     regex: &'static str,
-    /// The least bits of entropy per byte: `xxxx` is no secret.
+    /// Minimum entropy in bits per byte: `xxxx` is not a secret.
     entropy: f32,
-    /// What the secret does not contain.
+    /// Texts that the secret must not contain.
     never: &'static [&'static str],
 }
 
-/// Where a match begins, seen from its keyword. It is tried from there and from nowhere else, so
-/// that a text full of keywords costs little more than one without.
+/// Where a match starts, relative to its keyword. The expression is tried only there, so that a
+/// text full of keywords costs little more than one without.
 #[derive(Clone, Copy)]
 enum Start {
-    /// There, unless a letter or digit precedes it.
+    /// At the keyword, unless a letter or digit precedes it.
     Word,
-    /// There, unless a byte precedes it that could belong to the same token.
+    /// At the keyword, unless a byte precedes it that could belong to the same token.
     Token,
-    /// There, whatever precedes it.
+    /// At the keyword, whatever precedes it.
     Keyword,
-    /// Before it, as far as such bytes go, but no further than this.
+    /// Before the keyword, as far as matching bytes extend, up to this number.
     Back(fn(u8) -> bool, usize),
 }
 
-impl Shape {
-    /// A rule whose match begins with its keyword.
+impl ShapeRule {
+    /// A rule whose match starts with its keyword.
     const fn token(
         id: &'static str,
         about: &'static str,
@@ -66,7 +67,7 @@ impl Shape {
             about,
             keywords,
             start: Start::Word,
-            longest: 300,
+            max_len: 300,
             regex,
             entropy: 3.0,
             never: &["EXAMPLE"],
@@ -78,8 +79,8 @@ impl Shape {
         self
     }
 
-    const fn longest(mut self, longest: usize) -> Self {
-        self.longest = longest;
+    const fn max_len(mut self, max_len: usize) -> Self {
+        self.max_len = max_len;
         self
     }
 
@@ -94,80 +95,80 @@ impl Shape {
     }
 }
 
-/// The built-in rules.
-pub struct Shapes {
+/// The detector with the built-in rules.
+pub struct ShapeDetector {
     keywords: AhoCorasick,
-    /// For each keyword, the rules it may mean: places in `rules`.
-    meant: Vec<Vec<usize>>,
-    rules: Vec<(&'static Shape, Regex)>,
+    /// For each keyword, the indices of its rules in `rules`.
+    rules_of_keyword: Vec<Vec<usize>>,
+    rules: Vec<(&'static ShapeRule, Regex)>,
     reach: usize,
 }
 
-/// A rule that cannot be used.
+/// A rule that cannot be compiled.
 #[derive(Debug, thiserror::Error)]
-pub enum BadRule {
-    /// Its expression is none.
+pub enum RuleError {
+    /// The regular expression is invalid.
     #[error("rule '{rule}': {why}")]
     Expression {
-        /// The rule.
+        /// The name of the rule.
         rule: String,
-        /// What is wrong with it.
+        /// The error.
         why: String,
     },
-    /// The keywords of all rules do not fit one search.
+    /// The keywords of all rules do not fit into one search.
     #[error("the rules' keywords: {0}")]
     Keywords(String),
 }
 
-impl Shapes {
-    /// Every rule there is.
-    pub fn built_in() -> Result<Self, BadRule> {
+impl ShapeDetector {
+    /// The detector with all built-in rules.
+    pub fn built_in() -> Result<Self, RuleError> {
         let rules = table::SHAPES
             .iter()
             .map(|shape| Ok((shape, compile(shape)?)));
-        let rules = rules.collect::<Result<Vec<_>, BadRule>>()?;
+        let rules = rules.collect::<Result<Vec<_>, RuleError>>()?;
         let mut keywords: Vec<&str> = Vec::new();
-        let mut meant: Vec<Vec<usize>> = Vec::new();
-        for (place, (shape, _)) in rules.iter().enumerate() {
+        let mut rules_of_keyword: Vec<Vec<usize>> = Vec::new();
+        for (index, (shape, _)) in rules.iter().enumerate() {
             for &keyword in shape.keywords {
                 match keywords
                     .iter()
-                    .zip(&mut meant)
+                    .zip(&mut rules_of_keyword)
                     .find(|(one, _)| **one == keyword)
                 {
-                    Some((_, rules)) => rules.push(place),
+                    Some((_, rules)) => rules.push(index),
                     None => {
                         keywords.push(keyword);
-                        meant.push(vec![place]);
+                        rules_of_keyword.push(vec![index]);
                     }
                 }
             }
         }
         let reach = rules.iter().map(|(shape, _)| match shape.start {
-            Start::Word | Start::Token | Start::Keyword => shape.longest,
-            Start::Back(_, most) => shape.longest + most,
+            Start::Word | Start::Token | Start::Keyword => shape.max_len,
+            Start::Back(_, most) => shape.max_len + most,
         });
         Ok(Self {
-            // And what precedes a match: a byte, or two that are an escape.
+            // In addition, the context before a match: one byte, or two for an escape sequence.
             reach: reach.max().unwrap_or_default() + 2,
             keywords: AhoCorasick::builder()
                 .match_kind(MatchKind::LeftmostFirst)
                 .build(&keywords)
-                .map_err(|error| BadRule::Keywords(error.to_string()))?,
-            meant,
+                .map_err(|error| RuleError::Keywords(error.to_string()))?,
+            rules_of_keyword,
             rules,
         })
     }
 
-    /// Every rule's name and what it finds.
+    /// The name and description of every rule.
     pub fn rules(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         self.rules.iter().map(|(shape, _)| (shape.id, shape.about))
     }
 }
 
-impl Detector for Shapes {
-    fn scan<'d>(&'d self, bytes: &[u8], found: &mut dyn FnMut(Finding<'d>)) {
-        // Two keywords may stand in one secret; it is told once.
+impl Detector for ShapeDetector {
+    fn scan<'d>(&'d self, bytes: &[u8], found: &mut dyn FnMut(ScanFinding<'d>)) {
+        // Two keywords may be in one secret, which is reported once.
         let mut last: Option<(usize, usize)> = None;
         let mut from = 0;
         while let Some(hit) = self
@@ -175,17 +176,17 @@ impl Detector for Shapes {
             .find(aho_corasick::Input::new(bytes).range(from..))
         {
             from = hit.start() + 1;
-            let meant = self.meant.get(hit.pattern().as_usize());
-            for &place in meant.into_iter().flatten() {
-                if last.is_some_and(|(rule, end)| rule == place && hit.start() < end) {
+            let rules_of_keyword = self.rules_of_keyword.get(hit.pattern().as_usize());
+            for &index in rules_of_keyword.into_iter().flatten() {
+                if last.is_some_and(|(rule, end)| rule == index && hit.start() < end) {
                     continue;
                 }
-                let Some((shape, regex)) = self.rules.get(place) else {
+                let Some((shape, regex)) = self.rules.get(index) else {
                     continue;
                 };
                 if let Some(span) = find(shape, regex, bytes, hit.start()) {
-                    last = Some((place, span.end));
-                    found(Finding {
+                    last = Some((index, span.end));
+                    found(ScanFinding {
                         rule: shape.id,
                         span: span.start as u64..span.end as u64,
                     });
@@ -199,22 +200,22 @@ impl Detector for Shapes {
     }
 }
 
-fn compile(shape: &Shape) -> Result<Regex, BadRule> {
+fn compile(shape: &ShapeRule) -> Result<Regex, RuleError> {
     Regex::builder()
-        // Bytes, not text: a file need not be UTF-8 to hold a key.
+        // Matches bytes, not text: a file with a key may not be UTF-8.
         .syntax(syntax::Config::new().unicode(false).utf8(false))
         .configure(Regex::config().utf8_empty(false))
         .build(shape.regex)
-        .map_err(|error| BadRule::Expression {
+        .map_err(|error| RuleError::Expression {
             rule: shape.id.to_owned(),
             why: error.to_string(),
         })
 }
 
 /// The secret around a keyword at `hit`, if there is one.
-fn find(shape: &Shape, regex: &Regex, bytes: &[u8], hit: usize) -> Option<Range<usize>> {
+fn find(shape: &ShapeRule, regex: &Regex, bytes: &[u8], hit: usize) -> Option<Range<usize>> {
     let begin = begin(shape.start, bytes, hit)?;
-    let end = hit.saturating_add(shape.longest).min(bytes.len());
+    let end = hit.saturating_add(shape.max_len).min(bytes.len());
     let input = Input::new(bytes).span(begin..end).anchored(Anchored::Yes);
     let mut slots = [None; 4];
     regex.search_slots(&input, &mut slots)?;
@@ -229,12 +230,13 @@ fn find(shape: &Shape, regex: &Regex, bytes: &[u8], hit: usize) -> Option<Range<
     (!is_fake).then_some(span)
 }
 
-/// Where a match must begin whose keyword is at `hit`.
+/// Where a match must start whose keyword is at `hit`.
 fn begin(start: Start, bytes: &[u8], hit: usize) -> Option<usize> {
     let precedes = |at: usize, belongs: fn(u8) -> bool| {
         let before = at.checked_sub(1)?;
         let byte = bytes.get(before).copied().filter(|byte| belongs(*byte))?;
-        // `\nTOKEN` in a string of JSON or source is a line of its own.
+        // `
+        // TOKEN` in a JSON or source string is a line of its own.
         let is_escape = matches!(byte, b'n' | b'r' | b't')
             && before.checked_sub(1).and_then(|at| bytes.get(at)) == Some(&b'\\');
         (!is_escape).then_some(before)
@@ -263,7 +265,7 @@ fn has(text: &[u8], word: &[u8]) -> bool {
     text.windows(word.len()).any(|part| part == word)
 }
 
-/// Shannon's, in bits per byte.
+/// Shannon entropy, in bits per byte.
 fn entropy(bytes: &[u8]) -> f32 {
     let mut counts = [0_u16; 256];
     for &byte in bytes {

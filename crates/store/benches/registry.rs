@@ -1,4 +1,4 @@
-//! The registry's read path and the audit log's writing, as the gate uses them.
+//! Lookups in the registry and writes to the audit log, as the gate does them.
 #![expect(clippy::unwrap_used, reason = "a bench that fails should stop")]
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,7 +13,7 @@ use policy::reason::Reason;
 use policy::registration::{AuthMode, Registration};
 use policy::verdict::Word;
 use store::audit::AuditOptions;
-use store::registry::Lookup;
+use store::registry::RegistryLookup;
 use store::{Store, StoreOptions};
 
 const ROWS: u32 = 1000;
@@ -56,7 +56,7 @@ fn wall_time() -> Duration {
     BEGAN.elapsed()
 }
 
-/// How long this thread has been on a processor.
+/// The CPU time of this thread.
 fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     let nanos = text.split(' ').next().unwrap().parse().unwrap();
@@ -88,12 +88,15 @@ fn benches(c: &mut Criterion) {
         let mut n = 0u32;
         b.iter(|| {
             n = n.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            assert!(matches!(registry.by_ip(ip(n % ROWS)), Lookup::Found(_)));
+            assert!(matches!(
+                registry.by_ip(ip(n % ROWS)),
+                RegistryLookup::Found(_)
+            ));
         });
     });
-    // The time of one lookup while seven other threads look up too, by the given clock.
-    // With fewer cores than threads the wall clock includes waiting for a core; what a
-    // lookup costs under contention is the time its thread was on a processor.
+    // The time of one lookup while seven other threads do lookups too, by the given clock. With
+    // fewer cores than threads the wall clock includes waiting for a core; the cost of a lookup
+    // under contention is the CPU time of its thread.
     let contended = |rounds: u64, clock: fn() -> Duration| -> Duration {
         let times: Vec<Duration> = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..THREADS)
@@ -105,7 +108,7 @@ fn benches(c: &mut Criterion) {
                         for _ in 0..rounds {
                             n = n.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                             let found = registry.by_ip(ip(n % ROWS));
-                            assert!(matches!(found, Lookup::Found(_)));
+                            assert!(matches!(found, RegistryLookup::Found(_)));
                         }
                         clock().saturating_sub(began)
                     })

@@ -1,5 +1,5 @@
-//! Audit records: hash chains that nobody can change unnoticed, the queues in front of them,
-//! queries, verification, and the options of the log.
+//! Audit records: tamper-evident hash chains, the queues in front of them, queries, verification,
+//! and the options of the log.
 
 use std::path::PathBuf;
 
@@ -10,14 +10,14 @@ pub mod query;
 pub mod queue;
 pub mod verify;
 
-/// How the audit log is kept. All of it can change while running.
+/// Options of the audit log. All of them can change at run time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditOptions {
-    /// Where lines are appended, if anywhere.
+    /// The JSONL file to which records are also appended, if any.
     pub jsonl: Option<JsonlOptions>,
     /// What happens when a sandbox's queue is full.
-    pub on_full: OnFull,
-    /// About how many bytes of the database records may take.
+    pub on_full: FullQueuePolicy,
+    /// Approximate maximum size of the records in the database.
     pub max_bytes: u64,
 }
 
@@ -25,25 +25,25 @@ impl Default for AuditOptions {
     fn default() -> Self {
         Self {
             jsonl: None,
-            on_full: OnFull::Block,
+            on_full: FullQueuePolicy::Block,
             max_bytes: 256 * 1024 * 1024,
         }
     }
 }
 
-/// Where the lines go.
+/// Options of the JSONL file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonlOptions {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// When it becomes `.1` and a new one begins.
+    /// Size at which the file is renamed to `.1` and a new one is started.
     pub max_bytes: u64,
-    /// How many old ones (`.1`, `.2`, …) are kept.
+    /// How many rotated files (`.1`, `.2`, …) are kept.
     pub keep: u32,
 }
 
 impl JsonlOptions {
-    /// Lines to `path`, 64 MiB a file, four old ones.
+    /// A file at `path`, rotated at 64 MiB, with four rotated files.
     pub fn at(path: PathBuf) -> Self {
         Self {
             path,
@@ -55,10 +55,10 @@ impl JsonlOptions {
 
 /// What happens when a sandbox's queue is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnFull {
-    /// Its requests wait.
+pub enum FullQueuePolicy {
+    /// Requests of the sandbox wait.
     #[default]
     Block,
-    /// The event is dropped, counted, and the count is written into its chain.
+    /// The event is dropped and counted, and the count is written into the sandbox's chain.
     Drop,
 }

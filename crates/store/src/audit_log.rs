@@ -1,8 +1,8 @@
 //! Handle to the audit log: sends records to the writer, and queries, exports and verifies them.
 //!
-//! A record counts as written when its transaction has committed. [`AuditLog::record`]
-//! puts an event into its sandbox's queue and goes on; [`AuditLog::record_durable`] waits
-//! for the commit. The database is the truth; the JSONL file is derived from it.
+//! A record counts as written when its transaction has committed. [`AuditLog::record`] adds an
+//! event to its sandbox's queue and returns; [`AuditLog::record_durable`] waits for the commit. The
+//! database is authoritative; the JSONL file is derived from it.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
 use tokio::sync::watch;
 
-use crate::audit::query::{self, Filter, Record};
+use crate::audit::query::{self, AuditFilter, AuditRecord};
 use crate::audit::queue::Entry;
-use crate::audit::verify::{self, VerifyReport, What};
-use crate::audit::{AuditOptions, OnFull};
+use crate::audit::verify::{self, ChainFaultKind, VerifyReport};
+use crate::audit::{AuditOptions, FullQueuePolicy};
 use crate::error::StoreError;
 use crate::jsonl;
 use crate::writer::{self, Command, Durable, Link};
 
-/// What became of an event.
+/// The result of queueing an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted {
-    /// It will be written with the next batch.
+pub enum QueueOutcome {
+    /// The event will be written with the next batch.
     Queued,
-    /// Its sandbox's queue was full ([`OnFull::Drop`]).
+    /// The queue of the event's sandbox was full ([`FullQueuePolicy::Drop`]).
     Dropped,
 }
 
@@ -40,24 +40,28 @@ impl AuditLog {
         Self { link }
     }
 
-    /// Queues an event that happened at `now`. Waits only while its own sandbox's queue
-    /// is full. A crash may lose what was queued in the last 50 ms.
-    pub async fn record(&self, event: AuditEvent, now: UnixMillis) -> Result<Accepted, StoreError> {
+    /// Queues an event that happened at `now`. Waits only while the queue of its own sandbox is
+    /// full. A crash may lose events that were queued in the last 50 ms.
+    pub async fn record(
+        &self,
+        event: AuditEvent,
+        now: UnixMillis,
+    ) -> Result<QueueOutcome, StoreError> {
         let state = &self.link.state;
         state.check_available()?;
-        let place = match state.options.load().on_full {
-            OnFull::Block => None,
-            OnFull::Drop => match state.queues.try_take(&event.sandbox) {
-                Some(place) => Some(place),
+        let slot = match state.options.load().on_full {
+            FullQueuePolicy::Block => None,
+            FullQueuePolicy::Drop => match state.queues.try_take(&event.sandbox) {
+                Some(slot) => Some(slot),
                 None => {
                     state.queues.dropped(&event.sandbox);
                     state.counters.dropped.fetch_add(1, Relaxed);
-                    return Ok(Accepted::Dropped);
+                    return Ok(QueueOutcome::Dropped);
                 }
             },
         };
-        let place = match place {
-            Some(place) => place,
+        let slot = match slot {
+            Some(slot) => slot,
             None => state
                 .queues
                 .wait(&event.sandbox)
@@ -67,38 +71,38 @@ impl AuditLog {
         self.link.send(Command::Traffic(Entry {
             event: Box::new(event),
             ts: now,
-            place: Some(place),
+            slot: Some(slot),
         }))?;
-        Ok(Accepted::Queued)
+        Ok(QueueOutcome::Queued)
     }
 
-    /// Queues an event that happened at `now`, unless that would mean waiting: then the
-    /// event comes back, for [`AuditLog::record`].
+    /// Queues an event that happened at `now`, unless that needs waiting: then the event is
+    /// returned, for [`AuditLog::record`].
     pub fn try_record(
         &self,
         event: Box<AuditEvent>,
         now: UnixMillis,
-    ) -> Result<Accepted, Box<AuditEvent>> {
+    ) -> Result<QueueOutcome, Box<AuditEvent>> {
         let state = &self.link.state;
         if state.check_available().is_err() {
             return Err(event);
         }
-        let Some(place) = state.queues.try_take(&event.sandbox) else {
+        let Some(slot) = state.queues.try_take(&event.sandbox) else {
             return Err(event);
         };
         let entry = Entry {
             event,
             ts: now,
-            place: Some(place),
+            slot: Some(slot),
         };
-        // A writer that is gone has said so elsewhere, and takes nothing any more.
+        // A stopped writer has reported its end, and accepts nothing any more.
         match self.link.send(Command::Traffic(entry)) {
-            Ok(()) => Ok(Accepted::Queued),
-            Err(_) => Ok(Accepted::Dropped),
+            Ok(()) => Ok(QueueOutcome::Queued),
+            Err(_) => Ok(QueueOutcome::Dropped),
         }
     }
 
-    /// Writes an event that happened at `now` and gives its number once it is on disk.
+    /// Writes an event that happened at `now` and returns its number once it is on disk.
     pub async fn record_durable(
         &self,
         event: AuditEvent,
@@ -120,8 +124,8 @@ impl AuditLog {
         self.link.ask(Command::Flush).await
     }
 
-    /// Whether [`AuditLog::set_options`] would be of use: the writer runs, and a JSONL file
-    /// that is not the current one can be written. Changes nothing. Blocks.
+    /// Whether [`AuditLog::set_options`] would succeed: the writer runs, and a new JSONL file can
+    /// be written. Changes nothing. Blocks.
     pub fn check_options(&self, options: &AuditOptions) -> Result<(), StoreError> {
         if !self.link.is_running() {
             return Err(StoreError::Closed);
@@ -130,7 +134,8 @@ impl AuditLog {
             return Ok(());
         };
         let current = self.link.state.options.load().jsonl.clone();
-        // A file that broke while it was in use is a matter of health, not of a change.
+        // A current file that cannot be written is reported by health, and does not refuse a
+        // change.
         if current.is_some_and(|current| current.path == new.path) {
             return Ok(());
         }
@@ -140,14 +145,14 @@ impl AuditLog {
         })
     }
 
-    /// Changes how the log is kept.
+    /// Changes the options of the audit log.
     pub fn set_options(&self, options: AuditOptions) -> Result<(), StoreError> {
         self.link.send(Command::Options(options))
     }
 
-    /// The number of the newest committed record, as it changes. A follower waits here
-    /// and then asks for what came after its own last one; a slow one misses no record
-    /// and holds nobody up.
+    /// The number of the newest committed record, as it changes. A follower waits for a change and
+    /// then queries the records after its own last one; a slow follower misses no record and delays
+    /// no other.
     pub fn follow(&self) -> watch::Receiver<u64> {
         self.link.state.committed.subscribe()
     }
@@ -158,19 +163,23 @@ impl AuditLog {
     }
 
     /// The records that match. Blocks; see [`AuditLog::query`].
-    pub fn query_blocking(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
+    pub fn query_blocking(&self, filter: &AuditFilter) -> Result<Vec<AuditRecord>, StoreError> {
         self.link.read(|conn| query::select(conn, filter))
     }
 
     /// The records that match, read on a thread that may block.
-    pub async fn query(&self, filter: Filter) -> Result<Vec<Record>, StoreError> {
+    pub async fn query(&self, filter: AuditFilter) -> Result<Vec<AuditRecord>, StoreError> {
         let log = self.clone();
         writer::off_thread(move || log.query_blocking(&filter)).await
     }
 
-    /// Writes the lines of the records that match to `out` and says how many. Reads in
-    /// pages, so that neither memory nor the WAL grows while `out` is slow. Blocks.
-    pub fn export_blocking(&self, filter: &Filter, out: impl Write) -> Result<u64, StoreError> {
+    /// Writes the lines of the matching records to `out` and returns their number. Reads in pages,
+    /// so that neither memory nor the WAL grows while `out` is slow. Blocks.
+    pub fn export_blocking(
+        &self,
+        filter: &AuditFilter,
+        out: impl Write,
+    ) -> Result<u64, StoreError> {
         let mut out = out;
         query::export(
             |page| self.link.read(|conn| query::select_lines(conn, page)),
@@ -179,12 +188,12 @@ impl AuditLog {
         )
     }
 
-    /// Checks every chain of the running database, as of now. Blocks; the writer goes on.
+    /// Verifies every chain of the running database. Blocks; the writer continues.
     pub fn verify_blocking(&self) -> Result<VerifyReport, StoreError> {
         self.link.state.check_available()?;
         let report = verify::verify_blocking(&self.link.database_path())?;
-        if let Some(What::File(found)) = report.first_broken.as_ref().map(|b| &b.what) {
-            // Damage met here is damage met; the writer looks for itself.
+        if let Some(ChainFaultKind::File(found)) = report.first_broken.as_ref().map(|b| &b.kind) {
+            // Corruption found here is reported to the writer, which checks it.
             let _ = self.link.send(Command::Broken(found.clone()));
         }
         Ok(report)

@@ -1,5 +1,5 @@
-//! SQLite connections: how they are opened and set up, and what is done to a file through one:
-//! checking it, folding its WAL away, copying it.
+//! SQLite connections: opening and configuring them, checking a file, checkpointing its WAL,
+//! copying it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::files::{create_private, free_name, sync_file, sync_parent, with_suffi
 /// How long a statement waits for a lock.
 pub(crate) const BUSY: Duration = Duration::from_secs(5);
 
-/// Sets a connection up for writing.
+/// Configures a connection for writing.
 pub(crate) fn prepare(conn: &Connection) -> Result<(), rusqlite::Error> {
     conn.busy_timeout(BUSY)?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
@@ -24,19 +24,19 @@ pub(crate) fn prepare(conn: &Connection) -> Result<(), rusqlite::Error> {
     conn.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
     conn.pragma_update(None, "synchronous", "full")?;
     conn.pragma_update_and_check(None, "journal_size_limit", 16 * 1024 * 1024, |_| Ok(()))?;
-    // 16 MiB: the indexes are written all over.
+    // 16 MiB: inserts touch pages all over the indexes.
     conn.pragma_update(None, "cache_size", -16 * 1024)?;
     conn.set_prepared_statement_cache_capacity(32);
     Ok(())
 }
 
-/// Opens the running database for reading only.
+/// Opens the running database read-only.
 pub(crate) fn connect_read_only(path: &Path) -> Result<Connection, rusqlite::Error> {
     read_only(Connection::open_with_flags(path, READ_ONLY)?)
 }
 
-/// Opens a database for reading only that may be nobody's. One without a WAL is opened as
-/// immutable, so that no `-wal` or `-shm` appears beside evidence or is missed on a
+/// Opens a database read-only that may not be in use by a gate. A database without a WAL is opened
+/// as immutable, so that no `-wal` or `-shm` file appears beside it, and so that it can be on a
 /// read-only medium.
 pub(crate) fn connect_evidence(path: &Path) -> Result<Connection, rusqlite::Error> {
     if with_suffix(path, "-wal").exists() {
@@ -66,12 +66,12 @@ fn read_only(conn: Connection) -> Result<Connection, rusqlite::Error> {
     Ok(conn)
 }
 
-/// Moves the WAL into the database file and empties it.
+/// Moves the WAL into the database file and truncates it.
 pub(crate) fn fold(conn: &Connection) -> Result<(), rusqlite::Error> {
     conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
 }
 
-/// What `PRAGMA integrity_check` (or the `quick_check` of one table) complains about first.
+/// The first error of `PRAGMA integrity_check` (or of the `quick_check` of one table).
 pub(crate) fn complaint(
     conn: &Connection,
     pragma: &str,
@@ -80,9 +80,9 @@ pub(crate) fn complaint(
     Ok((first != "ok").then_some(first))
 }
 
-/// Copies what `conn` sees into a file of its own at `target`: all of it or nothing.
+/// Copies what `conn` reads into a new file at `target`: all of it or nothing.
 pub(crate) fn copy_database(conn: &Connection, target: &Path) -> Result<(), StoreError> {
-    // Takes the name first, so that nothing is overwritten even in a race.
+    // Creates the file first, so that nothing is overwritten even in a race.
     create_private(target)?;
     let temp = free_name(&with_suffix(target, ".part"));
     let copied = (|| {

@@ -1,4 +1,4 @@
-//! The writing connection, together with what is known of its content.
+//! The writing connection, together with the loaded content of the database.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 
 use crate::audit::ledger::{Changes, Ledger, Turn, unreadable};
 use crate::connection;
-use crate::registry::Snapshot;
+use crate::registry::RegistrySnapshot;
 use crate::schema::{self, Flaw};
 
 /// An open, healthy database. Only the writer thread has one.
@@ -20,9 +20,9 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// Opens the file, checks the small tables and reads them. The audit rows are many
-    /// and are checked by `verify`; what is broken there shows when it is met.
-    pub(crate) fn open(path: &Path) -> Result<(Self, Snapshot), Flaw> {
+    /// Opens the file, checks the small tables and loads them. The audit rows are many and are
+    /// checked by `verify`; corruption there is found when it is read.
+    pub(crate) fn open(path: &Path) -> Result<(Self, RegistrySnapshot), Flaw> {
         let conn = schema::connect(path, schema::MIGRATIONS)?;
         let load = || {
             for table in ["registrations", "chains", "checkpoints", "ledger"] {
@@ -49,8 +49,8 @@ impl Database {
         }
     }
 
-    /// Runs `work` in one transaction: all of it is on disk when this returns, or none.
-    /// What is known in memory is believed only as long as nobody else writes.
+    /// Runs `work` in one transaction: all of it is on disk when this returns, or none. The state
+    /// in memory is valid only as long as no other process writes.
     pub(crate) fn transact<T>(
         &mut self,
         max_bytes: u64,
@@ -72,18 +72,18 @@ impl Database {
         }
     }
 
-    /// Folds the WAL away and closes.
+    /// Checkpoints the WAL and closes the database.
     pub(crate) fn close(self) {
         if let Err(error) = connection::fold(&self.conn) {
-            tracing::warn!(path = %self.path.display(), %error, "the WAL was not folded away");
+            tracing::warn!(path = %self.path.display(), %error, "checkpointing the WAL failed");
         }
         if let Err((_, error)) = self.conn.close() {
-            tracing::warn!(path = %self.path.display(), %error, "the database was not closed");
+            tracing::warn!(path = %self.path.display(), %error, "closing the database failed");
         }
     }
 }
 
-/// What a transaction did, for the counters.
+/// The changes of a transaction, for the counters.
 pub(crate) struct Totals {
     pub(crate) written: Vec<(policy::audit::Kind, u64)>,
     pub(crate) rotated: u64,
@@ -98,7 +98,7 @@ impl Totals {
     }
 }
 
-/// Writes a row in the place of the one its id had.
+/// Inserts a row, or replaces the row of the same id.
 pub(crate) fn put_registration(
     conn: &Connection,
     row: &Registration,
@@ -123,10 +123,10 @@ pub(crate) fn delete_registration(
         .map(drop)
 }
 
-/// Reads every row. One that cannot be read makes the whole registry unreadable: leaving
-/// it out would let its address be taken by another.
-fn load_registrations(conn: &Connection) -> Result<Snapshot, rusqlite::Error> {
-    let mut snapshot = Snapshot::default();
+/// Reads every row. One that cannot be read makes the whole registry unreadable: without the row
+/// its address could be registered by another sandbox.
+fn load_registrations(conn: &Connection) -> Result<RegistrySnapshot, rusqlite::Error> {
+    let mut snapshot = RegistrySnapshot::default();
     let mut rows = conn.prepare("SELECT id, body FROM registrations")?;
     let mut rows = rows.query([])?;
     while let Some(row) = rows.next()? {
@@ -144,7 +144,7 @@ fn load_registrations(conn: &Connection) -> Result<Snapshot, rusqlite::Error> {
     Ok(snapshot)
 }
 
-/// Reads every row from the file, and checks the pages that hold them.
+/// Reads every row from the file, and checks the pages of the table.
 pub(crate) fn check_registrations(conn: &Connection) -> Result<(), rusqlite::Error> {
     if let Some(found) = connection::complaint(conn, "PRAGMA quick_check(registrations)")? {
         let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
@@ -153,7 +153,7 @@ pub(crate) fn check_registrations(conn: &Connection) -> Result<(), rusqlite::Err
     load_registrations(conn).map(drop)
 }
 
-/// While loading, content that makes no sense is damage too.
+/// While loading, invalid content counts as corruption too.
 fn is_damage(error: &rusqlite::Error) -> bool {
     crate::error::is_corruption(error)
         || matches!(
@@ -163,6 +163,6 @@ fn is_damage(error: &rusqlite::Error) -> bool {
                 | rusqlite::Error::Utf8Error(..)
                 | rusqlite::Error::QueryReturnedNoRows
         )
-        // A table or column is gone, or a body is not JSON.
+        // A table or column is missing, or a body is not JSON.
         || error.sqlite_error_code() == Some(rusqlite::ErrorCode::Unknown)
 }

@@ -1,38 +1,38 @@
-//! Everything that can go wrong here, in words an operator can act on.
+//! Errors of the store, with messages that an operator can act on.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use policy::id::SandboxId;
 
-/// Why the store could not do what it was asked.
+/// Why an operation of the store failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The database was broken and set aside; nothing is known about anybody.
+    /// The database was corrupt and was moved aside; no sandbox can be looked up.
     #[error(
         "the registry is unavailable: {reason}. \
          Run `palisade registry restore FILE` or `palisade registry reset`"
     )]
     Unavailable {
-        /// What was found, and when it was set aside.
+        /// The corruption, and when the file was moved aside.
         reason: String,
     },
-    /// The address belongs to somebody else who is still live.
+    /// The address belongs to another sandbox that is still live.
     #[error(
         "{ip} is registered to {holder}, which has not expired; end that registration \
          (palisade registry remove {holder}), or register with replace: true \
          (palisade registry add --replace)"
     )]
     IpTaken {
-        /// The address that was asked for.
+        /// The requested address.
         ip: IpAddr,
-        /// Whose it is.
+        /// The sandbox that has the address.
         holder: SandboxId,
     },
-    /// There is no such registration.
+    /// No such registration exists.
     #[error("{id} is not registered")]
     NotFound {
-        /// The id that was asked for.
+        /// The requested id.
         id: SandboxId,
     },
     /// The file was written by a later version. Nothing was changed.
@@ -44,15 +44,15 @@ pub enum StoreError {
     NewerSchema {
         /// The file.
         path: PathBuf,
-        /// Its version.
+        /// The version of the file.
         found: u32,
-        /// The latest version known here.
+        /// The latest version that this program supports.
         known: u32,
     },
-    /// A file is in the way of one that is never overwritten.
+    /// A file exists that would have to be overwritten.
     #[error("{path} exists and is not overwritten; choose another name", path = path.display())]
     Exists {
-        /// The file that is there.
+        /// The existing file.
         path: PathBuf,
     },
     /// A file or directory cannot be used.
@@ -60,22 +60,22 @@ pub enum StoreError {
     File {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
-    /// A file that was to be restored is not fit for it. Nothing was changed.
+    /// A file that was to be restored is not valid. Nothing was changed.
     #[error("{path} was not restored and nothing was changed: {reason}", path = path.display())]
     Unfit {
-        /// The candidate.
+        /// The backup file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file is not valid.
         reason: String,
     },
     /// A write failed; nothing of it was applied.
     #[error("the database could not be written and nothing was changed: {reason}. {advice}",
         advice = if *full { "Free some space and try again" } else { "Check the disk and try again" })]
     Write {
-        /// What SQLite said.
+        /// SQLite's error.
         reason: String,
         /// Whether the disk is full.
         full: bool,
@@ -83,13 +83,13 @@ pub enum StoreError {
     /// A read failed.
     #[error("the database could not be read: {reason}")]
     Read {
-        /// What SQLite said.
+        /// SQLite's error.
         reason: String,
     },
-    /// Writing an export to where the caller wanted it failed.
+    /// Writing an export to the caller's output failed.
     #[error("the export could not be written: {reason}")]
     Export {
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
     /// The store has been closed.
@@ -126,8 +126,8 @@ impl StoreError {
     }
 }
 
-/// Whether `error` says that the file itself is broken, as opposed to the disk, a lock
-/// or the statement.
+/// Whether `error` means that the file itself is corrupt, as opposed to a failure of the disk, a
+/// lock or the statement.
 pub(crate) fn is_corruption(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),

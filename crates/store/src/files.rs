@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use crate::error::StoreError;
 
-/// `path` with `end` after its last character.
+/// `path` with `end` appended to its last component.
 pub(crate) fn with_suffix(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(end);
     name.into()
 }
 
-/// `path`, or the first of `path.1`, `path.2`, … that nothing has yet.
+/// `path`, or the first of `path.1`, `path.2`, … that does not exist yet.
 pub(crate) fn free_name(path: &Path) -> PathBuf {
     let is_free = |p: &Path| {
         ["", "-wal", "-shm"]
@@ -27,7 +27,7 @@ pub(crate) fn free_name(path: &Path) -> PathBuf {
         .unwrap_or_else(|| path.to_owned())
 }
 
-/// Makes an empty file that only its owner may read, where nothing is.
+/// Creates an empty file that only its owner may read; fails if it exists.
 pub(crate) fn create_private(path: &Path) -> Result<(), StoreError> {
     OpenOptions::new()
         .write(true)
@@ -43,7 +43,7 @@ pub(crate) fn create_private(path: &Path) -> Result<(), StoreError> {
         })
 }
 
-/// Makes sure that the state directory is there.
+/// Creates the state directory if it does not exist.
 pub(crate) fn make_dir(dir: &Path) -> Result<(), StoreError> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -52,20 +52,20 @@ pub(crate) fn make_dir(dir: &Path) -> Result<(), StoreError> {
         .map_err(|e| StoreError::file(dir, e))
 }
 
-/// Makes sure that only the owner may read `path`.
+/// Restricts the permissions of `path` to its owner.
 pub(crate) fn make_private(path: &Path) -> Result<(), StoreError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))
         .map_err(|e| StoreError::file(path, e))
 }
 
-/// Puts a file's content onto the disk.
+/// Flushes a file's content to the disk.
 pub(crate) fn sync_file(path: &Path) -> Result<(), StoreError> {
     File::open(path)
         .and_then(|file| file.sync_all())
         .map_err(|e| StoreError::file(path, e))
 }
 
-/// Puts the name of `path` in its directory onto the disk.
+/// Flushes the directory entry of `path` to the disk.
 pub(crate) fn sync_parent(path: &Path) -> Result<(), StoreError> {
     match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => sync_file(dir),

@@ -1,4 +1,4 @@
-//! What the threads share with the handles: the snapshot, how things are, and counters.
+//! State that the threads share with the handles: the registry snapshot, health, and counters.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,20 +11,20 @@ use tokio::sync::watch;
 use crate::audit::AuditOptions;
 use crate::audit::queue::Queues;
 use crate::error::StoreError;
-use crate::registry::Snapshot;
+use crate::registry::RegistrySnapshot;
 
-/// How the store is doing.
+/// The health of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreHealth {
-    /// Whether anybody can be looked up or registered.
+    /// Whether sandboxes can be looked up and registered.
     pub registry_accessible: bool,
-    /// Whether audit records reach the database.
+    /// Whether audit records are written to the database.
     pub audit_writing: bool,
-    /// Whether lines reach the JSONL file; true when none is configured.
+    /// Whether lines are written to the JSONL file; true if none is configured.
     pub jsonl_writing: bool,
-    /// Whether the audit log keeps to its size.
+    /// Whether the audit log stays within its size limit.
     pub audit_rotating: bool,
-    /// The worst thing that is wrong, in a sentence.
+    /// The most severe failure, in a sentence.
     pub error: Option<String>,
     /// Records that wait to be written.
     pub queued: usize,
@@ -35,7 +35,7 @@ pub struct StoreHealth {
 pub struct StoreStats {
     /// Records written, by kind, in the order of [`Kind::ALL`].
     pub records: Vec<(Kind, u64)>,
-    /// Events written as part of another one's count.
+    /// Events that were merged into the count of another event.
     pub merged: u64,
     /// Events dropped because their sandbox's queue was full.
     pub dropped: u64,
@@ -92,7 +92,7 @@ impl Counters {
     }
 }
 
-/// What is wrong at the moment, by part.
+/// The current failures, by part.
 #[derive(Debug, Default)]
 pub(crate) struct Trouble {
     pub(crate) audit: Option<String>,
@@ -100,10 +100,10 @@ pub(crate) struct Trouble {
     pub(crate) rotation: Option<String>,
 }
 
-/// Shared by the handles, the writer and the JSONL thread. Holds no connection.
+/// Shared by the handles, the writer and the JSONL thread. Has no connection.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
+    pub(crate) snapshot: Arc<ArcSwap<RegistrySnapshot>>,
     pub(crate) options: ArcSwap<AuditOptions>,
     pub(crate) queues: Queues,
     pub(crate) counters: Counters,
@@ -117,7 +117,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(options: AuditOptions) -> Self {
         Self {
-            snapshot: Arc::new(ArcSwap::from_pointee(Snapshot::unavailable(
+            snapshot: Arc::new(ArcSwap::from_pointee(RegistrySnapshot::unavailable(
                 "it is being opened",
             ))),
             options: ArcSwap::from_pointee(options),
@@ -129,17 +129,17 @@ impl State {
         }
     }
 
-    /// Refuses with the reason when the registry is unavailable.
+    /// Returns the reason as an error if the registry is unavailable.
     pub(crate) fn check_available(&self) -> Result<(), StoreError> {
         self.snapshot.load().check_available()
     }
 
-    /// Changes what is known to be wrong.
+    /// Changes the current failures.
     pub(crate) fn trouble(&self, change: impl FnOnce(&mut Trouble)) {
         change(&mut self.trouble.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    pub(crate) fn publish(&self, snapshot: Snapshot) {
+    pub(crate) fn publish(&self, snapshot: RegistrySnapshot) {
         self.snapshot.store(Arc::new(snapshot));
     }
 

@@ -1,11 +1,11 @@
-//! The JSONL file: derived from the database by a thread of its own.
+//! The JSONL file: written from the database by a thread of its own.
 //!
-//! The thread reads what was committed and appends it, so a slow or broken file holds up
-//! nobody, and catching up after a start, an error or a new path is the same code as
-//! every other day. What the file's last line says is where it goes on.
+//! The thread reads committed records and appends them, so a slow or failing file delays no other
+//! part, and catching up after a start, an error or a new path is the same code as normal
+//! operation. The last line of the file determines the next record.
 //!
-//! A file is only ever cut, renamed or appended to when what it holds was written here.
-//! Anything else at that path is somebody's and is left alone, with a sentence in health.
+//! A file is only truncated, renamed or appended to if its content was written here. Any other file
+//! at that path is left unchanged, and health reports it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -24,7 +24,7 @@ use crate::DATABASE;
 use crate::audit::JsonlOptions;
 use crate::audit::chain::{ChainName, Digest256, Outline, chain_text, split_line};
 use crate::audit::ledger::{MAX_SEQ, digest, signed, unsigned};
-use crate::audit::query::{Filter, Line, select_lines};
+use crate::audit::query::{AuditFilter, Line, select_lines};
 use crate::connection;
 use crate::files::with_suffix;
 use crate::health::State;
@@ -33,26 +33,26 @@ use crate::recovery::{MARKER, WITNESS};
 /// Records read at a time.
 const PAGE: usize = 512;
 
-/// How much of the end of a file is searched for its last record. The longest line is
-/// far shorter.
+/// How many bytes at the end of a file are searched for its last record. The longest line is far
+/// shorter.
 const WINDOW: u64 = 1024 * 1024;
 
-/// The gate's lock in the state directory. It is empty, like a file that is new.
+/// The gate's lock file in the state directory. It is empty, like a new file.
 const LOCK: &str = "lock";
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// What the thread is told.
+/// A message to the thread.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// There is more to write.
+    /// New records were committed.
     Committed,
-    /// The file is another one now, or none.
+    /// The configured file has changed.
     Options(Option<JsonlOptions>),
-    /// The database is another one now.
+    /// The database was replaced.
     Replaced,
-    /// Write what there is, once, and end.
+    /// Write the remaining records once, and end.
     Close,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Starts following the database at `database`.
+    /// Starts the thread that follows the database at `database`.
     pub(crate) fn start(database: PathBuf, state: Arc<State>) -> std::io::Result<Self> {
         let (messages, inbox) = mpsc::channel();
         let options = state.options.load().jsonl.clone();
@@ -87,15 +87,15 @@ impl Follower {
         })
     }
 
-    /// Tells the thread something.
-    pub(crate) fn tell(&self, message: Message) {
-        // Only fails when the thread has ended; the database goes on without it.
+    /// Sends a message to the thread.
+    pub(crate) fn send(&self, message: Message) {
+        // Fails only if the thread has ended; the database works without it.
         let _ = self.messages.send(message);
     }
 
-    /// Lets the thread catch up one last time and waits for its end.
+    /// Lets the thread catch up one last time and waits until it has ended.
     pub(crate) fn close(&mut self) {
-        self.tell(Message::Close);
+        self.send(Message::Close);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -109,9 +109,9 @@ struct Worker {
     state: Arc<State>,
     options: Option<JsonlOptions>,
     sink: Option<Sink>,
-    /// The last number known to be written, for when the file is taken away meanwhile.
+    /// The last number that was written, for the case that the file is removed meanwhile.
     written: Option<u64>,
-    /// When to try again, and how long the pause was, after an error.
+    /// When to retry after an error, and how long the pause was.
     retry: Option<(Instant, Duration)>,
 }
 
@@ -141,7 +141,7 @@ impl Worker {
         }
     }
 
-    /// Gives whether it was the last message.
+    /// Returns whether this was the last message.
     fn take(&mut self, message: Message) -> bool {
         match message {
             Message::Committed => {}
@@ -173,7 +173,7 @@ impl Worker {
             self.retry = None;
             return;
         }
-        // New records do not make a refusing file any better before its time.
+        // New records do not shorten the pause after an error.
         if self.retry.is_some_and(|(at, _)| at > Instant::now()) {
             return;
         }
@@ -185,9 +185,9 @@ impl Worker {
             Err(error) => {
                 let path = options.path.display();
                 if self.retry.is_none() {
-                    tracing::warn!(%path, %error, "the JSONL file cannot be written");
+                    tracing::warn!(%path, %error, "writing the JSONL file failed");
                 }
-                // Opening it again cuts off whatever was written in part.
+                // Opening the file again truncates a partly written line.
                 self.sink = None;
                 let pause = match self.retry {
                     None => FIRST_RETRY,
@@ -203,9 +203,9 @@ impl Worker {
 
     fn append_all(&mut self, options: &JsonlOptions) -> Result<(), Problem> {
         let conn = connection::connect_read_only(&self.database)?;
-        // The database may have been replaced a moment ago, before this thread was told.
+        // The database may just have been replaced, before this thread received the message.
         if let Some(last) = self.sink.as_ref().and_then(|sink| sink.last.as_ref())
-            && kinship(&conn, last)? == Kinship::Stranger
+            && relation(&conn, last)? == Relation::Stranger
         {
             self.forget();
         }
@@ -217,7 +217,7 @@ impl Worker {
             let sink = self.sink.insert(sink);
             let lines = select_lines(&conn, &page(sink.seq, PAGE))?;
             if !lines.is_empty() && !sink.is_in_place(&options.path)? {
-                tracing::info!(path = %options.path.display(), "the JSONL file is another one now");
+                tracing::info!(path = %options.path.display(), "the JSONL file was replaced by another program");
                 self.sink = None;
                 continue;
             }
@@ -232,11 +232,11 @@ impl Worker {
 }
 
 /// The next `limit` records after `seq`.
-fn page(seq: u64, limit: usize) -> Filter {
-    Filter {
+fn page(seq: u64, limit: usize) -> AuditFilter {
+    AuditFilter {
         after_seq: Some(seq),
         limit: Some(limit),
-        ..Filter::default()
+        ..AuditFilter::default()
     }
 }
 
@@ -251,24 +251,24 @@ enum Problem {
          move it away or give `audit.jsonl` another path"
     )]
     Foreign,
-    #[error("it is a file of the store itself; give `audit.jsonl` another path")]
+    #[error("it is a file of the store itself; set `audit.jsonl` to another path")]
     Own,
 }
 
-/// The open file, and how far it goes.
+/// The open file, and its last record.
 struct Sink {
     file: File,
     size: u64,
-    /// The next line is of the first record after this.
+    /// The next line is the first record after this number.
     seq: u64,
-    /// The last line, when there is one.
+    /// The last line, if there is one.
     last: Option<Last>,
 }
 
 impl Sink {
-    /// Opens the file and finds where it goes on. A torn line at its end is cut off. A
-    /// file that cannot be continued without a gap, because it ends with a record of
-    /// another database or its next one is gone, is rotated away and a new one begins.
+    /// Opens the file and finds the record to continue with. An incomplete line at its end is
+    /// truncated. A file that cannot be continued without a gap, because it ends with a record of
+    /// another database or the next record was rotated out, is rotated and a new one is started.
     fn open(
         options: &JsonlOptions,
         conn: &Connection,
@@ -296,11 +296,11 @@ impl Sink {
                 Ok(Self::begin(file, seq))
             }
             End::Record(last) => {
-                let seq = match kinship(conn, &last)? {
-                    Kinship::Stranger => 0,
-                    _ if is_outrun(conn, last.seq)? => last.seq,
-                    Kinship::Outrun => last.seq,
-                    Kinship::Continues => {
+                let seq = match relation(conn, &last)? {
+                    Relation::Stranger => 0,
+                    _ if is_rotated_past(conn, last.seq)? => last.seq,
+                    Relation::Outrun => last.seq,
+                    Relation::Continues => {
                         file.set_len(last.end)?;
                         return Ok(Self {
                             file,
@@ -327,8 +327,8 @@ impl Sink {
         }
     }
 
-    /// Whether the path still names the open file, as long as it was left. Programs that
-    /// rotate logs move it away, empty it, or put another one in its place.
+    /// Whether the path still names the open file, with the same length. Programs that rotate logs
+    /// move it away, truncate it, or replace it.
     fn is_in_place(&self, path: &Path) -> std::io::Result<bool> {
         match fs::metadata(path) {
             Ok(there) => {
@@ -365,23 +365,22 @@ impl Sink {
     }
 }
 
-/// The last record before an empty file: the one that is known to be written, or the last
-/// of `.1` when that is of this log. A crash between renaming the file and its first line
-/// must not export everything once more.
+/// The last record before an empty file: the last one that was written, or the last of `.1` if that
+/// belongs to this log. A crash between renaming the file and its first line must not export
+/// everything again.
 fn before(
     options: &JsonlOptions,
     conn: &Connection,
     written: Option<u64>,
 ) -> Result<u64, rusqlite::Error> {
     let older = match last_record(&with_suffix(&options.path, ".1")) {
-        Some(last) if kinship(conn, &last)? != Kinship::Stranger => last.seq,
+        Some(last) if relation(conn, &last)? != Relation::Stranger => last.seq,
         _ => 0,
     };
     Ok(written.unwrap_or_default().max(older))
 }
 
-/// Whether `path` is, or would be, one of the names that mean something in the state
-/// directory.
+/// Whether `path` is, or would be, one of the store's own files in the state directory.
 fn is_named_like_own(path: &Path, database: &Path) -> bool {
     let real = |path: &Path| match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => fs::canonicalize(dir).ok(),
@@ -397,7 +396,7 @@ fn is_own_name(name: &OsStr) -> bool {
         || [MARKER, WITNESS, LOCK].map(str::as_bytes).contains(&name)
 }
 
-/// Whether `file` is one of those under another name.
+/// Whether `file` is one of the store's own files under another name.
 fn is_own(file: &File, database: &Path) -> std::io::Result<bool> {
     let Some(dir) = database.parent() else {
         return Ok(false);
@@ -415,13 +414,13 @@ fn is_own(file: &File, database: &Path) -> std::io::Result<bool> {
     Ok(false)
 }
 
-/// Whether [`open_file`] would succeed. Leaves no file behind that was not there.
+/// Whether [`open_file`] would succeed. Leaves no new file behind.
 pub(crate) fn check_path(path: &Path) -> std::io::Result<()> {
     if path.exists() {
         return open_file(path).map(drop);
     }
-    // A file of another name, removed at once: permissions alone do not tell of a file system
-    // that is read-only.
+    // Creates and removes a file of another name: permissions alone do not show that a file system
+    // is read-only.
     let name = path.file_name().unwrap_or_default();
     let mut probe = OsString::from(".");
     probe.push(name);
@@ -436,7 +435,7 @@ pub(crate) fn check_path(path: &Path) -> std::io::Result<()> {
 }
 
 fn open_file(path: &Path) -> std::io::Result<File> {
-    // Opening a pipe would wait for somebody to read it.
+    // Opening a pipe would block until it has a reader.
     if fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         return Err(std::io::Error::other("it is not a regular file"));
     }
@@ -451,18 +450,17 @@ fn open_file(path: &Path) -> std::io::Result<File> {
 /// How a file ends.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// There is nothing in it.
+    /// The file is empty.
     Empty,
-    /// There is not one whole line in it, only this.
+    /// The file has no complete line, only this.
     Torn(Vec<u8>),
-    /// With this record, up to and including the newline at `end`; what comes after is
-    /// the beginning of another one.
+    /// With this record, up to and including the newline at `end`; the rest is an incomplete line.
     Record(Last),
-    /// With something that is no record.
+    /// With something that is not a record.
     Foreign,
 }
 
-/// The last whole record of a file.
+/// The last complete record of a file.
 #[derive(Debug, PartialEq, Eq)]
 struct Last {
     chain: ChainName,
@@ -472,7 +470,7 @@ struct Last {
 }
 
 impl Last {
-    /// Reads a line without its newline, which is at `end`.
+    /// Parses a line without its newline, which is at `end`.
     fn of_line(line: &[u8], end: u64) -> Option<Self> {
         let (body, prev, hash) = split_line(line)?;
         let outline = Outline::parse(&body)?;
@@ -486,7 +484,7 @@ impl Last {
     }
 }
 
-/// Looks at the end of a file and changes nothing.
+/// Reads the end of a file and changes nothing.
 fn find_end(file: &mut File) -> std::io::Result<End> {
     let start = file.metadata()?.len().saturating_sub(WINDOW);
     file.seek(SeekFrom::Start(start))?;
@@ -505,7 +503,7 @@ fn find_end(file: &mut File) -> std::io::Result<End> {
     Ok(Last::of_line(line, end).map_or(End::Foreign, End::Record))
 }
 
-/// The last record of the file at `path`, which is not opened unless it is one.
+/// The last record of the file at `path`, which is only opened if it is a regular file.
 fn last_record(path: &Path) -> Option<Last> {
     let mut file = fs::metadata(path)
         .is_ok_and(|m| m.is_file())
@@ -516,25 +514,25 @@ fn last_record(path: &Path) -> Option<Last> {
     }
 }
 
-/// The number of the last record that was exported to `path`, or to the file that was
-/// there before it.
+/// The number of the last record that was exported to `path`, or to the file that was rotated
+/// before it.
 pub(crate) fn last_seq(path: &Path) -> Option<u64> {
     let (newest, older) = (last_record(path), last_record(&with_suffix(path, ".1")));
     newest.or(older).map(|last| last.seq)
 }
 
-/// What the last record of a file is to this database.
+/// How the last record of a file relates to this database.
 #[derive(Debug, PartialEq, Eq)]
-enum Kinship {
-    /// It is in the database as it is, or the last of its chain that was rotated out.
+enum Relation {
+    /// The record is in the database, or is the last of its chain that was rotated out.
     Continues,
-    /// It was rotated out, and others of its chain after it.
+    /// The record was rotated out, and so were later ones of its chain.
     Outrun,
-    /// No chain of this database went through it, as far as can be told.
+    /// As far as can be determined, the record does not belong to a chain of this database.
     Stranger,
 }
 
-fn kinship(conn: &Connection, last: &Last) -> Result<Kinship, rusqlite::Error> {
+fn relation(conn: &Connection, last: &Last) -> Result<Relation, rusqlite::Error> {
     let stored = conn
         .query_row(
             "SELECT hash FROM audit WHERE seq = ?1",
@@ -544,8 +542,8 @@ fn kinship(conn: &Connection, last: &Last) -> Result<Kinship, rusqlite::Error> {
         .optional()?;
     if let Some(stored) = stored {
         return Ok(match stored == last.hash {
-            true => Kinship::Continues,
-            false => Kinship::Stranger,
+            true => Relation::Continues,
+            false => Relation::Stranger,
         });
     }
     let base = conn
@@ -556,14 +554,14 @@ fn kinship(conn: &Connection, last: &Last) -> Result<Kinship, rusqlite::Error> {
         )
         .optional()?;
     Ok(match base {
-        Some(base) if base == (last.seq, last.hash) => Kinship::Continues,
-        Some((seq, _)) if seq > last.seq => Kinship::Outrun,
-        _ => Kinship::Stranger,
+        Some(base) if base == (last.seq, last.hash) => Relation::Continues,
+        Some((seq, _)) if seq > last.seq => Relation::Outrun,
+        _ => Relation::Stranger,
     })
 }
 
-/// Whether anything after `seq` was rotated out already.
-fn is_outrun(conn: &Connection, seq: u64) -> Result<bool, rusqlite::Error> {
+/// Whether records after `seq` were already rotated out.
+fn is_rotated_past(conn: &Connection, seq: u64) -> Result<bool, rusqlite::Error> {
     conn.query_row(
         "SELECT coalesce(max(base_seq), 0) > ?1 FROM chains",
         [signed(seq)],
@@ -571,7 +569,7 @@ fn is_outrun(conn: &Connection, seq: u64) -> Result<bool, rusqlite::Error> {
     )
 }
 
-/// Makes the file `.1`, that one `.2`, and so on; the oldest goes.
+/// Renames the file to `.1`, that one to `.2`, and so on; the oldest is removed.
 fn rotate(options: &JsonlOptions) -> std::io::Result<()> {
     let numbered = |n: u32| with_suffix(&options.path, &format!(".{n}"));
     if options.keep == 0 {
@@ -602,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_file_is_its_last_whole_record() {
+    fn end_of_file_is_its_last_complete_record() {
         let body = br#"{"kind":"dns","seq":7,"ts":2,"v":1}"#;
         let hash = Digest256::of(&Digest256::ZERO, body);
         let mut line = Vec::new();
@@ -629,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn old_files_are_numbered_and_the_oldest_goes() {
+    fn rotation_numbers_old_files_and_removes_the_oldest() {
         let dir = tempfile::tempdir().unwrap();
         let options = JsonlOptions {
             path: dir.path().join("x"),

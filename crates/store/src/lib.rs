@@ -1,9 +1,9 @@
-//! SQLite: the registry and the audit log. The only SQL of the product.
+//! SQLite database of the registry and the audit log. The only SQL of the product.
 //!
-//! One file, `palisade.db`, in the state directory. One thread owns the writing
-//! connection and takes commands in batches, one transaction each; readers open
-//! a read-only connection of their own. Looking up who a request comes from touches no
-//! SQL at all: the registry is a snapshot in memory that is replaced after a commit.
+//! One file, `palisade.db`, in the state directory. One thread owns the writing connection and
+//! takes commands in batches, one transaction each; readers open read-only connections of their
+//! own. The lookup of a request's sandbox needs no SQL: the registry is a snapshot in memory that
+//! is replaced after a commit.
 //!
 //! ```text
 //!   register ─┐                                  ┌─> registry snapshot (ArcSwap)
@@ -11,8 +11,8 @@
 //!   restore ──┘                                  └─> JSONL thread (reads the database)
 //! ```
 //!
-//! **Never here:** a decision about traffic, a clock (`now` is a parameter), a secret or
-//! a body in a record, SQL on an async thread, an empty registry where a broken one was.
+//! **Never here:** a decision about traffic, a clock (`now` is a parameter), a secret or a body in
+//! a record, SQL on an async thread, an empty registry in place of a corrupt one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::audit::AuditOptions;
 use crate::audit_log::AuditLog;
 use crate::error::StoreError;
 use crate::health::{StoreHealth, StoreStats};
-use crate::registry::{Registered, Registry};
+use crate::registry::{RegistrationOutcome, RegistryReader};
 use crate::writer::{Command, Durable, Link, LiveHolder};
 
 pub mod audit;
@@ -43,17 +43,17 @@ mod recovery;
 mod schema;
 mod writer;
 
-/// The name of the database in the state directory.
+/// File name of the database in the state directory.
 pub const DATABASE: &str = "palisade.db";
 
-/// What a store is opened with.
+/// Options for opening a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// The state directory. Made with mode 0700 when it is not there.
+    /// The state directory. Created with mode 0700 if it does not exist.
     pub dir: PathBuf,
-    /// How the audit log is kept.
+    /// Options of the audit log.
     pub audit: AuditOptions,
-    /// The wall clock at opening; names files that are moved aside.
+    /// The wall clock at opening, for the names of files that are moved aside.
     pub now: UnixMillis,
 }
 
@@ -67,21 +67,21 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store, making it on the first start. Blocks.
+    /// Opens the store, and creates it on the first start. Blocks.
     ///
-    /// A broken database is not an error here: it gives a store that refuses everything
-    /// ([`StoreError::Unavailable`]) until [`Store::restore`] or [`Store::reset`], because
-    /// the gate has to run for the operator to be told. Errors are what only a person can
-    /// fix before the gate may start: a newer schema, a directory that cannot be used.
+    /// A corrupt database is not an error here: the store then refuses everything
+    /// ([`StoreError::Unavailable`]) until [`Store::restore`] or [`Store::reset`], because the gate
+    /// has to run to report it to the operator. Errors are conditions that the operator has to
+    /// correct before the gate can start: a newer schema, a directory that cannot be used.
     pub fn open(options: StoreOptions) -> Result<Self, StoreError> {
         Ok(Self {
             link: Arc::new(writer::start(options)?),
         })
     }
 
-    /// The registry's read path.
-    pub fn registry(&self) -> Registry {
-        Registry::new(Arc::clone(&self.link.state.snapshot))
+    /// Reads of the registry.
+    pub fn registry(&self) -> RegistryReader {
+        RegistryReader::new(Arc::clone(&self.link.state.snapshot))
     }
 
     /// The audit log.
@@ -91,25 +91,25 @@ impl Store {
 
     /// Writes `row` and `event` in one transaction; both are on disk when this returns.
     ///
-    /// The same id again replaces its row. An address that belongs to another live id is
-    /// [`StoreError::IpTaken`]; an expired holder makes way, with a record of its own.
+    /// A second registration of the same id replaces its row. An address that belongs to another
+    /// live id is [`StoreError::IpTaken`]; an expired holder is removed, with a record of its own.
     pub async fn register(
         &self,
         row: Registration,
         event: AuditEvent,
         now: UnixMillis,
-    ) -> Result<Registered, StoreError> {
+    ) -> Result<RegistrationOutcome, StoreError> {
         self.put(row, LiveHolder::Keep, event, now).await
     }
 
-    /// The same, except that a live holder of the address makes way as well: its row ends in
+    /// As [`Store::register`], but also removes a live holder of the address: its row is removed in
     /// the same transaction, with a record of its own.
     pub async fn register_replacing(
         &self,
         row: Registration,
         event: AuditEvent,
         now: UnixMillis,
-    ) -> Result<Registered, StoreError> {
+    ) -> Result<RegistrationOutcome, StoreError> {
         self.put(row, LiveHolder::End, event, now).await
     }
 
@@ -119,7 +119,7 @@ impl Store {
         live_holder: LiveHolder,
         event: AuditEvent,
         now: UnixMillis,
-    ) -> Result<Registered, StoreError> {
+    ) -> Result<RegistrationOutcome, StoreError> {
         self.link
             .ask(|reply| {
                 Command::Durable(Durable::Register {
@@ -133,14 +133,14 @@ impl Store {
             .await
     }
 
-    /// Reads the registry from the file, past the snapshot in memory. A damaged file is set
-    /// aside, as it is wherever a reader meets the damage.
+    /// Reads the registry from the file instead of the snapshot in memory. A corrupt file is moved
+    /// aside, as it is whenever a reader finds corruption.
     pub async fn check_registry(&self) -> Result<(), StoreError> {
         let link = Arc::clone(&self.link);
         writer::off_thread(move || link.read(database::check_registrations)).await
     }
 
-    /// Removes `id` and writes `event` in one transaction. Gives the row that was there.
+    /// Removes `id` and writes `event` in one transaction. Returns the row that was removed.
     pub async fn unregister(
         &self,
         id: &SandboxId,
@@ -178,8 +178,8 @@ impl Store {
         self.audit().record_durable(event, now).await.map(drop)
     }
 
-    /// Puts a copy of the backup at `path` in the place of the running database, which is
-    /// kept aside. The candidate is checked wholly first and never changed.
+    /// Replaces the running database, which is moved aside, by a copy of the backup at `path`. The
+    /// backup is verified completely first and never changed.
     pub async fn restore(&self, path: PathBuf, now: UnixMillis) -> Result<(), StoreError> {
         let dir = self.link.dir.clone();
         let source = path.clone();
@@ -191,7 +191,7 @@ impl Store {
         self.swap(staged, event, now).await
     }
 
-    /// Starts over with an empty database; the one that was there is kept aside.
+    /// Starts with an empty database; the previous one is moved aside.
     pub async fn reset(&self, now: UnixMillis) -> Result<(), StoreError> {
         let dir = self.link.dir.clone();
         let staged = writer::off_thread(move || recovery::stage_empty_blocking(&dir, now)).await?;
@@ -215,8 +215,8 @@ impl Store {
             .await
     }
 
-    /// Flushes everything, folds the WAL into the database and ends the writer.
-    /// Every handle answers [`StoreError::Closed`] afterwards.
+    /// Flushes everything, checkpoints the WAL and stops the writer. Every handle returns
+    /// [`StoreError::Closed`] afterwards.
     pub async fn close(&self) -> Result<(), StoreError> {
         let outcome = self.link.ask(Command::Close).await;
         let link = Arc::clone(&self.link);
@@ -228,7 +228,7 @@ impl Store {
         outcome
     }
 
-    /// How the store is doing right now.
+    /// The current health of the store.
     pub fn health(&self) -> StoreHealth {
         self.link.state.health()
     }

@@ -1,4 +1,4 @@
-//! When the file is broken, and the ways back: set aside, back up, restore, start over.
+//! Recovery from a corrupt database: moving it aside, backup, restore, reset.
 //!
 //! ```text
 //!            open ok                     damage met
@@ -7,14 +7,14 @@
 //!                          └──────── restore, reset <────────────┘
 //! ```
 //!
-//! The marker file is what makes Unavailable survive a restart. It is written before the
-//! database is moved and removed after its successor is open, so a crash at any point in
-//! between comes back as Unavailable and never as an empty registry. When it cannot be
-//! written, nothing is moved: the broken file is met again by the next start.
+//! The marker file makes Unavailable survive a restart. It is written before the database is moved
+//! and removed after its replacement is open, so a crash at any point in between leads to
+//! Unavailable and never to an empty registry. If it cannot be written, nothing is moved: the next
+//! start finds the corrupt file again.
 //!
-//! The witness file says that this directory has had a database. It is empty, written
-//! once the first database is in place and never removed; a directory that has it (or
-//! anything else only a used one has, see [`was_used`]) and no database has lost it.
+//! The witness file records that this directory has had a database. It is empty, written once the
+//! first database is in place and never removed; a directory that has it (or any other file that
+//! only a used directory has, see [`was_used`]) and no database has lost its database.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -33,27 +33,27 @@ use crate::error::StoreError;
 use crate::files::{create_private, free_name, sync_file, sync_parent, with_suffix};
 use crate::schema::{self, Flaw, MIGRATIONS};
 
-/// The name of the marker in the state directory.
+/// File name of the marker in the state directory.
 pub(crate) const MARKER: &str = "registry.unavailable";
 
-/// The word in the names of databases that are about to be put in place.
+/// Part of the file names of databases that are about to be put in place.
 const STAGED: &str = "staged";
 
-/// The name of the witness in the state directory.
+/// File name of the witness in the state directory.
 pub(crate) const WITNESS: &str = "registry.made";
 
-/// What the marker says.
+/// The content of the marker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Marker {
-    /// Why, for the operator.
+    /// The reason, for the operator.
     pub(crate) reason: String,
-    /// The last audit number that is known to have been given out; 0 when none is.
+    /// The last audit number that is known to be in use; 0 if unknown.
     #[serde(default)]
     pub(crate) last_seq: u64,
 }
 
 impl Marker {
-    /// The marker in `dir`, if there is one. One that cannot be read still counts.
+    /// The marker in `dir`, if there is one. A marker that cannot be read still counts.
     pub(crate) fn read(dir: &Path) -> Option<Self> {
         match fs::read(dir.join(MARKER)) {
             Err(e) if e.kind() == ErrorKind::NotFound => None,
@@ -68,7 +68,7 @@ impl Marker {
         }
     }
 
-    /// Writes the marker, over an earlier one, and onto the disk.
+    /// Writes the marker, replacing an earlier one, and flushes it to the disk.
     pub(crate) fn write(&self, dir: &Path) -> Result<(), StoreError> {
         let (path, temp) = (dir.join(MARKER), dir.join(".registry.unavailable.new"));
         let text = serde_json::to_vec(self).unwrap_or_default();
@@ -98,8 +98,8 @@ impl Marker {
     }
 }
 
-/// Marks the registry unavailable and moves the broken database out of the way. Gives
-/// the reason as the operator will read it.
+/// Marks the registry unavailable and moves the corrupt database aside. Returns the reason for the
+/// operator.
 pub(crate) fn set_aside_broken(dir: &Path, found: &str, last_seq: u64, now: UnixMillis) -> String {
     let aside = free_name(&aside_name(dir, "corrupt", now));
     let reason = format!(
@@ -110,13 +110,13 @@ pub(crate) fn set_aside_broken(dir: &Path, found: &str, last_seq: u64, now: Unix
         reason: reason.clone(),
         last_seq,
     };
-    // Moved without a marker it would be gone at the next start, with nothing to say why.
+    // If the file were moved without a marker, the next start would find no database and no reason.
     if let Err(error) = marker.write(dir) {
-        tracing::error!(found, %error, "the registry is unavailable and cannot be set aside");
+        tracing::error!(found, %error, "the registry is unavailable and moving the corrupt database aside failed");
         return format!("the database is broken ({found}) and was left where it is: {error}");
     }
     if let Err(error) = move_database(&dir.join(DATABASE), &aside) {
-        tracing::error!(%error, "the broken database could not be moved aside");
+        tracing::error!(%error, "moving the corrupt database aside failed");
     }
     tracing::error!(
         found,
@@ -126,7 +126,7 @@ pub(crate) fn set_aside_broken(dir: &Path, found: &str, last_seq: u64, now: Unix
     reason
 }
 
-/// Makes sure that the witness is there.
+/// Creates the witness if it does not exist.
 pub(crate) fn bear_witness(dir: &Path) -> Result<(), StoreError> {
     let path = dir.join(WITNESS);
     match create_private(&path) {
@@ -136,9 +136,9 @@ pub(crate) fn bear_witness(dir: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Whether `dir` has had a database: there is the witness, or one that was set aside,
-/// replaced or migrated. One that was staged and never put in place does not count. What
-/// cannot be looked at counts as used.
+/// Whether `dir` has had a database: it has the witness, or a database that was moved aside,
+/// replaced or migrated. A database that was staged and never put in place does not count. A
+/// directory that cannot be read counts as used.
 pub(crate) fn was_used(dir: &Path) -> bool {
     let is_free = |path: &Path| {
         fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
@@ -160,9 +160,9 @@ pub(crate) fn was_used(dir: &Path) -> bool {
     })
 }
 
-/// A number below which none is to be given out again, for a directory whose database is
-/// broken or gone: what its tables say, else [`epoch`]; and the last number that was exported, if
-/// that is more. The export alone would not do, because it may lag behind.
+/// The lowest number after which new audit numbers may start, for a directory whose database is
+/// corrupt or lost: the highest number of its tables, else [`epoch`]; or the last exported number,
+/// if that is higher. The export alone would not be enough, because it may lag behind.
 pub(crate) fn known_seq(dir: &Path, exported: u64, now: UnixMillis) -> u64 {
     let stored = connection::connect_evidence(&dir.join(DATABASE))
         .ok()
@@ -170,7 +170,7 @@ pub(crate) fn known_seq(dir: &Path, exported: u64, now: UnixMillis) -> u64 {
     stored.unwrap_or_else(|| epoch(now)).max(exported)
 }
 
-/// The highest number that the tables know of, if they can be read and it makes sense.
+/// The highest number in the tables, if they can be read and it is plausible.
 pub(crate) fn highest_seq(conn: &Connection) -> Option<u64> {
     let highest: i64 = conn
         .query_row(
@@ -183,15 +183,15 @@ pub(crate) fn highest_seq(conn: &Connection) -> Option<u64> {
     u64::try_from(highest).ok().filter(|seq| *seq <= MAX_SEQ)
 }
 
-/// Where numbers go on when nothing is known of those given out: a thousand for every
-/// millisecond since 1970. A log that began at 1, or at an earlier epoch, cannot have come
-/// so far, since it would have had to write a million records a second all along.
+/// The first number to use if the used ones are unknown: a thousand for every millisecond since
+/// 1970. A log that started at 1, or at an earlier epoch, cannot have reached it, since it would
+/// have had to write a million records per second all the time.
 fn epoch(now: UnixMillis) -> u64 {
     let millis = u64::try_from(now.get()).unwrap_or_default();
     millis.saturating_mul(1000).min(MAX_SEQ / 2)
 }
 
-/// Where a database goes that is not used any more: `palisade.db.WHY-20260102T030405Z`.
+/// The path of a database that is moved aside: `palisade.db.WHY-20260102T030405Z`.
 pub(crate) fn aside_name(dir: &Path, why: &str, now: UnixMillis) -> PathBuf {
     let stamp = jiff::Timestamp::from_millisecond(now.get())
         .map(|t| t.strftime("%Y%m%dT%H%M%SZ").to_string())
@@ -199,9 +199,9 @@ pub(crate) fn aside_name(dir: &Path, why: &str, now: UnixMillis) -> PathBuf {
     dir.join(format!("{DATABASE}.{why}-{stamp}"))
 }
 
-/// Moves a database with its WAL, so that what is aside can still be opened as it was.
+/// Moves a database with its WAL, so that it can still be opened.
 pub(crate) fn move_database(from: &Path, to: &Path) -> Result<(), StoreError> {
-    // The main file last: while it is there, the set is not taken for a fresh directory.
+    // The main file last: while it exists, the directory does not look unused.
     for end in ["-wal", "-shm", ""] {
         let (from, to) = (with_suffix(from, end), with_suffix(to, end));
         match fs::rename(&from, &to) {
@@ -213,8 +213,8 @@ pub(crate) fn move_database(from: &Path, to: &Path) -> Result<(), StoreError> {
     sync_parent(from)
 }
 
-/// A complete database under another name in the state directory, ready to be put in
-/// place. Removed when it is not used.
+/// A complete database under another name in the state directory, ready to be put in place. Removed
+/// if it is not used.
 #[derive(Debug)]
 pub(crate) struct Staged {
     pub(crate) path: PathBuf,
@@ -223,7 +223,7 @@ pub(crate) struct Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         for end in ["", "-wal", "-shm"] {
-            // Gone already when it was put in place.
+            // The file does not exist any more if it was put in place.
             let _ = fs::remove_file(with_suffix(&self.path, end));
         }
     }
@@ -235,8 +235,8 @@ pub(crate) fn backup_blocking(source: &Path, target: &Path) -> Result<(), StoreE
     connection::copy_database(&conn, target)
 }
 
-/// Copies the candidate into the state directory and checks the copy wholly. The
-/// candidate itself is only read, byte by byte, and may lie on a read-only medium.
+/// Copies the backup into the state directory and verifies the copy completely. The backup itself
+/// is only read, byte by byte, and may be on a read-only medium.
 pub(crate) fn stage_restore_blocking(
     source: &Path,
     dir: &Path,
@@ -269,7 +269,7 @@ pub(crate) fn stage_restore_blocking(
             Err(e) => Err(StoreError::unfit(source, e)),
         }
     };
-    // A database that was open when it was copied has part of itself in its WAL.
+    // A database that was open when it was copied has part of its content in its WAL.
     copy("")?;
     copy("-wal")?;
     check(&staged.path).map_err(|reason| StoreError::unfit(source, reason))?;
@@ -277,14 +277,14 @@ pub(crate) fn stage_restore_blocking(
     Ok(staged)
 }
 
-/// A fresh, empty database.
+/// A new, empty database.
 pub(crate) fn stage_empty_blocking(dir: &Path, now: UnixMillis) -> Result<Staged, StoreError> {
     let staged = stage(dir, now)?;
     schema::fill(&staged.path, MIGRATIONS)?;
     Ok(staged)
 }
 
-/// Takes a name of its own, also when two restores are asked for at once.
+/// Uses a unique name, also if two restores run at once.
 fn stage(dir: &Path, now: UnixMillis) -> Result<Staged, StoreError> {
     loop {
         let path = free_name(&aside_name(dir, STAGED, now));
@@ -296,19 +296,19 @@ fn stage(dir: &Path, now: UnixMillis) -> Result<Staged, StoreError> {
     }
 }
 
-/// Removes what an interrupted restore had staged: copies that nobody will ask for.
+/// Removes the copies that an interrupted restore had staged.
 pub(crate) fn remove_stale(dir: &Path) {
     let start = format!("{DATABASE}.{STAGED}-");
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     for entry in entries.filter(|e| e.file_name().to_string_lossy().starts_with(&start)) {
         if let Err(error) = fs::remove_file(entry.path()) {
-            tracing::warn!(path = %entry.path().display(), %error, "a stale copy stays");
+            tracing::warn!(path = %entry.path().display(), %error, "removing a stale staged copy failed");
         }
     }
 }
 
-/// Everything that must hold of a database before it may replace another. Migrates it
-/// and folds its WAL away; it is a copy.
+/// Verifies everything that must hold before a database may replace another one. Migrates it and
+/// checkpoints its WAL; it is a copy.
 fn check(path: &Path) -> Result<(), String> {
     let conn = match schema::connect(path, MIGRATIONS) {
         Ok(conn) => conn,
@@ -322,7 +322,7 @@ fn check(path: &Path) -> Result<(), String> {
     conn.execute_batch("ROLLBACK").map_err(|e| e.to_string())?;
     connection::fold(&conn).map_err(|e| e.to_string())?;
     drop(conn);
-    // What the gate will do with it: load every row.
+    // Loads every row, as the gate will.
     match crate::database::Database::open(path) {
         Ok((database, _)) => {
             database.close();

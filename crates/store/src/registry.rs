@@ -1,8 +1,8 @@
-//! Who is registered: the read path, in memory.
+//! Read path of the registry: an in-memory snapshot of the registrations.
 //!
-//! Every request asks here first, so a lookup takes no lock and no SQL: readers load an
-//! immutable snapshot and the writer replaces it whole, after its commit. What a
-//! reader sees is therefore always something that is on disk.
+//! Every request needs a lookup first, so a lookup takes no lock and no SQL: readers load an
+//! immutable snapshot and the writer replaces it as a whole, after its commit. A reader therefore
+//! only sees rows that are on disk.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -17,52 +17,52 @@ use crate::error::StoreError;
 
 type Map<K> = HashMap<K, Arc<Registration>, foldhash::fast::RandomState>;
 
-/// The answer to 'who is this?'.
+/// The result of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lookup {
-    /// The registry cannot be read: nobody is anybody.
+pub enum RegistryLookup {
+    /// The registry cannot be read, so every request is refused.
     Unavailable,
-    /// Nobody is registered there.
+    /// No sandbox is registered under the key.
     Unknown,
-    /// The row, which may have expired: the caller has the clock and says so
-    /// (`identity_expired` is another answer than `identity_unknown`).
+    /// The row, which may have expired: the caller has the clock and checks (`identity_expired` is
+    /// a different refusal from `identity_unknown`).
     Found(Arc<Registration>),
 }
 
-/// What a registration did.
+/// The result of a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Registered {
-    /// The audit record that says so.
+pub struct RegistrationOutcome {
+    /// The number of its audit record.
     pub seq: u64,
-    /// The row the same id had before.
+    /// The previous row of the same id.
     pub replaced: Option<Arc<Registration>>,
-    /// The holder of the address that made way: it had expired, or was replaced.
+    /// The previous holder of the address, which was removed: it had expired, or was replaced.
     pub expelled: Option<SandboxId>,
 }
 
-/// A handle to the registry's read path. Cloning is cheap.
+/// Read access to the registry. Cloning is cheap.
 #[derive(Clone, Debug)]
-pub struct Registry {
-    snapshot: Arc<ArcSwap<Snapshot>>,
+pub struct RegistryReader {
+    snapshot: Arc<ArcSwap<RegistrySnapshot>>,
 }
 
-impl Registry {
-    pub(crate) fn new(snapshot: Arc<ArcSwap<Snapshot>>) -> Self {
+impl RegistryReader {
+    pub(crate) fn new(snapshot: Arc<ArcSwap<RegistrySnapshot>>) -> Self {
         Self { snapshot }
     }
 
-    /// Who has this source address, in either spelling of an IPv4 address.
+    /// The registration with this source address, in either form of an IPv4 address.
     #[inline]
-    pub fn by_ip(&self, ip: IpAddr) -> Lookup {
+    pub fn by_ip(&self, ip: IpAddr) -> RegistryLookup {
         let snapshot = self.snapshot.load();
-        snapshot.answer(snapshot.by_ip.get(&canonical_ip(ip)))
+        snapshot.lookup(snapshot.by_ip.get(&canonical_ip(ip)))
     }
 
-    /// The row of one id.
+    /// The registration with this id.
     #[inline]
-    pub fn by_id(&self, id: &SandboxId) -> Lookup {
+    pub fn by_id(&self, id: &SandboxId) -> RegistryLookup {
         let snapshot = self.snapshot.load();
-        snapshot.answer(snapshot.by_id.get(id))
+        snapshot.lookup(snapshot.by_id.get(id))
     }
 
     /// Every row, sorted by id.
@@ -74,7 +74,7 @@ impl Registry {
         Ok(rows)
     }
 
-    /// How many rows there are; none when the registry is unavailable.
+    /// The number of rows; 0 if the registry is unavailable.
     pub fn len(&self) -> usize {
         self.snapshot.load().by_id.len()
     }
@@ -85,17 +85,17 @@ impl Registry {
     }
 }
 
-/// Everything a lookup needs, never changed once published.
+/// The data for lookups, immutable once published.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Snapshot {
-    /// Why nobody can be looked up, when that is so.
+pub(crate) struct RegistrySnapshot {
+    /// Why no sandbox can be looked up, if the registry is unavailable.
     pub(crate) unavailable: Option<Arc<str>>,
     by_ip: Map<IpAddr>,
     by_id: Map<SandboxId>,
 }
 
-impl Snapshot {
-    /// A registry that answers nobody.
+impl RegistrySnapshot {
+    /// A registry that refuses every lookup.
     pub(crate) fn unavailable(reason: &str) -> Self {
         Self {
             unavailable: Some(reason.into()),
@@ -103,7 +103,7 @@ impl Snapshot {
         }
     }
 
-    /// Refuses with the reason when the registry is unavailable.
+    /// Returns the reason as an error if the registry is unavailable.
     pub(crate) fn check_available(&self) -> Result<(), StoreError> {
         match &self.unavailable {
             None => Ok(()),
@@ -114,15 +114,15 @@ impl Snapshot {
     }
 
     #[inline]
-    fn answer(&self, row: Option<&Arc<Registration>>) -> Lookup {
+    fn lookup(&self, row: Option<&Arc<Registration>>) -> RegistryLookup {
         match row {
-            Some(row) => Lookup::Found(Arc::clone(row)),
-            None if self.unavailable.is_some() => Lookup::Unavailable,
-            None => Lookup::Unknown,
+            Some(row) => RegistryLookup::Found(Arc::clone(row)),
+            None if self.unavailable.is_some() => RegistryLookup::Unavailable,
+            None => RegistryLookup::Unknown,
         }
     }
 
-    /// Adds a row whose address is already canonical, in the place of its id's old one.
+    /// Inserts a row whose address is already canonical, and replaces the row of the same id.
     pub(crate) fn insert(&mut self, row: Arc<Registration>) -> Option<Arc<Registration>> {
         let old = self.remove(&row.id);
         if let Some(ip) = row.ip {
@@ -141,7 +141,7 @@ impl Snapshot {
         Some(old)
     }
 
-    /// Who holds `ip` under another id than `id`.
+    /// The registration that holds `ip` under another id than `id`.
     pub(crate) fn other_holder(&self, ip: IpAddr, id: &SandboxId) -> Option<&Arc<Registration>> {
         self.by_ip.get(&ip).filter(|row| row.id != *id)
     }

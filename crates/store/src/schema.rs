@@ -1,4 +1,4 @@
-//! The tables, their migrations, and whether a file has them.
+//! The tables, their migrations, and the check of a file's version.
 
 use std::path::Path;
 
@@ -9,18 +9,18 @@ use crate::connection::{BUSY, copy_database, fold, prepare};
 use crate::error::{StoreError, is_corruption};
 use crate::files::{free_name, sync_file, with_suffix};
 
-/// Every step from nothing to today. `user_version` says how many were taken; a step is
-/// never edited once it has been released, only followed by another.
+/// Every migration, in order. `user_version` is the number of applied migrations; a released
+/// migration is never edited, only followed by another.
 pub(crate) const MIGRATIONS: &[&str] = &[V1];
 
-/// Marks the file as ours, so that an empty file, which SQLite takes for an empty
+/// Marks the file as one of this program, so that an empty file, which SQLite opens as an empty
 /// database, is not mistaken for an empty registry.
 const APPLICATION_ID: i32 = 0x5041_4c49;
 
 /// The first schema.
 ///
-/// What can be searched is generated from `body`, the very text that was hashed, so no
-/// column can say anything else than the record does.
+/// The searchable columns are generated from `body`, the text that was hashed, so no column can
+/// differ from its record.
 const V1: &str = "
 CREATE TABLE registrations (
     id TEXT NOT NULL PRIMARY KEY,
@@ -85,9 +85,9 @@ INSERT INTO ledger VALUES (1, 0, 0, 0);
 /// Why a database could not be opened.
 #[derive(Debug)]
 pub(crate) enum Flaw {
-    /// The file is broken: set it aside and refuse everything.
+    /// The file is corrupt: move it aside and refuse everything.
     Broken(String),
-    /// Something a person has to see to first; the file is left alone.
+    /// A condition that the operator has to correct first; the file is not changed.
     Refused(StoreError),
 }
 
@@ -101,7 +101,7 @@ impl Flaw {
     }
 }
 
-/// Opens an existing database for writing, after looking at whose it is and how old.
+/// Opens an existing database for writing, after a check of its application id and version.
 pub(crate) fn connect(path: &Path, migrations: &[&str]) -> Result<Connection, Flaw> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut conn = Connection::open_with_flags(path, flags).map_err(|e| Flaw::of(path, &e))?;
@@ -114,7 +114,7 @@ pub(crate) fn connect(path: &Path, migrations: &[&str]) -> Result<Connection, Fl
     Ok(conn)
 }
 
-/// Makes a new database of the empty file at `path`, folded into that one file.
+/// Turns the empty file at `path` into a new database, without a WAL.
 pub(crate) fn fill(path: &Path, migrations: &[&str]) -> Result<(), StoreError> {
     let made = (|| {
         let mut conn = Connection::open(path)?;
@@ -127,11 +127,11 @@ pub(crate) fn fill(path: &Path, migrations: &[&str]) -> Result<(), StoreError> {
     sync_file(path)
 }
 
-/// Whether the file is ours and of which version. Reads only.
+/// Checks the application id and returns the version. Reads only.
 pub(crate) fn identify(conn: &Connection, path: &Path, migrations: &[&str]) -> Result<u32, Flaw> {
     let look = || -> Result<(i32, u32), rusqlite::Error> {
         conn.busy_timeout(BUSY)?;
-        // Refusing a newer file must not even fold its WAL.
+        // Refusing a newer file must not even checkpoint its WAL.
         conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         let id = conn.pragma_query_value(None, "application_id", |row| row.get(0))?;
         let version = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
@@ -167,11 +167,11 @@ fn migrate(conn: &mut Connection, migrations: &[&str]) -> Result<(), rusqlite::E
     tx.commit()
 }
 
-/// Keeps the file as it was before version `version`, beside it.
+/// Copies the file as it was before version `version`, beside it.
 fn keep_copy(conn: &Connection, path: &Path, version: u32) -> Result<(), StoreError> {
     let copy = free_name(&with_suffix(path, &format!(".before-v{version}")));
     copy_database(conn, &copy)?;
-    tracing::info!(copy = %copy.display(), version, "kept a copy before migrating");
+    tracing::info!(copy = %copy.display(), version, "copied the database before migration");
     Ok(())
 }
 
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_file_is_migrated_after_a_copy_was_kept() {
+    fn older_file_is_copied_and_migrated() {
         let dir = tempfile::tempdir().unwrap();
         let path = file_with_one_row(dir.path());
         let conn = connect(&path, &[V1, V2]).unwrap();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_else_is_not_an_empty_registry() {
+    fn foreign_database_is_not_an_empty_registry() {
         let dir = tempfile::tempdir().unwrap();
         let foreign = dir.path().join("foreign.db");
         Connection::open(&foreign)

@@ -1,8 +1,8 @@
-//! The one thread that writes.
+//! The writer thread, the only one that writes to the database.
 //!
-//! It takes commands in batches, one transaction each. A batch with somebody waiting is
-//! committed at once; one of traffic alone waits up to 20 ms for company, because a
-//! commit costs a disk flush whether it holds one record or a thousand.
+//! It takes commands in batches, one transaction each. A batch with a waiting caller is committed
+//! at once; a batch of traffic events alone waits up to 20 ms for more, because a commit costs a
+//! disk flush whether it has one record or a thousand.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ use crate::files;
 use crate::health::State;
 use crate::jsonl::{Follower, Message};
 use crate::recovery::Staged;
-use crate::registry::Snapshot;
+use crate::registry::RegistrySnapshot;
 use crate::{DATABASE, StoreOptions};
 
 pub(crate) use self::durable::{Answer, Durable, LiveHolder, Reply};
@@ -37,35 +37,36 @@ mod lifecycle;
 #[cfg(test)]
 mod tests;
 
-/// How long traffic waits for company. The tail a crash can lose is this and a commit.
+/// How long traffic events wait for more. A crash can lose the events of this time and of one
+/// commit.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// So many are company enough: half of what one sandbox may have under way, so that the other
-/// half has room while this one is written.
+/// A batch of this size does not wait for more: half of what one sandbox may have in flight, so
+/// that the other half can be queued while this one is written.
 const COMPANY: usize = QUEUE / 2;
 
-/// The largest batch, so that nobody waits long for one and a crash loses little.
+/// Maximum size of a batch, so that no caller waits long for one and a crash loses little.
 const MAX_BATCH: usize = 1024;
 
-/// Records that a batch rotates out at most (rounded up to a segment), beside two for
-/// each one it writes: enough to get ahead of any flood, and never a long stall.
+/// Maximum number of records that a batch rotates out (rounded up to a segment), in addition to two
+/// for each one it writes: enough to keep up with any flood, without a long stall.
 const ROTATE_STEP: u64 = 512;
 
-/// How long heads may go unstated.
+/// How long heads may go unrecorded.
 const STATE_AFTER: Duration = Duration::from_secs(60);
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
-/// What the writer is asked.
+/// A command to the writer.
 pub(crate) enum Command {
     /// Write this soon.
     Traffic(Entry),
-    /// Do this, and say when it is on disk.
+    /// Do this, and answer when it is on disk.
     Durable(Durable),
-    /// Say when everything before this is on disk.
+    /// Answer when everything before this is on disk.
     Flush(Reply<()>),
-    /// Keep the audit log differently.
+    /// Change the options of the audit log.
     Options(AuditOptions),
     /// Put another database in place.
     Swap {
@@ -74,22 +75,22 @@ pub(crate) enum Command {
         now: UnixMillis,
         reply: Reply<()>,
     },
-    /// A reader met damage.
+    /// A reader found corruption.
     Broken(String),
     /// Flush and end.
     Close(Reply<()>),
-    /// Something a test wants done on this thread.
+    /// Run a test's closure on this thread.
     #[cfg(test)]
     Test(Box<dyn FnOnce(&mut Writer) + Send>),
 }
 
-/// What every handle shares: the way to the writer.
+/// Shared by all handles: the channel to the writer.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) state: Arc<State>,
     pub(crate) dir: PathBuf,
     commands: mpsc::Sender<Command>,
-    /// The writer, to be woken while it waits for company.
+    /// The writer thread, to wake it while it waits for more events.
     writer: Thread,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -128,8 +129,8 @@ impl Link {
         answer.await.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// Runs `read` on a read-only connection. Damage that it meets is the writer's to
-    /// deal with. Blocks.
+    /// Runs `read` on a read-only connection. Reports corruption that it finds to the writer.
+    /// Blocks.
     pub(crate) fn read<T>(
         &self,
         read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
@@ -139,20 +140,20 @@ impl Link {
             .and_then(|conn| read(&conn))
             .map_err(|error| {
                 if is_corruption(&error) {
-                    // The answer is the same when the writer has ended already.
+                    // The result is the same if the writer has ended already.
                     let _ = self.send(Command::Broken(error.to_string()));
                 }
                 StoreError::read(&error)
             })
     }
 
-    /// Whether the writer takes commands.
+    /// Whether the writer accepts commands.
     pub(crate) fn is_running(&self) -> bool {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Waits for the writer's end.
+    /// Waits until the writer has ended.
     pub(crate) fn join_blocking(&self) {
         let thread = self
             .thread
@@ -162,14 +163,15 @@ impl Link {
         if let Some(thread) = thread
             && thread.join().is_err()
         {
-            tracing::error!("the writer panicked");
+            tracing::error!("the database writer thread panicked");
         }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Waits for the flush: whoever opens the file next must not meet a late write.
+        // Waits for the flush: the next process that opens the file must not race with a late
+        // write.
         let (reply, _) = oneshot::channel();
         let _ = self.commands.send(Command::Close(reply));
         self.writer.unpark();
@@ -177,7 +179,7 @@ impl Drop for Link {
     }
 }
 
-/// Runs blocking work where it may block.
+/// Runs blocking work on a thread that may block.
 pub(crate) async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
@@ -222,7 +224,7 @@ pub(crate) fn start(options: StoreOptions) -> Result<Link, StoreError> {
     })
 }
 
-/// The writer's side of things.
+/// The state of the writer thread.
 pub(crate) struct Writer {
     dir: PathBuf,
     state: Arc<State>,
@@ -230,28 +232,28 @@ pub(crate) struct Writer {
     /// None while the registry is unavailable.
     db: Option<Database>,
     jsonl: Follower,
-    /// Traffic that is not on disk yet.
+    /// Traffic events that are not on disk yet.
     pending: VecDeque<Entry>,
-    /// How long traffic waits for company.
+    /// How long traffic events wait for more.
     linger: Duration,
-    /// When to try again, and how long the pause was, after a failed transaction.
+    /// When to retry after a failed transaction, and how long the pause was.
     retry: Option<(Instant, Duration)>,
     rotation_failed: bool,
-    /// When heads are to be stated, if anything was written.
+    /// When heads are due to be recorded, if anything was written.
     state_at: Instant,
-    /// The latest time anybody gave, for records the writer makes itself.
+    /// The latest time of any command, for records that the writer creates itself.
     last_ts: UnixMillis,
-    /// The last number known to be given out, while there is no database to ask.
+    /// The last number that is known to be in use, while there is no database.
     known_seq: u64,
 }
 
-/// What one round takes from the channel.
+/// The commands of one round.
 #[derive(Default)]
 struct Batch {
     durable: Vec<Durable>,
-    /// What comes after the commit, and ends the batch.
+    /// A command that runs after the commit, and ends the batch.
     then: Option<Command>,
-    /// Whether every handle is gone.
+    /// Whether every handle was dropped.
     gone: bool,
 }
 
@@ -263,7 +265,7 @@ impl Writer {
             match batch.then {
                 Some(Command::Close(reply)) => {
                     let outcome = self.end();
-                    // A dropped handle does not wait for the answer.
+                    // A dropped handle does not wait for the result.
                     let _ = reply.send(outcome);
                     return;
                 }
@@ -277,10 +279,10 @@ impl Writer {
         }
     }
 
-    /// Waits for work and takes what is there.
+    /// Waits for commands and takes those that are queued.
     fn gather(&mut self) -> Batch {
         let mut batch = Batch::default();
-        let first = match self.patience() {
+        let first = match self.wait_timeout() {
             None => self.inbox.recv().map_err(RecvTimeoutError::from),
             Some(wait) => self.inbox.recv_timeout(wait),
         };
@@ -303,9 +305,9 @@ impl Writer {
                     if is_urgent || left.is_zero() {
                         break;
                     }
-                    // Not on the channel: there every record would wake this thread, which
-                    // costs its sender more than the record. Whoever waits wakes it, and who
-                    // fills up the company.
+                    // Records do not wake this thread through the channel, because that costs the
+                    // sender more than the record. A waiting caller wakes it, and so does the event
+                    // that completes a batch.
                     std::thread::park_timeout(left);
                     continue;
                 }
@@ -315,9 +317,9 @@ impl Writer {
         batch
     }
 
-    /// How long the first command may take to come before there is something to do
-    /// anyway; none is for ever.
-    fn patience(&self) -> Option<Duration> {
+    /// How long to wait for the first command before other work is due; None waits without a
+    /// timeout.
+    fn wait_timeout(&self) -> Option<Duration> {
         let db = self.db.as_ref()?;
         let now = Instant::now();
         if let Some((at, _)) = self.retry {
@@ -347,7 +349,7 @@ impl Writer {
 
     fn enqueue(&mut self, entry: Entry) {
         self.last_ts = self.last_ts.max(entry.ts);
-        let dropped = entry.place.as_ref().map_or(0, |p| p.take_dropped());
+        let dropped = entry.slot.as_ref().map_or(0, |p| p.take_dropped());
         if dropped > 0 {
             let mut event = AuditEvent::lifecycle("audit_dropped", entry.event.sandbox.clone());
             event.count = dropped;
@@ -355,14 +357,14 @@ impl Writer {
             self.pending.push_back(Entry {
                 event: Box::new(event),
                 ts: entry.ts,
-                place: None,
+                slot: None,
             });
         }
         self.pending.push_back(entry);
     }
 
-    /// Writes what is pending and what was asked in one transaction, and then tells
-    /// everybody. Nothing is visible anywhere before the commit.
+    /// Writes the pending events and the durable commands in one transaction, and then answers the
+    /// callers. Nothing is visible anywhere before the commit.
     fn commit(&mut self, durable: Vec<Durable>, closing: bool) {
         let Some(db) = &mut self.db else {
             return self.refuse(durable);
@@ -373,7 +375,8 @@ impl Writer {
         let max_bytes = self.state.options.load().max_bytes;
         let is_over = !self.rotation_failed && db.ledger.is_over(max_bytes);
         let is_probe = is_due && self.retry.is_some();
-        // While the disk refuses, whoever waits is tried alone; the backlog waits its turn.
+        // While the disk refuses writes, a waiting caller's command is tried alone; the backlog
+        // waits for its retry.
         let mut entries: Vec<Entry> = match is_due {
             true => self.pending.drain(..).collect(),
             false => Vec::new(),
@@ -390,7 +393,7 @@ impl Writer {
             .fetch_sub(usize::try_from(merged).unwrap_or_default(), Relaxed);
 
         let before = self.state.snapshot.load_full();
-        let mut changed: Option<Snapshot> = None;
+        let mut changed: Option<RegistrySnapshot> = None;
         let mut answers: Vec<Answer> = Vec::with_capacity(durable.len());
         let mut durable = durable.into_iter();
         let mut rotation: Result<(), rusqlite::Error> = Ok(());
@@ -413,7 +416,7 @@ impl Writer {
             }
             Ok(())
         });
-        // Those that were not reached fail with the rest.
+        // Commands that were not reached fail with the rest.
         answers.extend(durable.map(Durable::unreached));
 
         match outcome {
@@ -437,7 +440,7 @@ impl Writer {
         &mut self,
         began: Instant,
         totals: &Totals,
-        changed: Option<Snapshot>,
+        changed: Option<RegistrySnapshot>,
         rotation: Result<(), rusqlite::Error>,
     ) {
         let counters = &self.state.counters;
@@ -452,11 +455,11 @@ impl Writer {
             self.state.publish(snapshot);
         }
         if self.retry.take().is_some() {
-            tracing::info!("the database can be written again");
+            tracing::info!("writing to the database works again");
         }
         self.state.trouble(|t| t.audit = None);
         if let Err(error) = rotation {
-            tracing::error!(%error, "the audit log cannot be rotated; run `palisade audit verify`");
+            tracing::error!(%error, "rotating the audit log failed; run `palisade audit verify`");
             self.rotation_failed = true;
             self.state.trouble(|t| t.rotation = Some(error.to_string()));
         }
@@ -466,10 +469,10 @@ impl Writer {
             }
             self.state.committed.send_replace(db.ledger.last_seq);
         }
-        self.jsonl.tell(Message::Committed);
+        self.jsonl.send(Message::Committed);
     }
 
-    /// Gives the places of written or lost entries back.
+    /// Releases the queue slots of written or lost entries.
     fn release(&self, entries: Vec<Entry>) {
         self.state.counters.queued.fetch_sub(entries.len(), Relaxed);
         let mut names: Vec<_> = entries.into_iter().map(|e| e.event.sandbox).collect();
@@ -478,7 +481,7 @@ impl Writer {
         self.state.queues.forget_idle(names.iter());
     }
 
-    /// Keeps the entries for another try, or gives up on a broken file.
+    /// Keeps the entries for a retry, or moves a corrupt file aside.
     fn failed(&mut self, error: &rusqlite::Error, entries: Vec<Entry>) -> StoreError {
         self.state.counters.failed_batches.fetch_add(1, Relaxed);
         for entry in entries.into_iter().rev() {
@@ -489,14 +492,15 @@ impl Writer {
         }
         let now = Instant::now();
         match self.retry {
-            // Somebody who waits was tried in between; the backlog's turn stays where it is.
+            // A waiting caller's command was tried in between; the retry time of the backlog does
+            // not change.
             Some((at, _)) if at > now => {}
             Some((_, pause)) => {
                 let pause = LAST_RETRY.min(pause * 2);
                 self.retry = Some((now + pause, pause));
             }
             None => {
-                tracing::error!(%error, "the database cannot be written; trying again");
+                tracing::error!(%error, "writing to the database failed; retrying");
                 self.retry = Some((now + FIRST_RETRY, FIRST_RETRY));
             }
         }
@@ -504,7 +508,7 @@ impl Writer {
         StoreError::write(error)
     }
 
-    /// Answers everybody while there is no database.
+    /// Answers all commands while there is no database.
     fn refuse(&mut self, durable: Vec<Durable>) {
         let reason = self
             .state

@@ -28,7 +28,7 @@ const LAST_REQUESTS: Duration = Duration::from_secs(12);
 pub enum BindError {
     /// A Unix socket could not be opened.
     #[error(transparent)]
-    Unix(listen::BindError),
+    Unix(listen::PrivateSocketError),
     /// A Unix socket could not be created.
     #[error(
         "cannot create the socket {path}: {source}; uid {uid} must be able to create files in \
@@ -103,7 +103,7 @@ impl Listener {
         }
         let bound = PrivateSocket::bind(path, mode).await;
         let bound = bound.map_err(|error| match error {
-            listen::BindError::Io { path, source } => BindError::create(&path, source),
+            listen::PrivateSocketError::Io { path, source } => BindError::create(&path, source),
             other => BindError::Unix(other),
         })?;
         Ok(Listener::Unix(bound))

@@ -7,37 +7,38 @@ use std::path::{Component, Path, PathBuf};
 use flate2::read::MultiGzDecoder;
 use tar::{Archive, EntryType};
 
-use super::{At, Count, DEEPEST, MOST_BYTES, MOST_FILES, Piece, use_of};
+use super::{At, BundleFile, Count, MAX_BYTES, MAX_DEPTH, MAX_FILES, use_of};
 use crate::file::{self, Links};
 
-/// The most entries that are looked at, of whatever kind.
-const MOST_ENTRIES: usize = 2 * MOST_FILES;
+/// Maximum number of entries that are read, of any kind.
+const MAX_ENTRIES: usize = 2 * MAX_FILES;
 
-/// What unpacks may be larger than what counts: heads, padding, files that are none of ours.
-const MOST_UNPACKED: u64 = 2 * MOST_BYTES;
+/// The unpacked archive may be larger than the files that count: headers, padding, files of other
+/// kinds.
+const MAX_UNPACKED: u64 = 2 * MAX_BYTES;
 
-pub(super) fn read(path: &Path) -> Result<Vec<Piece>, At> {
+pub(super) fn read(path: &Path) -> Result<Vec<BundleFile>, At> {
     let whole = |detail: String| (PathBuf::new(), detail);
     let packed =
-        file::read(path, MOST_BYTES, Links::Follow).map_err(|error| whole(error.to_string()))?;
+        file::read(path, MAX_BYTES, Links::Follow).map_err(|error| whole(error.to_string()))?;
     unpack(&packed)
 }
 
-pub(super) fn unpack(packed: &[u8]) -> Result<Vec<Piece>, At> {
+pub(super) fn unpack(packed: &[u8]) -> Result<Vec<BundleFile>, At> {
     let whole = |detail: String| (PathBuf::new(), detail);
     if !packed.starts_with(&[0x1f, 0x8b]) {
         let detail = "it is neither a directory nor a .tar.gz";
         return Err(whole(detail.to_owned()));
     }
-    let mut archive = Archive::new(MultiGzDecoder::new(packed).take(MOST_UNPACKED));
+    let mut archive = Archive::new(MultiGzDecoder::new(packed).take(MAX_UNPACKED));
     let broken = |error: std::io::Error| whole(format!("the archive is broken: {error}"));
     let mut count = Count::default();
     let mut names = BTreeSet::new();
-    let mut pieces = Vec::new();
+    let mut files = Vec::new();
     for (number, entry) in archive.entries().map_err(broken)?.enumerate() {
         let entry = entry.map_err(broken)?;
-        if number >= MOST_ENTRIES {
-            return Err(whole(format!("there are more than {MOST_ENTRIES} entries")));
+        if number >= MAX_ENTRIES {
+            return Err(whole(format!("there are more than {MAX_ENTRIES} entries")));
         }
         let kind = entry.header().entry_type();
         if kind == EntryType::Directory || kind == EntryType::XGlobalHeader {
@@ -50,7 +51,7 @@ pub(super) fn unpack(packed: &[u8]) -> Result<Vec<Piece>, At> {
         }
         let at = |detail: &str| (path.clone(), detail.to_owned());
         if kind != EntryType::Regular {
-            return Err(at("it is no regular file"));
+            return Err(at("it is not a regular file"));
         }
         if !names.insert(path.clone()) {
             return Err(at("it is twice in the archive"));
@@ -61,12 +62,12 @@ pub(super) fn unpack(packed: &[u8]) -> Result<Vec<Piece>, At> {
             .read_to_end(&mut bytes)
             .map_err(broken)?;
         count.add(bytes.len()).map_err(|detail| at(&detail))?;
-        pieces.push(Piece { path, bytes });
+        files.push(BundleFile { path, bytes });
     }
-    Ok(pieces)
+    Ok(files)
 }
 
-/// OPA writes names with a slash in front.
+/// OPA writes names with a leading slash.
 fn inside(said: &Path) -> Result<PathBuf, At> {
     let mut path = PathBuf::new();
     for part in said.components() {
@@ -76,13 +77,13 @@ fn inside(said: &Path) -> Result<PathBuf, At> {
             Component::ParentDir | Component::Prefix(_) => {
                 return Err((
                     said.to_owned(),
-                    "its name leads out of the bundle".to_owned(),
+                    "its path is outside of the bundle".to_owned(),
                 ));
             }
         }
     }
-    if path.components().count() > DEEPEST {
-        return Err((path, format!("directories nest more than {DEEPEST} deep")));
+    if path.components().count() > MAX_DEPTH {
+        return Err((path, format!("directories nest more than {MAX_DEPTH} deep")));
     }
     Ok(path)
 }

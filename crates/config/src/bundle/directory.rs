@@ -2,44 +2,44 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{At, Count, DEEPEST, Piece, use_of};
+use super::{At, BundleFile, Count, MAX_DEPTH, use_of};
 use crate::file::{self, Links};
 
-pub(super) fn read(root: &Path) -> Result<Vec<Piece>, At> {
+pub(super) fn read(root: &Path) -> Result<Vec<BundleFile>, At> {
     let whole = |error: std::io::Error| (PathBuf::new(), error.to_string());
     let mut walk = Walk {
         root: std::fs::canonicalize(root).map_err(whole)?,
         count: Count::default(),
         seen: 0,
-        pieces: Vec::new(),
+        files: Vec::new(),
     };
     walk.enter(Path::new(""), 0)?;
-    Ok(walk.pieces)
+    Ok(walk.files)
 }
 
-/// The most entries that are looked at, of whatever kind.
-const MOST_ENTRIES: usize = 100_000;
+/// Maximum number of entries that are read, of any kind.
+const MAX_ENTRIES: usize = 100_000;
 
 struct Walk {
     root: PathBuf,
     count: Count,
     seen: usize,
-    pieces: Vec<Piece>,
+    files: Vec<BundleFile>,
 }
 
 impl Walk {
     fn enter(&mut self, path: &Path, depth: usize) -> Result<(), At> {
         let at = |detail: String| (path.to_owned(), detail);
-        if depth > DEEPEST {
-            return Err(at(format!("directories nest more than {DEEPEST} deep")));
+        if depth > MAX_DEPTH {
+            return Err(at(format!("directories nest more than {MAX_DEPTH} deep")));
         }
         let entries =
             std::fs::read_dir(self.root.join(path)).map_err(|error| at(error.to_string()))?;
         for entry in entries {
             let entry = entry.map_err(|error| at(error.to_string()))?;
             self.seen += 1;
-            if self.seen > MOST_ENTRIES {
-                return Err(at(format!("there are more than {MOST_ENTRIES} entries")));
+            if self.seen > MAX_ENTRIES {
+                return Err(at(format!("there are more than {MAX_ENTRIES} entries")));
             }
             let name = entry.file_name();
             if name.as_encoded_bytes().starts_with(b".") {
@@ -59,8 +59,8 @@ impl Walk {
         Ok(())
     }
 
-    /// Kubernetes mounts files as links to others below the same directory. A link that
-    /// leads out of it could make anything the operator can read part of a message.
+    /// Kubernetes mounts files as links to other files below the same directory. A link to a file
+    /// outside of it could put any file that the operator can read into a message.
     fn follow(&mut self, path: PathBuf) -> Result<(), At> {
         let target = std::fs::canonicalize(self.root.join(&path));
         let target = match target {
@@ -68,7 +68,10 @@ impl Walk {
             Err(error) => return Err((path, error.to_string())),
         };
         if !target.starts_with(&self.root) {
-            return Err((path, "it is a link out of the bundle".to_owned()));
+            return Err((
+                path,
+                "it is a link to a file outside of the bundle".to_owned(),
+            ));
         }
         if target.is_dir() {
             let detail = "it is a link to a directory, which is not followed";
@@ -88,7 +91,7 @@ impl Walk {
         });
         match taken {
             Ok(bytes) => {
-                self.pieces.push(Piece { path, bytes });
+                self.files.push(BundleFile { path, bytes });
                 Ok(())
             }
             Err(detail) => Err((path, detail)),

@@ -13,8 +13,8 @@ use crate::section::policies::BundleMode;
 
 const POLICY: &str = "package http.authz\ndefault allow := false\nallow if input.host in data.lists.hosts\nallow if data.open\n";
 
-fn bundle(path: &Path) -> Bundle {
-    Bundle {
+fn bundle(path: &Path) -> BundleSettings {
+    BundleSettings {
         id: "mine".to_owned(),
         path: path.to_owned(),
         entrypoint: "http/authz".to_owned(),
@@ -46,14 +46,14 @@ fn allows(bundle: &rego::Bundle, host: &str) -> bool {
 }
 
 #[track_caller]
-fn refused(read: Result<rego::Bundle, BadBundle>, says: &str) {
+fn refused(read: Result<rego::Bundle, BundleReadError>, says: &str) {
     let error = read.unwrap_err().to_string();
     assert!(error.starts_with("policies.bundles: mine: "), "{error}");
     assert!(error.contains(says), "{error}");
 }
 
 #[test]
-fn a_directory_is_policy_and_data_by_its_names() {
+fn directory_is_split_into_policy_and_data_by_file_names() {
     for (name, text) in [
         ("lists/data.json", r#"{"hosts": ["a.example"]}"#),
         ("lists/names.yaml", "hosts:\n  - a.example\n"),
@@ -95,12 +95,12 @@ fn the_example_lets_an_agent_read_and_says_why_it_may_not_write() {
 }
 
 #[test]
-fn what_is_missing_is_told_from_what_is_broken() {
+fn missing_bundle_differs_from_invalid_bundle() {
     let dir = directory(&[("a.rego", "package http.authz\n\nallow if {")]);
     let none = dir.path().join("none");
     assert_eq!(
         read(&bundle(&none)).unwrap_err(),
-        BadBundle::Missing {
+        BundleReadError::Missing {
             id: "mine".to_owned(),
             path: none
         }
@@ -112,7 +112,7 @@ fn what_is_missing_is_told_from_what_is_broken() {
 fn data_that_cannot_be_used_is_named() {
     for (files, says) in [
         (vec![("x/data.json", "{")], "x/data.json cannot be used"),
-        (vec![("data.json", "[]")], "data is an object"),
+        (vec![("data.json", "[]")], "must be an object"),
         (vec![("data.yaml", "a: 1\na: 2\n")], "data.yaml"),
         (
             vec![("data.json", r#"{"x": {"a": 1}}"#), ("x/data.yaml", "a: 2")],
@@ -143,7 +143,10 @@ fn links_are_followed_inside_the_bundle_only() {
 
     let other = directory(&[("secret.json", r#"{"open": true}"#)]);
     symlink(other.path().join("secret.json"), dir.path().join("s.json")).unwrap();
-    refused(read(&bundle(dir.path())), "a link out of the bundle");
+    refused(
+        read(&bundle(dir.path())),
+        "a link to a file outside of the bundle",
+    );
     std::fs::remove_file(dir.path().join("s.json")).unwrap();
     symlink("..2026", dir.path().join("again")).unwrap();
     refused(read(&bundle(dir.path())), "a link to a directory");
@@ -156,7 +159,7 @@ fn pack(entries: &[(&str, tar::EntryType, &[u8])]) -> Vec<u8> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
     for (name, kind, bytes) in entries {
         let mut header = tar::Header::new_gnu();
-        // As bytes: the library would refuse the names that we want to see refused.
+        // As bytes: the library would refuse the names that the reader has to refuse.
         header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
         header.set_entry_type(*kind);
         header.set_size(bytes.len() as u64);
@@ -170,7 +173,7 @@ fn pack(entries: &[(&str, tar::EntryType, &[u8])]) -> Vec<u8> {
     archive.into_inner().unwrap().finish().unwrap()
 }
 
-fn archive(bytes: &[u8]) -> (TempDir, Bundle) {
+fn archive(bytes: &[u8]) -> (TempDir, BundleSettings) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("bundle.tar.gz");
     std::fs::write(&path, bytes).unwrap();
@@ -201,10 +204,13 @@ fn a_hostile_archive_is_refused() {
     let file = tar::EntryType::Regular;
     let policy = ("policy.rego", file, POLICY.as_bytes());
     for (entries, says) in [
-        (vec![("../up.rego", file, POLICY.as_bytes())], "leads out"),
+        (
+            vec![("../up.rego", file, POLICY.as_bytes())],
+            "is outside of the bundle",
+        ),
         (
             vec![("a/../../up.json", file, b"{}".as_slice())],
-            "leads out",
+            "is outside of the bundle",
         ),
         (
             vec![policy, ("link.rego", tar::EntryType::Symlink, b"")],
@@ -249,7 +255,7 @@ fn an_archive_that_unpacks_to_too_much_is_refused() {
 }
 
 #[test]
-fn tests_of_a_bundle_decide_nothing() {
+fn tests_of_a_bundle_are_not_part_of_the_policy() {
     let dir = directory(&[
         ("policy.rego", POLICY),
         ("lists/data.json", r#"{"hosts": []}"#),

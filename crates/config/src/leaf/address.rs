@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use policy::host::{Authority, Host, HostPattern};
 
-use super::{Format, Leaf, parsed, plain, when};
+use super::{Format, Leaf, parsed, plain, require};
 
 impl Format for SocketAddr {
     const NAME: &'static str = "socket-address";
@@ -55,7 +55,7 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// Whether `ip` lies in the range. An IPv4 address mapped into IPv6 is the IPv4 one.
+    /// Whether `ip` is in the range. An IPv4-mapped IPv6 address counts as the IPv4 address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         match (self.address, ip.to_canonical()) {
             (IpAddr::V4(net), IpAddr::V4(ip)) => {
@@ -85,8 +85,8 @@ impl Format for Cidr {
 }
 
 impl Leaf for Cidr {
-    /// A single address is a range of one. Bits below the prefix are refused: whoever
-    /// wrote 10.1.2.3/16 may have meant either.
+    /// A single address is a range of one. Bits below the prefix are refused, because 10.1.2.3/16
+    /// may be meant as 10.1.0.0/16 or as 10.1.2.3.
     fn read(text: &str) -> Result<Self, String> {
         let (address, prefix) = match text.split_once('/') {
             Some((address, prefix)) => (address, Some(prefix)),
@@ -126,9 +126,9 @@ impl Leaf for Cidr {
 /// A resolver for `egress.dns.upstreams`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DnsUpstream {
-    /// Whatever the host uses.
+    /// The resolvers of the host.
     System,
-    /// This server.
+    /// The resolver at this address.
     Server(SocketAddr),
 }
 
@@ -162,7 +162,7 @@ impl Leaf for DnsUpstream {
     }
 }
 
-/// A DNS record type by its name.
+/// The name of a DNS record type.
 pub(crate) struct DnsType;
 
 impl Format for DnsType {
@@ -170,7 +170,7 @@ impl Format for DnsType {
     const WHAT: &'static str = "a DNS record type such as TXT, MX or SRV";
 
     fn check(text: &str) -> Result<(), String> {
-        when(
+        require(
             (1..=16).contains(&text.len())
                 && text.starts_with(|c: char| c.is_ascii_uppercase())
                 && text

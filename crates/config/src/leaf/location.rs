@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use policy::host::Authority;
 
-use super::{Format, Leaf, detail, plain, when};
+use super::{Format, Leaf, detail, plain, require};
 
 impl Format for PathBuf {
     const NAME: &'static str = "file-path";
     const WHAT: &'static str = "a path";
 
     fn check(text: &str) -> Result<(), String> {
-        when(!text.is_empty() && text.len() <= 4096 && !text.contains(char::is_control))
+        require(!text.is_empty() && text.len() <= 4096 && !text.contains(char::is_control))
     }
 }
 
@@ -33,7 +33,9 @@ impl Format for UrlPath {
     const WHAT: &'static str = "a path that begins with '/'";
 
     fn check(text: &str) -> Result<(), String> {
-        when(text.starts_with('/') && !text.contains(|c: char| c.is_control() || " ?#".contains(c)))
+        require(
+            text.starts_with('/') && !text.contains(|c: char| c.is_control() || " ?#".contains(c)),
+        )
     }
 }
 
@@ -50,14 +52,14 @@ impl Format for HttpUrl {
             .strip_prefix("http://")
             .or_else(|| text.strip_prefix("https://"));
         let rest = plain(rest)?;
-        when(!text.contains(|c: char| c.is_control() || c.is_whitespace()))?;
+        require(!text.contains(|c: char| c.is_control() || c.is_whitespace()))?;
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, _) = plain(rest.split_at_checked(end))?;
         detail(Authority::parse(authority)).map(drop)
     }
 }
 
-/// The same, where the URL itself is a key to something.
+/// An http or https URL that is itself a secret.
 pub(crate) struct WebhookUrl;
 
 impl Format for WebhookUrl {
@@ -79,8 +81,8 @@ impl Format for TreePath {
 
     fn check(text: &str) -> Result<(), String> {
         let parts = text.strip_suffix('/').unwrap_or(text).split('/');
-        when(!text.contains(char::is_control))?;
-        when(
+        require(!text.contains(char::is_control))?;
+        require(
             parts
                 .into_iter()
                 .all(|part| !matches!(part, "" | "." | "..")),
@@ -88,11 +90,11 @@ impl Format for TreePath {
     }
 }
 
-/// Where a mirrored repository lives: `ssh://`, `https://`, `git://` or `user@host:path`.
+/// URL of a mirrored repository: `ssh://`, `https://`, `git://` or `user@host:path`.
 pub(crate) struct GitUrl;
 
 impl GitUrl {
-    /// The parts: whether ssh is spoken, the user, the host and perhaps port, the path.
+    /// The parts: whether the protocol is SSH, the user, the host with an optional port, the path.
     pub(crate) fn split(text: &str) -> Option<(bool, Option<&str>, &str, &str)> {
         let split_user = |authority: &'_ str| -> (Option<usize>, usize) {
             match authority.rfind('@') {
@@ -124,7 +126,7 @@ impl GitUrl {
         (!path.is_empty()).then_some((ssh, user, host, path))
     }
 
-    /// Whether the upstream is reached by ssh.
+    /// Whether the upstream is reached over SSH.
     pub(crate) fn is_ssh(text: &str) -> bool {
         Self::split(text).is_some_and(|(ssh, ..)| ssh)
     }
@@ -133,19 +135,19 @@ impl GitUrl {
 impl Format for GitUrl {
     const NAME: &'static str = "git-url";
     const WHAT: &'static str = "a git URL such as ssh://git@git.example/app.git";
-    // A password in the URL is refused, and must not be repeated while saying so.
+    // A password in the URL is refused, and the message must not repeat it.
     const SENSITIVE: bool = true;
 
     fn check(text: &str) -> Result<(), String> {
-        // ssh and git take a leading dash for an option.
+        // ssh and git parse a leading dash as an option.
         let clean =
             !text.starts_with('-') && !text.contains(|c: char| c.is_control() || c.is_whitespace());
         let (_, user, host, path) = plain(Self::split(text).filter(|_| clean))?;
         if user.is_some_and(|user| user.contains(':')) {
-            return Err("a password does not belong in it".to_owned());
+            return Err("it must not contain a password".to_owned());
         }
-        when(!user.is_some_and(|user| user.is_empty() || user.starts_with('-')))?;
-        when(!path.starts_with('-'))?;
+        require(!user.is_some_and(|user| user.is_empty() || user.starts_with('-')))?;
+        require(!path.starts_with('-'))?;
         detail(Authority::parse(host)).map(drop)
     }
 }

@@ -1,6 +1,6 @@
-//! Names.
+//! Formats of names.
 
-use super::{Format, when};
+use super::{Format, require};
 
 /// A name for people: printable, one line.
 pub(crate) struct Name;
@@ -12,7 +12,7 @@ impl Format for Name {
     fn check(text: &str) -> Result<(), String> {
         let printable =
             |c: char| !c.is_control() && c.escape_debug().count() == 1 || "'\"\\".contains(c);
-        when(
+        require(
             !text.is_empty()
                 && text.chars().count() <= 128
                 && text.trim() == text
@@ -30,7 +30,7 @@ impl Format for Slug {
         "a name of 1 to 64 letters, digits, '_', '.' or '-' that starts with a letter or digit";
 
     fn check(text: &str) -> Result<(), String> {
-        when(
+        require(
             text.len() <= 64
                 && text.starts_with(|c: char| c.is_ascii_alphanumeric())
                 && text
@@ -40,7 +40,7 @@ impl Format for Slug {
     }
 }
 
-/// What a sandbox is called on the command line, as `sandbox::name::Slug` takes it.
+/// The name of a sandbox, as `sandbox::name::Slug` accepts it.
 pub(crate) struct SandboxName;
 
 impl Format for SandboxName {
@@ -55,7 +55,7 @@ impl Format for SandboxName {
                     .bytes()
                     .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
         };
-        when(text.len() <= 63 && text.split('-').all(is_part))
+        require(text.len() <= 63 && text.split('-').all(is_part))
     }
 }
 
@@ -67,7 +67,7 @@ impl Format for Image {
     const WHAT: &'static str = "a container image such as busybox:latest";
 
     fn check(text: &str) -> Result<(), String> {
-        when(
+        require(
             text.len() <= 512
                 && text.starts_with(|c: char| c.is_ascii_alphanumeric())
                 && text
@@ -85,7 +85,7 @@ impl Format for HeaderName {
     const WHAT: &'static str = "the name of a header";
 
     fn check(text: &str) -> Result<(), String> {
-        when(
+        require(
             !text.is_empty()
                 && text
                     .bytes()
@@ -94,7 +94,7 @@ impl Format for HeaderName {
     }
 }
 
-/// The public key of an ssh server.
+/// The public key of an SSH server.
 pub(crate) struct HostKey;
 
 impl Format for HostKey {
@@ -108,7 +108,7 @@ impl Format for HostKey {
         let known = ["ssh-", "ecdsa-", "sk-"]
             .iter()
             .any(|start| kind.starts_with(start));
-        when(
+        require(
             known
                 && !text.contains(char::is_control)
                 && !key.is_empty()

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use super::{Format, Leaf, plain};
 
-/// Ten years: longer is a mistake, and would overflow a deadline.
-const LONGEST_SECONDS: u64 = 10 * 365 * 24 * 3600;
+/// Ten years: a longer duration is a mistake, and would overflow a deadline.
+const MAX_SECONDS: u64 = 10 * 365 * 24 * 3600;
 
 impl Format for Duration {
     const NAME: &'static str = "duration";
     const WHAT: &'static str = "a duration such as 50ms, 10s, 2m or 1h";
-    const INTEGER: Option<u64> = Some(LONGEST_SECONDS);
+    const INTEGER: Option<u64> = Some(MAX_SECONDS);
 
     fn check(text: &str) -> Result<(), String> {
         Self::read(text).map(drop)
@@ -18,14 +18,14 @@ impl Format for Duration {
 }
 
 impl Leaf for Duration {
-    /// A bare number is seconds, as in the seeds' files. Parts add up: `1m30s`.
+    /// A bare number is in seconds, as in older files. Parts are added: `1m30s`.
     fn read(text: &str) -> Result<Self, String> {
-        let longest = Duration::from_secs(LONGEST_SECONDS);
+        let longest = Duration::from_secs(MAX_SECONDS);
         let bounded = |total: Duration| {
             if total <= longest {
                 Ok(total)
             } else {
-                Err("the longest is ten years".to_owned())
+                Err("at most ten years".to_owned())
             }
         };
         if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
@@ -71,12 +71,12 @@ fn leading_number(text: &str) -> Result<(u64, &str), String> {
     Ok((digits.parse().map_err(|_| String::new())?, rest))
 }
 
-/// Reads a size as the configuration takes it, for other places where one is written.
+/// Parses a size in the format of the configuration, for command line arguments.
 pub fn read_size(text: &str) -> Result<u64, String> {
     u64::read(text).map_err(|_| format!("'{text}' is not {}", <u64 as Format>::WHAT))
 }
 
-/// A size as [`read_size`] takes it.
+/// A size in the format of [`read_size`].
 pub fn show_size(bytes: u64) -> String {
     bytes.write()
 }
@@ -110,7 +110,7 @@ impl Leaf for u64 {
         amount
             .checked_mul(unit)
             .filter(|bytes| *bytes <= i64::MAX.unsigned_abs())
-            .ok_or_else(|| "that is more than there can be".to_owned())
+            .ok_or_else(|| "the size is too large".to_owned())
     }
 
     fn write(&self) -> String {

@@ -1,4 +1,4 @@
-//! What rules are made of.
+//! Parts of rules: methods, endpoints, schemes, published ports, regular expressions.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -28,9 +28,9 @@ impl Format for MethodName {
 /// A method on paths, written `GET /api/**`; the path alone means any method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// As it was written.
+    /// The text as written.
     text: String,
-    /// What it means.
+    /// The parsed endpoint.
     pub rule: EndpointRule,
 }
 
@@ -63,7 +63,7 @@ impl Leaf for Endpoint {
     }
 }
 
-/// How a credential stands in its header.
+/// How a credential is written in its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthScheme {
     /// `Bearer VALUE`.
@@ -106,16 +106,16 @@ impl Leaf for AuthScheme {
     }
 }
 
-/// A port of the host's loopback that leads to one inside a sandbox.
+/// A port on the host's loopback that is forwarded to a port in a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Publish {
+pub struct PortMapping {
     /// The port on the host.
     pub host: u16,
-    /// The port inside.
+    /// The port in the sandbox.
     pub inside: u16,
 }
 
-impl Format for Publish {
+impl Format for PortMapping {
     const NAME: &'static str = "publish";
     const WHAT: &'static str = "a port, or HOST:INSIDE such as 8080:3000";
     const INTEGER: Option<u64> = Some(65535);
@@ -125,7 +125,7 @@ impl Format for Publish {
     }
 }
 
-impl Leaf for Publish {
+impl Leaf for PortMapping {
     fn read(text: &str) -> Result<Self, String> {
         let (host, inside) = text.split_once(':').unwrap_or((text, text));
         let port = |text: &str| -> Option<u16> {
@@ -150,22 +150,22 @@ impl Leaf for Publish {
 
 /// A regular expression, compiled once.
 #[derive(Clone, Debug)]
-pub struct Pattern(regex::Regex);
+pub struct RegexPattern(regex::Regex);
 
 /// How long a pattern may be.
-const LONGEST_PATTERN: usize = 1024;
+const MAX_PATTERN_BYTES: usize = 1024;
 
 /// How large a compiled pattern may be. Classes such as `\pL` are large already.
-const LARGEST_PATTERN: usize = 256 * 1024;
+const MAX_COMPILED_BYTES: usize = 256 * 1024;
 
 /// How many patterns one file may have for each method, and for how many methods.
-pub(crate) const MOST_PATTERNS: usize = 256;
-pub(crate) const MOST_METHODS: usize = 16;
+pub(crate) const MAX_PATTERNS: usize = 256;
+pub(crate) const MAX_METHODS: usize = 16;
 
 thread_local! {
     /// What was compiled for the file that is being read. The schema's check, the sentence
     /// about a mistake and the deserialiser each ask, and aliases ask a thousand times.
-    static COMPILED: RefCell<Option<HashMap<String, Result<Pattern, String>>>> =
+    static COMPILED: RefCell<Option<HashMap<String, Result<RegexPattern, String>>>> =
         const { RefCell::new(None) };
 }
 
@@ -178,7 +178,7 @@ impl Drop for CompileOnce {
     }
 }
 
-impl Pattern {
+impl RegexPattern {
     /// The compiled expression.
     pub fn regex(&self) -> &regex::Regex {
         &self.0
@@ -192,7 +192,7 @@ impl Pattern {
 
     fn compile(text: &str) -> Result<Self, String> {
         regex::RegexBuilder::new(text)
-            .size_limit(LARGEST_PATTERN)
+            .size_limit(MAX_COMPILED_BYTES)
             .build()
             .map(Self)
             .map_err(|error| match error {
@@ -210,13 +210,13 @@ impl Pattern {
     }
 }
 
-impl PartialEq for Pattern {
+impl PartialEq for RegexPattern {
     fn eq(&self, other: &Self) -> bool {
         self.0.as_str() == other.0.as_str()
     }
 }
 
-impl Format for Pattern {
+impl Format for RegexPattern {
     const NAME: &'static str = "regex";
     const WHAT: &'static str = "a regular expression";
 
@@ -225,10 +225,10 @@ impl Format for Pattern {
     }
 }
 
-impl Leaf for Pattern {
+impl Leaf for RegexPattern {
     fn read(text: &str) -> Result<Self, String> {
-        if text.len() > LONGEST_PATTERN {
-            return Err(format!("it is longer than {LONGEST_PATTERN} bytes"));
+        if text.len() > MAX_PATTERN_BYTES {
+            return Err(format!("it is longer than {MAX_PATTERN_BYTES} bytes"));
         }
         COMPILED.with_borrow_mut(|compiled| {
             let Some(known) = compiled else {
@@ -237,7 +237,7 @@ impl Leaf for Pattern {
             if let Some(result) = known.get(text) {
                 return result.clone();
             }
-            if known.len() >= MOST_PATTERNS * MOST_METHODS {
+            if known.len() >= MAX_PATTERNS * MAX_METHODS {
                 return Err("there are too many of them".to_owned());
             }
             let result = Self::compile(text);

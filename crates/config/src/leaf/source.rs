@@ -1,28 +1,28 @@
-//! Where values come from.
+//! Sources of secrets, and environment entries.
 
 use std::path::PathBuf;
 
 use serde::{Serialize, Serializer};
 
-use super::{Format, Leaf, plain, when};
+use super::{Format, Leaf, plain, require};
 use crate::expansion::is_variable;
 use crate::secret::Secret;
 
-/// Where a credential is read from, each time it is needed.
+/// Where a credential is read from, each time it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum SecretSource {
     /// An environment variable.
     Env(String),
-    /// A file's content.
+    /// The content of a file.
     File(PathBuf),
-    /// What a command prints.
+    /// The output of a command.
     Command(String),
 }
 
-impl Format for Source {
+impl Format for SecretSource {
     const NAME: &'static str = "credential-source";
     const WHAT: &'static str = "env:NAME, file:PATH or command:LINE";
-    // Whoever pastes the token itself here must not find it in a log.
+    // An operator may paste the token itself here, which must not appear in a log.
     const SENSITIVE: bool = true;
 
     fn check(text: &str) -> Result<(), String> {
@@ -30,7 +30,7 @@ impl Format for Source {
     }
 }
 
-impl Leaf for Source {
+impl Leaf for SecretSource {
     fn read(text: &str) -> Result<Self, String> {
         let (kind, rest) = plain(text.split_once(':'))?;
         match kind {
@@ -61,17 +61,16 @@ impl Format for EnvName {
     const WHAT: &'static str = "the name of an environment variable";
 
     fn check(text: &str) -> Result<(), String> {
-        when(is_variable(text))
+        require(is_variable(text))
     }
 }
 
-/// `NAME=value` for a tool's environment. The value may well be a key, so it is kept as
-/// one.
+/// `NAME=value` for a tool's environment. The value may be a key, so it is treated as a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnvEntry {
-    /// The variable.
+    /// The name of the variable.
     pub name: String,
-    /// What it is set to.
+    /// The value of the variable.
     pub value: Secret,
 }
 

@@ -35,7 +35,7 @@ fn formats_have_distinct_names() {
 }
 
 #[test]
-fn durations() {
+fn durations_parse_and_print() {
     for (text, written) in [
         ("10s", "10s"),
         ("50ms", "50ms"),
@@ -67,7 +67,7 @@ fn durations() {
 }
 
 #[test]
-fn sizes() {
+fn sizes_parse_and_print() {
     for (text, written) in [
         ("64MiB", "64MiB"),
         ("4GiB", "4GiB"),
@@ -146,10 +146,10 @@ fn addresses() {
 
 #[test]
 fn sources() {
-    reads::<Source>("env:TOKEN", "env:TOKEN");
-    reads::<Source>("file:~/x", "file:~/x");
-    reads::<Source>("command: pass show x", "command:pass show x");
-    refuses::<Source>(&[
+    reads::<SecretSource>("env:TOKEN", "env:TOKEN");
+    reads::<SecretSource>("file:~/x", "file:~/x");
+    reads::<SecretSource>("command: pass show x", "command:pass show x");
+    refuses::<SecretSource>(&[
         "",
         "TOKEN",
         "env:",
@@ -159,7 +159,7 @@ fn sources() {
         "command:a\nb",
         "sk-abc",
     ]);
-    // Written without its value, so it does not read back.
+    // Written without its value, so it does not parse to the same entry.
     let entry = EnvEntry::read("A=b=c").unwrap();
     assert_eq!((entry.name.as_str(), entry.value.expose()), ("A", "b=c"));
     assert_eq!(entry.write(), "A=[secret]");
@@ -232,14 +232,14 @@ fn rules() {
     reads::<AuthScheme>("Basic:x-access-token", "Basic:x-access-token");
     reads::<AuthScheme>("raw", "raw");
     refuses::<AuthScheme>(&["", "Basic", "Basic:", "Basic:a:b", "Digest"]);
-    reads::<Publish>("3000", "3000");
-    reads::<Publish>("8080:3000", "8080:3000");
-    refuses::<Publish>(&["", "0", "1:0", "65536", "a:1", "1:2:3", "+1"]);
+    reads::<PortMapping>("3000", "3000");
+    reads::<PortMapping>("8080:3000", "8080:3000");
+    refuses::<PortMapping>(&["", "0", "1:0", "65536", "a:1", "1:2:3", "+1"]);
     reads::<Endpoint>("GET /**", "GET /**");
     reads::<Endpoint>("/a/*", "/a/*");
     refuses::<Endpoint>(&["", "GET", "get /x", "GET x", "G(T /x"]);
-    reads::<Pattern>("^/a$", "^/a$");
-    refuses::<Pattern>(&["(", "a{100000}{100000}", "(?=x)"]);
+    reads::<RegexPattern>("^/a$", "^/a$");
+    refuses::<RegexPattern>(&["(", "a{100000}{100000}", "(?=x)"]);
     takes::<MethodName>(&["GET", "PROPFIND"]);
     refuses::<MethodName>(&["", "get", "G T"]);
 }

@@ -1,4 +1,4 @@
-//! `approvals`: asking a person.
+//! `approvals`: approval of requests by the operator.
 
 use std::time::Duration;
 
@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 use crate::leaf::{self, Text, WebhookUrl};
 use crate::secret::Secret;
 
-/// How the operator is asked.
+/// How requests wait for the operator's approval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Approvals {
-    /// Whether somebody is there.
+pub struct ApprovalsSection {
+    /// Whether an operator is present to approve requests.
     pub mode: ApprovalMode,
-    /// How long a request waits for an answer.
+    /// How long a request waits for the operator's answer before it is refused.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub hold: Duration,
-    /// A URL that hears of every question. Such URLs carry tokens, so it is kept like a
-    /// secret.
+    /// A URL to which each approval request is posted. Such URLs carry tokens, so the value is
+    /// treated as a secret.
     #[schemars(with = "Option<Text<WebhookUrl>>")]
     pub webhook: Option<Secret>,
 }
 
-impl Default for Approvals {
+impl Default for ApprovalsSection {
     fn default() -> Self {
         Self {
             mode: ApprovalMode::Interactive,
@@ -34,12 +34,12 @@ impl Default for Approvals {
     }
 }
 
-/// Whether somebody is there to be asked.
+/// Whether an operator is present to approve requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ApprovalMode {
-    /// Hold the request and ask.
+    /// Hold the request until the operator answers.
     Interactive,
-    /// Refuse at once.
+    /// Refuse without waiting.
     Unattended,
 }

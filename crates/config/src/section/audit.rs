@@ -1,4 +1,4 @@
-//! `audit`: the record of what was decided.
+//! `audit`: the log of every decision.
 
 use std::path::PathBuf;
 
@@ -10,24 +10,25 @@ use crate::leaf::{self, Text};
 /// The audit log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Audit {
-    /// A file that also gets every record as a line of JSON.
+pub struct AuditSection {
+    /// A file to which every record is also appended, as one line of JSON.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub jsonl: Option<PathBuf>,
-    /// What happens to requests when records cannot be written fast enough.
-    pub on_full: OnFull,
-    /// How much is kept before the oldest segments go.
+    /// What happens to requests while records cannot be written fast enough: `block` makes them
+    /// wait, `drop` loses and counts records.
+    pub on_full: OnFullSetting,
+    /// Maximum size of the audit log; beyond it the oldest segments are deleted.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub max_bytes: u64,
 }
 
-impl Default for Audit {
+impl Default for AuditSection {
     fn default() -> Self {
         Self {
             jsonl: None,
-            on_full: OnFull::Block,
+            on_full: OnFullSetting::Block,
             max_bytes: 1 << 30,
         }
     }
@@ -36,9 +37,9 @@ impl Default for Audit {
 /// What happens when the queue of records is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum OnFull {
+pub enum OnFullSetting {
     /// Requests wait.
     Block,
-    /// Records are lost, and counted.
+    /// Records are dropped and counted.
     Drop,
 }

@@ -1,4 +1,4 @@
-//! `credentials`: which host gets which credential from where.
+//! `credentials`: the credentials that the gate adds to requests, by host.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,70 +7,70 @@ use policy::host::Host;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::leaf::{self, AuthScheme, HeaderName, Slug, Source, Text};
+use crate::leaf::{self, AuthScheme, HeaderName, SecretSource, Slug, Text};
 use crate::secret::Secret;
 
-/// Credentials, beside the built-in rows.
+/// Credentials that the gate adds, in addition to the built-in rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Credentials {
-    /// Rows a new sandbox may use.
+pub struct CredentialsSection {
+    /// Names of the rows that a new sandbox may use.
     #[schemars(with = "Vec<Text<Slug>>")]
     pub default: Vec<String>,
-    /// Rows of your own.
-    pub rows: Vec<Row>,
+    /// Additional rows.
+    pub rows: Vec<CredentialRow>,
     /// A GitHub App whose installation tokens are used instead of GITHUB_TOKEN.
     pub github_app: Option<GithubApp>,
-    /// Files in which tools keep OAuth tokens.
-    pub oauth: Oauth,
+    /// Files in which tools store OAuth tokens.
+    pub oauth: OauthFiles,
 }
 
-impl Default for Credentials {
+impl Default for CredentialsSection {
     fn default() -> Self {
         Self {
             default: ["anthropic", "openai", "github"].map(str::to_owned).into(),
             rows: Vec::new(),
             github_app: None,
-            oauth: Oauth::default(),
+            oauth: OauthFiles::default(),
         }
     }
 }
 
-/// One credential and where it goes.
+/// One credential and the host that receives it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
-    /// Its name in grants, placeholders and audit records.
+pub struct CredentialRow {
+    /// Name of the credential in grants, placeholders and audit records.
     #[schemars(with = "Text<Slug>")]
     pub name: String,
-    /// The one host it is sent to.
+    /// The only host that receives the credential.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Host>")]
     pub host: Host,
-    /// The header that carries it.
+    /// The request header that carries the credential.
     #[serde(default = "authorization")]
     #[schemars(with = "Text<HeaderName>")]
     pub header: String,
-    /// How it stands there: `Bearer`, `Basic:USER` or `raw`.
+    /// Format of the header's value: `Bearer`, `Basic:USER` or `raw`.
     #[serde(default = "bearer", with = "leaf::one")]
     #[schemars(with = "Text<AuthScheme>")]
     pub scheme: AuthScheme,
-    /// Where the value comes from: `env:NAME`, `file:PATH` or `command:LINE`.
+    /// Where the value is read from: `env:NAME`, `file:PATH` or `command:LINE`.
     #[serde(with = "leaf::one")]
-    #[schemars(with = "Text<Source>")]
-    pub source: Source,
-    /// The endpoints it may be used for, each `METHOD /path`; none means all.
+    #[schemars(with = "Text<SecretSource>")]
+    pub source: SecretSource,
+    /// Endpoints that the credential may be used for, each `METHOD /path`; all if empty.
     #[serde(default, with = "leaf::list")]
     #[schemars(with = "Vec<Text<leaf::Endpoint>>")]
     pub paths: Vec<leaf::Endpoint>,
-    /// Headers that are sent along with it. Their values are kept as secrets.
+    /// Further headers to send with the credential. Their values are treated as secrets.
     #[serde(default)]
     #[schemars(with = "leaf::Keyed<HeaderName, Secret>")]
     pub extra_headers: BTreeMap<String, Secret>,
-    /// Field of a JSON body that carries it too.
+    /// Field of a JSON body that also carries the credential.
     #[serde(default)]
     pub body_field: Option<String>,
-    /// Go on without it when it is missing, instead of refusing.
+    /// Send the request without the credential if it is missing, instead of refusing the request.
     #[serde(default)]
     pub anonymous: bool,
 }
@@ -87,35 +87,35 @@ fn bearer() -> AuthScheme {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GithubApp {
-    /// The App's id.
+    /// ID of the App.
     pub app_id: u64,
-    /// The installation's id.
+    /// ID of the installation.
     pub installation_id: u64,
-    /// Where its private key (PEM) comes from.
+    /// Where the App's private key (PEM) is read from: `env:NAME`, `file:PATH` or `command:LINE`.
     #[serde(with = "leaf::one")]
-    #[schemars(with = "Text<Source>")]
-    pub key: Source,
+    #[schemars(with = "Text<SecretSource>")]
+    pub key: SecretSource,
 }
 
 /// Token files that the gate reads and refreshes, by tool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Oauth {
-    /// Claude Code.
+pub struct OauthFiles {
+    /// Token file of Claude Code.
     pub claude: Option<OauthFile>,
-    /// Codex.
+    /// Token file of Codex.
     pub codex: Option<OauthFile>,
-    /// Gemini.
+    /// Token file of Gemini.
     pub gemini: Option<OauthFile>,
-    /// opencode.
+    /// Token file of opencode.
     pub opencode: Option<OauthFile>,
 }
 
-/// Where one tool keeps its tokens.
+/// The token file of one tool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OauthFile {
-    /// The file; `~/` is the operator's home.
+    /// Path of the file; `~/` is the operator's home directory.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<PathBuf>")]
     pub file: PathBuf,

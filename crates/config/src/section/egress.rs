@@ -1,4 +1,4 @@
-//! `egress`: what may leave a sandbox.
+//! `egress`: which hosts sandboxes may reach, and how.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,84 +15,85 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::leaf::{self, Cidr, DnsType, DnsUpstream, Keyed, Leaf, MethodName, Name, Slug, Text};
 use crate::section::scan::ScanAction;
 
-/// The gate.
+/// Which hosts sandboxes may reach, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Egress {
-    /// Addresses of an explicit proxy for containers on a shared network.
+pub struct EgressSection {
+    /// Listen addresses of an explicit proxy for containers on a shared network.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<SocketAddr>>")]
     pub listen: Vec<SocketAddr>,
-    /// Ports that are captured inside each sandbox, beside those that rules name, the proxy on
-    /// 8080, git on 9418 and DNS on 53. At most 28 in all. A sandbox captures the ports of the
-    /// time it was made; through the proxy every port of a rule can be reached.
+    /// Ports that are intercepted inside each sandbox, in addition to ports of rules, the proxy on
+    /// 8080, git on 9418 and DNS on 53. At most 28 in all. The ports are fixed when a sandbox is
+    /// created; through the proxy every port of a rule can be reached.
     #[schemars(inner(range(min = 1)))]
     pub transparent_ports: Vec<u16>,
-    /// What happens to hosts no rule names.
-    pub unknown: Unknown,
-    /// A file of domains, `{version: 1, domains: [...]}`; relative to this file.
+    /// What happens to requests to hosts that no rule names.
+    pub unknown: UnknownHostAction,
+    /// A file with further domains, `{version: 1, domains: [...]}`; relative to this file.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub allowlist: Option<PathBuf>,
     /// Hosts that may be reached: a name, or a rule.
     pub domains: Vec<DomainRule>,
-    /// A file of limits and blocked API calls; relative to this file.
+    /// A file with limits and blocked API calls (policy.yaml); relative to this file.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub policy: Option<PathBuf>,
     /// The built-in rules for the GitHub API.
-    pub github: Github,
-    /// Hosts whose TLS is passed on unread. They get no credentials.
+    pub github: GithubSettings,
+    /// Hosts whose TLS connections are forwarded without decryption. Their requests get no
+    /// credentials.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<HostPattern>>")]
     pub passthrough: Vec<HostPattern>,
-    /// Fixed addresses: a host, or host:port, and where to connect instead of resolving
-    /// it. That address is then allowed.
+    /// Fixed addresses: a host, or host:port, and the address to connect to instead of resolving
+    /// the name. The address is then allowed, even if it is private.
     #[schemars(with = "Keyed<Authority, Text<SocketAddr>>")]
-    pub resolve: Resolve,
-    /// Private addresses that named hosts may resolve to.
-    pub allow_private: Vec<PrivateHole>,
-    /// PEM files of roots that are trusted for upstream TLS, beside the system's.
+    pub resolve: FixedAddresses,
+    /// Private addresses that the named hosts may resolve to.
+    pub allow_private: Vec<PrivateAddressException>,
+    /// PEM files with root certificates to trust for upstream TLS, in addition to the system's.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<PathBuf>>")]
     pub extra_roots: Vec<PathBuf>,
-    /// How long each step may take.
-    pub timeouts: Timeouts,
-    /// How names are answered.
-    pub dns: Dns,
+    /// Timeouts of requests.
+    pub timeouts: EgressTimeouts,
+    /// How DNS queries are answered.
+    pub dns: DnsSettings,
 }
 
-impl Default for Egress {
+impl Default for EgressSection {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
             transparent_ports: vec![80, 443],
-            unknown: Unknown::Deny,
+            unknown: UnknownHostAction::Deny,
             allowlist: None,
             domains: Vec::new(),
             policy: None,
-            github: Github::default(),
+            github: GithubSettings::default(),
             passthrough: Vec::new(),
-            resolve: Resolve::default(),
+            resolve: FixedAddresses::default(),
             allow_private: Vec::new(),
             extra_roots: Vec::new(),
-            timeouts: Timeouts::default(),
-            dns: Dns::default(),
+            timeouts: EgressTimeouts::default(),
+            dns: DnsSettings::default(),
         }
     }
 }
 
-/// What happens to a host no rule names.
+/// What happens to requests to a host that no rule names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Unknown {
-    /// It is refused.
+pub enum UnknownHostAction {
+    /// The request is refused.
     Deny,
-    /// The operator is asked.
+    /// The operator is asked for approval.
     Ask,
 }
 
-/// One host, or the hosts below one, and what may be done there.
+/// One host, or the hosts below one, and the requests that are allowed to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "DomainForm", into = "DomainForm")]
 #[schemars(with = "DomainForm")]
@@ -107,13 +108,13 @@ pub struct DomainRule {
     pub paths: Vec<PathPattern>,
     /// The programs; empty for all.
     pub programs: Vec<String>,
-    /// What is refused although the rest of the rule allows it.
+    /// Requests that are refused although the rest of the rule allows them.
     pub deny: Vec<DenyRule>,
-    /// What the scanner does here, instead of `scan.outbound`.
+    /// The scanner's reaction for this host, instead of `scan.outbound`.
     pub scan: Option<ScanAction>,
 }
 
-/// The two ways to write a domain.
+/// The two forms of a domain in a file.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum DomainForm {
@@ -125,36 +126,37 @@ enum DomainForm {
     Rule(Box<DomainTable>),
 }
 
-/// A host and what may be done there. The first matching `deny` wins.
+/// A host and the requests that are allowed to it. The first matching `deny` wins.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DomainTable {
-    /// A name, `*.` and a name for everything below it, or an address.
+    /// A name, `*.` and a name for every host below it, or an IP address.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<HostPattern>")]
     host: HostPattern,
-    /// The ports; 80 and 443 when not given. New sandboxes capture them.
+    /// Ports; 80 and 443 if not set. New sandboxes intercept them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(inner(range(min = 1)))]
     ports: Vec<u16>,
-    /// The methods; all when not given. Where methods or paths are restricted, requests with
-    /// a header that overrides either are refused.
+    /// Methods; all if not set. Where methods or paths are restricted, requests with a method or
+    /// path override header are refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<Text<MethodName>>")]
     methods: Vec<String>,
-    /// The paths: `*` is one segment, `**` any number; all when not given.
+    /// Paths: `*` matches one segment, `**` any number; all if not set.
     #[serde(default, with = "leaf::list", skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<Text<PathPattern>>")]
     paths: Vec<PathPattern>,
-    /// Names of programs inside the sandbox; a convenience, not a boundary.
+    /// Names of programs inside the sandbox that may use the rule; a convenience, not a security
+    /// boundary.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<Text<Name>>")]
     programs: Vec<String>,
-    /// What is refused all the same. `[{}]` is everything: then the name is not resolved
-    /// either, and no alias leads there.
+    /// Requests that are refused although the rule allows them. `[{}]` refuses everything: the name
+    /// is then not resolved either, and no alias leads to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     deny: Vec<DenyRule>,
-    /// What the scanner does here, instead of `scan.outbound`.
+    /// The scanner's reaction for this host, instead of `scan.outbound`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     scan: Option<ScanAction>,
 }
@@ -163,11 +165,11 @@ struct DomainTable {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DenyRule {
-    /// The methods; all when not given.
+    /// Methods; all if not set.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<Text<MethodName>>")]
     pub methods: Vec<String>,
-    /// The paths; all when not given.
+    /// Paths; all if not set.
     #[serde(with = "leaf::list", skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<Text<PathPattern>>")]
     pub paths: Vec<PathPattern>,
@@ -225,18 +227,19 @@ impl From<DomainRule> for DomainForm {
 /// The built-in rules for the GitHub API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Github {
-    /// Names of rules to switch on beside those that are on anyway; see GitHub rules below.
+pub struct GithubSettings {
+    /// Names of rules to enable in addition to those that are enabled by default; see GitHub rules
+    /// below.
     #[schemars(with = "Vec<Text<Slug>>")]
     pub allow: Vec<String>,
 }
 
-/// Where to connect for a host, instead of resolving it.
+/// Fixed addresses of hosts, which are not resolved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Resolve(Vec<(Authority, SocketAddr)>);
+pub struct FixedAddresses(Vec<(Authority, SocketAddr)>);
 
-impl Resolve {
-    /// The address for `host` and `port`; an entry that names the port comes first.
+impl FixedAddresses {
+    /// The address for `host` and `port`; an entry with the port takes precedence.
     pub fn get(&self, host: &Host, port: u16) -> Option<SocketAddr> {
         let find = |port| {
             let mut entries = self.0.iter();
@@ -251,17 +254,17 @@ impl Resolve {
     }
 }
 
-impl Serialize for Resolve {
+impl Serialize for FixedAddresses {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(from, to)| (from.write(), to.write())))
     }
 }
 
-impl<'de> Deserialize<'de> for Resolve {
+impl<'de> Deserialize<'de> for FixedAddresses {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         use serde::de::Error as _;
-        let table = BTreeMap::<String, leaf::Taken<SocketAddr>>::deserialize(deserializer)?;
-        let read = |(from, leaf::Taken(to)): (String, _)| match Authority::read(&from) {
+        let table = BTreeMap::<String, leaf::ParsedLeaf<SocketAddr>>::deserialize(deserializer)?;
+        let read = |(from, leaf::ParsedLeaf(to)): (String, _)| match Authority::read(&from) {
             Ok(from) => Ok((from, to)),
             Err(detail) => Err(D::Error::custom(detail)),
         };
@@ -276,40 +279,40 @@ impl<'de> Deserialize<'de> for Resolve {
 /// A host that may resolve to private addresses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct PrivateHole {
+pub struct PrivateAddressException {
     /// The host.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<HostPattern>")]
     pub host: HostPattern,
-    /// The addresses it may have.
+    /// The private addresses that the host may resolve to.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Cidr>")]
     pub cidr: Cidr,
 }
 
-/// How long each step of a request may take.
+/// Timeouts of requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Timeouts {
-    /// Connecting to the upstream, TLS included.
+pub struct EgressTimeouts {
+    /// Connecting to the upstream, including the TLS handshake.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub connect: Duration,
-    /// The client's own head.
+    /// Receiving the client's request head.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub header: Duration,
-    /// The first byte from upstream.
+    /// Receiving the first byte of the upstream's response.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub response: Duration,
-    /// Silence in either direction.
+    /// No data in either direction.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub idle: Duration,
 }
 
-impl Default for Timeouts {
+impl Default for EgressTimeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
@@ -320,38 +323,39 @@ impl Default for Timeouts {
     }
 }
 
-/// How names are answered.
+/// How DNS queries are answered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Dns {
-    /// Addresses at which containers on a shared network are answered, over UDP and TCP.
-    /// There names are always forwarded: a synthetic address would lead nowhere.
+pub struct DnsSettings {
+    /// Listen addresses of the DNS server for containers on a shared network, UDP and TCP. Queries
+    /// there are always forwarded: a synthetic address cannot be reached from such a network.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<SocketAddr>>")]
     pub listen: Vec<SocketAddr>,
-    /// From where a sandbox's names are answered.
+    /// How queries from sandboxes are answered.
     pub mode: DnsMode,
-    /// Resolvers the gate asks: `system`, or addresses.
+    /// Upstream resolvers: `system`, or addresses.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<DnsUpstream>>")]
     pub upstreams: Vec<DnsUpstream>,
-    /// The file that says which resolvers `system` means. A change of it is noticed.
+    /// The file from which the resolvers of `system` are read. A change of the file takes effect
+    /// without a restart.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<PathBuf>")]
     pub resolv_conf: PathBuf,
-    /// Queries a second of one sandbox, in the long run. What is beyond is dropped over UDP
-    /// and waits over TCP.
+    /// Sustained queries per second of one sandbox. Queries beyond it are dropped over UDP and
+    /// delayed over TCP.
     #[schemars(range(max = 1_000_000))]
     pub rate: NonZeroU32,
-    /// Queries at once; twice the rate when not given.
+    /// Maximum burst of queries; twice `rate` if not set.
     #[schemars(range(max = 1_000_000))]
     pub burst: Option<NonZeroU32>,
-    /// Record types that are answered beside A and AAAA.
+    /// Record types that are answered in addition to A and AAAA.
     #[schemars(with = "Vec<Text<DnsType>>")]
     pub extra_types: Vec<String>,
 }
 
-impl Default for Dns {
+impl Default for DnsSettings {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
@@ -365,10 +369,10 @@ impl Default for Dns {
     }
 }
 
-impl Dns {
-    /// How fast one sandbox may ask.
+impl DnsSettings {
+    /// The rate limit of one sandbox's queries.
     pub fn pace(&self) -> Rate {
-        // Rounded up: rather a nanosecond slow than a query fast.
+        // Rounded up, so that the rate is never exceeded.
         let nanos = 1_000_000_000_u64.div_ceil(self.rate.get().into());
         let twice = || self.rate.saturating_add(self.rate.get());
         Rate::every(
@@ -378,12 +382,13 @@ impl Dns {
     }
 }
 
-/// Where answers come from.
+/// How DNS queries of sandboxes are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DnsMode {
-    /// From a reserved range; nothing leaves, and the refusal comes on connect.
+    /// With addresses from a reserved range; no query leaves the host, and a host that is not
+    /// allowed is refused on connect.
     Synthetic,
-    /// From the upstream resolvers, for allowed names only.
+    /// By the upstream resolvers, for allowed names only.
     Forward,
 }

@@ -1,4 +1,4 @@
-//! `git`: hosts, protected refs, mirrors.
+//! `git`: git hosts, protected branches and mirrors.
 
 use std::collections::BTreeSet;
 
@@ -6,40 +6,41 @@ use policy::host::{Authority, Host};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::leaf::{self, GitUrl, Slug, Source, Text, TreePath};
+use crate::leaf::{self, GitUrl, SecretSource, Slug, Text, TreePath};
 use crate::section::scan::GitAction;
 
-/// Git through the gate.
+/// Git hosts, protected branches and mirrors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Git {
-    /// Hosts that are spoken to as git servers.
+pub struct GitSection {
+    /// Hosts that the gate treats as git servers.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<Host>>")]
     pub hosts: Vec<Host>,
-    /// Let anonymous reads of other public repositories through.
+    /// Allow anonymous reads of all other public repositories on these hosts.
     pub read_public: bool,
-    /// Refuse force pushes where the old history is known.
+    /// Refuse force pushes if the old history is known.
     pub deny_force_push: bool,
-    /// Branches nobody may push to; `*` stands for part of a name.
+    /// Branches that may not be pushed to; `*` matches part of a name.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<policy::refs::RefPattern>>")]
     pub protected: Vec<policy::refs::RefPattern>,
-    /// Existing branches that a sandbox may push to although it did not make them; `*`
-    /// stands for part of a name.
+    /// Existing branches that a sandbox may push to although it did not create them; `*` matches
+    /// part of a name.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<policy::refs::RefPattern>>")]
     pub pushable: Vec<policy::refs::RefPattern>,
-    /// Paths a push may not change.
+    /// Paths that a push may not change.
     #[schemars(with = "Vec<Text<TreePath>>")]
     pub restricted_paths: Vec<String>,
-    /// What happens when a push holds a secret.
+    /// What happens to a push that contains a secret.
     pub scan: GitAction,
-    /// Upstreams that are served as mirrors, with a key the sandbox never sees.
-    pub mirrors: Vec<Mirror>,
+    /// Upstream repositories that the gate serves as mirrors, with a key that the sandbox never
+    /// sees.
+    pub mirrors: Vec<MirrorSettings>,
 }
 
-impl Default for Git {
+impl Default for GitSection {
     fn default() -> Self {
         let known = |text: &str| leaf::Leaf::read(text).ok();
         Self {
@@ -60,71 +61,71 @@ impl Default for Git {
     }
 }
 
-/// One mirrored upstream.
+/// One mirrored upstream repository.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Mirror {
-    /// Its name in the sandbox's URL.
+pub struct MirrorSettings {
+    /// Name of the mirror in the sandbox's URL.
     #[schemars(with = "Text<Slug>")]
     pub name: String,
-    /// The upstream repository.
+    /// URL of the upstream repository.
     #[schemars(with = "Text<GitUrl>")]
     pub upstream: String,
-    /// The ssh key: `file:PATH`, `env:NAME` or `command:LINE`.
+    /// SSH key: `file:PATH`, `env:NAME` or `command:LINE`.
     #[serde(default, with = "leaf::maybe")]
-    #[schemars(with = "Option<Text<Source>>")]
-    pub identity: Option<Source>,
-    /// The host's public key, as in known_hosts without the name. Required with ssh.
+    #[schemars(with = "Option<Text<SecretSource>>")]
+    pub identity: Option<SecretSource>,
+    /// The host's public key, as in known_hosts without the host name. Required with SSH.
     #[serde(default)]
     #[schemars(with = "Option<Text<leaf::HostKey>>")]
     pub host_key: Option<String>,
 }
 
-/// How an upstream is spoken to.
+/// The protocol of a mirror's upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// Through ssh, with a key.
+pub enum MirrorTransport {
+    /// SSH, with a key.
     Ssh,
-    /// Over TLS.
+    /// HTTPS.
     Https,
-    /// In the clear.
+    /// HTTP without TLS.
     Http,
-    /// Git's own protocol, in the clear.
+    /// Git's own protocol, without encryption.
     Git,
 }
 
-/// Where a mirror's upstream is.
+/// The parts of a mirror's upstream URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
-    /// How it is spoken to.
-    pub transport: Transport,
-    /// As whom.
+pub struct UpstreamAddress<'a> {
+    /// The protocol.
+    pub transport: MirrorTransport,
+    /// The user name in the URL.
     pub user: Option<&'a str>,
     /// The host.
     pub host: Host,
     /// The port.
     pub port: u16,
-    /// The repository, as the host is told.
+    /// Path of the repository on the host.
     pub path: String,
 }
 
-impl Mirror {
-    /// Whether the upstream is reached by ssh.
+impl MirrorSettings {
+    /// Whether the upstream is reached over SSH.
     pub fn is_ssh(&self) -> bool {
         GitUrl::is_ssh(&self.upstream)
     }
 
-    /// How people write the upstream's address. Who is meant does not matter, since the gate
-    /// decides as whom it goes there; a `.git` that follows is understood.
+    /// The equivalent URLs of the upstream. The user name may be left out, since the gate decides
+    /// which identity it uses there; so may a trailing `.git`.
     pub fn spellings(&self) -> Vec<String> {
         let mut all = BTreeSet::from([self.upstream.clone()]);
-        if let Some(place) = self.place()
-            && place.transport == Transport::Ssh
+        if let Some(address) = self.address()
+            && address.transport == MirrorTransport::Ssh
         {
-            let Place {
+            let UpstreamAddress {
                 user, host, port, ..
-            } = &place;
-            let path = place.path.trim_start_matches('/');
+            } = &address;
+            let path = address.path.trim_start_matches('/');
             let path = path.strip_suffix(".git").unwrap_or(path);
             let named = user.map(|user| format!("{user}@"));
             for who in named.iter().map(String::as_str).chain([""]) {
@@ -139,25 +140,25 @@ impl Mirror {
         all.into_iter().collect()
     }
 
-    /// Where the upstream is. None for what [`GitUrl`] would not take.
-    pub fn place(&self) -> Option<Place<'_>> {
+    /// The parts of the upstream URL. None if [`GitUrl`] would reject the URL.
+    pub fn address(&self) -> Option<UpstreamAddress<'_>> {
         let (_, user, authority, path) = GitUrl::split(&self.upstream)?;
         let (transport, port, path) = match self.upstream.split_once("://") {
             // `host:path` is relative to the user's home.
-            None => (Transport::Ssh, 22, path.to_owned()),
+            None => (MirrorTransport::Ssh, 22, path.to_owned()),
             Some((scheme, _)) => {
                 let (transport, port) = match scheme {
-                    "ssh" => (Transport::Ssh, 22),
-                    "https" => (Transport::Https, 443),
-                    "http" => (Transport::Http, 80),
-                    "git" => (Transport::Git, 9418),
+                    "ssh" => (MirrorTransport::Ssh, 22),
+                    "https" => (MirrorTransport::Https, 443),
+                    "http" => (MirrorTransport::Http, 80),
+                    "git" => (MirrorTransport::Git, 9418),
                     _ => return None,
                 };
                 (transport, port, format!("/{path}"))
             }
         };
         let authority = Authority::parse(authority).ok()?;
-        Some(Place {
+        Some(UpstreamAddress {
             transport,
             user,
             host: authority.host,

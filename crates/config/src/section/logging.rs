@@ -6,50 +6,50 @@ use serde::{Deserialize, Serialize};
 /// The gate's log on stderr.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Logging {
-    /// How much is said. Changes take effect on reload.
-    pub level: Level,
-    /// For whom.
+pub struct LoggingSection {
+    /// Minimum level of messages. Changes take effect on reload.
+    pub level: LogLevel,
+    /// Format of messages.
     pub format: LogFormat,
 }
 
-/// How much is said.
+/// Minimum level of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// Only what failed.
+pub enum LogLevel {
+    /// Failures.
     Error,
-    /// And what looks wrong.
+    /// Unexpected events as well.
     Warn,
-    /// And what happened.
+    /// Normal events as well.
     #[default]
     Info,
-    /// And how.
+    /// Details of operations as well.
     Debug,
     /// Everything.
     Trace,
 }
 
-impl Level {
-    /// The word in the file.
+impl LogLevel {
+    /// The value as written in the file.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Level::Error => "error",
-            Level::Warn => "warn",
-            Level::Info => "info",
-            Level::Debug => "debug",
-            Level::Trace => "trace",
+            LogLevel::Error => "error",
+            LogLevel::Warn => "warn",
+            LogLevel::Info => "info",
+            LogLevel::Debug => "debug",
+            LogLevel::Trace => "trace",
         }
     }
 }
 
-/// For whom the log is written.
+/// Format of log messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Human,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }

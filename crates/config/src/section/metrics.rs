@@ -1,46 +1,46 @@
-//! `metrics`: counters and traces.
+//! `metrics`: Prometheus metrics and traces.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::leaf::{HttpUrl, Text, UrlPath};
 
-/// Prometheus metrics, and traces.
+/// Prometheus metrics and traces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Metrics {
-    /// Whether they are served at the addresses of `server`. The control socket always has them.
+pub struct MetricsSection {
+    /// Serve metrics at the addresses of `server`. The control socket always serves them.
     pub enabled: bool,
-    /// Under which path. Not below `/health`, `/intercept`, `/mcp`, `/message` or `/sse`.
+    /// URL path of the metrics. Not below `/health`, `/intercept`, `/mcp`, `/message` or `/sse`.
     #[schemars(with = "Text<UrlPath>")]
     pub path: String,
-    /// Traces by OTLP.
-    pub tracing: Tracing,
+    /// Export of traces over OTLP.
+    pub tracing: TracingSettings,
 }
 
-impl Default for Metrics {
+impl Default for MetricsSection {
     fn default() -> Self {
         Self {
             enabled: true,
             path: "/metrics".to_owned(),
-            tracing: Tracing::default(),
+            tracing: TracingSettings::default(),
         }
     }
 }
 
-/// Where traces go.
+/// Export of traces over OTLP.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Tracing {
-    /// Whether traces are sent.
+pub struct TracingSettings {
+    /// Whether traces are exported.
     pub enabled: bool,
-    /// The OTLP endpoint over HTTP. Jaeger's old `:14268/api/traces` is accepted; port
-    /// 4318 of the same host is used then.
+    /// OTLP endpoint over HTTP. With Jaeger's old `:14268/api/traces`, port 4318 of the same host
+    /// is used.
     #[schemars(with = "Text<HttpUrl>")]
     pub endpoint: String,
 }
 
-impl Default for Tracing {
+impl Default for TracingSettings {
     fn default() -> Self {
         Self {
             enabled: false,
@@ -49,9 +49,9 @@ impl Default for Tracing {
     }
 }
 
-impl Tracing {
-    /// The endpoint to send to. Port 14268 is Jaeger's Thrift port, which speaks no
-    /// OTLP; the same host does on 4318.
+impl TracingSettings {
+    /// The endpoint to export to. Port 14268 is Jaeger's Thrift port, which does not accept OTLP;
+    /// Jaeger accepts it on 4318.
     pub fn otlp_endpoint(&self) -> String {
         match self.jaeger_host() {
             Some(host) => format!("{host}:4318"),
@@ -59,7 +59,7 @@ impl Tracing {
         }
     }
 
-    /// Whether the endpoint names Jaeger's old port.
+    /// Whether the endpoint has Jaeger's old port.
     pub fn is_jaeger_thrift(&self) -> bool {
         self.jaeger_host().is_some()
     }
@@ -75,13 +75,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jaegers_old_port_becomes_otlps() {
+    fn jaeger_thrift_port_is_replaced_by_the_otlp_port() {
         for (given, used) in [
             ("http://jaeger:14268/api/traces", "http://jaeger:4318"),
             ("http://localhost:4318", "http://localhost:4318"),
             ("http://h:142689/x", "http://h:142689/x"),
         ] {
-            let tracing = Tracing {
+            let tracing = TracingSettings {
                 enabled: true,
                 endpoint: given.to_owned(),
             };

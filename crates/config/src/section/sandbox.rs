@@ -1,4 +1,4 @@
-//! `sandbox`: where agents run.
+//! `sandbox`: backend, environment and limits of sandboxes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,42 +10,43 @@ use serde::{Deserialize, Serialize};
 use crate::leaf::{self, EnvName, Image, SandboxName, Text};
 use crate::secret::Secret;
 
-/// Where agents run.
+/// Backend, environment and limits of sandboxes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Sandbox {
-    /// What keeps them in.
+pub struct SandboxSection {
+    /// Isolation backend.
     pub backend: Backend,
-    /// Names of variables that are passed on from the operator's environment.
+    /// Names of environment variables to pass from the operator's environment into sandboxes.
     #[schemars(with = "Vec<Text<EnvName>>")]
     pub env: Vec<String>,
-    /// Directories of the host that are there inside, too. Changes stay inside.
+    /// Host directories that are visible inside sandboxes at the same path. Changes stay in the
+    /// sandbox.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<PathBuf>>")]
     pub host_paths: Vec<PathBuf>,
-    /// A directory tree to use as root file system instead of the host's.
+    /// Directory to use as root file system instead of the host's.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub rootfs: Option<PathBuf>,
-    /// The image of Docker sandboxes.
+    /// Image of Docker sandboxes.
     #[schemars(with = "Text<Image>")]
     pub image: String,
-    /// A command that runs once in a new sandbox: a line for the shell, or a list of a program
-    /// and its arguments. One that fails leaves no sandbox.
+    /// A command that runs once in a new sandbox: a shell command line, or a list of a program and
+    /// its arguments. If the command fails, the sandbox is not created.
     pub setup_command: Option<SetupCommand>,
-    /// How long the set-up command may take.
+    /// Maximum duration of the set-up command.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub setup_timeout: Duration,
-    /// What one sandbox may use.
-    pub limits: Limits,
-    /// How much of a workspace comes to its branch.
-    pub snapshot: Snapshot,
-    /// Running containers that are connected to: a list, or one mapping for one container.
+    /// Resource limits of one sandbox.
+    pub limits: LimitSettings,
+    /// Size limits of what is committed from a workspace to its branch.
+    pub snapshot: SnapshotLimits,
+    /// Externally managed containers to connect to: a list, or one mapping for a single container.
     pub remote: RemoteContainers,
 }
 
-impl Default for Sandbox {
+impl Default for SandboxSection {
     fn default() -> Self {
         Self {
             backend: Backend::Namespace,
@@ -55,8 +56,8 @@ impl Default for Sandbox {
             image: "busybox:latest".to_owned(),
             setup_command: None,
             setup_timeout: Duration::from_secs(30 * 60),
-            limits: Limits::default(),
-            snapshot: Snapshot::default(),
+            limits: LimitSettings::default(),
+            snapshot: SnapshotLimits::default(),
             remote: RemoteContainers::default(),
         }
     }
@@ -66,7 +67,7 @@ impl Default for Sandbox {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum SetupCommand {
-    /// A line for the shell.
+    /// A shell command line.
     Shell(String),
     /// A program and its arguments.
     Program(#[schemars(length(min = 1))] Vec<String>),
@@ -85,7 +86,7 @@ impl SetupCommand {
     }
 }
 
-/// What keeps agents in.
+/// The isolation backend of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
@@ -93,12 +94,12 @@ pub enum Backend {
     Namespace,
     /// Docker.
     Docker,
-    /// A container that somebody else manages.
+    /// An externally managed container.
     Remote,
 }
 
 impl Backend {
-    /// The word in files, rows and on the command line.
+    /// The value as written in files, in the registry and on the command line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Backend::Namespace => "namespace",
@@ -108,28 +109,28 @@ impl Backend {
     }
 }
 
-/// What one sandbox may use.
+/// Resource limits of one sandbox.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Memory.
+pub struct LimitSettings {
+    /// Maximum memory.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub memory: u64,
-    /// Processes and threads.
+    /// Maximum number of processes and threads.
     #[schemars(range(min = 1, max = 4_194_304))]
     pub pids: u32,
-    /// Processors, in parts if need be; all when not set. Where no cgroup of the cpu
-    /// controller may be written, a sandbox with this limit is not made.
+    /// Maximum number of CPUs; fractions are allowed, no limit if not set. A sandbox with this
+    /// limit is not created where no cgroup with the cpu controller is writable.
     #[schemars(range(min = 0.01))]
     pub cpus: Option<f64>,
-    /// Disk.
+    /// Maximum disk usage.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub disk: u64,
 }
 
-impl Default for Limits {
+impl Default for LimitSettings {
     fn default() -> Self {
         Self {
             memory: 4 << 30,
@@ -140,28 +141,30 @@ impl Default for Limits {
     }
 }
 
-/// How much of a workspace comes to its branch. What is over stays in the workspace and is
-/// named.
+/// Size limits of what is committed from a workspace to its branch. Larger files stay in the
+/// workspace and are reported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Snapshot {
-    /// The largest file; at most 1GiB.
+pub struct SnapshotLimits {
+    /// Maximum size of one file; at most 1GiB. Larger files stay in the workspace and are reported.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub file: u64,
-    /// All changed files of one snapshot together, and all new commits; at most 4GiB.
+    /// Maximum size of all changed files of one snapshot together, and of all new commits; at most
+    /// 4GiB.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub total: u64,
 }
 
-impl Snapshot {
-    /// A worker reads a file into memory, and has two minutes of processor time for all.
-    pub(crate) const LARGEST_FILE: u64 = 1 << 30;
-    pub(crate) const LARGEST_TOTAL: u64 = 4 << 30;
+impl SnapshotLimits {
+    /// The worker process reads each file into memory, and has two minutes of CPU time for all
+    /// files.
+    pub(crate) const MAX_FILE: u64 = 1 << 30;
+    pub(crate) const MAX_TOTAL: u64 = 4 << 30;
 }
 
-impl Default for Snapshot {
+impl Default for SnapshotLimits {
     fn default() -> Self {
         Self {
             file: 64 << 20,
@@ -170,14 +173,15 @@ impl Default for Snapshot {
     }
 }
 
-/// The most containers of `sandbox.remote`: each is asked for its health by `palisade list`.
+/// Maximum number of containers in `sandbox.remote`: `palisade list` queries the health of each.
 const MAX_CONTAINERS: usize = 64;
 
-/// The containers of `sandbox.remote`, in the form they were written in.
+/// The containers of `sandbox.remote`, in the form in which the file has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum RemoteContainers {
-    /// A list. The first form, because a list would otherwise be read as the fields of one.
+    /// A list. This variant comes first, because serde would otherwise read a list as the fields of
+    /// one container.
     Many(#[schemars(length(max = MAX_CONTAINERS))] Vec<RemoteContainer>),
     /// One mapping.
     One(RemoteContainer),
@@ -198,7 +202,7 @@ impl RemoteContainers {
         }
     }
 
-    /// The container of that name.
+    /// The container called `name`.
     pub fn named(&self, name: &str) -> Option<&RemoteContainer> {
         self.all().iter().find(|container| container.name == name)
     }
@@ -210,7 +214,7 @@ impl RemoteContainers {
         }
     }
 
-    /// Every container with its pointer in the file.
+    /// Every container with the JSON pointer to it in the file.
     pub(crate) fn with_pointers(&self) -> impl Iterator<Item = (String, &RemoteContainer)> {
         let list = self.all().iter().enumerate();
         list.map(|(index, container)| {
@@ -223,24 +227,24 @@ impl RemoteContainers {
     }
 }
 
-/// An externally managed container with a workbench in it. Exactly one of `socket_path` and `tcp`
-/// is given.
+/// An externally managed container in which a workbench runs. Exactly one of `socket_path` and
+/// `tcp` must be set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RemoteContainer {
-    /// Its name on the command line; unique among them.
+    /// Name of the container on the command line; unique among containers.
     #[schemars(with = "Text<SandboxName>")]
     pub name: String,
-    /// The Unix socket of its workbench.
+    /// Unix socket of the container's workbench.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub socket_path: Option<PathBuf>,
-    /// The TCP address of its workbench.
+    /// TCP address of the container's workbench.
     pub tcp: Option<RemoteTcp>,
-    /// How long to wait for it, in milliseconds.
+    /// How long to wait until the workbench answers, in milliseconds.
     #[schemars(range(max = 86_400_000))]
     pub wait_for_ready_ms: u64,
-    /// What it wants to see.
+    /// Authentication to the workbench.
     pub auth: RemoteAuth,
 }
 
@@ -260,21 +264,21 @@ impl Default for RemoteContainer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RemoteTcp {
-    /// The host.
+    /// Host name or IP address of the workbench.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Host>")]
     pub host: Host,
-    /// The port.
+    /// Port of the workbench.
     #[schemars(range(min = 1))]
     pub port: u16,
 }
 
-/// How a workbench knows us.
+/// Authentication to a workbench.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RemoteAuth {
-    /// The bearer token.
+    /// Bearer token to send to the workbench.
     pub token: Option<Secret>,
-    /// Whether to refuse to connect without one.
+    /// Refuse to connect if no token is set.
     pub required: bool,
 }

@@ -1,4 +1,4 @@
-//! `scan`: what happens when a secret or an injection is found.
+//! `scan`: the reaction to secrets and prompt injections that the scanner finds.
 
 use std::path::PathBuf;
 
@@ -7,48 +7,48 @@ use serde::{Deserialize, Serialize};
 
 use crate::leaf::{self, Text};
 
-/// The scanner.
+/// The scanner of requests and responses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Scan {
-    /// What happens to a secret on its way out. Known secrets and canaries are always
+pub struct ScanSection {
+    /// What happens to a request that contains a secret. Known secrets and canaries are always
     /// refused.
     pub outbound: ScanAction,
-    /// What happens to instructions hidden in what comes back.
+    /// What happens to a response that contains hidden instructions for the agent.
     pub injection: ScanAction,
-    /// Rule files beside the built-in ones, with gitleaks' TOML fields.
+    /// Rule files in addition to the built-in rules, with the TOML fields of gitleaks.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<PathBuf>>")]
     pub rules: Vec<PathBuf>,
-    /// How much is looked at.
-    pub budget: Budget,
+    /// How much of one message is scanned.
+    pub budget: ScanBudget,
 }
 
-impl Default for Scan {
+impl Default for ScanSection {
     fn default() -> Self {
         Self {
             outbound: ScanAction::Deny,
             injection: ScanAction::Note,
             rules: Vec::new(),
-            budget: Budget::default(),
+            budget: ScanBudget::default(),
         }
     }
 }
 
-/// How much is looked at before a message counts as too much.
+/// How much of one message is scanned before the message counts as too large.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Budget {
-    /// Decoded bytes.
+pub struct ScanBudget {
+    /// Maximum number of bytes after decoding.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<u64>")]
     pub bytes: u64,
-    /// Nested encodings.
+    /// Maximum depth of nested encodings.
     #[schemars(range(min = 1, max = 16))]
     pub depth: u32,
 }
 
-impl Default for Budget {
+impl Default for ScanBudget {
     fn default() -> Self {
         Self {
             bytes: 64 << 20,
@@ -57,24 +57,24 @@ impl Default for Budget {
     }
 }
 
-/// What is done about a finding.
+/// The reaction to a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ScanAction {
     /// Refuse the message.
     Deny,
-    /// Take the finding out and let the rest pass.
+    /// Remove the finding and forward the rest.
     Redact,
-    /// Ask the operator.
+    /// Request the operator's approval.
     Ask,
-    /// Write it down and let it pass.
+    /// Record the finding and forward the message.
     Note,
-    /// Do not look.
+    /// Do not scan.
     Off,
 }
 
 impl ScanAction {
-    /// The word in files and rules.
+    /// The value as written in files and rules.
     pub const fn as_str(self) -> &'static str {
         match self {
             ScanAction::Deny => "deny",
@@ -86,17 +86,17 @@ impl ScanAction {
     }
 }
 
-/// What is done about a finding in a push. A push cannot be redacted: its objects are
-/// named by their hashes.
+/// The reaction to a finding in a push. A push cannot be redacted: its objects are named by their
+/// hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GitAction {
     /// Refuse the push.
     Deny,
-    /// Ask the operator.
+    /// Request the operator's approval.
     Ask,
-    /// Write it down and let it pass.
+    /// Record the finding and forward the push.
     Note,
-    /// Do not look.
+    /// Do not scan.
     Off,
 }

@@ -1,4 +1,4 @@
-//! `server`: the interceptor's and the MCP server's addresses.
+//! `server`: addresses of the interceptor API and the MCP server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -12,36 +12,36 @@ use crate::secret::Secret;
 /// The interceptor API and the MCP server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Server {
-    /// Where the before and after hooks listen. `:8090` means every address.
+pub struct ServerSection {
+    /// Listen address of the interceptor hooks. `:8090` means every address.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<SocketAddr>")]
     pub interceptor_addr: SocketAddr,
-    /// Where MCP clients connect; may be the same address.
+    /// Listen address for MCP clients; may be the same as `interceptor_addr`.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<SocketAddr>")]
     pub mcp_server_addr: SocketAddr,
-    /// One address for both, instead of the two above.
+    /// One listen address for both, instead of `interceptor_addr` and `mcp_server_addr`.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<SocketAddr>>")]
     pub single_port: Option<SocketAddr>,
-    /// How long the gate's stop may take. Requests in flight and tools have four fifths of it to
-    /// end; the rest is for the audit log.
+    /// How long the gate may take to stop. Requests in flight and tools get four fifths of this
+    /// time to end; the rest is for the audit log.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub shutdown_timeout: Duration,
-    /// Token that clients must present, as Bearer or as the password of Basic. Required when an
-    /// address is not loopback.
+    /// Token that clients must present, as a Bearer token or as the password of Basic
+    /// authentication. Required if an address is not a loopback address.
     pub auth_token: Option<Secret>,
-    /// How long an MCP session may be without a connection before its server is ended.
+    /// How long an MCP session may have no connection before its server process is stopped.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub session_idle: Duration,
-    /// Refuse clients that do not say which agent they are.
+    /// Refuse clients that do not send an agent ID.
     pub enforce_agent_id: bool,
 }
 
-impl Default for Server {
+impl Default for ServerSection {
     fn default() -> Self {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 8090);
         Self {
@@ -56,13 +56,13 @@ impl Default for Server {
     }
 }
 
-impl Server {
-    /// Where the interceptor listens, with `single_port` taken into account.
+impl ServerSection {
+    /// Listen address of the interceptor, with `single_port` taken into account.
     pub fn interceptor(&self) -> SocketAddr {
         self.single_port.unwrap_or(self.interceptor_addr)
     }
 
-    /// Where the MCP server listens, with `single_port` taken into account.
+    /// Listen address of the MCP server, with `single_port` taken into account.
     pub fn mcp(&self) -> SocketAddr {
         self.single_port.unwrap_or(self.mcp_server_addr)
     }

@@ -9,45 +9,46 @@ use serde::{Deserialize, Serialize};
 
 use crate::leaf::{self, EnvEntry, Name, Text};
 
-/// One stdio MCP server served over HTTP.
+/// One stdio MCP server that the bridge serves over HTTP.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Tool {
-    /// Its name in URLs, verdicts and metrics.
+pub struct BridgedServer {
+    /// Name of the server in URLs, verdicts and metrics.
     #[schemars(with = "Text<Name>")]
     pub name: String,
     /// The program and its arguments.
     #[schemars(length(min = 1))]
     pub command: Vec<String>,
-    /// The directory it is started in; relative to this file.
+    /// Working directory of the process; relative to this file.
     #[serde(default, with = "leaf::maybe")]
     #[schemars(with = "Option<Text<PathBuf>>")]
     pub work_dir: Option<PathBuf>,
-    /// Environment entries, each `NAME=value`.
+    /// Environment variables, each `NAME=value`.
     #[serde(default, with = "leaf::list")]
     #[schemars(with = "Vec<Text<EnvEntry>>")]
     pub env: Vec<EnvEntry>,
-    /// Where it runs.
+    /// Where the server runs.
     #[serde(default)]
-    pub runtime: Runtime,
-    /// Whether agents in sandboxes may use it although it runs outside (`local`).
+    pub runtime: ToolRuntime,
+    /// Let agents in sandboxes use the server although it runs outside a sandbox (`local`).
     #[serde(default)]
     pub expose: bool,
-    /// One process for all sessions instead of one each.
+    /// Run one process for all sessions instead of one per session.
     #[serde(default)]
     pub shared: bool,
-    /// Names of its tools that are let through; `*` stands for any text.
+    /// Names of tools that may be used; `*` matches any text.
     #[serde(default = "everything")]
     #[schemars(with = "Vec<Text<Name>>")]
     pub allow: Vec<String>,
-    /// Names that are not, whatever `allow` says.
+    /// Names of tools that may not be used, even if `allow` matches them.
     #[serde(default)]
     #[schemars(with = "Vec<Text<Name>>")]
     pub deny: Vec<String>,
-    /// Lists for some callers, beside those for all: each that concerns a caller counts.
+    /// Further lists for some callers. A tool must be permitted by every entry that applies to the
+    /// caller, and by `allow` and `deny` above.
     #[serde(default)]
-    pub access: Vec<Access>,
-    /// What it is for.
+    pub access: Vec<ToolAccess>,
+    /// Description of the server.
     #[serde(default)]
     pub description: Option<String>,
 }
@@ -55,27 +56,28 @@ pub struct Tool {
 /// Which tools some callers may use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Access {
-    /// The agents it concerns; `*` stands for any text. Without any: all of them.
+pub struct ToolAccess {
+    /// Agents that the entry applies to; `*` matches any text. All agents if empty.
     #[serde(default)]
     #[schemars(with = "Vec<Text<Name>>")]
     pub agents: Vec<String>,
-    /// The sandboxes it concerns. Without any: every caller, in a sandbox or not.
+    /// Sandboxes that the entry applies to; `*` matches any text. If empty, every caller, in a
+    /// sandbox or not.
     #[serde(default)]
     #[schemars(with = "Vec<Text<Name>>")]
     pub sandboxes: Vec<String>,
-    /// Names of tools that are let through.
+    /// Names of tools that may be used; `*` matches any text.
     #[serde(default = "everything")]
     #[schemars(with = "Vec<Text<Name>>")]
     pub allow: Vec<String>,
-    /// Names that are not, whatever `allow` says.
+    /// Names of tools that may not be used, even if `allow` matches them.
     #[serde(default)]
     #[schemars(with = "Vec<Text<Name>>")]
     pub deny: Vec<String>,
 }
 
-impl Tool {
-    /// Who may use which of its tools.
+impl BridgedServer {
+    /// The rules for which caller may use which tool of this server.
     pub fn toolbox(&self) -> Toolbox {
         let wildcards = |list: &[String]| list.iter().map(|text| Wildcard::new(text)).collect();
         let narrower = self.access.iter().map(|access| Narrower {
@@ -92,37 +94,37 @@ fn everything() -> Vec<String> {
     vec!["*".to_owned()]
 }
 
-/// Where a tool runs.
+/// Where a server runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Runtime {
-    /// The kind of place.
+pub struct ToolRuntime {
+    /// Kind of runtime: on the host, in a sandbox or at E2B.
     #[serde(rename = "type")]
     pub kind: RuntimeKind,
     /// The E2B template; required with `e2b`.
     #[schemars(with = "Option<Text<Name>>")]
     pub template: Option<String>,
-    /// How long one call may take.
+    /// Maximum duration of one call.
     #[serde(with = "leaf::maybe")]
     #[schemars(with = "Option<Text<Duration>>")]
     pub timeout: Option<Duration>,
 }
 
-/// The kinds of places a tool can run in.
+/// The kinds of runtime of an MCP server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RuntimeKind {
-    /// On this machine, as the operator.
+    /// On the host, as the operator.
     #[default]
     Local,
-    /// Inside a sandbox, behind the gate.
+    /// In a sandbox, behind the gate.
     Sandbox,
     /// In an E2B sandbox.
     E2b,
 }
 
 impl RuntimeKind {
-    /// The word used in files and metrics.
+    /// The value as written in files and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             RuntimeKind::Local => "local",

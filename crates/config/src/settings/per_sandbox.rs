@@ -1,4 +1,4 @@
-//! What of the settings is different for one sandbox, or decided when it is made.
+//! Settings that differ per sandbox, or are fixed when a sandbox is created.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,9 @@ use super::Settings;
 use crate::compilation::host_rule;
 use crate::section::egress::DomainRule;
 
-/// The most ports that a sandbox captures beside the gate's own three. It hands its listeners
-/// over in one message of 64 descriptors, and each port has two, for IPv4 and IPv6.
+/// Maximum number of ports that a sandbox intercepts in addition to the gate's own three. The
+/// sandbox passes its listeners in one message of 64 descriptors, and each port has two, for IPv4
+/// and IPv6.
 pub const MAX_CAPTURED_PORTS: usize = 28;
 
 /// The gate's own ports in every sandbox: the proxy, git and DNS.
@@ -26,10 +27,10 @@ pub(crate) fn captured_ports<'a>(
 }
 
 impl Settings {
-    /// The same settings for one sandbox that may reach `added`, too. Beside each added rule
-    /// stand the operator's rules that decided about its hosts so far, so that what they allow
-    /// stays allowed. An operator's `deny` counts for every host it names, as it does for grants,
-    /// and below a name that the operator denies whole nothing is added.
+    /// The settings for one sandbox that may also reach `added`. Each added rule is combined with
+    /// the operator's rules that applied to its hosts so far, so that what they allow stays
+    /// allowed. An operator's `deny` applies to every host it names, as it does for grants, and
+    /// nothing is added below a name that the operator denies completely.
     #[must_use]
     pub fn allowing(&self, added: &[DomainRule]) -> Self {
         let own: Vec<HostRule> = self.domains.iter().map(|d| host_rule(&d.rule)).collect();
@@ -60,9 +61,9 @@ impl Settings {
         settings
     }
 
-    /// The ports that a new sandbox captures beside the gate's own: `egress.transparent_ports`,
-    /// and those that the operator's rules and `more` name, so that programs that know of no
-    /// proxy reach them.
+    /// The ports that a new sandbox intercepts in addition to the gate's own:
+    /// `egress.transparent_ports`, and the ports of the operator's rules and of `more`, so that
+    /// programs without proxy support reach them.
     pub fn captured_ports(&self, more: &[DomainRule]) -> BTreeSet<u16> {
         let rules = self.domains.iter().map(|domain| &domain.rule).chain(more);
         captured_ports(&self.egress.transparent_ports, rules)
@@ -119,11 +120,12 @@ mod tests {
             ("GET", "a.example", 443, true, true),
             ("GET", "b.example", 443, false, true),
             ("GET", "c.example", 443, false, false),
-            // An added rule that says less takes nothing away.
+            // An added rule that allows less removes nothing.
             ("POST", "x.wide.example", 443, true, true),
             ("POST", "x.get.example", 443, false, true),
             ("POST", "y.get.example", 443, false, false),
-            // What the operator denies stays denied, on every port of a name denied whole.
+            // What the operator denies stays denied, on every port of a name that is denied
+            // completely.
             ("GET", "x.no.example", 8443, false, false),
             ("DELETE", "some.example", 443, false, false),
             ("GET", "some.example", 443, true, true),

@@ -1,12 +1,12 @@
-//! From bytes to text, and from text to null, true, a number or text.
+//! Decoding of a file's bytes, and resolution of plain YAML scalars.
 
 use serde_json::Number;
 
-use super::{Content, Place};
+use super::{Content, Position};
 
-/// The bytes as text, if all of it may stand in a YAML file (YAML 1.2.2, 5.1). The
-/// parser takes a NUL for the end of the file, so what follows one would go unread.
-pub(super) fn printable(bytes: &[u8]) -> Result<&str, (Place, String)> {
+/// The bytes as text, if every character is allowed in a YAML file (YAML 1.2.2, 5.1). The parser
+/// treats a NUL as the end of the file, so the text after it would be ignored.
+pub(super) fn printable(bytes: &[u8]) -> Result<&str, (Position, String)> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let (valid, whole) = match std::str::from_utf8(bytes) {
         Ok(text) => (text, true),
@@ -16,7 +16,7 @@ pub(super) fn printable(bytes: &[u8]) -> Result<&str, (Place, String)> {
             (std::str::from_utf8(valid).unwrap_or_default(), false)
         }
     };
-    let mut place = Place { line: 1, column: 1 };
+    let mut place = Position { line: 1, column: 1 };
     for c in valid.chars() {
         match c {
             '\n' => {
@@ -40,8 +40,8 @@ pub(super) fn printable(bytes: &[u8]) -> Result<&str, (Place, String)> {
     }
 }
 
-/// A plain scalar by the core schema: null, true, 80, 0x50, 1.5 or text. None for the
-/// numbers JSON lacks.
+/// Resolves a plain scalar by the core schema: null, true, 80, 0x50, 1.5 or text. None for numbers
+/// that JSON lacks.
 pub(super) fn resolve(text: &str) -> Option<Content> {
     Some(match text {
         "" | "~" | "null" | "Null" | "NULL" => Content::Null,
@@ -101,7 +101,7 @@ fn number(text: &str) -> Numeral {
     }
 }
 
-/// `5.0` is the integer 5, as JSON Schema has it, so that serde agrees.
+/// `5.0` is the integer 5, as in JSON Schema, so that serde accepts it too.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "only whole values that a double holds exactly get there"

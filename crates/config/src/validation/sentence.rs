@@ -1,4 +1,4 @@
-//! Mistakes in words.
+//! Messages for violations of the schema.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use super::{Fault, Kind};
 use crate::problem::{Problem, closest, quote};
-use crate::schema::{Place, Shape};
+use crate::schema::{FileSchema, SchemaNode};
 use crate::tree::{Content, Tree, dotted, join};
 
 impl Fault {
-    /// The sentence, with its place. None for what was already reported.
-    pub(super) fn say(&self, shape: &Shape, tree: &Tree) -> Option<Problem> {
+    /// The problem with its position. None if it was already reported.
+    pub(super) fn describe(&self, shape: &FileSchema, tree: &Tree) -> Option<Problem> {
         let place = shape.at(&self.pointer);
         let variable = tree
             .get(&self.pointer)
@@ -28,7 +28,7 @@ impl Fault {
         };
         let (message, hint) = match &self.kind {
             Kind::UnknownKey(key) => {
-                let at = tree.key_place(&self.pointer, key);
+                let at = tree.key_position(&self.pointer, key);
                 let (message, hint) = said.unknown_key(key, shape);
                 let mut problem = tree.problem(&self.pointer, message);
                 (problem.line, problem.column) = (at.line, at.column);
@@ -37,7 +37,7 @@ impl Fault {
                 return Some(problem);
             }
             Kind::BadKey { key, format } => {
-                let at = tree.key_place(&self.pointer, key);
+                let at = tree.key_position(&self.pointer, key);
                 let mut problem = tree.problem(&self.pointer, said.bad_key(key, format.as_deref()));
                 (problem.line, problem.column) = (at.line, at.column);
                 if !names_a_user(key) {
@@ -66,7 +66,7 @@ impl Fault {
             Kind::TooFew(1) => (format!("{} must not be empty", said.name), None),
             Kind::TooFew(limit) => (format!("{} needs at least {limit} items", said.name), None),
             Kind::TooMany(limit) => (format!("{} has at most {limit} items", said.name), None),
-            Kind::Repeats => (format!("{} lists something twice", said.name), None),
+            Kind::Repeats => (format!("{} has duplicate items", said.name), None),
             Kind::Other => (format!("{} is not valid", said.name), None),
         };
         let mut problem = tree.problem(&self.pointer, message);
@@ -78,16 +78,16 @@ impl Fault {
     }
 }
 
-/// What the sentences need to know.
+/// What the messages are made from.
 struct Said<'a> {
     fault: &'a Fault,
     name: String,
     hidden: bool,
-    place: Place<'a>,
+    place: SchemaNode<'a>,
 }
 
 impl Said<'_> {
-    fn unknown_key(&self, key: &str, shape: &Shape) -> (String, Option<String>) {
+    fn unknown_key(&self, key: &str, shape: &FileSchema) -> (String, Option<String>) {
         let known: Vec<&str> = self.place.keys().collect();
         let moved = match self.fault.pointer.as_str() {
             "" => shape.moved(key),
@@ -99,7 +99,7 @@ impl Said<'_> {
                 let word = closest(key, known.iter().copied())?;
                 Some(format!("did you mean '{word}'?"))
             })
-            .or_else(|| (known.len() <= 8).then(|| format!("known are {}", list(&known))))
+            .or_else(|| (known.len() <= 8).then(|| format!("known keys: {}", list(&known))))
             .filter(|_| !known.is_empty());
         let message = match self.fault.pointer.as_str() {
             "" => format!("unknown key {} at the top level", quote(key)),
@@ -230,7 +230,7 @@ impl Said<'_> {
     }
 }
 
-/// Whether `text` may be an address with a user, and then a password, in front.
+/// Whether `text` may be an address with `user:password@`.
 fn names_a_user(text: &str) -> bool {
     text.contains('@')
 }

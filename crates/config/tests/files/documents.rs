@@ -1,9 +1,9 @@
-//! What people and editors read about the files.
+//! Tests of the template, the reference and the schema.
 
 use std::path::Path;
 
 #[test]
-fn the_template_loads_and_changes_nothing() {
+fn template_loads_and_equals_the_defaults() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("palisade.yaml");
     std::fs::write(&path, config::TEMPLATE).unwrap();

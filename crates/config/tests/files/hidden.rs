@@ -1,4 +1,4 @@
-//! What a variable or a secret holds is used and never repeated.
+//! Values of variables and secrets are used and never shown.
 
 use std::path::Path;
 
@@ -131,7 +131,7 @@ fn show_names_the_variable_and_not_its_value() {
     assert!(value("/domains/2").contains("a.example"));
     assert_hidden(&format!("{settings:?}"));
 
-    // The values themselves are there for those who need them.
+    // The values themselves are available to the code.
     assert_eq!(settings.tools[0].command[1], "--key=hunter2");
     let names: Vec<String> = settings
         .secret_values()
@@ -172,7 +172,7 @@ fn debug_prints_neither_the_bytes_of_a_file_nor_what_they_became() {
 }
 
 #[test]
-fn a_secret_too_short_to_be_found_in_a_log_is_a_warning() {
+fn secret_too_short_for_log_redaction_is_a_warning() {
     let settings = load(
         "version: '1.0'\nserver: {auth_token: abc}\nsecrets: {pin: '12', empty: '', long: '1234'}\n",
     )
@@ -185,8 +185,8 @@ fn a_secret_too_short_to_be_found_in_a_log_is_a_warning() {
     assert_eq!(
         warnings,
         [
-            "server.auth_token is shorter than 4 bytes, too short to be taken out of logs",
-            "secrets.pin is shorter than 4 bytes, too short to be taken out of logs",
+            "server.auth_token is shorter than 4 bytes, too short to be redacted in logs",
+            "secrets.pin is shorter than 4 bytes, too short to be redacted in logs",
         ]
     );
     let places: Vec<_> = settings

@@ -1,5 +1,5 @@
-//! Files that are made to be slow, or to say too much. Each of them once took minutes; a
-//! test that does so again is ended by the runner.
+//! Files that are made to be slow, or to produce very long messages. Each of them once took
+//! minutes; a test that does so again is ended by the runner.
 
 use super::{directory, load, load_in, no_env};
 
@@ -26,7 +26,7 @@ fn a_small_file_of_large_patterns_is_refused_quickly() {
     let said = policy(&yaml).unwrap_err();
     assert!(said.contains("it compiles to too much"), "{said}");
 
-    // What people write is far from the limit, and the message knows what helps.
+    // Ordinary patterns are far from the limit, and the message has a useful hint.
     let list = |pattern: &str| {
         policy(&format!(
             "policy: {{blocked_api_patterns: {{GET: ['{pattern}']}}}}\n"
@@ -81,7 +81,7 @@ fn patterns_are_bounded_in_length_and_number() {
 }
 
 #[test]
-fn very_many_mistakes_are_counted_quickly_and_not_all_told() {
+fn very_many_mistakes_are_counted_and_only_the_first_reported() {
     let unset: String = (0..45_000).map(|n| format!("  - ${{N{n}}}\n")).collect();
     let unknown: String = (0..45_000).map(|n| format!("key{n}: 1\n")).collect();
     let long = format!("{}: 1\n", "k".repeat(3_000_000));
@@ -107,7 +107,7 @@ fn very_many_mistakes_are_counted_quickly_and_not_all_told() {
 }
 
 #[test]
-fn very_many_secrets_without_a_variable_are_counted_and_not_all_told() {
+fn very_many_unset_secrets_are_counted_and_only_the_first_reported() {
     let unset: String = (0..1000).map(|n| format!("  k{n}: ${{N{n}}}\n")).collect();
     let settings = load(&format!("version: '1.0'\nsecrets:\n{unset}")).unwrap();
     assert_eq!(settings.secrets.len(), 1000);

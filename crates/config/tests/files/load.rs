@@ -1,11 +1,11 @@
-//! The loader's edges: whole files in, settings or problems out.
+//! Loading of whole files: settings or problems out.
 
 use std::path::Path;
 use std::time::Duration;
 
 use config::section::scan::{GitAction, ScanAction};
 use config::section::tools::RuntimeKind;
-use config::{Origin, Sources};
+use config::{Sources, ValueOrigin};
 
 use super::{check, data, directory, host, load, load_in, no_env};
 
@@ -31,14 +31,14 @@ fn a_file_with_every_key_loads() {
     assert_eq!(resolve.get(&host("other.example"), 443), None);
     let mirror = settings.git.mirrors[0].identity.clone();
     let key = Path::new("/home/op/.ssh/id").to_owned();
-    assert_eq!(mirror, Some(config::leaf::Source::File(key)));
+    assert_eq!(mirror, Some(config::leaf::SecretSource::File(key)));
     assert!(settings.warnings.is_empty());
     assert!(settings.serves_mcp());
 
-    // Every key of the schema is in that file, so that none goes untried.
+    // Every key of the schema is in that file, so that each is tested.
     let written: Vec<String> = config::show(&settings)
         .into_iter()
-        .filter(|shown| shown.origin == Origin::Default)
+        .filter(|shown| shown.origin == ValueOrigin::Default)
         .map(|shown| shown.pointer)
         .filter(|pointer| !pointer.starts_with("/tools/1/") && !pointer.starts_with("/policy/"))
         .collect();
@@ -84,7 +84,7 @@ fn setup_command_is_a_line_for_the_shell_or_a_program() {
 }
 
 #[test]
-fn domains_are_merged_in_order_and_know_their_origin() {
+fn domains_are_merged_in_order_with_their_origin() {
     let dir = directory(&[
         (
             "palisade.yaml",
@@ -112,7 +112,7 @@ fn domains_are_merged_in_order_and_know_their_origin() {
         ("c.example", "grants.yaml:1:11"),
     ];
     assert_eq!(seen, expected.map(|(h, o)| (h.to_owned(), o.to_owned())));
-    // What an agent asked for is never a variable.
+    // Variables in grants, which agents requested, are not expanded.
     assert_eq!(settings.domains[2].rule.paths[0].as_str(), "/${X}");
     for name in ["a.example", "b.example", "c.example"] {
         assert!(settings.allowlist().lookup(&host(name)).is_some(), "{name}");
@@ -121,7 +121,7 @@ fn domains_are_merged_in_order_and_know_their_origin() {
 }
 
 #[test]
-fn a_bundle_that_nothing_evaluates_is_a_warning() {
+fn bundle_with_unknown_entrypoint_is_a_warning() {
     let settings = load(
         "version: 1\npolicies:\n  bundles:\n  - {id: a, path: a, entrypoint: http/auth}\n  \
          - {id: b, path: b, entrypoint: http/authz/decision}\n",
@@ -130,13 +130,13 @@ fn a_bundle_that_nothing_evaluates_is_a_warning() {
     let warnings: Vec<String> = settings.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(
-        warnings[0].contains(":4:34: nothing evaluates the entrypoint 'http/auth'"),
+        warnings[0].contains(":4:34: the gate does not evaluate the entrypoint 'http/auth'"),
         "{warnings:?}"
     );
 }
 
 #[test]
-fn more_ports_than_a_sandbox_captures_are_refused() {
+fn more_ports_than_a_sandbox_can_intercept_are_refused() {
     let ports = |most: usize| {
         let list: Vec<String> = (1..=most).map(|n| (n + 1000).to_string()).collect();
         let list = list.join(", ");
@@ -164,7 +164,7 @@ fn seed_000_configuration_loads_as_it_is() {
         settings.metrics.tracing.otlp_endpoint(),
         "http://jaeger:4318"
     );
-    // `:8090` without a token stays on this machine, and says so.
+    // `:8090` without a token listens on loopback, with a warning.
     assert!(settings.server.interceptor().ip().is_loopback());
     assert!(settings.server.mcp().ip().is_loopback());
     let warnings: Vec<_> = settings
@@ -245,7 +245,7 @@ fn rates_and_breakers_come_from_policy_yaml() {
         (rate.interval(), rate.burst())
     };
     assert_eq!(rate("other.example"), (Duration::from_millis(10), 200));
-    // A row that gives only its rate may burst to twice that.
+    // A row with only its rate may burst to twice that.
     assert_eq!(rate("api.model.example"), (Duration::from_millis(50), 40));
     let breaker = |name: &str| {
         let config = settings.breaker_for(&host(name));
@@ -259,7 +259,7 @@ fn rates_and_breakers_come_from_policy_yaml() {
     assert_eq!(breaker("forge.example"), (5, 30, 2));
     assert_eq!(breaker("api.forge.example"), (5, 30, 2));
     assert_eq!(breaker("api.model.example"), (3, 60, 2));
-    // A list of one's own takes the place of the built-in one.
+    // A configured list replaces the built-in one.
     assert_eq!(breaker("api.anthropic.com"), (5, 30, 2));
 
     let plain = load("version: '1.0'\n").unwrap();
@@ -302,7 +302,7 @@ fn only_the_version_is_required_and_gives_the_defaults() {
 }
 
 #[test]
-fn a_variable_becomes_a_number_where_one_is_wanted_and_nothing_more() {
+fn variable_becomes_a_number_only_where_one_is_expected() {
     let dir = directory(&[(
         "palisade.yaml",
         "version: '1.0'\nsandbox: {limits: {pids: '${N}', cpus: '${F}', memory: '${M}'}}\n\
@@ -329,7 +329,7 @@ fn a_variable_becomes_a_number_where_one_is_wanted_and_nothing_more() {
     assert_eq!(settings.audit.max_bytes, 77);
     assert_eq!(
         settings.origin("/sandbox/limits/pids"),
-        Origin::Env {
+        ValueOrigin::Env {
             name: "N".into(),
             file: dir.path().join("palisade.yaml").into(),
             line: 2,
@@ -363,7 +363,7 @@ fn sources_are_read_once_and_fingerprinted_whole() {
     let names = ["palisade.yaml", "a.yaml", "grants.yaml"];
     assert_eq!(first.paths(), names.map(|name| dir.path().join(name)));
 
-    // Built from the bytes that were compared, not from what stands there now.
+    // Built from the bytes that were compared, not from the current file.
     std::fs::write(dir.path().join("a.yaml"), "domains: [b.example]\n").unwrap();
     let settings = first.settings(&no_env).unwrap();
     assert_eq!(settings.domains[0].rule.host.to_string(), "a.example");
@@ -381,7 +381,7 @@ fn sources_are_read_once_and_fingerprinted_whole() {
 }
 
 #[test]
-fn what_the_settings_lead_to_is_part_of_the_fingerprint() {
+fn referenced_files_are_part_of_the_fingerprint() {
     let dir = directory(&[
         (
             "palisade.yaml",
@@ -412,7 +412,7 @@ fn what_the_settings_lead_to_is_part_of_the_fingerprint() {
         assert!(!seen.contains(&now), "{what}");
         seen.push(now);
     };
-    // As long as before: the times tell.
+    // Same length as before: the times differ.
     std::fs::write(at("a/policy.rego"), "package http.auth2\n").unwrap();
     changed("a file of a bundle");
     std::fs::write(at("a/lists/data.json"), "{}").unwrap();
@@ -425,13 +425,13 @@ fn what_the_settings_lead_to_is_part_of_the_fingerprint() {
     changed("an archive");
     std::fs::write(at("resolv.conf"), "nameserver 192.0.2.2\n").unwrap();
     changed("other resolvers");
-    // Written again, and the same.
+    // Written again with the same content.
     std::fs::write(at("resolv.conf"), "nameserver 192.0.2.2\n").unwrap();
     assert_eq!(read().fingerprint(), *seen.last().unwrap());
 }
 
 #[test]
-fn a_diff_names_what_changed_and_no_value() {
+fn diff_names_changed_keys_and_no_values() {
     let a = load(
         "version: '1.0'\nlogging: {level: info}\nsecrets: {k: one}\n\
          tools: [{name: t, command: [x], env: ['A=1']}]\negress: {domains: [a.example]}\n",
@@ -457,7 +457,7 @@ fn a_diff_names_what_changed_and_no_value() {
 }
 
 #[test]
-fn show_hides_secrets_and_says_where_values_come_from() {
+fn show_hides_secrets_and_names_the_origin_of_values() {
     let dir = directory(&[(
         "palisade.yaml",
         "version: '1.0'\nsecrets: {k: '${K}'}\nserver: {auth_token: hunter2}\nlogging: {level: warn}\n\

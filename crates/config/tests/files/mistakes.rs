@@ -1,4 +1,4 @@
-//! What is said about files with mistakes in them.
+//! Messages about files with mistakes.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ fn five_mistakes_of_five_kinds_are_five_problems() {
             "7:12: egress.unknown must be deny or ask, not 'deni'; did you mean 'deny'?",
             "9:5: the key 'name' is missing in tools[0]",
             "10:17: the environment variable NOPE is not set; set it, or write ${NOPE:-default}",
-            "11:19: sandbox.remote has no address; give exactly one of socket_path and tcp",
+            "11:19: sandbox.remote has no address; set exactly one of socket_path and tcp",
         ],
     );
 }
@@ -64,16 +64,16 @@ fn mistakes_in_a_list_of_containers_are_reported_with_their_item() {
         &[
             "6:14: another container is called 'a' on line 5",
             "7:14: sandbox.remote[2].name must be a name of 1 to 63 lower-case letters and digits, with single dashes in between, not 'Fix It'",
-            "8:7: sandbox.remote[3] has no address; give exactly one of socket_path and tcp",
+            "8:7: sandbox.remote[3] has no address; set exactly one of socket_path and tcp",
             "9:51: sandbox.remote[4].auth.required is true but there is no token; set sandbox.remote[4].auth.token",
-            "10:34: unknown key 'colour' in sandbox.remote[5]; known are name, socket_path, tcp, wait_for_ready_ms or auth",
+            "10:34: unknown key 'colour' in sandbox.remote[5]; known keys: name, socket_path, tcp, wait_for_ready_ms or auth",
             "12:7: another container is called 'remote' on line 11",
         ],
     );
     check(
         "sandbox: {backend: remote, remote: []}\n",
         &[
-            "2:20: the backend is remote but sandbox.remote says nothing of where; add sandbox.remote.socket_path or sandbox.remote.tcp",
+            "2:20: sandbox.backend is remote but sandbox.remote has no container; add sandbox.remote.socket_path or sandbox.remote.tcp",
         ],
     );
     let many: String = (0..65)
@@ -86,7 +86,7 @@ fn mistakes_in_a_list_of_containers_are_reported_with_their_item() {
 }
 
 #[test]
-fn a_github_rule_that_does_not_exist_is_told_with_the_one_that_was_meant() {
+fn unknown_github_rule_is_reported_with_a_suggestion() {
     check(
         "egress:\n\
          \x20 github:\n\
@@ -100,7 +100,7 @@ fn a_github_rule_that_does_not_exist_is_told_with_the_one_that_was_meant() {
 }
 
 #[test]
-fn a_bad_item_does_not_hide_what_is_wrong_with_the_next() {
+fn invalid_item_does_not_hide_mistakes_in_the_next() {
     check(
         "tools:\n\
          - {name: a, command: []}\n\
@@ -141,12 +141,12 @@ fn misspelt_keys_and_words_get_a_suggestion() {
     );
     check(
         "logging: {colour: true}\n",
-        &["2:11: unknown key 'colour' in logging; known are level or format"],
+        &["2:11: unknown key 'colour' in logging; known keys: level or format"],
     );
 }
 
 #[test]
-fn every_kind_of_mistake_has_a_sentence() {
+fn every_kind_of_mistake_has_a_message() {
     for (yaml, expected) in [
         ("tools: {}", "2:8: tools must be a list, not a mapping"),
         ("server: 3", "2:9: server must be a mapping, not a number"),
@@ -200,11 +200,11 @@ fn every_kind_of_mistake_has_a_sentence() {
         ),
         (
             "egress: {passthrough: [a.example, '*.git.example']}\ngit: {hosts: [x.git.example]}",
-            "2:35: a host of git.hosts cannot be passed on unread; take it out of one of the two",
+            "2:35: a host of git.hosts cannot be in egress.passthrough; remove it from one of the two",
         ),
         (
             "egress: {resolve: {a.example: ':80'}}",
-            "2:31: egress.resolve.a.example cannot be connected to; write an address and a port",
+            "2:31: egress.resolve.a.example is not an address to connect to; write an address and a port",
         ),
         (
             "egress: {timeouts: {connect: 0}}",
@@ -228,11 +228,11 @@ fn every_kind_of_mistake_has_a_sentence() {
         ),
         (
             "sandbox: {backend: remote}",
-            "2:20: the backend is remote but sandbox.remote says nothing of where; add sandbox.remote.socket_path or sandbox.remote.tcp",
+            "2:20: sandbox.backend is remote but sandbox.remote has no container; add sandbox.remote.socket_path or sandbox.remote.tcp",
         ),
         (
             "sandbox: {remote: {socket_path: /x, tcp: {host: h, port: 1}}}",
-            "2:19: sandbox.remote has two addresses, socket_path and tcp; give exactly one of socket_path and tcp",
+            "2:19: sandbox.remote has two addresses, socket_path and tcp; set exactly one of socket_path and tcp",
         ),
         (
             "sandbox: {env: [A=b]}",
@@ -240,15 +240,15 @@ fn every_kind_of_mistake_has_a_sentence() {
         ),
         (
             "server: {interceptor_addr: '0.0.0.0:8090'}",
-            "2:28: server.interceptor_addr is 0.0.0.0:8090, which others can reach, and there is no server.auth_token; set server.auth_token, or use 127.0.0.1",
+            "2:28: server.interceptor_addr is 0.0.0.0:8090, which is not a loopback address, but server.auth_token is not set; set server.auth_token, or use 127.0.0.1",
         ),
         (
             "server: {single_port: ':0', mcp_server_addr: '127.0.0.1:1'}",
-            "2:23: server.single_port stands instead of server.mcp_server_addr, not beside it; remove one of them",
+            "2:23: server.single_port and server.mcp_server_addr cannot both be set; remove one of them",
         ),
         (
             "git: {mirrors: [{name: a, upstream: 'git@git.example:a.git'}]}",
-            "2:17: mirror 'a' is reached by ssh but has no host_key; add the server's public key, as ssh-keyscan prints it",
+            "2:17: mirror 'a' uses ssh but has no host_key; add the server's public key, as ssh-keyscan prints it",
         ),
         (
             "git: {mirrors: [{name: \"a\\nb\", upstream: 'https://git.example/a.git'}]}",
@@ -321,7 +321,7 @@ fn the_value_of_a_secret_is_never_in_a_message() {
         let said = load(&format!("version: '1.0'\n{yaml}\n")).unwrap_err();
         assert!(!said.contains(secret), "{yaml}: {said}");
     }
-    // Nor is that of a variable, wherever it is used.
+    // The value of a variable is not shown either, wherever it is used.
     for yaml in [
         "logging: {level: '${V}'}",
         "egress: {timeouts: {connect: '${V}'}}",
@@ -337,7 +337,7 @@ fn the_value_of_a_secret_is_never_in_a_message() {
 }
 
 #[test]
-fn an_include_must_exist_and_its_mistakes_are_its_own() {
+fn included_file_must_exist_and_its_mistakes_name_it() {
     let dir = directory(&[
         (
             "palisade.yaml",
@@ -398,7 +398,7 @@ fn one_host_in_two_spellings_is_a_mistake() {
 }
 
 #[test]
-fn a_path_that_is_no_file_is_said_to_be_none() {
+fn path_that_is_not_a_file_is_reported() {
     let dir = directory(&[]);
     let said = |path: &Path| {
         let problems = config::load(Some(path), &no_env).unwrap_err();

@@ -1,4 +1,4 @@
-//! What holds for every file, not only for those somebody thought of.
+//! Properties of arbitrary files.
 
 use config::section::tools::RuntimeKind;
 use config::{Env, Settings, Sources};
@@ -160,7 +160,7 @@ proptest! {
         let whole = format!("{around}{value}{around}");
         prop_assert_eq!(settings.secrets["inside"].expose(), &whole);
 
-        // A secret may wait for its variable; nothing else may.
+        // The variable of a secret may be unset; no other may.
         let sentence = format!("the environment variable {variable} is not set");
         let unset = load_bytes(yaml.as_bytes(), &|_| None).map_err(TestCaseError::fail)?;
         prop_assert!(unset.secrets.values().all(config::Secret::is_empty));
@@ -193,7 +193,7 @@ proptest! {
         prop_assert_eq!(runtime.timeout.map(|t| t.as_millis()), Some(expected));
     }
 
-    /// Whatever a variable holds, it stays inside its string: no other value changes.
+    /// Whatever the value of a variable is, it stays inside its string: no other value changes.
     #[test]
     fn a_variable_cannot_break_out_of_its_string(
         value in prop_oneof![
@@ -227,7 +227,7 @@ proptest! {
         config::exercise(text.as_bytes());
     }
 
-    /// Files that are nearly right reach the deeper stages.
+    /// Nearly valid files reach the later stages.
     #[test]
     fn a_damaged_file_never_panics(
         at in any::<prop::sample::Index>(),

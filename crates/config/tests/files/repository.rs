@@ -1,4 +1,4 @@
-//! A repository's own file, and what it takes to be believed.
+//! A repository's own file, and the list of trusted files.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -58,7 +58,7 @@ fn refused(yaml: &str) -> String {
 }
 
 #[test]
-fn nothing_counts_until_this_exact_content_is_trusted() {
+fn file_has_no_effect_until_its_exact_content_is_trusted() {
     let fixture = Fixture::new(YAML);
     assert!(fixture.file().trusted(&fixture.store()).is_none());
 
@@ -84,7 +84,7 @@ fn nothing_counts_until_this_exact_content_is_trusted() {
     fixture.write(YAML);
     assert!(fixture.file().trusted(&fixture.store()).is_some());
 
-    // The same content elsewhere is another repository's.
+    // The same content in another directory is another repository's.
     let other = fixture.dir.path().join("other");
     std::fs::create_dir(&other).unwrap();
     std::fs::write(other.join(FILE_NAME), YAML).unwrap();
@@ -103,7 +103,7 @@ fn nothing_counts_until_this_exact_content_is_trusted() {
 }
 
 #[test]
-fn what_happened_since_the_list_was_read_is_not_undone() {
+fn changes_since_the_list_was_read_are_kept() {
     let fixture = Fixture::new(YAML);
     let other = fixture.dir.path().join("other");
     std::fs::create_dir(&other).unwrap();
@@ -122,7 +122,7 @@ fn what_happened_since_the_list_was_read_is_not_undone() {
     );
     assert!(other_file.trusted(&fixture.store()).is_some());
 
-    // And the other way round.
+    // The other way round.
     let mut revoking = fixture.store();
     fixture.store().trust(&fixture.file()).unwrap();
     assert!(revoking.revoke(&other).unwrap());
@@ -134,7 +134,7 @@ fn what_happened_since_the_list_was_read_is_not_undone() {
 }
 
 #[test]
-fn many_hands_at_one_list_lose_nothing() {
+fn concurrent_writers_of_the_trust_list_lose_no_entry() {
     let fixture = Fixture::new(YAML);
     let repos: Vec<_> = (0..8)
         .map(|n| {
@@ -156,7 +156,7 @@ fn many_hands_at_one_list_lose_nothing() {
 }
 
 #[test]
-fn a_repository_that_is_gone_can_still_be_revoked() {
+fn deleted_repository_can_still_be_revoked() {
     let fixture = Fixture::new(YAML);
     let link = fixture.dir.path().join("link");
     std::os::unix::fs::symlink(fixture.dir.path(), &link).unwrap();
@@ -175,7 +175,8 @@ fn a_repository_that_is_gone_can_still_be_revoked() {
         std::fs::create_dir(fixture.repo()).unwrap();
         fixture.write(YAML);
     }
-    // A link that took its place leads elsewhere; what was trusted here goes all the same.
+    // A link that replaced the directory points elsewhere; the trust in this path is revoked all
+    // the same.
     fixture.store().trust(&fixture.file()).unwrap();
     std::fs::remove_dir_all(fixture.repo()).unwrap();
     std::os::unix::fs::symlink("/", fixture.repo()).unwrap();
@@ -183,7 +184,7 @@ fn a_repository_that_is_gone_can_still_be_revoked() {
 }
 
 #[test]
-fn environment_names_also_need_the_operators_word() {
+fn environment_names_must_also_be_in_the_operators_list() {
     let fixture = Fixture::new(YAML);
     let mut store = fixture.store();
     store.trust(&fixture.file()).unwrap();
@@ -207,7 +208,7 @@ fn environment_names_also_need_the_operators_word() {
 fn a_repository_may_set_its_own_keys_and_no_others() {
     assert_eq!(
         refused("sandbox: {env: [X]}\nimages: a\nports: [0]\nenv: ['A=b']\n"),
-        ".palisade.yaml:1:1: unknown key 'sandbox' at the top level; known are version, image, setup_command, ports, env or egress\n\
+        ".palisade.yaml:1:1: unknown key 'sandbox' at the top level; known keys: version, image, setup_command, ports, env or egress\n\
          .palisade.yaml:2:1: unknown key 'images' at the top level; did you mean 'image'?\n\
          .palisade.yaml:3:9: ports[0] must be at least 1, not 0\n\
          .palisade.yaml:4:7: env[0] must be the name of an environment variable, not 'A=b'"
@@ -216,7 +217,7 @@ fn a_repository_may_set_its_own_keys_and_no_others() {
 }
 
 #[test]
-fn variables_are_not_filled_in_for_strangers() {
+fn variables_in_repository_files_are_not_expanded() {
     let fixture = Fixture::new("setup_command: echo ${HOME}\n");
     let mut store = fixture.store();
     store.trust(&fixture.file()).unwrap();
@@ -232,7 +233,7 @@ fn variables_are_not_filled_in_for_strangers() {
 }
 
 #[test]
-fn a_hostile_file_is_not_followed_waited_for_or_echoed() {
+fn links_pipes_and_secrets_in_repository_files_are_refused() {
     let fixture = Fixture::new("");
     let path = fixture.repo().join(FILE_NAME);
     std::fs::remove_file(&path).unwrap();

@@ -7,7 +7,7 @@ use policy::id::SandboxId;
 use policy::registration::AuthMode;
 use serde_json::json;
 use store::Store;
-use store::registry::Lookup;
+use store::registry::RegistryLookup;
 
 use super::create_plan::CreateGrants;
 use super::{Sandboxes, bounds, describe};
@@ -104,8 +104,8 @@ impl Sandboxes {
             .await?;
         drop(turn);
         let (repos, auth_mode) = match store.registry().by_id(&id) {
-            Lookup::Found(source) => (source.repos.clone(), source.auth_mode),
-            Lookup::Unknown | Lookup::Unavailable => (Vec::new(), AuthMode::User),
+            RegistryLookup::Found(source) => (source.repos.clone(), source.auth_mode),
+            RegistryLookup::Unknown | RegistryLookup::Unavailable => (Vec::new(), AuthMode::User),
         };
         // The ports of the host lead to the original.
         let who = CreateGrants {

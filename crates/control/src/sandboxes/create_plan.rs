@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use config::leaf::Publish;
+use config::leaf::PortMapping;
 use config::section::egress::DomainRule;
 use config::section::sandbox::SetupCommand;
 use config::{GATE_PORTS, MAX_CAPTURED_PORTS, Settings};
@@ -43,7 +43,7 @@ pub(super) struct CreateGrants {
     /// Ports of the host that shall lead inside.
     pub(super) publish: Vec<PortBody>,
     /// Ports that the repository's trusted file wants published.
-    pub(super) file_ports: Vec<Publish>,
+    pub(super) file_ports: Vec<PortMapping>,
 }
 
 impl CreatePlan {

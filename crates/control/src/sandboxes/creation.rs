@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use config::Settings;
-use config::leaf::Publish;
+use config::leaf::PortMapping;
 use http::StatusCode;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
@@ -107,7 +107,7 @@ impl Sandboxes {
         for PortBody { host, port } in who.publish {
             doors.push((ports::listen(host).await?, port));
         }
-        for Publish { host, inside } in who.file_ports {
+        for PortMapping { host, inside } in who.file_ports {
             doors.push((ports::listen_near(host)?, inside));
         }
         let now = wall_now();

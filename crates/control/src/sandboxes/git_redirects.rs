@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use config::section::git::{Git, Mirror};
+use config::section::git::{GitSection, MirrorSettings};
 use policy::host::Host;
 use sandbox::git::remote_url::RemoteUrl;
 
@@ -11,7 +11,7 @@ use super::repository::git_host;
 /// Variables by which git uses the gate where a URL means an upstream that is mirrored, and
 /// HTTPS where a URL means ssh to a host of `git.hosts` (git-config(1), `GIT_CONFIG_COUNT`,
 /// since git 2.31). The longest `insteadOf` that fits counts, so a mirror comes first.
-pub(super) fn environment(git: &Git, remotes: &[(String, String)]) -> Vec<(String, String)> {
+pub(super) fn environment(git: &GitSection, remotes: &[(String, String)]) -> Vec<(String, String)> {
     let mirrors = git.mirrors.iter().flat_map(mirror_rules);
     let hosts = git.hosts.iter().flat_map(|host| {
         let key = format!("url.https://{host}/.insteadOf");
@@ -31,7 +31,7 @@ pub(super) fn environment(git: &Git, remotes: &[(String, String)]) -> Vec<(Strin
     variables
 }
 
-fn mirror_rules(mirror: &Mirror) -> impl Iterator<Item = (String, String)> {
+fn mirror_rules(mirror: &MirrorSettings) -> impl Iterator<Item = (String, String)> {
     let key = format!("url.http://palisade.internal/git/{}.insteadOf", mirror.name);
     let spellings = mirror.spellings().into_iter();
     spellings.map(move |spelling| (key.clone(), spelling))
@@ -80,8 +80,8 @@ mod tests {
 
     use super::*;
 
-    fn mirror(name: &str, upstream: &str) -> Mirror {
-        Mirror {
+    fn mirror(name: &str, upstream: &str) -> MirrorSettings {
+        MirrorSettings {
             name: name.to_owned(),
             upstream: upstream.to_owned(),
             identity: None,
@@ -155,14 +155,14 @@ mod tests {
         assert_eq!(environment(&self::git(Vec::new(), &[]), &[]), []);
     }
 
-    fn git(mirrors: Vec<Mirror>, hosts: &[&str]) -> Git {
-        Git {
+    fn git(mirrors: Vec<MirrorSettings>, hosts: &[&str]) -> GitSection {
+        GitSection {
             mirrors,
             hosts: hosts
                 .iter()
                 .map(|host| Host::parse(host).unwrap())
                 .collect(),
-            ..Git::default()
+            ..GitSection::default()
         }
     }
 

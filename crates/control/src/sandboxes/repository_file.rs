@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use config::leaf::Publish;
+use config::leaf::PortMapping;
 use config::section::egress::DomainRule;
 use config::section::sandbox::SetupCommand;
 use config::{FILE_NAME, RepoFile, RepoSettings, Settings, TrustStore, TrustedRepoFile};
@@ -56,7 +56,7 @@ pub(super) struct Additions {
 #[derive(Debug, Default)]
 pub(super) struct Applied {
     pub(super) setup_command: Option<SetupCommand>,
-    pub(super) ports: Vec<Publish>,
+    pub(super) ports: Vec<PortMapping>,
     pub(super) additions: Option<Additions>,
 }
 

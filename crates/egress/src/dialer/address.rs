@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use config::Settings;
-use config::section::egress::{PrivateHole, Resolve};
+use config::section::egress::{FixedAddresses, PrivateAddressException};
 use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{NameServerConfig, ResolverConfig, ResolverOpts};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
@@ -35,9 +35,9 @@ const REMEMBERED: u64 = 256;
 /// Where names lead, and which of it may be dialled.
 pub(super) struct Addresses {
     /// The operator's fixed addresses.
-    pub(super) resolve: Resolve,
+    pub(super) resolve: FixedAddresses,
     /// The operator's exceptions.
-    pub(super) holes: Vec<PrivateHole>,
+    pub(super) holes: Vec<PrivateAddressException>,
     /// The gate's own listeners, refused always.
     pub(super) own: Arc<[SocketAddr]>,
     /// The operator's rules, where some of them deny names: aliases are held against them.

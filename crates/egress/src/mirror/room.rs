@@ -93,7 +93,7 @@ impl Drop for Repacking<'_> {
 
 /// The directory of a mirror. A name that is given to another upstream must not show what the
 /// first one had.
-pub fn name_of(mirror: &git::Mirror) -> String {
+pub fn name_of(mirror: &git::MirrorSettings) -> String {
     let mut name = format!("{}-", mirror.name);
     let digest = digest(&SHA256, mirror.upstream.as_bytes());
     for byte in digest.as_ref().iter().take(DIGITS / 2) {
@@ -117,8 +117,8 @@ pub fn is_name(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn mirror(upstream: &str) -> git::Mirror {
-        git::Mirror {
+    fn mirror(upstream: &str) -> git::MirrorSettings {
+        git::MirrorSettings {
             name: "app".to_owned(),
             upstream: upstream.to_owned(),
             identity: None,

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::Stdio;
 
 use config::Settings;
-use config::leaf::Source;
-use config::section::git::{Mirror, Place, Transport};
+use config::leaf::SecretSource;
+use config::section::git::{MirrorSettings, MirrorTransport, UpstreamAddress};
 use policy::id::SandboxId;
 use tempfile::NamedTempFile;
 use tokio::process::{Child, Command};
@@ -45,7 +45,7 @@ pub struct Asking<'a> {
 /// An upstream, for as long as it is used: its key is in a file until then.
 #[derive(Debug)]
 pub struct Upstream {
-    transport: Transport,
+    transport: MirrorTransport,
     url: String,
     host: String,
     user: Option<String>,
@@ -79,7 +79,7 @@ impl Key {
 
 impl Upstream {
     /// Finds out where it is, and gets the key ready.
-    pub async fn reach(mirror: &Mirror, asking: &Asking<'_>) -> Result<Self, Stale> {
+    pub async fn reach(mirror: &MirrorSettings, asking: &Asking<'_>) -> Result<Self, Stale> {
         let Asking {
             dialer,
             settings,
@@ -87,9 +87,9 @@ impl Upstream {
             directory,
         } = *asking;
         let place = mirror
-            .place()
+            .address()
             .ok_or_else(|| Stale::unreachable("its address cannot be read"))?;
-        if place.transport == Transport::Ssh
+        if place.transport == MirrorTransport::Ssh
             && !spawn_blocking(|| is_there("ssh"))
                 .await
                 .is_ok_and(|there| there)
@@ -102,24 +102,24 @@ impl Upstream {
             .copied()
             .ok_or_else(|| Stale::unreachable("it has no address"))?;
         let key = match (&mirror.identity, place.transport) {
-            (Some(source), Transport::Ssh) => Some(key(source, directory).await?),
+            (Some(source), MirrorTransport::Ssh) => Some(key(source, directory).await?),
             _ => None,
         };
         let known_hosts = match (&mirror.host_key, place.transport) {
-            (Some(line), Transport::Ssh) => {
+            (Some(line), MirrorTransport::Ssh) => {
                 let line = format!("palisade {line}\n");
                 Some(keep(line.into(), directory).await?)
             }
             _ => None,
         };
         let roots = match place.transport {
-            Transport::Https if !settings.egress.extra_roots.is_empty() => {
+            MirrorTransport::Https if !settings.egress.extra_roots.is_empty() => {
                 Some(roots(settings, directory).await?)
             }
             _ => None,
         };
         let patience = settings.egress.timeouts.connect.as_secs().max(1);
-        let Place {
+        let UpstreamAddress {
             transport,
             user,
             host,
@@ -128,10 +128,10 @@ impl Upstream {
         } = place;
         // Where the operator says where a host is, that has a port of its own.
         let url = match transport {
-            Transport::Git => format!("git://{address}{path}"),
-            Transport::Https => format!("https://{host}:{}{path}", address.port()),
-            Transport::Http => format!("http://{host}:{}{path}", address.port()),
-            Transport::Ssh => mirror.upstream.clone(),
+            MirrorTransport::Git => format!("git://{address}{path}"),
+            MirrorTransport::Https => format!("https://{host}:{}{path}", address.port()),
+            MirrorTransport::Http => format!("http://{host}:{}{path}", address.port()),
+            MirrorTransport::Ssh => mirror.upstream.clone(),
         };
         Ok(Self {
             transport,
@@ -154,7 +154,7 @@ impl Upstream {
     }
 
     /// How it is spoken to.
-    pub fn transport(&self) -> Transport {
+    pub fn transport(&self) -> MirrorTransport {
         self.transport
     }
 
@@ -166,14 +166,14 @@ impl Upstream {
     /// Leads a git command there, and nowhere else.
     pub fn prepare(&self, command: &mut Command) {
         let allowed = match self.transport {
-            Transport::Ssh => "ssh",
-            Transport::Https => "https",
-            Transport::Http => "http",
-            Transport::Git => "git",
+            MirrorTransport::Ssh => "ssh",
+            MirrorTransport::Https => "https",
+            MirrorTransport::Http => "http",
+            MirrorTransport::Git => "git",
         };
         command.env("GIT_ALLOW_PROTOCOL", allowed);
         match self.transport {
-            Transport::Ssh => {
+            MirrorTransport::Ssh => {
                 let mut line = "ssh".to_owned();
                 for word in self.ssh_options() {
                     let _ = write!(line, " {}", quoted(&word));
@@ -182,7 +182,7 @@ impl Upstream {
                     .env("GIT_SSH_COMMAND", line)
                     .env("GIT_SSH_VARIANT", "ssh");
             }
-            Transport::Https | Transport::Http => {
+            MirrorTransport::Https | MirrorTransport::Http => {
                 let Self { host, address, .. } = self;
                 let port = address.port();
                 let ip = match address {
@@ -198,7 +198,7 @@ impl Upstream {
                     command.args(["-c", &format!("http.sslCAInfo={roots}")]);
                 }
             }
-            Transport::Git => {
+            MirrorTransport::Git => {
                 let asked = format!("{}:{}", self.host, self.port);
                 command.env("GIT_OVERRIDE_VIRTUAL_HOST", asked);
             }
@@ -265,13 +265,13 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-async fn key(source: &Source, directory: &Path) -> Result<Key, Stale> {
+async fn key(source: &SecretSource, directory: &Path) -> Result<Key, Stale> {
     let text = match source {
-        Source::File(path) => return Ok(Key::File(path.clone())),
-        Source::Env(name) => std::env::var(name)
+        SecretSource::File(path) => return Ok(Key::File(path.clone())),
+        SecretSource::Env(name) => std::env::var(name)
             .map_err(|_| Stale::key(&format!("the variable {name} is not set")))?
             .into_bytes(),
-        Source::Command(line) => printed(line).await?,
+        SecretSource::Command(line) => printed(line).await?,
     };
     if text.len() > MOST_KEY || text.is_empty() {
         return Err(Stale::key("it is empty or too long"));

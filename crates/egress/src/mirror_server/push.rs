@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use config::section::git::Transport;
+use config::section::git::MirrorTransport;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue, USER_AGENT};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
@@ -62,13 +62,13 @@ pub(super) async fn advertise(
 async fn ask(mirror: &Mirror, asking: &Asking<'_>) -> Result<Vec<u8>, Stale> {
     let upstream = Upstream::reach(mirror.settings(), asking).await?;
     match upstream.transport() {
-        Transport::Ssh => {
+        MirrorTransport::Ssh => {
             let talk = Talk::begin(&upstream).await?;
             let told = talk.told.clone();
             talk.hang_up().await;
             Ok([BANNER, told.as_slice()].concat())
         }
-        Transport::Https | Transport::Http => {
+        MirrorTransport::Https | MirrorTransport::Http => {
             let path = format!("{}/info/refs?service=git-receive-pack", upstream.path());
             let request = request(Method::GET, &path, body::empty())?;
             let answer = send(mirror, asking, request, advertisement::CONTENT_TYPE).await?;
@@ -78,7 +78,7 @@ async fn ask(mirror: &Mirror, asking: &Asking<'_>) -> Result<Vec<u8>, Stale> {
             let read = read.map_err(|error| Stale::unreachable(&error.to_string()))?;
             Ok(read.to_vec())
         }
-        Transport::Git => Err(Stale::unpushable()),
+        MirrorTransport::Git => Err(Stale::unpushable()),
     }
 }
 
@@ -91,11 +91,11 @@ pub(super) async fn tell(
 ) -> Result<Content, Stale> {
     let upstream = Upstream::reach(mirror.settings(), asking).await?;
     match upstream.transport() {
-        Transport::Ssh => {
+        MirrorTransport::Ssh => {
             let talk = Talk::begin(&upstream).await?;
             Ok(talk.tell(services, push))
         }
-        Transport::Https | Transport::Http => {
+        MirrorTransport::Https | MirrorTransport::Http => {
             let path = format!("{}/git-receive-pack", upstream.path());
             let mut request = request(Method::POST, &path, push)?;
             let kind = HeaderValue::from_static("application/x-git-receive-pack-request");
@@ -104,7 +104,7 @@ pub(super) async fn tell(
             let body = answer.into_body();
             Ok(body.map_err(Into::into).boxed_unsync())
         }
-        Transport::Git => Err(Stale::unpushable()),
+        MirrorTransport::Git => Err(Stale::unpushable()),
     }
 }
 

@@ -259,7 +259,7 @@ async fn a_reload_puts_a_new_policy_in_force_or_keeps_the_old_one() {
     .unwrap();
     let required = ENFORCED.replace("http/authz}", "http/authz, required: true}");
     let error = reload(&place.traffic, place.settings(&required)).unwrap_err();
-    assert!(error.to_string().contains("there is nothing at"), "{error}");
+    assert!(error.to_string().contains("does not exist"), "{error}");
     assert_eq!(place.get("/ok").await.0, 403);
     // Whoever did not say that it is required goes on without.
     reload(&place.traffic, place.settings(ENFORCED)).unwrap();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use async_trait::async_trait;
-use config::bundle::BadBundle;
+use config::bundle::BundleReadError;
 use policy::id::SandboxId;
 use policy::reason::Reason;
 use serde_json::{Value, json};
@@ -47,7 +47,7 @@ fn load(
     place: &Path,
     section: &str,
     bundles: &[(&str, &str, &str)],
-) -> Result<PolicySnapshot, BadBundle> {
+) -> Result<PolicySnapshot, BundleReadError> {
     let section = if section.contains("timeout") {
         section.to_owned()
     } else {
@@ -528,7 +528,7 @@ fn a_missing_bundle_is_left_out_unless_it_is_required_and_a_broken_one_is_an_err
     let broken = [("mcp/authz", "", "allow := http.send({})")];
     assert!(matches!(
         load(place.path(), "", &broken),
-        Err(BadBundle::Wrong { .. })
+        Err(BundleReadError::Wrong { .. })
     ));
     for (required, is_fine) in [("false", true), ("true", false)] {
         let path = place.path().join("palisade.yaml");

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use config::section::tools::Tool;
+use config::section::tools::BridgedServer;
 use mcp::caller::Caller;
 use mcp::launch::{Exit, LaunchError, Launched, Launcher, Life};
 use serde_json::{Value, json};
@@ -157,7 +157,7 @@ pub(crate) struct FakeLauncher(pub(crate) Arc<FakeTool>);
 
 #[async_trait]
 impl Launcher for FakeLauncher {
-    async fn launch(&self, _: &Tool, _: &Caller) -> Result<Launched, LaunchError> {
+    async fn launch(&self, _: &BridgedServer, _: &Caller) -> Result<Launched, LaunchError> {
         let (input, their_input) = tokio::io::duplex(PIPE);
         let (their_output, output) = tokio::io::duplex(PIPE);
         let over = self.0.crash.child_token();

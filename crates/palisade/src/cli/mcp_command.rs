@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use config::section::logging::Level;
+use config::section::logging::LogLevel;
 use mcp::agents::Agents;
 
 use crate::cli::Global;
@@ -75,7 +75,7 @@ fn serve(args: &McpArgs, global: &Global) -> Result<Exit> {
     let served = runtime.block_on(async {
         let mut settings = config::Settings::default();
         // Clients show what is on stderr as trouble.
-        settings.logging.level = Level::Warn;
+        settings.logging.level = LogLevel::Warn;
         let telemetry = Telemetry::start(&settings, global.verbose, Sink::Stderr)?;
         let shop = GateSandboxService::new(kept, paths);
         let served = Agents::new(Arc::new(shop)).serve_stdio().await;

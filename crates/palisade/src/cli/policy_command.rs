@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use config::Settings;
-use config::bundle::{self, BadBundle, Contents};
+use config::bundle::{self, BundleContents, BundleReadError};
 use policy::rego::trial::{self, Held, Outcome};
 use policy::rego::{Budget, Bundle, BundleError};
 use serde_json::{Value, json};
@@ -123,17 +123,17 @@ fn settings(global: &Global) -> Result<Settings> {
 }
 
 /// Why a bundle of the command line cannot be used.
-fn bad(problem: BadBundle) -> Failure {
+fn bad(problem: BundleReadError) -> Failure {
     match problem {
-        BadBundle::Missing { path, .. } => {
-            let message = format!("there is nothing at {}", path.display());
+        BundleReadError::Missing { path, .. } => {
+            let message = format!("{} does not exist", path.display());
             Failure::new(Exit::NotFound, message)
         }
-        BadBundle::Unreadable { path, detail, .. } => {
+        BundleReadError::Unreadable { path, detail, .. } => {
             let message = format!("{} cannot be used: {detail}", path.display());
             Failure::new(Exit::Usage, message)
         }
-        BadBundle::Wrong { error, .. } => Failure::new(Exit::Usage, error.to_string()),
+        BundleReadError::Wrong { error, .. } => Failure::new(Exit::Usage, error.to_string()),
     }
 }
 
@@ -144,7 +144,7 @@ fn name_of(path: &std::path::Path) -> String {
 }
 
 /// Compiles everything in a bundle that could decide; gives what that is.
-fn compile_all(id: &str, contents: &Contents) -> Result<Vec<Bundle>, BundleError> {
+fn compile_all(id: &str, contents: &BundleContents) -> Result<Vec<Bundle>, BundleError> {
     let entrypoints = trial::entrypoints(&contents.modules)?;
     if entrypoints.is_empty() {
         let message = "no package has a rule called decision, action or allow".to_owned();

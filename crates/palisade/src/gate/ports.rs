@@ -13,8 +13,8 @@ use policy::verdict::Denial;
 use sandbox::namespace::Namespace;
 use sandbox::pack_reader::{PackFile, PackReaderPool};
 use store::Store;
-use store::audit::query::Filter;
-use store::registry::Lookup as Row;
+use store::audit::query::AuditFilter;
+use store::registry::RegistryLookup as Row;
 use tokio::runtime::Handle;
 
 /// The store's registry, as the traffic asks it.
@@ -92,10 +92,10 @@ impl AuditSink for StoreAuditSink {
 #[async_trait::async_trait]
 impl AuditLog for StoreAuditSink {
     async fn history(&self, sandbox: &SandboxId) -> Option<Vec<AuditEvent>> {
-        let mut filter = Filter {
+        let mut filter = AuditFilter {
             sandbox: Some(sandbox.clone()),
             kind: Some(Kind::Lifecycle),
-            ..Filter::default()
+            ..AuditFilter::default()
         };
         let mut history = Vec::new();
         loop {
@@ -115,11 +115,11 @@ impl AuditLog for StoreAuditSink {
     }
 
     async fn find(&self, sandbox: &SandboxId, request: RequestId) -> Option<AuditEvent> {
-        let filter = Filter {
+        let filter = AuditFilter {
             sandbox: Some(sandbox.clone()),
             request_id: Some(request),
             limit: Some(1),
-            ..Filter::default()
+            ..AuditFilter::default()
         };
         match self.0.audit().query(filter).await {
             Ok(records) => records.into_iter().next().map(|record| record.event),

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
-use config::bundle::BadBundle;
+use config::bundle::BundleReadError;
 use config::{Settings, Sources};
 use control::gate::ReloadRequest;
 use control::health::HealthRegistry;
@@ -84,8 +84,8 @@ enum ReloadError {
     Other(String),
 }
 
-impl From<BadBundle> for ReloadError {
-    fn from(bad: BadBundle) -> Self {
+impl From<BundleReadError> for ReloadError {
+    fn from(bad: BundleReadError) -> Self {
         ReloadError::Policy(bad.to_string())
     }
 }

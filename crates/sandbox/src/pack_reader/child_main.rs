@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use policy::push::{Case, Findings, ObjectFormat, Place};
 use policy::refs::ObjectId;
 use scan::detector::Detector;
-use scan::shapes::Shapes;
+use scan::shapes::ShapeDetector;
 
 use super::base_packs::BasePacks;
 use super::error::PackError;
@@ -56,7 +56,7 @@ fn serve(request: &Request, descriptors: Vec<OwnedFd>) -> Answer {
     if pack.is_some() != request.pack.is_some() || bases.len() != request.bases.len() {
         return Answer::Failed("did not receive every file".to_owned());
     }
-    let shapes = match case.scan.then(Shapes::built_in).transpose() {
+    let shapes = match case.scan.then(ShapeDetector::built_in).transpose() {
         Ok(shapes) => shapes,
         Err(error) => return Answer::Failed(error.to_string()),
     };

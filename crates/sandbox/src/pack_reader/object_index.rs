@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use policy::push::{MOST_SIGHTINGS, ObjectFormat, Place, Sighting};
 use policy::refs::ObjectId;
 use scan::detector::Detector;
-use scan::stream::Stream;
+use scan::stream::StreamScanner;
 
 use super::error::PackError;
 use super::object::{self, Kind};
@@ -46,7 +46,7 @@ pub(super) struct ObjectIndex<'d> {
     pub(super) tags: HashMap<ObjectId, ObjectId>,
     restricted_entries: usize,
     is_pushed: bool,
-    scanner: Option<Stream<'d>>,
+    scanner: Option<StreamScanner<'d>>,
     pub(super) sightings: SecretSightings,
     /// Content of the current object; not used for blobs.
     kind: Kind,
@@ -87,7 +87,7 @@ impl<'d> ObjectIndex<'d> {
             tags: HashMap::new(),
             restricted_entries: 0,
             is_pushed: false,
-            scanner: detector.map(Stream::new),
+            scanner: detector.map(StreamScanner::new),
             sightings: SecretSightings::default(),
             kind: Kind::Blob,
             whole: Vec::new(),

@@ -1,25 +1,25 @@
-//! The rules, a provider at a time.
+//! The built-in rules, by provider.
 
-use super::{Shape, Start};
+use super::{ShapeRule, Start};
 
-/// The part of the example token on jwt.io that stands in half of all documentation.
+/// Part of the example token on jwt.io, which is in much documentation.
 const DOCUMENTED_JWT: &[&str] = &["eyJzdWIiOiIxMjM0NTY3ODkwIiwibmFtZSI6IkpvaG4gRG9lI"];
 
-/// Passwords that are none.
+/// Placeholders for passwords.
 const NO_PASSWORDS: &[&str] = &[
     "password", "passwd", "PASSWORD", "secret", "SECRET", "changeme", "example", "xxxx", "****",
     "<", ">", "${", "{{",
 ];
 
-pub(super) const SHAPES: &[Shape] = &[
-    // Clouds.
-    Shape::token(
+pub(super) const SHAPES: &[ShapeRule] = &[
+    // Cloud providers.
+    ShapeRule::token(
         "aws-access-key-id",
         "AWS access key id",
         &["AKIA", "ASIA", "ABIA", "ACCA"],
         r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b",
     ),
-    Shape::token(
+    ShapeRule::token(
         "aws-secret-access-key",
         "AWS secret access key, beside its name",
         &[
@@ -35,124 +35,124 @@ pub(super) const SHAPES: &[Shape] = &[
     )
     .start(Start::Keyword)
     .entropy(4.0),
-    Shape::token(
+    ShapeRule::token(
         "google-api-key",
         "Google API key",
         &["AIza"],
         r"AIza[A-Za-z0-9_-]{35}(?:[^A-Za-z0-9_-]|$)",
     ),
-    Shape::token(
+    ShapeRule::token(
         "google-oauth-client-secret",
         "Google OAuth client secret",
         &["GOCSPX-"],
         r"GOCSPX-[A-Za-z0-9_-]{28}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "google-service-account",
         "Google service account key file",
         &["\"service_account\""],
         r#""service_account"[\s\S]{0,600}?"private_key_id"\s{0,4}:\s{0,4}"([0-9a-f]{40})""#,
     )
-    .longest(800),
-    Shape::token(
+    .max_len(800),
+    ShapeRule::token(
         "azure-storage-key",
         "Azure connection string with its key",
         &["AccountKey=", "SharedAccessKey="],
         r"(?:AccountKey=([A-Za-z0-9+/]{86}==)|SharedAccessKey=[A-Za-z0-9+/]{43}=)",
     ),
-    Shape::token(
+    ShapeRule::token(
         "digitalocean-token",
         "DigitalOcean token",
         &["dop_v1_", "doo_v1_", "dor_v1_"],
         r"do[opr]_v1_[a-f0-9]{64}\b",
     ),
-    // Forges.
-    Shape::token(
+    // Git hosting.
+    ShapeRule::token(
         "github-token",
         "GitHub token: classic, OAuth, app or refresh",
         &["ghp_", "gho_", "ghu_", "ghs_", "ghr_"],
         r"gh[pousr]_[A-Za-z0-9]{36,251}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "github-fine-grained-token",
         "GitHub fine-grained token",
         &["github_pat_"],
         r"github_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "gitlab-token",
         "GitLab token: personal, deploy, runner, trigger or job",
         &["glpat-", "gldt-", "glrt-", "glptt-", "glcbt-"],
         r"gl(?:pat|dt|rt|ptt|cbt)-[A-Za-z0-9_.-]{20,}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "atlassian-token",
         "Atlassian API token",
         &["ATATT3"],
         r"ATATT3[A-Za-z0-9_=-]{100,}",
     ),
-    // Registries of packages and images.
-    Shape::token("npm-token", "npm token", &["npm_"], r"npm_[A-Za-z0-9]{36}\b"),
-    Shape::token(
+    // Package and image registries.
+    ShapeRule::token("npm-token", "npm token", &["npm_"], r"npm_[A-Za-z0-9]{36}\b"),
+    ShapeRule::token(
         "pypi-token",
         "PyPI token",
         &["pypi-AgE"],
         r"pypi-AgE[A-Za-z0-9_-]{50,}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "crates-io-token",
         "crates.io token",
         &["cio"],
         r"cio[A-Za-z0-9]{32}\b",
     ),
-    Shape::token(
+    ShapeRule::token(
         "rubygems-token",
         "RubyGems token",
         &["rubygems_"],
         r"rubygems_[a-f0-9]{48}\b",
     ),
-    Shape::token(
+    ShapeRule::token(
         "docker-hub-token",
         "Docker Hub token",
         &["dckr_pat_", "dckr_oat_"],
         r"dckr_[po]at_[A-Za-z0-9_-]{27,}",
     ),
-    // Models.
-    Shape::token(
+    // Model providers.
+    ShapeRule::token(
         "openai-key",
         "OpenAI key",
         &["sk-"],
         r"sk-(?:(?:proj|svcacct|admin)-[A-Za-z0-9_-]{40,}|[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}\b|[A-Za-z0-9]{48}\b)",
     )
     .entropy(3.5),
-    Shape::token(
+    ShapeRule::token(
         "anthropic-key",
         "Anthropic key",
         &["sk-"],
         r"sk-ant-[a-z]{3,8}[0-9]{2}-[A-Za-z0-9_-]{80,}",
     )
     .entropy(3.5),
-    Shape::token(
+    ShapeRule::token(
         "huggingface-token",
         "Hugging Face token",
         &["hf_"],
         r"hf_[A-Za-z0-9]{34}\b",
     )
     .entropy(3.5),
-    // Chat, mail and telephone.
-    Shape::token(
+    // Chat, mail and telephony.
+    ShapeRule::token(
         "slack-token",
         "Slack token",
         &["xox", "xapp-"],
         r"(?:xox[abeoprs]-[0-9]{8,}-[A-Za-z0-9-]{10,}|xapp-[0-9]-[A-Z0-9]{8,}-[0-9]{8,}-[a-f0-9]{32,})",
     ),
-    Shape::token(
+    ShapeRule::token(
         "slack-webhook",
         "Slack webhook",
         &["hooks.slack.com/"],
         r"hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9+/]{40,60}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "discord-token",
         "Discord bot token, beside its name",
         &["discord", "Discord", "DISCORD"],
@@ -160,95 +160,95 @@ pub(super) const SHAPES: &[Shape] = &[
     )
     .start(Start::Keyword)
     .entropy(4.0),
-    Shape::token(
+    ShapeRule::token(
         "discord-webhook",
         "Discord webhook",
         &["discord"],
         r"discord(?:app)?\.com/api/webhooks/[0-9]{17,20}/[A-Za-z0-9_-]{60,72}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "telegram-token",
         "Telegram bot token",
         &[":AA"],
         r"[0-9]{8,10}:AA[A-Za-z0-9_-]{33}(?:[^A-Za-z0-9_-]|$)",
     )
     .start(Start::Back(|byte| byte.is_ascii_digit(), 10))
-    .longest(40),
-    Shape::token(
+    .max_len(40),
+    ShapeRule::token(
         "sendgrid-key",
         "SendGrid key",
         &["SG."],
         r"SG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "twilio-key",
         "Twilio key or token, beside its name",
         &["twilio", "Twilio", "TWILIO"],
         r#"[A-Za-z_.-]{6,40}["'`]?\s{0,4}[:=,>( ]{1,3}\s{0,4}["'`]?((?:SK)?[0-9a-f]{32})\b"#,
     )
     .start(Start::Keyword),
-    // Money and shops.
-    Shape::token(
+    // Payment and e-commerce.
+    ShapeRule::token(
         "stripe-key",
         "Stripe live key",
         &["sk_live_", "rk_live_"],
         r"[sr]k_live_[A-Za-z0-9]{16,}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "stripe-webhook-secret",
         "Stripe webhook secret",
         &["whsec_"],
         r"whsec_[A-Za-z0-9]{32,}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "shopify-token",
         "Shopify token",
         &["shpat_", "shpca_", "shppa_", "shpss_"],
         r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}\b",
     ),
-    // Running things.
-    Shape::token(
+    // Infrastructure.
+    ShapeRule::token(
         "vault-token",
         "HashiCorp Vault token",
         &["hvs.", "hvb."],
         r"hv[sb]\.[A-Za-z0-9_-]{90,}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "grafana-token",
         "Grafana service account token",
         &["glsa_"],
         r"glsa_[A-Za-z0-9]{32}_[a-f0-9]{8}\b",
     ),
-    // Keys and tokens of no provider.
-    Shape::token(
+    // Keys and tokens without a provider.
+    ShapeRule::token(
         "private-key",
         "private key in PEM: RSA, EC, DSA, PKCS #8, OpenSSH, PGP",
         &["-----BEGIN "],
         r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----[\s\S]{0,200}?([A-Za-z0-9+/]{40})",
     )
-    .longest(400),
-    Shape::token(
+    .max_len(400),
+    ShapeRule::token(
         "putty-private-key",
         "private key of PuTTY",
         &["PuTTY-User-Key-File-"],
         r"PuTTY-User-Key-File-[0-9]: [a-z0-9-]{3,40}\r?\nEncryption: [a-z0-9-]{4,20}\r?\n",
     ),
-    Shape::token(
+    ShapeRule::token(
         "age-secret-key",
         "secret key of age",
         &["AGE-SECRET-KEY-1"],
         r"AGE-SECRET-KEY-1[02-9AC-HJ-NP-Z]{58}",
     ),
-    Shape::token(
+    ShapeRule::token(
         "jwt",
         "signed JSON web token",
         &["eyJ"],
         r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}",
     )
     .start(Start::Token)
-    .longest(4096)
+    .max_len(4096)
     .never(DOCUMENTED_JWT),
-    Shape::token(
+    ShapeRule::token(
         "password-in-url",
         "URL or connection string with a password",
         &["://"],
@@ -258,6 +258,6 @@ pub(super) const SHAPES: &[Shape] = &[
         |byte| byte.is_ascii_alphanumeric() || byte == b'+',
         28,
     ))
-    .longest(260)
+    .max_len(260)
     .never(NO_PASSWORDS),
 ];

@@ -3,8 +3,8 @@ use std::sync::LazyLock;
 
 use super::*;
 
-/// Letters and digits in no order, so that a true example has the entropy of one. What is
-/// found is put together here and nowhere else: a forge that scans this file finds nothing.
+/// Pseudo-random letters and digits, so that an example has the entropy of a real secret. The
+/// examples are assembled at run time, so that a secret scanner finds nothing in this file.
 const NOISE: &str = "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6BxCvKnQyDzSrGhMw0jFePlUaIO7kXb2";
 const HEX: &str = "9f3a1c7be05d2486fa13c9e07b5d8246ac1e9370bd5f8642e1a7c3095bd8f264";
 
@@ -30,7 +30,7 @@ fn digits(length: usize) -> String {
     "7302918465".chars().cycle().take(length).collect()
 }
 
-/// For each rule, texts that hold what it finds, and texts that only look so.
+/// For each rule, texts that contain a secret, and texts that only look similar.
 fn examples() -> BTreeMap<&'static str, (Vec<String>, Vec<String>)> {
     let n = noise;
     let same = |length: usize| "x".repeat(length);
@@ -421,7 +421,7 @@ fn examples() -> BTreeMap<&'static str, (Vec<String>, Vec<String>)> {
     ])
 }
 
-static BUILT_IN: LazyLock<Shapes> = LazyLock::new(|| Shapes::built_in().unwrap());
+static BUILT_IN: LazyLock<ShapeDetector> = LazyLock::new(|| ShapeDetector::built_in().unwrap());
 
 fn found(text: &[u8]) -> Vec<&'static str> {
     let mut names = Vec::new();
@@ -430,7 +430,7 @@ fn found(text: &[u8]) -> Vec<&'static str> {
 }
 
 #[test]
-fn every_rule_finds_its_examples_and_nothing_that_only_looks_so() {
+fn every_rule_finds_its_examples_and_no_lookalikes() {
     let mut examples = examples();
     for shape in table::SHAPES {
         let (right, wrong) = examples.remove(shape.id).unwrap_or_default();
@@ -456,13 +456,13 @@ fn every_rule_finds_its_examples_and_nothing_that_only_looks_so() {
 
 #[test]
 fn names_are_unique_and_no_keyword_begins_another() {
-    let shapes = Shapes::built_in().unwrap();
+    let shapes = ShapeDetector::built_in().unwrap();
     let mut names: Vec<_> = shapes.rules().map(|(id, _)| id).collect();
     let count = names.len();
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), count);
-    // The search tells one keyword per place.
+    // The search reports one keyword per position.
     let keywords: Vec<_> = table::SHAPES
         .iter()
         .flat_map(|shape| shape.keywords)
@@ -481,7 +481,7 @@ fn names_are_unique_and_no_keyword_begins_another() {
 fn a_finding_is_a_span_around_the_secret() {
     let token = format!("{}{}", "ghp_", noise(36));
     let text = format!("first line\nTOKEN={token}\n");
-    let shapes = Shapes::built_in().unwrap();
+    let shapes = ShapeDetector::built_in().unwrap();
     let mut spans = Vec::new();
     shapes.scan(text.as_bytes(), &mut |finding| spans.push(finding.span));
     assert_eq!(spans.pop(), Some(17..17 + token.len() as u64));
@@ -502,7 +502,7 @@ fn a_placeholder_is_no_secret() {
 }
 
 #[test]
-fn a_keyword_inside_another_hides_nothing() {
+fn keyword_inside_another_keyword_is_still_found() {
     let key = format!("glpat-----{} PRIVATE KEY-----\n{}", "BEGIN", noise(64));
     assert_eq!(found(key.as_bytes()), ["private-key"]);
     let token = format!("xoxx{}{}", "-ghp_", noise(36));
@@ -510,24 +510,24 @@ fn a_keyword_inside_another_hides_nothing() {
 }
 
 #[test]
-fn bytes_that_are_no_text_hide_nothing() {
+fn secret_among_non_utf8_bytes_is_found() {
     let mut bytes = vec![0xff, 0x00, 0xfe];
     bytes.extend(format!("{}{}", "ghp_", noise(36)).bytes());
     bytes.extend([0x80, 0x00]);
     assert_eq!(found(&bytes), ["github-token"]);
 }
 
-/// What can be had of a page of source: words that look like a beginning and are none.
+/// Text similar to source code: words that look like the start of a secret.
 fn clean() -> Vec<u8> {
     let line = "let task-desk = \"https://example.com/\"; // SG. eyJ cio npm_config hf_hub :AA disk-sk-x\n";
     line.repeat(2000).into_bytes()
 }
 
 #[test]
-fn clean_input_takes_no_memory() {
-    let shapes = Shapes::built_in().unwrap();
+fn clean_input_allocates_no_memory() {
+    let shapes = ShapeDetector::built_in().unwrap();
     let text = clean();
-    let mut stream = crate::stream::Stream::new(&shapes);
+    let mut stream = crate::stream::StreamScanner::new(&shapes);
     let mut count = 0;
     let mut pass = || {
         shapes.scan(&text, &mut |_| count += 1);
@@ -536,16 +536,16 @@ fn clean_input_takes_no_memory() {
         }
         stream.finish(&mut |_| count += 1);
     };
-    // What an expression needs to run is made once.
+    // The caches of a regular expression are allocated once.
     pass();
     let used = allocation_counter::measure(&mut pass);
     assert_eq!((used.count_total, count), (0, 0));
 }
 
-/// Each of these is a keyword, or a whole beginning, wherever one looks.
+/// Each of these texts is a keyword, or the start of a match, at every position.
 #[test]
-fn hostile_input_is_read_in_linear_time() {
-    let shapes = Shapes::built_in().unwrap();
+fn hostile_input_is_scanned_in_linear_time() {
+    let shapes = ShapeDetector::built_in().unwrap();
     for unit in [
         "sk-",
         "eyJ.",
@@ -560,7 +560,7 @@ fn hostile_input_is_read_in_linear_time() {
     ] {
         let text = unit.repeat(30_000 / unit.len());
         let longer = unit.repeat(120_000 / unit.len());
-        // The best of several: others want the processor, too.
+        // The best of several runs, because other processes use the CPU too.
         let time = |text: &str| {
             let tries = (0..5).map(|_| {
                 let began = std::time::Instant::now();
@@ -570,7 +570,7 @@ fn hostile_input_is_read_in_linear_time() {
             tries.min().unwrap()
         };
         let (short, long) = (time(&text), time(&longer));
-        // Four times as much; a square would be sixteen.
+        // Four times as much input; quadratic time would be sixteen times as long.
         assert!(
             long < short * 12 + std::time::Duration::from_millis(50),
             "{unit}: {short:?} {long:?}"

@@ -1,21 +1,21 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::shapes::Shapes;
+use crate::shapes::ShapeDetector;
 
 fn secret() -> String {
     format!("{}{}", "ghp_", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
 }
 
-/// Findings of `text`, cut into pieces of these lengths, in turn.
+/// Findings of `text`, split into chunks of these lengths, in turn.
 fn in_pieces(
-    shapes: &Shapes,
+    shapes: &ShapeDetector,
     text: &[u8],
     lengths: &[usize],
 ) -> Vec<(String, std::ops::Range<u64>)> {
-    let mut stream = Stream::new(shapes);
+    let mut stream = StreamScanner::new(shapes);
     let mut all = Vec::new();
-    let mut found = |finding: Finding<'_>| all.push((finding.rule.to_owned(), finding.span));
+    let mut found = |finding: ScanFinding<'_>| all.push((finding.rule.to_owned(), finding.span));
     let mut rest = text;
     for length in lengths.iter().cycle() {
         let (piece, later) = rest.split_at((*length).clamp(1, rest.len().max(1)).min(rest.len()));
@@ -31,10 +31,10 @@ fn in_pieces(
 
 #[test]
 fn a_secret_across_any_boundary_is_found_once() {
-    let shapes = Shapes::built_in().unwrap();
-    let window = FRESH + 2 * shapes.reach();
+    let shapes = ShapeDetector::built_in().unwrap();
+    let window = WINDOW + 2 * shapes.reach();
     let secret = secret();
-    for boundary in [window - shapes.reach(), window, window + FRESH] {
+    for boundary in [window - shapes.reach(), window, window + WINDOW] {
         for shift in 0..=secret.len() + 2 {
             let start = boundary - shift;
             let mut text = vec![b' '; start];
@@ -54,11 +54,11 @@ fn a_secret_across_any_boundary_is_found_once() {
 }
 
 #[test]
-fn the_end_of_one_stream_is_no_beginning_of_the_next() {
-    let shapes = Shapes::built_in().unwrap();
+fn secret_across_two_streams_is_not_found() {
+    let shapes = ShapeDetector::built_in().unwrap();
     let secret = secret();
     let (front, back) = secret.split_at(20);
-    let mut stream = Stream::new(&shapes);
+    let mut stream = StreamScanner::new(&shapes);
     let mut count = 0;
     for piece in [front, back] {
         stream.feed(piece.as_bytes(), &mut |_| count += 1);
@@ -77,14 +77,14 @@ fn the_end_of_one_stream_is_no_beginning_of_the_next() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// However a text is cut, the findings are those of the whole.
+    /// However a text is split, the findings are those of the whole text.
     #[test]
-    fn pieces_are_the_whole(
+    fn findings_do_not_depend_on_the_chunks(
         gaps in proptest::collection::vec(0_usize..40_000, 1..12),
         lengths in proptest::collection::vec(1_usize..90_000, 1..5),
         filler in "[ a-z_:/-]{1,9}",
     ) {
-        let shapes = Shapes::built_in().unwrap();
+        let shapes = ShapeDetector::built_in().unwrap();
         let mut text = Vec::new();
         for gap in gaps {
             text.extend(filler.bytes().cycle().take(gap));

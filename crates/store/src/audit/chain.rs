@@ -1,9 +1,8 @@
-//! One record's place in a chain: its canonical text, its hash, and its line.
+//! Encoding of one record: its canonical text, its hash, and its line.
 //!
-//! `hash = SHA-256(prev ‖ body)`, where `body` is the record as compact JSON with sorted
-//! keys and without `prev` and `hash`, and `prev` is the hash of the record before it in
-//! the same chain (32 zero bytes for the first). The text is stored as it was hashed and
-//! never serialised again.
+//! `hash = SHA-256(prev ‖ body)`, where `body` is the record as compact JSON with sorted keys and
+//! without `prev` and `hash`, and `prev` is the hash of the previous record of the same chain (32
+//! zero bytes for the first). The text is stored as it was hashed and never serialised again.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,21 +15,21 @@ use policy::verdict::Word;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The version of the record's form.
+/// The version of the record format.
 const VERSION: u8 = 1;
 
-/// The longest text a field keeps. A record must stay small whatever a program sends.
+/// Maximum length of a text field. A record must stay small whatever a program sends.
 pub const MAX_TEXT: usize = 4096;
 
-/// The longest name of a stage, and how many stages are kept.
+/// Maximum length of a stage's name, and maximum number of stages.
 const MAX_STAGE: usize = 64;
 const MAX_STAGES: usize = 64;
 
-/// The longest name of a ref, and how many are kept.
+/// Maximum length of a ref's name, and maximum number of refs.
 const MAX_REF: usize = 1024;
 const MAX_REFS: usize = 32;
 
-/// Which chain: a sandbox's, or the gate's own.
+/// The owner of a chain: a sandbox, or the gate itself.
 pub(crate) type ChainName = Option<SandboxId>;
 
 /// The name of a chain as text: the sandbox's id, empty for the gate's own.
@@ -43,7 +42,7 @@ pub(crate) fn chain_text(name: &ChainName) -> &str {
 pub struct Digest256([u8; 32]);
 
 impl Digest256 {
-    /// What the first record of a chain follows.
+    /// The `prev` of the first record of a chain.
     pub const ZERO: Self = Self([0; 32]);
 
     /// The hash of a record with this `body` that follows `prev`.
@@ -52,12 +51,12 @@ impl Digest256 {
         Self(hash.finalize().into())
     }
 
-    /// Takes 32 bytes.
+    /// The hash with these 32 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
-    /// Reads 64 lower-case hexadecimal digits.
+    /// Parses 64 lower-case hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
         let digit = |c: u8| match c {
             b'0'..=b'9' => Some(c - b'0'),
@@ -106,9 +105,9 @@ impl<'de> Deserialize<'de> for Digest256 {
     }
 }
 
-/// Where another chain stood, as a checkpoint record states it.
+/// The head of another chain, as listed in a checkpoint record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
+pub struct ChainHead {
     /// The chain's sandbox.
     pub chain: String,
     /// The hash of its last record.
@@ -118,8 +117,8 @@ pub struct Head {
 }
 
 /// The canonical text of a record.
-pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Head]) -> String {
-    // Taken apart by name, so that a field added to the event cannot be forgotten here.
+pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[ChainHead]) -> String {
+    // Destructured by name, so that a new field of the event cannot be forgotten here.
     let AuditEvent {
         agent,
         bundle,
@@ -185,7 +184,7 @@ pub(crate) fn compose(event: &AuditEvent, seq: u64, ts: UnixMillis, heads: &[Hea
         v: VERSION,
         verdict: *verdict,
     };
-    // Only maps with keys that are not text, and writers that fail, can fail here.
+    // Serialisation fails only for maps with keys that are not text, and for writers that fail.
     serde_json::to_string(&body).unwrap_or_default()
 }
 
@@ -207,7 +206,7 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     event: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    heads: &'a [Head],
+    heads: &'a [ChainHead],
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<Cow<'a, str>>,
     kind: Kind,
@@ -246,7 +245,7 @@ struct Body<'a> {
     verdict: Option<Word>,
 }
 
-/// What verifying needs to know of a body.
+/// The fields of a body that verification needs.
 #[derive(Deserialize)]
 pub(crate) struct Outline {
     pub(crate) seq: u64,
@@ -257,11 +256,11 @@ pub(crate) struct Outline {
     #[serde(default)]
     pub(crate) event: Option<String>,
     #[serde(default)]
-    pub(crate) heads: Vec<Head>,
+    pub(crate) heads: Vec<ChainHead>,
 }
 
 impl Outline {
-    /// Reads the outline of a body of this version.
+    /// Parses the fields of a body of this version.
     pub(crate) fn parse(body: &[u8]) -> Option<Self> {
         serde_json::from_slice(body)
             .ok()
@@ -269,7 +268,7 @@ impl Outline {
     }
 }
 
-/// `text`, or as much of it as fits into `max` bytes with a mark that it was cut.
+/// `text`, or the part of it that fits into `max` bytes, with a mark that it was cut.
 fn cut(text: &str, max: usize) -> Cow<'_, str> {
     const MARK: &str = "…";
     if text.len() <= max {
@@ -279,8 +278,8 @@ fn cut(text: &str, max: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}{MARK}", text.get(..end).unwrap_or_default()))
 }
 
-/// Milliseconds to the microsecond: JSON has no infinity, and short numbers read back as
-/// exactly what they were.
+/// Milliseconds rounded to microseconds: JSON has no infinity, and short numbers parse to exactly
+/// the same value.
 fn tidy(ms: f64) -> f64 {
     let rounded = (ms.clamp(0.0, 1e9) * 1000.0).round() / 1000.0;
     if rounded.is_finite() { rounded } else { 0.0 }
@@ -290,14 +289,14 @@ const PREV: &str = r#","prev":""#;
 const HASH: &str = r#"","hash":""#;
 const END: &str = r#""}"#;
 
-/// The record as one line (without its newline): the body with `prev` and `hash` put
-/// where its last brace was, so that it can be checked without serialising it again.
+/// The record as one line (without its newline): the body with `prev` and `hash` inserted before
+/// its last brace, so that it can be verified without serialising it again.
 pub(crate) fn write_line(out: &mut Vec<u8>, body: &[u8], prev: &Digest256, hash: &Digest256) {
     out.extend_from_slice(body.strip_suffix(b"}").unwrap_or(body));
     out.extend_from_slice(format!("{PREV}{prev}{HASH}{hash}{END}").as_bytes());
 }
 
-/// Takes a line apart again: body, prev, hash. `None` when it has another form.
+/// Splits a line into body, prev and hash. `None` if it has another format.
 pub(crate) fn split_line(line: &[u8]) -> Option<(Vec<u8>, Digest256, Digest256)> {
     let tail = PREV.len() + 64 + HASH.len() + 64 + END.len();
     let (body, tail) = line.split_at_checked(line.len().checked_sub(tail)?)?;
@@ -364,8 +363,8 @@ mod tests {
     }
 
     #[test]
-    fn the_canonical_text_is_sorted_compact_and_says_everything() {
-        let head = Head {
+    fn canonical_text_is_sorted_compact_and_complete() {
+        let head = ChainHead {
             chain: "a".to_owned(),
             hash: Digest256::ZERO,
             seq: 9,
@@ -394,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_is_no_number_is_still_a_record() {
+    fn time_that_is_not_finite_is_still_recorded() {
         let mut event = full();
         for bad in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
             event.ms.insert("x", bad);
@@ -405,7 +404,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_in_any_field_comes_back_and_changes_no_other(
+        fn any_text_in_any_field_leaves_other_fields_unchanged(
             text in any::<String>(), field in 0..9usize, took in 0.0..1e6f64,
         ) {
             let mut event = full();

@@ -1,14 +1,14 @@
-//! Where every chain stands, and the writing of records inside a transaction.
+//! The state of every chain, and the writing of records inside a transaction.
 //!
-//! One chain per sandbox and one for the gate, because retention is per sandbox: with a
-//! single chain nothing of one sandbox could be removed without breaking the evidence
-//! about another. A chain is cut into segments by checkpoints; only whole segments are
-//! removed, and the hash they ended with becomes the base of what is left.
+//! One chain per sandbox and one for the gate, because retention is per sandbox: with a single
+//! chain no record of one sandbox could be removed without breaking the evidence about another.
+//! Checkpoints divide a chain into segments; only whole segments are removed, and the last hash of
+//! a removed segment becomes the base of the rest.
 //!
-//! A chain that has lost all its records and whose sandbox is not registered any more is
-//! retired: a record in the gate's chain states its final head, and its row goes. Should
-//! the name come back, it begins a new chain. What the gate's chain states of the old one
-//! comes before that record and is rotated out before it, so it can always be explained.
+//! A chain that has no records left and whose sandbox is no longer registered is retired: a record
+//! in the gate's chain states its final head, and its row is removed. If the name is used again, it
+//! starts a new chain. Earlier statements in the gate's chain about the old one precede that record
+//! and are rotated out before it, so they can always be explained.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -17,36 +17,36 @@ use policy::clock::UnixMillis;
 use policy::id::SandboxId;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::chain::{ChainName, Digest256, Head, chain_text, compose};
+use super::chain::{ChainHead, ChainName, Digest256, chain_text, compose};
 
 /// A segment ends after this many records or bytes, whichever comes first.
 const SEGMENT_RECORDS: u64 = 1024;
 const SEGMENT_BYTES: u64 = 1024 * 1024;
 
-/// The heads of all chains are stated at least this often, in records.
+/// The heads of all chains are recorded at least this often, in records.
 pub(crate) const STATE_EVERY: u64 = 1024;
 
-/// How many heads one checkpoint record lists; more make several records.
+/// Maximum number of heads in one checkpoint record; more heads need several records.
 const HEADS_PER_RECORD: usize = 256;
 
-/// What a record costs on disk beside its body: two hashes, its number and its entries
-/// in the indexes, measured on a database full of refusals.
+/// The size of a record on disk in addition to its body: two hashes, its number and its entries in
+/// the indexes, measured on a database full of refusals.
 const ROW_OVERHEAD: u64 = 192;
 
-/// What a chain costs on disk beside its records: its row, with two hashes.
+/// The size of a chain on disk in addition to its records: its row, with two hashes.
 const CHAIN_OVERHEAD: u64 = 256;
 
-/// The highest number a record may bear, and the most bytes a log may have: what every
-/// reader of JSON can hold exactly. No log comes near; a table that says more lies.
+/// Maximum record number, and maximum size of a log in bytes: the largest integer that every JSON
+/// parser represents exactly. No log reaches it; a table with a larger value is corrupt.
 pub(crate) const MAX_SEQ: u64 = (1 << 53) - 1;
 
-/// The event of a record that states heads.
+/// The event of a record that lists heads.
 pub(crate) const CHECKPOINT: &str = "checkpoint";
 
-/// The event of a record that states the final heads of chains that are gone.
+/// The event of a record that lists the final heads of retired chains.
 pub(crate) const RETIRED: &str = "chains_retired";
 
-/// Where one chain stands.
+/// The state of one chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chain {
     /// The last record that was rotated out, and its hash; zero at the beginning.
@@ -55,10 +55,10 @@ pub(crate) struct Chain {
     /// The last record.
     pub(crate) head_seq: u64,
     pub(crate) head_hash: Digest256,
-    /// What is there.
+    /// The records and bytes of the chain.
     records: u64,
     bytes: u64,
-    /// What of it came after the last checkpoint.
+    /// The part of them after the last checkpoint.
     open_records: u64,
     open_bytes: u64,
 }
@@ -76,25 +76,25 @@ impl Chain {
     };
 }
 
-/// Where all chains stand.
+/// The state of all chains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ledger {
     pub(crate) last_seq: u64,
-    /// How many of the numbers up to `last_seq` no row bears: rotated out, or skipped
-    /// when an older database was restored. Numbers are never given out twice.
+    /// How many of the numbers up to `last_seq` have no row: rotated out, or skipped when an older
+    /// database was restored. Numbers are never reused.
     pub(crate) absent: u64,
     pub(crate) stated_seq: u64,
     bytes: u64,
     pub(crate) chains: HashMap<ChainName, Chain>,
-    /// The chains that hold records by size, and among equals by how long they have been
-    /// silent: the last one pays next. There may be thousands.
+    /// The chains with records by size, and among equals by the age of their last record: the last
+    /// one is rotated next. There may be thousands.
     by_size: BTreeSet<(u64, u64, ChainName)>,
-    /// Those that hold none.
+    /// The chains without records.
     empty: BTreeSet<ChainName>,
 }
 
 impl Ledger {
-    /// Reads where everything stands.
+    /// Loads the state of all chains.
     pub(crate) fn load(conn: &Connection) -> Result<Self, rusqlite::Error> {
         let (last_seq, absent, stated_seq) = numbers(conn)?;
         let mut ledger = Self {
@@ -129,8 +129,8 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// What cannot be, if anything of this is so. A file that says it was written by
-    /// somebody else or is damaged, and going on would give numbers out twice.
+    /// A contradiction in the state, if there is any. A file with one was written by another
+    /// program or is corrupt, and continuing would reuse numbers.
     pub(crate) fn contradiction(
         &self,
         conn: &Connection,
@@ -153,13 +153,16 @@ impl Ledger {
             .values()
             .fold(0, |sum: u64, chain| sum.saturating_add(chain.records));
         let found = if last > MAX_SEQ || self.bytes > MAX_SEQ {
-            "its counters are beyond all measure".to_owned()
+            "its counters are implausibly large".to_owned()
         } else if lowest < 1 || highest > signed(last) {
             format!("it holds records {lowest} to {highest} and says that {last} is the last")
         } else if self.stated_seq > last {
             format!("it states heads up to {} of {last}", self.stated_seq)
         } else if let Some((name, _)) = self.chains.iter().find(|(_, c)| is_senseless(c)) {
-            format!("the row of the chain {:?} makes no sense", chain_text(name))
+            format!(
+                "the row of the chain {:?} is contradictory",
+                chain_text(name)
+            )
         } else if records.saturating_add(self.absent) != last {
             format!(
                 "of {last} numbers {records} are in its chains and {} absent",
@@ -171,32 +174,33 @@ impl Ledger {
         Ok(Some(found))
     }
 
-    /// Fails as damage does when the row in the database is not what was read or written
-    /// here last: somebody else writes, and what either knows of the chains is wrong.
+    /// Fails as corruption does if the row in the database is not the one that was read or written
+    /// here last: another process writes, and the state of the chains in memory is invalid.
     pub(crate) fn check_unchanged(&self, conn: &Connection) -> Result<(), rusqlite::Error> {
         if numbers(conn)? == (self.last_seq, self.absent, self.stated_seq) {
             return Ok(());
         }
         Err(rusqlite::Error::SqliteFailure(
             rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
-            Some("somebody else has written into it".to_owned()),
+            Some("another process has written to it".to_owned()),
         ))
     }
 
-    /// Whether anything was written since the heads were last stated.
+    /// Whether anything was written since the heads were last recorded.
     pub(crate) fn is_unstated(&self) -> bool {
         self.last_seq > self.stated_seq
     }
 
-    /// Whether the log is larger than it may be. What the chains themselves cost counts,
-    /// but only up to half: with thousands registered, records must still have a place.
+    /// Whether the log is larger than its limit. The size of the chains themselves counts, but only
+    /// up to half of the limit: with thousands of registrations there must still be space for
+    /// records.
     pub(crate) fn is_over(&self, max_bytes: u64) -> bool {
         let chains = u64::try_from(self.chains.len()).unwrap_or(u64::MAX);
         let overhead = chains.saturating_mul(CHAIN_OVERHEAD).min(max_bytes / 2);
         self.bytes.saturating_add(overhead) > max_bytes
     }
 
-    /// Puts a chain, or none, in the place of the one that was there.
+    /// Inserts, replaces or removes a chain.
     fn put(&mut self, name: ChainName, chain: Option<Chain>) -> Option<Chain> {
         let old = self.chains.remove(&name);
         if let Some(old) = &old {
@@ -215,7 +219,7 @@ impl Ledger {
         old
     }
 
-    /// Takes back what a turn changed whose transaction did not hold.
+    /// Reverts the changes of a turn whose transaction failed.
     pub(crate) fn undo(&mut self, changes: Changes) {
         self.last_seq = changes.last_seq;
         self.absent = changes.absent;
@@ -230,7 +234,7 @@ fn rank(name: &ChainName, chain: &Chain) -> (u64, u64, ChainName) {
     (chain.bytes, u64::MAX - chain.head_seq, name.clone())
 }
 
-/// What a turn changed: how it was before, and counts.
+/// The changes of a turn: the previous state, and counts.
 #[derive(Debug)]
 pub(crate) struct Changes {
     last_seq: u64,
@@ -243,8 +247,8 @@ pub(crate) struct Changes {
     pub(crate) rotated: u64,
 }
 
-/// The writing of one transaction. It changes the ledger as it goes and remembers how it
-/// was, so that a transaction that fails can be taken back in memory too.
+/// The writes of one transaction. It changes the ledger as it proceeds and saves the previous
+/// state, so that a failed transaction can be reverted in memory too.
 pub(crate) struct Turn<'a> {
     conn: &'a Connection,
     ledger: &'a mut Ledger,
@@ -274,7 +278,7 @@ impl<'a> Turn<'a> {
         self.conn
     }
 
-    /// Writes one record at the end of its chain and gives its number.
+    /// Writes one record at the end of its chain and returns its number.
     pub(crate) fn append(
         &mut self,
         event: &AuditEvent,
@@ -287,7 +291,7 @@ impl<'a> Turn<'a> {
         &mut self,
         event: &AuditEvent,
         ts: UnixMillis,
-        heads: &[Head],
+        heads: &[ChainHead],
     ) -> Result<u64, rusqlite::Error> {
         let seq = self.ledger.last_seq + 1;
         let body = compose(event, seq, ts, heads);
@@ -306,7 +310,7 @@ impl<'a> Turn<'a> {
         chain.bytes += size;
         chain.open_records += 1;
         chain.open_bytes += size;
-        // A small log has small segments, or there would be nothing to rotate but all.
+        // A small log has small segments, otherwise rotation would have to remove everything.
         let segment = SEGMENT_BYTES.min(self.max_bytes / 16);
         if chain.open_records >= SEGMENT_RECORDS || chain.open_bytes >= segment {
             self.close_segment(&event.sandbox, &mut chain)?;
@@ -317,13 +321,13 @@ impl<'a> Turn<'a> {
         Ok(seq)
     }
 
-    /// Writes a record into the gate's chain that lists the head of every other chain
-    /// changed since the last one. Without it, a chain could be removed together with
-    /// its row, or cut back to an earlier head, and what is left would still add up.
+    /// Writes a record into the gate's chain that lists the head of every other chain that changed
+    /// since the last one. Without it, a chain could be removed together with its row, or cut back
+    /// to an earlier head, without verification detecting it.
     pub(crate) fn state_heads(&mut self, ts: UnixMillis) -> Result<(), rusqlite::Error> {
         let stated = self.ledger.stated_seq;
         let chains = self.ledger.chains.iter();
-        let mut heads: Vec<Head> = chains
+        let mut heads: Vec<ChainHead> = chains
             .filter(|(name, chain)| name.is_some() && chain.head_seq > stated)
             .map(|(name, chain)| head(name, chain))
             .collect();
@@ -335,8 +339,8 @@ impl<'a> Turn<'a> {
         Ok(())
     }
 
-    /// Lets the chains go that hold nothing and whose sandbox is not registered, after
-    /// their final heads are written into the gate's chain.
+    /// Retires the chains that have no records and whose sandbox is not registered, after their
+    /// final heads are written into the gate's chain.
     pub(crate) fn retire(
         &mut self,
         ts: UnixMillis,
@@ -345,7 +349,7 @@ impl<'a> Turn<'a> {
         let is_gone = |name: &&ChainName| name.as_ref().is_some_and(|id| !is_registered(id));
         let names: Vec<ChainName> = self.ledger.empty.iter().filter(is_gone).cloned().collect();
         for some in names.chunks(HEADS_PER_RECORD) {
-            let heads: Vec<Head> = some
+            let heads: Vec<ChainHead> = some
                 .iter()
                 .filter_map(|name| Some(head(name, self.ledger.chains.get(name)?)))
                 .collect();
@@ -357,7 +361,7 @@ impl<'a> Turn<'a> {
         Ok(())
     }
 
-    /// Whether so much was written since the heads were stated that they should be again.
+    /// Whether enough was written since the heads were recorded that they should be recorded again.
     pub(crate) fn should_state_heads(&self) -> bool {
         let unstated = self.ledger.last_seq.saturating_sub(self.ledger.stated_seq);
         unstated >= STATE_EVERY
@@ -373,22 +377,22 @@ impl<'a> Turn<'a> {
         self.changes.rotated
     }
 
-    /// Whether the log is larger than it may be.
+    /// Whether the log is larger than its limit.
     pub(crate) fn is_over(&self) -> bool {
         self.ledger.is_over(self.max_bytes)
     }
 
-    /// Removes the oldest segment of the largest chain. The largest pays, so that a flood
-    /// by one sandbox pushes out its own past and nobody else's.
+    /// Removes the oldest segment of the largest chain, so that a flood by one sandbox displaces
+    /// its own records and no other sandbox's.
     pub(crate) fn rotate_one(&mut self) -> Result<(), rusqlite::Error> {
         let largest = self.ledger.by_size.last().and_then(|(_, _, name)| {
             let chain = self.ledger.chains.get(name)?;
             Some((name.clone(), chain.clone()))
         });
-        // None would mean that the sizes are wrong; trying for ever would not mend them.
+        // None would mean that the sizes are wrong; retrying would not correct them.
         let (name, mut chain) = largest.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
         if chain.records == chain.open_records {
-            // Many small chains, none with a closed segment: this one goes as a whole.
+            // Many small chains, none with a closed segment: this one is removed as a whole.
             self.close_segment(&name, &mut chain)?;
         }
         let (seq, hash, records, bytes) = self
@@ -428,14 +432,14 @@ impl<'a> Turn<'a> {
         Ok(())
     }
 
-    /// Never gives out a number up to `seq` again.
+    /// Ensures that no number up to `seq` is used again.
     pub(crate) fn skip_to(&mut self, seq: u64) {
         let skipped = seq.saturating_sub(self.ledger.last_seq);
         self.ledger.last_seq += skipped;
         self.ledger.absent += skipped;
     }
 
-    /// Writes where the chains stand now, as the last act before the commit.
+    /// Writes the state of the chains, as the last statement before the commit.
     pub(crate) fn save(&mut self) -> Result<(), rusqlite::Error> {
         let mut put = self.conn.prepare_cached(
             "INSERT OR REPLACE INTO chains VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
@@ -469,14 +473,14 @@ impl<'a> Turn<'a> {
             .map(drop)
     }
 
-    /// What was changed.
+    /// The changes of this turn.
     pub(crate) fn finish(self) -> Changes {
         self.changes
     }
 
     fn put(&mut self, name: ChainName, chain: Option<Chain>) {
         let old = self.ledger.put(name.clone(), chain);
-        // Only the first is how it was before the turn.
+        // Only the first is the state before the turn.
         self.changes.chains.entry(name).or_insert(old);
     }
 
@@ -496,30 +500,30 @@ impl<'a> Turn<'a> {
     }
 }
 
-fn head(name: &ChainName, chain: &Chain) -> Head {
-    Head {
+fn head(name: &ChainName, chain: &Chain) -> ChainHead {
+    ChainHead {
         chain: chain_text(name).to_owned(),
         hash: chain.head_hash,
         seq: chain.head_seq,
     }
 }
 
-/// SQLite's integers are signed; ours count and stay far below the difference.
+/// Converts to SQLite's signed integers; the values stay far below the limit.
 pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// The other way round.
+/// Converts from SQLite's signed integers.
 pub(crate) fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or_default()
 }
 
-/// A column that counts. A negative one is not taken for zero: it is damage.
+/// A column with a count. A negative one is corruption, and does not become zero.
 fn count(row: &rusqlite::Row<'_>, at: usize) -> Result<u64, rusqlite::Error> {
     u64::try_from(row.get::<_, i64>(at)?).map_err(|e| unreadable(at, e))
 }
 
-/// The one row of the ledger: last number, absent numbers, last stated.
+/// The only row of the ledger: last number, absent numbers, last recorded head.
 fn numbers(conn: &Connection) -> Result<(u64, u64, u64), rusqlite::Error> {
     conn.prepare_cached("SELECT last_seq, absent, stated_seq FROM ledger")?
         .query_row([], |row| {
@@ -533,7 +537,7 @@ pub(crate) fn digest(row: &rusqlite::Row<'_>, at: usize) -> Result<Digest256, ru
     Digest256::from_bytes(bytes).ok_or_else(|| unreadable(at, "not 32 bytes"))
 }
 
-/// An error for a cell that does not hold what it should.
+/// An error for a cell with invalid content.
 pub(crate) fn unreadable(
     at: usize,
     why: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -543,7 +547,7 @@ pub(crate) fn unreadable(
 
 #[cfg(test)]
 mod tests {
-    use super::super::query::{Filter, select_lines};
+    use super::super::query::{AuditFilter, select_lines};
     use super::super::verify::{verify_connection, verify_jsonl};
     use super::*;
     use crate::database::Database;
@@ -554,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_says_what_the_tables_say_whatever_held_or_failed() {
+    fn ledger_in_memory_equals_the_tables_after_failures() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.db");
         files::create_private(&path).unwrap();
@@ -587,9 +591,9 @@ mod tests {
                 assert_eq!(db.ledger, Ledger::load(&db.conn).unwrap(), "round {round}");
                 assert_eq!(db.ledger.contradiction(&db.conn).unwrap(), None);
                 // Seen before it can be rotated out, as by the JSONL thread.
-                let after = Filter {
+                let after = AuditFilter {
                     after_seq: Some(exported),
-                    ..Filter::default()
+                    ..AuditFilter::default()
                 };
                 for line in select_lines(&db.conn, &after).unwrap() {
                     exported = line.seq;
@@ -613,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn what_chains_cost_counts_and_leaves_room_for_records() {
+    fn size_of_chains_counts_up_to_half_of_the_limit() {
         let mut ledger = Ledger::default();
         let chain = Chain {
             records: 1,

@@ -1,4 +1,4 @@
-//! Writing alike events as one when a sandbox floods.
+//! Merging of equal events when a sandbox floods the log.
 
 use std::collections::HashMap;
 
@@ -10,14 +10,14 @@ use policy::verdict::{RuleName, Word};
 use super::chain::ChainName;
 use super::queue::Entry;
 
-/// So many traffic events of one sandbox in one batch are a flood.
+/// This many traffic events of one sandbox in one batch count as a flood.
 const FLOOD: usize = 64;
 
-/// Merges alike traffic events of flooding sandboxes. Gives how many were merged away.
+/// Merges equal traffic events of flooding sandboxes. Returns how many were merged away.
 ///
-/// Alike is: the same in everything but request id, time, stage times and bytes. The one
-/// that stays keeps the first one's request id and time, and has no stage times, because
-/// those of many are nobody's. Approvals, lifecycle and configuration stay as they are.
+/// Events are equal if they differ only in request id, time, stage times and bytes. The merged
+/// event has the first one's request id and time, and no stage times, because those of several
+/// requests cannot be combined. Approvals, lifecycle and configuration events are never merged.
 pub(crate) fn merge_floods(entries: &mut Vec<Entry>) -> u64 {
     let mut traffic: HashMap<&ChainName, usize, RandomState> = HashMap::default();
     for entry in entries.iter().filter(|e| e.event.kind.is_traffic()) {
@@ -28,27 +28,27 @@ pub(crate) fn merge_floods(entries: &mut Vec<Entry>) -> u64 {
         return 0;
     }
 
-    // Where each one goes, as the place of the first that is alike.
-    let mut first_of: HashMap<Likeness<'_>, usize, RandomState> = HashMap::default();
-    let places: Vec<usize> = entries
+    // For each event the index of the first one that is equal.
+    let mut first_of: HashMap<MergeKey<'_>, usize, RandomState> = HashMap::default();
+    let firsts: Vec<usize> = entries
         .iter()
         .enumerate()
-        .map(|(place, Entry { event, .. })| {
+        .map(|(index, Entry { event, .. })| {
             let floods = event.kind.is_traffic() && traffic.contains_key(&event.sandbox);
             match floods {
-                true => *first_of.entry(Likeness::of(event)).or_insert(place),
-                false => place,
+                true => *first_of.entry(MergeKey::of(event)).or_insert(index),
+                false => index,
             }
         })
         .collect();
 
     let before = entries.len();
     let mut all: Vec<Option<Entry>> = entries.drain(..).map(Some).collect();
-    for (place, first) in places.into_iter().enumerate() {
-        if place == first {
+    for (index, first) in firsts.into_iter().enumerate() {
+        if index == first {
             continue;
         }
-        let merged = all.get_mut(place).and_then(Option::take);
+        let merged = all.get_mut(index).and_then(Option::take);
         let sum = all.get_mut(first).and_then(Option::as_mut);
         if let (Some(Entry { event: more, .. }), Some(Entry { event: sum, .. })) = (merged, sum) {
             sum.count = sum.count.saturating_add(more.count);
@@ -61,9 +61,9 @@ pub(crate) fn merge_floods(entries: &mut Vec<Entry>) -> u64 {
     u64::try_from(before - entries.len()).unwrap_or_default()
 }
 
-/// What must be the same in two events that are written as one.
+/// The fields that must be equal in two events that are merged.
 #[derive(PartialEq, Eq, Hash)]
-struct Likeness<'a> {
+struct MergeKey<'a> {
     kind: Kind,
     port: Option<u16>,
     reason: Option<Reason>,
@@ -76,9 +76,9 @@ struct Likeness<'a> {
     texts: [Option<&'a str>; 10],
 }
 
-impl<'a> Likeness<'a> {
+impl<'a> MergeKey<'a> {
     fn of(event: &'a AuditEvent) -> Self {
-        // Taken apart by name, so that a field added to the event cannot be forgotten here.
+        // Destructured by name, so that a new field of the event cannot be forgotten here.
         let AuditEvent {
             agent,
             bundle,
@@ -139,7 +139,7 @@ mod tests {
         Entry {
             event: Box::new(event),
             ts: UnixMillis::new(1),
-            place: None,
+            slot: None,
         }
     }
 

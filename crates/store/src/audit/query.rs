@@ -1,4 +1,4 @@
-//! Asking the audit log.
+//! Queries of the audit log.
 
 use std::io::Write;
 
@@ -14,12 +14,12 @@ use super::chain::{Digest256, Outline, write_line};
 use super::ledger::{digest, signed, unreadable, unsigned};
 use crate::error::StoreError;
 
-/// How many records a question without a limit gets, and how many are read at a time.
+/// Default limit of a query, and page size of an export.
 const PAGE: usize = 1000;
 
-/// Which records. Everything that is given has to match.
+/// Selects records. Every field that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct AuditFilter {
     /// About this sandbox.
     pub sandbox: Option<SandboxId>,
     /// Of this kind.
@@ -40,30 +40,30 @@ pub struct Filter {
     pub after_seq: Option<u64>,
     /// Before this number.
     pub before_seq: Option<u64>,
-    /// At most so many. Without it a query gives 1 000 and an export everything.
+    /// Maximum number of records. Without it a query returns 1 000 and an export everything.
     pub limit: Option<usize>,
-    /// The newest first.
+    /// Newest records first.
     pub newest_first: bool,
 }
 
 /// One record.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Record {
-    /// Its number. Numbers only grow, over all chains.
+pub struct AuditRecord {
+    /// The record's number. Numbers only grow, over all chains.
     pub seq: u64,
-    /// When it happened.
+    /// When the event happened.
     pub ts: UnixMillis,
-    /// What happened.
+    /// The event.
     pub event: AuditEvent,
     /// The canonical JSON that was hashed.
     pub body: String,
-    /// The hash of the record before it in its chain.
+    /// The hash of the previous record of the chain.
     pub prev: Digest256,
-    /// Its own hash.
+    /// The record's own hash.
     pub hash: Digest256,
 }
 
-impl Record {
+impl AuditRecord {
     /// The record as one line of JSON, without a newline.
     pub fn line(&self) -> String {
         let mut line = Vec::new();
@@ -79,12 +79,15 @@ pub(crate) struct Line {
 }
 
 /// The records that match.
-pub(crate) fn select(conn: &Connection, filter: &Filter) -> Result<Vec<Record>, rusqlite::Error> {
+pub(crate) fn select(
+    conn: &Connection,
+    filter: &AuditFilter,
+) -> Result<Vec<AuditRecord>, rusqlite::Error> {
     rows(conn, filter, |row| {
         let body: String = row.get(1)?;
         let outline =
             Outline::parse(body.as_bytes()).ok_or_else(|| unreadable(1, "not a record"))?;
-        Ok(Record {
+        Ok(AuditRecord {
             seq: unsigned(row.get(0)?),
             ts: UnixMillis::new(outline.ts),
             event: serde_json::from_str(&body).map_err(|e| unreadable(1, e))?,
@@ -98,7 +101,7 @@ pub(crate) fn select(conn: &Connection, filter: &Filter) -> Result<Vec<Record>, 
 /// The lines of the records that match.
 pub(crate) fn select_lines(
     conn: &Connection,
-    filter: &Filter,
+    filter: &AuditFilter,
 ) -> Result<Vec<Line>, rusqlite::Error> {
     rows(conn, filter, |row| {
         let body = row.get_ref(1)?.as_bytes().map_err(|e| unreadable(1, e))?;
@@ -115,8 +118,8 @@ pub(crate) fn select_lines(
 
 /// Writes the lines that match, a page at a time.
 pub(crate) fn export(
-    read: impl Fn(&Filter) -> Result<Vec<Line>, StoreError>,
-    filter: &Filter,
+    read: impl Fn(&AuditFilter) -> Result<Vec<Line>, StoreError>,
+    filter: &AuditFilter,
     out: &mut impl Write,
 ) -> Result<u64, StoreError> {
     let failed = |e: std::io::Error| StoreError::Export {
@@ -149,7 +152,7 @@ pub(crate) fn export(
 
 fn rows<T>(
     conn: &Connection,
-    filter: &Filter,
+    filter: &AuditFilter,
     read: impl Fn(&rusqlite::Row<'_>) -> Result<T, rusqlite::Error>,
 ) -> Result<Vec<T>, rusqlite::Error> {
     let (sql, values) = statement(filter);
@@ -158,10 +161,10 @@ fn rows<T>(
     rows.collect()
 }
 
-/// The question in SQL. Every value is bound; the text is made of constants only.
-fn statement(filter: &Filter) -> (String, Vec<Value>) {
-    // Taken apart by name, so that a new field cannot be forgotten here.
-    let Filter {
+/// The query in SQL. Every value is bound; the text consists of constants only.
+fn statement(filter: &AuditFilter) -> (String, Vec<Value>) {
+    // Destructured by name, so that a new field cannot be forgotten here.
+    let AuditFilter {
         sandbox,
         kind,
         verdict,

@@ -1,8 +1,8 @@
 //! The bounded queue of each sandbox.
 //!
-//! There is one channel to the writer; what is bounded is how many of its entries may
-//! belong to one sandbox. Each entry holds a permit of its sandbox until it is committed,
-//! so a sandbox that floods waits for itself and for nobody else.
+//! There is one channel to the writer; the number of its entries is bounded per sandbox. Each entry
+//! holds a permit of its sandbox until it is committed, so a sandbox that floods the log delays
+//! only itself.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -17,26 +17,25 @@ use super::chain::ChainName;
 /// How many records of one sandbox may wait to be written.
 pub const QUEUE: usize = 1024;
 
-/// An event on its way to the writer.
+/// An event in the channel to the writer.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// In a box, because it moves from hand to hand.
+    /// Boxed, because the entry is moved several times.
     pub(crate) event: Box<AuditEvent>,
     pub(crate) ts: UnixMillis,
-    /// The place in its sandbox's queue; given back when the entry is dropped, which is
-    /// after its commit.
-    pub(crate) place: Option<Place>,
+    /// The slot in its sandbox's queue; released when the entry is dropped, after its commit.
+    pub(crate) slot: Option<QueueSlot>,
 }
 
-/// A place in a sandbox's queue.
+/// A slot in a sandbox's queue.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct QueueSlot {
     _permit: OwnedSemaphorePermit,
     queue: Arc<Queue>,
 }
 
-impl Place {
-    /// Takes over what had to be dropped since the last time, to be written down.
+impl QueueSlot {
+    /// Takes the count of dropped events since the last call, to be recorded.
     pub(crate) fn take_dropped(&self) -> u32 {
         self.queue.dropped.swap(0, Relaxed)
     }
@@ -48,43 +47,44 @@ struct Queue {
     dropped: AtomicU32,
 }
 
-/// The queues that are in use. One that nobody waits in is forgotten.
+/// The queues that are in use. A queue without slots and waiters is removed.
 #[derive(Debug, Default)]
 pub(crate) struct Queues {
     by_chain: Mutex<HashMap<ChainName, Arc<Queue>, foldhash::fast::RandomState>>,
 }
 
 impl Queues {
-    /// A place in the queue of `name`, waiting for one as long as it takes.
-    pub(crate) async fn wait(&self, name: &ChainName) -> Option<Place> {
+    /// A slot in the queue of `name`; waits until one is free.
+    pub(crate) async fn wait(&self, name: &ChainName) -> Option<QueueSlot> {
         let queue = self.of(name);
         let permit = Arc::clone(&queue.places).acquire_owned().await.ok()?;
-        Some(Place {
+        Some(QueueSlot {
             _permit: permit,
             queue,
         })
     }
 
-    /// A place if there is one right now.
-    pub(crate) fn try_take(&self, name: &ChainName) -> Option<Place> {
+    /// A slot, if one is free.
+    pub(crate) fn try_take(&self, name: &ChainName) -> Option<QueueSlot> {
         let queue = self.of(name);
         let permit = Arc::clone(&queue.places).try_acquire_owned().ok()?;
-        Some(Place {
+        Some(QueueSlot {
             _permit: permit,
             queue,
         })
     }
 
-    /// Notes that an event of `name` was dropped; its chain will say so.
+    /// Counts a dropped event of `name`, which will be recorded in its chain.
     pub(crate) fn dropped(&self, name: &ChainName) {
         self.of(name).dropped.fetch_add(1, Relaxed);
     }
 
-    /// Forgets the queues among `names` that nobody holds a place in or waits for.
+    /// Removes the queues among `names` without slots and waiters.
     pub(crate) fn forget_idle<'a>(&self, names: impl Iterator<Item = &'a ChainName>) {
         let mut queues = self.by_chain.lock().unwrap_or_else(PoisonError::into_inner);
         for name in names {
-            // Places and waiters hold the queue too; new ones come only under this lock.
+            // Slots and waiters hold a reference to the queue; new ones are created only under this
+            // lock.
             if let Some(queue) = queues.get(name)
                 && Arc::strong_count(queue) == 1
                 && queue.dropped.load(Relaxed) == 0
@@ -94,7 +94,7 @@ impl Queues {
         }
     }
 
-    /// How many sandboxes have a queue.
+    /// The number of queues.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.by_chain.lock().unwrap().len()

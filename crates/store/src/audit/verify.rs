@@ -1,12 +1,12 @@
-//! Checking the chains, and naming the record where they break.
+//! Verification of the chains, which reports the first record that does not match.
 //!
-//! Read in the order of numbers, over all chains at once: each record must hash to what
-//! it says, follow the one before it in its chain, and agree with every checkpoint. At
-//! the end each chain must reach the head its row names, and every number ever given out
-//! must be borne by a row or accounted for as rotated.
+//! Records are read in the order of their numbers, over all chains at once: each record must match
+//! its hash, follow the previous one in its chain, and agree with every checkpoint. At the end each
+//! chain must end with the head of its row, and every number ever used must have a row or be
+//! counted as rotated.
 //!
-//! What this cannot see: somebody who may write the file and rewrites it whole, hashes
-//! and all. Against that there is only a copy elsewhere, which is what JSONL is for.
+//! Verification cannot detect that the whole file was rewritten with new hashes. Only a copy
+//! elsewhere can, which is the purpose of the JSONL file.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -16,51 +16,51 @@ use policy::id::SandboxId;
 use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 
-use super::chain::{ChainName, Digest256, Head, Outline, split_line};
+use super::chain::{ChainHead, ChainName, Digest256, Outline, split_line};
 use super::ledger::{Ledger, RETIRED, digest, unsigned};
 use crate::connection;
 use crate::error::StoreError;
 use crate::schema::{self, Flaw};
 
-/// No record is near as long; a longer line is not read into memory.
+/// Records are far shorter; a longer line is not read into memory.
 const MAX_LINE: u64 = 4 * 1024 * 1024;
 
-/// What was found.
+/// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// Records that were checked.
+    /// Number of records that were checked.
     pub records: u64,
-    /// Chains they belong to.
+    /// Number of chains they belong to.
     pub chains: u64,
-    /// Segment ends and stated heads they were compared with.
+    /// Number of segment ends and recorded heads they were compared with.
     pub checkpoints: u64,
-    /// Chains whose first records are not there, because they were rotated out or because
-    /// the export began later. What is there was checked all the same. A last line that
-    /// is still being written counts here too.
+    /// Number of chains whose first records are missing, because they were rotated out or because
+    /// the export started later. The rest was checked all the same. A last line that is still being
+    /// written counts here too.
     pub partial: u64,
-    /// The first thing that is wrong.
-    pub first_broken: Option<Broken>,
+    /// The first fault.
+    pub first_broken: Option<ChainFault>,
 }
 
 impl VerifyReport {
-    /// Whether nothing is wrong.
+    /// Whether there is no fault.
     pub fn is_intact(&self) -> bool {
         self.first_broken.is_none()
     }
 }
 
-/// Where a chain breaks.
+/// The first record at which verification failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
-    /// The record, where it is about one.
+pub struct ChainFault {
+    /// The number of the record, if the fault is about one.
     pub seq: Option<u64>,
-    /// Its chain: a sandbox's, or none for the gate's own or for the whole file.
+    /// The chain of the record: a sandbox's, or none for the gate's own or for the whole file.
     pub chain: Option<SandboxId>,
-    /// What is wrong with it.
-    pub what: What,
+    /// The kind of the fault.
+    pub kind: ChainFaultKind,
 }
 
-impl std::fmt::Display for Broken {
+impl std::fmt::Display for ChainFault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(seq) = self.seq {
             write!(f, "record {seq}")?;
@@ -69,29 +69,29 @@ impl std::fmt::Display for Broken {
                 None => write!(f, ": ")?,
             }
         }
-        write!(f, "{}", self.what)
+        write!(f, "{}", self.kind)
     }
 }
 
-/// What can be wrong.
+/// What verification found to be wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum What {
-    /// Body, prev and hash do not belong together.
+pub enum ChainFaultKind {
+    /// Body, prev and hash do not match.
     #[error("its content does not match its hash")]
     Changed,
-    /// The hash it follows is not the hash of the record before it.
-    #[error("the record before it is missing or another one")]
+    /// `prev` is not the hash of the previous record.
+    #[error("the record before it is missing or was replaced")]
     Gap,
-    /// It stands under another number than its own.
-    #[error("it was moved to another place")]
+    /// The record is stored under another number than its own.
+    #[error("it is stored under another number")]
     Moved,
-    /// A head or a checkpoint names it, but it is not there.
-    #[error("it is missing, or its chain was cut back before it")]
+    /// A head or a checkpoint names the record, but it is missing.
+    #[error("it is missing, or its chain was truncated before it")]
     Missing,
-    /// Its chain has no row.
-    #[error("its chain is not known")]
+    /// The chain of the record has no row.
+    #[error("its chain is unknown")]
     Stray,
-    /// Some numbers are neither borne by a row nor accounted for.
+    /// Some numbers have no row and are not counted as rotated.
     #[error("{0} records are missing or too many")]
     Count(u64),
     /// A line of an export that is not a record.
@@ -116,12 +116,12 @@ pub fn verify_blocking(path: &Path) -> Result<VerifyReport, StoreError> {
     Ok(verify_connection(&conn))
 }
 
-/// Checks an export or a JSONL file. Chains may be interleaved and may begin anywhere,
-/// but must have no gap: a filter by anything but sandbox and time leaves gaps. A last
-/// line without an end is what a file looks like that is being written, and is not wrong.
+/// Verifies an export or a JSONL file. Chains may be interleaved and may start anywhere, but must
+/// have no gap: a filter by anything but sandbox and time leaves gaps. A last line without a
+/// newline is not an error, because the file may be written at the moment.
 pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
     let mut reader = reader;
-    let mut scan = Scan::default();
+    let mut scan = Verification::default();
     let mut line = Vec::new();
     let mut number = 0;
     loop {
@@ -141,7 +141,7 @@ pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
                 scan.report.partial += 1;
                 break;
             }
-            None => Err(Broken::file(What::Line(number))),
+            None => Err(ChainFault::file(ChainFaultKind::Line(number))),
         };
         if let Err(broken) = broken {
             scan.report.first_broken = Some(broken);
@@ -151,16 +151,16 @@ pub fn verify_jsonl(reader: impl BufRead) -> Result<VerifyReport, StoreError> {
     Ok(scan.report)
 }
 
-/// Whether this is the beginning of a record at the end of a file.
+/// Whether `line` is the beginning of a record at the end of a file.
 fn is_torn(line: &[u8]) -> bool {
     let is_whole = line.ends_with(b"\n") || u64::try_from(line.len()).is_ok_and(|n| n >= MAX_LINE);
     let begins = line.starts_with(b"{\"") || line == b"{";
     begins && !is_whole && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_err()
 }
 
-/// Checks everything a connection can see, as one snapshot.
+/// Verifies everything that a connection reads, as one snapshot.
 pub(crate) fn verify_connection(conn: &Connection) -> VerifyReport {
-    let mut scan = Scan::default();
+    let mut scan = Verification::default();
     let outcome = (|| -> Result<(), rusqlite::Error> {
         conn.execute_batch("BEGIN")?;
         scan.load(conn)?;
@@ -174,57 +174,57 @@ pub(crate) fn verify_connection(conn: &Connection) -> VerifyReport {
         if scan.report.first_broken.is_none()
             && let Some(found) = connection::complaint(conn, "PRAGMA integrity_check(1)")?
         {
-            scan.report.first_broken = Some(Broken::file(What::File(found)));
+            scan.report.first_broken = Some(ChainFault::file(ChainFaultKind::File(found)));
         }
         Ok(())
     })();
     match outcome {
         Ok(()) => scan.report,
-        // What was found before the file stopped being readable is more exact.
+        // A fault that was found before the file became unreadable is more exact.
         Err(_) if scan.report.first_broken.is_some() => scan.report,
         Err(error) => damaged(scan.report, error.to_string()),
     }
 }
 
 fn damaged(mut report: VerifyReport, reason: String) -> VerifyReport {
-    report.first_broken = Some(Broken::file(What::File(reason)));
+    report.first_broken = Some(ChainFault::file(ChainFaultKind::File(reason)));
     report
 }
 
-impl Broken {
-    fn file(what: What) -> Self {
+impl ChainFault {
+    fn file(kind: ChainFaultKind) -> Self {
         Self {
             seq: None,
             chain: None,
-            what,
+            kind,
         }
     }
 
-    fn at(seq: u64, chain: &ChainName, what: What) -> Self {
+    fn at(seq: u64, chain: &ChainName, kind: ChainFaultKind) -> Self {
         Self {
             seq: Some(seq),
             chain: chain.clone(),
-            what,
+            kind,
         }
     }
 }
 
-/// How far the reading has come.
+/// The state of a verification.
 #[derive(Default)]
-struct Scan {
+struct Verification {
     report: VerifyReport,
-    /// The last record seen of each chain.
+    /// The last record of each chain so far.
     last: HashMap<ChainName, (u64, Digest256)>,
-    /// Where the chains begin and end; only a database says.
+    /// Where the chains start and end; only known for a database.
     ledger: Option<Ledger>,
     /// The segment ends that are still to come.
     segments: HashMap<u64, (String, Digest256)>,
-    /// Stated heads of which nothing is left, until a later record says that their chain
-    /// was retired.
+    /// Recorded heads whose records are all gone, until a later record states that their chain was
+    /// retired.
     unexplained: HashMap<ChainName, (u64, Digest256)>,
 }
 
-impl Scan {
+impl Verification {
     fn load(&mut self, conn: &Connection) -> Result<(), rusqlite::Error> {
         self.ledger = Some(Ledger::load(conn)?);
         let mut rows = conn.prepare("SELECT chain, seq, hash FROM checkpoints")?;
@@ -236,16 +236,16 @@ impl Scan {
         Ok(())
     }
 
-    /// Reads every row until one is wrong. Uses no generated column: a body that is no
-    /// JSON any more must be reported, not fail the statement.
+    /// Reads every row until one is wrong. Uses no generated column: a body that is not JSON any
+    /// more must be reported, and must not fail the statement.
     fn rows(&mut self, conn: &Connection) -> Result<(), rusqlite::Error> {
         let mut rows = conn.prepare("SELECT seq, body, prev, hash FROM audit ORDER BY seq")?;
         let mut rows = rows.query([])?;
         while let Some(row) = rows.next()? {
-            let place = unsigned(row.get(0)?);
+            let row_seq = unsigned(row.get(0)?);
             if let Err(broken) = match cells(row)? {
-                Some((body, prev, hash)) => self.take(Some(place), body, prev, hash),
-                None => Err(Broken::at(place, &None, What::Changed)),
+                Some((body, prev, hash)) => self.take(Some(row_seq), body, prev, hash),
+                None => Err(ChainFault::at(row_seq, &None, ChainFaultKind::Changed)),
             } {
                 self.report.first_broken = Some(broken);
                 break;
@@ -254,42 +254,42 @@ impl Scan {
         Ok(())
     }
 
-    /// Checks one record, which stands at `place` when it comes from a table.
+    /// Checks one record, which has the number `row_seq` if it comes from a table.
     fn take(
         &mut self,
-        place: Option<u64>,
+        row_seq: Option<u64>,
         body: &[u8],
         prev: Digest256,
         hash: Digest256,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), ChainFault> {
         let outline = Outline::parse(body);
         let claimed = outline.as_ref().map(|o| o.seq);
         let chain = outline.as_ref().and_then(|o| o.sandbox.clone());
         let Some(outline) = outline.filter(|_| Digest256::of(&prev, body) == hash) else {
-            // Nothing in it can be believed, so it is named by where it stands.
-            return Err(Broken {
-                seq: place.or(claimed),
+            // Its content cannot be trusted, so it is identified by its row.
+            return Err(ChainFault {
+                seq: row_seq.or(claimed),
                 chain,
-                what: What::Changed,
+                kind: ChainFaultKind::Changed,
             });
         };
         let seq = outline.seq;
-        if place.is_some_and(|place| place != seq) {
-            return Err(Broken::at(seq, &chain, What::Moved));
+        if row_seq.is_some_and(|row_seq| row_seq != seq) {
+            return Err(ChainFault::at(seq, &chain, ChainFaultKind::Moved));
         }
         match (self.last.get(&chain), &self.ledger) {
             (Some((last_seq, last_hash)), _) => {
                 if prev != *last_hash || seq <= *last_seq {
-                    return Err(Broken::at(seq, &chain, What::Gap));
+                    return Err(ChainFault::at(seq, &chain, ChainFaultKind::Gap));
                 }
             }
             (None, Some(ledger)) => {
                 let known = ledger
                     .chains
                     .get(&chain)
-                    .ok_or_else(|| Broken::at(seq, &chain, What::Stray))?;
+                    .ok_or_else(|| ChainFault::at(seq, &chain, ChainFaultKind::Stray))?;
                 if prev != known.base_hash || seq <= known.base_seq {
-                    return Err(Broken::at(seq, &chain, What::Gap));
+                    return Err(ChainFault::at(seq, &chain, ChainFaultKind::Gap));
                 }
                 self.begin(&prev);
             }
@@ -304,7 +304,7 @@ impl Scan {
         }
         if let Some((name, end)) = self.segments.remove(&seq) {
             if name != super::chain::chain_text(&chain) || end != hash {
-                return Err(Broken::at(seq, &chain, What::Missing));
+                return Err(ChainFault::at(seq, &chain, ChainFaultKind::Missing));
             }
             self.report.checkpoints += 1;
         }
@@ -318,12 +318,12 @@ impl Scan {
         self.report.partial += u64::from(*prev != Digest256::ZERO);
     }
 
-    /// A stated head must be the last record of its chain at this point of the reading,
-    /// unless it was rotated out, or the export begins after it. When nothing is known of
-    /// it, its chain must turn out to have been retired.
-    fn compare(&mut self, head: &Head) -> Result<(), Broken> {
+    /// A recorded head must be the last record of its chain so far, unless it was rotated out, or
+    /// the export starts after it. If the chain is unknown, a later record must state that it was
+    /// retired.
+    fn compare(&mut self, head: &ChainHead) -> Result<(), ChainFault> {
         let chain = SandboxId::parse(&head.chain).ok();
-        let missing = || Err(Broken::at(head.seq, &chain, What::Missing));
+        let missing = || Err(ChainFault::at(head.seq, &chain, ChainFaultKind::Missing));
         self.report.checkpoints += 1;
         if let Some(last) = self.last.get(&chain) {
             return match *last == (head.seq, head.hash) {
@@ -348,25 +348,25 @@ impl Scan {
         }
     }
 
-    /// The chain ended with this head, and its name may begin another one.
-    fn retire(&mut self, head: &Head) -> Result<(), Broken> {
+    /// The chain ended with this head, and its name may start another one.
+    fn retire(&mut self, head: &ChainHead) -> Result<(), ChainFault> {
         let chain = SandboxId::parse(&head.chain).ok();
         self.last.remove(&chain);
         match self.unexplained.remove(&chain) {
             Some(stated) if stated != (head.seq, head.hash) && stated.0 >= head.seq => {
-                Err(Broken::at(stated.0, &chain, What::Missing))
+                Err(ChainFault::at(stated.0, &chain, ChainFaultKind::Missing))
             }
             _ => Ok(()),
         }
     }
 
-    /// What must hold when every row has been read.
-    fn end(&self) -> Result<(), Broken> {
+    /// The checks after every row has been read.
+    fn end(&self) -> Result<(), ChainFault> {
         let Some(ledger) = &self.ledger else {
             return Ok(());
         };
         if let Some((name, (seq, _))) = self.unexplained.iter().min_by_key(|(_, (seq, _))| *seq) {
-            return Err(Broken::at(*seq, name, What::Missing));
+            return Err(ChainFault::at(*seq, name, ChainFaultKind::Missing));
         }
         let mut heads: Vec<_> = ledger.chains.iter().collect();
         heads.sort_by_key(|(_, chain)| chain.head_seq);
@@ -374,37 +374,44 @@ impl Scan {
             let base = (chain.base_seq, chain.base_hash);
             let reached = self.last.get(name).copied().unwrap_or(base);
             if reached != (chain.head_seq, chain.head_hash) {
-                return Err(Broken::at(chain.head_seq, name, What::Missing));
+                return Err(ChainFault::at(
+                    chain.head_seq,
+                    name,
+                    ChainFaultKind::Missing,
+                ));
             }
         }
         if let Some((seq, (name, _))) = self.segments.iter().min_by_key(|(seq, _)| **seq) {
             let chain = SandboxId::parse(name).ok();
-            return Err(Broken::at(*seq, &chain, What::Missing));
+            return Err(ChainFault::at(*seq, &chain, ChainFaultKind::Missing));
         }
         let accounted = self.report.records + ledger.absent;
         match ledger.last_seq.abs_diff(accounted) {
             0 => Ok(()),
-            off => Err(Broken::file(What::Count(off))),
+            off => Err(ChainFault::file(ChainFaultKind::Count(off))),
         }
     }
 
     fn lacks_a_record(&self) -> bool {
-        let what = self.report.first_broken.as_ref().map(|b| &b.what);
-        matches!(what, Some(What::Gap | What::Missing | What::Count(_)))
+        let kind = self.report.first_broken.as_ref().map(|b| &b.kind);
+        matches!(
+            kind,
+            Some(ChainFaultKind::Gap | ChainFaultKind::Missing | ChainFaultKind::Count(_))
+        )
     }
 
-    /// A record that is lacking was often given another number: that one is to be named.
+    /// A missing record was often given another number: that one is reported.
     fn find_moved(&mut self, conn: &Connection) -> Result<(), rusqlite::Error> {
         let mut rows = conn.prepare("SELECT seq, body, prev, hash FROM audit")?;
         let mut rows = rows.query([])?;
         while let Some(row) = rows.next()? {
-            let place = unsigned(row.get(0)?);
+            let row_seq = unsigned(row.get(0)?);
             if let Some((body, prev, hash)) = cells(row)?
                 && Digest256::of(&prev, body) == hash
                 && let Some(outline) = Outline::parse(body)
-                && outline.seq != place
+                && outline.seq != row_seq
             {
-                let moved = Broken::at(outline.seq, &outline.sandbox, What::Moved);
+                let moved = ChainFault::at(outline.seq, &outline.sandbox, ChainFaultKind::Moved);
                 self.report.first_broken = Some(moved);
                 break;
             }
@@ -415,7 +422,7 @@ impl Scan {
 
 type Cells<'a> = (&'a [u8], Digest256, Digest256);
 
-/// Body, prev and hash, when the cells hold what such cells hold.
+/// Body, prev and hash, if the cells have the right types.
 fn cells<'a>(row: &'a rusqlite::Row<'_>) -> Result<Option<Cells<'a>>, rusqlite::Error> {
     let (body, prev, hash) = (row.get_ref(1)?, row.get_ref(2)?, row.get_ref(3)?);
     Ok(match (body, prev, hash) {

@@ -1,4 +1,4 @@
-//! What somebody waits for until it is on disk.
+//! Commands whose callers wait until the result is on disk.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use tokio::sync::oneshot;
 use crate::audit::ledger::Turn;
 use crate::database::{delete_registration, put_registration};
 use crate::error::StoreError;
-use crate::registry::{Registered, Snapshot};
+use crate::registry::{RegistrationOutcome, RegistrySnapshot};
 
-/// Where an answer goes.
+/// The channel for a command's result.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// Tells the asker, once it is known whether the transaction held.
+/// Sends the result to the caller, once the outcome of the transaction is known.
 pub(crate) type Answer = Box<dyn FnOnce(Result<(), StoreError>)>;
 
 /// How a live registration that holds the address of a new one is handled.
@@ -24,11 +24,11 @@ pub(crate) type Answer = Box<dyn FnOnce(Result<(), StoreError>)>;
 pub(crate) enum LiveHolder {
     /// It stays, and the new one is refused.
     Keep,
-    /// It ends.
+    /// It is removed.
     End,
 }
 
-/// Asked for, and waited for.
+/// A command whose caller waits for the commit.
 pub(crate) enum Durable {
     /// Write a record.
     Record {
@@ -42,7 +42,7 @@ pub(crate) enum Durable {
         live_holder: LiveHolder,
         event: Box<AuditEvent>,
         now: UnixMillis,
-        reply: Reply<Registered>,
+        reply: Reply<RegistrationOutcome>,
     },
     /// Remove a row.
     Unregister {
@@ -51,18 +51,19 @@ pub(crate) enum Durable {
         now: UnixMillis,
         reply: Reply<Arc<Registration>>,
     },
-    /// Remove what has expired.
+    /// Remove expired rows.
     Prune {
         now: UnixMillis,
         reply: Reply<Vec<SandboxId>>,
     },
 }
 
-/// What comes of one: an error inside is the asker's and leaves the transaction alone.
+/// The result of a command: an inner error concerns only its caller and does not fail the
+/// transaction.
 type Outcome<T> = Result<Result<T, StoreError>, rusqlite::Error>;
 
 impl Durable {
-    /// The time the asker gave.
+    /// The caller's time.
     pub(crate) fn now(&self) -> UnixMillis {
         match self {
             Self::Record { now, .. }
@@ -72,13 +73,13 @@ impl Durable {
         }
     }
 
-    /// Does it inside the transaction. `changed` is the registry as this transaction
-    /// leaves it; `before` as it was.
+    /// Applies the command inside the transaction. `changed` is the registry as this transaction
+    /// changes it; `before` is the registry before.
     pub(crate) fn apply(
         self,
         turn: &mut Turn<'_>,
-        before: &Snapshot,
-        changed: &mut Option<Snapshot>,
+        before: &RegistrySnapshot,
+        changed: &mut Option<RegistrySnapshot>,
         answers: &mut Vec<Answer>,
     ) -> Result<(), rusqlite::Error> {
         let mut rows = Rows { before, changed };
@@ -106,7 +107,7 @@ impl Durable {
         }
     }
 
-    /// The answer to one that was never begun.
+    /// The result of a command that was not started.
     pub(crate) fn unreached(self) -> Answer {
         match self {
             Self::Record { reply, .. } => fail(reply),
@@ -119,16 +120,16 @@ impl Durable {
 
 /// The registry within a transaction: copied at the first change.
 struct Rows<'a> {
-    before: &'a Snapshot,
-    changed: &'a mut Option<Snapshot>,
+    before: &'a RegistrySnapshot,
+    changed: &'a mut Option<RegistrySnapshot>,
 }
 
 impl Rows<'_> {
-    fn now(&self) -> &Snapshot {
+    fn now(&self) -> &RegistrySnapshot {
         self.changed.as_ref().unwrap_or(self.before)
     }
 
-    fn change(&mut self) -> &mut Snapshot {
+    fn change(&mut self) -> &mut RegistrySnapshot {
         self.changed.get_or_insert_with(|| self.before.clone())
     }
 }
@@ -140,7 +141,7 @@ fn register(
     live_holder: LiveHolder,
     event: &AuditEvent,
     now: UnixMillis,
-) -> Outcome<Registered> {
+) -> Outcome<RegistrationOutcome> {
     row.ip = row.ip.map(canonical_ip);
     let mut expelled = None;
     if let Some(ip) = row.ip
@@ -160,7 +161,7 @@ fn register(
     put_registration(turn.conn(), &row)?;
     let seq = turn.append(event, now)?;
     let replaced = rows.change().insert(Arc::new(row));
-    Ok(Ok(Registered {
+    Ok(Ok(RegistrationOutcome {
         seq,
         replaced,
         expelled,
@@ -190,7 +191,7 @@ fn prune(turn: &mut Turn<'_>, rows: &mut Rows<'_>, now: UnixMillis) -> Outcome<V
     Ok(Ok(ids))
 }
 
-/// Removes a row, with a record of why in its own chain.
+/// Removes a row, with a record of the reason in its own chain.
 fn end(
     turn: &mut Turn<'_>,
     rows: &mut Rows<'_>,
@@ -204,7 +205,7 @@ fn end(
     Ok(())
 }
 
-/// Keeps the answer for after the commit, and passes a failed statement on.
+/// Keeps the result until after the commit, and passes on a failed statement.
 fn settle<T: 'static>(
     reply: Reply<T>,
     outcome: Outcome<T>,
@@ -213,7 +214,7 @@ fn settle<T: 'static>(
     match outcome {
         Ok(outcome) => {
             answers.push(Box::new(move |committed| {
-                // An asker that has gone away needs no answer.
+                // A caller that has gone away needs no result.
                 let _ = reply.send(committed.and(outcome));
             }));
             Ok(())

@@ -1,4 +1,4 @@
-//! The writer's rarer acts: opening, swapping, giving up, ending.
+//! Opening, replacing, abandoning and closing the database.
 
 use std::fs;
 use std::path::Path;
@@ -17,15 +17,15 @@ use crate::files::{self, with_suffix};
 use crate::health::State;
 use crate::jsonl::{self, Message};
 use crate::recovery::{self, Marker, Staged};
-use crate::registry::Snapshot;
+use crate::registry::RegistrySnapshot;
 use crate::schema::Flaw;
 
-/// Why there is no registry where there was one.
+/// The reason when the registry's database has disappeared.
 const GONE: &str = "palisade.db is gone, though this state directory has had one; \
                     put it back and start again";
 
-/// Opens the database of `dir`, or makes one where there never was any. Gives none, and
-/// the last number known, when the registry is unavailable.
+/// Opens the database in `dir`, or creates one if there never was any. Returns None, and the last
+/// known number, if the registry is unavailable.
 pub(super) fn open(
     dir: &Path,
     state: &State,
@@ -40,7 +40,7 @@ pub(super) fn open(
     };
     if let Some(marker) = Marker::read(dir) {
         tracing::error!(reason = %marker.reason, "the registry is unavailable");
-        state.publish(Snapshot::unavailable(&marker.reason));
+        state.publish(RegistrySnapshot::unavailable(&marker.reason));
         let last_seq = match marker.last_seq {
             1..=MAX_SEQ => marker.last_seq,
             _ => known_seq(),
@@ -53,12 +53,14 @@ pub(super) fn open(
         Ok(_) => files::make_private(&path)
             .map_err(Flaw::Refused)
             .and_then(|()| Database::open(&path)),
-        // A WAL alone is what is left when the file it belongs to is lost.
-        Err(_) if has_wal => Err(Flaw::Broken("its file is gone, its WAL is not".to_owned())),
-        // Nothing is written: when the file is put back, everything is as it was.
+        // A WAL alone is left if its database file is lost.
+        Err(_) if has_wal => Err(Flaw::Broken(
+            "its file is missing, but its WAL exists".to_owned(),
+        )),
+        // Nothing is written: if the file is put back, everything is as before.
         Err(_) if recovery::was_used(dir) => {
             tracing::error!(reason = GONE, "the registry is unavailable");
-            state.publish(Snapshot::unavailable(GONE));
+            state.publish(RegistrySnapshot::unavailable(GONE));
             return Ok((None, known_seq()));
         }
         Err(_) => make(dir, now)
@@ -76,15 +78,15 @@ pub(super) fn open(
         Err(Flaw::Broken(found)) => {
             let last_seq = known_seq();
             let reason = recovery::set_aside_broken(dir, &found, last_seq, now);
-            state.publish(Snapshot::unavailable(&reason));
+            state.publish(RegistrySnapshot::unavailable(&reason));
             Ok((None, last_seq))
         }
         Err(Flaw::Refused(error)) => Err(error),
     }
 }
 
-/// Makes the first database under another name and puts it in place whole, so that a
-/// file of that name is never half made.
+/// Creates the first database under another name and renames it, so that a file of the final name
+/// is always complete.
 fn make(dir: &Path, now: UnixMillis) -> Result<(), StoreError> {
     let staged = recovery::stage_empty_blocking(dir, now)?;
     put(&staged, &dir.join(DATABASE))
@@ -95,9 +97,9 @@ fn put(staged: &Staged, path: &Path) -> Result<(), StoreError> {
     files::sync_parent(path)
 }
 
-/// Rotates one segment out, or leaves the transaction as it was and says why not. A disk
-/// that refuses or a broken file fail the transaction; a row that cannot be removed for
-/// another reason must not keep everybody else's records from being written.
+/// Rotates out one segment, or leaves the transaction as it was and returns why. A failing disk or
+/// a corrupt file fail the transaction; a row that cannot be removed for another reason must not
+/// prevent other records from being written.
 pub(super) fn rotate(turn: &mut Turn<'_>) -> Result<Result<(), rusqlite::Error>, rusqlite::Error> {
     turn.conn().execute_batch("SAVEPOINT rotation")?;
     match turn.rotate_one() {
@@ -124,7 +126,7 @@ fn is_about_the_disk(error: &rusqlite::Error) -> bool {
 }
 
 impl Writer {
-    /// What is asked beside writing.
+    /// Handles the commands other than writes.
     pub(super) fn control(&mut self, command: Command) {
         match command {
             Command::Flush(reply) => {
@@ -134,7 +136,7 @@ impl Writer {
             Command::Options(options) => {
                 self.rotation_failed = false;
                 self.state.trouble(|t| t.rotation = None);
-                self.jsonl.tell(Message::Options(options.jsonl.clone()));
+                self.jsonl.send(Message::Options(options.jsonl.clone()));
                 self.state.options.store(options.into());
             }
             Command::Swap {
@@ -149,12 +151,12 @@ impl Writer {
             Command::Broken(found) => self.confirm_damage(&found),
             #[cfg(test)]
             Command::Test(act) => act(self),
-            // Taken care of where batches are made.
+            // Handled where batches are collected.
             Command::Traffic(_) | Command::Durable(_) | Command::Close(_) => {}
         }
     }
 
-    /// Tries what is pending once more, whether or not its pause is over.
+    /// Retries the pending entries once, whether or not the pause is over.
     fn write_pending(&mut self, closing: bool) {
         if closing || !self.pending.is_empty() {
             if let Some((at, _)) = &mut self.retry {
@@ -176,7 +178,7 @@ impl Writer {
         }
     }
 
-    /// Flushes and lets everything end.
+    /// Flushes and stops all threads.
     pub(super) fn end(&mut self) -> Result<(), StoreError> {
         self.write_pending(true);
         let outcome = match self.pending.is_empty() {
@@ -184,7 +186,7 @@ impl Writer {
             false => self.outcome(),
         };
         self.lose_pending();
-        // The follower reads the database a last time before it is folded together.
+        // The JSONL thread reads the database a last time before its WAL is checkpointed.
         self.jsonl.close();
         if let Some(db) = self.db.take() {
             db.close();
@@ -192,9 +194,9 @@ impl Writer {
         outcome
     }
 
-    /// Looks for the damage a reader met: it may have met it in a database that has been
-    /// replaced since. On a connection of its own, because the writer's has pages in memory
-    /// that are as they were before the damage.
+    /// Checks for the corruption that a reader reported: it may have been in a database that has
+    /// been replaced since. Uses a separate connection, because the writer's has cached pages from
+    /// before the corruption.
     fn confirm_damage(&mut self, found: &str) {
         if self.db.is_none() {
             return;
@@ -207,30 +209,30 @@ impl Writer {
             }
             Ok(Some(complaint)) => drop(self.give_up(&complaint)),
             Err(error) if is_corruption(&error) => drop(self.give_up(&error.to_string())),
-            Err(error) => tracing::warn!(%error, "the database could not be checked"),
+            Err(error) => tracing::warn!(%error, "checking the database failed"),
         }
     }
 
-    /// Sets a broken database aside and refuses everything from here on.
+    /// Moves a corrupt database aside and refuses everything from now on.
     pub(super) fn give_up(&mut self, found: &str) -> StoreError {
         if let Some(db) = self.db.take() {
-            // Somebody else may have written, and given out more.
+            // Another process may have written, and used more numbers.
             let stored = recovery::highest_seq(&db.conn).unwrap_or_default();
             self.known_seq = db.ledger.last_seq.max(stored);
-            // Closing must not write into the evidence.
+            // Closing must not write into the corrupt file, which is evidence.
             let _ = db
                 .conn
                 .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
         }
         let reason = recovery::set_aside_broken(&self.dir, found, self.known_seq, self.last_ts);
-        self.state.publish(Snapshot::unavailable(&reason));
+        self.state.publish(RegistrySnapshot::unavailable(&reason));
         self.retry = None;
         self.lose_pending();
         StoreError::Unavailable { reason }
     }
 
-    /// Puts `staged` in the place of the database, which is kept aside; or, when that
-    /// fails, leaves everything as it was.
+    /// Replaces the database by `staged` and moves the old one aside; if that fails, everything
+    /// stays as it was.
     fn swap(
         &mut self,
         staged: &Staged,
@@ -260,7 +262,7 @@ impl Writer {
         match placed {
             Ok((db, snapshot)) => {
                 self.take_over(db, snapshot);
-                tracing::warn!(aside = %aside.display(), "another database was put in place");
+                tracing::warn!(aside = %aside.display(), "replaced the database; the old one was moved aside");
                 Ok(())
             }
             Err(error) => {
@@ -270,25 +272,25 @@ impl Writer {
         }
     }
 
-    fn take_over(&mut self, db: Database, snapshot: Snapshot) {
+    fn take_over(&mut self, db: Database, snapshot: RegistrySnapshot) {
         self.state.publish(snapshot);
         self.state.committed.send_replace(db.ledger.last_seq);
         self.state.trouble(|t| (t.audit, t.rotation) = (None, None));
         self.retry = None;
         self.rotation_failed = false;
         self.db = Some(db);
-        self.jsonl.tell(Message::Replaced);
+        self.jsonl.send(Message::Replaced);
     }
 
     fn undo_swap(&mut self, aside: &Path, before: Option<Marker>) {
         let path = self.dir.join(DATABASE);
         if aside.exists() {
             for end in ["", "-wal", "-shm"] {
-                // Only a copy of what was staged.
+                // This is only a copy of the staged database.
                 let _ = fs::remove_file(with_suffix(&path, end));
             }
             if let Err(error) = recovery::move_database(aside, &path) {
-                tracing::error!(%error, "the database could not be moved back");
+                tracing::error!(%error, "moving the database back failed");
             }
         }
         let opened = match before {
@@ -314,20 +316,20 @@ impl Writer {
                     StoreError::Unavailable { reason } => reason,
                     other => other.to_string(),
                 };
-                self.state.publish(Snapshot::unavailable(&reason));
+                self.state.publish(RegistrySnapshot::unavailable(&reason));
             }
         }
     }
 }
 
-/// Opens a database that was just put in place and writes down that it was.
+/// Opens a database that was just put in place and records that it was.
 fn adopt(
     path: &Path,
     last_seq: u64,
     event: &AuditEvent,
     now: UnixMillis,
     max_bytes: u64,
-) -> Result<(Database, Snapshot), StoreError> {
+) -> Result<(Database, RegistrySnapshot), StoreError> {
     let (mut db, snapshot) = Database::open(path).map_err(|flaw| match flaw {
         Flaw::Broken(reason) => StoreError::unfit(path, reason),
         Flaw::Refused(error) => error,

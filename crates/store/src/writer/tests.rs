@@ -1,4 +1,4 @@
-//! What only shows when the writer is held, or its disk refuses.
+//! Behaviour while the writer is blocked, or its disk refuses writes.
 
 use std::path::Path;
 use std::sync::mpsc;
@@ -10,13 +10,13 @@ use policy::registration::{AuthMode, Registration};
 
 use super::*;
 use crate::Store;
-use crate::audit::OnFull;
-use crate::audit::query::Filter;
+use crate::audit::FullQueuePolicy;
+use crate::audit::query::AuditFilter;
 use crate::audit::queue::QUEUE;
-use crate::audit_log::Accepted;
-use crate::registry::Lookup;
+use crate::audit_log::QueueOutcome;
+use crate::registry::RegistryLookup;
 
-fn open(dir: &Path, on_full: OnFull) -> Store {
+fn open(dir: &Path, on_full: FullQueuePolicy) -> Store {
     Store::open(StoreOptions {
         dir: dir.to_owned(),
         audit: AuditOptions {
@@ -55,7 +55,7 @@ fn row(name: &str) -> Registration {
     }
 }
 
-/// Stops the writer until the sender is dropped.
+/// Blocks the writer until the sender is dropped.
 fn hold(store: &Store) -> mpsc::Sender<()> {
     let (release, held) = mpsc::channel::<()>();
     let (here, arrived) = mpsc::channel();
@@ -72,10 +72,10 @@ fn on_writer(store: &Store, act: impl FnOnce(&mut Writer) + Send + 'static) {
 }
 
 fn events_of(store: &Store, name: &str) -> Vec<AuditEvent> {
-    let filter = Filter {
+    let filter = AuditFilter {
         sandbox: Some(id(name)),
         limit: Some(10_000),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     let records = store.audit().query_blocking(&filter).unwrap();
     records.into_iter().map(|r| r.event).collect()
@@ -84,7 +84,7 @@ fn events_of(store: &Store, name: &str) -> Vec<AuditEvent> {
 #[tokio::test]
 async fn a_full_queue_blocks_its_own_sandbox_only() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     let log = store.audit();
     let release = hold(&store);
     for n in 0..QUEUE {
@@ -97,25 +97,25 @@ async fn a_full_queue_blocks_its_own_sandbox_only() {
     });
     let waited = tokio::time::timeout(Duration::from_millis(30), &mut late).await;
     assert!(waited.is_err(), "the flooder did not wait");
-    // Another sandbox does not notice.
+    // Another sandbox is not affected.
     log.record(request("calm", 0), at(1)).await.unwrap();
 
     drop(release);
-    assert_eq!(late.await.unwrap(), Ok(Accepted::Queued));
+    assert_eq!(late.await.unwrap(), Ok(QueueOutcome::Queued));
     log.flush().await.unwrap();
     let total: u32 = events_of(&store, "flood").iter().map(|e| e.count).sum();
     assert_eq!(usize::try_from(total).unwrap(), QUEUE + 1);
     assert_eq!(events_of(&store, "calm").len(), 1);
     assert_eq!(store.health().queued, 0);
-    // Nobody waits any more, so nobody has a queue.
+    // No caller waits any more, so no queue is left.
     assert_eq!(store.link.state.queues.len(), 0);
 }
 
 #[tokio::test]
-async fn a_queue_that_fills_up_does_not_wait_for_company() {
+async fn full_batch_is_written_without_waiting() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
-    // For ever, as far as the test goes: whoever waits for it waits in vain.
+    let store = open(dir.path(), FullQueuePolicy::Block);
+    // Longer than the test runs, so that waiting for it would time out.
     on_writer(&store, |writer| writer.linger = Duration::from_secs(3600));
     let log = store.audit();
     let flood = async {
@@ -131,14 +131,14 @@ async fn a_queue_that_fills_up_does_not_wait_for_company() {
 }
 
 #[tokio::test]
-async fn an_event_that_came_back_and_was_written_later_was_not_dropped() {
+async fn returned_event_that_is_written_later_is_not_counted_dropped() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     let log = store.audit();
     let release = hold(&store);
     for n in 0..QUEUE {
         let event = Box::new(request("flood", n));
-        assert_eq!(log.try_record(event, at(1)), Ok(Accepted::Queued));
+        assert_eq!(log.try_record(event, at(1)), Ok(QueueOutcome::Queued));
     }
     let late = log.try_record(Box::new(request("flood", QUEUE)), at(1));
     let late = late.unwrap_err();
@@ -153,21 +153,21 @@ async fn an_event_that_came_back_and_was_written_later_was_not_dropped() {
 }
 
 #[tokio::test]
-async fn a_full_queue_drops_and_the_chain_says_how_many() {
+async fn full_queue_drops_events_and_records_their_number() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Drop);
+    let store = open(dir.path(), FullQueuePolicy::Drop);
     let log = store.audit();
     let release = hold(&store);
     for n in 0..QUEUE + 7 {
         let expect = match n < QUEUE {
-            true => Accepted::Queued,
-            false => Accepted::Dropped,
+            true => QueueOutcome::Queued,
+            false => QueueOutcome::Dropped,
         };
         assert_eq!(log.record(request("flood", n), at(1)).await, Ok(expect));
     }
     assert_eq!(
         log.record(request("calm", 0), at(1)).await,
-        Ok(Accepted::Queued)
+        Ok(QueueOutcome::Queued)
     );
     drop(release);
     log.flush().await.unwrap();
@@ -182,9 +182,9 @@ async fn a_full_queue_drops_and_the_chain_says_how_many() {
 }
 
 #[tokio::test]
-async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
+async fn full_disk_fails_waiting_callers_and_keeps_queued_events() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     let log = store.audit();
     store
         .register(row("before"), AuditEvent::new(Kind::Lifecycle), at(1))
@@ -205,10 +205,13 @@ async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
         matches!(refused, Err(StoreError::Write { full: true, .. })),
         "{refused:?}"
     );
-    assert_eq!(store.registry().by_id(&id("after")), Lookup::Unknown);
+    assert_eq!(
+        store.registry().by_id(&id("after")),
+        RegistryLookup::Unknown
+    );
     assert!(matches!(
         store.registry().by_id(&id("before")),
-        Lookup::Found(_)
+        RegistryLookup::Found(_)
     ));
     for n in 0..50 {
         let mut event = request("a", n);
@@ -224,7 +227,7 @@ async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
     assert_eq!(health.queued, 50);
     assert!(health.error.unwrap().contains("full"));
     assert_eq!(store.stats().lost, 0);
-    // What was committed still reads and verifies.
+    // Committed records can still be read and verified.
     assert!(log.verify_blocking().unwrap().is_intact());
 
     on_writer(&store, |writer| {
@@ -232,7 +235,7 @@ async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
         conn.query_row("PRAGMA max_page_count = 1000000", [], |_| Ok(()))
             .unwrap();
     });
-    // It is retried without anybody asking.
+    // The write is retried without a new command.
     log.follow().wait_for(|seq| *seq >= 51).await.unwrap();
     assert_eq!(events_of(&store, "a").len(), 50);
     store
@@ -245,9 +248,9 @@ async fn a_full_disk_fails_who_waits_and_keeps_what_is_queued() {
 }
 
 #[tokio::test]
-async fn an_idle_failure_heals_by_itself() {
+async fn failure_without_new_events_recovers() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     on_writer(&store, |writer| {
         let conn = &writer.db.as_ref().unwrap().conn;
         conn.execute_batch("PRAGMA query_only = true").unwrap();
@@ -264,15 +267,15 @@ async fn an_idle_failure_heals_by_itself() {
         let conn = &writer.db.as_ref().unwrap().conn;
         conn.execute_batch("PRAGMA query_only = false").unwrap();
     });
-    // The probe commits nothing new, and still tells followers that it committed.
+    // The probe commits nothing new, and still notifies followers.
     newest.changed().await.unwrap();
     assert!(store.health().audit_writing);
 }
 
 #[tokio::test]
-async fn traffic_alone_waits_for_company() {
+async fn traffic_events_alone_wait_for_a_batch() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), OnFull::Block);
+    let store = open(dir.path(), FullQueuePolicy::Block);
     let release = hold(&store);
     for n in 0..40 {
         store.audit().record(request("a", n), at(1)).await.unwrap();

@@ -1,8 +1,8 @@
-//! What survives a kill at any moment.
+//! What is on disk after a kill at any moment.
 
 use std::fs::OpenOptions;
 
-use store::audit::query::Filter;
+use store::audit::query::AuditFilter;
 
 use crate::fixture::{at, copy_dir, database, id, open, registered, request, row, tamper};
 
@@ -19,16 +19,16 @@ async fn dropping_every_handle_writes_what_was_queued() {
     drop(store);
     drop(log);
     let store = open(dir.path());
-    let filter = Filter {
+    let filter = AuditFilter {
         sandbox: Some(id("a")),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     assert_eq!(store.audit().query_blocking(&filter).unwrap().len(), 50);
     assert!(store.audit().verify_blocking().unwrap().is_intact());
 }
 
 #[tokio::test]
-async fn traffic_is_on_disk_soon_without_anybody_asking() {
+async fn traffic_is_on_disk_soon_without_a_flush() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let mut newest = store.audit().follow();
@@ -43,7 +43,7 @@ async fn traffic_is_on_disk_soon_without_anybody_asking() {
     assert_eq!(
         killed
             .audit()
-            .query_blocking(&Filter::default())
+            .query_blocking(&AuditFilter::default())
             .unwrap()
             .len(),
         1
@@ -73,7 +73,7 @@ async fn a_wal_cut_anywhere_leaves_an_earlier_state_that_verifies() {
         let store = open(copy.path());
         let report = store.audit().verify_blocking().unwrap();
         assert!(report.is_intact(), "{report:?}");
-        // Each registration is there with its record, or neither is.
+        // Each registration is present with its record, or neither is.
         let rows = store.registry().len();
         assert_eq!(u64::try_from(rows).unwrap(), report.records);
         seen.push(rows);
@@ -83,7 +83,7 @@ async fn a_wal_cut_anywhere_leaves_an_earlier_state_that_verifies() {
 }
 
 #[tokio::test]
-async fn numbers_go_on_after_a_restart() {
+async fn record_numbers_continue_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let mut last = 0;
     for round in 0..3 {
@@ -107,7 +107,7 @@ async fn numbers_go_on_after_a_restart() {
 }
 
 #[tokio::test]
-async fn closing_folds_the_wal_away() {
+async fn close_checkpoints_the_wal() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store
@@ -123,7 +123,7 @@ async fn closing_folds_the_wal_away() {
             .unwrap(),
         2
     );
-    // And nothing holds the file open.
+    // No process has the file open any more.
     OpenOptions::new()
         .write(true)
         .open(database(dir.path()))

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Fixtures of the tests of this crate.
 
 use std::path::{Path, PathBuf};
 
@@ -54,12 +54,12 @@ pub(crate) fn request(name: &str, host: &str) -> AuditEvent {
     event
 }
 
-/// What a kill at this moment would leave: the files as they are on disk.
+/// The files on disk as a kill at this moment would leave them.
 pub(crate) fn copy_dir(dir: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(dir).unwrap() {
         let entry = entry.unwrap();
-        // The WAL's index is memory of the living; a crash leaves it to be rebuilt.
+        // The WAL index is shared memory; it is rebuilt after a crash.
         if !entry.file_name().to_string_lossy().ends_with("-shm") {
             std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
         }
@@ -71,12 +71,12 @@ pub(crate) fn database(dir: &Path) -> PathBuf {
     dir.join("palisade.db")
 }
 
-/// A connection as somebody has who tampers.
+/// A connection for tampering with the file.
 pub(crate) fn tamper(dir: &Path) -> Connection {
     Connection::open(database(dir)).unwrap()
 }
 
-/// The names in a directory that begin so.
+/// The names in a directory that start with a prefix.
 pub(crate) fn names(dir: &Path, start: &str) -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir(dir)
         .unwrap()

@@ -1,11 +1,11 @@
-//! The JSONL file follows the database, whatever happens to it.
+//! The JSONL file follows the database through failures, rotation and replacement.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use policy::audit::{AuditEvent, Kind};
 use store::Store;
-use store::audit::query::Filter;
+use store::audit::query::AuditFilter;
 use store::audit::verify::verify_jsonl;
 use store::audit::{AuditOptions, JsonlOptions};
 
@@ -60,7 +60,7 @@ async fn every_record_becomes_a_line_also_those_from_before() {
     store.close().await.unwrap();
     assert_eq!(records(&path), 702, "and the checkpoint of closing");
 
-    // While there was no JSONL, the database went on.
+    // While no JSONL file was configured, records were written to the database.
     let store = open_with(dir.path(), AuditOptions::default());
     store
         .audit()
@@ -75,7 +75,7 @@ async fn every_record_becomes_a_line_also_those_from_before() {
 }
 
 #[tokio::test]
-async fn a_torn_line_is_cut_off_and_written_again() {
+async fn incomplete_line_is_truncated_and_written_again() {
     let (dir, path) = setup();
     let store = open_with(dir.path(), options(&path));
     write(&store, 5).await;
@@ -102,7 +102,7 @@ async fn refused(store: &Store) -> String {
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_ours_is_refused_and_left_as_it_is() {
+async fn foreign_file_is_refused_and_not_changed() {
     for foreign in [
         &b"dear diary\n"[..],
         b"dear diary",
@@ -120,7 +120,7 @@ async fn a_file_that_is_not_ours_is_refused_and_left_as_it_is() {
         drop(store);
         assert_eq!(fs::read(&path).unwrap(), foreign);
         assert_eq!(names(dir.path(), "audit.jsonl"), ["audit.jsonl"]);
-        // Moved away by its owner, there is room.
+        // After its owner moves the file away, a new one is started.
         fs::remove_file(&path).unwrap();
         let store = open_with(dir.path(), options(&path));
         write(&store, 3).await;
@@ -155,7 +155,7 @@ async fn the_stores_own_files_are_never_written_to_as_jsonl() {
         store.close().await.unwrap();
         assert_eq!(names(dir.path(), ""), before, "{name}");
 
-        // Nor by another name.
+        // Under another name they are refused too.
         let alias = dir.path().join("alias");
         if dir.path().join(name).exists() {
             std::os::unix::fs::symlink(dir.path().join(name), &alias).unwrap();
@@ -167,7 +167,7 @@ async fn the_stores_own_files_are_never_written_to_as_jsonl() {
 }
 
 #[tokio::test]
-async fn the_lines_of_another_database_are_moved_and_a_new_file_begins() {
+async fn lines_of_another_database_are_rotated_away() {
     let (dir, path) = setup();
     let store = open_with(dir.path(), options(&path));
     write(&store, 3).await;
@@ -180,14 +180,14 @@ async fn the_lines_of_another_database_are_moved_and_a_new_file_begins() {
 }
 
 #[tokio::test]
-async fn an_empty_file_goes_on_after_the_one_before_it() {
+async fn empty_file_continues_after_the_rotated_one() {
     let (dir, path) = setup();
     let first = dir.path().join("audit.jsonl.1");
     let store = open_with(dir.path(), options(&path));
     write(&store, 5).await;
     store.close().await.unwrap();
-    // Renamed, and then the power went: before the new file, before its first line, and
-    // in the middle of it.
+    // A power failure after renaming: before the new file, before its first line, and in the middle
+    // of it.
     fs::rename(&path, &first).unwrap();
     let mut all = fs::read(&first).unwrap();
     for torn in [None, Some(0), Some(30)] {
@@ -195,9 +195,9 @@ async fn an_empty_file_goes_on_after_the_one_before_it() {
         let event = request("a", "later");
         store.audit().record_durable(event, at(1)).await.unwrap();
         let mut later = Vec::new();
-        let filter = Filter {
+        let filter = AuditFilter {
             after_seq: Some(6),
-            ..Filter::default()
+            ..AuditFilter::default()
         };
         store.audit().export_blocking(&filter, &mut later).unwrap();
         drop(store);
@@ -214,7 +214,7 @@ async fn an_empty_file_goes_on_after_the_one_before_it() {
     let report = verify_jsonl(&all[..]).unwrap();
     assert!(report.is_intact() && report.partial == 0, "{report:?}");
 
-    // One before it that is not of this log says nothing.
+    // A rotated file of another log is ignored.
     fs::write(&first, "dear diary\n").unwrap();
     fs::write(&path, "").unwrap();
     let store = open_with(dir.path(), options(&path));
@@ -225,11 +225,11 @@ async fn an_empty_file_goes_on_after_the_one_before_it() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_taken_away_while_running_is_followed_by_another() {
+async fn removed_file_is_replaced_at_run_time() {
     let (dir, path) = setup();
     let store = open_with(dir.path(), options(&path));
     write(&store, 5).await;
-    // Moved, as a program does that rotates logs.
+    // Moved, as log rotation programs do.
     let moved = dir.path().join("moved");
     fs::rename(&path, &moved).unwrap();
     write(&store, 3).await;
@@ -239,11 +239,11 @@ async fn a_file_that_is_taken_away_while_running_is_followed_by_another() {
     fs::remove_file(&path).unwrap();
     write(&store, 2).await;
     assert_eq!(records(&path), 2);
-    // Emptied in place.
+    // Truncated in place.
     fs::write(&path, "").unwrap();
     write(&store, 4).await;
     assert_eq!(records(&path), 4);
-    // Somebody else's in its place.
+    // Replaced by another program's file.
     fs::remove_file(&path).unwrap();
     fs::write(&path, "dear diary\n").unwrap();
     store
@@ -257,7 +257,7 @@ async fn a_file_that_is_taken_away_while_running_is_followed_by_another() {
 }
 
 #[tokio::test]
-async fn files_are_bounded_and_together_still_a_chain() {
+async fn rotated_files_are_bounded_and_verify_together() {
     let (dir, path) = setup();
     let mut options = options(&path);
     options.jsonl = Some(JsonlOptions {
@@ -284,7 +284,7 @@ async fn files_are_bounded_and_together_still_a_chain() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_written_shows_in_health_and_holds_nobody_up() {
+async fn unwritable_file_shows_in_health_and_delays_nothing() {
     let (dir, path) = setup();
     fs::create_dir(&path).unwrap();
     let store = open_with(dir.path(), options(&path));
@@ -302,7 +302,7 @@ async fn a_file_that_cannot_be_written_shows_in_health_and_holds_nobody_up() {
     );
     assert!(health.error.unwrap().contains("audit.jsonl"));
     assert!(store.stats().jsonl_errors > 0);
-    // It is tried again by itself.
+    // The write is retried without a new record.
     fs::remove_dir(&path).unwrap();
     caught_up(&store).await;
     assert_eq!(records(&path), 10);
@@ -312,7 +312,7 @@ async fn a_file_that_cannot_be_written_shows_in_health_and_holds_nobody_up() {
 }
 
 #[tokio::test]
-async fn another_path_gets_everything_from_then_on() {
+async fn new_path_receives_all_later_records() {
     let (dir, path) = setup();
     let store = open_with(dir.path(), options(&path));
     write(&store, 5).await;
@@ -346,7 +346,7 @@ async fn options_are_checked_before_they_are_set_and_nothing_is_left_behind() {
     let error = check(dir.path()).unwrap_err().to_string();
     assert!(error.contains("not a regular file"), "{error}");
     assert_eq!(names(), before);
-    // A file that broke while it was in use is no reason to refuse the next change.
+    // A current file that cannot be written is no reason to refuse the next change.
     store.audit().set_options(options(&path)).unwrap();
     write(&store, 1).await;
     fs::remove_file(&path).unwrap();
@@ -361,7 +361,7 @@ async fn options_are_checked_before_they_are_set_and_nothing_is_left_behind() {
 }
 
 #[tokio::test]
-async fn after_a_reset_or_a_restore_a_new_file_begins_that_verifies() {
+async fn reset_and_restore_start_a_new_file_that_verifies() {
     let (dir, path) = setup();
     let backup = dir.path().join("backup");
     let first = dir.path().join("audit.jsonl.1");
@@ -386,7 +386,7 @@ async fn after_a_reset_or_a_restore_a_new_file_begins_that_verifies() {
     );
     store.close().await.unwrap();
 
-    // The same when the gate was killed before the file was rotated.
+    // The same if the gate was killed before the file was rotated.
     let store = open_with(dir.path(), AuditOptions::default());
     store.reset(at(11)).await.unwrap();
     store.close().await.unwrap();
@@ -397,7 +397,7 @@ async fn after_a_reset_or_a_restore_a_new_file_begins_that_verifies() {
 }
 
 #[tokio::test]
-async fn a_last_line_that_is_being_written_is_partial_and_not_broken() {
+async fn incomplete_last_line_is_partial_and_not_a_fault() {
     let (dir, path) = setup();
     let store = open_with(dir.path(), options(&path));
     write(&store, 3).await;
@@ -412,7 +412,7 @@ async fn a_last_line_that_is_being_written_is_partial_and_not_broken() {
         assert!(report.is_intact(), "{end}: {report:?}");
         assert_eq!((report.records, report.partial), (3, 1), "{end}");
     }
-    // All of it but the newline is a record.
+    // Without its newline the line is still a record.
     assert_eq!(verify_jsonl(&whole[..whole.len() - 1]).unwrap().records, 4);
     for broken in [&b"nonsense"[..], b"{\"a\":1}", b"{\"kind\":\n"] {
         let text = [&whole[..], broken].concat();

@@ -1,25 +1,25 @@
-//! The audit log: asking, following, rotating.
+//! The audit log: queries, following, rotation.
 
 use policy::audit::{AuditEvent, Kind};
 use policy::id::RequestId;
 use policy::reason::Reason;
 use policy::verdict::Word;
 use proptest::prelude::*;
-use store::audit::query::Filter;
-use store::audit::verify::{What, verify_blocking, verify_jsonl};
-use store::audit::{AuditOptions, OnFull};
+use store::audit::query::AuditFilter;
+use store::audit::verify::{ChainFaultKind, verify_blocking, verify_jsonl};
+use store::audit::{AuditOptions, FullQueuePolicy};
 
 use crate::fixture::{
     at, copy_dir, database, id, open, open_with, registered, request, row, tamper,
 };
 
-fn seqs(store: &store::Store, filter: Filter) -> Vec<u64> {
+fn seqs(store: &store::Store, filter: AuditFilter) -> Vec<u64> {
     let records = store.audit().query_blocking(&filter).unwrap();
     records.iter().map(|r| r.seq).collect()
 }
 
 #[tokio::test]
-async fn a_question_gets_what_matches_all_of_it() {
+async fn query_returns_records_that_match_every_field() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let log = store.audit();
@@ -38,31 +38,31 @@ async fn a_question_gets_what_matches_all_of_it() {
     log.record_durable(AuditEvent::new(Kind::Config), at(500))
         .await
         .unwrap();
-    let all = Filter::default;
-    let cases: Vec<(Filter, Vec<u64>)> = vec![
+    let all = AuditFilter::default;
+    let cases: Vec<(AuditFilter, Vec<u64>)> = vec![
         (
-            Filter {
+            AuditFilter {
                 sandbox: Some(id("even")),
                 ..all()
             },
             vec![2, 4, 6, 8, 10],
         ),
         (
-            Filter {
+            AuditFilter {
                 kind: Some(Kind::Config),
                 ..all()
             },
             vec![11],
         ),
         (
-            Filter {
+            AuditFilter {
                 verdict: Some(Word::Deny),
                 ..all()
             },
             vec![5, 10],
         ),
         (
-            Filter {
+            AuditFilter {
                 reason: Some(Reason::HostDenied),
                 sandbox: Some(id("odd")),
                 ..all()
@@ -70,21 +70,21 @@ async fn a_question_gets_what_matches_all_of_it() {
             vec![5],
         ),
         (
-            Filter {
+            AuditFilter {
                 reason: Some(Reason::Canary),
                 ..all()
             },
             vec![],
         ),
         (
-            Filter {
+            AuditFilter {
                 request_id: Some(RequestId::new(7, 0)),
                 ..all()
             },
             vec![7],
         ),
         (
-            Filter {
+            AuditFilter {
                 since: Some(at(80)),
                 until: Some(at(100)),
                 ..all()
@@ -92,28 +92,28 @@ async fn a_question_gets_what_matches_all_of_it() {
             vec![8, 9],
         ),
         (
-            Filter {
+            AuditFilter {
                 after_seq: Some(9),
                 ..all()
             },
             vec![10, 11],
         ),
         (
-            Filter {
+            AuditFilter {
                 before_seq: Some(3),
                 ..all()
             },
             vec![1, 2],
         ),
         (
-            Filter {
+            AuditFilter {
                 limit: Some(2),
                 ..all()
             },
             vec![1, 2],
         ),
         (
-            Filter {
+            AuditFilter {
                 limit: Some(2),
                 newest_first: true,
                 ..all()
@@ -121,7 +121,7 @@ async fn a_question_gets_what_matches_all_of_it() {
             vec![11, 10],
         ),
         (
-            Filter {
+            AuditFilter {
                 host: Some("x'; DROP TABLE audit; --\0\u{1F980}".to_owned()),
                 ..all()
             },
@@ -145,12 +145,12 @@ async fn an_export_verifies_by_itself() {
             .unwrap();
     }
     log.flush().await.unwrap();
-    let export = |filter: Filter| {
+    let export = |filter: AuditFilter| {
         let mut out = Vec::new();
         let count = log.export_blocking(&filter, &mut out).unwrap();
         (count, out)
     };
-    let (count, all) = export(Filter::default());
+    let (count, all) = export(AuditFilter::default());
     assert!(count > 2500, "{count}");
     let report = verify_jsonl(&all[..]).unwrap();
     assert!(report.is_intact(), "{report:?}");
@@ -161,16 +161,16 @@ async fn an_export_verifies_by_itself() {
     assert!(report.checkpoints > 0);
 
     // One sandbox, from the middle on.
-    let (count, some) = export(Filter {
+    let (count, some) = export(AuditFilter {
         sandbox: Some(id("b")),
         after_seq: Some(1000),
-        ..Filter::default()
+        ..AuditFilter::default()
     });
     let report = verify_jsonl(&some[..]).unwrap();
     assert!(report.is_intact(), "{report:?}");
     assert_eq!((report.records, report.partial), (count, 1));
 
-    // A line that was changed, lost or put elsewhere is named.
+    // A line that was changed, removed or moved is reported.
     let lines: Vec<&[u8]> = all.split_inclusive(|b| *b == b'\n').collect();
     let mut changed = lines.clone();
     let forged = String::from_utf8(lines[7].to_vec())
@@ -189,7 +189,7 @@ async fn an_export_verifies_by_itself() {
 }
 
 #[tokio::test]
-async fn a_follower_sees_every_record_without_asking_in_vain() {
+async fn follower_receives_every_record_without_empty_queries() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let log = store.audit();
@@ -202,9 +202,9 @@ async fn a_follower_sees_every_record_without_asking_in_vain() {
                 let after = seen.last().copied().unwrap_or(0);
                 newest.wait_for(|seq| *seq > after).await.unwrap();
                 let more = log
-                    .query(Filter {
+                    .query(AuditFilter {
                         after_seq: Some(after),
-                        ..Filter::default()
+                        ..AuditFilter::default()
                     })
                     .await
                     .unwrap();
@@ -225,7 +225,7 @@ async fn a_follower_sees_every_record_without_asking_in_vain() {
 }
 
 #[tokio::test]
-async fn verifying_and_asking_go_on_while_writing() {
+async fn verification_and_queries_work_while_writing() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let log = store.audit();
@@ -239,7 +239,7 @@ async fn verifying_and_asking_go_on_while_writing() {
                 let report = log.verify_blocking().unwrap();
                 assert!(report.is_intact(), "{report:?}");
                 assert!(verify_blocking(&path).unwrap().is_intact());
-                log.query_blocking(&Filter::default()).unwrap();
+                log.query_blocking(&AuditFilter::default()).unwrap();
                 rounds += 1;
             }
         }
@@ -255,7 +255,7 @@ async fn verifying_and_asking_go_on_while_writing() {
 }
 
 #[tokio::test]
-async fn a_flood_rotates_out_its_own_past_and_nobody_elses() {
+async fn flood_rotates_out_only_its_own_records() {
     let dir = tempfile::tempdir().unwrap();
     let options = AuditOptions {
         max_bytes: 400_000,
@@ -274,15 +274,15 @@ async fn a_flood_rotates_out_its_own_past_and_nobody_elses() {
             .unwrap();
     }
     log.flush().await.unwrap();
-    let quiet = Filter {
+    let quiet = AuditFilter {
         sandbox: Some(id("quiet")),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     assert_eq!(seqs(&store, quiet.clone()).len(), 20);
-    let flood = Filter {
+    let flood = AuditFilter {
         sandbox: Some(id("flood")),
         limit: Some(100_000),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     let left = seqs(&store, flood.clone());
     assert!(!left.is_empty() && left.len() < 2_000, "{}", left.len());
@@ -295,7 +295,7 @@ async fn a_flood_rotates_out_its_own_past_and_nobody_elses() {
     let last = *log.follow().borrow();
     store.close().await.unwrap();
 
-    // Offline, and after a restart, numbers go on.
+    // Numbers continue after closing and a restart.
     assert!(verify_blocking(&database(dir.path())).unwrap().is_intact());
     let store = open_with(dir.path(), options);
     let next = store
@@ -305,7 +305,7 @@ async fn a_flood_rotates_out_its_own_past_and_nobody_elses() {
         .unwrap();
     assert!(next > last);
     assert!(store.audit().verify_blocking().unwrap().is_intact());
-    // The file reuses what was freed.
+    // The file reuses the freed pages.
     let size = std::fs::metadata(database(dir.path())).unwrap().len();
     assert!(size < 1_500_000, "{size}");
 
@@ -331,9 +331,9 @@ async fn many_small_chains_are_kept_within_the_limit_too() {
     let store = open_with(
         dir.path(),
         AuditOptions {
-            // Half of it is for what three hundred chains cost themselves.
+            // Half of the limit is for the rows of three hundred chains.
             max_bytes: 60_000,
-            on_full: OnFull::Block,
+            on_full: FullQueuePolicy::Block,
             jsonl: None,
         },
     );
@@ -346,18 +346,18 @@ async fn many_small_chains_are_kept_within_the_limit_too() {
             .unwrap();
     }
     store.audit().flush().await.unwrap();
-    let newest = Filter {
+    let newest = AuditFilter {
         sandbox: Some(id("s299")),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     assert_eq!(seqs(&store, newest).len(), 1);
     let mut committed = store.audit().follow();
-    while seqs(&store, Filter::default()).len() > 30_000 / 200 {
+    while seqs(&store, AuditFilter::default()).len() > 30_000 / 200 {
         committed.changed().await.unwrap();
     }
     let report = store.audit().verify_blocking().unwrap();
     assert!(report.is_intact(), "{report:?}");
-    // A chain that was emptied goes on where it ended.
+    // An emptied chain continues after its last record.
     store
         .audit()
         .record_durable(request("s100", "h"), at(1))
@@ -367,7 +367,7 @@ async fn many_small_chains_are_kept_within_the_limit_too() {
 }
 
 #[tokio::test]
-async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
+async fn chains_of_removed_sandboxes_are_retired_with_a_record() {
     let dir = tempfile::tempdir().unwrap();
     let options = AuditOptions {
         max_bytes: 200_000,
@@ -381,7 +381,7 @@ async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
         .unwrap();
     for n in 0..4000 {
         let mut event = request(&format!("s{n}"), "h");
-        // The largest go first: here, the oldest.
+        // The largest chains are removed first: here, the oldest.
         event.path = Some("x".repeat(1000 - n / 4));
         log.record(event, at(1)).await.unwrap();
     }
@@ -392,14 +392,14 @@ async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
             .query_row(&sql, [], |r| r.get(0))
             .unwrap()
     };
-    // About a thousand may wait for the heads to be stated; far from four.
+    // About a thousand may wait until the heads are recorded; far fewer than four thousand.
     assert!(chains("true") < 2500, "{}", chains("true"));
     assert_eq!(chains("name = 's0'"), 0);
     assert_eq!(chains("name = 'stays'"), 1);
     let report = verify_blocking(&database(dir.path())).unwrap();
     assert!(report.is_intact(), "{report:?}");
 
-    // The same name again is a chain of its own.
+    // The same name starts a new chain.
     let store = open_with(dir.path(), options);
     for name in ["s0", "stays", "s3999"] {
         let event = request(name, "again");
@@ -408,7 +408,7 @@ async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
     store.close().await.unwrap();
     let report = verify_blocking(&database(dir.path())).unwrap();
     assert!(report.is_intact(), "{report:?}");
-    // A chain cannot be made to go by removing it and its row: its head was stated.
+    // A chain cannot be removed together with its row: its head was recorded.
     let copy = copy_dir(dir.path());
     tamper(copy.path())
         .execute_batch(
@@ -416,11 +416,11 @@ async fn chains_of_sandboxes_that_are_gone_go_and_the_gates_chain_says_so() {
         )
         .unwrap();
     let found = verify_blocking(&database(copy.path())).unwrap();
-    assert_eq!(found.first_broken.unwrap().what, What::Missing);
+    assert_eq!(found.first_broken.unwrap().kind, ChainFaultKind::Missing);
 }
 
 #[tokio::test]
-async fn a_sudden_end_between_checkpoints_still_verifies() {
+async fn crash_between_checkpoints_still_verifies() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     for n in 0..1500 {
@@ -430,7 +430,7 @@ async fn a_sudden_end_between_checkpoints_still_verifies() {
             .await
             .unwrap();
         if n % 250 == 0 {
-            // A copy of files that change meanwhile is what no end leaves.
+            // A copy of files that change meanwhile does not correspond to any crash.
             store.audit().flush().await.unwrap();
             let killed = copy_dir(dir.path());
             let again = open(killed.path());
@@ -443,7 +443,7 @@ async fn a_sudden_end_between_checkpoints_still_verifies() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn any_text_comes_back_as_it_was(texts in proptest::collection::vec(any::<String>(), 1..8)) {
+    fn any_text_is_stored_and_read_unchanged(texts in proptest::collection::vec(any::<String>(), 1..8)) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let store = open(dir.path());
@@ -458,14 +458,14 @@ proptest! {
             sent.push(event);
         }
         for event in &sent {
-            let filter = Filter { host: event.host.clone(), ..Filter::default() };
+            let filter = AuditFilter { host: event.host.clone(), ..AuditFilter::default() };
             let found = store.audit().query_blocking(&filter).unwrap();
             prop_assert!(found.iter().all(|r| r.event.host == event.host));
             prop_assert!(found.iter().any(|r| r.event == *event));
         }
         prop_assert!(store.audit().verify_blocking().unwrap().is_intact());
         let mut lines = Vec::new();
-        store.audit().export_blocking(&Filter::default(), &mut lines).unwrap();
+        store.audit().export_blocking(&AuditFilter::default(), &mut lines).unwrap();
         prop_assert!(verify_jsonl(&lines[..]).unwrap().is_intact());
     }
 }

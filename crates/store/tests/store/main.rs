@@ -1,4 +1,4 @@
-//! The store from outside, by what an operator or a gate would notice.
+//! Integration tests of the store: what an operator or a gate observes.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,

@@ -1,11 +1,11 @@
-//! A broken file, and the ways back.
+//! Corrupt databases, and recovery from them.
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
-use store::audit::query::Filter;
+use store::audit::query::AuditFilter;
 use store::error::StoreError;
-use store::registry::Lookup;
+use store::registry::RegistryLookup;
 use store::{Store, StoreOptions};
 
 use crate::fixture::{at, copy_dir, database, id, names, open, registered, row, tamper};
@@ -21,10 +21,10 @@ async fn one_row(dir: &Path) {
     store.close().await.unwrap();
 }
 
-/// A read found damage, and the store is out of use.
+/// A read found corruption, and the store is unavailable.
 async fn assert_damage_found(store: &Store, error: &StoreError) {
     assert!(matches!(error, StoreError::Read { .. }), "{error}");
-    // Commands are taken in order: when this is answered, the damage has been dealt with.
+    // Commands are handled in order: after this answer, the corruption has been handled.
     let answer = store.audit().record_durable(registered("a"), at(2)).await;
     assert!(
         matches!(answer, Err(StoreError::Unavailable { .. })),
@@ -42,9 +42,9 @@ async fn assert_unavailable(store: &Store) {
     let registry = store.registry();
     assert_eq!(
         registry.by_ip("10.0.0.1".parse().unwrap()),
-        Lookup::Unavailable
+        RegistryLookup::Unavailable
     );
-    assert_eq!(registry.by_id(&id("a")), Lookup::Unavailable);
+    assert_eq!(registry.by_id(&id("a")), RegistryLookup::Unavailable);
     let refused = |e: StoreError| assert!(matches!(e, StoreError::Unavailable { .. }), "{e}");
     refused(registry.list().unwrap_err());
     let event = || registered("a");
@@ -69,7 +69,13 @@ async fn assert_unavailable(store: &Store) {
             .await
             .unwrap_err(),
     );
-    refused(store.audit().query(Filter::default()).await.unwrap_err());
+    refused(
+        store
+            .audit()
+            .query(AuditFilter::default())
+            .await
+            .unwrap_err(),
+    );
     refused(store.audit().verify_blocking().unwrap_err());
     let dir = tempfile::tempdir().unwrap();
     refused(store.backup(dir.path().join("b"), at(2)).await.unwrap_err());
@@ -81,7 +87,7 @@ fn tamper_sql(path: &Path, sql: &str) {
 
 type Damage = fn(&Path);
 
-/// Ways to break a file that opening must notice.
+/// Kinds of corruption that opening must detect.
 fn breakages() -> Vec<(&'static str, Damage)> {
     fn overwrite(path: &Path, at: usize, with: &[u8]) {
         let mut bytes = std::fs::read(path).unwrap();
@@ -120,7 +126,7 @@ fn breakages() -> Vec<(&'static str, Damage)> {
 }
 
 #[tokio::test]
-async fn a_broken_file_is_set_aside_and_never_taken_for_an_empty_one() {
+async fn corrupt_file_is_moved_aside_and_never_treated_as_empty() {
     for (what, damage) in breakages() {
         let dir = tempfile::tempdir().unwrap();
         one_row(dir.path()).await;
@@ -156,7 +162,7 @@ async fn a_broken_file_is_set_aside_and_never_taken_for_an_empty_one() {
 }
 
 #[tokio::test]
-async fn a_second_broken_file_does_not_overwrite_the_first() {
+async fn second_corrupt_file_does_not_overwrite_the_first() {
     let dir = tempfile::tempdir().unwrap();
     for round in 1..=3 {
         std::fs::write(database(dir.path()), format!("broken {round}")).unwrap();
@@ -168,7 +174,7 @@ async fn a_second_broken_file_does_not_overwrite_the_first() {
 }
 
 #[tokio::test]
-async fn damage_met_while_running_ends_in_unavailable() {
+async fn corruption_at_run_time_makes_the_registry_unavailable() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     for n in 0..400 {
@@ -181,7 +187,7 @@ async fn damage_met_while_running_ends_in_unavailable() {
         .await
         .unwrap();
     store.close().await.unwrap();
-    // Past the small tables, in the middle of the records.
+    // Beyond the small tables, in the middle of the records.
     let path = database(dir.path());
     let mut bytes = std::fs::read(&path).unwrap();
     let middle = bytes.len() / 8192 * 4096;
@@ -190,13 +196,13 @@ async fn damage_met_while_running_ends_in_unavailable() {
 
     let store = open(dir.path());
     assert!(store.health().registry_accessible);
-    let filter = Filter {
+    let filter = AuditFilter {
         limit: Some(1000),
-        ..Filter::default()
+        ..AuditFilter::default()
     };
     let error = store.audit().query(filter).await.unwrap_err();
     assert_damage_found(&store, &error).await;
-    // Numbers given out before are not given out again.
+    // Numbers in use before are not used again.
     store.reset(at(9)).await.unwrap();
     assert_eq!(
         store
@@ -209,9 +215,9 @@ async fn damage_met_while_running_ends_in_unavailable() {
     assert!(store.audit().verify_blocking().unwrap().is_intact());
 }
 
-/// The writer's own connection still has the undamaged pages in memory.
+/// The writer's own connection still has the intact pages in memory.
 #[tokio::test]
-async fn damage_under_an_idle_store_is_found_when_the_registry_is_checked() {
+async fn corruption_under_an_idle_store_is_found_by_the_check() {
     let dir = tempfile::tempdir().unwrap();
     one_row(dir.path()).await;
     let store = open(dir.path());
@@ -232,7 +238,7 @@ async fn damage_under_an_idle_store_is_found_when_the_registry_is_checked() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_gone_under_an_idle_store_fails_the_check() {
+async fn deleted_database_under_an_idle_store_fails_the_check() {
     let dir = tempfile::tempdir().unwrap();
     one_row(dir.path()).await;
     let store = open(dir.path());
@@ -270,17 +276,20 @@ async fn a_backup_can_be_taken_while_running_and_restored() {
         .unwrap();
     store.restore(backup.clone(), at(4)).await.unwrap();
     assert_eq!(store.registry().list().unwrap().len(), 1);
-    assert!(matches!(store.registry().by_id(&id("a")), Lookup::Found(_)));
+    assert!(matches!(
+        store.registry().by_id(&id("a")),
+        RegistryLookup::Found(_)
+    ));
     assert_eq!(std::fs::read(&backup).unwrap(), before);
     assert_eq!(names(dir.path(), "palisade.db.replaced-").len(), 1);
     assert!(names(dir.path(), "palisade.db.staged-").is_empty());
 
-    let records = store.audit().query(Filter::default()).await.unwrap();
+    let records = store.audit().query(AuditFilter::default()).await.unwrap();
     let events: Vec<_> = records
         .iter()
         .map(|r| (r.seq, r.event.event.clone().unwrap()))
         .collect();
-    // 1 is in the backup; 2 and 3 were given out by the database that was replaced.
+    // 1 is in the backup; 2 and 3 were used by the database that was replaced.
     assert_eq!(
         events,
         [
@@ -308,7 +317,10 @@ async fn a_backup_restores_a_broken_registry() {
     let store = open(dir.path());
     assert_unavailable(&store).await;
     store.restore(backup, at(3)).await.unwrap();
-    assert!(matches!(store.registry().by_id(&id("a")), Lookup::Found(_)));
+    assert!(matches!(
+        store.registry().by_id(&id("a")),
+        RegistryLookup::Found(_)
+    ));
     assert!(!dir.path().join(MARKER).exists());
     assert!(store.health().registry_accessible);
 }
@@ -325,11 +337,14 @@ async fn a_copy_of_a_running_database_with_its_wal_can_be_restored() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.restore(database(copy.path()), at(2)).await.unwrap();
-    assert!(matches!(store.registry().by_id(&id("z")), Lookup::Found(_)));
+    assert!(matches!(
+        store.registry().by_id(&id("z")),
+        RegistryLookup::Found(_)
+    ));
 }
 
 #[tokio::test]
-async fn an_unfit_candidate_changes_nothing() {
+async fn invalid_backup_changes_nothing() {
     let away = tempfile::tempdir().unwrap();
     let damages: [(&str, Damage); 5] = [
         ("garbage", |p| std::fs::write(p, b"garbage").unwrap()),
@@ -364,7 +379,10 @@ async fn an_unfit_candidate_changes_nothing() {
             matches!(answer, Err(StoreError::Unfit { .. })),
             "{path:?}: {answer:?}"
         );
-        assert!(matches!(store.registry().by_id(&id("b")), Lookup::Found(_)));
+        assert!(matches!(
+            store.registry().by_id(&id("b")),
+            RegistryLookup::Found(_)
+        ));
         let rest = names(dir.path(), "palisade.db.");
         assert!(rest.is_empty(), "{rest:?}");
         assert!(!dir.path().join(MARKER).exists());
@@ -377,13 +395,13 @@ async fn an_unfit_candidate_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_reset_keeps_the_old_database_and_says_so() {
+async fn reset_keeps_the_old_database_and_records_it() {
     let dir = tempfile::tempdir().unwrap();
     one_row(dir.path()).await;
     let store = open(dir.path());
     store.reset(at(5)).await.unwrap();
     assert!(store.registry().is_empty());
-    let records = store.audit().query(Filter::default()).await.unwrap();
+    let records = store.audit().query(AuditFilter::default()).await.unwrap();
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].event.event.as_deref(), Some("registry_reset"));
     let aside = names(dir.path(), "palisade.db.replaced-");
@@ -395,7 +413,7 @@ async fn a_reset_keeps_the_old_database_and_says_so() {
 }
 
 #[tokio::test]
-async fn an_interrupted_restore_comes_back_as_unavailable() {
+async fn interrupted_restore_is_unavailable_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     one_row(dir.path()).await;
     // The moment after the old database was moved and before the new one is in place.
@@ -452,11 +470,11 @@ fn a_newer_schema_is_a_clear_error() {
 }
 
 #[tokio::test]
-async fn a_broken_file_stays_where_it_is_when_the_marker_cannot_be_written() {
+async fn corrupt_file_is_not_moved_without_a_marker() {
     let dir = tempfile::tempdir().unwrap();
     one_row(dir.path()).await;
     std::fs::write(database(dir.path()), b"broken").unwrap();
-    // As a full disk would: the marker's first name cannot be written.
+    // As with a full disk: the marker's temporary file cannot be written.
     let obstacle = dir.path().join(".registry.unavailable.new");
     std::fs::create_dir(&obstacle).unwrap();
     for _ in 0..2 {
@@ -468,7 +486,7 @@ async fn a_broken_file_stays_where_it_is_when_the_marker_cannot_be_written() {
         assert_eq!(std::fs::read(database(dir.path())).unwrap(), b"broken");
         assert!(!dir.path().join(MARKER).exists());
     }
-    // When there is room again it is met again, and never an empty registry.
+    // Once the marker can be written, the corrupt file is found again, and never an empty registry.
     std::fs::remove_dir(&obstacle).unwrap();
     let store = open(dir.path());
     assert_unavailable(&store).await;
@@ -478,7 +496,7 @@ async fn a_broken_file_stays_where_it_is_when_the_marker_cannot_be_written() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_gone_is_not_an_empty_registry() {
+async fn deleted_database_is_not_an_empty_registry() {
     let gone: [(&str, Damage); 3] = [
         ("deleted", |p| std::fs::remove_file(p).unwrap()),
         ("deleted with its witness, an older one set aside", |p| {
@@ -502,12 +520,12 @@ async fn a_database_that_is_gone_is_not_an_empty_registry() {
             let error = store.health().error.unwrap();
             assert!(error.contains("palisade.db is gone"), "{what}: {error}");
         }
-        // Putting the file back is a way back.
+        // Putting the file back recovers the registry.
         std::fs::copy(&kept, database(dir.path())).unwrap();
         let store = open(dir.path());
         assert_eq!(store.registry().len(), 1, "{what}");
         drop(store);
-        // So are the two commands.
+        // So do the two commands.
         std::fs::remove_file(database(dir.path())).unwrap();
         let store = open(dir.path());
         store.restore(kept.clone(), at(9)).await.unwrap();
@@ -525,14 +543,14 @@ async fn a_database_that_is_gone_is_not_an_empty_registry() {
 #[tokio::test]
 async fn a_first_start_that_was_interrupted_starts_empty() {
     let dir = tempfile::tempdir().unwrap();
-    // Made in part, never put in place.
+    // Partly created, never put in place.
     std::fs::write(dir.path().join("palisade.db.staged-x"), b"half").unwrap();
     std::fs::write(dir.path().join("gate.log"), b"").unwrap();
     assert!(open(dir.path()).health().registry_accessible);
 }
 
 #[tokio::test]
-async fn numbers_that_make_no_sense_are_damage_and_no_panic() {
+async fn implausible_numbers_are_corruption_and_no_panic() {
     let cases = [
         "UPDATE ledger SET last_seq = 1",
         "UPDATE ledger SET last_seq = -1",
@@ -573,13 +591,16 @@ async fn numbers_that_make_no_sense_are_damage_and_no_panic() {
             .unwrap();
         assert!(store.audit().verify_blocking().unwrap().is_intact());
         store.restore(backup.clone(), at(5)).await.unwrap();
-        assert!(matches!(store.registry().by_id(&id("a")), Lookup::Found(_)));
+        assert!(matches!(
+            store.registry().by_id(&id("a")),
+            RegistryLookup::Found(_)
+        ));
         assert!(store.audit().verify_blocking().unwrap().is_intact());
     }
 }
 
 #[tokio::test]
-async fn a_second_writer_is_noticed_before_anything_is_written_over_it() {
+async fn second_writer_is_detected_before_its_records_are_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let other = open(dir.path());
@@ -587,15 +608,15 @@ async fn a_second_writer_is_noticed_before_anything_is_written_over_it() {
     assert_eq!(mine, Ok(1));
     let theirs = other.audit().record_durable(registered("b"), at(1)).await;
     assert!(
-        matches!(&theirs, Err(StoreError::Unavailable { reason }) if reason.contains("somebody else")),
+        matches!(&theirs, Err(StoreError::Unavailable { reason }) if reason.contains("another process")),
         "{theirs:?}"
     );
     assert_unavailable(&other).await;
 }
 
 #[tokio::test]
-async fn numbers_are_not_given_out_again_after_damage_found_at_the_start() {
-    // The ledger can be read though a row cannot: numbers go on.
+async fn numbers_are_not_reused_after_corruption_at_start() {
+    // The ledger can be read although a row cannot: numbers continue.
     let next = |dir: std::path::PathBuf| async move {
         let store = open(&dir);
         assert_unavailable(&store).await;
@@ -612,13 +633,13 @@ async fn numbers_are_not_given_out_again_after_damage_found_at_the_start() {
     // One row, the checkpoint of closing, the reset.
     assert_eq!(next(dir.path().to_owned()).await, 4);
 
-    // The ledger was turned back; the records were not.
+    // The ledger was set back; the records were not.
     let dir = tempfile::tempdir().unwrap();
     one_row(dir.path()).await;
     tamper_sql(&database(dir.path()), "UPDATE ledger SET last_seq = 1");
     assert_eq!(next(dir.path().to_owned()).await, 4);
 
-    // Nothing can be read: far ahead, and the next time further still.
+    // Nothing can be read: numbers continue far ahead, and the next time further still.
     let dir = tempfile::tempdir().unwrap();
     one_row(dir.path()).await;
     std::fs::write(database(dir.path()), b"broken").unwrap();
@@ -636,7 +657,7 @@ async fn numbers_are_not_given_out_again_after_damage_found_at_the_start() {
     assert!(second.unwrap() > first);
     drop(later);
 
-    // A marker that says nothing about numbers, or nonsense.
+    // A marker without numbers, or with invalid ones.
     for marker in [
         "a note",
         r#"{"reason":"x","last_seq":18446744073709551615}"#,
@@ -650,7 +671,7 @@ async fn numbers_are_not_given_out_again_after_damage_found_at_the_start() {
 }
 
 #[tokio::test]
-async fn the_last_line_of_the_jsonl_counts_when_the_clock_was_turned_back() {
+async fn last_jsonl_line_counts_if_the_clock_went_back() {
     use store::audit::{AuditOptions, JsonlOptions};
     let dir = tempfile::tempdir().unwrap();
     let options = |now| StoreOptions {
@@ -668,7 +689,7 @@ async fn the_last_line_of_the_jsonl_counts_when_the_clock_was_turned_back() {
     }
     store.close().await.unwrap();
     std::fs::write(database(dir.path()), b"broken").unwrap();
-    // By this clock less than two thousand records can have been written.
+    // By this clock fewer than two thousand records can have been written.
     let store = Store::open(options(1)).unwrap();
     store.reset(at(9)).await.unwrap();
     let next = store.audit().record_durable(registered("a"), at(9)).await;

@@ -1,17 +1,17 @@
-//! The registry as the gate meets it: on disk before it answers, and never half applied.
+//! The registry as the gate uses it: durable before the answer, and never partly applied.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::fixture::{at, copy_dir, id, open, registered, row};
 use policy::registration::{AuthMode, Repo, RepoName};
-use store::audit::query::Filter;
+use store::audit::query::AuditFilter;
 use store::error::StoreError;
-use store::registry::Lookup;
+use store::registry::RegistryLookup;
 
-fn found(lookup: Lookup) -> String {
+fn found(lookup: RegistryLookup) -> String {
     match lookup {
-        Lookup::Found(row) => row.id.as_str().to_owned(),
+        RegistryLookup::Found(row) => row.id.as_str().to_owned(),
         other => format!("{other:?}"),
     }
 }
@@ -33,7 +33,7 @@ async fn a_registration_is_on_disk_when_it_is_answered() {
         .unwrap();
     assert_eq!((done.seq, done.replaced, done.expelled), (1, None, None));
 
-    // What a kill at this moment would leave.
+    // The files that a kill at this moment would leave.
     let killed = copy_dir(dir.path());
     let again = open(killed.path());
     full.ip = Some("10.0.0.1".parse().unwrap());
@@ -41,14 +41,17 @@ async fn a_registration_is_on_disk_when_it_is_answered() {
         let ip: IpAddr = ip.parse().unwrap();
         assert_eq!(
             again.registry().by_ip(ip),
-            Lookup::Found(full.clone().into())
+            RegistryLookup::Found(full.clone().into())
         );
     }
-    assert_eq!(again.registry().by_id(&id("a")), Lookup::Found(full.into()));
+    assert_eq!(
+        again.registry().by_id(&id("a")),
+        RegistryLookup::Found(full.into())
+    );
     assert_eq!(
         again
             .audit()
-            .query_blocking(&Filter::default())
+            .query_blocking(&AuditFilter::default())
             .unwrap()
             .len(),
         1
@@ -68,7 +71,10 @@ async fn the_same_id_replaces_and_frees_its_old_address() {
         Some("10.0.0.1".parse().unwrap())
     );
     let registry = store.registry();
-    assert_eq!(registry.by_ip("10.0.0.1".parse().unwrap()), Lookup::Unknown);
+    assert_eq!(
+        registry.by_ip("10.0.0.1".parse().unwrap()),
+        RegistryLookup::Unknown
+    );
     assert_eq!(found(registry.by_ip("10.0.0.2".parse().unwrap())), "a");
     assert_eq!(registry.len(), 1);
 }
@@ -88,7 +94,7 @@ async fn an_address_belongs_to_one_live_sandbox() {
     let holder = id("a");
     assert_eq!(refused, Err(StoreError::IpTaken { ip, holder }));
     assert_eq!(found(store.registry().by_ip(ip)), "a");
-    assert_eq!(store.registry().by_id(&id("b")), Lookup::Unknown);
+    assert_eq!(store.registry().by_id(&id("b")), RegistryLookup::Unknown);
 
     let done = store
         .register(row("b", Some("10.0.0.1")), registered("b"), at(100))
@@ -96,10 +102,10 @@ async fn an_address_belongs_to_one_live_sandbox() {
         .unwrap();
     assert_eq!(done.expelled, Some(id("a")));
     assert_eq!(found(store.registry().by_ip(ip)), "b");
-    assert_eq!(store.registry().by_id(&id("a")), Lookup::Unknown);
+    assert_eq!(store.registry().by_id(&id("a")), RegistryLookup::Unknown);
     let events: Vec<_> = store
         .audit()
-        .query_blocking(&Filter::default())
+        .query_blocking(&AuditFilter::default())
         .unwrap()
         .into_iter()
         .map(|r| (r.event.sandbox.unwrap().to_string(), r.event.event.unwrap()))
@@ -109,7 +115,7 @@ async fn an_address_belongs_to_one_live_sandbox() {
 }
 
 #[tokio::test]
-async fn a_live_holder_of_the_address_is_replaced_where_that_is_asked() {
+async fn live_holder_of_the_address_is_replaced_on_request() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let address = Some("10.0.0.1");
@@ -119,10 +125,10 @@ async fn a_live_holder_of_the_address_is_replaced_where_that_is_asked() {
     assert_eq!(done.await.unwrap().expelled, Some(id("a")));
     let ip: IpAddr = "10.0.0.1".parse().unwrap();
     assert_eq!(found(store.registry().by_ip(ip)), "b");
-    assert_eq!(store.registry().by_id(&id("a")), Lookup::Unknown);
-    let events = store.audit().query_blocking(&Filter {
+    assert_eq!(store.registry().by_id(&id("a")), RegistryLookup::Unknown);
+    let events = store.audit().query_blocking(&AuditFilter {
         sandbox: Some(id("a")),
-        ..Filter::default()
+        ..AuditFilter::default()
     });
     let events: Vec<_> = events.unwrap().into_iter().map(|r| r.event.event).collect();
     let expect = ["registered", "replaced"].map(|event| Some(event.to_owned()));
@@ -160,7 +166,7 @@ async fn unregistering_and_pruning_leave_records() {
         // Three registrations, two expiries, one removal, one checkpoint at closing.
         store
             .audit()
-            .query_blocking(&Filter::default())
+            .query_blocking(&AuditFilter::default())
             .unwrap()
             .len(),
         7
@@ -168,7 +174,7 @@ async fn unregistering_and_pruning_leave_records() {
 }
 
 #[tokio::test]
-async fn many_askers_share_commits_and_each_gets_its_own_answer() {
+async fn concurrent_callers_share_commits_and_get_their_own_result() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let mut tasks = tokio::task::JoinSet::new();
@@ -176,7 +182,7 @@ async fn many_askers_share_commits_and_each_gets_its_own_answer() {
         let store = store.clone();
         tasks.spawn(async move {
             let name = format!("s{n}");
-            // Every address is asked for twice.
+            // Every address is requested twice.
             let ip = format!("10.0.0.{}", n / 2);
             let result = store.register(row(&name, Some(&ip)), registered(&name), at(1));
             result.await.is_ok()
@@ -191,7 +197,7 @@ async fn many_askers_share_commits_and_each_gets_its_own_answer() {
 }
 
 #[tokio::test]
-async fn the_file_is_the_owners_alone() {
+async fn database_is_accessible_to_its_owner_only() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store

@@ -1,10 +1,10 @@
-//! Whatever is done to the file behind its back, verifying notices and says where.
+//! Verification detects and locates every kind of tampering with the file.
 
 use std::path::Path;
 
 use policy::id::RequestId;
 use rusqlite::params;
-use store::audit::verify::{Broken, What, verify_blocking};
+use store::audit::verify::{ChainFault, ChainFaultKind, verify_blocking};
 
 use crate::fixture::{at, copy_dir, database, id, open, request, tamper};
 
@@ -26,8 +26,8 @@ async fn small_log(dir: &Path) {
     assert!(report.is_intact() && report.records == 10, "{report:?}");
 }
 
-/// What verifying says after `sql` was run on a copy.
-fn after(dir: &Path, sql: &str) -> Option<Broken> {
+/// The result of verification after `sql` was run on a copy.
+fn after(dir: &Path, sql: &str) -> Option<ChainFault> {
     let copy = copy_dir(dir);
     tamper(copy.path()).execute_batch(sql).unwrap();
     verify_blocking(&database(copy.path()))
@@ -35,79 +35,85 @@ fn after(dir: &Path, sql: &str) -> Option<Broken> {
         .first_broken
 }
 
-fn broken(seq: u64, chain: &str, what: What) -> Option<Broken> {
-    Some(Broken {
+fn broken(seq: u64, chain: &str, kind: ChainFaultKind) -> Option<ChainFault> {
+    Some(ChainFault {
         seq: Some(seq),
         chain: Some(id(chain)),
-        what,
+        kind,
     })
 }
 
 #[tokio::test]
-async fn what_is_deleted_moved_or_swapped_is_named() {
+async fn deleted_moved_and_swapped_records_are_named() {
     let dir = tempfile::tempdir().unwrap();
     small_log(dir.path()).await;
     let head = "UPDATE chains SET (head_seq, head_hash) = \
                 (SELECT seq, hash FROM audit WHERE seq = 7) WHERE name = 'a';";
     let cases = [
-        // A row in the middle: its successor hangs in the air.
-        ("DELETE FROM audit WHERE seq = 3", broken(5, "a", What::Gap)),
+        // A row in the middle: the next record does not follow its predecessor.
+        (
+            "DELETE FROM audit WHERE seq = 3",
+            broken(5, "a", ChainFaultKind::Gap),
+        ),
         // The first row.
-        ("DELETE FROM audit WHERE seq = 1", broken(3, "a", What::Gap)),
-        // The tail: noticed by the checkpoint record, with or without the head.
+        (
+            "DELETE FROM audit WHERE seq = 1",
+            broken(3, "a", ChainFaultKind::Gap),
+        ),
+        // The tail: detected by the checkpoint record, with or without the head.
         (
             "DELETE FROM audit WHERE seq = 9",
-            broken(9, "a", What::Missing),
+            broken(9, "a", ChainFaultKind::Missing),
         ),
         (
             &format!("DELETE FROM audit WHERE seq = 9; {head}"),
-            broken(9, "a", What::Missing),
+            broken(9, "a", ChainFaultKind::Missing),
         ),
         // A whole chain, with and without its row.
         (
             "DELETE FROM audit WHERE chain = 'b'",
-            broken(8, "b", What::Missing),
+            broken(8, "b", ChainFaultKind::Missing),
         ),
         (
             "DELETE FROM audit WHERE chain = 'b'; DELETE FROM chains WHERE name = 'b'",
-            broken(8, "b", What::Missing),
+            broken(8, "b", ChainFaultKind::Missing),
         ),
         // Only the row of the chain.
         (
             "DELETE FROM chains WHERE name = 'b'",
-            broken(2, "b", What::Stray),
+            broken(2, "b", ChainFaultKind::Stray),
         ),
         // A record under another number.
         (
             "UPDATE audit SET seq = 500 WHERE seq = 5",
-            broken(5, "a", What::Moved),
+            broken(5, "a", ChainFaultKind::Moved),
         ),
         (
             "UPDATE audit SET seq = 500 WHERE seq = 9",
-            broken(9, "a", What::Moved),
+            broken(9, "a", ChainFaultKind::Moved),
         ),
-        // Two records that changed places.
+        // Two records that were swapped.
         (
             "UPDATE audit SET seq = 99 WHERE seq = 3; UPDATE audit SET seq = 3 WHERE seq = 5; \
              UPDATE audit SET seq = 5 WHERE seq = 99;",
-            broken(5, "a", What::Moved),
+            broken(5, "a", ChainFaultKind::Moved),
         ),
-        // A record given to another sandbox.
+        // A record assigned to another sandbox.
         (
             "UPDATE audit SET body = replace(body, '\"sandbox\":\"a\"', '\"sandbox\":\"b\"') \
              WHERE seq = 3",
-            broken(3, "b", What::Changed),
+            broken(3, "b", ChainFaultKind::Changed),
         ),
-        // A head that was moved back alone.
-        (head, broken(7, "a", What::Missing)),
+        // A head that was set back alone.
+        (head, broken(7, "a", ChainFaultKind::Missing)),
     ];
     for (sql, expect) in cases {
         assert_eq!(after(dir.path(), sql), expect, "{sql}");
     }
-    // The gate's own last record, with its head, its number and what it stated.
+    // The gate's own last record, with its head, its number and the heads it listed.
     let gate = "DELETE FROM audit WHERE seq = 10; DELETE FROM chains WHERE name = '';";
     let found = after(dir.path(), gate).unwrap();
-    assert_eq!(found.what, What::Count(1));
+    assert_eq!(found.kind, ChainFaultKind::Count(1));
 }
 
 #[tokio::test]
@@ -116,8 +122,7 @@ async fn any_byte_of_a_row_changed_by_sql_names_that_row() {
     small_log(dir.path()).await;
     let copy = copy_dir(dir.path());
     let conn = tamper(copy.path());
-    // The generated columns would refuse a body that is no JSON; whoever tampers need not
-    // keep them.
+    // The generated columns would refuse a body that is not JSON; an attacker can drop them.
     conn.execute_batch(
         "CREATE TABLE bare (seq INTEGER PRIMARY KEY, body, prev, hash);
          INSERT INTO bare SELECT seq, body, prev, hash FROM audit;
@@ -139,8 +144,8 @@ async fn any_byte_of_a_row_changed_by_sql_names_that_row() {
             let report = verify_blocking(&database(copy.path())).unwrap();
             let found = report.first_broken.expect("a flipped byte went unnoticed");
             assert_eq!(
-                (found.seq, found.what),
-                (Some(5), What::Changed),
+                (found.seq, found.kind),
+                (Some(5), ChainFaultKind::Changed),
                 "{column} {at}"
             );
         }
@@ -186,7 +191,7 @@ async fn any_byte_of_a_row_changed_in_the_file_is_noticed() {
             match found.seq {
                 Some(5) => named += 1,
                 Some(other) => assert!(at < start + 9, "byte {at} was blamed on {other}"),
-                None => assert!(matches!(found.what, What::File(_)), "{found:?}"),
+                None => assert!(matches!(found.kind, ChainFaultKind::File(_)), "{found:?}"),
             }
         }
     }
@@ -194,7 +199,7 @@ async fn any_byte_of_a_row_changed_in_the_file_is_noticed() {
 }
 
 #[tokio::test]
-async fn the_tables_beside_the_records_are_checked_too() {
+async fn tables_other_than_records_are_verified_too() {
     let dir = tempfile::tempdir().unwrap();
     small_log(dir.path()).await;
     for sql in [
@@ -214,16 +219,19 @@ async fn the_tables_beside_the_records_are_checked_too() {
 }
 
 #[test]
-fn what_is_not_a_database_is_not_verified() {
+fn file_that_is_not_a_database_is_not_verified() {
     let dir = tempfile::tempdir().unwrap();
     assert!(verify_blocking(&database(dir.path())).is_err());
     std::fs::write(database(dir.path()), "x".repeat(5000)).unwrap();
     let report = verify_blocking(&database(dir.path())).unwrap();
-    assert!(matches!(report.first_broken.unwrap().what, What::File(_)));
+    assert!(matches!(
+        report.first_broken.unwrap().kind,
+        ChainFaultKind::File(_)
+    ));
 }
 
 #[tokio::test]
-async fn verifying_leaves_nothing_beside_the_file() {
+async fn verification_leaves_no_files_behind() {
     let dir = tempfile::tempdir().unwrap();
     small_log(dir.path()).await;
     let before = crate::fixture::names(dir.path(), "");

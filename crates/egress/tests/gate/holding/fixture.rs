@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use config::Settings;
-use config::section::egress::Unknown;
+use config::section::egress::UnknownHostAction;
 use egress::sandbox_state::SandboxState;
 use egress::services::{Parts, Services};
 use policy::audit::AuditEvent;
@@ -35,7 +35,7 @@ pub(super) struct Rules {
     /// The items of `egress.domains`.
     pub(super) domains: String,
     /// What happens to every other host.
-    pub(super) unknown: Unknown,
+    pub(super) unknown: UnknownHostAction,
     /// The id and the text of a policy bundle about requests.
     pub(super) bundle: Option<(&'static str, &'static str)>,
     /// Whether that bundle decides: `enforce` or `log`.
@@ -50,7 +50,7 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             domains: "known.example".to_owned(),
-            unknown: Unknown::Ask,
+            unknown: UnknownHostAction::Ask,
             bundle: None,
             bundle_mode: "enforce",
             egress: String::new(),

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use config::Settings;
-use config::section::egress::Unknown;
+use config::section::egress::UnknownHostAction;
 use config::section::scan::GitAction;
 use policy::answer::Answer;
 use policy::push::{Findings, Place as Whereabouts, Sighting};
@@ -229,7 +229,7 @@ async fn unlisted(
     let text = text.replace("host: forge.example", "host: other.example");
     std::fs::write(&path, text).unwrap();
     let mut unlisted = config::load(Some(&path), &|_| None).unwrap();
-    unlisted.egress.unknown = Unknown::Ask;
+    unlisted.egress.unknown = UnknownHostAction::Ask;
     place.reload(unlisted).await;
     (Arc::new(place), operator)
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, ThreadId};
 
-use config::section::egress::Unknown;
+use config::section::egress::UnknownHostAction;
 use egress::services::Parts;
 use policy::audit::AuditEvent;
 use policy::id::{RequestId, SandboxId};
@@ -82,7 +82,7 @@ const LOGGED: &str = "package http.authz\n\nallow := false\n";
 async fn reload_as_a_request_leaves_rechecks_off_the_async_thread() {
     let logging = || Rules {
         bundle_mode: "log",
-        unknown: Unknown::Deny,
+        unknown: UnknownHostAction::Deny,
         ..Rules::with_bundle("mine", LOGGED)
     };
     let elsewhere = Rules {
@@ -122,7 +122,7 @@ async fn reload_before_the_answer_rechecks_off_the_async_thread() {
     assert!(!threads.has_another());
     let ended = gate.reload(&Rules {
         domains: "other.example".to_owned(),
-        unknown: Unknown::Deny,
+        unknown: UnknownHostAction::Deny,
         ..Rules::default()
     });
     assert_eq!(ended, 1);

@@ -1,6 +1,6 @@
 //! Rules that change while a request waits: it is decided anew.
 
-use config::section::egress::Unknown;
+use config::section::egress::UnknownHostAction;
 use policy::reason::Reason;
 use policy::verdict::Word;
 
@@ -34,7 +34,7 @@ async fn reload_that_refuses_a_held_request_refuses_it() {
     let asking = gate.ask("asked.example", "/").await;
     let open = gate.operator.next().await;
     gate.reload(&Rules {
-        unknown: Unknown::Deny,
+        unknown: UnknownHostAction::Deny,
         ..Rules::default()
     });
     assert_eq!(asking.await.unwrap().reason(), "host_denied");

@@ -12,9 +12,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, Parser};
 use config::leaf::EnvEntry;
-use config::section::logging::Level;
-use config::section::tools::{Runtime, Tool};
-use config::{Origin, Secret, Settings};
+use config::section::logging::LogLevel;
+use config::section::tools::{BridgedServer, ToolRuntime};
+use config::{Secret, Settings, ValueOrigin};
 use control::health::HealthRegistry;
 use decide::hold::Questions;
 use mcp::fingerprint::Fingerprints;
@@ -46,12 +46,12 @@ const NAME: &str = "bridge";
 /// How long threads that read files may take at the end.
 const LAST_THREADS: Duration = Duration::from_secs(1);
 
-const LEVELS: [Level; 5] = [
-    Level::Error,
-    Level::Warn,
-    Level::Info,
-    Level::Debug,
-    Level::Trace,
+const LEVELS: [LogLevel; 5] = [
+    LogLevel::Error,
+    LogLevel::Warn,
+    LogLevel::Info,
+    LogLevel::Debug,
+    LogLevel::Trace,
 ];
 
 /// What stands below the help.
@@ -86,7 +86,7 @@ pub struct RunArgs {
     file: Option<PathBuf>,
     /// Log level: error, warn, info, debug or trace [default: info, or logging.level of FILE]
     #[arg(long, short, value_name = "LEVEL", value_parser = level)]
-    log_level: Option<Level>,
+    log_level: Option<LogLevel>,
     /// The command of the stdio server, and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -109,10 +109,10 @@ pub struct PolisBridge {
     pub args: RunArgs,
 }
 
-fn level(text: &str) -> Result<Level, String> {
+fn level(text: &str) -> Result<LogLevel, String> {
     let found = LEVELS.into_iter().find(|level| level.as_str() == text);
     found.ok_or_else(|| {
-        let known = LEVELS.map(Level::as_str).join(", ");
+        let known = LEVELS.map(LogLevel::as_str).join(", ");
         format!("levels are {known}")
     })
 }
@@ -213,12 +213,12 @@ fn settings(args: &RunArgs, global: &Global) -> Result<Settings> {
         let address = SocketAddr::new(settings.server.mcp().ip(), port);
         settings.server.single_port = Some(address);
     }
-    settings.tools = vec![Tool {
+    settings.tools = vec![BridgedServer {
         name: NAME.to_owned(),
         command: command(&args.command)?,
         work_dir: None,
         env: passed_on(&settings),
-        runtime: Runtime::default(),
+        runtime: ToolRuntime::default(),
         expose: false,
         shared: false,
         allow: vec!["*".to_owned()],
@@ -258,8 +258,8 @@ fn passed_on(settings: &Settings) -> Vec<EnvEntry> {
     let held: Vec<String> = secrets
         .chain(["/server/auth_token".to_owned()])
         .filter_map(|pointer| match settings.origin(&pointer) {
-            Origin::Env { name, .. } => Some(name),
-            Origin::File { .. } | Origin::Default => None,
+            ValueOrigin::Env { name, .. } => Some(name),
+            ValueOrigin::File { .. } | ValueOrigin::Default => None,
         })
         .collect();
     let entry = |(name, value): (String, String)| EnvEntry {

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use anyhow::{Context, Result};
-use config::bundle::{self, Contents};
+use config::bundle::{self, BundleContents};
 use policy::redaction::{Pattern, Redaction};
 use policy::rego::trial;
 use policy::rego::{Bundle, Decision, Said};
@@ -17,7 +17,7 @@ use crate::exit::{Exit, Failure};
 const MOST_INPUT: u64 = 64 * 1024 * 1024;
 
 pub(super) struct Case {
-    pub(super) contents: Contents,
+    pub(super) contents: BundleContents,
     pub(super) bundle: Bundle,
     pub(super) input: Value,
 }
@@ -127,7 +127,7 @@ impl Case {
     }
 }
 
-fn only_entrypoint(contents: &Contents) -> Result<String> {
+fn only_entrypoint(contents: &BundleContents) -> Result<String> {
     let mut found = trial::entrypoints(&contents.modules).map_err(wrong)?;
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),

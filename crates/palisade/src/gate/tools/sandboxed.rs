@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use config::section::tools::Tool;
+use config::section::tools::BridgedServer;
 use control::gate::Gate;
 use mcp::caller::Caller;
 use mcp::launch::{Exit, LaunchError, Launched, Launcher, Life};
@@ -35,7 +35,7 @@ impl Sandboxed {
         let _ = self.gate.set(Arc::clone(gate));
     }
 
-    async fn start(&self, tool: &Tool) -> Result<RunningCommand, String> {
+    async fn start(&self, tool: &BridgedServer) -> Result<RunningCommand, String> {
         let gate = self.gate.get().ok_or("the gate is not up yet")?;
         let name = format!("tool-{}", tool.name);
         let place = {
@@ -62,7 +62,7 @@ impl Sandboxed {
 
 #[async_trait::async_trait]
 impl Launcher for Sandboxed {
-    async fn launch(&self, tool: &Tool, _: &Caller) -> Result<Launched, LaunchError> {
+    async fn launch(&self, tool: &BridgedServer, _: &Caller) -> Result<Launched, LaunchError> {
         let mut running = self.start(tool).await.map_err(LaunchError::Failed)?;
         let failed = |error: std::io::Error| LaunchError::Failed(error.to_string());
         let missing = || LaunchError::Failed("the sandbox gave no pipes".to_owned());

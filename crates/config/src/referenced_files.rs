@@ -1,6 +1,5 @@
-//! What the settings lead to without being part of them: policy bundles and the file of the
-//! system's resolvers. They are read when settings are put in force; here it is only seen
-//! that they changed.
+//! Files that the settings refer to: policy bundles and the system's resolv.conf. They are read
+//! when settings are applied; this module only detects that they changed.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,17 +10,17 @@ use crate::file::{self, Links};
 
 /// Entries of a bundle that are looked at every second. A change beyond them is seen by an
 /// explicit reload.
-const MOST_ENTRIES: usize = 10_000;
+const MAX_ENTRIES: usize = 10_000;
 
 /// How deep a bundle is looked into, as when it is read.
-const DEEPEST: usize = 16;
+const MAX_DEPTH: usize = 16;
 
 /// The most of a resolvers' file that counts.
-const MOST_BYTES: u64 = 64 * 1024;
+const MAX_BYTES: u64 = 64 * 1024;
 
 /// One of them, as it was at one moment.
 #[derive(Clone)]
-pub(crate) struct Beside {
+pub(crate) struct ReferencedFiles {
     hash: [u8; 32],
     /// What it consists of.
     pub(crate) files: Vec<PathBuf>,
@@ -30,7 +29,7 @@ pub(crate) struct Beside {
 }
 
 /// Nothing of it is shown: a path may have come from a variable.
-impl std::fmt::Debug for Beside {
+impl std::fmt::Debug for ReferencedFiles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut parts = f.debug_struct("Beside");
         parts
@@ -39,11 +38,11 @@ impl std::fmt::Debug for Beside {
     }
 }
 
-impl Beside {
+impl ReferencedFiles {
     /// A file that is short enough to be read each time.
     pub(crate) fn file(path: PathBuf) -> Self {
         let mut hash = Sha256::new();
-        match file::read(&path, MOST_BYTES, Links::Follow) {
+        match file::read(&path, MAX_BYTES, Links::Follow) {
             Ok(bytes) => hash.update(bytes),
             Err(why) => hash.update(format!("\0{why}")),
         }
@@ -56,17 +55,17 @@ impl Beside {
 
     /// A bundle, which may be large: size, times and place of each file tell a change.
     pub(crate) fn bundle(path: &Path) -> Self {
-        let mut look = Look {
+        let mut walk = TreeWalk {
             hash: Sha256::new(),
-            left: MOST_ENTRIES,
+            left: MAX_ENTRIES,
             files: Vec::new(),
             directories: path.parent().map(PathBuf::from).into_iter().collect(),
         };
-        look.at(path, 0);
+        walk.visit(path, 0);
         Self {
-            hash: look.hash.finalize().into(),
-            files: look.files,
-            directories: look.directories,
+            hash: walk.hash.finalize().into(),
+            files: walk.files,
+            directories: walk.directories,
         }
     }
 
@@ -76,15 +75,15 @@ impl Beside {
     }
 }
 
-struct Look {
+struct TreeWalk {
     hash: Sha256,
     left: usize,
     files: Vec<PathBuf>,
     directories: Vec<PathBuf>,
 }
 
-impl Look {
-    fn at(&mut self, path: &Path, depth: usize) {
+impl TreeWalk {
+    fn visit(&mut self, path: &Path, depth: usize) {
         let Some(left) = self.left.checked_sub(1) else {
             return;
         };
@@ -116,7 +115,7 @@ impl Look {
             return;
         }
         let is_link = depth > 0 && path.is_symlink();
-        if is_link || depth > DEEPEST {
+        if is_link || depth > MAX_DEPTH {
             return;
         }
         self.directories.push(path.to_owned());
@@ -128,7 +127,7 @@ impl Look {
             .collect();
         inner.sort();
         for path in inner {
-            self.at(&path, depth + 1);
+            self.visit(&path, depth + 1);
         }
     }
 }
