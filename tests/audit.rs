@@ -13,7 +13,7 @@ use std::net::TcpStream;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
-use testkit::gate::{Gate, Place};
+use testkit::gate::{GateDir, GateProcess};
 use testkit::operator::Operator;
 use testkit::port::Port;
 use testkit::pty::Pty;
@@ -21,14 +21,14 @@ use testkit::said::out;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-fn register(gate: &Gate<'_>, number: u8) {
+fn register(gate: &GateProcess<'_>, number: u8) {
     let row = json!({"container_ip": format!("10.0.0.{number}"), "container_id": format!("c{number}"), "repos": []});
     assert_eq!(gate.ask("POST", "/internal/containers", &row).status, 201);
 }
 
 /// A place with a few records, its gate stopped.
-fn with_records() -> Place {
-    let place = Place::new(PALISADE);
+fn with_records() -> GateDir {
+    let place = GateDir::new(PALISADE);
     let mut gate = place.start();
     (1..=5).for_each(|number| register(&gate, number));
     assert_eq!(
@@ -42,7 +42,7 @@ fn with_records() -> Place {
     place
 }
 
-fn verify(place: &Place) -> (Option<i32>, String) {
+fn verify(place: &GateDir) -> (Option<i32>, String) {
     let database = place.database();
     let output = place.run(&["audit", "verify", database.to_str().unwrap()]);
     (output.status.code(), out(&output))
@@ -119,7 +119,7 @@ fn an_export_verifies_by_itself_and_a_changed_one_does_not() {
 
 #[test]
 fn tail_shows_a_record_as_it_is_written() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let mut tail = place
         .palisade(&["audit", "tail", "--json", "--sandbox", "c7"])
@@ -176,7 +176,7 @@ fn list_filters_and_explains_itself() {
 
 #[test]
 fn json_lines_hold_every_record_across_restarts() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let lines = place.path().join("audit.jsonl");
     place.write_config(&format!(
         "version: \"1.0\"\naudit: {{ jsonl: {} }}\n",
@@ -216,7 +216,7 @@ const HOSTILE: &str = "\u{7f}\u{85}\u{9b}31m\u{9d}\u{202e}\u{2066}\u{200b}\u{202
 /// Issue 14, number 6.
 #[test]
 fn json_on_a_terminal_holds_no_character_that_a_terminal_obeys() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let port = Port::take();
     let address = port.address();
     place.write_config(&format!(
@@ -244,7 +244,7 @@ fn json_on_a_terminal_holds_no_character_that_a_terminal_obeys() {
              Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
         )
         .unwrap();
-        testkit::http::read_answer(BufReader::new(stream)).unwrap()
+        testkit::http::read_response(BufReader::new(stream)).unwrap()
     };
     assert_eq!(call().status, 200);
     let is_unsafe = |c: char| c != '\r' && c != '\n' && HOSTILE.replace("31m", "").contains(c);

@@ -9,14 +9,14 @@
 )]
 
 use serde_json::Value;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::said::{err, out};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 #[test]
 fn five_mistakes_are_reported_as_five_with_their_places() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config(
         "version: \"1.0\"\n\
          logging: { level: loud }\n\
@@ -50,7 +50,7 @@ fn five_mistakes_are_reported_as_five_with_their_places() {
 /// Issue 14, number 7: `config check` said ok to a scanner that is not there.
 #[test]
 fn settings_that_nothing_enforces_are_refused_with_their_line() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config("version: \"1.0\"\nscan:\n  outbound: deny\n");
     let output = place.run(&["config", "check"]);
     let told = err(&output);
@@ -70,7 +70,7 @@ fn settings_that_nothing_enforces_are_refused_with_their_line() {
 
 #[test]
 fn init_writes_a_file_that_passes_and_never_overwrites() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     std::fs::remove_file(place.config()).unwrap();
     assert!(place.run(&["config", "init"]).status.success());
     let output = place.run(&["config", "check"]);
@@ -84,7 +84,7 @@ fn init_writes_a_file_that_passes_and_never_overwrites() {
 
 #[test]
 fn show_says_where_each_value_comes_from() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config("version: \"1.0\"\nlogging: { level: \"${LEVEL:-debug}\" }\n");
     let all = out(&place.run(&["config", "show"]));
     assert!(all.contains("/audit/max_bytes"), "{all}");
@@ -97,7 +97,7 @@ fn show_says_where_each_value_comes_from() {
 
 #[test]
 fn the_schema_is_json_schema() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let schema: Value = serde_json::from_str(&out(&place.run(&["config", "schema"]))).unwrap();
     assert!(schema["properties"]["egress"].is_object());
     assert_eq!(schema["additionalProperties"], false);
@@ -105,7 +105,7 @@ fn the_schema_is_json_schema() {
 
 #[test]
 fn a_missing_variable_is_named_and_no_value_is_shown() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config("version: \"1.0\"\nsandbox: { env: [\"${NOT_SET_HERE}\"] }\n");
     let output = place.run(&["config", "check"]);
     assert_eq!(output.status.code(), Some(2));
@@ -114,7 +114,7 @@ fn a_missing_variable_is_named_and_no_value_is_shown() {
 
 #[test]
 fn a_secret_without_its_variable_is_a_warning() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config("version: \"1.0\"\nsecrets: { key: \"${NOT_SET_HERE}\" }\n");
     let output = place.run(&["config", "check"]);
     assert!(output.status.success(), "{}", err(&output));
@@ -127,7 +127,7 @@ fn a_secret_without_its_variable_is_a_warning() {
 
 #[test]
 fn a_named_file_that_is_not_there_is_an_error() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     std::fs::remove_file(place.config()).unwrap();
     let output = place.run(&["gate", "run"]);
     assert_eq!(output.status.code(), Some(2), "{}", err(&output));
@@ -136,7 +136,7 @@ fn a_named_file_that_is_not_there_is_an_error() {
 
 #[test]
 fn trust_shows_the_file_asks_and_ends_with_one_changed_byte() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let repository = place.path().join("repository");
     std::fs::create_dir(&repository).unwrap();
     let path = repository.to_str().unwrap();

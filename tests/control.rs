@@ -14,13 +14,13 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::{http, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// The seed's own line: `curl --unix-socket $CTL http://localhost/internal/containers -d …`.
-fn curl(place: &Place, args: &[&str]) -> (u16, Value) {
+fn curl(place: &GateDir, args: &[&str]) -> (u16, Value) {
     let output = Command::new("curl")
         .args(["-sS", "-w", "\n%{http_code}", "--unix-socket"])
         .arg(place.control())
@@ -41,7 +41,7 @@ fn seed(id: &str, ip: &str) -> Value {
 
 #[test]
 fn a_registration_survives_a_kill_right_after_its_201() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let body = r#"{"container_ip":"172.18.0.5","container_id":"abc","repos":["o/r"]}"#;
     let (status, answer) = curl(
@@ -63,7 +63,7 @@ fn a_registration_survives_a_kill_right_after_its_201() {
 
 #[test]
 fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config("version: \"1.0\"\nlogging: { format: json }\n");
     let gate = place.start();
     let short = json!({"container_id": "short", "ip_address": "10.0.0.1", "ttl_seconds": 1});
@@ -112,7 +112,7 @@ fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
 
 #[test]
 fn the_eleventh_write_within_a_second_is_refused() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     // Refused bodies count as well. All on one connection and without waiting for answers, so
     // that only a gate that takes a tenth of a second for each could be slow enough.
@@ -121,7 +121,7 @@ fn the_eleventh_write_within_a_second_is_refused() {
     let mut answers = BufReader::new(stream.try_clone().unwrap());
     let asking = std::thread::spawn(move || stream.write_all(one.repeat(100).as_bytes()));
     let answers: Vec<_> = (0..100)
-        .map(|_| http::read_answer(&mut answers).unwrap())
+        .map(|_| http::read_response(&mut answers).unwrap())
         .collect();
     asking.join().unwrap().unwrap();
     let (first, rest) = answers.split_at(10);
@@ -147,7 +147,7 @@ fn the_eleventh_write_within_a_second_is_refused() {
 
 #[test]
 fn seed_003_internal_routes_answer_as_the_seed_says() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let missing = gate.ask(
         "POST",
@@ -218,7 +218,7 @@ fn seed_003_internal_routes_answer_as_the_seed_says() {
 // Issue 15, number 16.
 #[test]
 fn seed_003_push_limit_over_500_mebibytes_is_refused() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let register = |limit: u64| {
         let mut body = seed("a", "10.0.0.1");
@@ -238,7 +238,7 @@ fn seed_003_push_limit_over_500_mebibytes_is_refused() {
 // Issue 15, number 17.
 #[test]
 fn seed_003_unknown_fields_are_ignored_with_a_warning() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let mut body = seed("a", "10.0.0.1");
     body["auth_mod"] = json!("bot");
@@ -264,7 +264,7 @@ fn seed_003_unknown_fields_are_ignored_with_a_warning() {
 // Issue 15, number 17.
 #[test]
 fn seed_003_registration_with_replace_takes_over_the_address() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let register = |id: &str, replace: bool| {
         let mut body = seed(id, "10.0.0.1");
@@ -298,7 +298,7 @@ fn seed_003_registration_with_replace_takes_over_the_address() {
 // Issue 15, number 15.
 #[test]
 fn seed_003_health_reads_the_registry_when_asked() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let mut gate = place.start();
     let registered = gate.ask("POST", "/internal/containers", &seed("a", "10.0.0.1"));
     assert_eq!(registered.status, 201);
@@ -323,7 +323,7 @@ fn seed_003_health_reads_the_registry_when_asked() {
 
 #[test]
 fn a_body_that_is_too_large_is_refused_and_changes_nothing() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let mut large = seed("large", "10.0.0.1");
     large["metadata"] = json!({ "x": "y".repeat(300 * 1024) });
@@ -333,7 +333,7 @@ fn a_body_that_is_too_large_is_refused_and_changes_nothing() {
 
 #[test]
 fn hostile_text_in_a_field_changes_nothing_but_that_field() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let hostile = "x'); DROP TABLE registration;--\n\u{1b}[2J\u{202e}\0\"}{${HOME}%s</script>";
     let mut body = seed("victim", "10.0.0.1");
@@ -361,7 +361,7 @@ fn hostile_text_in_a_field_changes_nothing_but_that_field() {
 
 #[test]
 fn followers_who_never_leave_do_not_keep_everybody_else_out() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let mut gate = place.start();
     let mut followers = Vec::new();
     for _ in 0..80 {
@@ -412,7 +412,7 @@ mod needs_root {
         };
         ip("link set lo up");
         ip("address add 192.0.2.1/32 dev lo");
-        let place = Place::new(PALISADE);
+        let place = GateDir::new(PALISADE);
         let configure = |egress: &str| {
             place.write_config(&format!("version: \"1.0\"\negress: {egress}\n"));
         };
@@ -474,7 +474,7 @@ mod needs_root {
         if !testkit::require_root("another uid") {
             return;
         }
-        let place = Place::new(PALISADE);
+        let place = GateDir::new(PALISADE);
         let gate = place.start();
         let mode =
             |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;

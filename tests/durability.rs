@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::{http, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
@@ -56,7 +56,7 @@ fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64)
         let [_, b, c, d] = number.to_be_bytes();
         let body =
             json!({"container_ip": format!("10.{b}.{c}.{d}"), "container_id": id, "repos": []});
-        match http::ask(
+        match http::send(
             socket,
             "POST",
             "/internal/containers",
@@ -76,7 +76,7 @@ fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64)
         if turn % 4 == 3
             && let Some(id) = doomed.next()
         {
-            match http::ask(socket, "DELETE", &format!("/internal/containers/{id}"), b"") {
+            match http::send(socket, "DELETE", &format!("/internal/containers/{id}"), b"") {
                 Ok(answer) if answer.status == 200 => told.removed.push(id.clone()),
                 Ok(answer) if answer.status == 429 => {}
                 Ok(answer) => panic!("{}: {}", answer.status, answer.text()),
@@ -99,7 +99,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
     let seed = u64::from(std::process::id()) << 20 | u64::from(kills);
     println!("{kills} kills, seed {seed}");
     let mut dice = Dice(seed | 1);
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let started = Instant::now();
     let mut live: Vec<String> = Vec::new();
     let mut all: Vec<String> = Vec::new();
@@ -213,7 +213,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
 }
 
 fn socket_answers(socket: &Path) -> bool {
-    http::ask(socket, "GET", "/v1/health", b"").is_ok()
+    http::send(socket, "GET", "/v1/health", b"").is_ok()
 }
 
 /// The kill has to come at a random moment; there is no condition to wait for.
@@ -224,7 +224,7 @@ fn pause(delay: Duration) {
 
 #[test]
 fn the_database_opens_with_the_sqlite_shell_too() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let body = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});
     assert_eq!(gate.ask("POST", "/internal/containers", &body).status, 201);

@@ -15,14 +15,14 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::said::{err, out};
 use testkit::wait;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// Stops the background gate of a place, whatever the test does.
-struct Background<'a>(&'a Place);
+struct Background<'a>(&'a GateDir);
 
 impl Drop for Background<'_> {
     fn drop(&mut self) {
@@ -32,7 +32,7 @@ impl Drop for Background<'_> {
 
 #[test]
 fn a_gate_in_the_background_starts_answers_logs_and_stops() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let _cleanup = Background(&place);
     let output = place.run(&["gate", "status"]);
     assert_eq!(output.status.code(), Some(5));
@@ -68,7 +68,7 @@ fn a_gate_in_the_background_starts_answers_logs_and_stops() {
 
 #[test]
 fn commands_that_need_a_gate_start_one_and_agree_on_it() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let _cleanup = Background(&place);
     let children: Vec<_> = (0..4)
         .map(|_| {
@@ -91,7 +91,7 @@ fn commands_that_need_a_gate_start_one_and_agree_on_it() {
 
 #[test]
 fn the_command_line_registers_lists_and_removes() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let _gate = place.start();
     let add = [
         "registry",
@@ -123,7 +123,7 @@ fn the_command_line_registers_lists_and_removes() {
 
 #[test]
 fn a_second_gate_in_the_same_directory_is_refused_and_the_first_lives_on() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let output = place.run(&["gate", "run"]);
     assert_eq!(output.status.code(), Some(4));
@@ -137,7 +137,7 @@ fn a_second_gate_in_the_same_directory_is_refused_and_the_first_lives_on() {
 
 #[test]
 fn two_gates_in_two_directories_do_not_disturb_each_other() {
-    let (one, two) = (Place::new(PALISADE), Place::new(PALISADE));
+    let (one, two) = (GateDir::new(PALISADE), GateDir::new(PALISADE));
     let (first, second) = (one.start(), two.start());
     let row = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});
     assert_eq!(first.ask("POST", "/internal/containers", &row).status, 201);
@@ -148,7 +148,7 @@ fn two_gates_in_two_directories_do_not_disturb_each_other() {
 
 #[test]
 fn a_gate_does_not_take_the_socket_of_another() {
-    let (one, two) = (Place::new(PALISADE), Place::new(PALISADE));
+    let (one, two) = (GateDir::new(PALISADE), GateDir::new(PALISADE));
     let first = one.start();
     let control = one.control();
     let output = two.run(&["gate", "run", "--control", control.to_str().unwrap()]);
@@ -163,7 +163,7 @@ fn a_gate_does_not_take_the_socket_of_another() {
 
 #[test]
 fn a_socket_left_behind_by_a_kill_is_replaced_and_another_file_is_not() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.start().kill();
     assert!(place.control().exists(), "a kill leaves the socket");
     drop(place.start());
@@ -178,7 +178,7 @@ fn a_socket_left_behind_by_a_kill_is_replaced_and_another_file_is_not() {
 #[test]
 fn the_first_signal_stops_in_order_and_leaves_nothing_behind() {
     for signal in ["TERM", "INT"] {
-        let place = Place::new(PALISADE);
+        let place = GateDir::new(PALISADE);
         let mut gate = place.start();
         gate.signal(signal);
         assert_eq!(gate.wait().code(), Some(0), "{}", gate.said());
@@ -195,7 +195,7 @@ fn the_first_signal_stops_in_order_and_leaves_nothing_behind() {
 
 #[test]
 fn the_second_signal_ends_it_at_once() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 60s }\n");
     let mut gate = place.start();
     let _held = gate.hold_request();
@@ -209,7 +209,7 @@ fn the_second_signal_ends_it_at_once() {
 
 #[test]
 fn a_request_that_never_ends_is_cut_off_at_the_limit() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 300ms }\n");
     let mut gate = place.start();
     let _held = gate.hold_request();
@@ -222,7 +222,7 @@ fn a_request_that_never_ends_is_cut_off_at_the_limit() {
 
 #[test]
 fn a_wrong_configuration_stops_the_start_with_every_mistake() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config("version: \"1.0\"\nlogging: { level: loud }\nservr: {}\n");
     for command in [["gate", "run"], ["gate", "start"]] {
         let output = place.run(&command);
@@ -248,7 +248,7 @@ fn a_wrong_configuration_stops_the_start_with_every_mistake() {
 #[test]
 fn a_state_directory_open_to_others_is_refused() {
     use std::os::unix::fs::PermissionsExt;
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     std::fs::create_dir(place.state()).unwrap();
     std::fs::set_permissions(place.state(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let output = place.run(&["gate", "run"]);
@@ -258,7 +258,7 @@ fn a_state_directory_open_to_others_is_refused() {
 
 #[test]
 fn a_broken_database_is_set_aside_and_everything_is_refused_until_told() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let row = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});
     assert_eq!(gate.ask("POST", "/internal/containers", &row).status, 201);
@@ -335,7 +335,7 @@ fn a_broken_database_is_set_aside_and_everything_is_refused_until_told() {
 
 #[test]
 fn the_binary_teaches_without_a_gate() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let help = out(&place.run(&["--help"]));
     assert!(
         help.contains("Getting started:") && help.contains("Exit codes:"),
@@ -373,7 +373,7 @@ fn ticks(pid: u32) -> u64 {
 
 #[test]
 fn an_idle_gate_is_idle() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let (before, started) = (ticks(gate.pid()), Instant::now());
     wait::until("three seconds of idling", || {
@@ -389,7 +389,7 @@ fn an_idle_gate_is_idle() {
 #[test]
 fn a_hangup_in_the_first_moment_is_a_reload_and_not_the_end() {
     for _ in 0..3 {
-        let place = Place::new(PALISADE);
+        let place = GateDir::new(PALISADE);
         let gate = place.start();
         gate.signal("HUP");
         wait::until("the reload", || {
@@ -401,7 +401,7 @@ fn a_hangup_in_the_first_moment_is_a_reload_and_not_the_end() {
 
 #[test]
 fn a_second_gate_is_kept_out_even_when_the_lock_file_is_gone() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     std::fs::remove_file(place.state().join("lock")).unwrap();
     assert_eq!(place.run(&["gate", "run"]).status.code(), Some(4));
@@ -412,7 +412,7 @@ fn a_second_gate_is_kept_out_even_when_the_lock_file_is_gone() {
 
 #[test]
 fn a_signal_after_a_request_to_stop_is_not_the_second_signal() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 2s }\n");
     let mut gate = place.start();
     let _held = gate.hold_request();
@@ -424,7 +424,7 @@ fn a_signal_after_a_request_to_stop_is_not_the_second_signal() {
 
 #[test]
 fn a_gate_that_does_not_answer_is_reported_and_can_be_ended() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let mut gate = place.start();
     gate.signal("STOP");
     let output = place.run(&["gate", "status"]);
@@ -437,7 +437,7 @@ fn a_gate_that_does_not_answer_is_reported_and_can_be_ended() {
 
 #[test]
 fn a_configuration_that_appears_later_is_taken_and_named() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let usual = place.path().join(".config/palisade/palisade.yaml");
     let palisade = |args: &[&str]| {
         let mut command = std::process::Command::new(PALISADE);
@@ -471,7 +471,7 @@ fn a_configuration_that_appears_later_is_taken_and_named() {
 
 #[test]
 fn scripts_get_json_and_a_closed_stderr_is_no_crash() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     std::fs::write(place.path().join(".palisade.yaml"), "ports: [3000]\n").unwrap();
     let repository = place.path().to_str().unwrap();
     let man = place.path().join("man");

@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::said::{err, out};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// A place, an upstream with a workflow, and a clone of it.
 struct Desk {
-    place: Place,
+    place: GateDir,
     clone: PathBuf,
 }
 
@@ -54,7 +54,7 @@ fn token() -> String {
 
 impl Desk {
     fn new() -> Self {
-        let place = Place::new(PALISADE);
+        let place = GateDir::new(PALISADE);
         let upstream = place.path().join("upstream");
         std::fs::create_dir(&upstream).unwrap();
         git(&upstream, &["init", "-q", "-b", "main"]);

@@ -11,7 +11,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::said::{err, out};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
@@ -45,7 +45,7 @@ fn input(place: &Path, value: &Value) -> String {
 
 #[test]
 fn every_bundle_of_the_house_passes_its_tests() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let policies = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../policies");
     let mut count = 0;
     for entry in std::fs::read_dir(policies).unwrap() {
@@ -65,7 +65,7 @@ fn every_bundle_of_the_house_passes_its_tests() {
 
 #[test]
 fn a_failing_test_is_told_with_its_place_and_what_it_printed() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let tests = "package mcp.authz_test
 
 import data.mcp.authz
@@ -105,7 +105,7 @@ test_wrong if {
 
 #[test]
 fn what_is_wrong_with_a_bundle_is_said_with_file_and_line() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     for (text, said) in [
         ("package mcp.authz\n\nallow := ", "policy.rego:3"),
         ("package mcp.authz\nallow if http.send({}).x", "http.send"),
@@ -129,7 +129,7 @@ fn what_is_wrong_with_a_bundle_is_said_with_file_and_line() {
 
 #[test]
 fn check_reads_the_bundles_of_the_configuration() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let home = tempfile::tempdir().unwrap();
     let dir = bundle(home.path(), &[("policy.rego", POLICY)]);
     place.write_config(&format!(
@@ -148,7 +148,7 @@ fn check_reads_the_bundles_of_the_configuration() {
 
 #[test]
 fn a_decision_is_printed_and_explained() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let home = tempfile::tempdir().unwrap();
     let dir = bundle(
         home.path(),

@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::gate::{Gate, Place};
+use testkit::gate::{GateDir, GateProcess};
 use testkit::port::Port;
 use testkit::{said, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// A value of the running gate.
-fn value(gate: &Gate<'_>, pointer: &str) -> Value {
+fn value(gate: &GateProcess<'_>, pointer: &str) -> Value {
     let shown = gate.get("/v1/config").json();
     shown["values"]
         .as_array()
@@ -31,7 +31,7 @@ fn value(gate: &Gate<'_>, pointer: &str) -> Value {
         .map_or(Value::Null, |value| value["value"].clone())
 }
 
-fn wait_for_level(gate: &Gate<'_>, level: &str) {
+fn wait_for_level(gate: &GateProcess<'_>, level: &str) {
     wait::until(&format!("logging.level {level}"), || {
         (value(gate, "/logging/level") == level).then_some(())
     });
@@ -41,7 +41,7 @@ fn with_level(level: &str) -> String {
     format!("version: \"1.0\"\nlogging: {{ level: {level} }}\n")
 }
 
-fn reloads(gate: &Gate<'_>, status: &str) -> u64 {
+fn reloads(gate: &GateProcess<'_>, status: &str) -> u64 {
     let text = gate.get("/internal/metrics").text();
     let name = format!("polis_sidecar_config_reloads_total{{status=\"{status}\"}} ");
     let line = text
@@ -53,7 +53,7 @@ fn reloads(gate: &Gate<'_>, status: &str) -> u64 {
 
 #[test]
 fn a_change_is_live_however_it_was_written() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
 
     place.write_config(&with_level("debug"));
@@ -75,7 +75,7 @@ fn a_change_is_live_however_it_was_written() {
 /// Kubernetes mounts a link to a link to a directory, and swaps the one in the middle.
 #[test]
 fn a_swapped_link_in_the_path_is_noticed() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let dir = place.path();
     for (version, level) in [("v1", "info"), ("v2", "debug")] {
         std::fs::create_dir(dir.join(version)).unwrap();
@@ -95,7 +95,7 @@ fn a_swapped_link_in_the_path_is_noticed() {
 
 #[test]
 fn seed_003_edited_allowlist_takes_effect_without_restart() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     std::fs::write(
         place.path().join("allow.yaml"),
         "version: 1\ndomains: [one.example]\n",
@@ -103,7 +103,7 @@ fn seed_003_edited_allowlist_takes_effect_without_restart() {
     .unwrap();
     place.write_config("version: \"1.0\"\negress: { allowlist: ./allow.yaml }\n");
     let gate = place.start();
-    let domains = |gate: &Gate<'_>| gate.get("/v1/config").text();
+    let domains = |gate: &GateProcess<'_>| gate.get("/v1/config").text();
     assert!(domains(&gate).contains("one.example"));
     std::fs::write(
         place.path().join("allow.yaml"),
@@ -118,7 +118,7 @@ fn seed_003_edited_allowlist_takes_effect_without_restart() {
 
 #[test]
 fn a_bad_change_keeps_the_old_settings_and_everybody_hears_of_it() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config(&with_level("debug"));
     let gate = place.start();
     assert_eq!(reloads(&gate, "failed"), 0);
@@ -162,7 +162,7 @@ fn a_bad_change_keeps_the_old_settings_and_everybody_hears_of_it() {
 
 #[test]
 fn a_hangup_signal_and_the_command_reload_at_once() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     place.write_config(&with_level("debug"));
     gate.signal("HUP");
@@ -183,7 +183,7 @@ fn a_hangup_signal_and_the_command_reload_at_once() {
 // **Feature: unified-sidecar, Property 8: Configuration Hot-Reload Atomicity**
 #[test]
 fn property_08_configuration_hot_reload_atomicity() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config(&with_level("info"));
     let gate = place.start();
     // What holds now: a level, a size and a domain, from three ends of the file.
@@ -239,7 +239,7 @@ fn property_08_configuration_hot_reload_atomicity() {
 /// an old end or none.
 #[test]
 fn of_a_hundred_writes_the_last_wins_and_no_half_of_one_is_ever_seen() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let version = |n: u32| {
         let mut text = format!(
             "version: \"1.0\"\naudit: {{ max_bytes: {}MiB }}\negress:\n  domains:\n",
@@ -293,7 +293,7 @@ fn of_a_hundred_writes_the_last_wins_and_no_half_of_one_is_ever_seen() {
 
 #[test]
 fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -324,7 +324,7 @@ fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
 }
 
 /// What the gate would make of a request, in a word.
-fn trial(place: &Place, url: &str) -> String {
+fn trial(place: &GateDir, url: &str) -> String {
     let output = place.run(&["policy", "try", url, "--json"]);
     let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     said["verdict"].as_str().unwrap_or_default().to_owned()
@@ -332,7 +332,7 @@ fn trial(place: &Place, url: &str) -> String {
 
 #[test]
 fn a_policy_bundle_that_changes_is_in_force_and_a_broken_one_is_not() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let file = place.path().join("mine/policy.rego");
     let policy = |path: &str| format!("package http.authz\n\nallow if input.path == \"{path}\"\n");
     std::fs::create_dir(place.path().join("mine")).unwrap();
@@ -378,7 +378,7 @@ fn a_policy_bundle_that_changes_is_in_force_and_a_broken_one_is_not() {
 
 #[test]
 fn other_resolvers_of_the_system_are_noticed() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let file = place.path().join("resolv.conf");
     std::fs::write(&file, "nameserver 192.0.2.1\n").unwrap();
     place.write_config("version: \"1.0\"\negress: {dns: {resolv_conf: resolv.conf}}\n");
@@ -392,7 +392,7 @@ fn other_resolvers_of_the_system_are_noticed() {
 // Issue 14, number 10.
 #[test]
 fn a_refused_reload_changes_nothing_whichever_step_fails() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let (proxy, tools, busy) = (Port::take(), Port::take(), Port::take());
     let _taken = TcpListener::bind(busy.address()).unwrap();
     std::fs::write(place.path().join("bad.pem"), "no certificate\n").unwrap();
@@ -457,7 +457,7 @@ fn a_refused_reload_changes_nothing_whichever_step_fails() {
 
 #[test]
 fn address_in_use_at_start_degrades_its_listener_alone() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let (proxy, dns) = (Port::take(), Port::take());
     let taken = TcpListener::bind(proxy.address()).unwrap();
     let (proxy, dns) = (proxy.address(), dns.address());
@@ -483,7 +483,7 @@ fn address_in_use_at_start_degrades_its_listener_alone() {
 // Issue 14, number 10.
 #[test]
 fn every_address_of_a_shared_network_is_listed() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let (proxy, dns) = (Port::take(), Port::take());
     let (proxy, dns) = (proxy.address().port(), dns.address().port());
     let text = |ips: &[&str]| {

@@ -13,7 +13,7 @@ use std::net::TcpStream;
 
 use serde_json::{Value, json};
 use testkit::collector::Collector;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::port::Port;
 use testkit::{said, wait};
 
@@ -25,7 +25,7 @@ fn row(id: &str) -> Value {
 
 #[test]
 fn a_known_secret_never_reaches_the_log_whoever_writes_it() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config(
         "version: \"1.0\"\nsecrets: { api_key: \"${THE_KEY}\" }\nlogging: { format: json }\n",
     );
@@ -53,7 +53,7 @@ fn a_known_secret_never_reaches_the_log_whoever_writes_it() {
 
 #[test]
 fn json_logs_are_one_object_a_line() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config("version: \"1.0\"\nlogging: { format: json, level: debug }\n");
     let gate = place.start();
     assert_eq!(
@@ -75,7 +75,7 @@ fn json_logs_are_one_object_a_line() {
 
 #[test]
 fn metrics_are_prometheus_text_with_the_names_dashboards_know() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let gate = place.start();
     assert_eq!(
         gate.ask("POST", "/internal/containers", &row("a")).status,
@@ -107,7 +107,7 @@ fn metrics_are_prometheus_text_with_the_names_dashboards_know() {
 #[test]
 fn traces_reach_a_collector_over_otlp() {
     let collector = Collector::start();
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config(&format!(
         "version: \"1.0\"\nmetrics: {{ tracing: {{ enabled: true, endpoint: \"http://{}\" }} }}\n\
          secrets: {{ key: sekrit-0123456789 }}\n",
@@ -149,7 +149,7 @@ fn traces_reach_a_collector_over_otlp() {
 
 #[test]
 fn a_collector_that_is_not_there_harms_nothing() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config(
         "version: \"1.0\"\nmetrics: { tracing: { enabled: true, endpoint: \"http://127.0.0.1:1\" } }\n",
     );
@@ -165,7 +165,7 @@ fn a_collector_that_is_not_there_harms_nothing() {
 /// Issue 14, number 11.
 #[test]
 fn verbosity_reaches_the_traffic_and_the_sandboxes() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let port = Port::take();
     place.write_config(&format!(
         "version: \"1.0\"\nlogging: {{ format: json }}\n\

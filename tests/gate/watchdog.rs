@@ -5,20 +5,20 @@ use std::collections::BTreeSet;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::said::{err, out};
 use testkit::{http, leftovers, wait};
 
 use crate::{Background, PALISADE};
 
 /// The process of a gate, asked for on its socket: no command is typed, so none starts a gate.
-fn answering(place: &Place) -> Option<i32> {
-    let answer = http::ask(&place.control(), "GET", "/v1/health", b"").ok()?;
+fn answering(place: &GateDir) -> Option<i32> {
+    let answer = http::send(&place.control(), "GET", "/v1/health", b"").ok()?;
     i32::try_from(answer.json()["pid"].as_i64()?).ok()
 }
 
 /// Waits for a gate other than `before`.
-fn next_gate(place: &Place, before: i32) -> i32 {
+fn next_gate(place: &GateDir, before: i32) -> i32 {
     wait::until("a gate that answers", || {
         answering(place).filter(|pid| *pid != before)
     })
@@ -28,14 +28,14 @@ fn kill_9(pid: i32) {
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
 }
 
-fn assert_no_process_left(place: &Place) {
+fn assert_no_process_left(place: &GateDir) {
     let left: Vec<i32> = leftovers::processes(place).collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
 fn a_killed_background_gate_is_restarted_without_a_command() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let _cleanup = Background(&place);
     assert!(place.run(&["gate", "start"]).status.success());
     let first = answering(&place).unwrap();
@@ -54,7 +54,7 @@ fn a_killed_background_gate_is_restarted_without_a_command() {
 
 #[test]
 fn a_background_gate_that_keeps_dying_stays_down_and_says_why() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let _cleanup = Background(&place);
     assert!(place.run(&["gate", "start"]).status.success());
     let watchdog = place.watchdog().unwrap();
@@ -97,7 +97,7 @@ fn a_background_gate_that_keeps_dying_stays_down_and_says_why() {
 
 #[test]
 fn a_background_gate_that_is_stopped_stays_stopped() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let _cleanup = Background(&place);
     let started = || {
         let output = place.run(&["gate", "start"]);
@@ -141,7 +141,7 @@ fn a_background_gate_that_is_stopped_stays_stopped() {
 
 #[test]
 fn a_gate_whose_watchdog_is_killed_runs_on() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let _cleanup = Background(&place);
     assert!(place.run(&["gate", "start"]).status.success());
     let gate = answering(&place).unwrap();

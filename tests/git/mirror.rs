@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::sshd::Sshd;
 use testkit::{said, wait};
 
@@ -424,7 +424,7 @@ fn a_mirror_that_is_not_configured_any_more_is_removed() {
 
 #[test]
 fn health_says_which_program_the_mirrors_lack() {
-    let place = Place::new(env!("CARGO_BIN_EXE_palisade"));
+    let place = GateDir::new(env!("CARGO_BIN_EXE_palisade"));
     let programs = tempfile::tempdir().unwrap();
     let configured = |mirror: &str| {
         place.write_config(&format!("version: \"1.0\"\ngit:\n  mirrors: [{mirror}]\n"));

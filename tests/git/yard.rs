@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use testkit::ca::Ca;
 use testkit::forge::Forge;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::port::Port;
 use testkit::{http, said, wait};
 
@@ -47,7 +47,7 @@ pub(crate) fn gits() -> Vec<&'static str> {
 
 /// A gate in front of a forge.
 pub(crate) struct Yard {
-    place: Place,
+    place: GateDir,
     pub(crate) forge: Forge,
     proxy: Port,
     git: String,
@@ -82,7 +82,7 @@ impl Yard {
     pub(crate) fn with(wish: Wish<'_>) -> Self {
         // A build that is worth measuring, where somebody measures.
         let binary = std::env::var("PALISADE_BINARY");
-        let place = Place::new(binary.as_deref().unwrap_or(PALISADE));
+        let place = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
         let ca = Ca::new("the internet's root");
         ca.write(place.path());
         let root = place.path().join("forge");
@@ -161,7 +161,7 @@ impl Yard {
         });
         let control = self.place.control();
         let body = body.to_string();
-        let answer = http::ask(&control, "POST", "/internal/containers", body.as_bytes()).unwrap();
+        let answer = http::send(&control, "POST", "/internal/containers", body.as_bytes()).unwrap();
         assert_eq!(answer.status, 201, "{}", answer.text());
     }
 
@@ -348,14 +348,14 @@ impl Yard {
     /// Asks on the control socket.
     pub(crate) fn control(&self, method: &str, path: &str, body: &Value) -> Value {
         let control = self.place.control();
-        let answer = http::ask(&control, method, path, body.to_string().as_bytes()).unwrap();
+        let answer = http::send(&control, method, path, body.to_string().as_bytes()).unwrap();
         answer.json()
     }
 
     /// The gate's metrics.
     pub(crate) fn metrics(&self) -> String {
         let control = self.place.control();
-        http::ask(&control, "GET", "/internal/metrics", b"")
+        http::send(&control, "GET", "/internal/metrics", b"")
             .unwrap()
             .text()
     }

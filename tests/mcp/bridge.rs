@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::gate::{Gate, Place};
-use testkit::http::{self, Answer};
+use testkit::gate::{GateDir, GateProcess};
+use testkit::http::{self, HttpResponse};
 use testkit::port::Port;
 use testkit::wait;
 
@@ -18,7 +18,7 @@ const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// A place whose gate serves tools.
 pub(crate) struct Bridge {
-    pub(crate) place: Place,
+    pub(crate) place: GateDir,
     pub(crate) address: SocketAddr,
     /// Held while the gate's address is one of this machine's loopback.
     port: Option<Arc<Port>>,
@@ -41,7 +41,7 @@ impl Bridge {
     pub(crate) fn at(address: SocketAddr) -> Self {
         // A build that is worth measuring, where somebody measures.
         let binary = std::env::var("PALISADE_BINARY");
-        let place = Place::new(binary.as_deref().unwrap_or(PALISADE));
+        let place = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
         Self {
             place,
             address,
@@ -102,7 +102,7 @@ impl Bridge {
     }
 
     /// Writes the operator's file and starts the gate.
-    pub(crate) fn start(&self) -> Gate<'_> {
+    pub(crate) fn start(&self) -> GateProcess<'_> {
         self.write();
         self.place.start()
     }
@@ -134,7 +134,7 @@ impl Bridge {
     /// Writes the file anew, with our own server under these names and switches.
     pub(crate) fn rewrite(&self, fixtures: &[(&str, &[&str])]) {
         let mut changed = Self {
-            place: Place::new(PALISADE),
+            place: GateDir::new(PALISADE),
             address: self.address,
             port: self.port.clone(),
             tools: String::new(),
@@ -180,7 +180,7 @@ impl Bridge {
         path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Answer {
+    ) -> HttpResponse {
         ask(self.address, method, path, headers, body)
     }
 
@@ -199,14 +199,14 @@ impl Bridge {
     }
 
     /// Sends a request as it is written, and reads its answer to the end.
-    pub(crate) fn raw(&self, request: &str) -> Answer {
+    pub(crate) fn raw(&self, request: &str) -> HttpResponse {
         let mut stream = self.connect();
         stream.write_all(request.as_bytes()).unwrap();
-        http::read_answer(BufReader::new(stream)).unwrap()
+        http::read_response(BufReader::new(stream)).unwrap()
     }
 
     /// Calls the hook `before` or `after`.
-    pub(crate) fn hook(&self, moment: &str, body: &Value) -> Answer {
+    pub(crate) fn hook(&self, moment: &str, body: &Value) -> HttpResponse {
         let path = format!("/intercept/{moment}");
         self.ask("POST", &path, &[], &body.to_string())
     }
@@ -218,7 +218,7 @@ impl Bridge {
     }
 
     /// The same, or what was answered instead.
-    pub(crate) fn try_session(&self, tool: &str) -> Result<Session<'_>, Answer> {
+    pub(crate) fn try_session(&self, tool: &str) -> Result<Session<'_>, HttpResponse> {
         self.session_of(tool, None)
     }
 
@@ -227,7 +227,7 @@ impl Bridge {
         &self,
         tool: &str,
         agent: Option<&str>,
-    ) -> Result<Session<'_>, Answer> {
+    ) -> Result<Session<'_>, HttpResponse> {
         let path = format!("/mcp/{tool}");
         let body = initialize();
         let named = agent.map(|agent| ("X-Agent-ID", agent));
@@ -303,11 +303,11 @@ pub(crate) fn ask(
     path: &str,
     headers: &[(&str, &str)],
     body: &str,
-) -> Answer {
+) -> HttpResponse {
     let mut headers = headers.to_vec();
     headers.push(("Connection", "close"));
     let stream = send(address, method, path, &headers, body);
-    http::read_answer(BufReader::new(stream)).unwrap()
+    http::read_response(BufReader::new(stream)).unwrap()
 }
 
 /// The value of a series in Prometheus text.
@@ -354,7 +354,7 @@ impl Session<'_> {
     }
 
     /// Posts a message and reads the answer to its end.
-    pub(crate) fn post(&self, body: &str) -> Answer {
+    pub(crate) fn post(&self, body: &str) -> HttpResponse {
         self.bridge.ask("POST", &self.path, &self.headers(), body)
     }
 
@@ -391,7 +391,7 @@ impl Session<'_> {
 }
 
 /// The JSON-RPC messages of an answer, JSON or events.
-pub(crate) fn messages(answer: &Answer) -> Vec<Value> {
+pub(crate) fn messages(answer: &HttpResponse) -> Vec<Value> {
     let text = answer.text();
     let events = answer
         .header("content-type")

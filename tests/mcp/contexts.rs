@@ -109,7 +109,7 @@ fn call(
     }
 }
 
-fn answer_of(answer: &http::Answer) -> Value {
+fn answer_of(answer: &http::HttpResponse) -> Value {
     let mut all = messages(answer).into_iter();
     let found = all.find(|message| message["id"] == 1);
     found.unwrap_or_else(|| panic!("no answer: {}", answer.text()))

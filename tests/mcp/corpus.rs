@@ -7,7 +7,7 @@ mod sse;
 
 use serde_json::{Value, json};
 use testkit::corpus::Corpus;
-use testkit::http::Answer;
+use testkit::http::HttpResponse;
 
 use crate::bridge::{Bridge, messages, request};
 
@@ -102,7 +102,7 @@ fn start() -> Bridge {
 }
 
 /// What a client sees of an answer: its status, and the outcome of each message.
-fn outcome(answer: &Answer) -> String {
+fn outcome(answer: &HttpResponse) -> String {
     let mut seen = vec![format!("status {}", answer.status)];
     seen.extend(messages(answer).iter().filter_map(outcome_of_message));
     seen.join("\n")
@@ -188,7 +188,7 @@ fn corpus_of_tool_calls() {
 }
 
 /// Sends a request of revision 2026-07-28.
-fn stateless(bridge: &Bridge, method: &str, name: Option<&str>, params: &Value) -> Answer {
+fn stateless(bridge: &Bridge, method: &str, name: Option<&str>, params: &Value) -> HttpResponse {
     let (headers, body) = stateless_request(method, name, params);
     bridge.ask("POST", "/mcp/fixture", &headers, &body)
 }

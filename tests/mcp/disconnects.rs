@@ -4,7 +4,7 @@ use std::io::{BufReader, Read};
 use std::net::TcpStream;
 
 use serde_json::json;
-use testkit::gate::Gate;
+use testkit::gate::GateProcess;
 use testkit::{http, wait};
 
 use crate::bridge::{Bridge, initialize, request};
@@ -87,7 +87,7 @@ fn client(bridge: &Bridge, moment: usize) {
     }
 }
 
-fn descriptors(gate: &Gate<'_>) -> usize {
+fn descriptors(gate: &GateProcess<'_>) -> usize {
     let open = std::fs::read_dir(format!("/proc/{}/fd", gate.pid()));
     open.unwrap().count()
 }
@@ -109,7 +109,7 @@ fn disconnect(bridge: &Bridge, clients: usize) {
 }
 
 /// Waits until no more than `most` descriptors are open: pipes go a moment after their servers.
-fn settled(gate: &Gate<'_>, most: usize) {
+fn settled(gate: &GateProcess<'_>, most: usize) {
     let closed = || (descriptors(gate) <= most).then_some(());
     wait::until_or(closed, || {
         format!("{} descriptors to become {most}", descriptors(gate))

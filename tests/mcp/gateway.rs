@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use testkit::http::Answer;
-use testkit::inside::Inside;
+use testkit::http::HttpResponse;
+use testkit::inside::NetNamespace;
 use testkit::said;
 
 use crate::bridge::Bridge;
@@ -27,7 +27,13 @@ decision := {"action": "redact", "outputs": {"redaction_rules": {"replacements":
 "#;
 
 /// Posts to `http://CREDENTIALS@sidecars:8090/PATH`, as a program in that namespace does.
-fn post(gateway: &Inside, credentials: &str, path: &str, more: &[&str], body: &Value) -> Answer {
+fn post(
+    gateway: &NetNamespace,
+    credentials: &str,
+    path: &str,
+    more: &[&str],
+    body: &Value,
+) -> HttpResponse {
     let url = format!("http://{credentials}sidecars:8090{path}");
     let mut curl = Command::new("curl");
     curl.env_clear()
@@ -43,7 +49,7 @@ fn post(gateway: &Inside, credentials: &str, path: &str, more: &[&str], body: &V
     assert!(output.status.success(), "{}", said::err(&output));
     let told = said::out(&output);
     let (body, status) = told.rsplit_once('\n').unwrap();
-    Answer {
+    HttpResponse {
         status: status.parse().unwrap(),
         head: Vec::new(),
         body: body.as_bytes().to_vec(),
@@ -58,7 +64,7 @@ mod needs_root {
         if !testkit::require_root("two network namespaces") {
             return;
         }
-        let [gate, gateway] = Inside::pair([GATE, GATEWAY]);
+        let [gate, gateway] = NetNamespace::pair([GATE, GATEWAY]);
         let bridge = Bridge::at((GATE, 8090).into());
         let bridge = bridge
             .server(&format!("auth_token: \"{TOKEN}\""))

@@ -3,8 +3,8 @@
 use std::net::{SocketAddr, TcpListener};
 
 use serde_json::Value;
-use testkit::gate::Place;
-use testkit::http::{self, Answer};
+use testkit::gate::GateDir;
+use testkit::http::{self, HttpResponse};
 use testkit::port::Port;
 use testkit::{said, wait};
 
@@ -12,7 +12,7 @@ use crate::bridge::{self, Bridge};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-fn health(address: SocketAddr) -> Answer {
+fn health(address: SocketAddr) -> HttpResponse {
     bridge::ask(address, "GET", "/health", &[], "")
 }
 
@@ -23,7 +23,7 @@ fn component<'a>(health: &'a Value, name: &str) -> &'a str {
 #[test]
 fn seed_000_health_measures_interceptor_and_bridge() {
     for (taken_part, other_part) in [("interceptor", "bridge"), ("bridge", "interceptor")] {
-        let place = Place::new(PALISADE);
+        let place = GateDir::new(PALISADE);
         let (hooks, tools) = (Port::take(), Port::take());
         let config = format!(
             "version: \"1.0\"\nserver: {{interceptor_addr: \"{}\", mcp_server_addr: \"{}\"}}\n",

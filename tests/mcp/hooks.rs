@@ -1,8 +1,8 @@
 //! The hooks as a gateway on the same machine calls them.
 
 use serde_json::{Value, json};
-use testkit::gate::Gate;
-use testkit::http::Answer;
+use testkit::gate::GateProcess;
+use testkit::http::HttpResponse;
 use testkit::port::Port;
 use testkit::said;
 
@@ -10,7 +10,7 @@ use crate::bridge::{Bridge, request};
 
 /// Asserts that both dialects take an answer for a refusal, and returns the reason.
 #[track_caller]
-pub(crate) fn refused(answer: &Answer) -> String {
+pub(crate) fn refused(answer: &HttpResponse) -> String {
     let body = answer.json();
     assert_eq!(body["action"], "block", "{}", answer.text());
     assert_eq!(body["isError"], true, "{}", answer.text());
@@ -51,7 +51,7 @@ fn intercepts(bridge: &Bridge, moment: &str, action: &str, tool: &str) -> u64 {
     found.unwrap_or(0)
 }
 
-fn records(gate: &Gate<'_>) -> Vec<Value> {
+fn records(gate: &GateProcess<'_>) -> Vec<Value> {
     let answer = gate.get("/v1/audit?kind=mcp").json();
     answer["records"].as_array().unwrap().clone()
 }

@@ -28,7 +28,7 @@ fn a_server_that_ends_in_its_answer_is_an_error_at_once_for_every_open_call() {
         let started = Instant::now();
         let answer = session.call("crash", &json!({"before": before}));
         assert!(is_error(&answer), "{answer}");
-        let waiting = http::read_answer(BufReader::new(open)).unwrap();
+        let waiting = http::read_response(BufReader::new(open)).unwrap();
         let waiting = messages(&waiting);
         let waiting = waiting.iter().find(|message| message["id"] == 5);
         assert!(waiting.is_some_and(is_error), "{waiting:?}");

@@ -7,8 +7,8 @@ use std::io::{Read, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 use serde_json::{Value, json};
-use testkit::gate::{Gate, Place};
-use testkit::http::{self, Answer};
+use testkit::gate::{GateDir, GateProcess};
+use testkit::http::{self, HttpResponse};
 use testkit::port::Port;
 use testkit::said;
 
@@ -20,13 +20,13 @@ const OTHER: &str = "another-token-of-the-operator";
 
 /// A gate's place with our own server as `fixture`.
 struct Fixture {
-    place: Place,
+    place: GateDir,
 }
 
 impl Fixture {
     fn new() -> Self {
         Self {
-            place: Place::new(PALISADE),
+            place: GateDir::new(PALISADE),
         }
     }
 
@@ -40,7 +40,7 @@ impl Fixture {
         self.place.write_config(&text);
     }
 
-    fn start(&self, server: &str) -> Gate<'_> {
+    fn start(&self, server: &str) -> GateProcess<'_> {
         self.write(server, &["fixture"]);
         self.place.start()
     }
@@ -77,7 +77,7 @@ fn post(mut stream: &TcpStream, path: &str, headers: &[(&str, &str)], body: &str
 }
 
 /// Begins a session at an address, as a client that says this Host and shows this token.
-fn initialize(address: SocketAddr, host: &str, token: Option<&str>) -> Answer {
+fn initialize(address: SocketAddr, host: &str, token: Option<&str>) -> HttpResponse {
     let bearer = token.map(|token| format!("Bearer {token}"));
     let mut headers = vec![("Host", host)];
     headers.extend(bearer.as_deref().map(|bearer| ("Authorization", bearer)));
@@ -97,7 +97,7 @@ fn ends(mut stream: TcpStream) {
     assert_eq!(String::from_utf8_lossy(&rest), "");
 }
 
-fn listed(gate: &Gate<'_>) -> (Value, Value) {
+fn listed(gate: &GateProcess<'_>) -> (Value, Value) {
     let health = gate.get("/internal/health").json();
     let of = |name: &str| health["listeners"][name].clone();
     (of("interceptor"), of("mcp"))
@@ -124,7 +124,7 @@ fn a_reload_closes_the_old_listener_and_opens_the_new() {
     let bearer = format!("Bearer {TOKEN}");
     let headers = [("Host", "localhost"), ("Authorization", bearer.as_str())];
     post(&kept, "/mcp/fixture", &headers, &begin());
-    assert_eq!(http::read_answer(&kept).unwrap().status, 200);
+    assert_eq!(http::read_response(&kept).unwrap().status, 200);
     let idle = connect(old.address());
 
     fixture.reload(&single(new.address(), None));
@@ -204,7 +204,7 @@ fn a_token_that_changes_ends_the_connections_of_the_old_one() {
     ];
     let (busy, idle) = (connect(port.address()), connect(port.address()));
     post(&idle, "/mcp/fixture", &headers[..2], &begin());
-    assert_eq!(http::read_answer(&idle).unwrap().status, 200);
+    assert_eq!(http::read_response(&idle).unwrap().status, 200);
     let call = json!({"name": "sleep", "arguments": {"ms": 2000}});
     let body = request(1, "tools/call", &call);
     post(&busy, "/mcp/fixture", &headers, &body);

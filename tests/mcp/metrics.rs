@@ -4,8 +4,8 @@ use std::io::BufReader;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use testkit::gate::Gate;
-use testkit::http::{self, Answer};
+use testkit::gate::GateProcess;
+use testkit::http::{self, HttpResponse};
 use testkit::{said, wait};
 
 use crate::bridge::{Bridge, Session, initialize, messages, request};
@@ -24,7 +24,7 @@ fn processes(name: &str, tool: &str) -> String {
 }
 
 /// A line of the gate's log that holds all of these texts.
-fn wait_for_line(gate: &Gate<'_>, texts: &[&str]) -> String {
+fn wait_for_line(gate: &GateProcess<'_>, texts: &[&str]) -> String {
     wait::until_or(
         || {
             let said = gate.said();
@@ -65,7 +65,7 @@ fn seed_000_metrics_are_served_where_configured_and_reload() {
     let bridge = Bridge::with_fixture().section("metrics: {path: /numbers}");
     let gate = bridge.start();
     let get = |path: &str| bridge.ask("GET", path, &[], "");
-    let is_served = |answer: &Answer| {
+    let is_served = |answer: &HttpResponse| {
         let kind = answer.header("content-type").unwrap_or_default();
         let text = answer.text();
         answer.status == 200
@@ -196,7 +196,7 @@ fn seed_000_timed_out_and_cancelled_calls_are_counted() {
     );
     bridge.wait_for_metric(&calls("short", "timeout"), 1);
     let answer = send_modern(&bridge, "short", "hang", &json!({}));
-    let answer = http::read_answer(answer).unwrap();
+    let answer = http::read_response(answer).unwrap();
     assert!(
         answer.text().contains("took longer than"),
         "{}",

@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 
 use serde_json::{Value, json};
-use testkit::gate::Place;
-use testkit::http::{self, Answer};
-use testkit::inside::{self, Inside};
+use testkit::gate::GateDir;
+use testkit::http::{self, HttpResponse};
+use testkit::inside::{self, NetNamespace};
 use testkit::{said, wait};
 
 use crate::bridge::{Bridge, initialize};
@@ -22,7 +22,7 @@ pub(crate) const PORT_8090: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8090);
 
 /// One request to port 8090 of a network namespace.
-pub(crate) fn ask(network: &Inside, method: &str, path: &str, body: &str) -> Answer {
+pub(crate) fn ask(network: &NetNamespace, method: &str, path: &str, body: &str) -> HttpResponse {
     let mut stream = network.connect(PORT_8090).unwrap();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: {PORT_8090}\r\nConnection: close\r\n\
@@ -31,7 +31,7 @@ pub(crate) fn ask(network: &Inside, method: &str, path: &str, body: &str) -> Ans
         body.len()
     );
     stream.write_all(request.as_bytes()).unwrap();
-    http::read_answer(BufReader::new(stream)).unwrap()
+    http::read_response(BufReader::new(stream)).unwrap()
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
     if !testkit::require_root("making a network namespace") {
         return;
     }
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config(SEED);
     // Port 8090 of this machine may be taken, and 'jaeger' is nobody's business.
     let gate = place.start_with(|command| {
@@ -47,7 +47,7 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(Stdio::piped())
     });
-    let network = Inside::of_process(gate.pid());
+    let network = NetNamespace::of_process(gate.pid());
 
     let health = ask(&network, "GET", "/health", "");
     assert_eq!(health.status, 200, "{}", health.text());
@@ -84,7 +84,7 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
 
 #[test]
 fn seed_000_flat_keys_are_refused_with_their_new_place() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let flat = "interceptor_addr: \":8090\"\nmcp_server_addr: \":8090\"\n\
                 shutdown_timeout: 10s\nlog_level: info\n";
     place.write_config(&format!("{SEED}\n{flat}"));

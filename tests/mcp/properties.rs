@@ -6,7 +6,7 @@ use std::io::BufReader;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::port::Port;
 use testkit::{http, wait};
 
@@ -136,7 +136,7 @@ impl ToolState {
 // **Feature: unified-sidecar, Property 9: Health Status Aggregation**
 #[test]
 fn property_09_health_status_aggregation() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let (hooks, tools) = (Port::take(), Port::take());
     let bundle = place.path().join("bundle");
     std::fs::create_dir(&bundle).unwrap();

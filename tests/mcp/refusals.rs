@@ -3,7 +3,7 @@
 use std::io::{BufReader, Write};
 
 use serde_json::json;
-use testkit::http::{self, Answer};
+use testkit::http::{self, HttpResponse};
 use testkit::wait;
 
 use crate::bridge::{Bridge, initialize, request};
@@ -12,7 +12,7 @@ use crate::relay::events;
 const TOKEN: &str = "a-token-of-the-operator";
 
 /// The sentence of a refusal.
-fn sentence(answer: &Answer) -> String {
+fn sentence(answer: &HttpResponse) -> String {
     let error = &answer.json()["error"];
     error.as_str().unwrap_or_default().to_owned()
 }
@@ -203,7 +203,7 @@ fn seed_000_other_hosts_and_web_pages_are_refused() {
     let mut stream = bridge.connect();
     let head = "GET /health HTTP/1.1\r\nConnection: close\r\n\r\n";
     stream.write_all(head.as_bytes()).unwrap();
-    let answer = http::read_answer(BufReader::new(stream)).unwrap();
+    let answer = http::read_response(BufReader::new(stream)).unwrap();
     assert_eq!(answer.status, 403, "{}", answer.text());
     assert_eq!(sentence(&answer), "The Host header is missing");
 }

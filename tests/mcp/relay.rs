@@ -75,7 +75,7 @@ fn two_sessions_with_the_same_ids_hear_only_their_own() {
     let waiting = one.send(&request(1, "tools/call", &slow));
     let text = two.text("test_simple_text", &json!({}));
     assert_eq!(text, "This is a simple text response for testing.");
-    let answer = http::read_answer(BufReader::new(waiting)).unwrap();
+    let answer = http::read_response(BufReader::new(waiting)).unwrap();
     let slept = &messages(&answer)[0]["result"]["content"][0]["text"];
     assert_eq!(slept, "Slept.", "{}", answer.text());
     // And each has a process of its own.
@@ -108,7 +108,7 @@ fn a_shared_server_is_one_process_and_still_tells_its_sessions_apart() {
     let first = one.send(&progress("t", 4));
     let second = two.send(&progress("t", 6));
     for (stream, steps) in [(first, 4), (second, 6)] {
-        let answer = http::read_answer(BufReader::new(stream)).unwrap();
+        let answer = http::read_response(BufReader::new(stream)).unwrap();
         let messages = messages(&answer);
         let told = messages.iter().filter(|message| {
             message["method"] == "notifications/progress" && message["params"]["total"] == steps

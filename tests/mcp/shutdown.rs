@@ -3,7 +3,7 @@
 use std::io::{BufReader, Write};
 use std::time::{Duration, Instant};
 
-use testkit::gate::Gate;
+use testkit::gate::GateProcess;
 use testkit::{http, wait};
 
 use crate::bridge::Bridge;
@@ -19,7 +19,7 @@ const SLOW: &str = "trap 'sleep 2; echo was terminated >&2; exit 0' TERM
     sleep 1000 & wait";
 
 /// Waits until a tool wrote a line to stderr.
-fn wait_for_report(gate: &Gate<'_>, tool: &str, text: &str) {
+fn wait_for_report(gate: &GateProcess<'_>, tool: &str, text: &str) {
     wait::until_or(
         || {
             let said = gate.said();
@@ -33,7 +33,7 @@ fn wait_for_report(gate: &Gate<'_>, tool: &str, text: &str) {
 }
 
 /// Starts a process of a tool, with a session of the older transport.
-fn start(bridge: &Bridge, gate: &Gate<'_>, tool: &str) -> impl Sized + use<> {
+fn start(bridge: &Bridge, gate: &GateProcess<'_>, tool: &str) -> impl Sized + use<> {
     let mut stream = BufReader::new(bridge.send("GET", &format!("/sse/{tool}"), &[], ""));
     let head = http::read_head(&mut stream).unwrap();
     assert_eq!(head.status, 200, "{head:?}");
@@ -56,7 +56,7 @@ fn seed_000_tools_are_terminated_before_requests_are_drained() {
     // The request is still being waited for, and is answered.
     let rest = format!("{:>99}", "}");
     held.write_all(rest.as_bytes()).unwrap();
-    let answer = http::read_answer(&mut held).unwrap();
+    let answer = http::read_response(&mut held).unwrap();
     assert_eq!(answer.status, 400, "{}", answer.text());
     assert_eq!(gate.wait().code(), Some(0), "{}", gate.said());
     let said = gate.said();

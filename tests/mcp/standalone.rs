@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use testkit::inside::{self, Inside};
+use testkit::inside::{self, NetNamespace};
 use testkit::leftovers::start_of;
 use testkit::{said, wait};
 
@@ -165,7 +165,7 @@ fn seed_000_polis_bridge_by_its_own_name_serves_port_8090() {
     let said = running.said();
     let address = "bridge listening on http://127.0.0.1:8090/mcp";
     assert!(said.contains(address), "{said}");
-    let network = Inside::of_process(running.child.id());
+    let network = NetNamespace::of_process(running.child.id());
     let answer = ask(&network, "POST", "/mcp", &initialize());
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(ask(&network, "GET", "/health", "").status, 200);

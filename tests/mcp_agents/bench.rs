@@ -5,23 +5,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
 
 use serde_json::{Value, json};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::operator::Operator;
-use testkit::repo::Repo;
+use testkit::repo::TestRepo;
 use testkit::{leftovers, said};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// A place for a gate and a repository in it. Dropping it ends its sandboxes.
 pub(crate) struct Bench {
-    pub(crate) place: Place,
-    pub(crate) repo: Repo,
+    pub(crate) place: GateDir,
+    pub(crate) repo: TestRepo,
 }
 
 impl Bench {
     pub(crate) fn new() -> Self {
-        let place = Place::new(PALISADE);
-        let repo = Repo::new(&place.path().join("project"), Operator::Oneself);
+        let place = GateDir::new(PALISADE);
+        let repo = TestRepo::new(&place.path().join("project"), Operator::Oneself);
         Self { place, repo }
     }
 

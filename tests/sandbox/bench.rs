@@ -4,18 +4,18 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::operator::Operator;
 use testkit::pty::Pty;
-use testkit::repo::Repo;
+use testkit::repo::TestRepo;
 use testkit::{leftovers, said};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// A place for a gate and a repository in it. Dropping it ends its sandboxes.
 pub(crate) struct Bench {
-    pub(crate) place: Place,
-    pub(crate) repo: Repo,
+    pub(crate) place: GateDir,
+    pub(crate) repo: TestRepo,
 }
 
 impl Bench {
@@ -25,8 +25,8 @@ impl Bench {
 
     /// With another build, where somebody measures.
     pub(crate) fn of(operator: Operator, binary: &str) -> Self {
-        let place = Place::of(operator, binary);
-        let repo = Repo::new(&place.path().join("project"), operator);
+        let place = GateDir::of(operator, binary);
+        let repo = TestRepo::new(&place.path().join("project"), operator);
         Self { place, repo }
     }
 

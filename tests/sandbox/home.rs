@@ -1,6 +1,6 @@
 //! An agent's work, and its way home.
 
-use testkit::repo::Repo;
+use testkit::repo::TestRepo;
 use testkit::{said, wait};
 
 use crate::bench::{Bench, told};
@@ -40,7 +40,7 @@ for_a_borrower!(
 );
 
 /// From `run` to `merge` in that repository, with a look at the operator's files in between.
-fn comes_home(bench: &Bench, repo: &Repo) {
+fn comes_home(bench: &Bench, repo: &TestRepo) {
     let ok = |args: &[&str]| {
         let output = bench.palisade_in(repo.dir(), args).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", told(&output));
@@ -94,7 +94,7 @@ fn work_in_a_linked_worktree_comes_home(bench: &Bench) {
 }
 
 fn work_beside_a_submodule_comes_home(bench: &Bench) {
-    let other = Repo::new(&bench.place.path().join("other"), bench.place.operator());
+    let other = TestRepo::new(&bench.place.path().join("other"), bench.place.operator());
     let from = other.dir().to_string_lossy().into_owned();
     bench.repo.git(&[
         "-c",
@@ -137,7 +137,7 @@ fn work_that_was_never_committed_comes_home(bench: &Bench) {
 }
 
 fn a_repository_without_a_commit_is_refused_and_nothing_is_made(bench: &Bench) {
-    let bare = Repo::empty(&bench.place.path().join("bare"), bench.place.operator());
+    let bare = TestRepo::empty(&bench.place.path().join("bare"), bench.place.operator());
     for command in [
         &["run", "--name", "fix", "--", "true"][..],
         &["create", "fix"][..],

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
-use testkit::repo::Repo;
+use testkit::repo::TestRepo;
 use testkit::{said, wait};
 
 use crate::bench::{Bench, told};
@@ -134,7 +134,7 @@ fn a_name_that_cannot_be_one_is_refused_before_anything_is_made(bench: &Bench) {
 }
 
 fn the_same_name_in_two_repositories_is_two_sandboxes(bench: &Bench) {
-    let other = Repo::new(&bench.place.path().join("other"), bench.place.operator());
+    let other = TestRepo::new(&bench.place.path().join("other"), bench.place.operator());
     other.write("only-here.txt", "other\n");
     other.commit("third");
     let id = bench.create("fix");

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use testkit::ca::Ca;
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::said;
 
 use crate::bench::{Bench, text, told};
@@ -41,8 +41,8 @@ const PERL: &str = r#"
 /// A gate with these rules in front of a server, for `allowed.test` and others.
 struct World<'a> {
     bench: &'a Bench,
-    plain: Origin,
-    secure: Origin,
+    plain: OriginServer,
+    secure: OriginServer,
 }
 
 impl<'a> World<'a> {
@@ -53,9 +53,9 @@ impl<'a> World<'a> {
             .place
             .operator()
             .own(&bench.place.path().join("root.pem"));
-        let plain = Origin::http(|_| Reply::text("welcome"));
+        let plain = OriginServer::http(|_| OriginReply::text("welcome"));
         let identity = ca.identity(&["allowed.test", "perl.test"]);
-        let secure = Origin::https(identity, |_| Reply::text("welcome"));
+        let secure = OriginServer::https(identity, |_| OriginReply::text("welcome"));
         let (http, https) = (plain.address(), secure.address());
         bench.place.write_config(&format!(
             "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  resolve: {{\

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Output;
 
 use serde_json::Value;
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::{said, wait};
 
 use crate::bench::{Bench, text, told};
@@ -26,7 +26,7 @@ egress:
 ";
 
 /// An operator's settings that know where the hosts are and allow another one.
-fn settings(bench: &Bench, origin: &Origin, more: &str) {
+fn settings(bench: &Bench, origin: &OriginServer, more: &str) {
     let address = origin.address();
     bench.place.write_config(&format!(
         "version: \"1.0\"\nsandbox:\n  env: [LISTED]\negress:\n  \
@@ -36,8 +36,8 @@ fn settings(bench: &Bench, origin: &Origin, more: &str) {
     ));
 }
 
-fn origin() -> Origin {
-    Origin::http(|_| Reply::text("well"))
+fn origin() -> OriginServer {
+    OriginServer::http(|_| OriginReply::text("well"))
 }
 
 /// Runs a line of bash in the sandbox of that name, which is made if need be.

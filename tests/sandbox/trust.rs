@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use testkit::ca::Ca;
 use testkit::operator::Operator;
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::{said, wait};
 
 use crate::bench::Bench;
@@ -60,15 +60,15 @@ mod needs_root {
 }
 
 /// A host of the internet that may be reached, `allowed.test`.
-fn internet(bench: &Bench, more: &str) -> Origin {
+fn internet(bench: &Bench, more: &str) -> OriginServer {
     let ca = Ca::new("the internet");
-    let origin = Origin::https(ca.identity(&["allowed.test"]), |asked| match asked.path() {
-        "/hello" => Reply::text("hello"),
+    let origin = OriginServer::https(ca.identity(&["allowed.test"]), |asked| match asked.path() {
+        "/hello" => OriginReply::text("hello"),
         "/project.git/info/refs" => {
-            Reply::text("5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e\trefs/heads/main\n")
+            OriginReply::text("5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e\trefs/heads/main\n")
         }
-        "/project.git/HEAD" => Reply::text("ref: refs/heads/main\n"),
-        _ => Reply::status(404),
+        "/project.git/HEAD" => OriginReply::text("ref: refs/heads/main\n"),
+        _ => OriginReply::status(404),
     });
     let root = ca.write(bench.place.path());
     bench.place.write_config(&format!(

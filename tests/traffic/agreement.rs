@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use testkit::http::{self, Answer};
-use testkit::inside::{self, Dripping, Inside};
-use testkit::origin::{Origin, Reply};
+use testkit::http::{self, HttpResponse};
+use testkit::inside::{self, ByteAtATime, NetNamespace};
+use testkit::origin::{OriginReply, OriginServer};
 
 use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
 
@@ -16,18 +16,20 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// api.example and its twin may both be reached over TLS, web.example without.
 struct Net {
-    api: Origin,
-    web: Origin,
+    api: OriginServer,
+    web: OriginServer,
 }
 
-fn with_agent(check: impl FnOnce(&Net, &Agent<'_>, &Inside)) {
+fn with_agent(check: impl FnOnce(&Net, &Agent<'_>, &NetNamespace)) {
     if !may_enter() {
         return;
     }
     let bench = Bench::new();
     let net = Net {
-        api: bench.https(&["api.example", "twin.example"], |_| Reply::text("api")),
-        web: Origin::http(|_| Reply::text("web")),
+        api: bench.https(&["api.example", "twin.example"], |_| {
+            OriginReply::text("api")
+        }),
+        web: OriginServer::http(|_| OriginReply::text("web")),
     };
     let rules = Rules::new()
         .allow("api.example")
@@ -55,7 +57,7 @@ impl Net {
 }
 
 /// Asks for a tunnel. What follows a success is the tunnel's.
-fn connect(mut stream: &TcpStream, to: &str) -> Answer {
+fn connect(mut stream: &TcpStream, to: &str) -> HttpResponse {
     let request = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = http::read_head(stream).unwrap();
@@ -67,7 +69,7 @@ fn connect(mut stream: &TcpStream, to: &str) -> Answer {
 }
 
 /// A tunnel through the proxy.
-fn tunnel(inside: &Inside, to: &str) -> TcpStream {
+fn tunnel(inside: &NetNamespace, to: &str) -> TcpStream {
     let stream = inside.port(8080);
     let answer = connect(&stream, to);
     assert_eq!(answer.status, 200, "{to}: {answer:?} {}", answer.text());
@@ -75,7 +77,7 @@ fn tunnel(inside: &Inside, to: &str) -> TcpStream {
 }
 
 /// What a request in TLS in a tunnel gets.
-fn in_tunnel(inside: &Inside, to: &str, hello: Option<&str>, request: &str) -> Answer {
+fn in_tunnel(inside: &NetNamespace, to: &str, hello: Option<&str>, request: &str) -> HttpResponse {
     ask(
         inside::tls(tunnel(inside, to), hello, &["http/1.1"]),
         request,
@@ -330,7 +332,7 @@ fn a_listed_address_is_reached_and_no_other() {
         return;
     }
     let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("web"));
+    let web = OriginServer::http(|_| OriginReply::text("web"));
     let rules = Rules::new()
         .allow("192.0.2.7")
         .at("192.0.2.7:80", web.address());
@@ -355,10 +357,10 @@ fn a_listed_address_is_reached_and_no_other() {
 #[test]
 fn a_hello_in_one_byte_pieces_is_read_all_the_same() {
     with_agent(|_, _, inside| {
-        let stream = Dripping(inside.port(443));
+        let stream = ByteAtATime(inside.port(443));
         let mut stream = inside::tls(stream, Some("api.example"), &["http/1.1"]);
         assert_eq!(ask(&mut stream, get("api.example", "/")).text(), "api");
-        let stream = Dripping(tunnel(inside, "api.example:443"));
+        let stream = ByteAtATime(tunnel(inside, "api.example:443"));
         let mut stream = inside::tls(stream, Some("evil.example"), &["http/1.1"]);
         refusal(
             &ask(&mut stream, get("api.example", "/")),
@@ -366,7 +368,7 @@ fn a_hello_in_one_byte_pieces_is_read_all_the_same() {
             "name_mismatch",
         );
         // And plain requests as well.
-        let answer = ask(Dripping(inside.port(80)), get("web.example", "/"));
+        let answer = ask(ByteAtATime(inside.port(80)), get("web.example", "/"));
         assert_eq!(answer.text(), "web");
     });
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait;
 
 use crate::bench::Bench;
@@ -119,11 +119,11 @@ fn read_alert(expression: &str) -> Alert {
 
 /// Traffic that makes the condition of every alert: answers of status 5xx, a git host that
 /// fails, requests over the rate, and an open circuit breaker.
-fn troubled_net() -> (Net, [Origin; 3]) {
+fn troubled_net() -> (Net, [OriginServer; 3]) {
     let bench = Bench::new();
-    let forge = bench.https(&["github.com"], |_| Reply::status(502));
-    let failing = Origin::http(|_| Reply::status(500));
-    let slow = Origin::http(|_| Reply::text("hello"));
+    let forge = bench.https(&["github.com"], |_| OriginReply::status(502));
+    let failing = OriginServer::http(|_| OriginReply::status(500));
+    let slow = OriginServer::http(|_| OriginReply::text("hello"));
     let net = net_of(bench, |rules| {
         rules
             .allow("github.com")

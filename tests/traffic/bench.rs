@@ -6,11 +6,11 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use testkit::ca::Ca;
-use testkit::gate::Place;
-use testkit::http::{self, Answer};
-use testkit::inside::Inside;
+use testkit::gate::GateDir;
+use testkit::http::{self, HttpResponse};
+use testkit::inside::NetNamespace;
 use testkit::operator::Operator;
-use testkit::origin::{Kind, Origin, Received, Reply};
+use testkit::origin::{OriginOptions, OriginReply, OriginRequest, OriginServer};
 use testkit::{said, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
@@ -63,7 +63,7 @@ impl Rules {
 
 /// A place for a gate, and who signs on this internet.
 pub(crate) struct Bench {
-    pub(crate) place: Place,
+    pub(crate) place: GateDir,
     pub(crate) ca: Ca,
 }
 
@@ -73,7 +73,7 @@ impl Bench {
     }
 
     pub(crate) fn of(operator: Operator) -> Self {
-        let place = Place::of(operator, PALISADE);
+        let place = GateDir::of(operator, PALISADE);
         let ca = Ca::new("the internet's root");
         ca.write(place.path());
         Self { place, ca }
@@ -148,8 +148,8 @@ impl Bench {
     }
 
     /// Asks on the control socket.
-    pub(crate) fn control(&self, method: &str, path: &str) -> Answer {
-        http::ask(&self.place.control(), method, path, b"").unwrap()
+    pub(crate) fn control(&self, method: &str, path: &str) -> HttpResponse {
+        http::send(&self.place.control(), method, path, b"").unwrap()
     }
 
     /// The gate's metrics.
@@ -190,22 +190,22 @@ impl Bench {
     pub(crate) fn https(
         &self,
         names: &[&str],
-        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
-    ) -> Origin {
-        Origin::https(self.ca.identity(names), answer)
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
+    ) -> OriginServer {
+        OriginServer::https(self.ca.identity(names), answer)
     }
 
     /// The same without HTTP/2.
     pub(crate) fn https_one(
         &self,
         names: &[&str],
-        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
-    ) -> Origin {
-        let kind = Kind {
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
+    ) -> OriginServer {
+        let kind = OriginOptions {
             tls: Some(self.ca.identity(names)),
-            ..Kind::default()
+            ..OriginOptions::default()
         };
-        Origin::start(kind, answer)
+        OriginServer::start(kind, answer)
     }
 }
 
@@ -258,8 +258,8 @@ impl Agent<'_> {
     }
 
     /// The sandbox's network.
-    pub(crate) fn inside(&self) -> Inside {
-        Inside::of(&self.bench.place, &self.id)
+    pub(crate) fn inside(&self) -> NetNamespace {
+        NetNamespace::of(&self.bench.place, &self.id)
     }
 }
 
@@ -291,7 +291,7 @@ impl Got {
 
 /// An answer to bytes must be a refusal of that status and reason. Returns the request's id.
 #[track_caller]
-pub(crate) fn refusal(answer: &Answer, status: u16, reason: &str) -> String {
+pub(crate) fn refusal(answer: &HttpResponse, status: u16, reason: &str) -> String {
     let body = answer.json();
     assert!(body.is_object(), "{answer:?} {}", answer.text());
     refused(answer.status, &body, status, reason)
@@ -307,12 +307,12 @@ fn refused(found: u16, body: &Value, status: u16, reason: &str) -> String {
 
 /// Says `bytes` and reads one answer.
 #[track_caller]
-pub(crate) fn ask(mut stream: impl Read + Write, bytes: impl AsRef<[u8]>) -> Answer {
+pub(crate) fn ask(mut stream: impl Read + Write, bytes: impl AsRef<[u8]>) -> HttpResponse {
     // A gate that has heard enough may close before it has heard all.
     let _cut = stream
         .write_all(bytes.as_ref())
         .and_then(|()| stream.flush());
-    http::read_answer(stream).unwrap()
+    http::read_response(stream).unwrap()
 }
 
 /// A request without a body, as most clients send it.

@@ -1,7 +1,7 @@
 //! Bodies of requests that most clients send without one.
 
 use testkit::http;
-use testkit::origin::Reply;
+use testkit::origin::OriginReply;
 
 use crate::bench::{Bench, Rules, ask, may_enter, refusal};
 
@@ -12,8 +12,8 @@ const METHODS: [&str; 5] = ["GET", "HEAD", "DELETE", "OPTIONS", "REPORT"];
 #[test]
 fn body_of_unknown_length_arrives_whatever_the_method() {
     let bench = Bench::new();
-    let one = bench.https_one(&["one.example"], |_| Reply::status(204));
-    let two = bench.https(&["two.example"], |_| Reply::status(204));
+    let one = bench.https_one(&["one.example"], |_| OriginReply::status(204));
+    let two = bench.https(&["two.example"], |_| OriginReply::status(204));
     let rules = Rules::new()
         .allow("one.example")
         .at("one.example", one.address())
@@ -51,7 +51,7 @@ fn websocket_request_with_a_body_is_refused_and_says_why() {
         return;
     }
     let bench = Bench::new();
-    let web = testkit::origin::Origin::http(|_| Reply::text("hello"));
+    let web = testkit::origin::OriginServer::http(|_| OriginReply::text("hello"));
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", web.address());

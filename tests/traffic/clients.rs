@@ -1,18 +1,17 @@
 //! Programs that people use, each as it comes, with the proxy's variables and without.
 
-use testkit::origin::{Origin, Received, Reply};
+use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 
 use crate::bench::{Agent, Bench, Rules, told};
 
 const HEAD: &str = "0123456789abcdef0123456789abcdef01234567";
 
-fn answer(asked: &Received) -> Reply {
+fn answer(asked: &OriginRequest) -> OriginReply {
     match asked.path() {
-        "/app.git/info/refs" => {
-            Reply::text(format!("{HEAD}\trefs/heads/main\n")).header("content-type", "text/plain")
-        }
-        "/app.git/HEAD" => Reply::text("ref: refs/heads/main\n"),
-        _ => Reply::text(format!("hello {}", asked.method)),
+        "/app.git/info/refs" => OriginReply::text(format!("{HEAD}\trefs/heads/main\n"))
+            .header("content-type", "text/plain"),
+        "/app.git/HEAD" => OriginReply::text("ref: refs/heads/main\n"),
+        _ => OriginReply::text(format!("hello {}", asked.method)),
     }
 }
 
@@ -25,7 +24,7 @@ const WAYS: [&str; 2] = [
 fn each_way(check: impl Fn(&Agent<'_>, &str)) {
     let bench = Bench::new();
     let api = bench.https(&["api.example"], answer);
-    let web = Origin::http(answer);
+    let web = OriginServer::http(answer);
     let rules = Rules::new()
         .allow("api.example")
         .allow("web.example")

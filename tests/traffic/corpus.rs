@@ -8,9 +8,9 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use testkit::corpus::Corpus;
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::port::Port;
-use testkit::resolver::{self, Data, Resolver, record};
+use testkit::resolver::{self, RecordData, Resolver, record};
 use testkit::said;
 
 use self::requests::REQUESTS;
@@ -131,15 +131,15 @@ const CONTAINERS: [(&str, &str); 3] = [
 struct Net {
     bench: Bench,
     proxy: Port,
-    _origins: [Origin; 4],
+    _origins: [OriginServer; 4],
 }
 
 impl Net {
     fn start(policies: &str) -> Self {
         let bench = Bench::new();
-        let answer = |asked: &testkit::origin::Received| match asked.path() {
+        let answer = |asked: &testkit::origin::OriginRequest| match asked.path() {
             // The origin switches protocols and closes the connection.
-            "/ws" => Reply::status(101)
+            "/ws" => OriginReply::status(101)
                 .header("upgrade", "websocket")
                 .header("connection", "upgrade"),
             _ if asked
@@ -147,9 +147,9 @@ impl Net {
                 .is_some_and(|host| host.starts_with("broken"))
                 || asked.uri.host() == Some("broken.example") =>
             {
-                Reply::status(502)
+                OriginReply::status(502)
             }
-            _ => Reply::text("{}"),
+            _ => OriginReply::text("{}"),
         };
         let names = [
             "open.example",
@@ -169,10 +169,10 @@ impl Net {
             "forge.example",
         ];
         let tls = bench.https(&names, answer);
-        let plain = Origin::http(answer);
+        let plain = OriginServer::http(answer);
         let untrusted = bench.https(&["another.example"], answer);
         // A listener that closes what it accepts.
-        let dead = Origin::raw(|stream, _| drop(stream));
+        let dead = OriginServer::raw(|stream, _| drop(stream));
         let resolver = Resolver::start();
         resolver.tell("open.example", 1, address("open.example"));
         let proxy = Port::take();
@@ -237,9 +237,9 @@ impl Net {
     }
 }
 
-fn address(name: &str) -> resolver::Reply {
+fn address(name: &str) -> resolver::DnsReply {
     let address = std::net::Ipv4Addr::new(203, 0, 113, 7);
-    resolver::Reply::Records(vec![record(name, Data::A(address))])
+    resolver::DnsReply::Records(vec![record(name, RecordData::A(address))])
 }
 
 const CURL: &str = "curl -sS --max-time 60 -w '\\n%{http_connect} %{http_code}'";

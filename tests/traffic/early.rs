@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use testkit::http;
 use testkit::inside;
-use testkit::origin::{Latch, Origin};
+use testkit::origin::{Latch, OriginServer};
 use testkit::wait;
 
 use crate::bench::{Agent, Bench, Rules, may_enter};
@@ -15,10 +15,10 @@ const SOON: Duration = Duration::from_secs(20);
 
 fn with_agent(
     serve: impl Fn(TcpStream, usize) + Send + Sync + 'static,
-    check: impl FnOnce(&Rules, &Origin, &Agent<'_>),
+    check: impl FnOnce(&Rules, &OriginServer, &Agent<'_>),
 ) {
     let bench = Bench::new();
-    let web = Origin::raw(serve);
+    let web = OriginServer::raw(serve);
     let without = Rules::new().at("web.example", web.address());
     bench.write(&without.clone().allow("web.example"));
     let agent = bench.create("fix");
@@ -91,7 +91,7 @@ fn an_upload_that_outlives_its_answer_ends_with_its_rule() {
                 b"POST / HTTP/1.1\r\nHost: web.example\r\nTransfer-Encoding: chunked\r\n\r\n",
             )
             .unwrap();
-        let answer = http::read_answer(&mut stream).unwrap();
+        let answer = http::read_response(&mut stream).unwrap();
         assert_eq!(answer.text(), "early");
         stream.write_all(b"4\r\nlate\r\n").unwrap();
         wait::until("the upstream to hear it", || heard.is_open().then_some(()));

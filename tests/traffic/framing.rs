@@ -3,19 +3,20 @@
 use std::io::Write;
 use std::time::Duration;
 
-use testkit::inside::{self, Inside};
-use testkit::origin::{Origin, Reply};
+use testkit::inside::{self, NetNamespace};
+use testkit::origin::{OriginReply, OriginServer};
 
 use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
 
 const SOON: Duration = Duration::from_secs(20);
 
-fn with_agent(check: impl FnOnce(&Origin, &Agent<'_>, &Inside)) {
+fn with_agent(check: impl FnOnce(&OriginServer, &Agent<'_>, &NetNamespace)) {
     if !may_enter() {
         return;
     }
     let bench = Bench::new();
-    let web = Origin::http(|asked| Reply::text(format!("{} {}", asked.path(), asked.length)));
+    let web =
+        OriginServer::http(|asked| OriginReply::text(format!("{} {}", asked.path(), asked.length)));
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", web.address());
@@ -174,7 +175,7 @@ fn a_broken_chunk_aborts_the_request_and_nothing_behind_it_is_read() {
             let mut stream = inside.port(80);
             let bytes = head(&["Transfer-Encoding: chunked"]) + body + &smuggled;
             stream.write_all(bytes.as_bytes()).unwrap();
-            let answer = testkit::http::read_answer(&mut stream);
+            let answer = testkit::http::read_response(&mut stream);
             if let Ok(answer) = answer {
                 assert!(
                     answer.status >= 400,
@@ -201,7 +202,7 @@ fn requests_one_after_the_other_in_one_packet_are_each_answered() {
         let mut stream = inside.port(80);
         let both = head(&["Content-Length: 5"]) + "hello" + &get("web.example", "/second");
         assert_eq!(ask(&mut stream, both).text(), "/x 5");
-        let second = testkit::http::read_answer(&mut stream).unwrap();
+        let second = testkit::http::read_response(&mut stream).unwrap();
         assert_eq!(second.text(), "/second 0");
         let chunked = head(&["Transfer-Encoding: chunked"]) + "5\r\nhello\r\n0\r\n\r\n";
         assert_eq!(
@@ -209,7 +210,7 @@ fn requests_one_after_the_other_in_one_packet_are_each_answered() {
             "/x 5"
         );
         assert_eq!(
-            testkit::http::read_answer(&mut stream).unwrap().text(),
+            testkit::http::read_response(&mut stream).unwrap().text(),
             "/last 0"
         );
         assert_eq!(web.requests().len(), 4);

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use testkit::http;
-use testkit::inside::{self, Inside};
-use testkit::origin::{Latch, Origin, Reply};
+use testkit::inside::{self, NetNamespace};
+use testkit::origin::{Latch, OriginReply, OriginServer};
 
 use crate::bench::{Bench, Rules, ask, may_enter, refusal};
 
@@ -14,8 +14,8 @@ const SOON: Duration = Duration::from_secs(20);
 /// A sandbox that is registered for acme/app.
 fn with_github(
     rules: impl FnOnce(Rules) -> Rules,
-    answer: impl Fn() -> Reply + Send + Sync + 'static,
-    check: impl FnOnce(&Rules, &Origin, &Bench, &Inside),
+    answer: impl Fn() -> OriginReply + Send + Sync + 'static,
+    check: impl FnOnce(&Rules, &OriginServer, &Bench, &NetNamespace),
 ) {
     if !may_enter() {
         return;
@@ -27,7 +27,7 @@ fn with_github(
         .at("api.github.com", api.address());
     bench.write(&rules(plain.clone()));
     let made = bench.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
-    let inside = Inside::of(&bench.place, made["id"].as_str().unwrap());
+    let inside = NetNamespace::of(&bench.place, made["id"].as_str().unwrap());
     check(&plain, &api, &bench, &inside);
 }
 
@@ -40,7 +40,7 @@ fn said(line: &str, headers: &[&str], body: &str) -> String {
     )
 }
 
-fn speak(inside: &Inside) -> inside::Tls<std::net::TcpStream> {
+fn speak(inside: &NetNamespace) -> inside::Tls<std::net::TcpStream> {
     inside::tls(inside.port(443), Some("api.github.com"), &["http/1.1"])
 }
 
@@ -50,7 +50,7 @@ const JSON: &str = "Content-Type: application/json";
 fn seed_003_line_04_pull_request_merge_is_refused() {
     with_github(
         |rules| rules,
-        || Reply::text("{}"),
+        || OriginReply::text("{}"),
         |_, api, bench, inside| {
             let merge = "PUT /repos/acme/app/pulls/123/merge";
             let answer = ask(speak(inside), said(merge, &[JSON], "{}"));
@@ -92,7 +92,7 @@ fn seed_003_blocked_api_pattern_is_refused() {
     let policy = "policy:\n  blocked_api_patterns:\n    GET: ['^/repos/[^/]+/[^/]+/pulls$']\n";
     with_github(
         |rules| rules.policy(policy),
-        || Reply::text("{}"),
+        || OriginReply::text("{}"),
         |_, api, bench, inside| {
             // The rules for GitHub allow both: they read a registered repository.
             let read = |path: &str| ask(speak(inside), said(&format!("GET {path}"), &[], ""));
@@ -118,7 +118,7 @@ fn seed_003_blocked_api_pattern_is_refused() {
 fn a_request_with_two_content_types_is_refused() {
     with_github(
         |rules| rules,
-        || Reply::text("{}"),
+        || OriginReply::text("{}"),
         |_, api, _, inside| {
             let line = "POST /repos/acme/app/issues";
             let body = "{\"title\":\"a\"}";
@@ -142,7 +142,7 @@ fn what_a_switched_rule_allowed_ends_when_it_is_switched_off() {
     let held = latch.clone();
     with_github(
         |rules| rules.egress("github: {allow: [read-user]}"),
-        move || Reply::text("begun").paused(&held),
+        move || OriginReply::text("begun").paused(&held),
         |without, _, bench, inside| {
             let open = |path: &str| {
                 let mut tls = speak(inside);

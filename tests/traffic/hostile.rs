@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use testkit::inside;
-use testkit::origin::Reply;
+use testkit::origin::OriginReply;
 use testkit::wait;
 
 use crate::bench::{Agent, Bench, Rules, ask, get, may_enter};
@@ -22,7 +22,9 @@ fn with_two(
         return;
     }
     let bench = Bench::new();
-    let api = bench.https(&["api.example", "fails.example"], |_| Reply::text("hello"));
+    let api = bench.https(&["api.example", "fails.example"], |_| {
+        OriginReply::text("hello")
+    });
     let given = Rules::new()
         .allow("api.example")
         .at("api.example", api.address());
@@ -134,7 +136,7 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
                         .write_all(asked.collect::<String>().as_bytes())
                         .unwrap();
                     for _ in 0..50 {
-                        let answer = testkit::http::read_answer(&mut plain).unwrap();
+                        let answer = testkit::http::read_response(&mut plain).unwrap();
                         assert_eq!(answer.status, 403, "{answer:?}");
                     }
                 }

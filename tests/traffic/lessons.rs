@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use testkit::origin::{Origin, Reply};
-use testkit::resolver::{self, Data, Resolver, record};
+use testkit::origin::{OriginReply, OriginServer};
+use testkit::resolver::{self, RecordData, Resolver, record};
 use testkit::wait;
 
 use crate::bench::{Bench, Rules};
@@ -12,11 +12,11 @@ use crate::bench::{Bench, Rules};
 fn a_name_is_judged_before_anybody_resolves_it() {
     let upstream = Resolver::start();
     for name in ["api.example", "secret.evil.example"] {
-        let address = record(name, Data::A(Ipv4Addr::LOCALHOST));
-        upstream.tell(name, 1, resolver::Reply::Records(vec![address]));
+        let address = record(name, RecordData::A(Ipv4Addr::LOCALHOST));
+        upstream.tell(name, 1, resolver::DnsReply::Records(vec![address]));
     }
     let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("hello"));
+    let web = OriginServer::http(|_| OriginReply::text("hello"));
     let (at, port) = (upstream.address(), web.address().port());
     let rules = Rules::new()
         .allow(&format!(
@@ -55,7 +55,7 @@ fn a_name_is_judged_before_anybody_resolves_it() {
 fn a_name_that_leads_to_the_operators_own_network_is_not_dialled() {
     let upstream = Resolver::start();
     let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("internal"));
+    let web = OriginServer::http(|_| OriginReply::text("internal"));
     let inward = [
         Ipv4Addr::new(127, 0, 0, 1),
         Ipv4Addr::new(10, 0, 0, 1),
@@ -71,7 +71,7 @@ fn a_name_that_leads_to_the_operators_own_network_is_not_dialled() {
         upstream.tell(
             &name,
             1,
-            resolver::Reply::Records(vec![record(&name, Data::A(*ip))]),
+            resolver::DnsReply::Records(vec![record(&name, RecordData::A(*ip))]),
         );
         rules = rules.allow(&format!("{{host: {name}, ports: [{port}]}}"));
     }
@@ -91,7 +91,7 @@ fn a_name_that_leads_to_the_operators_own_network_is_not_dialled() {
 #[test]
 fn one_star_is_one_segment_and_two_are_any_number() {
     let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("hello"));
+    let web = OriginServer::http(|_| OriginReply::text("hello"));
     let rules = Rules::new()
         .allow("{host: one.example, paths: [/a/*]}")
         .allow("{host: many.example, paths: [/a/**]}")
@@ -119,7 +119,7 @@ fn one_star_is_one_segment_and_two_are_any_number() {
 #[test]
 fn identity_holds_inside_tunnels() {
     let bench = Bench::new();
-    let api = bench.https(&["api.example"], |_| Reply::text("hello"));
+    let api = bench.https(&["api.example"], |_| OriginReply::text("hello"));
     bench.write(
         &Rules::new()
             .allow("api.example")
@@ -154,7 +154,7 @@ fn a_gate_that_stops_writes_down_what_was_under_way() {
     }
     use std::io::{Read, Write};
     let bench = Bench::new();
-    let web = Origin::http(|_| Reply::echo("websocket"));
+    let web = OriginServer::http(|_| OriginReply::echo("websocket"));
     bench.write(
         &Rules::new()
             .allow("web.example")

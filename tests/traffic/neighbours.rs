@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait;
 
 use crate::bench::{Agent, Bench, Rules, text};
 
 const API: &str = "https://api.example/v1";
 
-fn with_two(policy: &str, check: impl FnOnce(&Origin, &Agent<'_>, &Agent<'_>)) {
+fn with_two(policy: &str, check: impl FnOnce(&OriginServer, &Agent<'_>, &Agent<'_>)) {
     let bench = Bench::new();
     let api = bench.https_one(&["api.example"], |asked| match asked.path() {
-        "/fails" => Reply::status(500),
-        _ => Reply::text("hello"),
+        "/fails" => OriginReply::status(500),
+        _ => OriginReply::text("hello"),
     });
     let rules = Rules::new()
         .allow("api.example")

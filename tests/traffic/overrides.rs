@@ -1,7 +1,7 @@
 //! Headers by which a server takes a request for one of another method or path. They would
 //! get around rules about methods and paths, so they do not pass where there are such rules.
 
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 
 use crate::bench::{Agent, Bench, Rules, text};
 
@@ -18,7 +18,7 @@ const HEADERS: [(&str, &str); 9] = [
     ("X-Forwarded-Prefix: /admin", "path_denied"),
 ];
 
-fn with_hosts(check: impl FnOnce(&Origin, &Agent<'_>)) {
+fn with_hosts(check: impl FnOnce(&OriginServer, &Agent<'_>)) {
     let bench = Bench::new();
     let hosts = [
         "methods.example",
@@ -27,7 +27,7 @@ fn with_hosts(check: impl FnOnce(&Origin, &Agent<'_>)) {
         "below.wild.example",
         "open.example",
     ];
-    let api = bench.https(&hosts, |_| Reply::text("hello"));
+    let api = bench.https(&hosts, |_| OriginReply::text("hello"));
     let mut rules = Rules::new()
         .allow("{host: methods.example, methods: [GET, POST]}")
         .allow("{host: paths.example, paths: [/v1/**]}")

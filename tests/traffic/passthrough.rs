@@ -4,17 +4,17 @@
 use std::collections::HashSet;
 use std::io::Write;
 
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::resolver::Resolver;
 use testkit::wait;
 
 use crate::bench::{Agent, Bench, Rules, told};
 
 /// pinned.example is passed on; closed.example would be, if it were allowed.
-fn with_agent(check: impl FnOnce(&Rules, &Origin, &Agent<'_>)) {
+fn with_agent(check: impl FnOnce(&Rules, &OriginServer, &Agent<'_>)) {
     let bench = Bench::new();
     let names = ["pinned.example", "closed.example"];
-    let pinned = bench.https(&names, |_| Reply::text("pinned"));
+    let pinned = bench.https(&names, |_| OriginReply::text("pinned"));
     let rules = Rules::new()
         .at("pinned.example", pinned.address())
         .at("closed.example", pinned.address())

@@ -1,7 +1,7 @@
 //! Programs that know no proxy: what is allowed works, what is not says why.
 
 use testkit::operator::Operator;
-use testkit::origin::Reply;
+use testkit::origin::OriginReply;
 
 use crate::bench::{Agent, Bench, Rules, text, told};
 
@@ -9,9 +9,11 @@ use crate::bench::{Agent, Bench, Rules, text, told};
 fn with_agent(operator: Operator, check: impl FnOnce(&Bench, &Agent<'_>)) {
     let bench = Bench::of(operator);
     let api = bench.https(&["api.example", "*.wild.example"], |asked| {
-        Reply::text(format!("api {} {}", asked.method, asked.uri.path()))
+        OriginReply::text(format!("api {} {}", asked.method, asked.uri.path()))
     });
-    let web = testkit::origin::Origin::http(|asked| Reply::text(format!("web {}", asked.path())));
+    let web = testkit::origin::OriginServer::http(|asked| {
+        OriginReply::text(format!("web {}", asked.path()))
+    });
     let rules = Rules::new()
         .allow("web.example")
         .allow("{host: api.example, methods: [GET, HEAD], paths: [/v1/**, /one/*], deny: [{paths: [/v1/secret/**]}]}")
@@ -49,7 +51,7 @@ fn allowed_names_are_reached_over_http_and_https_without_any_setting() {
 #[test]
 fn ports_of_rules_are_captured_without_a_proxy() {
     let bench = Bench::new();
-    let odd = bench.https(&["odd.example"], |_| Reply::text("odd"));
+    let odd = bench.https(&["odd.example"], |_| OriginReply::text("odd"));
     let rules = Rules::new()
         .allow("{host: odd.example, ports: [8443]}")
         .allow("api.example")

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use testkit::http;
 use testkit::inside;
-use testkit::origin::{Latch, Origin, Reply};
+use testkit::origin::{Latch, OriginReply, OriginServer};
 use testkit::port::Port;
 use testkit::wait;
 
@@ -26,7 +26,9 @@ fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_i
         return;
     }
     let bench = Bench::new();
-    let api = bench.https(&["stays.example", "goes.example"], |_| Reply::text("hello"));
+    let api = bench.https(&["stays.example", "goes.example"], |_| {
+        OriginReply::text("hello")
+    });
     let stays = Rules::new()
         .allow("stays.example")
         .at("stays.example", api.address())
@@ -82,7 +84,7 @@ fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_i
 /// Rules by which only `path` may be requested: the allowlist says so, and a policy bundle says so
 /// again. What the allowlist of one and the bundle of the other decide together is a refusal by
 /// the bundle, which none of them gives alone.
-fn only(bench: &Bench, path: &str, web: &Origin, listen: &Port, tools: &Port) -> Rules {
+fn only(bench: &Bench, path: &str, web: &OriginServer, listen: &Port, tools: &Port) -> Rules {
     let name = path.trim_start_matches('/');
     let dir = bench.place.path().join(name);
     std::fs::create_dir(&dir).unwrap();
@@ -108,7 +110,7 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
         return;
     }
     let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("hello"));
+    let web = OriginServer::http(|_| OriginReply::text("hello"));
     let ports: [Port; 4] = std::array::from_fn(|_| Port::take());
     let rules = [
         only(&bench, "/even", &web, &ports[0], &ports[1]),
@@ -129,7 +131,7 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
                         .write_all(get("web.example", path).as_bytes())
                         .unwrap_or_default();
                     // A reload may end an answer in flight, and with it the connection.
-                    let Ok(answer) = http::read_answer(&mut stream) else {
+                    let Ok(answer) = http::read_response(&mut stream) else {
                         stream = inside.port(80);
                         continue;
                     };
@@ -167,7 +169,7 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
 #[test]
 fn a_file_that_is_refused_leaves_the_rules_as_they_are() {
     let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("hello"));
+    let web = OriginServer::http(|_| OriginReply::text("hello"));
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", web.address());
@@ -189,14 +191,14 @@ fn downloads_and_websockets_end_with_their_rule() {
     let bench = Bench::new();
     let latch = Latch::new();
     let held = latch.clone();
-    let answer = move |asked: &testkit::origin::Received| match asked.path() {
-        "/ws" => Reply::echo("websocket"),
-        "/slow" => Reply::text("begun").paused(&held),
-        "/late" => Reply::text("late").held(&held),
-        "/large" => Reply::large(1 << 40),
-        _ => Reply::text("hello"),
+    let answer = move |asked: &testkit::origin::OriginRequest| match asked.path() {
+        "/ws" => OriginReply::echo("websocket"),
+        "/slow" => OriginReply::text("begun").paused(&held),
+        "/late" => OriginReply::text("late").held(&held),
+        "/large" => OriginReply::large(1 << 40),
+        _ => OriginReply::text("hello"),
     };
-    let web = Origin::http(answer);
+    let web = OriginServer::http(answer);
     let stays = Rules::new()
         .allow("stays.example")
         .at("stays.example", web.address())
@@ -241,7 +243,7 @@ fn downloads_and_websockets_end_with_their_rule() {
     }
     assert!(inside::ends(&mut fast, SOON), "it always has more");
     refusal(
-        &http::read_answer(&mut waiting).unwrap(),
+        &http::read_response(&mut waiting).unwrap(),
         403,
         "host_denied",
     );
@@ -257,12 +259,12 @@ fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
         return;
     }
     let bench = Bench::new();
-    let api = bench.https(&["api.github.com"], |_| Reply::text("{}"));
+    let api = bench.https(&["api.github.com"], |_| OriginReply::text("{}"));
     let without = Rules::new().at("api.github.com", api.address());
     bench.write(&without.clone().allow("api.github.com"));
     let made = bench.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
     let id = made["id"].as_str().unwrap();
-    let inside = inside::Inside::of(&bench.place, id);
+    let inside = inside::NetNamespace::of(&bench.place, id);
     // The rules for GitHub read this body before the request goes on.
     let (first, second) = ("{\"title\": \"a\", ", "\"body\": \"b\"}");
     let post = || {
@@ -295,7 +297,7 @@ fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
     let _cut = held
         .write_all(second.as_bytes())
         .and_then(|()| held.flush());
-    if let Ok(answer) = http::read_answer(&mut held) {
+    if let Ok(answer) = http::read_response(&mut held) {
         assert_eq!(answer.status, 403, "{answer:?} {}", answer.text());
     }
     assert_eq!(api.requests().len(), 1, "{:?}", api.requests());
@@ -316,7 +318,7 @@ fn what_a_deleted_sandbox_had_under_way_ends() {
     let bench = Bench::new();
     let latch = Latch::new();
     let held = latch.clone();
-    let web = Origin::http(move |_| Reply::text("begun").paused(&held));
+    let web = OriginServer::http(move |_| OriginReply::text("begun").paused(&held));
     bench.write(
         &Rules::new()
             .allow("web.example")

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde_json::{Value, json};
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::port::Port;
-use testkit::resolver::{self, Data, Resolver, record};
+use testkit::resolver::{self, RecordData, Resolver, record};
 use testkit::{said, wait};
 
 use crate::bench::{Agent, Bench, Rules, text, told};
 
 const API: &str = "https://api.example/v1/messages";
 
-fn with_api(rules: impl FnOnce(Rules) -> Rules, check: impl FnOnce(&Origin, &Agent<'_>)) {
+fn with_api(rules: impl FnOnce(Rules) -> Rules, check: impl FnOnce(&OriginServer, &Agent<'_>)) {
     let bench = Bench::new();
     let api = bench.https(&["api.example"], |asked| {
-        Reply::text(asked.path().to_owned())
+        OriginReply::text(asked.path().to_owned())
     });
     let given = Rules::new()
         .allow("api.example")
@@ -71,8 +71,8 @@ fn seed_003_line_07_restarted_gate_knows_its_sandboxes() {
 fn with_names(check: impl FnOnce(&Resolver, &Agent<'_>)) {
     let upstream = Resolver::start();
     let a = |name: &str| {
-        let records = vec![record(name, Data::A(Ipv4Addr::new(203, 0, 113, 7)))];
-        resolver::Reply::Records(records)
+        let records = vec![record(name, RecordData::A(Ipv4Addr::new(203, 0, 113, 7)))];
+        resolver::DnsReply::Records(records)
     };
     for name in ["api.example", "evil.example", "deep.evil.example"] {
         upstream.tell(name, 1, a(name));
@@ -225,12 +225,12 @@ fn seed_003_line_12_container_id_never_leaves() {
 }
 
 /// An API that answers with whatever status it is told, and is left alone for so long.
-fn with_failing(recovery: &str, check: impl FnOnce(&Arc<AtomicU16>, &Origin, &Agent<'_>)) {
+fn with_failing(recovery: &str, check: impl FnOnce(&Arc<AtomicU16>, &OriginServer, &Agent<'_>)) {
     let bench = Bench::new();
     let status = Arc::new(AtomicU16::new(500));
     let told = Arc::clone(&status);
     let api = bench.https(&["api.example"], move |_| {
-        Reply::status(told.load(Ordering::SeqCst))
+        OriginReply::status(told.load(Ordering::SeqCst))
     });
     let rules = Rules::new()
         .allow("{host: api.example, deny: [{paths: [/never]}]}")

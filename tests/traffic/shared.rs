@@ -6,9 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 
 use serde_json::Value;
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::port::Port;
-use testkit::resolver::{self, Data, Resolver, record};
+use testkit::resolver::{self, RecordData, Resolver, record};
 use testkit::said;
 use testkit::wait;
 
@@ -16,8 +16,8 @@ use crate::bench::{Bench, Got, Rules, told};
 
 pub(crate) struct Net {
     pub(crate) bench: Bench,
-    api: Origin,
-    web: Origin,
+    api: OriginServer,
+    web: OriginServer,
     rules: Rules,
     proxy: SocketAddr,
     _port: Port,
@@ -30,8 +30,8 @@ fn net() -> Net {
 
 /// The same with more rules.
 pub(crate) fn net_of(bench: Bench, more: impl FnOnce(Rules) -> Rules) -> Net {
-    let api = bench.https(&["api.example"], |_| Reply::text("hello"));
-    let web = Origin::http(|_| Reply::text("hello"));
+    let api = bench.https(&["api.example"], |_| OriginReply::text("hello"));
+    let web = OriginServer::http(|_| OriginReply::text("hello"));
     let port = Port::take();
     let proxy = port.address();
     let rules = Rules::new()
@@ -248,8 +248,8 @@ fn dig(ip: &str, at: SocketAddr, args: &str) -> String {
 fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
     let upstream = Resolver::start();
     for name in ["api.example", "evil.example"] {
-        let address = record(name, Data::A(Ipv4Addr::new(203, 0, 113, 7)));
-        upstream.tell(name, 1, resolver::Reply::Records(vec![address]));
+        let address = record(name, RecordData::A(Ipv4Addr::new(203, 0, 113, 7)));
+        upstream.tell(name, 1, resolver::DnsReply::Records(vec![address]));
     }
     let net = net();
     let port = Port::take();

@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use serde_json::Value;
 use testkit::http;
-use testkit::inside::{self, Inside};
-use testkit::origin::{Origin, Reply};
+use testkit::inside::{self, NetNamespace};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait;
 
 use crate::bench::{Agent, Bench, Rules, may_enter};
 
 const SOON: Duration = Duration::from_secs(20);
 
-fn with_agent(check: impl FnOnce(&Origin, &Agent<'_>, &Inside)) {
+fn with_agent(check: impl FnOnce(&OriginServer, &Agent<'_>, &NetNamespace)) {
     if !may_enter() {
         return;
     }
     let bench = Bench::new();
-    let api = bench.https(&["api.example"], |_| Reply::text("hello"));
+    let api = bench.https(&["api.example"], |_| OriginReply::text("hello"));
     let rules = Rules::new()
         .allow("api.example")
         .at("api.example", api.address())
@@ -31,7 +31,7 @@ fn with_agent(check: impl FnOnce(&Origin, &Agent<'_>, &Inside)) {
 }
 
 /// A tunnel through the proxy.
-fn tunnel(inside: &Inside, to: &str) -> TcpStream {
+fn tunnel(inside: &NetNamespace, to: &str) -> TcpStream {
     let mut stream = inside.port(8080);
     write!(stream, "CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n").unwrap();
     assert_eq!(http::read_head(&mut stream).unwrap().status, 200);

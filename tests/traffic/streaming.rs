@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::http;
-use testkit::inside::{self, Inside};
-use testkit::origin::{Origin, Received, Reply};
+use testkit::inside::{self, NetNamespace};
+use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 use testkit::wait;
 
 use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
@@ -23,34 +23,33 @@ fn amount() -> u64 {
     mib * 1024 * 1024
 }
 
-fn answer(asked: &Received) -> Reply {
+fn answer(asked: &OriginRequest) -> OriginReply {
     match asked.path() {
-        "/large" => Reply::large(amount()),
-        "/length" => Reply::text(asked.length.to_string()),
-        "/trailers" => Reply::text("body").trailer("x-checksum", "42"),
-        "/nothing" => Reply::status(204),
-        "/same" => Reply::status(304).header("etag", "\"1\""),
-        "/zstd" => Reply::text(&b"\x28\xb5\x2f\xfd\x24\x05\x29\x00\x00hello\x42"[..])
+        "/large" => OriginReply::large(amount()),
+        "/length" => OriginReply::text(asked.length.to_string()),
+        "/trailers" => OriginReply::text("body").trailer("x-checksum", "42"),
+        "/nothing" => OriginReply::status(204),
+        "/same" => OriginReply::status(304).header("etag", "\"1\""),
+        "/zstd" => OriginReply::text(&b"\x28\xb5\x2f\xfd\x24\x05\x29\x00\x00hello\x42"[..])
             .header("content-encoding", "zstd"),
-        "/ws" => {
-            Reply::echo("websocket").header("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
-        }
-        "/cut" => Reply::text("half").cut(),
-        "/events" => Reply::text("data: one\n\n").header("content-type", "text/event-stream"),
-        _ => Reply::text("hello"),
+        "/ws" => OriginReply::echo("websocket")
+            .header("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
+        "/cut" => OriginReply::text("half").cut(),
+        "/events" => OriginReply::text("data: one\n\n").header("content-type", "text/event-stream"),
+        _ => OriginReply::text("hello"),
     }
 }
 
 struct Net {
-    api: Origin,
-    web: Origin,
+    api: OriginServer,
+    web: OriginServer,
 }
 
 fn with_agent(check: impl FnOnce(&Net, &Agent<'_>)) {
     let bench = Bench::new();
     let net = Net {
         api: bench.https(&["api.example"], answer),
-        web: Origin::http(answer),
+        web: OriginServer::http(answer),
     };
     let rules = Rules::new()
         .allow("api.example")
@@ -260,10 +259,10 @@ fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
 }
 
 /// An origin that sends an event whenever it is told to, and the end.
-fn events() -> (Origin, mpsc::Sender<&'static str>) {
+fn events() -> (OriginServer, mpsc::Sender<&'static str>) {
     let (tell, told) = mpsc::channel::<&'static str>();
     let told = std::sync::Mutex::new(told);
-    let origin = Origin::raw(move |mut stream, _| {
+    let origin = OriginServer::raw(move |mut stream, _| {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             let mut byte = [0];
@@ -574,7 +573,7 @@ fn small_requests_on_a_kept_connection_do_not_wait_for_each_other() {
         return;
     }
     with_agent(|_, agent| {
-        let inside: Inside = agent.inside();
+        let inside: NetNamespace = agent.inside();
         let mut plain = inside.port(80);
         let mut tls = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
         ask(&mut plain, get("web.example", "/hello"));
@@ -610,7 +609,7 @@ fn an_upload_reaches_the_upstream_before_it_ends() {
     let bench = Bench::new();
     let (heard, hear) = mpsc::channel();
     let heard = std::sync::Mutex::new(heard);
-    let origin = Origin::raw(move |mut stream, _| {
+    let origin = OriginServer::raw(move |mut stream, _| {
         let mut seen = Vec::new();
         let mut buffer = [0; 4096];
         while !seen.ends_with(b"0\r\n\r\n") {

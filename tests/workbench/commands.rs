@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use testkit::http::read_answer;
+use testkit::http::read_response;
 use testkit::wait;
 
 use crate::processes::{marked, wait_for, wait_for_nobody};
@@ -81,7 +81,7 @@ fn a_server_that_stops_or_is_killed_leaves_nothing() {
         let code = server.wait();
         if signal == Signal::SIGTERM {
             assert_eq!(code, Some(0));
-            let answer = read_answer(&mut stream).unwrap();
+            let answer = read_response(&mut stream).unwrap();
             let error = json!({ "type": "error", "message": "the workbench was stopped" });
             assert_eq!(lines(&answer), [error]);
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Output;
 
 use serde_json::{Value, json};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::leftovers::start_of;
 use testkit::operator::Operator;
 use testkit::said::{err, out};
@@ -30,12 +30,12 @@ fn entry(name: &str, server: &Server) -> Value {
 }
 
 /// Writes a configuration with these containers.
-fn configure(place: &Place, remote: &Value) {
+fn configure(place: &GateDir, remote: &Value) {
     let sandbox = json!({"backend": "remote", "remote": remote});
     place.write_config(&format!("version: \"1.0\"\nsandbox: {sandbox}\n"));
 }
 
-fn ok(place: &Place, words: &[&str]) -> String {
+fn ok(place: &GateDir, words: &[&str]) -> String {
     let output = place.run(words);
     assert!(output.status.success(), "{words:?}: {}", err(&output));
     out(&output)
@@ -43,7 +43,7 @@ fn ok(place: &Place, words: &[&str]) -> String {
 
 #[test]
 fn seed_001_separate_instances_keep_sessions_apart_behind_one_gate() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let servers = [Server::start(Kind::Unix), Server::start(Kind::Tcp)];
     let [first, second] = &servers;
     let list = json!([entry("first", first), entry("second", second)]);
@@ -138,7 +138,7 @@ fn seed_001_sessions_read_each_others_files_and_are_logged() {
 
 #[test]
 fn seed_001_gate_that_ends_leaves_the_container_and_its_commands() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let server = Server::start(Kind::Unix);
     configure(&place, &entry("remote", &server));
     let gate = place.start();
@@ -165,7 +165,7 @@ fn seed_001_gate_that_ends_leaves_the_container_and_its_commands() {
 }
 
 /// Asks for a command in a container that cannot be reached.
-fn refused(place: &Place) -> Output {
+fn refused(place: &GateDir) -> Output {
     let output = place.run(&["exec", "remote", "--", "true"]);
     assert!(!output.status.success());
     output
@@ -173,7 +173,7 @@ fn refused(place: &Place) -> Output {
 
 #[test]
 fn seed_001_path_that_is_no_socket_is_named_at_once() {
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     let file = place.path().join("file");
     std::fs::write(&file, "").unwrap();
     for (path, what) in [
@@ -200,7 +200,7 @@ fn seed_001_refused_permission_is_named_at_once_with_the_fix() {
     if !testkit::require_root("being two users") {
         return;
     }
-    let place = Place::of(Operator::Nobody, PALISADE);
+    let place = GateDir::of(Operator::Nobody, PALISADE);
     let server = Server::start(Kind::Unix);
     let Address::Unix(socket) = &server.address else {
         panic!("a path");
@@ -239,7 +239,7 @@ fn seed_001_server_without_room_for_its_socket_names_directory_and_uid() {
     if !testkit::require_root("being two users") {
         return;
     }
-    let place = Place::of(Operator::Nobody, PALISADE);
+    let place = GateDir::of(Operator::Nobody, PALISADE);
     let owned = tempfile::tempdir().unwrap();
     let mode = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(owned.path(), mode).unwrap();

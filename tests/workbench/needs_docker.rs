@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::docker::{Container, Docker, Network};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::port::Port;
 use testkit::said::{err, out};
 use testkit::wait;
@@ -39,7 +39,7 @@ fn start<'a>(docker: &'a Docker, shared: &Path) -> (Container<'a>, PathBuf) {
     (container, socket)
 }
 
-fn call(address: &Address, tool: &str, body: &Value) -> testkit::http::Answer {
+fn call(address: &Address, tool: &str, body: &Value) -> testkit::http::HttpResponse {
     let head = format!("Content-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\n");
     let body = body.to_string();
     address.ask("POST", &format!("/{tool}"), &head, body.as_bytes())
@@ -129,7 +129,7 @@ fn a_gate_works_in_a_container_that_has_nothing_but_busybox() {
     let Some(docker) = docker() else { return };
     let shared = shared();
     let (container, socket) = start(&docker, shared.path());
-    let place = Place::new(PALISADE);
+    let place = GateDir::new(PALISADE);
     place.write_config(&format!(
         "version: \"1.0\"\nsandbox:\n  remote:\n    socket_path: {}\n    \
          wait_for_ready_ms: 20000\n",

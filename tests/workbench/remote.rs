@@ -15,7 +15,7 @@ use sandbox::namespace::Namespace;
 use sandbox::remote::Remote;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::said::{err, out};
 
 use crate::PALISADE;
@@ -135,13 +135,13 @@ mod contract {
 
 /// An operator whose configuration names a workbench, and the workbench.
 struct Desk {
-    place: Place,
+    place: GateDir,
     server: Server,
 }
 
 impl Desk {
     fn new() -> Self {
-        let place = Place::new(PALISADE);
+        let place = GateDir::new(PALISADE);
         let server = Server::start_with(Kind::Unix, &[], |command| {
             command
                 .env("SIDECAR_AUTH_TOKEN", "open-sesame")
@@ -306,7 +306,7 @@ fn the_container_is_listed_as_managed_elsewhere_and_its_name_is_taken() {
     ] {
         assert_eq!(shown[field], value, "{field}");
     }
-    let get = |path| testkit::http::ask(&desk.place.control(), "GET", path, b"").unwrap();
+    let get = |path| testkit::http::send(&desk.place.control(), "GET", path, b"").unwrap();
     assert_eq!(get("/v1/sandboxes/remote").json(), shown);
     assert_eq!(get("/v1/sandboxes?name=other").json(), json!([]));
 

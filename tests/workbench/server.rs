@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
-use testkit::http::{Answer, read_answer};
+use testkit::http::{HttpResponse, read_response};
 use testkit::wait;
 
 use crate::PALISADE;
@@ -69,8 +69,8 @@ impl Address {
         stream
     }
 
-    pub(crate) fn ask(&self, method: &str, path: &str, head: &str, body: &[u8]) -> Answer {
-        read_answer(BufReader::new(self.send(method, path, head, body))).unwrap()
+    pub(crate) fn ask(&self, method: &str, path: &str, head: &str, body: &[u8]) -> HttpResponse {
+        read_response(BufReader::new(self.send(method, path, head, body))).unwrap()
     }
 }
 
@@ -169,7 +169,7 @@ impl Server {
         (answer.status, answer.json())
     }
 
-    pub(crate) fn post(&self, tool: &str, body: &[u8]) -> Answer {
+    pub(crate) fn post(&self, tool: &str, body: &[u8]) -> HttpResponse {
         let head = "Content-Type: application/json\r\n";
         self.address.ask("POST", &format!("/{tool}"), head, body)
     }
@@ -223,7 +223,7 @@ impl Drop for Server {
 }
 
 /// The lines of a command's answer.
-pub(crate) fn lines(answer: &Answer) -> Vec<Value> {
+pub(crate) fn lines(answer: &HttpResponse) -> Vec<Value> {
     let text = answer.text();
     let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
     lines.collect()

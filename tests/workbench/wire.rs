@@ -4,11 +4,11 @@
 use std::process::Command;
 
 use serde_json::{Value, json};
-use testkit::http::Answer;
+use testkit::http::HttpResponse;
 
 use crate::server::{Address, BOTH, Kind, Server, lines};
 
-fn get(server: &Server, path: &str) -> Answer {
+fn get(server: &Server, path: &str) -> HttpResponse {
     server.address.ask("GET", path, "", b"")
 }
 

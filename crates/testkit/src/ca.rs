@@ -17,14 +17,14 @@ pub struct Ca {
 
 /// A certificate and its key.
 #[derive(Debug)]
-pub struct Identity {
+pub struct TlsIdentity {
     /// The certificate.
     pub certificate: CertificateDer<'static>,
     /// Its key.
     pub key: PrivateKeyDer<'static>,
 }
 
-impl Clone for Identity {
+impl Clone for TlsIdentity {
     fn clone(&self) -> Self {
         Self {
             certificate: self.certificate.clone(),
@@ -60,22 +60,22 @@ impl Ca {
     }
 
     /// A certificate for `names`, which may be addresses.
-    pub fn identity(&self, names: &[&str]) -> Identity {
+    pub fn identity(&self, names: &[&str]) -> TlsIdentity {
         self.sign(params(names))
     }
 
     /// One whose time is over.
-    pub fn expired(&self, names: &[&str]) -> Identity {
+    pub fn expired(&self, names: &[&str]) -> TlsIdentity {
         let mut params = params(names);
         params.not_before = rcgen::date_time_ymd(2001, 1, 1);
         params.not_after = rcgen::date_time_ymd(2002, 1, 1);
         self.sign(params)
     }
 
-    fn sign(&self, params: CertificateParams) -> Identity {
+    fn sign(&self, params: CertificateParams) -> TlsIdentity {
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a signature");
-        Identity {
+        TlsIdentity {
             certificate: certificate.der().clone(),
             key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
         }

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::http::{Answer, read_answer};
+use crate::http::{HttpResponse, read_response};
 use crate::{require, require_root, wait};
 
 /// Where Debian has it, which is on few people's path.
@@ -111,7 +111,7 @@ impl Docker {
         path: &str,
         kind: &str,
         body: &[u8],
-    ) -> std::io::Result<Answer> {
+    ) -> std::io::Result<HttpResponse> {
         let mut stream = UnixStream::connect(self.place.path().join("docker.sock"))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let length = body.len();
@@ -121,7 +121,7 @@ impl Docker {
         );
         stream.write_all(head.as_bytes())?;
         stream.write_all(body)?;
-        read_answer(BufReader::new(stream))
+        read_response(BufReader::new(stream))
     }
 
     /// Asks the daemon for something that it must do.

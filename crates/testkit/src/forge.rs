@@ -22,7 +22,7 @@ use tokio::process::{ChildStdin, Command};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::ca::Identity;
+use crate::ca::TlsIdentity;
 use crate::origin::serve::acceptor;
 
 mod large_files;
@@ -32,14 +32,14 @@ use large_files::LargeFiles;
 /// A running server. It stops when it is dropped.
 pub struct Forge {
     address: SocketAddr,
-    book: Arc<Mutex<Vec<Asked>>>,
+    book: Arc<Mutex<Vec<ForgeRequest>>>,
     large_files: LargeFiles,
     _stop: watch::Sender<()>,
 }
 
 /// What arrived.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ForgeRequest {
     /// The method.
     pub method: String,
     /// Path and query.
@@ -56,7 +56,7 @@ struct Server {
     root: PathBuf,
     /// Which git.
     git: String,
-    book: Arc<Mutex<Vec<Asked>>>,
+    book: Arc<Mutex<Vec<ForgeRequest>>>,
     large_files: LargeFiles,
 }
 
@@ -66,8 +66,8 @@ impl Forge {
     /// Serves the repositories below `root` by the backend of `git`. Whoever asks may push.
     /// Large files are kept as well.
     /// Without a certificate it speaks plain HTTP.
-    pub fn start(identity: Option<&Identity>, root: &Path, git: &str) -> Self {
-        let book = Arc::<Mutex<Vec<Asked>>>::default();
+    pub fn start(identity: Option<&TlsIdentity>, root: &Path, git: &str) -> Self {
+        let book = Arc::<Mutex<Vec<ForgeRequest>>>::default();
         let large_files = LargeFiles::default();
         let server = Server {
             root: root.to_owned(),
@@ -118,7 +118,7 @@ impl Forge {
     }
 
     /// All that was asked so far.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<ForgeRequest> {
         let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         book.clone()
     }
@@ -165,7 +165,7 @@ impl Server {
         let (head, body) = request.into_parts();
         let place = {
             let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
-            book.push(Asked {
+            book.push(ForgeRequest {
                 method: head.method.to_string(),
                 target: head.uri.to_string(),
                 headers: head.headers.clone(),

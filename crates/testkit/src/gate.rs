@@ -10,20 +10,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::http::{self, Answer};
+use crate::http::{self, HttpResponse};
 use crate::operator::Operator;
 use crate::{leftovers, wait};
 
 /// A directory with room for one gate: state, socket, configuration. It is its operator's
 /// home. Dropping it ends the sandboxes that were made in it, and its gate.
 #[derive(Debug)]
-pub struct Place {
+pub struct GateDir {
     dir: TempDir,
     binary: PathBuf,
     operator: Operator,
 }
 
-impl Place {
+impl GateDir {
     /// A fresh place for the given binary, with the smallest configuration.
     pub fn new(binary: &str) -> Self {
         Self::of(Operator::Oneself, binary)
@@ -142,7 +142,7 @@ impl Place {
     }
 
     /// Starts a gate in the foreground and waits for its 'ready'.
-    pub fn start(&self) -> Gate<'_> {
+    pub fn start(&self) -> GateProcess<'_> {
         self.start_with(|command| command)
     }
 
@@ -152,7 +152,7 @@ impl Place {
         clippy::panic,
         reason = "a test without a gate cannot go on"
     )]
-    pub fn start_with(&self, adjust: impl FnOnce(&mut Command) -> &mut Command) -> Gate<'_> {
+    pub fn start_with(&self, adjust: impl FnOnce(&mut Command) -> &mut Command) -> GateProcess<'_> {
         let mut command = self.palisade(&["gate", "run"]);
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = adjust(&mut command).spawn().expect("the binary");
@@ -166,7 +166,7 @@ impl Place {
                 said.push('\n');
             }
         });
-        let mut gate = Gate {
+        let mut gate = GateProcess {
             place: self,
             child,
             said,
@@ -187,7 +187,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for GateDir {
     fn drop(&mut self) {
         leftovers::clear(self);
     }
@@ -195,13 +195,13 @@ impl Drop for Place {
 
 /// A running gate. Dropping it kills it.
 #[derive(Debug)]
-pub struct Gate<'a> {
-    place: &'a Place,
+pub struct GateProcess<'a> {
+    place: &'a GateDir,
     child: Child,
     said: Arc<Mutex<String>>,
 }
 
-impl Gate<'_> {
+impl GateProcess<'_> {
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -220,17 +220,17 @@ impl Gate<'_> {
         clippy::expect_used,
         reason = "a test whose gate does not answer has failed"
     )]
-    pub fn ask(&self, method: &str, path: &str, body: &Value) -> Answer {
+    pub fn ask(&self, method: &str, path: &str, body: &Value) -> HttpResponse {
         let body = if body.is_null() {
             String::new()
         } else {
             body.to_string()
         };
-        http::ask(&self.place.control(), method, path, body.as_bytes()).expect("an answer")
+        http::send(&self.place.control(), method, path, body.as_bytes()).expect("an answer")
     }
 
     /// GETs on its socket.
-    pub fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> HttpResponse {
         self.ask("GET", path, &Value::Null)
     }
 
@@ -275,7 +275,7 @@ impl Gate<'_> {
     }
 }
 
-impl Drop for Gate<'_> {
+impl Drop for GateProcess<'_> {
     fn drop(&mut self) {
         // Both fail when it has ended already, which is fine.
         let _ = self.child.kill();

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// What came back.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     /// The status.
     pub status: u16,
     /// The head, line by line.
@@ -19,7 +19,7 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl HttpResponse {
     /// The body as JSON; `Null` when it is none.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or(Value::Null)
@@ -40,7 +40,7 @@ impl Answer {
 }
 
 /// Asks once, on a connection of its own.
-pub fn ask(socket: &Path, method: &str, path: &str, body: &[u8]) -> io::Result<Answer> {
+pub fn send(socket: &Path, method: &str, path: &str, body: &[u8]) -> io::Result<HttpResponse> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     let length = body.len();
@@ -50,11 +50,11 @@ pub fn ask(socket: &Path, method: &str, path: &str, body: &[u8]) -> io::Result<A
     .into_bytes();
     request.extend_from_slice(body);
     stream.write_all(&request)?;
-    read_answer(BufReader::new(stream))
+    read_response(BufReader::new(stream))
 }
 
 /// Reads one answer, and not a byte more.
-pub fn read_answer(mut stream: impl Read) -> io::Result<Answer> {
+pub fn read_response(mut stream: impl Read) -> io::Result<HttpResponse> {
     let mut answer = read_head(&mut stream)?;
     let none = matches!(answer.status, 100..=199 | 204 | 304);
     let chunked = answer
@@ -84,7 +84,7 @@ pub fn read_answer(mut stream: impl Read) -> io::Result<Answer> {
 }
 
 /// Reads the head of an answer, and not a byte more.
-pub fn read_head(mut stream: impl Read) -> io::Result<Answer> {
+pub fn read_head(mut stream: impl Read) -> io::Result<HttpResponse> {
     let mut head = Vec::new();
     loop {
         let line = read_line(&mut stream)?;
@@ -97,7 +97,7 @@ pub fn read_head(mut stream: impl Read) -> io::Result<Answer> {
         .first()
         .and_then(|line| line.split(' ').nth(1)?.parse().ok())
         .ok_or_else(|| broken("the answer has no status"))?;
-    Ok(Answer {
+    Ok(HttpResponse {
         status,
         head,
         body: Vec::new(),

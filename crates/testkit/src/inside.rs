@@ -32,7 +32,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use serde_json::Value;
 
-use crate::gate::Place;
+use crate::gate::GateDir;
 use crate::wait;
 
 /// TLS on a connection.
@@ -40,11 +40,11 @@ pub type Tls<IO> = StreamOwned<ClientConnection, IO>;
 
 /// The network of one sandbox.
 #[derive(Clone, Debug)]
-pub struct Inside(Arc<File>);
+pub struct NetNamespace(Arc<File>);
 
-impl Inside {
+impl NetNamespace {
     /// Of the sandbox with that id.
-    pub fn of(place: &Place, id: &str) -> Self {
+    pub fn of(place: &GateDir, id: &str) -> Self {
         let record = place.state().join("sandboxes").join(id);
         let record = std::fs::read(record.join("record.json")).expect("a record");
         let record: Value = serde_json::from_slice(&record).expect("JSON");
@@ -201,15 +201,15 @@ pub fn certificate<IO: Read + Write>(tls: &mut Tls<IO>) -> io::Result<Certificat
 
 /// A stream that gives each byte a packet of its own.
 #[derive(Debug)]
-pub struct Dripping(pub TcpStream);
+pub struct ByteAtATime(pub TcpStream);
 
-impl Read for Dripping {
+impl Read for ByteAtATime {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.read(buffer)
     }
 }
 
-impl Write for Dripping {
+impl Write for ByteAtATime {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes.get(..1).unwrap_or_default())
     }

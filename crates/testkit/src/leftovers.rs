@@ -8,12 +8,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::gate::Place;
-use crate::repo::Repo;
+use crate::gate::GateDir;
+use crate::repo::TestRepo;
 
 /// Everything of a place's sandboxes that is still there, in words. The gate must have been
 /// stopped: it is one of the processes that are looked for.
-pub fn find(place: &Place, repos: &[&Repo]) -> Vec<String> {
+pub fn find(place: &GateDir, repos: &[&TestRepo]) -> Vec<String> {
     let mut left = Vec::new();
     for repo in repos {
         let branches = repo.sandbox_branches().into_iter();
@@ -30,7 +30,7 @@ pub fn find(place: &Place, repos: &[&Repo]) -> Vec<String> {
 }
 
 /// Mounts of the host that name the place.
-fn mounts(place: &Place) -> impl Iterator<Item = String> {
+fn mounts(place: &GateDir) -> impl Iterator<Item = String> {
     let name = place.path().to_string_lossy().into_owned();
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let lines: Vec<String> = table.lines().map(ToOwned::to_owned).collect();
@@ -39,7 +39,7 @@ fn mounts(place: &Place) -> impl Iterator<Item = String> {
 
 /// Processes that name the place: in their words, their environment, their descriptors, or
 /// the file systems they see, which is how a sandbox's own are known.
-pub fn processes(place: &Place) -> impl Iterator<Item = i32> {
+pub fn processes(place: &GateDir) -> impl Iterator<Item = i32> {
     let name = place.path().to_string_lossy().into_owned();
     let pids: Vec<i32> = names_in(Path::new("/proc"))
         .iter()
@@ -75,7 +75,7 @@ fn names_in(directory: &Path) -> Vec<String> {
 
 /// Ends what a test has left of a place: sandboxes outlive their gate, and a gate in the
 /// background outlives the test. In order where that works, else by force.
-pub(crate) fn clear(place: &Place) {
+pub(crate) fn clear(place: &GateDir) {
     let sandboxes = place.state().join("sandboxes");
     let is_id = |name: &String| name != ".lock";
     if names_in(&sandboxes).iter().any(is_id) {
@@ -95,7 +95,7 @@ pub(crate) fn clear(place: &Place) {
     }
 }
 
-fn quietly(place: &Place, args: &[&str]) {
+fn quietly(place: &GateDir, args: &[&str]) {
     let mut command = place.palisade(args);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let _ = command.current_dir("/").status();

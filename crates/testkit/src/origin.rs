@@ -3,12 +3,12 @@
 //!
 //! ```no_run
 //! use testkit::ca::Ca;
-//! use testkit::origin::{Origin, Reply};
+//! use testkit::origin::{OriginServer, OriginReply};
 //!
 //! let ca = Ca::new("roots of a test");
-//! let origin = Origin::https(ca.identity(&["api.example"]), |asked| match asked.path() {
-//!     "/hello" => Reply::text("hello"),
-//!     _ => Reply::status(404),
+//! let origin = OriginServer::https(ca.identity(&["api.example"]), |asked| match asked.path() {
+//!     "/hello" => OriginReply::text("hello"),
+//!     _ => OriginReply::status(404),
 //! });
 //! println!("{} was asked {} times", origin.address(), origin.requests().len());
 //! ```
@@ -26,13 +26,13 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, Version};
 use tokio::sync::watch;
 
-use crate::ca::Identity;
+use crate::ca::TlsIdentity;
 
-pub use self::reply::{Latch, Reply};
+pub use self::reply::{Latch, OriginReply};
 
 /// What arrived.
 #[derive(Clone, Debug)]
-pub struct Received {
+pub struct OriginRequest {
     /// The connection it came on, counted from 0.
     pub connection: usize,
     /// The method.
@@ -51,7 +51,7 @@ pub struct Received {
     pub trailers: HeaderMap,
 }
 
-impl Received {
+impl OriginRequest {
     /// The path alone.
     pub fn path(&self) -> &str {
         self.uri.path()
@@ -65,9 +65,9 @@ impl Received {
 
 /// What kind of server it is. The default speaks HTTP/1.1 without TLS.
 #[derive(Clone, Debug, Default)]
-pub struct Kind {
+pub struct OriginOptions {
     /// Its certificate, if it speaks TLS.
-    pub tls: Option<Identity>,
+    pub tls: Option<TlsIdentity>,
     /// Whether it also offers HTTP/2 (in TLS).
     pub http2: bool,
     /// How many HTTP/2 streams it allows at once.
@@ -75,7 +75,7 @@ pub struct Kind {
 }
 
 /// A running server. It stops when it is dropped.
-pub struct Origin {
+pub struct OriginServer {
     address: SocketAddr,
     book: Arc<Book>,
     /// Its value rises when every connection is to be closed; dropped, it ends the server.
@@ -85,26 +85,26 @@ pub struct Origin {
 /// What a server remembers.
 #[derive(Default)]
 struct Book {
-    received: Mutex<Vec<Received>>,
+    received: Mutex<Vec<OriginRequest>>,
     accepted: AtomicUsize,
     open: AtomicUsize,
     resumed: AtomicUsize,
 }
 
-type Answer = dyn Fn(&Received) -> Reply + Send + Sync;
+type Answer = dyn Fn(&OriginRequest) -> OriginReply + Send + Sync;
 
-impl Origin {
+impl OriginServer {
     /// HTTP/1.1 without TLS.
-    pub fn http(answer: impl Fn(&Received) -> Reply + Send + Sync + 'static) -> Self {
-        Self::start(Kind::default(), answer)
+    pub fn http(answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static) -> Self {
+        Self::start(OriginOptions::default(), answer)
     }
 
     /// HTTP/1.1 and HTTP/2 with TLS; the client chooses.
     pub fn https(
-        identity: Identity,
-        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
+        identity: TlsIdentity,
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
     ) -> Self {
-        let kind = Kind {
+        let kind = OriginOptions {
             tls: Some(identity),
             http2: true,
             streams: None,
@@ -114,18 +114,21 @@ impl Origin {
 
     /// HTTP/1.1 with TLS.
     pub fn https_one(
-        identity: Identity,
-        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
+        identity: TlsIdentity,
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
     ) -> Self {
-        let kind = Kind {
+        let kind = OriginOptions {
             tls: Some(identity),
-            ..Kind::default()
+            ..OriginOptions::default()
         };
         Self::start(kind, answer)
     }
 
     /// Any kind, on a free port.
-    pub fn start(kind: Kind, answer: impl Fn(&Received) -> Reply + Send + Sync + 'static) -> Self {
+    pub fn start(
+        kind: OriginOptions,
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
+    ) -> Self {
         serve::start(kind, Arc::new(answer))
     }
 
@@ -140,7 +143,7 @@ impl Origin {
     }
 
     /// All that was asked so far, in the order in which bodies ended.
-    pub fn requests(&self) -> Vec<Received> {
+    pub fn requests(&self) -> Vec<OriginRequest> {
         self.book.received().clone()
     }
 
@@ -166,7 +169,7 @@ impl Origin {
 }
 
 impl Book {
-    fn received(&self) -> std::sync::MutexGuard<'_, Vec<Received>> {
+    fn received(&self) -> std::sync::MutexGuard<'_, Vec<OriginRequest>> {
         self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -11,7 +11,7 @@ use crate::said;
 
 /// An operator's repository, or a worktree of one.
 #[derive(Clone, Debug)]
-pub struct Repo {
+pub struct TestRepo {
     dir: PathBuf,
     operator: Operator,
 }
@@ -19,9 +19,9 @@ pub struct Repo {
 /// What must not change behind an operator's back: every file with its mode, its time and
 /// its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fingerprint(BTreeMap<PathBuf, (u32, i128, Vec<u8>)>);
+pub struct RepoFingerprint(BTreeMap<PathBuf, (u32, i128, Vec<u8>)>);
 
-impl Fingerprint {
+impl RepoFingerprint {
     /// The paths that are not the same in another.
     pub fn differences(&self, other: &Self) -> Vec<PathBuf> {
         let one_way = |from: &Self, to: &Self| -> Vec<PathBuf> {
@@ -36,7 +36,7 @@ impl Fingerprint {
 }
 
 #[expect(clippy::expect_used, reason = "a test without its files cannot go on")]
-impl Repo {
+impl TestRepo {
     /// A repository without a commit.
     pub fn empty(dir: &Path, operator: Operator) -> Self {
         std::fs::create_dir_all(dir).expect("a directory");
@@ -162,14 +162,14 @@ impl Repo {
 
     /// The worktree, and of git's own files all but what a sandbox's branch is made of:
     /// objects, its ref, its log.
-    pub fn fingerprint(&self) -> Fingerprint {
+    pub fn fingerprint(&self) -> RepoFingerprint {
         let own = PathBuf::from(self.git(&["rev-parse", "--absolute-git-dir"]));
         let common = self.git(&["rev-parse", "--path-format=absolute", "--git-common-dir"]);
         let mut files = BTreeMap::new();
         for root in [self.dir.clone(), own, common.into()] {
             collect(&root, &mut files);
         }
-        Fingerprint(files)
+        RepoFingerprint(files)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One query that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct DnsQuery {
     /// The name, in the letters it came in.
     pub name: String,
     /// The type's number.
@@ -22,11 +22,11 @@ pub struct Asked {
 
 /// What a name is answered with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum DnsReply {
     /// These records.
-    Records(Vec<Record>),
+    Records(Vec<DnsRecord>),
     /// Over UDP only that there is more; over TCP these records.
-    Cut(Vec<Record>),
+    Cut(Vec<DnsRecord>),
     /// The name has nothing of the type.
     Nothing,
     /// The name does not exist.
@@ -41,18 +41,18 @@ pub enum Reply {
 
 /// One record of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct DnsRecord {
     /// The name that has it.
     pub name: String,
     /// For how many seconds.
     pub ttl: u32,
     /// What it has.
-    pub data: Data,
+    pub data: RecordData,
 }
 
 /// What a record holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Data {
+pub enum RecordData {
     /// An IPv4 address.
     A(Ipv4Addr),
     /// An IPv6 address.
@@ -64,8 +64,8 @@ pub enum Data {
 }
 
 /// A record of `name` that holds for a minute.
-pub fn record(name: &str, data: Data) -> Record {
-    Record {
+pub fn record(name: &str, data: RecordData) -> DnsRecord {
+    DnsRecord {
         name: name.to_owned(),
         ttl: 60,
         data,
@@ -81,8 +81,8 @@ pub struct Resolver {
 
 #[derive(Debug, Default)]
 struct State {
-    zone: HashMap<(String, u16), Reply>,
-    asked: Vec<Asked>,
+    zone: HashMap<(String, u16), DnsReply>,
+    asked: Vec<DnsQuery>,
 }
 
 impl Resolver {
@@ -119,7 +119,7 @@ impl Resolver {
     }
 
     /// From now on `name` is answered so for the type of that number.
-    pub fn tell(&self, name: &str, kind: u16, reply: Reply) {
+    pub fn tell(&self, name: &str, kind: u16, reply: DnsReply) {
         self.state()
             .zone
             .insert((name.to_ascii_lowercase(), kind), reply);
@@ -127,7 +127,7 @@ impl Resolver {
 
     /// All that it was asked so far. A client that says the same again, because it did not
     /// hear an answer in time, counts once.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<DnsQuery> {
         let mut asked = Vec::new();
         for query in &self.state().asked {
             if !asked.contains(query) {
@@ -173,24 +173,24 @@ impl Resolver {
         let reply = {
             let mut state = self.state();
             let reply = state.zone.get(&(name.to_ascii_lowercase(), kind)).cloned();
-            state.asked.push(Asked {
+            state.asked.push(DnsQuery {
                 name,
                 kind,
                 tcp,
                 message: query.to_vec(),
             });
-            reply.unwrap_or(Reply::NoName)
+            reply.unwrap_or(DnsReply::NoName)
         };
         let id: [u8; 2] = *query.first_chunk()?;
-        let (flags, records, soa): (u16, &[Record], bool) = match &reply {
-            Reply::Records(records) => (0x8180, records, false),
-            Reply::Cut(_) if !tcp => (0x8380, &[], false),
-            Reply::Cut(records) => (0x8180, records, false),
-            Reply::Nothing => (0x8180, &[], true),
-            Reply::NoName => (0x8183, &[], true),
-            Reply::Failure => (0x8182, &[], false),
-            Reply::Silence => return None,
-            Reply::Garbage => {
+        let (flags, records, soa): (u16, &[DnsRecord], bool) = match &reply {
+            DnsReply::Records(records) => (0x8180, records, false),
+            DnsReply::Cut(_) if !tcp => (0x8380, &[], false),
+            DnsReply::Cut(records) => (0x8180, records, false),
+            DnsReply::Nothing => (0x8180, &[], true),
+            DnsReply::NoName => (0x8183, &[], true),
+            DnsReply::Failure => (0x8182, &[], false),
+            DnsReply::Silence => return None,
+            DnsReply::Garbage => {
                 let mut garbage = id.to_vec();
                 garbage.extend([0xff; 30]);
                 return Some(garbage);
@@ -238,22 +238,22 @@ fn write_name(to: &mut Vec<u8>, name: &str) -> Option<()> {
     Some(())
 }
 
-fn write_record(to: &mut Vec<u8>, record: &Record) -> Option<()> {
+fn write_record(to: &mut Vec<u8>, record: &DnsRecord) -> Option<()> {
     let mut data = Vec::new();
     let kind: u16 = match &record.data {
-        Data::A(ip) => {
+        RecordData::A(ip) => {
             data.extend(ip.octets());
             1
         }
-        Data::Aaaa(ip) => {
+        RecordData::Aaaa(ip) => {
             data.extend(ip.octets());
             28
         }
-        Data::Cname(name) => {
+        RecordData::Cname(name) => {
             write_name(&mut data, name)?;
             5
         }
-        Data::Txt(text) => {
+        RecordData::Txt(text) => {
             data.push(u8::try_from(text.len()).ok()?);
             data.extend(text.as_bytes());
             16

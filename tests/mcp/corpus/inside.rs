@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use testkit::corpus::Corpus;
-use testkit::http::{self, Answer};
+use testkit::http::{self, HttpResponse};
 use testkit::said;
 
 use super::{calls, outcome, stateless_request, with_bundles};
@@ -22,7 +22,7 @@ impl<'a> Sandbox<'a> {
 
     /// curl inside, with more arguments. The client accepts no stream: whether the bridge begins
     /// one depends on time, and so would the order of the records.
-    fn curl(&self, url: &str, headers: &[(&str, &str)], more: &[&str]) -> Answer {
+    fn curl(&self, url: &str, headers: &[(&str, &str)], more: &[&str]) -> HttpResponse {
         let mut args = vec!["exec", "box", "--", "curl", "-sS", "-k", "--raw", "-i"];
         args.push("--suppress-connect-headers");
         let kinds = [
@@ -37,10 +37,10 @@ impl<'a> Sandbox<'a> {
         args.push(url);
         let output = self.0.place.run(&args);
         assert!(output.status.success(), "{args:?}: {}", said::err(&output));
-        http::read_answer(output.stdout.as_slice()).unwrap()
+        http::read_response(output.stdout.as_slice()).unwrap()
     }
 
-    fn post(&self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    fn post(&self, path: &str, headers: &[(&str, &str)], body: &str) -> HttpResponse {
         self.curl(&format!("{TOOLS}{path}"), headers, &["-d", body])
     }
 }

@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::process::Command;
 
 use serde_json::json;
-use testkit::http::{self, Answer};
+use testkit::http::{self, HttpResponse};
 use testkit::inside;
 use testkit::port::Port;
 use testkit::wait;
@@ -30,7 +30,7 @@ impl Net {
         });
         let control = self.bench.place.control();
         let path = "/internal/containers";
-        let answer = http::ask(&control, "POST", path, body.to_string().as_bytes()).unwrap();
+        let answer = http::send(&control, "POST", path, body.to_string().as_bytes()).unwrap();
         assert!(matches!(answer.status, 200 | 201), "{}", answer.text());
     }
 
@@ -83,7 +83,7 @@ impl Net {
 }
 
 /// What a client of our own saw: the status, and the reason that a refusal names.
-fn outcome(answer: &Answer) -> String {
+fn outcome(answer: &HttpResponse) -> String {
     let refusal = answer.json();
     let reason = refusal["reason"].as_str().unwrap_or("-");
     format!("{} {reason}", answer.status)

@@ -45,7 +45,7 @@ impl Latch {
 
 /// An answer, and how it is given.
 #[derive(Clone, Debug, Default)]
-pub struct Reply {
+pub struct OriginReply {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
@@ -79,7 +79,7 @@ fn header(name: &str, value: &str) -> (HeaderName, HeaderValue) {
     )
 }
 
-impl Reply {
+impl OriginReply {
     /// 200 and a text, with its length.
     pub fn text(body: impl Into<Bytes>) -> Self {
         Self {

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use super::reply::Manner;
-use super::{Answer, Book, Kind, Origin, Received, Reply};
+use super::{Answer, Book, OriginOptions, OriginReply, OriginRequest, OriginServer};
 
 /// What is kept of a request's body.
 const KEPT: usize = 1024 * 1024;
@@ -43,7 +43,7 @@ fn count(book: &Arc<Book>) -> (Counted, usize) {
     (Counted(Arc::clone(book)), number)
 }
 
-pub(super) fn start_raw(serve: Arc<dyn Fn(StdStream, usize) + Send + Sync>) -> Origin {
+pub(super) fn start_raw(serve: Arc<dyn Fn(StdStream, usize) + Send + Sync>) -> OriginServer {
     let (hang_up, _) = watch::channel(0);
     let book = Arc::<Book>::default();
     let keep = Arc::clone(&book);
@@ -60,14 +60,14 @@ pub(super) fn start_raw(serve: Arc<dyn Fn(StdStream, usize) + Send + Sync>) -> O
             });
         }
     });
-    Origin {
+    OriginServer {
         address,
         book,
         hang_up,
     }
 }
 
-pub(super) fn start(kind: Kind, answer: Arc<Answer>) -> Origin {
+pub(super) fn start(kind: OriginOptions, answer: Arc<Answer>) -> OriginServer {
     let (hang_up, closing) = watch::channel(0);
     let book = Arc::<Book>::default();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -93,7 +93,7 @@ pub(super) fn start(kind: Kind, answer: Arc<Answer>) -> Origin {
             server.run(listener).await;
         });
     });
-    Origin {
+    OriginServer {
         address,
         book,
         hang_up,
@@ -101,7 +101,7 @@ pub(super) fn start(kind: Kind, answer: Arc<Answer>) -> Origin {
 }
 
 /// What speaks TLS with that certificate.
-pub(crate) fn acceptor(identity: &crate::ca::Identity, http2: bool) -> TlsAcceptor {
+pub(crate) fn acceptor(identity: &crate::ca::TlsIdentity, http2: bool) -> TlsAcceptor {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -234,7 +234,7 @@ impl Server {
 async fn receive(
     request: Request<Incoming>,
     connection: usize,
-) -> Result<Received, std::io::Error> {
+) -> Result<OriginRequest, std::io::Error> {
     let (head, mut body) = request.into_parts();
     let (mut kept, mut length, mut trailers) = (BytesMut::new(), 0, http::HeaderMap::new());
     while let Some(frame) = body.frame().await {
@@ -251,7 +251,7 @@ async fn receive(
             }
         }
     }
-    Ok(Received {
+    Ok(OriginRequest {
         connection,
         method: head.method,
         uri: head.uri,
@@ -264,7 +264,7 @@ async fn receive(
 }
 
 /// Sends the body piece by piece; ends early when nobody listens.
-async fn feed(mut sender: Sender<Bytes, std::io::Error>, reply: Reply) {
+async fn feed(mut sender: Sender<Bytes, std::io::Error>, reply: OriginReply) {
     let one = u64::try_from(reply.body.len()).unwrap_or_default();
     let mut left = reply.length.unwrap_or(one);
     while left > 0 && one > 0 {
